@@ -1,0 +1,213 @@
+/// \file
+/// Transport: what moves bytes between ranks, and the words it is spoken to in.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <compare>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string_view>
+#include <type_traits>
+
+#include <ddp/core/bytes.hpp>
+#include <ddp/core/error.hpp>
+
+namespace ddp {
+
+using clock = std::chrono::steady_clock;
+using time_point = clock::time_point;
+using nanoseconds = std::chrono::nanoseconds;
+
+inline constexpr time_point never = time_point::max();
+
+/// What a message belongs to: which group of ranks, which channel (channel::user or a bucket), the how-manieth time.
+struct identity {
+    std::uint32_t group = 0;
+    std::uint32_t channel = 0;
+    std::uint64_t index = 0;
+    friend auto operator<=>(identity const&, identity const&) = default;
+};
+
+namespace channel {
+inline constexpr std::uint32_t user = 0;        ///< collectives that the user calls; index counts them
+inline constexpr std::uint32_t weights = 1;     ///< the sum of weights of a step; index is the step
+inline constexpr std::uint32_t statistics = 2;  ///< norms of a step
+inline constexpr std::uint32_t buckets = 3;     ///< bucket b of a step travels on channel buckets + b
+}  // namespace channel
+
+/// The identity is matched; the fingerprint (operation, count, element type, plan, …) is carried along and compared
+/// above the transport.
+struct tag {
+    identity id;
+    std::uint64_t fingerprint = 0;
+};
+
+/// Why a posted operation ended.
+enum class op_status : std::uint8_t {
+    pending,  ///< posted, and the transport's
+    ok,
+    length,   ///< the message had another length than the receive (`length` says which); nothing may be read
+    closed,   ///< the peer is gone
+    aborted,  ///< abort() was called here
+};
+
+/// The caller's node of a posted operation: posting allocates nothing. From post_* until `run` has been called it is the
+/// transport's: only then may the results be read or the node destroyed.
+struct completion {
+    using function = void (*)(completion&) noexcept;
+    function run = nullptr;  ///< set by the owner; called once, from progress() or abort(), never from post_*
+
+    // results
+    op_status status = op_status::pending;
+    std::uint64_t fingerprint = 0;  ///< of a receive: the sender's
+    std::uint64_t length = 0;       ///< of a receive: the sender's number of bytes
+
+    // the transport's own
+    completion* next = nullptr;
+    completion* previous = nullptr;
+    ddp::tag tag = {};
+    std::byte* data = nullptr;
+    std::size_t size = 0;
+    std::size_t moved = 0;
+    int peer = -1;
+    bool sends = false;
+    std::uint8_t state = 0;
+
+    completion() = default;
+    completion(completion const&) = delete;
+    completion& operator=(completion const&) = delete;
+};
+
+/// An intrusive first-in first-out list of completions. Unlinks in O(1).
+class completion_list {
+public:
+    [[nodiscard]] bool empty() const noexcept { return head_ == nullptr; }
+    [[nodiscard]] completion* front() const noexcept { return head_; }
+    void push_back(completion& node) noexcept {
+        node.next = nullptr;
+        node.previous = tail_;
+        (tail_ != nullptr ? tail_->next : head_) = &node;
+        tail_ = &node;
+    }
+    void erase(completion& node) noexcept {
+        (node.previous != nullptr ? node.previous->next : head_) = node.next;
+        (node.next != nullptr ? node.next->previous : tail_) = node.previous;
+        node.next = node.previous = nullptr;
+    }
+    completion* pop_front() noexcept {
+        completion* const node = head_;
+        if (node != nullptr) erase(*node);
+        return node;
+    }
+
+private:
+    completion* head_ = nullptr;
+    completion* tail_ = nullptr;
+};
+
+/// Text of bounded length that travels in a record. Longer text is cut.
+template <std::size_t N>
+struct bounded_text {
+    std::array<char, N> chars{};
+    bounded_text() = default;
+    bounded_text(std::string_view text) noexcept { std::copy_n(text.data(), std::min(text.size(), N), chars.data()); }
+    [[nodiscard]] std::string_view view() const noexcept {
+        return {chars.data(), static_cast<std::size_t>(std::find(chars.begin(), chars.end(), '\0') - chars.begin())};
+    }
+};
+
+/// The kinds of record, in the order in which they decide (see verdict.hpp).
+enum class failure_kind : std::uint8_t {
+    threw,     ///< this rank's own user code threw
+    mismatch,  ///< ranks disagree about an operation, a model, a plan; the text names both sides
+    closed,    ///< `peer` is gone
+    silent,    ///< `peer` sends no heartbeats
+    waiting,   ///< this rank waits for `peer`
+    idle,      ///< this rank waits for nobody
+};
+
+/// One rank's record of a failure; also the form of the verdict. Trivially copyable: it travels as its bytes, between
+/// programs of one version on one kind of machine, which the handshake makes sure of.
+struct failure {
+    failure_kind kind = failure_kind::idle;
+    bool is_verdict = false;  ///< published by the least rank that has spoken, adopted by the others
+    errc code = errc::deadline;
+    std::int32_t rank = -1;         ///< who says it
+    std::int32_t peer = -1;         ///< of whom (in a verdict: the culprit)
+    identity operation;             ///< during which message
+    std::uint64_t waited_ns = 0;    ///< how long `rank` has been waiting
+    std::uint64_t entered = 0;      ///< number of the last collective or step that `rank` entered
+    std::uint64_t fingerprint = 0;  ///< of that one
+    bounded_text<48> name;          ///< of the operation: "allreduce", "step", "barrier"
+    bounded_text<320> text;         ///< what happened, for people
+};
+static_assert(std::is_trivially_copyable_v<failure>);
+
+/// What is known of a rank.
+struct report {
+    enum class state : std::uint8_t { silent, left, spoke, closed };
+    state is = state::silent;  ///< left: it said goodbye in good order; spoke: `record` is its record
+    failure record = {};
+};
+
+/// Has a rank among others.
+template <class T>
+concept Ranked = requires(T const& t) {
+    { t.rank() } -> std::convertible_to<int>;
+    { t.size() } -> std::convertible_to<int>;
+};
+
+/// Moves bytes between ranks. Knows nothing of element types, reductions or models.
+///
+/// What the compiler cannot check, and every model promises:
+///  1. Order    messages of one (peer, identity) are received in the order they were sent; receives match in the order
+///              they were posted. Different identities are independent: a message nobody has posted a receive for yet
+///              delays no other for good.
+///  2. Buffers  `out` and `in` stay untouched by the caller until the completion has run.
+///  3. Length   in.size() is the sender's out.size(); otherwise the receive ends with op_status::length and the
+///              sender's length. Empty messages are messages.
+///  4. Ending   nothing completes inside post_*. A send may complete only when it was received, or as soon as the bytes
+///              are out of `out`. Operations with a peer that has left or died end with op_status::closed, after what it
+///              sent before has been received.
+///  5. Threads  one thread at a time per object, except wake(); different objects are independent.
+///  6. Failure  abort() publishes this rank's record, completes every posted operation (aborted, unless it has ended)
+///              before it returns, and touches no posted buffer afterwards, unless its page says so. What is posted
+///              later completes as aborted. A second abort() replaces the record (by the verdict).
+///  7. Sleep    progress() sleeps until something may move, wake() was called since the last progress(), or `until`; a
+///              time in the past polls. It returns whether reports() has changed.
+/// Models: inproc_transport, virtual_transport, tcp_transport, mpi_transport.
+template <class T>
+concept Transport = Ranked<T> && requires(T& t, int peer, tag what, const_bytes out, mutable_bytes in, completion& done,
+                                          time_point until, failure const& record) {
+    t.post_send(peer, what, out, done);
+    t.post_receive(peer, what, in, done);
+    { t.progress(until) } -> std::convertible_to<bool>;
+    t.abort(record);
+    { t.reports() } -> std::convertible_to<std::span<report const>>;  // one a rank, own included
+    t.wake();
+    { t.now() } -> std::same_as<time_point>;
+};
+
+/// Refinement: a transport that wants to be driven at times even when nobody waits (heartbeats). A communicator over it
+/// keeps a thread for that.
+template <class T>
+concept TimedTransport = Transport<T> && requires(T const& t) {
+    { t.next_timer() } -> std::same_as<time_point>;
+};
+
+/// Whether a communicator may drive this transport from a thread of its own. A transport says no with
+/// `bool may_own_thread() const`, as MPI below THREAD_MULTIPLE does; then hooks, blocking calls and progress() drive it.
+template <Transport T>
+[[nodiscard]] bool may_own_thread(T const& transport) {
+    if constexpr (requires { transport.may_own_thread(); })
+        return transport.may_own_thread();
+    else
+        return true;
+}
+
+}  // namespace ddp

@@ -1,0 +1,61 @@
+/// \file
+/// A 64-bit digest of bytes: says whether two ranks hold the same, not who tampered (it is no cryptographic hash).
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string_view>
+
+#include <ddp/core/bytes.hpp>
+
+namespace ddp {
+
+/// Order-sensitive digest, fed piece by piece. Equal sequences of add() calls give equal values on every platform of one
+/// byte order. Four lanes of multiply and rotate over 8-byte words, mixed at the end as in SplitMix64 (Steele, Lea and
+/// Flood, OOPSLA 2014). Cost: about 8 bytes a cycle; allocates nothing.
+class digest {
+public:
+    digest& add(const_bytes bytes) noexcept {
+        std::uint64_t lane[4] = {state_ ^ 0x9e3779b97f4a7c15u, state_ + 0xbf58476d1ce4e5b9u,
+                                 state_ ^ 0x94d049bb133111ebu, state_ - 0xd6e8feb86659fd93u};
+        std::size_t at = 0;
+        for (; at + 32 <= bytes.size(); at += 32)
+            for (std::size_t l = 0; l < 4; ++l) lane[l] = step(lane[l], load(bytes.data() + at + 8 * l, 8));
+        for (std::size_t l = 0; at < bytes.size(); at += 8, ++l)
+            lane[l & 3] = step(lane[l & 3], load(bytes.data() + at, bytes.size() - at < 8 ? bytes.size() - at : 8));
+        std::uint64_t all = bytes.size();
+        for (std::uint64_t const l : lane) all = step(all, mix(l));
+        state_ = mix(all);
+        return *this;
+    }
+    digest& add(std::uint64_t value) noexcept { return add(bytes_of(value)); }
+    digest& add(std::string_view text) noexcept { return add(as_const_bytes(std::span<char const>(text))); }
+    template <class T>
+    digest& add(std::span<T const> values) noexcept {
+        return add(as_const_bytes(values));
+    }
+
+    [[nodiscard]] std::uint64_t value() const noexcept { return state_; }
+
+private:
+    static std::uint64_t load(std::byte const* from, std::size_t count) noexcept {
+        std::uint64_t word = 0;
+        std::memcpy(&word, from, count);
+        return word;
+    }
+    static std::uint64_t step(std::uint64_t lane, std::uint64_t word) noexcept {
+        return std::rotl((lane ^ word) * 0x9fb21c651e98df25u, 29);
+    }
+    static std::uint64_t mix(std::uint64_t z) noexcept {
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+        return z ^ (z >> 31);
+    }
+
+    std::uint64_t state_ = 0x243f6a8885a308d3u;
+};
+
+}  // namespace ddp

@@ -1,0 +1,82 @@
+/// \file
+/// What can go wrong, each with a code that stands in the exception, the message and docs/errors.md.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace ddp {
+
+/// The codes are stable: scripts may branch on them, the manual lists cause and remedy of each.
+enum class errc : std::uint16_t {
+    usage = 100,             ///< the caller broke a precondition; the text says what to do instead
+    environment = 101,       ///< RANK, WORLD_SIZE, … are missing, malformed or contradict each other
+    model_differs = 102,     ///< ranks built different models, plans or optimizers
+    gradient = 103,          ///< backward reported a parameter twice, never, or out of range
+    no_samples = 104,        ///< the batch has weight zero on every rank
+    rendezvous = 201,        ///< ranks could not find each other
+    peer_closed = 202,       ///< a rank died or its connection broke
+    peer_silent = 203,       ///< a rank is frozen or unreachable: no heartbeats
+    deadline = 204,          ///< a rank is alive but did not take part in time
+    mismatch = 205,          ///< ranks called different operations, or the same with other sizes
+    remote_exception = 206,  ///< user code on another rank threw
+    frame = 207,             ///< bytes on a connection are not what this library writes
+    file = 301,              ///< a file is missing or cannot be read
+    format = 302,            ///< a file's content is not what its kind promises
+};
+
+[[nodiscard]] constexpr std::string_view name_of(errc code) noexcept {
+    switch (code) {
+        case errc::usage: return "usage";
+        case errc::environment: return "environment";
+        case errc::model_differs: return "model differs";
+        case errc::gradient: return "gradient";
+        case errc::no_samples: return "no samples";
+        case errc::rendezvous: return "rendezvous";
+        case errc::peer_closed: return "peer closed";
+        case errc::peer_silent: return "peer silent";
+        case errc::deadline: return "deadline";
+        case errc::mismatch: return "mismatch";
+        case errc::remote_exception: return "remote exception";
+        case errc::frame: return "frame";
+        case errc::file: return "file";
+        case errc::format: return "format";
+    }
+    return "unknown";
+}
+
+/// Base of everything the library throws on purpose. what() reads "DDP-E202 peer closed: <text>".
+class error : public std::runtime_error {
+public:
+    error(errc code, std::string const& text)
+        : std::runtime_error("DDP-E" + std::to_string(static_cast<int>(code)) + " " + std::string(name_of(code)) +
+                             ": " + text),
+          code_(code) {}
+
+    [[nodiscard]] errc code() const noexcept { return code_; }
+
+private:
+    errc code_;
+};
+
+/// The caller's mistake, found at run time. The text says what to do instead.
+class usage_error : public error {
+public:
+    explicit usage_error(std::string const& text) : error(errc::usage, text) {}
+};
+
+/// The environment or a command line does not describe a job.
+class environment_error : public error {
+public:
+    explicit environment_error(std::string const& text) : error(errc::environment, text) {}
+};
+
+/// A file is missing, truncated, mislabelled or too large. The text names the file and what was expected.
+class data_error : public error {
+public:
+    explicit data_error(errc code, std::string const& text) : error(code, text) {}
+};
+
+}  // namespace ddp

@@ -1,0 +1,109 @@
+/// \file
+/// Model: what a user brings to be trained.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ddp {
+
+/// Types that gradients and values may have.
+template <class E>
+concept Element = std::same_as<E, float> || std::same_as<E, double>;
+
+/// One distinct trainable parameter (tied ones are one). The spans have the same length, the product of `shape`; their
+/// memory is dense and the model's, until it was bound.
+template <Element E>
+struct parameter {
+    std::string name;                // unique within the model
+    std::vector<std::size_t> shape;  // row-major, unless `strides` says otherwise
+    std::span<E> value;
+    std::span<E> gradient;
+    std::vector<std::size_t> strides = {};  // in elements; empty: row-major. Compared between ranks like the shape
+};
+
+/// How one backward pass has to write gradients.
+template <Element E>
+struct pass {
+    E scale = 1;              // seeds the loss gradient: gradients are sums over samples when it is the batch's weight
+    bool accumulate = false;  // add to the gradients instead of assigning them
+};
+
+/// The library's memory for one model, in the model's parameter order. Values are filled in already.
+/// Shared: a model that was bound may outlive its trainer.
+template <Element E>
+struct storage {
+    std::shared_ptr<void> owner;
+    std::vector<std::span<E>> values;     // values[i] is parameter i's value from now on
+    std::vector<std::span<E>> gradients;  // gradients[i] is where backward writes
+};
+
+template <class M>
+using element_of = typename M::element;
+
+namespace detail {
+/// Stands for the callable that backward is handed.
+struct ready_archetype {
+    void operator()(std::size_t) const noexcept {}
+};
+}  // namespace detail
+
+/// A differentiable model.
+///
+///  parameters()           in a stable order, the same on every rank.
+///  forward(batch)         the mean loss over the batch; keeps what backward needs until the next forward.
+///  backward(pass, ready)  writes (or adds) d(scale * mean loss)/d(parameter i) into gradient i and calls ready(i) once it
+///                         is final: at most once a pass, as soon as possible, from any thread but one call at a time,
+///                         before backward returns. ready never throws.
+///
+/// Optional, each found on its own:
+///  ready_releases         static constexpr bool: parameter i's value is not read again in a pass after ready(i)
+///  bind(storage)          use this memory from now on: zero copy
+///  intact()               false if bound memory was lost; asked before each forward
+///  stepped(i)             called after value i has changed
+///  training(bool)         mode
+///  weight(batch)          samples (or tokens) in the batch; default batch.size(). Zero is legal
+///  evaluate(batch)        metrics with their weights
+template <class M, class Batch>
+concept ModelFor = Element<element_of<M>> && requires(M& model, Batch const& batch, pass<element_of<M>> how,
+                                                      detail::ready_archetype const& ready) {
+    { model.parameters() } -> std::convertible_to<std::vector<parameter<element_of<M>>>>;
+    { model.forward(batch) } -> std::convertible_to<double>;
+    model.backward(how, ready);
+};
+
+/// What is asked of a model before its batch type is known: the trainer's class head.
+template <class M>
+concept Model =
+    Element<element_of<M>> && requires(M& model, pass<element_of<M>> how, detail::ready_archetype const& ready) {
+        { model.parameters() } -> std::convertible_to<std::vector<parameter<element_of<M>>>>;
+        model.backward(how, ready);
+    };
+
+template <class M>
+concept BindableModel = Model<M> && requires(M& model, storage<element_of<M>> memory) { model.bind(memory); };
+
+/// True if the model promises not to read parameter i again in a pass after ready(i).
+template <class M>
+inline constexpr bool ready_releases = [] {
+    if constexpr (requires { M::ready_releases; })
+        return static_cast<bool>(M::ready_releases);
+    else
+        return false;
+}();
+
+template <class M, class Batch>
+[[nodiscard]] std::uint64_t weight_of(M& model, Batch const& batch) {
+    if constexpr (requires { model.weight(batch); })
+        return static_cast<std::uint64_t>(model.weight(batch));
+    else
+        return static_cast<std::uint64_t>(batch.size());
+}
+
+}  // namespace ddp

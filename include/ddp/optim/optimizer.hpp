@@ -1,0 +1,45 @@
+/// \file
+/// Optimizer: an aggregate of hyper-parameters with one verb over element ranges.
+#pragma once
+
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace ddp {
+
+/// What a step knows besides the elements.
+struct step_info {
+    std::uint64_t step = 1;      ///< counts updates from 1
+    double learning_rate = 0.0;  ///< the optimizer's lr times the schedule's factor
+    double gradient_scale =
+        1.0;  ///< the clip factor; multiply each gradient by it, in E, first. Exactly 1: no clipping
+};
+
+/// An optimizer's state for a range: slots[k] runs beside the values. In the library's arena, zero at the start.
+template <class E>
+using slot_spans = std::span<std::span<E> const>;
+
+/// Changes values by gradients, element by element: any range of elements may be stepped on its own, on any rank, in any
+/// order, so it must not look at neighbours, counters of its own or the clock. hash() covers every hyper-parameter:
+/// ranks compare it.
+///
+///  slots                 how many arrays of state an element has
+///  lr                    the base learning rate
+///  step(info, gradient, value, slots) const   all spans have the same length
+///
+/// The arithmetic belongs into plain noinline functions marked DDP_KERNEL (see kernel/kernel.hpp): the same bits whether a
+/// range is stepped in one piece or in many.
+template <class O, class E>
+concept OptimizerFor = requires(O const& optimizer, step_info const& at, std::span<E const> gradient,
+                                std::span<E> value, slot_spans<E> state) {
+    { optimizer.slot_count() } -> std::convertible_to<std::size_t>;
+    { optimizer.learning_rate() } -> std::convertible_to<double>;
+    { optimizer.hash() } -> std::convertible_to<std::uint64_t>;
+    optimizer.step(at, gradient, value, state);
+};
+
+}  // namespace ddp
