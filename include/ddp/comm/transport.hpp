@@ -33,11 +33,12 @@ struct identity {
     friend auto operator<=>(identity const&, identity const&) = default;
 };
 
+/// Every channel has four phases (channel + 0 … 3), so that the stages of one collective do not match each other.
 namespace channel {
 inline constexpr std::uint32_t user = 0;        ///< collectives that the user calls; index counts them
-inline constexpr std::uint32_t weights = 1;     ///< the sum of weights of a step; index is the step
-inline constexpr std::uint32_t statistics = 2;  ///< norms of a step
-inline constexpr std::uint32_t buckets = 3;     ///< bucket b of a step travels on channel buckets + b
+inline constexpr std::uint32_t weights = 4;     ///< the sum of weights of a step; index is the step
+inline constexpr std::uint32_t statistics = 8;  ///< norms of a step
+inline constexpr std::uint32_t buckets = 12;    ///< bucket b of a step travels on channel buckets + 4 b
 }  // namespace channel
 
 /// The identity is matched; the fingerprint (operation, count, element type, plan, …) is carried along and compared
@@ -141,9 +142,9 @@ struct failure {
     std::int32_t peer = -1;         ///< of whom (in a verdict: the culprit)
     identity operation;             ///< during which message
     std::uint64_t waited_ns = 0;    ///< how long `rank` has been waiting
-    std::uint64_t entered = 0;      ///< number of the last collective or step that `rank` entered
+    identity entered;           ///< the last collective or step that `rank` entered
     std::uint64_t fingerprint = 0;  ///< of that one
-    bounded_text<48> name;          ///< of the operation: "allreduce", "step", "barrier"
+    bounded_text<64> name;          ///< of the operation: "allreduce", "step", "barrier"
     bounded_text<320> text;         ///< what happened, for people
 };
 static_assert(std::is_trivially_copyable_v<failure>);

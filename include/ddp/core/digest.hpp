@@ -47,7 +47,9 @@ private:
         return word;
     }
     static std::uint64_t step(std::uint64_t lane, std::uint64_t word) noexcept {
-        return std::rotl((lane ^ word) * 0x9fb21c651e98df25u, 29);
+        // The word is multiplied before it meets the lane: otherwise its top bit stays one bit, which a single flipped bit
+        // of the lane's next word undoes.
+        return std::rotl(lane + word * 0xc2b2ae3d27d4eb4fu, 31) * 0x9e3779b185ebca87u;
     }
     static std::uint64_t mix(std::uint64_t z) noexcept {
         z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;

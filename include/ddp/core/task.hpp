@@ -6,6 +6,7 @@
 /// transfer was tried: it overflows the stack at -O0, -O1 and under sanitizers of GCC 12.
 #pragma once
 
+#include <bit>
 #include <coroutine>
 #include <cstddef>
 #include <exception>
@@ -17,7 +18,7 @@
 
 namespace ddp {
 
-/// Free lists of coroutine frames, so that a collective allocates nothing after its first run.
+/// Free lists of coroutine frames and message scratch, so that a collective allocates nothing after its first run.
 /// Not thread-safe: one pool belongs to one communicator and is used by whoever drives it.
 class frame_pool {
 public:
@@ -56,21 +57,26 @@ private:
     struct node {
         node* next;
     };
-    static constexpr std::size_t grain = 128;  // bytes a size class
-    static constexpr std::size_t classes = 64;
+    static constexpr std::size_t grain = 128;  // bytes a size class, up to 8 KiB; above, powers of two
+    static constexpr std::size_t fine = 64;
+    static constexpr std::size_t classes = fine + 64;
+
+    static std::size_t class_of(std::size_t total) noexcept {
+        std::size_t const c = (total + grain - 1) / grain;
+        return c < fine ? c : fine + static_cast<std::size_t>(std::bit_width(total - 1));
+    }
+    static std::size_t bytes_of(std::size_t c) noexcept { return c < fine ? c * grain : std::size_t{1} << (c - fine); }
 
     void* take(std::size_t total) {
-        std::size_t const c = (total + grain - 1) / grain;
-        if (c >= classes) return ::operator new(total);
+        std::size_t const c = class_of(total);
         if (node* const n = free_[c]) {
             free_[c] = n->next;
             return n;
         }
-        return ::operator new(c * grain);
+        return ::operator new(bytes_of(c));
     }
     void give(void* raw, std::size_t total) noexcept {
-        std::size_t const c = (total + grain - 1) / grain;
-        if (c >= classes) return ::operator delete(raw);
+        std::size_t const c = class_of(total);
         free_[c] = ::new (raw) node{free_[c]};
     }
 
@@ -199,12 +205,12 @@ struct join {
     std::size_t running;
     OnError& on_error;  // void(std::exception_ptr) noexcept: told of the first error, when it happens
     std::exception_ptr first;
-    std::coroutine_handle<> parent;
+    std::coroutine_handle<> waiting;
 
     struct awaiter {
         join& self;
         [[nodiscard]] bool await_ready() const noexcept { return self.running == 0; }
-        void await_suspend(std::coroutine_handle<> parent) const noexcept { self.parent = parent; }
+        void await_suspend(std::coroutine_handle<> parent) const noexcept { self.waiting = parent; }
         void await_resume() const noexcept {}
     };
     /// A child's last await: it stays suspended here, so that the parent may destroy its frame while it runs on.
@@ -212,7 +218,7 @@ struct join {
         join& self;
         [[nodiscard]] bool await_ready() const noexcept { return false; }
         void await_suspend(std::coroutine_handle<>) const noexcept {
-            if (--self.running == 0 && self.parent) self.parent.resume();
+            if (--self.running == 0 && self.waiting) self.waiting.resume();
         }
         void await_resume() const noexcept {}
     };

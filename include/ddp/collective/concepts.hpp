@@ -1,0 +1,98 @@
+/// \file
+/// Allreduce: what a summation algorithm over any transport has to offer.
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <type_traits>
+
+#include <ddp/comm/scheduler.hpp>
+#include <ddp/core/digest.hpp>
+#include <ddp/core/task.hpp>
+#include <ddp/model/model.hpp>
+
+namespace ddp {
+
+template <Element E>
+inline constexpr char const* element_name = std::is_same_v<E, float> ? "float" : "double";
+
+/// What `reduce` works on. The pointed-to things outlive the task.
+template <Element E>
+struct reduction {
+    std::span<E> data;                  // this rank's addend; slice r of rank r's copy becomes the sum
+    std::span<std::size_t const> cuts;  // P + 1 positions in data; slice r is [cuts[r], cuts[r+1])
+    event* go = nullptr;                // data may be read once this is set
+    E const* factor = nullptr;          // read after go; the sum is multiplied by it (null: left alone)
+};
+
+/// Sums equally long arrays of all ranks; every rank ends with the same bits.
+///
+///  sum(self, lane, data)   a coroutine over the policy by value: a member coroutine on a temporary would read a dead this.
+///  name                    for messages and reports
+///  canonical               static constexpr bool: adds in the order of the canonical tree (docs/design.md, numbers)
+template <class A, class T, class E>
+concept AllreduceOver = Transport<T> && Element<E> && requires(A self, lane<T> over, std::span<E> data) {
+    { A::sum(self, over, data) } -> std::same_as<task<>>;
+    { A::name } -> std::convertible_to<char const*>;
+    { A::canonical } -> std::convertible_to<bool>;
+};
+
+/// Refinement: can stop half-way, which is what early posting and the sharded update need.
+///
+///  reduce(self, lane, what)      posts, into scratch, what peers can send without our data; awaits what.go; then reads
+///                                and sends. Leaves slice r of the sum (times the factor) on rank r; or all of it on
+///                                every rank where everywhere() says so.
+///  all_gather(self, lane, data, cuts)   brings every rank's slice to all.
+///  everywhere(bytes, ranks)      whether reduce leaves the whole sum everywhere for this size
+template <class A, class T, class E>
+concept SlicedAllreduceOver =
+    AllreduceOver<A, T, E> && requires(A self, lane<T> over, reduction<E> what, std::span<E> data,
+                                       std::span<std::size_t const> cuts, std::size_t bytes, int ranks) {
+        { A::reduce(self, over, what) } -> std::same_as<task<>>;
+        { A::all_gather(self, over, data, cuts) } -> std::same_as<task<>>;
+        { self.everywhere(bytes, ranks) } -> std::convertible_to<bool>;
+    };
+
+namespace detail {
+
+/// Slice boundaries that give every rank an equal share of `count` elements, on multiples of `grain` elements.
+inline void even_cuts(std::size_t count, std::size_t grain, std::span<std::size_t> cuts) {
+    std::size_t const parts = cuts.size() - 1;
+    std::size_t const grains = (count + grain - 1) / grain;
+    for (std::size_t p = 0; p <= parts; ++p) {
+        std::size_t const at = (grains / parts * p + std::min(p, grains % parts)) * grain;
+        cuts[p] = std::min(at, count);
+    }
+}
+
+/// even_cuts in pooled memory: 64-byte slices of an array of E.
+template <Element E>
+class slice_cuts {
+public:
+    slice_cuts(std::size_t count, int ranks) : memory_((static_cast<std::size_t>(ranks) + 1) * sizeof(std::size_t)) {
+        even_cuts(count, 64 / sizeof(E), memory_.as<std::size_t>());
+    }
+    [[nodiscard]] std::span<std::size_t const> get() const noexcept { return memory_.as<std::size_t>(); }
+
+private:
+    scratch memory_;
+};
+
+/// The task of a collective that has nothing to do.
+inline task<> nothing() {
+    co_return;
+}
+
+/// What all ranks of one collective must agree about.
+inline std::uint64_t agree(std::string_view name, std::uint64_t count, std::string_view element,
+                           std::string_view algorithm, std::uint64_t more = 0) noexcept {
+    return digest().add(name).add(count).add(element).add(algorithm).add(more).value() |
+           1;  // 0 means "nothing entered"
+}
+
+}  // namespace detail
+}  // namespace ddp

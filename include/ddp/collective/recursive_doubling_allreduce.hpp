@@ -1,0 +1,104 @@
+/// \file
+/// recursive_doubling_allreduce: neighbours exchange everything, then pairs, then fours: few messages, for small data.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <span>
+
+#include <ddp/collective/concepts.hpp>
+#include <ddp/kernel/sum.hpp>
+
+namespace ddp {
+
+/// Recursive doubling in the order of the canonical tree, for any number of ranks.
+///
+/// The ranks fall into blocks, one for each binary digit of P, largest first (P = 7: 4, 2, 1): the canonical tree is
+/// block 0 + (block 1 + (block 2 + ...)). Each block doubles on its own, neighbours first; then the smaller blocks'
+/// sums are joined from the right, and the result goes back. Nobody is folded in before the doubling.
+///
+/// data    n elements, the same n on every rank; on return every rank holds the same bits.
+/// Cost    log2(b) steps in a block of b ranks, and one or two more per further block; every message is S bytes: a rank of
+///         block 0 sends at most log2(P) + 1 + ceil((P - b)/b) messages for a block 0 of b ranks. Scratch S bytes.
+/// Sums    the canonical tree over ranks.
+/// Source  Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005; the
+///         order for other counts is our own.
+struct recursive_doubling_allreduce {
+    static constexpr char const* name = "recursive_doubling";
+    static constexpr bool canonical = true;
+
+    [[nodiscard]] static bool everywhere(std::size_t /*bytes*/, int /*ranks*/) noexcept { return true; }
+
+    template <Transport T, Element E>
+    static task<> sum(recursive_doubling_allreduce /*self*/, lane<T> over, std::span<E> data) {
+        int const me = over.rank();
+        block const mine = block_of(me, over.size());
+        scratch memory(data.size_bytes());
+        std::span<E> const theirs = memory.as<E>();
+        operation in, out;
+
+        for (int distance = 1; distance < mine.size; distance *= 2) {
+            int const peer = mine.first + ((me - mine.first) ^ distance);
+            over.receive(in, peer, as_mutable_bytes(theirs));
+            over.send(out, peer, as_const_bytes(data));
+            co_await in;
+            co_await out;  // before data changes
+            bool const left = me < peer;
+            add(data, std::span<E const>(left ? data : theirs), std::span<E const>(left ? theirs : data));
+        }
+        if (mine.size == over.size()) co_return;
+
+        // The rest of the tree to our right, summed; from there each of its ranks serves one or more of ours.
+        lane<T> const join = over.phase(1), result = over.phase(2);
+        int const right = mine.first + mine.size;
+        if (right < over.size()) {
+            block const next = block_of(right, over.size());
+            join.receive(in, next.first + (me - mine.first) % next.size, as_mutable_bytes(theirs));
+            co_await in;
+            add(data, std::span<E const>(data), std::span<E const>(theirs));
+        }
+        if (mine.first == 0) {
+            for (int peer = mine.size + me; peer < over.size(); peer += mine.size) {
+                result.send(out, peer, as_const_bytes(data));
+                co_await out;
+            }
+            co_return;
+        }
+        block const before = block_of(mine.first - 1, over.size());
+        for (int i = me - mine.first; i < before.size; i += mine.size) {
+            join.send(out, before.first + i, as_const_bytes(data));
+            co_await out;
+        }
+        block const first = block_of(0, over.size());
+        result.receive(in, (me - first.size) % first.size, as_mutable_bytes(data));
+        co_await in;
+    }
+
+    template <Transport T, Element E>
+    static task<> reduce(recursive_doubling_allreduce self, lane<T> over, reduction<E> what) {
+        if (what.go != nullptr) co_await *what.go;
+        co_await sum(self, over, what.data);
+        if (what.factor != nullptr) scale(what.data, *what.factor);
+    }
+    template <Transport T, Element E>
+    static task<> all_gather(recursive_doubling_allreduce /*self*/, lane<T> /*over*/, std::span<E> /*data*/,
+                             std::span<std::size_t const> /*cuts*/) {
+        co_return;  // reduce left everything everywhere
+    }
+
+private:
+    struct block {
+        int first;
+        int size;
+    };
+    static block block_of(int rank, int ranks) noexcept {
+        int first = 0;
+        while (true) {
+            int const size = static_cast<int>(std::bit_floor(static_cast<unsigned>(ranks - first)));
+            if (rank < first + size) return {first, size};
+            first += size;
+        }
+    }
+};
+
+}  // namespace ddp

@@ -1,0 +1,208 @@
+/// \file
+/// communicator: what users hold. A scheduler that blocking calls and one communication thread take turns to drive.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include <ddp/comm/scheduler.hpp>
+
+namespace ddp {
+
+/// One rank among the ranks of a job. Blocking calls drive the transport on the caller's thread: no hand-over inside a
+/// collective. Between calls a communication thread drives it (heartbeats, buckets during backward), where the transport
+/// allows one; where it does not (MPI below THREAD_MULTIPLE), hooks and progress() do.
+///
+/// Thread safety: collectives may be called from one thread at a time; all ranks in the same order.
+/// Failure: any error is the same verdict on every rank; afterwards every call throws it again. Destroy it then.
+/// Destruction: takes leave of the peers in good order; while an exception unwinds, it tells them so instead.
+template <Transport T>
+class communicator {
+public:
+    using transport_type = T;
+
+    explicit communicator(std::unique_ptr<T> transport, timing const& times = {})
+        : transport_(std::move(transport)), scheduler_(*transport_, times), unwinding_(std::uncaught_exceptions()) {
+        if (size() > 1 && may_own_thread(*transport_)) thread_ = std::thread([this] { background(); });
+    }
+    communicator(communicator const&) = delete;
+    communicator& operator=(communicator const&) = delete;
+    ~communicator() {
+        if (std::uncaught_exceptions() > unwinding_) fail("its program left the communicator by an exception");
+        if (thread_.joinable()) {
+            stop_.store(true);
+            poke();
+            thread_.join();
+        }
+        transport_.reset();  // before the scheduler's pool: posted memory outlives the transport
+    }
+
+    [[nodiscard]] int rank() const noexcept { return transport_->rank(); }
+    [[nodiscard]] int size() const noexcept { return transport_->size(); }
+    [[nodiscard]] T& transport() noexcept { return *transport_; }
+    [[nodiscard]] scheduler<T>& tasks() noexcept { return scheduler_; }
+    [[nodiscard]] timing const& times() const noexcept { return scheduler_.times(); }
+
+    /// Whether a thread of ours moves things on between calls.
+    [[nodiscard]] bool has_thread() const noexcept { return thread_.joinable(); }
+
+    /// Identity for the next collective the user calls; all ranks count alike.
+    [[nodiscard]] identity next_identity() noexcept { return {.channel = channel::user, .index = ++calls_}; }
+
+    /// Runs the task that `make` returns to its end, and everything else in flight beside it.
+    /// Throws the verdict (comm_error) if the job failed, or what the task itself threw, after the peers were told.
+    template <class Make>
+    void run(Make const& make) {
+        turn_of_caller const mine(*this);
+        std::exception_ptr own;
+        {
+            frame_pool_scope const pool(scheduler_.frames());
+            refuse_if_failed();
+            task<> const body = make();
+            body.start();
+            while (!body.done()) {
+                scheduler_.pump();
+                if (!body.done()) scheduler_.progress(never);
+            }
+            try {
+                body.take();
+            } catch (collective_aborted const&) {
+            } catch (...) {
+                own = std::current_exception();
+            }
+        }
+        if (own) scheduler_.fail(own);
+        refuse_if_failed(own);
+    }
+
+    /// Moves things on without waiting. Needed only where no thread of ours does; harmless elsewhere.
+    void progress() {
+        if (thread_.joinable()) return poke();
+        std::unique_lock lock(token_, std::try_to_lock);
+        if (!lock) return;  // somebody drives already
+        scheduler_.pump();
+        scheduler_.progress(time_point{});
+        scheduler_.pump();
+    }
+
+    /// Tells whoever drives that there is mail for it (see mailbox_client). From any thread; never blocks for long.
+    void poke() {
+        {
+            std::scoped_lock lock(park_);
+            poked_ = true;
+        }
+        parked_.notify_one();
+        if (driving_.load()) transport_->wake();
+    }
+
+    /// Calls `f` while nobody drives: for what touches the scheduler from outside.
+    template <class F>
+    decltype(auto) exclusively(F&& f) {
+        turn_of_caller const mine(*this);
+        return std::forward<F>(f)();
+    }
+
+    /// Publishes that this rank's own code failed; its peers throw that. Never throws, never blocks for long.
+    void fail(std::string_view text) noexcept {
+        turn_of_caller const mine(*this);
+        scheduler_.fail(failure_kind::threw, errc::remote_exception, -1, text);
+        scheduler_.pump();
+    }
+    void fail(std::exception_ptr const& thrown) noexcept {
+        turn_of_caller const mine(*this);
+        scheduler_.fail(thrown);
+        scheduler_.pump();
+    }
+
+    /// Throws the verdict if the job has failed. Cheap; `step` and every collective do it anyway.
+    void check() {
+        turn_of_caller const mine(*this);
+        scheduler_.pump();
+        refuse_if_failed();
+    }
+
+private:
+    /// The caller takes the token from the communication thread.
+    class turn_of_caller {
+    public:
+        explicit turn_of_caller(communicator& of) : of_(of) {
+            of_.callers_.fetch_add(1);
+            if (of_.driving_.load()) of_.transport_->wake();
+            of_.token_.lock();
+        }
+        turn_of_caller(turn_of_caller const&) = delete;
+        turn_of_caller& operator=(turn_of_caller const&) = delete;
+        ~turn_of_caller() {
+            bool const busy = of_.scheduler_.busy();
+            of_.token_.unlock();
+            of_.callers_.fetch_sub(1);
+            if (busy && of_.thread_.joinable()) of_.poke();
+        }
+
+    private:
+        communicator& of_;
+    };
+
+    void refuse_if_failed(std::exception_ptr const& own = nullptr) {
+        if (!scheduler_.failed()) return;
+        while (!scheduler_.settle()) {
+            scheduler_.pump();
+            scheduler_.progress(transport_->now() + std::chrono::milliseconds(20));
+        }
+        scheduler_.pump();
+        if (own) std::rethrow_exception(own);
+        throw comm_error(scheduler_.verdict());
+    }
+
+    void background() {
+        std::unique_lock token(token_);
+        while (!stop_.load()) {
+            driving_.store(true);
+            if (callers_.load() == 0) {
+                scheduler_.pump();
+                if (scheduler_.failed()) scheduler_.settle();
+                scheduler_.progress(never);
+                scheduler_.pump();
+            }
+            driving_.store(false);
+            if (callers_.load() > 0) park(token);
+        }
+    }
+    /// Stays away while callers drive, and a little longer: most calls are followed by another.
+    void park(std::unique_lock<std::mutex>& token) {
+        time_point const timer = scheduler_.next_deadline();
+        token.unlock();
+        {
+            std::unique_lock lock(park_);
+            do {
+                poked_ = false;
+                parked_.wait_until(lock, std::min(timer, clock::now() + std::chrono::milliseconds(5)),
+                                   [this] { return poked_ || stop_.load(); });
+            } while (callers_.load() > 0 && !stop_.load());
+            poked_ = false;
+        }
+        token.lock();
+    }
+
+    std::unique_ptr<T> transport_;
+    scheduler<T> scheduler_;
+    int unwinding_;
+    std::uint64_t calls_ = 0;
+
+    std::mutex token_;                  // held by whoever drives
+    std::atomic<int> callers_{0};       // threads that hold the token or want it: they go first
+    std::atomic<bool> driving_{false};  // the communication thread may be asleep in the transport
+    std::atomic<bool> stop_{false};
+    std::mutex park_;
+    std::condition_variable parked_;
+    bool poked_ = false;
+    std::thread thread_;
+};
+
+}  // namespace ddp
