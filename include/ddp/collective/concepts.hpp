@@ -32,13 +32,13 @@ struct reduction {
 /// Sums equally long arrays of all ranks; every rank ends with the same bits.
 ///
 ///  sum(self, lane, data)   a coroutine over the policy by value: a member coroutine on a temporary would read a dead this.
-///  name                    for messages and reports
-///  canonical               static constexpr bool: adds in the order of the canonical tree (docs/design.md, numbers)
+///  name                    for messages and reports; a static constant, or a member where the choice is made at run time
+///  canonical               likewise, bool: adds in the order of the canonical tree (docs/design.md, numbers)
 template <class A, class T, class E>
 concept AllreduceOver = Transport<T> && Element<E> && requires(A self, lane<T> over, std::span<E> data) {
     { A::sum(self, over, data) } -> std::same_as<task<>>;
-    { A::name } -> std::convertible_to<char const*>;
-    { A::canonical } -> std::convertible_to<bool>;
+    { self.name } -> std::convertible_to<char const*>;
+    { self.canonical } -> std::convertible_to<bool>;
 };
 
 /// Refinement: can stop half-way, which is what early posting and the sharded update need.

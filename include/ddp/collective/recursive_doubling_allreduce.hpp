@@ -18,8 +18,9 @@ namespace ddp {
 /// sums are joined from the right, and the result goes back. Nobody is folded in before the doubling.
 ///
 /// data    n elements, the same n on every rank; on return every rank holds the same bits.
-/// Cost    log2(b) steps in a block of b ranks, and one or two more per further block; every message is S bytes: a rank of
-///         block 0 sends at most log2(P) + 1 + ceil((P - b)/b) messages for a block 0 of b ranks. Scratch S bytes.
+/// Cost    log2(b) steps in a block of b ranks, and one or two more per further block; every message is S bytes. The rank
+///         in place i of block 0 of b ranks sends log2(b) messages, one more if i < P - b; the rank in place i of any
+///         other block sends log2(b) + ceil((b' - i) / b), b' being the size of the block to its left. Scratch S bytes.
 /// Sums    the canonical tree over ranks.
 /// Source  Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005; the
 ///         order for other counts is our own.
@@ -58,19 +59,19 @@ struct recursive_doubling_allreduce {
             add(data, std::span<E const>(data), std::span<E const>(theirs));
         }
         if (mine.first == 0) {
-            for (int peer = mine.size + me; peer < over.size(); peer += mine.size) {
-                result.send(out, peer, as_const_bytes(data));
+            if (mine.size + me < over.size()) {  // what is right of block 0 is smaller than it
+                result.send(out, mine.size + me, as_const_bytes(data));
                 co_await out;
             }
             co_return;
         }
         block const before = block_of(mine.first - 1, over.size());
-        for (int i = me - mine.first; i < before.size; i += mine.size) {
-            join.send(out, before.first + i, as_const_bytes(data));
-            co_await out;
-        }
-        block const first = block_of(0, over.size());
-        result.receive(in, (me - first.size) % first.size, as_mutable_bytes(data));
+        int const place = me - mine.first;
+        operations joins(static_cast<std::size_t>((before.size - place + mine.size - 1) / mine.size));
+        for (std::size_t k = 0; k < joins.size(); ++k)
+            join.send(joins[k], before.first + place + static_cast<int>(k) * mine.size, as_const_bytes(data));
+        for (std::size_t k = 0; k < joins.size(); ++k) co_await joins[k];  // before data changes
+        result.receive(in, me - block_of(0, over.size()).size, as_mutable_bytes(data));
         co_await in;
     }
 

@@ -82,17 +82,14 @@ public:
     }
 
     /// Moves things on without waiting. Needed only where no thread of ours does; harmless elsewhere.
-    void progress() {
+    void progress() noexcept {
         if (thread_.joinable()) return poke();
         std::unique_lock lock(token_, std::try_to_lock);
-        if (!lock) return;  // somebody drives already
-        scheduler_.pump();
-        scheduler_.progress(time_point{});
-        scheduler_.pump();
+        if (lock) turn(time_point{});  // else somebody drives already
     }
 
     /// Tells whoever drives that there is mail for it (see mailbox_client). From any thread; never blocks for long.
-    void poke() {
+    void poke() noexcept {
         {
             std::scoped_lock lock(park_);
             poked_ = true;
@@ -122,8 +119,9 @@ public:
 
     /// Throws the verdict if the job has failed. Cheap; `step` and every collective do it anyway.
     void check() {
+        if (!has_thread()) progress();
+        if (!scheduler_.failed()) return;
         turn_of_caller const mine(*this);
-        scheduler_.pump();
         refuse_if_failed();
     }
 
@@ -160,16 +158,22 @@ private:
         throw comm_error(scheduler_.verdict());
     }
 
+    /// One round of the loop, where an error of the transport itself has nobody to be thrown at.
+    void turn(time_point until) noexcept {
+        try {
+            scheduler_.pump();
+            if (scheduler_.failed()) scheduler_.settle();
+            scheduler_.progress(until);
+            scheduler_.pump();
+        } catch (...) {
+            scheduler_.fail(std::current_exception());
+        }
+    }
     void background() {
         std::unique_lock token(token_);
         while (!stop_.load()) {
             driving_.store(true);
-            if (callers_.load() == 0) {
-                scheduler_.pump();
-                if (scheduler_.failed()) scheduler_.settle();
-                scheduler_.progress(never);
-                scheduler_.pump();
-            }
+            if (callers_.load() == 0) turn(never);
             driving_.store(false);
             if (callers_.load() > 0) park(token);
         }

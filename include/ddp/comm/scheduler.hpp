@@ -5,6 +5,7 @@
 /// A communicator does so for people, a simulation for a thousand ranks at once.
 #pragma once
 
+#include <atomic>
 #include <coroutine>
 #include <cstdint>
 #include <exception>
@@ -29,11 +30,13 @@ struct operation_info {
     char const* detail = "";   // algorithm or other particulars
     identity id = {};
     std::uint64_t fingerprint = 0;
+    int root = -1;  // the rank that a broadcast or gather is about; -1: none
 
     [[nodiscard]] std::string text() const {
         std::string t = std::string(name) + " #" + std::to_string(id.index);
         if (*element != '\0') t += " of " + std::to_string(count) + " " + element;
         if (*detail != '\0') t += std::string(" (") + detail + ")";
+        if (root >= 0) t += " with root " + std::to_string(root);
         return t;
     }
 };
@@ -172,7 +175,7 @@ public:
     scheduler_base& operator=(scheduler_base const&) = delete;
 
     [[nodiscard]] timing const& times() const noexcept { return times_; }
-    [[nodiscard]] bool failed() const noexcept { return failed_; }
+    [[nodiscard]] bool failed() const noexcept { return failed_.load(); }
     [[nodiscard]] frame_pool& frames() noexcept { return frames_; }
 
     /// Somebody waits for a peer: there is something to drive.
@@ -256,7 +259,7 @@ protected:
         return record;
     }
 
-    bool failed_ = false;
+    std::atomic<bool> failed_{false};  // written by the driver; anybody may look
     time_point failed_at_ = {};
 
 private:

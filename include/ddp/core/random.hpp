@@ -1,5 +1,5 @@
 /// \file
-/// Specified randomness: every number is a pure function of (seed, use, part, index), the same on every rank and platform.
+/// Specified randomness: every number is a pure function of (seed, use, part, index), on every rank and platform.
 #pragma once
 
 #include <array>
@@ -43,15 +43,15 @@ namespace detail {
 [[nodiscard]] constexpr std::uint64_t multiply_high(std::uint64_t x, std::uint64_t y) noexcept {
     std::uint64_t const xl = x & 0xffffffffu, xh = x >> 32, yl = y & 0xffffffffu, yh = y >> 32;
     std::uint64_t const low = xl * yl;
-    std::uint64_t const middle = xh * yl + (low >> 32);          // at most 2^64 - 2^32: no overflow
+    std::uint64_t const middle = xh * yl + (low >> 32);            // at most 2^64 - 2^32: no overflow
     std::uint64_t const other = xl * yh + (middle & 0xffffffffu);  // nor here
     return xh * yh + (middle >> 32) + (other >> 32);
 }
 
 }  // namespace detail
 
-/// The 128 bits that one index of a stream owns, in the form that is asked for. Its functions are views of the same bits:
-/// use an index for one of them.
+/// The 128 bits that one index of a stream owns, in the form that is asked for. Its functions are views of the same
+/// bits: use an index for one of them.
 class random_draw {
 public:
     constexpr random_draw(std::array<std::uint32_t, 2> key, std::array<std::uint32_t, 4> counter) noexcept
@@ -63,9 +63,9 @@ public:
     /// 64 random bits: word 0 is the lower half, word 1 the upper.
     [[nodiscard]] constexpr std::uint64_t bits() const noexcept { return low(words()); }
 
-    /// A uniform integer in [0, bound), without bias: multiply and reject (Lemire, "Fast random integer generation in an
-    /// interval", ACM TOMACS 29(1), 2019). A rejected draw takes the block's other 64 bits, then a block of its own retry
-    /// number, so that the neighbours' numbers stay what they are. bound must be positive.
+    /// A uniform integer in [0, bound), without bias: multiply and reject (Lemire, "Fast random integer generation in
+    /// an interval", ACM TOMACS 29(1), 2019). A rejected draw takes the block's other 64 bits, then a block of its own
+    /// retry number, so that the neighbours' numbers stay what they are. bound must be positive.
     [[nodiscard]] constexpr std::uint64_t below(std::uint64_t bound) const {
         DDP_EXPECTS(bound > 0, "random_draw::below(0): there is no integer in an empty range; pass a positive bound");
         std::array<std::uint32_t, 4> counter = counter_;
@@ -99,9 +99,9 @@ public:
     }
 
     /// Standard normal, by Box and Muller ("A note on the generation of random normal deviates", Ann. Math. Stat. 29,
-    /// 1958), computed in double and rounded once to E; |value| < 8.6. The one draw that asks the platform's libm (log and
-    /// cos): the same bits wherever those agree, which float nearly always hides. Ranks with different libms still start
-    /// equal, because initial values are sent by rank 0.
+    /// 1958), computed in double and rounded once to E; |value| < 8.6. The one draw that asks the platform's libm (log
+    /// and cos): the same bits wherever those agree, which float nearly always hides. Ranks with different libms still
+    /// start equal, because initial values are sent by rank 0.
     template <std::floating_point E>
     [[nodiscard]] E normal() const noexcept {
         std::array<std::uint32_t, 4> const block = words();

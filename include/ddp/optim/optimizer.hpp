@@ -13,10 +13,9 @@ namespace ddp {
 
 /// What a step knows besides the elements.
 struct step_info {
-    std::uint64_t step = 1;      ///< counts updates from 1
-    double learning_rate = 0.0;  ///< the optimizer's lr times the schedule's factor
-    double gradient_scale =
-        1.0;  ///< the clip factor; multiply each gradient by it, in E, first. Exactly 1: no clipping
+    std::uint64_t step = 1;       ///< counts updates from 1
+    double learning_rate = 0.0;   ///< the optimizer's lr times the schedule's factor
+    double gradient_scale = 1.0;  ///< the clip factor; multiply each gradient by it, in E, first. 1: no clipping
 };
 
 /// An optimizer's state for a range: slots[k] runs beside the values. In the library's arena, zero at the start.
@@ -27,9 +26,10 @@ using slot_spans = std::span<std::span<E> const>;
 /// order, so it must not look at neighbours, counters of its own or the clock. hash() covers every hyper-parameter:
 /// ranks compare it.
 ///
-///  slots                 how many arrays of state an element has
-///  lr                    the base learning rate
-///  step(info, gradient, value, slots) const   all spans have the same length
+///  slot_count()                         how many arrays of state an element has
+///  learning_rate()                      the base learning rate
+///  hash()                               a digest of the algorithm's name and every hyper-parameter
+///  step(info, gradient, value, slots)   all spans have the same length
 ///
 /// The arithmetic belongs into plain noinline functions marked DDP_KERNEL (see kernel/kernel.hpp): the same bits whether a
 /// range is stepped in one piece or in many.

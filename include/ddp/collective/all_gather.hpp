@@ -1,0 +1,133 @@
+/// \file
+/// all_gather: what each rank has, to all ranks.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include <ddp/collective/barrier.hpp>
+#include <ddp/collective/call.hpp>
+
+namespace ddp {
+namespace detail {
+
+/// Blocks of equal size, in ceil(log2 P) messages: in round k a rank sends the 2^k blocks from its own on (fewer in the
+/// last round) to the rank 2^k below it. Scratch for the whole table.
+/// Source  Bruck et al., "Efficient algorithms for all-to-all communications in multiport message-passing systems",
+///         IEEE TPDS 8(11), 1997.
+template <Transport T>
+task<> bruck_all_gather(lane<T> over, mutable_bytes table, std::size_t block) {
+    std::size_t const ranks = static_cast<std::size_t>(over.size()), me = static_cast<std::size_t>(over.rank());
+    std::size_t const rounds = static_cast<std::size_t>(std::bit_width(ranks - 1));
+    scratch memory(table.size());
+    mutable_bytes const rotated = memory.bytes();  // place i: the block of rank (me + i) % P
+    operations in(rounds), out(rounds);
+    auto const blocks = [=](std::size_t k) { return std::min(std::size_t{1} << k, ranks - (std::size_t{1} << k)); };
+    for (std::size_t k = 0; k < rounds; ++k)
+        over.receive(in[k], static_cast<int>((me + (std::size_t{1} << k)) % ranks),
+                     rotated.subspan(block << k, blocks(k) * block));
+    std::memcpy(rotated.data(), table.data() + me * block, block);
+    for (std::size_t k = 0; k < rounds; ++k) {
+        over.send(out[k], static_cast<int>((me + ranks - (std::size_t{1} << k)) % ranks),
+                  rotated.first(blocks(k) * block));
+        co_await in[k];
+    }
+    std::size_t const wrap = (ranks - me) * block;  // bytes of ranks me … P-1
+    std::memcpy(table.data() + me * block, rotated.data(), wrap);
+    std::memcpy(table.data(), rotated.data() + wrap, table.size() - wrap);
+    for (std::size_t k = 0; k < rounds; ++k) co_await out[k];
+}
+
+/// Each rank sends its slice to all others, and receives theirs in place.
+template <Transport T>
+task<> direct_all_gather(lane<T> over, mutable_bytes data, std::span<std::size_t const> cuts) {
+    std::size_t const ranks = static_cast<std::size_t>(over.size()), me = static_cast<std::size_t>(over.rank());
+    auto const part = [=](std::size_t r) { return data.subspan(cuts[r], cuts[r + 1] - cuts[r]); };
+    std::size_t sources = 0;
+    for (std::size_t r = 0; r < ranks; ++r) sources += r != me && !part(r).empty() ? 1u : 0u;
+    operations in(sources), out(part(me).empty() ? 0 : ranks - 1);
+    std::size_t posted = 0;
+    for (std::size_t d = 1; d < ranks; ++d)
+        if (std::size_t const p = (me + d) % ranks; !part(p).empty())
+            over.receive(in[posted++], static_cast<int>(p), part(p));
+    for (std::size_t i = 0; i < out.size(); ++i)  // in rotated order: no rank is everybody's first
+        over.send(out[i], static_cast<int>((me + 1 + i) % ranks), part(me));
+    for (std::size_t i = 0; i < in.size(); ++i) co_await in[i];
+    for (std::size_t i = 0; i < out.size(); ++i) co_await out[i];
+}
+
+}  // namespace detail
+
+/// Small things of all ranks, over a lane: `table[r]` is rank r's; on entry only this rank's need be set.
+///
+/// Cost    ceil(log2 P) messages, (P-1) sizeof(V) bytes sent per rank; scratch for one table.
+/// Throws  collective_aborted inside the scheduler.
+template <Transport T, Movable V>
+task<> all_gather_small(lane<T> over, std::span<V> table) {
+    DDP_EXPECTS(table.size() == static_cast<std::size_t>(over.size()), "all_gather_small: one table entry a rank");
+    return detail::bruck_all_gather(over, as_mutable_bytes(table), sizeof(V));
+}
+
+/// What all_gather does with how much.
+struct automatic_all_gather {
+    std::size_t bruck_bytes = std::size_t{32} << 10;  // of all ranks together: up to here few messages win over no copies
+};
+
+/// Gathers equally many values of every rank on every rank.
+///
+/// mine    this rank's m values; may be (exactly) its place in `all`.
+/// all     P m values, the same m on every rank; on return rank r's stand at [r m, (r + 1) m).
+/// Cost    (P-1) m values sent per rank; in ceil(log2 P) messages up to bruck_bytes in all, in P-1 messages beyond. No
+///         values: a barrier.
+/// Throws  comm_error (the same verdict on every rank); all is then unspecified. usage_error if the sizes do not match.
+template <Transport T, Movable V>
+void all_gather(communicator<T>& comm, std::span<std::type_identity_t<V> const> mine, std::span<V> all,
+                automatic_all_gather how = {}) {
+    std::size_t const ranks = static_cast<std::size_t>(comm.size()), m = mine.size();
+    DDP_EXPECTS(all.size() == ranks * m, "all_gather: `all` needs size() times as many values as `mine`; where ranks "
+                                         "bring different numbers, pass the counts of all ranks");
+    std::span<V> const place = all.subspan(static_cast<std::size_t>(comm.rank()) * m, m);
+    if (m > 0 && place.data() != mine.data()) std::memcpy(place.data(), mine.data(), mine.size_bytes());
+    std::vector<std::size_t> cuts(ranks + 1);
+    for (std::size_t r = 0; r <= ranks; ++r) cuts[r] = r * mine.size_bytes();
+    detail::call(comm, detail::about<V>("all_gather", m), [&](lane<T> over) {
+        if (m == 0) return barrier(over);
+        if (all.size_bytes() <= how.bruck_bytes)
+            return detail::bruck_all_gather(over, as_mutable_bytes(all), mine.size_bytes());
+        return detail::direct_all_gather(over, as_mutable_bytes(all), cuts);
+    });
+}
+
+/// Gathers differently many values of every rank on every rank.
+///
+/// counts  counts[r]: how many values rank r brings; P numbers, the same on every rank.
+/// mine    this rank's counts[rank] values; may be (exactly) its place in `all`.
+/// all     the sum of counts; on return the ranks' values one after the other.
+/// Cost    rank r sends counts[r] values to each of the others, in P-1 messages; nothing where it has none. Nobody has
+///         any: a barrier.
+/// Throws  as above.
+template <Transport T, Movable V>
+void all_gather(communicator<T>& comm, std::span<std::type_identity_t<V> const> mine,
+                std::span<std::size_t const> counts, std::span<V> all) {
+    std::size_t const ranks = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
+    DDP_EXPECTS(counts.size() == ranks, "all_gather: `counts` needs one number a rank");
+    DDP_EXPECTS(mine.size() == counts[me], "all_gather: `mine` needs as many values as `counts` says for this rank");
+    std::vector<std::size_t> cuts(ranks + 1);  // in bytes
+    for (std::size_t r = 0; r < ranks; ++r) cuts[r + 1] = cuts[r] + counts[r] * sizeof(V);
+    DDP_EXPECTS(all.size_bytes() == cuts[ranks], "all_gather: `all` needs as many values as `counts` adds up to");
+    std::byte* const place = as_mutable_bytes(all).data() + cuts[me];
+    if (!mine.empty() && place != as_const_bytes(mine).data()) std::memcpy(place, mine.data(), mine.size_bytes());
+    detail::call(
+        comm, detail::about<V>("all_gather", all.size(), "differing counts"),
+        [&](lane<T> over) {
+            return all.empty() ? barrier(over) : detail::direct_all_gather(over, as_mutable_bytes(all), cuts);
+        },
+        digest().add(as_const_bytes(counts)).value());
+}
+
+}  // namespace ddp

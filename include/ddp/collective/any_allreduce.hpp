@@ -1,0 +1,77 @@
+/// \file
+/// any_allreduce: one of the library's allreduce algorithms, chosen at run time.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <variant>
+
+#include <ddp/collective/automatic_allreduce.hpp>
+#include <ddp/collective/concepts.hpp>
+#include <ddp/collective/direct_allreduce.hpp>
+#include <ddp/collective/naive_allreduce.hpp>
+#include <ddp/collective/recursive_doubling_allreduce.hpp>
+#include <ddp/collective/ring_allreduce.hpp>
+
+namespace ddp {
+
+/// Holds one of the algorithms with its options, and behaves as what it holds. For command lines and matrices of tests:
+/// one trainer is compiled instead of five. Costs one indirect choice a collective.
+class any_allreduce {
+public:
+    char const* name;  // of what is held; read only
+    bool canonical;
+
+    any_allreduce() : any_allreduce(automatic_allreduce{}) {}
+    any_allreduce(automatic_allreduce const& held) : any_allreduce(held, 0) {}
+    any_allreduce(direct_allreduce const& held) : any_allreduce(held, 0) {}
+    any_allreduce(recursive_doubling_allreduce const& held) : any_allreduce(held, 0) {}
+    any_allreduce(ring_allreduce const& held) : any_allreduce(held, 0) {}
+    any_allreduce(naive_allreduce const& held) : any_allreduce(held, 0) {}
+
+    static constexpr char const* choices = "auto|direct|recursive_doubling|ring|naive";
+
+    /// The algorithm of that name, with its default options. Throws usage_error, which lists the choices.
+    [[nodiscard]] static any_allreduce parse(std::string_view text) {
+        for (any_allreduce const& known :
+             {any_allreduce(automatic_allreduce{}), any_allreduce(direct_allreduce{}),
+              any_allreduce(recursive_doubling_allreduce{}), any_allreduce(ring_allreduce{}),
+              any_allreduce(naive_allreduce{})})
+            if (text == known.name) return known;
+        throw usage_error("there is no allreduce algorithm '" + std::string(text) + "'; choose one of " + choices);
+    }
+
+    [[nodiscard]] bool everywhere(std::size_t bytes, int ranks) const {
+        return std::visit([&](auto const& held) { return held.everywhere(bytes, ranks); }, held_);
+    }
+    template <Transport T, Element E>
+    static task<> sum(any_allreduce const& self, lane<T> over, std::span<E> data) {
+        return std::visit([&](auto const& held) { return std::remove_cvref_t<decltype(held)>::sum(held, over, data); },
+                          self.held_);
+    }
+    template <Transport T, Element E>
+    static task<> reduce(any_allreduce const& self, lane<T> over, reduction<E> what) {
+        return std::visit(
+            [&](auto const& held) { return std::remove_cvref_t<decltype(held)>::reduce(held, over, what); },
+            self.held_);
+    }
+    template <Transport T, Element E>
+    static task<> all_gather(any_allreduce const& self, lane<T> over, std::span<E> data,
+                             std::span<std::size_t const> cuts) {
+        return std::visit(
+            [&](auto const& held) { return std::remove_cvref_t<decltype(held)>::all_gather(held, over, data, cuts); },
+            self.held_);
+    }
+
+private:
+    template <class A>
+    any_allreduce(A const& held, int) : name(A::name), canonical(A::canonical), held_(held) {}
+
+    std::variant<automatic_allreduce, direct_allreduce, recursive_doubling_allreduce, ring_allreduce, naive_allreduce>
+        held_;
+};
+
+}  // namespace ddp

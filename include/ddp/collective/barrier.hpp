@@ -1,0 +1,42 @@
+/// \file
+/// barrier: nobody leaves before everybody has come.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+
+#include <ddp/collective/call.hpp>
+
+namespace ddp {
+
+/// Dissemination barrier over a lane: in round k a rank tells the one 2^k further on that everybody up to itself is here.
+///
+/// Cost    ceil(log2 P) rounds; every rank sends ceil(log2 P) empty messages.
+/// Throws  collective_aborted inside the scheduler.
+/// Source  Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", IJPP 17(1), 1988.
+template <Transport T>
+task<> barrier(lane<T> over) {
+    std::size_t const ranks = static_cast<std::size_t>(over.size()), me = static_cast<std::size_t>(over.rank());
+    std::size_t const rounds = static_cast<std::size_t>(std::bit_width(ranks - 1));
+    operations in(rounds), out(rounds);
+    for (std::size_t k = 0; k < rounds; ++k)
+        over.receive(in[k], static_cast<int>((me + ranks - (std::size_t{1} << k)) % ranks), {});
+    for (std::size_t k = 0; k < rounds; ++k) {
+        over.send(out[k], static_cast<int>((me + (std::size_t{1} << k)) % ranks), {});
+        co_await in[k];
+    }
+    for (std::size_t k = 0; k < rounds; ++k) co_await out[k];
+}
+
+/// Returns once every rank has called it.
+///
+/// Cost    as above.
+/// Throws  comm_error, the same verdict on every rank.
+template <Transport T>
+void barrier(communicator<T>& comm) {
+    operation_info what;
+    what.name = "barrier";
+    detail::call(comm, what, [](lane<T> over) { return barrier(over); });
+}
+
+}  // namespace ddp

@@ -1,0 +1,60 @@
+/// \file
+/// call: what a blocking collective does around its coroutine: an identity, a fingerprint, words for messages.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+#include <ddp/collective/concepts.hpp>
+#include <ddp/comm/communicator.hpp>
+
+namespace ddp {
+
+/// What collectives that do no arithmetic move: anything that is its bytes.
+template <class V>
+concept Movable = std::is_trivially_copyable_v<V> && !std::is_const_v<V> && !std::is_volatile_v<V>;
+
+namespace detail {
+
+/// For messages and fingerprints; "bytes" where the language has no short name for the type.
+template <Movable V>
+[[nodiscard]] constexpr char const* value_name() noexcept {
+    if constexpr (Element<V>) {
+        return element_name<V>;
+    } else if constexpr (std::is_integral_v<V> && !std::is_same_v<V, bool>) {
+        constexpr char const* names[] = {"uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"};
+        return names[(sizeof(V) == 1 ? 0 : sizeof(V) == 2 ? 1 : sizeof(V) == 4 ? 2 : 3) + (std::is_signed_v<V> ? 4 : 0)];
+    } else {
+        return "bytes";
+    }
+}
+
+/// An operation over `count` values of type V, as it stands in messages.
+template <Movable V>
+[[nodiscard]] operation_info about(char const* name, std::size_t count, char const* how = "", int root = -1) noexcept {
+    operation_info what;
+    what.name = name;
+    what.element = value_name<V>();
+    what.count = *what.element == 'b' ? count * sizeof(V) : count;
+    what.detail = how;
+    what.root = root;
+    return what;
+}
+
+/// Blocks until the task that `make(lane)` returns has ended; on one rank nothing happens. `more`: what else all ranks
+/// have to agree about.
+template <Transport T, class Make>
+void call(communicator<T>& comm, operation_info what, Make const& make, std::uint64_t more = 0) {
+    what.id = comm.next_identity();
+    std::uint64_t const root = static_cast<std::uint64_t>(what.root + 1);
+    what.fingerprint = agree(what.name, what.count, what.element, what.detail, more ^ root << 32);
+    comm.run([&] {
+        comm.tasks().entered(what);
+        return comm.size() == 1 ? nothing() : make(lane<T>{&comm.tasks(), what.id, what.fingerprint});
+    });
+}
+
+}  // namespace detail
+}  // namespace ddp

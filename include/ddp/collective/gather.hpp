@@ -1,0 +1,57 @@
+/// \file
+/// gather: what each rank has, to one rank.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <type_traits>
+
+#include <ddp/collective/barrier.hpp>
+#include <ddp/collective/call.hpp>
+
+namespace ddp {
+
+/// Gather over a lane. `mine` has the same length on every rank; `all`, P times as long, is looked at on `root` only.
+///
+/// Cost    every rank but the root sends 1 message of its length; the root sends none.
+/// Throws  collective_aborted inside the scheduler.
+template <Transport T>
+task<> gather(lane<T> over, const_bytes mine, mutable_bytes all, int root) {
+    if (over.rank() != root) {
+        operation out;
+        over.send(out, root, mine);
+        co_await out;
+        co_return;
+    }
+    std::size_t const ranks = static_cast<std::size_t>(over.size());
+    operations in(ranks - 1);
+    std::size_t posted = 0;
+    for (std::size_t r = 0; r < ranks; ++r)
+        if (static_cast<int>(r) != root)
+            over.receive(in[posted++], static_cast<int>(r), all.subspan(r * mine.size(), mine.size()));
+    for (std::size_t i = 0; i < in.size(); ++i) co_await in[i];
+}
+
+/// Gathers equally many values of every rank on rank `root`.
+///
+/// mine    this rank's m values, the same m on every rank; on the root it may be (exactly) its place in `all`.
+/// all     on the root P m values: on return rank r's stand at [r m, (r + 1) m). Elsewhere anything, also empty.
+/// Cost    as above. No values: a barrier. A rank that has sent does not wait for the others.
+/// Throws  comm_error (the same verdict on every rank); all is then unspecified. usage_error if there is no rank `root`
+///         or, there, the sizes do not match.
+template <Transport T, Movable V>
+void gather(communicator<T>& comm, std::span<std::type_identity_t<V> const> mine, std::span<V> all, int root = 0) {
+    DDP_EXPECTS(root >= 0 && root < comm.size(), "gather: root must be a rank, between 0 and size() - 1");
+    if (comm.rank() == root) {
+        std::size_t const m = mine.size(), at = static_cast<std::size_t>(root) * m;
+        DDP_EXPECTS(all.size() == static_cast<std::size_t>(comm.size()) * m,
+                    "gather: on the root `all` needs size() times as many values as `mine`");
+        if (m > 0 && all.data() + at != mine.data()) std::memcpy(all.data() + at, mine.data(), mine.size_bytes());
+    }
+    detail::call(comm, detail::about<V>("gather", mine.size(), "", root), [&](lane<T> over) {
+        return mine.empty() ? barrier(over) : gather(over, as_const_bytes(mine), as_mutable_bytes(all), root);
+    });
+}
+
+}  // namespace ddp

@@ -1,0 +1,55 @@
+/// \file
+/// doorbell: lets other threads wake one that sleeps in poll().
+#pragma once
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <system_error>
+
+namespace ddp {
+
+/// Sticky: a ring() is seen by the next answered(), whenever it came. Costs a system call only if the owner sleeps.
+class doorbell {
+public:
+    doorbell() : fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+        if (fd_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
+    }
+    doorbell(doorbell const&) = delete;
+    doorbell& operator=(doorbell const&) = delete;
+    ~doorbell() { ::close(fd_); }
+
+    /// From any thread.
+    void ring() noexcept {
+        if (state_.exchange(rung) != asleep) return;
+        std::uint64_t const one = 1;
+        [[maybe_unused]] auto const written = ::write(fd_, &one, sizeof one);
+    }
+
+    // The owner's side.
+    [[nodiscard]] bool answered() noexcept { return state_.exchange(awake) == rung; }
+    /// False if somebody has rung: then do not sleep.
+    [[nodiscard]] bool fall_asleep() noexcept {
+        int expected = awake;
+        return state_.compare_exchange_strong(expected, asleep);
+    }
+    /// After sleeping; `readable` is what poll said of the descriptor. Leaves a ring for answered().
+    void wake_up(bool readable) noexcept {
+        int expected = asleep;
+        state_.compare_exchange_strong(expected, awake);
+        if (!readable) return;  // a ring whose write is still under way ends the next sleep at once, and is read then
+        std::uint64_t count = 0;
+        [[maybe_unused]] auto const read = ::read(fd_, &count, sizeof count);
+    }
+    [[nodiscard]] int descriptor() const noexcept { return fd_; }
+
+private:
+    enum : int { awake, asleep, rung };
+    int fd_;
+    std::atomic<int> state_{awake};
+};
+
+}  // namespace ddp

@@ -1,0 +1,45 @@
+/// \file
+/// Stream: the ordered, connected byte stream that framed turns into a transport.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <system_error>
+
+#include <ddp/core/bytes.hpp>
+
+namespace ddp {
+
+enum class stream_status : std::uint8_t {
+    ok,           ///< `bytes` were moved, at least one
+    would_block,  ///< nothing can be moved now: poll the descriptor
+    end,          ///< the other side will send no more
+    error,        ///< the connection is broken; `why` says how
+};
+
+struct stream_result {
+    std::size_t bytes = 0;
+    stream_status status = stream_status::ok;
+    std::error_code why = {};
+};
+
+/// A connected byte stream that never blocks. The lists hold at most 64 buffers, none of them empty; a call may move any
+/// part of them, in order.
+///
+/// What the compiler cannot check:
+///  1. Order       bytes arrive as they were sent, all of them, until end or error.
+///  2. Signals     writing to a closed stream is an error, not SIGPIPE.
+///  3. Descriptor  poll() on descriptor() says when read_some or write_some is worth another try.
+///  4. Ending      shutdown_send() lets what was written arrive, then the other side reads `end`. The destructor closes.
+/// Models: descriptor_stream, tcp_stream.
+template <class S>
+concept Stream = std::movable<S> && requires(S& s, std::span<mutable_bytes const> in, std::span<const_bytes const> out) {
+    { s.read_some(in) } noexcept -> std::same_as<stream_result>;
+    { s.write_some(out) } noexcept -> std::same_as<stream_result>;
+    { s.descriptor() } noexcept -> std::same_as<int>;
+    { s.shutdown_send() } noexcept;
+};
+
+}  // namespace ddp

@@ -1,0 +1,467 @@
+/// \file
+/// framed: a transport over one connected byte stream a peer.
+#pragma once
+
+#include <poll.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <new>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ddp/comm/frame_checksum.hpp>
+#include <ddp/comm/frame_doorbell.hpp>
+#include <ddp/comm/frame_inbox.hpp>
+#include <ddp/comm/frame_outbox.hpp>
+#include <ddp/comm/frame_stream.hpp>
+#include <ddp/comm/timing.hpp>
+#include <ddp/comm/transport.hpp>
+#include <ddp/core/contract.hpp>
+
+namespace ddp {
+
+/// One connection, and who is at its other end.
+template <Stream S>
+struct framed_peer {
+    int rank = -1;
+    S stream;
+    std::string name = {};  ///< for messages: address and process, say
+    bool checked = false;   ///< payloads carry a checksum; the same at both ends
+};
+
+/// The same on all ranks, except the times.
+struct framed_options {
+    timing times = {};
+    std::uint64_t job = 0;        ///< frames of another job are refused
+    std::size_t early_bytes = 0;  ///< kept for messages before their receive, a peer; 0: 16 MiB in all, 1 MiB a peer at least
+    nanoseconds spin{0};          ///< how long progress() tries again before it sleeps: only where ranks <= cores
+    bool yields = false;          ///< gives up the core between two tries
+};
+
+/// The transport contract over streams that somebody has connected already.
+///
+/// Early     a message before its receive waits in bounded memory at the receiver; beyond that at the sender, announced,
+///           until the receive is posted. Either way it delays no other identity.
+/// Liveness  a peer that left in order is report::left; one whose stream ends otherwise is report::closed after
+///           timing.end_of_file; overdue_peer() names one that is connected but silent for timing.dead.
+/// Ending    leave() or the destructor: sends are flushed, goodbye, and what peers still send is read, for at most
+///           timing.shutdown; after an abort at most a second. Operations that remain end as aborted.
+/// Cost      a message under 256 KiB is 64 bytes more on the stream; many share a system call; nothing is allocated.
+///           Matching walks the receives posted for the peer: O(1) when messages come in posting order.
+template <Stream S, Checksum Sum = no_checksum>
+class framed {
+public:
+    /// One connected stream for every other rank, in any order.
+    framed(int rank, int size, std::vector<framed_peer<S>> peers, framed_options options = {})
+        : rank_(rank), options_(options), reports_(static_cast<std::size_t>(size)), by_rank_(reports_.size(), nullptr) {
+        DDP_EXPECTS(rank >= 0 && rank < size, "framed: rank must be in [0, size)");
+        DDP_EXPECTS(peers.size() + 1 == reports_.size(), "framed: give one stream for every other rank");
+        options_.times.validate();
+        std::size_t const share = (std::size_t{16} << 20) / reports_.size();
+        std::size_t const bytes =
+            options_.early_bytes != 0 ? options_.early_bytes : std::max(std::size_t{1} << 20, share);
+        std::size_t const blocks = std::clamp<std::size_t>(bytes / sizeof(early_store::block), 1, std::size_t{1} << 30);
+        links_.reserve(peers.size());
+        for (framed_peer<S>& peer : peers) {
+            DDP_EXPECTS(peer.rank >= 0 && peer.rank < size && peer.rank != rank, "framed: a peer is another rank");
+            DDP_EXPECTS(by_rank_[index(peer.rank)] == nullptr, "framed: give one stream a peer");
+            DDP_EXPECTS(!(std::is_same_v<Sum, no_checksum> && peer.checked), "framed: name a checksum policy");
+            links_.push_back(std::make_unique<link>(rank, peer, options_.job, static_cast<std::uint32_t>(blocks)));
+            by_rank_[index(peer.rank)] = links_.back().get();
+        }
+        polls_.resize(links_.size() + 1);
+        if (!links_.empty()) memory_ = std::make_unique_for_overwrite<std::byte[]>(staging_bytes + inbox::max_read);
+        restart_clocks(now());
+    }
+    framed(framed const&) = delete;
+    framed& operator=(framed const&) = delete;
+    ~framed() { leave(); }
+
+    [[nodiscard]] int rank() const noexcept { return rank_; }
+    [[nodiscard]] int size() const noexcept { return static_cast<int>(reports_.size()); }
+    [[nodiscard]] time_point now() const noexcept { return clock::now(); }
+    [[nodiscard]] std::span<report const> reports() const noexcept { return reports_; }
+    void wake() noexcept { bell_.ring(); }
+
+    void post_send(int peer, tag what, const_bytes out, completion& done) {
+        link& l = link_to(peer);
+        // The node is shared by both directions; a send never writes through it.
+        prepare(done, peer, what, const_cast<std::byte*>(out.data()), out.size(), true);
+        if (aborted_ || left_) return end(done, op_status::aborted);
+        if (l.gone) return end(done, op_status::closed);
+        l.out.post(done);
+    }
+    void post_receive(int peer, tag what, mutable_bytes in, completion& done) {
+        link& l = link_to(peer);
+        prepare(done, peer, what, in.data(), in.size(), false);
+        if (aborted_ || left_) return end(done, op_status::aborted);
+        if (l.gone && !l.in.has_complete(what.id)) return end(done, op_status::closed);
+        l.in.post(done, ready_);
+    }
+
+    bool progress(time_point until) {
+        time_point at = now();
+        bool fresh = false;  // the links' flags are from a poll just made
+        for (time_point spin_until = at + options_.spin;;) {
+            bool const frozen = at - last_turn_ > options_.times.dead / 2;
+            bool const moved = pump(at, fresh);
+            if (frozen) restart_clocks(at);  // nobody is late for what this process slept through
+            last_turn_ = at;
+            bool const late = run_timers(at);
+            bool const ran = run_ready();
+            bool const changed = std::exchange(changed_, false);
+            bool const stirred = std::exchange(stirred_, false);
+            if (bell_.answered() || ran || changed || late || stirred || at >= until) return changed;
+            fresh = false;
+            if (moved) {
+                at = now();
+                spin_until = at + options_.spin;
+                continue;
+            }
+            if (at >= spin_until) {
+                sleep(std::min({until, next_timer(), at + options_.times.dead / 4}));
+                fresh = true;
+            } else if (options_.yields) {
+                ::sched_yield();
+            }
+            at = now();
+        }
+    }
+
+    void abort(failure const& record) noexcept {
+        for (auto const& l : links_) {
+            if (!aborted_) l->in.discard_messages();
+            if (!l->out.abort(record)) shut(*l);
+            end_operations(*l, op_status::aborted);
+        }
+        aborted_ = changed_ = true;
+        reports_[index(rank_)] = {report::state::spoke, record};
+        for (auto const& l : links_) write(*l, now());
+        run_ready();
+    }
+
+    /// When progress() should run although nobody waits.
+    [[nodiscard]] time_point next_timer() const noexcept {
+        time_point next = never;
+        for (auto const& l : links_) {
+            if (l->out_open) next = std::min(next, l->sent + options_.times.heartbeat);
+            if (l->gone) continue;
+            if (!l->in_open) next = std::min(next, l->ended + options_.times.end_of_file);
+            if (watched(*l) && !l->overdue) next = std::min(next, l->heard + options_.times.dead);
+        }
+        return next;
+    }
+
+    /// What heartbeats from now on say this rank has entered.
+    void entered(mark const& last) noexcept { mark_ = last; }
+    /// What this peer's last heartbeat said.
+    [[nodiscard]] mark const& mark_of(int peer) const { return link_to(peer).in.last_mark(); }
+    /// When anything was last read from this peer, or this rank last woke from a long sleep of its own.
+    [[nodiscard]] time_point last_heard(int peer) const { return link_to(peer).heard; }
+    /// The least rank that is connected but has been silent for timing.dead, if there is one.
+    [[nodiscard]] std::optional<int> overdue_peer() const noexcept {
+        for (std::size_t r = 0; r < by_rank_.size(); ++r)
+            if (by_rank_[r] != nullptr && by_rank_[r]->overdue && watched(*by_rank_[r])) return static_cast<int>(r);
+        return std::nullopt;
+    }
+    /// Who is at the other end, for messages.
+    [[nodiscard]] std::string const& peer_name(int peer) const { return link_to(peer).name; }
+
+    /// See Ending. Whatever is posted later ends as aborted. The destructor calls it.
+    void leave() noexcept try {
+        if (std::exchange(leaving_, true)) return;
+        time_point const until =
+            now() + (aborted_ ? std::min<nanoseconds>(options_.times.shutdown, std::chrono::seconds{1})
+                              : nanoseconds{options_.times.shutdown});
+        auto const drive = [&](auto wanted) {
+            while (!std::all_of(links_.begin(), links_.end(), wanted) && now() < until) progress(until);
+        };
+        drive([](auto const& l) { return l->gone || !l->out_open || !l->out.has_messages(); });
+        left_ = true;
+        for (auto const& l : links_) {
+            l->in.discard_messages();
+            if (l->out.has_messages())
+                shut(*l);  // no goodbye: what was promised did not go out
+            else if (!aborted_)
+                l->out.say_goodbye();
+            end_operations(*l, op_status::aborted);
+            l->shut_when_written = true;
+        }
+        run_ready();
+        drive([](auto const& l) { return !l->in_open && !l->out_open; });
+    } catch (...) {  // out of memory: the streams are closed as they are
+    }
+
+private:
+    using outbox = frame_outbox<Sum>;
+    using inbox = frame_inbox<Sum>;
+    static constexpr std::size_t staging_bytes = std::size_t{64} << 10;
+    static constexpr int turns = 4;  // reads and writes of one link before others have theirs
+
+    struct link {
+        link(int rank, framed_peer<S>& p, std::uint64_t job, std::uint32_t blocks)
+            : peer(p.rank),
+              stream(std::move(p.stream)),
+              name(std::move(p.name)),
+              out(frame_key(job, rank, peer), p.checked, blocks),
+              in(frame_key(job, peer, rank), p.checked, blocks, out) {}
+
+        int peer;
+        S stream;
+        std::string name;
+        outbox out;
+        inbox in;
+        time_point heard, sent, ended;
+        bool out_open = true, in_open = true;
+        bool blocked = false;            // the stream takes no more bytes
+        bool readable = true;            // as far as we know
+        bool shut_when_written = false;  // half-close once everything is out
+        bool overdue = false;
+        bool gone = false;  // no operation can move any more
+        std::error_code why;
+    };
+
+    static std::size_t total(auto buffers) noexcept {
+        std::size_t sum = 0;
+        for (auto const& b : buffers) sum += b.size();
+        return sum;
+    }
+    static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
+    link& link_to(int peer) const {
+        DDP_EXPECTS(peer >= 0 && peer < size() && peer != rank_, "framed: the peer must be another rank of the group");
+        return *by_rank_[index(peer)];
+    }
+    static void prepare(completion& node, int peer, tag const& what, std::byte* data, std::size_t size, bool sends) noexcept {
+        node.status = op_status::pending;
+        node.tag = what;
+        node.data = data;
+        node.size = size;
+        node.moved = 0;
+        node.peer = peer;
+        node.sends = sends;
+    }
+    void end(completion& node, op_status status) noexcept {
+        node.status = status;
+        ready_.push_back(node);
+    }
+    void end_operations(link& l, op_status status) noexcept {
+        l.out.end_all(status, ready_);
+        l.in.end_all(status, ready_);
+    }
+    /// Runs what has ended so far; what that posts waits for the next turn.
+    bool run_ready() noexcept {
+        completion_list batch = std::exchange(ready_, {});
+        bool const any = !batch.empty();
+        while (completion* const node = batch.pop_front()) node->run(*node);
+        return any;
+    }
+    [[nodiscard]] bool watched(link const& l) const noexcept {
+        return l.in_open && !l.gone && reports_[index(l.peer)].is == report::state::silent;
+    }
+    void restart_clocks(time_point at) noexcept {
+        for (auto const& l : links_) {
+            l->heard = at;
+            l->overdue = false;
+            if (l->sent == time_point{}) l->sent = at;
+        }
+        last_turn_ = at;
+    }
+
+    /// Writes and reads what can be. Few links are simply tried; of many, poll says which.
+    bool pump(time_point at, bool fresh) {
+        bool const try_all = !fresh && links_.size() <= 3;
+        if (!try_all && !fresh) look(0);
+        bool moved = false;
+        for (auto const& l : links_) {
+            if (try_all || !l->blocked) moved |= write(*l, at);
+            if (l->in_open && (try_all || l->readable)) moved |= read(*l, at);
+        }
+        return moved;
+    }
+    bool write(link& l, time_point at) noexcept {
+        std::array<const_bytes, outbox::max_buffers> list;
+        bool moved = false;
+        for (int turn = 0; l.out_open && turn < turns; ++turn) {
+            l.out.fill(l.in.consumed());
+            std::size_t const count = l.out.gather(list);
+            if (count == 0) {
+                if (l.shut_when_written) shut(l);
+                break;
+            }
+            stream_result const r = l.stream.write_some(std::span(list).first(count));
+            if (r.status == stream_status::ok) {
+                l.out.wrote(r.bytes, ready_);
+                l.sent = at;
+                moved = true;
+            }
+            l.blocked = r.status == stream_status::would_block ||
+                        (r.status == stream_status::ok && r.bytes < total(std::span(list).first(count)));
+            if (l.blocked) break;
+            if (r.status == stream_status::ok) continue;
+            l.why = r.why;
+            l.out_open = false;  // what the peer sent before may still be read
+            l.out.drop();
+        }
+        return moved;
+    }
+    bool read(link& l, time_point at) {
+        std::array<mutable_bytes, inbox::max_segments> list;
+        bool moved = false;
+        for (int turn = 0; l.in_open && turn < turns; ++turn) {
+            std::size_t const count = l.in.plan(list, {memory_.get(), staging_bytes});
+            stream_result const r = l.stream.read_some(std::span(list).first(count));
+            if (r.status == stream_status::would_block) break;
+            if (r.status != stream_status::ok) {
+                l.in_open = false;
+                if (r.why) l.why = r.why;
+                stream_ended(l, at);
+                return true;
+            }
+            moved = true;
+            l.heard = at;
+            l.overdue = false;
+            bool const clean = l.in.error().empty();
+            try {
+                l.in.took(r.bytes, {memory_.get() + staging_bytes, inbox::max_read}, ready_);
+            } catch (std::bad_alloc const&) {
+                close(l, errc::frame, "no memory for its announcements");
+                l.in.turn_deaf();
+            }
+            heard_from(l, clean);
+            if (r.bytes < total(std::span(list).first(count))) break;
+        }
+        l.readable = false;
+        return moved;
+    }
+    void heard_from(link& l, bool was_clean) {
+        report& about = reports_[index(l.peer)];
+        failure record;
+        if (l.in.take_record(record)) {
+            bool const sane = record.rank >= -1 && record.rank < size() && record.peer >= -1 && record.peer < size();
+            if (sane) {
+                about = {report::state::spoke, record};
+                changed_ = true;
+            } else {
+                l.in.turn_deaf();
+                close(l, errc::frame, "a record of a rank that does not exist");
+            }
+        }
+        if (l.in.said_goodbye() && about.is == report::state::silent) {
+            about.is = report::state::left;
+            changed_ = true;
+            let_go(l);
+        }
+        if (was_clean && !l.in.error().empty()) close(l, errc::frame, l.in.error());
+    }
+    void stream_ended(link& l, time_point at) noexcept {
+        l.ended = at;
+        stirred_ = true;
+        report::state const is = reports_[index(l.peer)].is;
+        if (l.gone || leaving_ || is != report::state::silent) let_go(l);  // it had its say, or owes us nothing any more
+    }
+    /// No operation with this peer moves from here on, and it need not hear of us.
+    void let_go(link& l) noexcept {
+        l.gone = true;
+        end_operations(l, op_status::closed);
+        if (!l.out.abort_pending()) shut(l);
+    }
+    void shut(link& l) noexcept {
+        l.out.drop();
+        if (std::exchange(l.out_open, false)) l.stream.shutdown_send();
+        stirred_ = true;
+    }
+    /// The peer is lost. Bytes that made no sense close one direction only: our record may still reach it.
+    void close(link& l, errc code, std::string_view why) noexcept {
+        l.gone = true;
+        report& about = reports_[index(l.peer)];
+        if (about.is == report::state::silent) {
+            failure record;
+            record.kind = failure_kind::closed;
+            record.code = code;
+            record.rank = rank_;
+            record.peer = l.peer;
+            std::snprintf(record.text.chars.data(), record.text.chars.size(),
+                          "the connection to rank %d%s%s%s %s: %.*s (%u frames were read)", l.peer,
+                          l.name.empty() ? "" : " (", l.name.c_str(), l.name.empty() ? "" : ")",
+                          code == errc::frame ? "carries bytes that ddp did not write" : "ended without goodbye",
+                          static_cast<int>(why.size()), why.data(), l.in.frames());
+            about = {report::state::closed, record};
+            changed_ = true;
+        }
+        end_operations(l, op_status::closed);
+    }
+    /// True if a peer has just become overdue.
+    bool run_timers(time_point at) {
+        bool late = false;
+        for (auto const& l : links_) {
+            if (l->out_open && at - l->sent >= options_.times.heartbeat) {
+                l->out.beat(mark_);
+                l->sent = at;
+                write(*l, at);
+            }
+            if (!l->in_open && !l->gone && at - l->ended >= options_.times.end_of_file) {
+                std::array<char, 128> why{};
+                std::snprintf(why.data(), why.size(), "%s%s", l->why ? l->why.message().c_str() : "end of file",
+                              l->in.in_frame() ? ", inside a message" : "");
+                close(*l, errc::peer_closed, why.data());
+                if (!aborted_) shut(*l);
+            }
+            if (watched(*l) && !l->overdue && at - l->heard >= options_.times.dead) late = l->overdue = true;
+        }
+        return late;
+    }
+
+    /// Polls all links and the bell for at most `wait`, and remembers what it saw.
+    bool look(::nfds_t extra, ::timespec const* wait = nullptr) noexcept {
+        for (std::size_t i = 0; i < links_.size(); ++i) {
+            link const& l = *links_[i];
+            short const events = static_cast<short>((l.in_open ? POLLIN : 0) | (l.out_open && l.blocked ? POLLOUT : 0));
+            polls_[i] = {events != 0 ? links_[i]->stream.descriptor() : -1, events, 0};
+        }
+        polls_[links_.size()] = {bell_.descriptor(), POLLIN, 0};
+        static constexpr ::timespec at_once{};
+        ::ppoll(polls_.data(), links_.size() + extra, wait != nullptr ? wait : &at_once, nullptr);
+        for (std::size_t i = 0; i < links_.size(); ++i) {
+            int const seen = polls_[i].revents;
+            links_[i]->readable = (seen & (POLLIN | POLLHUP | POLLERR)) != 0;
+            if ((seen & (POLLOUT | POLLHUP | POLLERR)) != 0) links_[i]->blocked = false;
+        }
+        return polls_[links_.size()].revents != 0;
+    }
+    void sleep(time_point until) noexcept {
+        using namespace std::chrono;
+        nanoseconds const wait = std::clamp<nanoseconds>(until - now(), nanoseconds{0}, hours{1});
+        ::timespec const time{wait.count() / 1'000'000'000, wait.count() % 1'000'000'000};
+        if (!bell_.fall_asleep()) return;
+        bell_.wake_up(look(1, &time));
+    }
+
+    int rank_;
+    framed_options options_;
+    std::vector<report> reports_;
+    std::vector<std::unique_ptr<link>> links_;
+    std::vector<link*> by_rank_;
+    std::vector<::pollfd> polls_;
+    std::unique_ptr<std::byte[]> memory_;  // staging, then spill: shared by the links, empty between two reads
+    completion_list ready_;                // ended, not run
+    doorbell bell_;
+    mark mark_;
+    time_point last_turn_;
+    bool changed_ = false, aborted_ = false, leaving_ = false, left_ = false;
+    bool stirred_ = false;  // a stream has ended or was shut
+};
+
+}  // namespace ddp

@@ -1,0 +1,121 @@
+/// \file
+/// tcp_transport: framed over TCP sockets (Boost.Asio), payloads from other hosts checked by XXH3 (xxHash).
+#pragma once
+
+#include <utility>  // Boost 1.74 uses std::exchange without it
+
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+
+#if defined(XXH_INLINE_ALL)
+#include <xxhash.h>
+#else
+#define XXH_INLINE_ALL  // without it a program would have to link libxxhash
+#include <xxhash.h>
+#undef XXH_INLINE_ALL
+#endif
+
+#include <fcntl.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <system_error>
+
+#include <ddp/comm/frame_checksum.hpp>
+#include <ddp/comm/frame_stream.hpp>
+#include <ddp/comm/framed.hpp>
+#include <ddp/comm/timing.hpp>
+
+namespace ddp {
+
+/// What Asio's sockets belong to. Never run: the sockets are non-blocking, and framed polls them.
+inline boost::asio::io_context& tcp_context() {
+    static boost::asio::io_context context(1);
+    return context;
+}
+
+/// XXH3, 64 bits. About 20 % of the time of a transfer over loopback, hidden by the wire between hosts.
+class xxh3_checksum {
+public:
+    void reset() noexcept { XXH3_64bits_reset(&state_); }
+    void update(const_bytes piece) noexcept { XXH3_64bits_update(&state_, piece.data(), piece.size()); }
+    [[nodiscard]] std::uint64_t value() noexcept { return XXH3_64bits_digest(&state_); }
+
+private:
+    XXH3_state_t state_;
+};
+static_assert(Checksum<xxh3_checksum>);
+
+/// Before connect or listen. What the system does not allow is left as it is.
+inline void tune_unconnected(int fd) noexcept {
+    ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+    // BBR, some systems' default, took 1.7 times as long on loopback and short links.
+    ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5);
+}
+/// Once connected. The user timeout lies above `dead`: below it the kernel would kill a connection whose peer is only slow.
+inline void tune_connected(int fd, timing const& times) noexcept {
+    int const on = 1;
+    ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    unsigned const limit = static_cast<unsigned>(times.dead.count()) + 1000;
+    ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, sizeof limit);
+    ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+}
+
+/// A connected TCP socket as a Stream. One sendmsg or recvmsg a call; Asio's composed operations move at most 64 KiB.
+class tcp_stream {
+public:
+    using socket = boost::asio::ip::tcp::socket;
+
+    explicit tcp_stream(socket connected) : socket_(std::move(connected)) { socket_.non_blocking(true); }
+
+    stream_result read_some(std::span<mutable_bytes const> buffers) noexcept {
+        std::array<boost::asio::mutable_buffer, 64> list;
+        boost::system::error_code error;
+        std::size_t const n = socket_.read_some(convert(buffers, list), error);
+        return result(n, error);
+    }
+    stream_result write_some(std::span<const_bytes const> buffers) noexcept {
+        std::array<boost::asio::const_buffer, 64> list;
+        boost::system::error_code error;
+        std::size_t const n = socket_.write_some(convert(buffers, list), error);
+        return result(n, error);
+    }
+    [[nodiscard]] int descriptor() const noexcept { return const_cast<socket&>(socket_).native_handle(); }
+    void shutdown_send() noexcept {
+        boost::system::error_code ignored;
+        socket_.shutdown(socket::shutdown_send, ignored);
+    }
+
+private:
+    template <class Buffer>
+    static std::span<Buffer const> convert(auto buffers, std::array<Buffer, 64>& list) noexcept {
+        std::size_t const count = std::min(list.size(), buffers.size());
+        for (std::size_t i = 0; i < count; ++i) list[i] = Buffer(buffers[i].data(), buffers[i].size());
+        return {list.data(), count};
+    }
+    static stream_result result(std::size_t bytes, boost::system::error_code const& error) noexcept {
+        namespace asio = boost::asio;
+        if (!error) return {bytes, stream_status::ok, {}};
+        if (error == asio::error::eof) return {0, stream_status::end, {}};
+        if (error == asio::error::would_block || error == asio::error::try_again ||
+            error == asio::error::interrupted || error == asio::error::no_buffer_space ||
+            error == asio::error::no_memory)
+            return {0, stream_status::would_block, {}};
+        return {0, stream_status::error, std::error_code(error.value(), std::generic_category())};
+    }
+
+    socket socket_;
+};
+static_assert(Stream<tcp_stream>);
+
+using tcp_transport = framed<tcp_stream, xxh3_checksum>;
+static_assert(TimedTransport<tcp_transport>);
+
+}  // namespace ddp

@@ -1,0 +1,24 @@
+/// \file
+/// classification_batch: what a classifier is trained on in one step, as views of somebody else's memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace ddp {
+
+/// `rows` samples of `features` numbers each, and the class of every sample. Zero rows are legal: a rank's share of a
+/// short batch may be empty, and its shape still says how many features there would have been.
+template <class E>
+struct classification_batch {
+    std::span<E const> inputs;              // (rows, features), row-major
+    std::span<std::uint32_t const> labels;  // (rows)
+    std::size_t rows = 0;
+    std::size_t features = 0;
+
+    /// Samples, which is also the batch's weight in the mean over ranks.
+    [[nodiscard]] std::size_t size() const noexcept { return rows; }
+};
+
+}  // namespace ddp

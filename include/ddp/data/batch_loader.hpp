@@ -1,0 +1,73 @@
+/// \file
+/// batch_loader: gathers the samples a sampler names into one contiguous batch of numbers.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <ddp/core/contract.hpp>
+#include <ddp/data/batch.hpp>
+#include <ddp/data/classification.hpp>
+
+namespace ddp {
+
+/// What a byte becomes: (byte / 255 - mean) / deviation. By default [0, 1].
+struct normalisation {
+    double mean = 0;
+    double deviation = 1;
+};
+
+/// Copies rows of a data set into memory of its own, as numbers:
+///
+///     ddp::batch_loader<float> load{data, batches.largest_share()};
+///     while (auto const indices = batches.next()) trainer.step(load(*indices));
+///
+/// Cost: one table look-up a feature. Allocates for `reserve` rows at construction, later only for a larger batch.
+template <std::floating_point E>
+class batch_loader {
+public:
+    /// `data` must outlive the loader. Throws usage_error for a deviation that is not positive.
+    explicit batch_loader(classification_data const& data, std::size_t reserve = 0, normalisation norm = {})
+        : data_(&data) {
+        DDP_EXPECTS(std::isfinite(norm.mean) && std::isfinite(norm.deviation) && norm.deviation > 0,
+                    "batch_loader: the mean must be a number and the deviation a positive one; {0, 1} keeps [0, 1]");
+        for (std::size_t b = 0; b < number_.size(); ++b)
+            number_[b] = static_cast<E>((static_cast<double>(b) / 255.0 - norm.mean) / norm.deviation);
+        inputs_.reserve(reserve * data.features);
+        labels_.reserve(reserve);
+    }
+    batch_loader(classification_data const&&, std::size_t = 0, normalisation = {}) = delete;  // would dangle
+
+    /// The samples at `indices`, in that order. The views hold until the next call. Throws usage_error for an index
+    /// that the data set does not have.
+    [[nodiscard]] classification_batch<E> operator()(std::span<std::uint32_t const> indices) {
+        std::size_t const features = data_->features;
+        inputs_.resize(indices.size() * features);
+        labels_.resize(indices.size());
+        for (std::size_t row = 0; row < indices.size(); ++row) {
+            std::size_t const sample = indices[row];
+            DDP_EXPECTS(sample < data_->size(), "batch_loader: there is no sample " + std::to_string(sample) +
+                                                    "; the data set holds " + std::to_string(data_->size()) +
+                                                    ", give the sampler that number");
+            std::uint8_t const* const from = data_->inputs.data() + sample * features;
+            E* const to = inputs_.data() + row * features;
+            for (std::size_t f = 0; f < features; ++f) to[f] = number_[from[f]];
+            labels_[row] = data_->labels[sample];
+        }
+        return {inputs_, labels_, indices.size(), features};
+    }
+
+private:
+    classification_data const* data_;
+    std::array<E, 256> number_{};        // of each byte: the division is done once, and rounds the same for all
+    std::vector<E> inputs_;              // (rows, features), row-major
+    std::vector<std::uint32_t> labels_;  // (rows)
+};
+
+}  // namespace ddp

@@ -1,0 +1,23 @@
+/// \file
+/// Everything that needs only the standard library. Doors are included on their own: <ddp/rendezvous/run_tcp.hpp> (Asio),
+/// <ddp/rendezvous/run_mpi.hpp> (MPI), <ddp/nn/nn.hpp> (Eigen), <ddp/data/gzip.hpp> (zlib).
+#pragma once
+
+#include <ddp/collective/all_gather.hpp>
+#include <ddp/collective/allreduce.hpp>
+#include <ddp/collective/any_allreduce.hpp>
+#include <ddp/collective/barrier.hpp>
+#include <ddp/collective/broadcast.hpp>
+#include <ddp/collective/gather.hpp>
+#include <ddp/collective/reduce_scatter.hpp>
+#include <ddp/comm/communicator.hpp>
+#include <ddp/comm/inproc.hpp>
+#include <ddp/core/version.hpp>
+#include <ddp/data/batch_loader.hpp>
+#include <ddp/data/classification.hpp>
+#include <ddp/data/sampler.hpp>
+#include <ddp/model/model.hpp>
+#include <ddp/optim/any_optimizer.hpp>
+#include <ddp/rendezvous/run.hpp>
+#include <ddp/train/data_parallel.hpp>
+#include <ddp/train/evaluate.hpp>

@@ -1,0 +1,79 @@
+/// \file
+/// Activations: element-wise functions whose derivative is a function of their value.
+#pragma once
+
+#include <cstddef>
+#include <utility>
+
+#include <ddp/kernel/kernel.hpp>
+#include <ddp/nn/layer.hpp>
+
+namespace ddp::nn {
+
+/// max(x, 0). NaN stays NaN, so that a diverged run shows. The derivative at 0 is 0.
+struct rectifier {
+    template <Element E>
+    DDP_KERNEL static void value(E* y, E const* x, std::size_t count) {
+        DDP_INDEPENDENT
+        for (std::size_t i = 0; i < count; ++i) y[i] = x[i] < E{0} ? E{0} : x[i];
+    }
+    template <Element E>
+    DDP_KERNEL static void derivative(E* d, E const* y, std::size_t count) {  // d *= f', f' from the value y
+        DDP_INDEPENDENT
+        for (std::size_t i = 0; i < count; ++i) d[i] = y[i] <= E{0} ? E{0} : d[i];
+    }
+};
+
+/// tanh(x), by Eigen: a rational approximation in float (a few units in the last place), the C library's in double.
+struct hyperbolic_tangent {
+    template <Element E>
+    static void value(E* y, E const* x, std::size_t count) {
+        auto const n = static_cast<Eigen::Index>(count);
+        Eigen::Map<Eigen::Array<E, Eigen::Dynamic, 1>>(y, n) =
+            Eigen::Map<Eigen::Array<E, Eigen::Dynamic, 1> const>(x, n).tanh();
+    }
+    template <Element E>
+    DDP_KERNEL static void derivative(E* d, E const* y, std::size_t count) {
+        DDP_NO_CONTRACTION
+        DDP_INDEPENDENT
+        for (std::size_t i = 0; i < count; ++i) d[i] *= E{1} - y[i] * y[i];
+    }
+};
+
+/// The layer made of such a function. Backward works in place, on the gradient it was handed; forward too, behind a layer
+/// that has no more use for its result. Cost: one pass each over the activations.
+template <Element E, class Function>
+class activation {
+public:
+    using element = E;
+
+    matrix_view<E> forward(const_matrix_view<E> x, forward_mode) {
+        matrix_view<E> y = y_.take(rows_of(x), columns_of(x));
+        Function::value(y.data(), x.data(), static_cast<std::size_t>(x.size()));
+        kept_ = y.data();
+        return y;
+    }
+    matrix_view<E> forward_in_place(matrix_view<E> y, forward_mode) {
+        Function::value(y.data(), std::as_const(y).data(), static_cast<std::size_t>(y.size()));
+        kept_ = y.data();
+        return y;
+    }
+    matrix_view<E> backward(matrix_view<E> dy, backward_mode) {
+        Function::derivative(dy.data(), kept_, static_cast<std::size_t>(dy.size()));
+        return dy;
+    }
+
+private:
+    E const* kept_ = nullptr;  // y of the last forward
+    buffer<E> y_;
+};
+
+template <Element E = float>
+struct relu : activation<E, rectifier> {};
+
+template <Element E = float>
+struct tanh : activation<E, hyperbolic_tangent> {};
+
+static_assert(LayerOf<relu<float>, float> && LayerOf<tanh<double>, double>);
+
+}  // namespace ddp::nn

@@ -1,0 +1,47 @@
+/// \file
+/// any_optimizer: one of the library's optimizers, chosen at run time.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <variant>
+
+#include <ddp/optim/adam.hpp>
+#include <ddp/optim/optimizer.hpp>
+#include <ddp/optim/sgd.hpp>
+
+namespace ddp {
+
+/// Holds sgd, adam or adamw, and behaves as what it holds, hash included. For command lines and matrices of tests: one
+/// trainer is compiled instead of three. Costs one indirect choice a range.
+class any_optimizer {
+public:
+    any_optimizer(sgd const& held) noexcept : held_(held) {}
+    any_optimizer(adam const& held) noexcept : held_(held) {}
+    any_optimizer(adamw const& held) noexcept : held_(held) {}
+
+    [[nodiscard]] std::size_t slot_count() const noexcept {
+        return std::visit([](auto const& held) { return held.slot_count(); }, held_);
+    }
+    [[nodiscard]] double learning_rate() const noexcept {
+        return std::visit([](auto const& held) { return held.learning_rate(); }, held_);
+    }
+    [[nodiscard]] std::uint64_t hash() const noexcept {
+        return std::visit([](auto const& held) { return held.hash(); }, held_);
+    }
+    void validate() const {
+        std::visit([](auto const& held) { held.validate(); }, held_);
+    }
+    template <std::floating_point E>
+    void step(step_info const& at, std::span<E const> gradient, std::span<E> value, slot_spans<E> slots) const {
+        std::visit([&](auto const& held) { held.step(at, gradient, value, slots); }, held_);
+    }
+
+private:
+    std::variant<sgd, adam, adamw> held_;
+};
+static_assert(OptimizerFor<any_optimizer, float> && OptimizerFor<any_optimizer, double>);
+
+}  // namespace ddp

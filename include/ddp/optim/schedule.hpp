@@ -1,0 +1,124 @@
+/// \file
+/// Learning-rate schedules: pure functions from a step's number to a factor of the base rate.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <variant>
+
+#include <ddp/core/bytes.hpp>
+#include <ddp/core/contract.hpp>
+#include <ddp/core/digest.hpp>
+#include <ddp/kernel/kernel.hpp>
+
+namespace ddp {
+
+/// The linear scaling rule: a k times larger batch takes a k times larger learning rate, after a warm-up.
+/// Source: Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017.
+[[nodiscard]] inline double linear_scaling(double base_lr, std::size_t base_batch, std::size_t batch) {
+    DDP_EXPECTS(base_batch > 0 && batch > 0, "linear_scaling: both batch sizes must be at least 1");
+    return base_lr * (static_cast<double>(batch) / static_cast<double>(base_batch));
+}
+
+/// Grows from `from` to 1 in equal increments over `steps` steps: step `steps` is the first at full rate. With the
+/// linear scaling rule by k, from = 1/k starts at the small batch's rate (Goyal et al., 2017).
+struct linear_warmup {
+    std::uint64_t steps = 0;
+    double from = 0.1;
+};
+
+/// Always 1.
+struct constant_rate {};
+
+/// Times `factor` after every `every` steps.
+struct step_decay {
+    std::uint64_t every = 1000;
+    double factor = 0.1;
+};
+
+/// Half a cosine from 1 to `floor` over `steps` steps; `floor` from then on.
+/// Source: Loshchilov and Hutter, "SGDR: stochastic gradient descent with warm restarts", ICLR 2017, without restarts.
+struct cosine_decay {
+    std::uint64_t steps = 1000;
+    double floor = 0.0;
+};
+
+namespace detail::kernels {
+
+// Scalars, but kernels all the same: ranks compiled for different processors must get the same rate.
+
+DDP_KERNEL inline double factor_at(linear_warmup const& warmup, std::uint64_t step) {
+    DDP_NO_CONTRACTION
+    double const done = static_cast<double>(step) / static_cast<double>(warmup.steps);
+    return warmup.from + (1 - warmup.from) * done;
+}
+DDP_KERNEL inline double factor_at(constant_rate const&, std::uint64_t) {
+    return 1;
+}
+DDP_KERNEL inline double factor_at(step_decay const& decay, std::uint64_t step) {
+    return power(decay.factor, step / decay.every);
+}
+DDP_KERNEL inline double factor_at(cosine_decay const& decay, std::uint64_t step) {
+    DDP_NO_CONTRACTION
+    if (step >= decay.steps) return decay.floor;
+    double const done = static_cast<double>(step) / static_cast<double>(decay.steps);
+    return decay.floor + (1 - decay.floor) * (0.5 * (1 + cosine(done)));
+}
+
+}  // namespace detail::kernels
+
+/// A schedule chosen at run time: perhaps a warm-up, then one of the shapes, which counts its steps from the warm-up's
+/// end. Plain data; the same on every rank (hash() says so).
+///
+///     ddp::schedule{ddp::linear_warmup{.steps = 100, .from = 0.25}, ddp::cosine_decay{.steps = 900}}
+class schedule {
+public:
+    using shape = std::variant<constant_rate, step_decay, cosine_decay>;
+
+    schedule() = default;
+    schedule(constant_rate then) : schedule(linear_warmup{}, then) {}
+    schedule(step_decay then) : schedule(linear_warmup{}, then) {}
+    schedule(cosine_decay then) : schedule(linear_warmup{}, then) {}
+    schedule(linear_warmup warmup) : schedule(warmup, constant_rate{}) {}
+
+    /// Throws usage_error for numbers that make no schedule.
+    schedule(linear_warmup warmup, shape then) : warmup_(warmup), then_(then) {
+        DDP_EXPECTS(std::isfinite(warmup.from) && warmup.from >= 0,
+                    "linear_warmup: from must be a finite number >= 0; 1/k when the rate was scaled by k");
+        if (auto const* const decay = std::get_if<step_decay>(&then_)) {
+            DDP_EXPECTS(decay->every > 0, "step_decay: every must be at least 1 step; use constant_rate for no decay");
+            DDP_EXPECTS(std::isfinite(decay->factor) && decay->factor >= 0,
+                        "step_decay: factor must be a finite number >= 0; 0.1 is usual");
+        }
+        if (auto const* const decay = std::get_if<cosine_decay>(&then_)) {
+            DDP_EXPECTS(decay->steps > 0, "cosine_decay: steps must be at least 1; give the number of training steps");
+            DDP_EXPECTS(std::isfinite(decay->floor) && decay->floor >= 0,
+                        "cosine_decay: floor must be a finite number >= 0; 0 is usual");
+        }
+    }
+
+    /// The factor of the base learning rate for step `step`, counted from 0: for the step_info of that step,
+    /// learning_rate = optimizer.learning_rate() * factor(info.step - 1).
+    [[nodiscard]] double factor(std::uint64_t step) const {
+        if (step < warmup_.steps) return detail::kernels::factor_at(warmup_, step);
+        return std::visit([&](auto const& then) { return detail::kernels::factor_at(then, step - warmup_.steps); },
+                          then_);
+    }
+
+    [[nodiscard]] std::uint64_t hash() const noexcept {
+        digest all;
+        all.add("schedule").add(warmup_.steps).add(bytes_of(warmup_.from)).add(std::uint64_t{then_.index()});
+        if (auto const* const decay = std::get_if<step_decay>(&then_))
+            all.add(decay->every).add(bytes_of(decay->factor));
+        if (auto const* const decay = std::get_if<cosine_decay>(&then_))
+            all.add(decay->steps).add(bytes_of(decay->floor));
+        return all.value();
+    }
+
+private:
+    linear_warmup warmup_;
+    shape then_;
+};
+
+}  // namespace ddp

@@ -1,0 +1,124 @@
+/// \file
+/// Blocking steps on TCP sockets with a deadline each: what a rendezvous is made of.
+#pragma once
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include <ddp/comm/tcp.hpp>
+#include <ddp/comm/transport.hpp>
+#include <ddp/core/bytes.hpp>
+#include <ddp/core/error.hpp>
+
+namespace ddp {
+
+/// The ranks did not find each other. The text says who is missing, where it was tried, and what to look at.
+class rendezvous_error : public error {
+public:
+    explicit rendezvous_error(std::string const& text) : error(errc::rendezvous, text) {}
+};
+
+namespace detail {
+
+namespace tcp = boost::asio::ip;
+using tcp_endpoint = boost::asio::ip::tcp::endpoint;
+using tcp_socket = boost::asio::ip::tcp::socket;
+using tcp_acceptor = boost::asio::ip::tcp::acceptor;
+
+[[nodiscard]] inline std::string text_of(tcp_endpoint const& at) {
+    std::string const host = at.address().to_string();
+    return (at.address().is_v6() ? "[" + host + "]" : host) + ":" + std::to_string(at.port());
+}
+
+/// Waits for `events` on a descriptor. False when `until` has come.
+inline bool poll_until(int fd, short events, time_point until) {
+    for (;;) {
+        auto const left = std::chrono::ceil<std::chrono::milliseconds>(until - clock::now()).count();
+        ::pollfd one{fd, events, 0};
+        int const n = ::poll(&one, 1, static_cast<int>(std::clamp<std::int64_t>(left, 0, 60000)));
+        if (n > 0) return true;
+        if (left <= 0) return false;
+    }
+}
+
+enum class io_end : std::uint8_t { ok, closed, late };
+
+/// Writes or reads all of it, or says why not.
+inline io_end write_all(tcp_socket& socket, const_bytes bytes, time_point until) {
+    while (!bytes.empty()) {
+        boost::system::error_code error;
+        std::size_t const n = socket.write_some(boost::asio::buffer(bytes.data(), bytes.size()), error);
+        bytes = bytes.subspan(n);
+        if (error == boost::asio::error::would_block) {
+            if (!poll_until(socket.native_handle(), POLLOUT, until)) return io_end::late;
+        } else if (error) {
+            return io_end::closed;
+        }
+    }
+    return io_end::ok;
+}
+inline io_end read_all(tcp_socket& socket, mutable_bytes bytes, time_point until) {
+    while (!bytes.empty()) {
+        boost::system::error_code error;
+        std::size_t const n = socket.read_some(boost::asio::buffer(bytes.data(), bytes.size()), error);
+        bytes = bytes.subspan(n);
+        if (error == boost::asio::error::would_block) {
+            if (!poll_until(socket.native_handle(), POLLIN, until)) return io_end::late;
+        } else if (error) {
+            return io_end::closed;
+        }
+    }
+    return io_end::ok;
+}
+
+/// Connects without ever waiting past `until`. The error is timed_out then.
+inline boost::system::error_code dial(tcp_socket& socket, tcp_endpoint const& to, time_point until) {
+    boost::system::error_code error;
+    socket.close(error);
+    if (socket.open(to.protocol(), error)) return error;
+    socket.non_blocking(true, error);
+    int const fd = socket.native_handle();
+    tune_unconnected(fd);
+    // Asio's connect waits for ever, also on a non-blocking socket.
+    if (::connect(fd, to.data(), static_cast<::socklen_t>(to.size())) == 0) return {};
+    if (errno != EINPROGRESS) return {errno, boost::system::system_category()};
+    if (!poll_until(fd, POLLOUT, until)) return boost::asio::error::timed_out;
+    int code = 0;
+    ::socklen_t size = sizeof code;
+    ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &code, &size);
+    return {code, boost::system::system_category()};
+}
+
+/// Listens at `at` (port 0: any free one).
+inline boost::system::error_code listen_at(tcp_acceptor& acceptor, tcp_endpoint const& at) {
+    boost::system::error_code error;
+    if (acceptor.open(at.protocol(), error)) return error;
+    tune_unconnected(acceptor.native_handle());
+    acceptor.set_option(boost::asio::socket_base::reuse_address(true), error);
+    acceptor.non_blocking(true, error);
+    if (acceptor.bind(at, error) || acceptor.listen(SOMAXCONN, error)) {
+        boost::system::error_code ignored;
+        acceptor.close(ignored);
+    }
+    return error;
+}
+
+/// "pid 4121 on node7"
+[[nodiscard]] inline std::string this_process() {
+    char host[65] = {};
+    ::gethostname(host, sizeof host - 1);
+    return "pid " + std::to_string(::getpid()) + " on " + host;
+}
+
+}  // namespace detail
+}  // namespace ddp

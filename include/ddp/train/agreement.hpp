@@ -1,0 +1,112 @@
+/// \file
+/// Agreement: before the first step ranks compare what they are about to train, and name the first difference.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ddp/collective/all_gather.hpp>
+#include <ddp/comm/communicator.hpp>
+#include <ddp/core/digest.hpp>
+#include <ddp/core/version.hpp>
+#include <ddp/model/model.hpp>
+
+namespace ddp::detail {
+
+/// One line a parameter: what must be alike on all ranks.
+template <Element E>
+std::string describe(std::span<parameter<E> const> parameters) {
+    std::string text;
+    auto const list = [&](std::vector<std::size_t> const& numbers) {
+        text += '[';
+        for (std::size_t k = 0; k < numbers.size(); ++k) text += (k == 0 ? "" : " x ") + std::to_string(numbers[k]);
+        text += ']';
+    };
+    for (parameter<E> const& p : parameters) {
+        text += "'" + p.name + "' ";
+        list(p.shape);
+        if (!p.strides.empty()) {
+            text += " strides ";
+            list(p.strides);
+        }
+        text += std::is_same_v<E, float> ? " float\n" : " double\n";
+    }
+    return text;
+}
+
+/// What a rank is about to do, as hashes: each has a name in the error.
+struct agenda {
+    static constexpr std::array<std::string_view, 5> names = {
+        "version of the library", "bucket policy", "allreduce algorithm", "optimizer or its settings",
+        "training options (update policy, clipping, schedule)"};
+    std::array<std::uint64_t, 5> hashes = {};
+    std::uint64_t parameters = 0;   // of the description
+    std::uint64_t description = 0;  // its bytes
+};
+
+/// The first line in which two descriptions differ, in words.
+inline std::string first_difference(std::string_view zero, std::string_view other, int rank) {
+    auto const line = [](std::string_view& text) {
+        std::size_t const end = text.find('\n');
+        std::string_view const first = text.substr(0, end);
+        text.remove_prefix(end == text.npos ? text.size() : end + 1);
+        return first;
+    };
+    for (std::size_t i = 0; !zero.empty() || !other.empty(); ++i) {
+        std::string_view const a = line(zero), b = line(other);
+        if (a == b) continue;
+        auto const say = [](std::string_view what) {
+            return what.empty() ? std::string("absent") : std::string(what);
+        };
+        return "parameter #" + std::to_string(i) + " is " + say(a) + " on rank 0 and " + say(b) + " on rank " +
+               std::to_string(rank);
+    }
+    return "the parameters are listed differently";
+}
+
+/// Ranks exchange their agendas; where one differs from rank 0's, every rank throws the same words.
+template <Transport T>
+task<> expect_agreement(scheduler<T>& on, std::string_view description, agenda mine) {
+    lane<T> const over{&on, on.current().id, on.current().fingerprint};
+    std::vector<agenda> all(static_cast<std::size_t>(on.size()));
+    all[static_cast<std::size_t>(on.rank())] = mine;
+    co_await all_gather_small(over, std::span<agenda>(all));
+    for (int rank = 1; rank < on.size(); ++rank) {
+        agenda const &zero = all.front(), &other = all[static_cast<std::size_t>(rank)];
+        bool const same_model = zero.parameters == other.parameters;
+        if (same_model && zero.hashes == other.hashes) continue;
+        // The least rank that differs words it for everybody.
+        if (on.rank() == 0 && !same_model) {
+            operation out;
+            over.phase(1).send(out, rank, as_const_bytes(std::span<char const>(description)));
+            co_await out;
+        }
+        if (on.rank() == rank) {
+            std::string text = "rank " + std::to_string(rank) + " differs from rank 0: ";
+            if (!same_model) {
+                std::vector<char> from_zero(zero.description);
+                operation in;
+                over.phase(1).receive(in, 0, as_mutable_bytes(std::span<char>(from_zero)));
+                co_await in;
+                text += first_difference({from_zero.data(), from_zero.size()}, description, rank);
+            } else {
+                for (std::size_t k = 0; k < mine.hashes.size(); ++k)
+                    if (zero.hashes[k] != other.hashes[k]) {
+                        text += "another " + std::string(agenda::names[k]);
+                        break;
+                    }
+            }
+            on.fail(failure_kind::mismatch, errc::model_differs, rank,
+                    text + ". Build the same model with the same trainer settings on all ranks.");
+            throw collective_aborted();
+        }
+        event nobody(on);
+        co_await nobody;  // until that rank's words arrive
+    }
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,150 @@
+/// \file
+/// Bucket policies: which stretches of the gradient are reduced together. Pure functions, agreed by hash.
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include <ddp/core/contract.hpp>
+#include <ddp/core/digest.hpp>
+#include <ddp/model/layout.hpp>
+
+namespace ddp {
+
+/// A boundary between buckets: before element `offset` of the parameter at `position` in the arena's order.
+struct bucket_cut {
+    std::size_t position = 0;
+    std::size_t offset = 0;
+    friend auto operator<=>(bucket_cut const&, bucket_cut const&) = default;
+};
+
+/// What a policy decides. Plain data: the policy's type ends where a trainer is made.
+struct bucket_plan {
+    std::vector<std::size_t> order;   ///< parameters as they lie in the arena; empty: as declared
+    std::vector<bucket_cut> cuts;     ///< inner boundaries, ascending: k cuts make k + 1 buckets, in arena order
+    std::vector<std::size_t> launch;  ///< buckets in the order in which they are expected to fill; empty: last first
+};
+
+/// What a policy is told.
+struct bucket_request {
+    std::span<std::size_t const> counts;  ///< elements of each parameter, as declared
+    std::size_t element_bytes = 4;
+    std::size_t grain = 16;               ///< cuts inside a parameter fall on multiples of this many elements
+};
+
+/// Parameters in, a plan out. Pure: every rank computes the same one, which their hash confirms.
+template <class B>
+concept BucketPolicy = requires(B const& policy, bucket_request const& request) {
+    { policy.plan(request) } -> std::same_as<bucket_plan>;
+};
+
+/// Buckets of at most `cap_bytes`, filled from the last parameter backwards, as gradients become ready. The first to fill
+/// is small, so that communication starts early; parameters larger than the cap are split.
+/// Source: PyTorch DDP's first bucket and cap (Li et al., VLDB 2020); splitting as in ByteScheduler (SOSP 2019).
+struct size_capped_buckets {
+    std::size_t cap_bytes = std::size_t{4} << 20;
+    std::size_t first_bytes = std::size_t{1} << 20;
+
+    [[nodiscard]] bucket_plan plan(bucket_request const& request) const {
+        DDP_EXPECTS(cap_bytes > 0 && first_bytes > 0, "size_capped_buckets: caps are positive numbers of bytes");
+        bucket_plan result;
+        std::size_t room = limit(std::min(first_bytes, cap_bytes), request), filled = 0;
+        auto const close = [&](bucket_cut at) {
+            result.cuts.push_back(at);
+            room = limit(cap_bytes, request);
+            filled = 0;
+        };
+        for (std::size_t position = request.counts.size(); position-- > 0;) {
+            std::size_t left = request.counts[position];
+            if (filled > 0 && left > room - filled) close({position + 1, 0});
+            while (left > room - filled) {  // larger than a whole bucket: cut from its end
+                std::size_t const at = (left - (room - filled) + request.grain - 1) / request.grain * request.grain;
+                if (at >= left) break;
+                close({position, at});
+                left = at;
+            }
+            filled += left;
+        }
+        std::reverse(result.cuts.begin(), result.cuts.end());
+        return result;
+    }
+
+private:
+    static std::size_t limit(std::size_t bytes, bucket_request const& request) {
+        return std::max(request.grain, bytes / request.element_bytes / request.grain * request.grain);
+    }
+};
+
+/// One bucket a parameter: the finest overlap, the most messages.
+struct per_parameter_buckets {
+    [[nodiscard]] bucket_plan plan(bucket_request const& request) const {
+        bucket_plan result;
+        for (std::size_t p = 1; p < request.counts.size(); ++p) result.cuts.push_back({p, 0});
+        return result;
+    }
+};
+
+/// Everything in one message: no overlap; a yardstick.
+struct single_bucket {
+    [[nodiscard]] bucket_plan plan(bucket_request const& /*request*/) const { return {}; }
+};
+static_assert(BucketPolicy<size_capped_buckets> && BucketPolicy<per_parameter_buckets> && BucketPolicy<single_bucket>);
+
+namespace detail {
+
+/// A plan laid over its layout: bucket b is the arena's [begin(b), end(b)).
+class bucket_map {
+public:
+    bucket_map() = default;
+    bucket_map(bucket_plan const& plan, layout const& where, std::size_t grain) : bounds_{0} {
+        for (bucket_cut const& cut : plan.cuts) {
+            DDP_EXPECTS(cut.position < where.parameters(), "a bucket plan cuts behind the last parameter");
+            std::size_t const i = where.order()[cut.position];
+            DDP_EXPECTS(cut.offset <= where.count(i) && cut.offset % grain == 0,
+                        "a bucket plan cuts inside a parameter only at multiples of the requested grain");
+            bounds_.push_back(where.begin(i) + cut.offset);
+            DDP_EXPECTS(bounds_.back() >= bounds_[bounds_.size() - 2], "a bucket plan's cuts must ascend");
+        }
+        bounds_.push_back(where.size());
+        launch_ = plan.launch;
+        if (launch_.empty())
+            for (std::size_t b = count(); b-- > 0;) launch_.push_back(b);
+        std::vector<std::size_t> sorted = launch_;
+        std::sort(sorted.begin(), sorted.end());
+        for (std::size_t b = 0; b < sorted.size(); ++b)
+            DDP_EXPECTS(sorted.size() == count() && sorted[b] == b, "a bucket plan launches every bucket exactly once");
+        touches_.resize(where.parameters());
+        members_.resize(count());
+        for (std::size_t b = 0; b < count(); ++b)
+            where.for_each_in(begin(b), end(b), [&](std::size_t i, std::size_t, std::size_t) {
+                touches_[i].push_back(b);
+                ++members_[b];
+            });
+    }
+
+    [[nodiscard]] std::size_t count() const noexcept { return bounds_.size() - 1; }
+    [[nodiscard]] std::size_t begin(std::size_t b) const noexcept { return bounds_[b]; }
+    [[nodiscard]] std::size_t end(std::size_t b) const noexcept { return bounds_[b + 1]; }
+    [[nodiscard]] std::span<std::size_t const> launch() const noexcept { return launch_; }
+    /// The buckets that parameter i has elements in, and how many parameters bucket b waits for.
+    [[nodiscard]] std::span<std::size_t const> touches(std::size_t i) const noexcept { return touches_[i]; }
+    [[nodiscard]] std::size_t members(std::size_t b) const noexcept { return members_[b]; }
+
+    [[nodiscard]] std::uint64_t hash() const noexcept {
+        return digest().add(std::span<std::size_t const>(bounds_)).add(std::span<std::size_t const>(launch_)).value();
+    }
+
+private:
+    std::vector<std::size_t> bounds_ = {0};
+    std::vector<std::size_t> launch_;
+    std::vector<std::vector<std::size_t>> touches_;
+    std::vector<std::size_t> members_;
+};
+
+}  // namespace detail
+}  // namespace ddp

@@ -1,0 +1,429 @@
+/// \file
+/// data_parallel: trains one model on all ranks of a communicator as if they were one process.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <limits>
+#include <memory>
+#include <new>
+#include <span>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ddp/collective/automatic_allreduce.hpp>
+#include <ddp/collective/broadcast.hpp>
+#include <ddp/comm/communicator.hpp>
+#include <ddp/core/digest.hpp>
+#include <ddp/kernel/kernel.hpp>
+#include <ddp/model/layout.hpp>
+#include <ddp/model/model.hpp>
+#include <ddp/optim/optimizer.hpp>
+#include <ddp/train/agreement.hpp>
+#include <ddp/train/bucket.hpp>
+#include <ddp/train/options.hpp>
+#include <ddp/train/reducer.hpp>
+
+namespace ddp {
+
+/// What step returns.
+struct step_result {
+    double loss = 0;           ///< mean over this rank's samples; 0 where it had none
+    std::uint64_t weight = 0;  ///< samples of all ranks; 0: nobody had any, and nothing changed
+    double gradient_norm = 0;  ///< of the mean gradient before clipping, where clipping asks for it
+};
+
+/// Where the time of the steps went, on the thread that calls them.
+struct step_times {
+    std::uint64_t steps = 0;
+    std::chrono::nanoseconds total{};   ///< in step()
+    std::chrono::nanoseconds waited{};  ///< of that, waiting for communication after backward had ended
+};
+
+/// Memory for one array of a model's parameters, zeroed, on a 64-byte boundary.
+template <Element E>
+[[nodiscard]] std::shared_ptr<E[]> make_arena(std::size_t count) {
+    auto* const raw = static_cast<E*>(::operator new(std::max<std::size_t>(1, count) * sizeof(E), std::align_val_t{64}));
+    std::fill_n(raw, count, E(0));
+    return std::shared_ptr<E[]>(raw, [](E* p) { ::operator delete(p, std::align_val_t{64}); });
+}
+
+/// Data-parallel training: the gradient of every step is the mean over the samples of all ranks, and after every step all
+/// ranks hold the same bits.
+///
+///     ddp::data_parallel trainer{model, ddp::sgd{.lr = 0.1}, comm};
+///     for (auto const& batch : batches) trainer.step(batch);
+///
+/// The constructor compares models and settings of all ranks, gives the model library memory to work in where it can be
+/// bound (otherwise gradients are copied out and values back in: two extra passes over each a step), and broadcasts rank
+/// 0's values. Gradients are reduced bucket by bucket while backward still runs.
+///
+/// Model, communicator and trainer are destroyed in any order but comm last. One thread calls the trainer.
+/// Throws comm_error, the same on every rank; what the user's own model throws comes back as itself on that rank.
+/// After an exception the communicator has failed for good; completed_steps() and torn() say what the values are worth.
+template <Model M, class Opt, Transport T, class A = automatic_allreduce, class Obs = null_observer>
+    requires OptimizerFor<Opt, element_of<M>> && AllreduceOver<A, T, element_of<M>>
+class data_parallel {
+public:
+    using element = element_of<M>;
+
+    template <BucketPolicy Buckets = size_capped_buckets>
+    data_parallel(M& model, Opt optimizer, communicator<T>& comm, training_options const& options = {},
+                  A algorithm = {}, Buckets const& buckets = {}, Obs observer = {})
+        : model_(model), comm_(comm), options_(options), parameters_(list_parameters(model)), observer_(observer),
+          home_(std::this_thread::get_id()), reports_(parameters_.size()) {
+        expect_uncontracted_kernels();
+        if constexpr (requires { optimizer.validate(); }) optimizer.validate();
+        if (options_.clip) options_.clip->validate();
+        std::vector<std::size_t> counts;
+        for (parameter<element> const& p : parameters_) counts.push_back(p.value.size());
+        std::size_t const grain = reducer_type::slice_grain(options_.clip.has_value());
+        bucket_plan const plan = buckets.plan({counts, sizeof(element), grain});
+        layout_ = layout(counts, plan.order, sizeof(element));
+        detail::bucket_map map(plan, layout_, grain);
+        values_ = make_arena<element>(layout_.size());
+        gradients_ = make_arena<element>(layout_.size());
+
+        detail::agenda mine;
+        mine.hashes = {version_number, map.hash(), digest().add(algorithm.name).value(), optimizer.hash(), options_hash()};
+        reducer_ = std::make_unique<reducer_type>(
+            comm_.tasks(), algorithm, optimizer, layout_, std::move(map),
+            options_, ready_releases<M> && bound, gradients(), values(), observer_);
+        try {
+            start(mine);
+        } catch (...) {
+            detach();
+            throw;
+        }
+    }
+    data_parallel(data_parallel const&) = delete;
+    data_parallel& operator=(data_parallel const&) = delete;
+    ~data_parallel() {
+        if (begun_) comm_.fail("its program left a training step before the step had ended");
+        detach();
+    }
+
+    /// One step on this rank's batch: forward, backward, mean over all ranks' samples, update. Batches may differ in size
+    /// between ranks and be empty on some.
+    template <class Batch>
+        requires ModelFor<M, Batch>
+    step_result step(Batch const& batch) {
+        auto const since = clock::now();
+        weight_ = weight_of(model_, batch);
+        begin(0);
+        double const loss = forward_quietly(batch, weight_);
+        backward_quietly();
+        step_result const result = finish(loss);
+        account(since);
+        return result;
+    }
+
+    /// Takes part without a batch, for a rank that is out of data. Returns false once every rank says so; nothing has
+    /// changed then, and every rank stops.
+    bool step() {
+        auto const since = clock::now();
+        weight_ = 0;
+        begin(1);
+        backward_quietly();
+        finish(0, true);
+        account(since);
+        return !reducer_->everybody_done();
+    }
+
+    // The calls behind step, for gradient accumulation and for loops of one's own:
+    // forward, accumulate (any number of times), then forward, backward, finish.
+
+    /// Mean loss over the batch; remembers the batch's weight for the backward that follows.
+    template <class Batch>
+        requires ModelFor<M, Batch>
+    double forward(Batch const& batch) {
+        weight_ = weight_of(model_, batch);
+        return forward_quietly(batch, weight_);
+    }
+    /// Backward without communication: adds this batch to the next step's gradient.
+    void accumulate() {
+        DDP_EXPECTS(!begun_, "accumulate() comes before the synchronising backward(); finish() the step first");
+        run_backward(false);
+    }
+    /// Backward that starts the reductions. Nothing may touch the model's values until finish().
+    void backward() {
+        begin(0);
+        backward_quietly();
+    }
+    /// Returns when all values are new. `loss` of the result is 0: forward returned it.
+    step_result finish() { return finish(0); }
+
+    [[nodiscard]] std::uint64_t completed_steps() const noexcept { return reducer_->updates(); }
+    /// After a failure: whether only some values took part in the step that failed. Such state must not be kept.
+    [[nodiscard]] bool torn() const noexcept { return reducer_->torn(); }
+    [[nodiscard]] step_times const& times() const noexcept { return times_; }
+    void reset_times() noexcept { times_ = {}; }
+
+    /// The parameters, their values in memory that is current between steps.
+    [[nodiscard]] std::span<parameter<element> const> parameters() const noexcept { return parameters_; }
+
+    /// Digest of all values, in the order of parameters(). Local; cost: one pass over the values.
+    [[nodiscard]] std::uint64_t digest_of_values() const {
+        digest all;
+        for (parameter<element> const& p : parameters_) all.add(p.name).add(std::span<element const>(p.value));
+        return all.value();
+    }
+    /// Collective: whether all ranks hold the same bits.
+    [[nodiscard]] bool replicas_identical() {
+        std::vector<std::uint64_t> all(static_cast<std::size_t>(comm_.size()));
+        all[static_cast<std::size_t>(comm_.rank())] = digest_of_values();
+        identity const id = comm_.next_identity();
+        comm_.run([&] {
+            comm_.tasks().entered({"replicas_identical", 0, "", "", id, reducer_->hash()});
+            return all_gather_small(lane<T>{&comm_.tasks(), id, reducer_->hash()}, std::span<std::uint64_t>(all));
+        });
+        return std::all_of(all.begin(), all.end(), [&](std::uint64_t d) { return d == all.front(); });
+    }
+
+private:
+    using reducer_type = reducer<T, element, Opt, A, Obs>;
+    static constexpr bool bound = BindableModel<M>;
+
+    [[nodiscard]] std::span<element> values() const noexcept { return {values_.get(), layout_.size()}; }
+    [[nodiscard]] std::span<element> gradients() const noexcept { return {gradients_.get(), layout_.size()}; }
+    [[nodiscard]] std::span<element> value_of(std::size_t i) const noexcept {
+        return values().subspan(layout_.begin(i), layout_.count(i));
+    }
+    [[nodiscard]] std::span<element> gradient_of(std::size_t i) const noexcept {
+        return gradients().subspan(layout_.begin(i), layout_.count(i));
+    }
+
+    static std::vector<parameter<element>> list_parameters(M& model) {
+        std::vector<parameter<element>> all = model.parameters();
+        DDP_EXPECTS(!all.empty(), "the model has no parameters to train: parameters() returned none");
+        for (parameter<element> const& p : all) {
+            std::size_t count = 1;
+            for (std::size_t const extent : p.shape) count *= extent;
+            DDP_EXPECTS(p.value.size() == count && p.gradient.size() == count,
+                        "parameter '" + p.name + "': value and gradient must have as many elements as its shape says");
+            DDP_EXPECTS(std::count_if(all.begin(), all.end(), [&](auto const& q) { return q.name == p.name; }) == 1,
+                        "parameter '" + p.name + "' is listed twice: tied parameters are one, names are unique");
+        }
+        return all;
+    }
+    [[nodiscard]] std::uint64_t options_hash() const {
+        digest all;
+        all.add(static_cast<std::uint64_t>(options_.update)).add(options_.rate.hash());
+        all.add(std::uint64_t{options_.clip.has_value()});
+        if (options_.clip) all.add(bytes_of(options_.clip->max_norm));
+        return all.value();
+    }
+
+    /// Ranks agree, rank 0's values go everywhere, the model moves into our memory.
+    void start(detail::agenda mine) {
+        copy_values_in();
+        std::string const description = detail::describe(std::span<parameter<element> const>(parameters_));
+        mine.parameters = digest().add(description).value();
+        mine.description = description.size();
+        identity const id = comm_.next_identity();
+        if (comm_.size() > 1) {
+            std::uint64_t const fingerprint = detail::agree("data_parallel", 0, "", "");
+            comm_.run([&] {
+                comm_.tasks().entered({"data_parallel", 0, "", "", id, fingerprint});
+                return detail::expect_agreement(comm_.tasks(), description, mine);
+            });
+            broadcast(comm_, values(), 0);
+        }
+        digest all;
+        for (std::uint64_t const hash : mine.hashes) all.add(hash);
+        reducer_->agree_on(all.add(mine.parameters).value());
+        bind();
+        values_changed();
+    }
+    void bind() {
+        if constexpr (bound) {
+            storage<element> memory;
+            memory.owner = std::make_shared<std::pair<std::shared_ptr<element[]>, std::shared_ptr<element[]>>>(
+                values_, gradients_);
+            for (std::size_t i = 0; i < parameters_.size(); ++i) {
+                memory.values.push_back(value_of(i));
+                memory.gradients.push_back(gradient_of(i));
+                parameters_[i].value = value_of(i);
+                parameters_[i].gradient = gradient_of(i);
+            }
+            model_.bind(std::move(memory));
+        }
+    }
+    void copy_values_in() {
+        for (std::size_t i = 0; i < parameters_.size(); ++i)
+            std::copy(parameters_[i].value.begin(), parameters_[i].value.end(), value_of(i).begin());
+    }
+    void values_changed() {
+        for (std::size_t i = 0; i < parameters_.size(); ++i) {
+            if constexpr (!bound) std::copy(value_of(i).begin(), value_of(i).end(), parameters_[i].value.begin());
+            if constexpr (requires { model_.stepped(i); }) model_.stepped(i);
+        }
+    }
+    void detach() noexcept {
+        comm_.exclusively([&] { reducer_.reset(); });
+    }
+
+    void begin(std::uint64_t done) {
+        DDP_EXPECTS(!begun_, "a step is under way: finish() it before the next one begins");
+        comm_.check();
+        if constexpr (requires { model_.intact(); })
+            DDP_EXPECTS(model_.intact(), "the model's memory is no longer the library's: something re-seated its "
+                                         "tensors. Make a new trainer after loading or converting a model.");
+        if constexpr (!bound) copy_values_in();  // the user may have changed them
+        begun_ = true;
+        reducer_->begin({.weight = accumulated_ + weight_, .done = done});
+        move_on();
+    }
+    /// There is mail: somebody has to fetch it.
+    void move_on() noexcept {
+        if (comm_.has_thread()) comm_.poke();
+        else if (comm_.size() > 1 && std::this_thread::get_id() == home_) comm_.progress();
+    }
+
+    template <class Batch>
+    double forward_quietly(Batch const& batch, std::uint64_t weight) {
+        if (weight == 0) return 0;  // skipped; backward will be as well
+        return tell_peers([&] { return static_cast<double>(model_.forward(batch)); });
+    }
+
+    void backward_quietly() {
+        run_backward(true);
+        reducer_->backward_done();
+        move_on();
+    }
+    void run_backward(bool synchronise) {
+        bool const assigns = accumulated_ == 0;
+        if (weight_ != 0) {
+            std::fill(reports_.begin(), reports_.end(), std::uint8_t{0});
+            pass<element> const how{.scale = static_cast<element>(weight_), .accumulate = !assigns};
+            tell_peers([&] {
+                model_.backward(how, [this, synchronise](std::size_t i) { this->ready(i, synchronise); });
+            });
+            for (std::size_t i = 0; i < parameters_.size(); ++i)
+                if (reports_[i] == 0 && options_.unused == unused::allowed) {
+                    if (assigns) std::fill(parameters_[i].gradient.begin(), parameters_[i].gradient.end(), element(0));
+                    ready(i, synchronise);
+                }
+            expect_all_reported();
+            accumulated_ += std::exchange(weight_, 0);
+        } else if (synchronise) {
+            // No samples in this batch: what was accumulated stands; nothing at all is +0.
+            for (std::size_t i = 0; i < parameters_.size(); ++i) {
+                if (assigns) std::fill(parameters_[i].gradient.begin(), parameters_[i].gradient.end(), element(0));
+                hand_over(i);
+            }
+        }
+    }
+
+    /// Called by the model. Never throws.
+    void ready(std::size_t i, bool synchronise) noexcept {
+        if (i >= parameters_.size()) {
+            stray_ = i;
+            return;
+        }
+        if (reports_[i] < 2) ++reports_[i];
+        if (reports_[i] == 1 && synchronise) hand_over(i);
+    }
+    void hand_over(std::size_t i) noexcept {
+        if constexpr (!bound)
+            std::copy(parameters_[i].gradient.begin(), parameters_[i].gradient.end(), gradient_of(i).begin());
+        if (reducer_->ready(i)) move_on();
+    }
+    void expect_all_reported() {
+        std::string const rank = "rank " + std::to_string(comm_.rank()) + ": backward ";
+        std::string complaint;
+        if (stray_ != none)
+            complaint = rank + "reported parameter #" + std::to_string(stray_) + ", but the model has " +
+                        std::to_string(parameters_.size()) + ": ready(i) takes the index in parameters()";
+        for (std::size_t i = 0; i < parameters_.size() && complaint.empty(); ++i) {
+            std::string const which = "parameter #" + std::to_string(i) + " '" + parameters_[i].name + "'";
+            if (reports_[i] > 1)
+                complaint = rank + "reported " + which + " twice: call ready(i) once, when gradient i is final";
+            if (reports_[i] == 0)
+                complaint = rank + "never reported " + which +
+                            ": call ready(i) for every parameter, or set training_options.unused = "
+                            "ddp::unused::allowed if it takes no part in this loss";
+        }
+        if (complaint.empty()) return;
+        begun_ = false;
+        comm_.exclusively([&] {
+            comm_.tasks().fail(failure_kind::mismatch, errc::gradient, comm_.rank(), complaint);
+        });
+        comm_.check();
+    }
+
+    step_result finish(double loss, bool may_be_empty = false) {
+        DDP_EXPECTS(begun_, "finish() ends a step that backward() has begun");
+        auto const since = clock::now();
+        begun_ = false;
+        comm_.run([&] {
+            reducer_->collect();
+            return reducer_->finished();
+        });
+        times_.waited += clock::now() - since;
+        accumulated_ = 0;
+        step_result const result{loss, reducer_->weight(), reducer_->gradient_norm()};
+        if (result.weight != 0) values_changed();
+        else if (!may_be_empty || !reducer_->everybody_done())
+            throw error(errc::no_samples,
+                        "the batch is empty on every rank: there is no mean over no samples. Nothing was changed; a "
+                        "rank that is out of data calls step() without a batch.");
+        return result;
+    }
+    void account(time_point since) noexcept {
+        ++times_.steps;
+        times_.total += clock::now() - since;
+    }
+
+    /// Runs the user's code; what it throws fails the step on every rank and comes back as itself here.
+    template <class F>
+    decltype(auto) tell_peers(F&& f) {
+        std::exception_ptr thrown;
+        try {
+            return std::forward<F>(f)();
+        } catch (...) {
+            thrown = std::current_exception();
+        }
+        begun_ = false;
+        comm_.fail(thrown);
+        std::rethrow_exception(thrown);
+    }
+
+    M& model_;
+    communicator<T>& comm_;
+    training_options options_;
+    std::vector<parameter<element>> parameters_;
+    Obs observer_;
+    std::thread::id home_;
+    layout layout_;
+    std::shared_ptr<element[]> values_;
+    std::shared_ptr<element[]> gradients_;
+    std::unique_ptr<reducer_type> reducer_;
+
+    std::uint64_t weight_ = 0;       // of the batch that forward saw last
+    std::uint64_t accumulated_ = 0;  // of the passes since the last step
+    bool begun_ = false;
+    std::vector<std::uint8_t> reports_;  // of parameter i in this pass; 2 means too many
+    static constexpr std::size_t none = std::numeric_limits<std::size_t>::max();
+    std::size_t stray_ = none;  // an index that is no parameter's, reported by backward
+    step_times times_;
+};
+
+template <Model M, class Opt, Transport T>
+data_parallel(M&, Opt, communicator<T>&) -> data_parallel<M, Opt, T>;
+template <Model M, class Opt, Transport T>
+data_parallel(M&, Opt, communicator<T>&, training_options) -> data_parallel<M, Opt, T>;
+template <Model M, class Opt, Transport T, class A>
+data_parallel(M&, Opt, communicator<T>&, training_options, A) -> data_parallel<M, Opt, T, A>;
+template <Model M, class Opt, Transport T, class A, BucketPolicy B>
+data_parallel(M&, Opt, communicator<T>&, training_options, A, B) -> data_parallel<M, Opt, T, A>;
+template <Model M, class Opt, Transport T, class A, BucketPolicy B, class Obs>
+data_parallel(M&, Opt, communicator<T>&, training_options, A, B, Obs) -> data_parallel<M, Opt, T, A, Obs>;
+
+}  // namespace ddp

@@ -1,0 +1,66 @@
+/// \file
+/// evaluate: metrics of a model over data that is spread over the ranks, each sample once.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ddp/collective/all_gather.hpp>
+#include <ddp/collective/call.hpp>
+#include <ddp/comm/communicator.hpp>
+
+namespace ddp {
+
+/// Sums that may be added in any grouping: losses, right answers, and the weights that they are divided by.
+template <class S>
+concept Metrics = std::default_initializable<S> && std::is_trivially_copyable_v<S> &&
+                  requires(S& sums, S const& others) { sums += others; };
+
+/// The metrics of all ranks, added in the order of the ranks: the same bits everywhere.
+/// Collective. Cost: ceil(log2 P) messages. Throws comm_error.
+template <Transport T, Metrics S>
+[[nodiscard]] S sum_over_ranks(communicator<T>& comm, S const& mine) {
+    std::vector<S> all(static_cast<std::size_t>(comm.size()));
+    all[static_cast<std::size_t>(comm.rank())] = mine;
+    detail::call(comm, detail::about<S>("sum_over_ranks", 1),
+                 [&](auto over) { return all_gather_small(over, std::span<S>(all)); });
+    S sum{};
+    for (S const& one : all) sum += one;
+    return sum;
+}
+
+/// Calls model.evaluate on every batch that `next` hands out until it hands out none, then adds over the ranks. The model
+/// is in evaluation mode meanwhile, where it has one. Ranks may have different numbers of batches, also none.
+///
+///     ddp::sampler order{{.samples = test.size(), .global_batch = 1000, .shuffle = false}, comm};
+///     auto const metrics = ddp::evaluate(comm, model, [&] { return order.next(); }, load);
+///
+/// `next()` gives something like an optional; `load(*next)` the batch. Collective. Throws comm_error; what the model
+/// throws comes back as itself, and the other ranks hear of it.
+template <Transport T, class M, class Next, class Load>
+[[nodiscard]] auto evaluate(communicator<T>& comm, M& model, Next&& next, Load&& load) {
+    using metrics = std::remove_cvref_t<decltype(model.evaluate(load(*next())))>;
+    static_assert(Metrics<metrics>, "evaluate(batch) returns sums that can be added: see ddp::Metrics");
+    struct mode {
+        M& of;
+        explicit mode(M& m) : of(m) {
+            if constexpr (requires { of.training(false); }) of.training(false);
+        }
+        ~mode() {
+            if constexpr (requires { of.training(true); }) of.training(true);
+        }
+    };
+    metrics mine{};
+    {
+        mode const evaluating(model);
+        while (auto const item = next()) mine += model.evaluate(load(*item));
+    }
+    return sum_over_ranks(comm, mine);
+}
+
+}  // namespace ddp

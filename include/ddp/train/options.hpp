@@ -1,0 +1,33 @@
+/// \file
+/// How a trainer trains: the choices that are values, not types.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include <ddp/optim/clip.hpp>
+#include <ddp/optim/schedule.hpp>
+
+namespace ddp {
+
+/// Who steps what: everybody everything; or each rank its slice of every bucket, after which new values travel instead
+/// of gradients. The same bits; sharded divides optimizer state and its arithmetic by the number of ranks.
+enum class update : std::uint8_t { replicated, sharded };
+
+/// What to do about a parameter that backward does not report.
+enum class unused : std::uint8_t {
+    error,    ///< the step fails on all ranks, and the error names the parameter
+    allowed,  ///< its gradient is +0 in an assigning pass, and stays what it is in an accumulating one
+};
+
+/// The same on all ranks, which is checked.
+struct training_options {
+    ddp::update update = ddp::update::replicated;
+    std::optional<clip_by_global_norm> clip = {};
+    schedule rate = {};                 ///< factor of the optimizer's learning rate, by update
+    ddp::unused unused = ddp::unused::error;
+    std::size_t buckets_in_flight = 4;  ///< bounds the memory of the reductions under way
+};
+
+}  // namespace ddp

@@ -1,0 +1,360 @@
+/// \file
+/// reducer: turns "gradient i is final" into reduced buckets and stepped values, while backward still runs.
+///
+/// Two sides that never share a thread's time: the compute side calls begin, ready and backward_done, which only count
+/// down and leave mail; the communication side collects the mail and runs one coroutine a bucket. Between them lies a
+/// fixed mailbox. Nothing here owns a thread: a thousand reducers run in one.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <limits>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <ddp/collective/all_gather.hpp>
+#include <ddp/collective/concepts.hpp>
+#include <ddp/collective/direct_allreduce.hpp>
+#include <ddp/comm/scheduler.hpp>
+#include <ddp/core/observe.hpp>
+#include <ddp/kernel/norm.hpp>
+#include <ddp/kernel/sum.hpp>
+#include <ddp/model/layout.hpp>
+#include <ddp/optim/clip.hpp>
+#include <ddp/optim/optimizer.hpp>
+#include <ddp/optim/schedule.hpp>
+#include <ddp/train/bucket.hpp>
+#include <ddp/train/events.hpp>
+#include <ddp/train/options.hpp>
+
+namespace ddp {
+
+static_assert(statistics_block == norm_block);
+
+/// What one rank says at the start of a step; the sum of weights divides the sum of gradients.
+struct step_ticket {
+    std::uint64_t weight = 0;  // samples this rank's gradient sums over
+    std::uint64_t done = 0;    // 1: this rank is out of data
+};
+
+template <Transport T, Element E, class Opt, class A, class Obs = null_observer>
+    requires AllreduceOver<A, T, E> && OptimizerFor<Opt, E>
+class reducer final : public mailbox_client {
+public:
+    /// `gradients` and `values` are arenas of where.size() elements that outlive the reducer.
+    reducer(scheduler<T>& on, A algorithm, Opt optimizer, layout where, detail::bucket_map buckets,
+            training_options const& options, bool ready_releases,
+            std::span<E> gradients, std::span<E> values, Obs& observer)
+        : on_(on), algorithm_(algorithm), optimizer_(optimizer), layout_(std::move(where)),
+          buckets_(std::move(buckets)), options_(options), ready_releases_(ready_releases), gradients_(gradients), values_(values), observer_(observer),
+          pending_(buckets_.count()), mail_(buckets_.count() + 4), tickets_(ranks()),
+          full_(buckets_.count()), full_at_(buckets_.count()), released_(on), gate_(on), done_(on) {
+        if (ranks() == 1) options_.buckets_in_flight = buckets_.count();  // nothing to wait for, nothing to bound
+        options_.buckets_in_flight = std::max<std::size_t>(1, options_.buckets_in_flight);
+        std::size_t const grain = slice_grain(options_.clip.has_value());
+        std::size_t state = 0;
+        for (std::size_t b = 0; b < buckets_.count(); ++b) {
+            go_.emplace_back(on_);
+            cuts_.push_back(layout_.slices(buckets_.begin(b), buckets_.end(b), ranks(), grain));
+            state_begin_.push_back(state);
+            state += sharded() ? cuts_[b][me() + 1] - cuts_[b][me()] : buckets_.end(b) - buckets_.begin(b);
+            for (std::size_t& cut : cuts_[b]) cut -= buckets_.begin(b);
+            if (options_.clip) block_cuts_.push_back(block_cuts(b));
+        }
+        roots_.resize(buckets_.count() + 1);
+        state_.assign(state * optimizer_.slot_count(), E(0));
+        slots_.resize(optimizer_.slot_count());
+        if (options_.clip) {
+            squares_.resize(layout_.blocks());
+            norms_.resize(layout_.parameters());
+        }
+        done_.set();
+        on_.add(*this);
+    }
+    ~reducer() { on_.remove(*this); }
+    reducer(reducer const&) = delete;
+    reducer& operator=(reducer const&) = delete;
+
+    /// Cuts inside a parameter fall on multiples of this many elements.
+    [[nodiscard]] static constexpr std::size_t slice_grain(bool statistics) noexcept {
+        return statistics ? statistics_block : 64 / sizeof(E);
+    }
+
+    // The compute side: one call at a time, none of them throws, blocks or allocates.
+
+    void begin(step_ticket const& mine) noexcept {
+        for (std::size_t b = 0; b < pending_.size(); ++b) pending_[b] = buckets_.members(b);
+        ticket_ = mine;
+        post(mail_begin);
+        for (std::size_t b = 0; b < pending_.size(); ++b)
+            if (pending_[b] == 0) post(b);
+    }
+    /// Gradient i is final, once a step. Says whether there is mail now.
+    bool ready(std::size_t i) noexcept {
+        bool mail = false;
+        for (std::size_t const b : buckets_.touches(i))
+            if (--pending_[b] == 0) {
+                post(b);
+                mail = true;
+            }
+        return mail;
+    }
+    void backward_done() noexcept { post(mail_released); }
+
+    // The communication side: for whoever drives the scheduler.
+
+    void collect() override {
+        std::size_t const end = posted_.load(std::memory_order_acquire);
+        for (; taken_ != end; ++taken_) {
+            std::size_t const message = mail_[taken_ % mail_.size()];
+            if (message == mail_begin) begin_step();
+            else if (message == mail_released) released_.set();
+            else fill(message);
+        }
+    }
+    /// Ends when every value is new. Collect first, so that the step has begun.
+    task<> finished() { co_await done_; }
+    [[nodiscard]] bool idle() const noexcept { return unfinished_ == 0; }
+
+    /// Of the last finished step.
+    [[nodiscard]] std::uint64_t weight() const noexcept { return weight_; }
+    [[nodiscard]] bool everybody_done() const noexcept { return everybody_done_; }
+    [[nodiscard]] double gradient_norm() const noexcept { return norm_; }
+    [[nodiscard]] std::uint64_t updates() const noexcept { return updates_; }
+    /// Some values of the current step are new and others are not: after a failure such state must not be kept.
+    [[nodiscard]] bool torn() const noexcept { return stepped_ != 0 && !complete_; }
+
+    /// What all ranks must have alike, besides the model.
+    [[nodiscard]] std::uint64_t hash() const noexcept { return hash_; }
+    void agree_on(std::uint64_t hash) noexcept { hash_ = hash | 1; }
+
+private:
+    static constexpr std::size_t mail_begin = std::numeric_limits<std::size_t>::max();
+    static constexpr std::size_t mail_released = mail_begin - 1;
+
+    [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(on_.size()); }
+    [[nodiscard]] std::size_t me() const noexcept { return static_cast<std::size_t>(on_.rank()); }
+    [[nodiscard]] bool sharded() const noexcept { return options_.update == update::sharded; }
+
+    void post(std::size_t message) noexcept {
+        std::size_t const at = posted_.load(std::memory_order_relaxed);
+        mail_[at % mail_.size()] = message;
+        posted_.store(at + 1, std::memory_order_release);
+    }
+
+    void begin_step() {
+        ++round_;
+        granted_ = false;
+        stepped_ = 0;
+        complete_ = false;
+        norm_ = 0;
+        std::fill(full_.begin(), full_.end(), std::uint8_t{0});
+        for (event& go : go_) go.reset();
+        released_.reset();
+        gate_.reset();
+        done_.reset();
+        ungated_ = buckets_.count();
+        unfinished_ = buckets_.count() + 1;
+        launched_ = 0;
+        on_.entered({"step", 0, "", "", {.channel = channel::weights, .index = round_}, hash_});
+        // The receives of the first buckets, then our weight: a weight that arrives says that its sender is prepared.
+        while (launched_ < std::min(options_.buckets_in_flight, buckets_.count())) launch();
+        start(buckets_.count(), weigh());
+    }
+    void start(std::size_t slot, task<> body) {
+        roots_[slot] = root(std::move(body));
+        roots_[slot].start();
+    }
+    void launch() {
+        if (launched_ == buckets_.count()) return;
+        std::size_t const b = buckets_.launch()[launched_++];
+        start(b, bucket(b));
+    }
+    void fill(std::size_t b) {
+        full_[b] = 1;
+        full_at_[b] = on_.now();
+        if (granted_) go_[b].set();
+    }
+
+    task<> root(task<> body) {
+        std::exception_ptr error;
+        try {
+            co_await body;
+        } catch (collective_aborted const&) {
+        } catch (...) {
+            error = std::current_exception();
+        }
+        body = {};
+        if (error) on_.fail(error);
+        if (--unfinished_ != 0 || on_.failed()) co_return;
+        complete_ = true;
+        if (weight_ != 0) {
+            ++updates_;
+            notify(observer_, step_finished{round_, weight_, norm_});
+        }
+        done_.set();
+    }
+
+    /// Gathers what every rank says; from then on buckets may be sent.
+    task<> weigh() {
+        tickets_[me()] = ticket_;
+        co_await all_gather_small(lane<T>{&on_, {.channel = channel::weights, .index = round_}, hash_},
+                                  std::span<step_ticket>(tickets_));
+        weight_ = 0;
+        everybody_done_ = true;
+        for (step_ticket const& t : tickets_) {
+            weight_ += t.weight;
+            everybody_done_ = everybody_done_ && t.done != 0;
+        }
+        inverse_ = weight_ == 0 ? E(0) : static_cast<E>(1.0 / static_cast<double>(weight_));
+        granted_ = true;
+        for (std::size_t b = 0; b < full_.size(); ++b)
+            if (full_[b] != 0) go_[b].set();
+    }
+
+    /// One bucket, for every policy: reduce, scale, [statistics, gather them, decide], step, gather what travels back.
+    task<> bucket(std::size_t b) {
+        std::size_t const begin = buckets_.begin(b);
+        std::span<E> const data = gradients_.subspan(begin, buckets_.end(b) - begin);
+        std::span<std::size_t const> const cuts = cuts_[b];
+        lane<T> const over{&on_, {.channel = channel_of(b), .index = round_}, hash_};
+        bool everywhere = true;
+        if constexpr (SlicedAllreduceOver<A, T, E>) {
+            everywhere = algorithm_.everywhere(data.size_bytes(), on_.size());
+            co_await A::reduce(algorithm_, over, reduction<E>{data, cuts, &go_[b], &inverse_});
+        } else {
+            co_await go_[b];
+            co_await A::sum(algorithm_, over, data);
+            scale(data, inverse_);
+        }
+        launch();
+        if (weight_ == 0) co_return;  // everybody knows: nothing is stepped
+        if constexpr (SlicedAllreduceOver<A, T, E>) {
+            if (!sharded() && !everywhere) co_await A::all_gather(algorithm_, over, data, cuts);
+        }
+        notify(observer_, bucket_reduced{round_, b, data.size_bytes(), on_.now() - full_at_[b]});
+
+        std::size_t const from = begin + (sharded() ? cuts[me()] : 0);
+        std::size_t const to = begin + (sharded() ? cuts[me() + 1] : data.size());
+        if (options_.clip) {
+            sum_squares(from, to);
+            if (sharded())
+                co_await direct_allreduce::all_gather({}, over, squares_of(b),
+                                                      std::span<std::size_t const>(block_cuts_[b]));
+            if (--ungated_ == 0) {
+                decide_clipping();
+                gate_.set();
+            }
+            co_await gate_;
+        }
+        if (!ready_releases_) co_await released_;
+        step_range(b, from, to);
+        ++stepped_;
+        // Posting these receives is what tells the peers that our values may be overwritten.
+        if (sharded())
+            co_await direct_allreduce::all_gather({}, over.phase(2), values_.subspan(begin, data.size()), cuts);
+    }
+    static std::uint32_t channel_of(std::size_t b) noexcept {
+        return channel::buckets + 4 * static_cast<std::uint32_t>(b);
+    }
+
+    void step_range(std::size_t b, std::size_t from, std::size_t to) {
+        step_info const info{.step = updates_ + 1,
+                             .learning_rate = optimizer_.learning_rate() * options_.rate.factor(updates_),
+                             .gradient_scale = options_.clip ? factor_ : 1.0};
+        std::size_t const origin = buckets_.begin(b) + (sharded() ? cuts_[b][me()] : 0);
+        std::size_t const all = slots_.empty() ? 0 : state_.size() / slots_.size();
+        for (std::size_t k = 0; k < slots_.size(); ++k)
+            slots_[k] = std::span<E>(state_).subspan(k * all + state_begin_[b] + (from - origin), to - from);
+        optimizer_.step(info, std::span<E const>(gradients_.subspan(from, to - from)),
+                        values_.subspan(from, to - from), slot_spans<E>(slots_));
+    }
+
+    // Statistics: squares over fixed blocks, so that neither buckets nor slices show in the norm's bits.
+
+    void sum_squares(std::size_t from, std::size_t to) {
+        layout_.for_each_in(from, to, [&](std::size_t i, std::size_t a, std::size_t z) {
+            std::size_t const first = layout_.first_block(i) + (a - layout_.begin(i)) / norm_block;
+            block_squares(std::span<E const>(gradients_.subspan(a, z - a)),
+                          std::span<double>(squares_).subspan(first, norm_blocks(z - a)));
+        });
+    }
+    /// The first block at or behind an arena position that is a cut.
+    [[nodiscard]] std::size_t block_at(std::size_t position) const noexcept {
+        std::size_t block = 0;
+        for (std::size_t const i : layout_.order()) {
+            if (layout_.begin(i) >= position) break;
+            std::size_t const inside = std::min(position, layout_.end(i)) - layout_.begin(i);
+            block = layout_.first_block(i) + norm_blocks(inside);
+        }
+        return block;
+    }
+    [[nodiscard]] std::vector<std::size_t> block_cuts(std::size_t b) const {
+        std::vector<std::size_t> cuts;
+        for (std::size_t const cut : cuts_[b])
+            cuts.push_back(block_at(buckets_.begin(b) + cut) - block_at(buckets_.begin(b)));
+        return cuts;
+    }
+    [[nodiscard]] std::span<double> squares_of(std::size_t b) noexcept {
+        return std::span<double>(squares_).subspan(block_at(buckets_.begin(b)), block_cuts_[b].back());
+    }
+    void decide_clipping() {
+        for (std::size_t i = 0; i < norms_.size(); ++i)
+            norms_[i] = tree_sum(
+                std::span<double const>(squares_).subspan(layout_.first_block(i), layout_.block_count(i)));
+        norm_ = std::sqrt(tree_sum(norms_));
+        factor_ = options_.clip->factor(norm_);
+    }
+
+    scheduler<T>& on_;
+    A algorithm_;
+    Opt optimizer_;
+    layout layout_;
+    detail::bucket_map buckets_;
+    training_options options_;
+    bool ready_releases_;  // values may be stepped as soon as their bucket is reduced
+    std::span<E> gradients_;
+    std::span<E> values_;
+    Obs& observer_;
+    std::uint64_t hash_ = 1;
+
+    // the compute side's
+    std::vector<std::size_t> pending_;  // reports that bucket b still waits for
+
+    // between the sides: one writer, one reader, never more than one step's messages
+    std::vector<std::size_t> mail_;
+    std::atomic<std::size_t> posted_{0};
+    step_ticket ticket_;
+
+    // the communication side's
+    std::size_t taken_ = 0;
+    std::uint64_t round_ = 0;   // steps begun
+    std::uint64_t updates_ = 0;  // steps that changed values
+    std::vector<step_ticket> tickets_;
+    std::uint64_t weight_ = 0;
+    bool everybody_done_ = false;
+    bool granted_ = false, complete_ = true;
+    E inverse_ = 0;
+    std::vector<std::uint8_t> full_;
+    std::vector<time_point> full_at_;
+    std::deque<event> go_;
+    event released_, gate_, done_;
+    std::vector<task<>> roots_;  // one a bucket, and the weights
+    std::size_t unfinished_ = 0, launched_ = 0, ungated_ = 0, stepped_ = 0;
+
+    std::vector<std::vector<std::size_t>> cuts_;        // slices of bucket b, counted from its begin
+    std::vector<std::vector<std::size_t>> block_cuts_;  // the same in statistics blocks
+    std::vector<std::size_t> state_begin_;
+    std::vector<E> state_;
+    std::vector<std::span<E>> slots_;
+    std::vector<double> squares_, norms_;
+    double norm_ = 0, factor_ = 1;
+};
+
+}  // namespace ddp

@@ -1,0 +1,661 @@
+#include <ddp/comm/framed.hpp>
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <future>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <ddp/comm/frame_descriptor.hpp>
+
+#include "support/catch.hpp"
+
+namespace {
+
+using namespace std::chrono_literals;
+using ddp::completion;
+using ddp::framed_options;
+using ddp::framed_peer;
+using ddp::op_status;
+using ddp::report;
+using transport = ddp::framed<ddp::descriptor_stream>;
+static_assert(ddp::TimedTransport<transport>);
+
+std::pair<int, int> connected() {
+    int fds[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) != 0) throw std::runtime_error("socketpair");
+    return {fds[0], fds[1]};
+}
+
+framed_options quick(std::size_t early_bytes = 0) {
+    framed_options options;
+    options.times = ddp::timing::for_tests();
+    options.job = 77;
+    options.early_bytes = early_bytes;
+    return options;
+}
+
+/// Transports over socket pairs, all to all. `wrap` makes a stream of a descriptor.
+template <class T, class Wrap>
+std::vector<std::unique_ptr<T>> all_to_all(int ranks, framed_options const& options, Wrap wrap) {
+    using stream = decltype(wrap(0));
+    std::vector<std::vector<framed_peer<stream>>> peers(static_cast<std::size_t>(ranks));
+    for (int a = 0; a < ranks; ++a)
+        for (int b = 0; b < a; ++b) {
+            auto const [x, y] = connected();
+            peers[static_cast<std::size_t>(a)].push_back({b, wrap(x)});
+            peers[static_cast<std::size_t>(b)].push_back({a, wrap(y)});
+        }
+    std::vector<std::unique_ptr<T>> all;
+    for (int r = 0; r < ranks; ++r)
+        all.push_back(std::make_unique<T>(r, ranks, std::move(peers[static_cast<std::size_t>(r)]), options));
+    return all;
+}
+std::vector<std::unique_ptr<transport>> all_to_all(int ranks, framed_options const& options = quick()) {
+    return all_to_all<transport>(ranks, options, [](int fd) { return ddp::descriptor_stream(fd); });
+}
+
+/// A completion that counts, and remembers where it stood in the order of completions.
+struct op : completion {
+    std::vector<std::byte> bytes;
+    int runs = 0;
+    int place = -1;
+    int* counter = nullptr;
+    explicit op(std::size_t count = 0, int* order = nullptr) : bytes(count), counter(order) {
+        run = [](completion& c) noexcept {
+            op& self = static_cast<op&>(c);
+            ++self.runs;
+            if (self.counter != nullptr) self.place = (*self.counter)++;
+        };
+    }
+    void fill(std::uint64_t seed) {
+        for (std::size_t i = 0; i < bytes.size(); ++i)
+            bytes[i] = static_cast<std::byte>((i * 2654435761u + seed * 40503u) >> 7);
+    }
+    [[nodiscard]] bool done() const { return runs != 0; }
+};
+
+ddp::tag tagged(std::uint32_t channel, std::uint64_t index = 0, std::uint64_t fingerprint = 0) {
+    return {{0, channel, index}, fingerprint};
+}
+
+template <class T>
+void send(T& t, int peer, ddp::tag what, op& o) {
+    t.post_send(peer, what, o.bytes, o);
+}
+template <class T>
+void receive(T& t, int peer, ddp::tag what, op& o) {
+    t.post_receive(peer, what, o.bytes, o);
+}
+
+/// Drives until `ready`, or for `limit`. Returns whether it became ready.
+template <class T, class Ready>
+bool drive(T& t, Ready ready, std::chrono::milliseconds limit = 10s) {
+    auto const until = ddp::clock::now() + limit;
+    while (!ready())
+        if (ddp::clock::now() >= until) return false;
+        else t.progress(std::min(until, ddp::clock::now() + 20ms));
+    return true;
+}
+
+/// Runs one function a rank in threads; exceptions and transports come back to the caller's thread. Each thread
+/// destroys its transport, so that all leave together.
+template <class T, class Body>
+auto run_ranks(std::vector<std::unique_ptr<T>> all, Body body) {
+    using result = std::invoke_result_t<Body, T&>;
+    std::vector<std::future<result>> futures;
+    for (auto& t : all)
+        futures.push_back(std::async(std::launch::async, [own = std::move(t), &body]() mutable {
+            auto const mine = std::move(own);
+            return body(*mine);
+        }));
+    std::vector<result> results;
+    for (auto& f : futures) results.push_back(f.get());
+    return results;
+}
+
+/// Both ends in one thread, turn by turn.
+struct pair_of {
+    std::vector<std::unique_ptr<transport>> all;
+    explicit pair_of(framed_options const& options = quick()) : all(all_to_all(2, options)) {}
+    transport& operator[](std::size_t i) { return *all[i]; }
+    bool drive(std::function<bool()> const& ready, std::chrono::milliseconds limit = 10s) {
+        auto const until = ddp::clock::now() + limit;
+        while (!ready()) {
+            if (ddp::clock::now() >= until) return false;
+            for (auto& t : all)
+                if (t) t->progress(ddp::clock::now());
+            std::this_thread::yield();
+        }
+        return true;
+    }
+    void settle(std::chrono::milliseconds time = 20ms) {
+        drive([] { return false; }, time);
+    }
+    ~pair_of() {  // together: a leaver waits until the other has read its goodbye
+        std::vector<std::thread> threads;
+        for (auto& t : all) threads.emplace_back([own = std::move(t)]() mutable { own.reset(); });
+        for (auto& t : threads) t.join();
+    }
+};
+
+/// Whatever the other stream does, in pieces of at most `most` bytes, refusing at random.
+class stuttering_stream {
+public:
+    stuttering_stream(int fd, std::size_t most) : inner_(fd), most_(most), random_(static_cast<unsigned>(fd)) {}
+    ddp::stream_result read_some(std::span<ddp::mutable_bytes const> buffers) noexcept {
+        if (random_() % 4 == 0) return {0, ddp::stream_status::would_block, {}};
+        ddp::mutable_bytes const some = buffers.front().first(std::min(most_, buffers.front().size()));
+        return inner_.read_some(std::span(&some, 1));
+    }
+    ddp::stream_result write_some(std::span<ddp::const_bytes const> buffers) noexcept {
+        if (random_() % 4 == 0) return {0, ddp::stream_status::would_block, {}};
+        ddp::const_bytes const some = buffers.front().first(std::min(most_, buffers.front().size()));
+        return inner_.write_some(std::span(&some, 1));
+    }
+    [[nodiscard]] int descriptor() const noexcept { return inner_.descriptor(); }
+    void shutdown_send() noexcept { inner_.shutdown_send(); }
+
+private:
+    ddp::descriptor_stream inner_;
+    std::size_t most_;
+    std::minstd_rand random_;
+};
+static_assert(ddp::Stream<stuttering_stream>);
+
+ddp::failure threw(int rank, std::string_view text) {
+    ddp::failure f;
+    f.kind = ddp::failure_kind::threw;
+    f.code = ddp::errc::remote_exception;
+    f.rank = f.peer = rank;
+    f.text = text;
+    return f;
+}
+
+}  // namespace
+
+TEST_CASE("framed delivers messages of every size in order, both ways at once", "[comm][framed]") {
+    auto const sizes = std::vector<std::size_t>{0, 1, 63, 64, 65, 4096, 262143, 262144, 262145, 3 << 20, 0, 7};
+    auto const ranks = GENERATE(2, 3, 5);
+    auto const bad = run_ranks(all_to_all(ranks), [&](transport& t) {
+        int wrong = 0;
+        std::deque<op> in, out;
+        std::size_t left = 0;
+        for (int p = 0; p < t.size(); ++p) {
+            if (p == t.rank()) continue;
+            for (std::size_t i = 0; i < sizes.size(); ++i) {
+                receive(t, p, tagged(3), in.emplace_back(sizes[i]));
+                out.emplace_back(sizes[i]).fill(i + static_cast<std::size_t>(t.rank()) * 100);
+                send(t, p, tagged(3, 0, i), out.back());
+                left += 2;
+            }
+        }
+        auto const all_done = [&] {
+            return std::all_of(in.begin(), in.end(), [](op const& o) { return o.done(); }) &&
+                   std::all_of(out.begin(), out.end(), [](op const& o) { return o.done(); });
+        };
+        if (!drive(t, all_done)) return 1000;
+        std::size_t at = 0;
+        for (int p = 0; p < t.size(); ++p) {
+            if (p == t.rank()) continue;
+            for (std::size_t i = 0; i < sizes.size(); ++i, ++at) {
+                op expected(sizes[i]);
+                expected.fill(i + static_cast<std::size_t>(p) * 100);
+                wrong += in[at].status != op_status::ok || in[at].bytes != expected.bytes || in[at].fingerprint != i ||
+                         in[at].length != sizes[i] || in[at].runs != 1 || out[at].runs != 1;
+            }
+        }
+        return wrong;
+    });
+    for (int const wrong : bad) CHECK(wrong == 0);
+}
+
+TEST_CASE("framed matches by identity whatever the order of receives", "[comm][framed]") {
+    auto const posted_first = GENERATE(false, true);
+    constexpr std::size_t count = 3000;
+    auto const wrong = run_ranks(all_to_all(2), [&](transport& t) {
+        std::deque<op> ops;
+        if (t.rank() == 0) {
+            for (std::size_t i = 0; i < count; ++i) {
+                ops.emplace_back(8 + i % 5 * 100).fill(i);
+                send(t, 1, tagged(static_cast<std::uint32_t>(i % 7), i), ops.back());
+            }
+        } else {
+            if (!posted_first) drive(t, [] { return false; }, 50ms);
+            for (std::size_t k = 0; k < count; ++k) {
+                std::size_t const i = count - 1 - k;
+                receive(t, 0, tagged(static_cast<std::uint32_t>(i % 7), i), ops.emplace_back(8 + i % 5 * 100));
+            }
+        }
+        if (!drive(t, [&] { return std::all_of(ops.begin(), ops.end(), [](op const& o) { return o.done(); }); }))
+            return std::size_t{99999};
+        std::size_t bad = 0;
+        for (std::size_t k = 0; k < count && t.rank() == 1; ++k) {
+            std::size_t const i = count - 1 - k;
+            op expected(8 + i % 5 * 100);
+            expected.fill(i);
+            bad += ops[k].bytes != expected.bytes || ops[k].status != op_status::ok;
+        }
+        return bad;
+    });
+    CHECK(wrong == std::vector<std::size_t>{0, 0});
+}
+
+TEST_CASE("messages far beyond the credit wait at the sender and delay no other identity", "[comm][framed]") {
+    // 64 KiB of early memory; 4 MiB in messages that nobody has posted for, then one that somebody waits for.
+    auto const size = GENERATE(std::size_t{100}, std::size_t{9000}, std::size_t{300000});
+    std::size_t const count = (std::size_t{4} << 20) / size;
+    auto const wrong = run_ranks(all_to_all(2, quick(64 << 10)), [&](transport& t) {
+        std::deque<op> ops;
+        op urgent(8);
+        int const peer = 1 - t.rank();
+        if (t.rank() == 0) {
+            for (std::size_t i = 0; i < count; ++i) {
+                ops.emplace_back(size).fill(i);
+                send(t, peer, tagged(5, i / 2), ops.back());
+            }
+            urgent.fill(1);
+            send(t, peer, tagged(1), urgent);
+        } else {
+            receive(t, peer, tagged(1), urgent);
+        }
+        if (!drive(t, [&] { return urgent.done(); })) return std::size_t{77777};
+        if (t.rank() == 1) {
+            for (std::size_t k = 0; k < count; ++k) receive(t, peer, tagged(5, (count - 1 - k) / 2), ops.emplace_back(size));
+        }
+        if (!drive(t, [&] { return std::all_of(ops.begin(), ops.end(), [](op const& o) { return o.done(); }); }))
+            return std::size_t{88888};
+        std::size_t bad = 0;
+        for (std::size_t k = 0; k < count && t.rank() == 1; ++k) {
+            // Of the two messages of one identity the first posted receive gets the first sent.
+            std::size_t const pair = (count - 1 - k) / 2;
+            bool const lone = pair * 2 + 1 == count;
+            bool const second = !lone && k != 0 && (count - k) / 2 == pair;
+            op expected(size);
+            expected.fill(pair * 2 + (second ? 1 : 0));
+            bad += ops[k].bytes != expected.bytes || ops[k].status != op_status::ok;
+        }
+        return bad;
+    });
+    CHECK(wrong == std::vector<std::size_t>{0, 0});
+}
+
+TEST_CASE("both sides flood each other before anyone receives, and nothing deadlocks", "[comm][framed]") {
+    auto const wrong = run_ranks(all_to_all(3, quick(16 << 10)), [&](transport& t) {
+        std::deque<op> out, in;
+        for (int p = 0; p < 3; ++p)
+            for (std::uint64_t i = 0; p != t.rank() && i < 40; ++i) {
+                out.emplace_back(100000).fill(i);
+                send(t, p, tagged(2, i), out.back());
+            }
+        drive(t, [] { return false; }, 30ms);
+        for (int p = 0; p < 3; ++p)
+            for (std::uint64_t i = 40; p != t.rank() && i-- > 0;) receive(t, p, tagged(2, i), in.emplace_back(100000));
+        auto const finished = [](std::deque<op> const& ops) {
+            return std::all_of(ops.begin(), ops.end(), [](op const& o) { return o.done(); });
+        };
+        if (!drive(t, [&] { return finished(in) && finished(out); })) return 1000;
+        int bad = 0;
+        for (std::size_t k = 0; k < in.size(); ++k) {
+            op expected(100000);
+            expected.fill(39 - k % 40);
+            bad += in[k].bytes != expected.bytes;
+        }
+        return bad;
+    });
+    CHECK(wrong == std::vector<int>{0, 0, 0});
+}
+
+TEST_CASE("framed over a stream that moves a byte at a time loses nothing", "[comm][framed]") {
+    using stuttering = ddp::framed<stuttering_stream>;
+    auto const most = GENERATE(std::size_t{1}, std::size_t{63}, std::size_t{5000});
+    std::size_t const big = most == 1 ? 3000 : 600000;
+    auto const wrong = run_ranks(
+        all_to_all<stuttering>(2, quick(32 << 10), [&](int fd) { return stuttering_stream(fd, most); }), [&](auto& t) {
+            int const peer = 1 - t.rank();
+            std::deque<op> in, out;
+            for (std::uint64_t i = 0; i < 20; ++i) {
+                std::size_t const size = i % 5 == 4 ? big : i * 10;
+                out.emplace_back(size).fill(i);
+                send(t, peer, tagged(1, i), out.back());
+                if (i % 2 == 0) receive(t, peer, tagged(1, i), in.emplace_back(size));
+            }
+            drive(t, [] { return false; }, 30ms);
+            for (std::uint64_t i = 1; i < 20; i += 2)
+                receive(t, peer, tagged(1, i), in.emplace_back(i % 5 == 4 ? big : i * 10));
+            auto const finished = [](std::deque<op> const& ops) {
+                return std::all_of(ops.begin(), ops.end(), [](op const& o) { return o.done(); });
+            };
+            if (!drive(t, [&] { return finished(in) && finished(out); }, 30s)) return 1000;
+            int bad = 0;
+            for (std::size_t k = 0; k < in.size(); ++k) {
+                op expected(in[k].bytes.size());
+                expected.fill(k < 10 ? 2 * k : 2 * (k - 10) + 1);
+                bad += in[k].bytes != expected.bytes || in[k].status != op_status::ok;
+            }
+            return bad;
+        });
+    CHECK(wrong == std::vector<int>{0, 0});
+}
+
+TEST_CASE("a message of another length ends its receive with the sender's length, and the next is whole",
+          "[comm][framed]") {
+    auto const early = GENERATE(false, true);
+    auto const sent = GENERATE(std::size_t{0}, std::size_t{500000}, std::size_t{99});
+    pair_of both;
+    op out(sent), in(100), out2(300), in2(300);
+    out.fill(1);
+    out2.fill(2);
+    if (!early) receive(both[1], 0, tagged(1), in);
+    send(both[0], 1, tagged(1, 0, 9), out);
+    send(both[0], 1, tagged(1), out2);
+    if (early) {
+        both.settle();
+        receive(both[1], 0, tagged(1), in);
+    }
+    CHECK(in.runs == 0);  // nothing completes inside post
+    receive(both[1], 0, tagged(1), in2);
+    REQUIRE(both.drive([&] { return in.done() && in2.done() && out.done(); }));
+    CHECK(in.status == op_status::length);
+    CHECK(in.length == sent);
+    CHECK(in.fingerprint == 9);
+    CHECK(in2.status == op_status::ok);
+    CHECK(in2.bytes == out2.bytes);
+}
+
+TEST_CASE("another thread's wake ends a sleep, and is remembered", "[comm][framed]") {
+    pair_of both;
+    both.settle();
+    both[0].wake();
+    both[0].wake();
+    auto const before = ddp::clock::now();
+    both[0].progress(before + 10s);
+    CHECK(ddp::clock::now() - before < 5s);
+
+    std::atomic<bool> stop = false;
+    std::thread ringer([&] {
+        while (!stop) {
+            both[0].wake();
+            std::this_thread::sleep_for(1ms);
+        }
+    });
+    int woken = 0;
+    auto const start = ddp::clock::now();
+    for (; woken < 100 && ddp::clock::now() - start < 10s; ++woken) both[0].progress(ddp::clock::now() + 10s);
+    stop = true;
+    ringer.join();
+    CHECK(woken == 100);
+}
+
+TEST_CASE("abort completes everything at once, and its record passes full buffers and a half-sent frame",
+          "[comm][framed]") {
+    auto const ranks = run_ranks(all_to_all(2), [&](transport& t) -> std::string {
+        op big(8 << 20), second(100), in(50), in2(8 << 20);
+        if (t.rank() == 1) {
+            // Does not read, so that the peer's buffers fill; then finds the record behind half a message.
+            receive(t, 0, tagged(1), in2);
+            std::this_thread::sleep_for(100ms);
+            bool const heard = drive(t, [&] { return t.reports()[0].is == report::state::spoke; });
+            if (!heard) return "never heard";
+            if (t.reports()[0].record.text.view() != "out of luck") return "another text";
+            t.abort(threw(1, "me too"));
+            if (in2.status != op_status::aborted || in2.runs != 1) return "receive not ended";
+            return "ok";
+        }
+        send(t, 1, tagged(1), big);
+        send(t, 1, tagged(2), second);
+        receive(t, 1, tagged(3), in);
+        for (int i = 0; i < 5; ++i) t.progress(ddp::clock::now() + 5ms);
+        if (big.done()) return "too small to get stuck";
+        t.abort(threw(0, "out of luck"));
+        if (!big.done() || !second.done() || !in.done()) return "abort left something";
+        big.bytes.assign(big.bytes.size(), std::byte{0xee});  // ours again
+        big.bytes = {};
+        op late(10);
+        send(t, 1, tagged(4), late);
+        if (late.done()) return "completed inside post";
+        drive(t, [&] { return late.done(); });
+        if (late.status != op_status::aborted) return "late send";
+        drive(t, [&] { return t.reports()[1].is == report::state::spoke; });
+        if (t.reports()[1].record.text.view() != "me too") return "no answer";
+        return big.status == op_status::aborted && in.status == op_status::aborted ? "ok" : "status";
+    });
+    CHECK(ranks == std::vector<std::string>{"ok", "ok"});
+}
+
+TEST_CASE("a second abort replaces the record", "[comm][framed]") {
+    pair_of both;
+    both[0].abort(threw(0, "first"));
+    REQUIRE(both.drive([&] { return both[1].reports()[0].is == report::state::spoke; }));
+    auto verdict = threw(0, "second");
+    verdict.is_verdict = true;
+    both[0].abort(verdict);
+    REQUIRE(both.drive([&] { return both[1].reports()[0].record.is_verdict; }));
+    CHECK(both[1].reports()[0].record.text.view() == "second");
+    CHECK(both[0].reports()[0].record.text.view() == "second");
+}
+
+TEST_CASE("goodbye comes after everything that was sent; what is posted for the leaver then is closed", "[comm][framed]") {
+    auto const got = run_ranks(all_to_all(2), [&](transport& t) -> std::string {
+        if (t.rank() == 0) {
+            op a(3 << 20), b(100);
+            a.fill(1);
+            b.fill(2);
+            send(t, 1, tagged(1), a);
+            send(t, 1, tagged(2), b);
+            t.leave();
+            return a.status == op_status::ok && b.status == op_status::ok ? "ok" : "not flushed";
+        }
+        op a(3 << 20), b(100), never_sent(5), late(5), out(5), expected(100);
+        receive(t, 0, tagged(1), a);
+        receive(t, 0, tagged(9), never_sent);
+        if (!drive(t, [&] { return t.reports()[0].is == report::state::left; })) return "no goodbye";
+        expected.fill(2);
+        receive(t, 0, tagged(2), b);  // came early, is still here
+        receive(t, 0, tagged(9), late);
+        send(t, 0, tagged(9), out);
+        drive(t, [&] { return late.done() && out.done(); });
+        if (a.status != op_status::ok) return "a";
+        if (b.status != op_status::ok || b.bytes != expected.bytes) return "b";
+        if (never_sent.status != op_status::closed || late.status != op_status::closed) return "not closed";
+        return out.status == op_status::closed ? "ok" : "send to the leaver";
+    });
+    CHECK(got == std::vector<std::string>{"ok", "ok"});
+}
+
+TEST_CASE("a stream that ends without goodbye is a death, after what it carried has been received", "[comm][framed]") {
+    auto const options = quick();
+    auto const [x, y] = connected();
+    std::vector<framed_peer<ddp::descriptor_stream>> peers;
+    peers.push_back({1, ddp::descriptor_stream(x), "node7"});
+    transport t(0, 2, std::move(peers), options);
+    {
+        // The peer: sends a whole message by hand, half of another, and dies.
+        ddp::frame_outbox<ddp::no_checksum> out(ddp::frame_key(options.job, 1, 0), false, 1024);
+        op whole(200), half(1000);
+        whole.fill(4);
+        for (op* o : {&whole, &half}) {
+            o->tag = tagged(o == &whole ? 1 : 2);
+            o->data = o->bytes.data();
+            o->size = o->bytes.size();
+            out.post(*o);
+        }
+        out.fill(0);
+        std::array<ddp::const_bytes, 64> list;
+        std::size_t const count = out.gather(list);
+        std::vector<std::byte> all;
+        for (std::size_t i = 0; i < count; ++i) all.insert(all.end(), list[i].begin(), list[i].end());
+        REQUIRE(::write(y, all.data(), all.size() - 300) == static_cast<ssize_t>(all.size() - 300));
+        ::close(y);
+    }
+    op in(200), in2(1000), out2(10);
+    auto const start = ddp::clock::now();
+    receive(t, 1, tagged(2), in2);
+    send(t, 1, tagged(1), out2);
+    REQUIRE(drive(t, [&] { return t.reports()[1].is == report::state::closed; }));
+    CHECK(ddp::clock::now() - start >= options.times.end_of_file);
+    receive(t, 1, tagged(1), in);
+    REQUIRE(drive(t, [&] { return in.done() && in2.done() && out2.done(); }));
+    CHECK(in.status == op_status::ok);
+    CHECK(in2.status == op_status::closed);
+    ddp::failure const& record = t.reports()[1].record;
+    CHECK(record.kind == ddp::failure_kind::closed);
+    CHECK(record.code == ddp::errc::peer_closed);
+    CHECK(record.peer == 1);
+    CHECK(std::string(record.text.view()).find("node7") != std::string::npos);
+    CHECK(std::string(record.text.view()).find("without goodbye") != std::string::npos);
+}
+
+TEST_CASE("a silent peer becomes overdue; one that is only idle sends heartbeats that carry its mark", "[comm][framed]") {
+    pair_of both;
+    both[1].entered({42, 7, std::string_view("allreduce")});
+    // Long enough for the peer to be late, if heartbeats did not come.
+    auto const until = ddp::clock::now() + 2 * quick().times.dead;
+    CHECK_FALSE(both.drive([&] { return both[0].overdue_peer().has_value(); }, 2 * quick().times.dead));
+    CHECK(ddp::clock::now() >= until);
+    CHECK(both[0].mark_of(1).number == 42);
+    CHECK(both[0].mark_of(1).fingerprint == 7);
+    CHECK(both[0].mark_of(1).name.view() == "allreduce");
+
+    // Rank 1 freezes: rank 0 names it, in time.
+    auto const start = ddp::clock::now();
+    REQUIRE(drive(both[0], [&] { return both[0].overdue_peer().has_value(); }));
+    CHECK(both[0].overdue_peer() == 1);
+    CHECK(ddp::clock::now() - start >= quick().times.dead - 2 * quick().times.heartbeat);
+    CHECK(ddp::clock::now() - start < 4 * quick().times.dead);
+
+    // It thaws, and accuses nobody though it heard nothing for as long; the other hears it again.
+    both[1].progress(ddp::clock::now());
+    CHECK_FALSE(both[1].overdue_peer().has_value());
+    REQUIRE(both.drive([&] { return !both[0].overdue_peer().has_value(); }));
+}
+
+TEST_CASE("every flipped bit of a header, and any cut or repeated frame, is found", "[comm][framed][fuzz]") {
+    auto const options = quick();
+    auto const frames = [&] {  // what an honest peer writes: two messages and a heartbeat
+        ddp::frame_outbox<ddp::no_checksum> out(ddp::frame_key(options.job, 1, 0), false, 1024);
+        op first(100), second(50);
+        for (op* o : {&first, &second}) {
+            o->tag = tagged(1);
+            o->data = o->bytes.data();
+            o->size = o->bytes.size();
+            out.post(*o);
+        }
+        out.beat({});
+        out.fill(0);
+        std::array<ddp::const_bytes, 64> list;
+        std::size_t const count = out.gather(list);
+        std::vector<std::byte> all;
+        for (std::size_t i = 0; i < count; ++i) all.insert(all.end(), list[i].begin(), list[i].end());
+        return all;
+    }();
+    REQUIRE(frames.size() == 3 * 64 + 48 + 150);
+    // Feeds an inbox; returns its complaint.
+    auto const complaint = [&](std::vector<std::byte> const& bytes, std::size_t posts = 2) {
+        ddp::frame_outbox<ddp::no_checksum> out(1, false, 1024);
+        ddp::frame_inbox<ddp::no_checksum> in(ddp::frame_key(options.job, 1, 0), false, 1024, out);
+        op a(100), b(50);
+        ddp::completion_list done;
+        for (op* o : {&a, &b}) {
+            o->tag = tagged(1);
+            o->data = o->bytes.data();
+            o->size = o->bytes.size();
+            if (posts-- > 0) in.post(*o, done);
+        }
+        std::vector<std::byte> staging(65536), spill(ddp::frame_inbox<ddp::no_checksum>::max_read);
+        std::array<ddp::mutable_bytes, 16> list;
+        std::size_t at = 0;
+        while (at < bytes.size() && in.error().empty()) {
+            std::size_t const count = in.plan(list, staging);
+            std::size_t took = 0;
+            for (std::size_t i = 0; i < count && at < bytes.size(); ++i) {
+                std::size_t const n = std::min(list[i].size(), bytes.size() - at);
+                std::memcpy(list[i].data(), bytes.data() + at, n);
+                at += n;
+                took += n;
+            }
+            in.took(took, spill, done);
+        }
+        return std::string(in.error());
+    };
+    REQUIRE(complaint(frames).empty());
+    REQUIRE(complaint(frames, 0).empty());
+
+    std::size_t undetected = 0;
+    for (std::size_t const start : {std::size_t{0}, std::size_t{112}, std::size_t{112 + 164}})
+        for (std::size_t bit = 0; bit < 512; ++bit) {
+            auto flipped = frames;
+            flipped[start + bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
+            undetected += complaint(flipped).empty();
+        }
+    CHECK(undetected == 0);
+
+    auto repeated = frames;
+    repeated.insert(repeated.end(), frames.begin(), frames.begin() + 112);
+    CHECK_FALSE(complaint(repeated).empty());
+    CHECK_FALSE(complaint({frames.begin() + 112, frames.end()}).empty());
+
+    std::minstd_rand random(1);
+    for (int round = 0; round < 2000; ++round) {
+        std::vector<std::byte> noise(random() % 400 + 64);
+        for (std::byte& b : noise) b = static_cast<std::byte>(random());
+        undetected += complaint(noise).empty();
+    }
+    CHECK(undetected == 0);
+}
+
+TEST_CASE("bytes that ddp did not write close the link with a frame record", "[comm][framed]") {
+    auto const [x, y] = connected();
+    std::vector<framed_peer<ddp::descriptor_stream>> peers;
+    peers.push_back({1, ddp::descriptor_stream(x), "stranger"});
+    auto options = quick();
+    options.times.shutdown = 50ms;
+    transport t(0, 2, std::move(peers), options);
+    op in(10);
+    receive(t, 1, tagged(1), in);
+    std::string const request = "GET / HTTP/1.1\r\nHost: example\r\nAccept: */*\r\nUser-Agent: something\r\n\r\n";
+    REQUIRE(::write(y, request.data(), request.size()) == static_cast<ssize_t>(request.size()));
+    REQUIRE(drive(t, [&] { return in.done(); }));
+    CHECK(in.status == op_status::closed);
+    CHECK(t.reports()[1].is == report::state::closed);
+    CHECK(t.reports()[1].record.code == ddp::errc::frame);
+    CHECK(std::string(t.reports()[1].record.text.view()).find("stranger") != std::string::npos);
+    ::close(y);
+}
+
+TEST_CASE("destroying a transport with work in flight ends that work and does not hang", "[comm][framed]") {
+    auto options = quick(16 << 10);
+    options.times.shutdown = 200ms;
+    auto all = all_to_all(2, options);
+    op in(100), out(50 << 20);
+    receive(*all[0], 1, tagged(1), in);
+    send(*all[0], 1, tagged(2), out);
+    all[0]->progress(ddp::clock::now());
+    auto const start = ddp::clock::now();
+    all[0].reset();
+    CHECK(ddp::clock::now() - start < 5s);
+    CHECK(in.status == op_status::aborted);
+    CHECK(out.status == op_status::aborted);
+    REQUIRE(drive(*all[1], [&] { return all[1]->reports()[0].is != report::state::silent; }));
+    CHECK(all[1]->reports()[0].is == report::state::closed);  // it owed us a message
+}
+
+TEST_CASE("a group of one needs no streams", "[comm][framed]") {
+    transport t(0, 1, {}, quick());
+    CHECK_FALSE(t.progress(ddp::clock::now() + 5ms));
+    CHECK(t.next_timer() == ddp::never);
+    t.wake();
+    t.progress(ddp::clock::now() + 5s);
+    CHECK_THROWS_AS(t.mark_of(0), ddp::usage_error);
+    t.abort(threw(0, "alone"));
+    CHECK(t.reports()[0].is == report::state::spoke);
+}

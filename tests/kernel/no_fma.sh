@@ -1,0 +1,42 @@
+#!/bin/sh
+# Disassembles an object file or program and fails if a function of namespace ddp::detail::kernels holds a fused
+# multiply-add, or if there is no such function.
+#   no_fma.sh FILE           for any optimisation level
+#   no_fma.sh FILE packed    asks besides that every element kernel holds packed arithmetic in 256-bit registers or
+#                            wider: for files compiled with -O2 or -O3 and -march=x86-64-v3 or later
+# Exit status: 0 good, 1 bad (says which function), 2 wrong usage.
+set -eu
+file=${1:?usage: no_fma.sh FILE [packed]}
+want=${2:-any}
+[ -r "$file" ] || { echo "no_fma.sh: cannot read $file" >&2; exit 2; }
+case $want in any | packed) ;; *) echo "no_fma.sh: '$want' is neither empty nor 'packed'" >&2; exit 2 ;; esac
+command -v objdump >/dev/null || { echo "no_fma.sh: needs objdump (Debian package binutils)" >&2; exit 2; }
+
+# Mangled names: those of constrained templates are more than an old demangler can read.
+LC_ALL=C objdump -d --no-show-raw-insn "$file" | awk -v want="$want" '
+    BEGIN { element = "kernels[0-9]+(sum_sources|sum_of_squares|square_roots|sgd_step|adam_moments|adam_values)" }
+    / <[^ ]*>:$/ {
+        name = substr($2, 2, length($2) - 3)
+        inside = name ~ /^_ZN3ddp6detail7kernels/
+        if (inside) seen[name] = 1
+        next
+    }
+    !inside { next }
+    $2 ~ /^v?fn?m(add|sub)|^fn?ml[as]/ { if (!(name in fused)) fused[name] = $0 }
+    $2 ~ /^v?(add|mul|div|sqrt)p[sd]$/ && /%ymm|%zmm/ { packed[name] = 1 }
+    END {
+        kernels = elementwise = bad = 0
+        for (name in seen) {
+            ++kernels
+            if (name in fused) { print "fused multiply-add in " name ":" fused[name]; bad = 1 }
+            if (name !~ element) continue
+            ++elementwise
+            if (want == "packed" && !(name in packed)) { print "not vectorised: " name; bad = 1 }
+        }
+        if (kernels == 0) { print "no function of ddp::detail::kernels here"; bad = 1 }
+        if (want == "packed" && elementwise == 0) { print "no element kernel here"; bad = 1 }
+        if (!bad)
+            print kernels " functions, " elementwise " of them element kernels: no fused multiply-add" \
+                (want == "packed" ? ", all vectorised" : "")
+        exit bad
+    }'

@@ -1,0 +1,116 @@
+// Replaces the global operator new and malloc: a program of its own, with nothing else in it that does.
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#include <span>
+#include <vector>
+
+#include <ddp/nn/activation.hpp>
+#include <ddp/nn/linear.hpp>
+#include <ddp/nn/loss.hpp>
+#include <ddp/nn/sequential.hpp>
+
+#include "gradients.hpp"
+#include "support/catch.hpp"
+
+namespace {
+
+std::atomic<std::size_t> news = 0, mallocs = 0;
+
+void* counted(std::size_t bytes, std::size_t alignment) {
+    news.fetch_add(1, std::memory_order_relaxed);
+    std::size_t const rounded = (bytes + alignment - 1) / alignment * alignment;
+    if (void* const memory = std::aligned_alloc(alignment, rounded == 0 ? alignment : rounded)) return memory;
+    throw std::bad_alloc();
+}
+
+}  // namespace
+
+void* operator new(std::size_t bytes) { return counted(bytes, alignof(std::max_align_t)); }
+void* operator new(std::size_t bytes, std::align_val_t alignment) {
+    return counted(bytes, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+
+// Eigen asks malloc. glibc lets a program put its own in front; a sanitizer has taken the place already.
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#define MALLOC_IS_TAKEN
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__GLIBC__)
+#define MALLOC_IS_TAKEN
+#endif
+
+#if defined(MALLOC_IS_TAKEN)
+constexpr bool sees_malloc = false;
+#else
+constexpr bool sees_malloc = true;
+extern "C" void* __libc_malloc(std::size_t) noexcept;
+extern "C" void* malloc(std::size_t bytes) noexcept {
+    mallocs.fetch_add(1, std::memory_order_relaxed);
+    return __libc_malloc(bytes);
+}
+#endif
+
+using namespace ddp;
+
+namespace {
+
+struct counts {
+    std::size_t ours, eigens;
+};
+
+/// What three steps on batches up to the size of the first one allocate.
+counts allocated_by_steps(std::size_t rows, std::size_t features, std::size_t hidden) {
+    nn::sequential net{nn::linear(features, hidden), nn::relu(), nn::linear(hidden, hidden),
+                       nn::tanh(),                   nn::linear(hidden, 10), nn::softmax_cross_entropy()};
+    auto const inputs = test::random_numbers<float>(rows * features, 1);
+    std::vector<std::uint32_t> const labels(rows, 3);
+    auto const step = [&](std::size_t count) {
+        net.forward(classification_batch<float>{std::span(inputs).first(count * features),
+                                                std::span(labels).first(count), count, features});
+        net.backward({}, [](std::size_t) {});
+    };
+    step(rows);
+    news = 0;
+    mallocs = 0;
+    step(rows);
+    step(rows / 2);
+    step(rows);
+    return {news, mallocs};
+}
+
+}  // namespace
+
+TEST_CASE("the counters see an allocation of each kind", "[nn][allocation]") {
+    news = 0;
+    mallocs = 0;
+    nn::buffer<float> memory;
+    REQUIRE(memory.take(3).size() == 3);
+    std::size_t const ours = news;
+    void* volatile raw = std::malloc(100);
+    std::size_t const theirs = mallocs;
+    std::free(raw);
+    REQUIRE(ours == 1);
+    if constexpr (sees_malloc) REQUIRE(theirs >= 1);
+}
+
+TEST_CASE("after the first batch a small network allocates nothing at all", "[nn][allocation]") {
+    counts const seen = allocated_by_steps(8, 30, 20);  // Eigen packs below 128 KiB on the stack
+    REQUIRE(seen.ours == 0);
+    REQUIRE(seen.eigens == 0);
+}
+
+TEST_CASE("after the first batch only Eigen allocates: at most the two packing buffers of each product", "[nn][allocation]") {
+    counts const seen = allocated_by_steps(128, 784, 256);
+    CAPTURE(seen.eigens);
+    REQUIRE(seen.ours == 0);
+    REQUIRE(seen.eigens <= 3 * 8 * 2);  // steps, products, buffers
+    if constexpr (sees_malloc) REQUIRE(seen.eigens > 0);  // else the limit above checks nothing
+}

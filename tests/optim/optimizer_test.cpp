@@ -1,0 +1,174 @@
+#include <ddp/optim/optimizer.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <set>
+#include <type_traits>
+#include <vector>
+
+#include <ddp/optim/adam.hpp>
+#include <ddp/optim/any_optimizer.hpp>
+#include <ddp/optim/sgd.hpp>
+
+#include "optim/textbook.hpp"
+#include "support/catch.hpp"
+
+// What every optimizer promises, for all of the library's.
+
+namespace {
+
+std::vector<ddp::any_optimizer> every_kind() {
+    return {ddp::sgd{.lr = 0.1},
+            ddp::sgd{.lr = 0.1, .weight_decay = 0.03},
+            ddp::sgd{.lr = 0.1, .momentum = 0.9},
+            ddp::sgd{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.03},
+            ddp::sgd{.lr = 0.1, .momentum = 0.9, .nesterov = true},
+            ddp::sgd{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.03, .nesterov = true},
+            ddp::adam{},
+            ddp::adam{.weight_decay = 0.03},
+            ddp::adamw{},
+            ddp::adamw{.weight_decay = 0.0}};
+}
+
+enum class without { nothing, slot_count, learning_rate, hash, step };
+
+template <without Missing = without::nothing>
+struct optimizer_archetype {
+    std::size_t slot_count() const
+        requires(Missing != without::slot_count);
+    double learning_rate() const
+        requires(Missing != without::learning_rate);
+    std::uint64_t hash() const
+        requires(Missing != without::hash);
+    void step(ddp::step_info const&, std::span<float const>, std::span<float>, ddp::slot_spans<float>) const
+        requires(Missing != without::step);
+};
+static_assert(ddp::OptimizerFor<optimizer_archetype<>, float>);
+static_assert(!ddp::OptimizerFor<optimizer_archetype<>, double>);
+static_assert(!ddp::OptimizerFor<optimizer_archetype<without::slot_count>, float>);
+static_assert(!ddp::OptimizerFor<optimizer_archetype<without::learning_rate>, float>);
+static_assert(!ddp::OptimizerFor<optimizer_archetype<without::hash>, float>);
+static_assert(!ddp::OptimizerFor<optimizer_archetype<without::step>, float>);
+static_assert(std::is_aggregate_v<ddp::sgd> && std::is_aggregate_v<ddp::adam> && std::is_aggregate_v<ddp::adamw>);
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("a range stepped in pieces has the bits of the whole", "[optim]", float, double) {
+    auto const kinds = every_kind();
+    for (std::size_t kind = 0; kind < kinds.size(); ++kind)
+        for (std::size_t const longest : {1u, 5u, 40u, 700u}) {
+            CAPTURE(kind, longest);
+            auto const& optimizer = kinds[kind];
+            constexpr std::size_t elements = 2003;
+            test::mixed_values random(100 * kind + longest);
+            auto const start = random.vector<TestType>(elements);
+            test::stepped_range<TestType> whole(start, optimizer.slot_count());
+            test::stepped_range<TestType> pieces(start, optimizer.slot_count());
+            for (std::uint64_t step = 1; step <= 3; ++step) {
+                auto const gradient = random.vector<TestType>(elements);
+                ddp::step_info const at{.step = step, .learning_rate = 0.037, .gradient_scale = 0.77};
+                whole.step(optimizer, at, gradient);
+                std::vector<std::pair<std::size_t, std::size_t>> cuts;
+                for (std::size_t begin = 0; begin < elements;) {
+                    std::size_t const count = std::min(elements - begin, 1 + random.below(longest));
+                    cuts.emplace_back(begin, count);
+                    begin += count;
+                }
+                for (auto cut = cuts.rbegin(); cut != cuts.rend(); ++cut)
+                    pieces.step(optimizer, at, gradient, cut->first, cut->second);
+            }
+            REQUIRE(test::same_bits(pieces.value, whole.value));
+            for (std::size_t slot = 0; slot < optimizer.slot_count(); ++slot)
+                REQUIRE(test::same_bits(pieces.slots[slot], whole.slots[slot]));
+        }
+}
+
+TEMPLATE_TEST_CASE("the gradient's scale is a multiplication in the element's type, before all else", "[optim]", float,
+                   double) {
+    for (auto const& optimizer : every_kind()) {
+        test::mixed_values random(4);
+        auto const start = random.vector<TestType>(101);
+        auto const gradient = random.vector<TestType>(101);
+        auto scaled = gradient;
+        for (TestType& g : scaled) g = g * static_cast<TestType>(0.3);
+        test::stepped_range<TestType> by_optimizer(start, optimizer.slot_count());
+        test::stepped_range<TestType> by_hand(start, optimizer.slot_count());
+        by_optimizer.step(optimizer, {.step = 1, .learning_rate = 0.1, .gradient_scale = 0.3}, gradient);
+        by_hand.step(optimizer, {.step = 1, .learning_rate = 0.1}, scaled);
+        REQUIRE(test::same_bits(by_optimizer.value, by_hand.value));
+    }
+}
+
+TEST_CASE("an empty range is a range", "[optim]") {
+    for (auto const& optimizer : every_kind()) {
+        test::stepped_range<float> range({}, optimizer.slot_count());
+        REQUIRE_NOTHROW(range.step(optimizer, {.step = 1, .learning_rate = 0.1}, {}));
+    }
+}
+
+TEST_CASE("NaN in a gradient stays in its element", "[optim]") {
+    for (auto const& optimizer : every_kind()) {
+        test::stepped_range<float> range(std::vector<float>(33, 1.0F), optimizer.slot_count());
+        std::vector<float> gradient(33, 0.5F);
+        gradient[17] = std::numeric_limits<float>::quiet_NaN();
+        range.step(optimizer, {.step = 1, .learning_rate = 0.1}, gradient);
+        for (std::size_t i = 0; i < range.value.size(); ++i) REQUIRE(std::isnan(range.value[i]) == (i == 17));
+    }
+}
+
+TEST_CASE("the hash tells every hyper-parameter and every algorithm apart", "[optim]") {
+    std::vector<std::uint64_t> const hashes{
+        ddp::sgd{}.hash(),
+        ddp::sgd{.lr = 0.02}.hash(),
+        ddp::sgd{.momentum = 0.9}.hash(),
+        ddp::sgd{.weight_decay = 0.9}.hash(),
+        ddp::sgd{.nesterov = true}.hash(),
+        ddp::adam{}.hash(),
+        ddp::adam{.lr = 0.02}.hash(),
+        ddp::adam{.beta1 = 0.8}.hash(),
+        ddp::adam{.beta2 = 0.8}.hash(),
+        ddp::adam{.eps = 1e-7}.hash(),
+        ddp::adam{.weight_decay = 0.01}.hash(),
+        ddp::adamw{}.hash(),
+        ddp::adamw{.lr = 0.02}.hash(),
+        ddp::adamw{.beta1 = 0.8}.hash(),
+        ddp::adamw{.beta2 = 0.8}.hash(),
+        ddp::adamw{.eps = 1e-7}.hash(),
+        ddp::adamw{.weight_decay = 0.02}.hash(),
+    };
+    REQUIRE(std::set<std::uint64_t>(hashes.begin(), hashes.end()).size() == hashes.size());
+    REQUIRE(ddp::sgd{.lr = 0.02}.hash() == ddp::sgd{.lr = 0.02}.hash());
+}
+
+TEST_CASE("hyper-parameters that make no sense are refused by name", "[optim]") {
+    constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+    for (auto const& optimizer : every_kind()) REQUIRE_NOTHROW(optimizer.validate());
+    REQUIRE_NOTHROW(ddp::sgd{.lr = 0.0}.validate());
+    REQUIRE_THROWS_AS(ddp::sgd{.lr = -0.1}.validate(), ddp::usage_error);
+    REQUIRE_THROWS_AS(ddp::sgd{.lr = nan}.validate(), ddp::usage_error);
+    REQUIRE_THROWS_AS(ddp::sgd{.momentum = 1.0}.validate(), ddp::usage_error);
+    REQUIRE_THROWS_AS(ddp::sgd{.weight_decay = -1.0}.validate(), ddp::usage_error);
+    REQUIRE_THROWS_AS(ddp::sgd{.nesterov = true}.validate(), ddp::usage_error);
+    REQUIRE_THROWS_AS(ddp::adam{.beta1 = 1.0}.validate(), ddp::usage_error);
+    REQUIRE_THROWS_AS(ddp::adam{.beta2 = -0.1}.validate(), ddp::usage_error);
+    REQUIRE_THROWS_AS(ddp::adamw{.eps = 0.0}.validate(), ddp::usage_error);
+    REQUIRE_THROWS_AS(ddp::adamw{.weight_decay = nan}.validate(), ddp::usage_error);
+    REQUIRE_THROWS_WITH(ddp::adamw{.lr = -1.0}.validate(),
+                        "DDP-E100 usage: adamw: lr must be a finite number >= 0; 1e-3 is usual");
+}
+
+TEST_CASE("spans of different lengths are refused", "[optim]") {
+    for (auto const& optimizer : every_kind()) {
+        test::stepped_range<float> range(std::vector<float>(3), optimizer.slot_count());
+        std::vector<float> const gradient(3);
+        std::vector<std::span<float>> slots(optimizer.slot_count(), std::span(range.value).first(2));
+        REQUIRE_THROWS_AS(optimizer.step({.step = 1, .learning_rate = 0.1}, std::span<float const>(gradient).first(2),
+                                         std::span(range.value), ddp::slot_spans<float>(slots)),
+                          ddp::usage_error);
+        if (optimizer.slot_count() != 0)
+            REQUIRE_THROWS_AS(optimizer.step({.step = 1, .learning_rate = 0.1}, std::span<float const>(gradient),
+                                             std::span(range.value), ddp::slot_spans<float>(slots)),
+                              ddp::usage_error);
+    }
+}

@@ -1,0 +1,726 @@
+"""The launcher, with small programs as ranks. DDPRUN names the binary: DDPRUN=build/ddprun python3 ddprun_test.py"""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+import unittest
+
+DDPRUN = os.environ.get("DDPRUN", "")
+DEADLINE = 30.0  # for whatever a test waits for: a hang is a failure, a slow machine is not
+
+
+def environment(**more):
+    ours = r"(DDP_|RANK|WORLD_SIZE|LOCAL_|MASTER_|OMP_|NO_COLOR)"
+    kept = {k: v for k, v in os.environ.items() if not re.match(ours, k)}
+    return {**kept, **more}
+
+
+def default_signals():
+    """Test runners in the background of a shell have SIGINT ignored, and ddprun would honour that."""
+    for signo in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(signo, signal.SIG_DFL)
+
+
+def start(*words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=None, **more):
+    return subprocess.Popen([DDPRUN, *words], stdin=stdin, stdout=stdout, stderr=stderr, env=env or environment(),
+                            text=True, errors="replace", preexec_fn=default_signals, **more)
+
+
+class Result:
+    def __init__(self, process, out, err, seconds):
+        self.code, self.out, self.err, self.seconds = process.returncode, out, err, seconds
+
+    def lines(self, rank):
+        mark = f"[{rank}] "
+        return [line[len(mark):] for line in self.out.splitlines() if line.startswith(mark)]
+
+    def variables(self, rank):
+        return dict(line.split("=", 1) for line in self.lines(rank) if "=" in line)
+
+
+def finish(process, text=None, deadline=DEADLINE):
+    begin = time.monotonic()
+    try:
+        out, err = process.communicate(text, timeout=deadline)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate(timeout=10)
+        raise AssertionError(f"ddprun hangs\nstdout: {out[-2000:]}\nstderr: {err[-2000:]}") from None
+    return Result(process, out, err, time.monotonic() - begin)
+
+
+def run(*words, **more):
+    text = more.pop("text_in", None)
+    if text is not None:
+        more["stdin"] = subprocess.PIPE
+    return finish(start(*words, **more), text)
+
+
+def sh(script):
+    return ["--", "sh", "-c", script]
+
+
+def python(script):
+    return ["--", sys.executable, "-S", "-c", script]
+
+
+def alive(pid):
+    """Running; a zombie that init has not yet collected does not count."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def eventually(condition, deadline=DEADLINE):
+    end = time.monotonic() + deadline
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return condition()
+
+
+class Directory:
+    """Where ranks leave notes for the test: one that has written its note is ready."""
+
+    def __enter__(self):
+        self.owner = tempfile.TemporaryDirectory(prefix="ddprun-test-")
+        self.path = self.owner.name
+        return self
+
+    def __exit__(self, *what):
+        self.owner.cleanup()
+
+    def note(self, name):
+        try:
+            with open(os.path.join(self.path, name)) as file:
+                return file.read().strip()
+        except OSError:
+            return ""
+
+    def wait_for(self, *names):
+        if not eventually(lambda: all(self.note(name) for name in names)):
+            raise AssertionError(f"no note from {[n for n in names if not self.note(n)]}")
+
+    def env(self, **more):
+        return environment(NOTES=self.path, **more)
+
+
+class Environment(unittest.TestCase):
+    def test_each_rank_knows_its_place(self):
+        result = run("-n", "3", *sh("env"), env=environment(RANK="7", DDP_LISTEN_FD="9", DDP_TTY="1"))
+        self.assertEqual(result.code, 0, result.err)
+        ports = set()
+        for rank in range(3):
+            found = result.variables(rank)
+            self.assertEqual((found["RANK"], found["LOCAL_RANK"]), (str(rank), str(rank)))
+            self.assertEqual((found["WORLD_SIZE"], found["LOCAL_WORLD_SIZE"]), ("3", "3"))
+            self.assertEqual((found["MASTER_ADDR"], found["OMP_NUM_THREADS"]), ("127.0.0.1", "1"))
+            self.assertNotIn("DDP_TTY", found, "an outer launcher's must not shine through")
+            self.assertEqual("DDP_LISTEN_FD" in found, rank == 0)
+            ports.add(int(found["MASTER_PORT"]))
+        self.assertEqual(len(ports), 1)
+        self.assertGreater(ports.pop(), 0)
+
+    def test_the_users_thread_count_stays(self):
+        result = run("-n", "2", *sh("env"), env=environment(OMP_NUM_THREADS="3"))
+        self.assertEqual([result.variables(rank)["OMP_NUM_THREADS"] for rank in (0, 1)], ["3", "3"])
+
+    def test_names_of_torchrun(self):
+        for words in (["--nproc-per-node=2"], ["--nproc_per_node", "2", "--standalone"], ["-np", "2"], ["-n2"]):
+            result = run(*words, *sh("echo WORLD_SIZE=$WORLD_SIZE"))
+            self.assertEqual(result.variables(1), {"WORLD_SIZE": "2"}, words)
+
+    def test_one_rank_a_core_by_default_and_at_least_two(self):
+        for words in ([], ["-n", "auto"]):
+            result = run(*words, *sh("echo WORLD_SIZE=$WORLD_SIZE"))
+            size = int(result.variables(0)["WORLD_SIZE"])
+            self.assertGreaterEqual(size, 2)
+            self.assertLessEqual(size, max(2, len(os.sched_getaffinity(0))))
+
+    def test_rank_0_alone_inherits_a_listening_socket(self):
+        script = ("import os, socket\n"
+                  "if 'DDP_LISTEN_FD' in os.environ:\n"
+                  "    s = socket.socket(fileno=int(os.environ['DDP_LISTEN_FD']))\n"
+                  "    print('listens', s.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN), flush=True)\n"
+                  "    print('there', s.getsockname() == ('127.0.0.1', int(os.environ['MASTER_PORT'])), flush=True)\n"
+                  "    c, _ = s.accept(); print('heard', c.recv(5).decode())\n"
+                  "else:\n"
+                  "    kinds = [os.readlink(f'/proc/self/fd/{f}') for f in os.listdir('/proc/self/fd')\n"
+                  "             if os.path.exists(f'/proc/self/fd/{f}') or os.path.islink(f'/proc/self/fd/{f}')]\n"
+                  "    print('sockets', sum(k.startswith('socket:') for k in kinds))\n"
+                  "    c = socket.create_connection(('127.0.0.1', int(os.environ['MASTER_PORT'])))\n"
+                  "    c.sendall(b'hello')\n")
+        result = run("-n", "2", *python(script))
+        self.assertEqual(result.code, 0, result.err)
+        self.assertEqual(result.lines(0), ["listens 1", "there True", "heard hello"])
+        self.assertEqual(result.lines(1), ["sockets 0"])
+
+    def test_a_port_by_number_and_one_that_is_taken(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            port = taken.getsockname()[1]
+            taken.listen()
+            result = run("-n", "2", "--master-port", str(port), *sh("echo never"))
+            self.assertEqual((result.code, result.out), (125, ""))
+            self.assertRegex(result.err, f"127.0.0.1:{port}: the port is in use.*--master-port")
+        result = run("-n", "2", "--master-port", str(port), *sh("echo MASTER_PORT=$MASTER_PORT"))
+        self.assertEqual(result.variables(1), {"MASTER_PORT": str(port)})
+
+    def test_several_machines(self):
+        here = ["-n", "2", "--nnodes", "3", "--master-addr", "127.0.0.1", "--master-port"]
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        result = run(*here, port, "--node-rank", "2", *sh("env"))
+        found = result.variables(5)
+        self.assertEqual((found["RANK"], found["LOCAL_RANK"], found["WORLD_SIZE"]), ("5", "1", "6"))
+        self.assertNotIn("DDP_LISTEN_FD", result.variables(4), "rank 0 is elsewhere")
+        self.assertNotIn("DDP_LISTEN_FD", found)
+        self.assertIn("DDP_LISTEN_FD", run(*here, port, *sh("env")).variables(0))
+        # An address that is not ours (a service in front of us): rank 0 has to serve by itself.
+        away = ["-n", "2", "--nnodes", "2", "--master-addr", "192.0.2.1", "--master-port", port]
+        result = run(*away, *sh("env"))
+        self.assertEqual((result.code, result.variables(0)["MASTER_ADDR"]), (0, "192.0.2.1"))
+        self.assertNotIn("DDP_LISTEN_FD", result.variables(0))
+        result = run("-n", "2", "--master-addr", "192.0.2.1", *sh("echo never"))
+        self.assertEqual((result.code, result.out), (125, ""))
+
+    def test_stdin_is_rank_0s(self):
+        result = run("-n", "3", *sh("echo read: $(cat)"), text_in="some data")
+        self.assertEqual([result.lines(rank) for rank in range(3)], [["read: some data"], ["read:"], ["read:"]])
+
+    def test_ranks_find_the_signals_as_they_should_be(self):
+        result = run("-n", "2", "grep", "-E", "Sig(Blk|Ign)", "/proc/self/status")
+        self.assertEqual(result.lines(1)[0].split(), ["SigBlk:", "0" * 16])
+        ignored = int(result.lines(1)[1].split()[1], 16)
+        self.assertFalse(ignored & (1 << (signal.SIGPIPE - 1)), "a rank must die of a broken pipe")
+
+
+class Output(unittest.TestCase):
+    def test_lines_keep_their_stream_and_get_a_prefix(self):
+        result = run("-n", "2", *sh("echo out; echo; echo err >&2"))
+        self.assertEqual(sorted(result.out.splitlines()), ["[0] ", "[0] out", "[1] ", "[1] out"])
+        self.assertEqual(sorted(result.err.splitlines()), ["[0] err", "[1] err"])
+
+    def test_without_prefix_and_with_that_of_the_others(self):
+        self.assertEqual(sorted(run("-n", "2", "--prefix", "none", *sh("echo $RANK")).out.split()), ["0", "1"])
+        result = run("-n", "2", "--prefix=others", *sh("echo r$RANK"))
+        self.assertEqual(sorted(result.out.splitlines()), ["[1] r1", "r0"])
+
+    def test_lines_written_in_pieces_by_all_ranks_at_once_never_mix(self):
+        script = ("import os\n"
+                  "r = os.environ['RANK']\n"
+                  "for i in range(400):\n"
+                  "    for piece in (f'<{r}', f' {i} ', r * 50, '>\\n'): os.write(1, piece.encode())\n")
+        for prefix in ("rank", "none"):
+            result = run("-n", "4", "--prefix", prefix, *python(script))
+            self.assertEqual(result.code, 0, result.err)
+            lines = [re.sub(r"^\[\d\] ", "", line) for line in result.out.splitlines()]
+            for rank in range(4):
+                mine = [line for line in lines if line.startswith(f"<{rank}")]
+                self.assertEqual(mine, [f"<{rank} {i} {str(rank) * 50}>" for i in range(400)])
+            self.assertEqual(len(lines), 1600)
+
+    def test_a_last_line_without_newline(self):
+        for prefix, expected in (("rank", ["[0] tail", "[1] tail"]), ("none", ["tail", "tail"])):
+            result = run("-n", "2", "--prefix", prefix, *sh("printf tail"))
+            self.assertEqual(sorted(result.out.splitlines()), expected)
+            self.assertTrue(result.out.endswith("\n"))
+
+    def test_a_line_without_end_is_shown_in_pieces_and_nothing_is_lost(self):
+        result = run("-n", "2", *python("import sys; sys.stdout.write('x' * 1000000 + 'end')"))
+        lines = result.lines(1)
+        self.assertEqual("".join(lines), "x" * 1000000 + "end")
+        self.assertGreater(len(lines), 4)
+        self.assertLessEqual(max(map(len, lines)), 1 << 16)
+
+    def test_long_lines_of_both_streams_into_one_place_never_mix(self):
+        script = ("import os\n"
+                  "for i in range(100):\n"
+                  "    for fd in (1, 2): os.write(fd, str(fd).encode() * 20000 + b'\\n')\n")
+        result = run("-n", "2", "--prefix", "none", *python(script), stderr=subprocess.STDOUT)
+        self.assertEqual(sorted(result.out.splitlines()), ["1" * 20000] * 200 + ["2" * 20000] * 200)
+
+    def test_output_of_a_failed_rank_is_shown_to_the_end(self):
+        result = run("-n", "2", *python("import os, sys\n"
+                                        "for i in range(5000): print(i)\n"
+                                        "sys.stdout.flush(); os._exit(9 if os.environ['RANK'] == '0' else 0)"))
+        self.assertEqual((result.code, len(result.lines(0)), len(result.lines(1))), (9, 5000, 5000))
+
+    def test_a_reader_that_leaves_does_not_end_the_job(self):
+        with Directory() as notes:
+            process = start("-n", "2", *sh('trap "" PIPE; for i in 1 2 3 4 5; do echo line; sleep 0.05; done;'
+                                           ' echo done > $NOTES/$RANK'), env=notes.env())
+            process.stdout.close()
+            process.wait(DEADLINE)
+            process.stderr.close()
+            self.assertEqual((process.returncode, notes.note("0"), notes.note("1")), (0, "done", "done"))
+
+    def test_a_reader_that_stands_still_does_not_keep_ddprun_from_its_signals(self):
+        with Directory() as notes:
+            process = start("-n", "2", *sh("echo $$ > $NOTES/$RANK; exec yes"), env=notes.env())
+            notes.wait_for("0", "1")
+            time.sleep(0.3)  # long enough to fill every pipe
+            process.send_signal(signal.SIGINT)
+            pids = [int(notes.note(name)) for name in ("0", "1")]
+            self.assertTrue(eventually(lambda: not any(map(alive, pids))), "nobody reads, and the ranks live on")
+            process.send_signal(signal.SIGINT)  # whether or not only output is left: without it, then
+            self.assertEqual(process.wait(DEADLINE), 130)
+            process.stdout.close()
+            process.stderr.close()
+
+
+class Terminal(unittest.TestCase):
+    """ddprun on a terminal of its own."""
+
+    def converse(self, words, steps=(), env=None):
+        """Runs ddprun; when a text of `steps` has appeared, types what stands beside it. Returns output and status."""
+        pid, terminal = pty.fork()
+        if pid == 0:
+            default_signals()
+            os.execve(DDPRUN, [DDPRUN, *words], env or environment())
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+        seen, end, steps = b"", time.monotonic() + DEADLINE, list(steps)
+        try:
+            while time.monotonic() < end:
+                if select.select([terminal], [], [], 0.1)[0]:
+                    try:
+                        data = os.read(terminal, 65536)
+                    except OSError:  # the last descriptor on the other side was closed
+                        break
+                    if not data:
+                        break
+                    seen += data
+                while steps and re.search(steps[0][0], seen):
+                    action = steps.pop(0)[1]
+                    if callable(action):
+                        action()
+                    else:
+                        os.write(terminal, action)
+            else:
+                os.kill(pid, signal.SIGKILL)
+                self.fail(f"ddprun hangs: {seen[-2000:]!r}")
+        finally:
+            os.close(terminal)
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return seen.decode(errors="replace"), status
+
+    def test_rank_0_learns_of_the_terminal_and_its_width(self):
+        # The width is set after the fork: wait for it before ddprun looks.
+        with Directory() as notes:
+            wait = "while [ $(stty size < /dev/tty | cut -d' ' -f2) != 100 ]; do sleep 0.01; done; "
+            for prefix, width in (("rank", "96"), ("none", "100")):
+                inner = f'exec "$DDPRUN" -n 2 --prefix {prefix} -- sh -c \'echo "<$RANK:$DDP_TTY:$COLUMNS>"\''
+                env = notes.env(DDPRUN=DDPRUN, NO_COLOR="1")
+                env.pop("COLUMNS", None)
+                pid, terminal = pty.fork()
+                if pid == 0:
+                    os.execve("/bin/sh", ["sh", "-c", wait + inner], env)
+                fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+                seen = b""
+                try:
+                    while select.select([terminal], [], [], DEADLINE)[0]:
+                        data = os.read(terminal, 65536)
+                        if not data:
+                            break
+                        seen += data
+                except OSError:
+                    pass
+                os.close(terminal)
+                os.waitpid(pid, 0)
+                self.assertIn(f"<0:1:{width}>".encode(), seen)
+                self.assertIn(b"<1::>", seen)
+
+    def test_a_progress_bar_is_seen_while_it_grows(self):
+        script = ("import os, time\n"
+                  "notes = os.environ['NOTES']\n"
+                  "def wait(name):\n"
+                  "    end = time.monotonic() + 20\n"
+                  "    while not os.path.exists(notes + name) and time.monotonic() < end: time.sleep(0.01)\n"
+                  "if os.environ['RANK'] == '0':\n"
+                  "    os.write(1, b'\\rbar 10%'); wait('/10')\n"
+                  "    os.write(1, b'\\rbar 20%'); wait('/20')\n"
+                  "    os.write(1, b'\\rbar 30%\\n')\n"
+                  "else:\n"
+                  "    wait('/10'); wait('/other'); os.write(1, b'other\\n')\n")
+        # Each step waits until the one before is on the screen. The other rank's line clears the bar, which comes back
+        # with its next redraw.
+        for words, expected in ((["--prefix", "none"], "\rbar 10%\rbar 20%\r\x1b[Kother\r\n\rbar 30%\r\n"),
+                                ([], "\r[0] bar 10%\r[0] bar 20%\r\x1b[K[1] other\r\n\r[0] bar 30%\r\n")):
+            with Directory() as notes:
+                def touch(name):
+                    return lambda: open(os.path.join(notes.path, name), "w").close()
+                steps = [(b"10%", touch("10")), (b"20%", touch("other")), (b"other", touch("20"))]
+                seen, status = self.converse(["-n", "2", *words, *python(script)], steps, notes.env(NO_COLOR="1"))
+                self.assertEqual((seen, status), (expected, 0))
+
+    def test_prefixes_have_colours_on_a_terminal_unless_unwanted(self):
+        self.assertIn("\x1b[31m[0]\x1b[0m hello", self.converse(["-n", "1", *sh("echo hello")])[0])
+        self.assertEqual(self.converse(["-n", "1", *sh("echo hello")], env=environment(NO_COLOR="1"))[0],
+                         "[0] hello\r\n")
+
+    def test_control_c_reaches_every_rank_exactly_once(self):
+        script = ("import os, signal, time\n"
+                  "count = 0\n"
+                  "def on(*_):\n"
+                  "    global count; count += 1\n"
+                  "signal.signal(signal.SIGINT, on)\n"
+                  "os.write(1, b'ready%s.\\n' % os.environ['RANK'].encode())\n"
+                  "end = time.monotonic() + 20\n"
+                  "while not count and time.monotonic() < end: time.sleep(0.01)\n"
+                  "time.sleep(0.5)\n"
+                  "os.write(1, b'rank %s: %d\\n' % (os.environ['RANK'].encode(), count))\n")
+        seen, status = self.converse(["-n", "2", "--prefix", "none", *python(script)],
+                                     [(rb"(?s)ready.*ready\d", b"\x03")])
+        self.assertIn("rank 0: 1", seen)
+        self.assertIn("rank 1: 1", seen)
+        self.assertIn("SIGINT passed on", seen)
+        self.assertEqual(status, 0, "the ranks took it well")
+
+
+class Failure(unittest.TestCase):
+    def block(self, result):
+        """The last block on stderr: what people see first in the tail of a log."""
+        start_of_block = result.err.rfind("\nddprun: rank") + 1
+        return result.err[start_of_block:]
+
+    def test_all_is_well(self):
+        result = run("-n", "4", *sh("true"))
+        self.assertEqual((result.code, result.out, result.err), (0, "", ""))
+
+    def test_a_rank_that_is_done_early_ends_nobody(self):
+        result = run("-n", "3", "--grace", "0", *sh("[ $RANK = 1 ] || sleep 0.7; echo done"))
+        self.assertEqual((result.code, result.err), (0, ""))
+        self.assertEqual([result.lines(rank) for rank in range(3)], [["done"]] * 3)
+
+    def test_the_first_culprit_is_named_last_and_gives_the_exit_code(self):
+        result = run("-n", "3", "--grace", "0.3",
+                     *sh("echo line of $RANK >&2; [ $RANK = 2 ] || sleep 60; sleep 0.2; echo my reason >&2; exit 7"))
+        self.assertEqual(result.code, 7, result.err)
+        block = self.block(result)
+        self.assertRegex(block, r"\Addprun: rank 2 failed first: exit code 7 \(pid \d+ on ")
+        self.assertIn(socket.gethostname(), block)
+        self.assertRegex(block, r"\d\.\d s after its start\)")
+        self.assertIn("its last error line: my reason", block)
+        self.assertIn("ranks 0, 1: ended by ddprun", block)
+        self.assertTrue(result.err.endswith(block))
+        self.assertLess(result.seconds, 15)
+
+    def test_death_by_signal(self):
+        for signo, name in ((signal.SIGKILL, "SIGKILL"), (signal.SIGSEGV, "SIGSEGV")):
+            script = f"ulimit -c 0; [ $RANK = 0 ] || kill -{int(signo)} $$; sleep 60"
+            result = run("-n", "2", "--grace", "0.1", *sh(script))
+            self.assertEqual(result.code, 128 + signo)
+            self.assertIn(f"rank 1 failed first: killed by {name}", self.block(result))
+
+    def test_survivors_may_speak_before_they_are_ended(self):
+        script = ("import os, sys, time\n"
+                  "if os.environ['RANK'] == '1': os._exit(5)\n"
+                  "time.sleep(0.6)\n"
+                  "print('DDP-E202 peer closed: rank 1 died', file=sys.stderr, flush=True); os._exit(1)\n")
+        result = run("-n", "3", "--grace", "20", *python(script))
+        self.assertEqual(result.code, 5)
+        self.assertEqual(result.err.count("DDP-E202"), 2)
+        self.assertIn("rank 1 failed first: exit code 5", self.block(result))
+        self.assertIn("ranks 0, 2: exit code 1", self.block(result))
+
+    def test_who_accuses_a_peer_is_not_the_culprit(self):
+        # A rank whose own code threw may take longer to end than the peers it has told.
+        script = ("import os, sys, time\n"
+                  "if os.environ['RANK'] == '0':\n"
+                  "    print('DDP-E206 remote exception: rank 1 threw', file=sys.stderr, flush=True); os._exit(1)\n"
+                  "time.sleep(0.4); print('bad batch', file=sys.stderr, flush=True); os._exit(3)\n")
+        result = run("-n", "2", "--grace", "20", *python(script))
+        self.assertEqual(result.code, 3)
+        self.assertIn("rank 1 failed first: exit code 3", self.block(result))
+        self.assertIn("its last error line: bad batch", self.block(result))
+
+    def test_the_librarys_own_error_is_preferred_to_what_follows_it(self):
+        result = run("-n", "2", *sh("[ $RANK = 0 ] && exit 0; echo '  what():  DDP-E302 format: cut short' >&2;"
+                                    " echo Aborted >&2; exit 134"))
+        self.assertIn("its last error line: what():  DDP-E302 format: cut short", self.block(result))
+
+    def test_who_ignores_sigterm_is_killed(self):
+        with Directory() as notes:
+            result = run("-n", "2", "--grace", "0.2",
+                         *python("import os, signal, time\n"
+                                 "signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True))\n"
+                                 "note = os.environ['NOTES'] + '/pid'\n"
+                                 "if os.environ['RANK'] == '1':\n"
+                                 "    while not os.path.exists(note): time.sleep(0.01)\n"
+                                 "    os._exit(4)\n"
+                                 "print(os.getpid(), file=open(note, 'w'), flush=True)\n"
+                                 "while True: time.sleep(1)\n"), env=notes.env())
+            self.assertEqual((result.code, result.lines(0)), (4, ["asked"]))
+            self.assertFalse(alive(int(notes.note("pid"))))
+
+    def test_a_stopped_rank_does_not_hold_up_the_end(self):
+        result = run("-n", "2", "--grace", "0.2", *sh("trap 'echo woken; exit 0' TERM;"
+                                                      " [ $RANK = 1 ] || kill -STOP $$; sleep 0.2; exit 6"))
+        self.assertEqual((result.code, result.lines(0)), (6, ["woken"]))
+        self.assertLess(result.seconds, 15)
+
+    def test_a_program_that_cannot_be_run_is_said_once(self):
+        with tempfile.TemporaryDirectory() as directory:
+            plain = os.path.join(directory, "plain")
+            orphan = os.path.join(directory, "orphan")
+            with open(plain, "w") as file:
+                file.write("text")
+            with open(orphan, "w") as file:
+                file.write("#!/no/such/interpreter\n")
+            os.chmod(orphan, 0o755)
+            for program, code, words in (("no-such-program-here", 127, "in PATH"), ("./no/such", 127, "No such file"),
+                                         (plain, 126, r"chmod \+x"), (directory, 126, "directory"),
+                                         (orphan, 127, "#!")):
+                result = run("-n", "3", program, "argument")
+                self.assertEqual((result.code, result.out), (code, ""), program)
+                self.assertEqual(result.err.count("cannot run"), 1)
+                self.assertRegex(result.err, words)
+
+
+class Signals(unittest.TestCase):
+    COUNTING = ("import os, signal, sys, time\n"
+                "rank, notes = os.environ['RANK'], os.environ['NOTES']\n"
+                "got = []\n"
+                "for s in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):\n"
+                "    signal.signal(s, lambda n, _: got.append(signal.Signals(n).name))\n"
+                "print(os.getpid(), file=open(notes + '/' + rank, 'w'), flush=True)\n"
+                "end = time.monotonic() + 20\n"
+                "while len(got) < int(os.environ['WANTED']) and time.monotonic() < end: time.sleep(0.01)\n"
+                "print(*got, flush=True)\n")
+
+    def test_signals_are_passed_on_to_all_ranks(self):
+        for signo in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
+            with Directory() as notes:
+                process = start("-n", "3", *python(self.COUNTING), env=notes.env(WANTED="1"))
+                notes.wait_for("0", "1", "2")
+                process.send_signal(signo)
+                result = finish(process)
+                self.assertEqual(result.code, 0, "the ranks ended in good order")
+                self.assertEqual([result.lines(rank) for rank in range(3)], [[signo.name]] * 3)
+
+    def test_ranks_that_die_of_a_signal_passed_on(self):
+        with Directory() as notes:
+            process = start("-n", "2", *sh("echo $$ > $NOTES/$RANK; exec sleep 60"), env=notes.env())
+            notes.wait_for("0", "1")
+            process.send_signal(signal.SIGTERM)
+            result = finish(process)
+            self.assertEqual(result.code, 128 + signal.SIGTERM)
+            self.assertIn("SIGTERM passed on to all ranks", result.err)
+            self.assertIn("after ddprun had passed on SIGTERM", result.err)
+
+    def test_a_checkpoint_at_the_end_gets_more_time_than_the_grace(self):
+        with Directory() as notes:
+            process = start("-n", "2", "--grace", "0.1",
+                            *python("import os, signal, time\n"
+                                    "rank, notes = os.environ['RANK'], os.environ['NOTES']\n"
+                                    "def save(*_):\n"
+                                    "    time.sleep(1.5 * int(rank)); print('saved', flush=True); os._exit(85)\n"
+                                    "signal.signal(signal.SIGTERM, save)\n"
+                                    "print('up', file=open(notes + '/' + rank, 'w'), flush=True)\n"
+                                    "time.sleep(60)\n"), env=notes.env())
+            notes.wait_for("0", "1")
+            process.send_signal(signal.SIGTERM)
+            result = finish(process)
+            self.assertEqual((result.code, result.lines(0), result.lines(1)), (85, ["saved"], ["saved"]))
+
+    def test_a_second_interrupt_kills(self):
+        with Directory() as notes:
+            process = start("-n", "2", *python(self.COUNTING), env=notes.env(WANTED="9"))
+            notes.wait_for("0", "1")
+            process.send_signal(signal.SIGINT)
+            self.assertIn("SIGINT passed on to all ranks; once more kills", process.stderr.readline())
+            process.send_signal(signal.SIGINT)
+            result = finish(process)
+            self.assertEqual(result.code, 130)
+            self.assertLess(result.seconds, 15)
+            self.assertFalse(any(alive(int(notes.note(name))) for name in ("0", "1")))
+
+    def test_a_stop_from_the_terminal_stops_the_ranks_too(self):
+        def state(pid):
+            with open(f"/proc/{pid}/stat") as file:
+                return file.read().rpartition(")")[2].split()[0]
+
+        with Directory() as notes:
+            process = start("-n", "2", *sh("echo $$ > $NOTES/$RANK; exec sleep 60"), env=notes.env())
+            notes.wait_for("0", "1")
+            pids = [int(notes.note(name)) for name in ("0", "1")]
+            process.send_signal(signal.SIGTSTP)
+            self.assertTrue(eventually(lambda: all(state(pid) == "T" for pid in [*pids, process.pid])))
+            process.send_signal(signal.SIGCONT)
+            self.assertTrue(eventually(lambda: all(state(pid) != "T" for pid in [*pids, process.pid])))
+            process.send_signal(signal.SIGTERM)
+            self.assertEqual(finish(process).code, 143)
+
+    def test_what_nohup_ignores_stays_ignored(self):
+        with Directory() as notes:
+            words = [DDPRUN, "-n", "2", *sh("echo up > $NOTES/$RANK; sleep 0.5; echo done")]
+            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                       text=True, env=notes.env(),
+                                       preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+            notes.wait_for("0", "1")
+            process.send_signal(signal.SIGHUP)
+            result = finish(process)
+            self.assertEqual((result.code, result.lines(0), result.lines(1)), (0, ["done"], ["done"]))
+
+
+class Orphans(unittest.TestCase):
+    def test_a_killed_launcher_takes_everything_with_it(self):
+        # Each rank is a shell that waits for a child of its own, which the kernel's parent-death signal does not reach.
+        with Directory() as notes:
+            process = start("-n", "2", *sh("sleep 300 & echo $! > $NOTES/child$RANK; echo $$ > $NOTES/$RANK; wait"),
+                            env=notes.env())
+            notes.wait_for("0", "1", "child0", "child1")
+            pids = [int(notes.note(name)) for name in ("0", "1", "child0", "child1")]
+            self.assertTrue(all(map(alive, pids)))
+            process.kill()
+            process.wait(DEADLINE)
+            self.assertTrue(eventually(lambda: not any(map(alive, pids))), [pid for pid in pids if alive(pid)])
+            process.stdout.close()
+            process.stderr.close()
+
+    def test_ranks_do_not_need_the_guardian_to_die(self):
+        with Directory() as notes:
+            process = start("-n", "2", *sh("echo $$ > $NOTES/$RANK; exec sleep 300"), env=notes.env())
+            notes.wait_for("0", "1")
+            pids = [int(notes.note(name)) for name in ("0", "1")]
+            guardians = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
+                         if self.stat(pid)[0] == "ddprun-guardian" and self.stat(pid)[1] == process.pid]
+            self.assertEqual(len(guardians), 1)
+            os.kill(guardians[0], signal.SIGKILL)
+            time.sleep(0.2)
+            self.assertTrue(all(map(alive, pids)))
+            process.kill()
+            process.wait(DEADLINE)
+            self.assertTrue(eventually(lambda: not any(map(alive, pids))))
+            process.stdout.close()
+            process.stderr.close()
+
+    def test_a_kill_of_the_launchers_whole_group_leaves_nothing_either(self):
+        with Directory() as notes:
+            process = start("-n", "2", *sh("sleep 300 & echo $! > $NOTES/child$RANK; wait"), env=notes.env(),
+                            start_new_session=True)
+            notes.wait_for("child0", "child1")
+            pids = [int(notes.note(name)) for name in ("child0", "child1")]
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(DEADLINE)
+            self.assertTrue(eventually(lambda: not any(map(alive, pids))))
+            process.stdout.close()
+            process.stderr.close()
+
+    def test_what_ranks_leave_behind_is_ended_and_holds_up_nothing(self):
+        # One stays in the rank's group, one makes a session of its own; both hold the rank's stdout.
+        for how in ("exit 0", "exit 3"):
+            with Directory() as notes:
+                result = run("-n", "2", "--grace", "0.2",
+                             *sh("sleep 300 & echo $! > $NOTES/near$RANK;"
+                                 " setsid sh -c 'echo $$ > $NOTES/far$RANK; exec sleep 300' &"
+                                 " while [ ! -s $NOTES/far$RANK ]; do sleep 0.01; done; echo done; " + how),
+                             env=notes.env())
+                self.assertEqual(result.code, int(how[-1]), result.err)
+                self.assertLess(result.seconds, 15)
+                pids = [int(notes.note(name + rank)) for name in ("near", "far") for rank in "01"]
+                self.assertFalse(any(map(alive, pids)))
+                self.assertEqual((result.lines(0), result.lines(1)), (["done"], ["done"]))
+
+    def test_a_filter_behind_a_rank_may_finish_its_output(self):
+        result = run("-n", "1", *sh("(sleep 0.3; echo late) & echo early"))
+        self.assertEqual(result.lines(0), ["early", "late"])
+
+    def test_no_process_of_ddprun_itself_stays(self):
+        for script in ("true", "exit 3"):
+            process = start("-n", "2", *sh(script), start_new_session=True)
+            finish(process)
+            left = [pid for pid in filter(str.isdigit, os.listdir("/proc")) if self.stat(pid)[2] == process.pid]
+            self.assertEqual(left, [])
+
+    @staticmethod
+    def stat(pid):
+        """Name, parent and session of a process."""
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                name, _, rest = file.read().partition("(")[2].rpartition(")")
+        except OSError:
+            return "", -1, -1
+        return name, int(rest.split()[1]), int(rest.split()[3])
+
+
+class CommandLine(unittest.TestCase):
+    def test_options_that_make_no_sense(self):
+        for words, expected in (
+                (["-n"], "needs a value"),
+                (["-n", "0", "true"], "-n takes an integer from 1"),
+                (["-n", "two", "true"], "not 'two'"),
+                (["-n", "2x", "true"], "not '2x'"),
+                (["--prefix", "some", "true"], "rank, others or none"),
+                (["--grace", "-1", "true"], "--grace takes seconds"),
+                (["--grace", "nan", "true"], "--grace takes seconds"),
+                (["--master-port", "65536", "true"], "--master-port takes"),
+                (["--frobnicate", "true"], "unknown option --frobnicate"),
+                (["--verbose=2", "true"], "takes no value"),
+                (["--nnodes", "2", "-n", "2", "true"], "--master-addr and --master-port"),
+                (["--nnodes", "2", "--master-addr", "a", "--master-port", "1", "true"], "say -n N"),
+                (["--nnodes", "2", "-n", "2", "--standalone", "true"], "contradict"),
+                (["--node-rank", "1", "true"], "not below --nnodes 1"),
+                (["-n", "2"], "no program"),
+                (["-n", "2", "--"], "no program"),
+                ([], "no program")):
+            result = run(*words)
+            self.assertEqual((result.code, result.out), (2, ""), words)
+            self.assertIn(expected, result.err)
+            self.assertIn("--help", result.err)
+
+    def test_help_is_one_screen(self):
+        result = run("--help")
+        self.assertEqual(result.code, 0)
+        self.assertLess(len(result.out.splitlines()), 32)
+        self.assertLessEqual(max(map(len, result.out.splitlines())), 80)
+        for word in ("-n N", "--prefix", "--dry-run", "--nnodes", "DDP_LISTEN_FD"):
+            self.assertIn(word, result.out)
+
+    def test_version(self):
+        self.assertRegex(run("--version").out, r"\Addprun \d+\.\d+\.\d+\n\Z")
+
+    def test_the_programs_own_options_are_its_own(self):
+        for dashes in ([], ["--"]):
+            result = run("-n", "1", *dashes, "echo", "-n", "--prefix", "--", "x")
+            self.assertEqual(result.lines(0), ["--prefix -- x"])
+
+    def test_a_dry_run_prints_what_a_shell_can_read_and_starts_nothing(self):
+        with Directory() as notes:
+            result = run("-n", "2", "--master-port", "4711", "--dry-run", "touch", notes.path + "/it's here",
+                         env=notes.env())
+            self.assertEqual((result.code, os.listdir(notes.path)), (0, []))
+            lines = result.out.splitlines()
+            self.assertEqual(len(lines), 2)
+            for rank, line in enumerate(lines):
+                self.assertIn(f"RANK={rank} WORLD_SIZE=2 ", line)
+                self.assertIn("MASTER_ADDR=127.0.0.1 MASTER_PORT=4711 ", line)
+            subprocess.run(["sh", "-c", lines[1]], check=True, timeout=DEADLINE)
+            self.assertEqual(os.listdir(notes.path), ["it's here"])
+
+    def test_verbose_says_what_is_started(self):
+        result = run("-v", "-n", "2", "true")
+        self.assertRegex(result.err, r"ranks 0 to 1 of 2, meeting at 127\.0\.0\.1:\d+")
+        self.assertIn("OMP_NUM_THREADS=1", result.err)
+        self.assertRegex(result.err, r"rank 1 is pid \d+")
+
+
+if __name__ == "__main__":
+    if not os.access(DDPRUN, os.X_OK):
+        sys.exit("DDPRUN must name the ddprun binary")
+    DDPRUN = os.path.abspath(DDPRUN)
+    unittest.main(verbosity=1)
