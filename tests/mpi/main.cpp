@@ -18,6 +18,20 @@
 #include <boost/mpi/communicator.hpp>
 #include <boost/mpi/environment.hpp>
 
+#if defined(__SANITIZE_ADDRESS__)
+#define DDP_TEST_ASAN
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define DDP_TEST_ASAN
+#endif
+#endif
+#ifdef DDP_TEST_ASAN
+// What Open MPI leaks is suppressed by name (lsan.supp, through LSAN_OPTIONS): its plugins must still be loaded when the
+// leaks are named, and its libraries, built without frame pointers, need the slow unwinder.
+extern "C" int dlclose(void*) noexcept { return 0; }
+extern "C" char const* __asan_default_options() { return "fast_unwind_on_malloc=0"; }
+#endif
+
 namespace {
 
 boost::mpi::threading::level wanted_level() {

@@ -64,6 +64,12 @@ struct framed_options {
 template <Stream S, Checksum Sum = no_checksum>
 class framed {
 public:
+    /// The stream's, where it has one.
+    static constexpr std::string_view name = [] {
+        if constexpr (requires { S::name; }) return std::string_view(S::name);
+        else return std::string_view("stream");
+    }();
+
     /// One connected stream for every other rank, in any order.
     framed(int rank, int size, std::vector<framed_peer<S>> peers, framed_options options = {})
         : rank_(rank), options_(options), reports_(static_cast<std::size_t>(size)), by_rank_(reports_.size(), nullptr) {

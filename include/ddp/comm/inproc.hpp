@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include <ddp/comm/transport.hpp>
@@ -120,6 +121,8 @@ private:
 /// Cost: one memcpy a message, made by whichever side comes second.
 class inproc_transport {
 public:
+    static constexpr std::string_view name = "inproc";
+
     inproc_transport(std::shared_ptr<inproc_world> world, int rank)
         : world_(std::move(world)), rank_(rank), reports_(static_cast<std::size_t>(world_->size())) {}
     inproc_transport(inproc_transport const&) = delete;

@@ -143,6 +143,8 @@ struct early_list {
 /// Throws        ddp::error with MPI's own words where MPI fails; usage_error where MPI is not there yet.
 class mpi_transport {
 public:
+    static constexpr std::string_view name = "mpi";
+
     explicit mpi_transport(boost::mpi::communicator const& users, mpi_options const& options = {});
     mpi_transport(mpi_transport const&) = delete;
     mpi_transport& operator=(mpi_transport const&) = delete;

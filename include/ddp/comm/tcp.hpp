@@ -25,6 +25,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <system_error>
 
 #include <ddp/comm/frame_checksum.hpp>
@@ -72,6 +73,7 @@ inline void tune_connected(int fd, timing const& times) noexcept {
 class tcp_stream {
 public:
     using socket = boost::asio::ip::tcp::socket;
+    static constexpr std::string_view name = "tcp";
 
     explicit tcp_stream(socket connected) : socket_(std::move(connected)) { socket_.non_blocking(true); }
 

@@ -327,7 +327,10 @@ public:
                 ++attempts;
                 at_ = at;
                 last = detail::dial(socket_, at, until);
-                if (!last) return greet(rank, size, until);
+                if (!last) {
+                    greet(rank, size, until);
+                    return;
+                }
             }
             if (clock::now() + pause >= until) break;
             std::this_thread::sleep_for(pause);

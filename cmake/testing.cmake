@@ -1,0 +1,26 @@
+# What every CTest entry of ours is given: a time limit, labels, the environment of MPI and of the sanitizers.
+include_guard(GLOBAL)
+
+set(DDP_TEST_ENVIRONMENT
+  OMPI_ALLOW_RUN_AS_ROOT=1
+  OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+  OMPI_MCA_rmaps_base_oversubscribe=1
+  OMPI_MCA_hwloc_base_binding_policy=none
+  OMPI_MCA_btl_vader_single_copy_mechanism=none  # containers forbid it, and Open MPI then complains on every message
+  UBSAN_OPTIONS=print_stacktrace=1
+  CACHE INTERNAL "")
+
+# ddp_test_properties(<test> [TIMEOUT seconds] [PROCESSORS n] [LABELS …] [ENVIRONMENT …])
+function(ddp_test_properties test)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT;PROCESSORS" "LABELS;ENVIRONMENT")
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 60)
+  endif()
+  if(NOT arg_PROCESSORS)
+    set(arg_PROCESSORS 1)
+  endif()
+  math(EXPR timeout "${arg_TIMEOUT} * ${DDP_TEST_TIMEOUT_SCALE}")
+  set_tests_properties(${test} PROPERTIES TIMEOUT ${timeout} PROCESSORS ${arg_PROCESSORS} SKIP_RETURN_CODE 77)
+  set_property(TEST ${test} PROPERTY LABELS ${arg_LABELS})
+  set_property(TEST ${test} PROPERTY ENVIRONMENT ${DDP_TEST_ENVIRONMENT} ${arg_ENVIRONMENT})
+endfunction()

@@ -1,0 +1,150 @@
+// Fashion-MNIST, data-parallel: real images, every policy chosen on the command line.
+//
+// Two threads:      ./fashion_mnist --ranks 2
+// Two processes:    ddprun -n 2 --prefix none ./fashion_mnist
+// Under MPI:        mpirun -n 2 ./fashion_mnist
+// Prints a line an epoch and, last, "result: test_accuracy=0.88… ranks=2 transport=tcp … parameters=<digest>".
+#include <atomic>
+#include <bit>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <ddp/data/gzip.hpp>
+#include <ddp/ddp.hpp>
+#include <ddp/nn/nn.hpp>
+#include <ddp/rendezvous/run_tcp.hpp>
+#include <string>
+#include <vector>
+
+#include "options.hpp"
+#include "progress_bar.hpp"
+#ifdef EXAMPLE_WITH_MPI
+#include <ddp/rendezvous/run_mpi.hpp>
+#endif
+
+namespace {
+
+struct settings {
+    ddp::run_options run;
+    std::string algorithm = "auto", update = "replicated", data = "/usr/share/datasets/fashion-mnist", buckets = "1MiB";
+    int epochs = 8;
+    std::uint64_t seed = 7;
+    std::size_t batch = 128, hidden = 512, losses = 0;
+    double lr = 2e-3, clip = 0;
+    int flip = -1;
+};
+
+struct loss_sum {
+    double sum = 0, weight = 0;
+    loss_sum& operator+=(loss_sum const& other) {
+        sum += other.sum;
+        weight += other.weight;
+        return *this;
+    }
+};
+
+std::string text(char const* format, auto... values) {
+    char line[256];
+    std::snprintf(line, sizeof line, format, values...);
+    return line;
+}
+
+template <class Comm>
+bool train(settings const& with, std::string_view transport, Comm& comm) {
+    auto const limits = ddp::idx_limits{};
+    auto const images = ddp::load_idx_classification<ddp::gzip_source>(with.data, ddp::data_split::train, limits);
+    auto const unseen = ddp::load_idx_classification<ddp::gzip_source>(with.data, ddp::data_split::test, limits);
+
+    ddp::sampler batches({.samples = images.size(), .global_batch = with.batch, .seed = with.seed}, comm);
+    std::size_t const steps = batches.steps_per_epoch() * static_cast<std::size_t>(with.epochs);
+    ddp::nn::sequential model{ddp::nn::linear(images.features, with.hidden), ddp::nn::relu(),
+                              ddp::nn::linear(with.hidden, 128), ddp::nn::relu(), ddp::nn::linear(128, 10),
+                              ddp::nn::softmax_cross_entropy()};
+    model.initialize(with.seed);
+    ddp::training_options options{.rate = ddp::schedule{ddp::cosine_decay{.steps = steps, .floor = 0.05}}};
+    options.update = with.update == "sharded" ? ddp::update::sharded : ddp::update::replicated;
+    if (with.clip > 0) options.clip = ddp::clip_by_global_norm{.max_norm = with.clip};
+    std::size_t const cap = options::bytes(with.buckets, "buckets");
+    ddp::data_parallel trainer{model, ddp::adamw{.lr = with.lr}, comm, options,
+                               ddp::any_allreduce::parse(with.algorithm),
+                               ddp::size_capped_buckets{.cap_bytes = cap, .first_bytes = cap / 4 + 1}};
+
+    ddp::batch_loader<float> load(images, batches.largest_share());
+    progress_bar bar(comm.rank() == 0, steps);
+    auto const began = std::chrono::steady_clock::now();
+    auto const seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count(); };
+    std::size_t step = 0, samples = 0;
+    for (int epoch = 1; epoch <= with.epochs; ++epoch) {
+        loss_sum mine;
+        while (auto const indices = batches.next()) {
+            auto const result = trainer.step(load(*indices));
+            mine += {result.loss * static_cast<double>(indices->size()), static_cast<double>(indices->size())};
+            samples += result.weight;
+            if (++step <= with.losses) {
+                auto const all = ddp::sum_over_ranks(
+                    comm, loss_sum{result.loss * static_cast<double>(indices->size()), static_cast<double>(indices->size())});
+                bar.line(text("loss %zu %.9g", step, all.sum / all.weight));
+            }
+            bar.show(step, static_cast<double>(samples) / seconds(), text("epoch %d  loss %.3f", epoch, result.loss));
+        }
+        auto const all = ddp::sum_over_ranks(comm, mine);
+        ddp::sampler order({.samples = unseen.size(), .global_batch = 1000, .shuffle = false}, comm);
+        ddp::batch_loader<float> load_unseen(unseen);
+        auto const test = ddp::evaluate(comm, model, [&] { return order.next(); }, load_unseen);
+        bar.line(text("epoch %d/%d  loss %.4f  test accuracy %.4f  %.1f s", epoch, with.epochs, all.sum / all.weight,
+                      test.accuracy(), seconds()));
+        if (epoch != with.epochs) continue;
+
+        double const took = seconds();
+        if (with.flip == comm.rank()) {  // to see what a damaged replica looks like
+            float& weight = trainer.parameters()[0].value[0];
+            weight = std::bit_cast<float>(std::bit_cast<std::uint32_t>(weight) ^ 1u);
+        }
+        bool const identical = trainer.replicas_identical();
+        auto const& times = trainer.times();
+        bar.line(text("result: test_accuracy=%.4f ranks=%d transport=%s algorithm=%s epochs=%d seconds=%.1f "
+                      "samples_per_second=%.0f communication_wait=%.1f%% replicas=%s parameters=%016llx",
+                      test.accuracy(), comm.size(), std::string(transport).c_str(), with.algorithm.c_str(), with.epochs,
+                      took, static_cast<double>(samples) / took,
+                      100.0 * static_cast<double>(times.waited.count()) / static_cast<double>(times.total.count()),
+                      identical ? "identical" : "different",
+                      static_cast<unsigned long long>(trainer.digest_of_values())));
+        return identical;
+    }
+    return true;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    settings with;
+    options("Trains a network on Fashion-MNIST (or any data in IDX files) with data-parallel ranks.")
+        .add("ranks", with.run.ranks, "how many; with --transport inproc they are threads of this process")
+        .add("transport", with.run.transport, "inproc, tcp or mpi; left out: what the launcher says")
+        .add("algorithm", with.algorithm, "auto, direct, recursive_doubling, ring or naive")
+        .add("buckets", with.buckets, "size of a gradient bucket, such as 1MiB")
+        .add("update", with.update, "replicated or sharded")
+        .add("epochs", with.epochs, "passes over the data")
+        .add("batch", with.batch, "samples a step, over all ranks")
+        .add("hidden", with.hidden, "units of the first hidden layer")
+        .add("lr", with.lr, "learning rate of AdamW, decayed along a cosine")
+        .add("clip", with.clip, "global norm to which gradients are clipped; 0: not at all")
+        .add("seed", with.seed, "of initial values and shuffling")
+        .add("data", with.data, "directory with IDX files, plain or gzipped")
+        .add("losses", with.losses, "print the loss of the first so many steps")
+        .add("flip", with.flip, "after training, flip a bit of one weight on this rank")
+        .parse(argc, argv);
+    std::atomic<bool> good{true};
+    auto const body = [&](auto& comm) {
+        using transport = typename std::remove_cvref_t<decltype(comm)>::transport_type;
+        if (!train(with, transport::name, comm)) good = false;
+    };
+    if (with.run.ranks > 0 && with.run.transport.empty() && !ddp::tcp::detected()) with.run.transport = "inproc";
+#ifdef EXAMPLE_WITH_MPI
+    int const code = ddp::run_main<ddp::threads, ddp::tcp, ddp::mpi>(with.run, body);
+#else
+    int const code = ddp::run_main<ddp::threads, ddp::tcp>(with.run, body);
+#endif
+    return code != EXIT_SUCCESS ? code : good ? EXIT_SUCCESS : EXIT_FAILURE;
+}

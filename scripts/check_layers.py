@@ -1,0 +1,213 @@
+#!/usr/bin/env python3
+"""Checks that the headers keep to the plan of the house (docs/design.md): floors, rooms and doors.
+
+ - a header includes its own room and lower floors; rooms of one floor do not see each other
+ - heavy libraries are included by doors only (cmake/doors.txt), and each door by doors only
+ - the umbrella ddp/ddp.hpp opens no door; no header asks what there is (#if DDP_HAVE...)
+ - every header has `#pragma once`, begins with `/// \\file`, and includes nothing twice or in a circle
+
+usage: check_layers.py [ROOT]    checks the repository at ROOT (default: this one)
+       check_layers.py --self-test    checks the checker: each kind of mistake, put into a small tree, is found
+"""
+import fnmatch
+import pathlib
+import re
+import sys
+import tempfile
+
+FLOORS = {
+    0: ["core"],
+    1: ["kernel", "model", "comm", "data"],
+    2: ["optim", "collective", "rendezvous", "nn"],
+    3: ["train"],
+    4: ["sim", "parallel", "adapter", "testing"],
+}
+FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
+UMBRELLA = "ddp/ddp.hpp"
+
+# Which third party a door may include; whoever is not named here includes none.
+THIRD_PARTY = {
+    "tcp": r"boost/(asio|system)[/.].*|xxhash\.h",
+    "mpi": r"boost/(mpi|serialization)[/.].*|mpi\.h",
+    "nn": r"Eigen/.*",
+    "gzip": r"zlib\.h",
+}
+STANDARD = r"[a-z_0-9]+"
+SYSTEM = r"(sys|arpa|net|netinet|linux)/[a-z_0-9]+\.h|(dirent|errno|fcntl|ifaddrs|netdb|poll|pthread|pwd|sched|signal|spawn|time|unistd)\.h"
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]', re.MULTILINE)
+COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+
+
+def read_doors(root):
+    doors = []
+    for line in (root / "cmake" / "doors.txt").read_text().splitlines():
+        if line.strip() and not line.startswith("#"):
+            doors.append(tuple(line.split()))
+    return doors
+
+
+def door_of(header, doors):
+    return next((door for door, pattern in doors if fnmatch.fnmatchcase(header, pattern)), None)
+
+
+def room_of(header):
+    parts = header.split("/")
+    return parts[1] if len(parts) > 2 else None
+
+
+def check_include(header, kind, included, known, doors):
+    """What is wrong with one include, or None."""
+    door = door_of(header, doors)
+    if kind == '"':
+        return f'write <ddp/...> instead of "{included}"'
+    if not included.startswith("ddp/"):
+        if re.fullmatch(STANDARD, included) or re.fullmatch(SYSTEM, included):
+            return None
+        if door is None:
+            return f"<{included}> is a heavy library: only a door (cmake/doors.txt) includes one"
+        if not re.fullmatch(THIRD_PARTY.get(door, ""), included):
+            return f"<{included}> does not belong to the door {door}"
+        return None
+    if included not in known:
+        return f"<{included}> is not there"
+    other_door = door_of(included, doors)
+    if other_door is not None and door is None:
+        return f"<{included}> is a door ({other_door}): only doors open doors"
+    if other_door is not None and other_door != door:
+        return f"<{included}> opens the door {other_door}, this one is {door}"
+    if header == UMBRELLA:
+        return None
+    if included == UMBRELLA:
+        return "the umbrella is for users"
+    room, other = room_of(header), room_of(included)
+    if room != other and FLOOR_OF.get(other, 99) >= FLOOR_OF.get(room, -1):
+        return f"{room}/ (floor {FLOOR_OF[room]}) must not see {other}/ (floor {FLOOR_OF.get(other, '?')})"
+    return None
+
+
+def find_circles(includes):
+    problems, state = [], {}
+
+    def visit(header, path):
+        state[header] = "open"
+        for included in includes.get(header, ()):
+            if state.get(included) == "open":
+                problems.append(f"{header}: a circle of includes: {' > '.join([*path, header, included])}")
+            elif included not in state:
+                visit(included, [*path, header])
+        state[header] = "done"
+
+    for header in includes:
+        if header not in state:
+            visit(header, [])
+    return problems
+
+
+def check(root):
+    """All problems, as lines; and the number of headers looked at."""
+    include_dir = root / "include"
+    files = {path.relative_to(include_dir).as_posix(): path.read_text() for path in sorted(include_dir.rglob("*.hpp"))}
+    doors = read_doors(root)
+    problems, includes = [], {}
+    for header, text in files.items():
+        room = room_of(header)
+        if header != UMBRELLA and room not in FLOOR_OF:
+            problems.append(f"{header}: the plan has no room {room}; name it, with its floor, in scripts/check_layers.py")
+            continue
+        if not text.startswith("/// \\file\n/// "):
+            problems.append(f"{header}: does not begin with /// \\file and a sentence that says what it is")
+        if "\n#pragma once\n" not in text:
+            problems.append(f"{header}: has no #pragma once")
+        code = COMMENT.sub("", text)
+        if re.search(r"^\s*#\s*if.*DDP_HAVE", code, re.MULTILINE):
+            problems.append(f"{header}: asks for a feature with #if; a feature is there because its door was opened")
+        seen = set()
+        for kind, included in INCLUDE.findall(code):
+            if included in seen:
+                problems.append(f"{header}: includes <{included}> twice")
+            seen.add(included)
+            problem = check_include(header, kind, included, files, doors)
+            if problem:
+                problems.append(f"{header}: {problem}")
+        includes[header] = [included for included in seen if included in files]
+    for door, pattern in doors:
+        if door not in THIRD_PARTY:
+            problems.append(f"cmake/doors.txt: {door} ({pattern}) is not a door that scripts/check_layers.py knows")
+    return problems + find_circles(includes), len(files)
+
+
+def self_test():
+    good = "/// \\file\n/// A sentence.\n#pragma once\n\n"
+    base = {
+        "core/error.hpp": good + "#include <string>\n#include <sys/socket.h>\n",
+        "comm/framed.hpp": good + "#include <ddp/core/error.hpp>\n// #include <boost/asio.hpp>\n",
+        "comm/tcp.hpp": good + "#include <ddp/comm/framed.hpp>\n#include <utility>\n#include <boost/asio.hpp>\n#include <xxhash.h>\n",
+        "model/model.hpp": good,
+        "nn/linear.hpp": good + "#include <ddp/model/model.hpp>\n#include <Eigen/Core>\n",
+        "train/engine.hpp": good + "#include <ddp/comm/framed.hpp>\n#include <ddp/model/model.hpp>\n",
+        "ddp.hpp": good + "#include <ddp/train/engine.hpp>\n",
+    }
+    mistakes = {
+        "upward": ("core/error.hpp", "#include <ddp/model/model.hpp>\n", "must not see model/"),
+        "sideways": ("comm/framed.hpp", "#include <ddp/model/model.hpp>\n", "must not see model/"),
+        "heavy": ("comm/framed.hpp", "#include <boost/asio.hpp>\n", "heavy library"),
+        "heavy by its C header": ("train/engine.hpp", "#include <mpi.h>\n", "heavy library"),
+        "heavy in the wrong door": ("nn/linear.hpp", "#include <zlib.h>\n", "does not belong to the door nn"),
+        "OpenSSL in the TCP door": ("comm/tcp.hpp", "#include <openssl/hmac.h>\n", "does not belong to the door tcp"),
+        "a door opened": ("train/engine.hpp", "#include <ddp/nn/linear.hpp>\n", "only doors open doors"),
+        "a door in the umbrella": ("ddp.hpp", "#include <ddp/comm/tcp.hpp>\n", "only doors open doors"),
+        "the umbrella used": ("train/engine.hpp", "#include <ddp/ddp.hpp>\n", "umbrella is for users"),
+        "missing": ("train/engine.hpp", "#include <ddp/core/nothing.hpp>\n", "is not there"),
+        "quoted": ("train/engine.hpp", '#include "bucket.hpp"\n', "instead of"),
+        "twice": ("core/error.hpp", "#include <string>\n", "twice"),
+        "feature macro": ("core/error.hpp", "#if defined(DDP_HAVE_MPI)\n#endif\n", "door was opened"),
+        "circle": ("comm/framed.hpp", "#include <ddp/comm/link.hpp>\n", "circle"),
+        "unknown room": ("attic/box.hpp", "", "no room attic"),
+        "no guard": ("core/bare.hpp", None, "no #pragma once"),
+        "no sentence": ("core/bare.hpp", None, "does not begin"),
+    }
+    failures = []
+    with tempfile.TemporaryDirectory() as directory:
+        root = pathlib.Path(directory)
+        (root / "cmake").mkdir()
+        (root / "cmake" / "doors.txt").write_text("# doors\ntcp  ddp/comm/tcp.hpp\nnn   ddp/nn/*.hpp\n")
+
+        def write(files):
+            for path in (root / "include").rglob("*.hpp"):
+                path.unlink()
+            for name, text in files.items():
+                path = root / "include" / "ddp" / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+            return check(root)[0]
+
+        problems = write(base)
+        if problems:
+            failures.append(f"a tree without mistakes is refused: {problems}")
+        for name, (header, line, expected) in mistakes.items():
+            files = dict(base)
+            files["comm/link.hpp"] = good + "#include <ddp/comm/framed.hpp>\n"
+            files[header] = "int bare;\n" if line is None else files.get(header, good) + line
+            problems = write(files)
+            if not any(expected in problem for problem in problems):
+                failures.append(f"{name}: expected '{expected}', found {problems}")
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    print(f"{len(mistakes)} mistakes tried, {len(failures)} failures")
+    return 1 if failures else 0
+
+
+def main(arguments):
+    if arguments == ["--self-test"]:
+        return self_test()
+    root = pathlib.Path(arguments[0] if arguments else pathlib.Path(__file__).resolve().parent.parent)
+    problems, count = check(root)
+    for problem in problems:
+        print(f"include/{problem}" if not problem.startswith("cmake/") else problem, file=sys.stderr)
+    print(f"{count} headers, {len(problems)} problems")
+    return 1 if problems or count == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

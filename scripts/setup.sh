@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# Installs what is missing, from Debian's own archive: setup.sh [demo] [mpi] [tests] [ci]   (default: demo)
+#
+# Where everything is there, it says so and needs neither a network nor rights. Where it cannot install, it says what to install.
+# DDP_SETUP=skip trusts you: nothing is looked at.
+set -euo pipefail
+
+# The one list of packages. `tests` includes demo and mpi, `ci` includes tests.
+demo_packages=(g++ cmake ninja-build libboost-dev libeigen3-dev zlib1g-dev libxxhash-dev dataset-fashion-mnist)
+mpi_packages=(libopenmpi-dev openmpi-bin libboost-mpi-dev)
+tests_packages=(catch2 ccache python3 binutils iproute2 procps pkg-config)
+ci_packages=(clang-19 libclang-rt-19-dev clang-format-19 clang-tidy-19 shellcheck)
+
+say() { printf 'setup: %s\n' "$*"; }
+
+wanted=()
+for group in "${@:-demo}"; do
+    case $group in
+        demo) wanted+=("${demo_packages[@]}") ;;
+        mpi) wanted+=("${mpi_packages[@]}") ;;
+        tests) wanted+=("${demo_packages[@]}" "${mpi_packages[@]}" "${tests_packages[@]}") ;;
+        ci) wanted+=("${demo_packages[@]}" "${mpi_packages[@]}" "${tests_packages[@]}" "${ci_packages[@]}") ;;
+        *)
+            printf 'setup: no group of packages is called %s; there are demo, mpi, tests, ci\n' "$group" >&2
+            exit 2
+            ;;
+    esac
+done
+
+if [[ ${DDP_SETUP:-} == skip ]]; then
+    say "skipped, as DDP_SETUP=skip says"
+    exit 0
+fi
+
+cannot() {
+    printf 'setup: %s\nsetup: install these Debian packages, or what your system calls them, and start again:\n  %s\n' \
+        "$1" "${missing[*]}" >&2
+    printf 'setup: (if they are there and only this script does not see them: DDP_SETUP=skip)\n' >&2
+    exit 1
+}
+
+missing=()
+if command -v dpkg-query > /dev/null; then
+    for package in "${wanted[@]}"; do
+        # shellcheck disable=SC2016  # the field name is dpkg's, not the shell's
+        status=$(dpkg-query --show --showformat='${db:Status-Status}' "$package" 2> /dev/null || true)
+        [[ $status == installed* ]] || missing+=("$package")
+    done
+else
+    missing=("${wanted[@]}")
+    cannot "this is not a Debian system, so nothing was installed."
+fi
+
+if ((${#missing[@]} == 0)); then
+    say "all ${#wanted[@]} packages are there"
+    exit 0
+fi
+
+as_root=()
+if ((EUID != 0)); then
+    command -v sudo > /dev/null || cannot "installing needs root or sudo, and here is neither."
+    as_root=(sudo)
+fi
+command -v apt-get > /dev/null || cannot "there is no apt-get here."
+
+say "installing ${missing[*]}"
+# shellcheck source=scripts/progress.sh
+source "$(dirname "$0")/progress.sh"
+apt() {
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y \
+        -o Acquire::Retries=2 -o Acquire::http::Timeout=30 -o DPkg::Lock::Timeout=120 "$@" < /dev/null
+}
+# sudo asks for its password here, not in the background
+((${#as_root[@]} == 0)) || sudo -v || cannot "sudo was refused."
+if ! compgen -G '/var/lib/apt/lists/*_Packages*' > /dev/null; then
+    with_progress "setup: asking for the list of packages" apt update || cannot "apt-get update failed; is there a network?"
+    updated=yes
+fi
+if ! with_progress "setup: installing" apt install --no-install-recommends "${missing[@]}"; then
+    [[ ${updated:-no} == no ]] || cannot "apt-get could not install them; its last lines are above."
+    say "once more, with the archive's present list of packages"
+    with_progress "setup: asking for the list of packages" apt update || cannot "apt-get update failed; is there a network?"
+    with_progress "setup: installing" apt install --no-install-recommends "${missing[@]}" ||
+        cannot "apt-get could not install them; its last lines are above."
+fi
+say "installed ${#missing[@]} packages and what they need"

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Every test: sets up, configures, builds and runs CTest.
+#
+#   scripts/test.sh [--preset release|debug|clang|asan|tsan] [arguments of ctest, such as -R collective]
+#
+# Presets are CMakePresets.json's; the sanitizers leave out the Fashion-MNIST trainings and the package tests.
+# Environment: DDP_JOBS (default: the cores), DDP_SETUP=skip, DDP_WERROR=ON.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+preset=release
+arguments=()
+while (($# > 0)); do
+    case $1 in
+        --preset) preset=${2:?--preset needs a name} && shift 2 ;;
+        --preset=*) preset=${1#*=} && shift ;;
+        -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" && exit 0 ;;
+        *) arguments+=("$1") && shift ;;
+    esac
+done
+jobs=${DDP_JOBS:-$(nproc)}
+
+stage() { printf '== %s: %s (%d:%02d)\n' "$preset" "$1" $((SECONDS / 60)) $((SECONDS % 60)); }
+
+group=tests
+[[ $preset == clang ]] && group=ci
+scripts/setup.sh "$group"
+
+stage configure
+cmake --preset "$preset" -DDDP_WERROR="${DDP_WERROR:-OFF}" --log-level=NOTICE > /dev/null
+stage "build with $jobs jobs"
+cmake --build --preset "$preset" --parallel "$jobs"
+stage test
+status=0
+ctest --preset "$preset" --parallel "$jobs" --output-log "build/$preset/ctest.log" "${arguments[@]}" || status=$?
+stage "$( ((status == 0)) && echo "all passed" || echo "FAILED")"
+exit "$status"

@@ -1,0 +1,167 @@
+/// \file
+/// Messages and bytes that each rank sends: what the docstrings say, counted.
+#include <cstddef>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/collective_checks.hpp"
+#include "support/counting_transport.hpp"
+#include "support/ranks.hpp"
+
+namespace {
+
+using ddp::test::traffic;
+using communicator = ddp::communicator<ddp::test::counting_transport<ddp::inproc_transport>>;
+
+/// What each rank sends in `call`.
+std::vector<traffic> sent_in(int ranks, std::function<void(communicator&)> const& call) {
+    auto const world = ddp::inproc_world::create(ranks);
+    std::vector<std::future<traffic>> running;
+    for (int r = 0; r < ranks; ++r)
+        running.push_back(std::async(std::launch::async, [&, r] {
+            communicator comm(
+                std::make_unique<ddp::test::counting_transport<ddp::inproc_transport>>(world->connect(r)),
+                ddp::timing::for_tests());
+            call(comm);
+            return comm.exclusively([&] { return comm.transport().take_sent(); });
+        }));
+    std::vector<traffic> sent;
+    for (auto& f : running) sent.push_back(f.get());
+    return sent;
+}
+
+std::size_t divide_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
+std::size_t log2_up(std::size_t n) {
+    std::size_t k = 0;
+    while ((std::size_t{1} << k) < n) ++k;
+    return k;
+}
+/// Elements of each rank's slice, cut at multiples of 16 floats.
+std::vector<std::size_t> slices(std::size_t count, std::size_t ranks) {
+    std::vector<std::size_t> all;
+    std::size_t const lines = divide_up(count, 16);
+    for (std::size_t r = 0, at = 0; r < ranks; ++r) {
+        std::size_t const end = std::min(count, at + 16 * (lines / ranks + (r < lines % ranks ? 1 : 0)));
+        all.push_back(end - at);
+        at = end;
+    }
+    return all;
+}
+
+void allreduce(communicator& comm, ddp::any_allreduce const& algorithm, std::size_t count) {
+    std::vector<float> data(count, 1);
+    ddp::allreduce(comm, std::span<float>(data), algorithm);
+}
+
+std::string text(std::vector<traffic> const& all) {
+    std::string t;
+    for (traffic const& one : all) t += std::to_string(one.messages) + "m/" + std::to_string(one.bytes) + "B ";
+    return t;
+}
+
+}  // namespace
+
+TEST_CASE("allreduce algorithms send what their pages say", "[collective][cost]") {
+    std::size_t const ranks = GENERATE(1u, 2u, 3u, 4u, 5u, 7u, 8u, 9u), count = GENERATE(1u, 37u, 5000u);
+    CAPTURE(ranks, count);
+    int const p = static_cast<int>(ranks);
+    std::size_t const bytes = count * sizeof(float), piece = 200 / sizeof(float);
+    std::vector<std::size_t> const slice = slices(count, ranks);
+    std::vector<traffic> direct(ranks), ring(ranks), naive(ranks), doubling(ranks);
+
+    for (std::size_t r = 0; r < ranks && ranks > 1; ++r) {
+        for (std::size_t k = 0; k < ranks; ++k) {
+            std::size_t const pieces = divide_up(slice[k], piece), size = slice[k] * sizeof(float);
+            if (k != r) direct[r].messages += pieces, direct[r].bytes += size;
+            if (k != r) ring[r].messages += pieces, ring[r].bytes += size;
+            if (k != (r + 1) % ranks) ring[r].messages += pieces, ring[r].bytes += size;
+        }
+        direct[r].messages += (ranks - 1) * divide_up(slice[r], piece);
+        direct[r].bytes += (ranks - 1) * slice[r] * sizeof(float);
+        naive[r].messages = r == 0 ? ranks - 1 : 1;
+        naive[r].bytes = naive[r].messages * bytes;
+
+        std::size_t first = 0, size = std::bit_floor(ranks), left = 0;
+        while (r >= first + size) first += size, left = size, size = std::bit_floor(ranks - first);
+        std::size_t const place = r - first;
+        doubling[r].messages = log2_up(size);
+        doubling[r].messages += first > 0 ? divide_up(left - place, size) : place < ranks - size ? 1 : 0;
+        doubling[r].bytes = doubling[r].messages * bytes;
+    }
+    auto const sent = [&](ddp::any_allreduce const& algorithm) {
+        return text(sent_in(p, [&](communicator& comm) { allreduce(comm, algorithm, count); }));
+    };
+    CHECK(sent(ddp::direct_allreduce{.chunk_bytes = 200}) == text(direct));
+    CHECK(sent(ddp::ring_allreduce{.segment_bytes = 200}) == text(ring));
+    CHECK(sent(ddp::naive_allreduce{}) == text(naive));
+    CHECK(sent(ddp::recursive_doubling_allreduce{}) == text(doubling));
+    ddp::automatic_allreduce automatic{.direct = {.chunk_bytes = 200}};
+    automatic.two_ranks_bytes = automatic.few_ranks_bytes = automatic.many_ranks_bytes = 1000;
+    CHECK(sent(automatic) == text(bytes <= 1000 ? doubling : direct));
+}
+
+TEST_CASE("halves of the ring and of the direct exchange send half", "[collective][cost]") {
+    std::size_t const ranks = GENERATE(2u, 3u, 8u), each = 64;
+    CAPTURE(ranks);
+    std::vector<traffic> const expected(ranks, traffic{(ranks - 1) * 2, (ranks - 1) * each * sizeof(float)});
+    for (ddp::any_allreduce const& algorithm :
+         {ddp::any_allreduce(ddp::direct_allreduce{.chunk_bytes = each * 2}),
+          ddp::any_allreduce(ddp::ring_allreduce{.segment_bytes = each * 2})})
+        CHECK(text(sent_in(static_cast<int>(ranks), [&](communicator& comm) {
+            std::vector<float> data(ranks * each, 1);
+            ddp::reduce_scatter(comm, std::span<float>(data), algorithm);
+        })) == text(expected));
+}
+
+TEST_CASE("moving collectives send what their pages say", "[collective][cost]") {
+    std::size_t const ranks = GENERATE(1u, 2u, 3u, 5u, 8u), bytes = GENERATE(1u, 1000u);
+    CAPTURE(ranks, bytes);
+    int const p = static_cast<int>(ranks), root = p - 1;
+    std::size_t const rounds = log2_up(ranks);
+    std::vector<char> const mine(bytes);
+    std::vector<traffic> tree(ranks), chain(ranks), few(ranks), many(ranks), gathered(ranks), empty(ranks);
+    for (std::size_t r = 0; r < ranks && ranks > 1; ++r) {
+        std::size_t const v = (r + 1) % ranks;  // the distance from the root
+        for (std::size_t d = 1; d < ranks; d *= 2)
+            if (d > v && v + d < ranks) ++tree[r].messages;
+        tree[r].bytes = tree[r].messages * bytes;
+        if (v + 1 < ranks) chain[r] = {divide_up(bytes, 100), bytes};
+        few[r] = {rounds, (ranks - 1) * bytes};
+        many[r] = {ranks - 1, (ranks - 1) * bytes};
+        if (v != 0) gathered[r] = {1, bytes};
+        empty[r] = {rounds, 0};
+    }
+    auto const broadcast = [&](ddp::automatic_broadcast how) {
+        return text(sent_in(p, [&](communicator& comm) {
+            std::vector<char> data(bytes);
+            ddp::broadcast(comm, std::span<char>(data), root, how);
+        }));
+    };
+    CHECK(broadcast({}) == text(tree));
+    CHECK(broadcast({.chain_bytes_per_rank = 1, .chunk_bytes = 100}) == text(ranks > 2 && bytes >= ranks ? chain : tree));
+    auto const all_gather = [&](ddp::automatic_all_gather how) {
+        return text(sent_in(p, [&](communicator& comm) {
+            std::vector<char> all(ranks * bytes);
+            ddp::all_gather(comm, mine, std::span<char>(all), how);
+        }));
+    };
+    CHECK(all_gather({}) == text(few));
+    CHECK(all_gather({.bruck_bytes = 0}) == text(many));
+    CHECK(text(sent_in(p, [&](communicator& comm) {
+              std::vector<char> all(ranks * bytes);
+              ddp::gather(comm, mine, std::span<char>(all), root);
+          })) == text(gathered));
+    CHECK(text(sent_in(p, [](communicator& comm) { ddp::barrier(comm); })) == text(empty));
+    CHECK(text(sent_in(p, [](communicator& comm) { allreduce(comm, {}, 0); })) == text(empty));
+}
+
+TEST_CASE("all_gather of differing counts sends each slice to every other rank", "[collective][cost]") {
+    CHECK(text(sent_in(3, [](communicator& comm) {
+              std::vector<std::size_t> const counts{5, 0, 2};
+              std::vector<double> all(7);
+              std::vector<double> const mine(counts[static_cast<std::size_t>(comm.rank())]);
+              ddp::all_gather(comm, mine, counts, std::span<double>(all));
+          })) == text({{2, 80}, {0, 0}, {2, 32}}));
+}

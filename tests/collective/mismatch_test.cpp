@@ -1,0 +1,121 @@
+/// \file
+/// Ranks that do not call the same thing: an error on every rank that names both things.
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/collective_checks.hpp"
+#include "support/ranks.hpp"
+
+namespace {
+
+using communicator = ddp::communicator<ddp::inproc_transport>;
+using call = std::function<void(communicator&)>;
+
+/// What the ranks throw when rank 1 does `odd` and the others `usual`, at the latest in the barrier that follows.
+std::vector<std::string> errors(int ranks, call const& usual, call const& odd) {
+    ddp::timing times = ddp::timing::for_tests();
+    times.collective = std::chrono::milliseconds(1000);
+    return ddp::test::errors_of_ranks(
+        ranks,
+        [&](communicator& comm) {
+            comm.rank() == 1 ? odd(comm) : usual(comm);
+            ddp::barrier(comm);
+        },
+        times);
+}
+void check_all_name(std::vector<std::string> const& errors, std::vector<std::string> const& parts) {
+    for (std::string const& text : errors) {
+        CAPTURE(text);
+        CHECK(text.find("DDP-E205 mismatch") == 0);
+        for (std::string const& part : parts) CHECK(text.find(part) != std::string::npos);
+    }
+}
+
+call allreduce(std::size_t count, char const* algorithm) {
+    return [=](communicator& comm) {
+        std::vector<float> data(count);
+        ddp::allreduce(comm, std::span<float>(data), ddp::any_allreduce::parse(algorithm));
+    };
+}
+call broadcast(std::size_t count, int root) {
+    return [=](communicator& comm) {
+        std::vector<double> data(count);
+        ddp::broadcast(comm, std::span<double>(data), root);
+    };
+}
+
+}  // namespace
+
+TEST_CASE("other counts on one rank are refused by every algorithm, on every rank", "[collective][mismatch]") {
+    int const ranks = GENERATE(2, 3);
+    for (char const* name : {"auto", "direct", "recursive_doubling", "ring", "naive"})
+        for (std::size_t const count : {0u, 999u}) {
+            CAPTURE(ranks, name, count);
+            auto const all = errors(ranks, allreduce(1000, name), allreduce(count, name));
+            check_all_name(all, {"allreduce #1 of 1000 float", "allreduce #1 of " + std::to_string(count) + " float"});
+        }
+}
+
+TEST_CASE("ranks with different algorithms are refused, though the bits would be the same", "[collective][mismatch]") {
+    check_all_name(errors(3, allreduce(64, "direct"), allreduce(64, "naive")), {"(direct)", "(naive)"});
+}
+
+TEST_CASE("ranks with different roots are refused", "[collective][mismatch]") {
+    int const ranks = GENERATE(2, 3, 4);
+    CAPTURE(ranks);
+    check_all_name(errors(ranks, broadcast(10, 0), broadcast(10, 1)),
+                   {"broadcast #1 of 10 double with root 0", "broadcast #1 of 10 double with root 1"});
+}
+
+TEST_CASE("ranks in different operations are refused", "[collective][mismatch]") {
+    call const all_gather = [](communicator& comm) {
+        std::vector<float> all(static_cast<std::size_t>(comm.size()) * 8);
+        ddp::all_gather(comm, std::vector<float>(8), std::span<float>(all));
+    };
+    call const barrier = [](communicator& comm) { ddp::barrier(comm); };
+    check_all_name(errors(3, all_gather, barrier), {"all_gather #1 of 8 float", "barrier #1"});
+    check_all_name(errors(3, allreduce(8, "auto"), all_gather), {"allreduce #1 of 8 float", "all_gather #1 of 8 float"});
+    check_all_name(errors(3, broadcast(8, 0), allreduce(8, "ring")), {"broadcast #1 of 8 double", "allreduce #1 of 8 float"});
+}
+
+TEST_CASE("ranks with different slices are refused", "[collective][mismatch]") {
+    auto const reduce_scatter = [](std::vector<std::size_t> const& cuts) {
+        return [=](communicator& comm) {
+            std::vector<float> data(30);
+            ddp::reduce_scatter(comm, std::span<float>(data), std::span<std::size_t const>(cuts));
+        };
+    };
+    auto const all = errors(3, reduce_scatter({0, 10, 20, 30}), reduce_scatter({0, 0, 20, 30}));
+    for (std::string const& text : all) {
+        CAPTURE(text);
+        CHECK(text.find("DDP-E205 mismatch") == 0);
+        CHECK(text.find("reduce_scatter #1 of 30 float") != std::string::npos);
+    }
+}
+
+TEST_CASE("gathers of different counts are refused", "[collective][mismatch]") {
+    auto const all_gather = [](std::vector<std::size_t> const& counts) {
+        return [=](communicator& comm) {
+            std::vector<float> all(counts[0] + counts[1] + counts[2]);
+            std::vector<float> const mine(counts[static_cast<std::size_t>(comm.rank())]);
+            ddp::all_gather(comm, mine, counts, std::span<float>(all));
+        };
+    };
+    check_all_name(errors(3, all_gather({1, 2, 3}), all_gather({1, 2, 4})),
+                   {"all_gather #1 of 6 float", "all_gather #1 of 7 float"});
+}
+
+TEST_CASE("a gather that does not fit is refused, though a rank that has sent may be in its next call already",
+          "[collective][mismatch]") {
+    auto const gather = [](std::size_t m) {
+        return [=](communicator& comm) {
+            std::vector<std::int32_t> all(static_cast<std::size_t>(comm.size()) * m);
+            ddp::gather(comm, std::vector<std::int32_t>(m), std::span<std::int32_t>(all));
+        };
+    };
+    check_all_name(errors(3, gather(4), gather(5)), {"gather #1 of 4 int32 with root 0", "rank 1, which sent 20 bytes"});
+    check_all_name(errors(2, [](communicator& comm) { ddp::barrier(comm); }, gather(5)),
+                   {"rank 0 is in barrier #1", "rank 1, which sent 20 bytes"});
+}

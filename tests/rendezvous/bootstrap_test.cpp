@@ -1,0 +1,267 @@
+#include <ddp/rendezvous/bootstrap.hpp>
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <future>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "support/catch.hpp"
+
+namespace {
+
+using namespace std::chrono_literals;
+
+/// A listening socket on a free port of loopback, as a launcher hands it to rank 0.
+struct listener {
+    int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    std::uint16_t port = 0;
+    explicit listener(bool listening = true) {
+        ::sockaddr_in at{};
+        at.sin_family = AF_INET;
+        at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        ::socklen_t size = sizeof at;
+        if (::bind(fd, reinterpret_cast<::sockaddr*>(&at), size) != 0 || (listening && ::listen(fd, 128) != 0) ||
+            ::getsockname(fd, reinterpret_cast<::sockaddr*>(&at), &size) != 0)
+            throw std::runtime_error("no port");
+        port = ntohs(at.sin_port);
+    }
+    [[nodiscard]] int inherit() const { return ::dup(fd); }
+    ~listener() { ::close(fd); }
+};
+
+int dial(std::uint16_t port) {
+    int const fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ::sockaddr_in at{};
+    at.sin_family = AF_INET;
+    at.sin_port = htons(port);
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (::connect(fd, reinterpret_cast<::sockaddr*>(&at), sizeof at) != 0) throw std::runtime_error("no connection");
+    return fd;
+}
+
+ddp::tcp_options quick(ddp::timing times = ddp::timing::for_tests()) {
+    ddp::tcp_options options;
+    options.times = times;
+    return options;
+}
+
+ddp::job job_of(int rank, int size, std::uint16_t port) {
+    ddp::job j;
+    j.rank = rank;
+    j.size = size;
+    j.master_port = port;
+    return j;
+}
+
+/// What connect_tcp says on this rank: "" if it connected; the transport is gone again when this returns.
+std::string outcome(ddp::job const& j, ddp::tcp_options const& options) {
+    try {
+        auto const t = ddp::connect_tcp(j, options);
+        return t->rank() == j.rank && t->size() == j.size ? "" : "another rank";
+    } catch (std::exception const& e) {
+        return e.what();
+    }
+}
+
+std::vector<std::string> outcomes(std::vector<ddp::job> const& jobs, listener const& at, ddp::tcp_options options) {
+    std::vector<std::future<std::string>> futures;
+    for (ddp::job const& j : jobs) {
+        options.listen_descriptor = j.rank == 0 ? at.inherit() : -1;
+        futures.push_back(std::async(std::launch::async, outcome, j, options));
+    }
+    std::vector<std::string> all;
+    for (auto& f : futures) all.push_back(f.get());
+    return all;
+}
+
+bool has(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("ranks find each other, rank 0 being first or last", "[rendezvous][tcp]") {
+    auto const size = GENERATE(1, 2, 3, 8);
+    listener const at;
+    std::vector<ddp::job> jobs;
+    for (int r = 0; r < size; ++r) jobs.push_back(job_of(size - 1 - r, size, at.port));
+    for (std::string const& text : outcomes(jobs, at, quick())) CHECK(text == "");
+}
+
+TEST_CASE("rank 0 may open its port after the others began to look for it", "[rendezvous][tcp]") {
+    std::uint16_t const port = listener(false).port;
+    auto early = std::async(std::launch::async, outcome, job_of(1, 2, port), quick());
+    std::this_thread::sleep_for(100ms);
+    CHECK(outcome(job_of(0, 2, port), quick()) == "");
+    CHECK(early.get() == "");
+}
+
+TEST_CASE("ranks that never came are named on every rank that came", "[rendezvous][tcp]") {
+    auto times = ddp::timing::for_tests();
+    times.join = 300ms;
+    listener const at;
+    auto const start = ddp::clock::now();
+    for (std::string const& text : outcomes({job_of(0, 4, at.port), job_of(2, 4, at.port)}, at, quick(times))) {
+        CAPTURE(text);
+        CHECK(has(text, "DDP-E201"));
+        CHECK(has(text, "ranks {1, 3} never joined (2 of 4 present"));
+    }
+    CHECK(ddp::clock::now() - start < 5s);
+}
+
+TEST_CASE("without rank 0 the others say where they looked", "[rendezvous][tcp]") {
+    auto times = ddp::timing::for_tests();
+    times.join = 200ms;
+    std::uint16_t const port = listener(false).port;
+    std::string const text = outcome(job_of(1, 2, port), quick(times));
+    CAPTURE(text);
+    CHECK(has(text, "127.0.0.1:" + std::to_string(port)));
+    CHECK(has(text, "attempts"));
+}
+
+TEST_CASE("a port that is in use is named, with what to do", "[rendezvous][tcp]") {
+    listener const taken;
+    std::string const text = outcome(job_of(0, 2, taken.port), quick());
+    CAPTURE(text);
+    CHECK(has(text, "port " + std::to_string(taken.port) + " is in use"));
+    CHECK(has(text, "MASTER_PORT"));
+}
+
+TEST_CASE("a second process of one rank is refused and the job goes on", "[rendezvous][tcp]") {
+    listener const at;
+    auto first = std::async(std::launch::async, outcome, job_of(1, 3, at.port), quick());
+    ddp::tcp_options rank0 = quick();
+    rank0.listen_descriptor = at.inherit();
+    auto zero = std::async(std::launch::async, outcome, job_of(0, 3, at.port), rank0);
+    std::this_thread::sleep_for(200ms);
+    std::string const second = outcome(job_of(1, 3, at.port), quick());
+    CAPTURE(second);
+    CHECK(has(second, "rank 1"));
+    CHECK(has(second, "a second time"));
+    CHECK(has(second, "pid " + std::to_string(::getpid())));
+    CHECK(outcome(job_of(2, 3, at.port), quick()) == "");
+    CHECK(first.get() == "");
+    CHECK(zero.get() == "");
+}
+
+TEST_CASE("everybody learns who has another world size", "[rendezvous][tcp]") {
+    listener const at;
+    auto const start = ddp::clock::now();
+    for (std::string const& text :
+         outcomes({job_of(0, 3, at.port), job_of(1, 3, at.port), job_of(2, 4, at.port)}, at, quick())) {
+        CAPTURE(text);
+        CHECK(has(text, "rank 2"));
+        CHECK(has(text, "WORLD_SIZE 4, rank 0 has 3"));
+    }
+    CHECK(ddp::clock::now() - start < 3s);
+}
+
+TEST_CASE("another version is refused, with both versions", "[rendezvous][tcp]") {
+    auto times = ddp::timing::for_tests();
+    times.join = 500ms;
+    listener const at;
+    ddp::tcp_options rank0 = quick(times);
+    rank0.listen_descriptor = at.inherit();
+    auto zero = std::async(std::launch::async, outcome, job_of(0, 2, at.port), rank0);
+    int const fd = dial(at.port);
+    ddp::detail::store_hello hello;
+    hello.version = 99;
+    hello.rank = 1;
+    hello.size = 2;
+    REQUIRE(::write(fd, &hello, sizeof hello) == static_cast<ssize_t>(sizeof hello));
+    char answer[1000] = {};
+    REQUIRE(::read(fd, answer, sizeof answer - 1) > 16);
+    std::string const text(answer + 16);
+    CHECK(has(text, "version 99, rank 0 has " + std::to_string(ddp::version_number)));
+    ::close(fd);
+    CHECK(has(zero.get(), "version 99"));
+}
+
+TEST_CASE("options that must agree are compared", "[rendezvous][tcp]") {
+    listener const at;
+    ddp::tcp_options one = quick();
+    one.early_bytes = 1 << 20;
+    ddp::tcp_options zero = quick();
+    zero.listen_descriptor = at.inherit();
+    auto a = std::async(std::launch::async, outcome, job_of(0, 2, at.port), zero);
+    std::string const b = outcome(job_of(1, 2, at.port), one);
+    CHECK(has(a.get(), "tcp_options.early_bytes differs"));
+    CHECK(has(b, "tcp_options.early_bytes differs"));
+}
+
+TEST_CASE("silent and talking strangers neither delay the start nor are answered", "[rendezvous][tcp]") {
+    listener const at;
+    std::vector<int> strangers;
+    for (int i = 0; i <= 100; ++i) {
+        strangers.push_back(dial(at.port));
+        if (i % 3 == 0) CHECK(::write(strangers.back(), "GET / HTTP/1.0\r\n\r\n", 18) == 18);
+    }
+    auto all = std::async(std::launch::async, [&] {
+        return outcomes({job_of(0, 3, at.port), job_of(1, 3, at.port), job_of(2, 3, at.port)}, at, quick());
+    });
+    for (int i = 0; i < 100; ++i) strangers.push_back(dial(at.port));  // while the job comes together, and after
+    for (std::string const& text : all.get()) CHECK(text == "");
+    char byte;
+    for (int const fd : strangers) {
+        CHECK(::recv(fd, &byte, 1, MSG_DONTWAIT) <= 0);
+        ::close(fd);
+    }
+}
+
+TEST_CASE("a rank that dies while the job comes together is named at once", "[rendezvous][tcp]") {
+    listener const at;
+    auto all = std::async(std::launch::async, [&] {
+        return outcomes({job_of(0, 3, at.port), job_of(1, 3, at.port)}, at, quick());
+    });
+    auto const start = ddp::clock::now();
+    {
+        ddp::tcp_store mortal({{boost::asio::ip::make_address("127.0.0.1"), at.port}}, 2, 3, start + 2s);
+        std::this_thread::sleep_for(50ms);
+    }
+    for (std::string const& text : all.get()) {
+        CAPTURE(text);
+        CHECK(has(text, "rank 2 (pid "));
+        CHECK(has(text, "ended while the job came together"));
+    }
+    CHECK(ddp::clock::now() - start < 3s);
+}
+
+TEST_CASE("another program on the port is not mistaken for rank 0", "[rendezvous][tcp]") {
+    listener const at;
+    auto program = std::async(std::launch::async, [&] {
+        int const fd = ::accept(at.fd, nullptr, nullptr);
+        char greeting[] = "220 mail.example ESMTP ready, what can I do for you\r\n";
+        auto const n = ::write(fd, greeting, sizeof greeting);
+        std::this_thread::sleep_for(100ms);
+        ::close(fd);
+        return n > 0;
+    });
+    std::string const text = outcome(job_of(1, 2, at.port), quick());
+    CAPTURE(text);
+    CHECK(has(text, "not rank 0 of a ddp job"));
+    CHECK(program.get());
+}
+
+TEST_CASE("an address that other hosts reach is refused unless somebody says insecure", "[rendezvous][tcp]") {
+    ddp::job j = job_of(1, 2, 29500);
+    j.master_addr = "192.0.2.1";
+    auto times = ddp::timing::for_tests();
+    times.join = 50ms;
+    std::string const text = outcome(j, quick(times));
+    CAPTURE(text);
+    CHECK(has(text, "DDP_INSECURE=1"));
+    ddp::tcp_options open = quick(times);
+    open.insecure = true;
+    CHECK_FALSE(has(outcome(j, open), "DDP_INSECURE=1"));
+    j.master_addr = "no such host";
+    CHECK(has(outcome(j, open), "MASTER_ADDR \"no such host\" has no address"));
+}
+
+TEST_CASE("a descriptor that does not listen is refused by rank 0", "[rendezvous][tcp]") {
+    listener const deaf(false);
+    ddp::tcp_options options = quick();
+    options.listen_descriptor = deaf.inherit();
+    CHECK(has(outcome(job_of(0, 2, deaf.port), options), "is no listening socket"));
+}

@@ -1,0 +1,376 @@
+/// \file
+/// Checks of the collectives that run over any communicator: called on every rank with the same arguments, each returns
+/// "" or what is wrong on this rank. No assertions in here: ranks may be threads or processes.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ddp/collective/all_gather.hpp>
+#include <ddp/collective/allreduce.hpp>
+#include <ddp/collective/any_allreduce.hpp>
+#include <ddp/collective/barrier.hpp>
+#include <ddp/collective/broadcast.hpp>
+#include <ddp/collective/gather.hpp>
+#include <ddp/collective/reduce_scatter.hpp>
+#include <ddp/collective/reference.hpp>
+#include <ddp/core/random.hpp>
+
+namespace ddp::test {
+
+using failures = std::vector<std::string>;
+
+inline void note(failures& all, std::string const& where, std::string const& failure) {
+    if (!failure.empty()) all.push_back(where + ": " + failure);
+}
+
+/// What a test adds up: small integers are exact in any order; numbers of mixed magnitude and sign in none.
+enum class values { small_integers, mixed };
+
+template <Element E>
+std::vector<E> addend(values kind, std::uint64_t seed, int rank, std::size_t count) {
+    random_stream const stream(seed, random_use::user, static_cast<std::uint64_t>(rank));
+    std::vector<E> data(count);
+    for (std::size_t i = 0; i < count; ++i) {
+        auto const words = stream.at(i).words();
+        if (kind == values::small_integers)
+            data[i] = static_cast<E>(static_cast<int>(words[0] % 17) - 8);
+        else
+            data[i] = static_cast<E>(std::ldexp(stream.at(i).symmetric<double>(), static_cast<int>(words[3] % 24) - 12));
+    }
+    return data;
+}
+
+template <Element E>
+std::vector<std::vector<E>> addends(values kind, std::uint64_t seed, int ranks, std::size_t count) {
+    std::vector<std::vector<E>> all;
+    for (int r = 0; r < ranks; ++r) all.push_back(addend<E>(kind, seed, r, count));
+    return all;
+}
+
+/// "" or where the two differ in a bit.
+template <class V>
+std::string compare(std::span<V const> got, std::span<V const> expected) {
+    if (got.size() != expected.size())
+        return std::to_string(got.size()) + " values instead of " + std::to_string(expected.size());
+    for (std::size_t i = 0; i < got.size(); ++i)
+        if (std::memcmp(&got[i], &expected[i], sizeof(V)) != 0)
+            return "value " + std::to_string(i) + " of " + std::to_string(got.size()) + " is wrong";
+    return {};
+}
+template <class V>
+std::string compare(std::vector<V> const& got, std::vector<V> const& expected) {
+    return compare(std::span<V const>(got), std::span<V const>(expected));
+}
+
+/// "" or which rank holds other bits than rank 0.
+template <class Comm, class V>
+std::string same_everywhere(Comm& comm, std::vector<V> const& data) {
+    std::uint64_t const mine = digest().add(std::span<V const>(data)).value();
+    std::vector<std::uint64_t> all(static_cast<std::size_t>(comm.size()));
+    all_gather(comm, std::span<std::uint64_t const>(&mine, 1), std::span<std::uint64_t>(all));
+    for (std::size_t r = 0; r < all.size(); ++r)
+        if (all[r] != all[0]) return "rank " + std::to_string(r) + " holds other bits than rank 0";
+    return {};
+}
+
+/// Within what adding P terms in any order may lose.
+template <Element E>
+std::string close_to(std::span<E const> got, std::span<E const> expected, std::vector<std::vector<E>> const& terms) {
+    for (std::size_t i = 0; i < got.size(); ++i) {
+        double size = 0;
+        for (auto const& t : terms) size += std::abs(static_cast<double>(t[i]));
+        if (!(std::abs(static_cast<double>(got[i]) - static_cast<double>(expected[i])) <=
+              static_cast<double>(terms.size()) * static_cast<double>(std::numeric_limits<E>::epsilon()) * size))
+            return "value " + std::to_string(i) + " is no sum of the addends";
+    }
+    return {};
+}
+
+/// allreduce against the oracle: its bits where the algorithm is canonical or the numbers are exact; otherwise equal bits
+/// on all ranks, twice the same, and close.
+template <Element E, class Comm>
+std::string check_allreduce(Comm& comm, any_allreduce const& algorithm, std::size_t count, values kind) {
+    auto const terms = addends<E>(kind, count, comm.size(), count);
+    auto const expected = reference_sum(terms);
+    auto got = terms[static_cast<std::size_t>(comm.rank())];
+    allreduce(comm, std::span<E>(got), algorithm);
+    if (algorithm.canonical || kind == values::small_integers) return compare(got, expected);
+
+    auto again = terms[static_cast<std::size_t>(comm.rank())];
+    allreduce(comm, std::span<E>(again), algorithm);
+    std::string wrong = same_everywhere(comm, got);
+    if (wrong.empty()) wrong = compare(again, got);
+    if (wrong.empty()) wrong = close_to<E>(got, expected, terms);
+    return wrong;
+}
+
+/// The halves of an allreduce over the given cuts, the addend written only after `reduce` has posted what it can.
+template <Element E, class Comm>
+std::string check_halves(Comm& comm, any_allreduce const& algorithm, std::vector<std::size_t> const& cuts,
+                         std::optional<E> factor, values kind) {
+    using T = typename Comm::transport_type;
+    std::size_t const count = cuts.back(), me = static_cast<std::size_t>(comm.rank());
+    auto const terms = addends<E>(kind, count, comm.size(), count);
+    auto expected = reference_sum(terms);
+    if (factor)
+        for (E& e : expected) e *= *factor;
+    std::vector<E> data(count, E(-77));
+
+    struct body {
+        static task<> write(std::span<E> to, std::span<E const> from, event* done) {
+            std::copy(from.begin(), from.end(), to.begin());
+            done->set();
+            co_return;
+        }
+        static task<> reduce(any_allreduce how, lane<T> over, reduction<E> what, std::span<E const> from) {
+            event go(*over.on);
+            what.go = &go;
+            std::vector<task<>> both;
+            both.push_back(any_allreduce::reduce(how, over, what));
+            both.push_back(write(what.data, from, &go));
+            co_await when_all(std::move(both), [=](std::exception_ptr const& e) { over.on->fail(e); });
+        }
+    };
+    std::uint64_t const hash = detail::agree("halves", count, element_name<E>, algorithm.name);
+    lane<T> const over{&comm.tasks(), comm.next_identity(), hash};
+    comm.run([&] {
+        reduction<E> what{.data = data, .cuts = cuts};
+        if (factor) what.factor = &*factor;
+        return body::reduce(algorithm, over, what, terms[me]);
+    });
+
+    bool const everywhere = algorithm.everywhere(count * sizeof(E), comm.size());
+    auto const exact = [&](std::size_t from, std::size_t to) {
+        std::span<E const> const got(data.data() + from, to - from), right(expected.data() + from, to - from);
+        return algorithm.canonical || kind == values::small_integers ? compare(got, right) : std::string();
+    };
+    std::string wrong = everywhere ? exact(0, count) : exact(cuts[me], cuts[me + 1]);
+    if (!wrong.empty()) return "after reduce, " + wrong;
+    if (!everywhere) {
+        for (std::size_t i = 0; i < count; ++i)  // what is not ours has to come from its owner
+            if (i < cuts[me] || i >= cuts[me + 1]) data[i] = E(-99);
+        comm.run([&] { return any_allreduce::all_gather(algorithm, over, std::span<E>(data), cuts); });
+    }
+    wrong = exact(0, count);
+    if (wrong.empty()) wrong = same_everywhere(comm, data);
+    return wrong.empty() ? wrong : "after all_gather, " + wrong;
+}
+
+/// reduce_scatter by even cuts.
+template <Element E, class Comm>
+std::string check_reduce_scatter(Comm& comm, any_allreduce const& algorithm, std::size_t count) {
+    auto const terms = addends<E>(values::small_integers, count, comm.size(), count);
+    auto const expected = reference_sum(terms);
+    auto data = terms[static_cast<std::size_t>(comm.rank())];
+    std::span<E const> const mine = reduce_scatter(comm, std::span<E>(data), algorithm);
+    std::size_t const ranks = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
+    std::size_t const begin = count / ranks * me + std::min(me, count % ranks);
+    std::size_t const length = count / ranks + (me < count % ranks ? 1 : 0);
+    if (mine.data() != data.data() + begin) return "the slice is elsewhere";
+    return compare(mine, std::span<E const>(expected).subspan(begin, length));
+}
+
+/// One of the things that collectives without arithmetic carry: neither a number nor a power of two long.
+struct pixel {
+    std::uint8_t red, green, blue;
+};
+template <class V>
+std::vector<V> things(std::uint64_t seed, int rank, std::size_t count) {
+    std::vector<V> all(count);
+    random_stream const stream(seed, random_use::user, static_cast<std::uint64_t>(rank));
+    for (std::size_t i = 0; i < count; ++i) {
+        auto const words = stream.at(i).words();
+        static_assert(sizeof(V) <= sizeof words);
+        std::memcpy(&all[i], words.data(), sizeof(V));
+    }
+    return all;
+}
+
+template <class V, class Comm>
+std::string check_broadcast(Comm& comm, std::size_t count, int root, automatic_broadcast how = {}) {
+    auto data = things<V>(count, comm.rank(), count);
+    broadcast(comm, std::span<V>(data), root, how);
+    return compare(data, things<V>(count, root, count));
+}
+
+template <class V, class Comm>
+std::string check_all_gather(Comm& comm, std::size_t m, automatic_all_gather how, bool in_place) {
+    std::size_t const me = static_cast<std::size_t>(comm.rank());
+    auto const mine = things<V>(m, comm.rank(), m);
+    std::vector<V> all(static_cast<std::size_t>(comm.size()) * m), expected;
+    for (int r = 0; r < comm.size(); ++r)
+        for (V const& v : things<V>(m, r, m)) expected.push_back(v);
+    if (in_place) {
+        std::copy(mine.begin(), mine.end(), all.begin() + static_cast<std::ptrdiff_t>(me * m));
+        all_gather(comm, std::span<V const>(all).subspan(me * m, m), std::span<V>(all), how);
+    } else {
+        all_gather(comm, mine, std::span<V>(all), how);
+    }
+    return compare(all, expected);
+}
+
+template <class V, class Comm>
+std::string check_all_gather_counts(Comm& comm, std::vector<std::size_t> const& counts) {
+    std::vector<V> expected;
+    for (int r = 0; r < comm.size(); ++r)
+        for (V const& v : things<V>(9, r, counts[static_cast<std::size_t>(r)])) expected.push_back(v);
+    std::vector<V> all(expected.size());
+    auto const mine = things<V>(9, comm.rank(), counts[static_cast<std::size_t>(comm.rank())]);
+    all_gather(comm, mine, counts, std::span<V>(all));
+    return compare(all, expected);
+}
+
+template <class V, class Comm>
+std::string check_gather(Comm& comm, std::size_t m, int root) {
+    std::vector<V> expected, all(comm.rank() == root ? static_cast<std::size_t>(comm.size()) * m : 0);
+    for (int r = 0; r < comm.size() && comm.rank() == root; ++r)
+        for (V const& v : things<V>(m, r, m)) expected.push_back(v);
+    gather(comm, things<V>(m, comm.rank(), m), std::span<V>(all), root);
+    return compare(all, expected);
+}
+
+/// The small all-gather that steps are made of: one struct a rank.
+template <class Comm>
+std::string check_small_table(Comm& comm) {
+    using T = typename Comm::transport_type;
+    std::vector<std::uint64_t> table(static_cast<std::size_t>(comm.size())), expected;
+    for (int r = 0; r < comm.size(); ++r) expected.push_back(things<std::uint64_t>(5, r, 1)[0]);
+    table[static_cast<std::size_t>(comm.rank())] = expected[static_cast<std::size_t>(comm.rank())];
+    lane<T> const over{&comm.tasks(), comm.next_identity(), 1};
+    comm.run([&] { return all_gather_small(over, std::span<std::uint64_t>(table)); });
+    return compare(table, expected);
+}
+
+/// Several sums at once over lanes of their own, started on odd ranks in the opposite order.
+template <Element E, class Comm>
+std::string check_in_flight(Comm& comm, std::vector<any_allreduce> const& algorithms) {
+    using T = typename Comm::transport_type;
+    std::uint64_t const index = comm.next_identity().index;
+    std::vector<std::vector<E>> data, expected;
+    for (std::size_t b = 0; b < algorithms.size(); ++b) {
+        auto const terms = addends<E>(values::small_integers, b, comm.size(), 100 * b + 7);
+        expected.push_back(reference_sum(terms));
+        data.push_back(terms[static_cast<std::size_t>(comm.rank())]);
+    }
+    comm.run([&] {
+        std::vector<task<>> all;
+        for (std::size_t i = 0; i < algorithms.size(); ++i) {
+            std::size_t const b = comm.rank() % 2 == 0 ? i : algorithms.size() - 1 - i;
+            identity const id{.channel = channel::buckets + 4 * static_cast<std::uint32_t>(b), .index = index};
+            all.push_back(any_allreduce::sum(algorithms[b], lane<T>{&comm.tasks(), id, b + 1}, std::span<E>(data[b])));
+        }
+        return when_all(std::move(all), [&comm](std::exception_ptr const& e) { comm.tasks().fail(e); });
+    });
+    for (std::size_t b = 0; b < algorithms.size(); ++b)
+        if (std::string const wrong = compare(data[b], expected[b]); !wrong.empty())
+            return "collective " + std::to_string(b) + ": " + wrong;
+    return {};
+}
+
+/// Every algorithm, those with options also with such as reach every path with little data.
+inline std::vector<std::pair<std::string, any_allreduce>> algorithms() {
+    std::vector<std::pair<std::string, any_allreduce>> all;
+    for (char const* name : {"auto", "direct", "recursive_doubling", "ring", "naive"})
+        all.emplace_back(name, any_allreduce::parse(name));
+    all.emplace_back("direct, one tiny chunk under way", direct_allreduce{.chunk_bytes = 64, .window = 1});
+    all.emplace_back("direct, tiny chunks", direct_allreduce{.chunk_bytes = 200, .window = 3});
+    all.emplace_back("ring, one tiny segment under way", ring_allreduce{.segment_bytes = 64, .window = 1});
+    all.emplace_back("ring, tiny segments", ring_allreduce{.segment_bytes = 200, .window = 3});
+    automatic_allreduce never_doubles;
+    never_doubles.two_ranks_bytes = never_doubles.few_ranks_bytes = never_doubles.many_ranks_bytes = 0;
+    all.emplace_back("auto, never doubling", never_doubles);
+    return all;
+}
+
+/// Sizes where collectives break, for this many ranks.
+inline std::vector<std::size_t> sizes(int ranks) {
+    std::size_t const p = static_cast<std::size_t>(ranks);
+    return {0, 1, p - 1, p, 1000, 1000 * p + 1, 3333};
+}
+
+/// Cuts of `count` elements into slices of very different lengths, the first and every third one empty.
+inline std::vector<std::size_t> uneven_cuts(std::size_t count, int ranks) {
+    std::vector<std::size_t> cuts(static_cast<std::size_t>(ranks) + 1);
+    std::size_t at = 0;
+    for (std::size_t r = 0; r + 1 < cuts.size(); ++r) {
+        cuts[r] = at;
+        if (r % 3 != 0) at += (count - at) / 3 + (count > at ? 1 : 0);
+    }
+    cuts.back() = count;
+    return cuts;
+}
+
+/// All sums: every algorithm, size and kind of number.
+template <Element E, class Comm>
+failures check_all_sums(Comm& comm) {
+    failures all;
+    for (auto const& [name, algorithm] : algorithms())
+        for (std::size_t const count : sizes(comm.size()))
+            for (values const kind : {values::small_integers, values::mixed})
+                note(all, "allreduce of " + std::to_string(count) + " " + element_name<E> + ", " + name,
+                     check_allreduce<E>(comm, algorithm, count, kind));
+    std::vector<any_allreduce> many;
+    for (auto const& [name, algorithm] : algorithms()) many.push_back(algorithm);
+    note(all, "many in flight", check_in_flight<E>(comm, many));
+    return all;
+}
+
+/// All halves: every algorithm over several kinds of cuts, with a factor and without; and the public reduce_scatter.
+template <Element E, class Comm>
+failures check_all_halves(Comm& comm) {
+    failures all;
+    for (auto const& [name, algorithm] : algorithms())
+        for (std::size_t const count : {std::size_t{0}, std::size_t{1}, std::size_t{50}, std::size_t{1003}}) {
+            std::string const what = std::to_string(count) + " " + element_name<E> + ", " + name;
+            std::vector<std::size_t> even(static_cast<std::size_t>(comm.size()) + 1);
+            detail::even_cuts(count, 16, even);
+            for (auto const& cuts : {even, uneven_cuts(count, comm.size())}) {
+                note(all, "reduce of " + what, check_halves<E>(comm, algorithm, cuts, {}, values::mixed));
+                note(all, "reduce with a factor of " + what,
+                     check_halves<E>(comm, algorithm, cuts, E(1) / E(3), values::mixed));
+                note(all, "reduce of integers, " + what,
+                     check_halves<E>(comm, algorithm, cuts, E(0.5), values::small_integers));
+            }
+            note(all, "reduce_scatter of " + what, check_reduce_scatter<E>(comm, algorithm, count));
+        }
+    return all;
+}
+
+/// Everything that moves values without adding them.
+template <class Comm>
+failures check_all_moves(Comm& comm) {
+    failures all;
+    for (std::size_t const m : {0u, 1u, 7u, 1000u}) {
+        std::string const what = " of " + std::to_string(m);
+        for (int root = 0; root < comm.size(); ++root) {
+            note(all, "broadcast" + what, check_broadcast<pixel>(comm, m, root));
+            note(all, "broadcast in a chain" + what,
+                 check_broadcast<pixel>(comm, m, root, {.chain_bytes_per_rank = 1, .chunk_bytes = 100}));
+            note(all, "gather" + what, check_gather<pixel>(comm, m, root));
+        }
+        for (bool const in_place : {false, true}) {
+            note(all, "all_gather" + what, check_all_gather<pixel>(comm, m, {.bruck_bytes = 100'000}, in_place));
+            note(all, "direct all_gather" + what, check_all_gather<double>(comm, m, {.bruck_bytes = 0}, in_place));
+        }
+        std::vector<std::size_t> counts(static_cast<std::size_t>(comm.size()));
+        for (std::size_t r = 0; r < counts.size(); ++r) counts[r] = r % 3 == 1 ? 0 : m * (r + 1);
+        note(all, "all_gather of differing counts" + what, check_all_gather_counts<pixel>(comm, counts));
+    }
+    note(all, "broadcast of much", check_broadcast<double>(comm, 100'000, comm.size() - 1));
+    note(all, "small table", check_small_table(comm));
+    barrier(comm);
+    return all;
+}
+
+}  // namespace ddp::test

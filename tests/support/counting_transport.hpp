@@ -1,0 +1,74 @@
+/// \file
+/// counting_transport: any transport, with a count of what this rank sends.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include <ddp/comm/transport.hpp>
+
+namespace ddp::test {
+
+/// Messages and bytes, as posted: empty messages are messages.
+struct traffic {
+    std::size_t messages = 0;
+    std::size_t bytes = 0;
+    friend bool operator==(traffic const&, traffic const&) = default;
+};
+
+template <Transport Inner>
+class counting_transport {
+public:
+    explicit counting_transport(std::unique_ptr<Inner> inner) : inner_(std::move(inner)) {}
+
+    /// Since the last call.
+    traffic take_sent() noexcept { return std::exchange(sent_, {}); }
+
+    [[nodiscard]] int rank() const noexcept { return inner_->rank(); }
+    [[nodiscard]] int size() const noexcept { return inner_->size(); }
+    void post_send(int peer, tag what, const_bytes out, completion& done) {
+        ++sent_.messages;
+        sent_.bytes += out.size();
+        inner_->post_send(peer, what, out, done);
+    }
+    void post_receive(int peer, tag what, mutable_bytes in, completion& done) {
+        inner_->post_receive(peer, what, in, done);
+    }
+    bool progress(time_point until) { return inner_->progress(until); }
+    void abort(failure const& record) { inner_->abort(record); }
+    [[nodiscard]] std::span<report const> reports() const { return inner_->reports(); }
+    void wake() { inner_->wake(); }
+    [[nodiscard]] time_point now() const { return inner_->now(); }
+
+    [[nodiscard]] bool may_own_thread() const { return ddp::may_own_thread(*inner_); }
+    [[nodiscard]] time_point next_timer() const
+        requires requires(Inner const& t) { t.next_timer(); }
+    {
+        return inner_->next_timer();
+    }
+    [[nodiscard]] auto overdue_peer() const
+        requires requires(Inner const& t) { t.overdue_peer(); }
+    {
+        return inner_->overdue_peer();
+    }
+    [[nodiscard]] time_point last_heard(int peer) const
+        requires requires(Inner const& t) { t.last_heard(0); }
+    {
+        return inner_->last_heard(peer);
+    }
+    void entered(identity const& id, std::uint64_t fingerprint)
+        requires requires(Inner& t) { t.entered(identity(), std::uint64_t{}); }
+    {
+        inner_->entered(id, fingerprint);
+    }
+
+private:
+    std::unique_ptr<Inner> inner_;
+    traffic sent_;
+};
+
+}  // namespace ddp::test

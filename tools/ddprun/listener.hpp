@@ -1,0 +1,70 @@
+/// \file
+/// The socket on which rank 0 will serve: made here, so that no port is chosen before it is taken.
+#pragma once
+
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include "posix.hpp"
+
+namespace ddprun {
+
+struct listener {
+    unique_fd socket;
+    std::uint16_t port = 0;
+};
+
+/// Listens on `address`:`port` (0: any free port). Nothing where the address is not one of this machine's.
+[[nodiscard]] inline std::optional<listener> listen_on(std::string const& address, std::uint16_t port) {
+    addrinfo hints{};
+    hints.ai_family = AF_UNSPEC;
+    hints.ai_socktype = SOCK_STREAM;
+    addrinfo* found = nullptr;
+    if (int const code = ::getaddrinfo(address.c_str(), nullptr, &hints, &found); code != 0)
+        throw launch_error(exit_launcher, "--master-addr " + address + ": " + ::gai_strerror(code));
+    std::unique_ptr<addrinfo, void (*)(addrinfo*)> const owner(found, ::freeaddrinfo);
+
+    for (addrinfo const* at = found; at != nullptr; at = at->ai_next) {
+        sockaddr_storage where{};
+        socklen_t length = at->ai_addrlen;
+        std::memcpy(&where, at->ai_addr, length);
+        std::uint16_t const wire_port = htons(port);
+        if (where.ss_family == AF_INET)
+            reinterpret_cast<sockaddr_in&>(where).sin_port = wire_port;
+        else if (where.ss_family == AF_INET6)
+            reinterpret_cast<sockaddr_in6&>(where).sin6_port = wire_port;
+        else
+            continue;
+
+        unique_fd socket(::socket(where.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+        if (!socket) continue;  // an address family that this kernel lacks
+        int const on = 1;       // the previous job's connections may linger in TIME_WAIT
+        ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+        if (::bind(socket.get(), reinterpret_cast<sockaddr*>(&where), length) != 0) {
+            if (errno == EADDRNOTAVAIL) continue;
+            std::string const what = "cannot bind " + address + ":" + std::to_string(port);
+            if (errno == EADDRINUSE)
+                throw launch_error(exit_launcher, what +
+                                                      ": the port is in use. Leave --master-port out (one machine), "
+                                                      "or choose another one.");
+            throw_errno(what);
+        }
+        if (::listen(socket.get(), SOMAXCONN) != 0) throw_errno("cannot listen on " + address);
+        length = sizeof where;
+        if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&where), &length) != 0) throw_errno("getsockname");
+        std::uint16_t const bound = where.ss_family == AF_INET ? reinterpret_cast<sockaddr_in&>(where).sin_port
+                                                               : reinterpret_cast<sockaddr_in6&>(where).sin6_port;
+        return listener{std::move(socket), ntohs(bound)};
+    }
+    return std::nullopt;
+}
+
+}  // namespace ddprun

@@ -1,0 +1,87 @@
+/// \file
+/// A running rank, as ddprun sees it.
+#pragma once
+
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <unistd.h>
+
+#include "options.hpp"
+#include "output.hpp"
+#include "posix.hpp"
+#include "verdict.hpp"
+
+namespace ddprun {
+
+/// What stands before the lines of `rank` in `to`.
+[[nodiscard]] inline std::string prefix_for(prefix_mode mode, int rank, sink const& to) {
+    if (mode == prefix_mode::none || (mode == prefix_mode::others && rank == 0)) return "";
+    std::string const plain = "[" + std::to_string(rank) + "]";
+    char const* const no_colour = std::getenv("NO_COLOR");
+    if (!to.terminal() || (no_colour != nullptr && *no_colour != '\0')) return plain + " ";
+    return "\x1b[3" + std::to_string(1 + rank % 6) + "m" + plain + "\x1b[0m ";
+}
+
+/// One of a rank's two streams: its pipe, where that is shown, and what was said last.
+class output_of_rank {
+public:
+    /// What the first rank writes to a terminal is shown at once: it is the one that draws a progress bar.
+    output_of_rank(unique_fd pipe, sink& to, std::string prefix, bool first_rank)
+        : pipe_(std::move(pipe)), to_(&to), printer_(to, std::move(prefix), first_rank && to.terminal()) {}
+
+    [[nodiscard]] bool open() const noexcept { return static_cast<bool>(pipe_); }
+    [[nodiscard]] last_words const& words() const noexcept { return words_; }
+
+    /// To poll, or -1: where the reader of our output lags, ranks wait in their pipes.
+    [[nodiscard]] int wanted_fd() const noexcept { return to_->congested() ? -1 : pipe_.get(); }
+
+    /// Moves what is there. Returns false when the pipe is empty, or has ended, which closes it.
+    bool move_some() {
+        char buffer[1 << 16];
+        ssize_t const n = ::read(pipe_.get(), buffer, sizeof buffer);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+        if (n <= 0) {
+            pipe_.reset();
+            return false;
+        }
+        std::string_view const bytes(buffer, static_cast<std::size_t>(n));
+        printer_.feed(bytes);
+        words_.feed(bytes);
+        return true;
+    }
+
+    /// Moves what the pipe holds, and closes it. (No pipe holds more; somebody who is none of ours may go on writing.)
+    void finish() {
+        for (int i = 0; i < 32 && pipe_ && move_some(); ++i) {
+        }
+        pipe_.reset();
+        printer_.finish();
+        words_.finish();
+    }
+
+private:
+    unique_fd pipe_;
+    sink* to_;
+    stream_printer printer_;
+    last_words words_;
+};
+
+struct running_rank {
+    running_rank(int number, pid_t process, output_of_rank stdout_pipe, output_of_rank stderr_pipe)
+        : rank(number), pid(process), out(std::move(stdout_pipe)), err(std::move(stderr_pipe)) {}
+
+    int rank;
+    pid_t pid;  // its process group's number too
+    std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
+    output_of_rank out, err;
+    std::optional<ending> end;
+    bool group_lives = true;  // some process of its group does
+};
+
+}  // namespace ddprun

@@ -1,0 +1,142 @@
+/// \file
+/// Starts one rank: its environment, its descriptors, its process group.
+#pragma once
+
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "options.hpp"
+#include "posix.hpp"
+#include "signals.hpp"
+
+extern char** environ;
+
+namespace ddprun {
+
+using variables = std::vector<std::pair<std::string, std::string>>;
+
+/// What all ranks share of the way they are started.
+struct surroundings {
+    std::string port;         ///< MASTER_PORT as text
+    int listen_fd = -1;       ///< rank 0's, or -1
+    int columns = 0;          ///< of the terminal that rank 0's output reaches; 0: none
+    bool one_thread = false;  ///< set OMP_NUM_THREADS
+};
+
+[[nodiscard]] inline variables variables_of(options const& with, surroundings const& around, int local) {
+    int const rank = with.rank_of(local);
+    variables result{{"RANK", std::to_string(rank)},        {"WORLD_SIZE", std::to_string(with.world_size())},
+                     {"LOCAL_RANK", std::to_string(local)}, {"LOCAL_WORLD_SIZE", std::to_string(with.local_size)},
+                     {"MASTER_ADDR", with.master_addr},     {"MASTER_PORT", around.port}};
+    if (around.one_thread) result.emplace_back("OMP_NUM_THREADS", "1");
+    if (rank == 0) {
+        if (around.listen_fd >= 0) result.emplace_back("DDP_LISTEN_FD", std::to_string(around.listen_fd));
+        if (around.columns > 0) {
+            result.emplace_back("DDP_TTY", "1");
+            result.emplace_back("COLUMNS", std::to_string(around.columns));
+        }
+    }
+    return result;
+}
+
+/// ddprun's own environment with `mine` in it, and without what an outer ddprun meant for one of its ranks.
+[[nodiscard]] inline std::vector<std::string> environment_with(variables const& mine) {
+    std::vector<std::string> result;
+    for (char** entry = environ; *entry != nullptr; ++entry) {
+        std::string_view const text = *entry;
+        std::string_view const name = text.substr(0, text.find('='));
+        bool keep = name != "DDP_LISTEN_FD" && name != "DDP_TTY";
+        for (auto const& [key, value] : mine) keep = keep && key != name;
+        if (keep) result.emplace_back(text);
+    }
+    for (auto const& [key, value] : mine) result.push_back(key + "=" + value);
+    return result;
+}
+
+struct started {
+    pid_t pid = -1;
+    unique_fd out, err;  ///< read ends, non-blocking
+};
+
+namespace detail {
+
+inline launch_error exec_failure(std::string const& program, int code) {
+    std::string text = "cannot run '" + program + "': " + std::strerror(code);
+    bool const is_path = program.find('/') != std::string::npos;
+    struct stat info;
+    bool const is_here = ::stat(program.c_str(), &info) == 0;
+    if (code == ENOENT && is_path && is_here)
+        text += ". It is there, but what its first line (#!) or its ELF header asks for is not.";
+    else if (code == ENOENT && !is_path)
+        text += is_here ? " in PATH. Did you mean ./" + program + "?" : " in PATH";
+    else if (code == EACCES && is_here && S_ISDIR(info.st_mode))
+        text += ". It is a directory.";
+    else if (code == EACCES && is_here)
+        text += ". Does it lack execute permission (chmod +x)?";
+    bool const missing = code == ENOENT || code == ENOTDIR;
+    return {missing ? exit_not_found : exit_not_executable, text};
+}
+
+}  // namespace detail
+
+/// Starts `command`. Returns once it runs: a program that cannot be run is a launch_error, not a rank that failed.
+///
+/// Each rank leads a process group of its own. So a Ctrl-C at the terminal reaches ddprun alone, which passes it on
+/// once; and what a rank has started can be ended with it. The price: no rank can read from the terminal.
+[[nodiscard]] inline started spawn(std::vector<std::string> const& command, std::vector<std::string> const& environment,
+                                   bool keep_stdin, int listen_fd, signal_state const& outer) {
+    std::vector<char*> argv, envp;
+    for (auto const& word : command) argv.push_back(const_cast<char*>(word.c_str()));
+    for (auto const& entry : environment) envp.push_back(const_cast<char*>(entry.c_str()));
+    argv.push_back(nullptr);
+    envp.push_back(nullptr);
+
+    pipe_ends out = make_pipe(), err = make_pipe(), status = make_pipe();
+    unique_fd const nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    if (!nothing) throw_errno("/dev/null");
+    pid_t const launcher = ::getpid();
+    pid_t const pid = ::fork();
+    if (pid < 0) throw_errno("cannot start a process (ulimit -u?)");
+    if (pid == 0) {
+        ::setpgid(0, 0);
+        ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (::getppid() != launcher) ::_exit(exit_launcher);  // it died before prctl: nobody would kill us
+        if (!keep_stdin) ::dup2(nothing.get(), STDIN_FILENO);
+        ::dup2(out.write.get(), STDOUT_FILENO);
+        ::dup2(err.write.get(), STDERR_FILENO);
+        if (listen_fd >= 0) ::fcntl(listen_fd, F_SETFD, 0);
+        ::sigaction(SIGPIPE, &outer.pipe, nullptr);
+        ::sigprocmask(SIG_SETMASK, &outer.mask, nullptr);
+        ::execvpe(argv[0], argv.data(), envp.data());
+        int const code = errno;
+        [[maybe_unused]] ssize_t const n = ::write(status.write.get(), &code, sizeof code);
+        ::_exit(exit_not_found);
+    }
+    out.write.reset();
+    err.write.reset();
+    status.write.reset();
+
+    int code = 0;
+    ssize_t n;
+    while ((n = ::read(status.read.get(), &code, sizeof code)) < 0 && errno == EINTR) {
+    }
+    if (n == sizeof code) {
+        ::waitpid(pid, nullptr, 0);
+        throw detail::exec_failure(command.front(), code);
+    }
+    ::fcntl(out.read.get(), F_SETFL, O_NONBLOCK);
+    ::fcntl(err.read.get(), F_SETFL, O_NONBLOCK);
+    return {pid, std::move(out.read), std::move(err.read)};
+}
+
+}  // namespace ddprun

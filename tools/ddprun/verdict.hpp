@@ -1,0 +1,92 @@
+/// \file
+/// Who failed first, and how that is said.
+#pragma once
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <sys/wait.h>
+
+#include "posix.hpp"
+
+namespace ddprun {
+
+/// How a rank ended.
+struct ending {
+    int rank = 0;
+    pid_t pid = -1;
+    int status = 0;      ///< as waitpid gives it
+    double seconds = 0;  ///< after its start
+    int batch = 0;       ///< which look at the children found it: earlier ones ended earlier, within one nobody knows
+    bool by_us = false;  ///< after ddprun had begun to end the job
+    int passed_on = 0;   ///< the first signal that ddprun had passed on by then, or 0
+    bool accuses_a_peer = false;  ///< its last words blame another rank
+    std::string last_words = {};
+
+    [[nodiscard]] int signal() const noexcept { return WIFSIGNALED(status) ? WTERMSIG(status) : 0; }
+    [[nodiscard]] bool failed() const noexcept { return status != 0; }
+    [[nodiscard]] int exit_code() const noexcept { return signal() != 0 ? 128 + signal() : WEXITSTATUS(status); }
+};
+
+/// The root cause, or null if no rank failed by itself.
+///
+/// The rank that ended first, but: one that says itself that a peer failed yields to one that does not, as a rank may
+/// take longer to die than its peers to notice; and of those found together one killed by a signal comes first. SIGABRT
+/// counts as an exit: it is what an uncaught exception of a survivor looks like.
+[[nodiscard]] inline ending const* first_culprit(std::vector<ending> const& all) {
+    ending const* first = nullptr;
+    auto const order = [](ending const& e) {
+        return std::tuple(e.accuses_a_peer, e.batch, e.signal() == 0 || e.signal() == SIGABRT);
+    };
+    for (ending const& e : all)
+        if (e.failed() && !e.by_us && (first == nullptr || order(e) < order(*first))) first = &e;
+    return first;
+}
+
+namespace detail {
+
+[[nodiscard]] inline std::string how(ending const& e) {
+    return e.signal() != 0 ? "killed by " + signal_name(e.signal()) : "exit code " + std::to_string(e.exit_code());
+}
+
+/// "rank 0: exit code 1; ranks 2, 3: ended by ddprun", of all but `culprit`.
+[[nodiscard]] inline std::string the_others(std::vector<ending> const& all, ending const& culprit) {
+    constexpr std::size_t shown = 16;
+    std::map<std::string, std::vector<int>> groups;
+    for (ending const& e : all)
+        if (&e != &culprit) groups[e.by_us ? "ended by ddprun" : how(e)].push_back(e.rank);
+    std::string text;
+    for (auto const& [what, ranks] : groups) {
+        text += (text.empty() ? "" : "; ") + std::string(ranks.size() == 1 ? "rank " : "ranks ");
+        for (std::size_t i = 0; i < std::min(ranks.size(), shown); ++i)
+            text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+        if (ranks.size() > shown) text += " and " + std::to_string(ranks.size() - shown) + " more";
+        text += ": " + what;
+    }
+    return text;
+}
+
+}  // namespace detail
+
+/// The block that ends a failed job's output.
+[[nodiscard]] inline std::string describe(ending const& culprit, std::vector<ending> const& all) {
+    char host[256] = "?";
+    ::gethostname(host, sizeof host - 1);
+    char seconds[32];
+    std::snprintf(seconds, sizeof seconds, "%.1f", culprit.seconds);
+    std::string text = "ddprun: rank " + std::to_string(culprit.rank) +
+                       (all.size() > 1 ? " failed first: " : " failed: ") + detail::how(culprit) + " (pid " +
+                       std::to_string(culprit.pid) + " on " + host + ", " + seconds + " s after its start)";
+    if (culprit.passed_on != 0) text += "\n        after ddprun had passed on " + signal_name(culprit.passed_on);
+    if (!culprit.last_words.empty()) text += "\n        its last error line: " + culprit.last_words;
+    if (culprit.signal() == SIGKILL) text += "\n        ddprun did not send that signal: was memory short? (dmesg)";
+    if (all.size() > 1) text += "\n        the others: " + detail::the_others(all, culprit);
+    return text;
+}
+
+}  // namespace ddprun
