@@ -21,13 +21,13 @@ with_progress() {
     "$@" > "$log" 2>&1 &
     progress_child=$!
     # A background job does not hear Ctrl-C.
-    trap 'kill "$progress_child" 2> /dev/null || true' EXIT
+    trap 'kill "$progress_child" 2> /dev/null; rm -f "$log"' EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
     while kill -0 "$progress_child" 2> /dev/null; do
         local elapsed=$((SECONDS - start))
         if [[ -t 1 ]]; then
-            printf '\r%s: %s%d s ' "$title" "$(progress_steps "$log")" "$elapsed"
+            printf '\r\e[K%s: %s%d s ' "$title" "$(progress_steps "$log")" "$elapsed"
         elif ((elapsed >= said + 15)); then
             said=$elapsed
             printf '%s: %s%d s\n' "$title" "$(progress_steps "$log")" "$elapsed"
@@ -36,11 +36,12 @@ with_progress() {
     done
     wait "$progress_child" || status=$?
     trap - EXIT INT TERM
-    [[ -t 1 ]] && printf '\r'
+    local clear=
+    [[ -t 1 ]] && clear=$'\r\e[K'
     if ((status == 0)); then
-        printf '%s: done in %d s%s\n' "$title" $((SECONDS - start)) "$([[ -t 1 ]] && printf '%16s' '' || true)"
+        printf '%s%s: done in %d s\n' "$clear" "$title" $((SECONDS - start))
     else
-        printf '%s: failed after %d s; the end of its output:\n' "$title" $((SECONDS - start))
+        printf '%s%s: failed after %d s; the end of its output:\n' "$clear" "$title" $((SECONDS - start))
         tail -n 40 "$log" >&2
     fi
     rm -f "$log"

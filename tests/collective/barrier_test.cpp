@@ -28,7 +28,11 @@ TEST_CASE("a barrier of ranks one of which is missing ends with an error that na
     ddp::timing times = ddp::timing::for_tests();
     times.collective = std::chrono::milliseconds(300);
     auto const errors = ddp::test::errors_of_ranks(
-        3, [](auto& comm) { if (comm.rank() != 1) ddp::barrier(comm); }, times);
+        3,
+        [](auto& comm) {
+            if (comm.rank() != 1) ddp::barrier(comm);
+        },
+        times);
     CHECK(errors[0].find("rank 1 has ended in good order") != std::string::npos);
     CHECK(errors[2].find("rank 1 has ended in good order") != std::string::npos);
 }

@@ -10,7 +10,9 @@
 
 namespace {
 
-bool contains(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
+bool contains(std::string const& text, std::string const& part) {
+    return text.find(part) != std::string::npos;
+}
 
 }  // namespace
 
@@ -19,8 +21,8 @@ TEST_CASE("broadcast, all_gather and gather bring what was sent where it belongs
     CAPTURE(ranks);
     ddp::timing patient = ddp::timing::for_tests();
     patient.collective = std::chrono::seconds(60);
-    auto const failed = ddp::test::run_ranks(
-        ranks, [](auto& comm) { return ddp::test::check_all_moves(comm); }, patient);
+    auto const failed =
+        ddp::test::run_ranks(ranks, [](auto& comm) { return ddp::test::check_all_moves(comm); }, patient);
     for (auto const& of_rank : failed) CHECK(of_rank == ddp::test::failures{});
 }
 

@@ -21,9 +21,8 @@ std::vector<traffic> sent_in(int ranks, std::function<void(communicator&)> const
     std::vector<std::future<traffic>> running;
     for (int r = 0; r < ranks; ++r)
         running.push_back(std::async(std::launch::async, [&, r] {
-            communicator comm(
-                std::make_unique<ddp::test::counting_transport<ddp::inproc_transport>>(world->connect(r)),
-                ddp::timing::for_tests());
+            communicator comm(std::make_unique<ddp::test::counting_transport<ddp::inproc_transport>>(world->connect(r)),
+                              ddp::timing::for_tests());
             call(comm);
             return comm.exclusively([&] { return comm.transport().take_sent(); });
         }));
@@ -32,7 +31,9 @@ std::vector<traffic> sent_in(int ranks, std::function<void(communicator&)> const
     return sent;
 }
 
-std::size_t divide_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
+std::size_t divide_up(std::size_t a, std::size_t b) {
+    return (a + b - 1) / b;
+}
 std::size_t log2_up(std::size_t n) {
     std::size_t k = 0;
     while ((std::size_t{1} << k) < n) ++k;
@@ -106,13 +107,12 @@ TEST_CASE("halves of the ring and of the direct exchange send half", "[collectiv
     std::size_t const ranks = GENERATE(2u, 3u, 8u), each = 64;
     CAPTURE(ranks);
     std::vector<traffic> const expected(ranks, traffic{(ranks - 1) * 2, (ranks - 1) * each * sizeof(float)});
-    for (ddp::any_allreduce const& algorithm :
-         {ddp::any_allreduce(ddp::direct_allreduce{.chunk_bytes = each * 2}),
-          ddp::any_allreduce(ddp::ring_allreduce{.segment_bytes = each * 2})})
+    for (ddp::any_allreduce const& algorithm : {ddp::any_allreduce(ddp::direct_allreduce{.chunk_bytes = each * 2}),
+                                                ddp::any_allreduce(ddp::ring_allreduce{.segment_bytes = each * 2})})
         CHECK(text(sent_in(static_cast<int>(ranks), [&](communicator& comm) {
-            std::vector<float> data(ranks * each, 1);
-            ddp::reduce_scatter(comm, std::span<float>(data), algorithm);
-        })) == text(expected));
+                  std::vector<float> data(ranks * each, 1);
+                  ddp::reduce_scatter(comm, std::span<float>(data), algorithm);
+              })) == text(expected));
 }
 
 TEST_CASE("moving collectives send what their pages say", "[collective][cost]") {
@@ -140,7 +140,8 @@ TEST_CASE("moving collectives send what their pages say", "[collective][cost]") 
         }));
     };
     CHECK(broadcast({}) == text(tree));
-    CHECK(broadcast({.chain_bytes_per_rank = 1, .chunk_bytes = 100}) == text(ranks > 2 && bytes >= ranks ? chain : tree));
+    CHECK(broadcast({.chain_bytes_per_rank = 1, .chunk_bytes = 100}) ==
+          text(ranks > 2 && bytes >= ranks ? chain : tree));
     auto const all_gather = [&](ddp::automatic_all_gather how) {
         return text(sent_in(p, [&](communicator& comm) {
             std::vector<char> all(ranks * bytes);

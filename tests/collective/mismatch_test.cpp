@@ -76,8 +76,10 @@ TEST_CASE("ranks in different operations are refused", "[collective][mismatch]")
     };
     call const barrier = [](communicator& comm) { ddp::barrier(comm); };
     check_all_name(errors(3, all_gather, barrier), {"all_gather #1 of 8 float", "barrier #1"});
-    check_all_name(errors(3, allreduce(8, "auto"), all_gather), {"allreduce #1 of 8 float", "all_gather #1 of 8 float"});
-    check_all_name(errors(3, broadcast(8, 0), allreduce(8, "ring")), {"broadcast #1 of 8 double", "allreduce #1 of 8 float"});
+    check_all_name(errors(3, allreduce(8, "auto"), all_gather),
+                   {"allreduce #1 of 8 float", "all_gather #1 of 8 float"});
+    check_all_name(errors(3, broadcast(8, 0), allreduce(8, "ring")),
+                   {"broadcast #1 of 8 double", "allreduce #1 of 8 float"});
 }
 
 TEST_CASE("ranks with different slices are refused", "[collective][mismatch]") {
@@ -115,7 +117,9 @@ TEST_CASE("a gather that does not fit is refused, though a rank that has sent ma
             ddp::gather(comm, std::vector<std::int32_t>(m), std::span<std::int32_t>(all));
         };
     };
-    check_all_name(errors(3, gather(4), gather(5)), {"gather #1 of 4 int32 with root 0", "rank 1, which sent 20 bytes"});
-    check_all_name(errors(2, [](communicator& comm) { ddp::barrier(comm); }, gather(5)),
+    check_all_name(errors(3, gather(4), gather(5)),
+                   {"gather #1 of 4 int32 with root 0", "rank 1, which sent 20 bytes"});
+    check_all_name(errors(
+                       2, [](communicator& comm) { ddp::barrier(comm); }, gather(5)),
                    {"rank 0 is in barrier #1", "rank 1, which sent 20 bytes"});
 }

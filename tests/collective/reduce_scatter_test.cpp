@@ -8,7 +8,8 @@
 #include "support/collective_checks.hpp"
 #include "support/ranks.hpp"
 
-TEST_CASE("reduce leaves each rank its slice, and all_gather brings all slices to all", "[collective][reduce_scatter]") {
+TEST_CASE("reduce leaves each rank its slice, and all_gather brings all slices to all",
+          "[collective][reduce_scatter]") {
     int const ranks = GENERATE(1, 2, 3, 4, 5, 6, 7, 8, 9);
     CAPTURE(ranks);
     ddp::timing patient = ddp::timing::for_tests();

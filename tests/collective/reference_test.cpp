@@ -12,15 +12,16 @@ TEST_CASE("the reference adds as the canonical tree does, shown by hand", "[coll
     float const big = 16777216.0f;
     std::vector<std::vector<float>> const terms{{big}, {1}, {1}, {1}, {-big}, {1}, {1}};
     auto const first = [&](std::size_t ranks) {
-        return ddp::reference_sum(std::vector<std::vector<float>>(terms.begin(), terms.begin() + std::ptrdiff_t(ranks)));
+        return ddp::reference_sum(
+            std::vector<std::vector<float>>(terms.begin(), terms.begin() + std::ptrdiff_t(ranks)));
     };
     CHECK(first(1)[0] == big);
-    CHECK(first(2)[0] == big);                                       // big + 1 rounds back
-    CHECK(first(3)[0] == big);                                       // (big + 1) + 1
-    CHECK(first(4)[0] == big + 2);                                   // (big + 1) + (1 + 1)
-    CHECK(first(5)[0] == 2);                                         // four + -big
-    CHECK(first(6)[0] == (big + 2) + (-big + 1));                    // four + (-big + 1)
-    CHECK(first(7)[0] == (big + 2) + ((-big + 1) + 1));              // four + ((-big + 1) + 1)
+    CHECK(first(2)[0] == big);                           // big + 1 rounds back
+    CHECK(first(3)[0] == big);                           // (big + 1) + 1
+    CHECK(first(4)[0] == big + 2);                       // (big + 1) + (1 + 1)
+    CHECK(first(5)[0] == 2);                             // four + -big
+    CHECK(first(6)[0] == (big + 2) + (-big + 1));        // four + (-big + 1)
+    CHECK(first(7)[0] == (big + 2) + ((-big + 1) + 1));  // four + ((-big + 1) + 1)
 }
 
 TEST_CASE("the reference and the kernel agree though they share no code", "[collective][reference]") {

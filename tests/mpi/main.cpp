@@ -28,8 +28,12 @@
 #ifdef DDP_TEST_ASAN
 // What Open MPI leaks is suppressed by name (lsan.supp, through LSAN_OPTIONS): its plugins must still be loaded when the
 // leaks are named, and its libraries, built without frame pointers, need the slow unwinder.
-extern "C" int dlclose(void*) noexcept { return 0; }
-extern "C" char const* __asan_default_options() { return "fast_unwind_on_malloc=0"; }
+extern "C" int dlclose(void*) noexcept {
+    return 0;
+}
+extern "C" char const* __asan_default_options() {
+    return "fast_unwind_on_malloc=0";
+}
 #endif
 
 namespace {

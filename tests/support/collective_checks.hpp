@@ -46,7 +46,8 @@ std::vector<E> addend(values kind, std::uint64_t seed, int rank, std::size_t cou
         if (kind == values::small_integers)
             data[i] = static_cast<E>(static_cast<int>(words[0] % 17) - 8);
         else
-            data[i] = static_cast<E>(std::ldexp(stream.at(i).symmetric<double>(), static_cast<int>(words[3] % 24) - 12));
+            data[i] =
+                static_cast<E>(std::ldexp(stream.at(i).symmetric<double>(), static_cast<int>(words[3] % 24) - 12));
     }
     return data;
 }

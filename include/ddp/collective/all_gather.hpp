@@ -75,7 +75,8 @@ task<> all_gather_small(lane<T> over, std::span<V> table) {
 
 /// What all_gather does with how much.
 struct automatic_all_gather {
-    std::size_t bruck_bytes = std::size_t{32} << 10;  // of all ranks together: up to here few messages win over no copies
+    std::size_t bruck_bytes = std::size_t{32}
+                              << 10;  // of all ranks together: up to here few messages win over no copies
 };
 
 /// Gathers equally many values of every rank on every rank.
@@ -89,8 +90,9 @@ template <Transport T, Movable V>
 void all_gather(communicator<T>& comm, std::span<std::type_identity_t<V> const> mine, std::span<V> all,
                 automatic_all_gather how = {}) {
     std::size_t const ranks = static_cast<std::size_t>(comm.size()), m = mine.size();
-    DDP_EXPECTS(all.size() == ranks * m, "all_gather: `all` needs size() times as many values as `mine`; where ranks "
-                                         "bring different numbers, pass the counts of all ranks");
+    DDP_EXPECTS(all.size() == ranks * m,
+                "all_gather: `all` needs size() times as many values as `mine`; where ranks "
+                "bring different numbers, pass the counts of all ranks");
     std::span<V> const place = all.subspan(static_cast<std::size_t>(comm.rank()) * m, m);
     if (m > 0 && place.data() != mine.data()) std::memcpy(place.data(), mine.data(), mine.size_bytes());
     std::vector<std::size_t> cuts(ranks + 1);

@@ -20,9 +20,8 @@ namespace ddp {
 template <Transport T, Element E, class A = automatic_allreduce>
     requires AllreduceOver<A, T, E>
 void allreduce(communicator<T>& comm, std::span<E> data, A algorithm = {}) {
-    detail::call(comm, detail::about<E>("allreduce", data.size(), algorithm.name), [&](lane<T> over) {
-        return data.empty() ? barrier(over) : A::sum(algorithm, over, data);
-    });
+    detail::call(comm, detail::about<E>("allreduce", data.size(), algorithm.name),
+                 [&](lane<T> over) { return data.empty() ? barrier(over) : A::sum(algorithm, over, data); });
 }
 
 }  // namespace ddp

@@ -36,10 +36,9 @@ public:
 
     /// The algorithm of that name, with its default options. Throws usage_error, which lists the choices.
     [[nodiscard]] static any_allreduce parse(std::string_view text) {
-        for (any_allreduce const& known :
-             {any_allreduce(automatic_allreduce{}), any_allreduce(direct_allreduce{}),
-              any_allreduce(recursive_doubling_allreduce{}), any_allreduce(ring_allreduce{}),
-              any_allreduce(naive_allreduce{})})
+        for (any_allreduce const& known : {any_allreduce(automatic_allreduce{}), any_allreduce(direct_allreduce{}),
+                                           any_allreduce(recursive_doubling_allreduce{}),
+                                           any_allreduce(ring_allreduce{}), any_allreduce(naive_allreduce{})})
             if (text == known.name) return known;
         throw usage_error("there is no allreduce algorithm '" + std::string(text) + "'; choose one of " + choices);
     }

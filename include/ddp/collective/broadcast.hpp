@@ -19,8 +19,9 @@ namespace ddp {
 ///         ceil(S / chunk(S, P)) messages, and the last has everything after the time of S bytes and P - 2 chunks.
 /// Source  the pipelined chain of Pjesivac-Grbovic et al., "Performance analysis of MPI collective operations", 2007.
 struct automatic_broadcast {
-    std::size_t chain_bytes_per_rank = std::size_t{32} << 10;  // from here the chain's P - 2 chunks are a small addition
-    std::size_t chunk_bytes = std::size_t{256} << 10;          // at most
+    std::size_t chain_bytes_per_rank = std::size_t{32}
+                                       << 10;          // from here the chain's P - 2 chunks are a small addition
+    std::size_t chunk_bytes = std::size_t{256} << 10;  // at most
 
     [[nodiscard]] bool chains(std::size_t bytes, int ranks) const noexcept {
         return ranks > 2 && bytes >= chain_bytes_per_rank * static_cast<std::size_t>(ranks);
@@ -40,7 +41,9 @@ task<> broadcast(lane<T> over, mutable_bytes data, int root, automatic_broadcast
 
     if (how.chains(data.size(), ranks)) {
         std::size_t const chunk = how.chunk(data.size(), ranks), chunks = (data.size() + chunk - 1) / chunk;
-        auto const part = [=](std::size_t c) { return data.subspan(c * chunk, std::min(chunk, data.size() - c * chunk)); };
+        auto const part = [=](std::size_t c) {
+            return data.subspan(c * chunk, std::min(chunk, data.size() - c * chunk));
+        };
         operations in(v > 0 ? chunks : 0), out(v + 1 < ranks ? chunks : 0);
         for (std::size_t c = 0; c < in.size(); ++c) over.receive(in[c], at(v - 1), part(c));
         for (std::size_t c = 0; c < chunks; ++c) {

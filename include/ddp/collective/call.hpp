@@ -25,7 +25,11 @@ template <Movable V>
         return element_name<V>;
     } else if constexpr (std::is_integral_v<V> && !std::is_same_v<V, bool>) {
         constexpr char const* names[] = {"uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"};
-        return names[(sizeof(V) == 1 ? 0 : sizeof(V) == 2 ? 1 : sizeof(V) == 4 ? 2 : 3) + (std::is_signed_v<V> ? 4 : 0)];
+        return names[(sizeof(V) == 1   ? 0
+                      : sizeof(V) == 2 ? 1
+                      : sizeof(V) == 4 ? 2
+                                       : 3) +
+                     (std::is_signed_v<V> ? 4 : 0)];
     } else {
         return "bytes";
     }

@@ -31,8 +31,7 @@ std::span<E> reduce_scatter(communicator<T>& comm, std::span<E> data, std::span<
     detail::call(
         comm, detail::about<E>("reduce_scatter", data.size(), algorithm.name),
         [&](lane<T> over) {
-            return data.empty() ? barrier(over)
-                                : A::reduce(algorithm, over, reduction<E>{.data = data, .cuts = cuts});
+            return data.empty() ? barrier(over) : A::reduce(algorithm, over, reduction<E>{.data = data, .cuts = cuts});
         },
         digest().add(as_const_bytes(cuts)).value());
     return data.subspan(cuts[me], cuts[me + 1] - cuts[me]);

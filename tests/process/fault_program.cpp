@@ -1,0 +1,318 @@
+// A small trainer whose ranks misbehave on request, for faults_test.py.
+//
+//   fault_program steps=6 tensors=8 elements=20000 fault=1:kill:backward:3 [fault=…] [name=value …]
+//
+// fault=RANK:KIND:PHASE:STEP[:MILLISECONDS]. Phases: construct, bind, forward, backward (between two reports), reduced (an
+// observer's event), waiting (inside the step, while the next rank is late), between (two steps), barrier, allreduce,
+// broadcast (inside, while the next rank is late), end (after the last step). Kinds: see misbehave().
+//
+// Prints, with times of the monotonic clock that all processes share, in nanoseconds:
+//   fault rank=1 at=…                   just before it happens
+//   error rank=0 at=… since=… text=…    what a rank's call threw; since: when it last came from its own code
+//   done rank=0 digest=… steps=…
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <ddp/ddp.hpp>
+#include <ddp/rendezvous/run_tcp.hpp>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+extern char** environ;
+
+namespace {
+
+std::int64_t now_ns() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// One write a line: nothing is lost when the next thing that happens is SIGKILL.
+void say(std::string line) {
+    line += '\n';
+    if (::write(STDOUT_FILENO, line.data(), line.size()) < 0) std::_Exit(70);
+}
+
+struct fault {
+    int rank = -1;
+    std::string kind, phase;
+    std::uint64_t step = 0;
+    int milliseconds = 0;
+};
+
+struct settings {
+    ddp::run_options run;
+    std::uint64_t steps = 6;
+    std::size_t tensors = 8, elements = 20000, bucket = 64 << 10;
+    int pause = 0;  // milliseconds in every forward
+    std::string algorithm = "auto", update = "replicated";
+    std::vector<fault> faults;
+};
+
+settings parse(int argc, char** argv) {
+    settings with;
+    with.run.times = ddp::timing::for_tests();
+    for (int i = 1; i < argc; ++i) {
+        std::string const word = argv[i];
+        auto const equals = word.find('=');
+        std::string const name = word.substr(0, equals), value = word.substr(equals + 1);
+        auto const milliseconds = [&] { return std::chrono::milliseconds(std::stoi(value)); };
+        if (name == "steps") with.steps = std::stoull(value);
+        else if (name == "tensors") with.tensors = std::stoull(value);
+        else if (name == "elements") with.elements = std::stoull(value);
+        else if (name == "bucket") with.bucket = std::stoull(value);
+        else if (name == "pause") with.pause = std::stoi(value);
+        else if (name == "algorithm") with.algorithm = value;
+        else if (name == "update") with.update = value;
+        else if (name == "transport") with.run.transport = value;
+        else if (name == "ranks") with.run.ranks = std::stoi(value);
+        else if (name == "dead") with.run.times.dead = milliseconds();
+        else if (name == "collective") with.run.times.collective = milliseconds();
+        else if (name == "join") with.run.times.join = milliseconds();
+        else if (name == "fault") {
+            std::vector<std::string> parts(1);
+            for (char const c : value)
+                if (c == ':') parts.emplace_back();
+                else parts.back() += c;
+            parts.resize(5, "0");
+            with.faults.push_back({std::stoi(parts[0]), parts[1], parts[2], std::stoull(parts[3]), std::stoi(parts[4])});
+        } else {
+            throw std::invalid_argument("fault_program: there is no option " + word);
+        }
+    }
+    return with;
+}
+
+// What a rank does wrong, and when it was last in its own code.
+class trouble {
+public:
+    trouble(settings const& with, int rank, int size) : with_(with), rank_(rank), size_(size) {}
+
+    // Returns the fault of this kind that is due here, or none. For what a rank does instead of the right thing.
+    [[nodiscard]] fault const* due(std::string const& kind, std::string const& phase, std::uint64_t step) const {
+        for (fault const& f : with_.faults)
+            if (f.rank == rank_ && f.kind == kind && f.phase == phase && f.step == step) return &f;
+        return nullptr;
+    }
+    void announce() const { say("fault rank=" + std::to_string(rank_) + " at=" + std::to_string(now_ns())); }
+
+    void at(std::string const& phase, std::uint64_t step) {
+        for (fault const& f : with_.faults)
+            if (f.phase == phase && f.step == step && f.rank == rank_) misbehave(f);
+        since_ = now_ns();
+    }
+    // Inside a blocking call: the rank enters it and is struck there, for the next rank comes 200 ms late.
+    void within(std::string const& phase, std::uint64_t step) {
+        for (fault const& f : with_.faults) {
+            if (f.phase != phase || f.step != step) continue;
+            if (f.rank == rank_)
+                std::thread([this, f] {
+                    std::this_thread::sleep_for(std::chrono::milliseconds(80));
+                    misbehave(f);
+                }).detach();
+            else if ((f.rank + 1) % size_ == rank_)
+                std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        }
+        since_ = now_ns();
+    }
+    [[nodiscard]] std::int64_t since() const { return since_; }
+
+private:
+    void misbehave(fault const& f) const {
+        if (f.kind == "other" || f.kind == "count" || f.kind == "root" || f.kind == "return" || f.kind == "skip") return;
+        auto const until = std::chrono::steady_clock::now() + std::chrono::milliseconds(f.milliseconds);
+        if (f.kind == "stop" && f.milliseconds > 0) {  // somebody has to wake us
+            std::string command = "sleep " + std::to_string(f.milliseconds / 1000) + "." +
+                                  std::to_string(1000 + f.milliseconds % 1000).substr(1) + "; kill -CONT " +
+                                  std::to_string(::getpid());
+            std::string shell = "sh", option = "-c";
+            char* const words[] = {shell.data(), option.data(), command.data(), nullptr};
+            pid_t child = 0;
+            if (::posix_spawn(&child, "/bin/sh", nullptr, nullptr, words, environ) != 0) std::_Exit(71);
+        }
+        announce();
+        if (f.kind == "kill") ::raise(SIGKILL);
+        else if (f.kind == "segv") ::raise(SIGSEGV);
+        else if (f.kind == "stop") ::kill(::getpid(), SIGSTOP);
+        else if (f.kind == "exit") std::exit(0);
+        else if (f.kind == "throw") throw std::runtime_error("the lamp fell over");
+        else if (f.kind == "sleep") std::this_thread::sleep_until(until);
+        else if (f.kind == "spin") while (std::chrono::steady_clock::now() < until) {}
+    }
+
+    settings const& with_;
+    int rank_, size_;
+    std::int64_t since_ = now_ns();
+};
+
+struct samples {
+    std::uint64_t first = 0, count = 0;
+    [[nodiscard]] std::uint64_t size() const { return count; }
+};
+
+// Every value is drawn towards a number that depends on parameter, position and sample: loss (v - t)^2 / 2.
+class pulled_values {
+public:
+    using element = float;
+
+    pulled_values(settings const& with, trouble& ill) : with_(with), ill_(ill) {
+        for (std::size_t i = 0; i < with.tensors; ++i) {
+            bool const another = i + 1 == with.tensors && ill_.due("model", "construct", 0) != nullptr;
+            shapes_.push_back({4, with.elements / 4 + another});
+            own_.emplace_back(2 * count(i), 0.0f);
+            values_.push_back(std::span(own_.back()).first(count(i)));
+            gradients_.push_back(std::span(own_.back()).last(count(i)));
+        }
+    }
+
+    std::vector<ddp::parameter<float>> parameters() {
+        if (!listed_) ill_.at("construct", 0);
+        listed_ = true;
+        std::vector<ddp::parameter<float>> all;
+        for (std::size_t i = 0; i < values_.size(); ++i)
+            all.push_back({"w" + std::to_string(i), shapes_[i], values_[i], gradients_[i]});
+        return all;
+    }
+    void bind(ddp::storage<float> memory) {
+        owner_ = std::move(memory.owner);
+        values_ = std::move(memory.values);
+        gradients_ = std::move(memory.gradients);
+        ill_.at("bind", 0);
+    }
+    double forward(samples const& batch) {
+        ++step_;
+        ill_.at("forward", step_);
+        if (with_.pause != 0) std::this_thread::sleep_for(std::chrono::milliseconds(with_.pause));
+        batch_ = batch;
+        double loss = 0;
+        for (std::size_t i = 0; i < values_.size(); ++i) {
+            float const away = values_[i].front() - target(i, 0, batch.first);
+            loss += 0.5 * static_cast<double>(away) * static_cast<double>(away);
+        }
+        ill_.within("waiting", step_);
+        return loss;
+    }
+    void backward(ddp::pass<float> how, auto const& ready) {
+        std::size_t const first_bad = ill_.due("twice", "backward", step_) != nullptr ? 1 : 0;
+        bool const silent = ill_.due("never", "backward", step_) != nullptr;
+        bool const stray = ill_.due("stray", "backward", step_) != nullptr;
+        float const share = how.scale / static_cast<float>(batch_.count);
+        for (std::size_t i = values_.size(); i-- > 0;) {
+            for (std::size_t k = 0; k < values_[i].size(); ++k) {
+                float sum = how.accumulate ? gradients_[i][k] : 0.0f;
+                for (std::uint64_t s = 0; s < batch_.count; ++s)
+                    sum += share * (values_[i][k] - target(i, k, batch_.first + s));
+                gradients_[i][k] = sum;
+            }
+            if (!(silent && i == 0)) ready(i);
+            if (i == values_.size() / 2) ill_.at("backward", step_);
+        }
+        if (first_bad != 0) ready(std::size_t{1});
+        if (stray) ready(values_.size() + 7);
+    }
+
+private:
+    [[nodiscard]] std::size_t count(std::size_t i) const { return shapes_[i][0] * shapes_[i][1]; }
+    static float target(std::size_t i, std::size_t k, std::uint64_t sample) {
+        std::uint64_t x = (sample + 1) * 0x9E3779B97F4A7C15u ^ (i << 40) ^ k;
+        x = (x ^ x >> 29) * 0xBF58476D1CE4E5B9u;
+        return static_cast<float>(x >> 40) * 0x1p-24f;
+    }
+
+    settings const& with_;
+    trouble& ill_;
+    std::vector<std::vector<std::size_t>> shapes_;
+    std::vector<std::vector<float>> own_;
+    std::shared_ptr<void> owner_;
+    std::vector<std::span<float>> values_, gradients_;
+    samples batch_;
+    std::uint64_t step_ = 0;
+    bool listed_ = false;
+};
+
+struct watcher {
+    trouble* ill;
+    void on(ddp::bucket_reduced const& event) const {
+        if (event.bucket == 0) ill->at("reduced", event.step);
+    }
+};
+
+template <class Comm>
+void collectives(Comm& comm, trouble& ill, std::uint64_t step) {
+    std::vector<double> data(ill.due("count", "allreduce", step) != nullptr ? 9 : 10, 1.0);
+    ill.within("barrier", step);
+    if (ill.due("other", "barrier", step) != nullptr) {
+        ill.announce();
+        ddp::allreduce(comm, std::span<double>(data));
+    }
+    ddp::barrier(comm);
+    ill.within("allreduce", step);
+    if (ill.due("count", "allreduce", step) != nullptr) ill.announce();
+    ddp::allreduce(comm, std::span<double>(data));
+    ill.within("broadcast", step);
+    int const root = ill.due("root", "broadcast", step) != nullptr ? 1 : 0;
+    if (root != 0) ill.announce();
+    ddp::broadcast(comm, std::span<double>(data), root);
+}
+
+template <class Comm>
+void train(settings const& with, Comm& comm, trouble& ill) {
+    pulled_values model(with, ill);
+    ddp::training_options options;
+    if (with.update == "sharded") options.update = ddp::update::sharded;
+    float const rate = ill.due("rate", "construct", 0) != nullptr ? 0.2f : 0.1f;
+    if (rate != 0.1f || ill.due("model", "construct", 0) != nullptr) ill.announce();
+    ddp::data_parallel trainer{model, ddp::sgd{.lr = rate}, comm, options, ddp::any_allreduce::parse(with.algorithm),
+                               ddp::size_capped_buckets{.cap_bytes = with.bucket, .first_bytes = with.bucket / 4},
+                               watcher{&ill}};
+    std::uint64_t const share = 2 + static_cast<std::uint64_t>(comm.rank()) % 2;
+    for (std::uint64_t step = 1; step <= with.steps; ++step) {
+        if (ill.due("return", "between", step) != nullptr) return ill.announce();
+        ill.at("between", step);
+        if (ill.due("skip", "between", step) == nullptr) {
+            std::uint64_t const first = (step * static_cast<std::uint64_t>(comm.size()) +
+                                         static_cast<std::uint64_t>(comm.rank())) * 4;
+            bool const empty = ill.due("empty", "between", step) != nullptr;
+            trainer.step(samples{first, empty ? 0 : share});
+        } else {
+            ill.announce();
+        }
+        collectives(comm, ill, step);
+    }
+    ill.at("end", 0);
+    bool const same = trainer.replicas_identical();
+    char digest[40];
+    std::snprintf(digest, sizeof digest, "%016llx", static_cast<unsigned long long>(trainer.digest_of_values()));
+    say("done rank=" + std::to_string(comm.rank()) + " digest=" + digest + " steps=" +
+        std::to_string(trainer.completed_steps()) + " replicas=" + (same ? "identical" : "different"));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+    settings const with = parse(argc, argv);
+    return ddp::run_main<ddp::threads, ddp::tcp>(with.run, [&](auto& comm) {
+        trouble ill(with, comm.rank(), comm.size());
+        say("start rank=" + std::to_string(comm.rank()) + " at=" + std::to_string(now_ns()));
+        try {
+            train(with, comm, ill);
+        } catch (std::exception const& e) {
+            say("error rank=" + std::to_string(comm.rank()) + " at=" + std::to_string(now_ns()) +
+                " since=" + std::to_string(ill.since()) + " text=" + e.what());
+            throw;
+        }
+    });
+} catch (std::exception const& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return 2;
+}
