@@ -36,9 +36,9 @@ int main(int argc, char** argv) {
     constexpr std::size_t rows = 128, features = 784, classes = 10, warm_up = 3;
     double const seconds = argc > 1 ? std::atof(argv[1]) : 3.0;
 
-    ddp::nn::sequential net{ddp::nn::linear(features, 1024), ddp::nn::relu(), ddp::nn::linear(1024, 1024),
-                            ddp::nn::relu(),                 ddp::nn::linear(1024, classes),
-                            ddp::nn::softmax_cross_entropy()};
+    ddp::nn::sequential net{ddp::nn::linear(features, 1024), ddp::nn::relu(),
+                            ddp::nn::linear(1024, 1024),     ddp::nn::relu(),
+                            ddp::nn::linear(1024, classes),  ddp::nn::softmax_cross_entropy()};
     std::vector<float> inputs(rows * features);
     std::vector<std::uint32_t> labels(rows);
     ddp::random_stream const draws{1, ddp::random_use::user};
@@ -78,8 +78,8 @@ int main(int argc, char** argv) {
 #else
     constexpr char const* compiler = "gcc " __VERSION__;
 #endif
-    std::printf("{\"bench\":\"step1\",\"impl\":\"ddp, %s\",\"model\":\"mlp\",\"params\":%zu,\"batch\":%zu,\"fb_ms\":%.3f,"
-                "\"step_ms\":%.3f,\"ok\":%s}\n",
-                compiler, count, rows, median_ms(forward_backward), median_ms(step),
-                loss < first_loss ? "true" : "false");
+    std::printf(
+        "{\"bench\":\"step1\",\"impl\":\"ddp, %s\",\"model\":\"mlp\",\"params\":%zu,\"batch\":%zu,\"fb_ms\":%.3f,"
+        "\"step_ms\":%.3f,\"ok\":%s}\n",
+        compiler, count, rows, median_ms(forward_backward), median_ms(step), loss < first_loss ? "true" : "false");
 }

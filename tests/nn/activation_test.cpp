@@ -56,7 +56,8 @@ TEST_CASE("an activation in place gives the same bits as into its own buffer", "
         std::copy(x.begin(), x.end(), mine.data());
         std::vector<float> const expected(apart.data(), apart.data() + apart.size());
         auto const placed = layer.forward_in_place(mine, {});
-        return placed.data() == mine.data() && std::vector<float>(placed.data(), placed.data() + placed.size()) == expected;
+        return placed.data() == mine.data() &&
+               std::vector<float>(placed.data(), placed.data() + placed.size()) == expected;
     };
     REQUIRE(same(tanh));
     REQUIRE(same(relu));

@@ -28,14 +28,31 @@ void* counted(std::size_t bytes, std::size_t alignment) {
 
 }  // namespace
 
-void* operator new(std::size_t bytes) { return counted(bytes, alignof(std::max_align_t)); }
+void* operator new(std::size_t bytes) {
+    return counted(bytes, alignof(std::max_align_t));
+}
 void* operator new(std::size_t bytes, std::align_val_t alignment) {
     return counted(bytes, static_cast<std::size_t>(alignment));
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+void* operator new(std::size_t bytes, std::nothrow_t const&) noexcept {
+    news.fetch_add(1, std::memory_order_relaxed);
+    return std::malloc(bytes == 0 ? 1 : bytes);
+}
+void operator delete(void* memory) noexcept {
+    std::free(memory);
+}
+void operator delete(void* memory, std::nothrow_t const&) noexcept {
+    std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+    std::free(memory);
+}
+void operator delete(void* memory, std::align_val_t) noexcept {
+    std::free(memory);
+}
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
+    std::free(memory);
+}
 
 // Eigen asks malloc. glibc lets a program put its own in front; a sanitizer has taken the place already.
 #if defined(__has_feature)
@@ -68,8 +85,9 @@ struct counts {
 
 /// What three steps on batches up to the size of the first one allocate.
 counts allocated_by_steps(std::size_t rows, std::size_t features, std::size_t hidden) {
-    nn::sequential net{nn::linear(features, hidden), nn::relu(), nn::linear(hidden, hidden),
-                       nn::tanh(),                   nn::linear(hidden, 10), nn::softmax_cross_entropy()};
+    nn::sequential net{nn::linear(features, hidden), nn::relu(),
+                       nn::linear(hidden, hidden),   nn::tanh(),
+                       nn::linear(hidden, 10),       nn::softmax_cross_entropy()};
     auto const inputs = test::random_numbers<float>(rows * features, 1);
     std::vector<std::uint32_t> const labels(rows, 3);
     auto const step = [&](std::size_t count) {
@@ -107,10 +125,11 @@ TEST_CASE("after the first batch a small network allocates nothing at all", "[nn
     REQUIRE(seen.eigens == 0);
 }
 
-TEST_CASE("after the first batch only Eigen allocates: at most the two packing buffers of each product", "[nn][allocation]") {
+TEST_CASE("after the first batch only Eigen allocates: at most the two packing buffers of each product",
+          "[nn][allocation]") {
     counts const seen = allocated_by_steps(128, 784, 256);
     CAPTURE(seen.eigens);
     REQUIRE(seen.ours == 0);
-    REQUIRE(seen.eigens <= 3 * 8 * 2);  // steps, products, buffers
+    REQUIRE(seen.eigens <= 3 * 8 * 2);                    // steps, products, buffers
     if constexpr (sees_malloc) REQUIRE(seen.eigens > 0);  // else the limit above checks nothing
 }

@@ -15,7 +15,9 @@ using namespace ddp;
 
 namespace {
 
-std::vector<double> copy(std::span<double const> values) { return {values.begin(), values.end()}; }
+std::vector<double> copy(std::span<double const> values) {
+    return {values.begin(), values.end()};
+}
 
 /// Gradients of both parameters, one behind the other.
 std::vector<double> gradients(nn::linear<double>& layer) {
@@ -27,8 +29,8 @@ std::vector<double> gradients(nn::linear<double>& layer) {
 }  // namespace
 
 TEST_CASE("linear's gradients are the slopes of its result", "[nn][gradient]") {
-    auto const [rows, inputs, outputs] = GENERATE(table<std::size_t, std::size_t, std::size_t>(
-        {{1, 1, 1}, {1, 5, 3}, {4, 3, 1}, {5, 3, 4}, {19, 33, 17}}));
+    auto const [rows, inputs, outputs] = GENERATE(
+        table<std::size_t, std::size_t, std::size_t>({{1, 1, 1}, {1, 5, 3}, {4, 3, 1}, {5, 3, 4}, {19, 33, 17}}));
     CAPTURE(rows, inputs, outputs);
     nn::linear<double> layer(inputs, outputs);
     REQUIRE(test::worst_gradient_error(layer, rows, inputs) < 1e-8);

@@ -52,7 +52,8 @@ struct signed_batch {
 TEST_CASE("the losses' gradients are their slopes", "[nn][gradient]") {
     auto const rows = GENERATE(std::size_t{1}, std::size_t{6});
     std::size_t const outputs = 5;
-    auto const z = test::random_numbers<double>(rows * outputs, 1), targets = test::random_numbers<double>(rows * outputs, 2);
+    auto const z = test::random_numbers<double>(rows * outputs, 1),
+               targets = test::random_numbers<double>(rows * outputs, 2);
     std::vector<std::uint32_t> labels(rows);
     for (std::size_t r = 0; r < rows; ++r) labels[r] = static_cast<std::uint32_t>(r * 3 % outputs);
 

@@ -76,7 +76,8 @@ double worst_model_gradient_error(M& net, Batch const& batch, double scale) {
     std::size_t at = 0;
     for (auto const& p : net.parameters())
         for (double& value : p.value)
-            worst = std::max(worst, std::abs(test::slope(value, [&] { return scale * net.forward(batch); }) - said[at++]));
+            worst =
+                std::max(worst, std::abs(test::slope(value, [&] { return scale * net.forward(batch); }) - said[at++]));
     return worst;
 }
 
@@ -147,7 +148,8 @@ TEST_CASE("sequential's gradients are the slopes of its loss", "[nn][gradient]")
     SECTION("regression") {
         nn::sequential net{nn::linear<double>(5, 8), nn::tanh<double>(), nn::linear<double>(8, 2),
                            nn::mean_squared_error<double>()};
-        auto const inputs = test::random_numbers<double>(rows * 5, 1), targets = test::random_numbers<double>(rows * 2, 2);
+        auto const inputs = test::random_numbers<double>(rows * 5, 1),
+                   targets = test::random_numbers<double>(rows * 2, 2);
         REQUIRE(worst_model_gradient_error(net, nn::regression_batch<double>{inputs, targets, rows, 5}, 1) < 1e-8);
     }
     SECTION("an activation first and last") {
@@ -357,9 +359,11 @@ TEST_CASE("sequential says what does not fit", "[nn][bad-input]") {
     auto net = classifier<float>();
     REQUIRE(refusal([&] { net.backward({}, nobody); }).find("call forward") != std::string::npos);
     samples<float> const wide(5, 8, 4), data(5, 7, 4), classes(5, 7, 6);
-    REQUIRE(refusal([&] { net.forward(wide.all()); }).find("8 features a sample, the model takes 7") != std::string::npos);
-    REQUIRE(refusal([&] { net.forward(classification_batch<float>{data.inputs, data.labels, 4, 7}); })
-                .find("4 rows of 7 features, but holds 35") != std::string::npos);
+    REQUIRE(refusal([&] { net.forward(wide.all()); }).find("8 features a sample, the model takes 7") !=
+            std::string::npos);
+    REQUIRE(refusal([&] {
+                net.forward(classification_batch<float>{data.inputs, data.labels, 4, 7});
+            }).find("4 rows of 7 features, but holds 35") != std::string::npos);
     net.forward(data.all());
     REQUIRE(refusal([&] { net.forward(classes.all()); }).find("label 4 at position 3") != std::string::npos);
     REQUIRE_THROWS_AS(net.backward({}, nobody), usage_error);  // not through the forward before the one that failed

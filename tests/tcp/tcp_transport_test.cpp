@@ -113,16 +113,19 @@ TEST_CASE("every rank exchanges with every other over tcp, with and without earl
             int wrong = 0;
             for (unsigned round = 0; round < 30; ++round) {
                 std::deque<op> in, out;
-                std::size_t const count = round % 10 == 9 ? 2'500'000 : round * 1000;
+                std::size_t const count = round % 10 == 9 ? 700'000 : round * 1000;
                 for (int p = 0; p < size; ++p) {
                     if (p == r) continue;
-                    if (round % 2 == 0) t->post_receive(p, tagged(1, round), in.emplace_back(count).bytes, in.back());
+                    op& i = in.emplace_back(count);
+                    if (round % 2 == 0) t->post_receive(p, tagged(1, round), i.bytes, i);
                     op& o = out.emplace_back(count, round + 100 * static_cast<unsigned>(r) + 1);
                     t->post_send(p, tagged(1, round), o.bytes, o);
                 }
                 t->progress(ddp::clock::now());
-                for (int p = 0; p < size && round % 2 != 0; ++p)
-                    if (p != r) t->post_receive(p, tagged(1, round), in.emplace_back(count).bytes, in.back());
+                for (std::size_t k = 0; k < in.size() && round % 2 != 0; ++k) {
+                    int const p = static_cast<int>(k) + (static_cast<int>(k) >= r ? 1 : 0);
+                    t->post_receive(p, tagged(1, round), in[k].bytes, in[k]);
+                }
                 if (!drive(*t, [&] { return finished(in) && finished(out); })) return 1000;
                 std::size_t k = 0;
                 for (int p = 0; p < size; ++p)
@@ -167,6 +170,7 @@ TEST_CASE("a record that was sent before the connection was reset still arrives"
     CHECK(t->reports()[1].record.text.view() == "the disk is full");
     t->abort(record);
     CHECK(in.status == op_status::aborted);
+    t->leave();
     gone.get();
 }
 

@@ -430,9 +430,35 @@ private:
         return settled_ = true;
     }
     void publish(failure const& record) noexcept override { transport_.abort(record); }
+    static constexpr bool has_marks = requires(T& t) { t.mark_of(0).number; };
+
+    /// What heartbeats say we are in: the user's collectives and the steps are counted apart.
     void note_entered() noexcept override {
-        if constexpr (requires { transport_.entered(current().id, current().fingerprint); })
-            transport_.entered(current().id, current().fingerprint);
+        if constexpr (has_marks) {
+            std::remove_cvref_t<decltype(transport_.mark_of(0))> mine;
+            mine.number = current().id.index * 2 + (current().id.channel == channel::user ? 0 : 1);
+            mine.fingerprint = current().fingerprint;
+            mine.name = std::string_view(current().name);
+            number_ = mine.number;
+            transport_.entered(mine);
+        }
+    }
+    /// A peer whose heartbeats name the same number and another operation: no need to wait for the deadline.
+    void compare_marks() {
+        if constexpr (has_marks) {
+            if (first_deadline() == never || now() < first_deadline() - times().collective + 2 * times().heartbeat) return;
+            for (int peer = 0; peer < size() && !failed_; ++peer) {
+                if (peer == rank()) continue;
+                auto const& theirs = transport_.mark_of(peer);
+                if (theirs.number != number_ || theirs.fingerprint == 0 || theirs.fingerprint == current().fingerprint)
+                    continue;
+                fail(failure_kind::mismatch, errc::mismatch, peer,
+                     "rank " + std::to_string(rank()) + " is in " + current().text() + ", rank " + std::to_string(peer) +
+                         " in " + std::string(theirs.name.view()) +
+                         " of the same number. All ranks must call the same collectives in the same order with the "
+                         "same counts.");
+            }
+        }
     }
     [[nodiscard]] int own_rank() const noexcept override { return transport_.rank(); }
 
@@ -464,9 +490,11 @@ private:
                 fail(record);
             }
         }
+        if (!failed_) compare_marks();
     }
 
     T& transport_;
+    std::uint64_t number_ = 0;
     bool news_ = false;
     bool settled_ = false;
     failure verdict_;

@@ -49,8 +49,12 @@ template <class E>
     return {m.data(), m.rows(), m.cols()};
 }
 
-[[nodiscard]] inline std::size_t rows_of(auto const& m) noexcept { return static_cast<std::size_t>(m.rows()); }
-[[nodiscard]] inline std::size_t columns_of(auto const& m) noexcept { return static_cast<std::size_t>(m.cols()); }
+[[nodiscard]] inline std::size_t rows_of(auto const& m) noexcept {
+    return static_cast<std::size_t>(m.rows());
+}
+[[nodiscard]] inline std::size_t columns_of(auto const& m) noexcept {
+    return static_cast<std::size_t>(m.cols());
+}
 
 /// Memory that grows to the largest size it was asked for and then stays. On a 64-byte boundary, as the library's arenas
 /// are: vector kernels may give other bits at other alignments. (An Eigen matrix would allocate anew at every change of size.)
@@ -144,10 +148,10 @@ struct backward_mode {
 ///  output_is_free           static constexpr bool: y is this layer's own memory and backward does not read it, so the
 ///                           next layer may overwrite it
 template <class L, class E>
-concept LayerOf = std::same_as<typename L::element, E> &&
-                  requires(L& layer, const_matrix_view<E> x, matrix_view<E> dy, forward_mode forth, backward_mode back) {
-                      { layer.forward(x, forth) } -> std::same_as<matrix_view<E>>;
-                      { layer.backward(dy, back) } -> std::same_as<matrix_view<E>>;
-                  };
+concept LayerOf = std::same_as<typename L::element, E> && requires(L& layer, const_matrix_view<E> x, matrix_view<E> dy,
+                                                                   forward_mode forth, backward_mode back) {
+    { layer.forward(x, forth) } -> std::same_as<matrix_view<E>>;
+    { layer.backward(dy, back) } -> std::same_as<matrix_view<E>>;
+};
 
 }  // namespace ddp::nn

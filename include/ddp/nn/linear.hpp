@@ -100,7 +100,8 @@ public:
 
 private:
     static std::size_t checked(std::size_t width) {
-        DDP_EXPECTS(width > 0, "linear: a layer of width 0 has nothing to learn; pass positive numbers of inputs and outputs");
+        DDP_EXPECTS(width > 0,
+                    "linear: a layer of width 0 has nothing to learn; pass positive numbers of inputs and outputs");
         return width;
     }
     [[nodiscard]] const_matrix_view<E> weight() const {

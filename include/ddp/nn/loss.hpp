@@ -45,12 +45,12 @@ struct evaluation {
 ///  backward(factor)    -> d(factor * that sum)/dz, in a buffer of the loss's that the caller may overwrite
 ///  correct(z, batch)   samples that count as right
 template <class L, class Batch>
-concept LossFor = requires(L& loss, const_matrix_view<typename L::element> z, Batch const& batch,
-                           typename L::element factor) {
-    { loss.forward(z, batch) } -> std::same_as<double>;
-    { loss.backward(factor) } -> std::same_as<matrix_view<typename L::element>>;
-    { loss.correct(z, batch) } -> std::same_as<std::uint64_t>;
-};
+concept LossFor =
+    requires(L& loss, const_matrix_view<typename L::element> z, Batch const& batch, typename L::element factor) {
+        { loss.forward(z, batch) } -> std::same_as<double>;
+        { loss.backward(factor) } -> std::same_as<matrix_view<typename L::element>>;
+        { loss.correct(z, batch) } -> std::same_as<std::uint64_t>;
+    };
 
 /// -log softmax(z)[label]: classification. Takes any batch with integer `labels`, one a row.
 ///

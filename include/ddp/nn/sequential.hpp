@@ -151,11 +151,11 @@ public:
                         std::to_string(memory.values.size()) + " values and " +
                         std::to_string(memory.gradients.size()) + " gradients; lay it out by parameters()");
         for (std::size_t i = 0; i < all.size(); ++i)
-            DDP_EXPECTS(memory.values[i].size() == all[i].value.size() &&
-                            memory.gradients[i].size() == all[i].value.size(),
-                        "bind: parameter " + all[i].name + " has " + std::to_string(all[i].value.size()) +
-                            " elements, its storage " + std::to_string(memory.values[i].size()) + " and " +
-                            std::to_string(memory.gradients[i].size()) + "; lay it out by parameters()");
+            DDP_EXPECTS(
+                memory.values[i].size() == all[i].value.size() && memory.gradients[i].size() == all[i].value.size(),
+                "bind: parameter " + all[i].name + " has " + std::to_string(all[i].value.size()) +
+                    " elements, its storage " + std::to_string(memory.values[i].size()) + " and " +
+                    std::to_string(memory.gradients[i].size()) + "; lay it out by parameters()");
         std::size_t i = 0;
         for (auto const& layer : layers_)
             for (trainable<E>& p : layer->parameters()) {

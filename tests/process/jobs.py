@@ -1,0 +1,163 @@
+"""Jobs of real processes: started rank by rank as a launcher would, watched, and always ended."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+
+DEADLINE = 60.0  # for what must not hang: far above every bound of the library, so that a slow machine is no failure
+
+
+def program(variable, directory_variable, name):
+    """The path of one of our programs, by its own variable or the directory it was built in."""
+    return os.environ.get(variable) or os.path.join(os.environ.get(directory_variable, ""), name)
+
+
+def environment(**more):
+    """Ours, without what another launcher has said."""
+    kept = {k: v for k, v in os.environ.items()
+            if not re.match(r"(DDP_|RANK$|WORLD_SIZE$|LOCAL_|MASTER_|OMP_|OMPI_COMM|PMI)", k)}
+    return {**kept, "OMP_NUM_THREADS": "1", **more}
+
+
+class Rank:
+    """One process, its output in files: nobody has to read while it runs, and nothing is lost when it is killed."""
+
+    def __init__(self, command, env, **more):
+        self.out_file = tempfile.TemporaryFile("w+", errors="replace")
+        self.err_file = tempfile.TemporaryFile("w+", errors="replace")
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.out_file, stderr=self.err_file,
+                                        env=env, **more)
+        self.pid = self.process.pid
+        self.ended = None  # when, on the monotonic clock, give or take 5 ms
+
+    def poll(self):
+        if self.ended is None and self.process.poll() is not None:
+            self.ended = time.monotonic()
+        return self.process.returncode
+
+    @property
+    def code(self):
+        return self.process.returncode
+
+    @staticmethod
+    def read(file):
+        # By position, never seek: the process shares our file offset.
+        return os.pread(file.fileno(), 1 << 26, 0).decode(errors="replace")
+
+    @property
+    def out(self):
+        return self.read(self.out_file)
+
+    @property
+    def err(self):
+        return self.read(self.err_file)
+
+    def said(self, word):
+        """The fields of each line `word key=value … text=the rest`."""
+        found = []
+        for line in self.out.splitlines():
+            if line.startswith(word + " "):
+                head, _, text = line.partition(" text=")
+                fields = dict(re.findall(r"(\w+)=(\S+)", head))
+                fields["text"] = text
+                found.append(fields)
+        return found
+
+    def error(self):
+        """What its call threw: the text in the program, else the last line of stderr."""
+        said = self.said("error")
+        if said:
+            return said[-1]["text"]
+        lines = self.err.strip().splitlines()
+        return lines[-1] if lines else ""
+
+
+class Job:
+    """`with Job(size, command) as job:` starts all ranks; the end of the block kills what is left of them.
+
+    Rank 0 inherits a listening socket, so that no two jobs ever meet on a port. variables: more environment, or a
+    function of the rank. without: ranks that are not started."""
+
+    def __init__(self, size, command, variables=None, without=(), inherit=True, port=None):
+        self.size = size
+        self.ranks = {}
+        self.listener = socket.socket()
+        self.listener.bind(("127.0.0.1", 0))
+        self.listener.listen(128)
+        self.port = port or self.listener.getsockname()[1]
+        self.command, self.variables, self.inherit = command, variables, inherit
+        if not inherit:
+            self.listener.close()
+        for rank in range(size):
+            if rank not in without:
+                self.start(rank)
+
+    def start(self, rank, name=None, **more):
+        env = environment(RANK=str(rank), WORLD_SIZE=str(self.size), LOCAL_RANK=str(rank),
+                          LOCAL_WORLD_SIZE=str(self.size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(self.port))
+        keep = ()
+        if rank == 0 and self.inherit:
+            env["DDP_LISTEN_FD"] = str(self.listener.fileno())
+            keep = (self.listener.fileno(),)
+        env.update(self.variables(rank) if callable(self.variables) else self.variables or {})
+        env.update(more)
+        process = Rank(self.command, {k: v for k, v in env.items() if v is not None}, pass_fds=keep,
+                       start_new_session=True)
+        self.ranks[rank if name is None else name] = process
+        if rank == 0 and self.inherit:
+            self.listener.close()
+        return process
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *what):
+        self.listener.close()
+        for rank in self.ranks.values():
+            try:
+                os.killpg(rank.pid, signal.SIGKILL)  # its children too
+            except OSError:
+                pass
+            rank.process.wait()
+            rank.out_file.close()
+            rank.err_file.close()
+
+    def wait(self, deadline=DEADLINE, which=None):
+        """Until all (or `which`) have ended. A hang is an error that shows what everybody had said."""
+        watched = [self.ranks[w] for w in (which if which is not None else self.ranks)]
+        end = time.monotonic() + deadline
+        while any([rank.poll() is None for rank in watched]):  # a list: every rank's end is noted
+            if time.monotonic() > end:
+                raise AssertionError(f"still running after {deadline} s: "
+                                     f"{[w for w, r in self.ranks.items() if r.poll() is None]}\n{self.story()}")
+            time.sleep(0.005)
+        return self
+
+    def wait_for(self, word, rank, count=1, deadline=DEADLINE):
+        end = time.monotonic() + deadline
+        while len(self.ranks[rank].said(word)) < count:
+            if time.monotonic() > end or self.ranks[rank].poll() is not None:
+                raise AssertionError(f"rank {rank} never said '{word}'\n{self.story()}")
+            time.sleep(0.005)
+
+    def story(self):
+        return "\n".join(f"--- rank {name}: exit code {r.code}\n{r.out[-1500:]}{r.err[-1500:]}"
+                         for name, r in self.ranks.items())
+
+    def children(self):
+        """Processes that still run in a session of one of the ranks."""
+        sessions = {str(r.pid) for r in self.ranks.values()}
+        found = []
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/stat") as file:
+                    fields = file.read().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if fields[3] in sessions and fields[0] not in "ZX":
+                found.append(int(pid))
+        return found
