@@ -1,8 +1,8 @@
 // Forward + backward of the MLP 784-1024-1024-10 (ReLU, softmax cross-entropy), batch 128, float, one thread.
 //
 // Run:    step_mlp [seconds, default 3]
-// Prints: one JSON line: the median milliseconds of forward + backward, and of the whole step with SGD with momentum, which
-//         is there so that every pass finds the caches as a training run leaves them.
+// Prints: one JSON line: the median milliseconds of forward + backward, and of the whole step with SGD with momentum,
+//         which is there so that every pass finds the caches as a training run leaves them.
 // Compile with -O3 -march=native -DNDEBUG; pin it to a core (taskset -c 0) to compare.
 #include <algorithm>
 #include <chrono>

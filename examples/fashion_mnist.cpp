@@ -135,6 +135,10 @@ int main(int argc, char** argv) {
         .add("losses", with.losses, "print the loss of the first so many steps")
         .add("flip", with.flip, "after training, flip a bit of one weight on this rank")
         .parse(argc, argv);
+    if (with.update != "replicated" && with.update != "sharded") {
+        std::fprintf(stderr, "--update is replicated or sharded, not '%s'\n", with.update.c_str());
+        return 2;
+    }
     std::atomic<bool> good{true};
     auto const body = [&](auto& comm) {
         using transport = typename std::remove_cvref_t<decltype(comm)>::transport_type;

@@ -1,4 +1,4 @@
-// Replaces the global operator new and malloc: a program of its own, with nothing else in it that does.
+// Replaces the global operator new and malloc: nothing else in its program may do so.
 #include <atomic>
 #include <cstddef>
 #include <cstdint>

@@ -7,11 +7,11 @@
 #include <span>
 
 #if defined(CONSUMER_OPENS_EVERY_DOOR)
+#include <xxhash.h>
+#include <zlib.h>
 #include <Eigen/Core>
 #include <boost/mpi/environment.hpp>
 #include <boost/version.hpp>
-#include <xxhash.h>
-#include <zlib.h>
 #endif
 
 int main() {

@@ -78,7 +78,9 @@ std::vector<std::string> outcomes(std::vector<ddp::job> const& jobs, listener co
     return all;
 }
 
-bool has(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
+bool has(std::string const& text, std::string const& part) {
+    return text.find(part) != std::string::npos;
+}
 
 }  // namespace
 
@@ -212,9 +214,8 @@ TEST_CASE("silent and talking strangers neither delay the start nor are answered
 
 TEST_CASE("a rank that dies while the job comes together is named at once", "[rendezvous][tcp]") {
     listener const at;
-    auto all = std::async(std::launch::async, [&] {
-        return outcomes({job_of(0, 3, at.port), job_of(1, 3, at.port)}, at, quick());
-    });
+    auto all = std::async(std::launch::async,
+                          [&] { return outcomes({job_of(0, 3, at.port), job_of(1, 3, at.port)}, at, quick()); });
     auto const start = ddp::clock::now();
     {
         ddp::tcp_store mortal({{boost::asio::ip::make_address("127.0.0.1"), at.port}}, 2, 3, start + 2s);

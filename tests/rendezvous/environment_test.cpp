@@ -27,8 +27,9 @@ std::string complaint(variables const& all) {
     return "";
 }
 
-variables const whole{{"RANK", "2"},      {"WORLD_SIZE", "4"},         {"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "29501"},
-                      {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "2"}};
+variables const whole{
+    {"RANK", "2"},       {"WORLD_SIZE", "4"},      {"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "29501"},
+    {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "2"}};
 
 variables with(std::string const& name, std::string const& value) {
     variables all = whole;

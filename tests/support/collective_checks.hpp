@@ -110,7 +110,7 @@ std::string check_allreduce(Comm& comm, any_allreduce const& algorithm, std::siz
 
     auto again = terms[static_cast<std::size_t>(comm.rank())];
     allreduce(comm, std::span<E>(again), algorithm);
-    std::string wrong = same_everywhere(comm, got);
+    std::string wrong = same_everywhere(comm, got);  // on every rank, whatever else is wrong here
     if (wrong.empty()) wrong = compare(again, got);
     if (wrong.empty()) wrong = close_to<E>(got, expected, terms);
     return wrong;
@@ -156,16 +156,16 @@ std::string check_halves(Comm& comm, any_allreduce const& algorithm, std::vector
         std::span<E const> const got(data.data() + from, to - from), right(expected.data() + from, to - from);
         return algorithm.canonical || kind == values::small_integers ? compare(got, right) : std::string();
     };
-    std::string wrong = everywhere ? exact(0, count) : exact(cuts[me], cuts[me + 1]);
-    if (!wrong.empty()) return "after reduce, " + wrong;
+    std::string const first = everywhere ? exact(0, count) : exact(cuts[me], cuts[me + 1]);
     if (!everywhere) {
         for (std::size_t i = 0; i < count; ++i)  // what is not ours has to come from its owner
             if (i < cuts[me] || i >= cuts[me + 1]) data[i] = E(-99);
         comm.run([&] { return any_allreduce::all_gather(algorithm, over, std::span<E>(data), cuts); });
     }
-    wrong = exact(0, count);
-    if (wrong.empty()) wrong = same_everywhere(comm, data);
-    return wrong.empty() ? wrong : "after all_gather, " + wrong;
+    std::string const same = same_everywhere(comm, data), second = exact(0, count);
+    if (!first.empty()) return "after reduce, " + first;
+    if (!second.empty()) return "after all_gather, " + second;
+    return same;
 }
 
 /// reduce_scatter by even cuts.

@@ -52,14 +52,18 @@ struct op : ddp::completion {
     }
 };
 
-ddp::tag tagged(std::uint32_t channel, std::uint64_t index = 0) { return {{0, channel, index}, 5}; }
+ddp::tag tagged(std::uint32_t channel, std::uint64_t index = 0) {
+    return {{0, channel, index}, 5};
+}
 
 template <class T, class Ready>
 bool drive(T& t, Ready ready, std::chrono::milliseconds limit = 10s) {
     auto const until = ddp::clock::now() + limit;
     while (!ready())
-        if (ddp::clock::now() >= until) return false;
-        else t.progress(std::min(until, ddp::clock::now() + 20ms));
+        if (ddp::clock::now() >= until)
+            return false;
+        else
+            t.progress(std::min(until, ddp::clock::now() + 20ms));
     return true;
 }
 bool finished(std::deque<op> const& ops) {
@@ -157,7 +161,8 @@ TEST_CASE("a record that was sent before the connection was reset still arrives"
     auto const t = make(0, ddp::tcp_stream(std::move(a)));
     auto other = make(1, ddp::tcp_stream(std::move(b)));
     op out(1 << 20, 1), in(5);
-    t->post_send(1, tagged(1), out.bytes, out);  // lies unread in the other's socket: closing that resets the connection
+    t->post_send(1, tagged(1), out.bytes,
+                 out);  // lies unread in the other's socket: closing that resets the connection
     t->post_receive(1, tagged(3), in.bytes, in);
     t->progress(ddp::clock::now());
     ddp::failure record;

@@ -56,7 +56,7 @@ void call(communicator<T>& comm, operation_info what, Make const& make, std::uin
     what.fingerprint = agree(what.name, what.count, what.element, what.detail, more ^ root << 32);
     comm.run([&] {
         comm.tasks().entered(what);
-        return comm.size() == 1 ? nothing() : make(lane<T>{&comm.tasks(), what.id, what.fingerprint});
+        return comm.size() == 1 ? nothing() : make(lane<T>{&comm.tasks(), what.id, comm.tasks().history()});
     });
 }
 

@@ -72,14 +72,15 @@ private:
 
     template <Transport T, Element E>
     static void receive_slices(lane<T> const& over, operations& in, std::span<E> data,
-                               std::span<std::size_t const> cuts, std::size_t chunk) {
+                               std::span<std::size_t const> cuts, std::size_t chunk, operations* readers = nullptr) {
         std::size_t const ranks = cuts.size() - 1, me = static_cast<std::size_t>(over.rank());
         std::size_t posted = 0;
         for (std::size_t d = 1; d < ranks; ++d) {
             std::size_t const p = peer(me, d, ranks);
-            for (std::size_t at = cuts[p]; at < cuts[p + 1]; at += chunk)
-                over.receive(in[posted++], static_cast<int>(p),
-                             as_mutable_bytes(data.subspan(at, std::min(chunk, cuts[p + 1] - at))));
+            for (std::size_t at = cuts[p]; at < cuts[p + 1]; at += chunk, ++posted)
+                over.receive(in[posted], static_cast<int>(p),
+                             as_mutable_bytes(data.subspan(at, std::min(chunk, cuts[p + 1] - at))),
+                             readers == nullptr ? nullptr : &(*readers)[posted]);
         }
     }
     template <Transport T, Element E>
@@ -118,15 +119,16 @@ private:
         if (what.go != nullptr) co_await *what.go;
 
         // A result overwrites our addend of its slice: its owner has that by then, or there were no result.
-        if (forward) receive_slices(second, gathers, what.data, cuts, chunk);
-        std::size_t longest = 0, sent = 0, forwarded = 0;
+        if (forward) receive_slices(second, gathers, what.data, cuts, chunk, &sends);
+        std::size_t longest = 0, forwarded = 0;
         for (std::size_t r = 0; r < ranks; ++r) longest = std::max(longest, cuts[r + 1] - cuts[r]);
         for (std::size_t begin = 0; begin < longest; begin += chunk)
-            for (std::size_t d = 1; d < ranks; ++d) {
+            for (std::size_t d = 1, first = 0; d < ranks; ++d) {
                 std::size_t const p = peer(me, d, ranks), at = cuts[p] + begin;
                 if (at < cuts[p + 1])
-                    over.send(sends[sent++], static_cast<int>(p),
+                    over.send(sends[first + begin / chunk], static_cast<int>(p),
                               as_const_bytes(what.data.subspan(at, std::min(chunk, cuts[p + 1] - at))));
+                first += pieces(cuts, p, chunk);
             }
         for (std::size_t c = 0; c < mine; ++c) {
             for (std::size_t d = 0; d + 1 < ranks; ++d) co_await receives[c * (ranks - 1) + d];

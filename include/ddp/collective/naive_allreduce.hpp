@@ -35,7 +35,7 @@ struct naive_allreduce {
         if (over.rank() != 0) {
             operation out, in;
             if (what.go != nullptr) co_await *what.go;
-            result.receive(in, 0, as_mutable_bytes(data));  // comes only after rank 0 has our addend
+            result.receive(in, 0, as_mutable_bytes(data), &out);  // comes only after rank 0 has our addend
             over.send(out, 0, as_const_bytes(data));
             co_await in;
             co_await out;

@@ -122,12 +122,14 @@ private:
               out_(path.all_but((me_ + 1) % path.ranks())) {}
 
         [[nodiscard]] route const& path() const noexcept { return path_; }
-        void expect() {
+        /// `partial`: in the same call of run, the sends of the first lap, which walk the same segments in the same order.
+        void expect(operations* partial = nullptr) {
             std::size_t posted = 0;
             int const left = static_cast<int>(path_.before(me_, 1));
             for (walk theirs(path_, path_.before(me_, 1), path_.ranks() - 1); !theirs.done();) {
                 piece const p = theirs.next();
-                over_.receive(in_[posted++], left, as_mutable_bytes(data_.subspan(p.begin, p.count)));
+                over_.receive(in_[posted], left, as_mutable_bytes(data_.subspan(p.begin, p.count)), partial == nullptr ? nullptr : &(*partial)[posted]);
+                ++posted;
             }
         }
         void pass_on(piece const& p) {
@@ -188,7 +190,7 @@ private:
         if (what.go != nullptr) co_await *what.go;
 
         // A result overwrites our partial sum of its slice: that has gone round the ring by then, or there were no result.
-        if (forward) lap.expect();
+        if (forward) lap.expect(&sends);
         std::size_t sent = 0;
         for (walk first(path, path.before(me, 1), 1); !first.done();) {
             piece const p = first.next();

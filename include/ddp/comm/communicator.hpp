@@ -35,6 +35,7 @@ public:
     communicator& operator=(communicator const&) = delete;
     ~communicator() {
         if (std::uncaught_exceptions() > unwinding_) fail("its program left the communicator by an exception");
+        leave_after_failure();
         if (thread_.joinable()) {
             stop_.store(true);
             poke();
@@ -63,6 +64,7 @@ public:
         std::exception_ptr own;
         {
             frame_pool_scope const pool(scheduler_.frames());
+            scheduler_.pump();  // a step that has begun was entered before this: all ranks count alike
             refuse_if_failed();
             task<> const body = make();
             body.start();
@@ -149,13 +151,26 @@ private:
 
     void refuse_if_failed(std::exception_ptr const& own = nullptr) {
         if (!scheduler_.failed()) return;
+        settle();
+        if (own) std::rethrow_exception(own);
+        throw comm_error(scheduler_.verdict());
+    }
+
+    void settle() {
         while (!scheduler_.settle()) {
             scheduler_.pump();
             scheduler_.progress(transport_->now() + std::chrono::milliseconds(20));
         }
         scheduler_.pump();
-        if (own) std::rethrow_exception(own);
-        throw comm_error(scheduler_.verdict());
+    }
+    /// The others may wait for this rank to publish the verdict, although it has an exception of its own to throw.
+    void leave_after_failure() noexcept {
+        if (!scheduler_.failed()) return;
+        try {
+            turn_of_caller const mine(*this);
+            settle();
+        } catch (...) {  // they find one themselves, a little later
+        }
     }
 
     /// One round of the loop, where an error of the transport itself has nobody to be thrown at.
@@ -173,23 +188,20 @@ private:
         std::unique_lock token(token_);
         while (!stop_.load()) {
             driving_.store(true);
-            if (callers_.load() == 0) turn(never);
+            if (callers_.load() == 0 && !stop_.load()) turn(never);  // whoever comes later sees driving_, and wakes us
             driving_.store(false);
             if (callers_.load() > 0) park(token);
         }
     }
     /// Stays away while callers drive, and a little longer: most calls are followed by another.
     void park(std::unique_lock<std::mutex>& token) {
-        time_point const timer = scheduler_.next_deadline();
         token.unlock();
         {
             std::unique_lock lock(park_);
             do {
+                parked_.wait_for(lock, std::chrono::milliseconds(5), [this] { return poked_ || stop_.load(); });
                 poked_ = false;
-                parked_.wait_until(lock, std::min(timer, clock::now() + std::chrono::milliseconds(5)),
-                                   [this] { return poked_ || stop_.load(); });
             } while (callers_.load() > 0 && !stop_.load());
-            poked_ = false;
         }
         token.lock();
     }

@@ -33,9 +33,9 @@ inline constexpr std::uint8_t frame_types = 7;
 /// Fixed layout, no padding. The check covers all the rest, so a flipped bit anywhere is found.
 struct frame_header {
     static constexpr std::uint16_t magic_and_version = 0xdd01;
-    static constexpr std::uint8_t begins = 1;    ///< flag: first frame of a message
-    static constexpr std::uint8_t exempt = 2;    ///< flag: the message was cleared, it uses no credit
-    static constexpr std::uint8_t has_sum = 4;   ///< flag: word is the payload's checksum
+    static constexpr std::uint8_t begins = 1;   ///< flag: first frame of a message
+    static constexpr std::uint8_t exempt = 2;   ///< flag: the message was cleared, it uses no credit
+    static constexpr std::uint8_t has_sum = 4;  ///< flag: word is the payload's checksum
     static constexpr std::uint8_t all_flags = 7;
 
     std::uint16_t magic = magic_and_version;

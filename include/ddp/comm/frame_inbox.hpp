@@ -26,7 +26,8 @@ template <Checksum Sum>
 class frame_inbox {
 public:
     static constexpr std::size_t max_segments = 16;
-    static constexpr std::size_t read_ahead = frame_payload_bytes;  // bytes asked for beyond the frame that is being read
+    static constexpr std::size_t read_ahead =
+        frame_payload_bytes;  // bytes asked for beyond the frame that is being read
     static constexpr std::size_t max_requests = std::size_t{1} << 20;
 
     /// The largest plan, which is what a wrong guess may have to move.
@@ -52,6 +53,11 @@ public:
         posted_.push_back(node);
     }
 
+    /// A posted receive that a guess may write to: nobody reads its memory any more.
+    [[nodiscard]] static completion* guess(completion* node) noexcept {
+        return node != nullptr && node->read_elsewhere() ? nullptr : node;
+    }
+
     /// Where to read to next. Returns the number of buffers, none of them empty.
     std::size_t plan(std::span<mutable_bytes, max_segments> list, mutable_bytes staging) noexcept {
         planned_ = 0;
@@ -64,13 +70,13 @@ public:
             add(list, kind::payload, {node->data + at, payload_left_});
             at += payload_left_;
             if (at == node->size) {
-                node = posted_.front();
+                node = guess(posted_.front());
                 at = 0;
             }
             add(list, kind::header, ahead(0));
         } else {
             add(list, kind::header, std::span(header_bytes_).subspan(header_have_));
-            if (!in_message_) node = posted_.front();
+            if (!in_message_) node = guess(posted_.front());
         }
         std::size_t total = 0;
         for (std::size_t k = 1; node != nullptr && total < read_ahead && planned_ + 2 <= max_segments; ++k) {
@@ -80,7 +86,7 @@ public:
                 total += size;
             }
             if (at == node->size) {
-                node = node == node_ ? posted_.front() : node->next;
+                node = guess(node == node_ ? posted_.front() : node->next);
                 at = 0;
             }
             add(list, kind::header, ahead(k));
@@ -182,8 +188,7 @@ private:
     }
     [[nodiscard]] bool expected(segment const& s) const noexcept {
         if (s.is == kind::raw) return true;
-        if (s.is == kind::header)
-            return payload_left_ == 0 && s.where.size() == sizeof(frame_header) - header_have_;
+        if (s.is == kind::header) return payload_left_ == 0 && s.where.size() == sizeof(frame_header) - header_have_;
         return payload_left_ == s.where.size() && sink_ == sink::node && s.where.data() == node_->data + node_->moved;
     }
     void fail(std::string_view why) noexcept {

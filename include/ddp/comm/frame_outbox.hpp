@@ -55,16 +55,18 @@ public:
         for (completion* node = waiting_.front(); node != nullptr; node = node->next)
             if (node->length == serial) {
                 waiting_.erase(*node);
+                --waiting_of(node->tag.id);
                 cleared_.push_back(*node);
                 return true;
             }
-        return aborted_;
+        return ended_;
     }
 
     /// Seals frames as far as the window goes. `consumed` is our own counter for the peer.
     void fill(std::uint32_t consumed) noexcept {
         consumed_ = consumed;
-        while (count_ < slots_.size() && ahead_ < max_ahead && fill_one()) {}
+        while (count_ < slots_.size() && ahead_ < max_ahead && fill_one()) {
+        }
     }
     /// What to write next. Returns the number of buffers.
     [[nodiscard]] std::size_t gather(std::span<const_bytes, max_buffers> list) const noexcept {
@@ -116,6 +118,8 @@ public:
                 ended.push_back(*node);
             }
         current_ = nullptr;
+        waiting_counts_ = {};
+        ended_ = true;
     }
     /// Nothing more can be written: forget the frames. To be followed by end_all.
     void drop() noexcept {
@@ -183,6 +187,7 @@ private:
                 if (cost > credit_ - (spent_ - returned_) || waits(next->tag.id)) {
                     next->length = ++serials_;  // the node's field is free in a send
                     waiting_.push_back(*next);
+                    ++waiting_of(next->tag.id);
                     push({.type = frame_type::request,
                           .id = next->tag.id,
                           .fingerprint = next->tag.fingerprint,
@@ -223,10 +228,15 @@ private:
         current_exempt_ = exempt;
     }
     /// Order within an identity: what follows a waiting message waits behind it.
-    [[nodiscard]] bool waits(identity const& id) const noexcept {
+    [[nodiscard]] bool waits(identity const& id) noexcept {
+        if (waiting_of(id) == 0) return false;
         for (completion const* node = waiting_.front(); node != nullptr; node = node->next)
             if (node->tag.id == id) return true;
         return false;
+    }
+    /// How many wait whose identity falls on the same counter: spares the walk in all but few cases.
+    [[nodiscard]] std::uint32_t& waiting_of(identity const& id) noexcept {
+        return waiting_counts_[(id.index * 31 + id.channel * 7 + id.group) % waiting_counts_.size()];
     }
     void push(frame_header header, const_bytes payload) noexcept {
         header.payload = static_cast<std::uint32_t>(payload.size());
@@ -267,6 +277,7 @@ private:
 
     completion_list fresh_;    // posted, not looked at
     completion_list waiting_;  // requested, not cleared
+    std::array<std::uint32_t, 256> waiting_counts_{};
     completion_list cleared_;  // may go, whatever the credit says
     completion_list sending_;  // at least the first frame is sealed; the last message of it is current_
     completion* current_ = nullptr;
@@ -285,6 +296,7 @@ private:
     std::size_t clears_head_ = 0;
 
     bool beat_due_ = false, beating_ = false, goodbye_due_ = false, goodbye_written_ = false;
+    bool ended_ = false;  // end_all was called: leave may still come for what has ended
     bool aborted_ = false, abort_due_ = false, aborting_ = false;
     mark mark_;
     failure record_, sent_record_;

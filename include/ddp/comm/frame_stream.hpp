@@ -35,11 +35,12 @@ struct stream_result {
 ///  4. Ending      shutdown_send() lets what was written arrive, then the other side reads `end`. The destructor closes.
 /// Models: descriptor_stream, tcp_stream.
 template <class S>
-concept Stream = std::movable<S> && requires(S& s, std::span<mutable_bytes const> in, std::span<const_bytes const> out) {
-    { s.read_some(in) } noexcept -> std::same_as<stream_result>;
-    { s.write_some(out) } noexcept -> std::same_as<stream_result>;
-    { s.descriptor() } noexcept -> std::same_as<int>;
-    { s.shutdown_send() } noexcept;
-};
+concept Stream =
+    std::movable<S> && requires(S& s, std::span<mutable_bytes const> in, std::span<const_bytes const> out) {
+        { s.read_some(in) } noexcept -> std::same_as<stream_result>;
+        { s.write_some(out) } noexcept -> std::same_as<stream_result>;
+        { s.descriptor() } noexcept -> std::same_as<int>;
+        { s.shutdown_send() } noexcept;
+    };
 
 }  // namespace ddp

@@ -18,6 +18,8 @@
 #include <ddp/comm/timing.hpp>
 #include <ddp/comm/transport.hpp>
 #include <ddp/comm/verdict.hpp>
+#include <ddp/core/digest.hpp>
+#include <ddp/core/error.hpp>
 #include <ddp/core/task.hpp>
 
 namespace ddp {
@@ -115,7 +117,7 @@ private:
     detail::waiter waiter_;
     operation* before_ = nullptr;  // among the waiting, in the order in which they were awaited
     operation* after_ = nullptr;
-    time_point since_ = {};
+    time_point since_ = {};  // on a clock that stands while nobody drives
     bool done_ = true;      // false from post until it has ended
     bool waiting_ = false;  // in the scheduler's list
 };
@@ -181,12 +183,18 @@ public:
     /// Somebody waits for a peer: there is something to drive.
     [[nodiscard]] bool busy() const noexcept { return first_ != nullptr || !ready_.empty(); }
 
-    /// What this rank does now; shown in its record should anything fail.
+    /// What this rank does now: a step or a collective, in the order in which the user calls them. Shown in its record
+    /// should anything fail.
     void entered(operation_info const& what) noexcept {
         current_ = what;
+        ++number_;
+        history_ = digest().add(history_).add(what.fingerprint).value() | 1;  // 0 means "nothing entered"
         note_entered();
     }
     [[nodiscard]] operation_info const& current() const noexcept { return current_; }
+    /// Of everything entered so far. The fingerprint of what may end without a word from some peer (a broadcast's root
+    /// only sends): whoever differed before differs in every later one.
+    [[nodiscard]] std::uint64_t history() const noexcept { return history_; }
 
     /// Fails this rank, once: publishes its record, ends every posted operation and every wait. The first reason stays.
     void fail(failure record) noexcept {
@@ -210,6 +218,12 @@ public:
         if (failed_) return;
         try {
             std::rethrow_exception(thrown);
+        } catch (error const& e) {
+            std::string_view const text = e.what();
+            if (e.code() == errc::no_samples)  // every rank finds out by itself; one that left first says the same
+                fail(failure_kind::mismatch, e.code(), -1, text.substr(text.find(": ") + 2));
+            else
+                fail(failure_kind::threw, errc::remote_exception, -1, text);
         } catch (std::exception const& e) {
             fail(failure_kind::threw, errc::remote_exception, -1, e.what());
         } catch (...) {
@@ -237,8 +251,12 @@ protected:
     /// Deadlines that have passed, mail, then everybody who can go on. Collects first, then resumes: a resumed coroutine
     /// may end others.
     void turn() {
-        for (mailbox_client* c = clients_; c != nullptr; c = c->next_) c->collect();
-        if (!failed_ && first_ != nullptr && now() >= first_->since_ + times_.collective) {
+        try {
+            for (mailbox_client* c = clients_; c != nullptr && !failed_; c = c->next_) c->collect();
+        } catch (...) {
+            fail(std::current_exception());
+        }
+        if (!failed_ && now() >= first_deadline()) {
             failure late = waiting_record(*first_);
             fail(late);
         }
@@ -249,7 +267,21 @@ protected:
         }
     }
     [[nodiscard]] time_point first_deadline() const noexcept {
-        return first_ == nullptr ? never : first_->since_ + times_.collective;
+        return first_ == nullptr ? never : first_->since_ + times_.collective + absent_;
+    }
+    /// Time in which nobody drove us, although we asked for it, counts for no deadline: own code that ran long where no
+    /// thread of ours drives, a stopped process, a sleeping machine. After a long absence peers get time to be heard.
+    void came_back() noexcept {
+        time_point const at = now();
+        time_point const expected = std::max(due_, driven_);
+        driven_ = at;
+        if (at <= expected) return;
+        absent_ += at - expected;
+        if (at - expected > times_.verdict) absent_ += times_.collective / 4;
+    }
+    void goes_away(time_point due) noexcept {
+        driven_ = now();
+        due_ = due;
     }
     /// This rank's record of what it is doing, when the failure is somebody else's.
     [[nodiscard]] failure bystander() const noexcept {
@@ -261,6 +293,7 @@ protected:
 
     std::atomic<bool> failed_{false};  // written by the driver; anybody may look
     time_point failed_at_ = {};
+    std::uint64_t number_ = 0;  // of what was entered last, counted from 1
 
 private:
     friend class operation;
@@ -272,13 +305,13 @@ private:
         record.code = errc::deadline;
         record.peer = of.peer;
         record.operation = of.tag.id;
-        record.waited_ns = static_cast<std::uint64_t>((now() - of.since_).count());
+        record.waited_ns = static_cast<std::uint64_t>((now() - absent_ - of.since_).count());
         return record;
     }
     void fill(failure& record) const noexcept {
         record.rank = own_rank();
-        record.entered = current_.id;
-        record.fingerprint = current_.fingerprint;
+        record.entered.index = number_;
+        record.fingerprint = history_;
         if (*current_.name != '\0') {
             try {
                 record.name = std::string_view(current_.text());
@@ -288,7 +321,7 @@ private:
         }
     }
     void wait(operation& op) noexcept {
-        op.since_ = now();
+        op.since_ = now() - absent_;
         op.waiting_ = true;
         op.before_ = last_;
         op.after_ = nullptr;
@@ -304,6 +337,10 @@ private:
     timing times_;
     frame_pool frames_;
     operation_info current_;
+    std::uint64_t history_ = 0;
+    time_point driven_ = {};  // when we were driven last
+    time_point due_ = never;  // when we asked to be driven again
+    nanoseconds absent_{0};   // in sum; an operation's since_ counts without it
     detail::waiter_queue ready_;
     operation* first_ = nullptr;  // the waiting, oldest first
     operation* last_ = nullptr;
@@ -385,11 +422,21 @@ public:
     /// Moves everything on that can move without waiting. Only from the top of a driver's loop, never from a coroutine.
     void pump() {
         frame_pool_scope const pool(frames());
+        came_back();
         if (!failed_) listen();
         turn();
     }
     /// Sleeps in the transport until something may move, at the latest until `until` or the next deadline.
-    void progress(time_point until) { news_ |= transport_.progress(std::min(until, next_deadline())); }
+    /// An error of the transport itself fails the scheduler: what is in flight has to end, whoever drives.
+    void progress(time_point until) noexcept {
+        try {
+            time_point const limit = std::min(until, next_deadline());
+            goes_away(limit);
+            news_ |= transport_.progress(limit);
+        } catch (...) {
+            fail(std::current_exception());
+        }
+    }
 
     /// When pump() has something to do even if no message comes.
     [[nodiscard]] time_point next_deadline() const noexcept {
@@ -432,14 +479,13 @@ private:
     void publish(failure const& record) noexcept override { transport_.abort(record); }
     static constexpr bool has_marks = requires(T& t) { t.mark_of(0).number; };
 
-    /// What heartbeats say we are in: the user's collectives and the steps are counted apart.
+    /// What heartbeats say we are in.
     void note_entered() noexcept override {
         if constexpr (has_marks) {
             std::remove_cvref_t<decltype(transport_.mark_of(0))> mine;
-            mine.number = current().id.index * 2 + (current().id.channel == channel::user ? 0 : 1);
-            mine.fingerprint = current().fingerprint;
+            mine.number = number_;
+            mine.fingerprint = history();
             mine.name = std::string_view(current().name);
-            number_ = mine.number;
             transport_.entered(mine);
         }
     }
@@ -450,7 +496,7 @@ private:
             for (int peer = 0; peer < size() && !failed_; ++peer) {
                 if (peer == rank()) continue;
                 auto const& theirs = transport_.mark_of(peer);
-                if (theirs.number != number_ || theirs.fingerprint == 0 || theirs.fingerprint == current().fingerprint)
+                if (theirs.number != number_ || theirs.fingerprint == 0 || theirs.fingerprint == history())
                     continue;
                 fail(failure_kind::mismatch, errc::mismatch, peer,
                      "rank " + std::to_string(rank()) + " is in " + current().text() + ", rank " + std::to_string(peer) +
@@ -494,7 +540,6 @@ private:
     }
 
     T& transport_;
-    std::uint64_t number_ = 0;
     bool news_ = false;
     bool settled_ = false;
     failure verdict_;
@@ -522,8 +567,10 @@ struct lane {
         if (op.done_) return;
         on->transport().post_send(peer, {id, fingerprint}, out, op);
     }
-    void receive(operation& op, int peer, mutable_bytes in) const {
+    /// `reader`: the send that still reads `in`, where there is one.
+    void receive(operation& op, int peer, mutable_bytes in, operation const* reader = nullptr) const {
         begin(op);
+        op.reader = reader;
         if (op.done_) return;
         on->transport().post_receive(peer, {id, fingerprint}, in, op);
     }

@@ -106,9 +106,8 @@ private:
         namespace asio = boost::asio;
         if (!error) return {bytes, stream_status::ok, {}};
         if (error == asio::error::eof) return {0, stream_status::end, {}};
-        if (error == asio::error::would_block || error == asio::error::try_again ||
-            error == asio::error::interrupted || error == asio::error::no_buffer_space ||
-            error == asio::error::no_memory)
+        if (error == asio::error::would_block || error == asio::error::try_again || error == asio::error::interrupted ||
+            error == asio::error::no_buffer_space || error == asio::error::no_memory)
             return {0, stream_status::would_block, {}};
         return {0, stream_status::error, std::error_code(error.value(), std::generic_category())};
     }

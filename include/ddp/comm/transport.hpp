@@ -68,6 +68,13 @@ struct completion {
     std::uint64_t fingerprint = 0;  ///< of a receive: the sender's
     std::uint64_t length = 0;       ///< of a receive: the sender's number of bytes
 
+    /// Set by the caller, of a receive into memory that still holds something: the send that reads it. A message that
+    /// matches can come no earlier than that send was received.
+    completion const* reader = nullptr;
+    [[nodiscard]] bool read_elsewhere() const noexcept {
+        return reader != nullptr && reader->status == op_status::pending;
+    }
+
     // the transport's own
     completion* next = nullptr;
     completion* previous = nullptr;
@@ -169,7 +176,8 @@ concept Ranked = requires(T const& t) {
 ///  1. Order    messages of one (peer, identity) are received in the order they were sent; receives match in the order
 ///              they were posted. Different identities are independent: a message nobody has posted a receive for yet
 ///              delays no other for good.
-///  2. Buffers  `out` and `in` stay untouched by the caller until the completion has run.
+///  2. Buffers  `out` and `in` stay untouched by the caller until the completion has run. While a receive's `reader` is
+///              pending, nothing but the matching message is written to `in`; otherwise anything may be.
 ///  3. Length   in.size() is the sender's out.size(); otherwise the receive ends with op_status::length and the
 ///              sender's length. Empty messages are messages.
 ///  4. Ending   nothing completes inside post_*. A send may complete only when it was received, or as soon as the bytes

@@ -57,7 +57,8 @@ inline auto precedence(failure const& f) {
 ///  3. Ranks that entered the same operation with other fingerprints: a mismatch, whatever they wait for.
 ///  4. Deadlines alone: from the least waiting record follow the edges "waits for" to a rank that waits for nobody or
 ///     has not spoken; it is the culprit, not the neighbour that everybody was waiting for. A wait younger than half
-///     the deadline accuses nobody: who has just arrived is late itself.
+///     the deadline accuses nobody: who has just arrived is late itself. Where they lead round in a circle, the longest
+///     wait in it accuses: the others began after that, as when a message is lost on its way.
 inline failure decide(std::span<report const> reports, nanoseconds collective) {
     using detail::operation_text;
     auto const spoke = [&](int rank) {
@@ -99,6 +100,13 @@ inline failure decide(std::span<report const> reports, nanoseconds collective) {
             failure const &x = reports[a].record, &y = reports[b].record;
             if (x.fingerprint == 0 || y.fingerprint == 0 || x.entered != y.entered || x.fingerprint == y.fingerprint)
                 continue;
+            if (x.name.view() == y.name.view())
+                return finish(x, static_cast<int>(b), errc::mismatch,
+                              number(static_cast<int>(a)) + " and " + number(static_cast<int>(b)) + " are both in " +
+                                  operation_text(x) +
+                                  ", but not with the same settings, or something they did before it differs: another "
+                                  "root, another count. All ranks must call the same collectives in the same order "
+                                  "with the same arguments.");
             return finish(x, static_cast<int>(b), errc::mismatch,
                           "ranks disagree about operation #" + std::to_string(x.entered.index) + ": " +
                               number(static_cast<int>(a)) + " is in " + operation_text(x) + ", " +
@@ -145,10 +153,19 @@ inline failure decide(std::span<report const> reports, nanoseconds collective) {
     if (auto const* f = least(failure_kind::waiting, old)) {
         std::vector<bool> seen(reports.size(), false);
         int culprit = f->peer;
-        while (spoke(culprit) && record_of(culprit).kind == failure_kind::waiting && old(record_of(culprit)) &&
-               !seen[static_cast<std::size_t>(culprit)]) {
+        auto const accuses = [&](int rank) {
+            return spoke(rank) && record_of(rank).kind == failure_kind::waiting && old(record_of(rank));
+        };
+        while (accuses(culprit) && !seen[static_cast<std::size_t>(culprit)]) {
             seen[static_cast<std::size_t>(culprit)] = true;
             culprit = record_of(culprit).peer;
+        }
+        if (accuses(culprit)) {  // they wait in a circle
+            int const start = culprit;
+            f = &record_of(start);
+            for (int rank = f->peer; rank != start; rank = record_of(rank).peer)
+                if (record_of(rank).waited_ns > f->waited_ns) f = &record_of(rank);
+            culprit = f->peer;
         }
         std::string text = number(culprit) + " did not take part in " + operation_text(*f) +
                            " in time: " + number(f->rank) + " waited " + detail::seconds_text(f->waited_ns);

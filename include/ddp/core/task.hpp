@@ -6,6 +6,8 @@
 /// transfer was tried: it overflows the stack at -O0, -O1 and under sanitizers of GCC 12.
 #pragma once
 
+#include <ddp/core/contract.hpp>
+
 #include <bit>
 #include <coroutine>
 #include <cstddef>
@@ -40,7 +42,8 @@ public:
         frame_pool* const pool = current();
         std::size_t const total = bytes + sizeof(header);
         void* const raw = pool != nullptr ? pool->take(total) : ::operator new(total);
-        return ::new (raw) header{pool} + 1;
+        header* const h = ::new (raw) header{pool, nullptr};
+        return h->frame = h + 1;
     }
     static void deallocate(void* frame, std::size_t bytes) noexcept {
         header* const h = static_cast<header*>(frame) - 1;
@@ -49,10 +52,13 @@ public:
         else
             ::operator delete(h);
     }
+    /// Whether allocate() returned this address.
+    [[nodiscard]] static bool made(void* frame) noexcept { return (static_cast<header*>(frame) - 1)->frame == frame; }
 
 private:
     struct alignas(std::max_align_t) header {
         frame_pool* pool;
+        void* frame;  // right behind this header
     };
     struct node {
         node* next;
@@ -122,10 +128,23 @@ struct promise_base {
     void unhandled_exception() noexcept { error = std::current_exception(); }
 };
 
+/// GCC 12 puts the promise where no handle finds it if the body's outermost scope has `co_await` in a condition,
+/// `if (!co_await x)`, and declares nothing: resuming would then jump anywhere. Said here, at the first call.
+template <class P>
+std::coroutine_handle<P> frame_of(P& promise) {
+    std::coroutine_handle<P> const frame = std::coroutine_handle<P>::from_promise(promise);
+#if defined(__GNUC__) && !defined(__clang__)
+    DDP_EXPECTS(frame_pool::made(frame.address()),
+                "this compiler lays out a coroutine wrongly that has co_await inside a condition; name the result "
+                "first: bool const ready = co_await x; if (!ready) ...");
+#endif
+    return frame;
+}
+
 template <class T>
 struct promise : promise_base {
     std::optional<T> value;
-    task<T> get_return_object() noexcept;
+    task<T> get_return_object();
     template <class U>
     void return_value(U&& result) {
         value.emplace(std::forward<U>(result));
@@ -138,7 +157,7 @@ struct promise : promise_base {
 
 template <>
 struct promise<void> : promise_base {
-    task<void> get_return_object() noexcept;
+    task<void> get_return_object();
     void return_void() const noexcept {}
     void take() {
         if (error) std::rethrow_exception(std::exchange(error, nullptr));
@@ -190,11 +209,11 @@ private:
 };
 
 template <class T>
-task<T> detail::promise<T>::get_return_object() noexcept {
-    return task<T>(std::coroutine_handle<promise>::from_promise(*this));
+task<T> detail::promise<T>::get_return_object() {
+    return task<T>(frame_of(*this));
 }
-inline task<void> detail::promise<void>::get_return_object() noexcept {
-    return task<void>(std::coroutine_handle<promise>::from_promise(*this));
+inline task<void> detail::promise<void>::get_return_object() {
+    return task<void>(frame_of(*this));
 }
 
 namespace detail {

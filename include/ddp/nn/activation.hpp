@@ -40,8 +40,8 @@ struct hyperbolic_tangent {
     }
 };
 
-/// The layer made of such a function. Backward works in place, on the gradient it was handed; forward too, behind a layer
-/// that has no more use for its result. Cost: one pass each over the activations.
+/// The layer made of such a function. Backward works in place, on the gradient it was handed; forward too, behind a
+/// layer that has no more use for its result. Cost: one pass each over the activations.
 template <Element E, class Function>
 class activation {
 public:

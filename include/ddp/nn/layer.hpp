@@ -1,8 +1,8 @@
 /// \file
 /// What a layer is, and the memory its results and parameters live in.
 ///
-/// Activations are matrices, rows = samples (or pixels, or tokens), row-major and dense. A layer owns the buffers of its
-/// results and hands out views; they stay valid until its next call.
+/// Activations are matrices, rows = samples (or pixels, or tokens), row-major and dense. A layer owns the buffers of
+/// its results and hands out views; they stay valid until its next call.
 #pragma once
 
 #include <algorithm>
@@ -56,8 +56,9 @@ template <class E>
     return static_cast<std::size_t>(m.cols());
 }
 
-/// Memory that grows to the largest size it was asked for and then stays. On a 64-byte boundary, as the library's arenas
-/// are: vector kernels may give other bits at other alignments. (An Eigen matrix would allocate anew at every change of size.)
+/// Memory that grows to the largest size it was asked for and then stays. On a 64-byte boundary, as the library's
+/// arenas are: vector kernels may give other bits at other alignments. (An Eigen matrix would allocate anew at every
+/// change of size.)
 template <Element E>
 class buffer {
 public:

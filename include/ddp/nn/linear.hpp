@@ -38,13 +38,14 @@ DDP_KERNEL void sum_rows(E* sum, E const* in, std::size_t rows, std::size_t colu
 
 }  // namespace detail
 
-/// Parameters "weight" (outputs, inputs) and "bias" (outputs): PyTorch's names and layout, so weights travel between the
-/// two. In Eigen this layout is also no slower than its transpose (768 or 1024 wide), and faster for a narrow last layer.
+/// Parameters "weight" (outputs, inputs) and "bias" (outputs): PyTorch's names and layout, so weights travel between
+/// the two. Against the transposed layout the three products together take the same time, to within noise, at 784 or
+/// 1024 inputs and 1024 outputs; at 10 outputs the weight's gradient takes 0.03 ms instead of 0.09 (batch 128, float).
 ///
-/// Initial values  uniform in [-k, k), k = 1 / sqrt(inputs), for both: PyTorch's default. The root is the only rounding
-///                 involved: the same bits on every platform.
-/// Cost            2 rows inputs outputs flops forward, twice that backward, in Eigen's GEMM, which allocates its packing
-///                 buffers (below 128 KiB on the stack). One pass over y adds the bias: it is what the product adds to.
+/// Initial values  uniform in [-k, k), k = 1 / sqrt(inputs), for both: PyTorch's default. A root, a quotient and
+///                 a product round the same everywhere: the same bits on every platform.
+/// Cost            2 rows inputs outputs flops forward, twice that backward, in Eigen's GEMM, which allocates its
+///                 packing buffers (below 128 KiB on the stack). The product adds to rows that hold the bias already.
 /// Throws          usage_error if x has other than `inputs` columns.
 template <Element E = float>
 class linear {

@@ -24,8 +24,8 @@ namespace ddp::nn {
 
 namespace detail {
 
-/// A layer of any type: what sequential is composed of, so that its own type, and everything instantiated over it, does not
-/// grow with the network. A virtual call a layer costs nanoseconds, a layer microseconds and more.
+/// A layer of any type: what sequential is composed of, so that its own type, and everything instantiated over it, does
+/// not grow with the network. A virtual call a layer costs nanoseconds, a layer microseconds and more.
 template <Element E>
 struct any_layer {
     virtual ~any_layer() = default;
@@ -101,12 +101,13 @@ concept BatchOf = requires(B const& batch) {
 ///                             ddp::nn::softmax_cross_entropy()};
 ///
 /// Parameters are named by the layer's place, "0.weight", "0.bias", "2.weight", …, as PyTorch's Sequential does.
-/// The batch's memory must stay as it is until backward has returned. Memory for results grows to the largest batch seen;
-/// after that nothing is allocated but Eigen's packing buffers. Gradients of a layer are final, and reported, once those of
-/// its input exist: its values may change from then on (ready_releases).
+/// The batch's memory must stay as it is until backward has returned. Memory for results grows to the largest
+/// batch seen; after that nothing is allocated but Eigen's packing buffers. Gradients of a layer are final, and
+/// reported, once those of its input exist: its values may change from then on (ready_releases).
 ///
-/// One thread at a time. The same batch gives the same bits, bound or not, at any alignment of the inputs. The same samples
-/// in batches of other sizes give the same to rounding, as do processors with other caches: Eigen blocks its sums by both.
+/// One thread at a time. The same batch gives the same bits, bound or not, at any alignment of the inputs. The same
+/// samples in batches of other sizes give the same to rounding, as do processors with other caches: Eigen blocks its
+/// sums by both.
 template <Element E = float, class Loss = softmax_cross_entropy<E>>
 class sequential {
 public:
@@ -142,8 +143,8 @@ public:
         return all;
     }
 
-    /// Works in `memory` from now on; what stands there are the values. Throws usage_error, and changes nothing, unless it
-    /// has a span of the right length for each parameter.
+    /// Works in `memory` from now on; what stands there are the values. Throws usage_error, and changes nothing, unless
+    /// it has a span of the right length for each parameter.
     void bind(storage<E> memory) {
         std::vector<parameter<E>> const all = parameters();
         DDP_EXPECTS(memory.values.size() == all.size() && memory.gradients.size() == all.size(),

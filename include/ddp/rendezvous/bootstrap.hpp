@@ -16,11 +16,9 @@
 #include <fstream>
 #include <list>
 #include <memory>
-#include <optional>
 #include <random>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -39,11 +37,9 @@ namespace ddp {
 
 struct tcp_options {
     timing times = {};
-    bool insecure = false;        ///< allows addresses that other hosts reach; also DDP_INSECURE=1
-    std::size_t early_bytes = 0;  ///< see framed_options; the same on every rank
-    /// How long progress() tries again before it sleeps. Unset: 50 us; with more ranks on this host than cores, every
-    /// try gives up the core.
-    std::optional<nanoseconds> spin = std::nullopt;
+    bool insecure = false;                             ///< allows addresses that other hosts reach; also DDP_INSECURE=1
+    std::size_t early_bytes = 0;                       ///< see framed_options; the same on every rank
+    nanoseconds spin = std::chrono::microseconds{50};  ///< see framed_options
     int listen_descriptor = -1;  ///< rank 0: an inherited listening socket instead of a port; also DDP_LISTEN_FD
 };
 
@@ -236,12 +232,15 @@ private:
     }
     void welcome(std::list<visitor>& visitors, std::vector<connection>& all) {
         for (int i = 0; i < 256; ++i) {
+            if (visitors.size() >= tcp_store_server::strangers) {
+                if (visitors.front().until - clock::now() > times_.handshake - tcp_store_server::grace) return;
+                visitors.pop_front();
+            }
             boost::system::error_code error;
             tcp_socket socket(tcp_context());
             acceptor_.accept(socket, error);
             if (error) return;
             socket.non_blocking(true, error);
-            if (visitors.size() >= tcp_store_server::strangers) visitors.pop_front();
             visitors.push_back({std::move(socket), clock::now() + times_.handshake});
             hear(visitors.back(), all);
         }
@@ -290,7 +289,7 @@ private:
 [[nodiscard]] inline std::unique_ptr<tcp_transport> connect_tcp(job const& j, tcp_options options = {}) {
     DDP_EXPECTS(j.size >= 1 && j.rank >= 0 && j.rank < j.size, "connect_tcp: job.rank must be in [0, job.size)");
     options.times.validate();
-    framed_options framing{options.times, 0, options.early_bytes, options.spin.value_or(std::chrono::microseconds{50})};
+    framed_options framing{options.times, 0, options.early_bytes, options.spin};
     std::vector<framed_peer<tcp_stream>> peers;
     if (j.size == 1) return std::make_unique<tcp_transport>(0, 1, std::move(peers), framing);
 
@@ -310,8 +309,7 @@ private:
     if (j.rank == 0) {
         std::random_device random;
         std::uint64_t const nonce = std::uint64_t{random()} << 32 | random();
-        detail::tcp_acceptor acceptor =
-            detail::listen_as_master(j, servers, options.listen_descriptor, insecure);
+        detail::tcp_acceptor acceptor = detail::listen_as_master(j, servers, options.listen_descriptor, insecure);
         servers = {acceptor.local_endpoint()};
         server = std::make_unique<tcp_store_server>(std::move(acceptor), j.size, nonce, options.times);
     }
@@ -327,9 +325,8 @@ private:
                   until);
         std::vector<detail::peer_address> addresses(static_cast<std::size_t>(j.size));
         for (auto const& [key, value] : store.all("rank/", static_cast<std::uint32_t>(j.size), until))
-            addresses[static_cast<std::size_t>(
-                detail::environment_number("a published rank", key.substr(5), 0, j.size - 1, "a rank"))] =
-                detail::peer_address::parse(value);
+            addresses[static_cast<std::size_t>(detail::environment_number(
+                "a published rank", key.substr(5), 0, j.size - 1, "a rank"))] = detail::peer_address::parse(value);
 
         detail::peer_hello mine;
         mine.from = j.rank;
@@ -337,13 +334,11 @@ private:
         mine.nonce = store.nonce();
         mine.host = detail::host_identity();
         mine.early_bytes = options.early_bytes;
-        unsigned here = 1;
         for (auto& c : detail::tcp_mesh(mine, addresses, acceptor, options.times).connect()) {
             detail::peer_address const& a = addresses[static_cast<std::size_t>(c.rank)];
-            here += c.same_host;
-            peers.push_back({c.rank, tcp_stream(std::move(c.socket)), a.who + ", " + detail::text_of(a.at), !c.same_host});
+            peers.push_back(
+                {c.rank, tcp_stream(std::move(c.socket)), a.who + ", " + detail::text_of(a.at), !c.same_host});
         }
-        framing.yields = !options.spin && here > std::max(1u, std::thread::hardware_concurrency());
         store.put("done/" + number, {}, until);
         static_cast<void>(store.all("done/", static_cast<std::uint32_t>(j.size), until));
     } catch (rendezvous_error const& e) {

@@ -62,8 +62,8 @@ template <class Get>
                                 ". Start the program with ddprun or torchrun, set all four, or none to run alone");
     job j;
     j.size = detail::environment_number("WORLD_SIZE", *values[1], 1, most_ranks, "the number of ranks");
-    j.rank = detail::environment_number("RANK", *values[0], 0, j.size - 1,
-                                        "a rank below WORLD_SIZE (" + *values[1] + ")");
+    j.rank =
+        detail::environment_number("RANK", *values[0], 0, j.size - 1, "a rank below WORLD_SIZE (" + *values[1] + ")");
     if (values[2]) j.master_addr = *values[2];
     if (j.master_addr.empty()) throw environment_error("MASTER_ADDR is empty; expected the address of rank 0's host");
     if (values[3])
@@ -74,9 +74,8 @@ template <class Get>
         j.local_size = detail::environment_number("LOCAL_WORLD_SIZE", *local_size, 1, j.size,
                                                   "the number of ranks on this host, at most WORLD_SIZE");
     if (local_rank)
-        j.local_rank = detail::environment_number("LOCAL_RANK", *local_rank, 0,
-                                                  local_size ? j.local_size - 1 : j.size - 1,
-                                                  "this rank's place on its host");
+        j.local_rank = detail::environment_number(
+            "LOCAL_RANK", *local_rank, 0, local_size ? j.local_size - 1 : j.size - 1, "this rank's place on its host");
     if (!local_size) j.local_size = j.local_rank + 1;
     return j;
 }

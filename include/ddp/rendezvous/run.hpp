@@ -58,6 +58,17 @@ inline void rethrow_root_cause(std::vector<std::exception_ptr> const& thrown) {
     if (verdict) std::rethrow_exception(verdict);
 }
 
+/// body(comm); what it throws reaches the other ranks in its own words.
+template <class Body, class Comm>
+void call_body(Body& body, Comm& comm) {
+    try {
+        body(comm);
+    } catch (...) {
+        comm.fail(std::current_exception());
+        throw;
+    }
+}
+
 }  // namespace detail
 
 /// Ranks are threads of this process: run_options.ranks of them, one by default.
@@ -73,7 +84,7 @@ struct threads {
         auto const one = [&](int rank) {
             try {
                 communicator<inproc_transport> comm(world->connect(rank), options.times);
-                body(comm);
+                detail::call_body(body, comm);
             } catch (...) {
                 thrown[static_cast<std::size_t>(rank)] = std::current_exception();
             }
@@ -94,6 +105,9 @@ static_assert(Launch<threads>);
 /// Throws environment_error if what is asked for was not built in or contradicts itself, otherwise what body throws.
 template <Launch... Launches, class Body>
 void run(run_options const& options, Body body) {
+    if (options.ranks < 0)
+        throw environment_error("run_options.ranks is " + std::to_string(options.ranks) +
+                                "; expected how many ranks there are, or 0: as many as the launcher says");
     bool started = false;
     std::string choices;
     auto const try_one = [&]<class L>(std::type_identity<L>, bool chosen) {

@@ -51,7 +51,7 @@ struct mpi {
         try {
             communicator<mpi_transport> comm(
                 std::make_unique<mpi_transport>(world, mpi_options{.times = options.times}), options.times);
-            body(comm);
+            detail::call_body(body, comm);
         } catch (...) {
             thrown = std::current_exception();
         }

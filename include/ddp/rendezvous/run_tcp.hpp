@@ -34,7 +34,7 @@ struct tcp {
                                     std::to_string(options.ranks));
         communicator<tcp_transport> comm(
             connect_tcp(*found, tcp_options{.times = options.times, .insecure = options.insecure}), options.times);
-        body(comm);
+        detail::call_body(body, comm);
     }
 };
 static_assert(Launch<tcp>);

@@ -66,6 +66,8 @@ inline void append(std::string& to, const_bytes bytes) {
 class tcp_store_server {
 public:
     static constexpr std::size_t strangers = 64;
+    /// A rank that has just connected has this long to say hello before a flood of others may push it out.
+    static constexpr std::chrono::milliseconds grace{100};
 
     tcp_store_server(detail::tcp_acceptor acceptor, int size, std::uint64_t nonce, timing const& times)
         : acceptor_(std::move(acceptor)),
@@ -73,7 +75,8 @@ public:
           nonce_(nonce),
           times_(times),
           until_(clock::now() + times.join),
-          present_(static_cast<std::size_t>(size)) {
+          present_(static_cast<std::size_t>(size)),
+          came_(present_.size()) {
         boost::system::error_code ignored;
         acceptor_.non_blocking(true, ignored);
         thread_ = std::thread([this] { serve(); });
@@ -101,16 +104,20 @@ private:
 
     void serve() noexcept {
         time_point give_up = never;
-        for (;;) {
+        while (clock::now() < give_up) {
             try {
                 if (stopping_ && give_up == never) give_up = clock::now() + times_.handshake;
-                bool const nobody = std::none_of(visitors_.begin(), visitors_.end(), [](auto& v) { return v.rank >= 0; });
-                if (stopping_ && (nobody || clock::now() >= give_up)) return;
+                auto const is_rank = [](visitor const& v) { return v.rank >= 0; };
+                if (stopping_ && all_told() && std::none_of(visitors_.begin(), visitors_.end(), is_rank)) return;
                 turn();
             } catch (std::exception const& e) {
                 failure_ = std::string("the rendezvous failed: ") + e.what();
             }
         }
+    }
+    /// After an early failure the ranks that are about to come should hear of it as well.
+    [[nodiscard]] bool all_told() const {
+        return failure_.empty() || clock::now() >= until_ || std::count(came_.begin(), came_.end(), true) == size_;
     }
     void turn() {
         std::vector<::pollfd> polls{{acceptor_.native_handle(), POLLIN, 0}, {bell_.descriptor(), POLLIN, 0}};
@@ -138,15 +145,18 @@ private:
         }
     }
     void welcome() {
+        auto const silent = [](visitor const& v) { return v.rank < 0; };
         for (int i = 0; i < 256; ++i) {
+            if (std::count_if(visitors_.begin(), visitors_.end(), silent) >= static_cast<std::ptrdiff_t>(strangers)) {
+                auto const oldest = std::find_if(visitors_.begin(), visitors_.end(), silent);
+                if (oldest->until - clock::now() > times_.handshake - grace) return;  // the next waits in the kernel
+                visitors_.erase(oldest);
+            }
             boost::system::error_code error;
             detail::tcp_socket socket(tcp_context());
             acceptor_.accept(socket, error);
             if (error) return;
             socket.non_blocking(true, error);
-            auto const silent = [](visitor const& v) { return v.rank < 0; };
-            if (std::count_if(visitors_.begin(), visitors_.end(), silent) >= static_cast<std::ptrdiff_t>(strangers))
-                visitors_.erase(std::find_if(visitors_.begin(), visitors_.end(), silent));
             visitors_.push_back({std::move(socket), clock::now() + times_.handshake, -1, {}, {}, false, false, {}, 0});
             read(visitors_.back());
         }
@@ -217,14 +227,15 @@ private:
         std::string const who(hello.who.view());
         std::string const rank = std::to_string(hello.rank);
         std::string refusal;
+        if (hello.rank >= 0 && hello.rank < size_) came_[static_cast<std::size_t>(hello.rank)] = true;
         if (hello.version != version_number || hello.record_bytes != sizeof(failure)) {
             refusal = "rank " + rank + " (" + who + ") was built with another ddp: version " +
                       std::to_string(hello.version) + ", rank 0 has " + std::to_string(version_number) +
                       ". All ranks must run the same program";
             refused_ += (refused_.empty() ? "; " : ", ") + refusal;
         } else if (hello.size != size_) {
-            refusal = "rank " + rank + " (" + who + ") has WORLD_SIZE " + std::to_string(hello.size) +
-                      ", rank 0 has " + std::to_string(size_) + ". All ranks must be started with the same";
+            refusal = "rank " + rank + " (" + who + ") has WORLD_SIZE " + std::to_string(hello.size) + ", rank 0 has " +
+                      std::to_string(size_) + ". All ranks must be started with the same";
             if (failure_.empty()) failure_ = refusal;
         } else if (hello.rank < 0 || hello.rank >= size_) {
             refusal = "rank " + rank + " (" + who + ") does not exist in a job of " + std::to_string(size_);
@@ -254,10 +265,11 @@ private:
             until_ = never;
             return;
         }
-        failure_ = "ranks {" + missing + "} never joined (" + std::to_string(count) + " of " + std::to_string(size_) +
-                   " present after " + std::to_string(times_.join.count() / 1000) +
-                   " s). Check that they were started, with this MASTER_ADDR and MASTER_PORT, and look at their output" +
-                   refused_;
+        failure_ =
+            "ranks {" + missing + "} never joined (" + std::to_string(count) + " of " + std::to_string(size_) +
+            " present after " + std::to_string(times_.join.count() / 1000) +
+            " s). Check that they were started, with this MASTER_ADDR and MASTER_PORT, and look at their output" +
+            refused_;
     }
     void answer(visitor& v) {
         if (!v.waits) return;
@@ -305,6 +317,7 @@ private:
     timing times_;
     time_point until_;
     std::vector<std::string> present_;  // by rank: who, or empty
+    std::vector<bool> came_;            // by rank: has said hello, welcome or not
     std::map<std::string, std::string> data_;
     std::list<visitor> visitors_;
     std::string failure_, refused_;
@@ -327,19 +340,19 @@ public:
                 ++attempts;
                 at_ = at;
                 last = detail::dial(socket_, at, until);
-                if (!last) {
-                    greet(rank, size, until);
-                    return;
-                }
+                if (last) continue;
+                if (greet(rank, size, until)) return;
+                last = boost::asio::error::connection_reset;  // a flood of strangers may have pushed us out: again
             }
             if (clock::now() + pause >= until) break;
             std::this_thread::sleep_for(pause);
         }
         std::string tried;
         for (detail::tcp_endpoint const& at : servers) tried += (tried.empty() ? "" : ", ") + detail::text_of(at);
-        throw rendezvous_error("rank " + std::to_string(rank) + " cannot reach rank 0 at " + tried + " (" +
-                               std::to_string(attempts) + " attempts, the last: " + last.message() +
-                               "). Check that rank 0 runs, MASTER_ADDR and MASTER_PORT, and firewalls between the hosts");
+        throw rendezvous_error(
+            "rank " + std::to_string(rank) + " cannot reach rank 0 at " + tried + " (" + std::to_string(attempts) +
+            " attempts, the last: " + last.message() +
+            "). Check that rank 0 runs, MASTER_ADDR and MASTER_PORT, and firewalls between the hosts");
     }
 
     void put(std::string_view key, std::string_view value, time_point until) {
@@ -372,16 +385,22 @@ public:
 private:
     static constexpr std::uint32_t max_answer = 64u << 20;
 
-    void greet(int rank, int size, time_point until) {
+    /// False if the other side hung up before it said anything.
+    bool greet(int rank, int size, time_point until) {
         detail::store_hello hello;
         hello.rank = rank;
         hello.size = size;
         hello.who = bounded_text<72>(detail::this_process());
         tune_connected(socket_.native_handle(), timing{});
-        if (detail::write_all(socket_, bytes_of(hello), until) != detail::io_end::ok) throw lost();
+        if (detail::write_all(socket_, bytes_of(hello), until) != detail::io_end::ok) return false;
+        if (detail::poll_until(socket_.native_handle(), POLLIN, until)) {
+            std::byte first;
+            if (::recv(socket_.native_handle(), &first, 1, MSG_PEEK) <= 0) return false;
+        }
         std::string const nonce = answer(until);
         if (nonce.size() != sizeof nonce_) throw stranger();
         std::memcpy(&nonce_, nonce.data(), sizeof nonce_);
+        return true;
     }
     std::string request(detail::store_op op, std::string_view key, std::string_view value, std::uint32_t count,
                         time_point until) {
@@ -402,7 +421,8 @@ private:
         bool const ours = head.op == detail::store_op::ok || head.op == detail::store_op::refused;
         if (!ours || head.key != 0 || head.count != 0 || head.value > max_answer) throw stranger();
         std::string text(head.value, '\0');
-        if (detail::read_all(socket_, as_mutable_bytes(std::span<char>(text)), until) != detail::io_end::ok) throw lost();
+        if (detail::read_all(socket_, as_mutable_bytes(std::span<char>(text)), until) != detail::io_end::ok)
+            throw lost();
         if (head.op == detail::store_op::refused) throw rendezvous_error(text);
         return text;
     }

@@ -26,7 +26,8 @@ task<> order(stage<T>* s) {
         s->send(s->after(), s->what(1), s->pattern(bytes(k), k + 100 * static_cast<std::size_t>(s->rank())));
     co_await stage<T>::pause(s, std::chrono::milliseconds(5));  // some come early
     for (std::size_t k = count / 3; k < count; ++k) receives.push_back(&s->receive(s->before(), s->what(1), in[k]));
-    if (!co_await stage<T>::all(s)) co_return;
+    bool const go1 = co_await stage<T>::all(s);
+    if (!go1) co_return;
     for (std::size_t k = 0; k < count; ++k) {
         s->expect(receives[k]->status == op_status::ok, "messages of one identity came out of order: a length differs");
         s->expect(stage<T>::has_pattern(in[k], k + 100 * static_cast<std::size_t>(s->before())),
@@ -66,14 +67,16 @@ task<> sizes(stage<T>* s) {
         if (receive_first) receive();
         for (std::size_t k = 0; k < bytes.size(); ++k) s->send(s->after(), s->what(base + k), s->pattern(bytes[k], k));
         if (!receive_first) receive();
-        if (!co_await stage<T>::all(s)) co_return;
+        bool const go2 = co_await stage<T>::all(s);
+        if (!go2) co_return;
         for (std::size_t k = 0; k < bytes.size(); ++k) {
             std::string const size = std::to_string(bytes[k]) + " bytes";
             s->expect(got[k]->status == op_status::ok, "a message did not arrive: " + size);
             s->expect(got[k]->length == bytes[k], "completion.length is not the sender's length: " + size);
             s->expect(stage<T>::has_pattern(in[k], k), "a message arrived changed: " + size);
         }
-        if (!co_await stage<T>::together(s)) co_return;
+        bool const go3 = co_await stage<T>::together(s);
+        if (!go3) co_return;
     }
 }
 
@@ -96,7 +99,8 @@ task<> large(stage<T>* s) {
         s->receive(s->before(d), s->what(1), in.back());
         s->send(s->after(d), s->what(1), s->pattern(s->options.large_bytes, static_cast<std::size_t>(s->rank() + 10 * s->after(d))));
     }
-    if (!co_await stage<T>::all(s)) co_return;
+    bool const go4 = co_await stage<T>::all(s);
+    if (!go4) co_return;
     for (std::size_t k = 0; k < in.size(); ++k)
         s->expect(stage<T>::has_pattern(in[k], static_cast<std::size_t>(peers[k] + 10 * s->rank())), "a large message arrived changed");
 }
@@ -111,7 +115,8 @@ task<> many_in_flight(stage<T>* s) {
         s->receive(s->before(), s->what(k), in[k]);
         s->send(s->after(), s->what(count - 1 - k), s->pattern(bytes(count - 1 - k), count - 1 - k));
     }
-    if (!co_await stage<T>::all(s)) co_return;
+    bool const go5 = co_await stage<T>::all(s);
+    if (!go5) co_return;
     for (std::size_t k = 0; k < count; ++k)
         s->expect(stage<T>::has_pattern(in[k], k), "of many messages in flight one arrived changed");
 }
@@ -134,7 +139,8 @@ task<> early(stage<T>* s) {
         in[k] = s->memory(bytes);
         s->receive(s->before(), s->what(k), in[k]);
     }
-    if (!co_await stage<T>::all(s, "early messages were not all received")) co_return;
+    bool const go6 = co_await stage<T>::all(s, "early messages were not all received");
+    if (!go6) co_return;
     for (std::size_t k = 0; k < count; ++k) s->expect(stage<T>::has_pattern(in[k], k), "an early message arrived changed");
 }
 
@@ -163,7 +169,8 @@ task<> length_mismatch(stage<T>* s) {
         }
         if (!receive_first) co_await stage<T>::pause(s, std::chrono::milliseconds(2));
         if (!receive_first) receive();
-        if (!co_await stage<T>::all(s)) co_return;
+        bool const go7 = co_await stage<T>::all(s);
+        if (!go7) co_return;
         for (std::size_t k = 0; k < cases.size(); ++k) {
             std::string const which = std::to_string(cases[k].sent) + " bytes sent, " + std::to_string(cases[k].expected) + " expected";
             s->expect(wrong[k]->status == op_status::length, "a wrong length was not refused: " + which);
@@ -172,7 +179,8 @@ task<> length_mismatch(stage<T>* s) {
             s->expect(right[k]->status == op_status::ok && stage<T>::has_pattern(second[k], k + 50),
                       "the message behind one of the wrong length did not arrive: " + which);
         }
-        if (!co_await stage<T>::together(s)) co_return;
+        bool const go8 = co_await stage<T>::together(s);
+        if (!go8) co_return;
     }
 }
 
@@ -185,7 +193,8 @@ task<> fingerprint(stage<T>* s) {
         got.push_back(&s->receive(s->before(), s->what(k, 0, 1), s->memory(bytes)));
         s->send(s->after(), s->what(k, 0, print(k, s->rank())), s->pattern(bytes, k));
     }
-    if (!co_await stage<T>::all(s)) co_return;
+    bool const go9 = co_await stage<T>::all(s);
+    if (!go9) co_return;
     for (std::uint64_t k = 0; k < 20; ++k) {
         s->expect(got[k]->status == op_status::ok, "a message with another fingerprint was refused: that is decided above");
         s->expect(got[k]->fingerprint == print(k, s->before()), "a receive does not carry the sender's fingerprint");
@@ -203,7 +212,8 @@ task<> nothing_inside_post(stage<T>* s) {
         co_await stage<T>::pause(s, std::chrono::milliseconds(10));
         if (!first) s->receive(s->before(), s->what(k), s->memory(bytes));
         if (!first) s->send(s->after(), s->what(k), s->pattern(bytes, k));
-        if (!co_await stage<T>::all(s)) co_return;
+        bool const go10 = co_await stage<T>::all(s);
+        if (!go10) co_return;
     }
 }
 
@@ -218,7 +228,8 @@ task<> all_to_all(stage<T>* s) {
             s->receive(peer, s->what(bytes), in.back());
             s->send(peer, s->what(bytes), s->pattern(bytes + static_cast<std::size_t>(s->rank()), pair));
         }
-        if (!co_await stage<T>::all(s)) co_return;
+        bool const go11 = co_await stage<T>::all(s);
+        if (!go11) co_return;
         for (int peer = 0; peer < s->size(); ++peer)
             if (peer != s->rank())
                 s->expect(stage<T>::has_pattern(in[static_cast<std::size_t>(peer)], static_cast<std::size_t>(peer * 100 + s->rank())),
@@ -303,7 +314,8 @@ void post_unanswered(stage<T>* s) {
 /// Rank 0 aborts, the others when they hear of it; then rank 0 publishes a verdict in its record's place.
 template <Transport T>
 task<> abort(stage<T>* s) {
-    if (!co_await stage<T>::together(s)) co_return;
+    bool const go12 = co_await stage<T>::together(s);
+    if (!go12) co_return;
     s->expect(s->transport().reports().size() == static_cast<std::size_t>(s->size()), "reports() has not one entry a rank");
     for (report const& r : s->transport().reports()) s->expect(r.is == report::state::silent, "a rank has spoken before anything failed");
     post_unanswered(s);
@@ -320,7 +332,8 @@ task<> abort(stage<T>* s) {
     s->expect(heard(s, s->rank(), words(s->rank()), false), "reports() does not show this rank's own record");
     probe const& late_send = s->send(s->after(), s->what(1, 9), s->pattern(100, 1));
     probe const& late_receive = s->receive(s->before(), s->what(1, 9), s->memory(100));
-    if (!co_await stage<T>::all(s, "what is posted after abort() does not complete")) co_return;
+    bool const go13 = co_await stage<T>::all(s, "what is posted after abort() does not complete");
+    if (!go13) co_return;
     s->expect(late_send.status == op_status::aborted && late_receive.status == op_status::aborted,
               "what is posted after abort() does not complete as aborted");
     bool const all_told = co_await stage<T>::until(
@@ -349,7 +362,8 @@ task<> survivors_go_on(stage<T>* s, int survivors, std::uint64_t index) {
         mutable_bytes const in = s->memory(bytes);
         probe const& got = s->receive(from, s->what(index, static_cast<std::uint32_t>(bytes)), in);
         s->send(to, s->what(index, static_cast<std::uint32_t>(bytes)), s->pattern(bytes, bytes));
-        if (!co_await stage<T>::until(s, [&got] { return got.runs > 0; }, "ranks that stayed cannot talk to each other")) co_return;
+        bool const go14 = co_await stage<T>::until(s, [&got] { return got.runs > 0; }, "ranks that stayed cannot talk to each other");
+        if (!go14) co_return;
         s->expect(got.status == op_status::ok && stage<T>::has_pattern(in, bytes), "between ranks that stayed a message failed");
     }
 }
@@ -385,25 +399,29 @@ task<> after_departure(stage<T>* s, report::state state) {
 
 template <Transport T>
 task<> leave(stage<T>* s) {
-    if (!co_await stage<T>::together(s)) co_return;
+    bool const go15 = co_await stage<T>::together(s);
+    if (!go15) co_return;
     int const gone = s->size() - 1;
     // What it sent, and saw completed, is there even if it is asked for later.
     mutable_bytes const in = s->memory(1000);
     if (s->rank() == gone) {
         for (int r = 0; r < gone; ++r) s->send(r, s->what(1, 2), s->pattern(1000, 9));
-        if (!co_await stage<T>::all(s)) co_return;
+        bool const go16 = co_await stage<T>::all(s);
+        if (!go16) co_return;
         s->destroy_transport();
         co_return;
     }
     probe const& got = s->receive(gone, s->what(1, 2), in);
-    if (!co_await stage<T>::until(s, [&got] { return got.runs > 0; }, "a leaver's last message did not come")) co_return;
+    bool const go17 = co_await stage<T>::until(s, [&got] { return got.runs > 0; }, "a leaver's last message did not come");
+    if (!go17) co_return;
     s->expect(got.status == op_status::ok && stage<T>::has_pattern(in, 9), "a leaver's last message did not come whole");
     co_await after_departure(s, report::state::left);
 }
 
 template <Transport T>
 task<> death(stage<T>* s) {
-    if (!co_await stage<T>::together(s)) co_return;
+    bool const go18 = co_await stage<T>::together(s);
+    if (!go18) co_return;
     if (s->rank() == s->size() - 1) {
         s->options.kill(s->rank());
         co_return;
@@ -414,7 +432,8 @@ task<> death(stage<T>* s) {
 /// Everybody, or at first only rank 0, destroys a transport that is at work; then the memory is used for something else.
 template <Transport T>
 task<> destruction(stage<T>* s) {
-    if (!co_await stage<T>::together(s)) co_return;
+    bool const go19 = co_await stage<T>::together(s);
+    if (!go19) co_return;
     post_unanswered(s);
     if (s->rank() % 2 == 1) co_await stage<T>::pause(s, std::chrono::milliseconds(3));
     s->destroy_transport();
@@ -422,7 +441,8 @@ task<> destruction(stage<T>* s) {
 
 template <Transport T>
 task<> destruction_by_one(stage<T>* s) {
-    if (!co_await stage<T>::together(s)) co_return;
+    bool const go20 = co_await stage<T>::together(s);
+    if (!go20) co_return;
     post_unanswered(s);
     if (s->rank() == 0) {
         s->destroy_transport();

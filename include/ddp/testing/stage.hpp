@@ -53,8 +53,8 @@ struct probe : completion {
 template <Transport T>
 class stage {
 public:
-    stage(std::unique_ptr<T>& transport, conformance_options const& options, std::uint32_t group, bool blocking)
-        : options(options), transport_(transport), rank_(transport->rank()), size_(transport->size()), group_(group),
+    stage(std::unique_ptr<T>& transport, conformance_options const& with, std::uint32_t group, bool blocking)
+        : options(with), transport_(transport), rank_(transport->rank()), size_(transport->size()), group_(group),
           blocking_(blocking) {}
     stage(stage const&) = delete;
     stage& operator=(stage const&) = delete;

@@ -42,7 +42,7 @@ std::string describe(std::span<parameter<E> const> parameters) {
 struct agenda {
     static constexpr std::array<std::string_view, 5> names = {
         "version of the library", "bucket policy", "allreduce algorithm", "optimizer or its settings",
-        "training options (update policy, clipping, schedule)"};
+        "training options (update policy, clipping, schedule, unused, buckets in flight)"};
     std::array<std::uint64_t, 5> hashes = {};
     std::uint64_t parameters = 0;   // of the description
     std::uint64_t description = 0;  // its bytes
@@ -59,9 +59,7 @@ inline std::string first_difference(std::string_view zero, std::string_view othe
     for (std::size_t i = 0; !zero.empty() || !other.empty(); ++i) {
         std::string_view const a = line(zero), b = line(other);
         if (a == b) continue;
-        auto const say = [](std::string_view what) {
-            return what.empty() ? std::string("absent") : std::string(what);
-        };
+        auto const say = [](std::string_view what) { return what.empty() ? std::string("absent") : std::string(what); };
         return "parameter #" + std::to_string(i) + " is " + say(a) + " on rank 0 and " + say(b) + " on rank " +
                std::to_string(rank);
     }

@@ -25,16 +25,17 @@ struct bucket_cut {
 
 /// What a policy decides. Plain data: the policy's type ends where a trainer is made.
 struct bucket_plan {
-    std::vector<std::size_t> order;   ///< parameters as they lie in the arena; empty: as declared
-    std::vector<bucket_cut> cuts;     ///< inner boundaries, ascending: k cuts make k + 1 buckets, in arena order
-    std::vector<std::size_t> launch;  ///< buckets in the order in which they are expected to fill; empty: last first
+    std::vector<std::size_t> order = {};  ///< parameters as they lie in the arena; empty: as declared
+    std::vector<bucket_cut> cuts = {};    ///< inner boundaries, ascending: k cuts make k + 1 buckets, in arena order
+    std::vector<std::size_t> launch =
+        {};  ///< buckets in the order in which they are expected to fill; empty: last first
 };
 
 /// What a policy is told.
 struct bucket_request {
     std::span<std::size_t const> counts;  ///< elements of each parameter, as declared
     std::size_t element_bytes = 4;
-    std::size_t grain = 16;               ///< cuts inside a parameter fall on multiples of this many elements
+    std::size_t grain = 16;  ///< cuts inside a parameter fall on multiples of this many elements
 };
 
 /// Parameters in, a plan out. Pure: every rank computes the same one, which their hash confirms.
@@ -43,8 +44,9 @@ concept BucketPolicy = requires(B const& policy, bucket_request const& request) 
     { policy.plan(request) } -> std::same_as<bucket_plan>;
 };
 
-/// Buckets of at most `cap_bytes`, filled from the last parameter backwards, as gradients become ready. The first to fill
-/// is small, so that communication starts early; parameters larger than the cap are split.
+/// Buckets of at most `cap_bytes` (gaps between parameters counted; never less than a grain), filled from the last
+/// parameter backwards, as gradients become ready. The first to fill is small, so that communication starts early;
+/// parameters larger than the cap are split.
 /// Source: PyTorch DDP's first bucket and cap (Li et al., VLDB 2020); splitting as in ByteScheduler (SOSP 2019).
 struct size_capped_buckets {
     std::size_t cap_bytes = std::size_t{4} << 20;
@@ -60,7 +62,7 @@ struct size_capped_buckets {
             filled = 0;
         };
         for (std::size_t position = request.counts.size(); position-- > 0;) {
-            std::size_t left = request.counts[position];
+            std::size_t left = padded(request.counts[position], request);
             if (filled > 0 && left > room - filled) close({position + 1, 0});
             while (left > room - filled) {  // larger than a whole bucket: cut from its end
                 std::size_t const at = (left - (room - filled) + request.grain - 1) / request.grain * request.grain;
@@ -75,6 +77,11 @@ struct size_capped_buckets {
     }
 
 private:
+    /// What a parameter takes in the arena, where each begins at 64 bytes.
+    static std::size_t padded(std::size_t count, bucket_request const& request) {
+        std::size_t const alignment = 64 / request.element_bytes;
+        return (count + alignment - 1) / alignment * alignment;
+    }
     static std::size_t limit(std::size_t bytes, bucket_request const& request) {
         return std::max(request.grain, bytes / request.element_bytes / request.grain * request.grain);
     }
@@ -135,8 +142,13 @@ public:
     [[nodiscard]] std::span<std::size_t const> touches(std::size_t i) const noexcept { return touches_[i]; }
     [[nodiscard]] std::size_t members(std::size_t b) const noexcept { return members_[b]; }
 
-    [[nodiscard]] std::uint64_t hash() const noexcept {
-        return digest().add(std::span<std::size_t const>(bounds_)).add(std::span<std::size_t const>(launch_)).value();
+    /// Covers the order of the parameters too: others of the same sizes would give the same bounds.
+    [[nodiscard]] std::uint64_t hash(layout const& where) const noexcept {
+        return digest()
+            .add(std::span<std::size_t const>(bounds_))
+            .add(std::span<std::size_t const>(launch_))
+            .add(where.order())
+            .value();
     }
 
 private:

@@ -7,9 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <limits>
 #include <memory>
 #include <new>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -49,7 +49,8 @@ struct step_times {
 /// Memory for one array of a model's parameters, zeroed, on a 64-byte boundary.
 template <Element E>
 [[nodiscard]] std::shared_ptr<E[]> make_arena(std::size_t count) {
-    auto* const raw = static_cast<E*>(::operator new(std::max<std::size_t>(1, count) * sizeof(E), std::align_val_t{64}));
+    auto* const raw =
+        static_cast<E*>(::operator new(std::max<std::size_t>(1, count) * sizeof(E), std::align_val_t{64}));
     std::fill_n(raw, count, E(0));
     return std::shared_ptr<E[]>(raw, [](E* p) { ::operator delete(p, std::align_val_t{64}); });
 }
@@ -76,8 +77,13 @@ public:
     template <BucketPolicy Buckets = size_capped_buckets>
     data_parallel(M& model, Opt optimizer, communicator<T>& comm, training_options const& options = {},
                   A algorithm = {}, Buckets const& buckets = {}, Obs observer = {})
-        : model_(model), comm_(comm), options_(options), parameters_(list_parameters(model)), observer_(observer),
-          home_(std::this_thread::get_id()), reports_(parameters_.size()) {
+        : model_(model),
+          comm_(comm),
+          options_(options),
+          parameters_(list_parameters(model)),
+          observer_(observer),
+          home_(std::this_thread::get_id()),
+          reports_(parameters_.size()) {
         expect_uncontracted_kernels();
         if constexpr (requires { optimizer.validate(); }) optimizer.validate();
         if (options_.clip) options_.clip->validate();
@@ -91,10 +97,13 @@ public:
         gradients_ = make_arena<element>(layout_.size());
 
         detail::agenda mine;
-        mine.hashes = {version_number, map.hash(), digest().add(algorithm.name).value(), optimizer.hash(), options_hash()};
-        reducer_ = std::make_unique<reducer_type>(
-            comm_.tasks(), algorithm, optimizer, layout_, std::move(map),
-            options_, ready_releases<M> && bound, gradients(), values(), observer_);
+        mine.hashes = {version_number, map.hash(layout_), digest().add(algorithm.name).value(), optimizer.hash(),
+                       options_hash()};
+        comm_.exclusively([&] {  // it joins the scheduler, which the communication thread may be driving
+            reducer_ =
+                std::make_unique<reducer_type>(comm_.tasks(), algorithm, optimizer, layout_, std::move(map), options_,
+                                               ready_releases<M> && bound, gradients(), values(), observer_);
+        });
         try {
             start(mine);
         } catch (...) {
@@ -115,7 +124,7 @@ public:
         requires ModelFor<M, Batch>
     step_result step(Batch const& batch) {
         auto const since = clock::now();
-        weight_ = weight_of(model_, batch);
+        weigh(batch);
         begin(0);
         double const loss = forward_quietly(batch, weight_);
         backward_quietly();
@@ -125,11 +134,11 @@ public:
     }
 
     /// Takes part without a batch, for a rank that is out of data. Returns false once every rank says so; nothing has
-    /// changed then, and every rank stops.
+    /// changed then, and every rank stops. What was accumulated is no end yet: it goes into this step.
     bool step() {
         auto const since = clock::now();
         weight_ = 0;
-        begin(1);
+        begin(accumulated_ == 0 ? 1 : 0);
         backward_quietly();
         finish(0, true);
         account(since);
@@ -143,7 +152,8 @@ public:
     template <class Batch>
         requires ModelFor<M, Batch>
     double forward(Batch const& batch) {
-        weight_ = weight_of(model_, batch);
+        expect_intact();
+        weigh(batch);
         return forward_quietly(batch, weight_);
     }
     /// Backward without communication: adds this batch to the next step's gradient.
@@ -159,6 +169,8 @@ public:
     /// Returns when all values are new. `loss` of the result is 0: forward returned it.
     step_result finish() { return finish(0); }
 
+    /// Steps that changed the values. After a failure ranks may differ by one: those who had every gradient of a rank that
+    /// then failed have completed the step. Equal numbers are equal bits.
     [[nodiscard]] std::uint64_t completed_steps() const noexcept { return reducer_->updates(); }
     /// After a failure: whether only some values took part in the step that failed. Such state must not be kept.
     [[nodiscard]] bool torn() const noexcept { return reducer_->torn(); }
@@ -214,7 +226,8 @@ private:
     }
     [[nodiscard]] std::uint64_t options_hash() const {
         digest all;
-        all.add(static_cast<std::uint64_t>(options_.update)).add(options_.rate.hash());
+        all.add(static_cast<std::uint64_t>(options_.update)).add(static_cast<std::uint64_t>(options_.unused));
+        all.add(options_.rate.hash()).add(std::uint64_t{options_.buckets_in_flight});
         all.add(std::uint64_t{options_.clip.has_value()});
         if (options_.clip) all.add(bytes_of(options_.clip->max_norm));
         return all.value();
@@ -266,24 +279,40 @@ private:
         }
     }
     void detach() noexcept {
-        comm_.exclusively([&] { reducer_.reset(); });
+        comm_.exclusively([&] {
+            if (!reducer_->idle()) {  // its coroutines end before it does
+                comm_.tasks().fail(failure_kind::threw, errc::remote_exception, -1, "a trainer ended within a step");
+                comm_.tasks().pump();
+            }
+            reducer_.reset();
+        });
     }
 
     void begin(std::uint64_t done) {
         DDP_EXPECTS(!begun_, "a step is under way: finish() it before the next one begins");
         comm_.check();
-        if constexpr (requires { model_.intact(); })
-            DDP_EXPECTS(model_.intact(), "the model's memory is no longer the library's: something re-seated its "
-                                         "tensors. Make a new trainer after loading or converting a model.");
+        expect_intact();
         if constexpr (!bound) copy_values_in();  // the user may have changed them
         begun_ = true;
         reducer_->begin({.weight = accumulated_ + weight_, .done = done});
         move_on();
     }
+    void expect_intact() {
+        if constexpr (requires { model_.intact(); })
+            DDP_EXPECTS(model_.intact(),
+                        "the model's memory is no longer the library's: something re-seated its "
+                        "tensors. Make a new trainer after loading or converting a model.");
+    }
+    template <class Batch>
+    void weigh(Batch const& batch) {
+        tell_peers([&] { weight_ = weight_of(model_, batch); });
+    }
     /// There is mail: somebody has to fetch it.
     void move_on() noexcept {
-        if (comm_.has_thread()) comm_.poke();
-        else if (comm_.size() > 1 && std::this_thread::get_id() == home_) comm_.progress();
+        if (comm_.has_thread())
+            comm_.poke();
+        else if (comm_.size() > 1 && std::this_thread::get_id() == home_)
+            comm_.progress();
     }
 
     template <class Batch>
@@ -302,9 +331,8 @@ private:
         if (weight_ != 0) {
             std::fill(reports_.begin(), reports_.end(), std::uint8_t{0});
             pass<element> const how{.scale = static_cast<element>(weight_), .accumulate = !assigns};
-            tell_peers([&] {
-                model_.backward(how, [this, synchronise](std::size_t i) { this->ready(i, synchronise); });
-            });
+            tell_peers(
+                [&] { model_.backward(how, [this, synchronise](std::size_t i) { this->ready(i, synchronise); }); });
             for (std::size_t i = 0; i < parameters_.size(); ++i)
                 if (reports_[i] == 0 && options_.unused == unused::allowed) {
                     if (assigns) std::fill(parameters_[i].gradient.begin(), parameters_[i].gradient.end(), element(0));
@@ -336,10 +364,12 @@ private:
         if (reducer_->ready(i)) move_on();
     }
     void expect_all_reported() {
+        bool const once = std::all_of(reports_.begin(), reports_.end(), [](std::uint8_t times) { return times == 1; });
+        if (once && !stray_) return;  // before any word is allocated
         std::string const rank = "rank " + std::to_string(comm_.rank()) + ": backward ";
         std::string complaint;
-        if (stray_ != none)
-            complaint = rank + "reported parameter #" + std::to_string(stray_) + ", but the model has " +
+        if (stray_)
+            complaint = rank + "reported parameter #" + std::to_string(*stray_) + ", but the model has " +
                         std::to_string(parameters_.size()) + ": ready(i) takes the index in parameters()";
         for (std::size_t i = 0; i < parameters_.size() && complaint.empty(); ++i) {
             std::string const which = "parameter #" + std::to_string(i) + " '" + parameters_[i].name + "'";
@@ -350,11 +380,8 @@ private:
                             ": call ready(i) for every parameter, or set training_options.unused = "
                             "ddp::unused::allowed if it takes no part in this loss";
         }
-        if (complaint.empty()) return;
         begun_ = false;
-        comm_.exclusively([&] {
-            comm_.tasks().fail(failure_kind::mismatch, errc::gradient, comm_.rank(), complaint);
-        });
+        comm_.exclusively([&] { comm_.tasks().fail(failure_kind::mismatch, errc::gradient, comm_.rank(), complaint); });
         comm_.check();
     }
 
@@ -369,7 +396,8 @@ private:
         times_.waited += clock::now() - since;
         accumulated_ = 0;
         step_result const result{loss, reducer_->weight(), reducer_->gradient_norm()};
-        if (result.weight != 0) values_changed();
+        if (result.weight != 0)
+            values_changed();
         else if (!may_be_empty || !reducer_->everybody_done())
             throw error(errc::no_samples,
                         "the batch is empty on every rank: there is no mean over no samples. Nothing was changed; a "
@@ -410,8 +438,7 @@ private:
     std::uint64_t accumulated_ = 0;  // of the passes since the last step
     bool begun_ = false;
     std::vector<std::uint8_t> reports_;  // of parameter i in this pass; 2 means too many
-    static constexpr std::size_t none = std::numeric_limits<std::size_t>::max();
-    std::size_t stray_ = none;  // an index that is no parameter's, reported by backward
+    std::optional<std::size_t> stray_;   // an index that is no parameter's, reported by backward
     step_times times_;
 };
 

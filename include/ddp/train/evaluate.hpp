@@ -4,6 +4,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <exception>
 #include <optional>
 #include <span>
 #include <type_traits>
@@ -58,7 +59,12 @@ template <Transport T, class M, class Next, class Load>
     metrics mine{};
     {
         mode const evaluating(model);
-        while (auto const item = next()) mine += model.evaluate(load(*item));
+        try {
+            while (auto const item = next()) mine += model.evaluate(load(*item));
+        } catch (...) {
+            comm.fail(std::current_exception());
+            throw;
+        }
     }
     return sum_over_ranks(comm, mine);
 }

@@ -10,8 +10,8 @@ namespace ddp {
 
 /// Bucket `bucket` holds the mean gradient (all of it, or this rank's slice with a sharded update).
 struct bucket_reduced {
-    std::uint64_t step = 0;    ///< counts calls of step from 1
-    std::size_t bucket = 0;    ///< in the arena's order: the last is reduced first
+    std::uint64_t step = 0;  ///< counts calls of step from 1
+    std::size_t bucket = 0;  ///< in the arena's order: the last is reduced first
     std::size_t bytes = 0;
     std::chrono::nanoseconds elapsed{};  ///< since the bucket was full on this rank
 };

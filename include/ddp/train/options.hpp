@@ -25,7 +25,7 @@ enum class unused : std::uint8_t {
 struct training_options {
     ddp::update update = ddp::update::replicated;
     std::optional<clip_by_global_norm> clip = {};
-    schedule rate = {};                 ///< factor of the optimizer's learning rate, by update
+    schedule rate = {};  ///< factor of the optimizer's learning rate, by update
     ddp::unused unused = ddp::unused::error;
     std::size_t buckets_in_flight = 4;  ///< bounds the memory of the reductions under way
 };

@@ -49,12 +49,26 @@ class reducer final : public mailbox_client {
 public:
     /// `gradients` and `values` are arenas of where.size() elements that outlive the reducer.
     reducer(scheduler<T>& on, A algorithm, Opt optimizer, layout where, detail::bucket_map buckets,
-            training_options const& options, bool ready_releases,
-            std::span<E> gradients, std::span<E> values, Obs& observer)
-        : on_(on), algorithm_(algorithm), optimizer_(optimizer), layout_(std::move(where)),
-          buckets_(std::move(buckets)), options_(options), ready_releases_(ready_releases), gradients_(gradients), values_(values), observer_(observer),
-          pending_(buckets_.count()), mail_(buckets_.count() + 4), tickets_(ranks()),
-          full_(buckets_.count()), full_at_(buckets_.count()), released_(on), gate_(on), done_(on) {
+            training_options const& options, bool ready_releases, std::span<E> gradients, std::span<E> values,
+            Obs& observer)
+        : on_(on),
+          algorithm_(algorithm),
+          optimizer_(optimizer),
+          layout_(std::move(where)),
+          buckets_(std::move(buckets)),
+          options_(options),
+          ready_releases_(ready_releases),
+          gradients_(gradients),
+          values_(values),
+          observer_(observer),
+          pending_(buckets_.count()),
+          mail_(buckets_.count() + 4),
+          tickets_(ranks()),
+          full_(buckets_.count()),
+          full_at_(buckets_.count()),
+          released_(on),
+          gate_(on),
+          done_(on) {
         if (ranks() == 1) options_.buckets_in_flight = buckets_.count();  // nothing to wait for, nothing to bound
         options_.buckets_in_flight = std::max<std::size_t>(1, options_.buckets_in_flight);
         std::size_t const grain = slice_grain(options_.clip.has_value());
@@ -113,9 +127,12 @@ public:
         std::size_t const end = posted_.load(std::memory_order_acquire);
         for (; taken_ != end; ++taken_) {
             std::size_t const message = mail_[taken_ % mail_.size()];
-            if (message == mail_begin) begin_step();
-            else if (message == mail_released) released_.set();
-            else fill(message);
+            if (message == mail_begin)
+                begin_step();
+            else if (message == mail_released)
+                released_.set();
+            else
+                fill(message);
         }
     }
     /// Ends when every value is new. Collect first, so that the step has begun.
@@ -204,7 +221,7 @@ private:
     /// Gathers what every rank says; from then on buckets may be sent.
     task<> weigh() {
         tickets_[me()] = ticket_;
-        co_await all_gather_small(lane<T>{&on_, {.channel = channel::weights, .index = round_}, hash_},
+        co_await all_gather_small(lane<T>{&on_, {.channel = channel::weights, .index = round_}, on_.history()},
                                   std::span<step_ticket>(tickets_));
         weight_ = 0;
         everybody_done_ = true;
@@ -272,8 +289,8 @@ private:
         std::size_t const all = slots_.empty() ? 0 : state_.size() / slots_.size();
         for (std::size_t k = 0; k < slots_.size(); ++k)
             slots_[k] = std::span<E>(state_).subspan(k * all + state_begin_[b] + (from - origin), to - from);
-        optimizer_.step(info, std::span<E const>(gradients_.subspan(from, to - from)),
-                        values_.subspan(from, to - from), slot_spans<E>(slots_));
+        optimizer_.step(info, std::span<E const>(gradients_.subspan(from, to - from)), values_.subspan(from, to - from),
+                        slot_spans<E>(slots_));
     }
 
     // Statistics: squares over fixed blocks, so that neither buckets nor slices show in the norm's bits.
@@ -306,8 +323,8 @@ private:
     }
     void decide_clipping() {
         for (std::size_t i = 0; i < norms_.size(); ++i)
-            norms_[i] = tree_sum(
-                std::span<double const>(squares_).subspan(layout_.first_block(i), layout_.block_count(i)));
+            norms_[i] =
+                tree_sum(std::span<double const>(squares_).subspan(layout_.first_block(i), layout_.block_count(i)));
         norm_ = std::sqrt(tree_sum(norms_));
         factor_ = options_.clip->factor(norm_);
     }
@@ -334,7 +351,7 @@ private:
 
     // the communication side's
     std::size_t taken_ = 0;
-    std::uint64_t round_ = 0;   // steps begun
+    std::uint64_t round_ = 0;    // steps begun
     std::uint64_t updates_ = 0;  // steps that changed values
     std::vector<step_ticket> tickets_;
     std::uint64_t weight_ = 0;

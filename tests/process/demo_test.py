@@ -1,0 +1,318 @@
+"""The Fashion-MNIST example as people run it: what it prints, and that its bits do not depend on how the ranks are started,
+how they talk and how the gradients are cut.
+
+FASHION_MNIST (or DDP_EXAMPLES, its directory) and DDPRUN name the binaries; MPIEXEC the launcher of MPI. FASHION_DATA names
+the data set's directory, if not where Debian puts it; without one the test is skipped.
+"""
+
+import gzip
+import os
+import pty
+import re
+import select
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+from jobs import environment, program
+
+FASHION_MNIST = program("FASHION_MNIST", "DDP_EXAMPLES", "fashion_mnist")
+DDPRUN = os.environ.get("DDPRUN", "")
+MPIEXEC = os.environ.get("MPIEXEC") or shutil.which("mpirun") or ""
+FASHION_DATA = os.environ.get("FASHION_DATA", "/usr/share/datasets/fashion-mnist")
+DEADLINE = 300.0
+
+FILES = {"train-images-idx3-ubyte": 2000, "train-labels-idx1-ubyte": 2000,
+         "t10k-images-idx3-ubyte": 500, "t10k-labels-idx1-ubyte": 500}
+
+RESULT = re.compile(
+    r"^result: test_accuracy=(?P<accuracy>[01]\.\d{4}) ranks=(?P<ranks>\d+) transport=(?P<transport>inproc|tcp|mpi)"
+    r" algorithm=(?P<algorithm>\w+) epochs=(?P<epochs>\d+) seconds=\d+\.\d samples_per_second=\d+"
+    r" communication_wait=\d+\.\d% replicas=(?P<replicas>identical|different) parameters=(?P<parameters>[0-9a-f]{16})$")
+
+
+def run(*command, env=None):
+    done = subprocess.run(command, env=environment(**(env or {})), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          timeout=DEADLINE, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def tcp(ranks, *words):
+    return [DDPRUN, "-n", str(ranks), "--prefix", "none", "--", FASHION_MNIST, *words]
+
+
+def inproc(ranks, *words):
+    return [FASHION_MNIST, "--ranks", str(ranks), "--transport", "inproc", *words]
+
+
+def mpi(ranks, *words):
+    return [MPIEXEC, "-n", str(ranks), "--oversubscribe", FASHION_MNIST, "--transport", "mpi", *words]
+
+
+MPI_ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                   "OMPI_MCA_btl_vader_single_copy_mechanism": "none", "OMPI_MCA_hwloc_base_binding_policy": "none"}
+
+
+def cut(name, count):
+    """The first `count` entries of one of the data set's files, as a plain IDX file's bytes."""
+    with gzip.open(os.path.join(FASHION_DATA, name + ".gz")) as file:
+        magic = file.read(4)
+        dims = struct.unpack(f">{magic[3]}I", file.read(4 * magic[3]))
+        one = 1
+        for d in dims[1:]:
+            one *= d
+        return magic + struct.pack(f">{magic[3]}I", count, *dims[1:]) + file.read(count * one)
+
+
+@unittest.skipUnless(os.path.isfile(os.path.join(FASHION_DATA, "train-images-idx3-ubyte.gz")),
+                     f"no Fashion-MNIST in {FASHION_DATA} (Debian: apt install dataset-fashion-mnist)")
+class Demo(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.owner = tempfile.TemporaryDirectory(prefix="ddp-demo-test-")
+        cls.few = cls.owner.name  # a data set small enough for a matrix
+        for name, count in FILES.items():
+            with open(os.path.join(cls.few, name), "wb") as file:
+                file.write(cut(name, count))
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.owner.cleanup()
+
+    def small(self, *words):
+        return ("--data", self.few, "--hidden", "48", "--epochs", "1", "--batch", "100", *words)
+
+    def result(self, command, env=None, code=0):
+        """The last line's fields."""
+        got, out, err = run(*command, env=env)
+        self.assertEqual(got, code, f"{command}\n{out}{err}")
+        match = RESULT.match(out.splitlines()[-1] if out else "")
+        self.assertTrue(match, f"the last line is no result line:\n{out}{err}")
+        return match.groupdict()
+
+
+class ResultLine(Demo):
+    def test_says_what_was_run(self):
+        got = self.result(tcp(2, *self.small("--algorithm", "direct", "--epochs", "2")))
+        self.assertEqual({k: got[k] for k in ("ranks", "transport", "algorithm", "epochs", "replicas")},
+                         {"ranks": "2", "transport": "tcp", "algorithm": "direct", "epochs": "2", "replicas": "identical"})
+
+    def test_twice_the_same(self):
+        for command in (tcp(3, *self.small()), inproc(2, *self.small()), tcp(3, *self.small("--algorithm", "ring")),
+                        [FASHION_MNIST, *self.small()]):
+            self.assertEqual(self.result(command)["parameters"], self.result(command)["parameters"], command)
+
+    def test_the_seed_counts(self):
+        digests = {self.result(inproc(2, *self.small("--seed", seed)))["parameters"] for seed in ("7", "8")}
+        self.assertEqual(len(digests), 2)
+
+    def test_one_process_alone_needs_no_launcher(self):
+        got = self.result([FASHION_MNIST, *self.small()])
+        self.assertEqual(got["ranks"], "1")
+
+    def test_a_damaged_replica_shows(self):
+        for rank in (0, 1, 2):
+            self.assertEqual(self.result(inproc(3, *self.small("--flip", str(rank))), code=1)["replicas"], "different")
+        code, out, err = run(*tcp(3, *self.small("--flip", "1")))
+        self.assertNotEqual(code, 0)
+        self.assertRegex(out + err, r"(?m)^result: .* replicas=different ")
+
+
+class SameBits(Demo):
+    def test_on_every_transport(self):
+        for ranks in (2, 3, 4):
+            expected = self.result(inproc(ranks, *self.small()))["parameters"]
+            self.assertEqual(self.result(tcp(ranks, *self.small()))["parameters"], expected, ranks)
+
+    def test_under_mpi(self):
+        if not MPIEXEC:
+            self.skipTest("no mpirun here")
+        code, out, err = run(*mpi(1, *self.small()), env=MPI_ENVIRONMENT)
+        if code != 0 and "not one this program was built with" in out + err:
+            self.skipTest("the example was built without MPI")
+        for ranks in (2, 3):
+            expected = self.result(inproc(ranks, *self.small()))["parameters"]
+            got = self.result(mpi(ranks, *self.small()), env=MPI_ENVIRONMENT)
+            self.assertEqual((got["parameters"], got["transport"]), (expected, "mpi"), ranks)
+
+    def test_with_every_canonical_algorithm_bucket_size_and_update(self):
+        for clip in ((), ("--clip", "0.5")):
+            expected = self.result(inproc(3, *self.small(*clip)))["parameters"]
+            for algorithm in ("auto", "direct", "recursive_doubling", "naive"):
+                for buckets, update in (("2KiB", "replicated"), ("40000", "sharded"), ("64MiB", "replicated")):
+                    words = self.small("--algorithm", algorithm, "--buckets", buckets, "--update", update, *clip)
+                    with self.subTest(words=words[8:]):
+                        self.assertEqual(self.result(inproc(3, *words))["parameters"], expected)
+            for buckets, update in (("2KiB", "sharded"), ("64MiB", "sharded"), ("2KiB", "replicated")):
+                words = self.small("--buckets", buckets, "--update", update, *clip)
+                with self.subTest(words=words[8:], transport="tcp"):
+                    self.assertEqual(self.result(tcp(3, *words))["parameters"], expected)
+
+
+class Learns(Demo):
+    def test_as_one_rank_does(self):
+        losses, accuracy = {}, {}
+        for ranks in (1, 2, 4):
+            words = ("--epochs", "1", "--hidden", "128", "--losses", "100", "--data", FASHION_DATA)
+            code, out, err = run(*tcp(ranks, *words))
+            self.assertEqual(code, 0, out + err)
+            losses[ranks] = [float(x) for x in re.findall(r"(?m)^loss \d+ (\S+)$", out)]
+            self.assertEqual(len(losses[ranks]), 100, out)
+            accuracy[ranks] = float(RESULT.match(out.splitlines()[-1])["accuracy"])
+        for ranks in (2, 4):
+            worst = max(abs(a - b) / abs(b) for a, b in zip(losses[ranks], losses[1]))
+            self.assertLess(worst, 1e-3, f"{ranks} ranks")
+            self.assertLessEqual(abs(accuracy[ranks] - accuracy[1]), 0.003 + 1e-9, accuracy)
+        self.assertGreater(accuracy[1], 0.8)
+
+
+class BadData(Demo):
+    """Every rank says what is wrong with which file, and what was expected."""
+
+    def broken(self, damage, pattern):
+        with tempfile.TemporaryDirectory(prefix="ddp-demo-test-") as directory:
+            for name in FILES:
+                shutil.copy(os.path.join(self.few, name), directory)
+            damage(directory)
+            command = [DDPRUN, "-n", "2", "--", FASHION_MNIST, "--data", directory, "--hidden", "16", "--epochs", "1"]
+            code, out, err = run(*command)
+            self.assertNotEqual(code, 0, out)
+            for rank in (0, 1):
+                self.assertRegex(err, rf"(?m)^\[{rank}\] DDP-E30[12] [a-z]+: .*{pattern}", out + err)
+
+    def change(self, name, edit):
+        def damage(directory):
+            path = os.path.join(directory, name)
+            with open(path, "rb") as file:
+                content = bytearray(file.read())
+            with open(path, "wb") as file:
+                file.write(edit(content))
+        return damage
+
+    def test_no_directory(self):
+        self.broken(shutil.rmtree, "ddp-demo-test-.*no directory")
+
+    def test_no_file(self):
+        self.broken(lambda d: os.remove(os.path.join(d, "t10k-labels-idx1-ubyte")), "t10k-labels-idx1-ubyte")
+
+    def test_truncated(self):
+        for name in FILES:
+            with self.subTest(name=name):
+                self.broken(self.change(name, lambda c: c[:-1]), name + ".*(expected|header)")
+        self.broken(self.change("train-images-idx3-ubyte", lambda c: c[:5]), "train-images-idx3-ubyte")
+        self.broken(self.change("train-labels-idx1-ubyte", lambda c: b""), "train-labels-idx1-ubyte")
+
+    def test_too_long(self):
+        self.broken(self.change("train-images-idx3-ubyte", lambda c: c + b"x"), "train-images-idx3-ubyte.*")
+
+    def test_sizes_that_no_file_has(self):
+        def huge(content):
+            content[4:16] = b"\xff" * 12
+            return content
+        self.broken(self.change("train-images-idx3-ubyte", huge), "train-images-idx3-ubyte.*")
+
+    def test_mislabelled(self):
+        self.broken(self.change("train-images-idx3-ubyte", lambda c: b"\x89PNG" + c[4:]), "train-images-idx3-ubyte")
+        self.broken(self.change("train-labels-idx1-ubyte", lambda c: c[:2] + b"\x0d" + c[3:]), "train-labels-idx1-ubyte")
+
+        def exchange(directory):
+            images, labels = (os.path.join(directory, f"train-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
+            os.rename(images, images + ".tmp")
+            os.rename(labels, images)
+            os.rename(images + ".tmp", labels)
+        self.broken(exchange, "train-(images|labels)-idx")
+
+    def test_counts_that_differ(self):
+        def fewer(content):
+            content[4:8] = struct.pack(">I", 1999)
+            return content[:-1]
+        self.broken(self.change("train-labels-idx1-ubyte", fewer), "train-.*1999")
+
+    def test_a_label_out_of_range(self):
+        def ten(content):
+            content[8 + 17] = 10
+            return content
+        self.broken(self.change("train-labels-idx1-ubyte", ten), "train-labels-idx1-ubyte.*10")
+
+    def test_damaged_gzip(self):
+        def damage(directory):
+            path = os.path.join(directory, "train-images-idx3-ubyte")
+            with open(path, "rb") as file:
+                packed = bytearray(gzip.compress(file.read()))
+            os.remove(path)
+            packed[len(packed) // 2] ^= 0x55
+            with open(path + ".gz", "wb") as file:
+                file.write(packed)
+        self.broken(damage, "train-images-idx3-ubyte.gz.*")
+
+
+class CommandLine(Demo):
+    def test_mistakes_are_named(self):
+        for words, pattern in ((("--epoch", "2"), "--epoch\\b"), (("--epochs", "two"), "--epochs .*two"),
+                               (("--epochs",), "--epochs needs a value"), (("--buckets", "1MB"), "--buckets .*1MB"),
+                               (("--buckets", "0"), "--buckets"), (("5",), "'5'"),
+                               (("--algorithm", "tree"), "tree"), (("--update", "shared"), "shared"),
+                               (("--transport", "udp"), "udp"), (("--epochs", "0"), "steps must be at least 1"),
+                               (("--batch", "0"), "batch"), (("--hidden", "0"), "a layer of width 0"), (("--ranks", "-1"), "ranks")):
+            with self.subTest(words=words):
+                code, out, err = run(FASHION_MNIST, *self.small(*words))
+                self.assertNotIn(code, (0, -6, -11), out + err)
+                self.assertRegex(err, pattern)
+                self.assertNotRegex(out, "result:")
+
+    def test_ranks_that_contradict_the_launcher(self):
+        code, out, err = run(*tcp(2, *self.small("--ranks", "3")))
+        self.assertNotEqual(code, 0, out)
+        self.assertRegex(err, "DDP-E101 .*2.*3")
+
+    def test_help(self):
+        code, out, _ = run(FASHION_MNIST, "--help")
+        self.assertEqual(code, 0)
+        for option in ("ranks", "transport", "algorithm", "buckets", "epochs", "seed", "data"):
+            self.assertIn(f"--{option}", out)
+
+
+class Terminal(Demo):
+    def on_terminal(self, command):
+        """What a terminal is shown, and the exit code."""
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.execve(command[0], command, environment(TERM="xterm"))
+        seen, end = b"", time.monotonic() + DEADLINE
+        while time.monotonic() < end:
+            if select.select([terminal], [], [], 0.2)[0]:
+                try:
+                    chunk = os.read(terminal, 65536)
+                except OSError:
+                    break  # the other side is closed
+                if not chunk:
+                    break
+                seen += chunk
+        os.close(terminal)
+        return seen.decode(errors="replace"), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def test_a_bar_on_a_terminal(self):
+        for command in (inproc(2, *self.small("--epochs", "3")), tcp(2, *self.small("--epochs", "3"))):
+            with self.subTest(command=command[0]):
+                seen, code = self.on_terminal(command)
+                self.assertEqual(code, 0, seen)
+                self.assertRegex(seen, r"\r\[#*\.*\] +\d+% .*loss \d.*samples/s .*s left")
+                self.assertRegex(seen, r"\[#{30}\] 100%")
+                last = seen.replace("\r\n", "\n").rstrip("\n").splitlines()[-1]
+                self.assertTrue(RESULT.match(re.sub(r"\x1b\[K|\r", "", last)), repr(last))
+
+    def test_plain_lines_elsewhere(self):
+        for command in (inproc(2, *self.small()), tcp(2, *self.small())):
+            _, out, err = run(*command)
+            self.assertNotRegex(out + err, "[\r\x1b]")
+            self.assertRegex(out, r"(?m)^epoch 1/1 .*loss \d.*test accuracy 0\.\d{4}")
+
+
+if __name__ == "__main__":
+    if not DDPRUN:
+        sys.exit("DDPRUN names no launcher")
+    unittest.main()

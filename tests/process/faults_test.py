@@ -1,0 +1,538 @@
+"""Ranks that die, freeze, throw, come late or do something else, over TCP on loopback: every other rank says the same, names
+the right one, in time, and nothing hangs or is left behind.
+
+FAULT_PROGRAM (or DDP_PROGRAMS, its directory) and DDPRUN name the binaries.
+"""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+import unittest
+
+from jobs import DEADLINE, Job, Rank, environment, program
+
+FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
+DDPRUN = os.environ.get("DDPRUN", "")
+
+# What fault_program sets by default, in seconds (ddp::timing::for_tests).
+DEAD, COLLECTIVE, JOIN, SHUTDOWN = 0.75, 3.0, 5.0, 1.0
+SOON = 0.5    # a death, an exception or a mismatch is known everywhere after this
+TRIES = 3     # a measured time may be the machine's fault; what was said may not
+
+
+class Slow(Exception):
+    """Everything was right, but late."""
+
+
+def command(*words):
+    return [FAULT_PROGRAM, *words]
+
+
+def seconds_to_error(job, rank):
+    """From the last fault, or from when the rank came back from its own code if that was later, to its error."""
+    struck = max(int(line["at"]) for r in job.ranks.values() for line in r.said("fault"))
+    error = job.ranks[rank].said("error")[-1]
+    return (int(error["at"]) - max(struck, int(error["since"]))) * 1e-9
+
+
+class FaultCase(unittest.TestCase):
+    def in_time(self, attempt):
+        """Runs attempt(), again if it was only slow."""
+        for left in reversed(range(TRIES)):
+            try:
+                return attempt()
+            except Slow as slow:
+                if left == 0:
+                    self.fail(str(slow))
+
+    def agree(self, job, pattern, ranks, bound):
+        """All of `ranks` threw the same text, which matches, within `bound` seconds, and ended."""
+        texts = {r: job.ranks[r].error() for r in ranks}
+        self.assertEqual(len(set(texts.values())), 1, f"not one verdict: {texts}\n{job.story()}")
+        self.assertRegex(next(iter(texts.values())), pattern, job.story())
+        for r in ranks:
+            self.assertEqual(job.ranks[r].code, 1, job.story())
+            self.assertIn(texts[r], job.ranks[r].err, "run_main says it too")
+        self.assertEqual(job.children(), [], "processes are left")
+        late = {r: seconds_to_error(job, r) for r in ranks}
+        if max(late.values()) > bound:
+            raise Slow(f"seconds until the error came: {late}, allowed {bound}\n{job.story()}")
+
+    def strike(self, size, faults, pattern, who, *words, bound=SOON, survivors=None, code=None):
+        """A job of `size` ranks in which `who` misbehave; all others agree. Returns the culprits' exit codes."""
+        def attempt():
+            with Job(size, command(*(f"fault={f}" for f in faults), *words)) as job:
+                job.wait()
+                others = survivors if survivors is not None else [r for r in range(size) if r not in who]
+                self.agree(job, pattern, others, bound)
+                codes = [job.ranks[r].code for r in who]
+                if code is not None:
+                    self.assertEqual(codes, [code] * len(who), job.story())
+                return [job.ranks[r].error() for r in who]
+        return self.in_time(attempt)
+
+
+def gone(rank):
+    return rf"^DDP-E202 peer closed: rank {rank} is gone\b"
+
+
+class Killed(FaultCase):
+    """Every phase, several ranks of jobs of 2, 3 and 4; algorithms and update policies take turns."""
+
+    turns = [("algorithm=auto",), ("algorithm=ring",), ("update=sharded",), ("algorithm=recursive_doubling",),
+             ("algorithm=direct", "bucket=8192"), ("algorithm=naive",)]
+
+    def phase(self, name, step=3):
+        where = [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2), (4, 0), (4, 2)]
+        for turn, (size, rank) in enumerate(where):
+            words = self.turns[(turn + len(name)) % len(self.turns)]
+            with self.subTest(size=size, rank=rank, words=words):
+                self.strike(size, [f"{rank}:kill:{name}:{step}"], gone(rank), [rank], *words, code=-signal.SIGKILL)
+
+    def test_before_the_models_are_compared(self):
+        self.phase("construct", 0)
+
+    def test_between_construction_and_the_first_step(self):
+        self.phase("bind", 0)
+
+    def test_in_forward(self):
+        self.phase("forward")
+
+    def test_in_backward_between_two_reports(self):
+        self.phase("backward")
+
+    def test_when_a_bucket_has_just_been_reduced(self):
+        self.phase("reduced")
+
+    def test_while_it_waits_inside_a_step(self):
+        self.phase("waiting")
+
+    def test_between_steps(self):
+        self.phase("between")
+
+    def test_inside_a_barrier(self):
+        self.phase("barrier")
+
+    def test_inside_an_allreduce(self):
+        self.phase("allreduce")
+
+    def test_inside_a_broadcast(self):
+        self.phase("broadcast")
+
+    def test_after_the_last_step(self):
+        self.phase("end", 0)
+
+    def test_in_the_middle_of_a_large_message(self):
+        big = ("tensors=3", "elements=2000000", "bucket=100000000", "steps=2")
+        for size, rank in ((2, 1), (3, 0)):
+            for phase in ("reduced", "waiting"):
+                with self.subTest(size=size, rank=rank, phase=phase):
+                    self.strike(size, [f"{rank}:kill:{phase}:1"], gone(rank), [rank], *big)
+
+    def test_by_a_crash(self):
+        self.strike(3, ["1:segv:backward:2"], gone(1), [1])
+
+    def test_two_at_once(self):
+        for phase in ("forward", "backward", "waiting", "barrier"):
+            with self.subTest(phase=phase):
+                self.strike(4, [f"1:kill:{phase}:3", f"2:kill:{phase}:3"], gone("[12]"), [1, 2])
+
+    def test_a_second_one_while_the_news_of_the_first_spreads(self):
+        for pause in (40, 110, 250):
+            with self.subTest(pause=pause):
+                self.strike(4, ["1:kill:forward:3", f"2:sleep:forward:3:{pause}", "2:kill:forward:3"], gone("[12]"),
+                            [1, 2], bound=2 * SOON)
+
+    def test_all_but_one(self):
+        self.strike(4, [f"{r}:kill:backward:2" for r in (0, 1, 3)], gone("[013]"), [0, 1, 3])
+
+
+class Throws(FaultCase):
+    def test_in_its_own_code(self):
+        text = r"^DDP-E206 remote exception: rank {} failed in its own code.*: the lamp fell over$"
+        for phase, step in (("construct", 0), ("bind", 0), ("forward", 3), ("backward", 3), ("between", 3), ("end", 0)):
+            for size, rank in ((2, 0), (3, 1), (4, 3)):
+                with self.subTest(phase=phase, size=size, rank=rank):
+                    own = self.strike(size, [f"{rank}:throw:{phase}:{step}"], text.format(rank), [rank], code=1)
+                    self.assertEqual(own, ["the lamp fell over"])
+
+    def test_in_its_observer(self):
+        for size, rank in ((2, 1), (3, 0)):
+            with self.subTest(size=size, rank=rank):
+                self.strike(size, [f"{rank}:throw:reduced:3"], f"E206 .*rank {rank} .*the lamp fell over",
+                            [], bound=SOON)
+
+    def test_two_at_once(self):
+        own = self.strike(4, ["1:throw:backward:3", "3:throw:backward:3"],
+                          r"E206 .*rank [13] failed in its own code.*the lamp fell over", [1, 3], code=1)
+        self.assertIn("the lamp fell over", own)
+
+    def test_as_threads_of_one_process(self):
+        with Job(1, command("transport=inproc", "ranks=3", "fault=1:throw:backward:3"),
+                 {"RANK": None, "WORLD_SIZE": None, "MASTER_ADDR": None, "MASTER_PORT": None}) as job:
+            job.wait()
+            errors = sorted(line["text"] for line in job.ranks[0].said("error"))
+            self.assertEqual(len(errors), 3, job.story())
+            self.assertEqual(errors[0], errors[1])
+            self.assertRegex(errors[0], r"^DDP-E206 .*rank 1 failed in its own code.*: the lamp fell over$")
+            self.assertEqual(job.ranks[0].err.strip(), "the lamp fell over", "what began it is what ends the program")
+
+
+class LeavesEarly(FaultCase):
+    def test_returning_in_good_order(self):
+        for size, rank in ((2, 0), (2, 1), (3, 1), (4, 0), (4, 3)):
+            with self.subTest(size=size, rank=rank):
+                self.strike(size, [f"{rank}:return:between:3"],
+                            rf"^DDP-E202 peer closed: rank {rank} has ended in good order", [rank], code=0)
+
+    def test_calling_exit_is_no_good_order(self):
+        for phase, step in (("construct", 0), ("forward", 3), ("backward", 3), ("between", 3)):
+            for size, rank in ((2, 0), (3, 2)):
+                with self.subTest(phase=phase, size=size, rank=rank):
+                    self.strike(size, [f"{rank}:exit:{phase}:{step}"], gone(rank), [rank], code=0)
+
+
+class Late(FaultCase):
+    def late(self, kind):
+        words = ("collective=600",)
+        for size, rank in ((2, 1), (3, 0), (4, 2)):
+            for phase in ("forward", "between", "backward"):
+                with self.subTest(size=size, rank=rank, phase=phase):
+                    # Counted from the fault; the others may have begun to wait a little later. The late rank itself
+                    # says the same when it comes back.
+                    self.strike(size, [f"{rank}:{kind}:{phase}:3:1500"],
+                                rf"^DDP-E204 deadline: rank {rank} did not take part in .* in time", [],
+                                *words, bound=0.6 + SOON, survivors=range(size))
+
+    def test_asleep(self):
+        self.late("sleep")
+
+    def test_busy(self):
+        self.late("spin")
+
+    def test_late_but_in_time(self):
+        with Job(3, command("fault=1:sleep:forward:2:400", "fault=2:spin:backward:3:400", "fault=0:sleep:between:4:400",
+                            "collective=2500")) as job:
+            job.wait()
+            self.assertEqual([r.code for r in job.ranks.values()], [0, 0, 0], job.story())
+
+
+class Frozen(FaultCase):
+    def undisturbed(self, size, *words):
+        with Job(size, command(*words)) as job:
+            job.wait()
+            return self.digest_of(job)
+
+    def digest_of(self, job):
+        done = [line for r in job.ranks.values() for line in r.said("done")]
+        self.assertEqual(len(done), job.size, job.story())
+        self.assertEqual({line["replicas"] for line in done}, {"identical"})
+        self.assertEqual(len({line["digest"] for line in done}), 1, job.story())
+        self.assertEqual([r.code for r in job.ranks.values()], [0] * job.size, job.story())
+        return done[0]["digest"]
+
+    def test_for_good(self):
+        for size, rank, phase in ((2, 1, "forward"), (3, 0, "backward"), (4, 2, "reduced"), (3, 1, "barrier")):
+            with self.subTest(size=size, rank=rank, phase=phase):
+                def attempt():
+                    with Job(size, command(f"fault={rank}:stop:{phase}:3")) as job:
+                        others = [r for r in range(size) if r != rank]
+                        job.wait(which=others)
+                        os.kill(job.ranks[rank].pid, signal.SIGKILL)
+                        job.wait()
+                        self.agree(job, rf"^DDP-E203 peer silent: rank {rank} has sent nothing", others, DEAD + SOON)
+                self.in_time(attempt)
+
+    def test_and_thawed_it_says_the_same(self):
+        for size, rank, phase in ((2, 0, "forward"), (3, 2, "backward"), (4, 1, "between"), (3, 0, "allreduce")):
+            with self.subTest(size=size, rank=rank, phase=phase):
+                def attempt():
+                    with Job(size, command(f"fault={rank}:stop:{phase}:3:2500")) as job:
+                        others = [r for r in range(size) if r != rank]
+                        job.wait()
+                        self.assertEqual(job.ranks[rank].error(), job.ranks[others[0]].error(), job.story())
+                        self.assertEqual(job.ranks[rank].code, 1)
+                        self.agree(job, rf"^DDP-E203 peer silent: rank {rank} has sent nothing", others, DEAD + SOON)
+                self.in_time(attempt)
+
+    def test_shortly_and_often_is_no_fault(self):
+        expected = self.undisturbed(3)
+        faults = [f"fault={r}:stop:{phase}:{step}:{length}"
+                  for step, r, phase, length in ((1, 0, "forward", 300), (2, 1, "backward", 200), (2, 2, "between", 350),
+                                                 (3, 1, "reduced", 250), (4, 0, "backward", 350), (5, 2, "forward", 300),
+                                                 (6, 1, "barrier", 200))]
+        with Job(3, command(*faults)) as job:
+            job.wait()
+            self.assertEqual(self.digest_of(job), expected)
+
+    def test_the_whole_job_at_once_is_no_fault(self):
+        words = ("pause=15", "steps=40")
+        expected = self.undisturbed(3, *words)
+        with Job(3, command(*words)) as job:
+            for rank in range(3):
+                job.wait_for("start", rank)
+            time.sleep(0.1)
+            for signo in (signal.SIGSTOP, signal.SIGCONT):
+                for rank in job.ranks.values():
+                    os.kill(rank.pid, signo)
+                time.sleep(2 * DEAD)
+            job.wait()
+            self.assertEqual(self.digest_of(job), expected)
+
+
+class SomethingElse(FaultCase):
+    """Ranks that do not do the same thing."""
+
+    def everybody(self, faults, pattern, size, *words):
+        self.strike(size, faults, pattern, [], *words, survivors=range(size))
+
+    def test_another_model(self):
+        for size, rank in ((2, 1), (3, 2), (4, 1)):
+            self.everybody([f"{rank}:model:construct:0"],
+                           rf"^DDP-E102 model differs: rank {rank} .*parameter #7 is 'w7' \[4 x 5000\] float on rank 0 "
+                           rf"and 'w7' \[4 x 5001\] float on rank {rank}", size)
+        self.everybody(["0:model:construct:0"], r"E102 .*rank 1 .*parameter #7 is 'w7' \[4 x 5001\]", 3)
+
+    def test_other_settings(self):
+        self.everybody(["1:rate:construct:0"], r"^DDP-E102 model differs: rank 1 .*optimizer or its settings", 3)
+
+    def test_another_operation(self):
+        for size in (2, 3, 4):
+            self.everybody([f"{size - 1}:other:barrier:2"], r"^DDP-E205 mismatch: .*(allreduce.*barrier|barrier.*allreduce)",
+                           size)
+
+    def test_another_count(self):
+        for size in (2, 3, 4):
+            self.everybody(["1:count:allreduce:2"], r"^DDP-E205 mismatch: .*(9.*10|10.*9) double", size)
+
+    def test_another_root(self):
+        # Two roots of two ranks only send: the broadcast itself ends well, and what comes next tells.
+        for size in (2, 3, 4):
+            self.everybody(["1:root:broadcast:2"],
+                           r"^DDP-E205 mismatch: .*(root (0.*root 1|1.*root 0)|before it differs: another root)", size)
+
+    def test_a_step_left_out(self):
+        for size, rank in ((2, 1), (3, 0), (4, 2)):
+            self.everybody([f"{rank}:skip:between:3"], r"^DDP-E205 mismatch: ", size, "collective=1000")
+
+    def test_reports_of_backward(self):
+        for kind, words in (("twice", "reported parameter #1 'w1' twice"), ("never", "never reported parameter #0 'w0'"),
+                            ("stray", "reported parameter #15, but the model has 8")):
+            for size, rank in ((2, 0), (3, 1)):
+                with self.subTest(kind=kind, size=size):
+                    with Job(size, command(f"fault={rank}:{kind}:backward:2")) as job:
+                        job.wait()
+                        texts = {job.ranks[r].error() for r in range(size)}
+                        self.assertEqual(len(texts), 1, job.story())
+                        self.assertRegex(texts.pop(), rf"^DDP-E103 gradient: rank {rank}: backward .*{words}")
+
+    def test_no_samples(self):
+        everybody = [f"fault={r}:empty:between:2" for r in range(3)]
+        with Job(3, command(*everybody)) as job:
+            job.wait()
+            texts = {job.ranks[r].error() for r in range(3)}
+            self.assertEqual(len(texts), 1, job.story())
+            self.assertRegex(texts.pop(), "^DDP-E104 no samples: .*empty on every rank")
+        with Job(3, command(*everybody[1:])) as job:
+            job.wait()
+            self.assertEqual([r.code for r in job.ranks.values()], [0, 0, 0], job.story())
+
+
+class ComingTogether(FaultCase):
+    def test_a_rank_that_never_starts(self):
+        begin = time.monotonic()
+        with Job(4, command("join=1200"), without=[1, 3]) as job:
+            job.wait()
+            texts = {job.ranks[r].error() for r in (0, 2)}
+            self.assertEqual(len(texts), 1, job.story())
+            self.assertRegex(texts.pop(), r"^DDP-E201 rendezvous: ranks \{1, 3\} never joined \(2 of 4 present after 1.* s\)")
+        self.assertLess(time.monotonic() - begin, 1.2 + 3)
+
+    def test_rank_0_that_never_starts(self):
+        with Job(2, command("join=1000"), without=[0], inherit=False) as job:
+            job.wait(1.0 + 4)
+            self.assertRegex(job.ranks[1].error(), rf"^DDP-E201 .*rank 1 cannot reach rank 0 at 127.0.0.1:{job.port} .*refused")
+
+    def test_a_rank_started_twice_is_refused_and_the_job_goes_on(self):
+        with Job(3, command(), without=[2]) as job:
+            twin = job.start(1, "twin")
+            end = time.monotonic() + DEADLINE
+            while all([job.ranks[1].poll() is None, twin.poll() is None]) and time.monotonic() < end:
+                time.sleep(0.01)
+            refused, held = (job.ranks[1], twin) if job.ranks[1].code is not None else (twin, job.ranks[1])
+            self.assertEqual(refused.code, 1, job.story())
+            self.assertRegex(refused.error(), rf"^DDP-E201 .*rank 1 \(pid {refused.pid} .* came a second time: pid {held.pid} ")
+            job.start(2)
+            job.wait()
+            self.assertEqual([job.ranks[0].code, held.code, job.ranks[2].code], [0, 0, 0], job.story())
+
+    def test_a_rank_started_again_when_all_have_met(self):
+        with Job(2, command("pause=50", "steps=50", "join=1000")) as job:
+            job.wait_for("start", 0)
+            job.wait_for("start", 1)
+            late = job.start(1, "late")
+            job.wait()
+            self.assertEqual([job.ranks[0].code, job.ranks[1].code, late.code], [0, 0, 1], job.story())
+            self.assertRegex(late.error(), "^DDP-E201 .*cannot reach rank 0")
+
+    def test_a_rank_that_dies_while_others_are_awaited(self):
+        with Job(3, command(), without=[2]) as job:
+            end = time.monotonic() + DEADLINE
+            while not listening_ports(job.ranks[1].pid) and time.monotonic() < end:
+                time.sleep(0.01)
+            os.kill(job.ranks[1].pid, signal.SIGKILL)
+            job.wait(JOIN)
+            self.assertRegex(job.ranks[0].error(), r"^DDP-E201 .*rank 1 \(pid .*ended while the job came together")
+
+    def test_world_sizes_that_differ(self):
+        with Job(3, command(), lambda rank: {"WORLD_SIZE": "4"} if rank == 2 else {}) as job:
+            job.wait()
+            texts = {job.ranks[r].error() for r in range(3)}
+            self.assertEqual(len(texts), 1, job.story())
+            self.assertRegex(texts.pop(), r"^DDP-E201 .*rank 2 .*WORLD_SIZE 4, rank 0 has 3")
+
+    def test_a_port_in_use(self):
+        with socket.socket() as holder:
+            holder.bind(("127.0.0.1", 0))
+            holder.listen(16)
+            port = holder.getsockname()[1]
+            with Job(2, command("join=1000"), inherit=False, port=port) as job:
+                job.wait()
+                self.assertRegex(job.ranks[0].error(), f"^DDP-E201 .*port {port} is in use by another program")
+                self.assertRegex(job.ranks[1].error(), rf"^DDP-E201 .*127.0.0.1:{port} .*MASTER_PORT")
+
+    def test_an_environment_that_makes_no_sense(self):
+        right = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+        wrong = [({"MASTER_PORT": None, "MASTER_ADDR": None}, "RANK, WORLD_SIZE set, but not MASTER_ADDR, MASTER_PORT"),
+                 ({"RANK": None}, "WORLD_SIZE, MASTER_ADDR, MASTER_PORT set, but not RANK"),
+                 ({"RANK": None, "WORLD_SIZE": None}, "set, but not RANK, WORLD_SIZE"),
+                 ({"RANK": "2"}, r'RANK is "2"; expected a rank below WORLD_SIZE \(2\)'),
+                 ({"RANK": "-1"}, 'RANK is "-1"'), ({"RANK": "one"}, 'RANK is "one"'), ({"RANK": "1 "}, 'RANK is "1 "'),
+                 ({"RANK": ""}, 'RANK is ""'), ({"WORLD_SIZE": "0"}, 'WORLD_SIZE is "0"'),
+                 ({"WORLD_SIZE": "2.0"}, 'WORLD_SIZE is "2.0"'), ({"WORLD_SIZE": "99999999999"}, 'WORLD_SIZE is "99999999999"'),
+                 ({"MASTER_PORT": "65536"}, 'MASTER_PORT is "65536"'), ({"MASTER_PORT": "http"}, 'MASTER_PORT is "http"'),
+                 ({"MASTER_ADDR": ""}, "MASTER_ADDR is empty"), ({"LOCAL_RANK": "x"}, 'LOCAL_RANK is "x"')]
+        for change, pattern in wrong:
+            with self.subTest(change=change):
+                variables = {k: v for k, v in {**right, **change}.items() if v is not None}
+                # Before any socket: it need not wait for anybody.
+                done = subprocess.run(command("join=60000"), env=environment(**variables), capture_output=True, text=True,
+                                      timeout=DEADLINE / 2, check=False)
+                self.assertEqual(done.returncode, 1)
+                self.assertRegex(done.stderr, f"^DDP-E101 environment: .*{pattern}")
+
+    def test_an_address_beyond_this_host_wants_to_be_asked_for(self):
+        env = environment(RANK="0", WORLD_SIZE="2", MASTER_ADDR="192.0.2.1", MASTER_PORT="29500")
+        done = subprocess.run(command(), env=env, capture_output=True, text=True, timeout=DEADLINE, check=False)
+        self.assertRegex(done.stderr, "^DDP-E201 .*192.0.2.1.* which other hosts can reach.*DDP_INSECURE=1")
+
+
+def listening_ports(pid):
+    """The TCP ports of 127.0.0.1 on which a process listens."""
+    inodes = set()
+    try:
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            match = re.match(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{fd}"))
+            if match:
+                inodes.add(match.group(1))
+    except OSError:
+        return []
+    with open("/proc/net/tcp") as table:
+        rows = [line.split() for line in table.readlines()[1:]]
+    return [int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes]
+
+
+class Strangers(FaultCase):
+    """Whoever else connects is dropped; the job comes together all the same, and listens no longer than it must."""
+
+    garbage = [b"GET / HTTP/1.1\r\nHost: here\r\n\r\n", b"\0" * 4096, bytes(range(256)) * 40, b"!", b"\xff" * 96]
+
+    def pester(self, port, silent):
+        sockets = []
+        for text in [*self.garbage, *[b""] * silent]:
+            s = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE)
+            if text:
+                try:
+                    s.sendall(text)
+                except OSError:
+                    pass  # dropped already
+            sockets.append(s)
+        return sockets
+
+    def test_at_the_rendezvous(self):
+        listener_first = Job(3, command(), without=[0, 1, 2])
+        with listener_first as job:
+            strangers = self.pester(job.port, 40)  # before rank 0 has begun to serve
+            job.start(0)
+            job.start(1)
+            strangers += self.pester(job.port, 90)
+            job.start(2)
+            job.wait()
+            self.assertEqual([r.code for r in job.ranks.values()], [0, 0, 0], job.story())
+            for s in strangers:
+                s.close()
+
+    def test_at_the_port_of_a_rank(self):
+        with Job(3, command(), without=[2]) as job:
+            strangers = []
+            for rank in (0, 1):
+                own = []
+                end = time.monotonic() + DEADLINE
+                while not own and time.monotonic() < end:
+                    own = [p for p in listening_ports(job.ranks[rank].pid) if p != job.port]
+                    time.sleep(0.01)
+                self.assertEqual(len(own), 1, job.story())
+                strangers += self.pester(own[0], 70)
+            job.start(2)
+            job.wait()
+            self.assertEqual([r.code for r in job.ranks.values()], [0, 0, 0], job.story())
+            for s in strangers:
+                s.close()
+
+    def test_nobody_listens_once_all_have_met(self):
+        with Job(3, command("fault=0:sleep:between:1:700")) as job:
+            job.wait_for("fault", 0)
+            self.assertEqual([listening_ports(r.pid) for r in job.ranks.values()], [[], [], []])
+            job.wait()
+            self.assertEqual([r.code for r in job.ranks.values()], [0, 0, 0], job.story())
+
+
+@unittest.skipUnless(DDPRUN, "DDPRUN names no launcher")
+class UnderTheLauncher(FaultCase):
+    def launch(self, size, *words):
+        rank = Rank([DDPRUN, "-n", str(size), "--", *command(*words)], environment(), start_new_session=True)
+        end = time.monotonic() + DEADLINE
+        try:
+            while rank.poll() is None:
+                self.assertLess(time.monotonic(), end, f"ddprun hangs\n{rank.out}{rank.err}")
+                time.sleep(0.01)
+            return rank.code, rank.out, rank.err
+        finally:
+            if rank.poll() is None:
+                os.killpg(rank.pid, signal.SIGKILL)
+
+    def test_the_rank_that_was_killed_is_named_last(self):
+        code, out, err = self.launch(3, "fault=1:kill:backward:3")
+        self.assertEqual(code, 128 + signal.SIGKILL, out + err)
+        summary = err[err.rindex("\nddprun: "):]
+        self.assertRegex(summary, r"^\nddprun: rank 1\b.*SIGKILL")
+        for rank in (0, 2):
+            self.assertRegex(err, rf"(?m)^\[{rank}\] DDP-E202 peer closed: rank 1 is gone")
+
+    def test_the_rank_that_threw_is_named_last(self):
+        code, out, err = self.launch(3, "fault=2:throw:forward:3")
+        self.assertEqual(code, 1, out + err)
+        self.assertRegex(err, r"(?m)^\[2\] the lamp fell over")
+        self.assertRegex(err, r"(?m)^\[0\] DDP-E206 remote exception: rank 2 ")
+
+    def test_a_good_end(self):
+        code, out, err = self.launch(4)
+        self.assertEqual((code, err), (0, ""), out)
+        self.assertEqual(len(set(re.findall(r"digest=(\w+)", out))), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,254 @@
+"""Two hosts: the Fashion-MNIST example and faults of the network between two network namespaces that this test makes and
+removes. Skipped, with the reason, where that is not allowed.
+
+FASHION_MNIST (or DDP_EXAMPLES), FAULT_PROGRAM (or DDP_PROGRAMS) and DDPRUN name the binaries. FASHION_DATA names the data
+set's directory, if not where Debian puts it.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+from jobs import DEADLINE, Rank, environment, program
+
+FASHION_MNIST = program("FASHION_MNIST", "DDP_EXAMPLES", "fashion_mnist")
+FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
+DDPRUN = os.environ.get("DDPRUN", "")
+FASHION_DATA = os.environ.get("FASHION_DATA", "/usr/share/datasets/fashion-mnist")
+PORT = "29511"  # in a namespace of our own every port is free
+SKIPPED = 77
+
+
+def ip(*words, check=True):
+    return subprocess.run(["ip", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=check)
+
+
+class Hosts:
+    """Two namespaces, joined by a cable (a veth pair): 10.77.0.1 and 10.77.0.2."""
+
+    addresses = ("10.77.0.1", "10.77.0.2")
+
+    def __init__(self):
+        self.names = tuple(f"ddp-test-{os.getpid()}-{side}" for side in "ab")
+        self.plugs = tuple(f"ddp{os.getpid()}{side}" for side in "ab")  # at most 15 characters
+
+    def make(self):
+        for name in self.names:
+            ip("netns", "add", name)
+        ip("link", "add", self.plugs[0], "netns", self.names[0], "type", "veth", "peer", "name", self.plugs[1], "netns",
+           self.names[1])
+        for name, plug, address in zip(self.names, self.plugs, self.addresses):
+            ip("-n", name, "addr", "add", address + "/24", "dev", plug)
+            for device in ("lo", plug):
+                ip("-n", name, "link", "set", device, "up")
+
+    def remove(self):
+        for name in self.names:
+            ip("netns", "del", name, check=False)  # the cable goes with its ends
+
+    def command(self, side, *words):
+        return ["ip", "netns", "exec", self.names[side], *words]
+
+    def cable(self, state):
+        ip("-n", self.names[1], "link", "set", self.plugs[1], state)
+
+
+def obstacle():
+    """Why this test cannot run here, or nothing."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    probe = Hosts()
+    try:
+        probe.make()
+    except (OSError, subprocess.SubprocessError) as problem:
+        return f"no network namespaces here: {problem} {getattr(problem, 'stderr', '') or ''}".strip()
+    finally:
+        try:
+            probe.remove()
+        except OSError:
+            pass  # no ip at all
+    return None
+
+
+class BetweenHosts(unittest.TestCase):
+    def setUp(self):
+        self.hosts = Hosts()
+        self.addCleanup(self.hosts.remove)
+        self.hosts.make()
+        self.running = []
+        self.addCleanup(self.end_all)
+
+    def end_all(self):
+        for process in self.running:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except OSError:
+                pass
+            process.process.wait()
+
+    def start(self, side, command, **variables):
+        process = Rank(self.hosts.command(side, *command), environment(**variables), start_new_session=True)
+        self.running.append(process)
+        return process
+
+    def rank(self, side, rank, size, command, **variables):
+        return self.start(side, command, RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR=self.hosts.addresses[0],
+                          MASTER_PORT=PORT, **variables)
+
+    def launcher(self, side, *command):
+        """ddprun on one of two hosts, two ranks each."""
+        return self.start(side, [DDPRUN, "-n", "2", "--nnodes", "2", "--node-rank", str(side), "--master-addr",
+                                 self.hosts.addresses[0], "--master-port", PORT, "--prefix", "none", "--", *command],
+                          DDP_INSECURE="1")
+
+    def wait(self, processes, deadline=DEADLINE):
+        end = time.monotonic() + deadline
+        while any([p.poll() is None for p in processes]):
+            if time.monotonic() > end:
+                self.fail("still running:\n" + self.story(processes))
+            time.sleep(0.005)
+
+    def wait_for(self, process, word, deadline=DEADLINE):
+        end = time.monotonic() + deadline
+        while not process.said(word):
+            if time.monotonic() > end or process.poll() is not None:
+                self.fail(f"nobody said '{word}'\n" + self.story(self.running))
+            time.sleep(0.005)
+
+    @staticmethod
+    def story(processes):
+        return "\n".join(f"--- {i}: exit code {p.code}\n{p.out[-1500:]}{p.err[-1500:]}" for i, p in enumerate(processes))
+
+
+class Demo(BetweenHosts):
+    def test_the_example_trains_to_the_same_bits_as_on_one_host(self):
+        if not os.path.isdir(FASHION_DATA):
+            self.skipTest(f"no Fashion-MNIST in {FASHION_DATA}")
+        words = [FASHION_MNIST, "--epochs", "1", "--hidden", "32", "--batch", "512", "--data", FASHION_DATA]
+        there = [self.launcher(side, *words) for side in (0, 1)]
+        self.wait(there, 2 * DEADLINE)
+        self.assertEqual([p.code for p in there], [0, 0], self.story(there))
+        self.assertNotIn("result:", there[1].out, "only rank 0 speaks")
+        here = subprocess.run([DDPRUN, "-n", "4", "--prefix", "none", "--", *words], env=environment(), capture_output=True,
+                              text=True, timeout=2 * DEADLINE, check=True)
+        shape = r"result: test_accuracy=(\S+) ranks=4 transport=tcp .* replicas=identical parameters=([0-9a-f]{16})$"
+        results = [re.search(shape, text.strip()) for text in (there[0].out, here.stdout)]
+        self.assertTrue(all(results), there[0].out + here.stdout)
+        self.assertEqual(results[0].groups(), results[1].groups())
+
+    def test_it_has_to_be_asked_for(self):
+        ranks = [self.rank(side, side, 2, [FAULT_PROGRAM]) for side in (0, 1)]
+        self.wait(ranks)
+        for r in ranks:
+            self.assertEqual(r.code, 1, self.story(ranks))
+            self.assertRegex(r.err, r"^DDP-E201 .*10\.77\.0\.1.*which other hosts can reach.*DDP_INSECURE=1")
+
+    def test_ranks_listen_only_where_rank_0_reaches_them(self):
+        ranks = [self.rank(0, 0, 3, [FAULT_PROGRAM], DDP_INSECURE="1"), self.rank(1, 1, 3, [FAULT_PROGRAM], DDP_INSECURE="1")]
+        end = time.monotonic() + DEADLINE
+        for side in (0, 1):
+            wanted = 2 if side == 0 else 1  # the rendezvous too
+            while True:
+                table = subprocess.run(self.hosts.command(side, "cat", "/proc/net/tcp"), capture_output=True, text=True,
+                                       timeout=30, check=True).stdout
+                # Listening sockets; addresses are little-endian.
+                listening = [line.split()[1] for line in table.splitlines()[1:] if line.split()[3] == "0A"]
+                if len(listening) == wanted:
+                    break
+                self.assertLess(time.monotonic(), end, self.story(ranks))
+                time.sleep(0.02)
+            for address in listening:
+                self.assertEqual(address.split(":")[0], f"0{side + 1}004D0A", "on that interface, not on all")
+        ranks.append(self.rank(1, 2, 3, [FAULT_PROGRAM], DDP_INSECURE="1"))
+        self.wait(ranks)
+        self.assertEqual([r.code for r in ranks], [0, 0, 0], self.story(ranks))
+
+
+class Network(BetweenHosts):
+    dead = 0.75
+
+    def job(self, where, *words):
+        ranks = [self.rank(side, r, len(where), [FAULT_PROGRAM, *words], DDP_INSECURE="1") for r, side in enumerate(where)]
+        for r in ranks:
+            self.wait_for(r, "start")
+        return ranks
+
+    def lost(self, where, culprits, strike):
+        """All ranks tell of the loss within dead + 1 s; each side blames the least rank of the other."""
+        for attempt in (1, 2, 3):
+            ranks = self.job(where, "pause=10", "steps=100000")
+            time.sleep(0.2)
+            struck = time.monotonic()
+            strike()
+            self.wait(ranks)
+            for r, process in enumerate(ranks):
+                self.assertEqual(process.code, 1, self.story(ranks))
+                self.assertRegex(process.error(),
+                                 rf"^DDP-E20[23] .*: rank {culprits[r]} (has sent nothing|is gone)", self.story(ranks))
+            worst = max(int(p.said("error")[-1]["at"]) * 1e-9 for p in ranks) - struck
+            if worst <= self.dead + 1:
+                return
+            self.hosts.cable("up")
+            time.sleep(0.5)
+        self.fail(f"it took {worst:.2f} s\n" + self.story(ranks))
+
+    def test_the_interface_goes_down(self):
+        self.lost((0, 1), {0: 1, 1: 0}, lambda: self.hosts.cable("down"))
+
+    def test_two_and_two(self):
+        self.lost((0, 0, 1, 1), {0: 2, 1: 2, 2: 0, 3: 0}, lambda: self.hosts.cable("down"))
+
+    def test_three_and_one(self):
+        self.lost((0, 0, 0, 1), {0: 3, 1: 3, 2: 3, 3: 0}, lambda: self.hosts.cable("down"))
+
+    def test_the_interface_is_gone(self):
+        ranks = self.job((0, 1, 0), "pause=10", "steps=100000")
+        time.sleep(0.2)
+        struck = time.monotonic()
+        ip("-n", self.hosts.names[1], "link", "del", self.hosts.plugs[1])
+        self.wait(ranks)
+        self.assertLess(time.monotonic() - struck, DEADLINE / 2)
+        # With its address the first host loses the way from itself to itself: everybody is alone.
+        for r, culprit in ((0, 1), (1, 0), (2, 0)):
+            self.assertRegex(ranks[r].error(), rf"^DDP-E20[23] .*: rank {culprit} (has sent nothing|is gone)", self.story(ranks))
+
+    def test_a_flap_shorter_than_that_is_no_fault(self):
+        words = ("pause=10", "steps=60")
+        ranks = self.job((0, 1, 1), *words)
+        for _ in range(2):
+            time.sleep(0.15)
+            self.hosts.cable("down")
+            time.sleep(0.15)
+            self.hosts.cable("up")
+        self.wait(ranks)
+        digests = {line["digest"] for r in ranks for line in r.said("done")}
+        self.assertEqual((len(digests), [r.code for r in ranks]), (1, [0, 0, 0]), self.story(ranks))
+
+    def test_a_reset_connection(self):
+        if subprocess.run(["ss", "-h"], capture_output=True, timeout=30, check=False).returncode != 0:
+            self.skipTest("no ss here")
+        ranks = self.job((0, 1), "pause=10", "steps=100000")
+        time.sleep(0.2)
+        struck = time.monotonic()
+        subprocess.run(self.hosts.command(0, "ss", "-K", "dst", self.hosts.addresses[1]), capture_output=True, timeout=30,
+                       check=True)
+        end = struck + 3
+        while any([r.poll() is None for r in ranks]):
+            if time.monotonic() > end and all(r.poll() is None for r in ranks):
+                self.skipTest("this kernel does not destroy sockets")
+            self.assertLess(time.monotonic(), struck + DEADLINE, self.story(ranks))
+            time.sleep(0.005)
+        for r in (0, 1):
+            self.assertRegex(ranks[r].error(), rf"^DDP-E202 .*: rank {1 - r} is gone", self.story(ranks))
+
+
+if __name__ == "__main__":
+    why = obstacle()
+    if why:
+        print("skipped:", why)
+        sys.exit(SKIPPED)
+    unittest.main()

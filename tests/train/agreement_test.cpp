@@ -1,0 +1,139 @@
+// Ranks that are about to train different things are told so, all of them, and what differs.
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/ranks.hpp"
+#include "support/training_checks.hpp"
+#include "train/patience.hpp"
+#include "train/scripted_model.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+
+namespace {
+
+using model = scripted_model<>;
+
+/// Everything that ranks agree about.
+struct setup {
+    std::vector<model::part> parts = {{"a", {2, 3}}, {"b", {4}}, {"c", {6}}};
+    any_optimizer optimizer = sgd{.lr = 0.5};
+    any_allreduce algorithm = {};
+    any_buckets buckets = size_capped_buckets{};
+    training_options options = {};
+};
+
+/// The errors of three ranks, of which `culprit` has another setup.
+std::vector<std::string> errors(int culprit, std::function<void(setup&)> const& change) {
+    return errors_of_ranks(
+        3,
+        [&](auto& comm) {
+            setup mine;
+            if (comm.rank() == culprit) change(mine);
+            model net(mine.parts);
+            auto trainer = make_trainer(net, comm, mine.options, mine.optimizer, mine.algorithm, mine.buckets);
+            trainer.step(numbers{{1}});
+        },
+        patient());
+}
+
+void expect_refusal(int culprit, std::function<void(setup&)> const& change, std::vector<std::string> const& words) {
+    auto const all = errors(culprit, change);
+    for (std::string const& one : all) {
+        CAPTURE(one);
+        REQUIRE(one == all.front());
+        REQUIRE(one.find("DDP-E102") == 0);
+        REQUIRE(one.find("rank " + std::to_string(culprit == 0 ? 1 : culprit) + " differs from rank 0") !=
+                std::string::npos);
+        for (std::string const& word : words) REQUIRE(one.find(word) != std::string::npos);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("ranks with the same setup agree", "[train]") {
+    for (std::string const& one : errors(1, [](setup&) {})) REQUIRE(one == "");
+}
+
+TEST_CASE("models that differ are refused on every rank, with the first parameter that differs", "[train]") {
+    int const culprit = GENERATE(0, 1, 2);
+    expect_refusal(culprit, [](setup& s) { s.parts.push_back({"d", {1}}); }, {"parameter #3", "'d' [1]", "absent"});
+    expect_refusal(culprit, [](setup& s) { s.parts.pop_back(); }, {"parameter #2", "'c' [6]", "absent"});
+    expect_refusal(culprit, [](setup& s) { std::swap(s.parts[0], s.parts[2]); }, {"parameter #0", "'a'", "'c'"});
+    expect_refusal(culprit, [](setup& s) { s.parts[1].name = "bias"; }, {"parameter #1", "'b' [4]", "'bias' [4]"});
+    expect_refusal(culprit, [](setup& s) { s.parts[0].shape = {3, 2}; }, {"parameter #0", "[2 x 3]", "[3 x 2]"});
+    expect_refusal(culprit, [](setup& s) { s.parts[1].shape = {5}; }, {"parameter #1", "[4]", "[5]"});
+    expect_refusal(culprit, [](setup& s) { s.parts[0].strides = {1, 2}; }, {"parameter #0", "strides [1 x 2]"});
+}
+
+TEST_CASE("a difference at the end of a long list of parameters is found", "[train]") {
+    expect_refusal(2,
+                   [](setup& s) {
+                       for (int i = 0; i < 400; ++i) s.parts.push_back({"layer." + std::to_string(i) + ".weight", {1}});
+                   },
+                   {"parameter #3", "absent", "'layer.0.weight'"});
+    auto const all = errors_of_ranks(
+        3,
+        [&](auto& comm) {
+            std::vector<model::part> parts;
+            for (int i = 0; i < 1000; ++i) parts.push_back({"layer." + std::to_string(i) + ".weight", {2}});
+            if (comm.rank() > 0) parts.back().shape = {3};
+            model net(parts);
+            auto trainer = make_trainer(net, comm, {}, sgd{.lr = 1}, {}, size_capped_buckets{});
+        },
+        patient());
+    for (std::string const& one : all)
+        REQUIRE(one.find("rank 1 differs from rank 0: parameter #999 is 'layer.999.weight' [2]") != std::string::npos);
+}
+
+TEST_CASE("trainers with other settings are refused on every rank, with what they differ in", "[train]") {
+    int const culprit = GENERATE(0, 2);
+    expect_refusal(culprit, [](setup& s) { s.optimizer = sgd{.lr = 0.25}; }, {"optimizer"});
+    expect_refusal(culprit, [](setup& s) { s.optimizer = adam{}; }, {"optimizer"});
+    expect_refusal(culprit, [](setup& s) { s.algorithm = naive_allreduce{}; }, {"allreduce algorithm"});
+    expect_refusal(culprit, [](setup& s) { s.buckets = per_parameter_buckets{}; }, {"bucket policy"});
+    expect_refusal(culprit, [](setup& s) { s.buckets = size_capped_buckets{.cap_bytes = 64}; }, {"bucket policy"});
+    expect_refusal(culprit, [](setup& s) { s.buckets = scrambled_buckets{}; }, {"bucket policy"});
+    expect_refusal(culprit, [](setup& s) { s.options.update = update::sharded; }, {"training options"});
+    expect_refusal(culprit, [](setup& s) { s.options.rate = step_decay{}; }, {"training options"});
+    expect_refusal(culprit, [](setup& s) { s.options.unused = unused::allowed; }, {"training options"});
+    expect_refusal(culprit, [](setup& s) { s.options.buckets_in_flight = 1; }, {"training options"});
+    expect_refusal(culprit, [](setup& s) { s.options.clip = clip_by_global_norm{}; }, {"training options"});
+    expect_refusal(0, [](setup& s) { s.optimizer = adam{}, s.options.update = update::sharded; }, {"optimizer"});
+}
+
+TEST_CASE("an order of parameters that only one rank's policy has is seen", "[train]") {
+    struct turned {
+        [[nodiscard]] bucket_plan plan(bucket_request const&) const { return {.order = {1, 0}}; }
+    };
+    auto const all = errors_of_ranks(
+        2,
+        [](auto& comm) {
+            model net({{"a", {8}}, {"b", {8}}});
+            any_buckets const buckets = comm.rank() == 0 ? any_buckets(single_bucket{}) : any_buckets(turned{});
+            auto trainer = make_trainer(net, comm, {}, sgd{.lr = 1}, {}, buckets);
+        },
+        patient());
+    for (std::string const& one : all)
+        REQUIRE(one.find("rank 1 differs from rank 0: another bucket policy") != std::string::npos);
+}
+
+TEST_CASE("a model or settings that no rank can train are refused before the first message", "[train]") {
+    auto const complaint = [](std::vector<model::part> const& parts, any_optimizer const& optimizer,
+                              training_options const& options) {
+        return errors_of_ranks(1,
+                               [&](auto& comm) {
+                                   model net(parts);
+                                   auto trainer = make_trainer(net, comm, options, optimizer);
+                               })
+            .front();
+    };
+    REQUIRE(complaint({}, sgd{}, {}).find("no parameters") != std::string::npos);
+    REQUIRE(complaint({{"a", {1}}, {"a", {1}}}, sgd{}, {}).find("'a' is listed twice") != std::string::npos);
+    REQUIRE(complaint({{"a", {1}}}, sgd{.lr = -1}, {}).find("lr") != std::string::npos);
+    REQUIRE(complaint({{"a", {1}}}, sgd{}, {.clip = clip_by_global_norm{.max_norm = 0}}).find("max_norm") !=
+            std::string::npos);
+}

@@ -1,0 +1,134 @@
+// After the first step ddp allocates nothing. Counts malloc, which operator new asks, in the whole program; where a
+// sanitizer has taken malloc's place, operator new.
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdlib>
+#include <new>
+#include <string>
+#include <vector>
+
+#include <ddp/collective/barrier.hpp>
+
+#include "support/catch.hpp"
+#include "support/ranks.hpp"
+#include "support/training_checks.hpp"
+#include "train/patience.hpp"
+
+namespace {
+std::atomic<std::size_t> allocations = 0;
+}
+
+#if defined(DDP_TEST_SANITIZED) || !defined(__GLIBC__)
+void* operator new(std::size_t bytes) {
+    ++allocations;
+    if (void* const memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
+    throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept {
+    std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+    std::free(memory);
+}
+#else
+extern "C" {
+void* __libc_malloc(std::size_t);
+void* __libc_calloc(std::size_t, std::size_t);
+void* __libc_realloc(void*, std::size_t);
+void* __libc_memalign(std::size_t, std::size_t);
+
+void* malloc(std::size_t bytes) noexcept {
+    allocations.fetch_add(1, std::memory_order_relaxed);
+    return __libc_malloc(bytes);
+}
+void* calloc(std::size_t count, std::size_t bytes) noexcept {
+    allocations.fetch_add(1, std::memory_order_relaxed);
+    return __libc_calloc(count, bytes);
+}
+void* realloc(void* memory, std::size_t bytes) noexcept {
+    allocations.fetch_add(1, std::memory_order_relaxed);
+    return __libc_realloc(memory, bytes);
+}
+void* aligned_alloc(std::size_t alignment, std::size_t bytes) noexcept {
+    allocations.fetch_add(1, std::memory_order_relaxed);
+    return __libc_memalign(alignment, bytes);
+}
+}
+#endif
+
+using namespace ddp;
+using namespace ddp::test;
+
+namespace {
+
+/// Allocations in each of `windows` windows of `steps` steps, after the first step.
+template <memory Kind, class Comm>
+std::vector<std::size_t> count_allocations(Comm& comm, recipe const& by, std::size_t windows, std::size_t steps) {
+    task_data<float> const data(45, 2, 64);
+    tanh_mlp<float, Kind> model(45, 200, 2, 1);
+    data_parallel trainer{model, by.optimizer, comm, by.options, by.algorithm, by.buckets};
+    std::vector<std::size_t> counts(windows);
+    barrier(comm);
+    trainer.step(data.batch(0, 4));
+    for (std::size_t& count : counts) {
+        barrier(comm);
+        std::size_t const before = allocations.load();
+        barrier(comm);
+        for (std::size_t step = 0; step < steps; ++step) trainer.step(data.batch(step, step + 4));
+        barrier(comm);
+        count = allocations.load() - before;
+    }
+    return counts;
+}
+
+std::vector<recipe> recipes() {
+    std::vector<recipe> all;
+    for (bool const sharded : {false, true})
+        for (bool const clipped : {false, true})
+            for (any_optimizer const& optimizer :
+                 {any_optimizer(sgd{}), any_optimizer(sgd{.momentum = 0.9}), any_optimizer(adam{})})
+                for (any_allreduce const& algorithm :
+                     {any_allreduce(automatic_allreduce{}), any_allreduce(direct_allreduce{.chunk_bytes = 256})})
+                    all.push_back({.name = std::string(algorithm.name) + (sharded ? ", sharded" : ", replicated") +
+                                           (clipped ? ", clipped" : ""),
+                                   .optimizer = optimizer,
+                                   .algorithm = algorithm,
+                                   .buckets = size_capped_buckets{.cap_bytes = 8192, .first_bytes = 512},
+                                   .options = options_of(sharded, clipped)});
+    return all;
+}
+
+}  // namespace
+
+TEST_CASE("what allocates is seen", "[train]") {
+    std::size_t const before = allocations.load();
+    std::vector<int> const some(100);
+    REQUIRE(some.size() == 100);
+    REQUIRE(allocations.load() > before);
+}
+
+TEST_CASE("one rank allocates nothing after its first step", "[train]") {
+    for (recipe const& by : recipes()) {
+        CAPTURE(by.name);
+        REQUIRE(run_ranks(1, [&](auto& comm) { return count_allocations<memory::releasing>(comm, by, 2, 10); })[0] ==
+                std::vector<std::size_t>{0, 0});
+        REQUIRE(run_ranks(1, [&](auto& comm) { return count_allocations<memory::copied>(comm, by, 2, 10); })[0] ==
+                std::vector<std::size_t>{0, 0});
+    }
+}
+
+// How many buckets are in the same stage at once depends on who is fast, and the pool of frames grows to the most there
+// ever were. So not the first steps but some must be free of allocations; one allocation in every step would be seen.
+TEST_CASE("several ranks soon allocate nothing", "[train]") {
+    for (recipe const& by : recipes()) {
+        CAPTURE(by.name);
+        auto const counts = run_ranks(
+            2, [&](auto& comm) { return count_allocations<memory::releasing>(comm, by, 12, 5); }, patient())[0];
+        CAPTURE(counts);
+        REQUIRE(std::count(counts.begin(), counts.end(), 0u) >= 4);
+        std::size_t all = 0;
+        for (std::size_t const count : counts) all += count;
+        REQUIRE(all < 200);
+    }
+}

@@ -1,0 +1,509 @@
+// What a step means: accumulation, empty batches, the end of the data, what a model and an observer get to see.
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/ranks.hpp"
+#include "support/training_checks.hpp"
+#include "train/patience.hpp"
+#include "train/scripted_model.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+
+namespace {
+
+using bound_model = scripted_model<true>;
+using copied_model = scripted_model<false>;
+
+std::vector<bound_model::part> const two_parts = {{"a", {3}}, {"b", {2}}};
+template <class M>
+std::vector<typename M::part> parts() {
+    return {{"a", {3}}, {"b", {2}}};
+}
+/// First elements of both parameters.
+template <class M>
+std::array<double, 2> values(M& model) {
+    return {model.value(0)[0], model.value(1)[0]};
+}
+bool contains(std::string const& text, std::string const& part) {
+    return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("micro-batches accumulate to the gradient of one large batch", "[train]", bound_model,
+                   copied_model) {
+    int const ranks = GENERATE(1, 3);
+    bool const sharded = GENERATE(false, true);
+    auto const got = run_ranks(
+        ranks,
+        [&](auto& comm) {
+            double const r = comm.rank();
+            TestType small(parts<TestType>()), large(parts<TestType>());
+            auto micro = make_trainer(small, comm, options_of(sharded, false));
+            auto whole = make_trainer(large, comm, options_of(sharded, false));
+            std::vector<std::uint64_t> digests;
+            for (int step = 0; step < 3; ++step) {
+                for (numbers const& batch : {numbers{}, numbers{{1 + r, 2}}, numbers{{}}, numbers{{3}}}) {
+                    micro.forward(batch);
+                    micro.accumulate();
+                }
+                micro.forward(numbers{{4, 5, r}});
+                micro.backward();
+                step_result const done = micro.finish();
+                if (done.weight != 6 * static_cast<std::uint64_t>(ranks)) digests.push_back(0);
+                whole.step(numbers{{1 + r, 2, 3, 4, 5, r}});
+                digests.push_back(micro.digest_of_values());
+                digests.push_back(whole.digest_of_values());
+            }
+            double sum = 0;
+            for (int k = 0; k < ranks; ++k) sum += 15 + 2 * k;
+            bool const right = values(small)[0] == Approx(-3 * sum / (6 * ranks)) &&
+                               values(small)[1] == Approx(-6 * sum / (6 * ranks));
+            return std::pair(digests, right);
+        },
+        patient());
+    for (auto const& [digests, right] : got) {
+        REQUIRE(right);
+        REQUIRE(digests.size() == 6);
+        for (std::size_t i = 0; i < digests.size(); i += 2) REQUIRE(digests[i] == digests[i + 1]);
+    }
+}
+
+TEMPLATE_TEST_CASE("an empty micro-batch may come first or last, and a rank may have none but empty ones", "[train]",
+                   bound_model, copied_model) {
+    auto const got = run_ranks(
+        3,
+        [&](auto& comm) {
+            TestType model(parts<TestType>());
+            auto trainer = make_trainer(model, comm);
+            for (int step = 0; step < 2; ++step) {
+                bool const idle = comm.rank() == (step == 0 ? 0 : 2);
+                trainer.forward(idle ? numbers{} : numbers{{6}});
+                trainer.accumulate();
+                trainer.forward(numbers{});
+                trainer.backward();
+                if (trainer.finish().weight != 2) throw std::runtime_error("another weight");
+            }
+            return values(model);
+        },
+        patient());
+    for (auto const& one : got) REQUIRE(one == std::array{-12.0, -24.0});
+}
+
+TEST_CASE("what was accumulated goes into a step without a batch, which is then not the last", "[train]") {
+    auto const got = run_ranks(
+        2,
+        [&](auto& comm) {
+            bound_model model(two_parts);
+            auto trainer = make_trainer(model, comm);
+            if (comm.rank() == 1) {
+                trainer.forward(numbers{{8}});
+                trainer.accumulate();
+            }
+            bool const goes_on = trainer.step();
+            bool const then = trainer.step();
+            return goes_on && !then && trainer.completed_steps() == 1 && values(model) == std::array{-8.0, -16.0};
+        },
+        patient());
+    for (bool const right : got) REQUIRE(right);
+}
+
+TEST_CASE("ranks with different numbers of batches stop in the same call", "[train]") {
+    int const ranks = GENERATE(1, 2, 4);
+    auto const got = run_ranks(
+        ranks,
+        [&](auto& comm) {
+            bound_model model(two_parts);
+            auto trainer = make_trainer(model, comm, options_of(comm.size() == 4, false));
+            int calls = 0;
+            for (bool going = true; going; ++calls) {
+                if (calls <= 2 * comm.rank())
+                    trainer.step(numbers{{1, 3}});
+                else
+                    going = trainer.step();
+            }
+            return std::tuple(calls, trainer.completed_steps(), values(model), trainer.replicas_identical());
+        },
+        patient());
+    double const most = 2 * (ranks - 1) + 1;
+    for (auto const& one : got)
+        REQUIRE(one == std::tuple(static_cast<int>(most) + 1, static_cast<std::uint64_t>(most),
+                                  std::array{-2 * most, -4 * most}, true));
+}
+
+TEST_CASE("batches that are empty on every rank are an error on every rank, and training goes on", "[train]") {
+    int const ranks = GENERATE(1, 3);
+    auto const got = run_ranks(
+        ranks,
+        [&](auto& comm) {
+            bound_model model(two_parts, 1);
+            auto trainer = make_trainer(model, comm);
+            errc code = errc::usage;
+            std::string text;
+            try {
+                // Empty and absent batches together are the same mistake.
+                if (comm.rank() == 1)
+                    trainer.step();
+                else
+                    trainer.step(numbers{});
+            } catch (error const& e) {
+                code = e.code();
+                text = e.what();
+            }
+            bool const unchanged = values(model) == std::array{1.0, 1.0} && trainer.completed_steps() == 0;
+            trainer.step(numbers{{2}});
+            return unchanged && code == errc::no_samples && contains(text, "DDP-E104") &&
+                   values(model) == std::array{-1.0, -3.0};
+        },
+        patient());
+    for (bool const right : got) REQUIRE(right);
+}
+
+TEMPLATE_TEST_CASE("where unused parameters are allowed, their gradient is zero or what was accumulated", "[train]",
+                   bound_model, copied_model) {
+    auto const got = run_ranks(
+        2,
+        [&](auto& comm) {
+            TestType model(parts<TestType>());
+            auto trainer = make_trainer(model, comm, {.unused = unused::allowed});
+            std::vector<std::array<double, 2>> seen;
+            model.leaves_out = [&](std::size_t i) { return i == 1 && comm.rank() == 1; };
+            trainer.step(numbers{{4}});  // b only from rank 0
+            seen.push_back(values(model));
+            model.leaves_out = [](std::size_t i) { return i == 1; };
+            trainer.step(numbers{{4}});  // b from nobody: a zero, and nothing left over from the step before
+            seen.push_back(values(model));
+            model.leaves_out = [](std::size_t) { return false; };
+            trainer.forward(numbers{{4}});
+            trainer.accumulate();
+            model.leaves_out = [](std::size_t i) { return i == 1; };
+            trainer.forward(numbers{{4}});
+            trainer.backward();
+            trainer.finish();  // b keeps what the first pass gave
+            seen.push_back(values(model));
+            return seen;
+        },
+        patient());
+    for (auto const& seen : got) {
+        REQUIRE(seen[0] == std::array{-4.0, -4.0});
+        REQUIRE(seen[1] == std::array{-8.0, -4.0});
+        REQUIRE(seen[2] == std::array{-12.0, -8.0});
+    }
+}
+
+TEMPLATE_TEST_CASE("rank 0's values go everywhere at the start, and values may be edited between steps", "[train]",
+                   bound_model, copied_model) {
+    bool const sharded = GENERATE(false, true);
+    auto const got = run_ranks(
+        3,
+        [&](auto& comm) {
+            TestType model(parts<TestType>(), 10 + comm.rank());
+            auto trainer = make_trainer(model, comm, options_of(sharded, false));
+            auto const start = values(model);
+            trainer.step(numbers{{1}});
+            model.value(0)[0] = 100;
+            trainer.parameters()[1].value[0] = 200;  // the same memory, by another way
+            trainer.step(numbers{{1}});
+            return std::array{start, values(model), std::array{trainer.parameters()[0].value[0], model.value(0)[1]}};
+        },
+        patient());
+    for (auto const& one : got)
+        REQUIRE(one == std::array{std::array{10.0, 10.0}, std::array{99.0, 198.0}, std::array{99.0, 8.0}});
+}
+
+TEST_CASE("a bound model outlives its trainer, and another trainer goes on with it", "[train]") {
+    auto const got = run_ranks(
+        2,
+        [](auto& comm) {
+            bound_model model(two_parts);
+            for (int i = 0; i < 3; ++i) {
+                auto trainer = make_trainer(model, comm);
+                trainer.step(numbers{{1}});
+            }
+            return values(model);
+        },
+        patient());
+    for (auto const& one : got) REQUIRE(one == std::array{-3.0, -6.0});
+}
+
+TEST_CASE("a model may be gone before its trainer", "[train]") {
+    run_ranks(
+        2,
+        [](auto& comm) {
+            auto model = std::make_unique<bound_model>(two_parts);
+            auto trainer = make_trainer(*model, comm);
+            trainer.step(numbers{{1}});
+            model.reset();
+            (void)trainer.completed_steps();
+        },
+        patient());
+}
+
+TEST_CASE("two trainers take turns on one communicator", "[train]") {
+    auto const got = run_ranks(
+        3,
+        [](auto& comm) {
+            bound_model one(two_parts), two({{"c", {5}}, {"d", {7}}, {"e", {1}}});
+            auto first = make_trainer(one, comm);
+            auto second = make_trainer(two, comm, options_of(true, false));
+            for (int i = 0; i < 20; ++i) {
+                first.step(numbers{{1}});
+                second.step(numbers{{2}});
+                second.step(numbers{{2}});
+            }
+            return std::pair(values(one), values(two));
+        },
+        patient());
+    for (auto const& one : got) REQUIRE(one == std::pair(std::array{-20.0, -40.0}, std::array{-80.0, -160.0}));
+}
+
+TEST_CASE("the schedule goes by updates, not by calls", "[train]") {
+    auto const got = run_ranks(
+        2,
+        [](auto& comm) {
+            bound_model model(two_parts);
+            auto trainer = make_trainer(model, comm, {.rate = step_decay{.every = 1, .factor = 0.5}});
+            std::vector<double> seen;
+            for (int i = 0; i < 3; ++i) {
+                (void)thrown_by([&] { trainer.step(numbers{}); });  // nobody has samples: no update
+                trainer.step(numbers{{8}});
+                seen.push_back(values(model)[0]);
+            }
+            return seen;
+        },
+        patient());
+    for (auto const& one : got) REQUIRE(one == std::vector{-8.0, -12.0, -14.0});
+}
+
+TEST_CASE("clipping shortens the mean gradient of all parameters together, and says how long it was", "[train]") {
+    bool const sharded = GENERATE(false, true);
+    auto const got = run_ranks(
+        3,
+        [&](auto& comm) {
+            bound_model model({{"a", {1}}, {"b", {3}}, {"empty", {0}}});
+            training_options options = options_of(sharded, false);
+            options.clip = clip_by_global_norm{.max_norm = 1};
+            auto trainer = make_trainer(model, comm, options);
+            double const norm = trainer.step(numbers{{2}}).gradient_norm;
+            return std::array{norm, model.value(0)[0], model.value(1)[2]};
+        },
+        patient());
+    double const norm = std::sqrt(4 + 3 * 16.0);
+    for (auto const& one : got) {
+        REQUIRE(one[0] == Approx(norm));
+        REQUIRE(one[1] == Approx(-2 / norm));
+        REQUIRE(one[2] == Approx(-4 / norm));
+    }
+}
+
+TEST_CASE("calls out of order are refused with advice, and the step under way is not harmed", "[train]") {
+    auto const got = run_ranks(
+        2,
+        [](auto& comm) {
+            bound_model model(two_parts);
+            auto trainer = make_trainer(model, comm);
+            std::vector<std::string> said;
+            said.push_back(thrown_by([&] { trainer.finish(); }));
+            trainer.forward(numbers{{1}});
+            trainer.backward();
+            said.push_back(thrown_by([&] { trainer.backward(); }));
+            said.push_back(thrown_by([&] { trainer.accumulate(); }));
+            said.push_back(thrown_by([&] { trainer.step(numbers{{1}}); }));
+            trainer.finish();
+            said.push_back(values(model) == std::array{-1.0, -2.0} ? "right" : "wrong");
+            model.whole = false;
+            said.push_back(thrown_by([&] { trainer.forward(numbers{{1}}); }));
+            said.push_back(thrown_by([&] { trainer.step(numbers{{1}}); }));
+            return said;
+        },
+        patient());
+    for (auto const& said : got) {
+        REQUIRE(contains(said[0], "finish() ends a step that backward() has begun"));
+        REQUIRE(contains(said[1], "a step is under way"));
+        REQUIRE(contains(said[2], "before the synchronising backward()"));
+        REQUIRE(contains(said[3], "a step is under way"));
+        REQUIRE(said[4] == "right");
+        REQUIRE(contains(said[5], "no longer the library's"));
+        REQUIRE(contains(said[6], "no longer the library's"));
+    }
+}
+
+TEST_CASE("parameters may all be empty, and buckets may be", "[train]") {
+    int const ranks = GENERATE(1, 3);
+    bool const sharded = GENERATE(false, true), clipped = GENERATE(false, true);
+    auto const got = run_ranks(
+        ranks,
+        [&](auto& comm) {
+            bound_model nothing({{"a", {0}}, {"b", {2, 0}}}), something({{"a", {0}}, {"b", {1}}, {"c", {0}}});
+            auto first = make_trainer(nothing, comm, options_of(sharded, clipped));
+            auto second = make_trainer(something, comm, options_of(sharded, clipped));
+            for (int i = 0; i < 3; ++i) {
+                first.step(numbers{{1}});
+                second.step(numbers{{0.1}});
+            }
+            return std::pair(first.completed_steps(), something.value(1)[0]);
+        },
+        patient());
+    for (auto const& one : got) {
+        REQUIRE(one.first == 3);
+        REQUIRE(one.second == Approx(-0.6));
+    }
+}
+
+TEST_CASE("the model hears of every value that has changed", "[train]") {
+    auto const got = run_ranks(
+        2,
+        [](auto& comm) {
+            bound_model model(two_parts);
+            auto trainer = make_trainer(model, comm);
+            auto const after_start = model.steps_seen;
+            trainer.step(numbers{{1}});
+            (void)thrown_by([&] { trainer.step(numbers{}); });  // changes nothing
+            return std::pair(after_start, model.steps_seen);
+        },
+        patient());
+    for (auto const& one : got) REQUIRE(one == std::pair(std::vector{1, 1}, std::vector{2, 2}));
+}
+
+TEST_CASE("times count the calls of step, and waiting is a part of them", "[train]") {
+    auto const got = run_ranks(
+        2,
+        [](auto& comm) {
+            bound_model model(two_parts);
+            auto trainer = make_trainer(model, comm);
+            for (int i = 0; i < 5; ++i) trainer.step(numbers{{1}});
+            step_times const five = trainer.times();
+            trainer.reset_times();
+            step_times const none = trainer.times();
+            return five.steps == 5 && five.waited.count() > 0 && five.total >= five.waited && none.steps == 0 &&
+                   none.total.count() == 0 && none.waited.count() == 0;
+        },
+        patient());
+    for (bool const right : got) REQUIRE(right);
+}
+
+namespace {
+struct record {
+    std::vector<std::array<std::size_t, 3>> reduced;  // step, bucket, bytes
+    std::vector<step_finished> finished;
+    bool times_make_sense = true;
+};
+struct recorder {
+    record* into;
+    void on(bucket_reduced const& event) const {
+        into->reduced.push_back({static_cast<std::size_t>(event.step), event.bucket, event.bytes});
+        into->times_make_sense = into->times_make_sense && event.elapsed.count() >= 0;
+    }
+    void on(step_finished const& event) const { into->finished.push_back(event); }
+};
+}  // namespace
+
+TEST_CASE("the observer hears of every bucket and every step", "[train]") {
+    int const ranks = GENERATE(1, 2);
+    auto const got = run_ranks(
+        ranks,
+        [](auto& comm) {
+            record seen;
+            bound_model model({{"a", {8}}, {"b", {16}}});
+            training_options options;
+            options.clip = clip_by_global_norm{};
+            double norm = 0;
+            {
+                data_parallel trainer{
+                    model, sgd{.lr = 0.1}, comm, options, naive_allreduce{}, per_parameter_buckets{}, recorder{&seen}};
+                norm = trainer.step(numbers{{1, 2}}).gradient_norm;
+                (void)thrown_by([&] { trainer.step(numbers{}); });
+                trainer.step(numbers{{1}});
+            }
+            return std::pair(seen, norm);
+        },
+        patient());
+    for (auto const& [seen, norm] : got) {
+        std::size_t const p = static_cast<std::size_t>(ranks);
+        REQUIRE(seen.times_make_sense);
+        REQUIRE(seen.reduced.size() == 4);  // none of the step that changed nothing
+        std::array<std::size_t, 2> bytes{};
+        for (auto const& [step, bucket, size] : seen.reduced) {
+            REQUIRE((step == 1 || step == 3));
+            bytes[bucket] += size;
+        }
+        REQUIRE(bytes == std::array<std::size_t, 2>{2 * 64, 2 * 128});
+        REQUIRE(seen.finished.size() == 2);
+        REQUIRE(seen.finished[0].step == 1);
+        REQUIRE(seen.finished[0].weight == 2 * p);
+        REQUIRE(seen.finished[0].gradient_norm == norm);
+        REQUIRE(seen.finished[1].step == 3);
+        REQUIRE(seen.finished[1].weight == p);
+    }
+}
+
+namespace {
+/// The least that an algorithm can be: it only adds.
+struct only_sum {
+    static constexpr char const* name = "only sum";
+    static constexpr bool canonical = true;
+    template <Transport T, Element E>
+    static task<> sum(only_sum, lane<T> over, std::span<E> data) {
+        return naive_allreduce::sum(naive_allreduce{}, over, data);
+    }
+};
+}  // namespace
+
+TEST_CASE("an algorithm that can only sum trains to the same bits, sharded too", "[train]") {
+    bool const sharded = GENERATE(false, true), clipped = GENERATE(false, true);
+    auto const got = run_ranks(
+        3,
+        [&](auto& comm) {
+            task_data<float> const data(7, 3, 64);
+            tanh_mlp<float> plain(7, 24, 3, 1), other(7, 24, 3, 1);
+            data_parallel least{plain,      any_optimizer(adam{}),
+                                comm,       options_of(sharded, clipped),
+                                only_sum{}, any_buckets(per_parameter_buckets{})};
+            data_parallel usual{other,
+                                any_optimizer(adam{}),
+                                comm,
+                                options_of(sharded, clipped),
+                                any_allreduce{},
+                                any_buckets(size_capped_buckets{})};
+            std::size_t const r = static_cast<std::size_t>(comm.rank());
+            for (std::size_t step = 1; step < 6; ++step) {
+                least.step(data.batch(3 * r, 3 * r + step));
+                usual.step(data.batch(3 * r, 3 * r + step));
+            }
+            return least.digest_of_values() == usual.digest_of_values();
+        },
+        patient());
+    for (bool const same : got) REQUIRE(same);
+}
+
+TEST_CASE("gradients may be reported from a thread of the model's own", "[train]") {
+    auto const got = run_ranks(
+        2,
+        [](auto& comm) {
+            bound_model model(two_parts);
+            model.leaves_out = [](std::size_t i) { return i == 0; };
+            auto trainer = make_trainer(model, comm);
+            model.at_end = [&](auto const& ready) {
+                std::jthread([&] {
+                    for (double& g : trainer.parameters()[0].gradient) g = 5;
+                    ready(0);
+                });
+            };
+            for (int i = 0; i < 10; ++i) trainer.step(numbers{{1}});
+            return values(model);
+        },
+        patient());
+    for (auto const& one : got) REQUIRE(one == std::array{-50.0, -20.0});
+}

@@ -1,0 +1,230 @@
+// When a rank's own code fails, it gets its own error back, all others are told of it, and nobody hangs.
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/ranks.hpp"
+#include "support/training_checks.hpp"
+#include "train/patience.hpp"
+#include "train/scripted_model.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+
+namespace {
+
+using model = scripted_model<>;
+constexpr int ranks = 3, culprit = 1;
+
+bool contains(std::string const& text, std::string const& part) {
+    return text.find(part) != std::string::npos;
+}
+
+/// What three ranks throw that have trained for two steps when `spoil(model)` happens to one of them. Every later call
+/// must throw again.
+std::vector<std::string> errors_after(std::function<void(model&)> const& spoil, training_options const& options = {}) {
+    return errors_of_ranks(
+        ranks,
+        [&](auto& comm) {
+            model net({{"a", {30}}, {"b", {20}}, {"c", {0}}, {"d", {10}}});
+            auto trainer = make_trainer(net, comm, options);
+            trainer.step(numbers{{1}});
+            trainer.step(numbers{{1, 2}});
+            if (comm.rank() == culprit) spoil(net);
+            std::string first = thrown_by([&] { trainer.step(numbers{{1}}); });
+            // Where the culprit reported every gradient before it failed, the others may have completed that step.
+            bool const ahead = first.empty() && comm.rank() != culprit;
+            if (ahead) first = thrown_by([&] { trainer.step(numbers{{1}}); });
+            if (first.empty()) throw std::logic_error("the step did not fail");
+            if (thrown_by([&] { trainer.step(numbers{{1}}); }).empty())
+                throw std::logic_error("the next step went well");
+            if (thrown_by([&] { (void)trainer.replicas_identical(); }).empty())
+                throw std::logic_error("so did a check");
+            std::uint64_t const complete = trainer.completed_steps();
+            if (complete != 2 && (complete != 3 || comm.rank() == culprit))
+                throw std::logic_error("another number of complete steps");
+            throw std::runtime_error(first);
+        },
+        patient());
+}
+
+void expect_on_every_rank(std::vector<std::string> const& errors, std::vector<std::string> const& words) {
+    for (std::string const& one : errors) {
+        CAPTURE(one);
+        REQUIRE(one == errors.front());
+        for (std::string const& word : words) REQUIRE(contains(one, word));
+    }
+}
+void expect_own_and_told(std::vector<std::string> const& errors, std::string const& own) {
+    for (int rank = 0; rank < ranks; ++rank) {
+        std::string const& one = errors[static_cast<std::size_t>(rank)];
+        CAPTURE(rank, one);
+        if (rank == culprit) {
+            REQUIRE(one == own);
+        } else {
+            REQUIRE(one.find("DDP-E206") == 0);
+            REQUIRE(contains(one, "rank 1"));
+            REQUIRE(contains(one, own));
+        }
+    }
+}
+
+}  // namespace
+
+TEST_CASE("a gradient that is not reported is an error on every rank that names rank and parameter", "[train]") {
+    bool const sharded = GENERATE(false, true), clipped = GENERATE(false, true);
+    expect_on_every_rank(errors_after([](model& m) { m.leaves_out = [](std::size_t i) { return i == 1; }; },
+                                      options_of(sharded, clipped)),
+                         {"DDP-E103", "rank 1: backward never reported parameter #1 'b'", "unused::allowed"});
+    expect_on_every_rank(errors_after([](model& m) { m.leaves_out = [](std::size_t i) { return i == 2; }; }),
+                         {"DDP-E103", "rank 1", "parameter #2 'c'"});  // an empty parameter counts
+}
+
+TEST_CASE("a gradient that is reported twice is an error on every rank that names rank and parameter", "[train]") {
+    std::size_t const which = GENERATE(0u, 2u, 3u);
+    expect_on_every_rank(
+        errors_after([&](model& m) { m.at_end = [&](auto const& ready) { ready(which), ready(which); }; }),
+        {"DDP-E103", "rank 1: backward reported parameter #" + std::to_string(which), "twice"});
+}
+
+TEST_CASE("a report out of range is an error on every rank that names rank and number", "[train]") {
+    std::size_t const index = GENERATE(std::size_t{4}, std::size_t{1000}, ~std::size_t{0});
+    expect_on_every_rank(
+        errors_after([&](model& m) { m.at_end = [&](auto const& ready) { ready(index); }; }),
+        {"DDP-E103", "rank 1: backward reported parameter #" + std::to_string(index), "the model has 4"});
+}
+
+TEST_CASE("parameters that nobody may leave out are not excused by those that may", "[train]") {
+    expect_on_every_rank(
+        errors_after([](model& m) { m.at_end = [](auto const& ready) { ready(3); }; }, {.unused = unused::allowed}),
+        {"DDP-E103", "parameter #3 'd' twice"});
+}
+
+TEST_CASE("what a rank's forward throws comes back as itself, and the others are told", "[train]") {
+    expect_own_and_told(
+        errors_after([](model& m) { m.in_forward = [] { throw std::runtime_error("the file is empty"); }; }),
+        "the file is empty");
+}
+
+TEST_CASE("what a rank's backward throws comes back as itself, and the others are told", "[train]") {
+    bool const sharded = GENERATE(false, true), clipped = GENERATE(false, true);
+    auto const after_all = [](model& m) {
+        m.at_end = [](auto const&) { throw std::runtime_error("no memory for this"); };
+    };
+    auto const at_once = [](model& m) {
+        m.leaves_out = [](std::size_t) -> bool { throw std::runtime_error("no memory for this"); };
+    };
+    expect_own_and_told(errors_after(at_once, options_of(sharded, clipped)), "no memory for this");
+    expect_own_and_told(errors_after(after_all, options_of(sharded, clipped)), "no memory for this");
+}
+
+TEST_CASE("what a rank's weight throws comes back as itself, and the others are told", "[train]") {
+    expect_own_and_told(errors_after([](model& m) { m.in_weight = [] { throw std::runtime_error("no such batch"); }; }),
+                        "no such batch");
+}
+
+TEST_CASE("an error in a pass without communication reaches the others too", "[train]") {
+    auto const errors = errors_of_ranks(
+        ranks,
+        [](auto& comm) {
+            model net({{"a", {3}}, {"b", {3}}});
+            auto trainer = make_trainer(net, comm);
+            if (comm.rank() == culprit) net.leaves_out = [](std::size_t i) { return i == 0; };
+            trainer.forward(numbers{{1}});
+            trainer.accumulate();
+            trainer.forward(numbers{{1}});
+            trainer.backward();
+            trainer.finish();
+        },
+        patient());
+    expect_on_every_rank(errors, {"DDP-E103", "rank 1", "'a'"});
+}
+
+TEST_CASE("a trainer that an exception destroys within a step tells the others", "[train]") {
+    auto const errors = errors_of_ranks(
+        ranks,
+        [](auto& comm) {
+            model net({{"a", {3}}, {"b", {3}}});
+            auto trainer = make_trainer(net, comm);
+            trainer.step(numbers{{1}});
+            trainer.forward(numbers{{1}});
+            trainer.backward();
+            if (comm.rank() == culprit) throw std::runtime_error("between backward and finish");
+            trainer.finish();
+            trainer.step(numbers{{1}});
+        },
+        patient());
+    for (int rank = 0; rank < ranks; ++rank) {
+        std::string const& one = errors[static_cast<std::size_t>(rank)];
+        CAPTURE(rank, one);
+        if (rank == culprit)
+            REQUIRE(one == "between backward and finish");
+        else
+            REQUIRE((one.find("DDP-E206") == 0 && contains(one, "rank 1") && contains(one, "step")));
+    }
+}
+
+TEST_CASE("a rank that ends early is named to those who train on", "[train]") {
+    auto const errors = errors_of_ranks(
+        ranks,
+        [](auto& comm) {
+            model net({{"a", {3}}, {"b", {3}}});
+            auto trainer = make_trainer(net, comm);
+            for (int step = 0; step < (comm.rank() == culprit ? 2 : 5); ++step) trainer.step(numbers{{1}});
+        },
+        patient());
+    for (int rank = 0; rank < ranks; ++rank) {
+        std::string const& one = errors[static_cast<std::size_t>(rank)];
+        CAPTURE(rank, one);
+        if (rank == culprit)
+            REQUIRE(one == "");
+        else
+            REQUIRE((one.find("DDP-E202") == 0 && contains(one, "rank 1 has ended in good order")));
+    }
+}
+
+namespace {
+struct sees_last_bucket {
+    std::atomic<int>* reduced;
+    void on(bucket_reduced const& event) const {
+        if (event.bucket == 1) ++*reduced;
+    }
+};
+
+/// Whether values are torn on both ranks when both throw after they have reduced one bucket of two.
+template <bool Releases>
+std::vector<std::string> torn_after_half_a_step() {
+    std::atomic<int> reduced = 0;  // of both ranks, in both steps
+    return errors_of_ranks(
+        2,
+        [&](auto& comm) {
+            scripted_model<true, Releases> net({{"a", {30}}, {"b", {20}}});
+            data_parallel trainer{
+                net, sgd{}, comm, {}, automatic_allreduce{}, per_parameter_buckets{}, sees_last_bucket{&reduced}};
+            bool const before = trainer.torn();
+            trainer.step(numbers{{1}});
+            bool const after = trainer.torn();
+            net.leaves_out = [&](std::size_t i) -> bool {
+                if (i != 0) return false;
+                for (auto const until = clock::now() + std::chrono::seconds(20); reduced < 4 && clock::now() < until;)
+                    std::this_thread::sleep_for(std::chrono::microseconds(50));
+                throw std::runtime_error("half-way");
+            };
+            (void)thrown_by([&] { trainer.step(numbers{{1}}); });
+            std::string const text =
+                std::string(before || after ? "too early; " : "") + (trainer.torn() ? "torn" : "whole");
+            throw std::runtime_error(text + " after " + std::to_string(trainer.completed_steps()));
+        },
+        patient());
+}
+}  // namespace
+
+TEST_CASE("values of which only some took part in the step that failed are called torn", "[train]") {
+    REQUIRE(torn_after_half_a_step<true>() == std::vector<std::string>{"torn after 1", "torn after 1"});
+    REQUIRE(torn_after_half_a_step<false>() == std::vector<std::string>{"whole after 1", "whole after 1"});
+}
