@@ -300,6 +300,21 @@ TEST_CASE("messages far beyond the credit wait at the sender and delay no other 
     CHECK(wrong == std::vector<std::size_t>{0, 0});
 }
 
+TEST_CASE("a small message does not overtake a waiting one of its identity", "[comm][framed]") {
+    pair_of both(quick(16 << 10));
+    op big(100000), small(10), big_in(100000), small_in(10);
+    big.fill(1);
+    small.fill(2);
+    send(both[0], 1, tagged(1), big);  // beyond the credit
+    send(both[0], 1, tagged(1), small);
+    both.settle();
+    receive(both[1], 0, tagged(1), big_in);
+    receive(both[1], 0, tagged(1), small_in);
+    REQUIRE(both.drive([&] { return big_in.done() && small_in.done(); }));
+    CHECK(big_in.bytes == big.bytes);
+    CHECK(small_in.bytes == small.bytes);
+}
+
 TEST_CASE("both sides flood each other before anyone receives, and nothing deadlocks", "[comm][framed]") {
     auto const wrong = run_ranks(all_to_all(3, quick(16 << 10)), [&](transport& t) {
         std::deque<op> out, in;
@@ -411,6 +426,7 @@ TEST_CASE("abort completes everything at once, and its record passes full buffer
           "[comm][framed]") {
     auto const ranks = run_ranks(all_to_all(2), [&](transport& t) -> std::string {
         op big(8 << 20), second(100), in(50), in2(8 << 20);
+        big.fill(3);
         if (t.rank() == 1) {
             // Does not read, so that the peer's buffers fill; then finds the record behind half a message.
             receive(t, 0, tagged(1), in2);
@@ -420,6 +436,8 @@ TEST_CASE("abort completes everything at once, and its record passes full buffer
             if (t.reports()[0].record.text.view() != "out of luck") return "another text";
             t.abort(threw(1, "me too"));
             if (in2.status != op_status::aborted || in2.runs != 1) return "receive not ended";
+            // The frame that was half sent was finished with what it held when abort() was called.
+            if (!std::equal(in2.bytes.begin(), in2.bytes.begin() + 262144, big.bytes.begin())) return "torn frame";
             return "ok";
         }
         send(t, 1, tagged(1), big);
@@ -430,7 +448,6 @@ TEST_CASE("abort completes everything at once, and its record passes full buffer
         t.abort(threw(0, "out of luck"));
         if (!big.done() || !second.done() || !in.done()) return "abort left something";
         big.bytes.assign(big.bytes.size(), std::byte{0xee});  // ours again
-        big.bytes = {};
         op late(10);
         send(t, 1, tagged(4), late);
         if (late.done()) return "completed inside post";
@@ -550,6 +567,35 @@ TEST_CASE("a silent peer becomes overdue; one that is only idle sends heartbeats
     both[1].progress(ddp::clock::now());
     CHECK_FALSE(both[1].overdue_peer().has_value());
     REQUIRE(both.drive([&] { return !both[0].overdue_peer().has_value(); }));
+}
+
+TEST_CASE("ranks that slept together accuse nobody", "[comm][framed]") {
+    pair_of both;
+    both.settle();
+    std::this_thread::sleep_for(quick().times.dead * 3 / 2);  // a closed laptop: neither was driven, neither has sent
+    for (std::size_t i : {0u, 1u}) {
+        both[i].progress(ddp::clock::now());
+        CHECK_FALSE(both[i].overdue_peer().has_value());
+    }
+}
+
+TEST_CASE("a doorbell is quiet again once it has been answered", "[comm][framed]") {
+    ddp::doorbell bell;
+    auto const readable = [&] {
+        ::pollfd one{bell.descriptor(), POLLIN, 0};
+        return ::poll(&one, 1, 0) == 1;
+    };
+    bell.ring();  // nobody sleeps: no system call
+    CHECK_FALSE(readable());
+    CHECK_FALSE(bell.fall_asleep());
+    CHECK(bell.answered());
+    REQUIRE(bell.fall_asleep());
+    bell.ring();
+    CHECK(readable());
+    bell.wake_up(true);
+    CHECK_FALSE(readable());
+    CHECK(bell.answered());
+    CHECK_FALSE(bell.answered());
 }
 
 TEST_CASE("every flipped bit of a header, and any cut or repeated frame, is found", "[comm][framed][fuzz]") {

@@ -56,7 +56,7 @@ class FaultCase(unittest.TestCase):
         for r in ranks:
             self.assertEqual(job.ranks[r].code, 1, job.story())
             self.assertIn(texts[r], job.ranks[r].err, "run_main says it too")
-        self.assertEqual(job.children(), [], "processes are left")
+        self.assertEqual(job.left_behind(), [], "processes are left")
         late = {r: seconds_to_error(job, r) for r in ranks}
         if max(late.values()) > bound:
             raise Slow(f"seconds until the error came: {late}, allowed {bound}\n{job.story()}")
@@ -196,22 +196,20 @@ class LeavesEarly(FaultCase):
 
 
 class Late(FaultCase):
-    def late(self, kind):
-        words = ("collective=600",)
-        for size, rank in ((2, 1), (3, 0), (4, 2)):
-            for phase in ("forward", "between", "backward"):
-                with self.subTest(size=size, rank=rank, phase=phase):
-                    # Counted from the fault; the others may have begun to wait a little later. The late rank itself
-                    # says the same when it comes back.
-                    self.strike(size, [f"{rank}:{kind}:{phase}:3:1500"],
-                                rf"^DDP-E204 deadline: rank {rank} did not take part in .* in time", [],
-                                *words, bound=0.6 + SOON, survivors=range(size))
+    def late(self, kind, where):
+        for size, rank, phase in where:
+            with self.subTest(size=size, rank=rank, phase=phase):
+                # Counted from the fault; the others may have begun to wait a little later. The late rank itself says
+                # the same when it comes back.
+                self.strike(size, [f"{rank}:{kind}:{phase}:3:1500"],
+                            rf"^DDP-E204 deadline: rank {rank} did not take part in .* in time", [],
+                            "collective=600", bound=0.6 + SOON, survivors=range(size))
 
     def test_asleep(self):
-        self.late("sleep")
+        self.late("sleep", ((2, 0, "between"), (2, 1, "forward"), (3, 0, "backward"), (3, 2, "between"), (4, 1, "forward")))
 
     def test_busy(self):
-        self.late("spin")
+        self.late("spin", ((2, 1, "backward"), (3, 0, "between"), (4, 2, "forward")))
 
     def test_late_but_in_time(self):
         with Job(3, command("fault=1:sleep:forward:2:400", "fault=2:spin:backward:3:400", "fault=0:sleep:between:4:400",
@@ -250,7 +248,7 @@ class Frozen(FaultCase):
         for size, rank, phase in ((2, 0, "forward"), (3, 2, "backward"), (4, 1, "between"), (3, 0, "allreduce")):
             with self.subTest(size=size, rank=rank, phase=phase):
                 def attempt():
-                    with Job(size, command(f"fault={rank}:stop:{phase}:3:2500")) as job:
+                    with Job(size, command(f"fault={rank}:stop:{phase}:3:2000")) as job:
                         others = [r for r in range(size) if r != rank]
                         job.wait()
                         self.assertEqual(job.ranks[rank].error(), job.ranks[others[0]].error(), job.story())
@@ -312,7 +310,8 @@ class SomethingElse(FaultCase):
         # Two roots of two ranks only send: the broadcast itself ends well, and what comes next tells.
         for size in (2, 3, 4):
             self.everybody(["1:root:broadcast:2"],
-                           r"^DDP-E205 mismatch: .*(root (0.*root 1|1.*root 0)|before it differs: another root)", size)
+                           r"^DDP-E205 mismatch: .*(root (0.*root 1|1.*root 0)|before it differs: another root|another operation)",
+                           size)
 
     def test_a_step_left_out(self):
         for size, rank in ((2, 1), (3, 0), (4, 2)):

@@ -148,8 +148,14 @@ class Job:
         return "\n".join(f"--- rank {name}: exit code {r.code}\n{r.out[-1500:]}{r.err[-1500:]}"
                          for name, r in self.ranks.items())
 
+    def left_behind(self, deadline=5.0):
+        """Processes that still run in a session of one of the ranks, once they have had time to end."""
+        end = time.monotonic() + deadline
+        while self.children() and time.monotonic() < end:
+            time.sleep(0.02)
+        return self.children()
+
     def children(self):
-        """Processes that still run in a session of one of the ranks."""
         sessions = {str(r.pid) for r in self.ranks.values()}
         found = []
         for pid in filter(str.isdigit, os.listdir("/proc")):

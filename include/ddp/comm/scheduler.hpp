@@ -364,6 +364,7 @@ inline void operation::suspend(std::coroutine_handle<> self) noexcept {
     on_->wait(*this);
 }
 inline void operation::resume() {
+    if (on_ == nullptr) throw usage_error("an operation is awaited that was never posted: lane.send or receive it first");
     if (status == op_status::ok && (sends || fingerprint == tag.fingerprint)) return;
     if (!on_->failed()) {
         failure record;

@@ -59,6 +59,7 @@ inline auto precedence(failure const& f) {
 ///     has not spoken; it is the culprit, not the neighbour that everybody was waiting for. A wait younger than half
 ///     the deadline accuses nobody: who has just arrived is late itself. Where they lead round in a circle, the longest
 ///     wait in it accuses: the others began after that, as when a message is lost on its way.
+///  5. Else, if ranks that were called closed or silent have spoken, a connection is at fault; its far end is named.
 inline failure decide(std::span<report const> reports, nanoseconds collective) {
     using detail::operation_text;
     auto const spoke = [&](int rank) {
@@ -118,7 +119,8 @@ inline failure decide(std::span<report const> reports, nanoseconds collective) {
         return finish(*f, f->peer >= 0 ? f->peer : f->rank, f->code, std::string(f->text.view()));
 
     if (auto const* f = least(failure_kind::closed, [&](failure const& r) { return !spoke(r.peer); })) {
-        if (f->peer >= 0 && reports[static_cast<std::size_t>(f->peer)].is == report::state::left)
+        if (f->peer >= 0 && static_cast<std::size_t>(f->peer) < reports.size() &&
+            reports[static_cast<std::size_t>(f->peer)].is == report::state::left)
             return finish(*f, f->peer, errc::peer_closed,
                           number(f->peer) + " has ended in good order while " + number(f->rank) + " was in " +
                               operation_text(*f) +
@@ -177,6 +179,18 @@ inline failure decide(std::span<report const> reports, nanoseconds collective) {
         return finish(*f, culprit, errc::deadline,
                       text + ". Look at what it is doing there, or raise timing.collective.");
     }
+
+    // Whoever was called closed or silent has spoken to somebody: what is lost is the connection, not the rank.
+    for (failure_kind const kind : {failure_kind::closed, failure_kind::silent})
+        if (auto const* f = least(kind, [](failure const& r) { return r.peer >= 0; }))
+            return finish(*f, f->peer, f->code,
+                          "the connection between " + number(f->rank) + " and " + number(f->peer) +
+                              (kind == failure_kind::closed
+                                   ? " broke in " + operation_text(*f) + " (" + std::string(f->text.view()) + ")"
+                                   : " carried nothing, not even a heartbeat, for " +
+                                         detail::seconds_text(f->waited_ns) + " in " + operation_text(*f)) +
+                              ", though both are alive. Look at the network between them, or at what keeps their hosts "
+                              "too busy to run them.");
 
     for (report const& r : reports)
         if (r.is == report::state::spoke)

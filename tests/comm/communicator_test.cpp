@@ -1,0 +1,427 @@
+// communicator: who drives when, and how every end of a job reaches every rank.
+#include <ddp/comm/communicator.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <future>
+#include <memory>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <ddp/collective/barrier.hpp>
+#include <ddp/collective/direct_allreduce.hpp>
+#include <ddp/collective/recursive_doubling_allreduce.hpp>
+#include <ddp/comm/inproc.hpp>
+
+#include "support/catch.hpp"
+#include "support/ranks.hpp"
+
+using namespace ddp;
+using namespace std::chrono_literals;
+
+namespace {
+
+using comm_type = communicator<inproc_transport>;
+
+template <class Comm>
+void sum(Comm& comm, std::vector<float>& data) {
+    operation_info what;
+    what.name = "allreduce";
+    what.count = data.size();
+    what.element = "float";
+    detail::call(comm, what, [&](auto over) { return direct_allreduce::sum(direct_allreduce{}, over, std::span<float>(data)); });
+}
+template <class Comm>
+float sum_of_ones(Comm& comm) {
+    std::vector<float> data(3, 1.0f);
+    sum(comm, data);
+    return data[2];
+}
+
+timing quick() {
+    timing times = timing::for_tests();
+    times.collective = 400ms;
+    return times;
+}
+timing patient() {
+    timing times = timing::for_tests();
+    times.collective = 60s;
+    return times;
+}
+
+/// inproc with a fault, or without a thread of its own.
+class odd_transport {
+public:
+    explicit odd_transport(std::unique_ptr<inproc_transport> inner, bool own_thread) : inner_(std::move(inner)), own_thread_(own_thread) {}
+    std::atomic<int> throws_after{1 << 30};  // calls of progress
+
+    [[nodiscard]] int rank() const noexcept { return inner_->rank(); }
+    [[nodiscard]] int size() const noexcept { return inner_->size(); }
+    void post_send(int peer, tag what, const_bytes out, completion& done) { inner_->post_send(peer, what, out, done); }
+    void post_receive(int peer, tag what, mutable_bytes in, completion& done) { inner_->post_receive(peer, what, in, done); }
+    bool progress(time_point until) {
+        if (throws_after.fetch_sub(1) <= 0) throw error(errc::frame, "the cable is cut");
+        return inner_->progress(until);
+    }
+    void abort(failure const& record) { inner_->abort(record); }
+    [[nodiscard]] std::span<report const> reports() const { return inner_->reports(); }
+    void wake() { inner_->wake(); }
+    [[nodiscard]] time_point now() const { return inner_->now(); }
+    [[nodiscard]] bool may_own_thread() const { return own_thread_; }
+
+private:
+    std::unique_ptr<inproc_transport> inner_;
+    bool own_thread_;
+};
+static_assert(Transport<odd_transport>);
+
+template <class Body>
+auto run_odd_ranks(int ranks, bool own_thread, timing const& times, Body body) {
+    auto const world = inproc_world::create(ranks);
+    std::vector<std::future<std::string>> running;
+    for (int r = 0; r < ranks; ++r)
+        running.push_back(std::async(std::launch::async, [&, r]() -> std::string {
+            try {
+                communicator<odd_transport> comm(std::make_unique<odd_transport>(world->connect(r), own_thread), times);
+                body(comm);
+                return {};
+            } catch (std::exception const& e) {
+                return e.what();
+            }
+        }));
+    std::vector<std::string> said;
+    for (auto& f : running) {
+        REQUIRE(f.wait_for(60s) == std::future_status::ready);
+        said.push_back(f.get());
+    }
+    return said;
+}
+
+/// Two halves of an exchange: posted early, awaited late; both run beside whatever the user calls.
+template <Transport T>
+struct exchange {
+    scheduler<T>& on;
+    identity id;
+    scratch out{8}, in{8};
+    operation sent, received;
+    exchange(scheduler<T>& s, std::uint64_t index) : on(s), id{.channel = channel::buckets, .index = index} {}
+    void post() {
+        lane<T> const over{&on, id, 5};
+        over.receive(received, 1 - on.rank(), in.bytes());
+        over.send(sent, 1 - on.rank(), out.bytes());
+    }
+    static task<> finish(exchange* self) {
+        co_await self->received;
+        co_await self->sent;
+    }
+};
+
+/// A client whose coroutine waits for a peer in the background, begun by mail.
+template <Transport T>
+class background_wait final : public mailbox_client {
+public:
+    explicit background_wait(scheduler<T>& on) : work_(on, 1), done_(on), on_(on) { on.add(*this); }
+    ~background_wait() { on_.remove(*this); }
+    void begin() { mail_.store(true); }
+    void collect() override {
+        if (!mail_.exchange(false)) return;
+        work_.post();
+        root_ = run(this);
+        root_.start();
+    }
+    task<> finished() { co_await done_; }
+
+private:
+    static task<> run(background_wait* self) {
+        try {
+            co_await exchange<T>::finish(&self->work_);
+        } catch (collective_aborted const&) {
+        }
+        self->done_.set();
+    }
+    std::atomic<bool> mail_{false};
+    exchange<T> work_;
+    event done_;
+    scheduler<T>& on_;
+    task<> root_;
+};
+
+void same_on_all(std::vector<std::string> const& said) {
+    for (std::string const& text : said) CHECK(text == said.front());
+}
+
+}  // namespace
+
+TEST_CASE("one rank alone needs no thread and no peers", "[comm][communicator]") {
+    auto const world = inproc_world::create(1);
+    comm_type comm(world->connect(0));
+    CHECK_FALSE(comm.has_thread());
+    CHECK(sum_of_ones(comm) == 1.0f);
+    comm.progress();
+    comm.check();
+}
+
+TEST_CASE("blocking calls and the communication thread take turns, thousands of times", "[comm][communicator]") {
+    int const ranks = GENERATE(2, 3, 4);
+    auto const results = test::run_ranks(
+        ranks,
+        [](comm_type& comm) {
+            float total = 0;
+            for (int i = 0; i < 300; ++i) {
+                total += sum_of_ones(comm);
+                if (i % 50 == comm.rank()) std::this_thread::sleep_for(1ms);  // the thread takes over
+                comm.check();
+            }
+            return total;
+        },
+        patient());
+    for (float const r : results) CHECK(r == 300.0f * static_cast<float>(ranks));
+}
+
+TEST_CASE("a storm of pokes and progress() from other threads disturbs nobody", "[comm][communicator]") {
+    auto const results = test::run_ranks(
+        3,
+        [](comm_type& comm) {
+            std::atomic<bool> stop{false};
+            std::thread poker([&] { while (!stop.load()) comm.poke(); });
+            std::thread mover([&] { while (!stop.load()) comm.progress(); });
+            float total = 0;
+            for (int i = 0; i < 200; ++i) total += sum_of_ones(comm);
+            stop.store(true);
+            poker.join();
+            mover.join();
+            return total;
+        },
+        patient());
+    for (float const r : results) CHECK(r == 600.0f);
+}
+
+TEST_CASE("communicators come and go by the thousand without a hang", "[comm][communicator]") {
+    auto done = std::async(std::launch::async, [] {
+        for (int i = 0; i < 400; ++i) {
+            auto const world = inproc_world::create(2);
+            comm_type a(world->connect(0)), b(world->connect(1));
+            if (i % 3 == 0) std::this_thread::yield();
+            if (i % 5 == 0) a.poke();
+        }
+    });
+    REQUIRE(done.wait_for(60s) == std::future_status::ready);
+}
+
+TEST_CASE("mail is collected in the background, and by whoever calls next", "[comm][communicator]") {
+    bool const own_thread = GENERATE(true, false);
+    auto const said = run_odd_ranks(2, own_thread, patient(), [](auto& comm) {
+        std::unique_ptr<background_wait<odd_transport>> work;
+        comm.exclusively([&] { work = std::make_unique<background_wait<odd_transport>>(comm.tasks()); });
+        work->begin();
+        comm.poke();
+        comm.progress();
+        sum_of_ones(comm);
+        comm.run([&] {
+            work->collect();
+            return work->finished();
+        });
+        comm.exclusively([&] { work.reset(); });
+    });
+    CHECK(said == std::vector<std::string>(2));
+}
+
+TEST_CASE("a rank that never comes is named in time, with the same words on every rank", "[comm][communicator][faults]") {
+    int const ranks = GENERATE(2, 4);
+    auto const start = clock::now();
+    std::promise<void> all_others_failed;
+    std::atomic<int> failed{0};
+    auto const said = test::errors_of_ranks(
+        ranks,
+        [&](comm_type& comm) {
+            sum_of_ones(comm);
+            if (comm.rank() == ranks - 1) {
+                all_others_failed.get_future().wait_for(20s);  // busy with something else
+            } else {
+                try {
+                    sum_of_ones(comm);
+                } catch (comm_error const& e) {
+                    if (++failed == ranks - 1) all_others_failed.set_value();
+                    if (e.culprit() != ranks - 1) throw std::runtime_error("another culprit");
+                    throw;
+                }
+            }
+            sum_of_ones(comm);
+        },
+        quick());
+    CHECK(clock::now() - start < 15s);
+    CHECK(said.front().find("DDP-E204") == 0);
+    CHECK(said.front().find("rank " + std::to_string(ranks - 1) + " did not take part in allreduce #2") != std::string::npos);
+    same_on_all(said);
+}
+
+TEST_CASE("a rank that leaves while the others are in a collective ends it for them, in good order", "[comm][communicator][faults]") {
+    int const ranks = GENERATE(2, 3, 5);
+    auto const said = test::errors_of_ranks(
+        ranks,
+        [&](comm_type& comm) {
+            sum_of_ones(comm);
+            if (comm.rank() == 1) return;
+            for (int i = 0; i < 3; ++i) sum_of_ones(comm);
+        },
+        patient());
+    CHECK(said[1].empty());
+    for (int r = 0; r < ranks; ++r) {
+        if (r == 1) continue;
+        CHECK(said[static_cast<std::size_t>(r)] == said[0]);
+    }
+    CHECK(said[0].find("rank 1 has ended in good order") != std::string::npos);
+    CHECK(said[0].find("DDP-E202") == 0);
+}
+
+TEST_CASE("an exception that leaves a communicator's scope is told to the peers", "[comm][communicator][faults]") {
+    int const ranks = GENERATE(2, 3, 5);
+    int const thrower = GENERATE(0, 1);
+    auto const start = clock::now();
+    auto const said = test::errors_of_ranks(
+        ranks,
+        [&](comm_type& comm) {
+            sum_of_ones(comm);
+            if (comm.rank() == thrower) throw std::runtime_error("out of disk");
+            sum_of_ones(comm);
+        },
+        patient());
+    CHECK(clock::now() - start < 15s);
+    for (int r = 0; r < ranks; ++r) {
+        if (r == thrower) CHECK(said[static_cast<std::size_t>(r)] == "out of disk");
+        else CHECK(said[static_cast<std::size_t>(r)].find("rank " + std::to_string(thrower) + " failed in its own code") != std::string::npos);
+        if (r != thrower && r != 1 - thrower) CHECK(said[static_cast<std::size_t>(r)] == said[static_cast<std::size_t>(1 - thrower)]);
+    }
+}
+
+TEST_CASE("after a failure every call throws the same verdict again", "[comm][communicator][faults]") {
+    auto const said = test::errors_of_ranks(
+        3,
+        [](comm_type& comm) {
+            if (comm.rank() == 2) {
+                comm.fail("said by hand");
+                comm.fail("too late");
+            }
+            std::string first;
+            for (int i = 0; i < 3; ++i) {
+                try {
+                    if (i == 1) comm.check();
+                    else sum_of_ones(comm);
+                    throw std::logic_error("no verdict");
+                } catch (comm_error const& e) {
+                    if (first.empty()) first = e.what();
+                    if (first != e.what()) throw std::logic_error("another verdict");
+                }
+            }
+            sum_of_ones(comm);
+        },
+        patient());
+    same_on_all(said);
+    CHECK(said[0].find("said by hand") != std::string::npos);
+}
+
+TEST_CASE("what a task throws comes back to its caller as itself, and to the others as its words", "[comm][communicator][faults]") {
+    auto const said = test::errors_of_ranks(
+        3,
+        [](comm_type& comm) {
+            sum_of_ones(comm);
+            if (comm.rank() == 1)
+                comm.run([]() -> task<> {
+                    throw std::out_of_range("index 7");
+                    co_return;
+                });
+            sum_of_ones(comm);
+        },
+        patient());
+    CHECK(said[1] == "index 7");
+    CHECK(said[0] == said[2]);
+    CHECK(said[0].find("rank 1 failed in its own code") != std::string::npos);
+    CHECK(said[0].find("index 7") != std::string::npos);
+}
+
+TEST_CASE("a killed rank is named by all, at its next call at the latest", "[comm][communicator][faults]") {
+    int const ranks = GENERATE(2, 3, 5);
+    int const victim = GENERATE(0, 1);
+    auto const world = inproc_world::create(ranks);
+    std::vector<std::future<std::string>> running;
+    std::promise<void> over;
+    auto const wait = over.get_future().share();
+    for (int r = 0; r < ranks; ++r)
+        running.push_back(std::async(std::launch::async, [&, r]() -> std::string {
+            try {
+                comm_type comm(world->connect(r), patient());
+                sum_of_ones(comm);
+                if (r == victim) {
+                    world->kill(r);
+                    wait.wait_for(30s);
+                    return {};
+                }
+                sum_of_ones(comm);
+                return "nothing";
+            } catch (std::exception const& e) {
+                return e.what();
+            }
+        }));
+    std::vector<std::string> said;
+    for (int r = 0; r < ranks; ++r)
+        if (r != victim) said.push_back(running[static_cast<std::size_t>(r)].get());
+    over.set_value();
+    same_on_all(said);
+    CHECK(said[0].find("rank " + std::to_string(victim) + " is gone") != std::string::npos);
+}
+
+TEST_CASE("a long computation of one's own makes nobody late: the deadline counts from the await", "[comm][communicator]") {
+    // Posted at once, awaited after three deadlines; with a communication thread and without one.
+    bool const own_thread = GENERATE(true, false);
+    auto const said = run_odd_ranks(2, own_thread, quick(), [](auto& comm) {
+        exchange<odd_transport> early(comm.tasks(), 1);
+        comm.exclusively([&] { early.post(); });
+        std::this_thread::sleep_for(comm.rank() == 0 ? 1200ms : 1100ms);
+        comm.run([&] { return exchange<odd_transport>::finish(&early); });
+    });
+    CHECK(said == std::vector<std::string>(2));
+}
+
+TEST_CASE("where nobody drives, time spent in one's own code counts for no wait in the background", "[comm][communicator]") {
+    auto const said = run_odd_ranks(2, false, quick(), [](auto& comm) {
+        background_wait<odd_transport> work(comm.tasks());
+        work.begin();
+        comm.progress();                       // the wait begins
+        std::this_thread::sleep_for(1200ms);  // three deadlines of backward without a hook
+        comm.run([&] {
+            work.collect();
+            return work.finished();
+        });
+    });
+    CHECK(said == std::vector<std::string>(2));
+}
+
+TEST_CASE("an error of the transport itself ends the job, and leaves no coroutine behind", "[comm][communicator][faults]") {
+    bool const own_thread = GENERATE(true, false);
+    int const after = GENERATE(0, 1, 3, 10);
+    auto const said = run_odd_ranks(3, own_thread, patient(), [&](auto& comm) {
+        sum_of_ones(comm);
+        if (comm.rank() == 1) comm.transport().throws_after.store(after);
+        for (int i = 0; i < 50; ++i) sum_of_ones(comm);
+    });
+    for (std::string const& text : said) CHECK(text.find("the cable is cut") != std::string::npos);
+}
+
+TEST_CASE("a call that is wrong on one rank fails there and ends the others", "[comm][communicator][faults]") {
+    auto const said = test::errors_of_ranks(
+        2,
+        [](comm_type& comm) {
+            std::vector<float> data(comm.rank() == 0 ? 10 : 11);
+            sum(comm, data);
+        },
+        patient());
+    same_on_all(said);
+    CHECK(said[0].find("DDP-E205") == 0);
+    CHECK(said[0].find("allreduce #1") != std::string::npos);
+}

@@ -1,0 +1,248 @@
+// Hundreds of reducers in one thread, on virtual time: the same bits on every rank, as on one, and as over threads.
+#include <ddp/train/reducer.hpp>
+
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ddp/collective/direct_allreduce.hpp>
+#include <ddp/collective/recursive_doubling_allreduce.hpp>
+#include <ddp/comm/communicator.hpp>
+#include <ddp/comm/inproc.hpp>
+#include <ddp/optim/sgd.hpp>
+#include <ddp/sim/cluster.hpp>
+
+#include "support/catch.hpp"
+#include "support/ranks.hpp"
+#include "train/patience.hpp"
+
+using namespace ddp;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr std::size_t steps = 2;
+
+struct setup {
+    ddp::update update = ddp::update::replicated;
+    bool clip = false;
+    bool random_floats = false;  // else small integers, whose sum is exact in any order
+};
+
+/// A model of some thousand floats, as a reducer sees it.
+struct replica {
+    explicit replica(setup const& how) : how_(how), where({1000, 37, 4096 + 70, 3, 0, 900}, {}, sizeof(float)) {
+        options.update = how.update;
+        if (how.clip) options.clip = clip_by_global_norm{.max_norm = 0.25};
+        options.buckets_in_flight = 2;
+        gradients.resize(where.size());
+        values.assign(where.size(), 1.0f);
+    }
+    template <class T, class A>
+    auto make(scheduler<T>& on, A algorithm) {
+        std::size_t const grain = reducer<T, float, sgd, A>::slice_grain(how_.clip);
+        std::vector<std::size_t> counts;
+        for (std::size_t i = 0; i < where.parameters(); ++i) counts.push_back(where.count(i));
+        bucket_plan const plan = size_capped_buckets{.cap_bytes = 6000, .first_bytes = 1500}.plan({counts, sizeof(float), grain});
+        detail::bucket_map const buckets(plan, where, grain);
+        bucket_count = buckets.count();
+        return std::make_unique<reducer<T, float, sgd, A>>(on, algorithm, sgd{.lr = 0.5, .momentum = 0.5}, where, buckets, options, false,
+                                                           std::span<float>(gradients), std::span<float>(values), none);
+    }
+    /// What rank `rank` adds to element k of parameter i.
+    [[nodiscard]] float addend(std::size_t rank, std::size_t step, std::size_t i, std::size_t k) const {
+        std::size_t const mix = rank * 7919 + step * 131 + i * 31 + k;
+        if (how_.random_floats) return std::sin(static_cast<float>(mix)) * std::exp2(static_cast<float>(mix % 13));
+        return static_cast<float>(mix % 9) - 4.0f;
+    }
+    void write(std::size_t i, std::size_t step, std::size_t first_rank, std::size_t last_rank) {
+        for (std::size_t k = 0; k < where.count(i); ++k) {
+            float sum = 0;
+            for (std::size_t r = first_rank; r < last_rank; ++r) sum += addend(r, step, i, k);
+            gradients[where.begin(i) + k] = sum;
+        }
+    }
+
+    setup how_;
+    layout where;
+    training_options options;
+    std::vector<float> gradients, values;
+    std::size_t bucket_count = 0;
+    std::vector<double> norms;
+    null_observer none;
+};
+
+template <class A>
+task<> train(virtual_cluster* cluster, scheduler<virtual_transport>* on, replica* mine, A algorithm) {
+    auto const work = mine->make(*on, algorithm);
+    auto const rank = static_cast<std::size_t>(on->rank());
+    for (std::size_t step = 0; step < steps; ++step) {
+        work->begin({.weight = 1 + rank % 3, .done = 0});
+        work->collect();
+        for (std::size_t i = mine->where.parameters(); i-- > 0;) {
+            nanoseconds const own(2'000 + static_cast<std::int64_t>((rank * 37 + i * 11) % 50) * 1'000);
+            co_await cluster->compute(on->rank(), own);
+            mine->write(i, step, rank, rank + 1);
+            work->ready(i);
+        }
+        work->backward_done();
+        work->collect();
+        co_await work->finished();
+        mine->norms.push_back(work->gradient_norm());
+    }
+}
+
+std::uint64_t total_weight(std::size_t ranks) {
+    std::uint64_t total = 0;
+    for (std::size_t r = 0; r < ranks; ++r) total += 1 + r % 3;
+    return total;
+}
+
+template <class A>
+std::vector<std::unique_ptr<replica>> on_virtual_time(int ranks, setup const& how, A algorithm, network_model const& network = {}) {
+    std::vector<std::unique_ptr<replica>> all;
+    for (int r = 0; r < ranks; ++r) all.push_back(std::make_unique<replica>(how));
+    virtual_cluster cluster(ranks, network);
+    auto const outcome = cluster.run([&](int rank, auto& on) {
+        return train(&cluster, &on, all[static_cast<std::size_t>(rank)].get(), algorithm);
+    });
+    for (auto const& r : outcome.ranks) REQUIRE((r.finished && !r.verdict));
+    return all;
+}
+
+template <class A>
+std::vector<std::unique_ptr<replica>> over_threads(int ranks, setup const& how, A algorithm) {
+    return test::run_ranks(
+        ranks,
+        [&](communicator<inproc_transport>& comm) {
+            auto mine = std::make_unique<replica>(how);
+            auto const rank = static_cast<std::size_t>(comm.rank());
+            decltype(mine->make(comm.tasks(), algorithm)) work;
+            comm.exclusively([&] { work = mine->make(comm.tasks(), algorithm); });
+            for (std::size_t step = 0; step < steps; ++step) {
+                work->begin({.weight = 1 + rank % 3, .done = 0});
+                comm.poke();
+                for (std::size_t i = mine->where.parameters(); i-- > 0;) {
+                    mine->write(i, step, rank, rank + 1);
+                    if (work->ready(i)) comm.poke();
+                }
+                work->backward_done();
+                comm.run([&] {
+                    work->collect();
+                    return work->finished();
+                });
+                mine->norms.push_back(work->gradient_norm());
+            }
+            comm.exclusively([&] { work.reset(); });
+            return mine;
+        },
+        test::patient());
+}
+
+/// One rank that has the sum of everybody's gradients, and everybody's weight.
+replica alone(std::size_t ranks, setup const& how) {
+    replica mine(how);
+    virtual_cluster cluster(1);
+    auto const work = mine.make(cluster.scheduler_of(0), direct_allreduce{});
+    for (std::size_t step = 0; step < steps; ++step) {
+        work->begin({.weight = total_weight(ranks), .done = 0});
+        for (std::size_t i = 0; i < mine.where.parameters(); ++i) {
+            mine.write(i, step, 0, ranks);
+            work->ready(i);
+        }
+        work->backward_done();
+        auto const outcome = cluster.run([&](int, auto&) {
+            work->collect();
+            return work->finished();
+        });
+        REQUIRE(outcome.ranks[0].finished);
+        mine.norms.push_back(work->gradient_norm());
+    }
+    return mine;
+}
+
+}  // namespace
+
+TEST_CASE("hundreds of reducers train alike on virtual time, and as one rank with all gradients", "[train][sim]") {
+    auto const update = GENERATE(ddp::update::replicated, ddp::update::sharded);
+    bool const clip = GENERATE(false, true);
+    setup const how{.update = update, .clip = clip};
+    constexpr int ranks = 200;
+    replica const one = alone(ranks, how);
+    CHECK(one.bucket_count >= (clip ? 2 : 4));
+    CHECK((one.norms[0] > 0.25) == clip);
+    CHECK(one.values != std::vector<float>(one.values.size(), 1.0f));
+    auto const all = on_virtual_time(ranks, how, recursive_doubling_allreduce{});
+    std::size_t different = 0;
+    for (auto const& r : all) different += r->values != one.values || r->norms != one.norms;
+    CHECK(different == 0);
+}
+
+TEST_CASE("reducers over the direct algorithm agree at awkward rank counts, whatever the delays", "[train][sim]") {
+    auto const update = GENERATE(ddp::update::replicated, ddp::update::sharded);
+    bool const clip = GENERATE(false, true);
+    int const ranks = GENERATE(2, 7, 33);
+    setup const how{.update = update, .clip = clip};
+    CAPTURE(ranks, clip);
+    replica const one = alone(static_cast<std::size_t>(ranks), how);
+    for (std::uint64_t seed = 0; seed < 3; ++seed) {
+        network_model const network{.extra_delay = 400us, .early_bytes = seed == 1 ? 0u : 1u << 20, .seed = seed};
+        auto const all = on_virtual_time(ranks, how, direct_allreduce{.chunk_bytes = 512}, network);
+        std::size_t different = 0;
+        for (auto const& r : all) different += r->values != one.values || r->norms != one.norms;
+        CHECK(different == 0);
+    }
+}
+
+TEST_CASE("virtual time and threads give the same bits for random floats", "[train][sim]") {
+    int const ranks = GENERATE(3, 5, 6);
+    bool const clip = GENERATE(false, true);
+    setup const first{.update = ddp::update::replicated, .clip = clip, .random_floats = true};
+    setup const second{.update = ddp::update::sharded, .clip = clip, .random_floats = true};
+    CAPTURE(ranks, clip);
+    auto const reference = over_threads(ranks, first, direct_allreduce{});
+    auto const same = [&](std::vector<std::unique_ptr<replica>> const& all) {
+        for (auto const& r : all)
+            if (r->values != reference[0]->values || r->norms != reference[0]->norms) return false;
+        return true;
+    };
+    CHECK(same(reference));
+    CHECK(same(over_threads(ranks, second, recursive_doubling_allreduce{})));
+    CHECK(same(on_virtual_time(ranks, first, direct_allreduce{})));
+    CHECK(same(on_virtual_time(ranks, second, direct_allreduce{})));
+    CHECK(same(on_virtual_time(ranks, first, recursive_doubling_allreduce{})));
+    CHECK(same(on_virtual_time(ranks, second, recursive_doubling_allreduce{}, {.extra_delay = 1ms, .seed = 4})));
+}
+
+TEST_CASE("a rank killed anywhere in a step is named by the reducers that are left, and none of them goes on", "[train][sim][faults]") {
+    auto const update = GENERATE(ddp::update::replicated, ddp::update::sharded);
+    setup const how{.update = update, .clip = true};
+    std::size_t runs = 0;
+    for (int const ranks : {2, 3, 5})
+        for (std::uint64_t k = 1; k < 400; k += ranks == 2 ? 1 : 7) {
+            int const victim = static_cast<int>(k) % ranks;
+            std::vector<std::unique_ptr<replica>> all;
+            for (int r = 0; r < ranks; ++r) all.push_back(std::make_unique<replica>(how));
+            virtual_cluster cluster(ranks, {.extra_delay = 200us, .seed = k});
+            cluster.world().kill_at_message(victim, k);
+            auto const outcome = cluster.run([&](int rank, auto& on) {
+                return train(&cluster, &on, all[static_cast<std::size_t>(rank)].get(), direct_allreduce{.chunk_bytes = 1024});
+            });
+            if (!outcome.ranks[static_cast<std::size_t>(victim)].dead) break;
+            CAPTURE(ranks, victim, k);
+            std::optional<failure> first;
+            for (auto const& r : outcome.ranks) {
+                if (r.dead || !r.verdict) continue;
+                if (!first) first = r.verdict;
+                REQUIRE(r.verdict->text.view() == first->text.view());
+                REQUIRE(r.verdict->peer == victim);
+            }
+            ++runs;
+        }
+    CHECK(runs > 30);
+}
