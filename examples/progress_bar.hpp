@@ -14,7 +14,9 @@ public:
     // Only rank 0 shows anything. A launcher that stands between us and the terminal says so in DDP_TTY.
     progress_bar(bool shown, std::size_t steps) : shown_(shown), steps_(steps) {
         char const* const launcher = std::getenv("DDP_TTY");
-        terminal_ = launcher != nullptr ? std::string_view(launcher) == "1" : isatty(STDOUT_FILENO) != 0;
+        // mpirun gives its ranks a terminal whether it has one or not.
+        bool const direct = std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr;
+        terminal_ = launcher != nullptr ? std::string_view(launcher) == "1" : direct && isatty(STDOUT_FILENO) != 0;
     }
 
     // `step` of all steps are done; `text` says the rest.

@@ -425,7 +425,7 @@ TEST_CASE("another thread's wake ends a sleep, and is remembered", "[comm][frame
 TEST_CASE("abort completes everything at once, and its record passes full buffers and a half-sent frame",
           "[comm][framed]") {
     auto const ranks = run_ranks(all_to_all(2), [&](transport& t) -> std::string {
-        op big(8 << 20), second(100), in(50), in2(8 << 20);
+        op big(4 << 20), second(100), in(50), in2(4 << 20);  // within the credit: it goes at once
         big.fill(3);
         if (t.rank() == 1) {
             // Does not read, so that the peer's buffers fill; then finds the record behind half a message.
@@ -717,4 +717,29 @@ TEST_CASE("a group of one needs no streams", "[comm][framed]") {
     CHECK_THROWS_AS(t.mark_of(0), ddp::usage_error);
     t.abort(threw(0, "alone"));
     CHECK(t.reports()[0].is == report::state::spoke);
+}
+
+TEST_CASE("a receive ends with its transport though its message is half here", "[comm][framed]") {
+    bool const aborts = GENERATE(true, false);
+    CAPTURE(aborts);
+    auto all = all_to_all(2);
+    op out(std::size_t{8} << 20), in(std::size_t{8} << 20), later(10);
+    receive(*all[1], 0, tagged(1), in);
+    receive(*all[1], 0, tagged(2), later);
+    send(*all[0], 1, tagged(1), out);
+    for (int turn = 0; turn < 100 && in.moved == 0; ++turn)  // socket buffers take a part of it at a time
+        for (auto const& t : all) t->progress({});
+    bool const half = !in.done() && in.moved > 0;
+    if (aborts)
+        all[1]->abort({});
+    else
+        all[1]->leave();
+    int const ended = in.runs, ended_later = later.runs;
+    op_status const status = in.status;
+    all.clear();
+    REQUIRE(half);
+    CHECK(ended == 1);
+    CHECK(ended_later == 1);
+    CHECK(status == op_status::aborted);
+    CHECK(out.runs == 1);
 }

@@ -34,7 +34,8 @@ extern char** environ;
 namespace {
 
 std::int64_t now_ns() {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
 }
 
 // One write a line: nothing is lost when the next thing that happens is SIGKILL.
@@ -67,25 +68,40 @@ settings parse(int argc, char** argv) {
         auto const equals = word.find('=');
         std::string const name = word.substr(0, equals), value = word.substr(equals + 1);
         auto const milliseconds = [&] { return std::chrono::milliseconds(std::stoi(value)); };
-        if (name == "steps") with.steps = std::stoull(value);
-        else if (name == "tensors") with.tensors = std::stoull(value);
-        else if (name == "elements") with.elements = std::stoull(value);
-        else if (name == "bucket") with.bucket = std::stoull(value);
-        else if (name == "pause") with.pause = std::stoi(value);
-        else if (name == "algorithm") with.algorithm = value;
-        else if (name == "update") with.update = value;
-        else if (name == "transport") with.run.transport = value;
-        else if (name == "ranks") with.run.ranks = std::stoi(value);
-        else if (name == "dead") with.run.times.dead = milliseconds();
-        else if (name == "collective") with.run.times.collective = milliseconds();
-        else if (name == "join") with.run.times.join = milliseconds();
+        if (name == "steps")
+            with.steps = std::stoull(value);
+        else if (name == "tensors")
+            with.tensors = std::stoull(value);
+        else if (name == "elements")
+            with.elements = std::stoull(value);
+        else if (name == "bucket")
+            with.bucket = std::stoull(value);
+        else if (name == "pause")
+            with.pause = std::stoi(value);
+        else if (name == "algorithm")
+            with.algorithm = value;
+        else if (name == "update")
+            with.update = value;
+        else if (name == "transport")
+            with.run.transport = value;
+        else if (name == "ranks")
+            with.run.ranks = std::stoi(value);
+        else if (name == "dead")
+            with.run.times.dead = milliseconds();
+        else if (name == "collective")
+            with.run.times.collective = milliseconds();
+        else if (name == "join")
+            with.run.times.join = milliseconds();
         else if (name == "fault") {
             std::vector<std::string> parts(1);
             for (char const c : value)
-                if (c == ':') parts.emplace_back();
-                else parts.back() += c;
+                if (c == ':')
+                    parts.emplace_back();
+                else
+                    parts.back() += c;
             parts.resize(5, "0");
-            with.faults.push_back({std::stoi(parts[0]), parts[1], parts[2], std::stoull(parts[3]), std::stoi(parts[4])});
+            with.faults.push_back(
+                {std::stoi(parts[0]), parts[1], parts[2], std::stoull(parts[3]), std::stoi(parts[4])});
         } else {
             throw std::invalid_argument("fault_program: there is no option " + word);
         }
@@ -129,7 +145,8 @@ public:
 
 private:
     void misbehave(fault const& f) const {
-        if (f.kind == "other" || f.kind == "count" || f.kind == "root" || f.kind == "return" || f.kind == "skip") return;
+        if (f.kind == "other" || f.kind == "count" || f.kind == "root" || f.kind == "return" || f.kind == "skip")
+            return;
         auto const until = std::chrono::steady_clock::now() + std::chrono::milliseconds(f.milliseconds);
         if (f.kind == "stop" && f.milliseconds > 0) {  // somebody has to wake us
             std::string command = "sleep " + std::to_string(f.milliseconds / 1000) + "." +
@@ -141,13 +158,21 @@ private:
             if (::posix_spawn(&child, "/bin/sh", nullptr, nullptr, words, environ) != 0) std::_Exit(71);
         }
         announce();
-        if (f.kind == "kill") ::raise(SIGKILL);
-        else if (f.kind == "segv") ::raise(SIGSEGV);
-        else if (f.kind == "stop") ::kill(::getpid(), SIGSTOP);
-        else if (f.kind == "exit") std::exit(0);
-        else if (f.kind == "throw") throw std::runtime_error("the lamp fell over");
-        else if (f.kind == "sleep") std::this_thread::sleep_until(until);
-        else if (f.kind == "spin") while (std::chrono::steady_clock::now() < until) {}
+        if (f.kind == "kill")
+            ::raise(SIGKILL);
+        else if (f.kind == "segv")
+            ::raise(SIGSEGV);
+        else if (f.kind == "stop")
+            ::kill(::getpid(), SIGSTOP);
+        else if (f.kind == "exit")
+            std::exit(0);
+        else if (f.kind == "throw")
+            throw std::runtime_error("the lamp fell over");
+        else if (f.kind == "sleep")
+            std::this_thread::sleep_until(until);
+        else if (f.kind == "spin")
+            while (std::chrono::steady_clock::now() < until) {
+            }
     }
 
     settings const& with_;
@@ -272,7 +297,11 @@ void train(settings const& with, Comm& comm, trouble& ill) {
     if (with.update == "sharded") options.update = ddp::update::sharded;
     float const rate = ill.due("rate", "construct", 0) != nullptr ? 0.2f : 0.1f;
     if (rate != 0.1f || ill.due("model", "construct", 0) != nullptr) ill.announce();
-    ddp::data_parallel trainer{model, ddp::sgd{.lr = rate}, comm, options, ddp::any_allreduce::parse(with.algorithm),
+    ddp::data_parallel trainer{model,
+                               ddp::sgd{.lr = rate},
+                               comm,
+                               options,
+                               ddp::any_allreduce::parse(with.algorithm),
                                ddp::size_capped_buckets{.cap_bytes = with.bucket, .first_bytes = with.bucket / 4},
                                watcher{&ill}};
     std::uint64_t const share = 2 + static_cast<std::uint64_t>(comm.rank()) % 2;
@@ -280,8 +309,8 @@ void train(settings const& with, Comm& comm, trouble& ill) {
         if (ill.due("return", "between", step) != nullptr) return ill.announce();
         ill.at("between", step);
         if (ill.due("skip", "between", step) == nullptr) {
-            std::uint64_t const first = (step * static_cast<std::uint64_t>(comm.size()) +
-                                         static_cast<std::uint64_t>(comm.rank())) * 4;
+            std::uint64_t const first =
+                (step * static_cast<std::uint64_t>(comm.size()) + static_cast<std::uint64_t>(comm.rank())) * 4;
             bool const empty = ill.due("empty", "between", step) != nullptr;
             trainer.step(samples{first, empty ? 0 : share});
         } else {
@@ -293,8 +322,8 @@ void train(settings const& with, Comm& comm, trouble& ill) {
     bool const same = trainer.replicas_identical();
     char digest[40];
     std::snprintf(digest, sizeof digest, "%016llx", static_cast<unsigned long long>(trainer.digest_of_values()));
-    say("done rank=" + std::to_string(comm.rank()) + " digest=" + digest + " steps=" +
-        std::to_string(trainer.completed_steps()) + " replicas=" + (same ? "identical" : "different"));
+    say("done rank=" + std::to_string(comm.rank()) + " digest=" + digest +
+        " steps=" + std::to_string(trainer.completed_steps()) + " replicas=" + (same ? "identical" : "different"));
 }
 
 }  // namespace

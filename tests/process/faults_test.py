@@ -159,6 +159,13 @@ class Throws(FaultCase):
                     own = self.strike(size, [f"{rank}:throw:{phase}:{step}"], text.format(rank), [rank], code=1)
                     self.assertEqual(own, ["the lamp fell over"])
 
+    def test_while_large_messages_arrive(self):
+        # Rank 1 hands rank 2 the last of rank 0's values and throws. Rank 2 still reads when rank 0 tells it so.
+        for attempt in range(4):
+            with self.subTest(attempt=attempt):
+                self.strike(3, ["1:throw:bind:0"], r"^DDP-E206 remote exception: rank 1 failed in its own code", [1],
+                            "tensors=3", "elements=1000000")
+
     def test_in_its_observer(self):
         for size, rank in ((2, 1), (3, 0)):
             with self.subTest(size=size, rank=rank):

@@ -1,6 +1,7 @@
 // When a rank's own code fails, it gets its own error back, all others are told of it, and nobody hangs.
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <stdexcept>
 #include <string>

@@ -78,8 +78,11 @@ struct replica {
 };
 
 template <class A>
-task<> train(virtual_cluster* cluster, scheduler<virtual_transport>* on, replica* mine, A algorithm) {
-    auto const work = mine->make(*on, algorithm);
+using virtual_reducer = reducer<virtual_transport, float, sgd, A>;
+
+/// The reducer is not this coroutine's own: after a failure its coroutines end beside this one.
+template <class A>
+task<> train(virtual_cluster* cluster, scheduler<virtual_transport>* on, replica* mine, virtual_reducer<A>* work) {
     auto const rank = static_cast<std::size_t>(on->rank());
     for (std::size_t step = 0; step < steps; ++step) {
         work->begin({.weight = 1 + rank % 3, .done = 0});
@@ -97,6 +100,17 @@ task<> train(virtual_cluster* cluster, scheduler<virtual_transport>* on, replica
     }
 }
 
+template <class A>
+cluster_outcome run_on(virtual_cluster& cluster, std::vector<std::unique_ptr<replica>> const& all, A algorithm) {
+    std::vector<std::unique_ptr<virtual_reducer<A>>> work;
+    for (int r = 0; r < cluster.size(); ++r)
+        work.push_back(all[static_cast<std::size_t>(r)]->make(cluster.scheduler_of(r), algorithm));
+    return cluster.run([&](int rank, auto& on) {
+        auto const r = static_cast<std::size_t>(rank);
+        return train(&cluster, &on, all[r].get(), work[r].get());
+    });
+}
+
 std::uint64_t total_weight(std::size_t ranks) {
     std::uint64_t total = 0;
     for (std::size_t r = 0; r < ranks; ++r) total += 1 + r % 3;
@@ -108,9 +122,7 @@ std::vector<std::unique_ptr<replica>> on_virtual_time(int ranks, setup const& ho
     std::vector<std::unique_ptr<replica>> all;
     for (int r = 0; r < ranks; ++r) all.push_back(std::make_unique<replica>(how));
     virtual_cluster cluster(ranks, network);
-    auto const outcome = cluster.run([&](int rank, auto& on) {
-        return train(&cluster, &on, all[static_cast<std::size_t>(rank)].get(), algorithm);
-    });
+    auto const outcome = run_on(cluster, all, algorithm);
     for (auto const& r : outcome.ranks) REQUIRE((r.finished && !r.verdict));
     return all;
 }
@@ -230,9 +242,7 @@ TEST_CASE("a rank killed anywhere in a step is named by the reducers that are le
             for (int r = 0; r < ranks; ++r) all.push_back(std::make_unique<replica>(how));
             virtual_cluster cluster(ranks, {.extra_delay = 200us, .seed = k});
             cluster.world().kill_at_message(victim, k);
-            auto const outcome = cluster.run([&](int rank, auto& on) {
-                return train(&cluster, &on, all[static_cast<std::size_t>(rank)].get(), direct_allreduce{.chunk_bytes = 1024});
-            });
+            auto const outcome = run_on(cluster, all, direct_allreduce{.chunk_bytes = 1024});
             if (!outcome.ranks[static_cast<std::size_t>(victim)].dead) break;
             CAPTURE(ranks, victim, k);
             std::optional<failure> first;

@@ -135,7 +135,6 @@ public:
         discarding_ = true;
     }
     void end_all(op_status status, completion_list& ended) noexcept {
-        if (node_ != nullptr) posted_.push_back(*node_);
         if (node_ != nullptr) forget_message();
         while (completion* const node = posted_.pop_front()) {
             node->status = status;
@@ -196,8 +195,9 @@ private:
         turn_deaf();
     }
 
-    /// The rest of the message that is arriving goes nowhere.
+    /// The rest of the message that is arriving goes nowhere. Its receive is posted again, so that end_all() finds it.
     void forget_message() noexcept {
+        if (node_ != nullptr) posted_.push_back(*node_);
         (sink_ == sink::urgent ? resume_ : sink_) = sink::nowhere;
         node_ = nullptr;
         early_message_ = early_store::none;

@@ -26,7 +26,7 @@ struct run_options {
     std::string transport = {};  ///< "inproc", "tcp", "mpi"; empty: what the environment says
     int ranks = 0;               ///< of threads; elsewhere the launcher says how many, and this must agree or be 0
     timing times = {};
-    bool insecure = false;       ///< tcp beyond loopback without a secret: anybody who reaches the port can take part
+    bool insecure = false;  ///< tcp beyond loopback without a secret: anybody who reaches the port can take part
 };
 
 /// A way to start the ranks that a program was built with: threads, tcp, mpi.
