@@ -103,8 +103,10 @@ TEST_CASE("posting, aborting, leaving and dying race without harm", "[comm][inpr
                         int const peer = (me + 1 + static_cast<int>(draw(ranks - 1))) % ranks;
                         auto& buffer = memory.emplace_back(draw(3) == 0 ? 100'000 : 50);
                         tag const what{.id = {.index = draw(5)}};
-                        if (draw(2) == 0) t->post_send(peer, what, buffer, nodes.emplace_back());
-                        else t->post_receive(peer, what, buffer, nodes.emplace_back());
+                        if (draw(2) == 0)
+                            t->post_send(peer, what, buffer, nodes.emplace_back());
+                        else
+                            t->post_receive(peer, what, buffer, nodes.emplace_back());
                         t->progress(t->now() + std::chrono::microseconds(draw(50)));
                         if (memory.size() > 300) break;
                     }

@@ -27,7 +27,8 @@ report left() {
 report closed() {
     return {.is = report::state::closed};
 }
-report said(failure_kind kind, int rank, int peer, nanoseconds waited = 0s, std::uint64_t step = 1, std::uint32_t channel = 0) {
+report said(failure_kind kind, int rank, int peer, nanoseconds waited = 0s, std::uint64_t step = 1,
+            std::uint32_t channel = 0) {
     report r{.is = report::state::spoke};
     r.record.kind = kind;
     r.record.rank = rank;
@@ -80,28 +81,108 @@ TEST_CASE("each story has one culprit", "[comm][verdict]") {
     mismatch.record.text = std::string_view("8 bytes, not 16");
 
     std::vector<story> const stories = {
-        {"own fault beats closed and waiting", {waits(0, 1), said(failure_kind::threw, 1, -1), said(failure_kind::closed, 2, 1)}, 1, errc::remote_exception, "own words"},
-        {"two own faults: the lower step decides", {said(failure_kind::threw, 0, -1, 0s, 5), said(failure_kind::threw, 1, -1, 0s, 4)}, 1, errc::remote_exception, "rank 1"},
-        {"two own faults in one step: the lower rank", {said(failure_kind::threw, 0, -1), said(failure_kind::threw, 1, -1)}, 0, errc::remote_exception, "rank 0"},
-        {"a mismatch beats closed", {said(failure_kind::closed, 0, 3), mismatch, idle(2), closed()}, 2, errc::mismatch, "8 bytes"},
-        {"equal operations with other fingerprints", {waits(0, 1), other_operation, waits(2, 0)}, 1, errc::mismatch, "disagree"},
-        {"other operations with other fingerprints are a legal lead", {waits(0, 1, limit, 2), waits(1, 2, limit, 1), silent()}, 2, errc::deadline, "rank 2 did not take part"},
-        {"a dead rank, seen by one", {said(failure_kind::closed, 0, 2), waits(1, 0), closed()}, 2, errc::peer_closed, "rank 2 is gone"},
+        {"own fault beats closed and waiting",
+         {waits(0, 1), said(failure_kind::threw, 1, -1), said(failure_kind::closed, 2, 1)},
+         1,
+         errc::remote_exception,
+         "own words"},
+        {"two own faults: the lower step decides",
+         {said(failure_kind::threw, 0, -1, 0s, 5), said(failure_kind::threw, 1, -1, 0s, 4)},
+         1,
+         errc::remote_exception,
+         "rank 1"},
+        {"two own faults in one step: the lower rank",
+         {said(failure_kind::threw, 0, -1), said(failure_kind::threw, 1, -1)},
+         0,
+         errc::remote_exception,
+         "rank 0"},
+        {"a mismatch beats closed",
+         {said(failure_kind::closed, 0, 3), mismatch, idle(2), closed()},
+         2,
+         errc::mismatch,
+         "8 bytes"},
+        {"equal operations with other fingerprints",
+         {waits(0, 1), other_operation, waits(2, 0)},
+         1,
+         errc::mismatch,
+         "disagree"},
+        {"other operations with other fingerprints are a legal lead",
+         {waits(0, 1, limit, 2), waits(1, 2, limit, 1), silent()},
+         2,
+         errc::deadline,
+         "rank 2 did not take part"},
+        {"a dead rank, seen by one",
+         {said(failure_kind::closed, 0, 2), waits(1, 0), closed()},
+         2,
+         errc::peer_closed,
+         "rank 2 is gone"},
         {"a dead rank that nobody waits for", {idle(0), idle(1), closed()}, 2, errc::peer_closed, "rank 2 is gone"},
-        {"who has spoken is alive: the thawed rank's own closed record does not count", {said(failure_kind::closed, 0, 1), said(failure_kind::closed, 1, 2), closed()}, 2, errc::peer_closed, "rank 2"},
-        {"a rank that ended in good order", {said(failure_kind::closed, 0, 1), left()}, 1, errc::peer_closed, "fewer collectives"},
+        {"who has spoken is alive: the thawed rank's own closed record does not count",
+         {said(failure_kind::closed, 0, 1), said(failure_kind::closed, 1, 2), closed()},
+         2,
+         errc::peer_closed,
+         "rank 2"},
+        {"a rank that ended in good order",
+         {said(failure_kind::closed, 0, 1), left()},
+         1,
+         errc::peer_closed,
+         "fewer collectives"},
         {"bytes that are no frame", {said(failure_kind::closed, 0, 1), frame}, 1, errc::peer_closed, "rank 1 is gone"},
-        {"a silent rank", {said(failure_kind::silent, 0, 2, 3s), waits(1, 0, 2s), silent()}, 2, errc::peer_silent, "heartbeat"},
-        {"a rank called silent that has spoken since", {said(failure_kind::silent, 0, 1, 3s), waits(1, 2), silent()}, 2, errc::deadline, "rank 2"},
-        {"closed beats silent", {said(failure_kind::silent, 0, 1, 3s), silent(), said(failure_kind::closed, 2, 3), closed()}, 3, errc::peer_closed, "rank 3"},
-        {"a chain of waits leads to who waits for nobody", {waits(0, 1), waits(1, 2), waits(2, 3), idle(3)}, 3, errc::deadline, "through rank 1"},
-        {"a chain of waits leads to who says nothing", {waits(0, 1), waits(1, 2), silent()}, 2, errc::deadline, "Nothing has been heard"},
-        {"who has just begun to wait is late itself", {waits(0, 1), waits(1, 2, 1s), waits(2, 0)}, 1, errc::deadline, "rank 1 did not take part"},
-        {"young waits accuse nobody, wherever they stand", {waits(0, 3, 1s), waits(1, 2), waits(2, 0), waits(3, 0)}, 0, errc::deadline, "rank 0 did not"},
-        {"in a circle the longest wait accuses", {waits(0, 1, 9s), waits(1, 2, 9500ms), waits(2, 0, 9s)}, 2, errc::deadline, "rank 1 waited"},
-        {"a circle that the chain enters from outside", {waits(0, 1, 9s), waits(1, 2, 9s), waits(2, 3, 8s), waits(3, 1, 9500ms)}, 1, errc::deadline, "rank 3 waited"},
-        {"the least operation's wait is followed first", {waits(0, 1, limit, 7), waits(1, 0, limit, 7), waits(2, 3, limit, 6), idle(3)}, 3, errc::deadline, "rank 3"},
-        {"a published verdict is adopted", {waits(0, 1), published, said(failure_kind::threw, 2, -1), closed()}, 3, errc::peer_closed, "as published"},
+        {"a silent rank",
+         {said(failure_kind::silent, 0, 2, 3s), waits(1, 0, 2s), silent()},
+         2,
+         errc::peer_silent,
+         "heartbeat"},
+        {"a rank called silent that has spoken since",
+         {said(failure_kind::silent, 0, 1, 3s), waits(1, 2), silent()},
+         2,
+         errc::deadline,
+         "rank 2"},
+        {"closed beats silent",
+         {said(failure_kind::silent, 0, 1, 3s), silent(), said(failure_kind::closed, 2, 3), closed()},
+         3,
+         errc::peer_closed,
+         "rank 3"},
+        {"a chain of waits leads to who waits for nobody",
+         {waits(0, 1), waits(1, 2), waits(2, 3), idle(3)},
+         3,
+         errc::deadline,
+         "through rank 1"},
+        {"a chain of waits leads to who says nothing",
+         {waits(0, 1), waits(1, 2), silent()},
+         2,
+         errc::deadline,
+         "Nothing has been heard"},
+        {"who has just begun to wait is late itself",
+         {waits(0, 1), waits(1, 2, 1s), waits(2, 0)},
+         1,
+         errc::deadline,
+         "rank 1 did not take part"},
+        {"young waits accuse nobody, wherever they stand",
+         {waits(0, 3, 1s), waits(1, 2), waits(2, 0), waits(3, 0)},
+         0,
+         errc::deadline,
+         "rank 0 did not"},
+        {"in a circle the longest wait accuses",
+         {waits(0, 1, 9s), waits(1, 2, 9500ms), waits(2, 0, 9s)},
+         2,
+         errc::deadline,
+         "rank 1 waited"},
+        {"a circle that the chain enters from outside",
+         {waits(0, 1, 9s), waits(1, 2, 9s), waits(2, 3, 8s), waits(3, 1, 9500ms)},
+         1,
+         errc::deadline,
+         "rank 3 waited"},
+        {"the least operation's wait is followed first",
+         {waits(0, 1, limit, 7), waits(1, 0, limit, 7), waits(2, 3, limit, 6), idle(3)},
+         3,
+         errc::deadline,
+         "rank 3"},
+        {"a published verdict is adopted",
+         {waits(0, 1), published, said(failure_kind::threw, 2, -1), closed()},
+         3,
+         errc::peer_closed,
+         "as published"},
         {"nobody knows anything", {idle(0), idle(1)}, -1, errc::deadline, "gave up"},
         {"nobody says anything", {silent(), silent()}, -1, errc::peer_closed, "without a reason"},
     };
@@ -133,12 +214,14 @@ TEST_CASE("a verdict throws as what it says", "[comm][verdict]") {
     CHECK(e.verdict().rank == 0);
 }
 
-TEST_CASE("whoever of a random job is killed, frozen or late is named, whatever the others were doing", "[comm][verdict]") {
+TEST_CASE("whoever of a random job is killed, frozen or late is named, whatever the others were doing",
+          "[comm][verdict]") {
     for (std::uint64_t seed = 0; seed < 20000; ++seed) {
         random_stream const random(seed, random_use::user);
         std::uint64_t draws = 0;
         auto const draw = [&](std::uint64_t bound) { return random.at(draws++).below(bound); };
-        int const ranks = 2 + static_cast<int>(draw(8)), culprit = static_cast<int>(draw(static_cast<std::uint64_t>(ranks)));
+        int const ranks = 2 + static_cast<int>(draw(8)),
+                  culprit = static_cast<int>(draw(static_cast<std::uint64_t>(ranks)));
         int const fault = static_cast<int>(draw(4));  // killed, frozen with heartbeats, late, threw
         // Everybody waits, directly or through others, for the culprit: edges lead to ranks that are nearer to it.
         std::vector<int> by_distance;
@@ -151,7 +234,8 @@ TEST_CASE("whoever of a random job is killed, frozen or late is named, whatever 
             int const r = by_distance[i];
             std::size_t const nearer = draw(i + 1);
             int const peer = nearer == 0 ? culprit : by_distance[nearer - 1];
-            report mine = waits(r, peer, limit - nanoseconds(static_cast<std::int64_t>(draw(4'000'000'000))), 1 + draw(1));
+            report mine =
+                waits(r, peer, limit - nanoseconds(static_cast<std::int64_t>(draw(4'000'000'000))), 1 + draw(1));
             if (fault == 0 && draw(2) == 0) mine = said(failure_kind::closed, r, culprit, 1s);
             if (fault == 1 && (draw(2) == 0 || (!accused && i + 1 == by_distance.size()))) {
                 mine = said(failure_kind::silent, r, culprit, 3s);
@@ -161,7 +245,10 @@ TEST_CASE("whoever of a random job is killed, frozen or late is named, whatever 
         }
         auto& own = reports[static_cast<std::size_t>(culprit)];
         if (fault == 0) own = closed();
-        if (fault == 2) own = draw(2) == 0 ? idle(culprit) : waits(culprit, by_distance[0], nanoseconds(static_cast<std::int64_t>(draw(4'900'000'000))));
+        if (fault == 2)
+            own = draw(2) == 0
+                      ? idle(culprit)
+                      : waits(culprit, by_distance[0], nanoseconds(static_cast<std::int64_t>(draw(4'900'000'000))));
         if (fault == 3) own = said(failure_kind::threw, culprit, -1);
         failure const v = decide(reports, limit);
         CAPTURE(seed, ranks, culprit, fault, text_of(v));

@@ -108,7 +108,8 @@ TEST_CASE("an early message is kept if it is small; a longer one keeps its sende
     CHECK(large.status == op_status::ok);
 }
 
-TEST_CASE("a killed rank's last messages arrive if its card had sent them; then its peers see it closed", "[comm][virtual]") {
+TEST_CASE("a killed rank's last messages arrive if its card had sent them; then its peers see it closed",
+          "[comm][virtual]") {
     network_model network = gigabyte;
     network.detection = 500us;
     bench b(3, network);

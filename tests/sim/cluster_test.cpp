@@ -34,7 +34,8 @@ lane enter(on_type& on, std::uint64_t index, std::size_t count) {
 template <class A>
 ddp::task<> allreduce(A algorithm, on_type* on, std::vector<float>* data, int times) {
     for (int k = 0; k < times; ++k)
-        co_await A::sum(algorithm, enter(*on, static_cast<std::uint64_t>(k) + 1, data->size()), std::span<float>(*data));
+        co_await A::sum(algorithm, enter(*on, static_cast<std::uint64_t>(k) + 1, data->size()),
+                        std::span<float>(*data));
 }
 
 std::vector<std::vector<float>> ramps(int ranks, std::size_t count) {
@@ -138,8 +139,9 @@ void kill_everywhere(A algorithm, int ranks, std::size_t count, ddp::network_mod
             virtual_cluster cluster(ranks, network);
             cluster.world().kill_at_message(victim, k);
             auto data = ramps(ranks, count);
-            auto const outcome = cluster.run(
-                [&](int rank, on_type& on) { return allreduce(algorithm, &on, &data[static_cast<std::size_t>(rank)], 3); });
+            auto const outcome = cluster.run([&](int rank, on_type& on) {
+                return allreduce(algorithm, &on, &data[static_cast<std::size_t>(rank)], 3);
+            });
             if (!outcome.ranks[static_cast<std::size_t>(victim)].dead) break;  // it sends fewer
             CAPTURE(ranks, victim, k);
             ++runs;
@@ -168,7 +170,8 @@ TEST_CASE("a rank that dies at any of its messages is named by every survivor", 
     }
 }
 
-TEST_CASE("a rank frozen beyond the deadline is the culprit on every rank, and accepts that when it thaws", "[sim][faults]") {
+TEST_CASE("a rank frozen beyond the deadline is the culprit on every rank, and accepts that when it thaws",
+          "[sim][faults]") {
     int const ranks = GENERATE(2, 3, 5);
     for (int victim = 0; victim < ranks; ++victim) {
         CAPTURE(ranks, victim);
@@ -191,8 +194,10 @@ TEST_CASE("short freezes, and a job that is stopped as a whole, hurt nobody", "[
     bool const everybody = GENERATE(true, false);
     virtual_cluster cluster(ranks, {.extra_delay = 100us, .seed = 5}, ddp::timing::for_tests());
     for (int r = 0; r < ranks; ++r) {
-        if (everybody) cluster.world().freeze(r, 200us, 60s + r * 1ms);
-        else cluster.world().freeze(r, 200us + r * 800ms, 700us + r * 800ms + 700ms);
+        if (everybody)
+            cluster.world().freeze(r, 200us, 60s + r * 1ms);
+        else
+            cluster.world().freeze(r, 200us + r * 800ms, 700us + r * 800ms + 700ms);
     }
     auto data = ramps(ranks, 600);
     auto const outcome = cluster.run([&](int rank, on_type& on) {
@@ -204,7 +209,8 @@ TEST_CASE("short freezes, and a job that is stopped as a whole, hurt nobody", "[
 
 namespace {
 
-ddp::task<> compute_then_allreduce(virtual_cluster* cluster, on_type* on, ddp::nanoseconds own, std::vector<float>* data) {
+ddp::task<> compute_then_allreduce(virtual_cluster* cluster, on_type* on, ddp::nanoseconds own,
+                                   std::vector<float>* data) {
     co_await cluster->compute(on->rank(), own);
     co_await allreduce(ddp::direct_allreduce{}, on, data, 1);
 }
@@ -222,7 +228,8 @@ TEST_CASE("a rank that comes too late is named, and those that wait for it agree
     virtual_cluster cluster(ranks, {}, ddp::timing::for_tests());
     auto data = ramps(ranks, 100);
     auto const outcome = cluster.run([&](int rank, on_type& on) {
-        return compute_then_allreduce(&cluster, &on, rank == ranks - 1 ? ddp::nanoseconds(10s) : ddp::nanoseconds(rank * 20ms),
+        return compute_then_allreduce(&cluster, &on,
+                                      rank == ranks - 1 ? ddp::nanoseconds(10s) : ddp::nanoseconds(rank * 20ms),
                                       &data[static_cast<std::size_t>(rank)]);
     });
     ddp::failure const verdict = one_verdict(outcome);
@@ -243,7 +250,8 @@ TEST_CASE("what one rank throws ends the others with its words, and comes back t
         CHECK(verdict.peer == thrower);
         CHECK(verdict.code == ddp::errc::remote_exception);
         CHECK(std::string(verdict.text.view()).find("the disk is full") != std::string::npos);
-        for (int r = 0; r < ranks; ++r) CHECK((outcome.ranks[static_cast<std::size_t>(r)].error != nullptr) == (r == thrower));
+        for (int r = 0; r < ranks; ++r)
+            CHECK((outcome.ranks[static_cast<std::size_t>(r)].error != nullptr) == (r == thrower));
     }
 }
 
@@ -256,8 +264,11 @@ TEST_CASE("whatever a random script does to a job, all survivors tell the same s
         int const ranks = 2 + static_cast<int>(draw(6));
         auto const some_rank = [&] { return static_cast<int>(draw(static_cast<std::uint64_t>(ranks))); };
         CAPTURE(seed, ranks);
-        virtual_cluster cluster(ranks, {.extra_delay = ddp::nanoseconds(1 + static_cast<int>(draw(1'000'000))),
-                                        .early_bytes = draw(2) == 0 ? 0u : 65536u, .seed = seed}, ddp::timing::for_tests());
+        virtual_cluster cluster(ranks,
+                                {.extra_delay = ddp::nanoseconds(1 + static_cast<int>(draw(1'000'000))),
+                                 .early_bytes = draw(2) == 0 ? 0u : 65536u,
+                                 .seed = seed},
+                                ddp::timing::for_tests());
         int const fault = static_cast<int>(draw(4)), victim = some_rank();
         ddp::nanoseconds const when(static_cast<std::int64_t>(draw(30'000'000)));
         if (fault == 0) cluster.world().kill(victim, when);
@@ -277,8 +288,10 @@ TEST_CASE("whatever a random script does to a job, all survivors tell the same s
             if (r.dead || !r.verdict) continue;
             if (!first) first = r.verdict;
             // Records vanish in a hole as well: either of its ends may be called the culprit, but nobody else.
-            if (fault == 3) REQUIRE((r.verdict->peer == victim || r.verdict->peer == (victim + 1) % ranks));
-            else REQUIRE(std::string(r.verdict->text.view()) == std::string(first->text.view()));
+            if (fault == 3)
+                REQUIRE((r.verdict->peer == victim || r.verdict->peer == (victim + 1) % ranks));
+            else
+                REQUIRE(std::string(r.verdict->text.view()) == std::string(first->text.view()));
         }
         if (fault != 3) REQUIRE(first->peer == victim);
         REQUIRE(outcome.elapsed < 30s);

@@ -13,15 +13,24 @@ enum class without { nothing, rank, size, post_send, post_receive, progress, abo
 /// Declarations only: nothing here can run.
 template <without Missing = without::nothing>
 struct transport_archetype {
-    int rank() const noexcept requires(Missing != without::rank);
-    int size() const noexcept requires(Missing != without::size);
-    void post_send(int, tag, const_bytes, completion&) requires(Missing != without::post_send);
-    void post_receive(int, tag, mutable_bytes, completion&) requires(Missing != without::post_receive);
-    bool progress(time_point) requires(Missing != without::progress);
-    void abort(failure const&) requires(Missing != without::abort);
-    std::span<report const> reports() requires(Missing != without::reports);
-    void wake() requires(Missing != without::wake);
-    time_point now() requires(Missing != without::now);
+    int rank() const noexcept
+        requires(Missing != without::rank);
+    int size() const noexcept
+        requires(Missing != without::size);
+    void post_send(int, tag, const_bytes, completion&)
+        requires(Missing != without::post_send);
+    void post_receive(int, tag, mutable_bytes, completion&)
+        requires(Missing != without::post_receive);
+    bool progress(time_point)
+        requires(Missing != without::progress);
+    void abort(failure const&)
+        requires(Missing != without::abort);
+    std::span<report const> reports()
+        requires(Missing != without::reports);
+    void wake()
+        requires(Missing != without::wake);
+    time_point now()
+        requires(Missing != without::now);
 };
 
 static_assert(Transport<transport_archetype<>>);

@@ -48,11 +48,13 @@ struct replica {
         std::size_t const grain = reducer<T, float, sgd, A>::slice_grain(how_.clip);
         std::vector<std::size_t> counts;
         for (std::size_t i = 0; i < where.parameters(); ++i) counts.push_back(where.count(i));
-        bucket_plan const plan = size_capped_buckets{.cap_bytes = 6000, .first_bytes = 1500}.plan({counts, sizeof(float), grain});
+        bucket_plan const plan =
+            size_capped_buckets{.cap_bytes = 6000, .first_bytes = 1500}.plan({counts, sizeof(float), grain});
         detail::bucket_map const buckets(plan, where, grain);
         bucket_count = buckets.count();
-        return std::make_unique<reducer<T, float, sgd, A>>(on, algorithm, sgd{.lr = 0.5, .momentum = 0.5}, where, buckets, options, false,
-                                                           std::span<float>(gradients), std::span<float>(values), none);
+        return std::make_unique<reducer<T, float, sgd, A>>(on, algorithm, sgd{.lr = 0.5, .momentum = 0.5}, where,
+                                                           buckets, options, false, std::span<float>(gradients),
+                                                           std::span<float>(values), none);
     }
     /// What rank `rank` adds to element k of parameter i.
     [[nodiscard]] float addend(std::size_t rank, std::size_t step, std::size_t i, std::size_t k) const {
@@ -118,7 +120,8 @@ std::uint64_t total_weight(std::size_t ranks) {
 }
 
 template <class A>
-std::vector<std::unique_ptr<replica>> on_virtual_time(int ranks, setup const& how, A algorithm, network_model const& network = {}) {
+std::vector<std::unique_ptr<replica>> on_virtual_time(int ranks, setup const& how, A algorithm,
+                                                      network_model const& network = {}) {
     std::vector<std::unique_ptr<replica>> all;
     for (int r = 0; r < ranks; ++r) all.push_back(std::make_unique<replica>(how));
     virtual_cluster cluster(ranks, network);
@@ -231,7 +234,8 @@ TEST_CASE("virtual time and threads give the same bits for random floats", "[tra
     CHECK(same(on_virtual_time(ranks, second, recursive_doubling_allreduce{}, {.extra_delay = 1ms, .seed = 4})));
 }
 
-TEST_CASE("a rank killed anywhere in a step is named by the reducers that are left, and none of them goes on", "[train][sim][faults]") {
+TEST_CASE("a rank killed anywhere in a step is named by the reducers that are left, and none of them goes on",
+          "[train][sim][faults]") {
     auto const update = GENERATE(ddp::update::replicated, ddp::update::sharded);
     setup const how{.update = update, .clip = true};
     std::size_t runs = 0;

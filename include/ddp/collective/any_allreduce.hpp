@@ -46,6 +46,16 @@ public:
     [[nodiscard]] bool everywhere(std::size_t bytes, int ranks) const {
         return std::visit([&](auto const& held) { return held.everywhere(bytes, ranks); }, held_);
     }
+    [[nodiscard]] std::uint64_t hash() const {
+        return std::visit(
+            [](auto const& held) {
+                if constexpr (requires { held.hash(); })
+                    return held.hash();
+                else
+                    return std::uint64_t{0};
+            },
+            held_);
+    }
     template <Transport T, Element E>
     static task<> sum(any_allreduce const& self, lane<T> over, std::span<E> data) {
         return std::visit([&](auto const& held) { return std::remove_cvref_t<decltype(held)>::sum(held, over, data); },

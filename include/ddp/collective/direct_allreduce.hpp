@@ -27,6 +27,8 @@ struct direct_allreduce {
     std::size_t window = 4;                            // chunks that may be under way from each peer
 
     [[nodiscard]] static bool everywhere(std::size_t /*bytes*/, int ranks) noexcept { return ranks == 1; }
+    /// Of what shapes the messages: ranks compare it.
+    [[nodiscard]] std::uint64_t hash() const noexcept { return digest().add(std::uint64_t{chunk_bytes}).value(); }
 
     template <Transport T, Element E>
     static task<> sum(direct_allreduce self, lane<T> over, std::span<E> data) {

@@ -30,6 +30,7 @@ struct ring_allreduce {
     std::size_t window = 4;                            // segments that may be under way to each rank on the first lap
 
     [[nodiscard]] static bool everywhere(std::size_t /*bytes*/, int ranks) noexcept { return ranks == 1; }
+    [[nodiscard]] std::uint64_t hash() const noexcept { return digest().add(std::uint64_t{segment_bytes}).value(); }
 
     template <Transport T, Element E>
     static task<> sum(ring_allreduce self, lane<T> over, std::span<E> data) {
@@ -128,7 +129,8 @@ private:
             int const left = static_cast<int>(path_.before(me_, 1));
             for (walk theirs(path_, path_.before(me_, 1), path_.ranks() - 1); !theirs.done();) {
                 piece const p = theirs.next();
-                over_.receive(in_[posted], left, as_mutable_bytes(data_.subspan(p.begin, p.count)), partial == nullptr ? nullptr : &(*partial)[posted]);
+                over_.receive(in_[posted], left, as_mutable_bytes(data_.subspan(p.begin, p.count)),
+                              partial == nullptr ? nullptr : &(*partial)[posted]);
                 ++posted;
             }
         }

@@ -10,8 +10,10 @@
 #include <mutex>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include <ddp/comm/scheduler.hpp>
+#include <ddp/core/contract.hpp>
 
 namespace ddp {
 
@@ -41,7 +43,7 @@ public:
             poke();
             thread_.join();
         }
-        transport_.reset();  // before the scheduler's pool: posted memory outlives the transport
+        transport_.reset();  // before the scheduler's pool and what is kept: posted memory outlives the transport
     }
 
     [[nodiscard]] int rank() const noexcept { return transport_->rank(); }
@@ -86,8 +88,12 @@ public:
     /// Moves things on without waiting. Needed only where no thread of ours does; harmless elsewhere.
     void progress() noexcept {
         if (thread_.joinable()) return poke();
+        if (driver_.load() == std::this_thread::get_id()) return;  // a hook: we are being driven
         std::unique_lock lock(token_, std::try_to_lock);
-        if (lock) turn(time_point{});  // else somebody drives already
+        if (!lock) return;  // somebody drives already
+        driver_.store(std::this_thread::get_id());
+        turn(time_point{});
+        driver_.store({});
     }
 
     /// Tells whoever drives that there is mail for it (see mailbox_client). From any thread; never blocks for long.
@@ -107,17 +113,24 @@ public:
         return std::forward<F>(f)();
     }
 
-    /// Publishes that this rank's own code failed; its peers throw that. Never throws, never blocks for long.
+    /// Publishes that this rank's own code failed; its peers throw that. Never throws. Waits while another thread is in a
+    /// blocking call.
     void fail(std::string_view text) noexcept {
-        turn_of_caller const mine(*this);
-        scheduler_.fail(failure_kind::threw, errc::remote_exception, -1, text);
-        scheduler_.pump();
+        fail_as([&] { scheduler_.fail(failure_kind::threw, errc::remote_exception, -1, text); });
     }
     void fail(std::exception_ptr const& thrown) noexcept {
-        turn_of_caller const mine(*this);
-        scheduler_.fail(thrown);
-        scheduler_.pump();
+        fail_as([&] { scheduler_.fail(thrown); });
     }
+
+    /// Keeps memory until the transport is gone: MPI may touch what was posted even after a failure.
+    void keep(std::shared_ptr<void> memory) { kept_.push_back(std::move(memory)); }
+
+    /// One step at a time: trainers that share a communicator take turns. Says whether `who` may begin one.
+    [[nodiscard]] bool claim_step(void const* who) noexcept {
+        void const* nobody = nullptr;
+        return stepping_.compare_exchange_strong(nobody, who);
+    }
+    void release_step(void const* who) noexcept { stepping_.compare_exchange_strong(who, nullptr); }
 
     /// Throws the verdict if the job has failed. Cheap; `step` and every collective do it anyway.
     void check() {
@@ -132,14 +145,20 @@ private:
     class turn_of_caller {
     public:
         explicit turn_of_caller(communicator& of) : of_(of) {
+            DDP_EXPECTS(
+                of.driver_.load() != std::this_thread::get_id(),
+                "observers, optimizers and other hooks run while the communicator is being driven: they may not "
+                "call collectives on it");
             of_.callers_.fetch_add(1);
             if (of_.driving_.load()) of_.transport_->wake();
             of_.token_.lock();
+            of_.driver_.store(std::this_thread::get_id());
         }
         turn_of_caller(turn_of_caller const&) = delete;
         turn_of_caller& operator=(turn_of_caller const&) = delete;
         ~turn_of_caller() {
             bool const busy = of_.scheduler_.busy();
+            of_.driver_.store({});
             of_.token_.unlock();
             of_.callers_.fetch_sub(1);
             if (busy && of_.thread_.joinable()) of_.poke();
@@ -149,6 +168,14 @@ private:
         communicator& of_;
     };
 
+    template <class F>
+    void fail_as(F const& how) noexcept {
+        if (driver_.load() == std::this_thread::get_id()) return how();  // from a hook
+        turn_of_caller const mine(*this);
+        scheduler_.pump();  // a step that has begun is what we are in
+        how();
+        scheduler_.pump();
+    }
     void refuse_if_failed(std::exception_ptr const& own = nullptr) {
         if (!scheduler_.failed()) return;
         settle();
@@ -188,7 +215,9 @@ private:
         std::unique_lock token(token_);
         while (!stop_.load()) {
             driving_.store(true);
+            driver_.store(std::this_thread::get_id());
             if (callers_.load() == 0 && !stop_.load()) turn(never);  // whoever comes later sees driving_, and wakes us
+            driver_.store({});
             driving_.store(false);
             if (callers_.load() > 0) park(token);
         }
@@ -211,7 +240,11 @@ private:
     int unwinding_;
     std::uint64_t calls_ = 0;
 
-    std::mutex token_;                  // held by whoever drives
+    std::vector<std::shared_ptr<void>> kept_;
+    std::atomic<void const*> stepping_{nullptr};  // the trainer whose step is under way
+
+    std::mutex token_;  // held by whoever drives
+    std::atomic<std::thread::id> driver_{};
     std::atomic<int> callers_{0};       // threads that hold the token or want it: they go first
     std::atomic<bool> driving_{false};  // the communication thread may be asleep in the transport
     std::atomic<bool> stop_{false};

@@ -118,8 +118,8 @@ private:
     operation* before_ = nullptr;  // among the waiting, in the order in which they were awaited
     operation* after_ = nullptr;
     time_point since_ = {};  // on a clock that stands while nobody drives
-    bool done_ = true;      // false from post until it has ended
-    bool waiting_ = false;  // in the scheduler's list
+    bool done_ = true;       // false from post until it has ended
+    bool waiting_ = false;   // in the scheduler's list
 };
 
 /// A one-shot local condition, awaitable by any number of coroutines of its scheduler. set() is for the driving thread.
@@ -277,7 +277,9 @@ protected:
         driven_ = at;
         if (at <= expected) return;
         absent_ += at - expected;
-        if (at - expected > times_.verdict) absent_ += times_.collective / 4;
+        if (at - expected <= times_.verdict || first_ == favoured_) return;
+        absent_ += times_.collective / 4;
+        favoured_ = first_;  // once for each wait: a stall every minute must not keep a deadline from ever passing
     }
     void goes_away(time_point due) noexcept {
         driven_ = now();
@@ -305,7 +307,7 @@ private:
         record.code = errc::deadline;
         record.peer = of.peer;
         record.operation = of.tag.id;
-        record.waited_ns = static_cast<std::uint64_t>((now() - absent_ - of.since_).count());
+        record.waited_ns = static_cast<std::uint64_t>(std::max(nanoseconds{0}, now() - absent_ - of.since_).count());
         return record;
     }
     void fill(failure& record) const noexcept {
@@ -338,9 +340,10 @@ private:
     frame_pool frames_;
     operation_info current_;
     std::uint64_t history_ = 0;
-    time_point driven_ = {};  // when we were driven last
-    time_point due_ = never;  // when we asked to be driven again
-    nanoseconds absent_{0};   // in sum; an operation's since_ counts without it
+    time_point driven_ = {};               // when we were driven last
+    time_point due_ = never;               // when we asked to be driven again
+    nanoseconds absent_{0};                // in sum; an operation's since_ counts without it
+    operation const* favoured_ = nullptr;  // the oldest wait when time was given last
     detail::waiter_queue ready_;
     operation* first_ = nullptr;  // the waiting, oldest first
     operation* last_ = nullptr;
@@ -364,7 +367,8 @@ inline void operation::suspend(std::coroutine_handle<> self) noexcept {
     on_->wait(*this);
 }
 inline void operation::resume() {
-    if (on_ == nullptr) throw usage_error("an operation is awaited that was never posted: lane.send or receive it first");
+    if (on_ == nullptr)
+        throw usage_error("an operation is awaited that was never posted: lane.send or receive it first");
     if (status == op_status::ok && (sends || fingerprint == tag.fingerprint)) return;
     if (!on_->failed()) {
         failure record;
@@ -493,15 +497,15 @@ private:
     /// A peer whose heartbeats name the same number and another operation: no need to wait for the deadline.
     void compare_marks() {
         if constexpr (has_marks) {
-            if (first_deadline() == never || now() < first_deadline() - times().collective + 2 * times().heartbeat) return;
+            if (first_deadline() == never || now() < first_deadline() - times().collective + 2 * times().heartbeat)
+                return;
             for (int peer = 0; peer < size() && !failed_; ++peer) {
                 if (peer == rank()) continue;
                 auto const& theirs = transport_.mark_of(peer);
-                if (theirs.number != number_ || theirs.fingerprint == 0 || theirs.fingerprint == history())
-                    continue;
+                if (theirs.number != number_ || theirs.fingerprint == 0 || theirs.fingerprint == history()) continue;
                 fail(failure_kind::mismatch, errc::mismatch, peer,
-                     "rank " + std::to_string(rank()) + " is in " + current().text() + ", rank " + std::to_string(peer) +
-                         " in " + std::string(theirs.name.view()) +
+                     "rank " + std::to_string(rank()) + " is in " + current().text() + ", rank " +
+                         std::to_string(peer) + " in " + std::string(theirs.name.view()) +
                          " of the same number. All ranks must call the same collectives in the same order with the "
                          "same counts.");
             }

@@ -33,7 +33,8 @@ struct timing {
 
     void validate() const {
         for (milliseconds const value : {heartbeat, dead, collective, end_of_file, verdict, handshake, join, shutdown})
-            DDP_EXPECTS(value > milliseconds{0}, "every time in ddp::timing must be positive; there is no 'never'");
+            DDP_EXPECTS(value > milliseconds{0} && value <= std::chrono::hours{24 * 7},
+                        "every time in ddp::timing must be positive and at most a week; there is no 'never'");
         DDP_EXPECTS(heartbeat * 2 <= dead,
                     "ddp::timing: dead must be at least twice heartbeat, or a healthy peer dies");
     }

@@ -133,6 +133,10 @@ void run(run_options const& options, Body body) {
                                     "for that. Add " +
                                     (std::string_view(variable) == "WORLD_SIZE" ? "ddp::tcp" : "ddp::mpi") +
                                     " to ddp::run<...>.");
+    if (options.ranks > 1 && !(std::is_same_v<Launches, threads> || ...))
+        throw environment_error(std::to_string(options.ranks) +
+                                " ranks were asked for, but nothing started them: use ddprun -n or mpirun -n, or add "
+                                "ddp::threads to ddp::run<...> for ranks that are threads.");
     threads::start(options, body);
 }
 template <Launch... Launches, class Body>
@@ -140,7 +144,7 @@ void run(Body body) {
     run<Launches...>(run_options{}, std::move(body));
 }
 
-/// run for a main function: prints what goes wrong to stderr, with the rank, and returns the exit code.
+/// run for a main function: prints what goes wrong to stderr and returns the exit code.
 template <Launch... Launches, class Body>
 [[nodiscard]] int run_main(run_options const& options, Body body) noexcept {
     try {

@@ -115,7 +115,8 @@ private:
         void await_resume() const noexcept {}
     };
     struct node {
-        node(virtual_world& world, int rank, timing const& times) : transport(world.connect(rank)), on(*transport, times) {}
+        node(virtual_world& world, int rank, timing const& times)
+            : transport(world.connect(rank)), on(*transport, times) {}
         /// The program goes first, then the transport lets go of its memory, then the pool goes.
         ~node() {
             drop();

@@ -20,7 +20,8 @@
 #include <vector>
 
 #include <ddp/comm/virtual.hpp>
-#include <ddp/testing/scenarios.hpp>
+#include <ddp/testing/ending_scenarios.hpp>
+#include <ddp/testing/message_scenarios.hpp>
 
 namespace ddp::testing {
 
@@ -112,7 +113,8 @@ task<> whole(scenario_info info, stage<T>* s) {
     if (s->complaint().empty() && !info.ends_transport) co_await stage<T>::together(s);
     s->check_probes();
     // After a complaint peers wait for us in vain, and memory is posted: the transport ends before the memory does.
-    if (!s->complaint().empty() && s->has_transport()) s->transport().abort(conformance_record(s->rank(), "complains", false));
+    if (!s->complaint().empty() && s->has_transport())
+        s->transport().abort(conformance_record(s->rank(), "complains", false));
     if (info.ends_transport || !s->complaint().empty()) s->destroy_transport();
 }
 
@@ -125,7 +127,8 @@ inline std::string named(scenario_info const& info, std::string const& complaint
 /// This rank's part in one scenario; all ranks call it. Returns what went wrong, empty if nothing did. The transport is
 /// null afterwards if the scenario ends it or has failed.
 template <Transport T>
-[[nodiscard]] std::string run_scenario(scenario_info const& info, std::unique_ptr<T>& transport, conformance_options const& options = {}) {
+[[nodiscard]] std::string run_scenario(scenario_info const& info, std::unique_ptr<T>& transport,
+                                       conformance_options const& options = {}) {
     if (info.which == scenario::death && !options.kill) return {};
     stage<T> mine(transport, options, static_cast<std::uint32_t>(info.which) + 1, true);
     try {
@@ -143,10 +146,11 @@ template <Transport T>
 /// once on each rank's thread, which returns a std::unique_ptr<Transport>; if it has kill(rank) as well, ranks may die.
 /// A fresh world serves each scenario. Returns all complaints.
 template <class MakeWorld>
-[[nodiscard]] std::vector<std::string> check_transport(int ranks, MakeWorld const& make_world, conformance_options options = {}) {
+[[nodiscard]] std::vector<std::string> check_transport(int ranks, MakeWorld const& make_world,
+                                                       conformance_options options = {}) {
     std::vector<std::string> complaints;
     for (scenario_info const& info : scenarios()) {
-        if (ranks < info.least_ranks) continue;
+        if (ranks < info.least_ranks || (!options.only.empty() && options.only != info.name)) continue;
         auto world = make_world(ranks);
         if constexpr (requires { world->kill(0); }) {
             if (!options.kill) options.kill = [&world](int rank) { world->kill(rank); };
@@ -171,12 +175,13 @@ template <class MakeWorld>
 }
 
 /// The same on virtual time: all ranks in the calling thread.
-[[nodiscard]] inline std::vector<std::string> check_virtual_transport(int ranks, network_model const& network, conformance_options options = {}) {
+[[nodiscard]] inline std::vector<std::string> check_virtual_transport(int ranks, network_model const& network,
+                                                                      conformance_options options = {}) {
     using rank_stage = stage<virtual_transport>;
     std::vector<std::string> complaints;
     options.threads = false;
     for (scenario_info const& info : scenarios()) {
-        if (ranks < info.least_ranks) continue;
+        if (ranks < info.least_ranks || (!options.only.empty() && options.only != info.name)) continue;
         auto const world = virtual_world::create(ranks, network);
         options.kill = [&world](int rank) { world->kill(rank); };
         std::vector<std::unique_ptr<virtual_transport>> transports;
@@ -184,7 +189,8 @@ template <class MakeWorld>
         std::vector<task<>> bodies;
         for (int r = 0; r < ranks; ++r) transports.push_back(world->connect(r));
         for (auto& transport : transports)
-            stages.push_back(std::make_unique<rank_stage>(transport, options, static_cast<std::uint32_t>(info.which) + 1, false));
+            stages.push_back(
+                std::make_unique<rank_stage>(transport, options, static_cast<std::uint32_t>(info.which) + 1, false));
         for (auto const& s : stages) bodies.push_back(detail::whole(info, s.get()));
         for (task<> const& body : bodies) body.start();
         while (true) {

@@ -24,8 +24,9 @@ struct conformance_options {
     std::chrono::milliseconds patience{15000};  ///< bounds every wait, on the transport's clock
     bool threads = true;                        ///< wake() is tried from a thread of its own
     std::size_t large_bytes = (std::size_t{4} << 20) + 3;
-    std::size_t many = 1500;                    ///< messages in flight to one peer
+    std::size_t many = 1500;                          ///< messages in flight to one peer
     std::size_t early_bytes = std::size_t{24} << 20;  ///< messages that come before their receive, all together
+    std::string only = {};                            ///< the name of the one scenario to run; empty: all
     /// Called on the rank that has to die, with its number; as a crash, it says nothing to the peers. May return: the
     /// rank then does nothing more. Empty: this transport's ranks cannot die alone, and the scenario is left out.
     std::function<void(int)> kill = {};
@@ -54,7 +55,11 @@ template <Transport T>
 class stage {
 public:
     stage(std::unique_ptr<T>& transport, conformance_options const& with, std::uint32_t group, bool blocking)
-        : options(with), transport_(transport), rank_(transport->rank()), size_(transport->size()), group_(group),
+        : options(with),
+          transport_(transport),
+          rank_(transport->rank()),
+          size_(transport->size()),
+          group_(group),
           blocking_(blocking) {}
     stage(stage const&) = delete;
     stage& operator=(stage const&) = delete;
@@ -72,7 +77,8 @@ public:
     /// Remembers the first complaint. Returns `good`.
     bool expect(bool good, std::string_view complaint) {
         if (!good && complaint_.empty())
-            complaint_ = "rank " + std::to_string(rank_) + " of " + std::to_string(size_) + ": " + std::string(complaint);
+            complaint_ =
+                "rank " + std::to_string(rank_) + " of " + std::to_string(size_) + ": " + std::string(complaint);
         return good;
     }
     [[nodiscard]] std::string const& complaint() const noexcept { return complaint_; }
@@ -96,7 +102,8 @@ public:
     }
 
     /// Scenarios do not see each other's messages, even one after the other on one transport.
-    [[nodiscard]] tag what(std::uint64_t index, std::uint32_t channel = 0, std::uint64_t fingerprint = 7) const noexcept {
+    [[nodiscard]] tag what(std::uint64_t index, std::uint32_t channel = 0,
+                           std::uint64_t fingerprint = 7) const noexcept {
         return {.id = {.group = group_, .channel = channel, .index = index}, .fingerprint = fingerprint};
     }
     probe& send(int peer, tag const& with, const_bytes out) {
@@ -165,7 +172,9 @@ public:
             nodes.push_back(&self->receive(peer, with, {}));
             nodes.push_back(&self->send(peer, with, {}));
         }
-        auto const met = [&nodes] { return std::all_of(nodes.begin(), nodes.end(), [](probe* n) { return n->runs > 0; }); };
+        auto const met = [&nodes] {
+            return std::all_of(nodes.begin(), nodes.end(), [](probe* n) { return n->runs > 0; });
+        };
         bool good = co_await until(self, met, "the ranks did not meet in time");
         for (probe const* const node : nodes)
             good = good && self->expect(node->status == op_status::ok, "an empty message of a meeting failed");

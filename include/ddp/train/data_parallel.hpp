@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <new>
 #include <optional>
@@ -67,7 +68,8 @@ template <Element E>
 ///
 /// Model, communicator and trainer are destroyed in any order but comm last. One thread calls the trainer.
 /// Throws comm_error, the same on every rank; what the user's own model throws comes back as itself on that rank.
-/// After an exception the communicator has failed for good; completed_steps() and torn() say what the values are worth.
+/// After a comm_error the communicator has failed for good; completed_steps() and torn() say what the values are worth
+/// (ask between steps). Trainers that share a communicator take turns, step by step.
 template <Model M, class Opt, Transport T, class A = automatic_allreduce, class Obs = null_observer>
     requires OptimizerFor<Opt, element_of<M>> && AllreduceOver<A, T, element_of<M>>
 class data_parallel {
@@ -97,8 +99,7 @@ public:
         gradients_ = make_arena<element>(layout_.size());
 
         detail::agenda mine;
-        mine.hashes = {version_number, map.hash(layout_), digest().add(algorithm.name).value(), optimizer.hash(),
-                       options_hash()};
+        mine.hashes = {version_number, map.hash(layout_), hash_of(algorithm), optimizer.hash(), options_hash()};
         comm_.exclusively([&] {  // it joins the scheduler, which the communication thread may be driving
             reducer_ =
                 std::make_unique<reducer_type>(comm_.tasks(), algorithm, optimizer, layout_, std::move(map), options_,
@@ -114,7 +115,8 @@ public:
     data_parallel(data_parallel const&) = delete;
     data_parallel& operator=(data_parallel const&) = delete;
     ~data_parallel() {
-        if (begun_) comm_.fail("its program left a training step before the step had ended");
+        if (begun_) comm_.fail("its program left a training step before the step had ended, perhaps by an exception");
+        end_step();
         detach();
     }
 
@@ -158,11 +160,15 @@ public:
     }
     /// Backward without communication: adds this batch to the next step's gradient.
     void accumulate() {
+        DDP_EXPECTS(weighed_,
+                    "accumulate() goes back through trainer.forward(batch): call that first, not the model's");
         DDP_EXPECTS(!begun_, "accumulate() comes before the synchronising backward(); finish() the step first");
         run_backward(false);
     }
     /// Backward that starts the reductions. Nothing may touch the model's values until finish().
     void backward() {
+        DDP_EXPECTS(weighed_ || accumulated_ != 0,
+                    "backward() goes back through trainer.forward(batch): call that first, not the model's");
         begin(0);
         backward_quietly();
     }
@@ -219,10 +225,38 @@ private:
             for (std::size_t const extent : p.shape) count *= extent;
             DDP_EXPECTS(p.value.size() == count && p.gradient.size() == count,
                         "parameter '" + p.name + "': value and gradient must have as many elements as its shape says");
-            DDP_EXPECTS(std::count_if(all.begin(), all.end(), [&](auto const& q) { return q.name == p.name; }) == 1,
-                        "parameter '" + p.name + "' is listed twice: tied parameters are one, names are unique");
         }
+        std::vector<parameter<element> const*> sorted;
+        for (parameter<element> const& p : all) sorted.push_back(&p);
+        auto const each_pair = [&](auto const& key, auto const& collide, char const* what) {
+            std::sort(sorted.begin(), sorted.end(),
+                      [&](auto const* a, auto const* b) { return std::less<>{}(key(*a), key(*b)); });
+            for (std::size_t i = 1; i < sorted.size(); ++i)
+                DDP_EXPECTS(!collide(*sorted[i - 1], *sorted[i]),
+                            "parameters '" + sorted[i - 1]->name + "' and '" + sorted[i]->name + "' " + what +
+                                ": tied parameters are one, and are listed once under one name");
+        };
+        each_pair([](auto const& p) -> std::string const& { return p.name; },
+                  [](auto const& a, auto const& b) { return a.name == b.name; }, "have the same name");
+        each_pair([](auto const& p) { return p.value.data(); },
+                  [](auto const& a, auto const& b) {
+                      return !b.value.empty() && !a.value.empty() && a.value.data() + a.value.size() > b.value.data();
+                  },
+                  "share memory of their values");
+        each_pair([](auto const& p) { return p.gradient.data(); },
+                  [](auto const& a, auto const& b) {
+                      return !b.gradient.empty() && !a.gradient.empty() &&
+                             a.gradient.data() + a.gradient.size() > b.gradient.data();
+                  },
+                  "share memory of their gradients");
         return all;
+    }
+    /// Options of an algorithm that shape its messages have to be alike as well.
+    [[nodiscard]] static std::uint64_t hash_of(A const& algorithm) {
+        digest all;
+        all.add(algorithm.name);
+        if constexpr (requires { algorithm.hash(); }) all.add(algorithm.hash());
+        return all.value();
     }
     [[nodiscard]] std::uint64_t options_hash() const {
         digest all;
@@ -280,6 +314,10 @@ private:
     }
     void detach() noexcept {
         comm_.exclusively([&] {
+            if (comm_.tasks().failed()) {  // the transport may not have let go of what was posted
+                comm_.keep(values_);
+                comm_.keep(gradients_);
+            }
             if (!reducer_->idle()) {  // its coroutines end before it does
                 comm_.tasks().fail(failure_kind::threw, errc::remote_exception, -1, "a trainer ended within a step");
                 comm_.tasks().pump();
@@ -293,9 +331,14 @@ private:
         comm_.check();
         expect_intact();
         if constexpr (!bound) copy_values_in();  // the user may have changed them
-        begun_ = true;
+        begun_ = comm_.claim_step(this);
+        DDP_EXPECTS(begun_, "another trainer's step is under way on this communicator: finish() that one first");
         reducer_->begin({.weight = accumulated_ + weight_, .done = done});
         move_on();
+    }
+    void end_step() noexcept {
+        begun_ = false;
+        comm_.release_step(this);
     }
     void expect_intact() {
         if constexpr (requires { model_.intact(); })
@@ -306,6 +349,7 @@ private:
     template <class Batch>
     void weigh(Batch const& batch) {
         tell_peers([&] { weight_ = weight_of(model_, batch); });
+        weighed_ = true;
     }
     /// There is mail: somebody has to fetch it.
     void move_on() noexcept {
@@ -327,6 +371,7 @@ private:
         move_on();
     }
     void run_backward(bool synchronise) {
+        weighed_ = false;
         bool const assigns = accumulated_ == 0;
         if (weight_ != 0) {
             std::fill(reports_.begin(), reports_.end(), std::uint8_t{0});
@@ -380,7 +425,7 @@ private:
                             ": call ready(i) for every parameter, or set training_options.unused = "
                             "ddp::unused::allowed if it takes no part in this loss";
         }
-        begun_ = false;
+        end_step();
         comm_.exclusively([&] { comm_.tasks().fail(failure_kind::mismatch, errc::gradient, comm_.rank(), complaint); });
         comm_.check();
     }
@@ -388,7 +433,7 @@ private:
     step_result finish(double loss, bool may_be_empty = false) {
         DDP_EXPECTS(begun_, "finish() ends a step that backward() has begun");
         auto const since = clock::now();
-        begun_ = false;
+        end_step();
         comm_.run([&] {
             reducer_->collect();
             return reducer_->finished();
@@ -418,7 +463,7 @@ private:
         } catch (...) {
             thrown = std::current_exception();
         }
-        begun_ = false;
+        end_step();
         comm_.fail(thrown);
         std::rethrow_exception(thrown);
     }
@@ -436,6 +481,7 @@ private:
 
     std::uint64_t weight_ = 0;       // of the batch that forward saw last
     std::uint64_t accumulated_ = 0;  // of the passes since the last step
+    bool weighed_ = false;           // there was a forward that no backward has gone through yet
     bool begun_ = false;
     std::vector<std::uint8_t> reports_;  // of parameter i in this pass; 2 means too many
     std::optional<std::size_t> stray_;   // an index that is no parameter's, reported by backward

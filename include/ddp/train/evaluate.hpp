@@ -36,7 +36,7 @@ template <Transport T, Metrics S>
 }
 
 /// Calls model.evaluate on every batch that `next` hands out until it hands out none, then adds over the ranks. The model
-/// is in evaluation mode meanwhile, where it has one. Ranks may have different numbers of batches, also none.
+/// is in evaluation mode meanwhile, where it has one, and in training mode afterwards. Ranks may have different numbers of batches, also none.
 ///
 ///     ddp::sampler order{{.samples = test.size(), .global_batch = 1000, .shuffle = false}, comm};
 ///     auto const metrics = ddp::evaluate(comm, model, [&] { return order.next(); }, load);

@@ -1,5 +1,6 @@
 /// \file
-/// What a trainer tells its observer, on the thread that drives the communication.
+/// What a trainer tells its observer, on the thread that drives the communication: hooks are short, and call nothing on the
+/// communicator. What one throws fails the step on every rank.
 #pragma once
 
 #include <chrono>

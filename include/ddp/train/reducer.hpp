@@ -209,13 +209,18 @@ private:
         }
         body = {};
         if (error) on_.fail(error);
-        if (--unfinished_ != 0 || on_.failed()) co_return;
+        if (--unfinished_ == 0 && !on_.failed()) finish_step();
+    }
+    void finish_step() noexcept {
         complete_ = true;
-        if (weight_ != 0) {
-            ++updates_;
-            notify(observer_, step_finished{round_, weight_, norm_});
-        }
+        if (weight_ != 0) ++updates_;
         done_.set();
+        if (weight_ == 0) return;
+        try {
+            notify(observer_, step_finished{round_, weight_, norm_});
+        } catch (...) {
+            on_.fail(std::current_exception());
+        }
     }
 
     /// Gathers what every rank says; from then on buckets may be sent.

@@ -1,0 +1,126 @@
+// What users will try with trainers and hooks, and what they are told.
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <ddp/collective/barrier.hpp>
+#include <ddp/train/bucket.hpp>
+#include <ddp/train/events.hpp>
+
+#include "support/catch.hpp"
+#include "support/ranks.hpp"
+#include "train/scripted_model.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+
+namespace {
+
+using model = scripted_model<true, false>;
+
+bool said(std::string const& text, std::string const& words) {
+    return text.find(words) != std::string::npos;
+}
+
+std::vector<model::part> two_parts() {
+    return {{"a", {3}}, {"b", {2}}};
+}
+
+struct throws_at_the_end {
+    void on(step_finished const&) const { throw std::runtime_error("the log is full"); }
+};
+template <class Comm>
+struct calls_a_barrier {
+    Comm* comm;
+    void on(bucket_reduced const&) const { barrier(*comm); }
+};
+struct tied {
+    using element = double;
+    std::vector<double> value = std::vector<double>(4), gradients = std::vector<double>(8);
+    std::vector<parameter<double>> parameters() {
+        std::span<double> const g = gradients;
+        return {{"in", {4}, value, g.first(4)}, {"out", {4}, value, g.last(4)}};
+    }
+    double forward(numbers const&) { return 0; }
+    template <class Ready>
+    void backward(pass<double>, Ready const&) {}
+};
+
+}  // namespace
+
+TEST_CASE("a second trainer's step may not begin within the first one's", "[train]") {
+    auto const errors = run_ranks(2, [](auto& comm) -> std::string {
+        model one(two_parts()), two(two_parts());
+        data_parallel first{one, sgd{.lr = 1}, comm}, second{two, sgd{.lr = 1}, comm};
+        numbers const batch{{1.0}};
+        first.forward(batch);
+        first.backward();
+        second.forward(batch);
+        std::string refused;
+        try {
+            second.backward();
+        } catch (usage_error const& e) {
+            refused = e.what();
+        }
+        first.finish();
+        second.forward(batch);
+        second.backward();
+        second.finish();
+        return first.replicas_identical() && second.replicas_identical() ? refused : "replicas differ";
+    });
+    for (std::string const& text : errors) CHECK(said(text, "another trainer's step is under way"));
+}
+
+TEST_CASE("an observer that throws fails the job, and nothing hangs", "[train]") {
+    auto const errors = errors_of_ranks(2, [](auto& comm) {
+        model net(two_parts());
+        data_parallel trainer{
+            net, sgd{.lr = 1}, comm, training_options{}, automatic_allreduce{}, single_bucket{}, throws_at_the_end{}};
+        for (int step = 0; step < 2; ++step) trainer.step(numbers{{1.0}});
+    });
+    for (std::string const& text : errors) CHECK(said(text, "the log is full"));
+}
+
+TEST_CASE("a hook that calls a collective is told that it may not", "[train]") {
+    auto const errors = errors_of_ranks(2, [](auto& comm) {
+        using comm_type = std::remove_reference_t<decltype(comm)>;
+        model net(two_parts());
+        data_parallel trainer{net,
+                              sgd{.lr = 1},
+                              comm,
+                              training_options{},
+                              automatic_allreduce{},
+                              single_bucket{},
+                              calls_a_barrier<comm_type>{&comm}};
+        trainer.step(numbers{{1.0}});
+    });
+    for (std::string const& text : errors) CHECK(said(text, "may not call collectives"));
+}
+
+TEST_CASE("parameters that share memory are refused", "[train]") {
+    auto const errors = errors_of_ranks(1, [](auto& comm) {
+        tied net;
+        data_parallel trainer{net, sgd{.lr = 1}, comm};
+    });
+    CHECK((said(errors.front(), "'in'") && said(errors.front(), "'out'") && said(errors.front(), "tied")));
+}
+
+TEST_CASE("backward without the trainer's forward is refused, not taken for an empty batch", "[train]") {
+    auto const errors = errors_of_ranks(1, [](auto& comm) {
+        model net(two_parts());
+        data_parallel trainer{net, sgd{.lr = 1}, comm};
+        net.forward(numbers{{1.0}});
+        trainer.backward();
+    });
+    CHECK(said(errors.front(), "trainer.forward(batch)"));
+}
+
+TEST_CASE("algorithms with other message sizes are refused when the trainers are made", "[train]") {
+    auto const errors = errors_of_ranks(2, [](auto& comm) {
+        model net(two_parts());
+        data_parallel trainer{net, sgd{.lr = 1}, comm, training_options{},
+                              direct_allreduce{.chunk_bytes = comm.rank() == 0 ? 1024u : 2048u}};
+    });
+    for (std::string const& text : errors) CHECK((said(text, "E102") && said(text, "allreduce algorithm")));
+}
