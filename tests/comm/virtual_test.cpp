@@ -131,6 +131,21 @@ TEST_CASE("a killed rank's last messages arrive if its card had sent them; then 
     CHECK(late.status == op_status::closed);
 }
 
+TEST_CASE("a death that is seen at once still lets arrive what was on its way", "[comm][virtual]") {
+    network_model network = gigabyte;
+    network.detection = 0us;
+    bench b(3, network);
+    b.world->kill(0, 6us);
+    node const& crowd = b.receive(1, 2, 100'000, 1);
+    node const& last = b.receive(1, 0, 5000, 2);
+    b.send(2, 1, 100'000, 1);  // occupies rank 1's card until 110 us
+    b.send(0, 1, 5000, 2);
+    b.run(2ms);
+    CHECK(crowd.at == 110us);
+    CHECK((last.status == op_status::ok && last.at == 115us));
+    CHECK(b[1].reports()[0].is == report::state::closed);
+}
+
 TEST_CASE("a rank killed at its k-th message sends k - 1", "[comm][virtual]") {
     bench b(2, gigabyte);
     b.world->kill_at_message(0, 3);

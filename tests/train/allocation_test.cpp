@@ -118,17 +118,12 @@ TEST_CASE("one rank allocates nothing after its first step", "[train]") {
     }
 }
 
-// How many buckets are in the same stage at once depends on who is fast, and the pool of frames grows to the most there
-// ever were. So not the first steps but some must be free of allocations; one allocation in every step would be seen.
-TEST_CASE("several ranks soon allocate nothing", "[train]") {
+// How many buckets are in the same stage at once depends on who is fast: the pool is filled for all of them.
+TEST_CASE("several ranks allocate nothing after their first step", "[train]") {
     for (recipe const& by : recipes()) {
         CAPTURE(by.name);
         auto const counts = run_ranks(
             2, [&](auto& comm) { return count_allocations<memory::releasing>(comm, by, 12, 5); }, patient())[0];
-        CAPTURE(counts);
-        REQUIRE(std::count(counts.begin(), counts.end(), 0u) >= 4);
-        std::size_t all = 0;
-        for (std::size_t const count : counts) all += count;
-        REQUIRE(all < 200);
+        REQUIRE(counts == std::vector<std::size_t>(12));
     }
 }

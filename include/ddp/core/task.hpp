@@ -8,10 +8,12 @@
 
 #include <ddp/core/contract.hpp>
 
+#include <algorithm>
 #include <bit>
 #include <coroutine>
 #include <cstddef>
 #include <exception>
+#include <iterator>
 #include <new>
 #include <optional>
 #include <span>
@@ -36,6 +38,18 @@ public:
     static frame_pool*& current() noexcept {
         thread_local frame_pool* pool = nullptr;
         return pool;
+    }
+
+    /// From here on counts what is taken, until reserve_counted().
+    void count() noexcept { std::fill(std::begin(taken_), std::end(taken_), std::size_t{0}); }
+    /// Makes sure that everything taken since count() could be held at once, and one frame for who awaits it; of blocks
+    /// above `small` bytes as many as `large_at_once`: work that repeats then allocates nothing, however its parts come to overlap.
+    void reserve_counted(std::size_t small, std::size_t large_at_once) {
+        for (std::size_t c = 0; c < classes; ++c) {
+            if (taken_[c] == 0) continue;
+            std::size_t const wanted = bytes_of(c) <= small ? taken_[c] + 1 : std::min(taken_[c], large_at_once);
+            for (; made_[c] < wanted; ++made_[c]) free_[c] = ::new (::operator new(bytes_of(c))) node{free_[c]};
+        }
     }
 
     static void* allocate(std::size_t bytes) {
@@ -75,11 +89,14 @@ private:
 
     void* take(std::size_t total) {
         std::size_t const c = class_of(total);
+        ++taken_[c];
         if (node* const n = free_[c]) {
             free_[c] = n->next;
             return n;
         }
-        return ::operator new(bytes_of(c));
+        void* const fresh = ::operator new(bytes_of(c));
+        ++made_[c];
+        return fresh;
     }
     void give(void* raw, std::size_t total) noexcept {
         std::size_t const c = class_of(total);
@@ -87,6 +104,8 @@ private:
     }
 
     node* free_[classes] = {};
+    std::size_t made_[classes] = {};   // blocks that exist, free or not
+    std::size_t taken_[classes] = {};  // since count()
 };
 
 /// Makes `pool` the current one for a scope.

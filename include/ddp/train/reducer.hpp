@@ -15,6 +15,7 @@
 #include <exception>
 #include <limits>
 #include <memory>
+#include <new>
 #include <span>
 #include <vector>
 
@@ -166,7 +167,7 @@ private:
     }
 
     void begin_step() {
-        ++round_;
+        if (++round_ == 1) on_.frames().count();
         granted_ = false;
         stepped_ = 0;
         complete_ = false;
@@ -212,6 +213,7 @@ private:
         if (--unfinished_ == 0 && !on_.failed()) finish_step();
     }
     void finish_step() noexcept {
+        if (round_ == 1) reserve();
         complete_ = true;
         if (weight_ != 0) ++updates_;
         done_.set();
@@ -220,6 +222,15 @@ private:
             notify(observer_, step_finished{round_, weight_, norm_});
         } catch (...) {
             on_.fail(std::current_exception());
+        }
+    }
+
+    /// From the second step on nothing is allocated, whatever overlaps: buckets that are being reduced are bounded, their
+    /// later stages hold no scratch.
+    void reserve() noexcept {
+        try {
+            on_.frames().reserve_counted(std::size_t{16} << 10, options_.buckets_in_flight + 1);
+        } catch (std::bad_alloc const&) {  // then it grows when it has to
         }
     }
 
