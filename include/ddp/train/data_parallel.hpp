@@ -160,13 +160,14 @@ public:
     }
     /// Backward without communication: adds this batch to the next step's gradient.
     void accumulate() {
+        DDP_EXPECTS(!begun_, "accumulate() comes before the synchronising backward(); finish() the step first");
         DDP_EXPECTS(weighed_,
                     "accumulate() goes back through trainer.forward(batch): call that first, not the model's");
-        DDP_EXPECTS(!begun_, "accumulate() comes before the synchronising backward(); finish() the step first");
         run_backward(false);
     }
     /// Backward that starts the reductions. Nothing may touch the model's values until finish().
     void backward() {
+        DDP_EXPECTS(!begun_, "a step is under way: finish() it before the next one begins");
         DDP_EXPECTS(weighed_ || accumulated_ != 0,
                     "backward() goes back through trainer.forward(batch): call that first, not the model's");
         begin(0);
@@ -228,27 +229,27 @@ private:
         }
         std::vector<parameter<element> const*> sorted;
         for (parameter<element> const& p : all) sorted.push_back(&p);
-        auto const each_pair = [&](auto const& key, auto const& collide, char const* what) {
+        // Neighbours in the order of `key` must not collide; checks names, then memory, in O(n log n).
+        auto const refuse = [&](auto const& key, auto const& collide, auto const& say) {
             std::sort(sorted.begin(), sorted.end(),
                       [&](auto const* a, auto const* b) { return std::less<>{}(key(*a), key(*b)); });
             for (std::size_t i = 1; i < sorted.size(); ++i)
                 DDP_EXPECTS(!collide(*sorted[i - 1], *sorted[i]),
-                            "parameters '" + sorted[i - 1]->name + "' and '" + sorted[i]->name + "' " + what +
-                                ": tied parameters are one, and are listed once under one name");
+                            say(*sorted[i - 1], *sorted[i]) + ": tied parameters are one, and names are unique");
         };
-        each_pair([](auto const& p) -> std::string const& { return p.name; },
-                  [](auto const& a, auto const& b) { return a.name == b.name; }, "have the same name");
-        each_pair([](auto const& p) { return p.value.data(); },
-                  [](auto const& a, auto const& b) {
-                      return !b.value.empty() && !a.value.empty() && a.value.data() + a.value.size() > b.value.data();
-                  },
-                  "share memory of their values");
-        each_pair([](auto const& p) { return p.gradient.data(); },
-                  [](auto const& a, auto const& b) {
-                      return !b.gradient.empty() && !a.gradient.empty() &&
-                             a.gradient.data() + a.gradient.size() > b.gradient.data();
-                  },
-                  "share memory of their gradients");
+        auto const overlap = [](std::span<element> a, std::span<element> b) {
+            return !a.empty() && !b.empty() && std::less<>{}(b.data(), a.data() + a.size());
+        };
+        auto const share = [](auto const& a, auto const& b) {
+            return "parameters '" + a.name + "' and '" + b.name + "' share memory";
+        };
+        refuse([](auto const& p) -> std::string const& { return p.name; },
+               [](auto const& a, auto const& b) { return a.name == b.name; },
+               [](auto const& a, auto const&) { return "parameter '" + a.name + "' is listed twice"; });
+        refuse([](auto const& p) { return p.value.data(); },
+               [&](auto const& a, auto const& b) { return overlap(a.value, b.value); }, share);
+        refuse([](auto const& p) { return p.gradient.data(); },
+               [&](auto const& a, auto const& b) { return overlap(a.gradient, b.gradient); }, share);
         return all;
     }
     /// Options of an algorithm that shape its messages have to be alike as well.
