@@ -34,7 +34,8 @@ void measure(Comm& comm, std::size_t bytes, ddp::any_allreduce const& algorithm)
     auto const once = [&] { ddp::allreduce(comm, data, algorithm); };
 
     // Exact in float: what comes out is checked before anything is timed.
-    for (std::size_t i = 0; i < count; ++i) data[i] = static_cast<float>((i % 1021 + 1) * static_cast<std::size_t>(comm.rank() + 1));
+    for (std::size_t i = 0; i < count; ++i)
+        data[i] = static_cast<float>((i % 1021 + 1) * static_cast<std::size_t>(comm.rank() + 1));
     once();
     bool good = true;
     auto const ranks = static_cast<std::size_t>(comm.size());
@@ -48,8 +49,8 @@ void measure(Comm& comm, std::size_t bytes, ddp::any_allreduce const& algorithm)
     double const began = seconds();
     for (int i = 0; i < probe; ++i) once();
     double const each = (seconds() - began) / probe;
-    std::vector<double> reps{std::clamp(std::stod(setting("BUDGET", "0.25")) / each,
-                                        std::stod(setting("MINREPS", "4")), 4000.0)};
+    std::vector<double> reps{
+        std::clamp(std::stod(setting("BUDGET", "0.25")) / each, std::stod(setting("MINREPS", "4")), 4000.0)};
     ddp::broadcast(comm, std::span<double>(reps));
     std::vector<double> times(static_cast<std::size_t>(reps[0]));
     double last = seconds();
@@ -62,12 +63,16 @@ void measure(Comm& comm, std::size_t bytes, ddp::any_allreduce const& algorithm)
     std::sort(times.begin(), times.end());
     double sum = 0;
     for (double const t : times) sum += t;
-    auto const at = [&](double q) { return times[static_cast<std::size_t>(q * static_cast<double>(times.size() - 1) + 0.5)]; };
+    auto const at = [&](double q) {
+        return times[static_cast<std::size_t>(q * static_cast<double>(times.size() - 1) + 0.5)];
+    };
     if (comm.rank() != 0) return;
-    std::printf("{\"bench\":\"allreduce\",\"net\":\"%s\",\"impl\":\"%s\",\"n\":%d,\"bytes\":%zu,\"med_us\":%.3f,\"p10_us\":%.3f,"
-                "\"p90_us\":%.3f,\"mean_us\":%.3f,\"min_us\":%.3f,\"reps\":%zu,\"ok\":%s}\n",
-                setting("NET", "loopback").c_str(), setting("IMPL", "ddp").c_str(), comm.size(), bytes, at(0.5), at(0.1),
-                at(0.9), sum / static_cast<double>(times.size()), times.front(), times.size(), good ? "true" : "false");
+    std::printf(
+        "{\"bench\":\"allreduce\",\"net\":\"%s\",\"impl\":\"%s\",\"n\":%d,\"bytes\":%zu,\"med_us\":%.3f,\"p10_us\":%."
+        "3f,"
+        "\"p90_us\":%.3f,\"mean_us\":%.3f,\"min_us\":%.3f,\"reps\":%zu,\"ok\":%s}\n",
+        setting("NET", "loopback").c_str(), setting("IMPL", "ddp").c_str(), comm.size(), bytes, at(0.5), at(0.1),
+        at(0.9), sum / static_cast<double>(times.size()), times.front(), times.size(), good ? "true" : "false");
     std::fflush(stdout);
 }
 
@@ -79,7 +84,8 @@ int main() {
         if (setting("MODE", "") == "startup") {
             float one = 1;
             ddp::allreduce(comm, std::span<float>(&one, 1), algorithm);
-            double const now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+            double const now =
+                std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
             if (comm.rank() == 0) std::printf("%.3f\n", now - std::stod(setting("T0", "0")));
             return;
         }

@@ -58,22 +58,30 @@ bool train(settings const& with, std::string_view transport, Comm& comm) {
 
     ddp::sampler batches({.samples = images.size(), .global_batch = with.batch, .seed = with.seed}, comm);
     std::size_t const steps = batches.steps_per_epoch() * static_cast<std::size_t>(with.epochs);
-    ddp::nn::sequential model{ddp::nn::linear(images.features, with.hidden), ddp::nn::relu(),
-                              ddp::nn::linear(with.hidden, 128), ddp::nn::relu(), ddp::nn::linear(128, 10),
+    ddp::nn::sequential model{ddp::nn::linear(images.features, with.hidden),
+                              ddp::nn::relu(),
+                              ddp::nn::linear(with.hidden, 128),
+                              ddp::nn::relu(),
+                              ddp::nn::linear(128, 10),
                               ddp::nn::softmax_cross_entropy()};
     model.initialize(with.seed);
     ddp::training_options options{.rate = ddp::schedule{ddp::cosine_decay{.steps = steps, .floor = 0.05}}};
     options.update = with.update == "sharded" ? ddp::update::sharded : ddp::update::replicated;
     if (with.clip > 0) options.clip = ddp::clip_by_global_norm{.max_norm = with.clip};
     std::size_t const cap = options::bytes(with.buckets, "buckets");
-    ddp::data_parallel trainer{model, ddp::adamw{.lr = with.lr}, comm, options,
+    ddp::data_parallel trainer{model,
+                               ddp::adamw{.lr = with.lr},
+                               comm,
+                               options,
                                ddp::any_allreduce::parse(with.algorithm),
                                ddp::size_capped_buckets{.cap_bytes = cap, .first_bytes = cap / 4 + 1}};
 
     ddp::batch_loader<float> load(images, batches.largest_share());
     progress_bar bar(comm.rank() == 0, steps);
     auto const began = std::chrono::steady_clock::now();
-    auto const seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count(); };
+    auto const seconds = [&] {
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    };
     std::size_t step = 0, samples = 0;
     for (int epoch = 1; epoch <= with.epochs; ++epoch) {
         loss_sum mine;
@@ -82,8 +90,8 @@ bool train(settings const& with, std::string_view transport, Comm& comm) {
             mine += {result.loss * static_cast<double>(indices->size()), static_cast<double>(indices->size())};
             samples += result.weight;
             if (++step <= with.losses) {
-                auto const all = ddp::sum_over_ranks(
-                    comm, loss_sum{result.loss * static_cast<double>(indices->size()), static_cast<double>(indices->size())});
+                auto const all = ddp::sum_over_ranks(comm, loss_sum{result.loss * static_cast<double>(indices->size()),
+                                                                    static_cast<double>(indices->size())});
                 bar.line(text("loss %zu %.9g", step, all.sum / all.weight));
             }
             bar.show(step, static_cast<double>(samples) / seconds(), text("epoch %d  loss %.3f", epoch, result.loss));
@@ -103,13 +111,13 @@ bool train(settings const& with, std::string_view transport, Comm& comm) {
         }
         bool const identical = trainer.replicas_identical();
         auto const& times = trainer.times();
-        bar.line(text("result: test_accuracy=%.4f ranks=%d transport=%s algorithm=%s epochs=%d seconds=%.1f "
-                      "samples_per_second=%.0f communication_wait=%.1f%% replicas=%s parameters=%016llx",
-                      test.accuracy(), comm.size(), std::string(transport).c_str(), with.algorithm.c_str(), with.epochs,
-                      took, static_cast<double>(samples) / took,
-                      100.0 * static_cast<double>(times.waited.count()) / static_cast<double>(times.total.count()),
-                      identical ? "identical" : "different",
-                      static_cast<unsigned long long>(trainer.digest_of_values())));
+        bar.line(
+            text("result: test_accuracy=%.4f ranks=%d transport=%s algorithm=%s epochs=%d seconds=%.1f "
+                 "samples_per_second=%.0f communication_wait=%.1f%% replicas=%s parameters=%016llx",
+                 test.accuracy(), comm.size(), std::string(transport).c_str(), with.algorithm.c_str(), with.epochs,
+                 took, static_cast<double>(samples) / took,
+                 100.0 * static_cast<double>(times.waited.count()) / static_cast<double>(times.total.count()),
+                 identical ? "identical" : "different", static_cast<unsigned long long>(trainer.digest_of_values())));
         return identical;
     }
     return true;

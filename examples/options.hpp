@@ -58,7 +58,11 @@ public:
         std::size_t value = 0;
         auto const [end, bad] = std::from_chars(text.data(), text.data() + text.size(), value);
         std::string_view const unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
-        int const shift = unit.empty() || unit == "B" ? 0 : unit == "KiB" ? 10 : unit == "MiB" ? 20 : unit == "GiB" ? 30 : -1;
+        int const shift = unit.empty() || unit == "B" ? 0
+                          : unit == "KiB"             ? 10
+                          : unit == "MiB"             ? 20
+                          : unit == "GiB"             ? 30
+                                                      : -1;
         if (bad != std::errc{} || shift < 0 || value == 0 || value > (std::size_t{1} << 40) >> shift)
             throw std::invalid_argument("--" + name + " takes a size such as 64KiB or 1MiB, not '" + text + "'");
         return value << shift;

@@ -18,7 +18,6 @@ int main() {
             trainer.step(ddp::nn::regression_batch<float>{.inputs = x, .targets = y, .rows = 2, .features = 1});
         }
         auto const p = trainer.parameters();
-        if (comm.rank() == 0)
-            std::printf("y = %.2f x + %.2f (ranks: %d)\n", p[0].value[0], p[1].value[0], comm.size());
+        if (comm.rank() == 0) std::printf("y = %.2f x + %.2f (ranks: %d)\n", p[0].value[0], p[1].value[0], comm.size());
     });
 }

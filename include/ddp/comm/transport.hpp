@@ -149,7 +149,7 @@ struct failure {
     std::int32_t peer = -1;         ///< of whom (in a verdict: the culprit)
     identity operation;             ///< during which message
     std::uint64_t waited_ns = 0;    ///< how long `rank` has been waiting
-    identity entered;           ///< the last collective or step that `rank` entered
+    identity entered;               ///< the last collective or step that `rank` entered
     std::uint64_t fingerprint = 0;  ///< of that one
     bounded_text<64> name;          ///< of the operation: "allreduce", "step", "barrier"
     bounded_text<320> text;         ///< what happened, for people

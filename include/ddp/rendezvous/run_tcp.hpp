@@ -26,7 +26,8 @@ struct tcp {
         auto const found = job_from_environment();
         if (!found)
             throw environment_error(
-                "transport tcp: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not set, so this process does not know "
+                "transport tcp: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not set, so this process does not "
+                "know "
                 "the others. Start it with ddprun -n 2 -- PROGRAM, or set them.");
         if (options.ranks != 0 && options.ranks != found->size)
             throw environment_error("WORLD_SIZE is " + std::to_string(found->size) + ", but " +
