@@ -76,7 +76,7 @@ struct moon_model {
             }
             dv[hidden] += dz;
         }
-        for (std::size_t const i : {1, 0}) ready(i);  // final: the reduction of gradient i may start
+        for (std::size_t i = 2; i-- > 0;) ready(i);  // final: the reduction of gradient i may start
     }
     score evaluate(batch const& which) {
         score counts{.right = 0, .all = static_cast<double>(which.size())};
