@@ -12,6 +12,7 @@
 #include <bit>
 #include <coroutine>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <iterator>
 #include <new>
@@ -66,8 +67,11 @@ public:
         else
             ::operator delete(h);
     }
-    /// Whether allocate() returned this address.
-    [[nodiscard]] static bool made(void* frame) noexcept { return (static_cast<header*>(frame) - 1)->frame == frame; }
+    /// Whether allocate() returned this address. One that it did not return need not even be aligned.
+    [[nodiscard]] static bool made(void* frame) noexcept {
+        if (reinterpret_cast<std::uintptr_t>(frame) % alignof(header) != 0) return false;
+        return (static_cast<header*>(frame) - 1)->frame == frame;
+    }
 
 private:
     struct alignas(std::max_align_t) header {
