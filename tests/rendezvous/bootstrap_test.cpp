@@ -10,28 +10,13 @@
 #include <vector>
 
 #include "support/catch.hpp"
+#include "support/listener.hpp"
 
 namespace {
 
 using namespace std::chrono_literals;
 
-/// A listening socket on a free port of loopback, as a launcher hands it to rank 0.
-struct listener {
-    int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    std::uint16_t port = 0;
-    explicit listener(bool listening = true) {
-        ::sockaddr_in at{};
-        at.sin_family = AF_INET;
-        at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-        ::socklen_t size = sizeof at;
-        if (::bind(fd, reinterpret_cast<::sockaddr*>(&at), size) != 0 || (listening && ::listen(fd, 128) != 0) ||
-            ::getsockname(fd, reinterpret_cast<::sockaddr*>(&at), &size) != 0)
-            throw std::runtime_error("no port");
-        port = ntohs(at.sin_port);
-    }
-    [[nodiscard]] int inherit() const { return ::dup(fd); }
-    ~listener() { ::close(fd); }
-};
+using ddp::test::listener;
 
 int dial(std::uint16_t port) {
     int const fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
