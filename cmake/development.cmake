@@ -14,6 +14,7 @@ endif()
 set(DDP_ARCH "${default_arch}" CACHE STRING "The -march of tests, examples, tools and benchmarks; empty for the compiler's default")
 option(DDP_WERROR "Warnings are errors in tests, examples, tools and benchmarks" OFF)
 set(DDP_TEST_TIMEOUT_SCALE 1 CACHE STRING "Multiplies the tests' time limits (sanitizers are slow)")
+set(DDP_TEST_TIME_SCALE 1 CACHE STRING "Multiplies the times that tests of whole processes set and assert (sanitizers again)")
 
 if(PROJECT_IS_TOP_LEVEL AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER)
   find_program(DDP_CCACHE ccache)

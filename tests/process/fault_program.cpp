@@ -10,6 +10,8 @@
 //   fault rank=1 at=…                   just before it happens
 //   error rank=0 at=… since=… text=…    what a rank's call threw; since: when it last came from its own code
 //   done rank=0 digest=… steps=…
+//
+// DDP_TEST_TIME_SCALE multiplies all times, for programs that a sanitizer slows down.
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
@@ -60,6 +62,15 @@ struct settings {
     std::vector<fault> faults;
 };
 
+// What every time is multiplied by.
+int time_scale() {
+    static int const scale = [] {
+        char const* const text = std::getenv("DDP_TEST_TIME_SCALE");
+        return text == nullptr ? 1 : std::stoi(text);
+    }();
+    return scale;
+}
+
 settings parse(int argc, char** argv) {
     settings with;
     with.run.times = ddp::timing::for_tests();
@@ -106,6 +117,12 @@ settings parse(int argc, char** argv) {
             throw std::invalid_argument("fault_program: there is no option " + word);
         }
     }
+    ddp::timing& times = with.run.times;
+    for (auto* const time : {&times.heartbeat, &times.dead, &times.collective, &times.end_of_file, &times.verdict,
+                             &times.handshake, &times.join, &times.shutdown})
+        *time *= time_scale();
+    for (fault& f : with.faults) f.milliseconds *= time_scale();
+    with.pause *= time_scale();
     return with;
 }
 
@@ -133,11 +150,11 @@ public:
             if (f.phase != phase || f.step != step) continue;
             if (f.rank == rank_)
                 std::thread([this, f] {
-                    std::this_thread::sleep_for(std::chrono::milliseconds(80));
+                    std::this_thread::sleep_for(std::chrono::milliseconds(80 * time_scale()));
                     misbehave(f);
                 }).detach();
             else if ((f.rank + 1) % size_ == rank_)
-                std::this_thread::sleep_for(std::chrono::milliseconds(200));
+                std::this_thread::sleep_for(std::chrono::milliseconds(200 * time_scale()));
         }
         since_ = now_ns();
     }

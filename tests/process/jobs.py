@@ -8,7 +8,8 @@ import subprocess
 import tempfile
 import time
 
-DEADLINE = 60.0  # for what must not hang: far above every bound of the library, so that a slow machine is no failure
+SCALE = int(os.environ.get("DDP_TEST_TIME_SCALE", "1"))  # of all times: sanitizers are slow
+DEADLINE = 60.0 * SCALE  # for what must not hang: far above every bound of the library, so that a slow machine is no failure
 
 
 def program(variable, directory_variable, name):
@@ -20,7 +21,7 @@ def environment(**more):
     """Ours, without what another launcher has said."""
     kept = {k: v for k, v in os.environ.items()
             if not re.match(r"(DDP_|RANK$|WORLD_SIZE$|LOCAL_|MASTER_|OMP_|OMPI_COMM|PMI)", k)}
-    return {**kept, "OMP_NUM_THREADS": "1", **more}
+    return {**kept, "OMP_NUM_THREADS": "1", "DDP_TEST_TIME_SCALE": str(SCALE), **more}
 
 
 class Rank:

@@ -18,7 +18,7 @@ template <class E>
 concept Element = std::same_as<E, float> || std::same_as<E, double>;
 
 /// One distinct trainable parameter (tied ones are one). The spans have the same length, the product of `shape`; their
-/// memory is dense and the model's, until it was bound.
+/// memory is dense and the model's, until it was bound; that of a model which cannot be bound stays where it is.
 template <Element E>
 struct parameter {
     std::string name;                // unique within the model
@@ -67,6 +67,7 @@ struct ready_archetype {
 ///  bind(storage)          use this memory from now on: zero copy
 ///  intact()               false if bound memory was lost; asked before each forward
 ///  stepped(i)             called after value i has changed
+///  begin_step(n)          step number n, from 0 and the same on every rank, comes next: before the step's first forward
 ///  training(bool)         mode
 ///  weight(batch)          samples (or tokens) in the batch; default batch.size(). Zero is legal
 ///  evaluate(batch)        metrics with their weights

@@ -363,7 +363,11 @@ private:
     template <class Batch>
     double forward_quietly(Batch const& batch, std::uint64_t weight) {
         if (weight == 0) return 0;  // skipped; backward will be as well
-        return tell_peers([&] { return static_cast<double>(model_.forward(batch)); });
+        return tell_peers([&] {
+            if constexpr (requires { model_.begin_step(std::uint64_t{}); })
+                if (accumulated_ == 0) model_.begin_step(reducer_->updates());
+            return static_cast<double>(model_.forward(batch));
+        });
     }
 
     void backward_quietly() {
