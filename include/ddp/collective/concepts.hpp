@@ -10,7 +10,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include <ddp/comm/scheduler.hpp>
+#include <ddp/comm/lane.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/core/task.hpp>
 #include <ddp/model/model.hpp>

@@ -54,6 +54,7 @@ inline auto precedence(failure const& f) {
 ///  1. A verdict that a rank has published already is adopted (the least rank's).
 ///  2. Else the first kind present wins: threw, mismatch, closed, silent; within it the least (operation, rank). A rank
 ///     that has spoken is alive: records that call it closed or silent do not count.
+///     A mismatch of models, gradients or batches says which; otherwise the next rule says more.
 ///  3. Ranks that entered the same operation with other fingerprints: a mismatch, whatever they wait for.
 ///  4. Deadlines alone: from the least waiting record follow the edges "waits for" to a rank that waits for nobody or
 ///     has not spoken; it is the culprit, not the neighbour that everybody was waiting for. A wait younger than half
@@ -93,6 +94,11 @@ inline failure decide(std::span<report const> reports, nanoseconds collective) {
                       number(f->rank) + " failed in its own code" +
                           (f->name.view().empty() ? "" : " during " + operation_text(*f)) + ": " +
                           std::string(f->text.view()));
+
+    // A model, a gradient, a batch: the record says which.
+    auto const particular = [](failure const& r) { return r.code != errc::mismatch; };
+    if (auto const* f = least(failure_kind::mismatch, particular))
+        return finish(*f, f->peer >= 0 ? f->peer : f->rank, f->code, std::string(f->text.view()));
 
     // Equal operations, other fingerprints: says more than the record of whoever stumbled over it first.
     for (std::size_t a = 0; a < reports.size(); ++a)

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include <ddp/comm/scheduler.hpp>
+#include <ddp/comm/lane.hpp>
 #include <ddp/comm/timing.hpp>
 #include <ddp/comm/virtual.hpp>
 #include <ddp/core/contract.hpp>

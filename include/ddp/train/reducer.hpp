@@ -22,7 +22,7 @@
 #include <ddp/collective/all_gather.hpp>
 #include <ddp/collective/concepts.hpp>
 #include <ddp/collective/direct_allreduce.hpp>
-#include <ddp/comm/scheduler.hpp>
+#include <ddp/comm/lane.hpp>
 #include <ddp/core/observe.hpp>
 #include <ddp/kernel/norm.hpp>
 #include <ddp/kernel/sum.hpp>

@@ -1,0 +1,102 @@
+/// \file
+/// lane: what a collective is written over, and the operations and memory that it needs meanwhile.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <span>
+
+#include <ddp/comm/operation.hpp>
+#include <ddp/comm/scheduler.hpp>
+#include <ddp/comm/transport.hpp>
+#include <ddp/core/task.hpp>
+
+namespace ddp {
+
+/// A communicator with an identity and a fingerprint, by value: what a collective is written over.
+template <Transport T>
+struct lane {
+    scheduler<T>* on = nullptr;
+    identity id = {};
+    std::uint64_t fingerprint = 0;
+
+    [[nodiscard]] int rank() const noexcept { return on->rank(); }
+    [[nodiscard]] int size() const noexcept { return on->size(); }
+
+    /// The same collective's p-th stream of messages: phases of one collective never match each other's. p < 4.
+    [[nodiscard]] lane phase(std::uint32_t p) const noexcept {
+        lane other = *this;
+        other.id.channel += p;
+        return other;
+    }
+
+    void send(operation& op, int peer, const_bytes out) const {
+        begin(op);
+        if (op.done_) return;
+        on->transport().post_send(peer, {id, fingerprint}, out, op);
+    }
+    /// `reader`: the send that still reads `in`, where there is one.
+    void receive(operation& op, int peer, mutable_bytes in, operation const* reader = nullptr) const {
+        begin(op);
+        op.reader = reader;
+        if (op.done_) return;
+        on->transport().post_receive(peer, {id, fingerprint}, in, op);
+    }
+
+private:
+    void begin(operation& op) const {
+        op.on_ = on;
+        op.done_ = on->failed();
+        op.waiting_ = false;
+        op.status = op.done_ ? op_status::aborted : op_status::pending;
+    }
+};
+
+/// A fixed number of operations from the scheduler's frame pool.
+class operations {
+public:
+    explicit operations(std::size_t count) : count_(count) {
+        if (count == 0) return;
+        first_ = static_cast<operation*>(frame_pool::allocate(count * sizeof(operation)));
+        for (std::size_t i = 0; i < count; ++i) ::new (first_ + i) operation();
+    }
+    operations(operations const&) = delete;
+    operations& operator=(operations const&) = delete;
+    ~operations() {
+        for (std::size_t i = 0; i < count_; ++i) first_[i].~operation();
+        if (first_ != nullptr) frame_pool::deallocate(first_, count_ * sizeof(operation));
+    }
+    operation& operator[](std::size_t i) noexcept { return first_[i]; }
+    [[nodiscard]] std::size_t size() const noexcept { return count_; }
+
+private:
+    std::size_t count_;
+    operation* first_ = nullptr;
+};
+
+/// Uninitialised memory for messages from the scheduler's pool, 64-byte aligned.
+class scratch {
+public:
+    explicit scratch(std::size_t bytes) : bytes_(bytes), raw_(bytes == 0 ? nullptr : frame_pool::allocate(bytes + 64)) {
+        auto const at = reinterpret_cast<std::uintptr_t>(raw_);
+        data_ = reinterpret_cast<std::byte*>((at + 63) & ~std::uintptr_t{63});
+    }
+    scratch(scratch const&) = delete;
+    scratch& operator=(scratch const&) = delete;
+    ~scratch() {
+        if (raw_ != nullptr) frame_pool::deallocate(raw_, bytes_ + 64);
+    }
+    [[nodiscard]] mutable_bytes bytes() const noexcept { return {data_, bytes_}; }
+    template <class E>
+    [[nodiscard]] std::span<E> as() const noexcept {
+        return {reinterpret_cast<E*>(data_), bytes_ / sizeof(E)};
+    }
+
+private:
+    std::size_t bytes_;
+    void* raw_;
+    std::byte* data_;
+};
+
+}  // namespace ddp
