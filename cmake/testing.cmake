@@ -1,5 +1,8 @@
 # What every CTest entry of ours is given: a time limit, labels, the environment of MPI and of the sanitizers.
 include_guard(GLOBAL)
+if(POLICY CMP0174)  # an empty TIMEOUT is no TIMEOUT, and no reason for CMake 3.31 to warn
+  cmake_policy(SET CMP0174 NEW)
+endif()
 
 set(DDP_TEST_ENVIRONMENT
   OMPI_ALLOW_RUN_AS_ROOT=1

@@ -14,9 +14,12 @@
 #include <ddp/ddp.hpp>
 #include <ddp/nn/nn.hpp>
 #include <ddp/rendezvous/run_tcp.hpp>
+#include <ddp/train/weights.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "fashion_models.hpp"
 #include "options.hpp"
 #include "progress_bar.hpp"
 #ifdef EXAMPLE_WITH_MPI
@@ -27,21 +30,13 @@ namespace {
 
 struct settings {
     ddp::run_options run;
-    std::string algorithm = "auto", update = "replicated", data = "/usr/share/datasets/fashion-mnist", buckets = "1MiB";
-    int epochs = 8;
+    std::string model = "mlp", algorithm = "auto", update = "replicated", data = "/usr/share/datasets/fashion-mnist",
+                buckets = "1MiB", save, load;
+    int epochs = 0;
     std::uint64_t seed = 7;
     std::size_t batch = 128, hidden = 512, losses = 0;
     double lr = 2e-3, clip = 0;
     int flip = -1;
-};
-
-struct loss_sum {
-    double sum = 0, weight = 0;
-    loss_sum& operator+=(loss_sum const& other) {
-        sum += other.sum;
-        weight += other.weight;
-        return *this;
-    }
 };
 
 std::string text(char const* format, auto... values) {
@@ -58,12 +53,7 @@ bool train(settings const& with, std::string_view transport, Comm& comm) {
 
     ddp::sampler batches({.samples = images.size(), .global_batch = with.batch, .seed = with.seed}, comm);
     std::size_t const steps = batches.steps_per_epoch() * static_cast<std::size_t>(with.epochs);
-    ddp::nn::sequential model{ddp::nn::linear(images.features, with.hidden),
-                              ddp::nn::relu(),
-                              ddp::nn::linear(with.hidden, 128),
-                              ddp::nn::relu(),
-                              ddp::nn::linear(128, 10),
-                              ddp::nn::softmax_cross_entropy()};
+    fashion_model model = make_model(with.model, images.sample_shape, with.hidden);
     model.initialize(with.seed);
     ddp::training_options options{.rate = ddp::schedule{ddp::cosine_decay{.steps = steps, .floor = 0.05}}};
     options.update = with.update == "sharded" ? ddp::update::sharded : ddp::update::replicated;
@@ -76,6 +66,8 @@ bool train(settings const& with, std::string_view transport, Comm& comm) {
                                ddp::any_allreduce::parse(with.algorithm),
                                ddp::size_capped_buckets{.cap_bytes = cap, .first_bytes = cap / 4 + 1}};
 
+    if (!with.load.empty()) ddp::load_weights(trainer, with.load);
+
     ddp::batch_loader<float> load(images, batches.largest_share());
     progress_bar bar(comm.rank() == 0, steps);
     auto const began = std::chrono::steady_clock::now();
@@ -84,23 +76,22 @@ bool train(settings const& with, std::string_view transport, Comm& comm) {
     };
     std::size_t step = 0, samples = 0;
     for (int epoch = 1; epoch <= with.epochs; ++epoch) {
-        loss_sum mine;
+        ddp::mean_metric loss;
         while (auto const indices = batches.next()) {
             auto const result = trainer.step(load(*indices));
-            mine += {result.loss * static_cast<double>(indices->size()), static_cast<double>(indices->size())};
+            loss.add(result.loss, indices->size());
             samples += result.weight;
             if (++step <= with.losses) {
-                auto const all = ddp::sum_over_ranks(comm, loss_sum{result.loss * static_cast<double>(indices->size()),
-                                                                    static_cast<double>(indices->size())});
-                bar.line(text("loss %zu %.9g", step, all.sum / all.weight));
+                auto const all = ddp::sum_over_ranks(comm, ddp::mean_metric{}.add(result.loss, indices->size()));
+                bar.line(text("loss %zu %.9g", step, all.mean()));
             }
             bar.show(step, static_cast<double>(samples) / seconds(), text("epoch %d  loss %.3f", epoch, result.loss));
         }
-        auto const all = ddp::sum_over_ranks(comm, mine);
+        double const training_loss = ddp::sum_over_ranks(comm, loss).mean();
         ddp::sampler order({.samples = unseen.size(), .global_batch = 1000, .shuffle = false}, comm);
         ddp::batch_loader<float> load_unseen(unseen);
         auto const test = ddp::evaluate(comm, model, [&] { return order.next(); }, load_unseen);
-        bar.line(text("epoch %d/%d  loss %.4f  test accuracy %.4f  %.1f s", epoch, with.epochs, all.sum / all.weight,
+        bar.line(text("epoch %d/%d  loss %.4f  test accuracy %.4f  %.1f s", epoch, with.epochs, training_loss,
                       test.accuracy(), seconds()));
         if (epoch != with.epochs) continue;
 
@@ -118,6 +109,8 @@ bool train(settings const& with, std::string_view transport, Comm& comm) {
                  took, static_cast<double>(samples) / took,
                  100.0 * static_cast<double>(times.waited.count()) / static_cast<double>(times.total.count()),
                  identical ? "identical" : "different", static_cast<unsigned long long>(trainer.digest_of_values())));
+        if (identical && !with.save.empty())
+            ddp::save_weights(trainer, with.save, {{"model", with.model}, {"hidden", std::to_string(with.hidden)}});
         return identical;
     }
     return true;
@@ -130,12 +123,15 @@ int main(int argc, char** argv) {
     options("Trains a network on Fashion-MNIST (or any data in IDX files) with data-parallel ranks.")
         .add("ranks", with.run.ranks, "how many; with --transport inproc they are threads of this process")
         .add("transport", with.run.transport, "inproc, tcp or mpi; left out: what the launcher says")
+        .add("model", with.model, "mlp or cnn; the latter wants images of 28 x 28 pixels")
         .add("algorithm", with.algorithm, "auto, direct, recursive_doubling, ring or naive")
         .add("buckets", with.buckets, "size of a gradient bucket, such as 1MiB")
         .add("update", with.update, "replicated or sharded")
-        .add("epochs", with.epochs, "passes over the data")
+        .add("epochs", with.epochs, "passes over the data; 0: 8, or 6 of the cnn")
         .add("batch", with.batch, "samples a step, over all ranks")
-        .add("hidden", with.hidden, "units of the first hidden layer")
+        .add("save", with.save, "after training, write the weights to this .safetensors file")
+        .add("load", with.load, "begin with the weights in this file")
+        .add("hidden", with.hidden, "units of the mlp's first hidden layer")
         .add("lr", with.lr, "learning rate of AdamW, decayed along a cosine")
         .add("clip", with.clip, "global norm to which gradients are clipped; 0: not at all")
         .add("seed", with.seed, "of initial values and shuffling")
@@ -147,6 +143,20 @@ int main(int argc, char** argv) {
         std::fprintf(stderr, "--update is replicated or sharded, not '%s'\n", with.update.c_str());
         return 2;
     }
+    if (with.model != "mlp" && with.model != "cnn") {
+        std::fprintf(stderr, "--model is mlp or cnn, not '%s'\n", with.model.c_str());
+        return 2;
+    }
+    if (with.epochs < 0) {
+        std::fprintf(stderr, "--epochs is a number of passes over the data, not %d\n", with.epochs);
+        return 2;
+    }
+    if (auto const directory = std::filesystem::path(with.save).parent_path();
+        !directory.empty() && !std::filesystem::is_directory(directory)) {  // now, not after the training
+        std::fprintf(stderr, "--save %s: there is no directory %s\n", with.save.c_str(), directory.c_str());
+        return 2;
+    }
+    if (with.epochs == 0) with.epochs = with.model == "cnn" ? 6 : 8;
     std::atomic<bool> good{true};
     auto const body = [&](auto& comm) {
         using transport = typename std::remove_cvref_t<decltype(comm)>::transport_type;

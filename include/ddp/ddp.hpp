@@ -18,6 +18,9 @@
 #include <ddp/data/sampler.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/optim/any_optimizer.hpp>
+#include <ddp/optim/parameter_groups.hpp>
 #include <ddp/rendezvous/run.hpp>
 #include <ddp/train/data_parallel.hpp>
+#include <ddp/train/early_stopping.hpp>
 #include <ddp/train/evaluate.hpp>
+#include <ddp/train/weights.hpp>

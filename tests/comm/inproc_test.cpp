@@ -15,7 +15,6 @@
 #include <ddp/core/random.hpp>
 
 #include "support/catch.hpp"
-#include "support/transport_archetype.hpp"
 
 using namespace ddp;
 using namespace std::chrono_literals;

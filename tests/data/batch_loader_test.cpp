@@ -47,6 +47,7 @@ TEMPLATE_TEST_CASE("a batch holds the samples that were asked for, in that order
     REQUIRE(batch.features == 3);
     REQUIRE(batch.inputs.size() == 12);
     REQUIRE(batch.labels.size() == 4);
+    REQUIRE(indices(batch.samples.begin(), batch.samples.end()) == wanted);
     for (std::size_t row = 0; row < 4; ++row) {
         std::uint32_t const s = wanted[row];
         CHECK(batch.labels[row] == s % 3);

@@ -8,6 +8,7 @@
 #include <ddp/kernel/roots.hpp>
 #include <ddp/kernel/sum.hpp>
 #include <ddp/optim/any_optimizer.hpp>
+#include <ddp/optim/clip.hpp>
 #include <ddp/optim/schedule.hpp>
 
 template void ddp::sum_tree(std::span<float>, std::span<float const* const>);
@@ -18,6 +19,8 @@ template void ddp::scale(std::span<float>, float);
 template void ddp::scale(std::span<double>, double);
 template void ddp::block_squares(std::span<float const>, std::span<double>);
 template void ddp::block_squares(std::span<double const>, std::span<double>);
+template void ddp::clip_by_value::apply(std::span<float>) const;
+template void ddp::clip_by_value::apply(std::span<double>) const;
 template void ddp::any_optimizer::step(ddp::step_info const&, std::span<float const>, std::span<float>,
                                        ddp::slot_spans<float>) const;
 template void ddp::any_optimizer::step(ddp::step_info const&, std::span<double const>, std::span<double>,

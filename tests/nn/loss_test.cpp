@@ -97,6 +97,27 @@ TEST_CASE("a row is right when its label has the largest output, the first among
     REQUIRE(loss.correct(view(z, 4), classification_batch<double>{{}, labels, 4, 0}) == 3);
 }
 
+TEST_CASE("a row is right within the top few when fewer outputs come before its label's", "[nn]") {
+    std::vector<double> const z{9, 8, 7, 6, /**/ 5, 5, 5, 5, /**/ 5, 5, 5, 5, /**/ 1, 2, 3, 4};
+    std::vector<std::uint32_t> const labels{2, 1, 2, 0};
+    classification_batch<double> const batch{{}, labels, 4, 0};
+    auto const within = [&](std::size_t top) {
+        return nn::softmax_cross_entropy<double>(top).correct_in_top(view(z, 4), batch);
+    };
+    REQUIRE(within(1) == nn::softmax_cross_entropy<double>().correct(view(z, 4), batch));
+    REQUIRE(within(1) == 0);
+    REQUIRE(within(2) == 1);
+    REQUIRE(within(3) == 3);
+    REQUIRE(within(4) == 4);
+    REQUIRE(within(5) == 4);
+    std::vector<double> odd{9, std::nan(""), 7, 6};
+    std::vector<std::uint32_t> const second{1}, first{0};
+    nn::softmax_cross_entropy<double> const two(2), all(9);
+    REQUIRE(all.correct_in_top(view(odd, 1), classification_batch<double>{{}, second, 1, 0}) == 0);
+    REQUIRE(two.correct_in_top(view(odd, 1), classification_batch<double>{{}, first, 1, 0}) == 1);
+    REQUIRE_THROWS_AS(nn::softmax_cross_entropy<double>(0), usage_error);
+}
+
 TEST_CASE("a label outside the classes is refused with its position and value", "[nn][bad-input]") {
     nn::softmax_cross_entropy<double> loss;
     std::vector<double> const z(9);

@@ -134,6 +134,18 @@ struct witness {
     nn::matrix_view<double> backward(nn::matrix_view<double> dy, nn::backward_mode) { return dy; }
 };
 
+/// Tells how it was called.
+struct listener {
+    using element = double;
+    std::shared_ptr<std::vector<nn::forward_mode>> heard;
+    nn::matrix_view<double> forward(nn::const_matrix_view<double> x, nn::forward_mode mode) {
+        heard->push_back(mode);
+        return y.take(nn::rows_of(x), nn::columns_of(x)).setZero();
+    }
+    nn::matrix_view<double> backward(nn::matrix_view<double> dy, nn::backward_mode) { return dy; }
+    nn::buffer<double> y = {};
+};
+
 }  // namespace
 
 TEST_CASE("sequential's gradients are the slopes of its loss", "[nn][gradient]") {
@@ -317,6 +329,8 @@ TEST_CASE("evaluating sums losses and right answers, and leaves nothing to go ba
     parts += net.evaluate(data.rows(13, 7));
     REQUIRE(parts.weight == 20);
     REQUIRE(parts.correct == all.correct);
+    REQUIRE(all.correct_in_top == 20);  // of the top five of four classes
+    REQUIRE(parts.top_accuracy() == 1);
     REQUIRE(parts.loss_sum == Approx(all.loss_sum));
     REQUIRE(refusal([&] { net.backward({}, nobody); }).find("call forward") != std::string::npos);
 
@@ -349,6 +363,26 @@ TEST_CASE("layers hear whether they are trained or used", "[nn]") {
     net.training(true);
     net.forward(data.all());
     REQUIRE(*seen == std::vector<bool>{true, false, false, true});
+}
+
+TEST_CASE("layers hear seed, step, their place and the samples' numbers", "[nn][random]") {
+    auto const heard = std::make_shared<std::vector<nn::forward_mode>>();
+    nn::sequential net{listener{heard}, nn::tanh<double>(), listener{heard}, nn::softmax_cross_entropy<double>()};
+    samples<double> const data(2, 3, 3);
+    std::vector<std::uint32_t> const numbers{40, 2};
+    auto batch = data.all();
+    net.forward(batch);
+    batch.samples = numbers;
+    net.initialize(6).begin_step(17);
+    net.forward(batch);
+    REQUIRE(heard->size() == 4);
+    for (std::size_t i = 0; i < 4; ++i) {
+        nn::forward_mode const& mode = (*heard)[i];
+        REQUIRE(mode.layer == i % 2 * 2);
+        REQUIRE(mode.seed == (i < 2 ? 0 : 6));
+        REQUIRE(mode.step == (i < 2 ? 0 : 17));
+        REQUIRE(mode.samples.data() == (i < 2 ? nullptr : numbers.data()));
+    }
 }
 
 TEST_CASE("sequential says what does not fit", "[nn][bad-input]") {

@@ -155,7 +155,7 @@ TEST_CASE("hyper-parameters that make no sense are refused by name", "[optim]") 
     REQUIRE_THROWS_AS(ddp::adamw{.eps = 0.0}.validate(), ddp::usage_error);
     REQUIRE_THROWS_AS(ddp::adamw{.weight_decay = nan}.validate(), ddp::usage_error);
     REQUIRE_THROWS_WITH(ddp::adamw{.lr = -1.0}.validate(),
-                        "DDP-E100 usage: adamw: lr must be a finite number >= 0; 1e-3 is usual");
+                        "DDP-E100 usage: adamw: lr is -1.000000, but must be a finite number >= 0; 1e-3 is usual");
 }
 
 TEST_CASE("spans of different lengths are refused", "[optim]") {

@@ -6,15 +6,30 @@ source_dir=$(cd "$(dirname "$0")/../.." && pwd)
 if [[ -n $prefix ]]; then
     command -v pkg-config > /dev/null || { echo "skipped: pkg-config is not installed"; exit 77; }
     export PKG_CONFIG_PATH=$prefix/share/pkgconfig
-    pkg-config --validate ddp
-    eval "flags=($(pkg-config --cflags --libs ddp))" # pkg-config quotes what the shell would split
-else
-    flags=(-I "$source_dir/include" -pthread)
+    for module in "$PKG_CONFIG_PATH"/ddp*.pc; do pkg-config --validate "$(basename "$module" .pc)"; done
 fi
+flags_of() { # flags_of MODULE…: sets `flags`
+    if [[ -n $prefix ]]; then
+        eval "flags=($(pkg-config --cflags --libs "$@"))" # pkg-config quotes what the shell would split
+    else
+        flags=(-I "$source_dir/include" -pthread -I "$eigen")
+        [[ $* != *gzip* ]] || flags+=(-lz)
+    fi
+}
 mkdir -p "$directory"
 cd "$directory"
 set -x
+flags_of ddp
 "$compiler" -std=c++20 "$source_dir/tests/package/consumer.cpp" "${flags[@]}" -o consumer
 ./consumer
-"$compiler" -std=c++20 "$source_dir/examples/quick_start.cpp" "${flags[@]}" -I "$eigen" -o quick_start
+flags_of ddp-tcp ddp-nn
+"$compiler" -std=c++20 "$source_dir/examples/quick_start.cpp" "${flags[@]}" -o quick_start
 [[ $(./quick_start) == "y = 2.00 x + 1.00 (ranks: 1)" ]]
+flags_of ddp-gzip
+"$compiler" -std=c++20 "$source_dir/tests/package/read_gzip.cpp" "${flags[@]}" -o read_gzip
+[[ $(echo "through zlib" | gzip -c > text.gz && ./read_gzip text.gz) == "through zlib" ]]
+if [[ -n $prefix ]] && command -v mpicxx > /dev/null; then # by hand one would have to name MPI's own libraries too
+    flags_of ddp-mpi
+    OMPI_CXX=$compiler MPICH_CXX=$compiler mpicxx -std=c++20 "$source_dir/tests/package/under_mpi.cpp" "${flags[@]}" -o under_mpi
+    [[ $(./under_mpi) == "ranks: 1, transport mpi" ]]
+fi

@@ -128,6 +128,11 @@ class SameBits(Demo):
             expected = self.result(inproc(ranks, *self.small()))["parameters"]
             self.assertEqual(self.result(tcp(ranks, *self.small()))["parameters"], expected, ranks)
 
+    def test_of_the_cnn(self):  # whose dropout draws by sample, not by rank
+        expected = self.result(inproc(3, *self.small("--model", "cnn")))
+        self.assertEqual(self.result(tcp(3, *self.small("--model", "cnn")))["parameters"], expected["parameters"])
+        self.assertGreater(float(expected["accuracy"]), 0.3)
+
     def test_under_mpi(self):
         if not MPIEXEC:
             self.skipTest("no mpirun here")
@@ -264,7 +269,7 @@ class CommandLine(Demo):
                                (("--epochs",), "--epochs needs a value"), (("--buckets", "1MB"), "--buckets .*1MB"),
                                (("--buckets", "0"), "--buckets"), (("5",), "'5'"),
                                (("--algorithm", "tree"), "tree"), (("--update", "shared"), "shared"),
-                               (("--transport", "udp"), "udp"), (("--epochs", "0"), "steps must be at least 1"),
+                               (("--transport", "udp"), "udp"), (("--epochs", "-1"), "--epochs .* not -1"),
                                (("--batch", "0"), "batch"), (("--hidden", "0"), "a layer of width 0"), (("--ranks", "-1"), "ranks")):
             with self.subTest(words=words):
                 code, out, err = run(FASHION_MNIST, *self.small(*words))

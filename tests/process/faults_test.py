@@ -18,7 +18,7 @@ FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
 DDPRUN = os.environ.get("DDPRUN", "")
 
 # What fault_program sets by default, in seconds (ddp::timing::for_tests).
-DEAD, JOIN = 0.75 * SCALE, 5.0 * SCALE
+DEAD, JOIN = 1.5 * SCALE, 5.0 * SCALE
 SOON = 0.5 * SCALE  # a death, an exception or a mismatch is known everywhere after this
 TRIES = 3  # a measured time may be the machine's fault; what was said may not
 
@@ -255,7 +255,7 @@ class Frozen(FaultCase):
         for size, rank, phase in ((2, 0, "forward"), (3, 2, "backward"), (4, 1, "between"), (3, 0, "allreduce")):
             with self.subTest(size=size, rank=rank, phase=phase):
                 def attempt():
-                    with Job(size, command(f"fault={rank}:stop:{phase}:3:2000")) as job:
+                    with Job(size, command(f"fault={rank}:stop:{phase}:3:3500")) as job:
                         others = [r for r in range(size) if r != rank]
                         job.wait()
                         self.assertEqual(job.ranks[rank].error(), job.ranks[others[0]].error(), job.story())

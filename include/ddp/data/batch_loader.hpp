@@ -23,7 +23,7 @@ struct normalisation {
     double deviation = 1;
 };
 
-/// Copies rows of a data set into memory of its own, as numbers:
+/// Copies rows of a data set into memory of its own, as numbers, with their labels and indices:
 ///
 ///     ddp::batch_loader<float> load{data, batches.largest_share()};
 ///     while (auto const indices = batches.next()) trainer.step(load(*indices));
@@ -41,6 +41,7 @@ public:
             number_[b] = static_cast<E>((static_cast<double>(b) / 255.0 - norm.mean) / norm.deviation);
         inputs_.reserve(reserve * data.features);
         labels_.reserve(reserve);
+        samples_.reserve(reserve);
     }
     batch_loader(classification_data const&&, std::size_t = 0, normalisation = {}) = delete;  // would dangle
 
@@ -50,6 +51,7 @@ public:
         std::size_t const features = data_->features;
         inputs_.resize(indices.size() * features);
         labels_.resize(indices.size());
+        samples_.assign(indices.begin(), indices.end());
         for (std::size_t row = 0; row < indices.size(); ++row) {
             std::size_t const sample = indices[row];
             DDP_EXPECTS(sample < data_->size(), "batch_loader: there is no sample " + std::to_string(sample) +
@@ -60,14 +62,15 @@ public:
             for (std::size_t f = 0; f < features; ++f) to[f] = number_[from[f]];
             labels_[row] = data_->labels[sample];
         }
-        return {inputs_, labels_, indices.size(), features};
+        return {inputs_, labels_, indices.size(), features, samples_};
     }
 
 private:
     classification_data const* data_;
-    std::array<E, 256> number_{};        // of each byte: the division is done once, and rounds the same for all
-    std::vector<E> inputs_;              // (rows, features), row-major
-    std::vector<std::uint32_t> labels_;  // (rows)
+    std::array<E, 256> number_{};         // of each byte: the division is done once, and rounds the same for all
+    std::vector<E> inputs_;               // (rows, features), row-major
+    std::vector<std::uint32_t> labels_;   // (rows)
+    std::vector<std::uint32_t> samples_;  // (rows)
 };
 
 }  // namespace ddp

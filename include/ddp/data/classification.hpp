@@ -45,8 +45,8 @@ template <FileSource Source>
                                          std::vector<std::string> const& names) {
     std::error_code ignored;
     if (!std::filesystem::is_directory(directory, ignored))
-        throw data_error(errc::file, directory.string() + ": is no directory (expected one that holds " +
-                                         names.front() + " and its like)");
+        throw data_error(errc::file, directory.string() + ": is no directory. Give the one that holds " +
+                                         names.front() + " and its like");
     std::string tried;
     for (std::string_view const suffix : Source::suffixes)
         for (std::string const& name : names) {
@@ -54,11 +54,12 @@ template <FileSource Source>
             if (std::filesystem::exists(directory / file, ignored)) return (directory / file).string();
             tried += (tried.empty() ? "" : ", ") + file;
         }
-    std::string text = directory.string() + ": none of " + tried + " is there";
+    std::string packed;
     for (std::string const& name : names)
         if (std::filesystem::exists(directory / (name + ".gz"), ignored))
-            text += "; " + name + ".gz is: load it with gzip_source from <ddp/data/gzip.hpp>, or unpack it";
-    throw data_error(errc::file, text);
+            packed += "; " + name + ".gz is: load it with gzip_source from <ddp/data/gzip.hpp>, or unpack it";
+    throw data_error(errc::file, directory.string() + ": none of " + tried + " is there" +
+                                     (packed.empty() ? ". Give the directory that holds the data" : packed));
 }
 
 template <FileSource Source>

@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include <ddp/core/element_type.hpp>
+
 namespace ddp {
 
 /// Types that gradients and values may have.
@@ -26,6 +28,14 @@ struct parameter {
     std::span<E> value;
     std::span<E> gradient;
     std::vector<std::size_t> strides = {};  // in elements; empty: row-major. Compared between ranks like the shape
+};
+
+/// State that is no parameter, such as running statistics or a counter: not trained, but part of what is kept.
+struct model_buffer {
+    std::string name;  // unique among the model's parameters and buffers
+    element_type type;
+    std::vector<std::size_t> shape;  // row-major
+    std::span<std::byte> bytes;      // the model's memory, as many as type and shape ask for
 };
 
 /// How one backward pass has to write gradients.
@@ -67,6 +77,7 @@ struct ready_archetype {
 ///  bind(storage)          use this memory from now on: zero copy
 ///  intact()               false if bound memory was lost; asked before each forward
 ///  stepped(i)             called after value i has changed
+///  buffers()              a vector of model_buffer; asked afresh each time weights are saved or loaded
 ///  begin_step(n)          step number n, from 0 and the same on every rank, comes next: before the step's first forward
 ///  training(bool)         mode
 ///  weight(batch)          samples (or tokens) in the batch; default batch.size(). Zero is legal

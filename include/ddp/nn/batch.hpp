@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 namespace ddp::nn {
@@ -14,6 +15,8 @@ struct regression_batch {
     std::span<E const> targets;  // (rows, outputs), row-major
     std::size_t rows = 0;
     std::size_t features = 0;
+    std::span<std::uint32_t const> samples =
+        {};  // (rows), or empty: their numbers in the data set, for layers that draw
 
     [[nodiscard]] std::size_t size() const noexcept { return rows; }
 };

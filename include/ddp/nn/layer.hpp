@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/core/random.hpp>
 #include <ddp/model/model.hpp>
 
 #include <Eigen/Core>
@@ -121,9 +122,24 @@ private:
     std::span<E> value_, gradient_;
 };
 
+/// Fills parameters with numbers that are uniform in [-bound, bound), from random_stream{seed,
+/// random_use::initial_values, first + i} for parameter i: the same bits on every platform.
+template <Element E>
+void draw_uniform(std::span<trainable<E>> parameters, E bound, std::uint64_t seed, std::uint64_t first) {
+    for (std::size_t p = 0; p < parameters.size(); ++p) {
+        random_stream const draws{seed, random_use::initial_values, first + p};
+        std::span<E> const value = parameters[p].value();
+        for (std::size_t i = 0; i < value.size(); ++i) value[i] = bound * draws.at(i).template symmetric<E>();
+    }
+}
+
 /// How a forward pass runs. What most layers ignore is added here, so that their signatures stay.
 struct forward_mode {
     bool training = true;
+    std::uint64_t seed = 0;                       ///< of everything that is drawn in training
+    std::uint64_t step = 0;                       ///< the training step's number, the same on every rank
+    std::size_t layer = 0;                        ///< this layer's place in the model
+    std::span<std::uint32_t const> samples = {};  ///< of each sample of the batch, its number in the data set; or empty
 };
 
 /// What a backward pass wants.

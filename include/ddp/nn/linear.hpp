@@ -12,31 +12,10 @@
 #include <utility>
 
 #include <ddp/core/contract.hpp>
-#include <ddp/core/random.hpp>
-#include <ddp/kernel/kernel.hpp>
 #include <ddp/nn/layer.hpp>
+#include <ddp/nn/sums.hpp>
 
 namespace ddp::nn {
-
-namespace detail {
-
-/// sum[c] (+)= in[0][c] + in[1][c] + …, rows in order.
-template <Element E>
-DDP_KERNEL void sum_rows(E* sum, E const* in, std::size_t rows, std::size_t columns, bool accumulate) {
-    DDP_NO_CONTRACTION
-    std::size_t r = 0;
-    if (!accumulate) {
-        for (std::size_t c = 0; c < columns; ++c) sum[c] = rows == 0 ? E{0} : in[c];
-        r = 1;
-    }
-    for (; r < rows; ++r) {
-        E const* const row = in + r * columns;
-        DDP_INDEPENDENT
-        for (std::size_t c = 0; c < columns; ++c) sum[c] += row[c];
-    }
-}
-
-}  // namespace detail
 
 /// Parameters "weight" (outputs, inputs) and "bias" (outputs): PyTorch's names and layout, so weights travel between
 /// the two. Against the transposed layout the three products together take the same time, to within noise, at 784 or
@@ -65,12 +44,7 @@ public:
     [[nodiscard]] std::span<trainable<E>> parameters() noexcept { return parameters_; }
 
     void initialize(std::uint64_t seed, std::uint64_t first) {
-        E const bound = E{1} / std::sqrt(static_cast<E>(inputs_));
-        for (std::size_t p = 0; p < parameters_.size(); ++p) {
-            random_stream const draws{seed, random_use::initial_values, first + p};
-            std::span<E> const value = parameters_[p].value();
-            for (std::size_t i = 0; i < value.size(); ++i) value[i] = bound * draws.at(i).template symmetric<E>();
-        }
+        draw_uniform<E>(parameters_, E{1} / std::sqrt(static_cast<E>(inputs_)), seed, first);
     }
 
     matrix_view<E> forward(const_matrix_view<E> x, forward_mode) {

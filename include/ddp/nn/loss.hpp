@@ -23,19 +23,24 @@ namespace ddp::nn {
 
 /// What evaluating a batch yields: sums, so that batches and ranks may be added in any grouping.
 struct evaluation {
-    double loss_sum = 0;        ///< of the samples' losses
-    std::uint64_t correct = 0;  ///< samples whose largest output is their label's; 0 where there are no labels
-    std::uint64_t weight = 0;   ///< samples
+    double loss_sum = 0;               ///< of the samples' losses
+    std::uint64_t correct = 0;         ///< samples whose largest output is their label's; 0 where there are no labels
+    std::uint64_t weight = 0;          ///< samples
+    std::uint64_t correct_in_top = 0;  ///< samples whose label is among the loss's `top` largest outputs
 
     evaluation& operator+=(evaluation const& other) noexcept {
         loss_sum += other.loss_sum;
         correct += other.correct;
         weight += other.weight;
+        correct_in_top += other.correct_in_top;
         return *this;
     }
     [[nodiscard]] double loss() const noexcept { return weight == 0 ? 0 : loss_sum / static_cast<double>(weight); }
     [[nodiscard]] double accuracy() const noexcept {
         return weight == 0 ? 0 : static_cast<double>(correct) / static_cast<double>(weight);
+    }
+    [[nodiscard]] double top_accuracy() const noexcept {
+        return weight == 0 ? 0 : static_cast<double>(correct_in_top) / static_cast<double>(weight);
     }
 };
 
@@ -44,6 +49,7 @@ struct evaluation {
 ///  forward(z, batch)   the sum of the samples' losses, added in double; keeps what backward needs. rows >= 1
 ///  backward(factor)    -> d(factor * that sum)/dz, in a buffer of the loss's that the caller may overwrite
 ///  correct(z, batch)   samples that count as right
+///  correct_in_top(z, batch)  optional: samples whose right answer is among the first few
 template <class L, class Batch>
 concept LossFor =
     requires(L& loss, const_matrix_view<typename L::element> z, Batch const& batch, typename L::element factor) {
@@ -54,12 +60,19 @@ concept LossFor =
 
 /// -log softmax(z)[label]: classification. Takes any batch with integer `labels`, one a row.
 ///
+/// Evaluation counts the rows whose label has the largest output, and those where it is among the `top` largest; of equal
+/// outputs the first comes first, and a NaN before all.
+///
 /// Cost    two passes over z, one exponential an element.
 /// Throws  usage_error naming position and value of a label outside [0, outputs).
 template <Element E = float>
 class softmax_cross_entropy {
 public:
     using element = E;
+
+    explicit softmax_cross_entropy(std::size_t top = 5) : top_(top) {
+        DDP_EXPECTS(top > 0, "softmax_cross_entropy: no label is among the 0 largest outputs; pass 1 or more");
+    }
 
     template <class Batch>
         requires requires(Batch const& batch) { std::span(batch.labels); }
@@ -103,19 +116,31 @@ public:
     /// A row is right if its label's output is the largest, the first among equals, and none is NaN.
     template <class Batch>
     [[nodiscard]] std::uint64_t correct(const_matrix_view<E> z, Batch const& batch) const {
+        return within(1, z, batch);
+    }
+    /// The same for the `top` largest: all rows but those of NaN labels, if there are no more classes than that.
+    template <class Batch>
+    [[nodiscard]] std::uint64_t correct_in_top(const_matrix_view<E> z, Batch const& batch) const {
+        return within(top_, z, batch);
+    }
+
+private:
+    /// Rows where fewer than `places` outputs come before the label's.
+    template <class Batch>
+    [[nodiscard]] std::uint64_t within(std::size_t places, const_matrix_view<E> z, Batch const& batch) const {
         std::size_t const rows = rows_of(z), classes = columns_of(z);
         std::uint64_t right = 0;
         for (std::size_t r = 0; r < rows; ++r) {
             E const* const row = z.data() + r * classes;
             auto const label = static_cast<std::size_t>(batch.labels[r]);
-            bool best = true;
-            for (std::size_t c = 0; c < classes; ++c) best &= c < label ? row[c] < row[label] : row[c] <= row[label];
-            right += best ? 1 : 0;
+            E const own = row[label];
+            std::size_t before = 0;
+            for (std::size_t c = 0; c < label; ++c) before += row[c] < own ? 0 : 1;
+            for (std::size_t c = label; c < classes; ++c) before += row[c] <= own ? 0 : 1;
+            right += before < std::min(places, classes) ? 1 : 0;
         }
         return right;
     }
-
-private:
     template <class Label>
     void keep_labels(std::span<Label> labels, std::size_t rows, std::size_t classes) {
         static_assert(std::integral<std::remove_const_t<Label>>, "labels are class numbers");
@@ -131,6 +156,7 @@ private:
         classes_ = classes;
     }
 
+    std::size_t top_;
     std::vector<std::size_t> labels_;  // (rows) of the last forward: the batch may be gone when backward runs
     std::size_t classes_ = 0;
     buffer<E> p_;        // (rows, classes) exp(z - largest of the row)

@@ -87,7 +87,8 @@ using last_of = std::tuple_element_t<sizeof...(Parts) - 1, std::tuple<Parts...>>
 
 }  // namespace detail
 
-/// What sequential reads of a batch; its loss reads the rest (labels, targets).
+/// What sequential reads of a batch; its loss reads the rest (labels, targets). Where layers draw (dropout), it also needs
+/// `samples`: std::uint32_t numbers in the data set, one a row.
 template <class B, class E>
 concept BatchOf = requires(B const& batch) {
     { batch.inputs } -> std::convertible_to<std::span<E const>>;  // (rows, features), row-major
@@ -125,8 +126,10 @@ public:
         initialize(0);
     }
 
-    /// New values, drawn for (seed, parameter, element): the same on every rank and platform. Call it before training.
+    /// New values, drawn for (seed, parameter, element): the same on every rank and platform. Call it before training,
+    /// with the same seed everywhere: what is drawn later, by dropout, depends on it too.
     sequential& initialize(std::uint64_t seed) {
+        mode_.seed = seed;
         std::uint64_t first = 0;
         for (auto const& layer : layers_) {
             layer->initialize(seed, first);
@@ -168,6 +171,10 @@ public:
 
     /// Whether forward tells its layers that they are being trained (the default) or used.
     void training(bool on) noexcept { mode_.training = on; }
+    [[nodiscard]] bool training() const noexcept { return mode_.training; }
+
+    /// Step `number` comes next; from 0 until somebody says so. What layers draw depends on it. The trainer calls it.
+    void begin_step(std::uint64_t number) noexcept { mode_.step = number; }
 
     /// The mean loss over the batch; 0 for a batch of no rows.
     template <BatchOf<E> Batch>
@@ -205,8 +212,10 @@ public:
         ran_ = false;
         if (batch.rows == 0) return {};
         const_matrix_view<E> const z = outputs(batch, {.training = false});
-        double const loss_sum = loss_.forward(z, batch);
-        return {loss_sum, loss_.correct(z, batch), batch.rows};
+        evaluation sums{.loss_sum = loss_.forward(z, batch), .correct = loss_.correct(z, batch), .weight = batch.rows};
+        if constexpr (requires { loss_.correct_in_top(z, batch); })
+            sums.correct_in_top = loss_.correct_in_top(z, batch);
+        return sums;
     }
 
 private:
@@ -232,9 +241,14 @@ private:
         DDP_EXPECTS(inputs.size() == batch.rows * batch.features,
                     "the batch says " + std::to_string(batch.rows) + " rows of " + std::to_string(batch.features) +
                         " features, but holds " + std::to_string(inputs.size()) + " numbers; it must hold the product");
+        if constexpr (requires { std::span<std::uint32_t const>(batch.samples); }) mode.samples = batch.samples;
+        DDP_EXPECTS(mode.samples.empty() || mode.samples.size() == batch.rows,
+                    "the batch names " + std::to_string(mode.samples.size()) + " samples for " +
+                        std::to_string(batch.rows) + " rows; name each, or none");
+        mode.layer = 0;
         std::optional<matrix_view<E>> y;
         y.emplace(layers_.front()->forward(as_matrix(inputs, batch.rows, batch.features), mode));
-        for (std::size_t l = 1; l < layers_.size(); ++l)
+        for (std::size_t l = mode.layer = 1; l < layers_.size(); mode.layer = ++l)
             y.emplace(layers_[l - 1]->output_is_free() ? layers_[l]->forward_in_place(*y, mode)
                                                        : layers_[l]->forward(read_only(*y), mode));
         return read_only(*y);

@@ -93,7 +93,8 @@ struct adam_numbers {
         return digest{}.add(name).add(std::span<double const>(numbers)).value();
     }
     void validate(std::string const& name) const {
-        DDP_EXPECTS(std::isfinite(lr) && lr >= 0, name + ": lr must be a finite number >= 0; 1e-3 is usual");
+        DDP_EXPECTS(std::isfinite(lr) && lr >= 0,
+                    name + ": lr is " + std::to_string(lr) + ", but must be a finite number >= 0; 1e-3 is usual");
         DDP_EXPECTS(beta1 >= 0 && beta1 < 1, name + ": beta1 must lie in [0, 1); 0.9 is usual");
         DDP_EXPECTS(beta2 >= 0 && beta2 < 1, name + ": beta2 must lie in [0, 1); 0.999 is usual");
         DDP_EXPECTS(std::isfinite(eps) && eps > 0, name + ": eps must be a finite number > 0; 1e-8 is usual");

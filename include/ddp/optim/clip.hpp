@@ -1,10 +1,23 @@
 /// \file
-/// Clipping by the global norm: how much all gradients shrink when together they are too long.
+/// Clipping of gradients that are too long, all together or element by element.
 #pragma once
 
 #include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <variant>
 
+#include <ddp/core/bytes.hpp>
 #include <ddp/core/contract.hpp>
+#include <ddp/core/digest.hpp>
+#include <ddp/kernel/kernel.hpp>
+
+#if defined(__clang__)
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers' checks keep loops scalar, and nobody minds
+#endif
 
 namespace ddp {
 
@@ -16,11 +29,15 @@ namespace ddp {
 }
 
 /// The policy: gradients of all parameters together have at most this Euclidean norm. Plain data; the trainer computes
-/// the norm (kernel/norm.hpp) of the mean gradient and hands clip_factor to the optimizer as step_info::gradient_scale.
+/// the norm (kernel/norm.hpp) of the mean gradient and hands clip_factor to the optimizer as step_info::gradient_scale:
+/// the gradient in memory stays as it is. No value is stepped before every bucket is reduced.
 struct clip_by_global_norm {
     double max_norm = 1.0;
 
     [[nodiscard]] double factor(double norm) const noexcept { return clip_factor(norm, max_norm); }
+    [[nodiscard]] std::uint64_t hash() const noexcept {
+        return digest{}.add("clip_by_global_norm").add(bytes_of(max_norm)).value();
+    }
 
     void validate() const {
         DDP_EXPECTS(std::isfinite(max_norm) && max_norm > 0,
@@ -28,4 +45,51 @@ struct clip_by_global_norm {
     }
 };
 
+namespace detail::kernels {
+
+/// What is below -limit becomes -limit, what is above limit becomes limit. Both comparisons are false for NaN.
+template <std::floating_point E>
+DDP_KERNEL void clamp_elements(E* data, std::size_t count, E limit) {
+    DDP_NO_CONTRACTION
+    DDP_INDEPENDENT
+    for (std::size_t i = 0; i < count; ++i) {
+        E const raised = data[i] < -limit ? -limit : data[i];
+        data[i] = raised > limit ? limit : raised;
+    }
+}
+
+}  // namespace detail::kernels
+
+/// The policy: each element of the mean gradient lies in [-limit, limit]. Elements know nothing of each other: buckets
+/// are stepped as early as without it, and the bits depend on no bucket or slice.
+///
+/// Memory  the trainer clips in place, just before the update: the gradient is the clipped one after the step (of a
+///         sharded update: this rank's slices).
+/// Cost    one more pass over the gradient.
+/// Numbers limit is rounded once to the element type. Infinity becomes the limit; NaN stays, and shows in the values.
+/// Source  torch.nn.utils.clip_grad_value_.
+struct clip_by_value {
+    double limit = 1.0;
+
+    template <std::floating_point E>
+    void apply(std::span<E> gradient) const {
+        detail::kernels::clamp_elements(gradient.data(), gradient.size(), static_cast<E>(limit));
+    }
+    [[nodiscard]] std::uint64_t hash() const noexcept {
+        return digest{}.add("clip_by_value").add(bytes_of(limit)).value();
+    }
+
+    void validate() const {
+        DDP_EXPECTS(std::isfinite(limit) && limit > 0,
+                    "clip_by_value: limit must be a finite number > 0; leave clipping out to have none");
+    }
+};
+
+/// One of them.
+using clipping = std::variant<clip_by_global_norm, clip_by_value>;
+
 }  // namespace ddp
+
+#if defined(__clang__)
+#pragma clang diagnostic pop
+#endif

@@ -14,8 +14,9 @@ namespace ddp {
 /// What a step knows besides the elements.
 struct step_info {
     std::uint64_t step = 1;       ///< counts updates from 1
-    double learning_rate = 0.0;   ///< the optimizer's lr times the schedule's factor
+    double learning_rate = 0.0;   ///< the optimizer's lr (or its group's) times the schedule's factor
     double gradient_scale = 1.0;  ///< the clip factor; multiply each gradient by it, in E, first. 1: no clipping
+    std::size_t group = 0;        ///< of the parameters in this range, where the optimizer has groups
 };
 
 /// An optimizer's state for a range: slots[k] runs beside the values. In the library's arena, zero at the start.
@@ -30,6 +31,14 @@ using slot_spans = std::span<std::span<E> const>;
 ///  learning_rate()                      the base learning rate
 ///  hash()                               a digest of the algorithm's name and every hyper-parameter
 ///  step(info, gradient, value, slots)   all spans have the same length
+///
+/// Optional, each found on its own:
+///  validate()                throws usage_error for hyper-parameters that make no sense; asked when a trainer is made
+///  groups_of(parameters)     std::span<parameter<E> const> -> std::vector<std::size_t>, the group of each parameter,
+///                            in their order; asked once. A step's range then lies in parameters of one group, which
+///                            step_info::group names; those side by side in a bucket come in one call
+///  learning_rate(group)      the group's base learning rate, where groups differ in it
+/// Ranks compare the groups as they compare hash(). parameter_groups makes such an optimizer of several plain ones.
 ///
 /// The arithmetic belongs into plain noinline functions marked DDP_KERNEL (see kernel/kernel.hpp): the same bits whether a
 /// range is stepped in one piece or in many.

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <type_traits>
 
 #include <ddp/core/contract.hpp>
@@ -84,7 +85,8 @@ struct sgd {
 
     /// Throws usage_error for hyper-parameters that make no sense.
     void validate() const {
-        DDP_EXPECTS(std::isfinite(lr) && lr >= 0, "sgd: lr must be a finite number >= 0; 0.01 to 0.1 is usual");
+        DDP_EXPECTS(std::isfinite(lr) && lr >= 0,
+                    "sgd: lr is " + std::to_string(lr) + ", but must be a finite number >= 0; 0.01 to 0.1 is usual");
         DDP_EXPECTS(momentum >= 0 && momentum < 1, "sgd: momentum must lie in [0, 1); 0.9 is usual");
         DDP_EXPECTS(std::isfinite(weight_decay) && weight_decay >= 0,
                     "sgd: weight_decay must be a finite number >= 0; 1e-4 is usual, 0 means none");

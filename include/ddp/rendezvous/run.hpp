@@ -58,6 +58,19 @@ inline void rethrow_root_cause(std::vector<std::exception_ptr> const& thrown) {
     if (verdict) std::rethrow_exception(verdict);
 }
 
+/// What to say when `variable` says that a launcher has started several of us, and nothing here knows the others.
+inline std::string many_alone(std::string const& variable, std::string const& value, bool has_tcp, bool has_mpi) {
+    std::string const text = variable + "=" + value + " says that this program is one of " + value +
+                             ", but it knows nothing about the others: each would train alone. ";
+    if (variable == "WORLD_SIZE")
+        return text + "Add ddp::tcp to ddp::run<...> (<ddp/rendezvous/run_tcp.hpp>, target ddp::tcp).";
+    if (has_mpi) return text + "This launcher has not started them as an MPI program; with srun, add --mpi=pmix.";
+    std::string const launch =
+        "Start it with ddprun -n " + value + " instead, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; or build";
+    return text + (has_tcp ? launch : "Build") +
+           " it with MPI: add ddp::mpi to ddp::run<...> (<ddp/rendezvous/run_mpi.hpp>, target ddp::mpi).";
+}
+
 /// body(comm); what it throws reaches the other ranks in its own words.
 template <class Body, class Comm>
 void call_body(Body& body, Comm& comm) {
@@ -126,17 +139,15 @@ void run(run_options const& options, Body body) {
     (try_one(std::type_identity<Launches>{}, Launches::detected()), ...);
     if (started) return;
     // A launcher that nobody here understands would start N programs of one rank each: the classic silent mistake.
-    for (char const* const variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE"})
+    for (char const* const variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"})
         if (char const* const value = std::getenv(variable); value != nullptr && std::string_view(value) != "1")
-            throw environment_error(std::string(variable) + "=" + value +
-                                    " says that this program is one of several, but it was built without the transport "
-                                    "for that. Add " +
-                                    (std::string_view(variable) == "WORLD_SIZE" ? "ddp::tcp" : "ddp::mpi") +
-                                    " to ddp::run<...>.");
+            throw environment_error(detail::many_alone(variable, value, ((Launches::name == "tcp") || ...),
+                                                       ((Launches::name == "mpi") || ...)));
     if (options.ranks > 1 && !(std::is_same_v<Launches, threads> || ...))
         throw environment_error(std::to_string(options.ranks) +
-                                " ranks were asked for, but nothing started them: use ddprun -n or mpirun -n, or add "
-                                "ddp::threads to ddp::run<...> for ranks that are threads.");
+                                " ranks were asked for, but nothing started them: use ddprun -n " +
+                                std::to_string(options.ranks) +
+                                " or mpirun -n, or add ddp::threads to ddp::run<...> for ranks that are threads.");
     threads::start(options, body);
 }
 template <Launch... Launches, class Body>

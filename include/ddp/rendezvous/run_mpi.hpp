@@ -20,6 +20,18 @@
 
 namespace ddp {
 
+/// The library's communicator over a duplicate of the user's: what a program that has MPI already begins with.
+///
+///     boost::mpi::communicator world;
+///     auto comm = ddp::mpi_communicator(world);
+///
+/// Collective over `users`, which may be any intracommunicator: of all ranks, or of those that train. The user's messages
+/// and ours never meet, in whatever order the two are used. Destroy it before MPI ends. Throws as mpi_transport does.
+[[nodiscard]] inline communicator<mpi_transport> mpi_communicator(boost::mpi::communicator const& users,
+                                                                  timing const& times = {}) {
+    return communicator<mpi_transport>(std::make_unique<mpi_transport>(users, mpi_options{.times = times}), times);
+}
+
 /// Ranks are the processes of MPI_COMM_WORLD (of a duplicate: the user's messages and ours never meet). MPI is initialised
 /// here if it is not yet, at MPI_THREAD_FUNNELED: the library then calls MPI on the thread that calls the library, during
 /// hooks and blocking calls, and in comm.progress(). A program that has initialised MPI at MPI_THREAD_MULTIPLE gets a
@@ -49,8 +61,7 @@ struct mpi {
                                     std::to_string(options.ranks));
         std::exception_ptr thrown;
         try {
-            communicator<mpi_transport> comm(
-                std::make_unique<mpi_transport>(world, mpi_options{.times = options.times}), options.times);
+            communicator<mpi_transport> comm = mpi_communicator(world, options.times);
             detail::call_body(body, comm);
         } catch (...) {
             thrown = std::current_exception();

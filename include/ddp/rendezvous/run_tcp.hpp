@@ -2,6 +2,7 @@
 /// tcp: run's way to start as one of several processes that meet over TCP.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -27,8 +28,8 @@ struct tcp {
         if (!found)
             throw environment_error(
                 "transport tcp: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not set, so this process does not "
-                "know "
-                "the others. Start it with ddprun -n 2 -- PROGRAM, or set them.");
+                "know the others. Start it with ddprun -n " +
+                std::to_string(std::max(2, options.ranks)) + " -- PROGRAM, or set them.");
         if (options.ranks != 0 && options.ranks != found->size)
             throw environment_error("WORLD_SIZE is " + std::to_string(found->size) + ", but " +
                                     std::to_string(options.ranks) + " ranks were asked for: ddprun -n " +

@@ -235,13 +235,14 @@ private:
             refused_ += (refused_.empty() ? "; " : ", ") + refusal;
         } else if (hello.size != size_) {
             refusal = "rank " + rank + " (" + who + ") has WORLD_SIZE " + std::to_string(hello.size) + ", rank 0 has " +
-                      std::to_string(size_) + ". All ranks must be started with the same";
+                      std::to_string(size_) +
+                      ". All ranks must be started with the same; two jobs at once need different MASTER_PORTs";
             if (failure_.empty()) failure_ = refusal;
         } else if (hello.rank < 0 || hello.rank >= size_) {
             refusal = "rank " + rank + " (" + who + ") does not exist in a job of " + std::to_string(size_);
         } else if (std::string& holder = present_[static_cast<std::size_t>(hello.rank)]; !holder.empty()) {
             refusal = "rank " + rank + " (" + who + ") came a second time: " + holder +
-                      " holds it. Give every process a RANK of its own";
+                      " holds it. Give every process a RANK of its own, and every job a MASTER_PORT of its own";
         } else {
             v.rank = hello.rank;
             holder = who.empty() ? "?" : who;
@@ -268,7 +269,8 @@ private:
         failure_ =
             "ranks {" + missing + "} never joined (" + std::to_string(count) + " of " + std::to_string(size_) +
             " present after " + std::to_string(times_.join.count() / 1000) +
-            " s). Check that they were started, with this MASTER_ADDR and MASTER_PORT, and look at their output" +
+            " s). Check that they were started, with this MASTER_ADDR and MASTER_PORT, and look at their output; "
+            "if fewer were started on purpose, set WORLD_SIZE to their number" +
             refused_;
     }
     void answer(visitor& v) {
@@ -352,7 +354,8 @@ public:
         throw rendezvous_error(
             "rank " + std::to_string(rank) + " cannot reach rank 0 at " + tried + " (" + std::to_string(attempts) +
             " attempts, the last: " + last.message() +
-            "). Check that rank 0 runs, MASTER_ADDR and MASTER_PORT, and firewalls between the hosts");
+            "). Check that rank 0 runs, that MASTER_ADDR and MASTER_PORT are right, and that no firewall drops "
+            "connections between the hosts");
     }
 
     void put(std::string_view key, std::string_view value, time_point until) {

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <functional>
 #include <memory>
 #include <new>
 #include <optional>
@@ -16,6 +16,7 @@
 #include <thread>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <ddp/collective/automatic_allreduce.hpp>
@@ -28,6 +29,7 @@
 #include <ddp/optim/optimizer.hpp>
 #include <ddp/train/agreement.hpp>
 #include <ddp/train/bucket.hpp>
+#include <ddp/train/events.hpp>
 #include <ddp/train/options.hpp>
 #include <ddp/train/reducer.hpp>
 
@@ -70,13 +72,16 @@ template <Element E>
 /// Throws comm_error, the same on every rank; what the user's own model throws comes back as itself on that rank.
 /// After a comm_error the communicator has failed for good; completed_steps() and torn() say what the values are worth
 /// (ask between steps). Trainers that share a communicator take turns, step by step.
-template <Model M, class Opt, Transport T, class A = automatic_allreduce, class Obs = null_observer>
-    requires OptimizerFor<Opt, element_of<M>> && AllreduceOver<A, T, element_of<M>>
+///
+/// What each argument must be is said at the constructor, not here: Clang names the operation that is missing only there.
+template <class M, class Opt, class T, class A = automatic_allreduce, class Obs = null_observer>
 class data_parallel {
 public:
     using element = element_of<M>;
 
-    template <BucketPolicy Buckets = size_capped_buckets>
+    template <class Buckets = size_capped_buckets>
+        requires Model<M> && Transport<T> && OptimizerFor<Opt, element_of<M>> && AllreduceOver<A, T, element_of<M>> &&
+                     BucketPolicy<Buckets> && TrainingObserver<Obs>
     data_parallel(M& model, Opt optimizer, communicator<T>& comm, training_options const& options = {},
                   A algorithm = {}, Buckets const& buckets = {}, Obs observer = {})
         : model_(model),
@@ -88,10 +93,11 @@ public:
           reports_(parameters_.size()) {
         expect_uncontracted_kernels();
         if constexpr (requires { optimizer.validate(); }) optimizer.validate();
-        if (options_.clip) options_.clip->validate();
+        if (options_.clip) std::visit([](auto const& clip) { clip.validate(); }, *options_.clip);
+        std::vector<std::size_t> const groups = groups_of(optimizer);
         std::vector<std::size_t> counts;
         for (parameter<element> const& p : parameters_) counts.push_back(p.value.size());
-        std::size_t const grain = reducer_type::slice_grain(options_.clip.has_value());
+        std::size_t const grain = reducer_type::slice_grain(options_.norm_clip() != nullptr);
         bucket_plan const plan = buckets.plan({counts, sizeof(element), grain});
         layout_ = layout(counts, plan.order, sizeof(element));
         detail::bucket_map map(plan, layout_, grain);
@@ -99,11 +105,13 @@ public:
         gradients_ = make_arena<element>(layout_.size());
 
         detail::agenda mine;
-        mine.hashes = {version_number, map.hash(layout_), hash_of(algorithm), optimizer.hash(), options_hash()};
+        mine.hashes = {version_number, map.hash(layout_), hash_of(algorithm),
+                       digest{}.add(optimizer.hash()).add(std::span<std::size_t const>(groups)).value(),
+                       options_hash()};
         comm_.exclusively([&] {  // it joins the scheduler, which the communication thread may be driving
             reducer_ =
                 std::make_unique<reducer_type>(comm_.tasks(), algorithm, optimizer, layout_, std::move(map), options_,
-                                               ready_releases<M> && bound, gradients(), values(), observer_);
+                                               ready_releases<M> && bound, gradients(), values(), observer_, groups);
         });
         try {
             start(mine);
@@ -181,6 +189,8 @@ public:
     [[nodiscard]] std::uint64_t completed_steps() const noexcept { return reducer_->updates(); }
     /// After a failure: whether only some values took part in the step that failed. Such state must not be kept.
     [[nodiscard]] bool torn() const noexcept { return reducer_->torn(); }
+    [[nodiscard]] M& model() noexcept { return model_; }
+    [[nodiscard]] communicator<T>& comm() noexcept { return comm_; }
     [[nodiscard]] step_times const& times() const noexcept { return times_; }
     void reset_times() noexcept { times_ = {}; }
 
@@ -230,15 +240,16 @@ private:
         std::vector<parameter<element> const*> sorted;
         for (parameter<element> const& p : all) sorted.push_back(&p);
         // Neighbours in the order of `key` must not collide; checks names, then memory, in O(n log n).
+        // compare_three_way orders unrelated pointers too, and <compare> costs nothing; std::less wants <functional>.
         auto const refuse = [&](auto const& key, auto const& collide, auto const& say) {
             std::sort(sorted.begin(), sorted.end(),
-                      [&](auto const* a, auto const* b) { return std::less<>{}(key(*a), key(*b)); });
+                      [&](auto const* a, auto const* b) { return std::compare_three_way{}(key(*a), key(*b)) < 0; });
             for (std::size_t i = 1; i < sorted.size(); ++i)
                 DDP_EXPECTS(!collide(*sorted[i - 1], *sorted[i]),
                             say(*sorted[i - 1], *sorted[i]) + ": tied parameters are one, and names are unique");
         };
         auto const overlap = [](std::span<element> a, std::span<element> b) {
-            return !a.empty() && !b.empty() && std::less<>{}(b.data(), a.data() + a.size());
+            return !a.empty() && !b.empty() && std::compare_three_way{}(b.data(), a.data() + a.size()) < 0;
         };
         auto const share = [](auto const& a, auto const& b) {
             return "parameters '" + a.name + "' and '" + b.name + "' share memory";
@@ -252,6 +263,17 @@ private:
                [&](auto const& a, auto const& b) { return overlap(a.gradient, b.gradient); }, share);
         return all;
     }
+    /// The group of each parameter, where the optimizer has groups; empty where it has none.
+    [[nodiscard]] std::vector<std::size_t> groups_of(Opt const& optimizer) const {
+        std::span<parameter<element> const> const all = parameters_;
+        if constexpr (requires { optimizer.groups_of(all); }) {
+            std::vector<std::size_t> groups = optimizer.groups_of(all);
+            DDP_EXPECTS(groups.size() == all.size(), "the optimizer's groups_of() must return one group a parameter");
+            return groups;
+        } else {
+            return {};
+        }
+    }
     /// Options of an algorithm that shape its messages have to be alike as well.
     [[nodiscard]] static std::uint64_t hash_of(A const& algorithm) {
         digest all;
@@ -263,8 +285,7 @@ private:
         digest all;
         all.add(static_cast<std::uint64_t>(options_.update)).add(static_cast<std::uint64_t>(options_.unused));
         all.add(options_.rate.hash()).add(std::uint64_t{options_.buckets_in_flight});
-        all.add(std::uint64_t{options_.clip.has_value()});
-        if (options_.clip) all.add(bytes_of(options_.clip->max_norm));
+        all.add(options_.clip ? std::visit([](auto const& clip) { return clip.hash(); }, *options_.clip) : 0);
         return all.value();
     }
 
@@ -492,16 +513,5 @@ private:
     std::optional<std::size_t> stray_;   // an index that is no parameter's, reported by backward
     step_times times_;
 };
-
-template <Model M, class Opt, Transport T>
-data_parallel(M&, Opt, communicator<T>&) -> data_parallel<M, Opt, T>;
-template <Model M, class Opt, Transport T>
-data_parallel(M&, Opt, communicator<T>&, training_options) -> data_parallel<M, Opt, T>;
-template <Model M, class Opt, Transport T, class A>
-data_parallel(M&, Opt, communicator<T>&, training_options, A) -> data_parallel<M, Opt, T, A>;
-template <Model M, class Opt, Transport T, class A, BucketPolicy B>
-data_parallel(M&, Opt, communicator<T>&, training_options, A, B) -> data_parallel<M, Opt, T, A>;
-template <Model M, class Opt, Transport T, class A, BucketPolicy B, class Obs>
-data_parallel(M&, Opt, communicator<T>&, training_options, A, B, Obs) -> data_parallel<M, Opt, T, A, Obs>;
 
 }  // namespace ddp

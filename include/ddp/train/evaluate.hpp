@@ -22,6 +22,33 @@ template <class S>
 concept Metrics = std::default_initializable<S> && std::is_trivially_copyable_v<S> &&
                   requires(S& sums, S const& others) { sums += others; };
 
+/// A weighted mean as sums: a loss with the samples as weights, a share of right answers, a mean of anything.
+///
+///     ddp::mean_metric loss;
+///     while (auto const mine = batches.next())
+///         loss.add(trainer.step(load(*mine)).loss, mine->size());  // this rank's share
+///     double const everybody = ddp::sum_over_ranks(comm, loss).mean();
+struct mean_metric {
+    double sum = 0;  // of values times weights
+    double weight = 0;
+
+    mean_metric& operator+=(mean_metric const& other) noexcept {
+        sum += other.sum;
+        weight += other.weight;
+        return *this;
+    }
+    /// `count` more samples whose mean is `value`. Where there are none, the value is not looked at.
+    template <class Count>
+        requires std::is_arithmetic_v<Count>
+    mean_metric& add(double value, Count count) noexcept {
+        auto const w = static_cast<double>(count);
+        if (w != 0) *this += {value * w, w};
+        return *this;
+    }
+    /// 0 where nothing was added.
+    [[nodiscard]] double mean() const noexcept { return weight == 0 ? 0 : sum / weight; }
+};
+
 /// The metrics of all ranks, added in the order of the ranks: the same bits everywhere.
 /// Collective. Cost: ceil(log2 P) messages. Throws comm_error.
 template <Transport T, Metrics S>
@@ -36,10 +63,14 @@ template <Transport T, Metrics S>
 }
 
 /// Calls model.evaluate on every batch that `next` hands out until it hands out none, then adds over the ranks. The model
-/// is in evaluation mode meanwhile, where it has one, and in training mode afterwards. Ranks may have different numbers of batches, also none.
+/// is in evaluation mode meanwhile, where it has one (`training(bool)`), and afterwards in the mode that it was in, where
+/// it tells (`bool training() const`), or else in training mode. Ranks may have different numbers of batches, also none.
 ///
 ///     ddp::sampler order{{.samples = test.size(), .global_batch = 1000, .shuffle = false}, comm};
 ///     auto const metrics = ddp::evaluate(comm, model, [&] { return order.next(); }, load);
+///
+/// `model` is anything with evaluate(batch): metrics of the user's own are a struct with +=, returned by the model's
+/// evaluate or by that of a small type around the model.
 ///
 /// `next()` gives something like an optional; `load(*next)` the batch. Collective. Throws comm_error; what the model
 /// throws comes back as itself, and the other ranks hear of it.
@@ -49,11 +80,16 @@ template <Transport T, class M, class Next, class Load>
     static_assert(Metrics<metrics>, "evaluate(batch) returns sums that can be added: see ddp::Metrics");
     struct mode {
         M& of;
+        bool before = true;
         explicit mode(M& m) : of(m) {
+            if constexpr (requires {
+                              { std::as_const(of).training() } -> std::convertible_to<bool>;
+                          })
+                before = std::as_const(of).training();
             if constexpr (requires { of.training(false); }) of.training(false);
         }
         ~mode() {
-            if constexpr (requires { of.training(true); }) of.training(true);
+            if constexpr (requires { of.training(true); }) of.training(before);
         }
     };
     metrics mine{};

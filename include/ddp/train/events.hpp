@@ -4,8 +4,11 @@
 #pragma once
 
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+
+#include <ddp/core/observe.hpp>
 
 namespace ddp {
 
@@ -23,5 +26,11 @@ struct step_finished {
     std::uint64_t weight = 0;    ///< samples of all ranks
     double gradient_norm = 0.0;  ///< of the mean gradient before clipping; 0 where nobody asked for it
 };
+
+/// Any of the hooks, so that a misspelt one does not compile; null_observer has none, by name.
+template <class Obs>
+concept TrainingObserver = requires(Obs& observer, bucket_reduced const& event) {
+    observer.on(event);
+} || requires(Obs& observer, step_finished const& event) { observer.on(event); } || std::same_as<Obs, null_observer>;
 
 }  // namespace ddp

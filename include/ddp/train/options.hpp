@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <variant>
 
 #include <ddp/optim/clip.hpp>
 #include <ddp/optim/schedule.hpp>
@@ -24,10 +25,18 @@ enum class unused : std::uint8_t {
 /// The same on all ranks, which is checked.
 struct training_options {
     ddp::update update = ddp::update::replicated;
-    std::optional<clip_by_global_norm> clip = {};
-    schedule rate = {};  ///< factor of the optimizer's learning rate, by update
+    std::optional<clipping> clip = {};  ///< of the mean gradient: clip_by_global_norm or clip_by_value
+    schedule rate = {};                 ///< factor of the optimizer's learning rate, by update
     ddp::unused unused = ddp::unused::error;
     std::size_t buckets_in_flight = 4;  ///< bounds the memory of the reductions under way
+
+    // Which kind of clipping there is; null if it is another, or none.
+    [[nodiscard]] clip_by_global_norm const* norm_clip() const noexcept {
+        return clip ? std::get_if<clip_by_global_norm>(&*clip) : nullptr;
+    }
+    [[nodiscard]] clip_by_value const* value_clip() const noexcept {
+        return clip ? std::get_if<clip_by_value>(&*clip) : nullptr;
+    }
 };
 
 }  // namespace ddp

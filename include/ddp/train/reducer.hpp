@@ -6,6 +6,7 @@
 /// fixed mailbox. Nothing here owns a thread: a thousand reducers run in one.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -48,10 +49,11 @@ template <Transport T, Element E, class Opt, class A, class Obs = null_observer>
     requires AllreduceOver<A, T, E> && OptimizerFor<Opt, E>
 class reducer final : public mailbox_client {
 public:
-    /// `gradients` and `values` are arenas of where.size() elements that outlive the reducer.
+    /// `gradients` and `values` are arenas of where.size() elements that outlive the reducer. `groups` has the group of
+    /// each parameter; empty: there is one.
     reducer(scheduler<T>& on, A algorithm, Opt optimizer, layout where, detail::bucket_map buckets,
             training_options const& options, bool ready_releases, std::span<E> gradients, std::span<E> values,
-            Obs& observer)
+            Obs& observer, std::vector<std::size_t> const& groups = {})
         : on_(on),
           algorithm_(algorithm),
           optimizer_(optimizer),
@@ -68,11 +70,12 @@ public:
           full_(buckets_.count()),
           full_at_(buckets_.count()),
           released_(on),
+          finishing_(on),
           gate_(on),
           done_(on) {
         if (ranks() == 1) options_.buckets_in_flight = buckets_.count();  // nothing to wait for, nothing to bound
         options_.buckets_in_flight = std::max<std::size_t>(1, options_.buckets_in_flight);
-        std::size_t const grain = slice_grain(options_.clip.has_value());
+        std::size_t const grain = slice_grain(options_.norm_clip() != nullptr);
         std::size_t state = 0;
         for (std::size_t b = 0; b < buckets_.count(); ++b) {
             go_.emplace_back(on_);
@@ -80,15 +83,16 @@ public:
             state_begin_.push_back(state);
             state += sharded() ? cuts_[b][me() + 1] - cuts_[b][me()] : buckets_.end(b) - buckets_.begin(b);
             for (std::size_t& cut : cuts_[b]) cut -= buckets_.begin(b);
-            if (options_.clip) block_cuts_.push_back(block_cuts(b));
+            if (options_.norm_clip()) block_cuts_.push_back(block_cuts(b));
         }
         roots_.resize(buckets_.count() + 1);
         state_.assign(state * optimizer_.slot_count(), E(0));
         slots_.resize(optimizer_.slot_count());
-        if (options_.clip) {
+        if (options_.norm_clip()) {
             squares_.resize(layout_.blocks());
             norms_.resize(layout_.parameters());
         }
+        find_runs(groups);
         done_.set();
         on_.add(*this);
     }
@@ -137,7 +141,10 @@ public:
         }
     }
     /// Ends when every value is new. Collect first, so that the step has begun.
-    task<> finished() { co_await done_; }
+    task<> finished() {
+        finishing_.set();
+        co_await done_;
+    }
     [[nodiscard]] bool idle() const noexcept { return unfinished_ == 0; }
 
     /// Of the last finished step.
@@ -175,6 +182,7 @@ private:
         std::fill(full_.begin(), full_.end(), std::uint8_t{0});
         for (event& go : go_) go.reset();
         released_.reset();
+        finishing_.reset();
         gate_.reset();
         done_.reset();
         ungated_ = buckets_.count();
@@ -237,6 +245,8 @@ private:
     /// Gathers what every rank says; from then on buckets may be sent.
     task<> weigh() {
         tickets_[me()] = ticket_;
+        if constexpr (BlockingAllreduceOver<A, T, E>)
+            co_await finishing_;  // once all weights are here, so are all ranks
         co_await all_gather_small(lane<T>{&on_, {.channel = channel::weights, .index = round_}, on_.history()},
                                   std::span<step_ticket>(tickets_));
         weight_ = 0;
@@ -246,9 +256,20 @@ private:
             everybody_done_ = everybody_done_ && t.done != 0;
         }
         inverse_ = weight_ == 0 ? E(0) : static_cast<E>(1.0 / static_cast<double>(weight_));
+        if constexpr (BlockingAllreduceOver<A, T, E>) sum_blocking();
         granted_ = true;
         for (std::size_t b = 0; b < full_.size(); ++b)
             if (full_[b] != 0) go_[b].set();
+    }
+    /// All buckets before any is stepped: no code of the user's comes between that might throw on one rank only, and leave
+    /// the others waiting in a call that has no deadline.
+    void sum_blocking() {
+        if (weight_ == 0) return;
+        for (std::size_t const b : buckets_.launch()) {
+            std::span<E> const data = gradients_.subspan(buckets_.begin(b), buckets_.end(b) - buckets_.begin(b));
+            A::sum_blocking(algorithm_, on_.transport(), data);
+            scale(data, inverse_);
+        }
     }
 
     /// One bucket, for every policy: reduce, scale, [statistics, gather them, decide], step, gather what travels back.
@@ -263,8 +284,10 @@ private:
             co_await A::reduce(algorithm_, over, reduction<E>{data, cuts, &go_[b], &inverse_});
         } else {
             co_await go_[b];
-            co_await A::sum(algorithm_, over, data);
-            scale(data, inverse_);
+            if constexpr (!BlockingAllreduceOver<A, T, E>) {
+                co_await A::sum(algorithm_, over, data);
+                scale(data, inverse_);
+            }
         }
         launch();
         if (weight_ == 0) co_return;  // everybody knows: nothing is stepped
@@ -275,7 +298,7 @@ private:
 
         std::size_t const from = begin + (sharded() ? cuts[me()] : 0);
         std::size_t const to = begin + (sharded() ? cuts[me() + 1] : data.size());
-        if (options_.clip) {
+        if (options_.norm_clip()) {
             sum_squares(from, to);
             if (sharded())
                 co_await direct_allreduce::all_gather({}, over, squares_of(b),
@@ -298,15 +321,43 @@ private:
     }
 
     void step_range(std::size_t b, std::size_t from, std::size_t to) {
-        step_info const info{.step = updates_ + 1,
-                             .learning_rate = optimizer_.learning_rate() * options_.rate.factor(updates_),
-                             .gradient_scale = options_.clip ? factor_ : 1.0};
+        if (auto const* const clip = options_.value_clip()) clip->apply(gradients_.subspan(from, to - from));
         std::size_t const origin = buckets_.begin(b) + (sharded() ? cuts_[b][me()] : 0);
         std::size_t const all = slots_.empty() ? 0 : state_.size() / slots_.size();
-        for (std::size_t k = 0; k < slots_.size(); ++k)
-            slots_[k] = std::span<E>(state_).subspan(k * all + state_begin_[b] + (from - origin), to - from);
-        optimizer_.step(info, std::span<E const>(gradients_.subspan(from, to - from)), values_.subspan(from, to - from),
-                        slot_spans<E>(slots_));
+        double const factor = options_.rate.factor(updates_);
+        auto run = std::upper_bound(runs_.begin(), runs_.end(), from,
+                                    [](std::size_t at, group_run const& r) { return at < r.end; });
+        for (std::size_t count = 0; from != to; from += count, ++run) {
+            count = std::min(to, run->end) - from;
+            step_info const info{.step = updates_ + 1,
+                                 .learning_rate = base_rate(run->group) * factor,
+                                 .gradient_scale = options_.norm_clip() ? factor_ : 1.0,
+                                 .group = run->group};
+            for (std::size_t k = 0; k < slots_.size(); ++k)
+                slots_[k] = std::span<E>(state_).subspan(k * all + state_begin_[b] + (from - origin), count);
+            optimizer_.step(info, std::span<E const>(gradients_.subspan(from, count)), values_.subspan(from, count),
+                            slot_spans<E>(slots_));
+        }
+    }
+    [[nodiscard]] double base_rate(std::size_t group) const {
+        if constexpr (requires { optimizer_.learning_rate(group); })
+            return optimizer_.learning_rate(group);
+        else
+            return optimizer_.learning_rate();
+    }
+
+    /// Neighbours of one group in the arena, with the gaps behind them, which are stepped in one call.
+    struct group_run {
+        std::size_t end;
+        std::size_t group;
+    };
+    void find_runs(std::vector<std::size_t> const& groups) {
+        for (std::size_t const i : layout_.order()) {
+            std::size_t const group = groups.empty() ? 0 : groups[i];
+            if (layout_.count(i) == 0 || (!runs_.empty() && runs_.back().group == group)) continue;
+            if (!runs_.empty()) runs_.back().end = layout_.begin(i);
+            runs_.push_back({layout_.size(), group});
+        }
     }
 
     // Statistics: squares over fixed blocks, so that neither buckets nor slices show in the norm's bits.
@@ -342,7 +393,7 @@ private:
             norms_[i] =
                 tree_sum(std::span<double const>(squares_).subspan(layout_.first_block(i), layout_.block_count(i)));
         norm_ = std::sqrt(tree_sum(norms_));
-        factor_ = options_.clip->factor(norm_);
+        factor_ = options_.norm_clip()->factor(norm_);
     }
 
     scheduler<T>& on_;
@@ -377,7 +428,7 @@ private:
     std::vector<std::uint8_t> full_;
     std::vector<time_point> full_at_;
     std::deque<event> go_;
-    event released_, gate_, done_;
+    event released_, finishing_, gate_, done_;
     std::vector<task<>> roots_;  // one a bucket, and the weights
     std::size_t unfinished_ = 0, launched_ = 0, ungated_ = 0, stepped_ = 0;
 
@@ -386,6 +437,7 @@ private:
     std::vector<std::size_t> state_begin_;
     std::vector<E> state_;
     std::vector<std::span<E>> slots_;
+    std::vector<group_run> runs_;  // they cover the arena
     std::vector<double> squares_, norms_;
     double norm_ = 0, factor_ = 1;
 };

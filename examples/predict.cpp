@@ -1,0 +1,93 @@
+// Classifies images with weights that fashion_mnist has saved, in one process and without ranks.
+//
+//     ./fashion_mnist --ranks 2 --save fashion.safetensors
+//     ./predict --load fashion.safetensors
+// Prints a line for each of the first images, such as "    0  Ankle boot   0.998", with the truth where it is another,
+// and last "accuracy 0.89… on 10000 images".
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <ddp/data/gzip.hpp>
+#include <ddp/ddp.hpp>
+#include <ddp/train/weights_file.hpp>
+#include <exception>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "fashion_models.hpp"
+#include "options.hpp"
+
+namespace {
+
+constexpr std::array<char const*, 10> names = {"T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
+                                               "Sandal",      "Shirt",   "Sneaker",  "Bag",   "Ankle boot"};
+
+// What the file says about itself; it comes from outside, so a network that fits no memory is not asked for.
+fashion_model model_of(std::string const& path, ddp::classification_data const& images) {
+    ddp::string_map said = ddp::safetensors_file(path).metadata();
+    std::string const& hidden = said["hidden"];
+    std::size_t units = 0;
+    auto const [end, bad] = std::from_chars(hidden.data(), hidden.data() + hidden.size(), units);
+    if (said["model"].empty() || bad != std::errc{} || end != hidden.data() + hidden.size() || units > 100'000)
+        throw std::invalid_argument(path + " does not say which model it holds: give a file of fashion_mnist --save");
+    return make_model(said["model"], images.sample_shape, units);
+}
+
+// The loss of a sample is -log of the probability that the model gives to its label: so ask for each.
+std::array<double, 10> probabilities(fashion_model& model, std::span<float const> image) {
+    std::array<double, 10> all{};
+    for (std::uint32_t label = 0; label < all.size(); ++label)
+        all[label] = std::exp(-model
+                                   .evaluate(ddp::classification_batch<float>{
+                                       .inputs = image, .labels = {&label, 1}, .rows = 1, .features = image.size()})
+                                   .loss());
+    return all;
+}
+
+void predict(std::string const& path, std::string const& directory, std::size_t count) {
+    auto const images = ddp::load_idx_classification<ddp::gzip_source>(directory, ddp::data_split::test);
+    fashion_model model = model_of(path, images);
+    ddp::load_weights(model, path);
+
+    ddp::batch_loader<float> load(images);
+    std::vector<std::uint32_t> numbers(images.size());
+    std::iota(numbers.begin(), numbers.end(), 0u);
+    for (std::uint32_t const& i : std::span(numbers).first(std::min(count, images.size()))) {
+        auto const all = probabilities(model, load({&i, 1}).inputs);
+        auto const best = static_cast<std::size_t>(std::max_element(all.begin(), all.end()) - all.begin());
+        std::string const truth = best == images.labels[i] ? "" : std::string("  is: ") + names[images.labels[i]];
+        std::printf("%5u  %-11s  %.3f%s\n", i, names[best], all[best], truth.c_str());
+    }
+    ddp::nn::evaluation sums;
+    for (std::size_t at = 0; at < numbers.size(); at += 500)
+        sums += model.evaluate(load(std::span(numbers).subspan(at, std::min<std::size_t>(500, numbers.size() - at))));
+    std::printf("accuracy %.4f on %zu images\n", sums.accuracy(), images.size());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    std::string load, data = "/usr/share/datasets/fashion-mnist";
+    std::size_t count = 10;
+    options("Classifies the test images of Fashion-MNIST with weights that fashion_mnist --save has written.")
+        .add("load", load, "the .safetensors file; it says itself which model it holds")
+        .add("data", data, "directory with IDX files, plain or gzipped")
+        .add("count", count, "how many images to print a line for")
+        .parse(argc, argv);
+    if (load.empty()) {
+        std::fprintf(stderr, "--load is missing: which weights?\nTry --help.\n");
+        return 2;
+    }
+    try {
+        predict(load, data, count);
+        return EXIT_SUCCESS;
+    } catch (std::exception const& e) {
+        std::fprintf(stderr, "%s\n", e.what());
+        return EXIT_FAILURE;
+    }
+}

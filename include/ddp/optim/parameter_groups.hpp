@@ -1,0 +1,140 @@
+/// \file
+/// parameter_groups: an optimizer made of several, each for the parameters whose names fit its pattern.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ddp/core/contract.hpp>
+#include <ddp/core/digest.hpp>
+#include <ddp/model/model.hpp>
+#include <ddp/optim/optimizer.hpp>
+#include <ddp/optim/sgd.hpp>
+
+namespace ddp {
+
+/// Whether the whole name fits the pattern: `*` stands for any run of characters, dots included, or for none; `?` for
+/// any one character; everything else for itself. So "head.bias" is one name, "head.*" a prefix, "*.bias" a suffix.
+/// Cost: at most pattern.size() * name.size() comparisons.
+[[nodiscard]] constexpr bool name_fits(std::string_view pattern, std::string_view name) noexcept {
+    std::size_t p = 0, n = 0, star = pattern.npos, resume = 0;
+    while (n < name.size()) {
+        if (p < pattern.size() && pattern[p] == '*') {
+            star = p++;
+            resume = n;
+        } else if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == name[n])) {
+            ++p;
+            ++n;
+        } else if (star != pattern.npos) {  // the last star takes one more
+            p = star + 1;
+            n = ++resume;
+        } else {
+            return false;
+        }
+    }
+    return pattern.find_first_not_of('*', p) == pattern.npos;
+}
+
+/// The parameters whose names fit `names` (see name_fits), and what steps them.
+template <class Opt>
+struct parameter_group {
+    std::string names;
+    Opt optimizer;
+};
+
+/// Hyper-parameters of their own for some parameters, as PyTorch's param_groups:
+///
+///     ddp::parameter_groups{ddp::adamw{.lr = 1e-3},                                         // all others
+///                           {{"*.bias", ddp::adamw{.lr = 1e-3, .weight_decay = 0}},         // the first that fits
+///                            {"head.*", ddp::adamw{.lr = 1e-2}}}}
+///
+/// A parameter belongs to the first group whose pattern its name fits, or else to `others`. A group left without
+/// parameters is an error that names it: a misspelt name would go unseen. The schedule's factor multiplies every
+/// group's own rate; clipping sees all groups together. Any optimizer serves as Opt; groups of different algorithms
+/// take any_optimizer, or a variant of the user's own:
+///
+///     ddp::parameter_groups<ddp::any_optimizer>{ddp::adamw{}, {{"embedding.*", ddp::sgd{.lr = 0.1}}}}
+///
+/// State   for each element as many arrays as the greediest group needs.
+/// Cost    one call of a group's step for each stretch of its parameters that lie side by side in a bucket.
+template <class Opt>
+class parameter_groups {
+    static_assert(
+        !requires(Opt const& member, std::span<parameter<float> const> all) { member.groups_of(all); },
+        "groups of groups: list all of them in one parameter_groups");
+
+public:
+    parameter_groups(Opt others, std::vector<parameter_group<Opt>> groups) : groups_(std::move(groups)) {
+        groups_.push_back({"*", std::move(others)});
+    }
+
+    [[nodiscard]] std::size_t slot_count() const {
+        std::size_t most = 0;
+        for (auto const& g : groups_) most = std::max<std::size_t>(most, g.optimizer.slot_count());
+        return most;
+    }
+    /// Of all others, and of a group; groups are numbered as given, all others come last.
+    [[nodiscard]] double learning_rate() const { return groups_.back().optimizer.learning_rate(); }
+    [[nodiscard]] double learning_rate(std::size_t group) const { return groups_[group].optimizer.learning_rate(); }
+
+    /// Covers the patterns and every member.
+    [[nodiscard]] std::uint64_t hash() const {
+        digest all;
+        all.add("parameter_groups");
+        for (auto const& g : groups_) all.add(g.names).add(std::uint64_t{g.optimizer.hash()});
+        return all.value();
+    }
+    /// Throws usage_error for a member whose hyper-parameters make no sense, if it can tell.
+    void validate() const {
+        for (auto const& g : groups_)
+            if constexpr (requires { g.optimizer.validate(); }) g.optimizer.validate();
+    }
+
+    /// The group of each parameter. Throws usage_error if one of the groups would have none.
+    template <Element E>
+    [[nodiscard]] std::vector<std::size_t> groups_of(std::span<parameter<E> const> parameters) const {
+        std::vector<std::size_t> result, sizes(groups_.size());
+        for (parameter<E> const& p : parameters) {
+            std::size_t group = 0;
+            while (!name_fits(groups_[group].names, p.name)) ++group;  // the last takes all
+            result.push_back(group);
+            ++sizes[group];
+        }
+        for (std::size_t g = 0; g + 1 < groups_.size(); ++g)
+            DDP_EXPECTS(sizes[g] != 0, nothing_for(groups_[g].names, parameters));
+        return result;
+    }
+
+    /// Steps a range that lies in parameters of group at.group.
+    template <Element E>
+        requires OptimizerFor<Opt, E>
+    void step(step_info const& at, std::span<E const> gradient, std::span<E> value, slot_spans<E> slots) const {
+        DDP_EXPECTS(at.group < groups_.size(), "parameter_groups: step_info::group must be one that groups_of() gave");
+        Opt const& member = groups_[at.group].optimizer;
+        member.step(at, gradient, value, slots.first(member.slot_count()));
+    }
+
+private:
+    template <Element E>
+    static std::string nothing_for(std::string const& names, std::span<parameter<E> const> parameters) {
+        std::string text = "parameter_groups: no parameter is left for the group '" + names + "': ";
+        for (parameter<E> const& p : parameters)
+            if (name_fits(names, p.name))
+                return text + "'" + p.name + "', say, fits a group before it. Put the narrower pattern first.";
+        text += "the model's are named";
+        for (std::size_t i = 0; i < parameters.size() && i < 8; ++i)
+            text += (i == 0 ? " '" : ", '") + parameters[i].name + "'";
+        return text + (parameters.size() > 8 ? ", …" : "") + ". '*' stands for any characters, '?' for one.";
+    }
+
+    std::vector<parameter_group<Opt>> groups_;  // all others last, with "*"
+};
+static_assert(OptimizerFor<parameter_groups<sgd>, float> && !OptimizerFor<parameter_groups<int>, float>);
+
+}  // namespace ddp

@@ -1,0 +1,109 @@
+/// \file
+/// check_allreduce, is_canonical: what an allreduce algorithm promises, run against yours.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ddp/collective/allreduce.hpp>
+#include <ddp/collective/reference.hpp>
+#include <ddp/core/random.hpp>
+#include <ddp/rendezvous/run.hpp>
+
+namespace ddp::testing {
+
+namespace detail {
+
+/// The addend of every rank: numbers of many magnitudes, whose sum shows the order; or small integers, exact in any.
+template <Element E>
+std::vector<std::vector<E>> addends(int ranks, std::size_t count, bool exact) {
+    std::vector<std::vector<E>> all;
+    for (int rank = 0; rank < ranks; ++rank) {
+        random_stream const draws{11, random_use::user, static_cast<std::uint64_t>(rank)};
+        std::vector<E>& mine = all.emplace_back(count);
+        for (std::size_t i = 0; i < count; ++i) {
+            auto const words = draws.at(i).words();
+            if (exact)
+                mine[i] = static_cast<E>(words[0] % 100) - E(50);
+            else
+                mine[i] = (static_cast<E>(words[0] % 2'000'001) - E(1'000'000)) / static_cast<E>(1 + words[1] % 5000);
+        }
+    }
+    return all;
+}
+
+/// What every rank holds afterwards. Ranks are threads.
+template <class A, Element E>
+std::vector<std::vector<E>> summed(A const& algorithm, std::vector<std::vector<E>> addends) {
+    timing times = timing::for_tests();
+    times.collective = std::chrono::seconds(20);
+    run<threads>(run_options{.ranks = static_cast<int>(addends.size()), .times = times}, [&](auto& comm) {
+        allreduce(comm, std::span<E>(addends[static_cast<std::size_t>(comm.rank())]), algorithm);
+    });
+    return addends;
+}
+
+/// "" or where `got` first differs from `expected`.
+template <Element E>
+std::string difference(std::vector<std::vector<E>> const& got, std::vector<E> const& expected) {
+    for (std::size_t rank = 0; rank < got.size(); ++rank)
+        for (std::size_t i = 0; i < expected.size(); ++i)
+            if (got[rank][i] != expected[i])
+                return "with " + std::to_string(got.size()) + " ranks, element " + std::to_string(i) + " of " +
+                       std::to_string(expected.size()) + " on rank " + std::to_string(rank);
+    return {};
+}
+
+}  // namespace detail
+
+/// Where the algorithm's sums first differ from those of the canonical tree (docs/design.md, section 4); "" if they never
+/// do. Random numbers on 2 to 9 ranks against reference_sum, which shares no code with any algorithm.
+template <class A>
+    requires AllreduceOver<A, inproc_transport, float>
+[[nodiscard]] std::string canonical_difference(A const& algorithm) {
+    for (int const ranks : {2, 3, 4, 5, 6, 7, 8, 9}) {
+        auto const terms = detail::addends<float>(ranks, 1003, false);
+        std::string const where = detail::difference(detail::summed(algorithm, terms), reference_sum(terms));
+        if (!where.empty()) return where;
+    }
+    return {};
+}
+
+/// Whether it adds in the canonical order: then trainings with it give the bits of every other canonical algorithm.
+template <class A>
+[[nodiscard]] bool is_canonical(A const& algorithm) {
+    return canonical_difference(algorithm).empty();
+}
+
+/// What is wrong with this algorithm; empty if nothing was found: exact sums, the same bits on every rank and every time,
+/// and what it says of itself as `canonical`. For 2 to 9 ranks, which are threads, and sizes where collectives break.
+template <class A>
+    requires AllreduceOver<A, inproc_transport, float> && AllreduceOver<A, inproc_transport, double>
+[[nodiscard]] std::vector<std::string> check_allreduce(A const& algorithm) {
+    std::vector<std::string> complaints;
+    auto const note = [&](char const* what, std::string const& where) {
+        if (!where.empty()) complaints.push_back(std::string(what) + " " + where);
+    };
+    try {
+        for (int const ranks : {2, 3, 5, 7, 8, 9})
+            for (std::size_t const count : {std::size_t{1}, static_cast<std::size_t>(ranks - 1), std::size_t{1003}}) {
+                auto const exact = detail::addends<double>(ranks, count, true);
+                note("not the sum:", detail::difference(detail::summed(algorithm, exact), reference_sum(exact)));
+                auto const terms = detail::addends<float>(ranks, count, false);
+                auto const first = detail::summed(algorithm, terms);
+                note("not the bits of rank 0:", detail::difference(first, first.front()));
+                note("not twice the same:", detail::difference(detail::summed(algorithm, terms), first.front()));
+            }
+        if (algorithm.canonical) note("it says that it is canonical, but is not:", canonical_difference(algorithm));
+    } catch (std::exception const& e) {
+        complaints.push_back(e.what());
+    }
+    return complaints;
+}
+
+}  // namespace ddp::testing

@@ -1,0 +1,233 @@
+/// \file
+/// check_model: what a model promises beyond its types, run against yours; gradients against slopes of the loss.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ddp/model/model.hpp>
+
+namespace ddp::testing {
+
+struct model_check_options {
+    std::size_t slopes = 25;  ///< elements of each parameter whose gradient is compared with the loss's slope
+    double step = 0;          ///< of the central difference; 0: the cube root of the element type's epsilon
+    double tolerance = 0;     ///< of a gradient, relative to the largest of its parameter; 0: 1e-2 float, 1e-5 double
+    std::uint64_t step_number = 0;  ///< what begin_step is told, where the model has it
+};
+
+namespace detail {
+
+template <class M, class Batch>
+class model_checker {
+public:
+    using E = element_of<M>;
+
+    model_checker(M& model, Batch const& samples, model_check_options options)
+        : model_(model), batch_(samples), options_(options), parameters_(model.parameters()) {
+        bool const single = sizeof(E) == sizeof(float);
+        if (options_.step == 0) options_.step = std::cbrt(static_cast<double>(std::numeric_limits<E>::epsilon()));
+        if (options_.tolerance == 0) options_.tolerance = single ? 1e-2 : 1e-5;
+    }
+
+    std::vector<std::string> run() {
+        check_list();
+        if (!complaints_.empty()) return complaints_;  // the rest would read memory that is not there
+        check_passes();
+        if constexpr (BindableModel<M>) {
+            move();
+            check_passes();
+        }
+        return complaints_;
+    }
+
+private:
+    using arrays = std::vector<std::vector<E>>;
+
+    void expect(bool good, std::string const& otherwise) {
+        if (!good) complaints_.push_back(when_ + otherwise);
+    }
+    [[nodiscard]] std::string named(std::size_t i) const { return "parameter '" + parameters_[i].name + "'"; }
+
+    void check_list() {
+        expect(!parameters_.empty(), "parameters() returns none");
+        std::vector<parameter<E>> const again = model_.parameters();
+        expect(again.size() == parameters_.size(), "parameters() returns another number the second time");
+        if (!complaints_.empty()) return;
+        for (std::size_t i = 0; i < parameters_.size(); ++i) {
+            parameter<E> const& p = parameters_[i];
+            std::size_t count = 1;
+            for (std::size_t const extent : p.shape) count *= extent;
+            expect(p.value.size() == count && p.gradient.size() == count,
+                   named(i) + ": value and gradient must have as many elements as its shape says");
+            expect(again[i].name == p.name && again[i].value.data() == p.value.data() &&
+                       again[i].gradient.data() == p.gradient.data(),
+                   named(i) + " is another one, or elsewhere, when parameters() is called again");
+            for (std::size_t k = 0; k < i; ++k) expect(parameters_[k].name != p.name, named(i) + " is listed twice");
+        }
+    }
+
+    double loss() {
+        if constexpr (requires { model_.begin_step(std::uint64_t{}); }) model_.begin_step(options_.step_number);
+        return static_cast<double>(model_.forward(batch_));
+    }
+    [[nodiscard]] arrays copies(std::span<E> parameter<E>::* which) const {
+        arrays all;
+        for (parameter<E> const& p : parameters_) all.emplace_back((p.*which).begin(), (p.*which).end());
+        return all;
+    }
+    void restore(std::size_t i, std::vector<E> const& value) {
+        std::copy(value.begin(), value.end(), parameters_[i].value.begin());
+        if constexpr (requires { model_.stepped(i); }) model_.stepped(i);
+    }
+
+    /// The gradients after one forward and backward. `poison`: values turn into NaN when they are released.
+    arrays gradients(pass<E> how, bool poison = false) {
+        std::vector<int> reports(parameters_.size());
+        arrays reported(parameters_.size());
+        arrays const values = copies(&parameter<E>::value);
+        std::size_t stray = 0;
+        loss();
+        model_.backward(how, [&](std::size_t i) {
+            if (i >= reports.size()) return void(++stray);
+            ++reports[i];
+            reported[i].assign(parameters_[i].gradient.begin(), parameters_[i].gradient.end());
+            if (poison)
+                std::fill(parameters_[i].value.begin(), parameters_[i].value.end(),
+                          std::numeric_limits<E>::quiet_NaN());
+        });
+        expect(stray == 0, "backward calls ready(i) with an i that is no parameter's");
+        for (std::size_t i = 0; i < reports.size(); ++i) {
+            if (poison) restore(i, values[i]);
+            expect(reports[i] == 1, "backward calls ready(" + std::to_string(i) + ") " + std::to_string(reports[i]) +
+                                        " times for " + named(i) + "; it has to be once");
+            expect(reports[i] == 0 ||
+                       std::equal(reported[i].begin(), reported[i].end(), parameters_[i].gradient.begin(), alike),
+                   named(i) + ": its gradient changes after ready(" + std::to_string(i) + ")");
+        }
+        expect(copies(&parameter<E>::value) == values, "forward or backward changes values");
+        return copies(&parameter<E>::gradient);
+    }
+    static bool alike(E a, E b) { return a == b || (std::isnan(a) && std::isnan(b)); }
+    static double largest(std::vector<E> const& all) {
+        double most = 0;
+        for (E const g : all) most = std::max(most, std::abs(static_cast<double>(g)));
+        return most;
+    }
+    /// Whether `got` is `factor` times `expected` but for rounding.
+    void compare(arrays const& got, arrays const& expected, double factor, char const* otherwise) {
+        double const close = 64 * static_cast<double>(std::numeric_limits<E>::epsilon());
+        for (std::size_t i = 0; i < got.size(); ++i) {
+            double const most = factor * largest(expected[i]);
+            for (std::size_t k = 0; k < got[i].size(); ++k) {
+                double const difference = static_cast<double>(got[i][k]) - factor * static_cast<double>(expected[i][k]);
+                if (std::abs(difference) <= close * most) continue;  // NaN is not
+                expect(false, named(i) + ", element " + std::to_string(k) + ": " + otherwise);
+                break;
+            }
+        }
+    }
+
+    void check_passes() {
+        double const before = loss();
+        expect(std::isfinite(before), "the loss is not finite");
+        expect(loss() == before, "forward gives another loss the second time");
+        arrays const once = gradients({.scale = 1});
+        for (parameter<E> const& p : parameters_) std::fill(p.gradient.begin(), p.gradient.end(), E(1000));
+        compare(gradients({.scale = 1}), once, 1, "a pass that does not accumulate must overwrite what was there");
+        compare(gradients({.scale = 1, .accumulate = true}), once, 2, "a pass that accumulates must add");
+        compare(gradients({.scale = 3}), once, 3, "a pass of scale 3 must give 3 times the gradient");
+        if (ready_releases<M>)
+            compare(gradients({.scale = 1}, true), once, 1,
+                    "it is read after ready(i), although the model declares ready_releases");
+        check_slopes(once);
+    }
+    void check_slopes(arrays const& gradient) {
+        for (std::size_t i = 0; i < parameters_.size(); ++i) {
+            std::vector<E> const value(parameters_[i].value.begin(), parameters_[i].value.end());
+            std::size_t const count = value.size(), tries = std::min(count, options_.slopes);
+            auto const loss_at = [&](std::size_t k, double x) {
+                std::vector<E> moved = value;
+                moved[k] = static_cast<E>(x);
+                restore(i, moved);
+                return std::pair(loss(), static_cast<double>(moved[k]));
+            };
+            for (std::size_t t = 0; t < tries; ++t) {
+                std::size_t const k = t * count / tries;
+                double const at = static_cast<double>(value[k]), h = options_.step * std::max(1.0, std::abs(at));
+                auto const [above, right] = loss_at(k, at + h);
+                auto const [below, left] = loss_at(k, at - h);
+                double const slope = (above - below) / (right - left), said = static_cast<double>(gradient[i][k]);
+                double const noise = 16 * static_cast<double>(std::numeric_limits<E>::epsilon()) *
+                                     (std::abs(above) + std::abs(below)) / (right - left);
+                double const size = std::max(largest(gradient[i]), std::abs(slope));
+                if (std::abs(slope - said) <= options_.tolerance * size + noise) continue;
+                expect(false, named(i) + ", element " + std::to_string(k) + ": backward says " + std::to_string(said) +
+                                  ", but the loss has a slope of " + std::to_string(slope));
+                break;
+            }
+            restore(i, value);
+        }
+    }
+
+    /// Into memory like a trainer's; what the model had is filled with NaN, in case it still looks there.
+    void move() {
+        std::size_t count = 0;
+        for (parameter<E> const& p : parameters_) count += p.value.size();
+        auto const memory = std::make_shared<std::vector<E>>(2 * count);
+        storage<E> all{memory, {}, {}};
+        std::size_t at = 0;
+        for (parameter<E>& p : parameters_) {
+            std::span<E> const value(memory->data() + at, p.value.size());
+            std::copy(p.value.begin(), p.value.end(), value.begin());
+            std::fill(p.value.begin(), p.value.end(), std::numeric_limits<E>::quiet_NaN());
+            p.value = value;
+            p.gradient = std::span<E>(memory->data() + count + at, value.size());
+            at += value.size();
+            all.values.push_back(p.value);
+            all.gradients.push_back(p.gradient);
+        }
+        when_ = "after bind: ";
+        model_.bind(std::move(all));
+        if constexpr (requires { model_.stepped(at); })
+            for (std::size_t i = 0; i < parameters_.size(); ++i) model_.stepped(i);
+        expect(memory.use_count() > 1, "bind must keep storage.owner: the memory lives as long as that does");
+        kept_ = memory;
+    }
+
+    M& model_;
+    Batch const& batch_;
+    model_check_options options_;
+    std::vector<parameter<E>> parameters_;
+    std::vector<std::string> complaints_;
+    std::string when_;
+    std::shared_ptr<void> kept_;
+};
+
+}  // namespace detail
+
+/// What is wrong with this model; empty if nothing was found. On one rank, over one batch that is not empty:
+///
+///  - parameters() is stable, names are unique, sizes are their shapes'
+///  - forward is repeatable; gradients are the slopes of its loss, by central differences (not at a kink, as a rectifier's)
+///  - backward reports each parameter once, when its gradient is final; it assigns or adds as it is told, times the scale
+///  - values do not change, and are not read after ready(i) where the model declares ready_releases
+///  - all of that again after bind, with the old memory made useless
+/// Leaves the model with the values it had, bound to memory of its own: give it one made for this.
+/// Cost: about 2 * slopes forward passes a parameter.
+template <class M, class Batch>
+    requires ModelFor<M, Batch>
+[[nodiscard]] std::vector<std::string> check_model(M& model, Batch const& batch,
+                                                   model_check_options const& options = {}) {
+    return detail::model_checker<M, Batch>(model, batch, options).run();
+}
+
+}  // namespace ddp::testing

@@ -1,0 +1,82 @@
+/// \file
+/// check_optimizer: what an optimizer promises beyond its types, run against yours.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <ddp/core/random.hpp>
+#include <ddp/model/model.hpp>
+#include <ddp/optim/optimizer.hpp>
+
+namespace ddp::testing {
+
+namespace detail {
+
+/// A few steps over the same random numbers, in pieces of `piece` elements, the last one first. Returns the values, then
+/// the state: all that a step may change.
+template <Element E, OptimizerFor<E> O>
+std::vector<E> stepped(O const& optimizer, std::size_t piece, step_info info, double gradients = 1) {
+    constexpr std::size_t count = 1037;
+    random_stream const draws{3, random_use::user};
+    std::vector<E> value(count), gradient(count), state(optimizer.slot_count() * count);
+    for (std::size_t i = 0; i < count; ++i) value[i] = draws.at(i).symmetric<E>();
+    for (info.step = 1; info.step <= 5; ++info.step) {
+        for (std::size_t i = 0; i < count; ++i)
+            gradient[i] = static_cast<E>(gradients) * draws.at(info.step * count + i).symmetric<E>();
+        for (std::size_t end = count; end > 0;) {
+            std::size_t const begin = end - std::min(end, piece), length = end - begin;
+            std::vector<std::span<E>> slots;
+            for (std::size_t k = 0; k < optimizer.slot_count(); ++k)
+                slots.push_back(std::span<E>(state).subspan(k * count + begin, length));
+            optimizer.step(info, std::span<E const>(gradient).subspan(begin, length),
+                           std::span<E>(value).subspan(begin, length), slot_spans<E>(slots));
+            end = begin;
+        }
+    }
+    value.insert(value.end(), state.begin(), state.end());
+    return value;
+}
+
+}  // namespace detail
+
+/// What is wrong with this optimizer; empty if nothing was found. Compares bits.
+///
+///  - a range is stepped alike in one piece and in many, in any order: nothing is remembered but the slots
+///  - it uses step_info's rate (or a schedule would not show) and gradient_scale (or clipping would not)
+///  - copies have the same hash and step alike
+/// That hash() covers every hyper-parameter, nobody can check but you.
+template <Element E = float, OptimizerFor<E> O>
+[[nodiscard]] std::vector<std::string> check_optimizer(O const& optimizer) {
+    std::vector<std::string> complaints;
+    auto const expect = [&](bool good, std::string const& otherwise) {
+        if (!good) complaints.push_back(otherwise);
+    };
+    step_info const info{.learning_rate = optimizer.learning_rate() != 0 ? optimizer.learning_rate() : 0.125};
+    std::vector<E> const whole = detail::stepped<E>(optimizer, 1037, info);
+    expect(whole == whole, "a step over finite numbers makes a NaN");
+    for (std::size_t const piece : {std::size_t{1}, std::size_t{16}, std::size_t{37}, std::size_t{640}})
+        expect(detail::stepped<E>(optimizer, piece, info) == whole,
+               "pieces of " + std::to_string(piece) +
+                   " elements give other bits than the whole range: step looks at neighbours, keeps something between "
+                   "calls, or its arithmetic is not in a DDP_KERNEL function");
+
+    step_info faster = info, scaled = info;
+    faster.learning_rate *= 2;
+    scaled.gradient_scale = 0.25;  // a power of two: exact
+    expect(detail::stepped<E>(optimizer, 1037, faster) != whole, "step does not use info.learning_rate");
+    expect(detail::stepped<E>(optimizer, 1037, scaled) == detail::stepped<E>(optimizer, 1037, info, 0.25),
+           "step does not multiply each gradient by info.gradient_scale before it does anything else with it");
+
+    O const copy = optimizer;
+    expect(copy.hash() == optimizer.hash(), "a copy has another hash");
+    expect(detail::stepped<E>(copy, 1037, info) == whole, "a copy steps to other bits");
+    return complaints;
+}
+
+}  // namespace ddp::testing

@@ -1,0 +1,96 @@
+/// \file
+/// early_stopping: says when a metric has not improved for too long, the same on every rank.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+
+#include <ddp/collective/broadcast.hpp>
+#include <ddp/comm/communicator.hpp>
+#include <ddp/core/contract.hpp>
+
+namespace ddp {
+
+/// Which of two metrics is the better one: the lower, as of losses, or the higher, as of accuracies.
+enum class better : std::uint8_t { lower, higher };
+
+struct early_stopping_options {
+    std::size_t patience = 3;  // updates in a row without an improvement after which training stops
+    double min_delta = 0.0;    // how much better than the best so far counts as an improvement: more than this
+    ddp::better better = ddp::better::lower;
+};
+
+/// Keeps the best metric so far, and counts how long ago it was seen.
+///
+///     ddp::early_stopping stopping{{.patience = 5, .min_delta = 1e-3}};
+///     while (!stopping.stopped()) {
+///         …                                       // an epoch, and its evaluation
+///         stopping.update(comm, metrics.loss());  // collective
+///         if (stopping.improved()) …              // keep the values
+///     }
+///
+/// A rank that stops alone leaves the others waiting for it. update(comm, metric) cannot part the ranks: rank 0's metric
+/// decides, and every rank takes over rank 0's state, options included; what other ranks pass is not read, so they may
+/// have evaluated nothing. update(metric) decides by itself, without a message: for one rank, or for metrics with the
+/// same bits everywhere, as evaluate and sum_over_ranks return them.
+///
+/// NaN, and an infinity that is worse than every number, are no improvement: they count against the patience, from the
+/// first update on. Source: Keras' EarlyStopping, for the meaning of patience and min_delta.
+class early_stopping {
+public:
+    /// Throws usage_error for a patience of 0 and a min_delta that is negative or not finite.
+    explicit early_stopping(early_stopping_options options = {}) : options_(options), best_(worst()) {
+        DDP_EXPECTS(options.patience > 0,
+                    "early_stopping: patience counts updates without an improvement, and is at "
+                    "least 1, which stops at the first of them");
+        DDP_EXPECTS(std::isfinite(options.min_delta) && options.min_delta >= 0,
+                    "early_stopping: min_delta must be a finite number >= 0; say in `better` which way is up");
+    }
+
+    /// Takes the next metric; true: stop. Training may go on all the same: an improvement starts the patience anew.
+    bool update(double metric) noexcept {
+        ++updates_;
+        if (options_.better == better::lower ? metric < best_ - options_.min_delta
+                                             : metric > best_ + options_.min_delta) {
+            best_ = metric;
+            best_update_ = updates_;
+        }
+        return stopped();
+    }
+
+    /// The same on every rank, by rank 0's metric and state. Collective: every rank calls it.
+    /// Cost: one broadcast of some 50 bytes. Throws comm_error.
+    template <Transport T>
+    bool update(communicator<T>& comm, double metric) {
+        update(metric);
+        broadcast(comm, std::span<early_stopping>(this, 1));
+        return stopped();
+    }
+
+    /// Whether the last `patience` updates were no improvement.
+    [[nodiscard]] bool stopped() const noexcept { return updates_ - best_update_ >= options_.patience; }
+    /// Whether the last update was the best so far.
+    [[nodiscard]] bool improved() const noexcept { return updates_ != 0 && best_update_ == updates_; }
+
+    /// The best metric; before the first improvement the infinity that everything is better than.
+    [[nodiscard]] double best() const noexcept { return best_; }
+    /// The update it came with, counted from 1; 0: there was no improvement yet.
+    [[nodiscard]] std::size_t best_update() const noexcept { return best_update_; }
+    [[nodiscard]] std::size_t updates() const noexcept { return updates_; }
+
+private:
+    [[nodiscard]] double worst() const noexcept {
+        double const infinity = std::numeric_limits<double>::infinity();
+        return options_.better == better::lower ? infinity : -infinity;
+    }
+
+    early_stopping_options options_;
+    double best_;
+    std::size_t best_update_ = 0;
+    std::size_t updates_ = 0;
+};
+
+}  // namespace ddp

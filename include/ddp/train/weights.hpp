@@ -1,0 +1,166 @@
+/// \file
+/// weights: a model's parameters and buffers in a safetensors file, kept and brought back by all ranks alike.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ddp/collective/all_gather.hpp>
+#include <ddp/collective/broadcast.hpp>
+#include <ddp/collective/call.hpp>
+#include <ddp/comm/communicator.hpp>
+#include <ddp/core/bytes.hpp>
+#include <ddp/core/contract.hpp>
+#include <ddp/core/digest.hpp>
+#include <ddp/core/error.hpp>
+#include <ddp/data/safetensors.hpp>
+#include <ddp/model/model.hpp>
+#include <ddp/train/weights_file.hpp>
+
+namespace ddp {
+
+namespace detail {
+
+/// What became of a rank's part, as it travels.
+struct file_outcome {
+    std::uint64_t code = 0;        // of the error; 0: all is well
+    std::uint64_t text_bytes = 0;  // of the error's text, or of the path
+    std::uint64_t digest = 0;      // of the error's text, or of what was read
+};
+
+/// `f` returns a digest of what it has read. That a file fails is no failure of the job: the others are told by
+/// agree_on_outcome. Whatever else is thrown, by the model or for want of memory, fails the job as in a step.
+template <Transport T, class F>
+void attempt(communicator<T>& comm, file_outcome& mine, std::string& text, F&& f) {
+    try {
+        mine = {0, text.size(), std::forward<F>(f)()};
+    } catch (error const& e) {
+        text = text_of(e);
+        mine = {static_cast<std::uint64_t>(e.code()), text.size(), digest().add(text).value()};
+    } catch (...) {
+        comm.fail(std::current_exception());
+        throw;
+    }
+}
+
+/// Collective. Returns if all is well on every rank, and all have read the same; otherwise all of them throw one error,
+/// which names the ranks that it befell unless that is everybody. The communicator lives on.
+template <Transport T>
+void agree_on_outcome(communicator<T>& comm, file_outcome const& mine, std::string text, char const* operation) {
+    std::vector<file_outcome> all(static_cast<std::size_t>(comm.size()));
+    all[static_cast<std::size_t>(comm.rank())] = mine;
+    call(comm, about<file_outcome>(operation, 1), [&](auto over) { return all_gather_small(over, std::span(all)); });
+    auto const rank_of = [&](auto const& place) { return static_cast<int>(place - all.begin()); };
+    auto const failed = [](file_outcome const& o) { return o.code != 0; };
+    auto worst = std::find_if(all.begin(), all.end(), failed);
+    bool const differs = worst == all.end();
+    if (differs)
+        worst = std::find_if(all.begin(), all.end(), [&](auto const& o) { return o.digest != all.front().digest; });
+    if (worst == all.end()) return;
+
+    text.resize(static_cast<std::size_t>(worst->text_bytes));
+    int const speaker = rank_of(worst);
+    call(comm, about<char>(operation, text.size(), "what went wrong", speaker),
+         [&](auto over) { return broadcast(over, as_mutable_bytes(std::span<char>(text)), speaker); });
+    bool const everywhere = std::all_of(
+        all.begin(), all.end(), [&](auto const& o) { return o.code == worst->code && o.digest == worst->digest; });
+    if (!everywhere) text = "rank " + std::to_string(speaker) + ": " + text;
+    if (differs) text += ": holds other values, or says other things about itself, than the file that rank 0 read";
+    std::string others;
+    for (auto o = worst + 1; o != all.end(); ++o)
+        if (!everywhere && (differs ? o->digest != all.front().digest : failed(*o)))
+            others += (others.empty() ? "" : ", ") + std::to_string(rank_of(o));
+    if (!others.empty()) text += " (something went wrong on other ranks as well: " + others + ")";
+    if (static_cast<errc>(worst->code) == errc::usage) throw usage_error(text);
+    throw data_error(differs ? errc::format : static_cast<errc>(worst->code), text);
+}
+
+/// While it lives no trainer on this communicator may begin a step.
+template <Transport T>
+class between_steps {
+public:
+    explicit between_steps(communicator<T>& comm) : comm_(comm) {
+        comm.check();
+        DDP_EXPECTS(comm.claim_step(this),
+                    "a step is under way: weights are saved and loaded between steps, after finish()");
+    }
+    between_steps(between_steps const&) = delete;
+    between_steps& operator=(between_steps const&) = delete;
+    ~between_steps() { comm_.release_step(this); }
+
+private:
+    communicator<T>& comm_;
+};
+
+template <class C>
+concept TrainerLike = requires(C& trainer) {
+    trainer.model();
+    trainer.comm();
+    trainer.torn();
+    trainer.completed_steps();
+};
+
+}  // namespace detail
+
+/// Rank 0 writes its model; returns on every rank when the file is on the disk, or throws the same on every rank. After
+/// a data_error nothing has happened: training may go on. Collective, between steps.
+///
+/// Cost    the others wait for rank 0, which has timing.collective for it.
+/// Throws  as above; comm_error if the job fails, what the model itself throws included.
+template <Transport T, Model M>
+void save_weights(communicator<T>& comm, M& model, std::string const& path, string_map metadata = {}) {
+    detail::between_steps const now(comm);
+    detail::file_outcome mine;
+    std::string text = path;
+    if (comm.rank() == 0)
+        detail::attempt(comm, mine, text, [&] {
+            detail::write_weights(model, path, std::move(metadata));
+            return std::uint64_t{0};
+        });
+    detail::agree_on_outcome(comm, mine, std::move(text), "save_weights");
+}
+
+/// Every rank reads the file; no rank's model changes before every rank has read all of it, and the same. Collective,
+/// between steps.
+///
+/// Throws  as above, the same on every rank: the text names the ranks that it befell, unless that is everybody.
+template <Transport T, Model M>
+string_map load_weights(communicator<T>& comm, M& model, std::string const& path,
+                        safetensors_limits const& limits = {}) {
+    detail::between_steps const now(comm);
+    detail::file_outcome mine;
+    std::string text = path;
+    std::optional<detail::weights_file> file;
+    detail::attempt(comm, mine, text, [&] { return file.emplace(model, path, limits).read(false); });
+    detail::agree_on_outcome(comm, mine, text, "load_weights");
+    detail::attempt(comm, mine, text, [&] { return detail::put_in_place(model, *file, mine.digest); });
+    detail::agree_on_outcome(comm, mine, text, "load_weights");
+    return file->metadata();
+}
+
+/// The trainer's model, and as "ddp.steps" how many steps it has made. Collective. Throws as above; values that only
+/// some of a failed step's updates went into are never written.
+template <detail::TrainerLike C>
+void save_weights(C& trainer, std::string const& path, string_map metadata = {}) {
+    trainer.comm().check();
+    DDP_EXPECTS(!trainer.torn(),
+                "the values are torn: a step failed half-way. Go back to weights that were saved before");
+    metadata.emplace("ddp.steps", std::to_string(trainer.completed_steps()));
+    save_weights(trainer.comm(), trainer.model(), path, std::move(metadata));
+}
+
+/// Into the trainer's model, for the next step to go on from; the optimizer's state stays as it is. Collective. Throws
+/// as above.
+template <detail::TrainerLike C>
+string_map load_weights(C& trainer, std::string const& path, safetensors_limits const& limits = {}) {
+    return load_weights(trainer.comm(), trainer.model(), path, limits);
+}
+
+}  // namespace ddp

@@ -1,0 +1,222 @@
+/// \file
+/// weights_file: the parameters and buffers of one model in a safetensors file; without ranks.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ddp/core/bytes.hpp>
+#include <ddp/core/contract.hpp>
+#include <ddp/core/digest.hpp>
+#include <ddp/core/element_type.hpp>
+#include <ddp/core/error.hpp>
+#include <ddp/core/version.hpp>
+#include <ddp/data/safetensors.hpp>
+#include <ddp/model/model.hpp>
+
+namespace ddp {
+
+namespace detail {
+
+/// A place in a model that is kept in a file.
+struct kept_tensor {
+    std::string name;
+    element_type type;
+    std::vector<std::size_t> shape;
+    std::vector<std::size_t> strides;  // empty: row-major
+    mutable_bytes bytes;
+};
+
+/// Parameters, then buffers, as the model lists them now.
+template <Model M>
+std::vector<kept_tensor> kept_tensors(M& model) {
+    std::vector<kept_tensor> all;
+    for (parameter<element_of<M>> const& p : model.parameters())
+        all.push_back({p.name, element_type_of<element_of<M>>(), p.shape, p.strides, as_mutable_bytes(p.value)});
+    if constexpr (requires { model.buffers(); })
+        for (model_buffer const& b : model.buffers()) all.push_back({b.name, b.type, b.shape, {}, b.bytes});
+    std::set<std::string_view> names;
+    for (kept_tensor const& t : all) {
+        DDP_EXPECTS(names.insert(t.name).second,
+                    "the model lists " + in_quotes(t.name) + " twice: names of parameters and buffers are unique");
+        DDP_EXPECTS(bytes_of_tensor(t.type, t.shape) == t.bytes.size(),
+                    "the model lists " + in_quotes(t.name) + " as " + type_and_shape(t.type, t.shape) + ", but with " +
+                        std::to_string(t.bytes.size()) + " bytes of memory");
+        std::size_t last = 0;  // element that the strides lead to
+        for (std::size_t d = 0; d < std::min(t.shape.size(), t.strides.size()); ++d)
+            last += t.shape[d] == 0 ? 0 : (t.shape[d] - 1) * t.strides[d];
+        DDP_EXPECTS(t.strides.empty() || t.bytes.empty() ||
+                        (t.strides.size() == t.shape.size() && last < t.bytes.size() * 8 / bits_of(t.type)),
+                    "the strides of " + in_quotes(t.name) + " lead out of its memory, or are not one a dimension");
+    }
+    return all;
+}
+
+/// Calls f(k, at) for every element in row-major order: the k-th lies `at` elements into the memory.
+template <class F>
+void in_row_major_order(kept_tensor const& t, F&& f) {
+    std::vector<std::size_t> index(t.shape.size());
+    std::size_t const count = t.bytes.size() * 8 / bits_of(t.type);
+    for (std::size_t k = 0, at = 0; k < count; ++k) {
+        f(k, at);
+        for (std::size_t d = index.size(); d-- > 0;) {
+            at += t.strides[d];
+            if (++index[d] < t.shape[d]) break;
+            at -= t.strides[d] * std::exchange(index[d], 0);
+        }
+    }
+}
+
+template <Model M>
+void write_weights(M& model, std::string const& path, string_map metadata) {
+    metadata.emplace("ddp.version", std::to_string(version_major) + "." + std::to_string(version_minor) + "." +
+                                        std::to_string(version_patch));
+    std::vector<kept_tensor> const kept = kept_tensors(model);
+    std::vector<std::vector<std::byte>> rearranged;
+    std::vector<tensor_view> views;
+    for (kept_tensor const& t : kept) {
+        views.push_back({t.name, t.type, t.shape, t.bytes});
+        if (t.strides.empty()) continue;
+        std::size_t const size = sizeof(element_of<M>);
+        std::vector<std::byte>& copy = rearranged.emplace_back(t.bytes.size());
+        in_row_major_order(t, [&](std::size_t k, std::size_t at) {
+            std::memcpy(copy.data() + k * size, t.bytes.data() + at * size, size);
+        });
+        views.back().bytes = copy;
+    }
+    write_safetensors(path, views, metadata);
+}
+
+/// A file whose tensors are those of a model: same names, types and shapes.
+class weights_file {
+public:
+    /// Throws data_error, with all differences, unless they are.
+    template <Model M>
+    weights_file(M& model, std::string const& path, safetensors_limits const& limits)
+        : file_(path, limits), model_(kept_tensors(model)) {
+        std::map<std::string_view, kept_tensor const*> wanted;
+        for (kept_tensor const& t : model_) wanted.emplace(t.name, &t);
+        constexpr std::size_t shown = 20;
+        std::size_t differences = 0;
+        std::string text = path + ": holds the weights of another model:";
+        auto const differs = [&](std::string_view name, std::string const& in_file, std::string const& in_model) {
+            if (++differences <= shown)
+                text += "\n  tensor " + in_quotes(name) + ": " + in_file + "in the file, " + in_model + "in the model";
+        };
+        for (tensor_info const& t : file_.tensors()) {
+            auto const found = wanted.find(t.name);
+            if (found == wanted.end()) {
+                differs(t.name, type_and_shape(t.type, t.shape) + " ", "not ");
+                continue;
+            }
+            kept_tensor const& own = *found->second;
+            if (own.type != t.type || own.shape != t.shape)
+                differs(t.name, type_and_shape(t.type, t.shape) + " ", type_and_shape(own.type, own.shape) + " ");
+            places_.push_back(&own);
+            wanted.erase(found);
+        }
+        for (kept_tensor const& t : model_)
+            if (wanted.contains(t.name)) differs(t.name, "not ", type_and_shape(t.type, t.shape) + " ");
+        if (differences == 0) return;
+        if (differences > shown) text += "\n  and " + std::to_string(differences - shown) + " more";
+        throw data_error(errc::format, text);
+    }
+
+    [[nodiscard]] std::string const& name() const noexcept { return file_.name(); }
+    [[nodiscard]] string_map const& metadata() const noexcept { return file_.metadata(); }
+
+    /// Reads everything, and says what it was; `into_model`: into its place. Cost: one pass over the file, and memory
+    /// for one piece (for a whole tensor where it has strides).
+    [[nodiscard]] std::uint64_t read(bool into_model) const {
+        digest all;
+        for (auto const& [key, value] : file_.metadata()) all.add(key).add(value);
+        std::vector<std::byte> aside;
+        for (std::size_t i = 0; i < file_.tensors().size(); ++i) {
+            tensor_info const& t = file_.tensors()[i];
+            kept_tensor const& own = *places_[i];
+            bool const straight = into_model && own.strides.empty();
+            std::size_t const size = own.bytes.size();
+            if (!straight) aside.resize(std::max(aside.size(), into_model ? size : std::min(size, piece)));
+            all.add(t.name);
+            for (std::size_t at = 0; at < size; at += piece) {
+                std::size_t const count = std::min(piece, size - at);
+                mutable_bytes const to = straight     ? own.bytes.subspan(at, count)
+                                         : into_model ? mutable_bytes(aside).subspan(at, count)
+                                                      : mutable_bytes(aside).first(count);
+                file_.read(t, at, to);
+                all.add(to);
+            }
+            if (into_model && !straight) {
+                std::size_t const element = bits_of(own.type) / 8;
+                in_row_major_order(own, [&](std::size_t k, std::size_t to) {
+                    std::memcpy(own.bytes.data() + to * element, aside.data() + k * element, element);
+                });
+            }
+        }
+        return all.value();
+    }
+
+private:
+    static constexpr std::size_t piece = std::size_t{1} << 20;
+
+    safetensors_file file_;
+    std::vector<kept_tensor> model_;
+    std::vector<kept_tensor const*> places_;  // places_[i]: where the file's tensor i goes
+};
+
+/// The text of an error without the code that its constructor puts before it.
+[[nodiscard]] inline std::string text_of(error const& e) {
+    return std::string(e.what()).substr(std::strlen(error(e.code(), "").what()));
+}
+
+/// Second pass over a file that was well in the first, and `before` its digest.
+template <Model M>
+std::uint64_t put_in_place(M& model, weights_file const& file, std::uint64_t before) {
+    constexpr char const* worse = "; what the model holds now is a mixture: load again";
+    std::uint64_t now = 0;
+    try {
+        now = file.read(true);
+    } catch (data_error const& e) {
+        throw data_error(e.code(), text_of(e) + worse);
+    }
+    if (now != before) throw data_error(errc::file, file.name() + ": was overwritten while it was read" + worse);
+    if constexpr (requires { model.stepped(std::size_t{}); })
+        for (std::size_t i = 0, n = model.parameters().size(); i < n; ++i) model.stepped(i);
+    return now;
+}
+
+}  // namespace detail
+
+/// Writes a model's parameters and buffers to a safetensors file, whole or not at all: the form for programs without
+/// ranks. `metadata`: what the file is to say about itself beside "ddp.version".
+///
+/// Throws  data_error (errc::file) if the file cannot be written: what was there before is still there. usage_error for
+///         names that are not unique or no UTF-8.
+template <Model M>
+void save_weights(M& model, std::string const& path, string_map metadata = {}) {
+    detail::write_weights(model, path, std::move(metadata));
+}
+
+/// Reads them back and returns the file's metadata. The file is read twice: to see that all of it can be, then straight
+/// into the model.
+///
+/// Throws  data_error: errc::file if the file is missing or cannot be read; errc::format if it is not strictly right,
+///         or holds other names, types or shapes than the model (all differences; 20 are shown). Nothing in the model has
+///         changed then, unless the disk failed, or the file was overwritten in place, between the two passes.
+template <Model M>
+string_map load_weights(M& model, std::string const& path, safetensors_limits const& limits = {}) {
+    detail::weights_file const file(model, path, limits);
+    (void)detail::put_in_place(model, file, file.read(false));
+    return file.metadata();
+}
+
+}  // namespace ddp

@@ -1,0 +1,72 @@
+"""Conan 2 recipe of the tree it lies in: conan create packaging/conan. Not run here: written by Conan's manual."""
+import os
+import re
+
+from conan import ConanFile
+from conan.tools.build import check_min_cppstd
+from conan.tools.files import copy, load
+
+TREE = ("include/*", "cmake/*", "CMakeLists.txt", "LICENSE")
+
+
+class DdpConan(ConanFile):
+    name = "ddp"
+    license = "BSL-1.0"
+    description = "Header-only C++20 library for distributed data-parallel training"
+    package_type = "header-library"
+    settings = "os", "arch", "compiler", "build_type"
+    options = {"tcp": [True, False], "mpi": [True, False], "nn": [True, False], "gzip": [True, False]}
+    default_options = {"tcp": True, "mpi": False, "nn": True, "gzip": False}
+    no_copy_source = True
+
+    def set_version(self):
+        header = load(self, os.path.join(self.recipe_folder, "../../include/ddp/core/version.hpp"))
+        self.version = ".".join(re.search(rf"version_{part} = (\d+)", header)[1] for part in ("major", "minor", "patch"))
+
+    def export_sources(self):
+        for pattern in TREE:
+            copy(self, pattern, os.path.join(self.recipe_folder, "../.."), self.export_sources_folder)
+
+    def validate(self):
+        check_min_cppstd(self, 20)
+
+    def requirements(self):
+        if self.options.tcp:
+            self.requires("xxhash/[>=0.8]")
+        if self.options.tcp or self.options.mpi:
+            self.requires("boost/[>=1.74]", options={"without_mpi": not self.options.mpi})
+        if self.options.nn:
+            self.requires("eigen/[>=3.4]")
+        if self.options.gzip:
+            self.requires("zlib/[>=1.2.11]")
+
+    def package_id(self):
+        self.info.clear()
+
+    def package(self):
+        copy(self, "LICENSE", self.source_folder, os.path.join(self.package_folder, "licenses"))
+        copy(self, "*.hpp", os.path.join(self.source_folder, "include"), os.path.join(self.package_folder, "include"))
+
+    def package_info(self):
+        self.cpp_info.set_property("cmake_file_name", "ddp")
+        core = self.cpp_info.components["core"]
+        core.set_property("cmake_target_name", "ddp::ddp")
+        core.system_libs = ["pthread"]
+        suite = self.cpp_info.components["conformance"]
+        suite.set_property("cmake_target_name", "ddp::conformance")
+        suite.requires = ["core"]
+        doors = {
+            "tcp": ["boost::headers", "xxhash::xxhash"],
+            "mpi": ["boost::mpi"],
+            "nn": ["eigen::eigen"],
+            "gzip": ["zlib::zlib"],
+        }
+        for door, libraries in doors.items():
+            if self.options.get_safe(door):
+                component = self.cpp_info.components[door]
+                component.set_property("cmake_target_name", f"ddp::{door}")
+                component.requires = ["core", *libraries]
+                if door == "mpi":
+                    component.defines = ["OMPI_SKIP_MPICXX"]
+        for component in self.cpp_info.components.values():
+            component.bindirs = component.libdirs = []

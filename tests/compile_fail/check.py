@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+"""check.py SOURCE COMPILER [FLAGS…]: compiles SOURCE as it is and with -DCORRECTED, without generating code.
+
+As it is, the statement below every comment `// expect: WORDS` must be an error whose first 40 lines contain each of the
+words; any other error is a failure, too. With -DCORRECTED the compiler must have nothing to say."""
+import pathlib
+import re
+import subprocess
+import sys
+
+SCREEN = 40  # lines
+
+
+def compile_it(source: str, command: list[str], *more: str) -> tuple[int, list[str]]:
+    done = subprocess.run([*command, "-fsyntax-only", *more, source], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True, check=False, timeout=240, env={"LC_ALL": "C", "PATH": "/usr/bin:/bin"})
+    return done.returncode, done.stdout.splitlines()
+
+
+def blocks(name: str, lines: list[str]) -> dict[int, list[str]]:
+    """What is said from one error in SOURCE to the next one at another line of it."""
+    found: dict[int, list[str]] = {}
+    current = None
+    for line in lines:
+        at = re.match(rf"(?:.*/)?{re.escape(name)}:(\d+):\d+: (?:fatal )?error:", line)
+        if at:
+            current = found.setdefault(int(at[1]), [])
+        if current is not None:
+            current.append(line)
+    return found
+
+
+def main() -> None:
+    source, *command = sys.argv[1:]
+    text = pathlib.Path(source).read_text(encoding="utf-8").splitlines()
+    expected, mark_of = {}, {}  # the words of a mark, by its line; the mark of each line of the statement below it
+    for number, line in enumerate(text, 1):
+        if line.lstrip().startswith("// expect: "):
+            expected[number] = line.split("// expect: ")[1]
+            end = next(n for n in range(number, len(text)) if text[n].endswith((";", "}")))
+            mark_of.update({n: number for n in range(number + 1, end + 2)})
+    problems = []
+    code, said = compile_it(source, command, "-DCORRECTED", "-Werror")
+    if code != 0 or said:
+        problems += ["with every mistake put right, the compiler still says:", *said[:SCREEN]]
+    code, said = compile_it(source, command)
+    found = {mark_of.get(line, line): block for line, block in blocks(pathlib.Path(source).name, said).items()}
+    for line, words in expected.items():
+        screen = "\n".join(found.get(line, [])[:SCREEN])
+        # A phrase is a concept's name, or an expression with its arguments.
+        missing = [word for word in re.findall(r"[^\s(]+(?:\([^)]*\))?", words) if word not in screen]
+        if line not in found:
+            problems.append(f"line {line}: no error, expected one that says: {words}")
+        elif missing:
+            problems += [f"line {line}: the first {SCREEN} lines of the error do not say {', '.join(missing)}:", screen]
+    problems += [f"line {line}: an error that no mark expects: {found[line][0]}" for line in found.keys() - expected.keys()]
+    if not expected:
+        problems.append("nothing is expected anywhere: is this the right source?")
+    print("\n".join(problems) or f"{len(expected)} mistakes, each explained within {SCREEN} lines")
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+#include <ddp/testing/check_model.hpp>
+
+#include <string>
+#include <vector>
+
+#include <ddp/testing/archetypes.hpp>
+
+#include "support/catch.hpp"
+#include "train/tanh_mlp.hpp"
+
+using namespace ddp;
+
+namespace {
+
+/// A model with one mistake: y = a x + b, half the squared error, written as a user would.
+enum class mistake {
+    none,
+    wrong_gradient,
+    never_adds,
+    never_assigns,
+    ignores_scale,
+    reports_twice,
+    reports_none,
+    reports_early,
+    stray_report,
+    changes_values,
+    reads_released,
+    reads_old_memory,
+    drops_owner,
+    forgetful,
+    same_names,
+    wrong_shape,
+};
+
+struct line_model {
+    using element = double;
+    static constexpr bool ready_releases = true;
+    mistake wrong;
+    std::vector<double> own = {0.5, -0.25, 0, 0};  // a, b and their gradients
+    std::span<double> a{own.data(), 1}, b{own.data() + 1, 1}, da{own.data() + 2, 1}, db{own.data() + 3, 1};
+    std::shared_ptr<void> owner = {};
+    std::vector<double> x = {}, error = {};
+    int calls = 0;
+
+    explicit line_model(mistake with) : wrong(with) {}
+    std::vector<parameter<double>> parameters() {
+        return {{"a", {wrong == mistake::wrong_shape ? 2u : 1u}, a, da},
+                {wrong == mistake::same_names ? "a" : "b", {1}, b, db}};
+    }
+    void bind(storage<double> memory) {
+        if (wrong != mistake::reads_old_memory) a = memory.values[0];
+        b = memory.values[1], da = memory.gradients[0], db = memory.gradients[1];
+        if (wrong != mistake::drops_owner) owner = memory.owner;
+    }
+    double forward(std::vector<double> const& batch) {
+        x = batch;
+        error.clear();
+        double sum = 0;
+        for (double const at : x) {
+            error.push_back(a[0] * at + b[0] - at * at);
+            sum += error.back() * error.back() / 2;
+        }
+        if (wrong == mistake::forgetful) sum += ++calls;
+        return sum / static_cast<double>(x.size());
+    }
+    template <class Ready>
+    void backward(pass<double> how, Ready const& ready) {
+        double const factor = (wrong == mistake::ignores_scale ? 1 : how.scale) / static_cast<double>(x.size());
+        bool const add = wrong == mistake::never_assigns || (how.accumulate && wrong != mistake::never_adds);
+        if (!add) da[0] = db[0] = 0;
+        for (double const e : error) db[0] += factor * e;
+        if (wrong == mistake::reports_early) ready(0);
+        ready(1);
+        if (wrong == mistake::reads_released) da[0] += 0 * b[0];
+        for (std::size_t i = 0; i < x.size(); ++i)
+            da[0] += factor * error[i] * (wrong == mistake::wrong_gradient ? 1 : x[i]);
+        if (wrong == mistake::changes_values) a[0] += 1;
+        if (wrong == mistake::reports_none || wrong == mistake::reports_early) return;
+        ready(wrong == mistake::stray_report ? 7 : 0);
+        if (wrong == mistake::reports_twice) ready(0);
+    }
+};
+
+std::string complaint_about(mistake wrong) {
+    line_model model(wrong);
+    auto const all = testing::check_model(model, std::vector<double>{1, 2, -0.5});
+    return all.empty() ? "" : all.front();
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("check_model finds nothing wrong with good models", "[testing]", float, double) {
+    test::task_data<TestType> const data(5, 3, 8);
+    test::tanh_mlp<TestType, test::memory::copied> copied(5, 6, 3, 1);
+    REQUIRE(testing::check_model(copied, data.batch(0, 8)) == std::vector<std::string>{});
+    test::tanh_mlp<TestType> releasing(5, 6, 3, 1);
+    REQUIRE(testing::check_model(releasing, data.batch(0, 8)) == std::vector<std::string>{});
+    testing::model_archetype<TestType> least(3);
+    REQUIRE(testing::check_model(least, testing::batch_archetype{{1, 2}}) == std::vector<std::string>{});
+    REQUIRE(complaint_about(mistake::none) == "");
+}
+
+TEST_CASE("check_model names what is wrong with a model", "[testing]") {
+    auto const [wrong, words] = GENERATE(table<mistake, std::string>({
+        {mistake::wrong_gradient, "parameter 'a', element 0: backward says"},
+        {mistake::never_adds, "a pass that accumulates must add"},
+        {mistake::never_assigns, "must overwrite what was there"},
+        {mistake::ignores_scale, "3 times the gradient"},
+        {mistake::reports_twice, "backward calls ready(0) 2 times for parameter 'a'"},
+        {mistake::reports_none, "backward calls ready(0) 0 times for parameter 'a'"},
+        {mistake::reports_early, "parameter 'a': its gradient changes after ready(0)"},
+        {mistake::stray_report, "that is no parameter's"},
+        {mistake::changes_values, "changes values"},
+        {mistake::reads_released, "although the model declares ready_releases"},
+        {mistake::reads_old_memory, "after bind: the loss is not finite"},
+        {mistake::drops_owner, "bind must keep storage.owner"},
+        {mistake::forgetful, "forward gives another loss the second time"},
+        {mistake::same_names, "parameter 'a' is listed twice"},
+        {mistake::wrong_shape, "as many elements as its shape says"},
+    }));
+    CAPTURE(words);
+    std::string const said = complaint_about(wrong);
+    CAPTURE(said);
+    REQUIRE(said.find(words) != std::string::npos);
+}

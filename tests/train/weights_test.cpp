@@ -1,0 +1,380 @@
+// Weights that are kept in a file and brought back: the same bits, on all ranks or on none.
+#include <ddp/train/weights.hpp>
+
+#include <sys/resource.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <ddp/optim/sgd.hpp>
+#include <ddp/train/data_parallel.hpp>
+
+#include "data/files.hpp"
+#include "support/catch.hpp"
+#include "support/ranks.hpp"
+#include "train/patience.hpp"
+#include "train/scripted_model.hpp"
+#include "train/tanh_mlp.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+using ::test::catch_error;
+using ::test::scratch_directory;
+
+namespace {
+
+std::string in(scratch_directory const& scratch, char const* name = "kept.safetensors") {
+    return (scratch.path() / name).string();
+}
+std::vector<char> content_of(std::string const& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+}
+bool contains(std::string const& text, std::string const& part) {
+    return text.find(part) != std::string::npos;
+}
+/// What all of them are, if they are one.
+std::string only(std::vector<std::string> const& texts) {
+    for (std::string const& one : texts) REQUIRE(one == texts.front());
+    return texts.front();
+}
+
+using model = scripted_model<>;
+std::vector<model::part> const parts = {{"a", {2, 3}}, {"b", {4}}, {"none", {0}}};
+
+/// A model with a counter and running statistics, and what it was told.
+struct with_buffers : model {
+    using model::model;
+    std::int64_t batches = 0;
+    std::vector<float> mean = std::vector<float>(3);
+    std::string throws;
+
+    std::vector<model_buffer> buffers() {
+        if (!throws.empty()) throw std::runtime_error(throws);
+        return {{"batches", element_type::i64, {}, bytes_of(batches)},
+                {"mean", element_type::f32, {3}, as_mutable_bytes(std::span(mean))}};
+    }
+};
+
+/// Trains, keeps the weights, goes on; brings them back, and goes the same way again.
+template <Element E, memory Kind>
+void require_same_way_again(int ranks) {
+    scratch_directory const scratch;
+    auto const got = run_ranks(
+        ranks,
+        [&](auto& comm) {
+            task_data<E> const data(7, 3, 64);
+            tanh_mlp<E, Kind> net(7, 24, 3, 5);
+            data_parallel trainer{net, sgd{.lr = 0.1}, comm};
+            auto const train = [&] {
+                for (std::size_t step = 0; step < 3; ++step) {
+                    std::size_t const from = 4 * step + static_cast<std::size_t>(comm.rank());
+                    trainer.step(data.batch(from, from + 3));
+                }
+                return trainer.digest_of_values();
+            };
+            std::uint64_t const kept = train();
+            save_weights(trainer, in(scratch), {{"task", "seven to three"}});
+            std::uint64_t const beyond = train();
+            string_map const said = load_weights(trainer, in(scratch));
+            bool const back = trainer.digest_of_values() == kept && trainer.replicas_identical();
+            return back && beyond != kept && train() == beyond && said.at("task") == "seven to three" &&
+                   said.at("ddp.steps") == "3" && !said.at("ddp.version").empty();
+        },
+        patient());
+    for (bool const good : got) REQUIRE(good);
+    REQUIRE(std::distance(std::filesystem::directory_iterator(scratch.path()), {}) == 1);
+}
+
+}  // namespace
+
+TEST_CASE("kept weights come back to the last bit, and training goes the same way again", "[train]") {
+    for (int const ranks : {1, 2, 3}) {
+        CAPTURE(ranks);
+        require_same_way_again<float, memory::releasing>(ranks);
+        require_same_way_again<double, memory::bound>(ranks);
+        require_same_way_again<float, memory::copied>(ranks);
+    }
+}
+
+TEST_CASE("buffers are kept with the parameters, and rank 0's go everywhere", "[train]") {
+    scratch_directory const scratch;
+    auto const got = run_ranks(
+        3,
+        [&](auto& comm) {
+            with_buffers net(parts, comm.rank() + 1.0);
+            net.batches = 10 + comm.rank();
+            net.mean = {0.5f, 1.5f, static_cast<float>(comm.rank())};
+            save_weights(comm, net, in(scratch));
+            net.batches = 0;
+            net.mean.assign(3, 0);
+            for (double& v : net.value(1)) v = -1;
+            (void)load_weights(comm, net, in(scratch));
+            return net.batches == 10 && net.mean == std::vector<float>{0.5f, 1.5f, 0} && net.value(0)[5] == 1 &&
+                   net.value(1)[3] == 1 && net.steps_seen == std::vector<int>{1, 1, 1};
+        },
+        patient());
+    for (bool const good : got) REQUIRE(good);
+
+    with_buffers alone(parts);
+    REQUIRE(load_weights(alone, in(scratch)).count("ddp.steps") == 0);
+    REQUIRE(alone.batches == 10);
+    safetensors_file const file(in(scratch));
+    REQUIRE(file.tensors().size() == 5);
+    REQUIRE(file.tensors()[0].name == "batches");
+    REQUIRE(file.tensors()[0].type == element_type::i64);
+}
+
+TEST_CASE("memory that is not row-major is kept as what it means", "[train]") {
+    scratch_directory const scratch;
+    model columns({{"a", {2, 3}, {1, 2}}});  // column by column
+    for (std::size_t i = 0; i < 6; ++i) columns.value(0)[i] = static_cast<double>(i);
+    save_weights(columns, in(scratch));
+    model rows({{"a", {2, 3}}});
+    (void)load_weights(rows, in(scratch));
+    REQUIRE(std::vector(rows.value(0).begin(), rows.value(0).end()) == std::vector<double>{0, 2, 4, 1, 3, 5});
+    model other({{"a", {2, 3}, {1, 2}}});
+    (void)load_weights(other, in(scratch));
+    REQUIRE(std::vector(other.value(0).begin(), other.value(0).end()) == std::vector<double>{0, 1, 2, 3, 4, 5});
+    model astray({{"a", {2, 3}, {3, 2}}});
+    REQUIRE(catch_error([&] { save_weights(astray, in(scratch)); }).says("strides of 'a' lead out of its memory"));
+}
+
+TEST_CASE("large tensors come back whole, straight or rearranged", "[train]") {
+    scratch_directory const scratch;
+    model large({{"a", {300'001}}, {"b", {500, 600}, {1, 500}}, {"c", {1}}});
+    for (std::size_t i = 0; i < 2; ++i)
+        for (std::size_t k = 0; k < large.value(i).size(); ++k) large.value(i)[k] = static_cast<double>(k + i);
+    save_weights(large, in(scratch));
+    model again({{"a", {300'001}}, {"b", {500, 600}, {1, 500}}, {"c", {1}}}, 5);
+    (void)load_weights(again, in(scratch));
+    for (std::size_t i = 0; i < 3; ++i)
+        REQUIRE(std::equal(large.value(i).begin(), large.value(i).end(), again.value(i).begin()));
+    REQUIRE(again.steps_seen == std::vector<int>{1, 1, 1});
+}
+
+TEST_CASE("a file that is overwritten between the two passes is noticed", "[train]") {
+    scratch_directory const scratch;
+    model one(parts, 1), two(parts, 2);
+    save_weights(one, in(scratch));
+    save_weights(two, in(scratch, "two"));
+    model net(parts);
+    ddp::detail::weights_file const file(net, in(scratch), {});
+    std::uint64_t const before = file.read(false);
+    std::vector<char> const other = content_of(in(scratch, "two"));
+    std::ofstream(in(scratch), std::ios::binary).write(other.data(), static_cast<long>(other.size()));
+    auto got = catch_error([&] { (void)ddp::detail::put_in_place(net, file, before); });
+    REQUIRE(got.code == errc::file);
+    REQUIRE(got.says("was overwritten while it was read; what the model holds now is a mixture"));
+    std::filesystem::resize_file(in(scratch), 10);
+    got = catch_error([&] { (void)ddp::detail::put_in_place(net, file, before); });
+    REQUIRE(got.says("became shorter while it was read; what the model holds now is a mixture"));
+}
+
+TEST_CASE("a file of another model: all differences in one error, the same on every rank, and nothing has changed",
+          "[train]") {
+    scratch_directory const scratch;
+    model other({{"a", {3, 2}}, {"c", {5}}, {"none", {0}}}, 7);
+    save_weights(other, in(scratch));
+    auto const errors = run_ranks(
+        3,
+        [&](auto& comm) {
+            model net(parts, 2);
+            std::string text = thrown_by([&] { (void)load_weights(comm, net, in(scratch)); });
+            barrier(comm);  // it lives
+            for (std::size_t i : {0u, 1u})
+                for (double const v : net.value(i))
+                    if (v != 2) text += " changed";
+            return text;
+        },
+        patient());
+    REQUIRE(only(errors) == "DDP-E302 format: " + in(scratch) +
+                                ": holds the weights of another model:\n"
+                                "  tensor 'a': F64 [3 x 2] in the file, F64 [2 x 3] in the model\n"
+                                "  tensor 'c': F64 [5] in the file, not in the model\n"
+                                "  tensor 'b': not in the file, F64 [4] in the model");
+
+    tanh_mlp<float> floats(2, 2, 2, 1);
+    tanh_mlp<double> doubles(2, 2, 2, 1);
+    save_weights(floats, in(scratch));
+    REQUIRE(
+        catch_error([&] { (void)load_weights(doubles, in(scratch)); }).says("'b1': F32 [2] in the file, F64 [2] in"));
+
+    std::vector<model::part> many;
+    for (int i = 0; i < 25; ++i) many.push_back({"p" + std::to_string(i), {1}});
+    model large(many);
+    auto const got =
+        catch_error([&] { (void)load_weights(large, in(scratch)); });  // 5 in the file only, 25 in the model only
+    REQUIRE(got.says("\n  and 10 more"));
+    REQUIRE(std::count(got.text.begin(), got.text.end(), '\n') == 21);
+}
+
+TEST_CASE("a rank without the file, or with another, is named on every rank, and nobody's model has changed",
+          "[train]") {
+    scratch_directory const scratch;
+    model good(parts, 1), another(parts, 3);
+    save_weights(good, in(scratch, "good"));
+    save_weights(good, in(scratch, "remark"), {{"colour", "red"}});
+    save_weights(another, in(scratch, "another"));
+    std::vector<char> const whole = content_of(in(scratch, "good"));
+    std::ofstream(in(scratch, "short"), std::ios::binary).write(whole.data(), static_cast<long>(whole.size()) - 1);
+
+    auto const errors_with = [&](std::vector<std::string> const& files) {
+        return only(run_ranks(
+            4,
+            [&](auto& comm) {
+                model net(parts, 2);
+                std::string const mine = in(scratch, files[static_cast<std::size_t>(comm.rank())].c_str());
+                std::string text = thrown_by([&] { (void)load_weights(comm, net, mine); });
+                if (!text.empty() && (net.value(0)[0] != 2 || !net.steps_seen.empty())) text += " changed";
+                std::string const then = thrown_by([&] { (void)load_weights(comm, net, in(scratch, "good")); });
+                return text + then + (net.value(0)[0] == 1 ? "" : " not loaded");
+            },
+            patient()));
+    };
+    REQUIRE(errors_with({"good", "good", "good", "good"}) == "");
+    REQUIRE(errors_with({"no", "no", "no", "no"}) ==
+            "DDP-E301 file: " + in(scratch, "no") + ": cannot be opened: No such file or directory");
+    REQUIRE(errors_with({"good", "good", "no", "good"}) ==
+            "DDP-E301 file: rank 2: " + in(scratch, "no") + ": cannot be opened: No such file or directory");
+    std::string const two = errors_with({"good", "short", "good", "no"});
+    CAPTURE(two);
+    REQUIRE(contains(two, "DDP-E302 format: rank 1: " + in(scratch, "short") + ": is truncated"));
+    REQUIRE(contains(two, "(something went wrong on other ranks as well: 3)"));
+    REQUIRE(contains(errors_with({"no", "good", "good", "good"}), "DDP-E301 file: rank 0: "));
+    REQUIRE(errors_with({"good", "good", "good", "another"}) ==
+            "DDP-E302 format: rank 3: " + in(scratch, "another") +
+                ": holds other values, or says other things about itself, than the file that rank 0 read");
+    REQUIRE(contains(errors_with({"good", "remark", "good", "good"}), "rank 1: " + in(scratch, "remark")));
+    REQUIRE(contains(errors_with({"another", "good", "good", "good"}), "rank 1: " + in(scratch, "good")));
+}
+
+TEST_CASE("what cannot be saved is the same error on every rank, the old file stands, and training goes on",
+          "[train]") {
+    scratch_directory const scratch;
+    std::ofstream(in(scratch)) << "old";
+    struct rlimit before{};
+    REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
+    auto const handler = std::signal(SIGXFSZ, SIG_IGN);
+    struct rlimit const small{100, before.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
+    auto const texts = run_ranks(
+        3,
+        [&](auto& comm) {
+            model net(parts, 2);
+            auto trainer = make_trainer(net, comm);
+            std::string const text = thrown_by([&] { save_weights(trainer, in(scratch)); }) + "\n" +
+                                     thrown_by([&] { save_weights(trainer, in(scratch, "nowhere/kept")); });
+            trainer.step(numbers{{1}});
+            return text + (trainer.replicas_identical() && trainer.completed_steps() == 1 ? "" : " and then");
+        },
+        patient());
+    ::setrlimit(RLIMIT_FSIZE, &before);
+    std::signal(SIGXFSZ, handler);
+    REQUIRE(only(texts) == "DDP-E301 file: rank 0: " + in(scratch) + ": cannot be written: File too large\n" +
+                               "DDP-E301 file: rank 0: " + in(scratch, "nowhere/kept") +
+                               ": cannot be created: No such file or directory");
+    REQUIRE(content_of(in(scratch)) == std::vector<char>{'o', 'l', 'd'});
+    REQUIRE(std::distance(std::filesystem::directory_iterator(scratch.path()), {}) == 1);
+}
+
+TEST_CASE("a model whose names are not unique is refused on every rank", "[train]") {
+    scratch_directory const scratch;
+    auto const texts = run_ranks(
+        2,
+        [&](auto& comm) {
+            model net({{"a", {1}}, {"a", {2}}});
+            return thrown_by([&] { save_weights(comm, net, in(scratch)); });
+        },
+        patient());
+    REQUIRE(contains(only(texts), "DDP-E100 usage: rank 0: the model lists 'a' twice"));
+    REQUIRE(std::filesystem::is_empty(scratch.path()));
+}
+
+TEST_CASE("within a step nothing is saved or loaded", "[train]") {
+    scratch_directory const scratch;
+    auto const texts = run_ranks(
+        2,
+        [&](auto& comm) {
+            model net(parts, 2);
+            auto trainer = make_trainer(net, comm);
+            (void)trainer.forward(numbers{{1}});
+            trainer.backward();
+            std::string const text = thrown_by([&] { save_weights(trainer, in(scratch)); });
+            std::string const other = thrown_by([&] { (void)load_weights(trainer, in(scratch)); });
+            trainer.finish();
+            save_weights(trainer, in(scratch));
+            return text == other ? text : text + other;
+        },
+        patient());
+    REQUIRE(contains(only(texts), "DDP-E100 usage: a step is under way"));
+    REQUIRE(std::filesystem::exists(in(scratch)));
+}
+
+TEST_CASE("what the model throws while it is saved or loaded comes back as itself, and the others are told",
+          "[train]") {
+    scratch_directory const scratch;
+    for (bool const saves : {true, false}) {
+        with_buffers sound(parts);
+        save_weights(sound, in(scratch));
+        auto const texts = errors_of_ranks(
+            3,
+            [&](auto& comm) {
+                with_buffers net(parts);
+                if (comm.rank() == 0) net.throws = "no statistics today";
+                if (saves)
+                    save_weights(comm, net, in(scratch));
+                else
+                    (void)load_weights(comm, net, in(scratch));
+            },
+            patient());
+        REQUIRE(texts[0] == "no statistics today");
+        REQUIRE(contains(texts[1], "DDP-E206"));
+        REQUIRE(contains(texts[2], "no statistics today"));
+    }
+}
+
+namespace {
+struct sees_last_bucket {
+    std::atomic<int>* reduced;
+    void on(bucket_reduced const& event) const {
+        if (event.bucket == 1) ++*reduced;
+    }
+};
+}  // namespace
+
+TEST_CASE("torn values are never saved", "[train]") {
+    scratch_directory const scratch;
+    std::atomic<int> reduced = 0;  // of both ranks, in both steps
+    auto const texts = errors_of_ranks(
+        2,
+        [&](auto& comm) {
+            scripted_model<true, true> net({{"a", {30}}, {"b", {20}}});
+            data_parallel trainer{
+                net, sgd{}, comm, {}, automatic_allreduce{}, per_parameter_buckets{}, sees_last_bucket{&reduced}};
+            trainer.step(numbers{{1}});
+            net.leaves_out = [&](std::size_t i) -> bool {
+                if (i != 0) return false;
+                for (auto const until = clock::now() + std::chrono::seconds(20); reduced < 4 && clock::now() < until;)
+                    std::this_thread::sleep_for(std::chrono::microseconds(50));
+                throw std::runtime_error("half-way");
+            };
+            (void)thrown_by([&] { trainer.step(numbers{{1}}); });
+            std::string const torn = trainer.torn() ? "torn: " : "whole: ";
+            throw std::runtime_error(torn + thrown_by([&] { save_weights(trainer, in(scratch)); }));
+        },
+        patient());
+    REQUIRE(contains(only(texts), "torn: DDP-E206"));
+    REQUIRE(std::filesystem::is_empty(scratch.path()));
+}
