@@ -47,6 +47,9 @@ std::string text(char const* format, auto... values) {
 
 template <class Comm>
 bool train(settings const& with, std::string_view transport, Comm& comm) {
+    auto const directory = std::filesystem::path(with.save).parent_path();  // rank 0 writes there after the training
+    if (comm.rank() == 0 && !directory.empty() && !std::filesystem::is_directory(directory))
+        throw std::invalid_argument("--save " + with.save + ": there is no directory " + directory.string());
     auto const limits = ddp::idx_limits{};
     auto const images = ddp::load_idx_classification<ddp::gzip_source>(with.data, ddp::data_split::train, limits);
     auto const unseen = ddp::load_idx_classification<ddp::gzip_source>(with.data, ddp::data_split::test, limits);
@@ -149,11 +152,6 @@ int main(int argc, char** argv) {
     }
     if (with.epochs < 0) {
         std::fprintf(stderr, "--epochs is a number of passes over the data, not %d\n", with.epochs);
-        return 2;
-    }
-    if (auto const directory = std::filesystem::path(with.save).parent_path();
-        !directory.empty() && !std::filesystem::is_directory(directory)) {  // now, not after the training
-        std::fprintf(stderr, "--save %s: there is no directory %s\n", with.save.c_str(), directory.c_str());
         return 2;
     }
     if (with.epochs == 0) with.epochs = with.model == "cnn" ? 6 : 8;

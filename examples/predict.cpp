@@ -33,8 +33,10 @@ fashion_model model_of(std::string const& path, ddp::classification_data const& 
     std::string const& hidden = said["hidden"];
     std::size_t units = 0;
     auto const [end, bad] = std::from_chars(hidden.data(), hidden.data() + hidden.size(), units);
-    if (said["model"].empty() || bad != std::errc{} || end != hidden.data() + hidden.size() || units > 100'000)
+    if (said["model"].empty() || bad != std::errc{} || end != hidden.data() + hidden.size())
         throw std::invalid_argument(path + " does not say which model it holds: give a file of fashion_mnist --save");
+    if (units > 100'000)
+        throw std::invalid_argument(path + " asks for " + hidden + " hidden units, the limit is 100000");
     return make_model(said["model"], images.sample_shape, units);
 }
 

@@ -41,8 +41,8 @@ fi
 mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
 cp /etc/resolv.conf "$root/etc/resolv.conf"
-rm -rf "$root/ddp/include"  # a header that is gone here must not stay there
 mkdir -p "$root/ddp"
+find "$root/ddp" -mindepth 1 -maxdepth 1 ! -name build -exec rm -rf {} + # what is gone here must not stay there
 git ls-files -z --cached --others --exclude-standard | tar --null --files-from=- --ignore-failed-read -c | tar -x -C "$root/ddp"
 
 inside() {

@@ -7,6 +7,7 @@
 # with mpi they run under mpirun. The program is examples/fashion_mnist.cpp: its --help shows the other options.
 # The last line is the result, the exit code the program's. DDP_SETUP=skip: no package is looked for.
 set -euo pipefail
+here=$PWD
 cd "$(dirname "$0")/.."
 
 # shellcheck source=scripts/progress.sh
@@ -38,6 +39,11 @@ while (($# > 0)); do
             if [[ $1 == --ranks ]]; then ranks=$2; else transport=$2; fi
             shift 2
             ;;
+        --data | --load | --save) # where the caller stands, not where we go
+            (($# > 1)) || usage_error "$1 needs a value"
+            arguments+=("$1" "$(cd "$here" && realpath -m -- "$2")")
+            shift 2
+            ;;
         --ranks=*) ranks=${1#*=} && shift ;;
         --transport=*) transport=${1#*=} && shift ;;
         -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" && exit 0 ;;
@@ -53,6 +59,7 @@ scripts/setup.sh "${groups[@]}"
 
 build=build/demo
 targets=(fashion_mnist)
+[[ " ${arguments[*]} " == *" --save "* ]] && targets+=(predict)
 [[ $transport == tcp ]] && targets+=(ddprun)
 with_progress "demo: configuring" cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DDDP_ARCH=native \
     -DDDP_BUILD_TESTS=OFF -DDDP_INSTALL=OFF

@@ -2,6 +2,7 @@
 // Rows are spread over the ranks of the user's own communicator; two rows of each neighbour stand above and below ours.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <boost/mpi/communicator.hpp>
 #include <boost/mpi/nonblocking.hpp>
@@ -10,6 +11,7 @@
 #include <cstdint>
 #include <ddp/core/random.hpp>
 #include <span>
+#include <stdexcept>
 #include <vector>
 
 class heat_solver {
@@ -23,6 +25,8 @@ public:
           rows_(n * (rank_of(0) + 1) / rank_of(1) - first_),
           now_((rows_ + 2 * halo) * n, 0.0f),
           next_(now_) {
+        if (n / rank_of(1) < halo)
+            throw std::invalid_argument("heat_solver: every rank needs two rows: at most 48 ranks");
         exchange_halos();
     }
 

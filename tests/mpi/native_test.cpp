@@ -1,6 +1,7 @@
 // native_allreduce: the vendor's MPI_Allreduce alone and in a trainer, and failures that must not leave ranks in it.
 #include <ddp/collective/native_allreduce.hpp>
 
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <limits>
@@ -8,6 +9,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <ddp/collective/allreduce.hpp>
@@ -131,12 +133,12 @@ TEST_CASE("between backward and finish nobody has to come: other collectives may
     ddp::test::task_data<float> const data(7, 3, 16);
     ddp::test::tanh_mlp<float> model(7, 24, 3, 1);
     ddp::data_parallel trainer{model, ddp::sgd{.lr = 0.1}, comm, ddp::training_options{}, native_allreduce{}};
-    for (int step = 0; step < 3; ++step) {
+    for (int step = 0; step < 300; ++step) {
         trainer.forward(data.batch(0, 4));
         trainer.backward();
         std::vector<float> ones(10, 1.0f);
+        ddp::allreduce(comm, std::span<float>(ones), native_allreduce{});  // first: nothing else has fetched the mail
         ddp::allreduce(comm, std::span<float>(ones));
-        ddp::allreduce(comm, std::span<float>(ones), native_allreduce{});
         CHECK(ones.back() == static_cast<float>(comm.size() * comm.size()));
         CHECK(trainer.finish().weight == 4 * static_cast<std::uint64_t>(comm.size()));
     }
@@ -192,4 +194,25 @@ TEST_CASE("what one rank throws in a step reaches the others before they wait in
     CHECK(what.find(reason) != std::string::npos);
     float one = 1;
     CHECK_THROWS_AS(ddp::allreduce(comm, std::span<float>(&one, 1), native_allreduce{}), ddp::comm_error);
+}
+
+TEST_CASE("who comes too late to finish() hears that it was, and does not wait in MPI_Allreduce", "[mpi][native]") {
+    boost::mpi::communicator const world;
+    if (world.size() == 1) return;
+    ddp::timing times = ddp::timing::for_tests();
+    times.collective = std::chrono::milliseconds(400);
+    comm_type comm = ddp::mpi_communicator(world, times);
+    ddp::test::task_data<float> const data(7, 3, 16);
+    ddp::test::tanh_mlp<float> model(7, 24, 3, 1);
+    std::string const what = thrown_by([&] {
+        ddp::data_parallel trainer{model, ddp::sgd{.lr = 0.1}, comm, ddp::training_options{}, native_allreduce{}};
+        for (int step = 0; step < 3; ++step) {
+            trainer.forward(data.batch(0, 4));
+            trainer.backward();
+            if (step == 1 && comm.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+            trainer.finish();
+        }
+    });
+    CAPTURE(what);
+    CHECK(what.find("DDP-E204 deadline: rank 0 did not take part in step") == 0);
 }

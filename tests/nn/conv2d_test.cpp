@@ -144,7 +144,7 @@ TEST_CASE("conv2d on no rows has no result, gradients of zero, and adds nothing"
     REQUIRE(all(0));
 }
 
-TEST_CASE("where an image stands in memory and in the batch changes no bit of its result", "[nn]") {
+TEST_CASE("where an image stands in memory and in the batch changes no bit of its result, beyond tiny ones", "[nn]") {
     auto const filters = GENERATE(std::size_t{1}, std::size_t{2}, std::size_t{20});
     auto const kernel = GENERATE(std::size_t{1}, std::size_t{3});
     CAPTURE(filters, kernel);

@@ -170,3 +170,22 @@ TEST_CASE("several ranks leave out the same units of a sample as one", "[nn][ran
         for (std::size_t i = 0; i < alone.size(); ++i) REQUIRE(std::abs(one[i] - alone[i]) < 1e-10);
     }
 }
+
+TEST_CASE("ranks whose dropout would leave out other units hear so when the trainer is made", "[nn][bad-input]") {
+    auto const errors = [](auto seed_of, auto p_of) {
+        return test::errors_of_ranks(2, [&](auto& comm) {
+            nn::sequential model{nn::dropout<double>(p_of(comm.rank())), nn::linear<double>(7, 3),
+                                 nn::mean_squared_error<double>()};
+            if (seed_of(comm.rank()) != 0) model.initialize(seed_of(comm.rank()));
+            data_parallel trainer{model, sgd{.lr = 0.1}, comm};
+        });
+    };
+    auto const same = [](int) { return 0.5; };
+    auto const seven = [](int) { return std::uint64_t{7}; };
+    for (auto const& text : errors(seven, same)) REQUIRE(text.empty());
+    // Rank 0's values go everywhere, its seed does not.
+    for (auto const& text : errors([](int rank) { return std::uint64_t{rank == 0 ? 7u : 0u}; }, same))
+        REQUIRE(text.find("DDP-E102 model differs: rank 1 differs from rank 0: another hash() of the model") == 0);
+    for (auto const& text : errors(seven, [](int rank) { return rank == 0 ? 0.5 : 0.4; }))
+        REQUIRE(text.find("another hash() of the model (such as the seed of dropout)") != std::string::npos);
+}

@@ -102,6 +102,30 @@ TEMPLATE_TEST_CASE("an empty micro-batch may come first or last, and a rank may 
     for (auto const& one : got) REQUIRE(one == std::array{-12.0, -24.0});
 }
 
+TEST_CASE("a model hears the number of each step once, before the step's first forward", "[train]") {
+    auto const got = run_ranks(
+        2,
+        [&](auto& comm) {
+            bound_model model(two_parts);
+            auto trainer = make_trainer(model, comm);
+            std::vector<std::pair<int, std::uint64_t>> heard;
+            model.in_forward = [&] { heard.emplace_back(model.steps_begun, model.step_number); };
+            trainer.step(numbers{{1}});
+            trainer.forward(numbers{{1}});
+            trainer.accumulate();
+            trainer.forward(numbers{{2}});
+            trainer.backward();
+            trainer.finish();
+            trainer.step(comm.rank() == 0 ? numbers{} : numbers{{1}});  // a rank without samples runs no forward
+            trainer.step(numbers{{1}});
+            return heard;
+        },
+        patient());
+    using list = std::vector<std::pair<int, std::uint64_t>>;
+    REQUIRE(got[0] == list{{1, 0}, {2, 1}, {2, 1}, {3, 3}});
+    REQUIRE(got[1] == list{{1, 0}, {2, 1}, {2, 1}, {3, 2}, {4, 3}});
+}
+
 TEST_CASE("what was accumulated goes into a step without a batch, which is then not the last", "[train]") {
     auto const got = run_ranks(
         2,

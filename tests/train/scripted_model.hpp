@@ -59,7 +59,9 @@ public:
     bool whole = true;                                                                // what intact() says
 
     // What it can look at.
-    std::vector<int> steps_seen;  // calls of stepped(i)
+    std::vector<int> steps_seen;     // calls of stepped(i)
+    int steps_begun = 0;             // calls of begin_step
+    std::uint64_t step_number = 77;  // what the last one said
     std::span<double> value(std::size_t i) { return value_[i]; }
 
     std::vector<parameter<double>> parameters() {
@@ -80,6 +82,10 @@ public:
     void stepped(std::size_t i) {
         steps_seen.resize(parts_.size());
         ++steps_seen[i];
+    }
+    void begin_step(std::uint64_t number) {
+        ++steps_begun;
+        step_number = number;
     }
     std::uint64_t weight(numbers const& batch) const {
         in_weight();

@@ -67,9 +67,10 @@ void call_blocking(communicator<T>& comm, operation_info what, F const& f) {
     what.id = comm.next_identity();
     what.fingerprint =
         std::uint64_t{what.count} << 8 | std::uint64_t{static_cast<unsigned char>(*what.element)} << 1 | 1;
-    if (comm.tasks().failed()) comm.check();
     try {
         comm.exclusively([&] {
+            comm.tasks().pump();  // a step that has begun was entered before this: all ranks count alike
+            if (comm.tasks().failed()) return;
             comm.tasks().entered(what);
             f();
         });
@@ -77,6 +78,7 @@ void call_blocking(communicator<T>& comm, operation_info what, F const& f) {
         comm.fail(std::current_exception());
         throw;
     }
+    if (comm.tasks().failed()) comm.check();
 }
 
 }  // namespace detail

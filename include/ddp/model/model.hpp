@@ -78,6 +78,7 @@ struct ready_archetype {
 ///  intact()               false if bound memory was lost; asked before each forward
 ///  stepped(i)             called after value i has changed
 ///  buffers()              a vector of model_buffer; asked afresh each time weights are saved or loaded
+///  hash()                 of settings besides the parameters, such as the seed of what is drawn: ranks compare it
 ///  begin_step(n)          step number n, from 0 and the same on every rank, comes next: before the step's first forward
 ///  training(bool)         mode
 ///  weight(batch)          samples (or tokens) in the batch; default batch.size(). Zero is legal

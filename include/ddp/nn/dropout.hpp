@@ -10,11 +10,18 @@
 #include <string>
 #include <utility>
 
+#include <ddp/core/bytes.hpp>
 #include <ddp/core/contract.hpp>
+#include <ddp/core/digest.hpp>
 #include <ddp/core/random.hpp>
 #include <ddp/kernel/kernel.hpp>
 #include <ddp/nn/layer.hpp>
 #include <ddp/nn/products.hpp>
+
+#if defined(__clang__)
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers' checks keep loops scalar, and nobody minds
+#endif
 
 namespace ddp::nn {
 
@@ -55,9 +62,12 @@ public:
     using element = E;
     static constexpr bool output_is_free = true;
 
-    explicit dropout(double p = 0.5) : p_(p), threshold_(static_cast<std::uint32_t>(std::min(p * 0x1p32, 0x1p32 - 1))) {
+    explicit dropout(double p = 0.5) : p_(p) {
         DDP_EXPECTS(p >= 0 && p < 1, "dropout(" + std::to_string(p) + "): a probability of leaving out is in [0, 1)");
+        threshold_ = static_cast<std::uint32_t>(std::min(p * 0x1p32, 0x1p32 - 1));
     }
+    /// Ranks compare it: they must leave out alike.
+    [[nodiscard]] std::uint64_t hash() const noexcept { return digest().add("dropout").add(bytes_of(p_)).value(); }
 
     matrix_view<E> forward(const_matrix_view<E> x, forward_mode mode) {
         matrix_view<E> y = y_.take(rows_of(x), columns_of(x));
@@ -100,10 +110,14 @@ private:
     }
 
     double p_;
-    std::uint32_t threshold_;  // p * 2^32
+    std::uint32_t threshold_ = 0;  // p * 2^32
     std::span<E const> mask_;  // (rows, columns) of 0 and 1 / (1 - p), of the last forward; empty: nothing is left out
     buffer<E> memory_, y_;
 };
 static_assert(LayerOf<dropout<float>, float>);
 
 }  // namespace ddp::nn
+
+#if defined(__clang__)
+#pragma clang diagnostic pop
+#endif

@@ -162,6 +162,7 @@ struct backward_mode {
 ///  inputs(), outputs()      columns of x and y, where they are fixed; without them y has the columns of x
 ///  forward_in_place(y, mode)  forward whose result takes the place of its argument, for layers whose backward does not
 ///                           need x. Called instead of forward where the layer before has
+///  hash()                   of settings besides the parameters that ranks must have alike; 0: none
 ///  output_is_free           static constexpr bool: y is this layer's own memory and backward does not read it, so the
 ///                           next layer may overwrite it
 template <class L, class E>

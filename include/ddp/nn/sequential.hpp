@@ -15,6 +15,7 @@
 #include <vector>
 
 #include <ddp/core/contract.hpp>
+#include <ddp/core/digest.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/nn/layer.hpp>
 #include <ddp/nn/linear.hpp>
@@ -37,6 +38,7 @@ struct any_layer {
     [[nodiscard]] virtual std::size_t inputs() const = 0;   // 0: any
     [[nodiscard]] virtual std::size_t outputs() const = 0;  // 0: as many as inputs
     [[nodiscard]] virtual bool output_is_free() const = 0;
+    [[nodiscard]] virtual std::uint64_t hash() const = 0;  // 0: nothing that ranks have to compare
 };
 
 template <Element E, LayerOf<E> L>
@@ -77,6 +79,12 @@ struct holder final : any_layer<E> {
             return L::output_is_free;
         else
             return false;
+    }
+    [[nodiscard]] std::uint64_t hash() const override {
+        if constexpr (requires { layer.hash(); })
+            return layer.hash();
+        else
+            return 0;
     }
 
     L layer;
@@ -172,6 +180,18 @@ public:
     /// Whether forward tells its layers that they are being trained (the default) or used.
     void training(bool on) noexcept { mode_.training = on; }
     [[nodiscard]] bool training() const noexcept { return mode_.training; }
+
+    /// What ranks must have alike besides parameters: the seed and the settings of layers that draw.
+    [[nodiscard]] std::uint64_t hash() const {
+        digest all;
+        bool draws = false;
+        for (std::size_t l = 0; l < layers_.size(); ++l)
+            if (std::uint64_t const one = layers_[l]->hash(); one != 0) {
+                all.add(std::uint64_t{l}).add(one);
+                draws = true;
+            }
+        return draws ? all.add(mode_.seed).value() : 0;
+    }
 
     /// Step `number` comes next; from 0 until somebody says so. What layers draw depends on it. The trainer calls it.
     void begin_step(std::uint64_t number) noexcept { mode_.step = number; }

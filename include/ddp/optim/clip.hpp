@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <variant>
 
@@ -79,6 +80,13 @@ struct clip_by_value {
         return digest{}.add("clip_by_value").add(bytes_of(limit)).value();
     }
 
+    /// In the element type as well: a limit that rounds to 0 would keep every gradient from arriving.
+    template <std::floating_point E>
+    void validate_for() const {
+        DDP_EXPECTS(limit >= static_cast<double>(std::numeric_limits<E>::min()) &&
+                        limit <= static_cast<double>(std::numeric_limits<E>::max()),
+                    "clip_by_value: the model's element type does not hold this limit");
+    }
     void validate() const {
         DDP_EXPECTS(std::isfinite(limit) && limit > 0,
                     "clip_by_value: limit must be a finite number > 0; leave clipping out to have none");

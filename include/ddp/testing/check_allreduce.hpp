@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <span>
 #include <string>
@@ -53,7 +54,7 @@ template <Element E>
 std::string difference(std::vector<std::vector<E>> const& got, std::vector<E> const& expected) {
     for (std::size_t rank = 0; rank < got.size(); ++rank)
         for (std::size_t i = 0; i < expected.size(); ++i)
-            if (got[rank][i] != expected[i])
+            if (std::memcmp(&got[rank][i], &expected[i], sizeof(E)) != 0)
                 return "with " + std::to_string(got.size()) + " ranks, element " + std::to_string(i) + " of " +
                        std::to_string(expected.size()) + " on rank " + std::to_string(rank);
     return {};

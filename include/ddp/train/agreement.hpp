@@ -40,10 +40,14 @@ std::string describe(std::span<parameter<E> const> parameters) {
 
 /// What a rank is about to do, as hashes: each has a name in the error.
 struct agenda {
-    static constexpr std::array<std::string_view, 5> names = {
-        "version of the library", "bucket policy", "allreduce algorithm", "optimizer or its settings",
+    static constexpr std::array<std::string_view, 6> names = {
+        "version of the library",
+        "hash() of the model (such as the seed of dropout)",
+        "bucket policy",
+        "allreduce algorithm",
+        "optimizer or its settings",
         "training options (update policy, clipping, schedule, unused, buckets in flight)"};
-    std::array<std::uint64_t, 5> hashes = {};
+    std::array<std::uint64_t, 6> hashes = {};
     std::uint64_t parameters = 0;   // of the description
     std::uint64_t description = 0;  // its bytes
 };

@@ -93,7 +93,14 @@ public:
           reports_(parameters_.size()) {
         expect_uncontracted_kernels();
         if constexpr (requires { optimizer.validate(); }) optimizer.validate();
-        if (options_.clip) std::visit([](auto const& clip) { clip.validate(); }, *options_.clip);
+        if (options_.clip)
+            std::visit(
+                [](auto const& clip) {
+                    clip.validate();
+                    if constexpr (requires { clip.template validate_for<element>(); })
+                        clip.template validate_for<element>();
+                },
+                *options_.clip);
         std::vector<std::size_t> const groups = groups_of(optimizer);
         std::vector<std::size_t> counts;
         for (parameter<element> const& p : parameters_) counts.push_back(p.value.size());
@@ -105,7 +112,10 @@ public:
         gradients_ = make_arena<element>(layout_.size());
 
         detail::agenda mine;
-        mine.hashes = {version_number, map.hash(layout_), hash_of(algorithm),
+        mine.hashes = {version_number,
+                       model_hash(model),
+                       map.hash(layout_),
+                       hash_of(algorithm),
                        digest{}.add(optimizer.hash()).add(std::span<std::size_t const>(groups)).value(),
                        options_hash()};
         comm_.exclusively([&] {  // it joins the scheduler, which the communication thread may be driving
@@ -271,8 +281,17 @@ private:
             DDP_EXPECTS(groups.size() == all.size(), "the optimizer's groups_of() must return one group a parameter");
             return groups;
         } else {
+            static_assert(
+                !requires { &Opt::groups_of; },
+                "groups_of of an optimizer is const and takes a std::span<ddp::parameter<E> const>");
             return {};
         }
+    }
+    [[nodiscard]] static std::uint64_t model_hash(M const& model) {
+        if constexpr (requires { model.hash(); })
+            return static_cast<std::uint64_t>(model.hash());
+        else
+            return 0;
     }
     /// Options of an algorithm that shape its messages have to be alike as well.
     [[nodiscard]] static std::uint64_t hash_of(A const& algorithm) {

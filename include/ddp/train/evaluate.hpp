@@ -94,8 +94,8 @@ template <Transport T, class M, class Next, class Load>
     };
     metrics mine{};
     {
-        mode const evaluating(model);
         try {
+            mode const evaluating(model);
             while (auto const item = next()) mine += model.evaluate(load(*item));
         } catch (...) {
             comm.fail(std::current_exception());

@@ -264,6 +264,7 @@ private:
     /// All buckets before any is stepped: no code of the user's comes between that might throw on one rank only, and leave
     /// the others waiting in a call that has no deadline.
     void sum_blocking() {
+        if (on_.failed()) throw collective_aborted();  // somebody has left: MPI would wait for good
         if (weight_ == 0) return;
         for (std::size_t const b : buckets_.launch()) {
             std::span<E> const data = gradients_.subspan(buckets_.begin(b), buckets_.end(b) - buckets_.begin(b));

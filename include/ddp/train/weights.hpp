@@ -130,7 +130,8 @@ void save_weights(communicator<T>& comm, M& model, std::string const& path, stri
 /// Every rank reads the file; no rank's model changes before every rank has read all of it, and the same. Collective,
 /// between steps.
 ///
-/// Throws  as above, the same on every rank: the text names the ranks that it befell, unless that is everybody.
+/// Throws  as above, the same on every rank: the text names the ranks that it befell, unless that is everybody. Where a
+///         file changes or fails while it is put in place, the communicator has failed with it.
 template <Transport T, Model M>
 string_map load_weights(communicator<T>& comm, M& model, std::string const& path,
                         safetensors_limits const& limits = {}) {
@@ -141,7 +142,12 @@ string_map load_weights(communicator<T>& comm, M& model, std::string const& path
     detail::attempt(comm, mine, text, [&] { return file.emplace(model, path, limits).read(false); });
     detail::agree_on_outcome(comm, mine, text, "load_weights");
     detail::attempt(comm, mine, text, [&] { return detail::put_in_place(model, *file, mine.digest); });
-    detail::agree_on_outcome(comm, mine, text, "load_weights");
+    try {
+        detail::agree_on_outcome(comm, mine, text, "load_weights");
+    } catch (data_error const&) {  // some ranks hold the new values, some a mixture: nobody may train on
+        comm.fail(std::current_exception());
+        throw;
+    }
     return file->metadata();
 }
 
@@ -149,9 +155,9 @@ string_map load_weights(communicator<T>& comm, M& model, std::string const& path
 /// some of a failed step's updates went into are never written.
 template <detail::TrainerLike C>
 void save_weights(C& trainer, std::string const& path, string_map metadata = {}) {
-    trainer.comm().check();
-    DDP_EXPECTS(!trainer.torn(),
-                "the values are torn: a step failed half-way. Go back to weights that were saved before");
+    {
+        detail::between_steps const now(trainer.comm());
+    }  // throws within a step, and after a failure, which may tear values
     metadata.emplace("ddp.steps", std::to_string(trainer.completed_steps()));
     save_weights(trainer.comm(), trainer.model(), path, std::move(metadata));
 }

@@ -57,6 +57,16 @@ std::vector<kept_tensor> kept_tensors(M& model) {
         DDP_EXPECTS(t.strides.empty() || t.bytes.empty() ||
                         (t.strides.size() == t.shape.size() && last < t.bytes.size() * 8 / bits_of(t.type)),
                     "the strides of " + in_quotes(t.name) + " lead out of its memory, or are not one a dimension");
+        std::vector<std::pair<std::size_t, std::size_t>> steps;  // stride, extent
+        for (std::size_t d = 0; d < t.strides.size(); ++d)
+            if (t.shape[d] > 1) steps.emplace_back(t.strides[d], t.shape[d]);
+        std::sort(steps.begin(), steps.end());
+        std::size_t dense = 1;
+        for (auto const& [stride, extent] : steps) {
+            DDP_EXPECTS(t.bytes.empty() || stride == dense,
+                        "the strides of " + in_quotes(t.name) + " meet some element twice: its memory must be dense");
+            dense *= extent;
+        }
     }
     return all;
 }
