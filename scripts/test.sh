@@ -3,7 +3,8 @@
 #
 #   scripts/test.sh [--preset release|debug|clang|asan|tsan] [arguments of ctest, such as -R collective]
 #
-# Presets are CMakePresets.json's; the sanitizers leave out the Fashion-MNIST trainings and the package tests.
+# Presets are CMakePresets.json's; all but release and debug leave out what does not
+# depend on the compiler (pages, packages, messages, the fuzzer), the sanitizers also the Fashion-MNIST trainings.
 # Environment: DDP_JOBS (default: the cores), DDP_SETUP=skip, DDP_WERROR=ON.
 set -euo pipefail
 cd "$(dirname "$0")/.."
