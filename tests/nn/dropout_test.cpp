@@ -85,7 +85,7 @@ TEST_CASE("dropout leaves out as many as it should, and keeps the mean", "[nn][r
 }
 
 TEST_CASE("dropout does nothing in evaluation, nor with a probability of 0", "[nn]") {
-    nn::dropout<float> layer(0.5), never(0);
+    nn::dropout<float> layer(0.5), nothing(0);
     auto const x = test::random_numbers<float>(30, 1);
     auto const expected = [&] {
         auto all = x;
@@ -96,7 +96,7 @@ TEST_CASE("dropout does nothing in evaluation, nor with a probability of 0", "[n
     std::vector<std::uint32_t> const samples{1, 2, 3};
     REQUIRE(test::pass_through(layer, x, 3, {}, {.samples = samples}) != expected);
     REQUIRE(test::pass_through(layer, x, 3, {}, {.training = false}) == expected);
-    REQUIRE(test::pass_through(never, x, 3) == expected);
+    REQUIRE(test::pass_through(nothing, x, 3) == expected);
     REQUIRE(test::same_in_place(layer, 3, 10, {.samples = samples}));
     REQUIRE(test::same_in_place(layer, 3, 10, {.training = false}));
 }

@@ -63,7 +63,7 @@ TEST_CASE("on Fashion-MNIST the losses of the first 100 steps do not depend on t
     char const* const directory = std::getenv("FASHION_DATA");
     auto const images = load_idx_classification<gzip_source>(
         directory != nullptr ? directory : "/usr/share/datasets/fashion-mnist", data_split::train);
-    for (std::uint64_t const seed : {1, 7}) {
+    for (std::uint64_t const seed : {std::uint64_t{1}, std::uint64_t{7}}) {
         auto const expected = losses(images, 1, seed, 100);
         REQUIRE(expected.size() == 100);
         REQUIRE(expected.back() < 0.5 * expected.front());

@@ -59,12 +59,13 @@ inline void tune_unconnected(int fd) noexcept {
     // BBR, some systems' default, took 1.7 times as long on loopback and short links.
     ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5);
 }
-/// Once connected. The user timeout lies above `dead`: below it the kernel would kill a connection whose peer is only slow.
+/// Once connected. Silence is found out by heartbeats; the user timeout only ends what nobody has closed. It lies far above
+/// `dead`: the kernel counts the time in which a whole job is stopped (Ctrl-Z, a sleeping machine), heartbeats do not.
 inline void tune_connected(int fd, timing const& times) noexcept {
     int const on = 1;
     ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-    unsigned const limit = static_cast<unsigned>(times.dead.count()) + 1000;
+    unsigned const limit = static_cast<unsigned>((times.dead + times.collective).count());
     ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, sizeof limit);
     ::fcntl(fd, F_SETFD, FD_CLOEXEC);
 }
