@@ -22,6 +22,7 @@ std::uint64_t train(Comm& comm, Buckets const& buckets, bool show) {
     if (show) {
         auto const parameters = model.parameters();
         std::vector<std::size_t> counts;
+        counts.reserve(parameters.size());
         for (auto const& p : parameters) counts.push_back(p.value.size());
         print(buckets.plan({.counts = counts}), parameters);
     }

@@ -51,7 +51,7 @@ static_assert(ddp::TrainingObserver<reduction_timer>);
 
 int main() {
     return ddp::run_main<ddp::threads>({.ranks = 2}, [](auto& comm) {
-        toy_model model({256, 64 * 256, 256, 1});
+        toy_model model({256, 16384, 256, 1});
         reduction_table table;
         ddp::data_parallel trainer{model,
                                    ddp::sgd{.lr = 0.1},

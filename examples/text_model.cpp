@@ -108,10 +108,11 @@ bool train(settings const& with, std::string_view transport, Comm& comm) {
     std::size_t seen = 0;
     ddp::mean_metric loss;
     for (std::size_t step = 1; step <= with.steps; ++step) {
-        auto mine = batches.next();
-        if (!mine) mine = batches.next();  // the next epoch
-        auto const result = trainer.step(load(*mine));
-        loss.add(result.loss, mine->size());
+        auto next = batches.next();
+        if (!next) next = batches.next();  // the next epoch
+        auto const mine = next.value_or(std::span<std::uint32_t const>());
+        auto const result = trainer.step(load(mine));
+        loss.add(result.loss, mine.size());
         seen += result.weight;
         spent = std::chrono::duration<double>(trainer.times().total).count();
         bar.show(step, static_cast<double>(seen) / spent, text("step %zu  loss %.3f", step, result.loss));
