@@ -10,12 +10,13 @@
 #include <deque>
 #include <limits>
 #include <memory>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include <ddp/comm/network_model.hpp>
 #include <ddp/comm/transport.hpp>
+#include <ddp/comm/virtual_events.hpp>
+#include <ddp/comm/virtual_messages.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/random.hpp>
 
@@ -42,9 +43,9 @@ public:
     /// Since the world was made; the scripts of faults count from there as well.
     [[nodiscard]] nanoseconds elapsed() const noexcept { return now_ - start(); }
     [[nodiscard]] static constexpr time_point start() noexcept { return time_point(std::chrono::hours(24)); }
-    [[nodiscard]] std::uint64_t events() const noexcept { return processed_; }
+    [[nodiscard]] std::uint64_t events() const noexcept { return events_.taken(); }
     /// A digest of every event so far: time, kind and place.
-    [[nodiscard]] std::uint64_t trace() const noexcept { return trace_; }
+    [[nodiscard]] std::uint64_t trace() const noexcept { return events_.trace(); }
 
     // The script. Times count from start().
 
@@ -69,19 +70,14 @@ public:
     /// Moves the clock to the next moment at which something happens, and lets it happen; or to `until`, if that is
     /// sooner. Returns whether anything happened. With nothing to come and no `until`, throws: nobody would ever wake.
     bool advance(time_point until = never) {
-        if (events_.empty() || events_.front().when > until) {
+        if (events_.empty() || events_.next() > until) {
             if (until == never)
                 throw error(errc::deadline, "virtual time: every rank waits and nothing will ever happen");
             now_ = std::max(now_, until);
             return false;
         }
-        now_ = std::max(now_, events_.front().when);
-        while (!events_.empty() && events_.front().when <= now_) {
-            std::pop_heap(events_.begin(), events_.end(), later);
-            event const next = events_.back();
-            events_.pop_back();
-            process(next);
-        }
+        now_ = std::max(now_, events_.next());
+        while (!events_.empty() && events_.next() <= now_) process(events_.take());
         return true;
     }
     /// Whether progress() moves the clock itself while its rank has nothing to do. False: it returns at once, because
@@ -105,52 +101,13 @@ public:
 private:
     friend class virtual_transport;
 
-    enum class kind : std::uint8_t { head, delivered, record, left, closed, timer, kill, freeze, thaw };
-    struct event {
-        time_point when;
-        std::uint64_t order;
-        kind what;
-        int rank;             // at whom it happens
-        std::uint32_t index;  // message, record, peer or cookie
-    };
-    [[nodiscard]] static bool later(event const& a, event const& b) noexcept {
-        return a.when != b.when ? a.when > b.when : a.order > b.order;
-    }
-    static constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
+    using kind = detail::virtual_net::event_kind;
+    using event = detail::virtual_net::event;
+    using message = detail::virtual_net::message;
+    using channel = detail::virtual_net::channel;
+    using channel_map = detail::virtual_net::channel_map;
+    static constexpr std::uint32_t none = detail::virtual_net::none;
 
-    struct message {
-        completion* sender = nullptr;  // null: it has completed, or was withdrawn
-        std::vector<std::byte> copy;   // of an early message; keeps its capacity
-        std::uint64_t fingerprint = 0;
-        std::size_t size = 0;
-        identity id;
-        time_point sent;  // its last byte has left the card
-        std::uint32_t next = none;
-        int from = -1, to = -1;
-        bool stored = false;  // the bytes are in `copy`
-    };
-    struct channel_key {
-        int peer;
-        identity id;
-        bool operator==(channel_key const&) const = default;
-    };
-    struct channel_hash {
-        std::size_t operator()(channel_key const& k) const noexcept {
-            std::uint64_t h = static_cast<std::uint64_t>(k.peer) * 0x9e3779b97f4a7c15u;
-            h = (h ^ k.id.index) * 0xbf58476d1ce4e5b9u;
-            h = (h ^ (h >> 29) ^ (std::uint64_t{k.id.group} << 32 | k.id.channel)) * 0x94d049bb133111ebu;
-            return static_cast<std::size_t>(h ^ (h >> 32));
-        }
-    };
-    /// Messages of one identity from one peer, seen from the receiver.
-    struct channel {
-        completion_list receives;                 // no message has met them yet
-        std::uint32_t first = none, last = none;  // messages that came before their receive
-        std::uint32_t under_way = 0;
-        time_point latest = {};  // arrival of the last one sent
-        [[nodiscard]] bool idle() const noexcept { return receives.empty() && first == none && under_way == 0; }
-    };
-    using channel_map = std::unordered_map<channel_key, channel, channel_hash>;
     struct station {
         channel_map channels;
         completion_list sends;        // posted here, not ended
@@ -176,10 +133,7 @@ private:
     station& at(int rank) noexcept { return stations_[static_cast<std::size_t>(rank)]; }
     [[nodiscard]] station const& at(int rank) const noexcept { return stations_[static_cast<std::size_t>(rank)]; }
 
-    void schedule(time_point when, kind what, int rank, std::uint32_t index) {
-        events_.push_back({when, order_++, what, rank, index});
-        std::push_heap(events_.begin(), events_.end(), later);
-    }
+    void schedule(time_point when, kind what, int rank, std::uint32_t index) { events_.put(when, what, rank, index); }
     [[nodiscard]] nanoseconds wire(std::size_t bytes) const noexcept {
         return nanoseconds(static_cast<std::int64_t>(static_cast<double>(bytes) * 1e9 / network_.bytes_per_second));
     }
@@ -200,39 +154,10 @@ private:
         moved_.push_back(rank);
     }
 
-    // Messages and channels live in pools.
-
-    std::uint32_t take_message() {
-        if (free_ == none) {
-            messages_.emplace_back();
-            return static_cast<std::uint32_t>(messages_.size() - 1);
-        }
-        std::uint32_t const index = free_;
-        free_ = messages_[index].next;
-        messages_[index].next = none;
-        return index;
-    }
-    void drop(std::uint32_t index) noexcept {
-        message& m = messages_[index];
-        if (m.sender != nullptr) m.sender->moved = none;
-        m.sender = nullptr;
-        m.stored = false;
-        m.next = std::exchange(free_, index);
-    }
     channel_map::iterator channel_of(station& s, int peer, identity const& id) {
-        channel_key const key{peer, id};
-        auto const found = s.channels.find(key);
-        if (found != s.channels.end()) return found;
-        if (spare_.empty()) return s.channels.try_emplace(key).first;
-        channel_map::node_type node = std::move(spare_.back());
-        spare_.pop_back();
-        node.key() = key;
-        node.mapped() = {};
-        return s.channels.insert(std::move(node)).position;
+        return spare_.find_or_make(s.channels, peer, id);
     }
-    void release(station& s, channel_map::iterator c) {
-        if (c->second.idle()) spare_.push_back(s.channels.extract(c));
-    }
+    void release(station& s, channel_map::iterator c) { spare_.release(s.channels, c); }
 
     void end(int rank, completion& node, op_status how) {
         node.status = how;
@@ -265,7 +190,7 @@ private:
         here.sends.push_back(node);
         if (here.dead) return;
         if (++here.posted == here.fatal) return die(here, from);
-        std::uint32_t const index = take_message();
+        std::uint32_t const index = messages_.take();
         message& m = messages_[index];
         m.sender = &node;
         m.fingerprint = what.fingerprint;
@@ -294,7 +219,7 @@ private:
             m.next = none;
             bool const withdrawn = m.sender == nullptr && !m.stored;
             if (!withdrawn) hand_over(m, node);
-            drop(index);
+            messages_.drop(index);
             if (!withdrawn) return release(here, found);
         }
         if (departed(here, peer) && c.under_way == 0) {
@@ -333,7 +258,7 @@ private:
         s.aborted = true;
         std::swap(going_, s.done);
         while (completion* const node = s.sends.pop_front()) {
-            if (node->moved != none) messages_[node->moved].sender = nullptr;
+            messages_.withdraw(*node);
             node->status = op_status::aborted;
             going_.push_back(*node);
         }
@@ -372,11 +297,6 @@ private:
     }
 
     void process(event const& e) {
-        ++processed_;
-        for (std::uint64_t const word :
-             {static_cast<std::uint64_t>(e.when.time_since_epoch().count()),
-              std::uint64_t{static_cast<std::uint8_t>(e.what)} << 32 | static_cast<std::uint32_t>(e.rank)})
-            trace_ = (trace_ ^ (trace_ >> 29) ^ word) * 0x9e3779b97f4a7c15u;
         station& s = at(e.rank);
         if (s.frozen && e.what != kind::thaw && e.what != kind::kill) {
             s.missed.push_back(e);
@@ -408,7 +328,7 @@ private:
     void lost(station& s, std::uint32_t index) {
         auto const c = s.channels.find({messages_[index].from, messages_[index].id});
         --c->second.under_way;
-        drop(index);
+        messages_.drop(index);
         release(s, c);
     }
     void delivered(station& s, event const& e) {
@@ -419,7 +339,7 @@ private:
         --c.under_way;
         if (completion* const receive = c.receives.pop_front()) {
             hand_over(m, *receive);
-            drop(e.index);
+            messages_.drop(e.index);
             return release(s, found);
         }
         (c.last != none ? messages_[c.last].next : c.first) = e.index;
@@ -453,7 +373,7 @@ private:
         for (completion* node = s.sends.front(); node != nullptr;) {
             completion& send = *std::exchange(node, node->next);
             if (send.peer != peer) continue;
-            if (send.moved != none) messages_[send.moved].sender = nullptr;
+            messages_.withdraw(send);
             s.sends.erase(send);
             end(e.rank, send, op_status::closed);
         }
@@ -470,14 +390,12 @@ private:
     std::uint64_t drawn_ = 0;
     time_point now_ = start();
     bool advances_ = true;
-    std::vector<event> events_;  // a heap
-    std::uint64_t order_ = 0, processed_ = 0, trace_ = 0;
+    detail::virtual_net::event_queue events_;
     std::vector<station> stations_;
     std::vector<report> const silence_;
     std::vector<hole> holes_;
-    std::deque<message> messages_;
-    std::uint32_t free_ = none;
-    std::vector<channel_map::node_type> spare_;
+    detail::virtual_net::message_pool messages_;
+    detail::virtual_net::channel_pool spare_;
     struct published {
         int rank;
         failure record;

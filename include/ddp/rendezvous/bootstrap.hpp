@@ -32,6 +32,7 @@
 #include <ddp/rendezvous/environment.hpp>
 #include <ddp/rendezvous/tcp_socket.hpp>
 #include <ddp/rendezvous/tcp_store.hpp>
+#include <ddp/rendezvous/tcp_store_server.hpp>
 
 namespace ddp {
 

@@ -4,13 +4,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <new>
-#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -26,11 +23,14 @@
 #include <ddp/kernel/kernel.hpp>
 #include <ddp/model/layout.hpp>
 #include <ddp/model/model.hpp>
+#include <ddp/model/parameter_list.hpp>
 #include <ddp/optim/optimizer.hpp>
 #include <ddp/train/agreement.hpp>
+#include <ddp/train/arena.hpp>
 #include <ddp/train/bucket.hpp>
 #include <ddp/train/events.hpp>
 #include <ddp/train/options.hpp>
+#include <ddp/train/ready_reports.hpp>
 #include <ddp/train/reducer.hpp>
 
 namespace ddp {
@@ -48,15 +48,6 @@ struct step_times {
     std::chrono::nanoseconds total{};   ///< in step()
     std::chrono::nanoseconds waited{};  ///< of that, waiting for communication after backward had ended
 };
-
-/// Memory for one array of a model's parameters, zeroed, on a 64-byte boundary.
-template <Element E>
-[[nodiscard]] std::shared_ptr<E[]> make_arena(std::size_t count) {
-    auto* const raw =
-        static_cast<E*>(::operator new(std::max<std::size_t>(1, count) * sizeof(E), std::align_val_t{64}));
-    std::fill_n(raw, count, E(0));
-    return std::shared_ptr<E[]>(raw, [](E* p) { ::operator delete(p, std::align_val_t{64}); });
-}
 
 /// Data-parallel training: the gradient of every step is the mean over the samples of all ranks, and after every step all
 /// ranks hold the same bits.
@@ -87,7 +78,7 @@ public:
         : model_(model),
           comm_(comm),
           options_(options),
-          parameters_(list_parameters(model)),
+          parameters_(detail::list_parameters(model)),
           observer_(observer),
           home_(std::this_thread::get_id()),
           reports_(parameters_.size()) {
@@ -106,22 +97,20 @@ public:
         for (parameter<element> const& p : parameters_) counts.push_back(p.value.size());
         std::size_t const grain = reducer_type::slice_grain(options_.norm_clip() != nullptr);
         bucket_plan const plan = buckets.plan({counts, sizeof(element), grain});
-        layout_ = layout(counts, plan.order, sizeof(element));
-        detail::bucket_map map(plan, layout_, grain);
-        values_ = make_arena<element>(layout_.size());
-        gradients_ = make_arena<element>(layout_.size());
+        memory_ = detail::arena<element>(layout(counts, plan.order, sizeof(element)));
+        detail::bucket_map map(plan, memory_.where(), grain);
 
         detail::agenda mine;
         mine.hashes = {version_number,
                        model_hash(model),
-                       map.hash(layout_),
+                       map.hash(memory_.where()),
                        hash_of(algorithm),
                        digest{}.add(optimizer.hash()).add(std::span<std::size_t const>(groups)).value(),
                        options_hash()};
         comm_.exclusively([&] {  // it joins the scheduler, which the communication thread may be driving
-            reducer_ =
-                std::make_unique<reducer_type>(comm_.tasks(), algorithm, optimizer, layout_, std::move(map), options_,
-                                               ready_releases<M> && bound, gradients(), values(), observer_, groups);
+            reducer_ = std::make_unique<reducer_type>(comm_.tasks(), algorithm, optimizer, memory_.where(),
+                                                      std::move(map), options_, ready_releases<M> && bound,
+                                                      memory_.gradients(), memory_.values(), observer_, groups);
         });
         try {
             start(mine);
@@ -229,50 +218,6 @@ private:
     using reducer_type = reducer<T, element, Opt, A, Obs>;
     static constexpr bool bound = BindableModel<M>;
 
-    [[nodiscard]] std::span<element> values() const noexcept { return {values_.get(), layout_.size()}; }
-    [[nodiscard]] std::span<element> gradients() const noexcept { return {gradients_.get(), layout_.size()}; }
-    [[nodiscard]] std::span<element> value_of(std::size_t i) const noexcept {
-        return values().subspan(layout_.begin(i), layout_.count(i));
-    }
-    [[nodiscard]] std::span<element> gradient_of(std::size_t i) const noexcept {
-        return gradients().subspan(layout_.begin(i), layout_.count(i));
-    }
-
-    static std::vector<parameter<element>> list_parameters(M& model) {
-        std::vector<parameter<element>> all = model.parameters();
-        DDP_EXPECTS(!all.empty(), "the model has no parameters to train: parameters() returned none");
-        for (parameter<element> const& p : all) {
-            std::size_t count = 1;
-            for (std::size_t const extent : p.shape) count *= extent;
-            DDP_EXPECTS(p.value.size() == count && p.gradient.size() == count,
-                        "parameter '" + p.name + "': value and gradient must have as many elements as its shape says");
-        }
-        std::vector<parameter<element> const*> sorted;
-        for (parameter<element> const& p : all) sorted.push_back(&p);
-        // Neighbours in the order of `key` must not collide; checks names, then memory, in O(n log n).
-        // compare_three_way orders unrelated pointers too, and <compare> costs nothing; std::less wants <functional>.
-        auto const refuse = [&](auto const& key, auto const& collide, auto const& say) {
-            std::sort(sorted.begin(), sorted.end(),
-                      [&](auto const* a, auto const* b) { return std::compare_three_way{}(key(*a), key(*b)) < 0; });
-            for (std::size_t i = 1; i < sorted.size(); ++i)
-                DDP_EXPECTS(!collide(*sorted[i - 1], *sorted[i]),
-                            say(*sorted[i - 1], *sorted[i]) + ": tied parameters are one, and names are unique");
-        };
-        auto const overlap = [](std::span<element> a, std::span<element> b) {
-            return !a.empty() && !b.empty() && std::compare_three_way{}(b.data(), a.data() + a.size()) < 0;
-        };
-        auto const share = [](auto const& a, auto const& b) {
-            return "parameters '" + a.name + "' and '" + b.name + "' share memory";
-        };
-        refuse([](auto const& p) -> std::string const& { return p.name; },
-               [](auto const& a, auto const& b) { return a.name == b.name; },
-               [](auto const& a, auto const&) { return "parameter '" + a.name + "' is listed twice"; });
-        refuse([](auto const& p) { return p.value.data(); },
-               [&](auto const& a, auto const& b) { return overlap(a.value, b.value); }, share);
-        refuse([](auto const& p) { return p.gradient.data(); },
-               [&](auto const& a, auto const& b) { return overlap(a.gradient, b.gradient); }, share);
-        return all;
-    }
     /// The group of each parameter, where the optimizer has groups; empty where it has none.
     [[nodiscard]] std::vector<std::size_t> groups_of(Opt const& optimizer) const {
         std::span<parameter<element> const> const all = parameters_;
@@ -321,44 +266,29 @@ private:
                 comm_.tasks().entered({"data_parallel", 0, "", "", id, fingerprint});
                 return detail::expect_agreement(comm_.tasks(), description, mine);
             });
-            broadcast(comm_, values(), 0);
+            broadcast(comm_, memory_.values(), 0);
         }
         digest all;
         for (std::uint64_t const hash : mine.hashes) all.add(hash);
         reducer_->agree_on(all.add(mine.parameters).value());
-        bind();
+        if constexpr (bound) memory_.bind(model_, std::span(parameters_));
         values_changed();
-    }
-    void bind() {
-        if constexpr (bound) {
-            storage<element> memory;
-            memory.owner = std::make_shared<std::pair<std::shared_ptr<element[]>, std::shared_ptr<element[]>>>(
-                values_, gradients_);
-            for (std::size_t i = 0; i < parameters_.size(); ++i) {
-                memory.values.push_back(value_of(i));
-                memory.gradients.push_back(gradient_of(i));
-                parameters_[i].value = value_of(i);
-                parameters_[i].gradient = gradient_of(i);
-            }
-            model_.bind(std::move(memory));
-        }
     }
     void copy_values_in() {
         for (std::size_t i = 0; i < parameters_.size(); ++i)
-            std::copy(parameters_[i].value.begin(), parameters_[i].value.end(), value_of(i).begin());
+            std::copy(parameters_[i].value.begin(), parameters_[i].value.end(), memory_.value(i).begin());
     }
     void values_changed() {
         for (std::size_t i = 0; i < parameters_.size(); ++i) {
-            if constexpr (!bound) std::copy(value_of(i).begin(), value_of(i).end(), parameters_[i].value.begin());
+            if constexpr (!bound)
+                std::copy(memory_.value(i).begin(), memory_.value(i).end(), parameters_[i].value.begin());
             if constexpr (requires { model_.stepped(i); }) model_.stepped(i);
         }
     }
     void detach() noexcept {
         comm_.exclusively([&] {
-            if (comm_.tasks().failed()) {  // the transport may not have let go of what was posted
-                comm_.keep(values_);
-                comm_.keep(gradients_);
-            }
+            // The transport of a failed communicator may not have let go of what was posted.
+            if (comm_.tasks().failed()) comm_.keep(memory_.owner());
             if (!reducer_->idle()) {  // its coroutines end before it does
                 comm_.tasks().fail(failure_kind::threw, errc::remote_exception, -1, "a trainer ended within a step");
                 comm_.tasks().pump();
@@ -419,12 +349,12 @@ private:
         weighed_ = false;
         bool const assigns = accumulated_ == 0;
         if (weight_ != 0) {
-            std::fill(reports_.begin(), reports_.end(), std::uint8_t{0});
+            reports_.start_pass();
             pass<element> const how{.scale = static_cast<element>(weight_), .accumulate = !assigns};
             tell_peers(
                 [&] { model_.backward(how, [this, synchronise](std::size_t i) { this->ready(i, synchronise); }); });
             for (std::size_t i = 0; i < parameters_.size(); ++i)
-                if (reports_[i] == 0 && options_.unused == unused::allowed) {
+                if (reports_.missing(i) && options_.unused == unused::allowed) {
                     if (assigns) std::fill(parameters_[i].gradient.begin(), parameters_[i].gradient.end(), element(0));
                     ready(i, synchronise);
                 }
@@ -441,35 +371,17 @@ private:
 
     /// Called by the model. Never throws.
     void ready(std::size_t i, bool synchronise) noexcept {
-        if (i >= parameters_.size()) {
-            stray_ = i;
-            return;
-        }
-        if (reports_[i] < 2) ++reports_[i];
-        if (reports_[i] == 1 && synchronise) hand_over(i);
+        if (reports_.add(i) && synchronise) hand_over(i);
     }
     void hand_over(std::size_t i) noexcept {
         if constexpr (!bound)
-            std::copy(parameters_[i].gradient.begin(), parameters_[i].gradient.end(), gradient_of(i).begin());
+            std::copy(parameters_[i].gradient.begin(), parameters_[i].gradient.end(), memory_.gradient(i).begin());
         if (reducer_->ready(i)) move_on();
     }
     void expect_all_reported() {
-        bool const once = std::all_of(reports_.begin(), reports_.end(), [](std::uint8_t times) { return times == 1; });
-        if (once && !stray_) return;  // before any word is allocated
-        std::string const rank = "rank " + std::to_string(comm_.rank()) + ": backward ";
-        std::string complaint;
-        if (stray_)
-            complaint = rank + "reported parameter #" + std::to_string(*stray_) + ", but the model has " +
-                        std::to_string(parameters_.size()) + ": ready(i) takes the index in parameters()";
-        for (std::size_t i = 0; i < parameters_.size() && complaint.empty(); ++i) {
-            std::string const which = "parameter #" + std::to_string(i) + " '" + parameters_[i].name + "'";
-            if (reports_[i] > 1)
-                complaint = rank + "reported " + which + " twice: call ready(i) once, when gradient i is final";
-            if (reports_[i] == 0)
-                complaint = rank + "never reported " + which +
-                            ": call ready(i) for every parameter, or set training_options.unused = "
-                            "ddp::unused::allowed if it takes no part in this loss";
-        }
+        if (reports_.each_once()) return;  // before any word is allocated
+        std::string const complaint =
+            reports_.complaint(comm_.rank(), std::span<parameter<element> const>(parameters_));
         end_step();
         comm_.exclusively([&] { comm_.tasks().fail(failure_kind::mismatch, errc::gradient, comm_.rank(), complaint); });
         comm_.check();
@@ -519,17 +431,14 @@ private:
     std::vector<parameter<element>> parameters_;
     Obs observer_;
     std::thread::id home_;
-    layout layout_;
-    std::shared_ptr<element[]> values_;
-    std::shared_ptr<element[]> gradients_;
+    detail::arena<element> memory_;
     std::unique_ptr<reducer_type> reducer_;
 
     std::uint64_t weight_ = 0;       // of the batch that forward saw last
     std::uint64_t accumulated_ = 0;  // of the passes since the last step
     bool weighed_ = false;           // there was a forward that no backward has gone through yet
     bool begun_ = false;
-    std::vector<std::uint8_t> reports_;  // of parameter i in this pass; 2 means too many
-    std::optional<std::size_t> stray_;   // an index that is no parameter's, reported by backward
+    detail::ready_reports reports_;
     step_times times_;
 };
 

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -25,19 +24,17 @@
 #include <ddp/collective/direct_allreduce.hpp>
 #include <ddp/comm/lane.hpp>
 #include <ddp/core/observe.hpp>
-#include <ddp/kernel/norm.hpp>
 #include <ddp/kernel/sum.hpp>
 #include <ddp/model/layout.hpp>
 #include <ddp/optim/clip.hpp>
 #include <ddp/optim/optimizer.hpp>
-#include <ddp/optim/schedule.hpp>
 #include <ddp/train/bucket.hpp>
 #include <ddp/train/events.hpp>
+#include <ddp/train/gradient_norm.hpp>
 #include <ddp/train/options.hpp>
+#include <ddp/train/stepper.hpp>
 
 namespace ddp {
-
-static_assert(statistics_block == norm_block);
 
 /// What one rank says at the start of a step; the sum of weights divides the sum of gradients.
 struct step_ticket {
@@ -51,13 +48,13 @@ class reducer final : public mailbox_client {
 public:
     /// `gradients` and `values` are arenas of where.size() elements that outlive the reducer. `groups` has the group of
     /// each parameter; empty: there is one.
-    reducer(scheduler<T>& on, A algorithm, Opt optimizer, layout where, detail::bucket_map buckets,
+    reducer(scheduler<T>& on, A algorithm, Opt const& optimizer, layout const& where, detail::bucket_map buckets,
             training_options const& options, bool ready_releases, std::span<E> gradients, std::span<E> values,
             Obs& observer, std::vector<std::size_t> const& groups = {})
         : on_(on),
           algorithm_(algorithm),
-          optimizer_(optimizer),
-          layout_(std::move(where)),
+          stepper_(optimizer, where, groups),
+          statistics_(options.norm_clip() != nullptr ? where : layout()),
           buckets_(std::move(buckets)),
           options_(options),
           ready_releases_(ready_releases),
@@ -79,20 +76,19 @@ public:
         std::size_t state = 0;
         for (std::size_t b = 0; b < buckets_.count(); ++b) {
             go_.emplace_back(on_);
-            cuts_.push_back(layout_.slices(buckets_.begin(b), buckets_.end(b), ranks(), grain));
+            cuts_.push_back(where.slices(buckets_.begin(b), buckets_.end(b), ranks(), grain));
             state_begin_.push_back(state);
             state += sharded() ? cuts_[b][me() + 1] - cuts_[b][me()] : buckets_.end(b) - buckets_.begin(b);
+            if (options_.norm_clip()) {
+                first_block_.push_back(statistics_.block_at(buckets_.begin(b)));
+                block_cuts_.emplace_back();
+                for (std::size_t const cut : cuts_[b])
+                    block_cuts_[b].push_back(statistics_.block_at(cut) - first_block_[b]);
+            }
             for (std::size_t& cut : cuts_[b]) cut -= buckets_.begin(b);
-            if (options_.norm_clip()) block_cuts_.push_back(block_cuts(b));
         }
         roots_.resize(buckets_.count() + 1);
-        state_.assign(state * optimizer_.slot_count(), E(0));
-        slots_.resize(optimizer_.slot_count());
-        if (options_.norm_clip()) {
-            squares_.resize(layout_.blocks());
-            norms_.resize(layout_.parameters());
-        }
-        find_runs(groups);
+        stepper_.hold(state);
         done_.set();
         on_.add(*this);
     }
@@ -300,12 +296,14 @@ private:
         std::size_t const from = begin + (sharded() ? cuts[me()] : 0);
         std::size_t const to = begin + (sharded() ? cuts[me() + 1] : data.size());
         if (options_.norm_clip()) {
-            sum_squares(from, to);
+            statistics_.add(std::span<E const>(gradients_), from, to);
             if (sharded())
-                co_await direct_allreduce::all_gather({}, over, squares_of(b),
+                co_await direct_allreduce::all_gather({}, over,
+                                                      statistics_.squares(first_block_[b], block_cuts_[b].back()),
                                                       std::span<std::size_t const>(block_cuts_[b]));
             if (--ungated_ == 0) {
-                decide_clipping();
+                norm_ = statistics_.value();
+                clip_ = options_.norm_clip()->factor(norm_);
                 gate_.set();
             }
             co_await gate_;
@@ -324,83 +322,14 @@ private:
     void step_range(std::size_t b, std::size_t from, std::size_t to) {
         if (auto const* const clip = options_.value_clip()) clip->apply(gradients_.subspan(from, to - from));
         std::size_t const origin = buckets_.begin(b) + (sharded() ? cuts_[b][me()] : 0);
-        std::size_t const all = slots_.empty() ? 0 : state_.size() / slots_.size();
-        double const factor = options_.rate.factor(updates_);
-        auto run = std::upper_bound(runs_.begin(), runs_.end(), from,
-                                    [](std::size_t at, group_run const& r) { return at < r.end; });
-        for (std::size_t count = 0; from != to; from += count, ++run) {
-            count = std::min(to, run->end) - from;
-            step_info const info{.step = updates_ + 1,
-                                 .learning_rate = base_rate(run->group) * factor,
-                                 .gradient_scale = options_.norm_clip() ? factor_ : 1.0,
-                                 .group = run->group};
-            for (std::size_t k = 0; k < slots_.size(); ++k)
-                slots_[k] = std::span<E>(state_).subspan(k * all + state_begin_[b] + (from - origin), count);
-            optimizer_.step(info, std::span<E const>(gradients_.subspan(from, count)), values_.subspan(from, count),
-                            slot_spans<E>(slots_));
-        }
-    }
-    [[nodiscard]] double base_rate(std::size_t group) const {
-        if constexpr (requires { optimizer_.learning_rate(group); })
-            return optimizer_.learning_rate(group);
-        else
-            return optimizer_.learning_rate();
-    }
-
-    /// Neighbours of one group in the arena, with the gaps behind them, which are stepped in one call.
-    struct group_run {
-        std::size_t end;
-        std::size_t group;
-    };
-    void find_runs(std::vector<std::size_t> const& groups) {
-        for (std::size_t const i : layout_.order()) {
-            std::size_t const group = groups.empty() ? 0 : groups[i];
-            if (layout_.count(i) == 0 || (!runs_.empty() && runs_.back().group == group)) continue;
-            if (!runs_.empty()) runs_.back().end = layout_.begin(i);
-            runs_.push_back({layout_.size(), group});
-        }
-    }
-
-    // Statistics: squares over fixed blocks, so that neither buckets nor slices show in the norm's bits.
-
-    void sum_squares(std::size_t from, std::size_t to) {
-        layout_.for_each_in(from, to, [&](std::size_t i, std::size_t a, std::size_t z) {
-            std::size_t const first = layout_.first_block(i) + (a - layout_.begin(i)) / norm_block;
-            block_squares(std::span<E const>(gradients_.subspan(a, z - a)),
-                          std::span<double>(squares_).subspan(first, norm_blocks(z - a)));
-        });
-    }
-    /// The first block at or behind an arena position that is a cut.
-    [[nodiscard]] std::size_t block_at(std::size_t position) const noexcept {
-        std::size_t block = 0;
-        for (std::size_t const i : layout_.order()) {
-            if (layout_.begin(i) >= position) break;
-            std::size_t const inside = std::min(position, layout_.end(i)) - layout_.begin(i);
-            block = layout_.first_block(i) + norm_blocks(inside);
-        }
-        return block;
-    }
-    [[nodiscard]] std::vector<std::size_t> block_cuts(std::size_t b) const {
-        std::vector<std::size_t> cuts;
-        for (std::size_t const cut : cuts_[b])
-            cuts.push_back(block_at(buckets_.begin(b) + cut) - block_at(buckets_.begin(b)));
-        return cuts;
-    }
-    [[nodiscard]] std::span<double> squares_of(std::size_t b) noexcept {
-        return std::span<double>(squares_).subspan(block_at(buckets_.begin(b)), block_cuts_[b].back());
-    }
-    void decide_clipping() {
-        for (std::size_t i = 0; i < norms_.size(); ++i)
-            norms_[i] =
-                tree_sum(std::span<double const>(squares_).subspan(layout_.first_block(i), layout_.block_count(i)));
-        norm_ = std::sqrt(tree_sum(norms_));
-        factor_ = options_.norm_clip()->factor(norm_);
+        stepper_.step(updates_ + 1, options_.rate.factor(updates_), options_.norm_clip() ? clip_ : 1.0, gradients_,
+                      values_, from, to, state_begin_[b] + (from - origin));
     }
 
     scheduler<T>& on_;
     A algorithm_;
-    Opt optimizer_;
-    layout layout_;
+    detail::stepper<E, Opt> stepper_;
+    detail::gradient_norm statistics_;
     detail::bucket_map buckets_;
     training_options options_;
     bool ready_releases_;  // values may be stepped as soon as their bucket is reduced
@@ -435,12 +364,9 @@ private:
 
     std::vector<std::vector<std::size_t>> cuts_;        // slices of bucket b, counted from its begin
     std::vector<std::vector<std::size_t>> block_cuts_;  // the same in statistics blocks
+    std::vector<std::size_t> first_block_;
     std::vector<std::size_t> state_begin_;
-    std::vector<E> state_;
-    std::vector<std::span<E>> slots_;
-    std::vector<group_run> runs_;  // they cover the arena
-    std::vector<double> squares_, norms_;
-    double norm_ = 0, factor_ = 1;
+    double norm_ = 0, clip_ = 1;
 };
 
 }  // namespace ddp

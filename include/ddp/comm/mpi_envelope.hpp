@@ -1,0 +1,56 @@
+/// \file
+/// What goes ahead of every message of an mpi_transport, and the pool that envelopes on their way live in.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <type_traits>
+#include <utility>
+
+#include <ddp/comm/transport.hpp>
+
+namespace ddp::detail::mpi {
+
+enum class envelope_kind : std::uint32_t { message, goodbye, record };
+
+struct envelope {
+    identity id;
+    std::uint64_t fingerprint = 0;
+    std::uint64_t length = 0;  // bytes of the message
+    std::int32_t payload = 0;  // tag under which the bytes follow; 0: they are in `body`
+    envelope_kind kind = envelope_kind::message;
+    std::array<std::byte, 472> body = {};
+};
+inline constexpr std::size_t head_bytes = offsetof(envelope, body);
+static_assert(sizeof(envelope) == 512 && std::is_trivially_copyable_v<envelope>);
+static_assert(sizeof(failure) <= sizeof(envelope::body));
+
+/// An envelope on its way out, or one that came before its receive.
+struct slot {
+    envelope what;
+    int peer = -1;
+    slot* next = nullptr;
+};
+
+/// Slots for reuse; allocates when more are out than ever before. Addresses are stable: MPI reads from them.
+class slot_pool {
+public:
+    [[nodiscard]] slot& take() {
+        if (free_ == nullptr) give_back(slots_.emplace_back());
+        slot& taken = *free_;
+        free_ = std::exchange(taken.next, nullptr);
+        return taken;
+    }
+    void give_back(slot& used) noexcept { used.next = std::exchange(free_, &used); }
+    void reserve(std::size_t more) {
+        for (; more > 0; --more) give_back(slots_.emplace_back());
+    }
+
+private:
+    std::deque<slot> slots_;
+    slot* free_ = nullptr;
+};
+
+}  // namespace ddp::detail::mpi

@@ -1,0 +1,83 @@
+/// \file
+/// Receives that wait for their envelope, and envelopes that wait for their receive.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include <ddp/comm/mpi_envelope.hpp>
+#include <ddp/comm/transport.hpp>
+
+namespace ddp::detail::mpi {
+
+/// Matches by (peer, identity), first come first served. Allocates nothing; a look costs the length of one of 256 lists.
+class match_table {
+public:
+    void wait(completion& receive) noexcept { at(receive.peer, receive.tag.id).receives.push_back(receive); }
+    void keep(slot& early) noexcept {
+        list& in = at(early.peer, early.what.id);
+        (in.first != nullptr ? in.last->next : in.first) = &early;
+        in.last = &early;
+    }
+
+    /// The receive that has waited longest for this, out of the table; null where there is none.
+    [[nodiscard]] completion* take_receive(int peer, identity const& id) noexcept {
+        completion_list& receives = at(peer, id).receives;
+        for (completion* node = receives.front(); node != nullptr; node = node->next) {
+            if (node->peer != peer || node->tag.id != id) continue;
+            receives.erase(*node);
+            return node;
+        }
+        return nullptr;
+    }
+    /// The envelope that came first, out of the table; null where there is none.
+    [[nodiscard]] slot* take_early(int peer, identity const& id) noexcept {
+        list& in = at(peer, id);
+        slot* before = nullptr;
+        for (slot* early = in.first; early != nullptr; before = early, early = early->next) {
+            if (early->peer != peer || early->what.id != id) continue;
+            (before != nullptr ? before->next : in.first) = early->next;
+            if (in.last == early) in.last = before;
+            return early;
+        }
+        return nullptr;
+    }
+
+    /// Takes every receive from `peer` out, and calls end(completion&) with each.
+    template <class End>
+    void end_receives(int peer, End const& end) {
+        for (list& in : lists_)
+            for (completion* node = in.receives.front(); node != nullptr;) {
+                completion* const next = node->next;
+                if (node->peer == peer) {
+                    in.receives.erase(*node);
+                    end(*node);
+                }
+                node = next;
+            }
+    }
+    void drop_early(slot_pool& pool) noexcept {
+        for (list& in : lists_)
+            while (slot* const unread = in.first) {
+                in.first = unread->next;
+                pool.give_back(*unread);
+            }
+    }
+
+private:
+    struct list {
+        completion_list receives;
+        slot* first = nullptr;  // early envelopes
+        slot* last = nullptr;
+    };
+    [[nodiscard]] list& at(int peer, identity const& id) noexcept {
+        std::uint64_t hash = id.index * 0x9e3779b97f4a7c15u ^ (std::uint64_t{id.group} << 32 | id.channel);
+        hash = (hash ^ static_cast<std::uint64_t>(peer) << 17) * 0xbf58476d1ce4e5b9u;
+        return lists_[static_cast<std::size_t>(hash >> 32) % lists_.size()];
+    }
+
+    std::array<list, 256> lists_;
+};
+
+}  // namespace ddp::detail::mpi

@@ -1,0 +1,199 @@
+/// \file
+/// A duplicate of the user's MPI communicator, and all the memory that MPI may hold a pointer to for it.
+#pragma once
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <ddp/comm/mpi_envelope.hpp>
+#include <ddp/comm/mpi_requests.hpp>
+#include <ddp/comm/transport.hpp>
+#include <ddp/core/contract.hpp>
+#include <ddp/core/error.hpp>
+
+namespace ddp::detail::mpi {
+
+[[nodiscard]] inline std::string words_of(int code) {
+    std::array<char, MPI_MAX_ERROR_STRING + 1> text{};
+    int length = 0;
+    MPI_Error_string(code, text.data(), &length);
+    return text.data();
+}
+
+/// This process among those of the communicator, and what its MPI can do.
+struct place {
+    int rank = 0;
+    int size = 1;
+    int level = MPI_THREAD_SINGLE;
+    int tags = 32767;  // the largest
+
+    [[nodiscard]] std::string name() const { return "rank " + std::to_string(rank) + " of " + std::to_string(size); }
+    void check(int code, char const* call) const {
+        if (code == MPI_SUCCESS) return;
+        throw error(errc::peer_closed, name() + ": " + call + " failed: " + words_of(code) +
+                                           ". MPI cannot be relied on after this: end the job and start it again.");
+    }
+};
+
+[[nodiscard]] inline place place_in(MPI_Comm comm) {
+    int initialised = 0;
+    int finalised = 0;
+    int main_thread = 0;
+    int between = 0;
+    place self;
+    MPI_Initialized(&initialised);
+    MPI_Finalized(&finalised);
+    DDP_EXPECTS(initialised != 0 && finalised == 0,
+                "mpi_transport needs MPI: make a boost::mpi::environment in main() that outlives it");
+    self.check(MPI_Query_thread(&self.level), "MPI_Query_thread");
+    self.check(MPI_Is_thread_main(&main_thread), "MPI_Is_thread_main");
+    DDP_EXPECTS(self.level >= MPI_THREAD_SERIALIZED || main_thread != 0,
+                "below MPI_THREAD_SERIALIZED only the thread that initialised MPI may make an mpi_transport");
+    DDP_EXPECTS(comm != MPI_COMM_NULL, "mpi_transport needs a communicator that this process belongs to");
+    self.check(MPI_Comm_test_inter(comm, &between), "MPI_Comm_test_inter");
+    DDP_EXPECTS(between == 0, "mpi_transport needs an intracommunicator; merge the two groups first");
+    self.check(MPI_Comm_rank(comm, &self.rank), "MPI_Comm_rank");
+    self.check(MPI_Comm_size(comm, &self.size), "MPI_Comm_size");
+    int* tags = nullptr;
+    int known = 0;
+    self.check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &tags, &known), "MPI_Comm_get_attr");
+    if (known != 0) self.tags = *tags;
+    return self;
+}
+
+/// Outlives the transport where MPI does not let go of it in time.
+struct session {
+    /// What ranks tell each other first.
+    struct hello {
+        std::uint64_t piece_bytes = 0, layout = 0, host = 0;
+    };
+
+    MPI_Comm comm = MPI_COMM_NULL, second = MPI_COMM_NULL;
+    std::vector<hello> hellos;
+    std::array<envelope, 16> ring;  // envelopes come in here, in order
+    std::array<MPI_Request, 16> ring_requests;
+    slot_pool slots;
+    request_set requests;
+    session* buried = nullptr;
+
+    session() { ring_requests.fill(MPI_REQUEST_NULL); }
+
+    /// Collective. Duplicates `users`, refuses what would corrupt memory later, and makes the ring listen. Returns how
+    /// many of the ranks share this host. Each of its two collective calls is bounded by `join`.
+    std::size_t open(MPI_Comm users, place const& self, std::size_t piece_bytes, nanoseconds join) {
+        MPI_Request request = MPI_REQUEST_NULL;
+        self.check(MPI_Comm_idup(users, &comm, &request), "MPI_Comm_idup");
+        await(request, "MPI_Comm_idup", self, clock::now() + join);
+        self.check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+        std::size_t const neighbours = agree(self, piece_bytes, join);
+        for (std::size_t i = 0; i < ring.size(); ++i)
+            self.check(MPI_Recv_init(&ring[i], sizeof(envelope), MPI_BYTE, MPI_ANY_SOURCE, 0, comm, &ring_requests[i]),
+                       "MPI_Recv_init");
+        for (MPI_Request& each : ring_requests) self.check(MPI_Start(&each), "MPI_Start");
+        return neighbours;
+    }
+
+    [[nodiscard]] MPI_Comm second_duplicate(place const& self) {
+        if (second == MPI_COMM_NULL) {
+            self.check(MPI_Comm_dup(comm, &second), "MPI_Comm_dup");
+            self.check(MPI_Comm_set_errhandler(second, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+        }
+        return second;
+    }
+
+    /// Takes our receives back from MPI and frees the communicator, where nothing is left on it: not unless `all_left`.
+    [[nodiscard]] bool close(bool all_left) noexcept {
+        bool clean = requests.empty();
+        for (MPI_Request& request : ring_requests) {
+            if (request == MPI_REQUEST_NULL) continue;
+            MPI_Cancel(&request);
+            int done = 0;
+            for (int tries = 0; done == 0 && tries < 1000; ++tries)
+                if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) break;
+            if (done != 0)
+                MPI_Request_free(&request);
+            else
+                clean = false;
+        }
+        clean = clean && all_left;
+        if (clean && second != MPI_COMM_NULL) MPI_Comm_free(&second);
+        if (clean) MPI_Comm_free(&comm);
+        return clean;
+    }
+
+private:
+    /// MPI has no deadlines of its own.
+    static void await(MPI_Request& request, char const* call, place const& self, time_point until) {
+        for (int done = 0; done == 0;) {
+            self.check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), call);
+            if (done != 0) return;
+            if (clock::now() >= until)
+                throw error(errc::rendezvous,
+                            self.name() + " waited in " + call +
+                                " for the other ranks of its communicator: every one of them must make an "
+                                "mpi_transport, in the same order, within timing::join");
+            std::this_thread::sleep_for(std::chrono::microseconds(20));
+        }
+    }
+
+    [[nodiscard]] static std::uint64_t hash_of_host(place const& self) {
+        std::array<char, MPI_MAX_PROCESSOR_NAME + 1> host{};
+        int length = 0;
+        self.check(MPI_Get_processor_name(host.data(), &length), "MPI_Get_processor_name");
+        std::uint64_t hash = 14695981039346656037u;  // FNV-1a
+        for (int i = 0; i < length; ++i)
+            hash = (hash ^ static_cast<unsigned char>(host[static_cast<std::size_t>(i)])) * 1099511628211u;
+        return hash;
+    }
+
+    std::size_t agree(place const& self, std::size_t piece_bytes, nanoseconds join) {
+        auto const ranks = static_cast<std::size_t>(self.size);
+        hellos.resize(ranks + 1);  // the last is our own: MPI forbids sending from where it receives
+        hello const& own = hellos.back() = {
+            .piece_bytes = piece_bytes, .layout = sizeof(envelope) << 16 | sizeof(failure), .host = hash_of_host(self)};
+        MPI_Request request = MPI_REQUEST_NULL;
+        self.check(
+            MPI_Iallgather(&own, sizeof(hello), MPI_BYTE, hellos.data(), sizeof(hello), MPI_BYTE, comm, &request),
+            "MPI_Iallgather");
+        await(request, "MPI_Iallgather", self, clock::now() + join);
+        std::size_t neighbours = 0;
+        for (std::size_t peer = 0; peer < ranks; ++peer) {
+            hello const& first = hellos[0];
+            hello const& its = hellos[peer];
+            if (its.piece_bytes != first.piece_bytes || its.layout != first.layout)
+                throw error(errc::mismatch, "rank " + std::to_string(peer) +
+                                                " and rank 0 made mpi_transports that differ: " + "piece_bytes " +
+                                                std::to_string(its.piece_bytes) + " and " +
+                                                std::to_string(first.piece_bytes) + ", record layout " +
+                                                std::to_string(its.layout) + " and " + std::to_string(first.layout) +
+                                                ". Use one build and the same mpi_options on every rank.");
+            if (its.host == own.host) ++neighbours;
+        }
+        return neighbours;
+    }
+};
+
+/// Keeps memory that MPI may still touch reachable until the process ends.
+inline std::atomic<session*> graves{nullptr};
+inline void bury(std::unique_ptr<session> dead) noexcept {
+    if (dead == nullptr) return;
+    session* const grave = dead.release();
+    grave->buried = graves.load();
+    while (!graves.compare_exchange_weak(grave->buried, grave)) {
+    }
+}
+
+}  // namespace ddp::detail::mpi

@@ -1,0 +1,42 @@
+/// \file
+/// What a rank and the store say to each other while the job comes together.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include <ddp/comm/transport.hpp>
+#include <ddp/core/bytes.hpp>
+#include <ddp/core/version.hpp>
+
+namespace ddp::detail {
+
+/// The first bytes of a client: who it is. Anything else on the connection is a stranger's, and never parsed further.
+struct store_hello {
+    static constexpr std::uint64_t expected_magic = 0x31657267'70646421u;
+    std::uint64_t magic = expected_magic;
+    std::uint32_t version = version_number;
+    std::uint32_t record_bytes = sizeof(failure);  // two builds that disagree here cannot talk
+    std::int32_t rank = 0;
+    std::int32_t size = 0;
+    bounded_text<72> who;
+};
+static_assert(sizeof(store_hello) == 96 && std::is_trivially_copyable_v<store_hello>);
+
+enum class store_op : std::uint32_t { put = 1, all, fail, ok, refused };
+
+/// Before each request and answer after the hello. put: key and value; all: key is a prefix, count the entries to wait for.
+struct store_head {
+    static constexpr std::uint32_t max_key = 64, max_value = 4096;
+    store_op op = store_op::ok;
+    std::uint32_t key = 0;    // bytes
+    std::uint32_t value = 0;  // bytes
+    std::uint32_t count = 0;
+};
+
+inline void append(std::string& to, const_bytes bytes) {
+    to.append(reinterpret_cast<char const*>(bytes.data()), bytes.size());
+}
+
+}  // namespace ddp::detail

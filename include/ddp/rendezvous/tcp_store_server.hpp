@@ -1,0 +1,301 @@
+/// \file
+/// tcp_store_server: the small key-value store that rank 0 serves while the job comes together.
+#pragma once
+
+#include <poll.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <iterator>
+#include <list>
+#include <map>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <ddp/comm/frame_doorbell.hpp>
+#include <ddp/comm/timing.hpp>
+#include <ddp/core/version.hpp>
+#include <ddp/rendezvous/tcp_socket.hpp>
+#include <ddp/rendezvous/tcp_store_protocol.hpp>
+
+namespace ddp {
+
+/// Serves in a thread of its own from construction to destruction. It knows who has come: what the job's ranks are told
+/// about missing, doubled and contradicting ranks is decided here, once, for all of them.
+///
+/// Strangers     at most `strangers` connections that have not said hello, each for timing.handshake; the oldest makes
+///               room for the next, so that they neither fill memory nor delay the start.
+/// Failure       the first one is what every rank gets as the answer to everything, those included that come later.
+class tcp_store_server {
+public:
+    static constexpr std::size_t strangers = 64;
+    /// A rank that has just connected has this long to say hello before a flood of others may push it out.
+    static constexpr std::chrono::milliseconds grace{100};
+
+    tcp_store_server(detail::tcp_acceptor acceptor, int size, std::uint64_t nonce, timing const& times)
+        : acceptor_(std::move(acceptor)),
+          size_(size),
+          nonce_(nonce),
+          times_(times),
+          until_(clock::now() + times.join),
+          present_(static_cast<std::size_t>(size)),
+          came_(present_.size()) {
+        boost::system::error_code ignored;
+        acceptor_.non_blocking(true, ignored);
+        thread_ = std::thread([this] { serve(); });
+    }
+    tcp_store_server(tcp_store_server const&) = delete;
+    tcp_store_server& operator=(tcp_store_server const&) = delete;
+    /// Waits, for at most timing.handshake, until every rank has its answer and has hung up.
+    ~tcp_store_server() {
+        stopping_ = true;
+        bell_.ring();
+        thread_.join();
+    }
+
+private:
+    struct visitor {
+        detail::tcp_socket socket;
+        time_point until = never;  // for its hello
+        int rank = -1;             // after it
+        std::string in, out;
+        bool waits = false;  // for an answer to `prefix`, `count`
+        bool done = false;   // close when `out` is written
+        std::string prefix;
+        std::uint32_t count = 0;
+    };
+
+    void serve() noexcept {
+        time_point give_up = never;
+        while (clock::now() < give_up) {
+            try {
+                if (stopping_ && give_up == never) give_up = clock::now() + times_.handshake;
+                auto const is_rank = [](visitor const& v) { return v.rank >= 0; };
+                if (stopping_ && all_told() && std::none_of(visitors_.begin(), visitors_.end(), is_rank)) return;
+                turn();
+            } catch (std::exception const& e) {
+                failure_ = std::string("the rendezvous failed: ") + e.what();
+            }
+        }
+    }
+    /// After an early failure the ranks that are about to come should hear of it as well.
+    [[nodiscard]] bool all_told() const {
+        return failure_.empty() || clock::now() >= until_ || std::count(came_.begin(), came_.end(), true) == size_;
+    }
+    void turn() {
+        std::vector<::pollfd> polls{{acceptor_.native_handle(), POLLIN, 0}, {bell_.descriptor(), POLLIN, 0}};
+        for (visitor const& v : visitors_)
+            polls.push_back({const_cast<detail::tcp_socket&>(v.socket).native_handle(),
+                             static_cast<short>(POLLIN | (v.out.empty() ? 0 : POLLOUT)), 0});
+        if (bell_.fall_asleep()) {
+            ::poll(polls.data(), polls.size(), 50);  // the least deadline is a handshake: no need to be more exact
+            bell_.wake_up(polls[1].revents != 0);
+        }
+        static_cast<void>(bell_.answered());
+        std::size_t i = 2;
+        for (auto v = visitors_.begin(); v != visitors_.end(); ++i) {
+            if (polls[i].revents != 0) read(*v);
+            v = v->socket.is_open() ? std::next(v) : visitors_.erase(v);
+        }
+        if (polls[0].revents != 0) welcome();
+        time_point const now = clock::now();
+        if (failure_.empty() && now >= until_) name_missing();
+        for (auto v = visitors_.begin(); v != visitors_.end();) {
+            answer(*v);
+            write(*v);
+            if (v->rank < 0 && now >= v->until) close(*v);
+            v = v->socket.is_open() ? std::next(v) : visitors_.erase(v);
+        }
+    }
+    void welcome() {
+        auto const silent = [](visitor const& v) { return v.rank < 0; };
+        for (int i = 0; i < 256; ++i) {
+            if (std::count_if(visitors_.begin(), visitors_.end(), silent) >= static_cast<std::ptrdiff_t>(strangers)) {
+                auto const oldest = std::find_if(visitors_.begin(), visitors_.end(), silent);
+                if (oldest->until - clock::now() > times_.handshake - grace) return;  // the next waits in the kernel
+                visitors_.erase(oldest);
+            }
+            boost::system::error_code error;
+            detail::tcp_socket socket(tcp_context());
+            acceptor_.accept(socket, error);
+            if (error) return;
+            socket.non_blocking(true, error);
+            visitors_.push_back({std::move(socket), clock::now() + times_.handshake, -1, {}, {}, false, false, {}, 0});
+            read(visitors_.back());
+        }
+    }
+    void close(visitor& v) {
+        boost::system::error_code ignored;
+        v.socket.close(ignored);
+    }
+    void read(visitor& v) {
+        char buffer[8192];
+        for (;;) {
+            boost::system::error_code error;
+            std::size_t const n = v.socket.read_some(boost::asio::buffer(buffer), error);
+            if (error == boost::asio::error::would_block) break;
+            if (error) return hang_up(v);
+            v.in.append(buffer, n);
+            if (!parse(v)) return close(v);
+        }
+    }
+    void hang_up(visitor& v) {
+        if (v.rank >= 0 && failure_.empty() && data_.count("done/" + std::to_string(v.rank)) == 0)
+            failure_ = "rank " + std::to_string(v.rank) + " (" + present_[static_cast<std::size_t>(v.rank)] +
+                       ") ended while the job came together; its own output says why";
+        close(v);
+    }
+    /// False: these are no bytes of ours.
+    bool parse(visitor& v) {
+        if (v.done) {
+            v.in.clear();
+            return true;
+        }
+        if (v.rank < 0) {
+            detail::store_hello hello;
+            std::size_t const part = std::min(v.in.size(), sizeof hello.magic);
+            if (std::memcmp(v.in.data(), &hello.magic, part) != 0) return false;
+            if (v.in.size() < sizeof hello) return true;
+            std::memcpy(&hello, v.in.data(), sizeof hello);
+            v.in.erase(0, sizeof hello);
+            greet(v, hello);
+        }
+        while (v.rank >= 0 && !v.waits && v.in.size() >= sizeof(detail::store_head)) {
+            detail::store_head head;
+            std::memcpy(&head, v.in.data(), sizeof head);
+            if (head.key > head.max_key || head.value > head.max_value) return false;
+            std::size_t const whole = sizeof head + head.key + head.value;
+            if (v.in.size() < whole) return true;
+            std::string key = v.in.substr(sizeof head, head.key);
+            std::string value = v.in.substr(sizeof head + head.key, head.value);
+            v.in.erase(0, whole);
+            if (head.op == detail::store_op::put) {
+                if (data_.size() >= 4 * static_cast<std::size_t>(size_) + 1024) return false;
+                data_[std::move(key)] = std::move(value);
+                reply(v, detail::store_op::ok, {});
+            } else if (head.op == detail::store_op::fail) {
+                if (failure_.empty()) failure_ = std::move(value);
+                reply(v, detail::store_op::ok, {});
+            } else if (head.op == detail::store_op::all) {
+                v.waits = true;
+                v.prefix = std::move(key);
+                v.count = head.count;
+            } else {
+                return false;
+            }
+        }
+        return v.in.size() <= sizeof(detail::store_head) + detail::store_head::max_key + detail::store_head::max_value;
+    }
+    void greet(visitor& v, detail::store_hello const& hello) {
+        std::string const who(hello.who.view());
+        std::string const rank = std::to_string(hello.rank);
+        std::string refusal;
+        if (hello.rank >= 0 && hello.rank < size_) came_[static_cast<std::size_t>(hello.rank)] = true;
+        if (hello.version != version_number || hello.record_bytes != sizeof(failure)) {
+            refusal = "rank " + rank + " (" + who + ") was built with another ddp: version " +
+                      std::to_string(hello.version) + ", rank 0 has " + std::to_string(version_number) +
+                      ". All ranks must run the same program";
+            refused_ += (refused_.empty() ? "; " : ", ") + refusal;
+        } else if (hello.size != size_) {
+            refusal = "rank " + rank + " (" + who + ") has WORLD_SIZE " + std::to_string(hello.size) + ", rank 0 has " +
+                      std::to_string(size_) +
+                      ". All ranks must be started with the same; two jobs at once need different MASTER_PORTs";
+            if (failure_.empty()) failure_ = refusal;
+        } else if (hello.rank < 0 || hello.rank >= size_) {
+            refusal = "rank " + rank + " (" + who + ") does not exist in a job of " + std::to_string(size_);
+        } else if (std::string& holder = present_[static_cast<std::size_t>(hello.rank)]; !holder.empty()) {
+            refusal = "rank " + rank + " (" + who + ") came a second time: " + holder +
+                      " holds it. Give every process a RANK of its own, and every job a MASTER_PORT of its own";
+        } else {
+            v.rank = hello.rank;
+            holder = who.empty() ? "?" : who;
+            std::string nonce;
+            detail::append(nonce, bytes_of(nonce_));
+            if (failure_.empty()) return reply(v, detail::store_op::ok, nonce);
+            refusal = failure_;
+        }
+        v.done = true;
+        reply(v, detail::store_op::refused, refusal);
+    }
+    void name_missing() {
+        std::string missing;
+        int count = 0;
+        for (int r = 0; r < size_; ++r)
+            if (present_[static_cast<std::size_t>(r)].empty())
+                missing += (missing.empty() ? "" : ", ") + std::to_string(r);
+            else
+                ++count;
+        if (missing.empty()) {
+            until_ = never;
+            return;
+        }
+        failure_ =
+            "ranks {" + missing + "} never joined (" + std::to_string(count) + " of " + std::to_string(size_) +
+            " present after " + std::to_string(times_.join.count() / 1000) +
+            " s). Check that they were started, with this MASTER_ADDR and MASTER_PORT, and look at their output; "
+            "if fewer were started on purpose, set WORLD_SIZE to their number" +
+            refused_;
+    }
+    void answer(visitor& v) {
+        if (!v.waits) return;
+        if (!failure_.empty()) {
+            v.waits = false;
+            return reply(v, detail::store_op::refused, failure_);
+        }
+        auto const from = data_.lower_bound(v.prefix);
+        auto to = from;
+        std::uint32_t count = 0;
+        for (; to != data_.end() && to->first.compare(0, v.prefix.size(), v.prefix) == 0; ++to) ++count;
+        if (count < v.count) return;
+        v.waits = false;
+        std::string all;
+        for (auto at = from; at != to; ++at) {
+            detail::store_head const head{detail::store_op::ok, static_cast<std::uint32_t>(at->first.size()),
+                                          static_cast<std::uint32_t>(at->second.size()), 0};
+            detail::append(all, bytes_of(head));
+            all += at->first + at->second;
+        }
+        reply(v, detail::store_op::ok, all);
+    }
+    void reply(visitor& v, detail::store_op op, std::string const& text) {
+        detail::store_head const head{op, 0, static_cast<std::uint32_t>(text.size()), 0};
+        detail::append(v.out, bytes_of(head));
+        v.out += text;
+    }
+    void write(visitor& v) {
+        while (!v.out.empty() && v.socket.is_open()) {
+            boost::system::error_code error;
+            std::size_t const n = v.socket.write_some(boost::asio::buffer(v.out), error);
+            v.out.erase(0, n);
+            if (error == boost::asio::error::would_block) return;
+            if (error) return hang_up(v);
+        }
+        if (v.done && v.out.empty() && v.socket.is_open()) {
+            boost::system::error_code ignored;
+            v.socket.shutdown(detail::tcp_socket::shutdown_send, ignored);  // it hangs up when it has read that
+        }
+    }
+
+    detail::tcp_acceptor acceptor_;
+    int size_;
+    std::uint64_t nonce_;
+    timing times_;
+    time_point until_;
+    std::vector<std::string> present_;  // by rank: who, or empty
+    std::vector<bool> came_;            // by rank: has said hello, welcome or not
+    std::map<std::string, std::string> data_;
+    std::list<visitor> visitors_;
+    std::string failure_, refused_;
+    doorbell bell_;
+    std::atomic<bool> stopping_{false};
+    std::thread thread_;
+};
+
+}  // namespace ddp

@@ -1,0 +1,62 @@
+/// \file
+/// The norm of a gradient from squares over fixed blocks, so that neither buckets nor slices show in its bits.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include <ddp/kernel/norm.hpp>
+#include <ddp/kernel/sum.hpp>
+#include <ddp/model/layout.hpp>
+
+namespace ddp::detail {
+
+static_assert(statistics_block == norm_block);
+
+/// Order of summation: within each block of each parameter (see block_squares), then trees over the blocks of a
+/// parameter, then over the parameters.
+class gradient_norm {
+public:
+    explicit gradient_norm(layout const& where)
+        : layout_(where), squares_(where.blocks()), norms_(where.parameters()) {}
+
+    /// Squares of the arena's gradients[from, to), which begins and ends at blocks' boundaries.
+    template <class E>
+    void add(std::span<E const> gradients, std::size_t from, std::size_t to) {
+        layout_.for_each_in(from, to, [&](std::size_t i, std::size_t a, std::size_t z) {
+            std::size_t const first = layout_.first_block(i) + (a - layout_.begin(i)) / norm_block;
+            block_squares(gradients.subspan(a, z - a), std::span<double>(squares_).subspan(first, norm_blocks(z - a)));
+        });
+    }
+    /// Once every block has been added, here or on another rank.
+    [[nodiscard]] double value() {
+        for (std::size_t i = 0; i < norms_.size(); ++i)
+            norms_[i] =
+                tree_sum(std::span<double const>(squares_).subspan(layout_.first_block(i), layout_.block_count(i)));
+        return std::sqrt(tree_sum(norms_));
+    }
+
+    /// The first block at or behind an arena position that is a cut.
+    [[nodiscard]] std::size_t block_at(std::size_t position) const noexcept {
+        std::size_t block = 0;
+        for (std::size_t const i : layout_.order()) {
+            if (layout_.begin(i) >= position) break;
+            std::size_t const inside = std::min(position, layout_.end(i)) - layout_.begin(i);
+            block = layout_.first_block(i) + norm_blocks(inside);
+        }
+        return block;
+    }
+    [[nodiscard]] std::span<double> squares(std::size_t first, std::size_t count) noexcept {
+        return std::span<double>(squares_).subspan(first, count);
+    }
+
+private:
+    layout layout_;
+    std::vector<double> squares_;  // by block
+    std::vector<double> norms_;    // squared, by parameter
+};
+
+}  // namespace ddp::detail

@@ -1,0 +1,61 @@
+/// \file
+/// Which gradients a model's backward has reported in this pass, and what is wrong with that.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <ddp/model/model.hpp>
+
+namespace ddp::detail {
+
+/// One byte a parameter. add() is what a model's ready(i) reaches: it never throws, whatever i is.
+class ready_reports {
+public:
+    explicit ready_reports(std::size_t parameters) : times_(parameters) {}
+
+    void start_pass() noexcept { std::fill(times_.begin(), times_.end(), std::uint8_t{0}); }
+    /// Returns whether `i` is a parameter that is reported for the first time.
+    bool add(std::size_t i) noexcept {
+        if (i >= times_.size()) {
+            stray_ = i;
+            return false;
+        }
+        if (times_[i] < 2) ++times_[i];
+        return times_[i] == 1;
+    }
+    [[nodiscard]] bool missing(std::size_t i) const noexcept { return times_[i] == 0; }
+    [[nodiscard]] bool each_once() const noexcept {
+        return !stray_ && std::all_of(times_.begin(), times_.end(), [](std::uint8_t times) { return times == 1; });
+    }
+
+    /// What to say where not each_once().
+    template <Element E>
+    [[nodiscard]] std::string complaint(int rank, std::span<parameter<E> const> parameters) const {
+        std::string const begin = "rank " + std::to_string(rank) + ": backward ";
+        if (stray_)
+            return begin + "reported parameter #" + std::to_string(*stray_) + ", but the model has " +
+                   std::to_string(parameters.size()) + ": ready(i) takes the index in parameters()";
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+            std::string const which = "parameter #" + std::to_string(i) + " '" + parameters[i].name + "'";
+            if (times_[i] > 1)
+                return begin + "reported " + which + " twice: call ready(i) once, when gradient i is final";
+            if (times_[i] == 0)
+                return begin + "never reported " + which +
+                       ": call ready(i) for every parameter, or set training_options.unused = ddp::unused::allowed if "
+                       "it takes no part in this loss";
+        }
+        return {};
+    }
+
+private:
+    std::vector<std::uint8_t> times_;   // of parameter i; 2 means too many
+    std::optional<std::size_t> stray_;  // an index that is no parameter's
+};
+
+}  // namespace ddp::detail
