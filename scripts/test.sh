@@ -24,7 +24,7 @@ jobs=${DDP_JOBS:-$(nproc)}
 stage() { printf '== %s: %s (%d:%02d)\n' "$preset" "$1" $((SECONDS / 60)) $((SECONDS % 60)); }
 
 group=tests
-[[ $preset == clang ]] && group=ci
+[[ $preset == clang || $preset == asan ]] && group=ci # both are built with Clang
 scripts/setup.sh "$group"
 
 stage configure

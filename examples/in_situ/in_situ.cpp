@@ -104,14 +104,15 @@ bool run(boost::mpi::communicator const& world) {
         sums[2] += static_cast<double>(known.where.size());
     }
 
-    boost::mpi::all_reduce(world, boost::mpi::inplace(&sums[0]), 3, std::plus<double>());  // the user's own again
-    double const error = std::sqrt(sums[0] / sums[2]) / 10, still = std::sqrt(sums[1] / sums[2]) / 10;
+    double all[3];
+    boost::mpi::all_reduce(world, sums, 3, all, std::plus<double>());  // the user's own again
+    double const error = std::sqrt(all[0] / all[2]) / 10, still = std::sqrt(all[1] / all[2]) / 10;
     bool const same = trainer.replicas_identical();
     if (world.rank() == 0)
         std::printf(
             "after %d steps of training: error %.4f on %.0f points it has not seen, bound %.4f "
             "(nothing changes: %.4f)\n",
-            rounds, error, sums[2], bound, still);
+            rounds, error, all[2], bound, still);
     return same && error < bound;
 }
 

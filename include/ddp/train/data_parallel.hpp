@@ -45,8 +45,9 @@ struct step_result {
 /// Where the time of the steps went, on the thread that calls them.
 struct step_times {
     std::uint64_t steps = 0;
-    std::chrono::nanoseconds total{};   ///< in step()
-    std::chrono::nanoseconds waited{};  ///< of that, waiting for communication after backward had ended
+    std::chrono::nanoseconds total{};    ///< in step()
+    std::chrono::nanoseconds waited{};   ///< of that, waiting for communication after backward had ended
+    std::chrono::nanoseconds stepped{};  ///< of total, in the optimizer after backward had ended
 };
 
 /// Data-parallel training: the gradient of every step is the mean over the samples of all ranks, and after every step all
@@ -395,7 +396,8 @@ private:
             reducer_->collect();
             return reducer_->finished();
         });
-        times_.waited += clock::now() - since;
+        times_.stepped += reducer_->stepped_late();
+        times_.waited += clock::now() - since - reducer_->stepped_late();
         accumulated_ = 0;
         step_result const result{loss, reducer_->weight(), reducer_->gradient_norm()};
         if (result.weight != 0)

@@ -148,6 +148,8 @@ public:
     [[nodiscard]] bool everybody_done() const noexcept { return everybody_done_; }
     [[nodiscard]] double gradient_norm() const noexcept { return norm_; }
     [[nodiscard]] std::uint64_t updates() const noexcept { return updates_; }
+    /// In the optimizer while the compute side was waiting for the step to end.
+    [[nodiscard]] nanoseconds stepped_late() const noexcept { return late_; }
     /// Some values of the current step are new and others are not: after a failure such state must not be kept.
     [[nodiscard]] bool torn() const noexcept { return stepped_ != 0 && !complete_; }
 
@@ -175,6 +177,7 @@ private:
         stepped_ = 0;
         complete_ = false;
         norm_ = 0;
+        late_ = {};
         std::fill(full_.begin(), full_.end(), std::uint8_t{0});
         for (event& go : go_) go.reset();
         released_.reset();
@@ -309,7 +312,9 @@ private:
             co_await gate_;
         }
         if (!ready_releases_) co_await released_;
+        auto const since = clock::now();
         step_range(b, from, to);
+        if (finishing_.is_set()) late_ += clock::now() - since;
         ++stepped_;
         // Posting these receives is what tells the peers that our values may be overwritten.
         if (sharded())
@@ -367,6 +372,7 @@ private:
     std::vector<std::size_t> first_block_;
     std::vector<std::size_t> state_begin_;
     double norm_ = 0, clip_ = 1;
+    nanoseconds late_{};
 };
 
 }  // namespace ddp
