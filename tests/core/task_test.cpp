@@ -57,8 +57,8 @@ struct gate {
 struct stack_span {
     std::uintptr_t low = UINTPTR_MAX, high = 0;
     void look() noexcept {
-        char volatile here = 0;
-        auto const at = reinterpret_cast<std::uintptr_t>(&here);
+        // Not the address of a variable: AddressSanitizer may put those elsewhere.
+        auto const at = reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0));
         low = std::min(low, at);
         high = std::max(high, at);
     }

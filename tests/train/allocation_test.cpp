@@ -1,10 +1,17 @@
 // After the first step ddp allocates nothing. Counts malloc, which operator new asks, in the whole program; where a
 // sanitizer has taken its place, by the sanitizer's hook. glibc lets a program put its own malloc in front.
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <ddp/collective/barrier.hpp>
@@ -62,6 +69,23 @@ using namespace ddp::test;
 
 namespace {
 
+/// A thread's start may allocate, and a busy machine comes to it late. Returns when all threads but this one sleep.
+void wait_for_threads() {
+    for (int tries = 0; tries < 10000; ++tries) {
+        bool asleep = true;
+        for (auto const& task : std::filesystem::directory_iterator("/proc/self/task")) {
+            if (task.path().filename() == std::to_string(::gettid())) continue;
+            std::string line;  // 1234 (name) S …
+            std::getline(std::ifstream(task.path() / "stat"), line);
+            std::size_t const name = line.rfind(") ");
+            asleep = asleep && name != line.npos && line[name + 2] == 'S';
+        }
+        if (asleep) return;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    throw std::runtime_error("ten seconds, and a thread is still busy");
+}
+
 /// Allocations in each of `windows` windows of `steps` steps, after the first step.
 template <memory Kind, class Comm, class Recipe>
 std::vector<std::size_t> count_allocations(Comm& comm, Recipe const& by, std::size_t windows, std::size_t steps) {
@@ -71,6 +95,7 @@ std::vector<std::size_t> count_allocations(Comm& comm, Recipe const& by, std::si
     std::vector<std::size_t> counts(windows);
     barrier(comm);
     trainer.step(data.batch(0, 4));
+    if (comm.size() > 1 && comm.rank() == 0) wait_for_threads();
     for (std::size_t& count : counts) {
         barrier(comm);
         auto const so_far = [&] { return comm.size() == 1 ? of_this_thread : allocations.load(); };
