@@ -392,10 +392,7 @@ private:
         DDP_EXPECTS(begun_, "finish() ends a step that backward() has begun");
         auto const since = clock::now();
         end_step();
-        comm_.run([&] {
-            reducer_->collect();
-            return reducer_->finished();
-        });
+        comm_.run([&] { return reducer_->finish(); });
         times_.stepped += reducer_->stepped_late();
         times_.waited += clock::now() - since - reducer_->stepped_late();
         accumulated_ = 0;

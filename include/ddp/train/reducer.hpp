@@ -141,6 +141,12 @@ public:
         finishing_.set();
         co_await done_;
     }
+    /// What the compute side does last: collects, and waits for the end of the step.
+    task<> finish() {
+        awaited_ = true;
+        collect();
+        return finished();
+    }
     [[nodiscard]] bool idle() const noexcept { return unfinished_ == 0; }
 
     /// Of the last finished step.
@@ -222,6 +228,7 @@ private:
     void finish_step() noexcept {
         if (round_ == 1) reserve();
         complete_ = true;
+        awaited_ = false;
         if (weight_ != 0) ++updates_;
         done_.set();
         if (weight_ == 0) return;
@@ -314,7 +321,7 @@ private:
         if (!ready_releases_) co_await released_;
         auto const since = clock::now();
         step_range(b, from, to);
-        if (finishing_.is_set()) late_ += clock::now() - since;
+        if (awaited_) late_ += clock::now() - since;
         ++stepped_;
         // Posting these receives is what tells the peers that our values may be overwritten.
         if (sharded())
@@ -372,6 +379,7 @@ private:
     std::vector<std::size_t> first_block_;
     std::vector<std::size_t> state_begin_;
     double norm_ = 0, clip_ = 1;
+    bool awaited_ = false;  // the compute side has nothing else to do
     nanoseconds late_{};
 };
 
