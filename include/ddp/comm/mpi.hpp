@@ -174,7 +174,7 @@ inline mpi_transport::mpi_transport(boost::mpi::communicator const& users, mpi_o
     next_tag_.resize(ranks);
     linger_.resize(ranks);
     gone_[static_cast<std::size_t>(rank())] = 1;
-    session_->slots.reserve(2 * ranks);  // abort() finds some
+    session_->slots.add(2 * ranks);  // abort() finds some
     session_->requests.make_room(64 + 2 * ranks);
     try {
         std::size_t const neighbours = session_->open(users, self_, options_.piece_bytes, options_.times.join);
@@ -230,7 +230,7 @@ inline void mpi_transport::post_send(int peer, tag what, const_bytes out, comple
     slot& head = session_->slots.take();
     head.peer = peer;
     bool const fits = out.size() <= head.what.body.size();
-    if (!fits) next_tag_[to] = next_tag_[to] == self_.tags ? 1 : next_tag_[to] + 1;
+    if (!fits) next_tag_[to] = next_tag_[to] == self_.largest_tag ? 1 : next_tag_[to] + 1;
     head.what.id = what.id;
     head.what.fingerprint = what.fingerprint;
     head.what.length = out.size();
@@ -318,7 +318,7 @@ bool mpi_transport::start(transfer what, Call const& call) {
     int const code = session_->requests.start(std::move(what), call);
     if (code == MPI_SUCCESS) return true;
     if (out != nullptr) session_->slots.give_back(*out);
-    gone(peer, report::state::closed, detail::mpi::words_of(code));
+    gone(peer, report::state::closed, detail::mpi::words_of(code).view());
     return false;
 }
 
@@ -426,8 +426,9 @@ inline bool mpi_transport::test_requests() {
         completion* const node = std::exchange(over.node, nullptr);
         if (out != nullptr) session_->slots.give_back(*out);
         if (how != MPI_SUCCESS) {
-            if (node == nullptr && out == nullptr) return;                       // a receive that nobody waits for
-            gone(over.peer, report::state::closed, detail::mpi::words_of(how));  // ends `node` too: it is in active_
+            if (node == nullptr && out == nullptr) return;  // a receive that nobody waits for
+            gone(over.peer, report::state::closed,
+                 detail::mpi::words_of(how).view());  // ends `node` too: it is in active_
         } else if (node != nullptr && --node->moved == 0) {
             active_.erase(*node);
             finish(*node, op_status::ok);

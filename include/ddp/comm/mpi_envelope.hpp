@@ -44,8 +44,8 @@ public:
         return taken;
     }
     void give_back(slot& used) noexcept { used.next = std::exchange(free_, &used); }
-    void reserve(std::size_t more) {
-        for (; more > 0; --more) give_back(slots_.emplace_back());
+    void add(std::size_t count) {
+        for (; count > 0; --count) give_back(slots_.emplace_back());
     }
 
 private:

@@ -94,7 +94,7 @@ public:
         return MPI_SUCCESS;
     }
 
-    /// Requests of these go on; nobody waits for them any more.
+    /// Requests with `peer` go on; nobody waits for them any more.
     void forget(int peer, bool receives_too) noexcept {
         for (transfer& each : transfers_)
             if (each.peer == peer && (receives_too || !each.receives)) each.node = nullptr;

@@ -4,18 +4,14 @@
 
 #include <mpi.h>
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <memory>
-#include <span>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include <ddp/comm/mpi_envelope.hpp>
@@ -26,11 +22,11 @@
 
 namespace ddp::detail::mpi {
 
-[[nodiscard]] inline std::string words_of(int code) {
-    std::array<char, MPI_MAX_ERROR_STRING + 1> text{};
+[[nodiscard]] inline bounded_text<MPI_MAX_ERROR_STRING + 1> words_of(int code) noexcept {
+    bounded_text<MPI_MAX_ERROR_STRING + 1> text;
     int length = 0;
-    MPI_Error_string(code, text.data(), &length);
-    return text.data();
+    MPI_Error_string(code, text.chars.data(), &length);
+    return text;
 }
 
 /// This process among those of the communicator, and what its MPI can do.
@@ -38,12 +34,12 @@ struct place {
     int rank = 0;
     int size = 1;
     int level = MPI_THREAD_SINGLE;
-    int tags = 32767;  // the largest
+    int largest_tag = 32767;
 
     [[nodiscard]] std::string name() const { return "rank " + std::to_string(rank) + " of " + std::to_string(size); }
     void check(int code, char const* call) const {
         if (code == MPI_SUCCESS) return;
-        throw error(errc::peer_closed, name() + ": " + call + " failed: " + words_of(code) +
+        throw error(errc::peer_closed, name() + ": " + call + " failed: " + std::string(words_of(code).view()) +
                                            ". MPI cannot be relied on after this: end the job and start it again.");
     }
 };
@@ -70,7 +66,7 @@ struct place {
     int* tags = nullptr;
     int known = 0;
     self.check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &tags, &known), "MPI_Comm_get_attr");
-    if (known != 0) self.tags = *tags;
+    if (known != 0) self.largest_tag = *tags;
     return self;
 }
 

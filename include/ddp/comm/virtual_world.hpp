@@ -155,9 +155,9 @@ private:
     }
 
     channel_map::iterator channel_of(station& s, int peer, identity const& id) {
-        return spare_.find_or_make(s.channels, peer, id);
+        return channel_nodes_.find_or_make(s.channels, peer, id);
     }
-    void release(station& s, channel_map::iterator c) { spare_.release(s.channels, c); }
+    void release(station& s, channel_map::iterator c) { channel_nodes_.release(s.channels, c); }
 
     void end(int rank, completion& node, op_status how) {
         node.status = how;
@@ -395,7 +395,7 @@ private:
     std::vector<report> const silence_;
     std::vector<hole> holes_;
     detail::virtual_net::message_pool messages_;
-    detail::virtual_net::channel_pool spare_;
+    detail::virtual_net::channel_pool channel_nodes_;
     struct published {
         int rank;
         failure record;

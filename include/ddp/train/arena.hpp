@@ -8,7 +8,6 @@
 #include <new>
 #include <span>
 #include <utility>
-#include <vector>
 
 #include <ddp/model/layout.hpp>
 #include <ddp/model/model.hpp>

@@ -45,9 +45,9 @@ struct step_result {
 /// Where the time of the steps went, on the thread that calls them.
 struct step_times {
     std::uint64_t steps = 0;
-    std::chrono::nanoseconds total{};    ///< in step()
-    std::chrono::nanoseconds waited{};   ///< of that, waiting for communication after backward had ended
-    std::chrono::nanoseconds stepped{};  ///< of total, in the optimizer after backward had ended
+    std::chrono::nanoseconds total{};    ///< in step(); loops of one's own are not counted
+    std::chrono::nanoseconds waited{};   ///< in step() or finish(): waiting for communication after backward had ended
+    std::chrono::nanoseconds stepped{};  ///< likewise, in the optimizer; no part of waited
 };
 
 /// Data-parallel training: the gradient of every step is the mean over the samples of all ranks, and after every step all
@@ -392,7 +392,11 @@ private:
         DDP_EXPECTS(begun_, "finish() ends a step that backward() has begun");
         auto const since = clock::now();
         end_step();
-        comm_.run([&] { return reducer_->finish(); });
+        reducer_->await_from(since);
+        comm_.run([&] {
+            reducer_->collect();
+            return reducer_->finished();
+        });
         times_.stepped += reducer_->stepped_late();
         times_.waited += clock::now() - since - reducer_->stepped_late();
         accumulated_ = 0;

@@ -31,7 +31,7 @@ public:
             block_squares(gradients.subspan(a, z - a), std::span<double>(squares_).subspan(first, norm_blocks(z - a)));
         });
     }
-    /// Once every block has been added, here or on another rank.
+    /// Once every block has been added here, or on another rank and gathered into squares().
     [[nodiscard]] double value() {
         for (std::size_t i = 0; i < norms_.size(); ++i)
             norms_[i] =

@@ -1,9 +1,9 @@
 /// \file
 /// reducer: turns "gradient i is final" into reduced buckets and stepped values, while backward still runs.
 ///
-/// Two sides that never share a thread's time: the compute side calls begin, ready and backward_done, which only count
-/// down and leave mail; the communication side collects the mail and runs one coroutine a bucket. Between them lies a
-/// fixed mailbox. Nothing here owns a thread: a thousand reducers run in one.
+/// Two sides that never share a thread's time: the compute side calls begin, ready, backward_done and await_from, which
+/// only count down and leave mail; the communication side collects the mail and runs one coroutine a bucket. Between them
+/// lies a fixed mailbox. Nothing here owns a thread: a thousand reducers run in one.
 #pragma once
 
 #include <algorithm>
@@ -14,9 +14,9 @@
 #include <deque>
 #include <exception>
 #include <limits>
-#include <memory>
 #include <new>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <ddp/collective/all_gather.hpp>
@@ -106,6 +106,7 @@ public:
     void begin(step_ticket const& mine) noexcept {
         for (std::size_t b = 0; b < pending_.size(); ++b) pending_[b] = buckets_.members(b);
         ticket_ = mine;
+        await_from(never);
         post(mail_begin);
         for (std::size_t b = 0; b < pending_.size(); ++b)
             if (pending_[b] == 0) post(b);
@@ -121,6 +122,8 @@ public:
         return mail;
     }
     void backward_done() noexcept { post(mail_released); }
+    /// From then on the compute side does nothing but wait for the end of the step.
+    void await_from(time_point since) noexcept { awaited_.store(since, std::memory_order_relaxed); }
 
     // The communication side: for whoever drives the scheduler.
 
@@ -141,12 +144,6 @@ public:
         finishing_.set();
         co_await done_;
     }
-    /// What the compute side does last: collects, and waits for the end of the step.
-    task<> finish() {
-        awaited_ = true;
-        collect();
-        return finished();
-    }
     [[nodiscard]] bool idle() const noexcept { return unfinished_ == 0; }
 
     /// Of the last finished step.
@@ -154,7 +151,7 @@ public:
     [[nodiscard]] bool everybody_done() const noexcept { return everybody_done_; }
     [[nodiscard]] double gradient_norm() const noexcept { return norm_; }
     [[nodiscard]] std::uint64_t updates() const noexcept { return updates_; }
-    /// In the optimizer while the compute side was waiting for the step to end.
+    /// In the optimizer while the compute side did nothing but wait for the step to end.
     [[nodiscard]] nanoseconds stepped_late() const noexcept { return late_; }
     /// Some values of the current step are new and others are not: after a failure such state must not be kept.
     [[nodiscard]] bool torn() const noexcept { return stepped_ != 0 && !complete_; }
@@ -228,7 +225,6 @@ private:
     void finish_step() noexcept {
         if (round_ == 1) reserve();
         complete_ = true;
-        awaited_ = false;
         if (weight_ != 0) ++updates_;
         done_.set();
         if (weight_ == 0) return;
@@ -319,9 +315,11 @@ private:
             co_await gate_;
         }
         if (!ready_releases_) co_await released_;
-        auto const since = clock::now();
+        time_point const since = clock::now();
         step_range(b, from, to);
-        if (awaited_) late_ += clock::now() - since;
+        time_point const end = clock::now();
+        time_point const awaited = awaited_.load(std::memory_order_relaxed);
+        late_ += std::max(end, awaited) - std::max(since, awaited);
         ++stepped_;
         // Posting these receives is what tells the peers that our values may be overwritten.
         if (sharded())
@@ -357,6 +355,7 @@ private:
     std::vector<std::size_t> mail_;
     std::atomic<std::size_t> posted_{0};
     step_ticket ticket_;
+    std::atomic<time_point> awaited_{never};
 
     // the communication side's
     std::size_t taken_ = 0;
@@ -379,7 +378,6 @@ private:
     std::vector<std::size_t> first_block_;
     std::vector<std::size_t> state_begin_;
     double norm_ = 0, clip_ = 1;
-    bool awaited_ = false;  // the compute side has nothing else to do
     nanoseconds late_{};
 };
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -36,7 +37,7 @@ public:
     }
 
     /// Steps values[from, to) of the arena; its state begins at element `state`. `factor` is the schedule's.
-    void step(std::size_t update, double factor, double gradient_scale, std::span<E const> gradients,
+    void step(std::uint64_t update, double factor, double gradient_scale, std::span<E const> gradients,
               std::span<E> values, std::size_t from, std::size_t to, std::size_t state) {
         auto run = std::upper_bound(runs_.begin(), runs_.end(), from,
                                     [](std::size_t at, group_run const& r) { return at < r.end; });
