@@ -10,8 +10,8 @@
 #include <boost/mpi/environment.hpp>
 #include <chrono>
 #include <cstdio>
+#include <ddp/collective/algorithms/native_allreduce.hpp>
 #include <ddp/collective/allreduce.hpp>
-#include <ddp/collective/native_allreduce.hpp>
 #include <ddp/rendezvous/run_mpi.hpp>
 #include <ddp/train/data_parallel.hpp>
 #include <functional>

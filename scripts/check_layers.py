@@ -18,9 +18,10 @@ import tempfile
 FLOORS = {
     0: ["core"],
     1: ["kernel", "model", "comm", "data"],
-    2: ["optim", "collective", "rendezvous", "nn"],
-    3: ["train"],
-    4: ["sim", "parallel", "adapter", "testing"],
+    2: ["transport", "optim", "nn"],
+    3: ["collective", "rendezvous"],
+    4: ["exchange", "train"],
+    5: ["strategy", "sim", "parallel", "adapter", "testing"],
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 UMBRELLA = "ddp/ddp.hpp"

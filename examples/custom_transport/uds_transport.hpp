@@ -13,8 +13,8 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
-#include <ddp/comm/framed.hpp>
 #include <ddp/core/error.hpp>
+#include <ddp/transport/framed/framed.hpp>
 #include <memory>
 #include <span>
 #include <string>

@@ -3,15 +3,14 @@
 /// <ddp/rendezvous/run_mpi.hpp> (MPI), <ddp/nn/nn.hpp> (Eigen), <ddp/data/gzip.hpp> (zlib).
 #pragma once
 
+#include <ddp/collective/algorithms/any_allreduce.hpp>
 #include <ddp/collective/all_gather.hpp>
 #include <ddp/collective/allreduce.hpp>
-#include <ddp/collective/any_allreduce.hpp>
 #include <ddp/collective/barrier.hpp>
 #include <ddp/collective/broadcast.hpp>
 #include <ddp/collective/gather.hpp>
 #include <ddp/collective/reduce_scatter.hpp>
 #include <ddp/comm/communicator.hpp>
-#include <ddp/comm/inproc.hpp>
 #include <ddp/core/version.hpp>
 #include <ddp/data/batch_loader.hpp>
 #include <ddp/data/classification.hpp>
@@ -24,3 +23,4 @@
 #include <ddp/train/early_stopping.hpp>
 #include <ddp/train/evaluate.hpp>
 #include <ddp/train/weights.hpp>
+#include <ddp/transport/inproc.hpp>

@@ -1,8 +1,8 @@
 /// \file
 /// The algorithm chosen at run time, and what an algorithm has to offer.
-#include <ddp/collective/any_allreduce.hpp>
+#include <ddp/collective/algorithms/any_allreduce.hpp>
 
-#include <ddp/comm/inproc.hpp>
+#include <ddp/transport/inproc.hpp>
 
 #include "support/catch.hpp"
 

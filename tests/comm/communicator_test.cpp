@@ -14,10 +14,10 @@
 #include <thread>
 #include <vector>
 
+#include <ddp/collective/algorithms/direct_allreduce.hpp>
+#include <ddp/collective/algorithms/recursive_doubling_allreduce.hpp>
 #include <ddp/collective/barrier.hpp>
-#include <ddp/collective/direct_allreduce.hpp>
-#include <ddp/collective/recursive_doubling_allreduce.hpp>
-#include <ddp/comm/inproc.hpp>
+#include <ddp/transport/inproc.hpp>
 
 #include "support/catch.hpp"
 #include "support/ranks.hpp"

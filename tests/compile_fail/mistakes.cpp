@@ -7,9 +7,9 @@
 #include <span>
 #include <vector>
 
-#include <ddp/comm/inproc.hpp>
 #include <ddp/optim/sgd.hpp>
 #include <ddp/train/data_parallel.hpp>
+#include <ddp/transport/inproc.hpp>
 
 using job = ddp::communicator<ddp::inproc_transport>;
 using numbers = std::vector<float>;

@@ -3,8 +3,8 @@
 #include <string>
 
 #include <ddp/comm/communicator.hpp>
-#include <ddp/comm/mpi.hpp>
 #include <ddp/testing/conformance.hpp>
+#include <ddp/transport/mpi/mpi.hpp>
 
 #include <boost/mpi/communicator.hpp>
 

@@ -1,5 +1,5 @@
 // native_allreduce: the vendor's MPI_Allreduce alone and in a trainer, and failures that must not leave ranks in it.
-#include <ddp/collective/native_allreduce.hpp>
+#include <ddp/collective/algorithms/native_allreduce.hpp>
 
 #include <chrono>
 #include <cmath>

@@ -1,5 +1,5 @@
 // mpi_transport alone; what it has in common with every transport is in the conformance suite.
-#include <ddp/comm/mpi.hpp>
+#include <ddp/transport/mpi/mpi.hpp>
 
 #include <chrono>
 #include <cstddef>

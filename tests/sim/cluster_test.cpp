@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include <ddp/collective/direct_allreduce.hpp>
-#include <ddp/collective/recursive_doubling_allreduce.hpp>
-#include <ddp/collective/ring_allreduce.hpp>
+#include <ddp/collective/algorithms/direct_allreduce.hpp>
+#include <ddp/collective/algorithms/recursive_doubling_allreduce.hpp>
+#include <ddp/collective/algorithms/ring_allreduce.hpp>
 
 #include "support/catch.hpp"
 

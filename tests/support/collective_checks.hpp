@@ -16,9 +16,9 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/collective/algorithms/any_allreduce.hpp>
 #include <ddp/collective/all_gather.hpp>
 #include <ddp/collective/allreduce.hpp>
-#include <ddp/collective/any_allreduce.hpp>
 #include <ddp/collective/barrier.hpp>
 #include <ddp/collective/broadcast.hpp>
 #include <ddp/collective/gather.hpp>

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include <ddp/comm/communicator.hpp>
-#include <ddp/comm/inproc.hpp>
+#include <ddp/transport/inproc.hpp>
 
 namespace ddp::test {
 

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include <ddp/collective/any_allreduce.hpp>
+#include <ddp/collective/algorithms/any_allreduce.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/optim/any_optimizer.hpp>
 #include <ddp/train/data_parallel.hpp>

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include <ddp/comm/communicator.hpp>
-#include <ddp/comm/tcp.hpp>
 #include <ddp/rendezvous/bootstrap.hpp>
 #include <ddp/testing/conformance.hpp>
+#include <ddp/transport/framed/tcp.hpp>
 
 #include "support/catch.hpp"
 #include "support/job_checks.hpp"

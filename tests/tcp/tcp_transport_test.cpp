@@ -1,4 +1,4 @@
-#include <ddp/comm/tcp.hpp>
+#include <ddp/transport/framed/tcp.hpp>
 
 #include <sys/socket.h>
 

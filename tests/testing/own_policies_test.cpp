@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include <ddp/collective/ring_allreduce.hpp>
+#include <ddp/collective/algorithms/ring_allreduce.hpp>
 #include <ddp/testing/check_allreduce.hpp>
 #include <ddp/testing/check_buckets.hpp>
 #include <ddp/testing/check_optimizer.hpp>

@@ -10,12 +10,12 @@
 #include <string>
 #include <vector>
 
-#include <ddp/collective/direct_allreduce.hpp>
-#include <ddp/collective/recursive_doubling_allreduce.hpp>
+#include <ddp/collective/algorithms/direct_allreduce.hpp>
+#include <ddp/collective/algorithms/recursive_doubling_allreduce.hpp>
 #include <ddp/comm/communicator.hpp>
-#include <ddp/comm/inproc.hpp>
 #include <ddp/optim/sgd.hpp>
 #include <ddp/sim/cluster.hpp>
+#include <ddp/transport/inproc.hpp>
 
 #include "support/catch.hpp"
 #include "support/ranks.hpp"

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include <ddp/collective/any_allreduce.hpp>
+#include <ddp/collective/algorithms/any_allreduce.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/optim/any_optimizer.hpp>
 #include <ddp/train/data_parallel.hpp>

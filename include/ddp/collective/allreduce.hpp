@@ -4,7 +4,7 @@
 
 #include <span>
 
-#include <ddp/collective/automatic_allreduce.hpp>
+#include <ddp/collective/algorithms/automatic_allreduce.hpp>
 #include <ddp/collective/barrier.hpp>
 #include <ddp/collective/call.hpp>
 #include <ddp/collective/concepts.hpp>

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include <ddp/collective/automatic_allreduce.hpp>
+#include <ddp/collective/algorithms/automatic_allreduce.hpp>
 #include <ddp/collective/barrier.hpp>
 #include <ddp/collective/call.hpp>
 

@@ -32,6 +32,13 @@ struct identity {
     std::uint64_t index = 0;
     friend auto operator<=>(identity const&, identity const&) = default;
 };
+/// For tables of what is under way with whom. Every bit depends on every bit.
+[[nodiscard]] constexpr std::uint64_t hash_of(int peer, identity const& id) noexcept {
+    std::uint64_t h = static_cast<std::uint64_t>(peer) * 0x9e3779b97f4a7c15u;
+    h = (h ^ id.index) * 0xbf58476d1ce4e5b9u;
+    h = (h ^ (h >> 29) ^ (std::uint64_t{id.group} << 32 | id.channel)) * 0x94d049bb133111ebu;
+    return h ^ (h >> 32);
+}
 
 /// Every channel has four phases (channel + 0 … 3), so that the stages of one collective do not match each other.
 namespace channel {

@@ -6,33 +6,28 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
-#include <list>
 #include <memory>
 #include <random>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
-#include <ddp/comm/framed.hpp>
-#include <ddp/comm/tcp.hpp>
 #include <ddp/comm/timing.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
-#include <ddp/core/version.hpp>
 #include <ddp/rendezvous/environment.hpp>
+#include <ddp/rendezvous/tcp_mesh.hpp>
 #include <ddp/rendezvous/tcp_socket.hpp>
 #include <ddp/rendezvous/tcp_store.hpp>
 #include <ddp/rendezvous/tcp_store_server.hpp>
+#include <ddp/transport/framed/framed.hpp>
+#include <ddp/transport/framed/tcp.hpp>
 
 namespace ddp {
 
@@ -55,45 +50,6 @@ namespace detail {
     if (boot.empty() || n <= 0) return std::random_device{}() | std::uint64_t{1} << 63;  // nobody's
     return digest{}.add(std::string_view(boot)).add(std::string_view(space)).value();
 }
-
-/// Both sides of a connection say this before any frame.
-struct peer_hello {
-    static constexpr std::uint64_t expected_magic = 0x32657267'70646421u;
-    std::uint64_t magic = expected_magic;
-    std::uint32_t version = version_number;
-    std::uint32_t record_bytes = sizeof(failure);
-    std::int32_t from = 0;
-    std::int32_t to = 0;
-    std::int32_t size = 0;
-    std::uint32_t frame_format = frame_header::magic_and_version;
-    std::uint64_t nonce = 0;
-    std::uint64_t host = 0;
-    std::uint64_t early_bytes = 0;
-};
-static_assert(std::has_unique_object_representations_v<peer_hello>);
-
-/// What a rank publishes: where it listens and who it is.
-struct peer_address {
-    tcp_endpoint at;
-    std::string who;
-
-    [[nodiscard]] std::string text() const {
-        return std::to_string(at.port()) + " " + at.address().to_string() + " " + who;
-    }
-    [[nodiscard]] static peer_address parse(std::string_view text) {
-        std::uint16_t port = 0;
-        auto const [end, error] = std::from_chars(text.data(), text.data() + text.size(), port);
-        text.remove_prefix(static_cast<std::size_t>(end - text.data()));
-        if (error != std::errc{} || !text.starts_with(' ')) throw rendezvous_error("a rank published no address");
-        text.remove_prefix(1);
-        std::string_view const host = text.substr(0, text.find(' '));
-        boost::system::error_code bad;
-        auto const address = boost::asio::ip::make_address(std::string(host), bad);
-        if (bad) throw rendezvous_error("a rank published no address");
-        text.remove_prefix(std::min(text.size(), host.size() + 1));
-        return {{address, port}, std::string(text)};
-    }
-};
 
 /// The addresses of rank 0. Only loopback, unless the caller has said insecure.
 [[nodiscard]] inline std::vector<tcp_endpoint> resolve_master(job const& j, bool insecure) {
@@ -145,139 +101,6 @@ struct peer_address {
     throw rendezvous_error("rank 0 cannot listen on " + where + ": " + error.message() +
                            ". MASTER_ADDR must be an address of the host that runs rank 0");
 }
-
-/// Connects all ranks to all: each dials the ranks below it, and waits for those above.
-class tcp_mesh {
-public:
-    struct connection {
-        int rank;
-        tcp_socket socket;
-        bool same_host;
-    };
-
-    tcp_mesh(peer_hello mine, std::vector<peer_address> const& addresses, tcp_acceptor& acceptor, timing const& times)
-        : mine_(mine), addresses_(addresses), acceptor_(acceptor), times_(times), until_(clock::now() + times.join) {}
-
-    /// Throws rendezvous_error that names the rank that could not be reached.
-    [[nodiscard]] std::vector<connection> connect() {
-        std::vector<connection> all;
-        for (int peer = 0; peer < mine_.from; ++peer) all.push_back(dial_to(peer));
-        accept_from_above(all);
-        for (connection& c : all)
-            if (c.rank < mine_.from) check_answer(c);
-        return all;
-    }
-
-private:
-    struct visitor {
-        tcp_socket socket;
-        time_point until;
-        peer_hello hello = {};
-        std::size_t have = 0;
-    };
-
-    [[nodiscard]] std::string name(int peer) const {
-        peer_address const& a = addresses_[static_cast<std::size_t>(peer)];
-        return "rank " + std::to_string(peer) + " (" + a.who + ") at " + text_of(a.at);
-    }
-    [[nodiscard]] std::string me() const { return "rank " + std::to_string(mine_.from); }
-    [[nodiscard]] connection dial_to(int peer) {
-        connection c{peer, tcp_socket(tcp_context()), false};
-        time_point const until = std::min(until_, clock::now() + times_.handshake);
-        if (auto const error = dial(c.socket, addresses_[static_cast<std::size_t>(peer)].at, until))
-            throw rendezvous_error(me() + " reaches rank 0, but not " + name(peer) + ": " + error.message() +
-                                   ". Check firewalls, and that all hosts use the same network");
-        tune_connected(c.socket.native_handle(), times_);
-        peer_hello hello = mine_;
-        hello.to = peer;
-        if (write_all(c.socket, bytes_of(hello), until) != io_end::ok)
-            throw rendezvous_error(name(peer) + " closed the connection of " + me());
-        return c;
-    }
-    void check_answer(connection& c) {
-        peer_hello theirs;
-        io_end const end = read_all(c.socket, bytes_of(theirs), until_);
-        if (end != io_end::ok)
-            throw rendezvous_error(name(c.rank) + (end == io_end::late ? " did not answer " : " hung up on ") + me());
-        if (theirs.from != c.rank) throw rendezvous_error("another rank than expected answers as " + name(c.rank));
-        check(theirs, c.rank);
-        c.same_host = theirs.host == mine_.host;
-    }
-    void check(peer_hello const& theirs, int peer) const {
-        auto const differs = [&](std::string const& what, std::uint64_t here, std::uint64_t there) {
-            if (here != there)
-                throw rendezvous_error(what + " differs: " + std::to_string(here) + " on " + me() + ", " +
-                                       std::to_string(there) + " on " + name(peer));
-        };
-        differs("the frame format", mine_.frame_format, theirs.frame_format);
-        differs("tcp_options.early_bytes", mine_.early_bytes, theirs.early_bytes);
-    }
-    /// Whether the first bytes are those of this job; anybody else's are dropped without an answer.
-    [[nodiscard]] bool of_this_job(peer_hello const& h) const {
-        return h.magic == mine_.magic && h.nonce == mine_.nonce && h.version == mine_.version &&
-               h.record_bytes == mine_.record_bytes && h.to == mine_.from && h.size == mine_.size &&
-               h.from > mine_.from && h.from < mine_.size;
-    }
-    void accept_from_above(std::vector<connection>& all) {
-        std::size_t const wanted = static_cast<std::size_t>(mine_.size) - 1;
-        std::list<visitor> visitors;
-        while (all.size() < wanted) {
-            if (clock::now() >= until_) throw rendezvous_error(me() + " was not reached by " + missing(all));
-            std::vector<::pollfd> polls{{acceptor_.native_handle(), POLLIN, 0}};
-            for (visitor& v : visitors) polls.push_back({v.socket.native_handle(), POLLIN, 0});
-            ::poll(polls.data(), polls.size(), 50);
-            for (visitor& v : visitors) hear(v, all);
-            if (polls[0].revents != 0) welcome(visitors, all);
-            visitors.remove_if([](visitor const& v) { return !v.socket.is_open() || clock::now() >= v.until; });
-        }
-    }
-    void welcome(std::list<visitor>& visitors, std::vector<connection>& all) {
-        for (int i = 0; i < 256; ++i) {
-            if (visitors.size() >= tcp_store_server::strangers) {
-                if (visitors.front().until - clock::now() > times_.handshake - tcp_store_server::grace) return;
-                visitors.pop_front();
-            }
-            boost::system::error_code error;
-            tcp_socket socket(tcp_context());
-            acceptor_.accept(socket, error);
-            if (error) return;
-            socket.non_blocking(true, error);
-            visitors.push_back({std::move(socket), clock::now() + times_.handshake});
-            hear(visitors.back(), all);
-        }
-    }
-    void hear(visitor& v, std::vector<connection>& all) {
-        boost::system::error_code error, ignored;
-        mutable_bytes const rest = bytes_of(v.hello).subspan(v.have);
-        v.have += v.socket.read_some(boost::asio::buffer(rest.data(), rest.size()), error);
-        if (error == boost::asio::error::would_block) return;
-        if (error) return static_cast<void>(v.socket.close(ignored));
-        if (v.have < sizeof v.hello) return;
-        auto const known = [&](connection const& c) { return c.rank == v.hello.from; };
-        if (!of_this_job(v.hello) || std::any_of(all.begin(), all.end(), known))
-            return static_cast<void>(v.socket.close(ignored));
-        peer_hello hello = mine_;
-        hello.to = v.hello.from;
-        if (write_all(v.socket, bytes_of(hello), clock::now() + times_.handshake) != io_end::ok)
-            return static_cast<void>(v.socket.close(ignored));
-        check(v.hello, v.hello.from);
-        tune_connected(v.socket.native_handle(), times_);
-        all.push_back({v.hello.from, std::move(v.socket), v.hello.host == mine_.host});
-    }
-    [[nodiscard]] std::string missing(std::vector<connection> const& all) const {
-        std::string names;
-        for (int peer = mine_.from + 1; peer < mine_.size; ++peer)
-            if (std::none_of(all.begin(), all.end(), [&](connection const& c) { return c.rank == peer; }))
-                names += (names.empty() ? "" : ", ") + name(peer);
-        return names + ", though all reach rank 0. Check firewalls between the hosts";
-    }
-
-    peer_hello mine_;
-    std::vector<peer_address> const& addresses_;
-    tcp_acceptor& acceptor_;
-    timing times_;
-    time_point until_;
-};
 
 }  // namespace detail
 

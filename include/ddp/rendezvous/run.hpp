@@ -16,8 +16,8 @@
 #include <vector>
 
 #include <ddp/comm/communicator.hpp>
-#include <ddp/comm/inproc.hpp>
 #include <ddp/core/error.hpp>
+#include <ddp/transport/inproc.hpp>
 
 namespace ddp {
 

@@ -11,8 +11,8 @@
 #include <thread>
 
 #include <ddp/comm/communicator.hpp>
-#include <ddp/comm/mpi.hpp>
 #include <ddp/rendezvous/run.hpp>
+#include <ddp/transport/mpi/mpi.hpp>
 
 #include <mpi.h>
 #include <boost/mpi/communicator.hpp>

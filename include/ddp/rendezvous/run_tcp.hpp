@@ -8,10 +8,10 @@
 #include <string_view>
 
 #include <ddp/comm/communicator.hpp>
-#include <ddp/comm/tcp.hpp>
 #include <ddp/rendezvous/bootstrap.hpp>
 #include <ddp/rendezvous/environment.hpp>
 #include <ddp/rendezvous/run.hpp>
+#include <ddp/transport/framed/tcp.hpp>
 
 namespace ddp {
 

@@ -15,10 +15,10 @@
 #include <system_error>
 #include <vector>
 
-#include <ddp/comm/tcp.hpp>
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/bytes.hpp>
 #include <ddp/core/error.hpp>
+#include <ddp/transport/framed/tcp.hpp>
 
 namespace ddp {
 

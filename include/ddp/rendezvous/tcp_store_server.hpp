@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -19,26 +18,22 @@
 #include <utility>
 #include <vector>
 
-#include <ddp/comm/frame_doorbell.hpp>
 #include <ddp/comm/timing.hpp>
 #include <ddp/core/version.hpp>
 #include <ddp/rendezvous/tcp_socket.hpp>
 #include <ddp/rendezvous/tcp_store_protocol.hpp>
+#include <ddp/rendezvous/tcp_visitors.hpp>
+#include <ddp/transport/framed/frame_doorbell.hpp>
 
 namespace ddp {
 
 /// Serves in a thread of its own from construction to destruction. It knows who has come: what the job's ranks are told
 /// about missing, doubled and contradicting ranks is decided here, once, for all of them.
 ///
-/// Strangers     at most `strangers` connections that have not said hello, each for timing.handshake; the oldest makes
-///               room for the next, so that they neither fill memory nor delay the start.
+/// Strangers     see tcp_visitors.hpp.
 /// Failure       the first one is what every rank gets as the answer to everything, those included that come later.
 class tcp_store_server {
 public:
-    static constexpr std::size_t strangers = 64;
-    /// A rank that has just connected has this long to say hello before a flood of others may push it out.
-    static constexpr std::chrono::milliseconds grace{100};
-
     tcp_store_server(detail::tcp_acceptor acceptor, int size, std::uint64_t nonce, timing const& times)
         : acceptor_(std::move(acceptor)),
           size_(size),
@@ -65,10 +60,10 @@ private:
         detail::tcp_socket socket;
         time_point until = never;  // for its hello
         int rank = -1;             // after it
-        std::string in, out;
-        bool waits = false;  // for an answer to `prefix`, `count`
-        bool done = false;   // close when `out` is written
-        std::string prefix;
+        std::string in = {}, out = {};
+        bool waits = false;       // for an answer to `prefix`, `count`
+        bool done = false;        // close when `out` is written
+        std::string prefix = {};  // of the keys it asks for
         std::uint32_t count = 0;
     };
 
@@ -104,7 +99,10 @@ private:
             if (polls[i].revents != 0) read(*v);
             v = v->socket.is_open() ? std::next(v) : visitors_.erase(v);
         }
-        if (polls[0].revents != 0) welcome();
+        if (polls[0].revents != 0)
+            detail::welcome(
+                acceptor_, visitors_, times_.handshake, [](visitor const& v) { return v.rank < 0; },
+                [this](visitor& v) { read(v); });
         time_point const now = clock::now();
         if (failure_.empty() && now >= until_) name_missing();
         for (auto v = visitors_.begin(); v != visitors_.end();) {
@@ -112,23 +110,6 @@ private:
             write(*v);
             if (v->rank < 0 && now >= v->until) close(*v);
             v = v->socket.is_open() ? std::next(v) : visitors_.erase(v);
-        }
-    }
-    void welcome() {
-        auto const silent = [](visitor const& v) { return v.rank < 0; };
-        for (int i = 0; i < 256; ++i) {
-            if (std::count_if(visitors_.begin(), visitors_.end(), silent) >= static_cast<std::ptrdiff_t>(strangers)) {
-                auto const oldest = std::find_if(visitors_.begin(), visitors_.end(), silent);
-                if (oldest->until - clock::now() > times_.handshake - grace) return;  // the next waits in the kernel
-                visitors_.erase(oldest);
-            }
-            boost::system::error_code error;
-            detail::tcp_socket socket(tcp_context());
-            acceptor_.accept(socket, error);
-            if (error) return;
-            socket.non_blocking(true, error);
-            visitors_.push_back({std::move(socket), clock::now() + times_.handshake, -1, {}, {}, false, false, {}, 0});
-            read(visitors_.back());
         }
     }
     void close(visitor& v) {

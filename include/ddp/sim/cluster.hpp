@@ -15,9 +15,9 @@
 
 #include <ddp/comm/lane.hpp>
 #include <ddp/comm/timing.hpp>
-#include <ddp/comm/virtual.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/task.hpp>
+#include <ddp/transport/virtual/virtual.hpp>
 
 namespace ddp {
 

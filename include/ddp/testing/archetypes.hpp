@@ -14,13 +14,13 @@
 #include <vector>
 
 #include <ddp/collective/concepts.hpp>
-#include <ddp/comm/inproc.hpp>
 #include <ddp/comm/transport.hpp>
 #include <ddp/kernel/sum.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/optim/optimizer.hpp>
 #include <ddp/train/bucket.hpp>
 #include <ddp/train/events.hpp>
+#include <ddp/transport/inproc.hpp>
 
 namespace ddp::testing {
 

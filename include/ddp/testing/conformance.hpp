@@ -19,9 +19,9 @@
 #include <utility>
 #include <vector>
 
-#include <ddp/comm/virtual.hpp>
 #include <ddp/testing/ending_scenarios.hpp>
 #include <ddp/testing/message_scenarios.hpp>
+#include <ddp/transport/virtual/virtual.hpp>
 
 namespace ddp::testing {
 

@@ -52,6 +52,15 @@ struct agenda {
     std::uint64_t description = 0;  // its bytes
 };
 
+/// Of settings that ranks must have alike; 0 where there are none.
+template <class Thing>
+[[nodiscard]] std::uint64_t hash_of(Thing const& thing) {
+    if constexpr (requires { thing.hash(); })
+        return static_cast<std::uint64_t>(thing.hash());
+    else
+        return 0;
+}
+
 /// The first line in which two descriptions differ, in words.
 inline std::string first_difference(std::string_view zero, std::string_view other, int rank) {
     auto const line = [](std::string_view& text) {

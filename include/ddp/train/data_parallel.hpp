@@ -13,10 +13,9 @@
 #include <thread>
 #include <type_traits>
 #include <utility>
-#include <variant>
 #include <vector>
 
-#include <ddp/collective/automatic_allreduce.hpp>
+#include <ddp/collective/algorithms/automatic_allreduce.hpp>
 #include <ddp/collective/broadcast.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/core/digest.hpp>
@@ -32,6 +31,7 @@
 #include <ddp/train/options.hpp>
 #include <ddp/train/ready_reports.hpp>
 #include <ddp/train/reducer.hpp>
+#include <ddp/train/stepper.hpp>
 
 namespace ddp {
 
@@ -85,15 +85,9 @@ public:
           reports_(parameters_.size()) {
         expect_uncontracted_kernels();
         if constexpr (requires { optimizer.validate(); }) optimizer.validate();
-        if (options_.clip)
-            std::visit(
-                [](auto const& clip) {
-                    clip.validate();
-                    if constexpr (requires { clip.template validate_for<element>(); })
-                        clip.template validate_for<element>();
-                },
-                *options_.clip);
-        std::vector<std::size_t> const groups = groups_of(optimizer);
+        options_.validate<element>();
+        std::vector<std::size_t> const groups =
+            detail::groups_of(optimizer, std::span<parameter<element> const>(parameters_));
         std::vector<std::size_t> counts;
         for (parameter<element> const& p : parameters_) counts.push_back(p.value.size());
         std::size_t const grain = reducer_type::slice_grain(options_.norm_clip() != nullptr);
@@ -103,11 +97,11 @@ public:
 
         detail::agenda mine;
         mine.hashes = {version_number,
-                       model_hash(model),
+                       detail::hash_of(model),
                        map.hash(memory_.where()),
-                       hash_of(algorithm),
+                       digest{}.add(algorithm.name).add(detail::hash_of(algorithm)).value(),
                        digest{}.add(optimizer.hash()).add(std::span<std::size_t const>(groups)).value(),
-                       options_hash()};
+                       options_.hash()};
         comm_.exclusively([&] {  // it joins the scheduler, which the communication thread may be driving
             reducer_ = std::make_unique<reducer_type>(comm_.tasks(), algorithm, optimizer, memory_.where(),
                                                       std::move(map), options_, ready_releases<M> && bound,
@@ -218,41 +212,6 @@ public:
 private:
     using reducer_type = reducer<T, element, Opt, A, Obs>;
     static constexpr bool bound = BindableModel<M>;
-
-    /// The group of each parameter, where the optimizer has groups; empty where it has none.
-    [[nodiscard]] std::vector<std::size_t> groups_of(Opt const& optimizer) const {
-        std::span<parameter<element> const> const all = parameters_;
-        if constexpr (requires { optimizer.groups_of(all); }) {
-            std::vector<std::size_t> groups = optimizer.groups_of(all);
-            DDP_EXPECTS(groups.size() == all.size(), "the optimizer's groups_of() must return one group a parameter");
-            return groups;
-        } else {
-            static_assert(
-                !requires { &Opt::groups_of; },
-                "groups_of of an optimizer is const and takes a std::span<ddp::parameter<E> const>");
-            return {};
-        }
-    }
-    [[nodiscard]] static std::uint64_t model_hash(M const& model) {
-        if constexpr (requires { model.hash(); })
-            return static_cast<std::uint64_t>(model.hash());
-        else
-            return 0;
-    }
-    /// Options of an algorithm that shape its messages have to be alike as well.
-    [[nodiscard]] static std::uint64_t hash_of(A const& algorithm) {
-        digest all;
-        all.add(algorithm.name);
-        if constexpr (requires { algorithm.hash(); }) all.add(algorithm.hash());
-        return all.value();
-    }
-    [[nodiscard]] std::uint64_t options_hash() const {
-        digest all;
-        all.add(static_cast<std::uint64_t>(options_.update)).add(static_cast<std::uint64_t>(options_.unused));
-        all.add(options_.rate.hash()).add(std::uint64_t{options_.buckets_in_flight});
-        all.add(options_.clip ? std::visit([](auto const& clip) { return clip.hash(); }, *options_.clip) : 0);
-        return all.value();
-    }
 
     /// Ranks agree, rank 0's values go everywhere, the model moves into our memory.
     void start(detail::agenda mine) {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <variant>
 
+#include <ddp/core/digest.hpp>
 #include <ddp/optim/clip.hpp>
 #include <ddp/optim/schedule.hpp>
 
@@ -36,6 +37,25 @@ struct training_options {
     }
     [[nodiscard]] clip_by_value const* value_clip() const noexcept {
         return clip ? std::get_if<clip_by_value>(&*clip) : nullptr;
+    }
+
+    /// Throws usage_error where clipping has a bound that means nothing, or nothing in elements of type E.
+    template <class E>
+    void validate() const {
+        if (!clip) return;
+        std::visit(
+            [](auto const& bound) {
+                bound.validate();
+                if constexpr (requires { bound.template validate_for<E>(); }) bound.template validate_for<E>();
+            },
+            *clip);
+    }
+    [[nodiscard]] std::uint64_t hash() const {
+        digest all;
+        all.add(static_cast<std::uint64_t>(update)).add(static_cast<std::uint64_t>(unused));
+        all.add(rate.hash()).add(std::uint64_t{buckets_in_flight});
+        all.add(clip ? std::visit([](auto const& bound) { return bound.hash(); }, *clip) : 0);
+        return all.value();
     }
 };
 

@@ -19,9 +19,9 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/collective/algorithms/direct_allreduce.hpp>
 #include <ddp/collective/all_gather.hpp>
 #include <ddp/collective/concepts.hpp>
-#include <ddp/collective/direct_allreduce.hpp>
 #include <ddp/comm/lane.hpp>
 #include <ddp/core/observe.hpp>
 #include <ddp/kernel/sum.hpp>

@@ -8,11 +8,28 @@
 #include <span>
 #include <vector>
 
+#include <ddp/core/contract.hpp>
 #include <ddp/model/layout.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/optim/optimizer.hpp>
 
 namespace ddp::detail {
+
+/// The group of each parameter, where the optimizer has groups; empty where it has none.
+template <class Opt, Element E>
+[[nodiscard]] std::vector<std::size_t> groups_of(Opt const& optimizer, std::span<parameter<E> const> parameters) {
+    if constexpr (requires { optimizer.groups_of(parameters); }) {
+        std::vector<std::size_t> groups = optimizer.groups_of(parameters);
+        DDP_EXPECTS(groups.size() == parameters.size(),
+                    "the optimizer's groups_of() must return one group a parameter");
+        return groups;
+    } else {
+        static_assert(
+            !requires { &Opt::groups_of; },
+            "groups_of of an optimizer is const and takes a std::span<ddp::parameter<E> const>");
+        return {};
+    }
+}
 
 /// Owns slot_count() arrays of state, for the elements that this rank steps: with update::sharded its slices only.
 /// Allocates in the constructor and in hold().

@@ -11,14 +11,16 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
-#include <ddp/comm/mpi_envelope.hpp>
-#include <ddp/comm/mpi_requests.hpp>
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/contract.hpp>
+#include <ddp/core/digest.hpp>
 #include <ddp/core/error.hpp>
+#include <ddp/transport/mpi/mpi_envelope.hpp>
+#include <ddp/transport/mpi/mpi_requests.hpp>
 
 namespace ddp::detail::mpi {
 
@@ -149,10 +151,7 @@ private:
         std::array<char, MPI_MAX_PROCESSOR_NAME + 1> host{};
         int length = 0;
         self.check(MPI_Get_processor_name(host.data(), &length), "MPI_Get_processor_name");
-        std::uint64_t hash = 14695981039346656037u;  // FNV-1a
-        for (int i = 0; i < length; ++i)
-            hash = (hash ^ static_cast<unsigned char>(host[static_cast<std::size_t>(i)])) * 1099511628211u;
-        return hash;
+        return digest{}.add(std::string_view(host.data(), static_cast<std::size_t>(length))).value();
     }
 
     std::size_t agree(place const& self, std::size_t piece_bytes, nanoseconds join) {

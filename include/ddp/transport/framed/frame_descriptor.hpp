@@ -15,7 +15,7 @@
 #include <system_error>
 #include <utility>
 
-#include <ddp/comm/frame_stream.hpp>
+#include <ddp/transport/framed/frame_stream.hpp>
 
 namespace ddp {
 

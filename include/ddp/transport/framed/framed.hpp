@@ -22,14 +22,14 @@
 #include <utility>
 #include <vector>
 
-#include <ddp/comm/frame_checksum.hpp>
-#include <ddp/comm/frame_doorbell.hpp>
-#include <ddp/comm/frame_inbox.hpp>
-#include <ddp/comm/frame_outbox.hpp>
-#include <ddp/comm/frame_stream.hpp>
 #include <ddp/comm/timing.hpp>
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/contract.hpp>
+#include <ddp/transport/framed/frame_checksum.hpp>
+#include <ddp/transport/framed/frame_doorbell.hpp>
+#include <ddp/transport/framed/frame_inbox.hpp>
+#include <ddp/transport/framed/frame_outbox.hpp>
+#include <ddp/transport/framed/frame_stream.hpp>
 
 namespace ddp {
 

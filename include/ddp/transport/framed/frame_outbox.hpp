@@ -11,10 +11,10 @@
 #include <span>
 #include <vector>
 
-#include <ddp/comm/frame_checksum.hpp>
-#include <ddp/comm/frame_early.hpp>
-#include <ddp/comm/frame_header.hpp>
 #include <ddp/comm/transport.hpp>
+#include <ddp/transport/framed/frame_checksum.hpp>
+#include <ddp/transport/framed/frame_early.hpp>
+#include <ddp/transport/framed/frame_header.hpp>
 
 namespace ddp {
 

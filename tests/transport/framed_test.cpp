@@ -1,4 +1,4 @@
-#include <ddp/comm/framed.hpp>
+#include <ddp/transport/framed/framed.hpp>
 
 #include <sys/socket.h>
 #include <unistd.h>
@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include <ddp/comm/frame_descriptor.hpp>
+#include <ddp/transport/framed/frame_descriptor.hpp>
 
 #include "support/catch.hpp"
 

@@ -11,11 +11,11 @@
 #include <string_view>
 #include <vector>
 
-#include <ddp/comm/frame_checksum.hpp>
-#include <ddp/comm/frame_early.hpp>
-#include <ddp/comm/frame_header.hpp>
-#include <ddp/comm/frame_outbox.hpp>
 #include <ddp/comm/transport.hpp>
+#include <ddp/transport/framed/frame_checksum.hpp>
+#include <ddp/transport/framed/frame_early.hpp>
+#include <ddp/transport/framed/frame_header.hpp>
+#include <ddp/transport/framed/frame_outbox.hpp>
 
 namespace ddp {
 

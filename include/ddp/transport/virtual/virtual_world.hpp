@@ -13,12 +13,12 @@
 #include <utility>
 #include <vector>
 
-#include <ddp/comm/network_model.hpp>
 #include <ddp/comm/transport.hpp>
-#include <ddp/comm/virtual_events.hpp>
-#include <ddp/comm/virtual_messages.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/random.hpp>
+#include <ddp/transport/virtual/network_model.hpp>
+#include <ddp/transport/virtual/virtual_events.hpp>
+#include <ddp/transport/virtual/virtual_messages.hpp>
 
 namespace ddp {
 

@@ -4,10 +4,9 @@
 
 #include <array>
 #include <cstddef>
-#include <cstdint>
 
-#include <ddp/comm/mpi_envelope.hpp>
 #include <ddp/comm/transport.hpp>
+#include <ddp/transport/mpi/mpi_envelope.hpp>
 
 namespace ddp::detail::mpi {
 
@@ -72,9 +71,7 @@ private:
         slot* last = nullptr;
     };
     [[nodiscard]] list& at(int peer, identity const& id) noexcept {
-        std::uint64_t hash = id.index * 0x9e3779b97f4a7c15u ^ (std::uint64_t{id.group} << 32 | id.channel);
-        hash = (hash ^ static_cast<std::uint64_t>(peer) << 17) * 0xbf58476d1ce4e5b9u;
-        return lists_[static_cast<std::size_t>(hash >> 32) % lists_.size()];
+        return lists_[static_cast<std::size_t>(hash_of(peer, id)) % lists_.size()];
     }
 
     std::array<list, 256> lists_;

@@ -28,10 +28,10 @@
 #include <string_view>
 #include <system_error>
 
-#include <ddp/comm/frame_checksum.hpp>
-#include <ddp/comm/frame_stream.hpp>
-#include <ddp/comm/framed.hpp>
 #include <ddp/comm/timing.hpp>
+#include <ddp/transport/framed/frame_checksum.hpp>
+#include <ddp/transport/framed/frame_stream.hpp>
+#include <ddp/transport/framed/framed.hpp>
 
 namespace ddp {
 

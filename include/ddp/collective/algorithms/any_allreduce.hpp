@@ -9,12 +9,12 @@
 #include <type_traits>
 #include <variant>
 
-#include <ddp/collective/automatic_allreduce.hpp>
+#include <ddp/collective/algorithms/automatic_allreduce.hpp>
+#include <ddp/collective/algorithms/direct_allreduce.hpp>
+#include <ddp/collective/algorithms/naive_allreduce.hpp>
+#include <ddp/collective/algorithms/recursive_doubling_allreduce.hpp>
+#include <ddp/collective/algorithms/ring_allreduce.hpp>
 #include <ddp/collective/concepts.hpp>
-#include <ddp/collective/direct_allreduce.hpp>
-#include <ddp/collective/naive_allreduce.hpp>
-#include <ddp/collective/recursive_doubling_allreduce.hpp>
-#include <ddp/collective/ring_allreduce.hpp>
 
 namespace ddp {
 

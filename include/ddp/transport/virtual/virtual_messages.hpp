@@ -65,10 +65,7 @@ struct channel_key {
 };
 struct channel_hash {
     std::size_t operator()(channel_key const& k) const noexcept {
-        std::uint64_t h = static_cast<std::uint64_t>(k.peer) * 0x9e3779b97f4a7c15u;
-        h = (h ^ k.id.index) * 0xbf58476d1ce4e5b9u;
-        h = (h ^ (h >> 29) ^ (std::uint64_t{k.id.group} << 32 | k.id.channel)) * 0x94d049bb133111ebu;
-        return static_cast<std::size_t>(h ^ (h >> 32));
+        return static_cast<std::size_t>(hash_of(k.peer, k.id));
     }
 };
 /// Messages of one identity from one peer, seen from the receiver.

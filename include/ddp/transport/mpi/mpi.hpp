@@ -25,29 +25,28 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <exception>
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include <ddp/comm/mpi_envelope.hpp>
-#include <ddp/comm/mpi_matching.hpp>
-#include <ddp/comm/mpi_requests.hpp>
-#include <ddp/comm/mpi_session.hpp>
 #include <ddp/comm/timing.hpp>
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/bytes.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/error.hpp>
+#include <ddp/transport/mpi/mpi_envelope.hpp>
+#include <ddp/transport/mpi/mpi_matching.hpp>
+#include <ddp/transport/mpi/mpi_requests.hpp>
+#include <ddp/transport/mpi/mpi_session.hpp>
+#include <ddp/transport/mpi/mpi_waiter.hpp>
 
 #include <mpi.h>
 #include <boost/mpi/communicator.hpp>
@@ -89,11 +88,7 @@ public:
     void post_receive(int peer, tag what, mutable_bytes in, completion& done);
     bool progress(time_point until);
     void abort(failure const& record);
-    void wake() {
-        std::scoped_lock const lock(sleep_);
-        woken_ = true;
-        awake_.notify_one();
-    }
+    void wake() { waiter_.wake(); }
 
     /// Another duplicate, for MPI calls beside ours: the receives that always wait on ours would slow each one down by
     /// 0.1 us. The first call is collective, and waits as MPI does, without a deadline.
@@ -146,7 +141,6 @@ private:
     int exceptions_ = std::uncaught_exceptions();
     bool aborted_ = false;
     bool changed_ = false;  // reports, since progress() last returned
-    bool crowded_ = false;  // more threads than cores on this host
     std::vector<report> reports_;
     std::vector<char> gone_;              // by peer: it left, or is out of reach; nothing more comes
     std::vector<std::int32_t> next_tag_;  // by peer
@@ -158,9 +152,7 @@ private:
     std::size_t ended_count_ = 0;
     std::size_t head_ = 0;  // of the ring
     std::unique_ptr<detail::mpi::session> session_ = std::make_unique<detail::mpi::session>();
-    std::mutex sleep_;
-    std::condition_variable awake_;
-    bool woken_ = false;
+    detail::mpi::waiter waiter_;
 };
 
 inline mpi_transport::mpi_transport(boost::mpi::communicator const& users, mpi_options const& options)
@@ -179,7 +171,7 @@ inline mpi_transport::mpi_transport(boost::mpi::communicator const& users, mpi_o
     try {
         std::size_t const neighbours = session_->open(users, self_, options_.piece_bytes, options_.times.join);
         std::size_t const busy = neighbours * (may_own_thread() ? 2 : 1);
-        crowded_ = busy > std::max(1u, std::thread::hardware_concurrency());
+        waiter_.share_core(busy > std::max(1u, std::thread::hardware_concurrency()));
     } catch (...) {
         detail::mpi::bury(std::move(session_));  // a collective call that never ended writes there one day
         throw;
@@ -261,39 +253,23 @@ inline void mpi_transport::post_receive(int peer, tag what, mutable_bytes in, co
     matching_.wait(done);
 }
 
-/// Returns whether reports() has changed. Sleeps by polling with back-off: MPI has nothing to sleep on. An answer is
-/// seen after at most an eighth of the time it took, and never later than a millisecond.
+/// Returns whether reports() has changed.
 inline bool mpi_transport::progress(time_point until) {
     time_point since = now();
     while (true) {
         bool const moved = pass();
         bool const done = !ended_.empty() || changed_;
         run_ended(ended_count_);
-        bool woken = false;
-        {
-            std::scoped_lock const lock(sleep_);
-            woken = std::exchange(woken_, false);
-        }
+        bool const woken = waiter_.take_wake();
         if (done || woken || now() >= until) return std::exchange(changed_, false);
         if (moved) since = now();
         pause(until, since);
     }
 }
 
-/// Spins while an answer may be near (yields at once if others need the core), then sleeps an eighth of the time idled.
 inline void mpi_transport::pause(time_point until, time_point since) {
-    using std::chrono::microseconds;
-    time_point const at = now();
-    nanoseconds const idle = at - since;
-    if (idle < microseconds(200)) {
-        if (crowded_ || idle > microseconds(50)) std::this_thread::yield();
-        return;
-    }
     // a payload on its way moves only while somebody calls MPI
-    nanoseconds const longest = session_->requests.empty() ? microseconds(1000) : microseconds(100);
-    nanoseconds const step = std::min(longest, std::max<nanoseconds>(microseconds(20), idle / 8));
-    std::unique_lock lock(sleep_);
-    if (!woken_) awake_.wait_until(lock, std::min(until, at + step));
+    waiter_.pause(until, since, std::chrono::microseconds(session_->requests.empty() ? 1000 : 100));
 }
 
 inline void mpi_transport::abort(failure const& record) {

@@ -1,5 +1,5 @@
 // inproc_transport alone: misuse, death, and races between posting, aborting and leaving. The rest is conformance.
-#include <ddp/comm/inproc.hpp>
+#include <ddp/transport/inproc.hpp>
 
 #include <atomic>
 #include <chrono>

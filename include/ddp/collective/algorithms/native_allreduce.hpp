@@ -10,10 +10,10 @@
 #include <type_traits>
 
 #include <ddp/collective/concepts.hpp>
-#include <ddp/comm/mpi.hpp>
 #include <ddp/comm/scheduler.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/task.hpp>
+#include <ddp/transport/mpi/mpi.hpp>
 
 #include <mpi.h>
 

@@ -1,5 +1,5 @@
 // virtual_transport alone: what the network model and the script of faults mean, to the nanosecond.
-#include <ddp/comm/virtual.hpp>
+#include <ddp/transport/virtual/virtual.hpp>
 
 #include <chrono>
 #include <cstddef>

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include <ddp/comm/transport.hpp>
-#include <ddp/comm/virtual_world.hpp>
 #include <ddp/core/contract.hpp>
+#include <ddp/transport/virtual/virtual_world.hpp>
 
 namespace ddp {
 

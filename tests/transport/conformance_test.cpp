@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include <ddp/comm/inproc.hpp>
+#include <ddp/transport/inproc.hpp>
 
 #include "support/catch.hpp"
 #include "train/patience.hpp"

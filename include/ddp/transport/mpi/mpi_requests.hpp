@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include <ddp/comm/mpi_envelope.hpp>
 #include <ddp/comm/transport.hpp>
+#include <ddp/transport/mpi/mpi_envelope.hpp>
 
 namespace ddp::detail::mpi {
 

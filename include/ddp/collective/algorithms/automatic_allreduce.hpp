@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <span>
 
-#include <ddp/collective/direct_allreduce.hpp>
-#include <ddp/collective/recursive_doubling_allreduce.hpp>
+#include <ddp/collective/algorithms/direct_allreduce.hpp>
+#include <ddp/collective/algorithms/recursive_doubling_allreduce.hpp>
 
 namespace ddp {
 

@@ -1,0 +1,42 @@
+/// \file
+/// Connections that have not said who they are: how many of them, for how long, and who makes room.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <list>
+#include <utility>
+
+#include <ddp/rendezvous/tcp_socket.hpp>
+#include <ddp/transport/framed/tcp.hpp>
+
+namespace ddp::detail {
+
+inline constexpr std::size_t max_strangers = 64;
+/// A rank that has just connected has this long to say hello before a flood of others may push it out.
+inline constexpr std::chrono::milliseconds stranger_grace{100};
+
+/// Takes in who waits at `acceptor`, and lets hear(visitor) have what each has said already. A Visitor has a `socket` and
+/// a time, `until`, for its hello: `handshake` from now. Where max_strangers of them are strange(visitor), the oldest
+/// makes room, so that they neither fill memory nor delay the start; the next waits in the kernel while it has its grace.
+template <class Visitor, class Strange, class Hear>
+void welcome(tcp_acceptor& acceptor, std::list<Visitor>& visitors, std::chrono::milliseconds handshake,
+             Strange const& strange, Hear const& hear) {
+    for (int i = 0; i < 256; ++i) {
+        if (std::count_if(visitors.begin(), visitors.end(), strange) >= static_cast<std::ptrdiff_t>(max_strangers)) {
+            auto const oldest = std::find_if(visitors.begin(), visitors.end(), strange);
+            if (oldest->until - clock::now() > handshake - stranger_grace) return;
+            visitors.erase(oldest);
+        }
+        boost::system::error_code error;
+        tcp_socket socket(tcp_context());
+        acceptor.accept(socket, error);
+        if (error) return;
+        socket.non_blocking(true, error);
+        visitors.push_back({std::move(socket), clock::now() + handshake});
+        hear(visitors.back());
+    }
+}
+
+}  // namespace ddp::detail

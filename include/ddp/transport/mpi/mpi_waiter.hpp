@@ -1,0 +1,55 @@
+/// \file
+/// How a thread waits for MPI, which has nothing to sleep on: by looking again and again, ever less often.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include <ddp/comm/transport.hpp>
+
+namespace ddp::detail::mpi {
+
+/// One thread pauses, any may wake it. An answer is seen after at most an eighth of the time it took.
+class waiter {
+public:
+    /// More threads than cores on this host: others need the core.
+    void share_core(bool yes) noexcept { crowded_ = yes; }
+
+    void wake() {
+        std::scoped_lock const lock(sleep_);
+        woken_ = true;
+        awake_.notify_one();
+    }
+    /// Whether somebody has woken us since the last call.
+    [[nodiscard]] bool take_wake() {
+        std::scoped_lock const lock(sleep_);
+        return std::exchange(woken_, false);
+    }
+
+    /// `since` is when something last moved. Spins while an answer may be near (yields at once where the core is shared),
+    /// then sleeps an eighth of the time idled, `longest` at most.
+    void pause(time_point until, time_point since, nanoseconds longest) {
+        using std::chrono::microseconds;
+        time_point const at = clock::now();
+        nanoseconds const idle = at - since;
+        if (idle < microseconds(200)) {
+            if (crowded_ || idle > microseconds(50)) std::this_thread::yield();
+            return;
+        }
+        nanoseconds const step = std::min(longest, std::max<nanoseconds>(microseconds(20), idle / 8));
+        std::unique_lock lock(sleep_);
+        if (!woken_) awake_.wait_until(lock, std::min(until, at + step));
+    }
+
+private:
+    bool crowded_ = false;
+    std::mutex sleep_;
+    std::condition_variable awake_;
+    bool woken_ = false;
+};
+
+}  // namespace ddp::detail::mpi
