@@ -17,6 +17,7 @@ namespace ddp {
 enum class fault_rule : std::uint8_t {
     published,      ///< a rank has published a verdict already
     threw,          ///< user code threw on the culprit
+    broke,          ///< the culprit's transport reported an error
     named,          ///< a mismatch whose record says which: a model, a gradient, a batch
     settings,       ///< two ranks are in the same operation with other settings
     operations,     ///< two ranks are in different operations of one number
@@ -55,7 +56,7 @@ inline auto precedence(failure const& f) {
 /// From each rank's report to the fault. `collective` is the deadline of one wait.
 ///
 ///  1. A verdict that a rank has published already is adopted (the least rank's).
-///  2. Else the first kind present wins: threw, mismatch, closed, silent; within it the least (operation, rank). A rank
+///  2. Else the first kind present wins: threw, broke, mismatch, closed, silent; within it the least (operation, rank). A rank
 ///     that has spoken is alive: records that call it closed or silent do not count.
 ///     A mismatch of models, gradients or batches says which; otherwise the next rule says more.
 ///  3. Ranks that entered different things under one number of one group: a mismatch, whatever they wait for.
@@ -88,6 +89,8 @@ inline fault find_fault(std::span<report const> reports, nanoseconds collective)
 
     if (auto const* f = least(failure_kind::threw, any))
         return {fault_rule::threw, *f, f->rank, errc::remote_exception};
+
+    if (auto const* f = least(failure_kind::broke, any)) return {fault_rule::broke, *f, f->rank, f->code};
 
     // A model, a gradient, a batch: the record says which.
     if (auto const* f = least(failure_kind::mismatch, [](failure const& r) { return r.code != errc::mismatch; }))
@@ -129,15 +132,18 @@ inline fault find_fault(std::span<report const> reports, nanoseconds collective)
     };
     if (auto const* f = least(failure_kind::waiting, old)) {
         std::vector<bool> seen(reports.size(), false);
+        failure const* last = f;  // who waits for the culprit
         int culprit = f->peer;
         auto const accuses = [&](int rank) {
             return spoke(rank) && record_of(rank).kind == failure_kind::waiting && old(record_of(rank));
         };
         while (accuses(culprit) && !seen[static_cast<std::size_t>(culprit)]) {
             seen[static_cast<std::size_t>(culprit)] = true;
-            culprit = record_of(culprit).peer;
+            last = &record_of(culprit);
+            culprit = last->peer;
         }
-        if (!accuses(culprit)) return {fault_rule::late, *f, culprit, errc::deadline};
+        if (!accuses(culprit))  // in another group, the operation that it is late for is another
+            return {fault_rule::late, last->entered.same_group(f->entered) ? *f : *last, culprit, errc::deadline};
 
         std::vector<int> circle;
         bool crosses = false;

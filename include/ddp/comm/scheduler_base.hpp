@@ -51,6 +51,9 @@ public:
         failed_at_ = now();
         record.rank = own_rank();
         if (record.entered.number == 0) record.entered = last_entered_->mark();
+        record.inside = calls_under_way_ > 0 || first_ != nullptr;
+        for (mailbox_client const* c = clients_; c != nullptr && !record.inside; c = c->next_)
+            record.inside = c->under_way(*last_entered_);
         publish(record);
         for (event* e = events_; e != nullptr; e = e->after_) ready_.splice(e->waiters_);
         ready_.splice(yielded_);
@@ -81,6 +84,9 @@ public:
             fail(failure_kind::threw, errc::remote_exception, -1, "an exception that is no std::exception");
         }
     }
+
+    /// A blocking call begins (+1) or ends (-1): what this rank entered last is under way meanwhile.
+    void count_calls(int change) noexcept { calls_under_way_ += change; }
 
     void add(mailbox_client& client) noexcept { client.next_ = std::exchange(clients_, &client); }
     void remove(mailbox_client& client) noexcept {
@@ -196,6 +202,7 @@ protected:
 
     std::atomic<bool> failed_{false};  // written by the driver; anybody may look
     time_point failed_at_ = {};
+    int calls_under_way_ = 0;
 
 private:
     friend class operation;

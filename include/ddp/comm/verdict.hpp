@@ -64,7 +64,12 @@ inline std::string describe(fault const& found, std::span<report const> reports)
         case fault_rule::message: return own_words;
         case fault_rule::threw:
             return number(from.rank) + " failed in its own code" +
-                   (from.entered.name.view().empty() ? "" : " during " + operation_text(from)) + ": " + own_words;
+                   (from.entered.name.view().empty() ? ""
+                                                     : (from.inside ? " during " : " after ") + operation_text(from)) +
+                   ": " + own_words;
+        case fault_rule::broke:
+            return "the transport of " + number(from.rank) + " failed in " + operation_text(from) + ": " + own_words +
+                   ". Nothing can be said of the other ranks; look at that rank's host and network.";
         case fault_rule::settings:
             return number(from.rank) + " and " + number(found.other) + " are both in " + operation_text(from) +
                    ", but not with the same settings, or something they did before it differs: another root, another "

@@ -262,7 +262,10 @@ private:
         reducer_->begin({.weight = accumulated_ + weight_, .done = done});
         move_on();
     }
-    void end_step() noexcept { begun_ = false; }
+    void end_step() noexcept {
+        begun_ = false;
+        reducer_->end();
+    }
     void expect_intact() {
         if constexpr (requires { model_.intact(); })
             DDP_EXPECTS(model_.intact(),
