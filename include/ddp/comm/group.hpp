@@ -12,6 +12,7 @@
 
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/contract.hpp>
+#include <ddp/core/separate.hpp>
 
 namespace ddp {
 
@@ -25,13 +26,7 @@ struct operation_info {
     std::uint64_t fingerprint = 0;
     int root = -1;  // the rank that a broadcast or gather is about; -1: none
 
-    [[nodiscard]] std::string text() const {
-        std::string t = std::string(name) + " #" + std::to_string(id.index);
-        if (*element != '\0') t += " of " + std::to_string(count) + " " + element;
-        if (*detail != '\0') t += std::string(" (") + detail + ")";
-        if (root >= 0) t += " with root " + std::to_string(root);
-        return t;
-    }
+    [[nodiscard]] std::string text() const;
 };
 
 class scheduler_base;
@@ -77,7 +72,7 @@ public:
     /// " in group {0, 2, 4}"; nothing for the group of all ranks.
     [[nodiscard]] std::string words() const;
     /// What was entered last, in words: "allreduce #7 of 1000 float in group {0, 2}".
-    [[nodiscard]] std::string current_words() const { return current_.text() + words(); }
+    [[nodiscard]] std::string current_words() const;
     /// For records of failures: with the words.
     [[nodiscard]] ddp::mark mark() const noexcept;
     /// For heartbeats: with the operation's name only, so that entering one costs no more than its digest.
@@ -105,23 +100,8 @@ private:
     group* after_ = nullptr;
 };
 
-inline std::string group::words() const {
-    if (id_ == 0) return {};
-    constexpr std::size_t shown = 4;
-    std::string text = " in group {";
-    for (std::size_t r = 0; r < std::min(shown, members_.size()); ++r)
-        text += (r == 0 ? "" : ", ") + std::to_string(members_[r]);
-    if (members_.size() > shown) text += " and " + std::to_string(members_.size() - shown) + " more";
-    return text + "}";
-}
-
-inline mark group::mark() const noexcept {
-    ddp::mark m = brief_mark();
-    try {
-        if (!m.name.view().empty()) m.name = std::string_view(current_words());
-    } catch (...) {  // no memory: the name alone has to do
-    }
-    return m;
-}
-
 }  // namespace ddp
+
+#if !defined(DDP_SEPARATE_COMPILATION)
+#include <ddp/comm/impl/group.ipp>
+#endif
