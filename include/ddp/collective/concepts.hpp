@@ -9,6 +9,7 @@
 #include <span>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 #include <ddp/comm/lane.hpp>
 #include <ddp/core/digest.hpp>
@@ -87,6 +88,13 @@ inline void even_cuts(std::size_t count, std::size_t grain, std::span<std::size_
         std::size_t const at = (grains / parts * p + std::min(p, grains % parts)) * grain;
         cuts[p] = std::min(at, count);
     }
+}
+
+/// Slices one after the other: counts.size() + 1 positions, from 0 to the sum of counts, times `unit`.
+inline std::vector<std::size_t> cuts_of(std::span<std::size_t const> counts, std::size_t unit) {
+    std::vector<std::size_t> cuts(counts.size() + 1);
+    for (std::size_t r = 0; r < counts.size(); ++r) cuts[r + 1] = cuts[r] + counts[r] * unit;
+    return cuts;
 }
 
 /// even_cuts in pooled memory: 64-byte slices of an array of E.

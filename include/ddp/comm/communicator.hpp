@@ -37,6 +37,7 @@ public:
     communicator& operator=(communicator const&) = delete;
     ~communicator() {
         if (std::uncaught_exceptions() > unwinding_) fail("its program left the communicator by an exception");
+        finish_started();
         leave_after_failure();
         if (thread_.joinable()) {
             stop_.store(true);
@@ -83,6 +84,24 @@ public:
         }
         if (own) scheduler_.fail(own);
         refuse_if_failed(own);
+    }
+
+    /// Starts the task that `make` returns and comes back at once. It moves on while anybody drives: in blocking calls, on
+    /// the communication thread, in progress(). The handle's done() tells whether it has ended (and moves things on where
+    /// no thread of ours does), wait() drives to its end and throws as run() does. Whatever the task refers to outlives it;
+    /// it has ended, at the latest by its deadlines, when the communicator's destructor returns.
+    class started;
+    template <class Make>
+    std::shared_ptr<started> start(Make const& make) {
+        turn_of_caller const mine(*this);
+        frame_pool_scope const pool(scheduler_.frames());
+        scheduler_.pump();
+        refuse_if_failed();
+        forget_ended();
+        auto handle = std::make_shared<started>(*this);
+        started_.push_back(tracked(make(), handle, this));
+        started_.back().start();
+        return handle;
     }
 
     /// Moves things on without waiting. Needed only where no thread of ours does; harmless elsewhere.
@@ -168,6 +187,41 @@ private:
         communicator& of_;
     };
 
+    /// Runs a started task; its error is its handle's, and the job's.
+    static task<> tracked(task<> body, std::shared_ptr<started> handle, communicator* self) {
+        try {
+            co_await body;
+        } catch (collective_aborted const&) {
+            handle->aborted_ = true;
+        } catch (...) {
+            handle->error_ = std::current_exception();
+        }
+        body = {};
+        if (handle->error_) self->scheduler_.fail(handle->error_);
+        ++self->ended_;
+        handle->done_.store(true);
+    }
+    /// Frees the frames of started tasks that have ended, once they are half of all.
+    void forget_ended() {
+        if (ended_ == 0 || 2 * ended_ < started_.size()) return;
+        std::erase_if(started_, [](task<> const& body) { return body.done(); });
+        ended_ = 0;
+    }
+    void finish_started() noexcept {
+        if (started_.empty()) return;
+        try {
+            turn_of_caller const mine(*this);
+            frame_pool_scope const pool(scheduler_.frames());
+            while (ended_ < started_.size()) {
+                scheduler_.pump();
+                if (ended_ < started_.size()) scheduler_.progress(never);
+            }
+            started_.clear();
+        } catch (...) {
+            std::terminate();  // memory of tasks that nobody can end
+        }
+    }
+
     template <class F>
     void fail_as(F const& how) noexcept {
         if (driver_.load() == std::this_thread::get_id()) return how();  // from a hook
@@ -240,6 +294,9 @@ private:
     int unwinding_;
     std::uint64_t calls_ = 0;
 
+    std::vector<task<>> started_;  // tasks that are waited for later
+    std::size_t ended_ = 0;        // of them
+
     std::vector<std::shared_ptr<void>> kept_;
     std::atomic<void const*> stepping_{nullptr};  // the trainer whose step is under way
 
@@ -252,6 +309,39 @@ private:
     std::condition_variable parked_;
     bool poked_ = false;
     std::thread thread_;
+};
+
+/// A task that start() has started. For the thread that calls collectives.
+template <Transport T>
+class communicator<T>::started {
+public:
+    explicit started(communicator& on) noexcept : on_(on) {}
+
+    [[nodiscard]] bool done() noexcept {
+        if (!done_.load() && !on_.has_thread()) on_.progress();
+        return done_.load();
+    }
+    void wait() {
+        if (!done_.load()) {
+            turn_of_caller const mine(on_);
+            frame_pool_scope const pool(on_.scheduler_.frames());
+            while (!done_.load()) {
+                on_.scheduler_.pump();
+                if (!done_.load()) on_.scheduler_.progress(never);
+            }
+            on_.forget_ended();
+        }
+        if (!error_ && !aborted_) return;
+        turn_of_caller const mine(on_);
+        on_.refuse_if_failed(error_);
+    }
+
+private:
+    friend communicator;
+    communicator& on_;
+    std::exception_ptr error_;  // these two are written before done_
+    bool aborted_ = false;
+    std::atomic<bool> done_{false};
 };
 
 }  // namespace ddp

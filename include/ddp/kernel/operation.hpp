@@ -42,7 +42,10 @@ struct ordered_bits {
     [[gnu::always_inline]] static constexpr integer turn(integer bits) noexcept {
         return bits ^ ((bits >> (8 * sizeof(E) - 1)) & magnitude);
     }
-    [[gnu::always_inline]] static constexpr bool is_nan(integer bits) noexcept { return (bits & magnitude) > infinity; }
+    /// All ones for a NaN, else zero. A mask, not a choice: GCC 12 vectorises trees of these, but not of nested choices.
+    [[gnu::always_inline]] static constexpr integer is_nan(integer bits) noexcept {
+        return -static_cast<integer>((bits & magnitude) > infinity);
+    }
 };
 
 /// The lesser of two numbers or the greater one. On integers throughout: it has no exceptions for compiler flags that
@@ -55,8 +58,7 @@ template <bool Greater, Number E>
         integer const l = std::bit_cast<integer>(left), r = std::bit_cast<integer>(right);
         integer const a = bits::turn(l), b = bits::turn(r);
         integer const chosen = bits::turn((a < b) != Greater ? a : b);
-        // A mask, not a choice: GCC 12 vectorises trees of these, but not of two nested choices.
-        integer const nan = -static_cast<integer>(bits::is_nan(l) | bits::is_nan(r));
+        integer const nan = bits::is_nan(l) | bits::is_nan(r);
         return std::bit_cast<E>((chosen & ~nan) | (bits::nan & nan));
     } else {
         return (left < right) != Greater ? left : right;
@@ -65,7 +67,8 @@ template <bool Greater, Number E>
 
 /// Integers are combined as unsigned ones: what does not fit wraps.
 template <Number E>
-using wrapping = typename std::conditional_t<std::floating_point<E>, std::type_identity<E>, std::make_unsigned<E>>::type;
+using wrapping =
+    typename std::conditional_t<std::floating_point<E>, std::type_identity<E>, std::make_unsigned<E>>::type;
 
 }  // namespace detail
 
