@@ -116,6 +116,13 @@ std::string check_allreduce(Comm& comm, any_allreduce const& algorithm, std::siz
     return wrong;
 }
 
+/// A lane for a test's own task: the next call's identity, and a fingerprint of the test's own.
+template <class Comm>
+auto lane_of(Comm& comm, std::uint64_t fingerprint) {
+    identity const id{.group = comm.members().id(), .index = comm.members().next_call()};
+    return lane<typename Comm::transport_type>(comm.tasks(), comm.members(), id, fingerprint);
+}
+
 /// The halves of an allreduce over the given cuts, the addend written only after `reduce` has posted what it can.
 template <Element E, class Comm>
 std::string check_halves(Comm& comm, any_allreduce const& algorithm, std::vector<std::size_t> const& cuts,
@@ -144,7 +151,7 @@ std::string check_halves(Comm& comm, any_allreduce const& algorithm, std::vector
         }
     };
     std::uint64_t const hash = detail::agree("halves", count, element_name<E>, algorithm.name);
-    lane<T> const over{&comm.tasks(), comm.next_identity(), hash};
+    auto const over = lane_of(comm, hash);
     comm.run([&] {
         reduction<E> what{.data = data, .cuts = cuts};
         if (factor) what.factor = &*factor;
@@ -244,11 +251,10 @@ std::string check_gather(Comm& comm, std::size_t m, int root) {
 /// The small all-gather that steps are made of: one struct a rank.
 template <class Comm>
 std::string check_small_table(Comm& comm) {
-    using T = typename Comm::transport_type;
     std::vector<std::uint64_t> table(static_cast<std::size_t>(comm.size())), expected;
     for (int r = 0; r < comm.size(); ++r) expected.push_back(things<std::uint64_t>(5, r, 1)[0]);
     table[static_cast<std::size_t>(comm.rank())] = expected[static_cast<std::size_t>(comm.rank())];
-    lane<T> const over{&comm.tasks(), comm.next_identity(), 1};
+    auto const over = lane_of(comm, 1);
     comm.run([&] { return all_gather_small(over, std::span<std::uint64_t>(table)); });
     return compare(table, expected);
 }
@@ -257,7 +263,7 @@ std::string check_small_table(Comm& comm) {
 template <Element E, class Comm>
 std::string check_in_flight(Comm& comm, std::vector<any_allreduce> const& algorithms) {
     using T = typename Comm::transport_type;
-    std::uint64_t const index = comm.next_identity().index;
+    std::uint64_t const index = comm.members().next_call();
     std::vector<std::vector<E>> data, expected;
     for (std::size_t b = 0; b < algorithms.size(); ++b) {
         auto const terms = addends<E>(values::small_integers, b, comm.size(), 100 * b + 7);
@@ -268,8 +274,10 @@ std::string check_in_flight(Comm& comm, std::vector<any_allreduce> const& algori
         std::vector<task<>> all;
         for (std::size_t i = 0; i < algorithms.size(); ++i) {
             std::size_t const b = comm.rank() % 2 == 0 ? i : algorithms.size() - 1 - i;
-            identity const id{.channel = channel::buckets + 4 * static_cast<std::uint32_t>(b), .index = index};
-            all.push_back(any_allreduce::sum(algorithms[b], lane<T>{&comm.tasks(), id, b + 1}, std::span<E>(data[b])));
+            identity const id{
+                .group = comm.members().id(), .channel = 4 + 4 * static_cast<std::uint32_t>(b), .index = index};
+            all.push_back(any_allreduce::sum(algorithms[b], lane<T>(comm.tasks(), comm.members(), id, b + 1),
+                                             std::span<E>(data[b])));
         }
         return when_all(std::move(all), [&comm](std::exception_ptr const& e) { comm.tasks().fail(e); });
     });

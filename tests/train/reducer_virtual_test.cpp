@@ -52,8 +52,8 @@ struct replica {
             size_capped_buckets{.cap_bytes = 6000, .first_bytes = 1500}.plan({counts, sizeof(float), grain});
         detail::bucket_map const buckets(plan, where, grain);
         bucket_count = buckets.count();
-        return std::make_unique<reducer<T, float, sgd, A>>(on, algorithm, sgd{.lr = 0.5, .momentum = 0.5}, where,
-                                                           buckets, options, false, std::span<float>(gradients),
+        return std::make_unique<reducer<T, float, sgd, A>>(on, on.world(), algorithm, sgd{.lr = 0.5, .momentum = 0.5},
+                                                           where, buckets, options, false, std::span<float>(gradients),
                                                            std::span<float>(values), none);
     }
     /// What rank `rank` adds to element k of parameter i.

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <cstring>
 #include <span>
@@ -12,36 +11,10 @@
 
 #include <ddp/collective/barrier.hpp>
 #include <ddp/collective/call.hpp>
+#include <ddp/comm/small_gather.hpp>
 
 namespace ddp {
 namespace detail {
-
-/// Blocks of equal size, in ceil(log2 P) messages: in round k a rank sends the 2^k blocks from its own on (fewer in the
-/// last round) to the rank 2^k below it. Scratch for the whole table.
-/// Source  Bruck et al., "Efficient algorithms for all-to-all communications in multiport message-passing systems",
-///         IEEE TPDS 8(11), 1997.
-template <Transport T>
-task<> bruck_all_gather(lane<T> over, mutable_bytes table, std::size_t block) {
-    std::size_t const ranks = static_cast<std::size_t>(over.size()), me = static_cast<std::size_t>(over.rank());
-    std::size_t const rounds = static_cast<std::size_t>(std::bit_width(ranks - 1));
-    scratch memory(table.size());
-    mutable_bytes const rotated = memory.bytes();  // place i: the block of rank (me + i) % P
-    operations in(rounds), out(rounds);
-    auto const blocks = [=](std::size_t k) { return std::min(std::size_t{1} << k, ranks - (std::size_t{1} << k)); };
-    for (std::size_t k = 0; k < rounds; ++k)
-        over.receive(in[k], static_cast<int>((me + (std::size_t{1} << k)) % ranks),
-                     rotated.subspan(block << k, blocks(k) * block));
-    std::memcpy(rotated.data(), table.data() + me * block, block);
-    for (std::size_t k = 0; k < rounds; ++k) {
-        over.send(out[k], static_cast<int>((me + ranks - (std::size_t{1} << k)) % ranks),
-                  rotated.first(blocks(k) * block));
-        co_await in[k];
-    }
-    std::size_t const wrap = (ranks - me) * block;  // bytes of ranks me … P-1
-    std::memcpy(table.data() + me * block, rotated.data(), wrap);
-    std::memcpy(table.data(), rotated.data() + wrap, table.size() - wrap);
-    for (std::size_t k = 0; k < rounds; ++k) co_await out[k];
-}
 
 /// Each rank sends its slice to all others, and receives theirs in place. `cuts` in bytes.
 template <Transport T>
@@ -63,16 +36,6 @@ task<> direct_all_gather(lane<T> over, mutable_bytes data, std::vector<std::size
 
 }  // namespace detail
 
-/// Small things of all ranks, over a lane: `table[r]` is rank r's; on entry only this rank's need be set.
-///
-/// Cost    ceil(log2 P) messages, (P-1) sizeof(V) bytes sent per rank; scratch for one table.
-/// Throws  collective_aborted inside the scheduler.
-template <Transport T, Movable V>
-task<> all_gather_small(lane<T> over, std::span<V> table) {
-    DDP_EXPECTS(table.size() == static_cast<std::size_t>(over.size()), "all_gather_small: one table entry a rank");
-    return detail::bruck_all_gather(over, as_mutable_bytes(table), sizeof(V));
-}
-
 /// What all_gather does with how much.
 struct automatic_all_gather {
     std::size_t bruck_bytes = std::size_t{32}
@@ -82,7 +45,7 @@ struct automatic_all_gather {
 namespace detail {
 
 template <class How, Transport T, Movable V>
-auto all_gather_by(communicator<T>& comm, std::span<V const> mine, std::span<V> all, automatic_all_gather how) {
+auto all_gather_by(communicator<T> const& comm, std::span<V const> mine, std::span<V> all, automatic_all_gather how) {
     std::size_t const ranks = static_cast<std::size_t>(comm.size()), m = mine.size();
     DDP_EXPECTS(all.size() == ranks * m,
                 "all_gather: `all` needs size() times as many values as `mine`; where ranks "
@@ -100,7 +63,7 @@ auto all_gather_by(communicator<T>& comm, std::span<V const> mine, std::span<V> 
 }
 
 template <class How, Transport T, Movable V>
-auto all_gather_by(communicator<T>& comm, std::span<V const> mine, std::span<std::size_t const> counts,
+auto all_gather_by(communicator<T> const& comm, std::span<V const> mine, std::span<std::size_t const> counts,
                    std::span<V> all) {
     std::size_t const ranks = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
     DDP_EXPECTS(counts.size() == ranks, "all_gather: `counts` needs one number a rank");
@@ -128,14 +91,14 @@ auto all_gather_by(communicator<T>& comm, std::span<V const> mine, std::span<std
 /// Throws  comm_error (the same verdict on every rank); all is then unspecified. usage_error if the sizes do not match.
 template <Transport T, Source M, Target D>
     requires SameValues<M, D>
-void all_gather(communicator<T>& comm, M const& mine, D&& all, automatic_all_gather how = {}) {
+void all_gather(communicator<T> const& comm, M const& mine, D&& all, automatic_all_gather how = {}) {
     using V = value_in<D>;
     detail::all_gather_by<detail::blocking>(comm, detail::source_of(mine), std::span<V>(detail::span_of(all)), how);
 }
 
 /// The same, returned: P m values, or P where `mine` is a single value.
 template <Transport T, Source M>
-[[nodiscard]] std::vector<value_in<M>> all_gather(communicator<T>& comm, M const& mine, automatic_all_gather how = {}) {
+[[nodiscard]] std::vector<value_in<M>> all_gather(communicator<T> const& comm, M const& mine, automatic_all_gather how = {}) {
     auto const values = detail::source_of(mine);
     detail::result_of<value_in<M>> all(static_cast<std::size_t>(comm.size()) * values.size());
     detail::all_gather_by<detail::blocking>(comm, values, all.memory(), how);
@@ -152,7 +115,7 @@ template <Transport T, Source M>
 /// Throws  as above.
 template <Transport T, Source M, Target D>
     requires SameValues<M, D>
-void all_gather(communicator<T>& comm, M const& mine, std::span<std::size_t const> counts, D&& all) {
+void all_gather(communicator<T> const& comm, M const& mine, std::span<std::size_t const> counts, D&& all) {
     using V = value_in<D>;
     detail::all_gather_by<detail::blocking>(comm, detail::source_of(mine), counts, std::span<V>(detail::span_of(all)));
 }
@@ -160,14 +123,14 @@ void all_gather(communicator<T>& comm, M const& mine, std::span<std::size_t cons
 /// Starts an all_gather. Data: see request; `counts` is copied.
 template <Transport T, LastingSource M, Target D>
     requires SameValues<M, D>
-[[nodiscard]] request start_all_gather(communicator<T>& comm, M&& mine, D&& all, automatic_all_gather how = {}) {
+[[nodiscard]] request start_all_gather(communicator<T> const& comm, M&& mine, D&& all, automatic_all_gather how = {}) {
     using V = value_in<D>;
     return detail::all_gather_by<detail::starting>(comm, detail::source_of(mine), std::span<V>(detail::span_of(all)),
                                                    how);
 }
 template <Transport T, LastingSource M, Target D>
     requires SameValues<M, D>
-[[nodiscard]] request start_all_gather(communicator<T>& comm, M&& mine, std::span<std::size_t const> counts, D&& all) {
+[[nodiscard]] request start_all_gather(communicator<T> const& comm, M&& mine, std::span<std::size_t const> counts, D&& all) {
     using V = value_in<D>;
     return detail::all_gather_by<detail::starting>(comm, detail::source_of(mine), counts,
                                                    std::span<V>(detail::span_of(all)));

@@ -50,7 +50,7 @@ void copy_own(std::span<V const> out, std::size_t out_begin, std::span<V> in, st
 }
 
 template <class How, Transport T, Movable V>
-auto all_to_all_by(communicator<T>& comm, std::span<V const> out, std::span<V> in) {
+auto all_to_all_by(communicator<T> const& comm, std::span<V const> out, std::span<V> in) {
     std::size_t const ranks = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
     DDP_EXPECTS(
         out.size() % ranks == 0 && in.size() == out.size(),
@@ -67,7 +67,7 @@ auto all_to_all_by(communicator<T>& comm, std::span<V const> out, std::span<V> i
 }
 
 template <class How, Transport T, Movable V>
-auto all_to_all_by(communicator<T>& comm, std::span<V const> out, std::span<std::size_t const> out_counts,
+auto all_to_all_by(communicator<T> const& comm, std::span<V const> out, std::span<std::size_t const> out_counts,
                    std::span<V> in, std::span<std::size_t const> in_counts) {
     std::size_t const ranks = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
     DDP_EXPECTS(out_counts.size() == ranks && in_counts.size() == ranks,
@@ -101,14 +101,14 @@ auto all_to_all_by(communicator<T>& comm, std::span<V const> out, std::span<std:
 /// Throws  comm_error (the same verdict on every rank); in is then unspecified. usage_error if the sizes do not match.
 template <Transport T, Source S, Target D>
     requires SameValues<S, D>
-void all_to_all(communicator<T>& comm, S const& out, D&& in) {
+void all_to_all(communicator<T> const& comm, S const& out, D&& in) {
     using V = value_in<D>;
     detail::all_to_all_by<detail::blocking>(comm, detail::source_of(out), std::span<V>(detail::span_of(in)));
 }
 
 /// The same, returned.
 template <Transport T, Source S>
-[[nodiscard]] std::vector<value_in<S>> all_to_all(communicator<T>& comm, S const& out) {
+[[nodiscard]] std::vector<value_in<S>> all_to_all(communicator<T> const& comm, S const& out) {
     auto const values = detail::source_of(out);
     detail::result_of<value_in<S>> in(values.size());
     detail::all_to_all_by<detail::blocking>(comm, values, in.memory());
@@ -125,7 +125,7 @@ template <Transport T, Source S>
 /// Throws  as above.
 template <Transport T, Source S, Target D>
     requires SameValues<S, D>
-void all_to_all(communicator<T>& comm, S const& out, std::span<std::size_t const> out_counts, D&& in,
+void all_to_all(communicator<T> const& comm, S const& out, std::span<std::size_t const> out_counts, D&& in,
                 std::span<std::size_t const> in_counts) {
     using V = value_in<D>;
     detail::all_to_all_by<detail::blocking>(comm, detail::source_of(out), out_counts, std::span<V>(detail::span_of(in)),
@@ -135,13 +135,13 @@ void all_to_all(communicator<T>& comm, S const& out, std::span<std::size_t const
 /// Starts an all_to_all. Data: see request; counts are copied.
 template <Transport T, LastingSource S, Target D>
     requires SameValues<S, D>
-[[nodiscard]] request start_all_to_all(communicator<T>& comm, S&& out, D&& in) {
+[[nodiscard]] request start_all_to_all(communicator<T> const& comm, S&& out, D&& in) {
     using V = value_in<D>;
     return detail::all_to_all_by<detail::starting>(comm, detail::source_of(out), std::span<V>(detail::span_of(in)));
 }
 template <Transport T, LastingSource S, Target D>
     requires SameValues<S, D>
-[[nodiscard]] request start_all_to_all(communicator<T>& comm, S&& out, std::span<std::size_t const> out_counts, D&& in,
+[[nodiscard]] request start_all_to_all(communicator<T> const& comm, S&& out, std::span<std::size_t const> out_counts, D&& in,
                                        std::span<std::size_t const> in_counts) {
     using V = value_in<D>;
     return detail::all_to_all_by<detail::starting>(comm, detail::source_of(out), out_counts,

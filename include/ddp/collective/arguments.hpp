@@ -10,13 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/comm/small_gather.hpp>
 #include <ddp/kernel/operation.hpp>
 
 namespace ddp {
-
-/// What collectives that do no arithmetic move: anything that is its bytes. A pointer is not: it means nothing elsewhere.
-template <class V>
-concept Movable = std::is_trivially_copyable_v<V> && std::is_same_v<V, std::remove_cv_t<V>> && !std::is_pointer_v<V>;
 
 namespace detail {
 
@@ -52,9 +49,10 @@ template <class D>
 using value_in = std::remove_cv_t<detail::element_in_t<D>>;
 
 /// Values that a collective reads: a span, a vector, a std::array, an array, anything else that std::span takes; or a single
-/// value. Of a type that is its bytes. (std::vector<bool> has no bools in memory: take std::vector<char>.)
+/// value. Of a type that is its bytes, and no pointer, which means nothing on another rank. (std::vector<bool> has no bools in
+/// memory: take std::vector<char>.)
 template <class D>
-concept Source = Movable<value_in<D>>;
+concept Source = Movable<value_in<D>> && !std::is_pointer_v<value_in<D>>;
 
 /// Memory that a collective writes: the same, not const, and named: a temporary would take the result with it. A span may
 /// be a temporary; its memory is elsewhere.

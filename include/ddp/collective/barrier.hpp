@@ -30,7 +30,7 @@ task<> barrier(lane<T> over) {
 
 namespace detail {
 template <class How, Transport T>
-auto barrier_by(communicator<T>& comm) {
+auto barrier_by(communicator<T> const& comm) {
     operation_info what;
     what.name = "barrier";
     return How::run(comm, what, [](lane<T> over) { return barrier(over); });
@@ -42,13 +42,13 @@ auto barrier_by(communicator<T>& comm) {
 /// Cost    as above.
 /// Throws  comm_error, the same verdict on every rank.
 template <Transport T>
-void barrier(communicator<T>& comm) {
+void barrier(communicator<T> const& comm) {
     detail::barrier_by<detail::blocking>(comm);
 }
 
 /// Starts a barrier: the request ends once every rank has started it.
 template <Transport T>
-[[nodiscard]] request start_barrier(communicator<T>& comm) {
+[[nodiscard]] request start_barrier(communicator<T> const& comm) {
     return detail::barrier_by<detail::starting>(comm);
 }
 

@@ -74,58 +74,53 @@ template <fixed_name Name, class Op>
     return joined_name<Name, Op>.data() + (std::is_same_v<Op, sum> ? behind : 0);
 }
 
-template <Transport T>
-void identify(communicator<T>& comm, operation_info& what, std::uint64_t more) {
-    what.id = comm.next_identity();
+/// What the ranks of a collective have to agree about. `more`: besides name, count, element type, particulars and root.
+inline void fingerprint(operation_info& what, std::uint64_t more = 0) noexcept {
     std::uint64_t const root = static_cast<std::uint64_t>(what.root + 1);
     what.fingerprint = agree(what.name, what.count, what.element, what.detail, more ^ root << 32);
 }
 template <Transport T, class Make>
-task<> entered(communicator<T>& comm, operation_info const& what, Make const& make) {
-    comm.tasks().entered(what);
-    return comm.size() == 1 ? nothing() : make(lane<T>{&comm.tasks(), what.id, comm.tasks().history()});
+task<> entered(communicator<T> const& comm, operation_info const& what, Make const& make) {
+    lane<T> const over = comm.enter(what);
+    return comm.size() == 1 ? nothing() : make(over);
 }
 
-/// Blocks until the task that `make(lane)` returns has ended; on one rank nothing happens. `more`: what else all ranks
-/// have to agree about.
+/// Blocks until the task that `make(lane)` returns has ended; on one rank nothing happens.
 template <Transport T, class Make>
-void call(communicator<T>& comm, operation_info what, Make const& make, std::uint64_t more = 0) {
-    identify(comm, what, more);
+void call(communicator<T> const& comm, operation_info what, Make const& make, std::uint64_t more = 0) {
+    fingerprint(what, more);
     comm.run([&] { return entered(comm, what, make); });
 }
 
+/// A started task. Keeps the group and the driver while it is under way.
 template <Transport T>
 class in_flight_on final : public in_flight {
 public:
-    in_flight_on(communicator<T>& comm, std::shared_ptr<typename communicator<T>::started> handle) noexcept
-        : comm_(comm), handle_(std::move(handle)) {}
-    bool done() override { return handle_->done(); }
-    void wait() override { handle_->wait(); }
-    void abandon() noexcept override {
+    in_flight_on(communicator<T> comm, task<> body) noexcept : comm_(std::move(comm)), body_(std::move(body)) {}
+
+    bool done() override { return comm_.driver()->has_ended(body_); }
+    void wait() override { comm_.driver()->wait_for(body_); }
+    void drop(bool unwinding) noexcept override {
         time_point const until = clock::now() + comm_.times().shutdown;
-        while (!handle_->done() && clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        if (handle_->done()) return;
-        comm_.fail("its program left a request that was under way by an exception");
-        try {
-            handle_->wait();
-        } catch (...) {  // what unwinds says more
-        }
+        while (unwinding && !done() && clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        if (unwinding && !done()) comm_.fail("its program left a request under way by an exception");
+        comm_.driver()->abandon(std::move(body_));
     }
 
 private:
-    communicator<T>& comm_;
-    std::shared_ptr<typename communicator<T>::started> handle_;
+    communicator<T> comm_;
+    task<> body_;
 };
-
-template <Transport T, class Make>
-[[nodiscard]] request start_task(communicator<T>& comm, Make const& make) {
-    return request(std::make_unique<in_flight_on<T>>(comm, comm.start(make)));
-}
 
 /// The same as call(), without waiting: what `make` captures by value, the task keeps by value.
 template <Transport T, class Make>
-[[nodiscard]] request start(communicator<T>& comm, operation_info what, Make const& make, std::uint64_t more = 0) {
-    identify(comm, what, more);
+[[nodiscard]] request start_task(communicator<T> const& comm, Make const& make) {
+    return request(std::make_unique<in_flight_on<T>>(comm, comm.driver()->start(make)));
+}
+template <Transport T, class Make>
+[[nodiscard]] request start(communicator<T> const& comm, operation_info what, Make const& make,
+                            std::uint64_t more = 0) {
+    fingerprint(what, more);
     return start_task(comm, [&] { return entered(comm, what, make); });
 }
 
@@ -133,38 +128,36 @@ template <Transport T, class Make>
 /// what only some ranks take part in.
 struct blocking {
     template <Transport T, class Make>
-    static void run(communicator<T>& comm, operation_info const& what, Make const& make, std::uint64_t more = 0) {
+    static void run(communicator<T> const& comm, operation_info const& what, Make const& make, std::uint64_t more = 0) {
         call(comm, what, make, more);
     }
     template <Transport T, class Make>
-    static void task(communicator<T>& comm, Make const& make) {
+    static void task(communicator<T> const& comm, Make const& make) {
         comm.run(make);
     }
 };
 struct starting {
     template <Transport T, class Make>
-    [[nodiscard]] static request run(communicator<T>& comm, operation_info const& what, Make const& make,
+    [[nodiscard]] static request run(communicator<T> const& comm, operation_info const& what, Make const& make,
                                      std::uint64_t more = 0) {
         return start(comm, what, make, more);
     }
     template <Transport T, class Make>
-    [[nodiscard]] static request task(communicator<T>& comm, Make const& make) {
+    [[nodiscard]] static request task(communicator<T> const& comm, Make const& make) {
         return start_task(comm, make);
     }
 };
 
-/// For what waits by itself, on this thread, instead of as a task: `f()` runs while nobody drives. Cost: 0.1 us.
+/// For what waits by itself, on this thread, instead of as a task: `f(lane)` runs while nobody drives. Cost: 0.1 us.
 template <Transport T, class F>
-void call_blocking(communicator<T>& comm, operation_info what, F const& f) {
-    what.id = comm.next_identity();
+void call_blocking(communicator<T> const& comm, operation_info what, F const& f) {
     what.fingerprint =
         std::uint64_t{what.count} << 8 | std::uint64_t{static_cast<unsigned char>(*what.element)} << 1 | 1;
     try {
         comm.exclusively([&] {
             comm.tasks().pump();  // a step that has begun was entered before this: all ranks count alike
             if (comm.tasks().failed()) return;
-            comm.tasks().entered(what);
-            f();
+            f(comm.enter(what));
         });
     } catch (...) {
         comm.fail(std::current_exception());

@@ -35,7 +35,7 @@ task<> gather(lane<T> over, const_bytes mine, mutable_bytes all, int root) {
 
 namespace detail {
 template <class How, Transport T, Movable V>
-auto gather_by(communicator<T>& comm, std::span<V const> mine, std::span<V> all, int root) {
+auto gather_by(communicator<T> const& comm, std::span<V const> mine, std::span<V> all, int root) {
     DDP_EXPECTS(root >= 0 && root < comm.size(), "gather: root must be a rank, between 0 and size() - 1");
     if (comm.rank() == root) {
         std::size_t const m = mine.size(), at = static_cast<std::size_t>(root) * m;
@@ -58,14 +58,14 @@ auto gather_by(communicator<T>& comm, std::span<V const> mine, std::span<V> all,
 ///         or, there, the sizes do not match.
 template <Transport T, Source M, Target D>
     requires SameValues<M, D>
-void gather(communicator<T>& comm, M const& mine, D&& all, int root = 0) {
+void gather(communicator<T> const& comm, M const& mine, D&& all, int root = 0) {
     using V = value_in<D>;
     detail::gather_by<detail::blocking>(comm, detail::source_of(mine), std::span<V>(detail::span_of(all)), root);
 }
 
 /// The same, returned: P m values on the root, none elsewhere.
 template <Transport T, Source M>
-[[nodiscard]] std::vector<value_in<M>> gather(communicator<T>& comm, M const& mine, int root = 0) {
+[[nodiscard]] std::vector<value_in<M>> gather(communicator<T> const& comm, M const& mine, int root = 0) {
     auto const values = detail::source_of(mine);
     std::size_t const ranks = comm.rank() == root ? static_cast<std::size_t>(comm.size()) : 0;
     detail::result_of<value_in<M>> all(ranks * values.size());
@@ -76,7 +76,7 @@ template <Transport T, Source M>
 /// Starts a gather. Data: see request.
 template <Transport T, LastingSource M, Target D>
     requires SameValues<M, D>
-[[nodiscard]] request start_gather(communicator<T>& comm, M&& mine, D&& all, int root = 0) {
+[[nodiscard]] request start_gather(communicator<T> const& comm, M&& mine, D&& all, int root = 0) {
     using V = value_in<D>;
     return detail::gather_by<detail::starting>(comm, detail::source_of(mine), std::span<V>(detail::span_of(all)), root);
 }

@@ -47,23 +47,24 @@ void expect_peer(communicator<T> const& comm, int peer) {
 /// The lane of messages between two ranks: no collective, so it counts in no history. Messages of one tag and one peer
 /// match in order. The fingerprint is the type; the length is compared anyway.
 template <Movable V, Transport T>
-lane<T> lane_between(communicator<T>& comm, std::uint32_t tag) {
+lane<T> lane_between(communicator<T> const& comm, std::uint32_t tag) {
     std::uint64_t const type = agree("message", sizeof(V), value_name<V>(), "");
-    return {&comm.tasks(), {.channel = channel::p2p, .index = tag}, type};
+    identity const id{.group = comm.members().id(), .channel = channel::p2p, .index = tag};
+    return {comm.tasks(), comm.members(), id, type};
 }
 
 template <class How, Transport T, Movable V>
-auto send_by(communicator<T>& comm, std::span<V const> data, int peer, std::uint32_t tag) {
+auto send_by(communicator<T> const& comm, std::span<V const> data, int peer, std::uint32_t tag) {
     expect_peer(comm, peer);
     return How::task(comm, [&] { return send_one(lane_between<V>(comm, tag), as_const_bytes(data), peer); });
 }
 template <class How, Transport T, Movable V>
-auto receive_by(communicator<T>& comm, std::span<V> data, int peer, std::uint32_t tag) {
+auto receive_by(communicator<T> const& comm, std::span<V> data, int peer, std::uint32_t tag) {
     expect_peer(comm, peer);
     return How::task(comm, [&] { return receive_one(lane_between<V>(comm, tag), as_mutable_bytes(data), peer); });
 }
 template <class How, Transport T, Movable S, Movable V>
-auto send_receive_by(communicator<T>& comm, std::span<S const> out, int to, std::span<V> in, int from,
+auto send_receive_by(communicator<T> const& comm, std::span<S const> out, int to, std::span<V> in, int from,
                      std::uint32_t tag) {
     bool const copies = to == comm.rank() && from == to;
     if (copies) {
@@ -92,7 +93,7 @@ auto send_receive_by(communicator<T>& comm, std::span<S const> out, int to, std:
 /// Cost    1 message of n values. Other ranks take no part, and collectives may be under way.
 /// Throws  comm_error (the same verdict on every rank); usage_error if `peer` is no other rank.
 template <Transport T, Source S>
-void send(communicator<T>& comm, S const& data, int peer, std::uint32_t tag = 0) {
+void send(communicator<T> const& comm, S const& data, int peer, std::uint32_t tag = 0) {
     detail::send_by<detail::blocking>(comm, detail::source_of(data), peer, tag);
 }
 
@@ -103,33 +104,33 @@ void send(communicator<T>& comm, S const& data, int peer, std::uint32_t tag = 0)
 /// Throws  comm_error (the same verdict on every rank); data is then unspecified. A message of another length or type is an
 ///         error that says what was expected and what was sent.
 template <Transport T, Target D>
-void receive(communicator<T>& comm, D&& data, int peer, std::uint32_t tag = 0) {
+void receive(communicator<T> const& comm, D&& data, int peer, std::uint32_t tag = 0) {
     detail::receive_by<detail::blocking>(comm, std::span<value_in<D>>(detail::span_of(data)), peer, tag);
 }
 
 /// Sends `out` to rank `to` and receives `in` from rank `from`, at the same time. They may be the same rank, and with
 /// to == from == rank() it is a copy. `out` and `in` do not overlap; otherwise as send and receive.
 template <Transport T, Source S, Target D>
-void send_receive(communicator<T>& comm, S const& out, int to, D&& in, int from, std::uint32_t tag = 0) {
+void send_receive(communicator<T> const& comm, S const& out, int to, D&& in, int from, std::uint32_t tag = 0) {
     detail::send_receive_by<detail::blocking>(comm, detail::source_of(out), to,
                                               std::span<value_in<D>>(detail::span_of(in)), from, tag);
 }
 
 /// Starts a send. Data: see request. Any number may be under way; those with the same peer and tag match in order.
 template <Transport T, LastingSource S>
-[[nodiscard]] request start_send(communicator<T>& comm, S&& data, int peer, std::uint32_t tag = 0) {
+[[nodiscard]] request start_send(communicator<T> const& comm, S&& data, int peer, std::uint32_t tag = 0) {
     return detail::send_by<detail::starting>(comm, detail::source_of(data), peer, tag);
 }
 
 /// Starts a receive. Data: see request.
 template <Transport T, Target D>
-[[nodiscard]] request start_receive(communicator<T>& comm, D&& data, int peer, std::uint32_t tag = 0) {
+[[nodiscard]] request start_receive(communicator<T> const& comm, D&& data, int peer, std::uint32_t tag = 0) {
     return detail::receive_by<detail::starting>(comm, std::span<value_in<D>>(detail::span_of(data)), peer, tag);
 }
 
 /// Starts a send and a receive; the request ends when both have.
 template <Transport T, LastingSource S, Target D>
-[[nodiscard]] request start_send_receive(communicator<T>& comm, S&& out, int to, D&& in, int from,
+[[nodiscard]] request start_send_receive(communicator<T> const& comm, S&& out, int to, D&& in, int from,
                                          std::uint32_t tag = 0) {
     return detail::send_receive_by<detail::starting>(comm, detail::source_of(out), to,
                                                      std::span<value_in<D>>(detail::span_of(in)), from, tag);

@@ -73,7 +73,7 @@ task<> tree_reduce(lane<T> over, std::span<E> data, int root) {
 }
 
 template <class How, Transport T, Number E, class Op>
-auto reduce_by(communicator<T>& comm, std::span<E> data, int root, Op op, automatic_reduce how) {
+auto reduce_by(communicator<T> const& comm, std::span<E> data, int root, Op op, automatic_reduce how) {
     DDP_EXPECTS(root >= 0 && root < comm.size(), "reduce: root must be a rank, between 0 and size() - 1");
     return How::run(comm, about<E>(name_by<"reduce", Op>(), data.size(), "", root), [=](lane<T> over) {
         if (data.empty()) return barrier(over);
@@ -93,13 +93,13 @@ auto reduce_by(communicator<T>& comm, std::span<E> data, int root, Op op, automa
 /// Throws  comm_error (the same verdict on every rank); the root's data is then unspecified. usage_error if there is no rank
 ///         `root`.
 template <Transport T, NumbersTarget D, OperationOn<value_in<D>> Op = sum>
-void reduce(communicator<T>& comm, D&& data, int root = 0, Op op = {}, automatic_reduce how = {}) {
+void reduce(communicator<T> const& comm, D&& data, int root = 0, Op op = {}, automatic_reduce how = {}) {
     detail::reduce_by<detail::blocking>(comm, std::span<value_in<D>>(data), root, op, how);
 }
 
 /// The same of one number of each rank: the result on the root, nothing elsewhere.
 template <Transport T, Number V, OperationOn<V> Op = sum>
-[[nodiscard]] std::optional<V> reduce(communicator<T>& comm, V mine, int root = 0, Op op = {},
+[[nodiscard]] std::optional<V> reduce(communicator<T> const& comm, V mine, int root = 0, Op op = {},
                                       automatic_reduce how = {}) {
     detail::reduce_by<detail::blocking>(comm, std::span<V>(&mine, 1), root, op, how);
     return comm.rank() == root ? std::optional<V>(mine) : std::nullopt;
@@ -107,7 +107,7 @@ template <Transport T, Number V, OperationOn<V> Op = sum>
 
 /// Starts a reduce in place, also of a single number. Data: see request; elsewhere than on the root it is only read.
 template <Transport T, NumberTarget D, OperationOn<value_in<D>> Op = sum>
-[[nodiscard]] request start_reduce(communicator<T>& comm, D&& data, int root = 0, Op op = {},
+[[nodiscard]] request start_reduce(communicator<T> const& comm, D&& data, int root = 0, Op op = {},
                                    automatic_reduce how = {}) {
     return detail::reduce_by<detail::starting>(comm, std::span<value_in<D>>(detail::span_of(data)), root, op, how);
 }

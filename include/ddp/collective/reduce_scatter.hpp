@@ -23,7 +23,7 @@ task<> reduce_over_cuts(A algorithm, lane<T> over, std::span<E> data, std::vecto
 }
 
 template <class How, Transport T, Number E, class Op, class A>
-auto reduce_scatter_by(communicator<T>& comm, std::span<E> data, std::vector<std::size_t> cuts, Op op, A algorithm) {
+auto reduce_scatter_by(communicator<T> const& comm, std::span<E> data, std::vector<std::size_t> cuts, Op op, A algorithm) {
     DDP_EXPECTS(cuts.size() == static_cast<std::size_t>(comm.size()) + 1 && cuts.front() == 0 &&
                     cuts.back() == data.size() && std::is_sorted(cuts.begin(), cuts.end()),
                 "reduce_scatter: cuts need size() + 1 ascending positions from 0 to data.size()");
@@ -43,7 +43,7 @@ std::vector<std::size_t> even_cuts_for(communicator<T> const& comm, std::size_t 
 }
 /// Calls it, and returns this rank's part.
 template <Transport T, Number E, class Op, class A>
-std::span<E> reduce_scatter_now(communicator<T>& comm, std::span<E> data, std::vector<std::size_t> const& cuts, Op op,
+std::span<E> reduce_scatter_now(communicator<T> const& comm, std::span<E> data, std::vector<std::size_t> const& cuts, Op op,
                                 A algorithm) {
     reduce_scatter_by<blocking>(comm, data, cuts, op, algorithm);
     std::size_t const me = static_cast<std::size_t>(comm.rank());
@@ -62,14 +62,14 @@ std::span<E> reduce_scatter_now(communicator<T>& comm, std::span<E> data, std::v
 /// Throws  comm_error (the same verdict on every rank); usage_error if the cuts do not fit.
 template <Transport T, NumbersTarget D, class A = automatic_allreduce>
     requires SlicedAllreduceOver<A, T, value_in<D>>
-std::span<value_in<D>> reduce_scatter(communicator<T>& comm, D&& data, std::span<std::size_t const> cuts,
+std::span<value_in<D>> reduce_scatter(communicator<T> const& comm, D&& data, std::span<std::size_t const> cuts,
                                       A algorithm = {}) {
     return detail::reduce_scatter_now(comm, std::span<value_in<D>>(data), {cuts.begin(), cuts.end()}, sum{}, algorithm);
 }
 /// The same by another operation.
 template <Transport T, NumbersTarget D, OperationOn<value_in<D>> Op, class A = automatic_allreduce>
     requires SlicedAllreduceOver<A, T, value_in<D>, Op>
-std::span<value_in<D>> reduce_scatter(communicator<T>& comm, D&& data, std::span<std::size_t const> cuts, Op op,
+std::span<value_in<D>> reduce_scatter(communicator<T> const& comm, D&& data, std::span<std::size_t const> cuts, Op op,
                                       A algorithm = {}) {
     return detail::reduce_scatter_now(comm, std::span<value_in<D>>(data), {cuts.begin(), cuts.end()}, op, algorithm);
 }
@@ -77,14 +77,14 @@ std::span<value_in<D>> reduce_scatter(communicator<T>& comm, D&& data, std::span
 /// The same with slices as even as can be: the first n mod P ranks get ceil(n / P) elements, the others floor(n / P).
 template <Transport T, NumbersTarget D, class A = automatic_allreduce>
     requires SlicedAllreduceOver<A, T, value_in<D>>
-std::span<value_in<D>> reduce_scatter(communicator<T>& comm, D&& data, A algorithm = {}) {
+std::span<value_in<D>> reduce_scatter(communicator<T> const& comm, D&& data, A algorithm = {}) {
     std::span<value_in<D>> const numbers(data);
     return detail::reduce_scatter_now(comm, numbers, detail::even_cuts_for(comm, numbers.size()), sum{}, algorithm);
 }
 /// The same by another operation.
 template <Transport T, NumbersTarget D, OperationOn<value_in<D>> Op, class A = automatic_allreduce>
     requires SlicedAllreduceOver<A, T, value_in<D>, Op>
-std::span<value_in<D>> reduce_scatter(communicator<T>& comm, D&& data, Op op, A algorithm = {}) {
+std::span<value_in<D>> reduce_scatter(communicator<T> const& comm, D&& data, Op op, A algorithm = {}) {
     std::span<value_in<D>> const numbers(data);
     return detail::reduce_scatter_now(comm, numbers, detail::even_cuts_for(comm, numbers.size()), op, algorithm);
 }
@@ -92,7 +92,7 @@ std::span<value_in<D>> reduce_scatter(communicator<T>& comm, D&& data, Op op, A 
 /// Starts a reduce_scatter. Data: see request; `cuts` are copied.
 template <Transport T, NumbersTarget D, OperationOn<value_in<D>> Op = sum, class A = automatic_allreduce>
     requires SlicedAllreduceOver<A, T, value_in<D>, Op>
-[[nodiscard]] request start_reduce_scatter(communicator<T>& comm, D&& data, std::span<std::size_t const> cuts,
+[[nodiscard]] request start_reduce_scatter(communicator<T> const& comm, D&& data, std::span<std::size_t const> cuts,
                                            Op op = {}, A algorithm = {}) {
     return detail::reduce_scatter_by<detail::starting>(comm, std::span<value_in<D>>(data), {cuts.begin(), cuts.end()},
                                                        op, algorithm);
@@ -100,7 +100,7 @@ template <Transport T, NumbersTarget D, OperationOn<value_in<D>> Op = sum, class
 /// The same with even slices, as above.
 template <Transport T, NumbersTarget D, OperationOn<value_in<D>> Op = sum, class A = automatic_allreduce>
     requires SlicedAllreduceOver<A, T, value_in<D>, Op>
-[[nodiscard]] request start_reduce_scatter(communicator<T>& comm, D&& data, Op op = {}, A algorithm = {}) {
+[[nodiscard]] request start_reduce_scatter(communicator<T> const& comm, D&& data, Op op = {}, A algorithm = {}) {
     std::span<value_in<D>> const numbers(data);
     return detail::reduce_scatter_by<detail::starting>(comm, numbers, detail::even_cuts_for(comm, numbers.size()), op,
                                                        algorithm);

@@ -18,8 +18,8 @@ public:
     virtual ~in_flight() = default;
     virtual bool done() = 0;
     virtual void wait() = 0;
-    /// Ends it by failing the job, unless it ends by itself within timing.shutdown.
-    virtual void abandon() noexcept = 0;
+    /// Waits for its end; while an exception unwinds, for timing.shutdown at most, then it fails the job.
+    virtual void drop(bool unwinding) noexcept = 0;
 };
 
 }  // namespace detail
@@ -47,15 +47,7 @@ public:
         return *this;
     }
     ~request() {
-        if (test()) return;
-        if (std::uncaught_exceptions() > unwinding_) {
-            of_->abandon();
-            return;
-        }
-        try {
-            of_->wait();
-        } catch (...) {  // the job has failed: whoever calls next is told
-        }
+        if (of_) of_->drop(std::uncaught_exceptions() > unwinding_);
     }
 
     /// Returns when it has ended: what was to be received is there, what was to be sent may be changed. The second time, or

@@ -34,7 +34,7 @@ task<> scatter(lane<T> over, const_bytes all, mutable_bytes mine, int root) {
 
 namespace detail {
 template <class How, Transport T, Movable V>
-auto scatter_by(communicator<T>& comm, std::span<V const> all, std::span<V> mine, int root) {
+auto scatter_by(communicator<T> const& comm, std::span<V const> all, std::span<V> mine, int root) {
     DDP_EXPECTS(root >= 0 && root < comm.size(), "scatter: root must be a rank, between 0 and size() - 1");
     if (comm.rank() == root) {
         std::size_t const m = mine.size(), at = static_cast<std::size_t>(root) * m;
@@ -57,14 +57,14 @@ auto scatter_by(communicator<T>& comm, std::span<V const> all, std::span<V> mine
 ///         or, there, the sizes do not match.
 template <Transport T, Source S, Target D>
     requires SameValues<S, D>
-void scatter(communicator<T>& comm, S const& all, D&& mine, int root = 0) {
+void scatter(communicator<T> const& comm, S const& all, D&& mine, int root = 0) {
     using V = value_in<D>;
     detail::scatter_by<detail::blocking>(comm, detail::source_of(all), std::span<V>(detail::span_of(mine)), root);
 }
 
 /// One value for each rank, returned: `all` holds P values on the root.
 template <Transport T, Source S>
-[[nodiscard]] value_in<S> scatter(communicator<T>& comm, S const& all, int root = 0) {
+[[nodiscard]] value_in<S> scatter(communicator<T> const& comm, S const& all, int root = 0) {
     value_in<S> mine{};
     detail::scatter_by<detail::blocking>(comm, detail::source_of(all), std::span<value_in<S>>(&mine, 1), root);
     return mine;
@@ -73,7 +73,7 @@ template <Transport T, Source S>
 /// Starts a scatter. Data: see request.
 template <Transport T, LastingSource S, Target D>
     requires SameValues<S, D>
-[[nodiscard]] request start_scatter(communicator<T>& comm, S&& all, D&& mine, int root = 0) {
+[[nodiscard]] request start_scatter(communicator<T> const& comm, S&& all, D&& mine, int root = 0) {
     using V = value_in<D>;
     return detail::scatter_by<detail::starting>(comm, detail::source_of(all), std::span<V>(detail::span_of(mine)),
                                                 root);

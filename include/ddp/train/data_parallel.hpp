@@ -60,10 +60,10 @@ struct step_times {
 /// bound (otherwise gradients are copied out and values back in: two extra passes over each a step), and broadcasts rank
 /// 0's values. Gradients are reduced bucket by bucket while backward still runs.
 ///
-/// Model, communicator and trainer are destroyed in any order but comm last. One thread calls the trainer.
+/// Model, communicator and trainer are destroyed in any order: a trainer holds the communicator. One thread calls it.
 /// Throws comm_error, the same on every rank; what the user's own model throws comes back as itself on that rank.
 /// After a comm_error the communicator has failed for good; completed_steps() and torn() say what the values are worth
-/// (ask between steps). Trainers that share a communicator take turns, step by step.
+/// (ask between steps). Any number of trainers may share a communicator, also within their steps.
 ///
 /// What each argument must be is said at the constructor, not here: Clang names the operation that is missing only there.
 template <class M, class Opt, class T, class A = automatic_allreduce, class Obs = null_observer>
@@ -74,7 +74,7 @@ public:
     template <class Buckets = size_capped_buckets>
         requires Model<M> && Transport<T> && OptimizerFor<Opt, element_of<M>> && AllreduceOver<A, T, element_of<M>> &&
                      BucketPolicy<Buckets> && TrainingObserver<Obs>
-    data_parallel(M& model, Opt optimizer, communicator<T>& comm, training_options const& options = {},
+    data_parallel(M& model, Opt optimizer, communicator<T> const& comm, training_options const& options = {},
                   A algorithm = {}, Buckets const& buckets = {}, Obs observer = {})
         : model_(model),
           comm_(comm),
@@ -103,9 +103,9 @@ public:
                        digest{}.add(optimizer.hash()).add(std::span<std::size_t const>(groups)).value(),
                        options_.hash()};
         comm_.exclusively([&] {  // it joins the scheduler, which the communication thread may be driving
-            reducer_ = std::make_unique<reducer_type>(comm_.tasks(), algorithm, optimizer, memory_.where(),
-                                                      std::move(map), options_, ready_releases<M> && bound,
-                                                      memory_.gradients(), memory_.values(), observer_, groups);
+            reducer_ = std::make_unique<reducer_type>(
+                comm_.tasks(), comm_.members(), algorithm, optimizer, memory_.where(), std::move(map), options_,
+                ready_releases<M> && bound, memory_.gradients(), memory_.values(), observer_, groups);
         });
         try {
             start(mine);
@@ -184,7 +184,7 @@ public:
     /// After a failure: whether only some values took part in the step that failed. Such state must not be kept.
     [[nodiscard]] bool torn() const noexcept { return reducer_->torn(); }
     [[nodiscard]] M& model() noexcept { return model_; }
-    [[nodiscard]] communicator<T>& comm() noexcept { return comm_; }
+    [[nodiscard]] communicator<T> const& comm() const noexcept { return comm_; }
     [[nodiscard]] step_times const& times() const noexcept { return times_; }
     void reset_times() noexcept { times_ = {}; }
 
@@ -201,11 +201,10 @@ public:
     [[nodiscard]] bool replicas_identical() {
         std::vector<std::uint64_t> all(static_cast<std::size_t>(comm_.size()));
         all[static_cast<std::size_t>(comm_.rank())] = digest_of_values();
-        identity const id = comm_.next_identity();
-        comm_.run([&] {
-            comm_.tasks().entered({"replicas_identical", 0, "", "", id, reducer_->hash()});
-            return all_gather_small(lane<T>{&comm_.tasks(), id, reducer_->hash()}, std::span<std::uint64_t>(all));
-        });
+        operation_info what;
+        what.name = "replicas_identical";
+        what.fingerprint = reducer_->hash();
+        comm_.run([&] { return all_gather_small(comm_.enter(what), std::span<std::uint64_t>(all)); });
         return std::all_of(all.begin(), all.end(), [&](std::uint64_t d) { return d == all.front(); });
     }
 
@@ -219,18 +218,15 @@ private:
         std::string const description = detail::describe(std::span<parameter<element> const>(parameters_));
         mine.parameters = digest().add(description).value();
         mine.description = description.size();
-        identity const id = comm_.next_identity();
-        if (comm_.size() > 1) {
-            std::uint64_t const fingerprint = detail::agree("data_parallel", 0, "", "");
-            comm_.run([&] {
-                comm_.tasks().entered({"data_parallel", 0, "", "", id, fingerprint});
-                return detail::expect_agreement(comm_.tasks(), description, mine);
-            });
-            broadcast(comm_, memory_.values(), 0);
-        }
+        operation_info what;
+        what.name = "data_parallel";
+        what.fingerprint = detail::agree("data_parallel", 0, "", "");
+        std::uint32_t context = 0;
+        comm_.run([&] { return detail::expect_agreement(comm_.enter(what), description, mine, &context); });
+        if (comm_.size() > 1) broadcast(comm_, memory_.values(), 0);
         digest all;
         for (std::uint64_t const hash : mine.hashes) all.add(hash);
-        reducer_->agree_on(all.add(mine.parameters).value());
+        reducer_->agree_on(all.add(mine.parameters).value(), context);
         if constexpr (bound) memory_.bind(model_, std::span(parameters_));
         values_changed();
     }
@@ -262,15 +258,11 @@ private:
         comm_.check();
         expect_intact();
         if constexpr (!bound) copy_values_in();  // the user may have changed them
-        begun_ = comm_.claim_step(this);
-        DDP_EXPECTS(begun_, "another trainer's step is under way on this communicator: finish() that one first");
+        begun_ = true;
         reducer_->begin({.weight = accumulated_ + weight_, .done = done});
         move_on();
     }
-    void end_step() noexcept {
-        begun_ = false;
-        comm_.release_step(this);
-    }
+    void end_step() noexcept { begun_ = false; }
     void expect_intact() {
         if constexpr (requires { model_.intact(); })
             DDP_EXPECTS(model_.intact(),
@@ -388,7 +380,7 @@ private:
     }
 
     M& model_;
-    communicator<T>& comm_;
+    communicator<T> comm_;
     training_options options_;
     std::vector<parameter<element>> parameters_;
     Obs observer_;

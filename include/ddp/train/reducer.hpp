@@ -48,10 +48,11 @@ class reducer final : public mailbox_client {
 public:
     /// `gradients` and `values` are arenas of where.size() elements that outlive the reducer. `groups` has the group of
     /// each parameter; empty: there is one.
-    reducer(scheduler<T>& on, A algorithm, Opt const& optimizer, layout const& where, detail::bucket_map buckets,
-            training_options const& options, bool ready_releases, std::span<E> gradients, std::span<E> values,
-            Obs& observer, std::vector<std::size_t> const& groups = {})
+    reducer(scheduler<T>& on, group& of, A algorithm, Opt const& optimizer, layout const& where,
+            detail::bucket_map buckets, training_options const& options, bool ready_releases, std::span<E> gradients,
+            std::span<E> values, Obs& observer, std::vector<std::size_t> const& groups = {})
         : on_(on),
+          of_(of),
           algorithm_(algorithm),
           stepper_(optimizer, where, groups),
           statistics_(options.norm_clip() != nullptr ? where : layout()),
@@ -63,7 +64,7 @@ public:
           observer_(observer),
           pending_(buckets_.count()),
           mail_(buckets_.count() + 4),
-          tickets_(ranks()),
+          tickets_(static_cast<std::size_t>(of.size())),
           full_(buckets_.count()),
           full_at_(buckets_.count()),
           released_(on),
@@ -158,14 +159,18 @@ public:
 
     /// What all ranks must have alike, besides the model.
     [[nodiscard]] std::uint64_t hash() const noexcept { return hash_; }
-    void agree_on(std::uint64_t hash) noexcept { hash_ = hash | 1; }
+    /// `context`: free on all ranks.
+    void agree_on(std::uint64_t hash, std::uint32_t context) noexcept {
+        hash_ = hash | 1;
+        context_ = context;
+    }
 
 private:
     static constexpr std::size_t mail_begin = std::numeric_limits<std::size_t>::max();
     static constexpr std::size_t mail_released = mail_begin - 1;
 
-    [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(on_.size()); }
-    [[nodiscard]] std::size_t me() const noexcept { return static_cast<std::size_t>(on_.rank()); }
+    [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(of_.size()); }
+    [[nodiscard]] std::size_t me() const noexcept { return static_cast<std::size_t>(of_.rank()); }
     [[nodiscard]] bool sharded() const noexcept { return options_.update == update::sharded; }
 
     void post(std::size_t message) noexcept {
@@ -190,7 +195,7 @@ private:
         ungated_ = buckets_.count();
         unfinished_ = buckets_.count() + 1;
         launched_ = 0;
-        on_.entered({"step", 0, "", "", {.channel = channel::weights, .index = round_}, hash_});
+        of_.enter({"step", 0, "", "", {.group = context_, .channel = channel::weights, .index = round_}, hash_});
         // The receives of the first buckets, then our weight: a weight that arrives says that its sender is prepared.
         while (launched_ < std::min(options_.buckets_in_flight, buckets_.count())) launch();
         start(buckets_.count(), weigh());
@@ -249,8 +254,9 @@ private:
         tickets_[me()] = ticket_;
         if constexpr (BlockingAllreduceOver<A, T, E>)
             co_await finishing_;  // once all weights are here, so are all ranks
-        co_await all_gather_small(lane<T>{&on_, {.channel = channel::weights, .index = round_}, on_.history()},
-                                  std::span<step_ticket>(tickets_));
+        lane<T> const weights(on_, of_, {.group = context_, .channel = channel::weights, .index = round_},
+                              of_.history());
+        co_await all_gather_small(weights, std::span<step_ticket>(tickets_));
         weight_ = 0;
         everybody_done_ = true;
         for (step_ticket const& t : tickets_) {
@@ -270,7 +276,7 @@ private:
         if (weight_ == 0) return;
         for (std::size_t const b : buckets_.launch()) {
             std::span<E> const data = gradients_.subspan(buckets_.begin(b), buckets_.end(b) - buckets_.begin(b));
-            A::sum_blocking(algorithm_, on_.transport(), data);
+            A::sum_blocking(algorithm_, lane<T>(on_, of_, {.group = context_}, hash_), data);
             scale(data, inverse_);
         }
     }
@@ -280,10 +286,10 @@ private:
         std::size_t const begin = buckets_.begin(b);
         std::span<E> const data = gradients_.subspan(begin, buckets_.end(b) - begin);
         std::span<std::size_t const> const cuts = cuts_[b];
-        lane<T> const over{&on_, {.channel = channel_of(b), .index = round_}, hash_};
+        lane<T> const over(on_, of_, {.group = context_, .channel = channel_of(b), .index = round_}, hash_);
         bool everywhere = true;
         if constexpr (SlicedAllreduceOver<A, T, E>) {
-            everywhere = algorithm_.everywhere(data.size_bytes(), on_.size());
+            everywhere = algorithm_.everywhere(data.size_bytes(), of_.size());
             co_await A::reduce(algorithm_, over, reduction<E>{data, cuts, &go_[b], &inverse_});
         } else {
             co_await go_[b];
@@ -337,6 +343,8 @@ private:
     }
 
     scheduler<T>& on_;
+    group& of_;
+    std::uint32_t context_ = 0;  // of its messages
     A algorithm_;
     detail::stepper<E, Opt> stepper_;
     detail::gradient_norm statistics_;
