@@ -619,7 +619,7 @@ TEST_CASE("every flipped bit of a header, and any cut or repeated frame, is foun
         for (std::size_t i = 0; i < count; ++i) all.insert(all.end(), list[i].begin(), list[i].end());
         return all;
     }();
-    REQUIRE(frames.size() == 3 * 64 + sizeof(mark::name) + 150);
+    REQUIRE(frames.size() == 3 * 64 + sizeof(ddp::mark::name) + 150);
     // Feeds an inbox; returns its complaint.
     auto const complaint = [&](std::vector<std::byte> const& bytes, std::size_t posts = 2) {
         ddp::frame_outbox<ddp::no_checksum> out(1, false, 1024);

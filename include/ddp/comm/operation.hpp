@@ -128,6 +128,8 @@ private:
 class mailbox_client {
 public:
     virtual void collect() = 0;
+    /// Whether this rank is within something that the members of `ranks` do together: a step that has begun.
+    [[nodiscard]] virtual bool under_way(group const& /*ranks*/) const noexcept { return false; }
 
 protected:
     ~mailbox_client() = default;

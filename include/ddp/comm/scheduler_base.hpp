@@ -107,6 +107,13 @@ public:
     };
     [[nodiscard]] yielder yield() noexcept { return {*this}; }
 
+    /// Whether a client is within something that the members of `ranks` do together.
+    [[nodiscard]] bool under_way(group const& ranks) const noexcept {
+        for (mailbox_client const* c = clients_; c != nullptr; c = c->next_)
+            if (c->under_way(ranks)) return true;
+        return false;
+    }
+
     [[nodiscard]] virtual time_point now() const noexcept = 0;
 
 protected:

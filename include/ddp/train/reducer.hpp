@@ -108,6 +108,7 @@ public:
         for (std::size_t b = 0; b < pending_.size(); ++b) pending_[b] = buckets_.members(b);
         ticket_ = mine;
         await_from(never);
+        under_way_ = true;
         post(mail_begin);
         for (std::size_t b = 0; b < pending_.size(); ++b)
             if (pending_[b] == 0) post(b);
@@ -124,6 +125,9 @@ public:
     }
     void backward_done() noexcept { post(mail_released); }
     /// From then on the compute side does nothing but wait for the end of the step.
+    /// The step is over for the compute side, or was left by an exception.
+    void end() noexcept { under_way_ = false; }
+    [[nodiscard]] bool under_way(group const& ranks) const noexcept override { return under_way_ && &ranks == &of_; }
     void await_from(time_point since) noexcept { awaited_.store(since, std::memory_order_relaxed); }
 
     // The communication side: for whoever drives the scheduler.
@@ -357,6 +361,7 @@ private:
     std::uint64_t hash_ = 1;
 
     // the compute side's
+    std::atomic<bool> under_way_{false};
     std::vector<std::size_t> pending_;  // reports that bucket b still waits for
 
     // between the sides: one writer, one reader, never more than one step's messages
