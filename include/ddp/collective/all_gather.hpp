@@ -98,7 +98,8 @@ void all_gather(communicator<T> const& comm, M const& mine, D&& all, automatic_a
 
 /// The same, returned: P m values, or P where `mine` is a single value.
 template <Transport T, Source M>
-[[nodiscard]] std::vector<value_in<M>> all_gather(communicator<T> const& comm, M const& mine, automatic_all_gather how = {}) {
+[[nodiscard]] std::vector<value_in<M>> all_gather(communicator<T> const& comm, M const& mine,
+                                                  automatic_all_gather how = {}) {
     auto const values = detail::source_of(mine);
     detail::result_of<value_in<M>> all(static_cast<std::size_t>(comm.size()) * values.size());
     detail::all_gather_by<detail::blocking>(comm, values, all.memory(), how);
@@ -130,7 +131,8 @@ template <Transport T, LastingSource M, Target D>
 }
 template <Transport T, LastingSource M, Target D>
     requires SameValues<M, D>
-[[nodiscard]] request start_all_gather(communicator<T> const& comm, M&& mine, std::span<std::size_t const> counts, D&& all) {
+[[nodiscard]] request start_all_gather(communicator<T> const& comm, M&& mine, std::span<std::size_t const> counts,
+                                       D&& all) {
     using V = value_in<D>;
     return detail::all_gather_by<detail::starting>(comm, detail::source_of(mine), counts,
                                                    std::span<V>(detail::span_of(all)));

@@ -141,8 +141,8 @@ template <Transport T, LastingSource S, Target D>
 }
 template <Transport T, LastingSource S, Target D>
     requires SameValues<S, D>
-[[nodiscard]] request start_all_to_all(communicator<T> const& comm, S&& out, std::span<std::size_t const> out_counts, D&& in,
-                                       std::span<std::size_t const> in_counts) {
+[[nodiscard]] request start_all_to_all(communicator<T> const& comm, S&& out, std::span<std::size_t const> out_counts,
+                                       D&& in, std::span<std::size_t const> in_counts) {
     using V = value_in<D>;
     return detail::all_to_all_by<detail::starting>(comm, detail::source_of(out), out_counts,
                                                    std::span<V>(detail::span_of(in)), in_counts);

@@ -91,7 +91,8 @@ void broadcast(communicator<T> const& comm, D&& data, int root = 0, automatic_br
 
 /// Starts a broadcast. Data: see request; on the root, too, nothing may be changed until it has ended.
 template <Transport T, Target D>
-[[nodiscard]] request start_broadcast(communicator<T> const& comm, D&& data, int root = 0, automatic_broadcast how = {}) {
+[[nodiscard]] request start_broadcast(communicator<T> const& comm, D&& data, int root = 0,
+                                      automatic_broadcast how = {}) {
     return detail::broadcast_by<detail::starting>(comm, std::span<value_in<D>>(detail::span_of(data)), root, how);
 }
 

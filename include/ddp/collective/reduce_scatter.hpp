@@ -23,7 +23,8 @@ task<> reduce_over_cuts(A algorithm, lane<T> over, std::span<E> data, std::vecto
 }
 
 template <class How, Transport T, Number E, class Op, class A>
-auto reduce_scatter_by(communicator<T> const& comm, std::span<E> data, std::vector<std::size_t> cuts, Op op, A algorithm) {
+auto reduce_scatter_by(communicator<T> const& comm, std::span<E> data, std::vector<std::size_t> cuts, Op op,
+                       A algorithm) {
     DDP_EXPECTS(cuts.size() == static_cast<std::size_t>(comm.size()) + 1 && cuts.front() == 0 &&
                     cuts.back() == data.size() && std::is_sorted(cuts.begin(), cuts.end()),
                 "reduce_scatter: cuts need size() + 1 ascending positions from 0 to data.size()");
@@ -43,8 +44,8 @@ std::vector<std::size_t> even_cuts_for(communicator<T> const& comm, std::size_t 
 }
 /// Calls it, and returns this rank's part.
 template <Transport T, Number E, class Op, class A>
-std::span<E> reduce_scatter_now(communicator<T> const& comm, std::span<E> data, std::vector<std::size_t> const& cuts, Op op,
-                                A algorithm) {
+std::span<E> reduce_scatter_now(communicator<T> const& comm, std::span<E> data, std::vector<std::size_t> const& cuts,
+                                Op op, A algorithm) {
     reduce_scatter_by<blocking>(comm, data, cuts, op, algorithm);
     std::size_t const me = static_cast<std::size_t>(comm.rank());
     return data.subspan(cuts[me], cuts[me + 1] - cuts[me]);

@@ -50,7 +50,7 @@ public:
         failed_ = true;
         failed_at_ = now();
         record.rank = own_rank();
-        if (record.entered.number == 0) record.entered = last_entered_->mark();
+        if (record.entered.name.view().empty()) record.entered = last_entered_->mark();
         publish(record);
         for (event* e = events_; e != nullptr; e = e->after_) ready_.splice(e->waiters_);
         ready_.splice(yielded_);
@@ -176,15 +176,25 @@ protected:
     [[nodiscard]] bool yielding() const noexcept { return !yielded_.empty(); }
     /// This rank's record of what it is doing, when the failure is somebody else's: in the group that `heard` is about,
     /// where this rank is a member and waits there; else what it waits for anywhere, so that chains of waiting ranks can
-    /// be followed from group to group.
+    /// be followed from group to group. Where this rank has entered another thing under the number that was heard, it says
+    /// that: it may have gone on since.
     [[nodiscard]] failure bystander(mark const& heard) const noexcept {
         group const* const same = find(heard);
-        for (operation const* op = first_; op != nullptr; op = op->after_)
-            if (op->of_ == same) return waiting_record(*op);
-        if (first_ != nullptr) return waiting_record(*first_);
+        operation const* waits = first_;
+        for (operation const* op = first_; op != nullptr && same != nullptr; op = op->after_)
+            if (op->of_ == same) {
+                waits = op;
+                break;
+            }
         failure record;
-        record.kind = failure_kind::idle;
-        record.entered = (same != nullptr ? same : last_entered_)->mark();
+        if (waits != nullptr) {
+            record = waiting_record(*waits);
+        } else {
+            record.kind = failure_kind::idle;
+            record.entered = (same != nullptr ? same : last_entered_)->mark();
+        }
+        if (same != nullptr && same->remembers(heard.number))
+            if (mark const then = same->mark_of(heard.number); then.contradicts(heard)) record.entered = then;
         return record;
     }
     /// The group that a peer's mark is about; null where this rank is no member.
@@ -202,13 +212,31 @@ private:
     friend class event;
     friend class group;
 
+    /// What an operation belongs to, in words. A message between two ranks is itself.
+    [[nodiscard]] static std::string words_of(operation const& op) {
+        if (op.tag.id.channel != channel::p2p) return op.of_->words_of(op.of_->number_of(op.tag.id));
+        return std::string(op.sends ? "send of " : "receive of ") + std::to_string(op.size) +
+               (op.sends ? " bytes to rank " : " bytes from rank ") + std::to_string(op.peer) + " with tag " +
+               std::to_string(op.tag.id.index) + op.of_->words();
+    }
+    [[nodiscard]] static mark mark_of(operation const& op) noexcept {
+        if (op.tag.id.channel != channel::p2p) return op.of_->mark_of(op.of_->number_of(op.tag.id));
+        mark m = op.of_->brief_mark();
+        m.number = m.fingerprint = 0;  // not among what all members enter alike
+        m.name = std::string_view(op.sends ? "send" : "receive");
+        try {
+            m.name = std::string_view(words_of(op));
+        } catch (...) {
+        }
+        return m;
+    }
     [[nodiscard]] failure waiting_record(operation const& of) const noexcept {
         failure record;
         record.kind = failure_kind::waiting;
         record.code = errc::deadline;
         record.peer = of.peer;
         record.operation = of.tag.id;
-        record.entered = of.of_->mark();
+        record.entered = mark_of(of);
         record.waited_ns = static_cast<std::uint64_t>(std::max(nanoseconds{0}, now() - absent_ - of.since_).count());
         return record;
     }
@@ -267,7 +295,7 @@ inline void operation::resume() {
     if (!on_->failed()) {
         failure record;
         record.operation = tag.id;
-        record.entered = of_->mark();
+        record.entered = scheduler_base::mark_of(*this);
         record.peer = peer;
         std::string const who = "rank " + std::to_string(peer);
         std::string text;
@@ -277,11 +305,15 @@ inline void operation::resume() {
         } else {
             record.kind = failure_kind::mismatch;
             record.code = errc::mismatch;
-            text =
-                "rank " + std::to_string(on_->own_rank()) + " is in " + of_->current_words() + " and expects " +
-                std::to_string(size) + " bytes from " + who + ", which sent " +
-                (status == op_status::length ? std::to_string(length) + " bytes" : "a message of another operation") +
-                ". All ranks must call the same collectives in the same order with the same counts.";
+            bool const other_length = status == op_status::length, p2p = tag.id.channel == channel::p2p;
+            text = "rank " + std::to_string(on_->own_rank()) + " is in " + scheduler_base::words_of(*this) +
+                   (p2p ? std::string(",") : " and expects " + std::to_string(size) + " bytes from " + who + ",") +
+                   " which sent " +
+                   (other_length ? std::to_string(length) + " bytes"
+                    : p2p        ? "values of another type"
+                                 : "a message of another operation") +
+                   (p2p ? ". Both must pass equally many values of the same type."
+                        : ". All ranks must call the same collectives in the same order with the same counts.");
         }
         record.text = std::string_view(text);
         on_->fail(record);
@@ -302,10 +334,10 @@ inline group::~group() {
     if (on_->last_entered_ == this) on_->last_entered_ = on_->world_.get();
 }
 inline std::uint64_t group::enter(operation_info const& what) noexcept {
-    current_ = what;
     history_ = digest().add(history_).add(what.fingerprint).value() | 1;  // 0 means "nothing entered"
     on_->last_entered_ = this;
     ++number_;
+    recent_[number_ % remembered] = {what, history_};
     on_->note_entered(*this);
     return number_;
 }

@@ -125,7 +125,8 @@ private:
         operations receives(mine * (ranks - 1)), sends(incoming(cuts, me, chunk));
         operations gathers(collects ? sends.size() : 0);
         operations forwards(goal == everybody ? receives.size() : goal == nobody || collects ? 0 : mine);
-        std::span<E> const space = memory.as<E>(), result = keeps ? what.data.subspan(cuts[me], slice) : elsewhere.as<E>();
+        std::span<E> const space = memory.as<E>(),
+                           result = keeps ? what.data.subspan(cuts[me], slice) : elsewhere.as<E>();
         std::span<E const*> const sources = table.as<E const*>();
 
         // Chunk c of our slice from the d-th peer, and where it is put.
