@@ -30,7 +30,7 @@ namespace {
 using comm_type = communicator<inproc_transport>;
 
 template <class Comm>
-void sum(Comm& comm, std::vector<float>& data) {
+void add_up(Comm& comm, std::vector<float>& data) {
     operation_info what;
     what.name = "allreduce";
     what.count = data.size();
@@ -41,7 +41,7 @@ void sum(Comm& comm, std::vector<float>& data) {
 template <class Comm>
 float sum_of_ones(Comm& comm) {
     std::vector<float> data(3, 1.0f);
-    sum(comm, data);
+    add_up(comm, data);
     return data[2];
 }
 
@@ -480,7 +480,7 @@ TEST_CASE("a call that is wrong on one rank fails there and ends the others", "[
         2,
         [](comm_type& comm) {
             std::vector<float> data(comm.rank() == 0 ? 10 : 11);
-            sum(comm, data);
+            add_up(comm, data);
         },
         patient());
     same_on_all(said);

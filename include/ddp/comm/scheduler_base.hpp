@@ -105,7 +105,8 @@ protected:
     [[nodiscard]] bool yielding() const noexcept { return !yielded_.empty(); }
     /// This rank's record of what it is doing, when the failure is somebody else's: in the group that `heard` is about,
     /// where this rank is a member and waits there; else what it waits for anywhere, so that chains of waiting ranks can
-    /// be followed from group to group.
+    /// be followed from group to group. Where this rank has entered another thing under the number that was heard, it says
+    /// that: it may have gone on since.
     [[nodiscard]] failure bystander(mark const& heard) const noexcept;
     /// The group that a peer's mark is about; null where this rank is no member.
     [[nodiscard]] group const* find(mark const& theirs) const noexcept;
@@ -119,6 +120,9 @@ private:
     friend class event;
     friend class group;
 
+    /// What an operation belongs to, in words. A message between two ranks is itself.
+    [[nodiscard]] static std::string words_of(operation const& op);
+    [[nodiscard]] static mark mark_of(operation const& op) noexcept;
     [[nodiscard]] failure waiting_record(operation const& of) const noexcept;
     void wait(operation& op) noexcept {
         op.since_ = now() - absent_;

@@ -43,10 +43,11 @@ struct identity {
 
 /// Every channel has four phases (channel + 0 … 3), so that the stages of one collective do not match each other.
 namespace channel {
-inline constexpr std::uint32_t user = 0;        ///< collectives that the user calls; index counts them
-inline constexpr std::uint32_t weights = 4;     ///< the sum of weights of a step; index is the step
-inline constexpr std::uint32_t statistics = 8;  ///< norms of a step
-inline constexpr std::uint32_t buckets = 12;    ///< bucket b of a step travels on channel buckets + 4 b
+inline constexpr std::uint32_t user = 0;          ///< collectives that the user calls; index counts them
+inline constexpr std::uint32_t weights = 4;       ///< the sum of weights of a step; index is the step
+inline constexpr std::uint32_t statistics = 8;    ///< norms of a step
+inline constexpr std::uint32_t buckets = 12;      ///< bucket b of a step travels on channel buckets + 4 b
+inline constexpr std::uint32_t p2p = 0xfffffffc;  ///< messages between two ranks; index is the user's tag
 }  // namespace channel
 
 /// The identity is matched; the fingerprint (operation, count, element type, plan, …) is carried along and compared

@@ -28,13 +28,25 @@ namespace ddp {
     if (members_.size() > shown) text += detail::concat({" and ", members_.size() - shown, " more"});
     return text + "}";
 }
-[[gnu::cold]] DDP_DECL std::string group::current_words() const {
-    return current_.text() + words();
+[[gnu::cold]] DDP_DECL std::string group::words_of(std::uint64_t number) const {
+    return recent(number).what.text() + words();
 }
-[[gnu::cold]] DDP_DECL ddp::mark group::mark() const noexcept {
+[[gnu::cold]] DDP_DECL std::string group::current_words() const {
+    return current().text() + words();
+}
+[[gnu::cold]] DDP_DECL std::uint64_t group::number_of(identity const& id) const noexcept {
+    if (id.group == id_ && id.channel < channel::user + 4)
+        for (std::uint64_t n = number_; n > 0 && remembers(n); --n)
+            if (recent(n).what.id.channel == channel::user && recent(n).what.id.index == id.index) return n;
+    return number_;
+}
+[[gnu::cold]] DDP_DECL ddp::mark group::mark_of(std::uint64_t number) const noexcept {
     ddp::mark m = brief_mark();
+    m.number = number;
+    m.fingerprint = recent(number).history;
+    m.name = std::string_view(recent(number).what.name);
     try {
-        if (!m.name.view().empty()) m.name = std::string_view(current_words());
+        if (!m.name.view().empty()) m.name = std::string_view(words_of(number));
     } catch (...) {  // no memory: the name alone has to do
     }
     return m;

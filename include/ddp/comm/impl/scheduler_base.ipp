@@ -21,7 +21,7 @@ namespace ddp {
     failed_ = true;
     failed_at_ = now();
     record.rank = own_rank();
-    if (record.entered.number == 0) record.entered = last_entered_->mark();
+    if (record.entered.name.view().empty()) record.entered = last_entered_->mark();
     record.inside = calls_under_way_ > 0 || first_ != nullptr;
     for (mailbox_client const* c = clients_; c != nullptr && !record.inside; c = c->next_)
         record.inside = c->under_way(*last_entered_);
@@ -103,12 +103,21 @@ DDP_DECL void scheduler_base::came_back() noexcept {
 }
 [[gnu::cold]] DDP_DECL failure scheduler_base::bystander(mark const& heard) const noexcept {
     group const* const same = find(heard);
-    for (operation const* op = first_; op != nullptr; op = op->after_)
-        if (op->of_ == same) return waiting_record(*op);
-    if (first_ != nullptr) return waiting_record(*first_);
+    operation const* waits = first_;
+    for (operation const* op = first_; op != nullptr && same != nullptr; op = op->after_)
+        if (op->of_ == same) {
+            waits = op;
+            break;
+        }
     failure record;
-    record.kind = failure_kind::idle;
-    record.entered = (same != nullptr ? same : last_entered_)->mark();
+    if (waits != nullptr) {
+        record = waiting_record(*waits);
+    } else {
+        record.kind = failure_kind::idle;
+        record.entered = (same != nullptr ? same : last_entered_)->mark();
+    }
+    if (same != nullptr && same->remembers(heard.number))
+        if (mark const then = same->mark_of(heard.number); then.contradicts(heard)) record.entered = then;
     return record;
 }
 DDP_DECL group const* scheduler_base::find(mark const& theirs) const noexcept {
@@ -116,13 +125,30 @@ DDP_DECL group const* scheduler_base::find(mark const& theirs) const noexcept {
         if (g->id() == theirs.group && g->leader() == theirs.leader) return g;
     return nullptr;
 }
+[[gnu::cold]] DDP_DECL std::string scheduler_base::words_of(operation const& op) {
+    if (op.tag.id.channel != channel::p2p) return op.of_->words_of(op.of_->number_of(op.tag.id));
+    return detail::concat({op.sends ? "send of " : "receive of ", op.size,
+                           op.sends ? " bytes to rank " : " bytes from rank ", op.peer, " with tag ", op.tag.id.index,
+                           op.of_->words()});
+}
+[[gnu::cold]] DDP_DECL mark scheduler_base::mark_of(operation const& op) noexcept {
+    if (op.tag.id.channel != channel::p2p) return op.of_->mark_of(op.of_->number_of(op.tag.id));
+    mark m = op.of_->brief_mark();
+    m.number = m.fingerprint = 0;  // not among what all members enter alike
+    m.name = std::string_view(op.sends ? "send" : "receive");
+    try {
+        m.name = std::string_view(words_of(op));
+    } catch (...) {  // no memory: the name alone has to do
+    }
+    return m;
+}
 [[gnu::cold]] DDP_DECL failure scheduler_base::waiting_record(operation const& of) const noexcept {
     failure record;
     record.kind = failure_kind::waiting;
     record.code = errc::deadline;
     record.peer = of.peer;
     record.operation = of.tag.id;
-    record.entered = of.of_->mark();
+    record.entered = mark_of(of);
     record.waited_ns = static_cast<std::uint64_t>(std::max(nanoseconds{0}, now() - absent_ - of.since_).count());
     return record;
 }
@@ -152,7 +178,7 @@ DDP_DECL void operation::resume() {
     if (!on_->failed()) {
         failure record;
         record.operation = tag.id;
-        record.entered = of_->mark();
+        record.entered = scheduler_base::mark_of(*this);
         record.peer = peer;
         std::string text;
         if (status == op_status::closed) {
@@ -161,12 +187,17 @@ DDP_DECL void operation::resume() {
         } else {
             record.kind = failure_kind::mismatch;
             record.code = errc::mismatch;
+            bool const p2p = tag.id.channel == channel::p2p;
             std::string const sent = status == op_status::length ? detail::concat({length, " bytes"})
+                                     : p2p                       ? std::string("values of another type")
                                                                  : std::string("a message of another operation");
-            text = detail::concat({"rank ", on_->own_rank(), " is in ", of_->current_words(), " and expects ", size,
-                                   " bytes from rank ", peer, ", which sent ", sent,
-                                   ". All ranks must call the same collectives in the same order with the same "
-                                   "counts."});
+            std::string const expects =
+                p2p ? std::string() : detail::concat({" and expects ", size, " bytes from rank ", peer});
+            text = detail::concat({"rank ", on_->own_rank(), " is in ", scheduler_base::words_of(*this), expects,
+                                   ", which sent ", sent,
+                                   p2p ? ". Both must pass equally many values of the same type."
+                                       : ". All ranks must call the same collectives in the same order with the same "
+                                         "counts."});
         }
         record.text = std::string_view(text);
         on_->fail(record);
@@ -187,10 +218,10 @@ DDP_DECL group::~group() {
     if (on_->last_entered_ == this) on_->last_entered_ = on_->world_.get();
 }
 DDP_DECL std::uint64_t group::enter(operation_info const& what) noexcept {
-    current_ = what;
     history_ = digest().add(history_).add(what.fingerprint).value() | 1;  // 0 means "nothing entered"
     on_->last_entered_ = this;
     ++number_;
+    recent_[number_ % remembered] = {what, history_};
     on_->note_entered(*this);
     return number_;
 }
