@@ -49,29 +49,6 @@ struct tied {
 
 }  // namespace
 
-TEST_CASE("a second trainer's step may not begin within the first one's", "[train]") {
-    auto const errors = run_ranks(2, [](auto& comm) -> std::string {
-        model one(two_parts()), two(two_parts());
-        data_parallel first{one, sgd{.lr = 1}, comm}, second{two, sgd{.lr = 1}, comm};
-        numbers const batch{{1.0}};
-        first.forward(batch);
-        first.backward();
-        second.forward(batch);
-        std::string refused;
-        try {
-            second.backward();
-        } catch (usage_error const& e) {
-            refused = e.what();
-        }
-        first.finish();
-        second.forward(batch);
-        second.backward();
-        second.finish();
-        return first.replicas_identical() && second.replicas_identical() ? refused : "replicas differ";
-    });
-    for (std::string const& text : errors) CHECK(said(text, "another trainer's step is under way"));
-}
-
 TEST_CASE("an observer that throws fails the job, and nothing hangs", "[train]") {
     auto const errors = errors_of_ranks(2, [](auto& comm) {
         model net(two_parts());

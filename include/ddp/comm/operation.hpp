@@ -147,6 +147,8 @@ private:
 class mailbox_client {
 public:
     virtual void collect() = 0;
+    /// Whether there is something to collect that has to be collected before others leave mail of theirs.
+    [[nodiscard]] virtual bool has_mail() const noexcept { return false; }
 
 protected:
     ~mailbox_client() = default;

@@ -54,7 +54,7 @@ public:
 
     /// When pump() has something to do even if no message comes.
     [[nodiscard]] time_point next_deadline() const noexcept {
-        time_point next = first_deadline();
+        time_point next = yielded() ? now() : first_deadline();
         if (failed_)
             next = settled_ ? never : std::max(failed_at_ + times().verdict, now() + std::chrono::milliseconds(5));
         if constexpr (requires { transport_.next_timer(); }) next = std::min(next, transport_.next_timer());

@@ -31,7 +31,31 @@ public:
     [[nodiscard]] frame_pool& frames() noexcept { return frames_; }
 
     /// Somebody waits for a peer: there is something to drive.
-    [[nodiscard]] bool busy() const noexcept { return first_ != nullptr || !ready_.empty(); }
+    [[nodiscard]] bool busy() const noexcept { return first_ != nullptr || !ready_.empty() || !yielded_.empty(); }
+
+    struct yield_awaiter {
+        scheduler_base& on;
+        detail::waiter self = {};
+        [[nodiscard]] bool await_ready() const noexcept { return on.failed(); }
+        void await_suspend(std::coroutine_handle<> handle) noexcept {
+            self.handle = handle;
+            if (on.yielded_.empty()) on.polled_ = false;
+            on.yielded_.push_back(self);
+        }
+        void await_resume() const {
+            if (on.failed()) throw collective_aborted();
+        }
+    };
+    /// Awaitable, for long work: the driver goes through the transport once before the coroutine goes on. Where several
+    /// wait, each round lets the first of them go on. Ends with collective_aborted when the scheduler fails.
+    [[nodiscard]] yield_awaiter yield() noexcept { return {*this}; }
+
+    /// Whether some client has mail that nobody has collected. Asked by the thread that adds and removes clients.
+    [[nodiscard]] bool has_mail() const noexcept {
+        for (mailbox_client const* c = clients_; c != nullptr; c = c->next_)
+            if (c->has_mail()) return true;
+        return false;
+    }
 
     /// What this rank does now: a step or a collective, in the order in which the user calls them. Shown in its record
     /// should anything fail.
@@ -54,6 +78,7 @@ public:
         fill(record);
         publish(record);
         for (event* e = events_; e != nullptr; e = e->after_) ready_.splice(e->waiters_);
+        ready_.splice(yielded_);
     }
     void fail(failure_kind kind, errc code, int peer, std::string_view text) noexcept {
         failure record;
@@ -110,12 +135,15 @@ protected:
             failure late = waiting_record(*first_);
             fail(late);
         }
+        if (!yielded_.empty() && std::exchange(polled_, false)) ready_.push_back(*yielded_.pop_front());
         while (!ready_.empty()) {
             detail::waiter_queue going;
             going.splice(ready_);
             while (detail::waiter* const w = going.pop_front()) w->handle.resume();
         }
     }
+    /// Somebody goes on as soon as the transport has been driven.
+    [[nodiscard]] bool yielded() const noexcept { return !yielded_.empty(); }
     [[nodiscard]] time_point first_deadline() const noexcept {
         return first_ == nullptr ? never : first_->since_ + times_.collective + absent_;
     }
@@ -134,6 +162,7 @@ protected:
     void goes_away(time_point due) noexcept {
         driven_ = now();
         due_ = due;
+        polled_ = true;
     }
     /// This rank's record of what it is doing, when the failure is somebody else's.
     [[nodiscard]] failure bystander() const noexcept {
@@ -195,6 +224,8 @@ private:
     nanoseconds absent_{0};                // in sum; an operation's since_ counts without it
     operation const* favoured_ = nullptr;  // the oldest wait when time was given last
     detail::waiter_queue ready_;
+    detail::waiter_queue yielded_;
+    bool polled_ = false;         // since somebody yielded, or went on after that
     operation* first_ = nullptr;  // the waiting, oldest first
     operation* last_ = nullptr;
     event* events_ = nullptr;

@@ -2,7 +2,9 @@
 /// Agreement: before the first step ranks compare what they are about to train, and name the first difference.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -120,6 +122,45 @@ task<> expect_agreement(scheduler<T>& on, std::string_view description, agenda m
         over.phase(2).receive(words, rank, {&nothing, 1});
         co_await words;
     }
+}
+
+/// Compares what ranks are about to train, where there are several. Returns the hash of it all, which messages carry from
+/// then on.
+template <Transport T, Element E>
+std::uint64_t agree_on_start(communicator<T>& comm, std::span<parameter<E> const> parameters, agenda mine) {
+    std::string const description = describe(parameters);
+    mine.parameters = digest().add(description).value();
+    mine.description = description.size();
+    identity const id = comm.next_identity();
+    if (comm.size() > 1) {
+        std::uint64_t const fingerprint = agree("data_parallel", 0, "", "");
+        comm.run([&] {
+            comm.tasks().entered({"data_parallel", 0, "", "", id, fingerprint});
+            return expect_agreement(comm.tasks(), description, mine);
+        });
+    }
+    digest all;
+    for (std::uint64_t const hash : mine.hashes) all.add(hash);
+    return all.add(mine.parameters).value();
+}
+
+/// Whether all ranks bring the same value.
+template <Transport T>
+bool all_alike(communicator<T>& comm, char const* operation, std::uint64_t fingerprint, std::uint64_t value) {
+    std::vector<std::uint64_t> all(static_cast<std::size_t>(comm.size()));
+    all[static_cast<std::size_t>(comm.rank())] = value;
+    identity const id = comm.next_identity();
+    comm.run([&] {
+        comm.tasks().entered({operation, 0, "", "", id, fingerprint});
+        return all_gather_small(lane<T>{&comm.tasks(), id, fingerprint}, std::span<std::uint64_t>(all));
+    });
+    return std::all_of(all.begin(), all.end(), [&](std::uint64_t one) { return one == all.front(); });
+}
+
+/// A message context of its own, over the ranks of `comm`: what is sent in it matches nothing else. Collective.
+template <Transport T>
+[[nodiscard]] std::uint32_t new_context(communicator<T>& comm) {
+    return static_cast<std::uint32_t>(comm.next_identity().index);  // all ranks count alike
 }
 
 }  // namespace ddp::detail

@@ -82,30 +82,22 @@ void agree_on_outcome(communicator<T>& comm, file_outcome const& mine, std::stri
     throw data_error(differs ? errc::format : static_cast<errc>(worst->code), text);
 }
 
-/// While it lives no trainer on this communicator may begin a step.
-template <Transport T>
-class between_steps {
-public:
-    explicit between_steps(communicator<T>& comm) : comm_(comm) {
-        comm.check();
-        DDP_EXPECTS(comm.claim_step(this),
-                    "a step is under way: weights are saved and loaded between steps, after finish()");
-    }
-    between_steps(between_steps const&) = delete;
-    between_steps& operator=(between_steps const&) = delete;
-    ~between_steps() { comm_.release_step(this); }
-
-private:
-    communicator<T>& comm_;
-};
-
 template <class C>
 concept TrainerLike = requires(C& trainer) {
     trainer.model();
     trainer.comm();
     trainer.torn();
+    trainer.step_under_way();
     trainer.completed_steps();
 };
+
+/// Throws within a step, and after a failure, which may tear values.
+template <TrainerLike C>
+void expect_between_steps(C& trainer) {
+    trainer.comm().check();
+    DDP_EXPECTS(!trainer.step_under_way(),
+                "a step is under way: weights are saved and loaded between steps, after finish()");
+}
 
 }  // namespace detail
 
@@ -116,7 +108,7 @@ concept TrainerLike = requires(C& trainer) {
 /// Throws  as above; comm_error if the job fails, what the model itself throws included.
 template <Transport T, Model M>
 void save_weights(communicator<T>& comm, M& model, std::string const& path, string_map metadata = {}) {
-    detail::between_steps const now(comm);
+    comm.check();
     detail::file_outcome mine;
     std::string text = path;
     if (comm.rank() == 0)
@@ -135,7 +127,7 @@ void save_weights(communicator<T>& comm, M& model, std::string const& path, stri
 template <Transport T, Model M>
 string_map load_weights(communicator<T>& comm, M& model, std::string const& path,
                         safetensors_limits const& limits = {}) {
-    detail::between_steps const now(comm);
+    comm.check();
     detail::file_outcome mine;
     std::string text = path;
     std::optional<detail::weights_file> file;
@@ -155,9 +147,7 @@ string_map load_weights(communicator<T>& comm, M& model, std::string const& path
 /// some of a failed step's updates went into are never written.
 template <detail::TrainerLike C>
 void save_weights(C& trainer, std::string const& path, string_map metadata = {}) {
-    {
-        detail::between_steps const now(trainer.comm());
-    }  // throws within a step, and after a failure, which may tear values
+    detail::expect_between_steps(trainer);
     metadata.emplace("ddp.steps", std::to_string(trainer.completed_steps()));
     save_weights(trainer.comm(), trainer.model(), path, std::move(metadata));
 }
@@ -166,6 +156,7 @@ void save_weights(C& trainer, std::string const& path, string_map metadata = {})
 /// as above.
 template <detail::TrainerLike C>
 string_map load_weights(C& trainer, std::string const& path, safetensors_limits const& limits = {}) {
+    detail::expect_between_steps(trainer);
     return load_weights(trainer.comm(), trainer.model(), path, limits);
 }
 
