@@ -35,9 +35,7 @@ report said(failure_kind kind, int rank, int peer, nanoseconds waited = 0s, std:
     r.record.peer = peer;
     r.record.operation = {.channel = channel, .index = step};
     r.record.waited_ns = static_cast<std::uint64_t>(waited.count());
-    r.record.entered = {.index = step};
-    r.record.fingerprint = 99;
-    r.record.name = std::string_view("allreduce");
+    r.record.entered = {.number = step, .fingerprint = 99, .name = std::string_view("allreduce")};
     if (kind == failure_kind::threw) r.record.text = std::string_view("own words");
     return r;
 }
@@ -67,8 +65,8 @@ struct story {
 
 TEST_CASE("each story has one culprit", "[comm][verdict]") {
     report other_operation = waits(1, 0, 2s);
-    other_operation.record.fingerprint = 55;
-    other_operation.record.name = std::string_view("broadcast");
+    other_operation.record.entered.fingerprint = 55;
+    other_operation.record.entered.name = std::string_view("broadcast");
     report published = said(failure_kind::closed, 1, 3);
     published.record.is_verdict = true;
     published.record.code = errc::peer_closed;

@@ -9,6 +9,7 @@
 #include <boost/mpi/communicator.hpp>
 
 #include "support/catch.hpp"
+#include "support/group_checks.hpp"
 #include "support/job_checks.hpp"
 
 namespace {
@@ -43,6 +44,12 @@ TEST_CASE("MPI keeps the promises of a transport", "[mpi][conformance]") {
 TEST_CASE("over MPI every collective equals its oracle", "[mpi][collective]") {
     ddp::communicator<ddp::mpi_transport> comm(connect(), patient());
     CHECK(ddp::test::check_all_collectives(comm) == ddp::test::failures{});
+}
+
+TEST_CASE("over MPI every collective works in groups of every shape, and in a grid", "[mpi][group]") {
+    ddp::communicator<ddp::mpi_transport> comm(connect(), patient());
+    if (comm.size() > 1) CHECK(ddp::test::check_groups(comm) == ddp::test::failures{});
+    CHECK(ddp::test::check_grid(comm, 2) == ddp::test::failures{});
 }
 
 TEST_CASE("over MPI trainings have the bits they have over inproc", "[mpi][train]") {

@@ -76,7 +76,7 @@ std::string compare(std::vector<V> const& got, std::vector<V> const& expected) {
 
 /// "" or which rank holds other bits than rank 0.
 template <class Comm, class V>
-std::string same_everywhere(Comm& comm, std::vector<V> const& data) {
+std::string same_everywhere(Comm const& comm, std::vector<V> const& data) {
     std::uint64_t const mine = digest().add(std::span<V const>(data)).value();
     std::vector<std::uint64_t> all(static_cast<std::size_t>(comm.size()));
     all_gather(comm, std::span<std::uint64_t const>(&mine, 1), std::span<std::uint64_t>(all));
@@ -101,7 +101,7 @@ std::string close_to(std::span<E const> got, std::span<E const> expected, std::v
 /// allreduce against the oracle: its bits where the algorithm is canonical or the numbers are exact; otherwise equal bits
 /// on all ranks, twice the same, and close.
 template <Element E, class Comm>
-std::string check_allreduce(Comm& comm, any_allreduce const& algorithm, std::size_t count, values kind) {
+std::string check_allreduce(Comm const& comm, any_allreduce const& algorithm, std::size_t count, values kind) {
     auto const terms = addends<E>(kind, count, comm.size(), count);
     auto const expected = reference_sum(terms);
     auto got = terms[static_cast<std::size_t>(comm.rank())];
@@ -116,9 +116,16 @@ std::string check_allreduce(Comm& comm, any_allreduce const& algorithm, std::siz
     return wrong;
 }
 
+/// A lane for a test's own task: the next call's identity, and a fingerprint of the test's own.
+template <class Comm>
+auto lane_of(Comm const& comm, std::uint64_t fingerprint) {
+    identity const id{.group = comm.members().id(), .index = comm.members().next_call()};
+    return lane<typename Comm::transport_type>(comm.tasks(), comm.members(), id, fingerprint);
+}
+
 /// The halves of an allreduce over the given cuts, the addend written only after `reduce` has posted what it can.
 template <Element E, class Comm>
-std::string check_halves(Comm& comm, any_allreduce const& algorithm, std::vector<std::size_t> const& cuts,
+std::string check_halves(Comm const& comm, any_allreduce const& algorithm, std::vector<std::size_t> const& cuts,
                          std::optional<E> factor, values kind) {
     using T = typename Comm::transport_type;
     std::size_t const count = cuts.back(), me = static_cast<std::size_t>(comm.rank());
@@ -144,7 +151,7 @@ std::string check_halves(Comm& comm, any_allreduce const& algorithm, std::vector
         }
     };
     std::uint64_t const hash = detail::agree("halves", count, element_name<E>, algorithm.name);
-    lane<T> const over{&comm.tasks(), comm.next_identity(), hash};
+    auto const over = lane_of(comm, hash);
     comm.run([&] {
         reduction<E> what{.data = data, .cuts = cuts};
         if (factor) what.factor = &*factor;
@@ -170,7 +177,7 @@ std::string check_halves(Comm& comm, any_allreduce const& algorithm, std::vector
 
 /// reduce_scatter by even cuts.
 template <Element E, class Comm>
-std::string check_reduce_scatter(Comm& comm, any_allreduce const& algorithm, std::size_t count) {
+std::string check_reduce_scatter(Comm const& comm, any_allreduce const& algorithm, std::size_t count) {
     auto const terms = addends<E>(values::small_integers, count, comm.size(), count);
     auto const expected = reference_sum(terms);
     auto data = terms[static_cast<std::size_t>(comm.rank())];
@@ -199,14 +206,14 @@ std::vector<V> things(std::uint64_t seed, int rank, std::size_t count) {
 }
 
 template <class V, class Comm>
-std::string check_broadcast(Comm& comm, std::size_t count, int root, automatic_broadcast how = {}) {
+std::string check_broadcast(Comm const& comm, std::size_t count, int root, automatic_broadcast how = {}) {
     auto data = things<V>(count, comm.rank(), count);
     broadcast(comm, std::span<V>(data), root, how);
     return compare(data, things<V>(count, root, count));
 }
 
 template <class V, class Comm>
-std::string check_all_gather(Comm& comm, std::size_t m, automatic_all_gather how, bool in_place) {
+std::string check_all_gather(Comm const& comm, std::size_t m, automatic_all_gather how, bool in_place) {
     std::size_t const me = static_cast<std::size_t>(comm.rank());
     auto const mine = things<V>(m, comm.rank(), m);
     std::vector<V> all(static_cast<std::size_t>(comm.size()) * m), expected;
@@ -222,7 +229,7 @@ std::string check_all_gather(Comm& comm, std::size_t m, automatic_all_gather how
 }
 
 template <class V, class Comm>
-std::string check_all_gather_counts(Comm& comm, std::vector<std::size_t> const& counts) {
+std::string check_all_gather_counts(Comm const& comm, std::vector<std::size_t> const& counts) {
     std::vector<V> expected;
     for (int r = 0; r < comm.size(); ++r)
         for (V const& v : things<V>(9, r, counts[static_cast<std::size_t>(r)])) expected.push_back(v);
@@ -233,7 +240,7 @@ std::string check_all_gather_counts(Comm& comm, std::vector<std::size_t> const& 
 }
 
 template <class V, class Comm>
-std::string check_gather(Comm& comm, std::size_t m, int root) {
+std::string check_gather(Comm const& comm, std::size_t m, int root) {
     std::vector<V> expected, all(comm.rank() == root ? static_cast<std::size_t>(comm.size()) * m : 0);
     for (int r = 0; r < comm.size() && comm.rank() == root; ++r)
         for (V const& v : things<V>(m, r, m)) expected.push_back(v);
@@ -243,21 +250,20 @@ std::string check_gather(Comm& comm, std::size_t m, int root) {
 
 /// The small all-gather that steps are made of: one struct a rank.
 template <class Comm>
-std::string check_small_table(Comm& comm) {
-    using T = typename Comm::transport_type;
+std::string check_small_table(Comm const& comm) {
     std::vector<std::uint64_t> table(static_cast<std::size_t>(comm.size())), expected;
     for (int r = 0; r < comm.size(); ++r) expected.push_back(things<std::uint64_t>(5, r, 1)[0]);
     table[static_cast<std::size_t>(comm.rank())] = expected[static_cast<std::size_t>(comm.rank())];
-    lane<T> const over{&comm.tasks(), comm.next_identity(), 1};
+    auto const over = lane_of(comm, 1);
     comm.run([&] { return all_gather_small(over, std::span<std::uint64_t>(table)); });
     return compare(table, expected);
 }
 
 /// Several sums at once over lanes of their own, started on odd ranks in the opposite order.
 template <Element E, class Comm>
-std::string check_in_flight(Comm& comm, std::vector<any_allreduce> const& algorithms) {
+std::string check_in_flight(Comm const& comm, std::vector<any_allreduce> const& algorithms) {
     using T = typename Comm::transport_type;
-    std::uint64_t const index = comm.next_identity().index;
+    std::uint64_t const index = comm.members().next_call();
     std::vector<std::vector<E>> data, expected;
     for (std::size_t b = 0; b < algorithms.size(); ++b) {
         auto const terms = addends<E>(values::small_integers, b, comm.size(), 100 * b + 7);
@@ -268,8 +274,10 @@ std::string check_in_flight(Comm& comm, std::vector<any_allreduce> const& algori
         std::vector<task<>> all;
         for (std::size_t i = 0; i < algorithms.size(); ++i) {
             std::size_t const b = comm.rank() % 2 == 0 ? i : algorithms.size() - 1 - i;
-            identity const id{.channel = channel::buckets + 4 * static_cast<std::uint32_t>(b), .index = index};
-            all.push_back(any_allreduce::sum(algorithms[b], lane<T>{&comm.tasks(), id, b + 1}, std::span<E>(data[b])));
+            identity const id{
+                .group = comm.members().id(), .channel = 4 + 4 * static_cast<std::uint32_t>(b), .index = index};
+            all.push_back(any_allreduce::sum(algorithms[b], lane<T>(comm.tasks(), comm.members(), id, b + 1),
+                                             std::span<E>(data[b])));
         }
         return when_all(std::move(all), [&comm](std::exception_ptr const& e) { comm.tasks().fail(e); });
     });
@@ -314,7 +322,7 @@ inline std::vector<std::size_t> uneven_cuts(std::size_t count, int ranks) {
 
 /// All sums: every algorithm, size and kind of number.
 template <Element E, class Comm>
-failures check_all_sums(Comm& comm) {
+failures check_all_sums(Comm const& comm) {
     failures all;
     for (auto const& [name, algorithm] : algorithms())
         for (std::size_t const count : sizes(comm.size()))
@@ -329,7 +337,7 @@ failures check_all_sums(Comm& comm) {
 
 /// All halves: every algorithm over several kinds of cuts, with a factor and without; and the public reduce_scatter.
 template <Element E, class Comm>
-failures check_all_halves(Comm& comm) {
+failures check_all_halves(Comm const& comm) {
     failures all;
     for (auto const& [name, algorithm] : algorithms())
         for (std::size_t const count : {std::size_t{0}, std::size_t{1}, std::size_t{50}, std::size_t{1003}}) {
@@ -350,7 +358,7 @@ failures check_all_halves(Comm& comm) {
 
 /// Everything that moves values without adding them.
 template <class Comm>
-failures check_all_moves(Comm& comm) {
+failures check_all_moves(Comm const& comm) {
     failures all;
     for (std::size_t const m : {0u, 1u, 7u, 1000u}) {
         std::string const what = " of " + std::to_string(m);
@@ -370,6 +378,30 @@ failures check_all_moves(Comm& comm) {
     }
     note(all, "broadcast of much", check_broadcast<double>(comm, 100'000, comm.size() - 1));
     note(all, "small table", check_small_table(comm));
+    barrier(comm);
+    return all;
+}
+
+/// One allreduce by every algorithm and one of everything else, with little data: for groups, of which there are many.
+template <class Comm>
+failures check_every_collective(Comm const& comm) {
+    failures all;
+    for (auto const& [name, algorithm] : algorithms()) {
+        note(all, "allreduce, " + name, check_allreduce<float>(comm, algorithm, 1003, values::mixed));
+        note(all, "reduce_scatter, " + name, check_reduce_scatter<float>(comm, algorithm, 101));
+    }
+    for (int root = 0; root < comm.size(); ++root) {
+        note(all, "broadcast", check_broadcast<pixel>(comm, 700, root));
+        note(all, "broadcast in a chain",
+             check_broadcast<pixel>(comm, 700, root, {.chain_bytes_per_rank = 1, .chunk_bytes = 100}));
+        note(all, "gather", check_gather<pixel>(comm, 7, root));
+    }
+    note(all, "all_gather", check_all_gather<pixel>(comm, 7, {}, false));
+    note(all, "direct all_gather", check_all_gather<double>(comm, 100, {.bruck_bytes = 0}, true));
+    note(all, "small table", check_small_table(comm));
+    std::vector<std::size_t> counts(static_cast<std::size_t>(comm.size()));
+    for (std::size_t r = 0; r < counts.size(); ++r) counts[r] = r % 3 == 1 ? 0 : 7 * (r + 1);
+    note(all, "all_gather of differing counts", check_all_gather_counts<pixel>(comm, counts));
     barrier(comm);
     return all;
 }

@@ -46,24 +46,29 @@ public:
 
     [[nodiscard]] bool may_own_thread() const { return ddp::may_own_thread(*inner_); }
     [[nodiscard]] time_point next_timer() const
-        requires requires(Inner const& t) { t.next_timer(); }
+        requires TimedTransport<Inner>
     {
         return inner_->next_timer();
     }
-    [[nodiscard]] auto overdue_peer() const
-        requires requires(Inner const& t) { t.overdue_peer(); }
+    [[nodiscard]] std::optional<int> overdue_peer() const
+        requires WatchfulTransport<Inner>
     {
         return inner_->overdue_peer();
     }
     [[nodiscard]] time_point last_heard(int peer) const
-        requires requires(Inner const& t) { t.last_heard(0); }
+        requires WatchfulTransport<Inner>
     {
         return inner_->last_heard(peer);
     }
-    void entered(identity const& id, std::uint64_t fingerprint)
-        requires requires(Inner& t) { t.entered(identity(), std::uint64_t{}); }
+    [[nodiscard]] mark mark_of(int peer) const
+        requires WatchfulTransport<Inner>
     {
-        inner_->entered(id, fingerprint);
+        return inner_->mark_of(peer);
+    }
+    void entered(mark const& mine)
+        requires WatchfulTransport<Inner>
+    {
+        inner_->entered(mine);
     }
 
 private:

@@ -11,6 +11,7 @@
 #include <ddp/transport/framed/tcp.hpp>
 
 #include "support/catch.hpp"
+#include "support/group_checks.hpp"
 #include "support/job_checks.hpp"
 #include "support/listener.hpp"
 
@@ -73,6 +74,15 @@ TEST_CASE("over TCP every collective equals its oracle", "[tcp][collective]") {
     int const ranks = GENERATE(1, 2, 3, 4, 5, 7, 8);
     CAPTURE(ranks);
     for (auto const& wrong : on_ranks(ranks, [](auto& comm) { return ddp::test::check_all_collectives(comm); }))
+        CHECK(wrong == ddp::test::failures{});
+}
+
+TEST_CASE("over TCP every collective works in groups of every shape, and in a grid", "[tcp][group]") {
+    for (auto const& wrong : on_ranks(6, [](auto& comm) {
+             auto all = ddp::test::check_groups(comm);
+             for (auto const& each : ddp::test::check_grid(comm, 3)) all.push_back(each);
+             return all;
+         }))
         CHECK(wrong == ddp::test::failures{});
 }
 

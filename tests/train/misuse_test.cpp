@@ -49,6 +49,25 @@ struct tied {
 
 }  // namespace
 
+TEST_CASE("two trainers on one communicator may be within their steps at the same time", "[train]") {
+    auto const same = run_ranks(2, [](auto& comm) {
+        model one(two_parts()), two(two_parts()), alone(two_parts());
+        data_parallel first{one, sgd{.lr = 1}, comm}, second{two, sgd{.lr = 1}, comm}, third{alone, sgd{.lr = 1}, comm};
+        numbers const batch{{1.0}};
+        first.forward(batch);
+        first.backward();
+        second.forward(batch);
+        second.backward();
+        second.finish();
+        first.finish();
+        third.step(batch);
+        bool const equal = first.digest_of_values() == third.digest_of_values() &&
+                           second.digest_of_values() == third.digest_of_values();
+        return equal && first.replicas_identical() && second.replicas_identical();
+    });
+    for (bool const each : same) CHECK(each);
+}
+
 TEST_CASE("an observer that throws fails the job, and nothing hangs", "[train]") {
     auto const errors = errors_of_ranks(2, [](auto& comm) {
         model net(two_parts());

@@ -56,7 +56,7 @@ struct subject {
         detail::bucket_map const buckets(plan, where, grain);
         bucket_count = buckets.count();
         return std::make_unique<step_engine<T, float>>(
-            on, 1u, step_subject<float>{where, buckets, parameters, options, false, gradients, values},
+            on, on.world(), step_subject<float>{where, buckets, parameters, options, false, gradients, values},
             step_parts<T, float>{detail::make_optimizer_model<float>(sgd{.lr = 0.5, .momentum = 0.5}),
                                  detail::make_exchange_model<T, float>(exchange)});
     }

@@ -547,11 +547,13 @@ TEST_CASE("a stream that ends without goodbye is a death, after what it carried 
 TEST_CASE("a silent peer becomes overdue; one that is only idle sends heartbeats that carry its mark",
           "[comm][framed]") {
     pair_of both;
-    both[1].entered({42, 7, std::string_view("allreduce")});
+    both[1].entered({.group = 3, .leader = 1, .number = 42, .fingerprint = 7, .name = std::string_view("allreduce")});
     // Long enough for the peer to be late, if heartbeats did not come.
     auto const until = ddp::clock::now() + 2 * quick().times.dead;
     CHECK_FALSE(both.drive([&] { return both[0].overdue_peer().has_value(); }, 2 * quick().times.dead));
     CHECK(ddp::clock::now() >= until);
+    CHECK(both[0].mark_of(1).group == 3);
+    CHECK(both[0].mark_of(1).leader == 1);
     CHECK(both[0].mark_of(1).number == 42);
     CHECK(both[0].mark_of(1).fingerprint == 7);
     CHECK(both[0].mark_of(1).name.view() == "allreduce");
@@ -617,7 +619,7 @@ TEST_CASE("every flipped bit of a header, and any cut or repeated frame, is foun
         for (std::size_t i = 0; i < count; ++i) all.insert(all.end(), list[i].begin(), list[i].end());
         return all;
     }();
-    REQUIRE(frames.size() == 3 * 64 + 48 + 150);
+    REQUIRE(frames.size() == 3 * 64 + sizeof(ddp::mark::name) + 150);
     // Feeds an inbox; returns its complaint.
     auto const complaint = [&](std::vector<std::byte> const& bytes, std::size_t posts = 2) {
         ddp::frame_outbox<ddp::no_checksum> out(1, false, 1024);

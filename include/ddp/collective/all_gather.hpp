@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <cstring>
 #include <span>
@@ -12,36 +11,10 @@
 
 #include <ddp/collective/barrier.hpp>
 #include <ddp/collective/call.hpp>
+#include <ddp/comm/small_gather.hpp>
 
 namespace ddp {
 namespace detail {
-
-/// Blocks of equal size, in ceil(log2 P) messages: in round k a rank sends the 2^k blocks from its own on (fewer in the
-/// last round) to the rank 2^k below it. Scratch for the whole table.
-/// Source  Bruck et al., "Efficient algorithms for all-to-all communications in multiport message-passing systems",
-///         IEEE TPDS 8(11), 1997.
-template <Transport T>
-task<> bruck_all_gather(lane<T> over, mutable_bytes table, std::size_t block) {
-    std::size_t const ranks = static_cast<std::size_t>(over.size()), me = static_cast<std::size_t>(over.rank());
-    std::size_t const rounds = static_cast<std::size_t>(std::bit_width(ranks - 1));
-    scratch memory(table.size());
-    mutable_bytes const rotated = memory.bytes();  // place i: the block of rank (me + i) % P
-    operations in(rounds), out(rounds);
-    auto const blocks = [=](std::size_t k) { return std::min(std::size_t{1} << k, ranks - (std::size_t{1} << k)); };
-    for (std::size_t k = 0; k < rounds; ++k)
-        over.receive(in[k], static_cast<int>((me + (std::size_t{1} << k)) % ranks),
-                     rotated.subspan(block << k, blocks(k) * block));
-    std::memcpy(rotated.data(), table.data() + me * block, block);
-    for (std::size_t k = 0; k < rounds; ++k) {
-        over.send(out[k], static_cast<int>((me + ranks - (std::size_t{1} << k)) % ranks),
-                  rotated.first(blocks(k) * block));
-        co_await in[k];
-    }
-    std::size_t const wrap = (ranks - me) * block;  // bytes of ranks me … P-1
-    std::memcpy(table.data() + me * block, rotated.data(), wrap);
-    std::memcpy(table.data(), rotated.data() + wrap, table.size() - wrap);
-    for (std::size_t k = 0; k < rounds; ++k) co_await out[k];
-}
 
 /// Each rank sends its slice to all others, and receives theirs in place.
 template <Transport T>
@@ -63,16 +36,6 @@ task<> direct_all_gather(lane<T> over, mutable_bytes data, std::span<std::size_t
 
 }  // namespace detail
 
-/// Small things of all ranks, over a lane: `table[r]` is rank r's; on entry only this rank's need be set.
-///
-/// Cost    ceil(log2 P) messages, (P-1) sizeof(V) bytes sent per rank; scratch for one table.
-/// Throws  collective_aborted inside the scheduler.
-template <Transport T, Movable V>
-task<> all_gather_small(lane<T> over, std::span<V> table) {
-    DDP_EXPECTS(table.size() == static_cast<std::size_t>(over.size()), "all_gather_small: one table entry a rank");
-    return detail::bruck_all_gather(over, as_mutable_bytes(table), sizeof(V));
-}
-
 /// What all_gather does with how much.
 struct automatic_all_gather {
     std::size_t bruck_bytes = std::size_t{32}
@@ -87,7 +50,7 @@ struct automatic_all_gather {
 ///         values: a barrier.
 /// Throws  comm_error (the same verdict on every rank); all is then unspecified. usage_error if the sizes do not match.
 template <Transport T, Movable V>
-void all_gather(communicator<T>& comm, std::span<std::type_identity_t<V> const> mine, std::span<V> all,
+void all_gather(communicator<T> const& comm, std::span<std::type_identity_t<V> const> mine, std::span<V> all,
                 automatic_all_gather how = {}) {
     std::size_t const ranks = static_cast<std::size_t>(comm.size()), m = mine.size();
     DDP_EXPECTS(all.size() == ranks * m,
@@ -114,7 +77,7 @@ void all_gather(communicator<T>& comm, std::span<std::type_identity_t<V> const> 
 ///         any: a barrier.
 /// Throws  as above.
 template <Transport T, Movable V>
-void all_gather(communicator<T>& comm, std::span<std::type_identity_t<V> const> mine,
+void all_gather(communicator<T> const& comm, std::span<std::type_identity_t<V> const> mine,
                 std::span<std::size_t const> counts, std::span<V> all) {
     std::size_t const ranks = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
     DDP_EXPECTS(counts.size() == ranks, "all_gather: `counts` needs one number a rank");

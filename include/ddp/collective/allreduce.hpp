@@ -19,11 +19,11 @@ namespace ddp {
 /// Throws comm_error (the same verdict on every rank); data is then unspecified.
 template <Transport T, Element E, class A = automatic_allreduce>
     requires AllreduceOver<A, T, E>
-void allreduce(communicator<T>& comm, std::span<E> data, A algorithm = {}) {
+void allreduce(communicator<T> const& comm, std::span<E> data, A algorithm = {}) {
     if constexpr (BlockingAllreduceOver<A, T, E>)
         if (!data.empty())
             return detail::call_blocking(comm, detail::about<E>("allreduce", data.size(), algorithm.name),
-                                         [&] { A::sum_blocking(algorithm, comm.transport(), data); });
+                                         [&](lane<T> over) { A::sum_blocking(algorithm, over, data); });
     detail::call(comm, detail::about<E>("allreduce", data.size(), algorithm.name),
                  [&](lane<T> over) { return data.empty() ? barrier(over) : A::sum(algorithm, over, data); });
 }

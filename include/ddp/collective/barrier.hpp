@@ -33,7 +33,7 @@ task<> barrier(lane<T> over) {
 /// Cost    as above.
 /// Throws  comm_error, the same verdict on every rank.
 template <Transport T>
-void barrier(communicator<T>& comm) {
+void barrier(communicator<T> const& comm) {
     operation_info what;
     what.name = "barrier";
     detail::call(comm, what, [](lane<T> over) { return barrier(over); });

@@ -74,7 +74,7 @@ task<> broadcast(lane<T> over, mutable_bytes data, int root, automatic_broadcast
 /// Cost    automatic_broadcast.
 /// Throws  comm_error (the same verdict on every rank); data is then unspecified. usage_error if there is no rank `root`.
 template <Transport T, Movable V>
-void broadcast(communicator<T>& comm, std::span<V> data, int root = 0, automatic_broadcast how = {}) {
+void broadcast(communicator<T> const& comm, std::span<V> data, int root = 0, automatic_broadcast how = {}) {
     DDP_EXPECTS(root >= 0 && root < comm.size(), "broadcast: root must be a rank, between 0 and size() - 1");
     detail::call(comm, detail::about<V>("broadcast", data.size(), "", root), [&](lane<T> over) {
         return data.empty() ? barrier(over) : broadcast(over, as_mutable_bytes(data), root, how);

@@ -10,12 +10,9 @@
 
 #include <ddp/collective/concepts.hpp>
 #include <ddp/comm/communicator.hpp>
+#include <ddp/comm/small_gather.hpp>
 
 namespace ddp {
-
-/// What collectives that do no arithmetic move: anything that is its bytes.
-template <class V>
-concept Movable = std::is_trivially_copyable_v<V> && !std::is_const_v<V> && !std::is_volatile_v<V>;
 
 namespace detail {
 
@@ -48,31 +45,33 @@ template <Movable V>
     return what;
 }
 
-/// Blocks until the task that `make(lane)` returns has ended; on one rank nothing happens. `more`: what else all ranks
-/// have to agree about.
-template <Transport T, class Make>
-void call(communicator<T>& comm, operation_info what, Make const& make, std::uint64_t more = 0) {
-    what.id = comm.next_identity();
+/// What the ranks of a collective have to agree about. `more`: besides name, count, element type, particulars and root.
+inline void fingerprint(operation_info& what, std::uint64_t more = 0) noexcept {
     std::uint64_t const root = static_cast<std::uint64_t>(what.root + 1);
     what.fingerprint = agree(what.name, what.count, what.element, what.detail, more ^ root << 32);
+}
+
+/// Blocks until the task that `make(lane)` returns has ended; on one rank nothing happens.
+template <Transport T, class Make>
+void call(communicator<T> const& comm, operation_info what, Make const& make, std::uint64_t more = 0) {
+    fingerprint(what, more);
     comm.run([&] {
-        comm.tasks().entered(what);
-        return comm.size() == 1 ? nothing() : make(lane<T>{&comm.tasks(), what.id, comm.tasks().history()});
+        lane<T> const over = comm.enter(what);
+        return comm.size() == 1 ? nothing() : make(over);
     });
 }
 
-/// The same for what waits by itself, on this thread, instead of as a task: `f()` runs while nobody drives. Cost: 0.1 us.
+/// The same for what waits by itself, on this thread, instead of as a task: `f(lane)` runs while nobody drives. Cost:
+/// 0.1 us.
 template <Transport T, class F>
-void call_blocking(communicator<T>& comm, operation_info what, F const& f) {
-    what.id = comm.next_identity();
+void call_blocking(communicator<T> const& comm, operation_info what, F const& f) {
     what.fingerprint =
         std::uint64_t{what.count} << 8 | std::uint64_t{static_cast<unsigned char>(*what.element)} << 1 | 1;
     try {
         comm.exclusively([&] {
             comm.tasks().pump();  // a step that has begun was entered before this: all ranks count alike
             if (comm.tasks().failed()) return;
-            comm.tasks().entered(what);
-            f();
+            f(comm.enter(what));
         });
     } catch (...) {
         comm.fail(std::current_exception());

@@ -60,11 +60,10 @@ concept SlicedAllreduceOver =
 /// Refinement: sums while the caller waits, moves nothing else meanwhile, and waits without a deadline for a rank that does
 /// not come. So a trainer calls it only in finish(), after every rank has said that it is there too; nothing overlaps.
 ///
-///  sum_blocking(self, transport, data)   on the thread that drives; sum() is the same as a task.
+///  sum_blocking(self, lane, data)   on the thread that drives; sum() is the same as a task.
 template <class A, class T, class E>
-concept BlockingAllreduceOver = AllreduceOver<A, T, E> && requires(A self, T& transport, std::span<E> data) {
-    A::sum_blocking(self, transport, data);
-};
+concept BlockingAllreduceOver =
+    AllreduceOver<A, T, E> && requires(A self, lane<T> over, std::span<E> data) { A::sum_blocking(self, over, data); };
 
 namespace detail {
 

@@ -41,7 +41,8 @@ task<> gather(lane<T> over, const_bytes mine, mutable_bytes all, int root) {
 /// Throws  comm_error (the same verdict on every rank); all is then unspecified. usage_error if there is no rank `root`
 ///         or, there, the sizes do not match.
 template <Transport T, Movable V>
-void gather(communicator<T>& comm, std::span<std::type_identity_t<V> const> mine, std::span<V> all, int root = 0) {
+void gather(communicator<T> const& comm, std::span<std::type_identity_t<V> const> mine, std::span<V> all,
+            int root = 0) {
     DDP_EXPECTS(root >= 0 && root < comm.size(), "gather: root must be a rank, between 0 and size() - 1");
     if (comm.rank() == root) {
         std::size_t const m = mine.size(), at = static_cast<std::size_t>(root) * m;

@@ -22,7 +22,7 @@ namespace ddp {
 /// Throws  comm_error (the same verdict on every rank); usage_error if the cuts do not fit.
 template <Transport T, Element E, class A = automatic_allreduce>
     requires SlicedAllreduceOver<A, T, E>
-std::span<E> reduce_scatter(communicator<T>& comm, std::span<E> data, std::span<std::size_t const> cuts,
+std::span<E> reduce_scatter(communicator<T> const& comm, std::span<E> data, std::span<std::size_t const> cuts,
                             A algorithm = {}) {
     std::size_t const me = static_cast<std::size_t>(comm.rank());
     DDP_EXPECTS(cuts.size() == static_cast<std::size_t>(comm.size()) + 1 && cuts.front() == 0 &&
@@ -40,7 +40,7 @@ std::span<E> reduce_scatter(communicator<T>& comm, std::span<E> data, std::span<
 /// The same with slices as even as can be: the first n mod P ranks get ceil(n / P) elements, the others floor(n / P).
 template <Transport T, Element E, class A = automatic_allreduce>
     requires SlicedAllreduceOver<A, T, E>
-std::span<E> reduce_scatter(communicator<T>& comm, std::span<E> data, A algorithm = {}) {
+std::span<E> reduce_scatter(communicator<T> const& comm, std::span<E> data, A algorithm = {}) {
     std::vector<std::size_t> cuts(static_cast<std::size_t>(comm.size()) + 1);
     detail::even_cuts(data.size(), 1, cuts);
     return reduce_scatter(comm, data, std::span<std::size_t const>(cuts), algorithm);

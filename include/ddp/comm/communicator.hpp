@@ -1,257 +1,161 @@
 /// \file
-/// communicator: what users hold. A scheduler that blocking calls and one communication thread take turns to drive.
+/// communicator: what users hold. A handle on a group of ranks.
 #pragma once
 
-#include <atomic>
-#include <chrono>
-#include <condition_variable>
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <memory>
-#include <mutex>
-#include <thread>
+#include <optional>
+#include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
-#include <ddp/comm/scheduler.hpp>
+#include <ddp/comm/driver.hpp>
+#include <ddp/comm/group.hpp>
+#include <ddp/comm/host.hpp>
+#include <ddp/comm/lane.hpp>
+#include <ddp/comm/split.hpp>
 #include <ddp/core/contract.hpp>
+#include <ddp/core/digest.hpp>
 
 namespace ddp {
 
-/// One rank among the ranks of a job. Blocking calls drive the transport on the caller's thread: no hand-over inside a
-/// collective. Between calls a communication thread drives it (heartbeats, buckets during backward), where the transport
-/// allows one; where it does not (MPI below THREAD_MULTIPLE), hooks and progress() do.
+/// One rank among the ranks of a group. The first communicator of a job is the group of all its ranks; split(),
+/// subgroup(), host() and across_hosts() make groups of its ranks, and groups of groups.
 ///
-/// Thread safety: collectives may be called from one thread at a time; all ranks in the same order.
-/// Failure: any error is the same verdict on every rank; afterwards every call throws it again. Destroy it then.
-/// Destruction: takes leave of the peers in good order; while an exception unwinds, it tells them so instead.
-template <Transport T>
+/// A handle: copies are the same group, and any number of groups share one transport. They die in any order; the last
+/// communicator or trainer leaves the job, cleanly, or while an exception unwinds by telling the peers so.
+///
+/// All members of a group call its collectives in the same order. Ranks that are members of several groups also agree on
+/// the order between these groups: where they do not, and wait for one another, every rank throws an error that says so.
+/// Steps of trainers on different groups may overlap in any way.
+/// Thread safety: collectives may be called from one thread at a time in each process.
+/// Failure: any error is the same verdict on every rank of the job; afterwards every call in every group throws it again.
+template <Transport T = any_transport>
 class communicator {
 public:
     using transport_type = T;
 
+    /// The group of all ranks.
     explicit communicator(std::unique_ptr<T> transport, timing const& times = {})
-        : transport_(std::move(transport)), scheduler_(*transport_, times), unwinding_(std::uncaught_exceptions()) {
-        if (size() > 1 && may_own_thread(*transport_)) thread_ = std::thread([this] { background(); });
+        : driver_(std::make_shared<ddp::driver<T>>(std::move(transport), times)),
+          group_(driver_, &driver_->tasks().world()) {}
+
+    [[nodiscard]] int rank() const noexcept { return group_->rank(); }
+    [[nodiscard]] int size() const noexcept { return group_->size(); }
+    [[nodiscard]] T& transport() const noexcept { return driver_->transport(); }
+    [[nodiscard]] scheduler<T>& tasks() const noexcept { return driver_->tasks(); }
+    [[nodiscard]] timing const& times() const noexcept { return tasks().times(); }
+    /// The ranks of the job that form this group, by their rank in it.
+    [[nodiscard]] group& members() const noexcept { return *group_; }
+
+    // Groups. All four are collective over this communicator: every rank of it calls them. Each costs an all-gather of 24
+    // bytes a rank; a group holds its list of ranks and no resource of the transport. They throw comm_error.
+
+    /// Ranks that pass the same color form a group, numbered by ascending key, ranks with equal keys as they are numbered
+    /// here.
+    [[nodiscard]] communicator split(int color, int key = 0) const {
+        return divide("split", static_cast<std::uint64_t>(static_cast<std::int64_t>(color) + (std::int64_t{1} << 31)),
+                      key);
     }
-    communicator(communicator const&) = delete;
-    communicator& operator=(communicator const&) = delete;
-    ~communicator() {
-        if (std::uncaught_exceptions() > unwinding_) fail("its program left the communicator by an exception");
-        leave_after_failure();
-        if (thread_.joinable()) {
-            stop_.store(true);
-            poke();
-            thread_.join();
-        }
-        transport_.reset();  // before the scheduler's pool and what is kept: posted memory outlives the transport
+    /// The listed ranks of this communicator, in that order; every rank passes the same list. Nothing on ranks that are
+    /// not in it. Throws usage_error if the list is empty, names a rank twice or one that does not exist.
+    [[nodiscard]] std::optional<communicator> subgroup(std::span<int const> ranks) const {
+        std::vector<int> sorted(ranks.begin(), ranks.end());
+        std::sort(sorted.begin(), sorted.end());
+        DDP_EXPECTS(!sorted.empty() && sorted.front() >= 0 && sorted.back() < size() &&
+                        std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end(),
+                    "subgroup: list ranks of this communicator, each once");
+        auto const at = std::find(ranks.begin(), ranks.end(), rank());
+        bool const inside = at != ranks.end();
+        communicator all =
+            divide("subgroup", inside ? 0 : 1, at - ranks.begin(), digest().add(std::span<int const>(ranks)).value());
+        if (!inside) return std::nullopt;
+        return all;
     }
+    [[nodiscard]] std::optional<communicator> subgroup(std::initializer_list<int> ranks) const {
+        return subgroup(std::span<int const>(ranks.begin(), ranks.size()));
+    }
+    /// The ranks that run on this rank's host.
+    [[nodiscard]] communicator host() const { return divide("host", host_of(transport()), 0); }
+    /// The ranks that have this rank's number among the ranks of their hosts: with equal numbers of ranks on all hosts,
+    /// one rank of each. Two splits.
+    [[nodiscard]] communicator across_hosts() const { return split(host().rank()); }
 
-    [[nodiscard]] int rank() const noexcept { return transport_->rank(); }
-    [[nodiscard]] int size() const noexcept { return transport_->size(); }
-    [[nodiscard]] T& transport() noexcept { return *transport_; }
-    [[nodiscard]] scheduler<T>& tasks() noexcept { return scheduler_; }
-    [[nodiscard]] timing const& times() const noexcept { return scheduler_.times(); }
+    // What collectives and trainers are made of.
 
-    /// Whether a thread of ours moves things on between calls.
-    [[nodiscard]] bool has_thread() const noexcept { return thread_.joinable(); }
-
-    /// Identity for the next collective the user calls; all ranks count alike.
-    [[nodiscard]] identity next_identity() noexcept { return {.channel = channel::user, .index = ++calls_}; }
-
+    /// Records that this rank enters `what`, the next collective of this group, and gives the lane that it is written
+    /// over. Inside run() or start().
+    [[nodiscard]] lane<T> enter(operation_info what) const {
+        what.id = {.group = group_->id(), .channel = channel::user, .index = group_->next_call()};
+        group_->enter(what);
+        return {tasks(), *group_, what.id, group_->history()};
+    }
+    /// Collective: a message context of its own over the same ranks. Whoever has one numbers channels and messages in it
+    /// as it likes.
+    [[nodiscard]] std::uint32_t new_context() const {
+        operation_info what;
+        what.name = "new_context";
+        what.fingerprint = digest().add(std::string_view(what.name)).value();
+        std::uint32_t context = 0;
+        run([&] { return detail::agree_on_context(enter(what), &context); });
+        return context;
+    }
     /// Runs the task that `make` returns to its end, and everything else in flight beside it.
     /// Throws the verdict (comm_error) if the job failed, or what the task itself threw, after the peers were told.
     template <class Make>
-    void run(Make const& make) {
-        turn_of_caller const mine(*this);
-        std::exception_ptr own;
-        {
-            frame_pool_scope const pool(scheduler_.frames());
-            scheduler_.pump();  // a step that has begun was entered before this: all ranks count alike
-            refuse_if_failed();
-            task<> const body = make();
-            body.start();
-            while (!body.done()) {
-                scheduler_.pump();
-                if (!body.done()) scheduler_.progress(never);
-            }
-            try {
-                body.take();
-            } catch (collective_aborted const&) {
-            } catch (...) {
-                own = std::current_exception();
-            }
-        }
-        if (own) scheduler_.fail(own);
-        refuse_if_failed(own);
+    void run(Make const& make) const {
+        driver_->run(make);
     }
+    /// The driver of the job, for what outlives this handle.
+    [[nodiscard]] std::shared_ptr<ddp::driver<T>> const& driver() const noexcept { return driver_; }
 
+    /// Whether a thread of ours moves things on between calls.
+    [[nodiscard]] bool has_thread() const noexcept { return driver_->has_thread(); }
     /// Moves things on without waiting. Needed only where no thread of ours does; harmless elsewhere.
-    void progress() noexcept {
-        if (thread_.joinable()) return poke();
-        if (driver_.load() == std::this_thread::get_id()) return;  // a hook: we are being driven
-        std::unique_lock lock(token_, std::try_to_lock);
-        if (!lock) return;  // somebody drives already
-        driver_.store(std::this_thread::get_id());
-        turn(time_point{});
-        driver_.store({});
-    }
-
+    void progress() const noexcept { driver_->progress(); }
     /// Tells whoever drives that there is mail for it (see mailbox_client). From any thread; never blocks for long.
-    void poke() noexcept {
-        {
-            std::scoped_lock lock(park_);
-            poked_ = true;
-        }
-        parked_.notify_one();
-        if (driving_.load()) transport_->wake();
-    }
-
+    void poke() const noexcept { driver_->poke(); }
     /// Calls `f` while nobody drives: for what touches the scheduler from outside.
     template <class F>
-    decltype(auto) exclusively(F&& f) {
-        turn_of_caller const mine(*this);
-        return std::forward<F>(f)();
+    decltype(auto) exclusively(F&& f) const {
+        return driver_->exclusively(std::forward<F>(f));
     }
 
     /// Publishes that this rank's own code failed; its peers throw that. Never throws. Waits while another thread is in a
     /// blocking call.
-    void fail(std::string_view text) noexcept {
-        fail_as([&] { scheduler_.fail(failure_kind::threw, errc::remote_exception, -1, text); });
+    void fail(std::string_view text) const noexcept {
+        driver_->fail([&] { tasks().fail(failure_kind::threw, errc::remote_exception, -1, text); });
     }
-    void fail(std::exception_ptr const& thrown) noexcept {
-        fail_as([&] { scheduler_.fail(thrown); });
+    void fail(std::exception_ptr const& thrown) const noexcept {
+        driver_->fail([&] { tasks().fail(thrown); });
     }
-
     /// Keeps memory until the transport is gone: MPI may touch what was posted even after a failure.
-    void keep(std::shared_ptr<void> memory) { kept_.push_back(std::move(memory)); }
-
-    /// One step at a time: trainers that share a communicator take turns. Says whether `who` may begin one.
-    [[nodiscard]] bool claim_step(void const* who) noexcept {
-        void const* nobody = nullptr;
-        return stepping_.compare_exchange_strong(nobody, who);
-    }
-    void release_step(void const* who) noexcept { stepping_.compare_exchange_strong(who, nullptr); }
-
+    void keep(std::shared_ptr<void> memory) const { driver_->keep(std::move(memory)); }
     /// Throws the verdict if the job has failed. Cheap; `step` and every collective do it anyway.
-    void check() {
-        if (!has_thread()) progress();
-        if (!scheduler_.failed()) return;
-        turn_of_caller const mine(*this);
-        refuse_if_failed();
-    }
+    void check() const { driver_->check(); }
 
 private:
-    /// The caller takes the token from the communication thread.
-    class turn_of_caller {
-    public:
-        explicit turn_of_caller(communicator& of) : of_(of) {
-            DDP_EXPECTS(
-                of.driver_.load() != std::this_thread::get_id(),
-                "observers, optimizers and other hooks run while the communicator is being driven: they may not "
-                "call collectives on it");
-            of_.callers_.fetch_add(1);
-            if (of_.driving_.load()) of_.transport_->wake();
-            of_.token_.lock();
-            of_.driver_.store(std::this_thread::get_id());
-        }
-        turn_of_caller(turn_of_caller const&) = delete;
-        turn_of_caller& operator=(turn_of_caller const&) = delete;
-        ~turn_of_caller() {
-            bool const busy = of_.scheduler_.busy();
-            of_.driver_.store({});
-            of_.token_.unlock();
-            of_.callers_.fetch_sub(1);
-            if (busy && of_.thread_.joinable()) of_.poke();
-        }
+    communicator(std::shared_ptr<ddp::driver<T>> driver, std::unique_ptr<ddp::group> members)
+        : driver_(std::move(driver)), group_(members.release(), [on = driver_](ddp::group* of) {
+              on->exclusively_from_anywhere([of] { delete of; });
+          }) {}
 
-    private:
-        communicator& of_;
-    };
-
-    template <class F>
-    void fail_as(F const& how) noexcept {
-        if (driver_.load() == std::this_thread::get_id()) return how();  // from a hook
-        turn_of_caller const mine(*this);
-        scheduler_.pump();  // a step that has begun is what we are in
-        how();
-        scheduler_.pump();
-    }
-    void refuse_if_failed(std::exception_ptr const& own = nullptr) {
-        if (!scheduler_.failed()) return;
-        settle();
-        if (own) std::rethrow_exception(own);
-        throw comm_error(scheduler_.verdict());
+    [[nodiscard]] communicator divide(char const* name, std::uint64_t color, std::int64_t key,
+                                      std::uint64_t more = 0) const {
+        operation_info what;
+        what.name = name;
+        what.fingerprint = digest().add(std::string_view(name)).add(more).value();
+        std::unique_ptr<ddp::group> mine;
+        run([&] { return detail::split(enter(what), color, key, &mine); });
+        return communicator(driver_, std::move(mine));
     }
 
-    void settle() {
-        while (!scheduler_.settle()) {
-            scheduler_.pump();
-            scheduler_.progress(transport_->now() + std::chrono::milliseconds(20));
-        }
-        scheduler_.pump();
-    }
-    /// The others may wait for this rank to publish the verdict, although it has an exception of its own to throw.
-    void leave_after_failure() noexcept {
-        if (!scheduler_.failed()) return;
-        try {
-            turn_of_caller const mine(*this);
-            settle();
-        } catch (...) {  // they find one themselves, a little later
-        }
-    }
-
-    /// One round of the loop, where an error of the transport itself has nobody to be thrown at.
-    void turn(time_point until) noexcept {
-        try {
-            scheduler_.pump();
-            if (scheduler_.failed()) scheduler_.settle();
-            scheduler_.progress(until);
-            scheduler_.pump();
-        } catch (...) {
-            scheduler_.fail(std::current_exception());
-        }
-    }
-    void background() {
-        std::unique_lock token(token_);
-        while (!stop_.load()) {
-            driving_.store(true);
-            driver_.store(std::this_thread::get_id());
-            if (callers_.load() == 0 && !stop_.load()) turn(never);  // whoever comes later sees driving_, and wakes us
-            driver_.store({});
-            driving_.store(false);
-            if (callers_.load() > 0) park(token);
-        }
-    }
-    /// Stays away while callers drive, and a little longer: most calls are followed by another.
-    void park(std::unique_lock<std::mutex>& token) {
-        token.unlock();
-        {
-            std::unique_lock lock(park_);
-            do {
-                parked_.wait_for(lock, std::chrono::milliseconds(5), [this] { return poked_ || stop_.load(); });
-                poked_ = false;
-            } while (callers_.load() > 0 && !stop_.load());
-        }
-        token.lock();
-    }
-
-    std::unique_ptr<T> transport_;
-    scheduler<T> scheduler_;
-    int unwinding_;
-    std::uint64_t calls_ = 0;
-
-    std::vector<std::shared_ptr<void>> kept_;
-    std::atomic<void const*> stepping_{nullptr};  // the trainer whose step is under way
-
-    std::mutex token_;  // held by whoever drives
-    std::atomic<std::thread::id> driver_{};
-    std::atomic<int> callers_{0};       // threads that hold the token or want it: they go first
-    std::atomic<bool> driving_{false};  // the communication thread may be asleep in the transport
-    std::atomic<bool> stop_{false};
-    std::mutex park_;
-    std::condition_variable parked_;
-    bool poked_ = false;
-    std::thread thread_;
+    std::shared_ptr<ddp::driver<T>> driver_;
+    std::shared_ptr<ddp::group> group_;
 };
 
 }  // namespace ddp

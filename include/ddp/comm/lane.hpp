@@ -14,15 +14,24 @@
 
 namespace ddp {
 
-/// A communicator with an identity and a fingerprint, by value: what a collective is written over.
+/// A group of ranks with an identity and a fingerprint, by value: what a collective is written over. Ranks and peers are
+/// the group's.
 template <Transport T>
 struct lane {
     scheduler<T>* on = nullptr;
+    group* of = nullptr;
     identity id = {};
     std::uint64_t fingerprint = 0;
 
-    [[nodiscard]] int rank() const noexcept { return on->rank(); }
-    [[nodiscard]] int size() const noexcept { return on->size(); }
+    lane() = default;
+    lane(scheduler<T>& scheduler, group& ranks, identity const& identity, std::uint64_t print) noexcept
+        : on(&scheduler), of(&ranks), id(identity), fingerprint(print) {}
+    /// Among all ranks.
+    lane(scheduler<T>* scheduler, identity const& identity, std::uint64_t print) noexcept
+        : lane(*scheduler, scheduler->world(), identity, print) {}
+
+    [[nodiscard]] int rank() const noexcept { return of->rank(); }
+    [[nodiscard]] int size() const noexcept { return of->size(); }
 
     /// The same collective's p-th stream of messages: phases of one collective never match each other's. p < 4.
     [[nodiscard]] lane phase(std::uint32_t p) const noexcept {
@@ -34,19 +43,20 @@ struct lane {
     void send(operation& op, int peer, const_bytes out) const {
         begin(op);
         if (op.done_) return;
-        on->transport().post_send(peer, {id, fingerprint}, out, op);
+        on->transport().post_send(of->world_rank(peer), {id, fingerprint}, out, op);
     }
     /// `reader`: the send that still reads `in`, where there is one.
     void receive(operation& op, int peer, mutable_bytes in, operation const* reader = nullptr) const {
         begin(op);
         op.reader = reader;
         if (op.done_) return;
-        on->transport().post_receive(peer, {id, fingerprint}, in, op);
+        on->transport().post_receive(of->world_rank(peer), {id, fingerprint}, in, op);
     }
 
 private:
     void begin(operation& op) const {
         op.on_ = on;
+        op.of_ = of;
         op.done_ = on->failed();
         op.waiting_ = false;
         op.status = op.done_ ? op_status::aborted : op_status::pending;

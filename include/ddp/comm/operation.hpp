@@ -7,35 +7,15 @@
 #include <exception>
 #include <string>
 
+#include <ddp/comm/group.hpp>
 #include <ddp/comm/transport.hpp>
 
 namespace ddp {
-
-/// What a rank is doing, for people: put into words only when something fails.
-struct operation_info {
-    char const* name = "";     // "allreduce", "step"
-    std::uint64_t count = 0;   // elements or bytes
-    char const* element = "";  // "float", "bytes"
-    char const* detail = "";   // algorithm or other particulars
-    identity id = {};
-    std::uint64_t fingerprint = 0;
-    int root = -1;  // the rank that a broadcast or gather is about; -1: none
-
-    [[nodiscard]] std::string text() const {
-        std::string t = std::string(name) + " #" + std::to_string(id.index);
-        if (*element != '\0') t += " of " + std::to_string(count) + " " + element;
-        if (*detail != '\0') t += std::string(" (") + detail + ")";
-        if (root >= 0) t += " with root " + std::to_string(root);
-        return t;
-    }
-};
 
 /// Unwinds the coroutines of a failed communicator. The reason is the scheduler's verdict; nobody outside sees this.
 struct collective_aborted final : std::exception {
     [[nodiscard]] char const* what() const noexcept override { return "the communicator has failed"; }
 };
-
-class scheduler_base;
 
 namespace detail {
 
@@ -100,6 +80,7 @@ private:
 
     static void ended(completion& node) noexcept;
 
+    group* of_ = nullptr;
     scheduler_base* on_ = nullptr;
     detail::waiter waiter_;
     operation* before_ = nullptr;  // among the waiting, in the order in which they were awaited
@@ -149,6 +130,8 @@ public:
     virtual void collect() = 0;
     /// Whether there is something to collect that has to be collected before others leave mail of theirs.
     [[nodiscard]] virtual bool has_mail() const noexcept { return false; }
+    /// Whether this rank is within something that the members of `ranks` do together: a step that has begun.
+    [[nodiscard]] virtual bool under_way(group const& /*ranks*/) const noexcept { return false; }
 
 protected:
     ~mailbox_client() = default;

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstddef>
 #include <exception>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -26,7 +27,9 @@ namespace ddp {
 template <Transport T>
 class scheduler final : public scheduler_base {
 public:
-    scheduler(T& transport, timing const& times) : scheduler_base(times), transport_(transport) {}
+    scheduler(T& transport, timing const& times) : scheduler_base(times), transport_(transport) {
+        make_world(transport.rank(), transport.size());
+    }
 
     [[nodiscard]] T& transport() noexcept { return transport_; }
     [[nodiscard]] int rank() const noexcept { return transport_.rank(); }
@@ -54,10 +57,11 @@ public:
 
     /// When pump() has something to do even if no message comes.
     [[nodiscard]] time_point next_deadline() const noexcept {
-        time_point next = yielded() ? now() : first_deadline();
+        time_point next = first_deadline();
         if (failed_)
             next = settled_ ? never : std::max(failed_at_ + times().verdict, now() + std::chrono::milliseconds(5));
-        if constexpr (requires { transport_.next_timer(); }) next = std::min(next, transport_.next_timer());
+        if constexpr (TimedTransport<T>) next = std::min(next, transport_.next_timer());
+        if (yielding()) next = time_point::min();
         return next;
     }
 
@@ -91,32 +95,28 @@ private:
         return settled_ = true;
     }
     void publish(failure const& record) noexcept override { transport_.abort(record); }
-    static constexpr bool has_marks = requires(T& t) { t.mark_of(0).number; };
 
     /// What heartbeats say we are in.
-    void note_entered() noexcept override {
-        if constexpr (has_marks) {
-            std::remove_cvref_t<decltype(transport_.mark_of(0))> mine;
-            mine.number = number_;
-            mine.fingerprint = history();
-            mine.name = std::string_view(current().name);
-            transport_.entered(mine);
-        }
+    void note_entered(group const& in) noexcept override {
+        if constexpr (WatchfulTransport<T>) transport_.entered(in.brief_mark());
     }
-    /// A peer whose heartbeats name the same number and another operation: no need to wait for the deadline.
+    /// A peer whose heartbeats name the same number of the same group and another operation: no need to wait for the
+    /// deadline.
     void compare_marks() {
-        if constexpr (has_marks) {
+        if constexpr (WatchfulTransport<T>) {
             if (first_deadline() == never || now() < first_deadline() - times().collective + 2 * times().heartbeat)
                 return;
             for (int peer = 0; peer < size() && !failed_; ++peer) {
                 if (peer == rank()) continue;
-                auto const& theirs = transport_.mark_of(peer);
-                if (theirs.number != number_ || theirs.fingerprint == 0 || theirs.fingerprint == history()) continue;
+                mark const& theirs = transport_.mark_of(peer);
+                group const* const same = theirs.fingerprint == 0 ? nullptr : find(theirs);
+                if (same == nullptr || !same->brief_mark().contradicts(theirs)) continue;
                 fail(failure_kind::mismatch, errc::mismatch, peer,
-                     "rank " + std::to_string(rank()) + " is in " + current().text() + ", rank " +
+                     "rank " + std::to_string(rank()) + " is in " + same->current_words() + ", rank " +
                          std::to_string(peer) + " in " + std::string(theirs.name.view()) +
                          " of the same number. All ranks must call the same collectives in the same order with the "
-                         "same counts.");
+                         "same counts.",
+                     same);
             }
         }
     }
@@ -128,9 +128,9 @@ private:
         std::size_t const count = std::exchange(news_, false) ? all.size() : 0;
         for (std::size_t r = 0; r < count && !failed_; ++r) {
             if (static_cast<int>(r) == rank()) continue;
-            if (all[r].is == report::state::spoke) fail(bystander());
+            if (all[r].is == report::state::spoke) fail(bystander(all[r].record.entered));
             if (all[r].is == report::state::closed) {
-                failure record = bystander();
+                failure record = bystander({});
                 record.kind = failure_kind::closed;
                 record.code = all[r].record.code == errc::frame ? errc::frame : errc::peer_closed;
                 record.peer = static_cast<int>(r);
@@ -138,10 +138,10 @@ private:
                 fail(record);
             }
         }
-        if constexpr (requires { transport_.overdue_peer(); }) {
+        if constexpr (WatchfulTransport<T>) {
             if (failed_) return;
-            if (auto const peer = transport_.overdue_peer()) {
-                failure record = bystander();
+            if (std::optional<int> const peer = transport_.overdue_peer()) {
+                failure record = bystander({});
                 record.kind = failure_kind::silent;
                 record.code = errc::peer_silent;
                 record.peer = *peer;

@@ -6,10 +6,14 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <memory>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
+#include <ddp/comm/group.hpp>
 #include <ddp/comm/operation.hpp>
 #include <ddp/comm/timing.hpp>
 #include <ddp/comm/transport.hpp>
@@ -33,55 +37,27 @@ public:
     /// Somebody waits for a peer: there is something to drive.
     [[nodiscard]] bool busy() const noexcept { return first_ != nullptr || !ready_.empty() || !yielded_.empty(); }
 
-    struct yield_awaiter {
-        scheduler_base& on;
-        detail::waiter self = {};
-        [[nodiscard]] bool await_ready() const noexcept { return on.failed(); }
-        void await_suspend(std::coroutine_handle<> handle) noexcept {
-            self.handle = handle;
-            if (on.yielded_.empty()) on.polled_ = false;
-            on.yielded_.push_back(self);
-        }
-        void await_resume() const {
-            if (on.failed()) throw collective_aborted();
-        }
-    };
-    /// Awaitable, for long work: the driver goes through the transport once before the coroutine goes on. Where several
-    /// wait, each round lets the first of them go on. Ends with collective_aborted when the scheduler fails.
-    [[nodiscard]] yield_awaiter yield() noexcept { return {*this}; }
+    /// The group of all ranks.
+    [[nodiscard]] group& world() noexcept { return *world_; }
 
-    /// Whether some client has mail that nobody has collected. Asked by the thread that adds and removes clients.
-    [[nodiscard]] bool has_mail() const noexcept {
-        for (mailbox_client const* c = clients_; c != nullptr; c = c->next_)
-            if (c->has_mail()) return true;
-        return false;
-    }
-
-    /// What this rank does now: a step or a collective, in the order in which the user calls them. Shown in its record
-    /// should anything fail.
-    void entered(operation_info const& what) noexcept {
-        current_ = what;
-        ++number_;
-        history_ = digest().add(history_).add(what.fingerprint).value() | 1;  // 0 means "nothing entered"
-        note_entered();
-    }
-    [[nodiscard]] operation_info const& current() const noexcept { return current_; }
-    /// Of everything entered so far. The fingerprint of what may end without a word from some peer (a broadcast's root
-    /// only sends): whoever differed before differs in every later one.
-    [[nodiscard]] std::uint64_t history() const noexcept { return history_; }
+    /// Context ids that are free on this rank: the ranks that make a group take the largest of them.
+    [[nodiscard]] std::uint32_t next_context() const noexcept { return next_context_; }
+    void take_contexts_below(std::uint32_t next) noexcept { next_context_ = std::max(next_context_, next); }
 
     /// Fails this rank, once: publishes its record, ends every posted operation and every wait. The first reason stays.
     void fail(failure record) noexcept {
         if (failed_) return;
         failed_ = true;
         failed_at_ = now();
-        fill(record);
+        record.rank = own_rank();
+        if (record.entered.number == 0) record.entered = last_entered_->mark();
         publish(record);
         for (event* e = events_; e != nullptr; e = e->after_) ready_.splice(e->waiters_);
         ready_.splice(yielded_);
     }
-    void fail(failure_kind kind, errc code, int peer, std::string_view text) noexcept {
+    void fail(failure_kind kind, errc code, int peer, std::string_view text, group const* about = nullptr) noexcept {
         failure record;
+        if (about != nullptr) record.entered = about->mark();
         record.kind = kind;
         record.code = code;
         record.peer = peer;
@@ -115,12 +91,48 @@ public:
             }
     }
 
+    /// Awaitable: the driver goes through the transport once before the coroutine goes on. For long arithmetic, between
+    /// whose pieces messages and heartbeats have to move.
+    struct yielder {
+        scheduler_base& on;
+        detail::waiter self = {};
+        [[nodiscard]] bool await_ready() const noexcept { return on.failed(); }
+        void await_suspend(std::coroutine_handle<> handle) noexcept {
+            self.handle = handle;
+            on.yielded_.push_back(self);
+        }
+        void await_resume() const {
+            if (on.failed()) throw collective_aborted();
+        }
+    };
+    [[nodiscard]] yielder yield() noexcept { return {*this}; }
+
+    /// Whether a client is within something that the members of `ranks` do together.
+    [[nodiscard]] bool under_way(group const& ranks) const noexcept {
+        for (mailbox_client const* c = clients_; c != nullptr; c = c->next_)
+            if (c->under_way(ranks)) return true;
+        return false;
+    }
+
+    /// Whether some client has mail that nobody has collected. Asked by the thread that adds and removes clients.
+    [[nodiscard]] bool has_mail() const noexcept {
+        for (mailbox_client const* c = clients_; c != nullptr; c = c->next_)
+            if (c->has_mail()) return true;
+        return false;
+    }
+
     [[nodiscard]] virtual time_point now() const noexcept = 0;
 
 protected:
     ~scheduler_base() = default;
+    void make_world(int rank, int size) {
+        std::vector<int> everybody(static_cast<std::size_t>(size));
+        std::iota(everybody.begin(), everybody.end(), 0);
+        world_ = std::make_unique<group>(*this, 0, std::move(everybody), rank);
+        last_entered_ = world_.get();
+    }
     virtual void publish(failure const& record) noexcept = 0;
-    virtual void note_entered() noexcept {}
+    virtual void note_entered(group const& /*in*/) noexcept {}
     [[nodiscard]] virtual int own_rank() const noexcept = 0;
 
     /// Deadlines that have passed, mail, then everybody who can go on. Collects first, then resumes: a resumed coroutine
@@ -135,15 +147,19 @@ protected:
             failure late = waiting_record(*first_);
             fail(late);
         }
-        if (!yielded_.empty() && std::exchange(polled_, false)) ready_.push_back(*yielded_.pop_front());
         while (!ready_.empty()) {
-            detail::waiter_queue going;
-            going.splice(ready_);
-            while (detail::waiter* const w = going.pop_front()) w->handle.resume();
+            resume_ready();
+        }
+        if (detail::waiter* const next = std::exchange(polled_, false) ? yielded_.pop_front() : nullptr) {
+            next->handle.resume();
+            while (!ready_.empty()) resume_ready();
         }
     }
-    /// Somebody goes on as soon as the transport has been driven.
-    [[nodiscard]] bool yielded() const noexcept { return !yielded_.empty(); }
+    void resume_ready() {
+        detail::waiter_queue going;
+        going.splice(ready_);
+        while (detail::waiter* const w = going.pop_front()) w->handle.resume();
+    }
     [[nodiscard]] time_point first_deadline() const noexcept {
         return first_ == nullptr ? never : first_->since_ + times_.collective + absent_;
     }
@@ -164,21 +180,34 @@ protected:
         due_ = due;
         polled_ = true;
     }
-    /// This rank's record of what it is doing, when the failure is somebody else's.
-    [[nodiscard]] failure bystander() const noexcept {
-        failure record;
+    [[nodiscard]] bool yielding() const noexcept { return !yielded_.empty(); }
+    /// This rank's record of what it is doing, when the failure is somebody else's: in the group that `heard` is about,
+    /// where this rank is a member and waits there; else what it waits for anywhere, so that chains of waiting ranks can
+    /// be followed from group to group.
+    [[nodiscard]] failure bystander(mark const& heard) const noexcept {
+        group const* const same = find(heard);
+        for (operation const* op = first_; op != nullptr; op = op->after_)
+            if (op->of_ == same) return waiting_record(*op);
         if (first_ != nullptr) return waiting_record(*first_);
+        failure record;
         record.kind = failure_kind::idle;
+        record.entered = (same != nullptr ? same : last_entered_)->mark();
         return record;
+    }
+    /// The group that a peer's mark is about; null where this rank is no member.
+    [[nodiscard]] group const* find(mark const& theirs) const noexcept {
+        for (group const* g = groups_; g != nullptr; g = g->after_)
+            if (g->id() == theirs.group && g->leader() == theirs.leader) return g;
+        return nullptr;
     }
 
     std::atomic<bool> failed_{false};  // written by the driver; anybody may look
     time_point failed_at_ = {};
-    std::uint64_t number_ = 0;  // of what was entered last, counted from 1
 
 private:
     friend class operation;
     friend class event;
+    friend class group;
 
     [[nodiscard]] failure waiting_record(operation const& of) const noexcept {
         failure record;
@@ -186,20 +215,9 @@ private:
         record.code = errc::deadline;
         record.peer = of.peer;
         record.operation = of.tag.id;
+        record.entered = of.of_->mark();
         record.waited_ns = static_cast<std::uint64_t>(std::max(nanoseconds{0}, now() - absent_ - of.since_).count());
         return record;
-    }
-    void fill(failure& record) const noexcept {
-        record.rank = own_rank();
-        record.entered.index = number_;
-        record.fingerprint = history_;
-        if (*current_.name != '\0') {
-            try {
-                record.name = std::string_view(current_.text());
-            } catch (...) {
-                record.name = std::string_view(current_.name);
-            }
-        }
     }
     void wait(operation& op) noexcept {
         op.since_ = now() - absent_;
@@ -217,15 +235,17 @@ private:
 
     timing times_;
     frame_pool frames_;
-    operation_info current_;
-    std::uint64_t history_ = 0;
+    group* groups_ = nullptr;              // all that exist
+    group const* last_entered_ = nullptr;  // into which something was entered last
+    std::unique_ptr<group> world_;
+    std::uint32_t next_context_ = 1;
     time_point driven_ = {};               // when we were driven last
     time_point due_ = never;               // when we asked to be driven again
     nanoseconds absent_{0};                // in sum; an operation's since_ counts without it
     operation const* favoured_ = nullptr;  // the oldest wait when time was given last
     detail::waiter_queue ready_;
     detail::waiter_queue yielded_;
-    bool polled_ = false;         // since somebody yielded, or went on after that
+    bool polled_ = false;         // since a coroutine was resumed that had yielded
     operation* first_ = nullptr;  // the waiting, oldest first
     operation* last_ = nullptr;
     event* events_ = nullptr;
@@ -254,6 +274,7 @@ inline void operation::resume() {
     if (!on_->failed()) {
         failure record;
         record.operation = tag.id;
+        record.entered = of_->mark();
         record.peer = peer;
         std::string const who = "rank " + std::to_string(peer);
         std::string text;
@@ -264,7 +285,7 @@ inline void operation::resume() {
             record.kind = failure_kind::mismatch;
             record.code = errc::mismatch;
             text =
-                "rank " + std::to_string(on_->own_rank()) + " is in " + on_->current().text() + " and expects " +
+                "rank " + std::to_string(on_->own_rank()) + " is in " + of_->current_words() + " and expects " +
                 std::to_string(size) + " bytes from " + who + ", which sent " +
                 (status == op_status::length ? std::to_string(length) + " bytes" : "a message of another operation") +
                 ". All ranks must call the same collectives in the same order with the same counts.";
@@ -273,6 +294,27 @@ inline void operation::resume() {
         on_->fail(record);
     }
     throw collective_aborted();
+}
+
+inline group::group(scheduler_base& on, std::uint32_t id, std::vector<int> members, int rank)
+    : on_(&on), id_(id), rank_(rank), members_(std::move(members)) {
+    DDP_EXPECTS(rank >= 0 && rank < size(), "a group is made by one of its members");
+    leader_ = *std::min_element(members_.begin(), members_.end());
+    after_ = std::exchange(on.groups_, this);
+    if (after_ != nullptr) after_->before_ = this;
+}
+inline group::~group() {
+    (before_ != nullptr ? before_->after_ : on_->groups_) = after_;
+    if (after_ != nullptr) after_->before_ = before_;
+    if (on_->last_entered_ == this) on_->last_entered_ = on_->world_.get();
+}
+inline std::uint64_t group::enter(operation_info const& what) noexcept {
+    current_ = what;
+    history_ = digest().add(history_).add(what.fingerprint).value() | 1;  // 0 means "nothing entered"
+    on_->last_entered_ = this;
+    ++number_;
+    on_->note_entered(*this);
+    return number_;
 }
 
 inline event::event(scheduler_base& on) noexcept : on_(on), after_(on.events_) {

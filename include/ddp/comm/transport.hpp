@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <type_traits>
@@ -25,11 +26,11 @@ using nanoseconds = std::chrono::nanoseconds;
 
 inline constexpr time_point never = time_point::max();
 
-/// What a message belongs to: which group of ranks, which channel (channel::user or a bucket), the how-manieth time.
+/// What a message belongs to. Messages of one (peer, identity) are matched in order; all others are independent.
 struct identity {
-    std::uint32_t group = 0;
-    std::uint32_t channel = 0;
-    std::uint64_t index = 0;
+    std::uint32_t group = 0;    ///< the context: a number that the ranks of a group have agreed on (see group.hpp)
+    std::uint32_t channel = 0;  ///< what for, within the context: channel::user, a bucket, …
+    std::uint64_t index = 0;    ///< sequence number, within the channel
     friend auto operator<=>(identity const&, identity const&) = default;
 };
 /// For tables of what is under way with whom. Every bit depends on every bit.
@@ -146,20 +147,37 @@ enum class failure_kind : std::uint8_t {
     idle,      ///< this rank waits for nobody
 };
 
+/// What a rank has entered in one group: the number of collectives and steps, a fingerprint of them all, and the words for
+/// the last. Ranks of a group enter the same in the same order, so marks of equal number must have equal fingerprints.
+struct mark {
+    std::uint32_t group = 0;        ///< identity::group of the group
+    std::int32_t leader = 0;        ///< its least rank of the job: disjoint groups may have one number
+    std::uint64_t number = 0;       ///< 0: nothing entered yet
+    std::uint64_t fingerprint = 0;  ///< of everything entered so far; 0: nothing
+    bounded_text<80> name = {};     ///< "allreduce #7 of 1000 float"
+
+    [[nodiscard]] bool same_group(mark const& other) const noexcept {
+        return group == other.group && leader == other.leader;
+    }
+    /// Whether the two ranks have entered different things under one number.
+    [[nodiscard]] bool contradicts(mark const& other) const noexcept {
+        return same_group(other) && number == other.number && fingerprint != other.fingerprint && fingerprint != 0 &&
+               other.fingerprint != 0;
+    }
+};
+
 /// One rank's record of a failure; also the form of the verdict. Trivially copyable: it travels as its bytes, between
 /// programs of one version on one kind of machine, which the handshake makes sure of.
 struct failure {
     failure_kind kind = failure_kind::idle;
     bool is_verdict = false;  ///< published by the least rank that has spoken, adopted by the others
     errc code = errc::deadline;
-    std::int32_t rank = -1;         ///< who says it
-    std::int32_t peer = -1;         ///< of whom (in a verdict: the culprit)
-    identity operation;             ///< during which message
-    std::uint64_t waited_ns = 0;    ///< how long `rank` has been waiting
-    identity entered;               ///< the last collective or step that `rank` entered
-    std::uint64_t fingerprint = 0;  ///< of that one
-    bounded_text<64> name;          ///< of the operation: "allreduce", "step", "barrier"
-    bounded_text<320> text;         ///< what happened, for people
+    std::int32_t rank = -1;       ///< who says it
+    std::int32_t peer = -1;       ///< of whom (in a verdict: the culprit)
+    identity operation;           ///< during which message
+    std::uint64_t waited_ns = 0;  ///< how long `rank` has been waiting
+    mark entered;                 ///< what `rank` has entered last, in the group that the record is about
+    bounded_text<320> text;       ///< what happened, for people
 };
 static_assert(std::is_trivially_copyable_v<failure>);
 
@@ -216,6 +234,20 @@ concept TimedTransport = Transport<T> && requires(T const& t) {
     { t.next_timer() } -> std::same_as<time_point>;
 };
 
+/// Refinement: a transport whose peers say, in their heartbeats, what they have entered.
+///
+///  entered(mark)    this rank's own, to be sent
+///  mark_of(peer)    the last one heard of a peer
+///  overdue_peer()   a connected peer that has been silent for timing.dead, if there is one
+///  last_heard(peer) when it was heard last
+template <class T>
+concept WatchfulTransport = Transport<T> && requires(T& t, mark const& mine, int peer) {
+    t.entered(mine);
+    { t.mark_of(peer) } -> std::convertible_to<mark>;
+    { t.overdue_peer() } -> std::same_as<std::optional<int>>;
+    { t.last_heard(peer) } -> std::same_as<time_point>;
+};
+
 /// Whether a communicator may drive this transport from a thread of its own. A transport says no with
 /// `bool may_own_thread() const`, as MPI below THREAD_MULTIPLE does; then hooks, blocking calls and progress() drive it.
 template <Transport T>
@@ -225,5 +257,7 @@ template <Transport T>
     else
         return true;
 }
+
+class any_transport;  // transport/any.hpp: any of them, chosen at run time
 
 }  // namespace ddp

@@ -61,9 +61,9 @@ struct allreduce_exchange {
     }
     template <Transport T, Element E>
         requires BlockingAllreduceOver<A, T, E>
-    static void exchange_blocking(allreduce_exchange const& self, T& transport, no_exchange_state& /*state*/,
+    static void exchange_blocking(allreduce_exchange const& self, lane<T> over, no_exchange_state& /*state*/,
                                   bucket_exchange<E> what) {
-        A::sum_blocking(self.algorithm, transport, what.data);
+        A::sum_blocking(self.algorithm, over, what.data);
         scale(what.data, *what.factor);
     }
 

@@ -109,12 +109,12 @@ concept ExchangeOver =
 /// Refinement: exchanges while the caller waits, moves nothing else meanwhile, and waits without a deadline for a rank that
 /// does not come. A trainer calls it only in finish(), after every rank has said that it is there too; nothing overlaps.
 ///
-///  exchange_blocking(self, transport, state, what)   on the thread that drives; then exchange() is called for nothing but
+///  exchange_blocking(self, lane, state, what)   on the thread that drives; then exchange() is called for nothing but
 ///                                                     to await what.go
 template <class X, class T, class E>
 concept BlockingExchangeOver =
-    ExchangeOver<X, T, E> && requires(X self, T& transport, exchange_state<X, E>& state, bucket_exchange<E> what) {
-        X::exchange_blocking(self, transport, state, what);
+    ExchangeOver<X, T, E> && requires(X self, lane<T> over, exchange_state<X, E>& state, bucket_exchange<E> what) {
+        X::exchange_blocking(self, over, state, what);
     };
 
 namespace detail {
@@ -137,7 +137,7 @@ public:
     [[nodiscard]] virtual task<> exchange(lane<T> over, bucket_exchange<E> what) = 0;
     [[nodiscard]] virtual task<> gather(lane<T> over, bucket_exchange<E> what) = 0;
     [[nodiscard]] virtual bool blocking() const = 0;
-    virtual void exchange_blocking(T& transport, bucket_exchange<E> what) = 0;
+    virtual void exchange_blocking(lane<T> over, bucket_exchange<E> what) = 0;
     virtual void for_each_state(state_visitor visit) = 0;
 };
 
@@ -157,8 +157,8 @@ public:
     }
     task<> gather(lane<T> over, bucket_exchange<E> what) override { return X::gather(policy_, over, *state_, what); }
     bool blocking() const override { return BlockingExchangeOver<X, T, E>; }
-    void exchange_blocking([[maybe_unused]] T& transport, [[maybe_unused]] bucket_exchange<E> what) override {
-        if constexpr (BlockingExchangeOver<X, T, E>) X::exchange_blocking(policy_, transport, *state_, what);
+    void exchange_blocking([[maybe_unused]] lane<T> over, [[maybe_unused]] bucket_exchange<E> what) override {
+        if constexpr (BlockingExchangeOver<X, T, E>) X::exchange_blocking(policy_, over, *state_, what);
     }
     void for_each_state(state_visitor visit) override { state_->for_each_state(visit); }
 

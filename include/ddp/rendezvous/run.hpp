@@ -17,6 +17,7 @@
 
 #include <ddp/comm/communicator.hpp>
 #include <ddp/core/error.hpp>
+#include <ddp/transport/any.hpp>
 #include <ddp/transport/inproc.hpp>
 
 namespace ddp {
@@ -96,7 +97,7 @@ struct threads {
         std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(ranks));
         auto const one = [&](int rank) {
             try {
-                communicator<inproc_transport> comm(world->connect(rank), options.times);
+                communicator<> comm = any_communicator(world->connect(rank), options.times);
                 detail::call_body(body, comm);
             } catch (...) {
                 thrown[static_cast<std::size_t>(rank)] = std::current_exception();
@@ -112,7 +113,7 @@ struct threads {
 };
 static_assert(Launch<threads>);
 
-/// Calls body(comm) once for every rank of this process, with the communicator of the transport that the options or the
+/// Calls body(comm) once for every rank of this process, with a communicator<> over the transport that the options or the
 /// environment choose among `Launches`. Nothing in the environment: one rank, no sockets.
 ///
 /// Throws environment_error if what is asked for was not built in or contradicts itself, otherwise what body throws.

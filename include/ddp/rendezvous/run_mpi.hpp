@@ -12,6 +12,7 @@
 
 #include <ddp/comm/communicator.hpp>
 #include <ddp/rendezvous/run.hpp>
+#include <ddp/transport/any.hpp>
 #include <ddp/transport/mpi/mpi.hpp>
 
 #include <mpi.h>
@@ -25,11 +26,10 @@ namespace ddp {
 ///     boost::mpi::communicator world;
 ///     auto comm = ddp::mpi_communicator(world);
 ///
-/// Collective over `users`, which may be any intracommunicator: of all ranks, or of those that train. The user's messages
+/// `users` is an MPI_Comm or a boost::mpi::communicator, which converts. Collective over it; it may be any intracommunicator: of all ranks, or of those that train. The user's messages
 /// and ours never meet, in whatever order the two are used. Destroy it before MPI ends. Throws as mpi_transport does.
-[[nodiscard]] inline communicator<mpi_transport> mpi_communicator(boost::mpi::communicator const& users,
-                                                                  timing const& times = {}) {
-    return communicator<mpi_transport>(std::make_unique<mpi_transport>(users, mpi_options{.times = times}), times);
+[[nodiscard]] inline communicator<> mpi_communicator(MPI_Comm users, timing const& times = {}) {
+    return any_communicator(std::make_unique<mpi_transport>(users, mpi_options{.times = times}), times);
 }
 
 /// Ranks are the processes of MPI_COMM_WORLD (of a duplicate: the user's messages and ours never meet). MPI is initialised
@@ -61,7 +61,7 @@ struct mpi {
                                     std::to_string(options.ranks));
         std::exception_ptr thrown;
         try {
-            communicator<mpi_transport> comm = mpi_communicator(world, options.times);
+            communicator<> comm = mpi_communicator(world, options.times);
             detail::call_body(body, comm);
         } catch (...) {
             thrown = std::current_exception();

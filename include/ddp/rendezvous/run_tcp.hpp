@@ -11,6 +11,7 @@
 #include <ddp/rendezvous/bootstrap.hpp>
 #include <ddp/rendezvous/environment.hpp>
 #include <ddp/rendezvous/run.hpp>
+#include <ddp/transport/any.hpp>
 #include <ddp/transport/framed/tcp.hpp>
 
 namespace ddp {
@@ -34,7 +35,7 @@ struct tcp {
             throw environment_error("WORLD_SIZE is " + std::to_string(found->size) + ", but " +
                                     std::to_string(options.ranks) + " ranks were asked for: ddprun -n " +
                                     std::to_string(options.ranks));
-        communicator<tcp_transport> comm(
+        communicator<> comm = any_communicator(
             connect_tcp(*found, tcp_options{.times = options.times, .insecure = options.insecure}), options.times);
         detail::call_body(body, comm);
     }

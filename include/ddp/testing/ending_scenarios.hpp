@@ -24,7 +24,7 @@ inline failure conformance_record(int rank, std::string_view text, bool verdict)
     record.is_verdict = verdict;
     record.operation = {.group = 1, .channel = 2, .index = 3};
     record.waited_ns = 123456789;
-    record.name = std::string_view("conformance");
+    record.entered.name = std::string_view("conformance");
     record.text = text;
     return record;
 }
@@ -35,7 +35,7 @@ bool heard(stage<T>* s, int rank, std::string_view text, bool verdict) {
     report const& r = all[static_cast<std::size_t>(rank)];
     return r.is == report::state::spoke && r.record.text.view() == text && r.record.is_verdict == verdict &&
            r.record.rank == rank && r.record.waited_ns == 123456789 && r.record.operation.index == 3 &&
-           r.record.name.view() == "conformance";
+           r.record.entered.name.view() == "conformance";
 }
 
 /// Work that nobody will ever answer, and some that is half-way there.

@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
-#include <ddp/collective/all_gather.hpp>
 #include <ddp/comm/communicator.hpp>
+#include <ddp/comm/small_gather.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/core/version.hpp>
 #include <ddp/model/model.hpp>
@@ -52,6 +52,7 @@ struct agenda {
     std::array<std::uint64_t, 6> hashes = {};
     std::uint64_t parameters = 0;   // of the description
     std::uint64_t description = 0;  // its bytes
+    std::uint64_t next_context = 0;
 };
 
 /// Of settings that ranks must have alike; 0 where there are none.
@@ -64,7 +65,8 @@ template <class Thing>
 }
 
 /// The first line in which two descriptions differ, in words.
-inline std::string first_difference(std::string_view zero, std::string_view other, int rank) {
+inline std::string first_difference(std::string_view zero, std::string_view other, std::string const& name_of_zero,
+                                    std::string const& name_of_other) {
     auto const line = [](std::string_view& text) {
         std::size_t const end = text.find('\n');
         std::string_view const first = text.substr(0, end);
@@ -75,37 +77,41 @@ inline std::string first_difference(std::string_view zero, std::string_view othe
         std::string_view const a = line(zero), b = line(other);
         if (a == b) continue;
         auto const say = [](std::string_view what) { return what.empty() ? std::string("absent") : std::string(what); };
-        return "parameter #" + std::to_string(i) + " is " + say(a) + " on rank 0 and " + say(b) + " on rank " +
-               std::to_string(rank);
+        return "parameter #" + std::to_string(i) + " is " + say(a) + " on " + name_of_zero + " and " + say(b) + " on " +
+               name_of_other;
     }
     return "the parameters are listed differently";
 }
 
-/// Ranks exchange their agendas; where one differs from rank 0's, every rank throws the same words.
+/// Ranks exchange their agendas; where one differs from rank 0's, every rank throws the same words. `*context` is then a
+/// message context that is free on all of them.
 template <Transport T>
-task<> expect_agreement(scheduler<T>& on, std::string_view description, agenda mine) {
-    lane<T> const over{&on, on.current().id, on.current().fingerprint};
-    std::vector<agenda> all(static_cast<std::size_t>(on.size()));
-    all[static_cast<std::size_t>(on.rank())] = mine;
-    co_await all_gather_small(over, std::span<agenda>(all));
-    for (int rank = 1; rank < on.size(); ++rank) {
+task<> expect_agreement(lane<T> over, std::string_view description, agenda mine, std::uint32_t* context) {
+    auto const name = [&](int rank) { return "rank " + std::to_string(over.of->world_rank(rank)); };
+    std::vector<agenda> all(static_cast<std::size_t>(over.size()));
+    mine.next_context = over.on->next_context();
+    all[static_cast<std::size_t>(over.rank())] = mine;
+    if (over.size() > 1) co_await all_gather_small(over, std::span<agenda>(all));
+    for (agenda const& each : all) *context = std::max(*context, static_cast<std::uint32_t>(each.next_context));
+    over.on->take_contexts_below(*context + 1);
+    for (int rank = 1; rank < over.size(); ++rank) {
         agenda const &zero = all.front(), &other = all[static_cast<std::size_t>(rank)];
         bool const same_model = zero.parameters == other.parameters;
         if (same_model && zero.hashes == other.hashes) continue;
         // The least rank that differs words it for everybody.
-        if (on.rank() == 0 && !same_model) {
+        if (over.rank() == 0 && !same_model) {
             operation out;
             over.phase(1).send(out, rank, as_const_bytes(std::span<char const>(description)));
             co_await out;
         }
-        if (on.rank() == rank) {
-            std::string text = "rank " + std::to_string(rank) + " differs from rank 0: ";
+        if (over.rank() == rank) {
+            std::string text = name(rank) + " differs from " + name(0) + ": ";
             if (!same_model) {
                 std::vector<char> from_zero(zero.description);
                 operation in;
                 over.phase(1).receive(in, 0, as_mutable_bytes(std::span<char>(from_zero)));
                 co_await in;
-                text += first_difference({from_zero.data(), from_zero.size()}, description, rank);
+                text += first_difference({from_zero.data(), from_zero.size()}, description, name(0), name(rank));
             } else {
                 for (std::size_t k = 0; k < mine.hashes.size(); ++k)
                     if (zero.hashes[k] != other.hashes[k]) {
@@ -113,8 +119,8 @@ task<> expect_agreement(scheduler<T>& on, std::string_view description, agenda m
                         break;
                     }
             }
-            on.fail(failure_kind::mismatch, errc::model_differs, rank,
-                    text + ". Build the same model with the same trainer settings on all ranks.");
+            over.on->fail(failure_kind::mismatch, errc::model_differs, over.of->world_rank(rank),
+                          text + ". Build the same model with the same trainer settings on all ranks.", over.of);
             throw collective_aborted();
         }
         std::byte nothing{};
@@ -124,43 +130,40 @@ task<> expect_agreement(scheduler<T>& on, std::string_view description, agenda m
     }
 }
 
-/// Compares what ranks are about to train, where there are several. Returns the hash of it all, which messages carry from
-/// then on.
+/// What ranks have agreed on: the hash of all that they are about to train, which their messages carry from then on, and a
+/// message context that is theirs alone.
+struct start_agreement {
+    std::uint64_t hash = 0;
+    std::uint32_t context = 0;
+};
+
+/// Compares what ranks are about to train. Throws comm_error, the same on every rank, where they differ.
 template <Transport T, Element E>
-std::uint64_t agree_on_start(communicator<T>& comm, std::span<parameter<E> const> parameters, agenda mine) {
+start_agreement agree_on_start(communicator<T> const& comm, std::span<parameter<E> const> parameters, agenda mine) {
     std::string const description = describe(parameters);
     mine.parameters = digest().add(description).value();
     mine.description = description.size();
-    identity const id = comm.next_identity();
-    if (comm.size() > 1) {
-        std::uint64_t const fingerprint = agree("data_parallel", 0, "", "");
-        comm.run([&] {
-            comm.tasks().entered({"data_parallel", 0, "", "", id, fingerprint});
-            return expect_agreement(comm.tasks(), description, mine);
-        });
-    }
+    operation_info what;
+    what.name = "data_parallel";
+    what.fingerprint = agree("data_parallel", 0, "", "");
+    start_agreement result;
+    comm.run([&] { return expect_agreement(comm.enter(what), description, mine, &result.context); });
     digest all;
     for (std::uint64_t const hash : mine.hashes) all.add(hash);
-    return all.add(mine.parameters).value();
+    result.hash = all.add(mine.parameters).value();
+    return result;
 }
 
 /// Whether all ranks bring the same value.
 template <Transport T>
-bool all_alike(communicator<T>& comm, char const* operation, std::uint64_t fingerprint, std::uint64_t value) {
+bool all_alike(communicator<T> const& comm, char const* operation, std::uint64_t fingerprint, std::uint64_t value) {
     std::vector<std::uint64_t> all(static_cast<std::size_t>(comm.size()));
     all[static_cast<std::size_t>(comm.rank())] = value;
-    identity const id = comm.next_identity();
-    comm.run([&] {
-        comm.tasks().entered({operation, 0, "", "", id, fingerprint});
-        return all_gather_small(lane<T>{&comm.tasks(), id, fingerprint}, std::span<std::uint64_t>(all));
-    });
+    operation_info what;
+    what.name = operation;
+    what.fingerprint = fingerprint;
+    comm.run([&] { return all_gather_small(comm.enter(what), std::span<std::uint64_t>(all)); });
     return std::all_of(all.begin(), all.end(), [&](std::uint64_t one) { return one == all.front(); });
-}
-
-/// A message context of its own, over the ranks of `comm`: what is sent in it matches nothing else. Collective.
-template <Transport T>
-[[nodiscard]] std::uint32_t new_context(communicator<T>& comm) {
-    return static_cast<std::uint32_t>(comm.next_identity().index);  // all ranks count alike
 }
 
 }  // namespace ddp::detail

@@ -62,8 +62,8 @@ struct step_times {
 /// Composed of a replica (the model and its passes) and a step_engine (what happens to gradients and values) over a
 /// communicator. Its type depends on model and transport only: what optimizes, exchanges and observes is chosen at run time.
 ///
-/// Model, communicator and trainer are destroyed in any order but comm last. One thread calls the trainer. Several trainers
-/// may share a communicator, and be inside a step at the same time; all ranks call them in the same order.
+/// Model, communicator and trainer are destroyed in any order: a trainer holds the communicator. One thread calls it. Any
+/// number of trainers may share a communicator, also within their steps; all ranks call them in the same order.
 /// Throws comm_error, the same on every rank; what the user's own model throws comes back as itself on that rank.
 /// After a comm_error the communicator has failed for good; completed_steps() and torn() say what the values are worth
 /// (ask between steps).
@@ -80,8 +80,8 @@ public:
                  AllreduceOver<detail::algorithm_among<X, element_of<M>>, T, element_of<M>> &&
                  ExchangeOver<detail::exchange_among<X, element_of<M>>, T, element_of<M>> && BucketPolicy<Buckets> &&
                  TrainingObserver<Obs>
-    data_parallel(M& model, Opt optimizer, communicator<T>& comm, training_options const& options = {}, X exchange = {},
-                  Buckets const& buckets = {}, Obs observer = {})
+    data_parallel(M& model, Opt optimizer, communicator<T> const& comm, training_options const& options = {},
+                  X exchange = {}, Buckets const& buckets = {}, Obs observer = {})
         : data_parallel(
               model, comm, options, [&](bucket_request const& request) { return buckets.plan(request); },
               step_parts<T, element>{detail::make_optimizer_model<element>(std::move(optimizer)),
@@ -154,12 +154,10 @@ public:
     /// Steps that changed the values. After a failure ranks may differ by one: those who had every gradient of a rank that
     /// then failed have completed the step. Equal numbers are equal bits.
     [[nodiscard]] std::uint64_t completed_steps() const noexcept { return engine_->updates(); }
-    /// Between backward and the end of finish: values are old or new, nobody knows which.
-    [[nodiscard]] bool step_under_way() const noexcept { return begun_; }
     /// After a failure: whether only some values took part in the step that failed. Such state must not be kept.
     [[nodiscard]] bool torn() const noexcept { return engine_->torn(); }
     [[nodiscard]] M& model() noexcept { return replica_.model(); }
-    [[nodiscard]] communicator<T>& comm() noexcept { return comm_; }
+    [[nodiscard]] communicator<T> const& comm() const noexcept { return comm_; }
     [[nodiscard]] step_times const& times() const noexcept { return times_; }
     void reset_times() noexcept { times_ = {}; }
 
@@ -183,7 +181,7 @@ public:
     }
 
 private:
-    data_parallel(M& model, communicator<T>& comm, training_options const& options,
+    data_parallel(M& model, communicator<T> const& comm, training_options const& options,
                   function_ref<bucket_plan(bucket_request const&)> planner, step_parts<T, element> parts)
         : comm_(comm), options_(options), replica_(model), home_(std::this_thread::get_id()) {
         expect_uncontracted_kernels();
@@ -206,14 +204,14 @@ private:
         step_subject<element> subject{
             memory.where(),     std::move(map), parameters(), options_, ready_releases<M> && replica<M>::bound,
             memory.gradients(), memory.values()};
-        std::uint32_t const context = detail::new_context(comm_);
         comm_.exclusively([&] {  // it joins the scheduler, which the communication thread may be driving
-            engine_ =
-                std::make_unique<step_engine<T, element>>(comm_.tasks(), context, std::move(subject), std::move(parts));
+            engine_ = std::make_unique<step_engine<T, element>>(comm_.tasks(), comm_.members(), std::move(subject),
+                                                                std::move(parts));
         });
         try {
             mine.hashes[4] = engine_->optimizer_hash();
-            engine_->agree_on(detail::agree_on_start(comm_, parameters(), mine));
+            detail::start_agreement const agreed = detail::agree_on_start(comm_, parameters(), mine);
+            engine_->agree_on(agreed.hash, agreed.context);
             if (comm_.size() > 1) broadcast(comm_, memory.values(), 0);
             replica_.attach(memory);
         } catch (...) {
@@ -246,6 +244,10 @@ private:
         begun_ = true;
         engine_->begin({.weight = accumulated_ + weight_, .done = done});
         move_on();
+    }
+    void leave_step() noexcept {
+        begun_ = false;
+        engine_->end();
     }
     template <class Batch>
     void weigh(Batch const& batch) {
@@ -289,7 +291,7 @@ private:
             }
         });
         if (!complaint.empty()) {
-            begun_ = false;
+            leave_step();
             complaint = "rank " + std::to_string(comm_.rank()) + ": " + complaint;
             comm_.exclusively(
                 [&] { comm_.tasks().fail(failure_kind::mismatch, errc::gradient, comm_.rank(), complaint); });
@@ -301,7 +303,7 @@ private:
     step_result finish(double loss, bool may_be_empty = false) {
         DDP_EXPECTS(begun_, "finish() ends a step that backward() has begun");
         auto const since = clock::now();
-        begun_ = false;
+        leave_step();
         engine_->await_from(since);
         comm_.run([&] {
             engine_->collect();
@@ -333,12 +335,12 @@ private:
         } catch (...) {
             thrown = std::current_exception();
         }
-        begun_ = false;
+        leave_step();
         comm_.fail(thrown);
         std::rethrow_exception(thrown);
     }
 
-    communicator<T>& comm_;
+    communicator<T> comm_;
     training_options options_;
     replica<M> replica_;
     std::thread::id home_;

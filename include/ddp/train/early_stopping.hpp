@@ -64,7 +64,7 @@ public:
     /// The same on every rank, by rank 0's metric and state. Collective: every rank calls it.
     /// Cost: one broadcast of some 50 bytes. Throws comm_error.
     template <Transport T>
-    bool update(communicator<T>& comm, double metric) {
+    bool update(communicator<T> const& comm, double metric) {
         update(metric);
         broadcast(comm, std::span<early_stopping>(this, 1));
         return stopped();

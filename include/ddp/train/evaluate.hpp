@@ -52,7 +52,7 @@ struct mean_metric {
 /// The metrics of all ranks, added in the order of the ranks: the same bits everywhere.
 /// Collective. Cost: ceil(log2 P) messages. Throws comm_error.
 template <Transport T, Metrics S>
-[[nodiscard]] S sum_over_ranks(communicator<T>& comm, S const& mine) {
+[[nodiscard]] S sum_over_ranks(communicator<T> const& comm, S const& mine) {
     std::vector<S> all(static_cast<std::size_t>(comm.size()));
     all[static_cast<std::size_t>(comm.rank())] = mine;
     detail::call(comm, detail::about<S>("sum_over_ranks", 1),
@@ -75,7 +75,7 @@ template <Transport T, Metrics S>
 /// `next()` gives something like an optional; `load(*next)` the batch. Collective. Throws comm_error; what the model
 /// throws comes back as itself, and the other ranks hear of it.
 template <Transport T, class M, class Next, class Load>
-[[nodiscard]] auto evaluate(communicator<T>& comm, M& model, Next&& next, Load&& load) {
+[[nodiscard]] auto evaluate(communicator<T> const& comm, M& model, Next&& next, Load&& load) {
     using metrics = std::remove_cvref_t<decltype(model.evaluate(load(*next())))>;
     static_assert(Metrics<metrics>, "evaluate(batch) returns sums that can be added: see ddp::Metrics");
     struct mode {

@@ -69,8 +69,8 @@ struct step_parts {
 template <Transport T, Element E>
 class step_engine : public mailbox_client {
 public:
-    /// `context` is a message context of its own, the same on all ranks: identity::group of everything that is sent here.
-    step_engine(scheduler<T>& on, std::uint32_t context, step_subject<E> subject, step_parts<T, E> parts);
+    /// Among the ranks of `of`, which outlives the engine.
+    step_engine(scheduler<T>& on, group& of, step_subject<E> subject, step_parts<T, E> parts);
     virtual ~step_engine() { on_.remove(*this); }
     step_engine(step_engine const&) = delete;
     step_engine& operator=(step_engine const&) = delete;
@@ -86,6 +86,8 @@ public:
     /// Gradient i is final, once a step. Says whether there is mail now.
     bool ready(std::size_t i) noexcept;
     void backward_done() noexcept { post(mail_released); }
+    /// The step is over for the compute side, or was left by an exception.
+    void end() noexcept { under_way_ = false; }
     /// From then on the compute side does nothing but wait for the end of the step.
     void await_from(time_point since) noexcept { awaited_.store(since, std::memory_order_relaxed); }
 
@@ -95,6 +97,7 @@ public:
     [[nodiscard]] bool has_mail() const noexcept override {
         return taken_.load(std::memory_order_acquire) != posted_.load(std::memory_order_relaxed);
     }
+    [[nodiscard]] bool under_way(group const& ranks) const noexcept override { return under_way_ && &ranks == &of_; }
     /// Ends when every value is new. Collect first, so that the step has begun.
     task<> finished();
     [[nodiscard]] bool idle() const noexcept { return unfinished_ == 0; }
@@ -112,9 +115,13 @@ public:
     /// What messages of the engine's may lie in: has to outlive the transport if that has failed.
     [[nodiscard]] std::shared_ptr<void> posted_memory() const noexcept { return in_use_; }
 
-    /// What all ranks must have alike, besides the model. Set before the first step.
+    /// Before the first step: the hash of what all ranks have alike, which messages carry, and a message context of the
+    /// engine's own. The same on all ranks.
+    void agree_on(std::uint64_t hash, std::uint32_t context) noexcept {
+        hash_ = hash | 1;
+        context_ = context;
+    }
     [[nodiscard]] std::uint64_t hash() const noexcept { return hash_; }
-    void agree_on(std::uint64_t hash) noexcept { hash_ = hash | 1; }
     [[nodiscard]] std::uint64_t optimizer_hash() const { return stepper_.hash(); }
 
     /// Shows what is kept from step to step on this rank: the optimizer's slots, parameter by parameter, and what the
@@ -140,8 +147,8 @@ protected:
     /// With a sharded update: every rank's new slice goes to all.
     task<> gather_values(std::size_t b);
 
-    [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(on_.size()); }
-    [[nodiscard]] std::size_t me() const noexcept { return static_cast<std::size_t>(on_.rank()); }
+    [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(of_.size()); }
+    [[nodiscard]] std::size_t me() const noexcept { return static_cast<std::size_t>(of_.rank()); }
     [[nodiscard]] bool sharded() const noexcept { return options_.update == update::sharded; }
     /// What this rank steps of bucket b.
     [[nodiscard]] arena_range own(std::size_t b) const noexcept {
@@ -157,13 +164,13 @@ private:
 
     /// All that knows how messages of a step are told apart.
     [[nodiscard]] lane<T> lane_of(std::uint32_t channel, std::uint64_t fingerprint) noexcept {
-        return {&on_, {.group = context_, .channel = channel, .index = round_}, fingerprint};
+        return {on_, of_, {.group = context_, .channel = channel, .index = round_}, fingerprint};
     }
     [[nodiscard]] lane<T> lane_of_bucket(std::size_t b) noexcept {
         return lane_of(4 + 4 * static_cast<std::uint32_t>(b), hash_);
     }
     void enter_step() {
-        on_.entered({"step", 0, "", "", {.group = context_, .channel = weights_channel, .index = round_}, hash_});
+        of_.enter({"step", 0, "", "", {.group = context_, .channel = weights_channel, .index = round_}, hash_});
     }
 
     /// What messages lie in, besides the arenas and the pool.
@@ -198,7 +205,8 @@ private:
     void step_piece(std::size_t from, std::size_t to);
 
     scheduler<T>& on_;
-    std::uint32_t context_;
+    group& of_;
+    std::uint32_t context_ = 0;  // of its messages
     layout where_;
     detail::bucket_map buckets_;
     std::span<parameter<E> const> parameters_;
@@ -213,6 +221,7 @@ private:
     std::uint64_t hash_ = 1;
 
     // the compute side's
+    std::atomic<bool> under_way_{false};
     std::vector<std::size_t> pending_;  // reports that bucket b still waits for
 
     // between the sides: one writer, one reader, never more than one step's messages
@@ -247,9 +256,9 @@ private:
 // Made of
 
 template <Transport T, Element E>
-step_engine<T, E>::step_engine(scheduler<T>& on, std::uint32_t context, step_subject<E> subject, step_parts<T, E> parts)
+step_engine<T, E>::step_engine(scheduler<T>& on, group& of, step_subject<E> subject, step_parts<T, E> parts)
     : on_(on),
-      context_(context),
+      of_(of),
       where_(std::move(subject.where)),
       buckets_(std::move(subject.buckets)),
       parameters_(subject.parameters),
@@ -293,8 +302,8 @@ step_engine<T, E>::step_engine(scheduler<T>& on, std::uint32_t context, step_sub
 
 template <Transport T, Element E>
 void step_engine<T, E>::make_plan() {
-    plan_.rank = on_.rank();
-    plan_.ranks = on_.size();
+    plan_.rank = of_.rank();
+    plan_.ranks = of_.size();
     plan_.sharded = sharded();
     for (parameter<E> const& p : parameters_) plan_.parameters.push_back({p.name, p.shape});
     std::size_t const grain = slice_grain(options_.norm_clip() != nullptr);
@@ -316,6 +325,7 @@ void step_engine<T, E>::begin(step_ticket const& mine) noexcept {
     for (std::size_t b = 0; b < pending_.size(); ++b) pending_[b] = buckets_.members(b);
     ticket_ = mine;
     await_from(never);
+    under_way_ = true;
     post(mail_begin);
     for (std::size_t b = 0; b < pending_.size(); ++b)
         if (pending_[b] == 0) post(b);
@@ -441,7 +451,7 @@ template <Transport T, Element E>
 task<> step_engine<T, E>::weigh() {
     tickets_[me()] = ticket_;
     if (exchange().blocking()) co_await finishing_;  // once all weights are here, so are all ranks
-    co_await all_gather_small(lane_of(weights_channel, on_.history()), std::span<step_ticket>(tickets_));
+    co_await all_gather_small(lane_of(weights_channel, of_.history()), std::span<step_ticket>(tickets_));
     weight_ = 0;
     everybody_done_ = true;
     for (step_ticket const& t : tickets_) {
@@ -460,7 +470,7 @@ template <Transport T, Element E>
 void step_engine<T, E>::exchange_blocking() {
     if (on_.failed()) throw collective_aborted();  // somebody has left: MPI would wait for good
     if (weight_ == 0) return;
-    for (std::size_t const b : buckets_.launch()) exchange().exchange_blocking(on_.transport(), exchange_of(b));
+    for (std::size_t const b : buckets_.launch()) exchange().exchange_blocking(lane_of_bucket(b), exchange_of(b));
 }
 
 // The stages of a bucket

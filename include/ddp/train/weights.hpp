@@ -38,7 +38,7 @@ struct file_outcome {
 /// `f` returns a digest of what it has read. That a file fails is no failure of the job: the others are told by
 /// agree_on_outcome. Whatever else is thrown, by the model or for want of memory, fails the job as in a step.
 template <Transport T, class F>
-void attempt(communicator<T>& comm, file_outcome& mine, std::string& text, F&& f) {
+void attempt(communicator<T> const& comm, file_outcome& mine, std::string& text, F&& f) {
     try {
         mine = {0, text.size(), std::forward<F>(f)()};
     } catch (error const& e) {
@@ -53,7 +53,7 @@ void attempt(communicator<T>& comm, file_outcome& mine, std::string& text, F&& f
 /// Collective. Returns if all is well on every rank, and all have read the same; otherwise all of them throw one error,
 /// which names the ranks that it befell unless that is everybody. The communicator lives on.
 template <Transport T>
-void agree_on_outcome(communicator<T>& comm, file_outcome const& mine, std::string text, char const* operation) {
+void agree_on_outcome(communicator<T> const& comm, file_outcome const& mine, std::string text, char const* operation) {
     std::vector<file_outcome> all(static_cast<std::size_t>(comm.size()));
     all[static_cast<std::size_t>(comm.rank())] = mine;
     call(comm, about<file_outcome>(operation, 1), [&](auto over) { return all_gather_small(over, std::span(all)); });
@@ -82,22 +82,20 @@ void agree_on_outcome(communicator<T>& comm, file_outcome const& mine, std::stri
     throw data_error(differs ? errc::format : static_cast<errc>(worst->code), text);
 }
 
+template <Transport T>
+void expect_between_steps(communicator<T> const& comm) {
+    comm.check();
+    DDP_EXPECTS(!comm.exclusively([&] { return comm.tasks().under_way(comm.members()); }),
+                "a step is under way: weights are saved and loaded between steps, after finish()");
+}
+
 template <class C>
 concept TrainerLike = requires(C& trainer) {
     trainer.model();
     trainer.comm();
     trainer.torn();
-    trainer.step_under_way();
     trainer.completed_steps();
 };
-
-/// Throws within a step, and after a failure, which may tear values.
-template <TrainerLike C>
-void expect_between_steps(C& trainer) {
-    trainer.comm().check();
-    DDP_EXPECTS(!trainer.step_under_way(),
-                "a step is under way: weights are saved and loaded between steps, after finish()");
-}
 
 }  // namespace detail
 
@@ -107,8 +105,8 @@ void expect_between_steps(C& trainer) {
 /// Cost    the others wait for rank 0, which has timing.collective for it.
 /// Throws  as above; comm_error if the job fails, what the model itself throws included.
 template <Transport T, Model M>
-void save_weights(communicator<T>& comm, M& model, std::string const& path, string_map metadata = {}) {
-    comm.check();
+void save_weights(communicator<T> const& comm, M& model, std::string const& path, string_map metadata = {}) {
+    detail::expect_between_steps(comm);
     detail::file_outcome mine;
     std::string text = path;
     if (comm.rank() == 0)
@@ -125,9 +123,9 @@ void save_weights(communicator<T>& comm, M& model, std::string const& path, stri
 /// Throws  as above, the same on every rank: the text names the ranks that it befell, unless that is everybody. Where a
 ///         file changes or fails while it is put in place, the communicator has failed with it.
 template <Transport T, Model M>
-string_map load_weights(communicator<T>& comm, M& model, std::string const& path,
+string_map load_weights(communicator<T> const& comm, M& model, std::string const& path,
                         safetensors_limits const& limits = {}) {
-    comm.check();
+    detail::expect_between_steps(comm);
     detail::file_outcome mine;
     std::string text = path;
     std::optional<detail::weights_file> file;
@@ -147,7 +145,7 @@ string_map load_weights(communicator<T>& comm, M& model, std::string const& path
 /// some of a failed step's updates went into are never written.
 template <detail::TrainerLike C>
 void save_weights(C& trainer, std::string const& path, string_map metadata = {}) {
-    detail::expect_between_steps(trainer);
+    detail::expect_between_steps(trainer.comm());  // a failure may tear values
     metadata.emplace("ddp.steps", std::to_string(trainer.completed_steps()));
     save_weights(trainer.comm(), trainer.model(), path, std::move(metadata));
 }
@@ -156,7 +154,6 @@ void save_weights(C& trainer, std::string const& path, string_map metadata = {})
 /// as above.
 template <detail::TrainerLike C>
 string_map load_weights(C& trainer, std::string const& path, safetensors_limits const& limits = {}) {
-    detail::expect_between_steps(trainer);
     return load_weights(trainer.comm(), trainer.model(), path, limits);
 }
 

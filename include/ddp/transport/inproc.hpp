@@ -4,13 +4,16 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include <ddp/comm/host.hpp>
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/contract.hpp>
 
@@ -21,9 +24,11 @@ class inproc_transport;
 /// Where the ranks of one process meet. Make it once, then connect(rank) on each rank's thread.
 class inproc_world : public std::enable_shared_from_this<inproc_world> {
 public:
-    [[nodiscard]] static std::shared_ptr<inproc_world> create(int ranks) {
+    /// `hosts`: a number for each rank, so that one process can play several hosts; none: all are on this one.
+    [[nodiscard]] static std::shared_ptr<inproc_world> create(int ranks, std::vector<std::uint64_t> hosts = {}) {
         DDP_EXPECTS(ranks >= 1, "an inproc world needs at least one rank");
-        return std::shared_ptr<inproc_world>(new inproc_world(ranks));
+        DDP_EXPECTS(hosts.empty() || hosts.size() == static_cast<std::size_t>(ranks), "give one host a rank, or none");
+        return std::shared_ptr<inproc_world>(new inproc_world(ranks, std::move(hosts)));
     }
 
     [[nodiscard]] int size() const noexcept { return static_cast<int>(stations_.size()); }
@@ -53,7 +58,8 @@ private:
         bool ended = false;  // aborted, left or killed: nothing may be matched with it any more
     };
 
-    explicit inproc_world(int ranks) : reports_(static_cast<std::size_t>(ranks)) {
+    inproc_world(int ranks, std::vector<std::uint64_t> hosts)
+        : reports_(static_cast<std::size_t>(ranks)), hosts_(std::move(hosts)) {
         for (int r = 0; r < ranks; ++r) {
             stations_.push_back(std::make_unique<station>());
             stations_.back()->from.resize(static_cast<std::size_t>(ranks));
@@ -114,6 +120,7 @@ private:
     std::vector<std::unique_ptr<station>> stations_;
     std::mutex board_;
     std::vector<report> reports_;
+    std::vector<std::uint64_t> hosts_;
     std::atomic<std::uint64_t> news_{0};
 };
 
@@ -135,6 +142,10 @@ public:
     [[nodiscard]] int rank() const noexcept { return rank_; }
     [[nodiscard]] int size() const noexcept { return world_->size(); }
     [[nodiscard]] time_point now() const { return clock::now(); }
+    /// Where this rank runs (see host_of).
+    [[nodiscard]] std::uint64_t host() const {
+        return world_->hosts_.empty() ? this_host() : world_->hosts_[static_cast<std::size_t>(rank_)];
+    }
 
     void post_send(int peer, tag what, const_bytes out, completion& done) {
         prepare(done, peer, what, const_cast<std::byte*>(out.data()), out.size(), true);

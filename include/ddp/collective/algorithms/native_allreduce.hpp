@@ -3,21 +3,28 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <string>
 #include <type_traits>
 
 #include <ddp/collective/concepts.hpp>
 #include <ddp/comm/scheduler.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/task.hpp>
+#include <ddp/transport/any.hpp>
 #include <ddp/transport/mpi/mpi.hpp>
 
 #include <mpi.h>
 
 namespace ddp {
+
+/// What native_allreduce works over: MPI, or any transport that turns out to be MPI.
+template <class T>
+concept MpiTransport = std::same_as<T, mpi_transport> || std::same_as<T, any_transport>;
 
 /// Sums by MPI_Allreduce on a duplicate of the user's communicator: for interconnects that only the vendor's MPI drives
 /// well, and to compare with. docs/native_allreduce.md says when.
@@ -39,26 +46,38 @@ struct native_allreduce {
 
     [[nodiscard]] std::uint64_t hash() const noexcept { return piece_bytes; }
 
-    template <Element E>
-    static void sum_blocking(native_allreduce self, mpi_transport& transport, std::span<E> data) {
+    template <MpiTransport T, Element E>
+    static void sum_blocking(native_allreduce self, lane<T> over, std::span<E> data) {
         DDP_EXPECTS(self.piece_bytes >= sizeof(E), "native_allreduce::piece_bytes must hold an element at least");
-        if (transport.size() == 1) return;
+        if (over.size() == 1) return;
+        mpi_transport& transport = mpi_of(over.on->transport());
         MPI_Datatype const type = std::is_same_v<E, float> ? MPI_FLOAT : MPI_DOUBLE;
         std::size_t const most = std::min<std::size_t>(self.piece_bytes / sizeof(E), std::numeric_limits<int>::max());
-        MPI_Comm const comm = transport.second_duplicate();
+        MPI_Comm const comm = transport.second_duplicate(over.of->id(), over.of->members());
         for (; !data.empty(); data = data.subspan(std::min(most, data.size())))
             transport.check(MPI_Allreduce(MPI_IN_PLACE, data.data(), static_cast<int>(std::min(most, data.size())),
                                           type, MPI_SUM, comm),
                             "MPI_Allreduce");
     }
 
-    template <Element E>
-    static task<> sum(native_allreduce self, lane<mpi_transport> over, std::span<E> data) {
-        sum_blocking(self, over.on->transport(), data);
+    template <MpiTransport T, Element E>
+    static task<> sum(native_allreduce self, lane<T> over, std::span<E> data) {
+        sum_blocking(self, over, data);
         co_return;
+    }
+
+private:
+    static mpi_transport& mpi_of(mpi_transport& transport) noexcept { return transport; }
+    static mpi_transport& mpi_of(any_transport& transport) {
+        mpi_transport* const held = transport.target<mpi_transport>();
+        DDP_EXPECTS(held != nullptr,
+                    "native_allreduce sums by MPI: it needs a communicator over MPI, and this one is over " +
+                        std::string(transport.name()));
+        return *held;
     }
 };
 static_assert(BlockingAllreduceOver<native_allreduce, mpi_transport, float>);
 static_assert(BlockingAllreduceOver<native_allreduce, mpi_transport, double>);
+static_assert(BlockingAllreduceOver<native_allreduce, any_transport, float>);
 
 }  // namespace ddp

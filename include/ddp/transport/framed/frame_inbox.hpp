@@ -358,6 +358,8 @@ private:
                 if (!out_.cleared(frame_.word)) fail("leave is given for a message that did not ask");
                 return;
             case frame_type::heartbeat:
+                mark_.group = frame_.id.group;
+                mark_.leader = static_cast<std::int32_t>(frame_.id.channel);
                 mark_.number = frame_.id.index;
                 mark_.fingerprint = frame_.fingerprint;
                 std::memcpy(mark_.name.chars.data(), urgent_bytes_.data(), sizeof mark_.name.chars);

@@ -18,13 +18,6 @@
 
 namespace ddp {
 
-/// Number, fingerprint and name of the collective or step that a rank has entered last. Travels with heartbeats.
-struct mark {
-    std::uint64_t number = 0;
-    std::uint64_t fingerprint = 0;
-    bounded_text<48> name;
-};
-
 /// Cuts messages into sealed frames, at most 1 MiB ahead of the stream. Urgent frames go between data frames; data goes in
 /// posting order, except that a message beyond the credit announces itself, waits for its receive, and lets others pass.
 template <Checksum Sum>
@@ -161,7 +154,11 @@ private:
         if (beat_due_ && !beating_) {
             beat_due_ = false;
             beating_ = true;
-            push({.type = frame_type::heartbeat, .id = {.index = mark_.number}, .fingerprint = mark_.fingerprint},
+            push({.type = frame_type::heartbeat,
+                  .id = {.group = mark_.group,
+                         .channel = static_cast<std::uint32_t>(mark_.leader),
+                         .index = mark_.number},
+                  .fingerprint = mark_.fingerprint},
                  bytes_of(mark_.name.chars));
             return true;
         }

@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/comm/host.hpp>
 #include <ddp/comm/timing.hpp>
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/contract.hpp>
@@ -52,6 +53,8 @@ struct framed_options {
     /// Gives up the core between two tries. Costs 0.3 us where every rank has a core of its own; where ranks share one,
     /// an exchange of 4 bytes took 25 us with it and 70 to 130 us without.
     bool yields = true;
+    /// Ranks that give the same number share a host; 0: the machine's own. So one machine can play several hosts.
+    std::uint64_t host = 0;
 };
 
 /// The transport contract over streams that somebody has connected already.
@@ -81,6 +84,7 @@ public:
         DDP_EXPECTS(rank >= 0 && rank < size, "framed: rank must be in [0, size)");
         DDP_EXPECTS(peers.size() + 1 == reports_.size(), "framed: give one stream for every other rank");
         options_.times.validate();
+        if (options_.host == 0) options_.host = this_host();
         std::size_t const share = (std::size_t{16} << 20) / reports_.size();
         std::size_t const bytes =
             options_.early_bytes != 0 ? options_.early_bytes : std::max(std::size_t{1} << 20, share);
@@ -106,6 +110,8 @@ public:
     [[nodiscard]] time_point now() const noexcept { return clock::now(); }
     [[nodiscard]] std::span<report const> reports() const noexcept { return reports_; }
     void wake() noexcept { bell_.ring(); }
+    /// Where this rank runs (see host_of).
+    [[nodiscard]] std::uint64_t host() const noexcept { return options_.host; }
 
     void post_send(int peer, tag what, const_bytes out, completion& done) {
         link& l = link_to(peer);

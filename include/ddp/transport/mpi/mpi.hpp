@@ -1,5 +1,5 @@
 /// \file
-/// mpi_transport: ranks are the processes of a Boost.MPI communicator.
+/// mpi_transport: ranks are the processes of an MPI communicator.
 ///
 /// Protocol. Everything starts with an *envelope* (at most 512 bytes, tag 0): identity, fingerprint, length, and the
 /// bytes themselves where they fit. MPI's non-overtaking rule makes the envelopes from one rank an ordered stream; the
@@ -37,6 +37,7 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/comm/host.hpp>
 #include <ddp/comm/timing.hpp>
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/bytes.hpp>
@@ -57,6 +58,8 @@ struct mpi_options {
     timing times = {};  ///< join bounds construction, shutdown bounds destruction
     /// Longer messages travel in pieces of this size, the same on every rank; at most INT_MAX, the largest MPI count.
     std::size_t piece_bytes = std::size_t{256} << 20;
+    /// Ranks that give the same number share a host; 0: the machine's own. So one machine can play several hosts.
+    std::uint64_t host = 0;
 };
 
 /// One rank's end of a duplicate of the user's communicator: our messages and the user's never match each other.
@@ -73,7 +76,8 @@ class mpi_transport {
 public:
     static constexpr std::string_view name = "mpi";
 
-    explicit mpi_transport(boost::mpi::communicator const& users, mpi_options const& options = {});
+    /// `users` may be a boost::mpi::communicator, which converts.
+    explicit mpi_transport(MPI_Comm users, mpi_options const& options = {});
     mpi_transport(mpi_transport const&) = delete;
     mpi_transport& operator=(mpi_transport const&) = delete;
     ~mpi_transport();
@@ -90,9 +94,15 @@ public:
     void abort(failure const& record);
     void wake() { waiter_.wake(); }
 
-    /// Another duplicate, for MPI calls beside ours: the receives that always wait on ours would slow each one down by
-    /// 0.1 us. The first call is collective, and waits as MPI does, without a deadline.
-    [[nodiscard]] MPI_Comm second_duplicate() { return session_->second_duplicate(self_); }
+    /// Where this rank runs (see host_of).
+    [[nodiscard]] std::uint64_t host() const noexcept { return options_.host; }
+
+    /// A communicator of some ranks, those of the group `id`, for MPI calls beside ours: the receives that always wait on
+    /// ours would slow each one down by 0.1 us. The first call for a group is collective over it, and waits as MPI does,
+    /// without a deadline.
+    [[nodiscard]] MPI_Comm second_duplicate(std::uint32_t id, std::span<int const> members) {
+        return session_->second_duplicate(self_, id, members);
+    }
     /// Throws ddp::error in MPI's words unless `code` is MPI_SUCCESS. `call` is what returned it.
     void check(int code, char const* call) const { self_.check(code, call); }
 
@@ -155,9 +165,10 @@ private:
     detail::mpi::waiter waiter_;
 };
 
-inline mpi_transport::mpi_transport(boost::mpi::communicator const& users, mpi_options const& options)
+inline mpi_transport::mpi_transport(MPI_Comm users, mpi_options const& options)
     : options_(options), self_(detail::mpi::place_in(users)) {
     options_.times.validate();
+    if (options_.host == 0) options_.host = this_host();
     DDP_EXPECTS(options_.piece_bytes > 0 && options_.piece_bytes <= std::numeric_limits<int>::max(),
                 "mpi_options::piece_bytes must be between 1 and INT_MAX, the largest MPI count");
     auto const ranks = static_cast<std::size_t>(size());

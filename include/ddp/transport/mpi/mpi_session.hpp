@@ -10,9 +10,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <ddp/comm/transport.hpp>
@@ -79,7 +81,8 @@ struct session {
         std::uint64_t piece_bytes = 0, layout = 0, host = 0;
     };
 
-    MPI_Comm comm = MPI_COMM_NULL, second = MPI_COMM_NULL;
+    MPI_Comm comm = MPI_COMM_NULL;
+    std::vector<std::pair<std::uint32_t, MPI_Comm>> seconds;  // by group id
     std::vector<hello> hellos;
     std::array<envelope, 16> ring;  // envelopes come in here, in order
     std::array<MPI_Request, 16> ring_requests;
@@ -104,12 +107,21 @@ struct session {
         return neighbours;
     }
 
-    [[nodiscard]] MPI_Comm second_duplicate(place const& self) {
-        if (second == MPI_COMM_NULL) {
-            self.check(MPI_Comm_dup(comm, &second), "MPI_Comm_dup");
-            self.check(MPI_Comm_set_errhandler(second, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-        }
-        return second;
+    /// A communicator for MPI calls of the group `id` of these ranks, made at the first call: collective over them.
+    [[nodiscard]] MPI_Comm second_duplicate(place const& self, std::uint32_t id, std::span<int const> members) {
+        for (auto const& [known, of] : seconds)
+            if (known == id) return of;
+        MPI_Group all = MPI_GROUP_NULL, some = MPI_GROUP_NULL;
+        MPI_Comm made = MPI_COMM_NULL;
+        self.check(MPI_Comm_group(comm, &all), "MPI_Comm_group");
+        self.check(MPI_Group_incl(all, static_cast<int>(members.size()), members.data(), &some), "MPI_Group_incl");
+        int const tag = static_cast<int>(id % static_cast<std::uint32_t>(self.largest_tag));
+        self.check(MPI_Comm_create_group(comm, some, tag, &made), "MPI_Comm_create_group");
+        MPI_Group_free(&some);
+        MPI_Group_free(&all);
+        self.check(MPI_Comm_set_errhandler(made, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+        seconds.emplace_back(id, made);
+        return made;
     }
 
     /// Takes our receives back from MPI and frees the communicator, where nothing is left on it: not unless `all_left`.
@@ -127,7 +139,8 @@ struct session {
                 clean = false;
         }
         clean = clean && all_left;
-        if (clean && second != MPI_COMM_NULL) MPI_Comm_free(&second);
+        for (auto& [id, of] : seconds)
+            if (clean) MPI_Comm_free(&of);
         if (clean) MPI_Comm_free(&comm);
         return clean;
     }

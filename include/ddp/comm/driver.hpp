@@ -1,0 +1,312 @@
+/// \file
+/// driver: one rank's end of a job. Owns the transport, its scheduler and the communication thread; blocking calls and that
+/// thread take turns to drive.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <ddp/comm/scheduler.hpp>
+#include <ddp/core/contract.hpp>
+
+namespace ddp {
+
+/// Shared by all communicators and trainers of a process, and never seen by users: the last of them destroys it, which
+/// leaves the job.
+///
+/// Blocking calls drive the transport on the caller's thread: no hand-over inside a collective. Between calls a
+/// communication thread drives it (heartbeats, buckets during backward), where the transport allows one; where it does not
+/// (MPI below THREAD_MULTIPLE), hooks and progress() do.
+/// Destruction: says goodbye to the peers; while an exception unwinds, it tells them so instead.
+template <Transport T>
+class driver {
+public:
+    driver(std::unique_ptr<T> transport, timing const& times)
+        : transport_(std::move(transport)), scheduler_(*transport_, times), unwinding_(std::uncaught_exceptions()) {
+        if (transport_->size() > 1 && may_own_thread(*transport_)) thread_ = std::thread([this] { background(); });
+    }
+    driver(driver const&) = delete;
+    driver& operator=(driver const&) = delete;
+    ~driver() {
+        if (std::uncaught_exceptions() > unwinding_)
+            fail([&] {
+                scheduler_.fail(failure_kind::threw, errc::remote_exception, -1,
+                                "its program left the communicator by an exception");
+            });
+        leave_after_failure();
+        if (thread_.joinable()) {
+            stop_.store(true);
+            poke();
+            thread_.join();
+        }
+        transport_.reset();  // before the scheduler's pool and what is kept: posted memory outlives the transport
+    }
+
+    [[nodiscard]] T& transport() noexcept { return *transport_; }
+    [[nodiscard]] scheduler<T>& tasks() noexcept { return scheduler_; }
+    [[nodiscard]] bool has_thread() const noexcept { return thread_.joinable(); }
+
+    /// Runs the task that `make` returns to its end, and everything else in flight beside it.
+    /// Throws the verdict (comm_error) if the job failed, or what the task itself threw, after the peers were told.
+    template <class Make>
+    void run(Make const& make) {
+        turn_of_caller const mine(*this);
+        std::exception_ptr own;
+        {
+            frame_pool_scope const pool(scheduler_.frames());
+            scheduler_.pump();  // a step that has begun was entered before this: all ranks count alike
+            refuse_if_failed();
+            task<> const body = make();
+            body.start();
+            drive_until([&] { return body.done(); });
+            try {
+                body.take();
+            } catch (collective_aborted const&) {
+            } catch (...) {
+                own = std::current_exception();
+            }
+        }
+        if (own) scheduler_.fail(own);
+        refuse_if_failed(own);
+    }
+
+    /// Starts the task that `make` returns. It goes on whenever somebody drives. Throws as run() does; if the task fails
+    /// by an exception of its own, the job fails at once.
+    template <class Make>
+    [[nodiscard]] task<> start(Make const& make) {
+        turn_of_caller const mine(*this);
+        frame_pool_scope const pool(scheduler_.frames());
+        scheduler_.pump();
+        refuse_if_failed();
+        task<> body = guarded(scheduler_, make());
+        body.start();
+        return body;
+    }
+    /// Drives until a started task has ended. Throws as run() does; afterwards the task is empty.
+    void wait_for(task<>& body) {
+        turn_of_caller const mine(*this);
+        std::exception_ptr own;
+        {
+            frame_pool_scope const pool(scheduler_.frames());
+            task<> const last = std::move(body);
+            drive_until([&] { return last.done(); });
+            try {
+                last.take();
+            } catch (collective_aborted const&) {
+            } catch (...) {
+                own = std::current_exception();
+            }
+        }
+        refuse_if_failed(own);
+    }
+    /// Whether a started task has ended, be it by a failure. Never waits.
+    [[nodiscard]] bool has_ended(task<> const& body) {
+        if (!has_thread()) progress();
+        return exclusively([&] { return body.done(); });
+    }
+    /// Gives up a started task that nobody has waited for: waits for its end, as its memory may go with its owner. From a
+    /// hook, where nothing can be waited for, an unfinished task fails the job, and its frame is kept.
+    void abandon(task<> body) noexcept {
+        if (driver_.load() == std::this_thread::get_id()) {
+            if (body.done()) return;
+            scheduler_.fail(failure_kind::threw, errc::remote_exception, -1, "a hook has dropped a request under way");
+            static_cast<void>(new (std::nothrow) task<>(std::move(body)));
+            return;
+        }
+        turn_of_caller const mine(*this);
+        frame_pool_scope const pool(scheduler_.frames());
+        task<> const last = std::move(body);
+        drive_until([&] { return last.done(); });
+    }
+
+    /// Moves things on without waiting. Needed only where no thread of ours does; harmless elsewhere.
+    void progress() noexcept {
+        if (thread_.joinable()) return poke();
+        if (driver_.load() == std::this_thread::get_id()) return;  // a hook: we are being driven
+        std::unique_lock lock(token_, std::try_to_lock);
+        if (!lock) return;  // somebody drives already
+        driver_.store(std::this_thread::get_id());
+        turn(time_point{});
+        driver_.store({});
+    }
+
+    /// Tells whoever drives that there is mail for it (see mailbox_client). From any thread; never blocks for long.
+    void poke() noexcept {
+        {
+            std::scoped_lock lock(park_);
+            poked_ = true;
+        }
+        parked_.notify_one();
+        if (driving_.load()) transport_->wake();
+    }
+
+    /// Calls `f` while nobody else drives: for what touches the scheduler from outside.
+    template <class F>
+    decltype(auto) exclusively(F&& f) {
+        turn_of_caller const mine(*this);
+        return std::forward<F>(f)();
+    }
+    /// The same from anywhere, hooks included, where `f` does not throw.
+    template <class F>
+    void exclusively_from_anywhere(F&& f) noexcept {
+        if (driver_.load() == std::this_thread::get_id()) return std::forward<F>(f)();
+        turn_of_caller const mine(*this);
+        std::forward<F>(f)();
+    }
+
+    /// Publishes a failure of this rank's own: `how` tells the scheduler. Never throws. Waits while another thread is in a
+    /// blocking call.
+    template <class F>
+    void fail(F const& how) noexcept {
+        if (driver_.load() == std::this_thread::get_id()) return how();  // from a hook
+        turn_of_caller const mine(*this);
+        scheduler_.pump();  // a step that has begun is what we are in
+        how();
+        scheduler_.pump();
+    }
+
+    /// Keeps memory until the transport is gone: MPI may touch what was posted even after a failure.
+    void keep(std::shared_ptr<void> memory) { kept_.push_back(std::move(memory)); }
+
+    /// Throws the verdict if the job has failed. Cheap; `step` and every collective do it anyway.
+    void check() {
+        if (!has_thread()) progress();
+        if (!scheduler_.failed()) return;
+        turn_of_caller const mine(*this);
+        refuse_if_failed();
+    }
+
+private:
+    /// The caller takes the token from the communication thread.
+    class turn_of_caller {
+    public:
+        explicit turn_of_caller(driver& of) : of_(of) {
+            DDP_EXPECTS(
+                of.driver_.load() != std::this_thread::get_id(),
+                "observers, optimizers and other hooks run while the communicator is being driven: they may not "
+                "call collectives on it");
+            of_.callers_.fetch_add(1);
+            if (of_.driving_.load()) of_.transport_->wake();
+            of_.token_.lock();
+            of_.driver_.store(std::this_thread::get_id());
+        }
+        turn_of_caller(turn_of_caller const&) = delete;
+        turn_of_caller& operator=(turn_of_caller const&) = delete;
+        ~turn_of_caller() {
+            bool const busy = of_.scheduler_.busy();
+            of_.driver_.store({});
+            of_.token_.unlock();
+            of_.callers_.fetch_sub(1);
+            if (busy && of_.thread_.joinable()) of_.poke();
+        }
+
+    private:
+        driver& of_;
+    };
+
+    template <class Done>
+    void drive_until(Done const& done) {
+        while (!done()) {
+            scheduler_.pump();
+            if (!done()) scheduler_.progress(never);
+        }
+    }
+    static task<> guarded(scheduler<T>& on, task<> body) {
+        std::exception_ptr own;
+        try {
+            co_await body;
+        } catch (collective_aborted const&) {
+            throw;
+        } catch (...) {
+            own = std::current_exception();
+        }
+        body = {};
+        if (!own) co_return;
+        on.fail(own);
+        std::rethrow_exception(own);
+    }
+    void refuse_if_failed(std::exception_ptr const& own = nullptr) {
+        if (!scheduler_.failed()) return;
+        settle();
+        if (own) std::rethrow_exception(own);
+        throw comm_error(scheduler_.verdict());
+    }
+
+    void settle() {
+        while (!scheduler_.settle()) {
+            scheduler_.pump();
+            scheduler_.progress(transport_->now() + std::chrono::milliseconds(20));
+        }
+        scheduler_.pump();
+    }
+    /// The others may wait for this rank to publish the verdict, although it has an exception of its own to throw.
+    void leave_after_failure() noexcept {
+        if (!scheduler_.failed()) return;
+        try {
+            turn_of_caller const mine(*this);
+            settle();
+        } catch (...) {  // they find one themselves, a little later
+        }
+    }
+
+    /// One round of the loop, where an error of the transport itself has nobody to be thrown at.
+    void turn(time_point until) noexcept {
+        try {
+            scheduler_.pump();
+            if (scheduler_.failed()) scheduler_.settle();
+            scheduler_.progress(until);
+            scheduler_.pump();
+        } catch (...) {
+            scheduler_.fail(std::current_exception());
+        }
+    }
+    void background() {
+        std::unique_lock token(token_);
+        while (!stop_.load()) {
+            driving_.store(true);
+            driver_.store(std::this_thread::get_id());
+            if (callers_.load() == 0 && !stop_.load()) turn(never);  // whoever comes later sees driving_, and wakes us
+            driver_.store({});
+            driving_.store(false);
+            if (callers_.load() > 0) park(token);
+        }
+    }
+    /// Stays away while callers drive, and a little longer: most calls are followed by another.
+    void park(std::unique_lock<std::mutex>& token) {
+        token.unlock();
+        {
+            std::unique_lock lock(park_);
+            do {
+                parked_.wait_for(lock, std::chrono::milliseconds(5), [this] { return poked_ || stop_.load(); });
+                poked_ = false;
+            } while (callers_.load() > 0 && !stop_.load());
+        }
+        token.lock();
+    }
+
+    std::unique_ptr<T> transport_;
+    scheduler<T> scheduler_;
+    int unwinding_;
+    std::vector<std::shared_ptr<void>> kept_;
+
+    std::mutex token_;  // held by whoever drives
+    std::atomic<std::thread::id> driver_{};
+    std::atomic<int> callers_{0};       // threads that hold the token or want it: they go first
+    std::atomic<bool> driving_{false};  // the communication thread may be asleep in the transport
+    std::atomic<bool> stop_{false};
+    std::mutex park_;
+    std::condition_variable parked_;
+    bool poked_ = false;
+    std::thread thread_;
+};
+
+}  // namespace ddp

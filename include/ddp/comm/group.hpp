@@ -1,0 +1,127 @@
+/// \file
+/// group: some ranks of the job, numbered from 0, and what this rank has entered among them.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ddp/comm/transport.hpp>
+#include <ddp/core/contract.hpp>
+
+namespace ddp {
+
+/// What a rank is doing, for people: put into words only when something fails.
+struct operation_info {
+    char const* name = "";     // "allreduce", "step"
+    std::uint64_t count = 0;   // elements or bytes
+    char const* element = "";  // "float", "bytes"
+    char const* detail = "";   // algorithm or other particulars
+    identity id = {};
+    std::uint64_t fingerprint = 0;
+    int root = -1;  // the rank that a broadcast or gather is about; -1: none
+
+    [[nodiscard]] std::string text() const {
+        std::string t = std::string(name) + " #" + std::to_string(id.index);
+        if (*element != '\0') t += " of " + std::to_string(count) + " " + element;
+        if (*detail != '\0') t += std::string(" (") + detail + ")";
+        if (root >= 0) t += " with root " + std::to_string(root);
+        return t;
+    }
+};
+
+class scheduler_base;
+
+/// Ranks of the job under numbers of their own, 0 to size() - 1. All members enter the same collectives and steps in the
+/// same order: the group counts them, and keeps a fingerprint of them all.
+///
+/// Identity  id() is agreed by the ranks that make the group: the largest number that is free on any of them. Two groups
+///           that share a rank never share an id; disjoint groups may.
+/// Lives on its scheduler's thread of control, and belongs to whoever uses it: communicators, trainers.
+class group {
+public:
+    /// `members` are ranks of the job, each once; this rank is members[rank].
+    group(scheduler_base& on, std::uint32_t id, std::vector<int> members, int rank);
+    group(group const&) = delete;
+    group& operator=(group const&) = delete;
+    ~group();
+
+    [[nodiscard]] int rank() const noexcept { return rank_; }
+    [[nodiscard]] int size() const noexcept { return static_cast<int>(members_.size()); }
+    [[nodiscard]] std::uint32_t id() const noexcept { return id_; }
+    [[nodiscard]] scheduler_base& on() const noexcept { return *on_; }
+
+    /// The rank of the job that is rank `r` here.
+    [[nodiscard]] int world_rank(int r) const {
+        DDP_EXPECTS(r >= 0 && r < size(), "a peer must be a rank of the group: between 0 and size() - 1");
+        return members_[static_cast<std::size_t>(r)];
+    }
+    [[nodiscard]] std::span<int const> members() const noexcept { return members_; }
+    /// Its least rank of the job.
+    [[nodiscard]] int leader() const noexcept { return leader_; }
+
+    /// Records that this rank enters a collective or a step; returns how many it has entered in this group.
+    std::uint64_t enter(operation_info const& what) noexcept;
+    [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
+    /// Of everything entered so far. The fingerprint of what may end without a word from some peer (a broadcast's root
+    /// only sends): whoever differed before differs in every later one.
+    [[nodiscard]] std::uint64_t history() const noexcept { return history_; }
+    [[nodiscard]] operation_info const& current() const noexcept { return current_; }
+    /// Number of the next collective that the user calls in this group; all members count alike.
+    [[nodiscard]] std::uint64_t next_call() noexcept { return ++calls_; }
+
+    /// " in group {0, 2, 4}"; nothing for the group of all ranks.
+    [[nodiscard]] std::string words() const;
+    /// What was entered last, in words: "allreduce #7 of 1000 float in group {0, 2}".
+    [[nodiscard]] std::string current_words() const { return current_.text() + words(); }
+    /// For records of failures: with the words.
+    [[nodiscard]] ddp::mark mark() const noexcept;
+    /// For heartbeats: with the operation's name only, so that entering one costs no more than its digest.
+    [[nodiscard]] ddp::mark brief_mark() const noexcept {
+        return {.group = id_,
+                .leader = leader_,
+                .number = number_,
+                .fingerprint = history_,
+                .name = std::string_view(current_.name)};
+    }
+
+private:
+    friend class scheduler_base;
+
+    scheduler_base* on_;
+    std::uint32_t id_;
+    int rank_;
+    int leader_;
+    std::vector<int> members_;
+    std::uint64_t number_ = 0;
+    std::uint64_t history_ = 0;
+    std::uint64_t calls_ = 0;
+    operation_info current_;
+    group* before_ = nullptr;  // among the scheduler's groups
+    group* after_ = nullptr;
+};
+
+inline std::string group::words() const {
+    if (id_ == 0) return {};
+    constexpr std::size_t shown = 4;
+    std::string text = " in group {";
+    for (std::size_t r = 0; r < std::min(shown, members_.size()); ++r)
+        text += (r == 0 ? "" : ", ") + std::to_string(members_[r]);
+    if (members_.size() > shown) text += " and " + std::to_string(members_.size() - shown) + " more";
+    return text + "}";
+}
+
+inline mark group::mark() const noexcept {
+    ddp::mark m = brief_mark();
+    try {
+        if (!m.name.view().empty()) m.name = std::string_view(current_words());
+    } catch (...) {  // no memory: the name alone has to do
+    }
+    return m;
+}
+
+}  // namespace ddp

@@ -1,0 +1,150 @@
+/// \file
+/// any_transport: one of the transports, chosen at run time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include <ddp/comm/communicator.hpp>
+#include <ddp/comm/host.hpp>
+#include <ddp/comm/transport.hpp>
+
+namespace ddp {
+
+/// Owns a transport of any type and behaves as it does, refinements included. What communicator<> is over, so that code
+/// which takes a communicator is compiled once.
+///
+/// Cost  one virtual call an operation: some nanoseconds a message.
+class any_transport {
+public:
+    template <Transport T>
+    explicit any_transport(std::unique_ptr<T> held) : held_(std::make_unique<model<T>>(std::move(held))) {
+        rank_ = held_->rank();
+        size_ = held_->size();
+    }
+
+    /// The transport that is held, if it is a T; else null.
+    template <Transport T>
+    [[nodiscard]] T* target() const noexcept {
+        auto* const found = dynamic_cast<model<T>*>(held_.get());
+        return found == nullptr ? nullptr : found->of.get();
+    }
+    /// "tcp", "mpi", "inproc", …; "transport" where it has no name.
+    [[nodiscard]] std::string_view name() const noexcept { return held_->name(); }
+
+    [[nodiscard]] int rank() const noexcept { return rank_; }
+    [[nodiscard]] int size() const noexcept { return size_; }
+    void post_send(int peer, tag what, const_bytes out, completion& done) { held_->post_send(peer, what, out, done); }
+    void post_receive(int peer, tag what, mutable_bytes in, completion& done) {
+        held_->post_receive(peer, what, in, done);
+    }
+    bool progress(time_point until) { return held_->progress(until); }
+    void abort(failure const& record) { held_->abort(record); }
+    [[nodiscard]] std::span<report const> reports() const { return held_->reports(); }
+    void wake() { held_->wake(); }
+    [[nodiscard]] time_point now() const { return held_->now(); }
+
+    // Refinements; where the transport that is held has none, what does no harm.
+    [[nodiscard]] bool may_own_thread() const { return held_->may_own_thread(); }
+    [[nodiscard]] std::uint64_t host() const { return held_->host(); }
+    [[nodiscard]] time_point next_timer() const { return held_->next_timer(); }
+    void entered(mark const& mine) { held_->entered(mine); }
+    [[nodiscard]] mark mark_of(int peer) const { return held_->mark_of(peer); }
+    [[nodiscard]] std::optional<int> overdue_peer() const { return held_->overdue_peer(); }
+    [[nodiscard]] time_point last_heard(int peer) const { return held_->last_heard(peer); }
+
+private:
+    struct interface {
+        interface() = default;
+        interface(interface const&) = delete;
+        interface& operator=(interface const&) = delete;
+        virtual ~interface() = default;
+        virtual int rank() const = 0;
+        virtual int size() const = 0;
+        virtual std::string_view name() const = 0;
+        virtual void post_send(int, tag const&, const_bytes, completion&) = 0;
+        virtual void post_receive(int, tag const&, mutable_bytes, completion&) = 0;
+        virtual bool progress(time_point) = 0;
+        virtual void abort(failure const&) = 0;
+        virtual std::span<report const> reports() const = 0;
+        virtual void wake() = 0;
+        virtual time_point now() const = 0;
+        virtual bool may_own_thread() const = 0;
+        virtual std::uint64_t host() const = 0;
+        virtual time_point next_timer() const = 0;
+        virtual void entered(mark const&) = 0;
+        virtual mark mark_of(int) const = 0;
+        virtual std::optional<int> overdue_peer() const = 0;
+        virtual time_point last_heard(int) const = 0;
+    };
+    template <Transport T>
+    struct model final : interface {
+        explicit model(std::unique_ptr<T> held) : of(std::move(held)) {}
+        int rank() const override { return of->rank(); }
+        int size() const override { return of->size(); }
+        std::string_view name() const override {
+            if constexpr (requires { T::name; })
+                return T::name;
+            else
+                return "transport";
+        }
+        void post_send(int peer, tag const& what, const_bytes out, completion& done) override {
+            of->post_send(peer, what, out, done);
+        }
+        void post_receive(int peer, tag const& what, mutable_bytes in, completion& done) override {
+            of->post_receive(peer, what, in, done);
+        }
+        bool progress(time_point until) override { return of->progress(until); }
+        void abort(failure const& record) override { of->abort(record); }
+        std::span<report const> reports() const override { return of->reports(); }
+        void wake() override { of->wake(); }
+        time_point now() const override { return of->now(); }
+        bool may_own_thread() const override { return ddp::may_own_thread(*of); }
+        std::uint64_t host() const override { return host_of(*of); }
+        time_point next_timer() const override {
+            if constexpr (TimedTransport<T>)
+                return of->next_timer();
+            else
+                return never;
+        }
+        void entered(mark const& mine) override {
+            if constexpr (WatchfulTransport<T>) of->entered(mine);
+        }
+        mark mark_of([[maybe_unused]] int peer) const override {
+            if constexpr (WatchfulTransport<T>)
+                return of->mark_of(peer);
+            else
+                return {};
+        }
+        std::optional<int> overdue_peer() const override {
+            if constexpr (WatchfulTransport<T>)
+                return of->overdue_peer();
+            else
+                return std::nullopt;
+        }
+        time_point last_heard([[maybe_unused]] int peer) const override {
+            if constexpr (WatchfulTransport<T>)
+                return of->last_heard(peer);
+            else
+                return of->now();
+        }
+        std::unique_ptr<T> of;
+    };
+
+    std::unique_ptr<interface> held_;
+    int rank_ = 0;
+    int size_ = 0;
+};
+static_assert(WatchfulTransport<any_transport> && TimedTransport<any_transport>);
+
+/// A communicator<> over a transport of any type.
+template <Transport T>
+[[nodiscard]] communicator<any_transport> any_communicator(std::unique_ptr<T> transport, timing const& times = {}) {
+    return communicator<any_transport>(std::make_unique<any_transport>(std::move(transport)), times);
+}
+
+}  // namespace ddp

@@ -1,0 +1,286 @@
+// Groups of ranks: every shape, grids, trainers and collectives that overlap, and failures that cross groups.
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <future>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <ddp/collective/allreduce.hpp>
+#include <ddp/collective/broadcast.hpp>
+#include <ddp/comm/communicator.hpp>
+#include <ddp/sim/cluster.hpp>
+#include <ddp/transport/any.hpp>
+#include <ddp/transport/inproc.hpp>
+
+#include "support/catch.hpp"
+#include "support/group_checks.hpp"
+#include "support/ranks.hpp"
+
+using namespace ddp;
+using namespace std::chrono_literals;
+
+namespace {
+
+bool said(std::string const& text, std::string const& words) {
+    return text.find(words) != std::string::npos;
+}
+timing quick() {
+    timing times = timing::for_tests();
+    times.collective = 500ms;
+    return times;
+}
+
+/// Every algorithm and collective of a lane, in virtual time, against the oracle; what is wrong goes to `*wrong`.
+using virtual_lane = lane<virtual_transport>;
+
+virtual_lane next(scheduler<virtual_transport>& on, group& of) {
+    operation_info what;
+    what.name = "test";
+    what.id = {.group = of.id(), .channel = channel::user, .index = of.next_call()};
+    what.fingerprint = 77;
+    of.enter(what);
+    return {on, of, what.id, of.history()};
+}
+
+task<> every_collective(scheduler<virtual_transport>* on, group* of, test::failures* wrong) {
+    std::size_t const ranks = static_cast<std::size_t>(of->size()), me = static_cast<std::size_t>(of->rank());
+    std::vector<int> const members(of->members().begin(), of->members().end());
+    std::vector<std::vector<float>> terms;
+    for (int const r : members) terms.push_back(test::addend<float>(test::values::mixed, 3, r, 1003));
+    std::vector<float> const expected = reference_sum(terms);
+    for (auto const& [name, algorithm] : test::algorithms()) {
+        std::vector<float> mine = terms[me];
+        virtual_lane const over = next(*on, *of);
+        co_await any_allreduce::sum(algorithm, over, std::span<float>(mine));
+        if (algorithm.canonical) test::note(*wrong, name, test::compare(mine, expected));
+    }
+    if (ranks == 1) co_return;
+    for (std::size_t root = 0; root < ranks; ++root) {
+        std::vector<float> data = terms[me];
+        virtual_lane const over = next(*on, *of);
+        co_await broadcast(over, as_mutable_bytes(std::span<float>(data)), static_cast<int>(root));
+        test::note(*wrong, "broadcast", test::compare(data, terms[root]));
+        std::vector<float> all(me == root ? ranks * data.size() : 0);
+        if (me == root)
+            std::copy(terms[me].begin(), terms[me].end(), all.begin() + static_cast<std::ptrdiff_t>(me * data.size()));
+        virtual_lane const to = next(*on, *of);
+        co_await gather(to, as_const_bytes(std::span<float const>(terms[me])), as_mutable_bytes(std::span<float>(all)),
+                        static_cast<int>(root));
+        for (std::size_t r = 0; me == root && r < ranks; ++r)
+            test::note(*wrong, "gather",
+                       test::compare(std::span<float const>(all).subspan(r * data.size(), data.size()),
+                                     std::span<float const>(terms[r])));
+    }
+    std::vector<std::uint64_t> table(ranks);
+    table[me] = 10 + me;
+    virtual_lane const over = next(*on, *of);
+    co_await all_gather_small(over, std::span<std::uint64_t>(table));
+    for (std::size_t r = 0; r < ranks; ++r)
+        if (table[r] != 10 + r) wrong->push_back("all_gather_small");
+    virtual_lane const last = next(*on, *of);
+    co_await barrier(last);
+}
+
+task<> in_every_shape(int rank, scheduler<virtual_transport>* on, test::failures* wrong) {
+    int const colors[] = {rank < 3 ? 0 : 1, rank % 2, rank, 7};
+    std::int64_t const keys[] = {0, -rank, 0, 0};
+    std::vector<std::unique_ptr<group>> groups(4);
+    for (std::size_t k = 0; k < groups.size(); ++k) {
+        virtual_lane const over = next(*on, on->world());
+        co_await detail::split(over, static_cast<std::uint64_t>(colors[k]), keys[k], &groups[k]);
+        co_await every_collective(on, groups[k].get(), wrong);
+    }
+    if (groups[1]->world_rank(0) < 4) wrong->push_back("keys do not order the members");
+}
+
+}  // namespace
+
+TEST_CASE("every collective works in groups of every shape", "[comm][group]") {
+    for (auto const& wrong : test::run_ranks(6, [](auto& comm) { return test::check_groups(comm); }))
+        CHECK(wrong == test::failures{});
+}
+
+TEST_CASE("in virtual time every collective works in groups of every shape", "[comm][group]") {
+    virtual_cluster cluster(6, {.latency = 10us, .bytes_per_second = 1e9});
+    std::vector<test::failures> wrong(6);
+    auto const outcome = cluster.run(
+        [&](int rank, auto& on) { return in_every_shape(rank, &on, &wrong[static_cast<std::size_t>(rank)]); });
+    for (auto const& r : outcome.ranks) CHECK(r.finished);
+    for (auto const& each : wrong) CHECK(each == test::failures{});
+}
+
+TEST_CASE("rows and columns of a grid sum at the same time", "[comm][group]") {
+    for (auto const& wrong : test::run_ranks(6, [](auto& comm) { return test::check_grid(comm, 3); }))
+        CHECK(wrong == test::failures{});
+}
+
+TEST_CASE("groups whose members call their collectives in opposite order get a verdict that says so", "[comm][group]") {
+    auto const errors = test::errors_of_ranks(
+        4,
+        [](auto& comm) {
+            auto const one = comm.split(0), two = comm.split(0);
+            auto const& first = comm.rank() == 2 ? two : one;
+            auto const& second = comm.rank() == 2 ? one : two;
+            barrier(first);
+            barrier(second);
+        },
+        quick());
+    for (std::string const& text : errors) {
+        CHECK(said(text, "DDP-E205"));
+        CHECK(said(text, "wait for each other"));
+        CHECK(said(text, "in the same order"));
+        CHECK(said(text, "group {0, 1, 2, 3}"));
+        CHECK(text == errors.front());
+    }
+}
+
+TEST_CASE("waiting is followed across groups to the rank that is late", "[comm][group]") {
+    auto const errors = test::errors_of_ranks(
+        3,
+        [](auto& comm) {
+            auto const low = comm.subgroup({0, 1}), high = comm.subgroup({1, 2});
+            if (comm.rank() == 2) std::this_thread::sleep_for(2s);  // 0 waits for 1 in `low`, 1 for 2 in `high`
+            if (high) barrier(*high);
+            if (low) barrier(*low);
+        },
+        quick());
+    for (std::string const& text : errors) {
+        CHECK(said(text, "rank 2 did not take part in barrier #1 in group {1, 2}"));
+        CHECK(text == errors.front());
+    }
+}
+
+TEST_CASE("a mismatch in one group is one verdict everywhere", "[comm][group]") {
+    auto const errors = test::errors_of_ranks(
+        5,
+        [](auto& comm) {
+            auto const mine = comm.split(comm.rank() < 2 ? 0 : 1);
+            std::vector<float> data(comm.rank() == 3 ? 7 : 8);
+            allreduce(mine, std::span<float>(data));
+            barrier(comm);
+        },
+        quick());
+    for (std::string const& text : errors) {
+        CHECK(said(text, "DDP-E205"));
+        CHECK(said(text, "rank 3"));
+        CHECK(said(text, "in group {2, 3, 4}"));
+        CHECK(text == errors.front());
+    }
+}
+
+TEST_CASE("what one member's code throws ends every group", "[comm][group]") {
+    auto const errors = test::errors_of_ranks(
+        4,
+        [](auto& comm) {
+            auto const pair = comm.split(comm.rank() / 2);
+            if (comm.rank() == 3) {
+                comm.fail("no more disk");
+                throw std::runtime_error("no more disk");
+            }
+            for (int k = 0; k < 1000; ++k) barrier(pair);
+            barrier(comm);
+        },
+        quick());
+    for (int r = 0; r < 3; ++r) CHECK(said(errors[static_cast<std::size_t>(r)], "rank 3 failed in its own code"));
+    CHECK(errors[3] == "no more disk");
+}
+
+TEST_CASE("lists that are no group are refused", "[comm][group]") {
+    auto const errors = test::run_ranks(2, [](auto& comm) {
+        std::string all;
+        for (std::vector<int> const& list :
+             {std::vector<int>{}, std::vector<int>{0, 0}, std::vector<int>{2}, std::vector<int>{-1}})
+            try {
+                static_cast<void>(comm.subgroup(list));
+                all += "accepted ";
+            } catch (usage_error const& e) {
+                all += said(e.what(), "each once") ? "" : e.what();
+            }
+        return all;
+    });
+    for (std::string const& text : errors) CHECK(text == "");
+}
+
+TEST_CASE("subgroup with other lists on other ranks is a mismatch", "[comm][group]") {
+    auto const errors = test::errors_of_ranks(
+        3, [](auto& comm) { static_cast<void>(comm.subgroup({0, comm.rank() == 2 ? 2 : 1})); }, quick());
+    for (std::string const& text : errors) CHECK(said(text, "DDP-E205"));
+}
+
+TEST_CASE("communicators die in any order, and the last one leaves the job", "[comm][group]") {
+    auto const sums = test::run_ranks(4, [](auto& comm) {
+        using comm_type = std::remove_cvref_t<decltype(comm)>;
+        std::optional<comm_type> whole(comm), half(comm.split(comm.rank() / 2)), copy(half);
+        std::optional<comm_type> pair(half->split(0));
+        half.reset();
+        float one = 1;
+        allreduce(*pair, std::span<float>(&one, 1));
+        whole.reset();
+        allreduce(*copy, std::span<float>(&one, 1));
+        copy.reset();
+        allreduce(*pair, std::span<float>(&one, 1));
+        return one;
+    });
+    for (float const each : sums) CHECK(each == 8.0f);
+}
+
+TEST_CASE("the group that outlives every other still works, and is the job's end", "[comm][group]") {
+    auto const world = inproc_world::create(2);
+    std::vector<std::future<float>> running;
+    for (int r = 0; r < 2; ++r)
+        running.push_back(std::async(std::launch::async, [&world, r] {
+            std::optional<communicator<>> last;
+            {
+                communicator<> const comm = any_communicator(world->connect(r), timing::for_tests());
+                last = comm.split(0, -comm.rank());
+            }
+            float mine = r == 0 ? 1.0f : 2.0f;
+            broadcast(*last, std::span<float>(&mine, 1), 0);  // rank 1 of the job is rank 0 here
+            return mine;
+        }));
+    for (auto& f : running) CHECK(f.get() == 2.0f);
+}
+
+TEST_CASE("a thousand splits leave nothing behind", "[comm][group]") {
+    auto const slower = test::run_ranks(2, [](auto& comm) {
+        auto const time = [&](int splits) {
+            auto const since = clock::now();
+            for (int k = 0; k < splits; ++k) static_cast<void>(comm.split(k % 2));
+            return (clock::now() - since) / splits;
+        };
+        time(50);
+        auto const before = time(200);
+        std::vector<std::remove_cvref_t<decltype(comm)>> kept;
+        for (int k = 0; k < 1000; ++k) kept.push_back(comm.split(0));
+        auto const after = time(200);
+        std::vector<float> data(10, 1.0f);
+        allreduce(kept.back(), std::span<float>(data));
+        bool const distinct = kept.front().members().id() != kept.back().members().id();
+        return distinct && data[9] == 2.0f && after < 20 * before + 1ms;
+    });
+    for (bool const each : slower) CHECK(each);
+}
+
+TEST_CASE("hosts are groups, also where one process plays several", "[comm][group]") {
+    std::vector<std::uint64_t> const places = {5, 9, 5, 5, 9};
+    auto const world = inproc_world::create(5, places);
+    std::vector<std::future<std::string>> running;
+    for (int r = 0; r < 5; ++r)
+        running.push_back(std::async(std::launch::async, [&world, r] {
+            communicator<inproc_transport> const comm(world->connect(r), timing::for_tests());
+            auto const host = comm.host(), across = comm.across_hosts();
+            std::string wrong;
+            wrong += test::check_membership(host, r, r == 1 || r == 4 ? std::vector{1, 4} : std::vector{0, 2, 3});
+            std::vector<int> const owners = r < 2 ? std::vector{0, 1} : r == 3 ? std::vector{3} : std::vector{2, 4};
+            wrong += test::check_membership(across, r, owners);
+            barrier(across);
+            barrier(host);
+            return wrong;
+        }));
+    for (auto& f : running) CHECK(f.get() == "");
+}

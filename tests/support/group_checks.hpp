@@ -1,0 +1,98 @@
+/// \file
+/// Groups of every shape, over any communicator: each check is called on every rank and returns what is wrong on this one.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <ddp/comm/communicator.hpp>
+
+#include "support/collective_checks.hpp"
+
+namespace ddp::test {
+
+/// What a group of these ranks of the job has to look like.
+template <class Comm>
+std::string check_membership(Comm const& got, int own_rank_in_job, std::vector<int> const& expected) {
+    std::span<int const> const members = got.members().members();
+    if (!std::equal(members.begin(), members.end(), expected.begin(), expected.end())) return "other members";
+    auto const at = std::find(expected.begin(), expected.end(), own_rank_in_job) - expected.begin();
+    if (got.rank() != static_cast<int>(at)) return "rank " + std::to_string(got.rank());
+    if (got.size() != static_cast<int>(expected.size())) return "size " + std::to_string(got.size());
+    return {};
+}
+
+/// Every collective in contiguous, strided and reversed groups, in groups of one, of all, and in a group of a group.
+template <class Comm>
+failures check_groups(Comm const& comm) {
+    failures all;
+    int const me = comm.rank(), ranks = comm.size();
+    auto const members_if = [&](auto const& in, bool reversed = false) {
+        std::vector<int> list;
+        for (int r = 0; r < ranks; ++r)
+            if (in(r)) list.push_back(r);
+        if (reversed) std::reverse(list.begin(), list.end());
+        return list;
+    };
+    auto const try_group = [&](std::string const& name, Comm const& group, std::vector<int> const& expected) {
+        note(all, name, check_membership(group, me, expected));
+        for (std::string const& wrong : check_every_collective(group)) all.push_back(name + ": " + wrong);
+    };
+
+    int const half = ranks / 2;
+    Comm const contiguous = comm.split(me < half ? 0 : 1);
+    try_group("contiguous", contiguous, members_if([&](int r) { return (r < half) == (me < half); }));
+    Comm const strided = comm.split(me % 2, -me);
+    try_group("strided, from the last", strided, members_if([&](int r) { return r % 2 == me % 2; }, true));
+    try_group("single", comm.split(me), {me});
+    try_group("all", comm.split(7), members_if([](int) { return true; }));
+    try_group("host", comm.host(), members_if([](int) { return true; }));
+
+    std::vector<int> some = members_if([](int r) { return r % 3 != 1; }, true);
+    std::optional<Comm> const listed = comm.subgroup(some);
+    bool const inside = std::find(some.begin(), some.end(), me) != some.end();
+    if (listed.has_value() != inside) all.push_back("subgroup: a rank that is listed has it, others have nothing");
+    if (listed) try_group("listed", *listed, some);
+
+    Comm const within = strided.split(strided.rank() < 1 ? 0 : 1);
+    std::vector<int> expected = members_if([&](int r) { return r % 2 == me % 2; }, true);
+    if (strided.rank() < 1)
+        expected.resize(1);
+    else
+        expected.erase(expected.begin());
+    try_group("group of a group", within, expected);
+    note(all, "the whole afterwards", check_allreduce<float>(comm, any_allreduce(), 100, values::mixed));
+    return all;
+}
+
+/// A grid: sums along rows and columns at the same time, in both orders, equal those done by hand.
+template <class Comm>
+failures check_grid(Comm const& comm, int columns) {
+    failures all;
+    int const row = comm.rank() / columns, column = comm.rank() % columns, rows = comm.size() / columns;
+    if (row >= rows) {  // ranks that the grid leaves over take part in the splits only
+        static_cast<void>(comm.split(rows));
+        static_cast<void>(comm.split(columns));
+        return all;
+    }
+    Comm const along_row = comm.split(row), along_column = comm.split(column);
+    for (int round = 0; round < 20; ++round) {
+        auto const value = [&](int r, int c) { return addend<float>(values::mixed, 5, 100 * round + 10 * r + c, 300); };
+        std::vector<float> by_row = value(row, column), by_column = by_row;
+        std::vector<std::vector<float>> row_terms, column_terms;
+        for (int c = 0; c < columns; ++c) row_terms.push_back(value(row, c));
+        for (int r = 0; r < rows; ++r) column_terms.push_back(value(r, column));
+        allreduce(along_row, std::span<float>(by_row));
+        allreduce(along_column, std::span<float>(by_column));
+        note(all, "row", compare(by_row, reference_sum(row_terms)));
+        note(all, "column", compare(by_column, reference_sum(column_terms)));
+    }
+    return all;
+}
+
+}  // namespace ddp::test
