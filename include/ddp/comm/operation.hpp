@@ -128,6 +128,8 @@ private:
 class mailbox_client {
 public:
     virtual void collect() = 0;
+    /// Whether there is something to collect that has to be collected before others leave mail of theirs.
+    [[nodiscard]] virtual bool has_mail() const noexcept { return false; }
     /// Whether this rank is within something that the members of `ranks` do together: a step that has begun.
     [[nodiscard]] virtual bool under_way(group const& /*ranks*/) const noexcept { return false; }
 

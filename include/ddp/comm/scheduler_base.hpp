@@ -78,6 +78,13 @@ public:
         return false;
     }
 
+    /// Whether some client has mail that nobody has collected. Asked by the thread that adds and removes clients.
+    [[nodiscard]] bool has_mail() const noexcept {
+        for (mailbox_client const* c = clients_; c != nullptr; c = c->next_)
+            if (c->has_mail()) return true;
+        return false;
+    }
+
     [[nodiscard]] virtual time_point now() const noexcept = 0;
 
 protected:
