@@ -26,8 +26,8 @@ namespace detail {
 
 namespace tcp = boost::asio::ip;
 using tcp_endpoint = boost::asio::ip::tcp::endpoint;
-using tcp_socket = boost::asio::ip::tcp::socket;
-using tcp_acceptor = boost::asio::ip::tcp::acceptor;
+using tcp_socket = tcp_stream::socket;
+using tcp_acceptor = boost::asio::basic_socket_acceptor<boost::asio::ip::tcp, boost::asio::io_context::executor_type>;
 
 [[nodiscard, gnu::cold]] inline std::string text_of(tcp_endpoint const& at) {
     bool const brackets = at.address().is_v6();
