@@ -58,6 +58,8 @@ struct fixed_name {
     char text[N];
     constexpr fixed_name(char const (&from)[N]) { std::copy_n(from, N, text); }
 };
+template <fixed_name Name>
+inline constexpr fixed_name plain_name = Name;
 template <fixed_name Name, class Op>
 inline constexpr auto joined_name = [] {
     constexpr std::string_view by = Op::name;
@@ -70,8 +72,10 @@ inline constexpr auto joined_name = [] {
 /// "allreduce" for a sum, "minimum allreduce" for a minimum.
 template <fixed_name Name, class Op>
 [[nodiscard]] constexpr char const* name_by() noexcept {
-    std::size_t const behind = std::string_view(Op::name).size() + 1;
-    return joined_name<Name, Op>.data() + (std::is_same_v<Op, sum> ? behind : 0);
+    if constexpr (std::is_same_v<Op, sum>)
+        return plain_name<Name>.text;
+    else
+        return joined_name<Name, Op>.data();
 }
 
 /// What the ranks of a collective have to agree about. `more`: besides name, count, element type, particulars and root.
