@@ -18,6 +18,7 @@
 #include <ddp/model/state_slice.hpp>
 #include <ddp/optim/optimizer.hpp>
 #include <ddp/optim/optimizer_model.hpp>
+#include <ddp/core/separate.hpp>
 
 namespace ddp {
 
@@ -150,5 +151,10 @@ private:
     std::vector<E> state_;
     std::vector<std::span<E>> slots_;
 };
+
+#if defined(DDP_SEPARATE_COMPILATION)
+DDP_INSTANTIATE class stepper<float>;
+DDP_INSTANTIATE class stepper<double>;
+#endif
 
 }  // namespace ddp
