@@ -10,3 +10,6 @@
 #include <ddp/comm/impl/scheduler_base.ipp>
 #include <ddp/comm/impl/verdict.ipp>
 #include <ddp/core/impl/text.ipp>
+#include <ddp/model/impl/layout.ipp>
+#include <ddp/train/impl/bucket.ipp>
+#include <ddp/transport/impl/inproc.ipp>

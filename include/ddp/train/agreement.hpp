@@ -14,9 +14,9 @@
 #include <ddp/comm/communicator.hpp>
 #include <ddp/comm/small_gather.hpp>
 #include <ddp/core/digest.hpp>
+#include <ddp/core/separate.hpp>
 #include <ddp/core/version.hpp>
 #include <ddp/model/model.hpp>
-#include <ddp/core/separate.hpp>
 #include <ddp/transport/any.hpp>
 
 namespace ddp::detail {

@@ -26,6 +26,7 @@
 #include <ddp/collective/algorithms/direct_allreduce.hpp>
 #include <ddp/collective/all_gather.hpp>
 #include <ddp/comm/lane.hpp>
+#include <ddp/core/separate.hpp>
 #include <ddp/exchange/exchange.hpp>
 #include <ddp/model/layout.hpp>
 #include <ddp/optim/clip.hpp>
@@ -37,7 +38,6 @@
 #include <ddp/train/step_observer.hpp>
 #include <ddp/train/stepper.hpp>
 #include <ddp/train/turnstile.hpp>
-#include <ddp/core/separate.hpp>
 #include <ddp/transport/any.hpp>
 
 namespace ddp {

@@ -13,12 +13,12 @@
 
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
+#include <ddp/core/separate.hpp>
 #include <ddp/model/layout.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/model/state_slice.hpp>
 #include <ddp/optim/optimizer.hpp>
 #include <ddp/optim/optimizer_model.hpp>
-#include <ddp/core/separate.hpp>
 
 namespace ddp {
 
