@@ -20,8 +20,9 @@ FLOORS = {
     1: ["kernel", "model", "comm", "data"],
     2: ["transport", "optim", "nn"],
     3: ["collective", "rendezvous"],
-    4: ["exchange", "train"],
-    5: ["strategy", "sim", "parallel", "adapter", "testing"],
+    4: ["exchange"],
+    5: ["train"],
+    6: ["strategy", "sim", "parallel", "adapter", "testing"],
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 UMBRELLA = "ddp/ddp.hpp"

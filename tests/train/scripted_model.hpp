@@ -126,7 +126,7 @@ template <class M, Transport T, BucketPolicy B = per_parameter_buckets>
 auto make_trainer(M& model, communicator<T>& comm, training_options const& options = {},
                   any_optimizer const& optimizer = sgd{.lr = 1}, any_allreduce const& algorithm = {},
                   B const& buckets = {}) {
-    return data_parallel<M, any_optimizer, T, any_allreduce>(model, optimizer, comm, options, algorithm, buckets);
+    return data_parallel<M, T>(model, optimizer, comm, options, algorithm, buckets);
 }
 
 /// What it threw, in words; "" if it did not.

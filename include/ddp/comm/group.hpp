@@ -13,6 +13,7 @@
 
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/contract.hpp>
+#include <ddp/core/separate.hpp>
 
 namespace ddp {
 
@@ -26,13 +27,7 @@ struct operation_info {
     std::uint64_t fingerprint = 0;
     int root = -1;  // the rank that a broadcast or gather is about; -1: none
 
-    [[nodiscard]] std::string text() const {
-        std::string t = std::string(name) + " #" + std::to_string(id.index);
-        if (*element != '\0') t += " of " + std::to_string(count) + " " + element;
-        if (*detail != '\0') t += std::string(" (") + detail + ")";
-        if (root >= 0) t += " with root " + std::to_string(root);
-        return t;
-    }
+    [[nodiscard]] std::string text() const;
 };
 
 class scheduler_base;
@@ -78,20 +73,15 @@ public:
     /// " in group {0, 2, 4}"; nothing for the group of all ranks.
     [[nodiscard]] std::string words() const;
     /// What was entered last, in words: "allreduce #7 of 1000 float in group {0, 2}".
-    [[nodiscard]] std::string current_words() const { return current().text() + words(); }
+    [[nodiscard]] std::string current_words() const;
     /// The number of the collective whose messages have this identity, if it was entered not long ago; otherwise of what
     /// was entered last. Several may be under way.
-    [[nodiscard]] std::uint64_t number_of(identity const& id) const noexcept {
-        if (id.group == id_ && id.channel < channel::user + 4)
-            for (std::uint64_t n = number_; n > 0 && remembers(n); --n)
-                if (recent(n).what.id.channel == channel::user && recent(n).what.id.index == id.index) return n;
-        return number_;
-    }
+    [[nodiscard]] std::uint64_t number_of(identity const& id) const noexcept;
     [[nodiscard]] bool remembers(std::uint64_t number) const noexcept {
         return number > 0 && number <= number_ && number_ - number < remembered;
     }
     /// What was entered under this number, in words. It must be remembered.
-    [[nodiscard]] std::string words_of(std::uint64_t number) const { return recent(number).what.text() + words(); }
+    [[nodiscard]] std::string words_of(std::uint64_t number) const;
     /// For records of failures: with the words.
     [[nodiscard]] ddp::mark mark_of(std::uint64_t number) const noexcept;
     [[nodiscard]] ddp::mark mark() const noexcept { return mark_of(number_); }
@@ -127,26 +117,8 @@ private:
     group* after_ = nullptr;
 };
 
-inline std::string group::words() const {
-    if (id_ == 0) return {};
-    constexpr std::size_t shown = 4;
-    std::string text = " in group {";
-    for (std::size_t r = 0; r < std::min(shown, members_.size()); ++r)
-        text += (r == 0 ? "" : ", ") + std::to_string(members_[r]);
-    if (members_.size() > shown) text += " and " + std::to_string(members_.size() - shown) + " more";
-    return text + "}";
-}
-
-inline mark group::mark_of(std::uint64_t number) const noexcept {
-    ddp::mark m = brief_mark();
-    m.number = number;
-    m.fingerprint = recent(number).history;
-    m.name = std::string_view(recent(number).what.name);
-    try {
-        if (!m.name.view().empty()) m.name = std::string_view(words_of(number));
-    } catch (...) {  // no memory: the name alone has to do
-    }
-    return m;
-}
-
 }  // namespace ddp
+
+#if !defined(DDP_SEPARATE_COMPILATION)
+#include <ddp/comm/impl/group.ipp>
+#endif

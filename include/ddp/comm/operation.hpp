@@ -5,7 +5,6 @@
 #include <coroutine>
 #include <cstdint>
 #include <exception>
-#include <string>
 
 #include <ddp/comm/group.hpp>
 #include <ddp/comm/transport.hpp>
@@ -73,6 +72,7 @@ public:
 private:
     void suspend(std::coroutine_handle<> self) noexcept;
     void resume();
+    [[noreturn]] void refuse();
 
     friend class scheduler_base;
     template <Transport>
@@ -128,6 +128,8 @@ private:
 class mailbox_client {
 public:
     virtual void collect() = 0;
+    /// Whether there is something to collect that has to be collected before others leave mail of theirs.
+    [[nodiscard]] virtual bool has_mail() const noexcept { return false; }
     /// Whether this rank is within something that the members of `ranks` do together: a step that has begun.
     [[nodiscard]] virtual bool under_way(group const& /*ranks*/) const noexcept { return false; }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <numeric>
 #include <span>
 #include <vector>
@@ -15,6 +16,13 @@ namespace ddp {
 /// Statistics are summed over blocks of this many elements, counted from each parameter's start: so their bits do not
 /// depend on buckets or slices, which are cut at block boundaries where an optimizer needs statistics.
 inline constexpr std::size_t statistics_block = 4096;
+
+/// A range of the arena, in elements.
+struct arena_range {
+    std::size_t begin = 0;
+    std::size_t end = 0;
+    [[nodiscard]] std::size_t size() const noexcept { return end - begin; }
+};
 
 /// Parameters in the plan's order, each contiguous and on a 64-byte boundary whatever the plan: kernels give other bits at
 /// other alignments. Positions and counts are in elements; the gaps between parameters hold zeros.
@@ -57,13 +65,26 @@ public:
     }
     [[nodiscard]] std::size_t blocks() const noexcept { return all_blocks_; }
 
-    /// Calls f(i, from, to) for every parameter that has elements in the arena's [from, to), clipped to it.
+    /// Calls f(i, from, to) for every parameter that has elements in the arena's [from, to), clipped to it. Cost: a binary
+    /// search, and one call a parameter.
     template <class F>
     void for_each_in(std::size_t from, std::size_t to, F&& f) const {
-        for (std::size_t const i : order_) {
-            std::size_t const a = std::max(from, begin(i)), b = std::min(to, end(i));
-            if (a < b) f(i, a, b);
+        auto at = std::partition_point(order_.begin(), order_.end(), [&](std::size_t i) { return end(i) <= from; });
+        for (; at != order_.end() && begin(*at) < to; ++at) {
+            std::size_t const a = std::max(from, begin(*at)), b = std::min(to, end(*at));
+            if (a < b) f(*at, a, b);
         }
+    }
+
+    /// The last position in [from, target] that is `from`, the begin of a parameter or a multiple of `grain` elements
+    /// behind one. Cost: a binary search.
+    [[nodiscard]] std::size_t cut_before(std::size_t from, std::size_t target, std::size_t grain) const noexcept {
+        auto after =
+            std::partition_point(order_.begin(), order_.end(), [&](std::size_t i) { return begin(i) <= target; });
+        while (after != order_.begin() && count(*std::prev(after)) == 0) --after;
+        if (after == order_.begin()) return from;
+        std::size_t const i = *std::prev(after), inside = std::min(target, end(i)) - begin(i);
+        return std::max(from, begin(i) + inside / grain * grain);
     }
 
     /// Slices of [from, to) for `parts` ranks, as even as cuts at multiples of `grain` elements from a parameter's start
@@ -74,14 +95,7 @@ public:
         cuts[0] = from;
         for (std::size_t p = 1; p < parts; ++p) {
             std::size_t const target = from + (to - from) / parts * p + (to - from) % parts * p / parts;
-            std::size_t best = from;
-            for_each_in(from, to, [&](std::size_t i, std::size_t a, std::size_t b) {
-                if (a > target) return;
-                std::size_t const inside = std::min(target, b);
-                std::size_t const at = begin(i) + (inside - begin(i)) / grain * grain;
-                best = std::max(best, std::max(a, at));
-            });
-            cuts[p] = std::max(best, cuts[p - 1]);
+            cuts[p] = std::max(cut_before(from, target, grain), cuts[p - 1]);
         }
         return cuts;
     }

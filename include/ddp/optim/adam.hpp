@@ -84,6 +84,8 @@ void adam_step(adam_constants<E> const& with, std::span<E const> gradient, std::
     }
 }
 
+inline constexpr char const* adam_slots[] = {"exp_avg", "exp_avg_sq"};  // m and v, as torch.optim calls them
+
 /// What adam and adamw share: they differ in where the weight decay goes.
 struct adam_numbers {
     double lr, beta1, beta2, eps, weight_decay;
@@ -147,6 +149,7 @@ struct adam {
     double weight_decay = 0.0;
 
     [[nodiscard]] std::size_t slot_count() const noexcept { return 2; }
+    [[nodiscard]] slot_words slot_names() const noexcept { return detail::kernels::adam_slots; }
     [[nodiscard]] double learning_rate() const noexcept { return lr; }
     [[nodiscard]] std::uint64_t hash() const noexcept { return numbers().hash("adam"); }
 
@@ -188,6 +191,7 @@ struct adamw {
     double weight_decay = 0.01;
 
     [[nodiscard]] std::size_t slot_count() const noexcept { return 2; }
+    [[nodiscard]] slot_words slot_names() const noexcept { return detail::kernels::adam_slots; }
     [[nodiscard]] double learning_rate() const noexcept { return lr; }
     [[nodiscard]] std::uint64_t hash() const noexcept { return numbers().hash("adamw"); }
 

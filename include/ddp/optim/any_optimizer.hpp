@@ -25,6 +25,9 @@ public:
     [[nodiscard]] std::size_t slot_count() const noexcept {
         return std::visit([](auto const& held) { return held.slot_count(); }, held_);
     }
+    [[nodiscard]] slot_words slot_names() const noexcept {
+        return std::visit([](auto const& held) { return held.slot_names(); }, held_);
+    }
     [[nodiscard]] double learning_rate() const noexcept {
         return std::visit([](auto const& held) { return held.learning_rate(); }, held_);
     }

@@ -38,6 +38,9 @@ using slot_spans = std::span<std::span<E> const>;
 ///                            in their order; asked once. A step's range then lies in parameters of one group, which
 ///                            step_info::group names; those side by side in a bucket come in one call
 ///  learning_rate(group)      the group's base learning rate, where groups differ in it
+///  slot_names()              a range of slot_count() words, what slots[k] is called where state is listed or kept
+///                            ("momentum"); without it "slot 0", "slot 1", …
+///  slot_names(group)         the same for the slots that this group uses, where groups differ in it
 /// Ranks compare the groups as they compare hash(). parameter_groups makes such an optimizer of several plain ones.
 ///
 /// The arithmetic belongs into plain noinline functions marked DDP_KERNEL (see kernel/kernel.hpp): the same bits whether a
@@ -50,5 +53,8 @@ concept OptimizerFor = requires(O const& optimizer, step_info const& at, std::sp
     { optimizer.hash() } -> std::convertible_to<std::uint64_t>;
     optimizer.step(at, gradient, value, state);
 };
+
+/// What an optimizer's slots are called; for a fixed list of literals.
+using slot_words = std::span<char const* const>;
 
 }  // namespace ddp

@@ -16,6 +16,7 @@
 #include <ddp/model/model.hpp>
 #include <ddp/optim/optimizer.hpp>
 #include <ddp/optim/sgd.hpp>
+#include <ddp/optim/slot_names.hpp>
 
 namespace ddp {
 
@@ -82,6 +83,11 @@ public:
     /// Of all others, and of a group; groups are numbered as given, all others come last.
     [[nodiscard]] double learning_rate() const { return groups_.back().optimizer.learning_rate(); }
     [[nodiscard]] double learning_rate(std::size_t group) const { return groups_[group].optimizer.learning_rate(); }
+
+    /// Of the slots that a group's optimizer uses; those of others with more are zero in its parameters.
+    [[nodiscard]] std::vector<std::string> slot_names(std::size_t group) const {
+        return detail::slot_names_of(groups_[group].optimizer);
+    }
 
     /// Covers the patterns and every member.
     [[nodiscard]] std::uint64_t hash() const {

@@ -75,6 +75,10 @@ struct sgd {
     bool nesterov = false;
 
     [[nodiscard]] std::size_t slot_count() const noexcept { return momentum != 0.0 ? 1 : 0; }
+    [[nodiscard]] slot_words slot_names() const noexcept {
+        static constexpr char const* names[] = {"momentum"};
+        return slot_words(names).first(slot_count());
+    }
     [[nodiscard]] double learning_rate() const noexcept { return lr; }
 
     /// Covers the algorithm's name and every hyper-parameter: ranks compare it.

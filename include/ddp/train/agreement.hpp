@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -127,6 +128,42 @@ task<> expect_agreement(lane<T> over, std::string_view description, agenda mine,
         over.phase(2).receive(words, rank, {&nothing, 1});
         co_await words;
     }
+}
+
+/// What ranks have agreed on: the hash of all that they are about to train, which their messages carry from then on, and a
+/// message context that is theirs alone.
+struct start_agreement {
+    std::uint64_t hash = 0;
+    std::uint32_t context = 0;
+};
+
+/// Compares what ranks are about to train. Throws comm_error, the same on every rank, where they differ.
+template <Transport T, Element E>
+start_agreement agree_on_start(communicator<T> const& comm, std::span<parameter<E> const> parameters, agenda mine) {
+    std::string const description = describe(parameters);
+    mine.parameters = digest().add(description).value();
+    mine.description = description.size();
+    operation_info what;
+    what.name = "data_parallel";
+    what.fingerprint = agree("data_parallel", 0, "", "");
+    start_agreement result;
+    comm.run([&] { return expect_agreement(comm.enter(what), description, mine, &result.context); });
+    digest all;
+    for (std::uint64_t const hash : mine.hashes) all.add(hash);
+    result.hash = all.add(mine.parameters).value();
+    return result;
+}
+
+/// Whether all ranks bring the same value.
+template <Transport T>
+bool all_alike(communicator<T> const& comm, char const* operation, std::uint64_t fingerprint, std::uint64_t value) {
+    std::vector<std::uint64_t> all(static_cast<std::size_t>(comm.size()));
+    all[static_cast<std::size_t>(comm.rank())] = value;
+    operation_info what;
+    what.name = operation;
+    what.fingerprint = fingerprint;
+    comm.run([&] { return all_gather_small(comm.enter(what), std::span<std::uint64_t>(all)); });
+    return std::all_of(all.begin(), all.end(), [&](std::uint64_t one) { return one == all.front(); });
 }
 
 }  // namespace ddp::detail

@@ -23,9 +23,8 @@ template <Element E>
     return std::shared_ptr<E[]>(raw, [](E* p) { ::operator delete(p, std::align_val_t{64}); });
 }
 
-namespace detail {
-
-/// Values and gradients of all parameters, placed by a layout. A bound model works in them and keeps them alive.
+/// Values and gradients of all parameters, placed by a layout. Copies share the memory. A bound model works in it and keeps
+/// it alive.
 template <Element E>
 class arena {
 public:
@@ -69,5 +68,4 @@ private:
     std::shared_ptr<void> owner_;
 };
 
-}  // namespace detail
 }  // namespace ddp

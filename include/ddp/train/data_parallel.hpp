@@ -11,27 +11,26 @@
 #include <span>
 #include <string>
 #include <thread>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <ddp/collective/algorithms/automatic_allreduce.hpp>
 #include <ddp/collective/broadcast.hpp>
 #include <ddp/comm/communicator.hpp>
-#include <ddp/core/digest.hpp>
+#include <ddp/core/function_ref.hpp>
+#include <ddp/exchange/choice.hpp>
 #include <ddp/kernel/kernel.hpp>
-#include <ddp/model/layout.hpp>
 #include <ddp/model/model.hpp>
-#include <ddp/model/parameter_list.hpp>
+#include <ddp/model/state_slice.hpp>
 #include <ddp/optim/optimizer.hpp>
+#include <ddp/optim/optimizer_model.hpp>
 #include <ddp/train/agreement.hpp>
-#include <ddp/train/arena.hpp>
 #include <ddp/train/bucket.hpp>
 #include <ddp/train/events.hpp>
 #include <ddp/train/options.hpp>
-#include <ddp/train/ready_reports.hpp>
-#include <ddp/train/reducer.hpp>
-#include <ddp/train/stepper.hpp>
+#include <ddp/train/replica.hpp>
+#include <ddp/train/step_engine.hpp>
+#include <ddp/train/step_observer.hpp>
 
 namespace ddp {
 
@@ -58,67 +57,40 @@ struct step_times {
 ///
 /// The constructor compares models and settings of all ranks, gives the model library memory to work in where it can be
 /// bound (otherwise gradients are copied out and values back in: two extra passes over each a step), and broadcasts rank
-/// 0's values. Gradients are reduced bucket by bucket while backward still runs.
+/// 0's values. Gradients are exchanged bucket by bucket while backward still runs.
 ///
-/// Model, communicator and trainer are destroyed in any order: a trainer holds the communicator. One thread calls it.
+/// Composed of a replica (the model and its passes) and a step_engine (what happens to gradients and values) over a
+/// communicator. Its type depends on model and transport only: what optimizes, exchanges and observes is chosen at run time.
+///
+/// Model, communicator and trainer are destroyed in any order: a trainer holds the communicator. One thread calls it. Any
+/// number of trainers may share a communicator, also within their steps; all ranks call them in the same order.
 /// Throws comm_error, the same on every rank; what the user's own model throws comes back as itself on that rank.
 /// After a comm_error the communicator has failed for good; completed_steps() and torn() say what the values are worth
-/// (ask between steps). Any number of trainers may share a communicator, also within their steps.
+/// (ask between steps).
 ///
 /// What each argument must be is said at the constructor, not here: Clang names the operation that is missing only there.
-template <class M, class Opt, class T, class A = automatic_allreduce, class Obs = null_observer>
+template <class M, class T>
 class data_parallel {
 public:
     using element = element_of<M>;
 
-    template <class Buckets = size_capped_buckets>
-        requires Model<M> && Transport<T> && OptimizerFor<Opt, element_of<M>> && AllreduceOver<A, T, element_of<M>> &&
-                     BucketPolicy<Buckets> && TrainingObserver<Obs>
+    /// `exchange` is an allreduce algorithm, or an exchange of one's own (ExchangeOver).
+    template <class Opt, class X = automatic_allreduce, class Buckets = size_capped_buckets, class Obs = null_observer>
+        requires Model<M> && Transport<T> && OptimizerFor<Opt, element_of<M>> &&
+                 AllreduceOver<detail::algorithm_among<X, element_of<M>>, T, element_of<M>> &&
+                 ExchangeOver<detail::exchange_among<X, element_of<M>>, T, element_of<M>> && BucketPolicy<Buckets> &&
+                 TrainingObserver<Obs>
     data_parallel(M& model, Opt optimizer, communicator<T> const& comm, training_options const& options = {},
-                  A algorithm = {}, Buckets const& buckets = {}, Obs observer = {})
-        : model_(model),
-          comm_(comm),
-          options_(options),
-          parameters_(detail::list_parameters(model)),
-          observer_(observer),
-          home_(std::this_thread::get_id()),
-          reports_(parameters_.size()) {
-        expect_uncontracted_kernels();
-        if constexpr (requires { optimizer.validate(); }) optimizer.validate();
-        options_.validate<element>();
-        std::vector<std::size_t> const groups =
-            detail::groups_of(optimizer, std::span<parameter<element> const>(parameters_));
-        std::vector<std::size_t> counts;
-        for (parameter<element> const& p : parameters_) counts.push_back(p.value.size());
-        std::size_t const grain = reducer_type::slice_grain(options_.norm_clip() != nullptr);
-        bucket_plan const plan = buckets.plan({counts, sizeof(element), grain});
-        memory_ = detail::arena<element>(layout(counts, plan.order, sizeof(element)));
-        detail::bucket_map map(plan, memory_.where(), grain);
-
-        detail::agenda mine;
-        mine.hashes = {version_number,
-                       detail::hash_of(model),
-                       map.hash(memory_.where()),
-                       digest{}.add(algorithm.name).add(detail::hash_of(algorithm)).value(),
-                       digest{}.add(optimizer.hash()).add(std::span<std::size_t const>(groups)).value(),
-                       options_.hash()};
-        comm_.exclusively([&] {  // it joins the scheduler, which the communication thread may be driving
-            reducer_ = std::make_unique<reducer_type>(
-                comm_.tasks(), comm_.members(), algorithm, optimizer, memory_.where(), std::move(map), options_,
-                ready_releases<M> && bound, memory_.gradients(), memory_.values(), observer_, groups);
-        });
-        try {
-            start(mine);
-        } catch (...) {
-            detach();
-            throw;
-        }
-    }
+                  X exchange = {}, Buckets const& buckets = {}, Obs observer = {})
+        : data_parallel(
+              model, comm, options, [&](bucket_request const& request) { return buckets.plan(request); },
+              step_parts<T, element>{detail::make_optimizer_model<element>(std::move(optimizer)),
+                                     detail::make_exchange_model<T, element>(std::move(exchange)),
+                                     detail::make_step_observer(std::move(observer))}) {}
     data_parallel(data_parallel const&) = delete;
     data_parallel& operator=(data_parallel const&) = delete;
     ~data_parallel() {
         if (begun_) comm_.fail("its program left a training step before the step had ended, perhaps by an exception");
-        end_step();
         detach();
     }
 
@@ -130,8 +102,8 @@ public:
         auto const since = clock::now();
         weigh(batch);
         begin(0);
-        double const loss = forward_quietly(batch, weight_);
-        backward_quietly();
+        double const loss = forward_weighed(batch);
+        backward_last();
         step_result const result = finish(loss);
         account(since);
         return result;
@@ -143,10 +115,10 @@ public:
         auto const since = clock::now();
         weight_ = 0;
         begin(accumulated_ == 0 ? 1 : 0);
-        backward_quietly();
+        backward_last();
         finish(0, true);
         account(since);
-        return !reducer_->everybody_done();
+        return !engine_->everybody_done();
     }
 
     // The calls behind step, for gradient accumulation and for loops of one's own:
@@ -156,16 +128,17 @@ public:
     template <class Batch>
         requires ModelFor<M, Batch>
     double forward(Batch const& batch) {
-        expect_intact();
+        replica_.expect_intact();
         weigh(batch);
-        return forward_quietly(batch, weight_);
+        return forward_weighed(batch);
     }
     /// Backward without communication: adds this batch to the next step's gradient.
     void accumulate() {
         DDP_EXPECTS(!begun_, "accumulate() comes before the synchronising backward(); finish() the step first");
         DDP_EXPECTS(weighed_,
                     "accumulate() goes back through trainer.forward(batch): call that first, not the model's");
-        run_backward(false);
+        weighed_ = false;
+        if (weight_ != 0) run_backward(false);
     }
     /// Backward that starts the reductions. Nothing may touch the model's values until finish().
     void backward() {
@@ -173,105 +146,112 @@ public:
         DDP_EXPECTS(weighed_ || accumulated_ != 0,
                     "backward() goes back through trainer.forward(batch): call that first, not the model's");
         begin(0);
-        backward_quietly();
+        backward_last();
     }
     /// Returns when all values are new. `loss` of the result is 0: forward returned it.
     step_result finish() { return finish(0); }
 
     /// Steps that changed the values. After a failure ranks may differ by one: those who had every gradient of a rank that
     /// then failed have completed the step. Equal numbers are equal bits.
-    [[nodiscard]] std::uint64_t completed_steps() const noexcept { return reducer_->updates(); }
+    [[nodiscard]] std::uint64_t completed_steps() const noexcept { return engine_->updates(); }
     /// After a failure: whether only some values took part in the step that failed. Such state must not be kept.
-    [[nodiscard]] bool torn() const noexcept { return reducer_->torn(); }
-    [[nodiscard]] M& model() noexcept { return model_; }
+    [[nodiscard]] bool torn() const noexcept { return engine_->torn(); }
+    [[nodiscard]] M& model() noexcept { return replica_.model(); }
     [[nodiscard]] communicator<T> const& comm() const noexcept { return comm_; }
     [[nodiscard]] step_times const& times() const noexcept { return times_; }
     void reset_times() noexcept { times_ = {}; }
 
     /// The parameters, their values in memory that is current between steps.
-    [[nodiscard]] std::span<parameter<element> const> parameters() const noexcept { return parameters_; }
+    [[nodiscard]] std::span<parameter<element> const> parameters() const noexcept { return replica_.parameters(); }
+
+    /// Shows each piece of state that is kept from step to step on this rank besides values and the number of steps: first the
+    /// optimizer's slots, by parameter; then what the exchange keeps. With update::sharded this rank holds slices: of all
+    /// ranks together every element is shown once; otherwise every rank shows all, and the same bits. What is shown may be
+    /// written. Between steps; local; allocates.
+    void for_each_state(state_visitor visit) {
+        DDP_EXPECTS(!begun_, "a step is under way: finish() it before its state is looked at");
+        engine_->for_each_state(visit);
+    }
 
     /// Digest of all values, in the order of parameters(). Local; cost: one pass over the values.
-    [[nodiscard]] std::uint64_t digest_of_values() const {
-        digest all;
-        for (parameter<element> const& p : parameters_) all.add(p.name).add(std::span<element const>(p.value));
-        return all.value();
-    }
+    [[nodiscard]] std::uint64_t digest_of_values() const { return replica_.digest_of_values(); }
     /// Collective: whether all ranks hold the same bits.
     [[nodiscard]] bool replicas_identical() {
-        std::vector<std::uint64_t> all(static_cast<std::size_t>(comm_.size()));
-        all[static_cast<std::size_t>(comm_.rank())] = digest_of_values();
-        operation_info what;
-        what.name = "replicas_identical";
-        what.fingerprint = reducer_->hash();
-        comm_.run([&] { return all_gather_small(comm_.enter(what), std::span<std::uint64_t>(all)); });
-        return std::all_of(all.begin(), all.end(), [&](std::uint64_t d) { return d == all.front(); });
+        return detail::all_alike(comm_, "replicas_identical", engine_->hash(), digest_of_values());
     }
 
 private:
-    using reducer_type = reducer<T, element, Opt, A, Obs>;
-    static constexpr bool bound = BindableModel<M>;
+    data_parallel(M& model, communicator<T> const& comm, training_options const& options,
+                  function_ref<bucket_plan(bucket_request const&)> planner, step_parts<T, element> parts)
+        : comm_(comm), options_(options), replica_(model), home_(std::this_thread::get_id()) {
+        expect_uncontracted_kernels();
+        parts.optimizer->validate();
+        options_.template validate<element>();
+        std::vector<std::size_t> const counts = replica_.counts();
+        std::size_t const grain = step_engine<T, element>::slice_grain(options_.norm_clip() != nullptr);
+        bucket_plan const plan = planner({counts, sizeof(element), grain});
+        arena<element> const memory = replica_.make_arena(plan.order);
+        memory_ = memory.owner();
+        detail::bucket_map map(plan, memory.where(), grain);
 
-    /// Ranks agree, rank 0's values go everywhere, the model moves into our memory.
-    void start(detail::agenda mine) {
-        copy_values_in();
-        std::string const description = detail::describe(std::span<parameter<element> const>(parameters_));
-        mine.parameters = digest().add(description).value();
-        mine.description = description.size();
-        operation_info what;
-        what.name = "data_parallel";
-        what.fingerprint = detail::agree("data_parallel", 0, "", "");
-        std::uint32_t context = 0;
-        comm_.run([&] { return detail::expect_agreement(comm_.enter(what), description, mine, &context); });
-        if (comm_.size() > 1) broadcast(comm_, memory_.values(), 0);
-        digest all;
-        for (std::uint64_t const hash : mine.hashes) all.add(hash);
-        reducer_->agree_on(all.add(mine.parameters).value(), context);
-        if constexpr (bound) memory_.bind(model_, std::span(parameters_));
-        values_changed();
-    }
-    void copy_values_in() {
-        for (std::size_t i = 0; i < parameters_.size(); ++i)
-            std::copy(parameters_[i].value.begin(), parameters_[i].value.end(), memory_.value(i).begin());
-    }
-    void values_changed() {
-        for (std::size_t i = 0; i < parameters_.size(); ++i) {
-            if constexpr (!bound)
-                std::copy(memory_.value(i).begin(), memory_.value(i).end(), parameters_[i].value.begin());
-            if constexpr (requires { model_.stepped(i); }) model_.stepped(i);
+        detail::agenda mine;
+        mine.hashes = {version_number,
+                       detail::hash_of(model),
+                       map.hash(memory.where()),
+                       digest{}.add(parts.exchange->name()).add(parts.exchange->hash()).value(),
+                       0,
+                       options_.hash()};
+        step_subject<element> subject{
+            memory.where(),     std::move(map), parameters(), options_, ready_releases<M> && replica<M>::bound,
+            memory.gradients(), memory.values()};
+        comm_.exclusively([&] {  // it joins the scheduler, which the communication thread may be driving
+            engine_ = std::make_unique<step_engine<T, element>>(comm_.tasks(), comm_.members(), std::move(subject),
+                                                                std::move(parts));
+        });
+        try {
+            mine.hashes[4] = engine_->optimizer_hash();
+            detail::start_agreement const agreed = detail::agree_on_start(comm_, parameters(), mine);
+            engine_->agree_on(agreed.hash, agreed.context);
+            if (comm_.size() > 1) broadcast(comm_, memory.values(), 0);
+            replica_.attach(memory);
+        } catch (...) {
+            detach();
+            throw;
         }
     }
     void detach() noexcept {
         comm_.exclusively([&] {
             // The transport of a failed communicator may not have let go of what was posted.
-            if (comm_.tasks().failed()) comm_.keep(memory_.owner());
-            if (!reducer_->idle()) {  // its coroutines end before it does
+            if (comm_.tasks().failed()) {
+                comm_.keep(memory_);
+                comm_.keep(engine_->posted_memory());
+            }
+            if (!engine_->idle()) {  // its coroutines end before it does
                 comm_.tasks().fail(failure_kind::threw, errc::remote_exception, -1, "a trainer ended within a step");
                 comm_.tasks().pump();
             }
-            reducer_.reset();
+            engine_.reset();
         });
     }
 
     void begin(std::uint64_t done) {
         DDP_EXPECTS(!begun_, "a step is under way: finish() it before the next one begins");
         comm_.check();
-        expect_intact();
-        if constexpr (!bound) copy_values_in();  // the user may have changed them
+        replica_.expect_intact();
+        replica_.copy_values_in();  // the user may have changed them
+        // Another trainer's step may have begun and not been entered yet: all ranks enter them in the order of the calls.
+        if (comm_.tasks().has_mail()) comm_.exclusively([&] { comm_.tasks().pump(); });
         begun_ = true;
-        reducer_->begin({.weight = accumulated_ + weight_, .done = done});
+        engine_->begin({.weight = accumulated_ + weight_, .done = done});
         move_on();
     }
-    void end_step() noexcept { begun_ = false; }
-    void expect_intact() {
-        if constexpr (requires { model_.intact(); })
-            DDP_EXPECTS(model_.intact(),
-                        "the model's memory is no longer the library's: something re-seated its "
-                        "tensors. Make a new trainer after loading or converting a model.");
+    void leave_step() noexcept {
+        begun_ = false;
+        engine_->end();
     }
     template <class Batch>
     void weigh(Batch const& batch) {
-        tell_peers([&] { weight_ = weight_of(model_, batch); });
+        tell_peers([&] { weight_ = weight_of(model(), batch); });
         weighed_ = true;
     }
     /// There is mail: somebody has to fetch it.
@@ -283,78 +263,59 @@ private:
     }
 
     template <class Batch>
-    double forward_quietly(Batch const& batch, std::uint64_t weight) {
-        if (weight == 0) return 0;  // skipped; backward will be as well
+    double forward_weighed(Batch const& batch) {
+        if (weight_ == 0) return 0;  // skipped; backward will be as well
         return tell_peers([&] {
-            if constexpr (requires { model_.begin_step(std::uint64_t{}); })
-                if (accumulated_ == 0) model_.begin_step(reducer_->updates());
-            return static_cast<double>(model_.forward(batch));
+            if (accumulated_ == 0) replica_.begin_step(engine_->updates());
+            return replica_.forward(batch);
         });
     }
 
-    void backward_quietly() {
+    void backward_last() {
         run_backward(true);
-        reducer_->backward_done();
+        engine_->backward_done();
         move_on();
     }
-    void run_backward(bool synchronise) {
+    void run_backward(bool last) {
         weighed_ = false;
-        bool const assigns = accumulated_ == 0;
-        if (weight_ != 0) {
-            reports_.start_pass();
-            pass<element> const how{.scale = static_cast<element>(weight_), .accumulate = !assigns};
-            tell_peers(
-                [&] { model_.backward(how, [this, synchronise](std::size_t i) { this->ready(i, synchronise); }); });
-            for (std::size_t i = 0; i < parameters_.size(); ++i)
-                if (reports_.missing(i) && options_.unused == unused::allowed) {
-                    if (assigns) std::fill(parameters_[i].gradient.begin(), parameters_[i].gradient.end(), element(0));
-                    ready(i, synchronise);
-                }
-            expect_all_reported();
-            accumulated_ += std::exchange(weight_, 0);
-        } else if (synchronise) {
-            // No samples in this batch: what was accumulated stands; nothing at all is +0.
-            for (std::size_t i = 0; i < parameters_.size(); ++i) {
-                if (assigns) std::fill(parameters_[i].gradient.begin(), parameters_[i].gradient.end(), element(0));
-                hand_over(i);
+        std::string complaint;
+        tell_peers([&] {
+            try {
+                replica_.backward(
+                    {.weight = weight_, .accumulate = accumulated_ != 0, .last = last, .unused = options_.unused},
+                    [this](std::size_t i) noexcept {
+                        if (engine_->ready(i)) move_on();
+                    });
+            } catch (gradient_error const& e) {
+                complaint = e.complaint();
             }
+        });
+        if (!complaint.empty()) {
+            leave_step();
+            complaint = "rank " + std::to_string(comm_.rank()) + ": " + complaint;
+            comm_.exclusively(
+                [&] { comm_.tasks().fail(failure_kind::mismatch, errc::gradient, comm_.rank(), complaint); });
+            comm_.check();
         }
-    }
-
-    /// Called by the model. Never throws.
-    void ready(std::size_t i, bool synchronise) noexcept {
-        if (reports_.add(i) && synchronise) hand_over(i);
-    }
-    void hand_over(std::size_t i) noexcept {
-        if constexpr (!bound)
-            std::copy(parameters_[i].gradient.begin(), parameters_[i].gradient.end(), memory_.gradient(i).begin());
-        if (reducer_->ready(i)) move_on();
-    }
-    void expect_all_reported() {
-        if (reports_.each_once()) return;  // before any word is allocated
-        std::string const complaint =
-            reports_.complaint(comm_.rank(), std::span<parameter<element> const>(parameters_));
-        end_step();
-        comm_.exclusively([&] { comm_.tasks().fail(failure_kind::mismatch, errc::gradient, comm_.rank(), complaint); });
-        comm_.check();
+        accumulated_ += std::exchange(weight_, 0);
     }
 
     step_result finish(double loss, bool may_be_empty = false) {
         DDP_EXPECTS(begun_, "finish() ends a step that backward() has begun");
         auto const since = clock::now();
-        end_step();
-        reducer_->await_from(since);
+        leave_step();
+        engine_->await_from(since);
         comm_.run([&] {
-            reducer_->collect();
-            return reducer_->finished();
+            engine_->collect();
+            return engine_->finished();
         });
-        times_.stepped += reducer_->stepped_late();
-        times_.waited += clock::now() - since - reducer_->stepped_late();
+        times_.stepped += engine_->stepped_late();
+        times_.waited += clock::now() - since - engine_->stepped_late();
         accumulated_ = 0;
-        step_result const result{loss, reducer_->weight(), reducer_->gradient_norm()};
+        step_result const result{loss, engine_->weight(), engine_->gradient_norm()};
         if (result.weight != 0)
-            values_changed();
-        else if (!may_be_empty || !reducer_->everybody_done())
+            replica_.values_changed();
+        else if (!may_be_empty || !engine_->everybody_done())
             throw error(errc::no_samples,
                         "the batch is empty on every rank: there is no mean over no samples. Nothing was changed; a "
                         "rank that is out of data calls step() without a batch.");
@@ -374,25 +335,22 @@ private:
         } catch (...) {
             thrown = std::current_exception();
         }
-        end_step();
+        leave_step();
         comm_.fail(thrown);
         std::rethrow_exception(thrown);
     }
 
-    M& model_;
     communicator<T> comm_;
     training_options options_;
-    std::vector<parameter<element>> parameters_;
-    Obs observer_;
+    replica<M> replica_;
     std::thread::id home_;
-    detail::arena<element> memory_;
-    std::unique_ptr<reducer_type> reducer_;
+    std::shared_ptr<void> memory_;  // the arena
+    std::unique_ptr<step_engine<T, element>> engine_;
 
     std::uint64_t weight_ = 0;       // of the batch that forward saw last
     std::uint64_t accumulated_ = 0;  // of the passes since the last step
     bool weighed_ = false;           // there was a forward that no backward has gone through yet
     bool begun_ = false;
-    detail::ready_reports reports_;
     step_times times_;
 };
 

@@ -39,15 +39,14 @@ public:
         return std::sqrt(tree_sum(norms_));
     }
 
-    /// The first block at or behind an arena position that is a cut.
+    /// The first block at or behind an arena position that is a cut. Cost: a binary search.
     [[nodiscard]] std::size_t block_at(std::size_t position) const noexcept {
-        std::size_t block = 0;
-        for (std::size_t const i : layout_.order()) {
-            if (layout_.begin(i) >= position) break;
-            std::size_t const inside = std::min(position, layout_.end(i)) - layout_.begin(i);
-            block = layout_.first_block(i) + norm_blocks(inside);
-        }
-        return block;
+        std::span<std::size_t const> const order = layout_.order();
+        auto const after = std::partition_point(order.begin(), order.end(),
+                                                [&](std::size_t i) { return layout_.begin(i) < position; });
+        if (after == order.begin()) return 0;
+        std::size_t const i = *(after - 1);
+        return layout_.first_block(i) + norm_blocks(std::min(position, layout_.end(i)) - layout_.begin(i));
     }
     [[nodiscard]] std::span<double> squares(std::size_t first, std::size_t count) noexcept {
         return std::span<double>(squares_).subspan(first, count);

@@ -10,18 +10,13 @@
 #include <ddp/core/digest.hpp>
 #include <ddp/optim/clip.hpp>
 #include <ddp/optim/schedule.hpp>
+#include <ddp/train/ready_reports.hpp>
 
 namespace ddp {
 
 /// Who steps what: everybody everything; or each rank its slice of every bucket, after which new values travel instead
 /// of gradients. The same bits; sharded divides optimizer state and its arithmetic by the number of ranks.
 enum class update : std::uint8_t { replicated, sharded };
-
-/// What to do about a parameter that backward does not report.
-enum class unused : std::uint8_t {
-    error,    ///< the step fails on all ranks, and the error names the parameter
-    allowed,  ///< its gradient is +0 in an assigning pass, and stays what it is in an accumulating one
-};
 
 /// The same on all ranks, which is checked.
 struct training_options {
@@ -30,6 +25,9 @@ struct training_options {
     schedule rate = {};                 ///< factor of the optimizer's learning rate, by update
     ddp::unused unused = ddp::unused::error;
     std::size_t buckets_in_flight = 4;  ///< bounds the memory of the reductions under way
+    /// Bytes of values that are stepped at once, at most. After each quarter of it the network is looked after, so that
+    /// heartbeats go out, and new values travel while others are stepped. The same bits for any; may differ between ranks.
+    std::size_t step_piece_bytes = std::size_t{1} << 20;
 
     // Which kind of clipping there is; null if it is another, or none.
     [[nodiscard]] clip_by_global_norm const* norm_clip() const noexcept {

@@ -8,11 +8,32 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include <ddp/core/error.hpp>
 #include <ddp/model/model.hpp>
 
-namespace ddp::detail {
+namespace ddp {
+
+/// What to do about a parameter that backward does not report.
+enum class unused : std::uint8_t {
+    error,    ///< the step fails on all ranks, and the error names the parameter
+    allowed,  ///< its gradient is +0 in an assigning pass, and stays what it is in an accumulating one
+};
+
+/// Backward left a gradient out, or reported one twice. The text names the parameter.
+class gradient_error : public error {
+public:
+    explicit gradient_error(std::string complaint)
+        : error(errc::gradient, complaint), complaint_(std::move(complaint)) {}
+    [[nodiscard]] std::string const& complaint() const noexcept { return complaint_; }
+
+private:
+    std::string complaint_;
+};
+
+namespace detail {
 
 /// One byte a parameter. add() is what a model's ready(i) reaches: it never throws, whatever i is.
 class ready_reports {
@@ -36,8 +57,8 @@ public:
 
     /// What to say where not each_once().
     template <Element E>
-    [[nodiscard]] std::string complaint(int rank, std::span<parameter<E> const> parameters) const {
-        std::string const begin = "rank " + std::to_string(rank) + ": backward ";
+    [[nodiscard]] std::string complaint(std::span<parameter<E> const> parameters) const {
+        std::string const begin = "backward ";
         if (stray_)
             return begin + "reported parameter #" + std::to_string(*stray_) + ", but the model has " +
                    std::to_string(parameters.size()) + ": ready(i) takes the index in parameters()";
@@ -58,4 +79,5 @@ private:
     std::optional<std::size_t> stray_;  // an index that is no parameter's
 };
 
-}  // namespace ddp::detail
+}  // namespace detail
+}  // namespace ddp

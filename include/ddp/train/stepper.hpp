@@ -1,73 +1,125 @@
 /// \file
-/// The optimizer's step over any range of the arena, group by group, with the optimizer's state.
+/// stepper: an optimizer's step over ranges of the arena, group by group, and the optimizer's state for them.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <ddp/core/contract.hpp>
+#include <ddp/core/digest.hpp>
 #include <ddp/model/layout.hpp>
 #include <ddp/model/model.hpp>
+#include <ddp/model/state_slice.hpp>
 #include <ddp/optim/optimizer.hpp>
+#include <ddp/optim/optimizer_model.hpp>
 
-namespace ddp::detail {
+namespace ddp {
 
-/// The group of each parameter, where the optimizer has groups; empty where it has none.
-template <class Opt, Element E>
-[[nodiscard]] std::vector<std::size_t> groups_of(Opt const& optimizer, std::span<parameter<E> const> parameters) {
-    if constexpr (requires { optimizer.groups_of(parameters); }) {
-        std::vector<std::size_t> groups = optimizer.groups_of(parameters);
-        DDP_EXPECTS(groups.size() == parameters.size(),
-                    "the optimizer's groups_of() must return one group a parameter");
-        return groups;
-    } else {
-        static_assert(
-            !requires { &Opt::groups_of; },
-            "groups_of of an optimizer is const and takes a std::span<ddp::parameter<E> const>");
-        return {};
-    }
-}
+/// What one update is told besides the elements.
+struct update_info {
+    std::uint64_t update = 1;     ///< counts from 1
+    double rate_factor = 1;       ///< of each group's own learning rate: the schedule's
+    double gradient_scale = 1.0;  ///< multiplies each gradient first
+};
 
-/// Owns slot_count() arrays of state, for the elements that this rank steps: with update::sharded its slices only.
+/// Owns slot_count() arrays of state for the elements that are stepped here: all of the arena's, or some ranges. Needs no
+/// communicator:
+///
+///     ddp::stepper<float> local(ddp::sgd{.lr = 0.1f}, net.where(), net.parameters());
+///     local.step({.update = ++n, .gradient_scale = 1.0 / samples}, net.gradients(), net.values());
+///
 /// Allocates in the constructor and in hold().
-template <Element E, OptimizerFor<E> Opt>
+template <Element E>
 class stepper {
 public:
-    /// `groups` has the group of each parameter; empty: there is one.
-    stepper(Opt const& optimizer, layout const& where, std::vector<std::size_t> const& groups)
-        : optimizer_(optimizer), slots_(optimizer.slot_count()) {
+    /// With state for the whole arena, zero.
+    template <OptimizerFor<E> Opt>
+    stepper(Opt const& optimizer, layout const& where, std::span<parameter<E> const> parameters)
+        : stepper(detail::make_optimizer_model<E>(optimizer), where, parameters) {
+        arena_range const all{0, where.size()};
+        hold(std::span(&all, 1));
+    }
+    /// Without state: hold() comes next.
+    stepper(std::unique_ptr<detail::optimizer_model<E>> optimizer, layout const& where,
+            std::span<parameter<E> const> parameters)
+        : optimizer_(std::move(optimizer)) {
+        optimizer_->validate();
+        slots_.resize(optimizer_->slot_count());
+        groups_ = optimizer_->groups_of(parameters);
+        for (std::size_t i = 0; i < parameters.size(); ++i) (void)optimizer_->slot_names(group_of(i));  // as promised?
         for (std::size_t const i : where.order()) {
-            std::size_t const group = groups.empty() ? 0 : groups[i];
+            std::size_t const group = group_of(i);
             if (where.count(i) == 0 || (!runs_.empty() && runs_.back().group == group)) continue;
             if (!runs_.empty()) runs_.back().end = where.begin(i);
             runs_.push_back({where.size(), group});
         }
     }
 
-    /// State for this many elements, zero.
-    void hold(std::size_t elements) {
-        elements_ = elements;
-        state_.assign(elements * slots_.size(), E(0));
+    /// State for these ranges, zero. They ascend and do not overlap.
+    void hold(std::span<arena_range const> ranges) {
+        held_.clear();
+        std::size_t total = 0;
+        for (arena_range const& range : ranges) {
+            if (range.size() == 0) continue;
+            DDP_EXPECTS(held_.empty() || held_.back().in_arena.end <= range.begin,
+                        "stepper: the ranges that are held must ascend and not overlap");
+            held_.push_back({range, total});
+            total += range.size();
+        }
+        elements_ = total;
+        state_.assign(total * slots_.size(), E(0));
     }
 
-    /// Steps values[from, to) of the arena; its state begins at element `state`. `factor` is the schedule's.
-    void step(std::uint64_t update, double factor, double gradient_scale, std::span<E const> gradients,
-              std::span<E> values, std::size_t from, std::size_t to, std::size_t state) {
+    /// Steps values[from, to) of the arena, which lies in one of the ranges held. The same bits in one piece or in many.
+    void step(update_info const& how, std::span<E const> gradients, std::span<E> values, std::size_t from,
+              std::size_t to) {
+        if (from == to) return;
+        std::size_t state = state_at(from, to);
         auto run = std::upper_bound(runs_.begin(), runs_.end(), from,
                                     [](std::size_t at, group_run const& r) { return at < r.end; });
         for (std::size_t count = 0; from != to; from += count, state += count, ++run) {
             count = std::min(to, run->end) - from;
             for (std::size_t k = 0; k < slots_.size(); ++k)
                 slots_[k] = std::span<E>(state_).subspan(k * elements_ + state, count);
-            step_info const info{.step = update,
-                                 .learning_rate = base_rate(run->group) * factor,
-                                 .gradient_scale = gradient_scale,
+            step_info const info{.step = how.update,
+                                 .learning_rate = optimizer_->learning_rate(run->group) * how.rate_factor,
+                                 .gradient_scale = how.gradient_scale,
                                  .group = run->group};
-            optimizer_.step(info, gradients.subspan(from, count), values.subspan(from, count), slot_spans<E>(slots_));
+            optimizer_->step(info, gradients.subspan(from, count), values.subspan(from, count), slot_spans<E>(slots_));
         }
+    }
+    /// Steps everything that is held.
+    void step(update_info const& how, std::span<E const> gradients, std::span<E> values) {
+        for (held_range const& range : held_) step(how, gradients, values, range.in_arena.begin, range.in_arena.end);
+    }
+
+    /// Shows each slot of each parameter that has elements here, in the order of the arena. `where` and `parameters` are
+    /// those of the constructor.
+    void for_each_state(layout const& where, std::span<parameter<E> const> parameters, state_visitor visit) {
+        for (held_range const& range : held_)
+            where.for_each_in(
+                range.in_arena.begin, range.in_arena.end, [&](std::size_t i, std::size_t a, std::size_t z) {
+                    std::vector<std::string> const names = optimizer_->slot_names(group_of(i));
+                    std::size_t const state = range.state + (a - range.in_arena.begin);
+                    for (std::size_t k = 0; k < names.size(); ++k)
+                        visit({.of = parameters[i].name,
+                               .name = names[k],
+                               .shape = parameters[i].shape,
+                               .type = element_type_of<E>(),
+                               .begin = a - where.begin(i),
+                               .bytes = as_mutable_bytes(std::span<E>(state_).subspan(k * elements_ + state, z - a))});
+                });
+    }
+
+    /// Of the optimizer and of how it groups the parameters: ranks compare it.
+    [[nodiscard]] std::uint64_t hash() const {
+        return digest{}.add(optimizer_->hash()).add(std::span<std::size_t const>(groups_)).value();
     }
 
 private:
@@ -76,18 +128,27 @@ private:
         std::size_t end;
         std::size_t group;
     };
-    [[nodiscard]] double base_rate(std::size_t group) const {
-        if constexpr (requires { optimizer_.learning_rate(group); })
-            return optimizer_.learning_rate(group);
-        else
-            return optimizer_.learning_rate();
+    struct held_range {
+        arena_range in_arena;
+        std::size_t state;  // where its state begins in each slot
+    };
+
+    [[nodiscard]] std::size_t group_of(std::size_t i) const noexcept { return groups_.empty() ? 0 : groups_[i]; }
+    [[nodiscard]] std::size_t state_at(std::size_t from, std::size_t to) const {
+        auto const range = std::upper_bound(held_.begin(), held_.end(), from,
+                                            [](std::size_t at, held_range const& r) { return at < r.in_arena.end; });
+        DDP_EXPECTS(range != held_.end() && range->in_arena.begin <= from && to <= range->in_arena.end,
+                    "stepper: only what is held can be stepped, one range at a time");
+        return range->state + (from - range->in_arena.begin);
     }
 
-    Opt optimizer_;
+    std::unique_ptr<detail::optimizer_model<E>> optimizer_;
+    std::vector<std::size_t> groups_;  // of each parameter; empty: there is one
+    std::vector<group_run> runs_;      // they cover the arena
+    std::vector<held_range> held_;     // ascending
     std::size_t elements_ = 0;
     std::vector<E> state_;
     std::vector<std::span<E>> slots_;
-    std::vector<group_run> runs_;  // they cover the arena
 };
 
-}  // namespace ddp::detail
+}  // namespace ddp

@@ -1,5 +1,5 @@
-// Hundreds of reducers in one thread, on virtual time: the same bits on every rank, as on one, and as over threads.
-#include <ddp/train/reducer.hpp>
+// Hundreds of engines in one thread, on virtual time: the same bits on every rank, as on one, and as over threads.
+#include <ddp/train/step_engine.hpp>
 
 #include <chrono>
 #include <cmath>
@@ -13,6 +13,7 @@
 #include <ddp/collective/algorithms/direct_allreduce.hpp>
 #include <ddp/collective/algorithms/recursive_doubling_allreduce.hpp>
 #include <ddp/comm/communicator.hpp>
+#include <ddp/exchange/choice.hpp>
 #include <ddp/optim/sgd.hpp>
 #include <ddp/sim/cluster.hpp>
 #include <ddp/transport/inproc.hpp>
@@ -34,27 +35,30 @@ struct setup {
     bool random_floats = false;  // else small integers, whose sum is exact in any order
 };
 
-/// A model of some thousand floats, as a reducer sees it.
-struct replica {
-    explicit replica(setup const& how) : how_(how), where({1000, 37, 4096 + 70, 3, 0, 900}, {}, sizeof(float)) {
+/// A model of some thousand floats, as an engine sees it.
+struct subject {
+    explicit subject(setup const& how) : how_(how), where({1000, 37, 4096 + 70, 3, 0, 900}, {}, sizeof(float)) {
         options.update = how.update;
         if (how.clip) options.clip = clip_by_global_norm{.max_norm = 0.25};
         options.buckets_in_flight = 2;
         gradients.resize(where.size());
         values.assign(where.size(), 1.0f);
+        for (std::size_t i = 0; i < where.parameters(); ++i)
+            parameters.push_back({"p" + std::to_string(i), {where.count(i)}, {}, {}});
     }
-    template <class T, class A>
-    auto make(scheduler<T>& on, A algorithm) {
-        std::size_t const grain = reducer<T, float, sgd, A>::slice_grain(how_.clip);
+    template <class T, class X>
+    auto make(scheduler<T>& on, X exchange) {
+        std::size_t const grain = step_engine<T, float>::slice_grain(how_.clip);
         std::vector<std::size_t> counts;
         for (std::size_t i = 0; i < where.parameters(); ++i) counts.push_back(where.count(i));
         bucket_plan const plan =
             size_capped_buckets{.cap_bytes = 6000, .first_bytes = 1500}.plan({counts, sizeof(float), grain});
         detail::bucket_map const buckets(plan, where, grain);
         bucket_count = buckets.count();
-        return std::make_unique<reducer<T, float, sgd, A>>(on, on.world(), algorithm, sgd{.lr = 0.5, .momentum = 0.5},
-                                                           where, buckets, options, false, std::span<float>(gradients),
-                                                           std::span<float>(values), none);
+        return std::make_unique<step_engine<T, float>>(
+            on, on.world(), step_subject<float>{where, buckets, parameters, options, false, gradients, values},
+            step_parts<T, float>{detail::make_optimizer_model<float>(sgd{.lr = 0.5, .momentum = 0.5}),
+                                 detail::make_exchange_model<T, float>(exchange)});
     }
     /// What rank `rank` adds to element k of parameter i.
     [[nodiscard]] float addend(std::size_t rank, std::size_t step, std::size_t i, std::size_t k) const {
@@ -74,17 +78,15 @@ struct replica {
     layout where;
     training_options options;
     std::vector<float> gradients, values;
+    std::vector<parameter<float>> parameters;
     std::size_t bucket_count = 0;
     std::vector<double> norms;
-    null_observer none;
 };
 
-template <class A>
-using virtual_reducer = reducer<virtual_transport, float, sgd, A>;
+using virtual_engine = step_engine<virtual_transport, float>;
 
-/// The reducer is not this coroutine's own: after a failure its coroutines end beside this one.
-template <class A>
-task<> train(virtual_cluster* cluster, scheduler<virtual_transport>* on, replica* mine, virtual_reducer<A>* work) {
+/// The engine is not this coroutine's own: after a failure its coroutines end beside this one.
+task<> train(virtual_cluster* cluster, scheduler<virtual_transport>* on, subject* mine, virtual_engine* work) {
     auto const rank = static_cast<std::size_t>(on->rank());
     for (std::size_t step = 0; step < steps; ++step) {
         work->begin({.weight = 1 + rank % 3, .done = 0});
@@ -103,8 +105,8 @@ task<> train(virtual_cluster* cluster, scheduler<virtual_transport>* on, replica
 }
 
 template <class A>
-cluster_outcome run_on(virtual_cluster& cluster, std::vector<std::unique_ptr<replica>> const& all, A algorithm) {
-    std::vector<std::unique_ptr<virtual_reducer<A>>> work;
+cluster_outcome run_on(virtual_cluster& cluster, std::vector<std::unique_ptr<subject>> const& all, A algorithm) {
+    std::vector<std::unique_ptr<virtual_engine>> work;
     for (int r = 0; r < cluster.size(); ++r)
         work.push_back(all[static_cast<std::size_t>(r)]->make(cluster.scheduler_of(r), algorithm));
     return cluster.run([&](int rank, auto& on) {
@@ -120,10 +122,10 @@ std::uint64_t total_weight(std::size_t ranks) {
 }
 
 template <class A>
-std::vector<std::unique_ptr<replica>> on_virtual_time(int ranks, setup const& how, A algorithm,
+std::vector<std::unique_ptr<subject>> on_virtual_time(int ranks, setup const& how, A algorithm,
                                                       network_model const& network = {}) {
-    std::vector<std::unique_ptr<replica>> all;
-    for (int r = 0; r < ranks; ++r) all.push_back(std::make_unique<replica>(how));
+    std::vector<std::unique_ptr<subject>> all;
+    for (int r = 0; r < ranks; ++r) all.push_back(std::make_unique<subject>(how));
     virtual_cluster cluster(ranks, network);
     auto const outcome = run_on(cluster, all, algorithm);
     for (auto const& r : outcome.ranks) REQUIRE((r.finished && !r.verdict));
@@ -131,11 +133,11 @@ std::vector<std::unique_ptr<replica>> on_virtual_time(int ranks, setup const& ho
 }
 
 template <class A>
-std::vector<std::unique_ptr<replica>> over_threads(int ranks, setup const& how, A algorithm) {
+std::vector<std::unique_ptr<subject>> over_threads(int ranks, setup const& how, A algorithm) {
     return test::run_ranks(
         ranks,
         [&](communicator<inproc_transport>& comm) {
-            auto mine = std::make_unique<replica>(how);
+            auto mine = std::make_unique<subject>(how);
             auto const rank = static_cast<std::size_t>(comm.rank());
             decltype(mine->make(comm.tasks(), algorithm)) work;
             comm.exclusively([&] { work = mine->make(comm.tasks(), algorithm); });
@@ -160,8 +162,8 @@ std::vector<std::unique_ptr<replica>> over_threads(int ranks, setup const& how, 
 }
 
 /// One rank that has the sum of everybody's gradients, and everybody's weight.
-replica alone(std::size_t ranks, setup const& how) {
-    replica mine(how);
+subject alone(std::size_t ranks, setup const& how) {
+    subject mine(how);
     virtual_cluster cluster(1);
     auto const work = mine.make(cluster.scheduler_of(0), direct_allreduce{});
     for (std::size_t step = 0; step < steps; ++step) {
@@ -183,12 +185,12 @@ replica alone(std::size_t ranks, setup const& how) {
 
 }  // namespace
 
-TEST_CASE("hundreds of reducers train alike on virtual time, and as one rank with all gradients", "[train][sim]") {
+TEST_CASE("hundreds of engines train alike on virtual time, and as one rank with all gradients", "[train][sim]") {
     auto const update = GENERATE(ddp::update::replicated, ddp::update::sharded);
     bool const clip = GENERATE(false, true);
     setup const how{.update = update, .clip = clip};
     constexpr int ranks = 200;
-    replica const one = alone(ranks, how);
+    subject const one = alone(ranks, how);
     CHECK(one.bucket_count >= (clip ? 2 : 4));
     CHECK((one.norms[0] > 0.25) == clip);
     CHECK(one.values != std::vector<float>(one.values.size(), 1.0f));
@@ -198,13 +200,13 @@ TEST_CASE("hundreds of reducers train alike on virtual time, and as one rank wit
     CHECK(different == 0);
 }
 
-TEST_CASE("reducers over the direct algorithm agree at awkward rank counts, whatever the delays", "[train][sim]") {
+TEST_CASE("engines over the direct algorithm agree at awkward rank counts, whatever the delays", "[train][sim]") {
     auto const update = GENERATE(ddp::update::replicated, ddp::update::sharded);
     bool const clip = GENERATE(false, true);
     int const ranks = GENERATE(2, 7, 33);
     setup const how{.update = update, .clip = clip};
     CAPTURE(ranks, clip);
-    replica const one = alone(static_cast<std::size_t>(ranks), how);
+    subject const one = alone(static_cast<std::size_t>(ranks), how);
     for (std::uint64_t seed = 0; seed < 3; ++seed) {
         network_model const network{.extra_delay = 400us, .early_bytes = seed == 1 ? 0u : 1u << 20, .seed = seed};
         auto const all = on_virtual_time(ranks, how, direct_allreduce{.chunk_bytes = 512}, network);
@@ -221,7 +223,7 @@ TEST_CASE("virtual time and threads give the same bits for random floats", "[tra
     setup const second{.update = ddp::update::sharded, .clip = clip, .random_floats = true};
     CAPTURE(ranks, clip);
     auto const reference = over_threads(ranks, first, direct_allreduce{});
-    auto const same = [&](std::vector<std::unique_ptr<replica>> const& all) {
+    auto const same = [&](std::vector<std::unique_ptr<subject>> const& all) {
         for (auto const& r : all)
             if (r->values != reference[0]->values || r->norms != reference[0]->norms) return false;
         return true;
@@ -234,7 +236,7 @@ TEST_CASE("virtual time and threads give the same bits for random floats", "[tra
     CHECK(same(on_virtual_time(ranks, second, recursive_doubling_allreduce{}, {.extra_delay = 1ms, .seed = 4})));
 }
 
-TEST_CASE("a rank killed anywhere in a step is named by the reducers that are left, and none of them goes on",
+TEST_CASE("a rank killed anywhere in a step is named by the engines that are left, and none of them goes on",
           "[train][sim][faults]") {
     auto const update = GENERATE(ddp::update::replicated, ddp::update::sharded);
     setup const how{.update = update, .clip = true};
@@ -242,8 +244,8 @@ TEST_CASE("a rank killed anywhere in a step is named by the reducers that are le
     for (int const ranks : {2, 3, 5})
         for (std::uint64_t k = 1; k < 400; k += ranks == 2 ? 1 : 7) {
             int const victim = static_cast<int>(k) % ranks;
-            std::vector<std::unique_ptr<replica>> all;
-            for (int r = 0; r < ranks; ++r) all.push_back(std::make_unique<replica>(how));
+            std::vector<std::unique_ptr<subject>> all;
+            for (int r = 0; r < ranks; ++r) all.push_back(std::make_unique<subject>(how));
             virtual_cluster cluster(ranks, {.extra_delay = 200us, .seed = k});
             cluster.world().kill_at_message(victim, k);
             auto const outcome = run_on(cluster, all, direct_allreduce{.chunk_bytes = 1024});

@@ -1,0 +1,81 @@
+/// \file
+/// allreduce_exchange: any allreduce algorithm as an exchange, which keeps nothing.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include <ddp/collective/concepts.hpp>
+#include <ddp/core/task.hpp>
+#include <ddp/exchange/exchange.hpp>
+#include <ddp/kernel/sum.hpp>
+
+namespace ddp {
+
+/// The sum of the addends as the algorithm adds them, times the factor. The wire has the model's own elements.
+///
+/// A SlicedAllreduceOver posts early and stops half-way where each rank steps its slice; one that can only sum does all at
+/// once, everywhere; a BlockingAllreduceOver sums in finish().
+/// Cost and order of summation: the algorithm's.
+template <class A>
+struct allreduce_exchange {
+    A algorithm = {};
+    char const* name = algorithm.name;
+
+    [[nodiscard]] std::uint64_t hash() const {
+        if constexpr (requires { algorithm.hash(); })
+            return static_cast<std::uint64_t>(algorithm.hash());
+        else
+            return 0;
+    }
+    template <Element E>
+    [[nodiscard]] no_exchange_state prepare(exchange_plan<E> const& /*plan*/) const noexcept {
+        return {};
+    }
+    template <Element E>
+    [[nodiscard]] bool everywhere(exchange_plan<E> const& plan, std::size_t bucket) const {
+        if constexpr (requires { algorithm.everywhere(std::size_t{}, int{}); })
+            return algorithm.everywhere(plan.buckets[bucket].count * sizeof(E), plan.ranks);
+        else
+            return true;
+    }
+
+    template <Transport T, Element E>
+        requires AllreduceOver<A, T, E>
+    static task<> exchange(allreduce_exchange const& self, lane<T> over, no_exchange_state& /*state*/,
+                           bucket_exchange<E> what) {
+        if constexpr (SlicedAllreduceOver<A, T, E>)
+            return A::reduce(self.algorithm, over, reduction<E>{what.data, what.cuts, what.go, what.factor});
+        else
+            return sum(self.algorithm, over, what);
+    }
+    template <Transport T, Element E>
+        requires AllreduceOver<A, T, E>
+    static task<> gather(allreduce_exchange const& self, lane<T> over, no_exchange_state& /*state*/,
+                         bucket_exchange<E> what) {
+        if constexpr (SlicedAllreduceOver<A, T, E>)
+            return A::all_gather(self.algorithm, over, what.data, what.cuts);
+        else
+            return detail::nothing();
+    }
+    template <Transport T, Element E>
+        requires BlockingAllreduceOver<A, T, E>
+    static void exchange_blocking(allreduce_exchange const& self, lane<T> over, no_exchange_state& /*state*/,
+                                  bucket_exchange<E> what) {
+        A::sum_blocking(self.algorithm, over, what.data);
+        scale(what.data, *what.factor);
+    }
+
+private:
+    template <Transport T, Element E>
+    static task<> sum(A algorithm, lane<T> over, bucket_exchange<E> what) {
+        co_await *what.go;
+        if constexpr (!BlockingAllreduceOver<A, T, E>) {
+            co_await A::sum(algorithm, over, what.data);
+            scale(what.data, *what.factor);
+        }
+    }
+};
+
+}  // namespace ddp

@@ -1,0 +1,34 @@
+/// \file
+/// Where a trainer takes an allreduce algorithm or an exchange: which of the two it was given, and what it makes of that.
+#pragma once
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include <ddp/collective/algorithms/automatic_allreduce.hpp>
+#include <ddp/exchange/allreduce_exchange.hpp>
+#include <ddp/exchange/exchange.hpp>
+
+namespace ddp::detail {
+
+/// An exchange is told its plan; an algorithm is not.
+template <class X, class E>
+inline constexpr bool is_exchange = requires(X const& policy, exchange_plan<E> const& plan) { policy.prepare(plan); };
+
+/// X is checked as what it is, by one concept, so that an error names what X lacks; the other one is met by these.
+template <class X, class E>
+using algorithm_among = std::conditional_t<is_exchange<X, E>, automatic_allreduce, X>;
+template <class X, class E>
+using exchange_among = std::conditional_t<is_exchange<X, E>, X, allreduce_exchange<automatic_allreduce>>;
+
+template <Transport T, Element E, class X>
+[[nodiscard]] std::unique_ptr<exchange_model<T, E>> make_exchange_model(X policy) {
+    if constexpr (is_exchange<X, E>)
+        return std::make_unique<exchange_model_of<T, E, X>>(std::move(policy));
+    else
+        return std::make_unique<exchange_model_of<T, E, allreduce_exchange<X>>>(
+            allreduce_exchange<X>{std::move(policy)});
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,171 @@
+/// \file
+/// Exchange: what makes the mean gradient of a bucket out of what each rank has. A policy with state of its own.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ddp/comm/lane.hpp>
+#include <ddp/core/task.hpp>
+#include <ddp/model/model.hpp>
+#include <ddp/model/state_slice.hpp>
+
+namespace ddp {
+
+/// One parameter of the model, as it is declared.
+struct exchange_parameter {
+    std::string name;
+    std::vector<std::size_t> shape;
+};
+
+/// The elements of one parameter that lie in a bucket.
+struct exchange_piece {
+    std::size_t parameter = 0;  ///< its number in exchange_plan::parameters
+    std::size_t offset = 0;     ///< the first of these elements, counted in the parameter
+    std::size_t begin = 0;      ///< where that lies in the bucket
+    std::size_t count = 0;
+};
+
+/// One bucket: elements [begin, begin + count) of the arena. What lies between its pieces is zero on every rank.
+struct exchange_bucket {
+    std::size_t begin = 0;
+    std::size_t count = 0;
+    std::vector<exchange_piece> pieces = {};  ///< ascending
+    std::vector<std::size_t> cuts = {};       ///< P + 1 positions in the bucket; slice r is [cuts[r], cuts[r+1])
+};
+
+/// What a policy is told once, when a trainer is made. The same on every rank but for `rank`.
+template <Element E>
+struct exchange_plan {
+    int rank = 0;
+    int ranks = 1;
+    bool sharded = false;  ///< each rank steps its own slice; the mean is asked for nowhere else
+    std::vector<exchange_parameter> parameters;
+    std::vector<exchange_bucket> buckets;
+};
+
+/// One bucket in one step. What it points to outlives the task.
+template <Element E>
+struct bucket_exchange {
+    std::size_t bucket = 0;                  // its number in the plan
+    std::span<E> data = {};                  // this rank's addend: a sum over its samples; becomes the mean
+    std::span<std::size_t const> cuts = {};  // slice r is [cuts[r], cuts[r+1]) of data
+    event* go = nullptr;                     // data may be read once this is set
+    E const* factor = nullptr;               // read after go: 1 / (samples of all ranks), or 0 where there were none
+};
+
+/// What a policy keeps from step to step, where that is nothing.
+struct no_exchange_state {
+    void for_each_state(state_visitor /*visit*/) const noexcept {}
+};
+
+template <class X, class E>
+using exchange_state =
+    std::remove_cvref_t<decltype(std::declval<X const&>().prepare(std::declval<exchange_plan<E> const&>()))>;
+
+/// Makes means of gradients. The policy is an aggregate of settings; what it keeps is in an object of its own, which the
+/// library holds for as long as the trainer lives, at one place.
+///
+///  name, hash()                     for messages; ranks compare both, so hash() covers every setting
+///  prepare(plan)                    returns the state for all buckets, as it is before the first step
+///  everywhere(plan, bucket)         whether exchange leaves the mean of this bucket on every rank, or slice r on rank r only
+///  exchange(self, lane, state, what)  a coroutine, one a bucket and step; those of several buckets run at once. Posts, into
+///                                   memory of its own, what peers can send without our data; awaits what.go; then reads,
+///                                   sends and adds. Leaves in what.data the sum over ranks times the factor.
+///  gather(self, lane, state, what)  a coroutine that brings every rank's slice of the mean to all: called after exchange
+///                                   where a rank needs more than exchange has left it
+///  state.for_each_state(visit)      shows all that has to be kept for training to go on from there as if it had not ended.
+///                                   Called between steps; what is shown may be written
+///
+/// What the compiler cannot check, and every policy promises:
+///  1. Bits     every rank ends with the same bits. Rounding for the wire on the way back belongs into exchange if sharded and
+///              replicated updates are to give the same bits: gather is not called where nobody needs it.
+///  2. Wire     elements on the wire are of any type; messages go through the lane only (its phases 0 to 2), their sizes are
+///              known from the plan, and arithmetic stands in plain DDP_KERNEL functions.
+///  3. Zero     where the factor is 0 the messages go all the same, and nothing else happens: the result is not used, and the
+///              state stays as it was.
+///  4. Between  when the coroutines of a step have ended, nothing is posted and nothing in flight.
+///  5. Early    scratch and state are made in prepare or come from the pool (ddp::scratch): steps allocate nothing.
+template <class X, class T, class E>
+concept ExchangeOver =
+    Transport<T> && Element<E> && requires(X const& policy, exchange_plan<E> const& plan, std::size_t bucket) {
+        { policy.name } -> std::convertible_to<char const*>;
+        { policy.hash() } -> std::convertible_to<std::uint64_t>;
+        policy.prepare(plan);
+        { policy.everywhere(plan, bucket) } -> std::convertible_to<bool>;
+    } && requires(X self, lane<T> over, exchange_state<X, E>& state, bucket_exchange<E> what, state_visitor visit) {
+        { X::exchange(self, over, state, what) } -> std::same_as<task<>>;
+        { X::gather(self, over, state, what) } -> std::same_as<task<>>;
+        state.for_each_state(visit);
+    };
+
+/// Refinement: exchanges while the caller waits, moves nothing else meanwhile, and waits without a deadline for a rank that
+/// does not come. A trainer calls it only in finish(), after every rank has said that it is there too; nothing overlaps.
+///
+///  exchange_blocking(self, lane, state, what)   on the thread that drives; then exchange() is called for nothing but
+///                                                     to await what.go
+template <class X, class T, class E>
+concept BlockingExchangeOver =
+    ExchangeOver<X, T, E> && requires(X self, lane<T> over, exchange_state<X, E>& state, bucket_exchange<E> what) {
+        X::exchange_blocking(self, over, state, what);
+    };
+
+namespace detail {
+
+/// An exchange of buckets of one trainer behind a virtual call a bucket and stage, so that the step is compiled once for
+/// all of them.
+template <Transport T, Element E>
+class exchange_model {
+public:
+    exchange_model() = default;
+    exchange_model(exchange_model const&) = delete;
+    exchange_model& operator=(exchange_model const&) = delete;
+    virtual ~exchange_model() = default;
+
+    [[nodiscard]] virtual char const* name() const = 0;
+    [[nodiscard]] virtual std::uint64_t hash() const = 0;
+    /// Comes before all below.
+    virtual void prepare(exchange_plan<E> const& plan) = 0;
+    [[nodiscard]] virtual bool everywhere(exchange_plan<E> const& plan, std::size_t bucket) const = 0;
+    [[nodiscard]] virtual task<> exchange(lane<T> over, bucket_exchange<E> what) = 0;
+    [[nodiscard]] virtual task<> gather(lane<T> over, bucket_exchange<E> what) = 0;
+    [[nodiscard]] virtual bool blocking() const = 0;
+    virtual void exchange_blocking(lane<T> over, bucket_exchange<E> what) = 0;
+    virtual void for_each_state(state_visitor visit) = 0;
+};
+
+template <Transport T, Element E, class X>
+class exchange_model_of final : public exchange_model<T, E> {
+public:
+    explicit exchange_model_of(X policy) : policy_(std::move(policy)) {}
+
+    char const* name() const override { return policy_.name; }
+    std::uint64_t hash() const override { return static_cast<std::uint64_t>(policy_.hash()); }
+    void prepare(exchange_plan<E> const& plan) override { state_.emplace(policy_.prepare(plan)); }
+    bool everywhere(exchange_plan<E> const& plan, std::size_t bucket) const override {
+        return policy_.everywhere(plan, bucket);
+    }
+    task<> exchange(lane<T> over, bucket_exchange<E> what) override {
+        return X::exchange(policy_, over, *state_, what);
+    }
+    task<> gather(lane<T> over, bucket_exchange<E> what) override { return X::gather(policy_, over, *state_, what); }
+    bool blocking() const override { return BlockingExchangeOver<X, T, E>; }
+    void exchange_blocking([[maybe_unused]] lane<T> over, [[maybe_unused]] bucket_exchange<E> what) override {
+        if constexpr (BlockingExchangeOver<X, T, E>) X::exchange_blocking(policy_, over, *state_, what);
+    }
+    void for_each_state(state_visitor visit) override { state_->for_each_state(visit); }
+
+private:
+    X policy_;
+    std::optional<exchange_state<X, E>> state_;
+};
+
+}  // namespace detail
+}  // namespace ddp

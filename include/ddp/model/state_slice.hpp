@@ -1,0 +1,40 @@
+/// \file
+/// state_slice: a piece of what training keeps from step to step besides values, under a name that outlives the run.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string_view>
+
+#include <ddp/core/bytes.hpp>
+#include <ddp/core/contract.hpp>
+#include <ddp/core/element_type.hpp>
+#include <ddp/core/function_ref.hpp>
+
+namespace ddp {
+
+/// Elements [begin, begin + count()) of the state `name` of `of`. Valid while it is visited; `bytes` may be written.
+struct state_slice {
+    std::string_view of;                      ///< a parameter's name, or what else the state belongs to
+    std::string_view name;                    ///< "momentum", "exp_avg", "residual"
+    std::span<std::size_t const> shape = {};  ///< of the whole: the parameter's, row-major unless that has strides
+    element_type type = element_type::u8;     ///< of each element
+    std::size_t begin = 0;                    ///< the first element held here, counted in the whole
+    mutable_bytes bytes = {};                 ///< the elements held here, in the library's memory
+    /// Whether every rank has another state of this name. Otherwise ranks hold parts of one, and where two hold the same
+    /// element, the same bits.
+    bool per_rank = false;
+
+    [[nodiscard]] std::size_t count() const noexcept { return bytes.size() * 8 / bits_of(type); }
+    /// The elements, which are of type E. Throws usage_error if they are not.
+    template <class E>
+    [[nodiscard]] std::span<E> as() const {
+        DDP_EXPECTS(type == element_type_of<E>(), "state_slice::as<E>: the elements are of another type");
+        return {reinterpret_cast<E*>(bytes.data()), bytes.size() / sizeof(E)};
+    }
+};
+
+/// What is shown each slice of something's state.
+using state_visitor = function_ref<void(state_slice const&)>;
+
+}  // namespace ddp

@@ -1,0 +1,85 @@
+/// \file
+/// optimizer_model: an optimizer behind a virtual call a range, so that what steps is compiled once for all of them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ddp/core/contract.hpp>
+#include <ddp/core/digest.hpp>
+#include <ddp/model/model.hpp>
+#include <ddp/optim/optimizer.hpp>
+#include <ddp/optim/slot_names.hpp>
+
+namespace ddp::detail {
+
+/// OptimizerFor<E> with what is optional there filled in.
+template <Element E>
+class optimizer_model {
+public:
+    optimizer_model() = default;
+    optimizer_model(optimizer_model const&) = delete;
+    optimizer_model& operator=(optimizer_model const&) = delete;
+    virtual ~optimizer_model() = default;
+
+    virtual void validate() const = 0;
+    [[nodiscard]] virtual std::uint64_t hash() const = 0;
+    [[nodiscard]] virtual std::size_t slot_count() const = 0;
+    [[nodiscard]] virtual std::vector<std::string> slot_names(std::size_t group) const = 0;
+    [[nodiscard]] virtual double learning_rate(std::size_t group) const = 0;
+    /// The group of each parameter; empty where the optimizer has none.
+    [[nodiscard]] virtual std::vector<std::size_t> groups_of(std::span<parameter<E> const> parameters) const = 0;
+    virtual void step(step_info const& at, std::span<E const> gradient, std::span<E> value,
+                      slot_spans<E> slots) const = 0;
+};
+
+template <Element E, OptimizerFor<E> Opt>
+class optimizer_model_of final : public optimizer_model<E> {
+public:
+    explicit optimizer_model_of(Opt held) : held_(std::move(held)) {}
+
+    void validate() const override {
+        if constexpr (requires { held_.validate(); }) held_.validate();
+    }
+    std::uint64_t hash() const override { return static_cast<std::uint64_t>(held_.hash()); }
+    std::size_t slot_count() const override { return static_cast<std::size_t>(held_.slot_count()); }
+    std::vector<std::string> slot_names(std::size_t group) const override { return slot_names_of(held_, group); }
+    double learning_rate(std::size_t group) const override {
+        if constexpr (requires { held_.learning_rate(group); })
+            return held_.learning_rate(group);
+        else
+            return held_.learning_rate();
+    }
+    std::vector<std::size_t> groups_of(std::span<parameter<E> const> parameters) const override {
+        if constexpr (requires { held_.groups_of(parameters); }) {
+            std::vector<std::size_t> groups = held_.groups_of(parameters);
+            DDP_EXPECTS(groups.size() == parameters.size(),
+                        "the optimizer's groups_of() must return one group a parameter");
+            return groups;
+        } else {
+            static_assert(
+                !requires { &Opt::groups_of; },
+                "groups_of of an optimizer is const and takes a std::span<ddp::parameter<E> const>");
+            return {};
+        }
+    }
+    void step(step_info const& at, std::span<E const> gradient, std::span<E> value,
+              slot_spans<E> slots) const override {
+        held_.step(at, gradient, value, slots);
+    }
+
+private:
+    Opt held_;
+};
+
+template <Element E, OptimizerFor<E> Opt>
+[[nodiscard]] std::unique_ptr<optimizer_model<E>> make_optimizer_model(Opt optimizer) {
+    return std::make_unique<optimizer_model_of<E, Opt>>(std::move(optimizer));
+}
+
+}  // namespace ddp::detail

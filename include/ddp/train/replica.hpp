@@ -1,0 +1,180 @@
+/// \file
+/// replica: one copy of a model and the memory that it is trained in. Knows no communicator, and counts no ranks.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ddp/core/contract.hpp>
+#include <ddp/core/digest.hpp>
+#include <ddp/model/layout.hpp>
+#include <ddp/model/model.hpp>
+#include <ddp/model/parameter_list.hpp>
+#include <ddp/train/arena.hpp>
+#include <ddp/train/ready_reports.hpp>
+
+namespace ddp {
+
+/// How a replica goes back through a batch.
+struct backward_pass {
+    std::uint64_t weight = 1;  ///< of the batch: gradients become sums over so many samples. 0: there was no batch
+    bool accumulate = false;   ///< add to the gradients instead of assigning them
+    bool last = true;          ///< no pass of this step follows: gradients are reported, and in the arena afterwards
+    ddp::unused unused = ddp::unused::error;
+};
+
+/// A model, its parameters in an arena, and passes over it. Everything that needs no peer: what is done with gradients and
+/// values is up to who has it (data_parallel; a loop of one's own).
+///
+///     ddp::replica net{model};
+///     net.attach(net.make_arena());
+///     ddp::stepper<float> local(ddp::sgd{.lr = 0.1}, net.where(), net.parameters());
+///     for (std::uint64_t update = 1; auto const& batch : batches) {
+///         net.forward(batch);
+///         net.backward({.weight = batch.size()});
+///         local.step({.update = update++, .gradient_scale = 1.0 / double(batch.size())}, net.gradients(), net.values());
+///         net.values_changed();
+///     }
+///
+/// A pass is told all it needs by its caller: nothing is remembered from forward to backward but what the model itself
+/// remembers, so a model that can hold several batches between them may.
+///
+/// A model that can be bound works in the arena. For one that cannot, gradients are copied out of it in the last pass, and
+/// values by copy_values_in and values_changed. Model and replica may be destroyed in any order; one thread at a time.
+template <class M>
+class replica {
+public:
+    using element = element_of<M>;
+    static constexpr bool bound = BindableModel<M>;
+
+    /// Lists the parameters. The model works in its own memory until attach().
+    explicit replica(M& model)
+        : model_(&model), parameters_(detail::list_parameters(model)), reports_(parameters_.size()) {}
+
+    [[nodiscard]] M& model() const noexcept { return *model_; }
+    /// The parameters as the model declares them, their values in memory that is current between steps.
+    [[nodiscard]] std::span<parameter<element> const> parameters() const noexcept { return parameters_; }
+    [[nodiscard]] std::vector<std::size_t> counts() const {
+        std::vector<std::size_t> all;
+        for (parameter<element> const& p : parameters_) all.push_back(p.value.size());
+        return all;
+    }
+
+    /// An arena with the model's values; parameters lie in it by `order` (empty: as declared). Allocates.
+    [[nodiscard]] arena<element> make_arena(std::vector<std::size_t> order = {}) const {
+        arena<element> memory(layout(counts(), std::move(order), sizeof(element)));
+        for (std::size_t i = 0; i < parameters_.size(); ++i)
+            std::copy(parameters_[i].value.begin(), parameters_[i].value.end(), memory.value(i).begin());
+        return memory;
+    }
+    /// From now on the model has the values of this arena, which was made for it or another replica of it, and is trained
+    /// there. May be repeated with another arena.
+    void attach(arena<element> memory) {
+        memory_ = std::move(memory);
+        if constexpr (bound) memory_.bind(*model_, std::span(parameters_));
+        values_changed();
+    }
+
+    // The arena: where everything lies, and all of it.
+    [[nodiscard]] arena<element> const& memory() const noexcept { return memory_; }
+    [[nodiscard]] layout const& where() const noexcept { return memory_.where(); }
+    [[nodiscard]] std::span<element> values() const noexcept { return memory_.values(); }
+    [[nodiscard]] std::span<element> gradients() const noexcept { return memory_.gradients(); }
+
+    /// Throws usage_error if the model says that it has lost the memory it was bound to.
+    void expect_intact() const {
+        if constexpr (requires { model_->intact(); })
+            DDP_EXPECTS(model_->intact(),
+                        "the model's memory is no longer the library's: something re-seated its "
+                        "tensors. Make a new trainer after loading or converting a model.");
+    }
+    /// Tells the model, where it wants to know, that step number n comes next: before the step's first forward.
+    void begin_step([[maybe_unused]] std::uint64_t n) {
+        if constexpr (requires { model_->begin_step(n); }) model_->begin_step(n);
+    }
+    /// Mean loss over the batch.
+    template <class Batch>
+        requires ModelFor<M, Batch>
+    double forward(Batch const& batch) {
+        return static_cast<double>(model_->forward(batch));
+    }
+
+    /// Goes back through the batch that the model saw in forward. Calls on_ready(i), which never throws, once for each
+    /// parameter in the last pass: gradient i is final, and in the arena. From the model's own threads, one at a time.
+    ///
+    /// Throws  gradient_error once the model's backward has returned; what the model throws.
+    template <class Ready>
+    void backward(backward_pass const& how, Ready const& on_ready) {
+        bool const assigns = !how.accumulate;
+        auto const clear = [&](std::size_t i) {
+            if (assigns) std::fill(parameters_[i].gradient.begin(), parameters_[i].gradient.end(), element(0));
+        };
+        auto const report = [&](std::size_t i) noexcept {
+            if (!how.last) return;
+            copy_gradient(i);
+            on_ready(i);
+        };
+        if (how.weight == 0) {  // what was accumulated stands; nothing at all is +0
+            for (std::size_t i = 0; i < parameters_.size(); ++i) {
+                clear(i);
+                report(i);
+            }
+            return;
+        }
+        reports_.start_pass();
+        auto const ready = [&](std::size_t i) noexcept {
+            if (reports_.add(i)) report(i);
+        };
+        model_->backward(pass<element>{.scale = static_cast<element>(how.weight), .accumulate = how.accumulate}, ready);
+        for (std::size_t i = 0; i < parameters_.size(); ++i)
+            if (reports_.missing(i) && how.unused == unused::allowed) {
+                clear(i);
+                ready(i);
+            }
+        if (!reports_.each_once())  // before any word is allocated
+            throw gradient_error(reports_.complaint(std::span<parameter<element> const>(parameters_)));
+    }
+    void backward(backward_pass const& how) {
+        backward(how, [](std::size_t) {});
+    }
+
+    /// Takes over what the user has written into the values of a model that cannot be bound. Others need none of it.
+    void copy_values_in() {
+        if constexpr (!bound)
+            for (std::size_t i = 0; i < parameters_.size(); ++i)
+                std::copy(parameters_[i].value.begin(), parameters_[i].value.end(), memory_.value(i).begin());
+    }
+    /// The arena's values are other ones: brings them to the model, and tells it.
+    void values_changed() {
+        for (std::size_t i = 0; i < parameters_.size(); ++i) {
+            if constexpr (!bound)
+                std::copy(memory_.value(i).begin(), memory_.value(i).end(), parameters_[i].value.begin());
+            if constexpr (requires { model_->stepped(i); }) model_->stepped(i);
+        }
+    }
+
+    /// Digest of all values, in the order of parameters(). Cost: one pass over the values.
+    [[nodiscard]] std::uint64_t digest_of_values() const {
+        digest all;
+        for (parameter<element> const& p : parameters_) all.add(p.name).add(std::span<element const>(p.value));
+        return all.value();
+    }
+
+private:
+    void copy_gradient(std::size_t i) noexcept {
+        if constexpr (!bound)
+            std::copy(parameters_[i].gradient.begin(), parameters_[i].gradient.end(), memory_.gradient(i).begin());
+    }
+
+    M* model_;
+    std::vector<parameter<element>> parameters_;
+    arena<element> memory_;
+    detail::ready_reports reports_;
+};
+
+}  // namespace ddp

@@ -1,0 +1,567 @@
+/// \file
+/// step_engine: turns "gradient i is final" into exchanged buckets and stepped values, while backward still runs.
+///
+/// Two sides that never share a thread's time: the compute side calls begin, ready, backward_done and await_from, which
+/// only count down and leave mail; the communication side collects the mail and runs one coroutine a bucket. Between them
+/// lies a fixed mailbox. Nothing here owns a thread: a thousand engines run in one.
+///
+/// Depends on the transport's and the element's type only: optimizer, exchange and observer come behind a virtual call a
+/// bucket or a range, so an engine is compiled once for all of them.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <limits>
+#include <memory>
+#include <new>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <ddp/collective/algorithms/direct_allreduce.hpp>
+#include <ddp/collective/all_gather.hpp>
+#include <ddp/comm/lane.hpp>
+#include <ddp/exchange/exchange.hpp>
+#include <ddp/model/layout.hpp>
+#include <ddp/optim/clip.hpp>
+#include <ddp/optim/optimizer_model.hpp>
+#include <ddp/train/bucket.hpp>
+#include <ddp/train/events.hpp>
+#include <ddp/train/gradient_norm.hpp>
+#include <ddp/train/options.hpp>
+#include <ddp/train/step_observer.hpp>
+#include <ddp/train/stepper.hpp>
+#include <ddp/train/turnstile.hpp>
+
+namespace ddp {
+
+/// What one rank says at the start of a step; the sum of weights divides the sum of gradients.
+struct step_ticket {
+    std::uint64_t weight = 0;  // samples this rank's gradient sums over
+    std::uint64_t done = 0;    // 1: this rank is out of data
+};
+
+/// What an engine works on. Both arenas have where.size() elements and outlive it.
+template <Element E>
+struct step_subject {
+    layout where;
+    detail::bucket_map buckets;
+    std::span<parameter<E> const> parameters;  // names and shapes; outlives the engine
+    training_options options;
+    bool ready_releases = false;  // values may be stepped as soon as their bucket is reduced
+    std::span<E> gradients;
+    std::span<E> values;
+};
+
+/// Who does what in a step.
+template <Transport T, Element E>
+struct step_parts {
+    std::unique_ptr<detail::optimizer_model<E>> optimizer;
+    std::unique_ptr<detail::exchange_model<T, E>> exchange;
+    std::unique_ptr<detail::step_observer> observer = nullptr;  // null: nobody observes
+};
+
+template <Transport T, Element E>
+class step_engine : public mailbox_client {
+public:
+    /// Among the ranks of `of`, which outlives the engine.
+    step_engine(scheduler<T>& on, group& of, step_subject<E> subject, step_parts<T, E> parts);
+    virtual ~step_engine() { on_.remove(*this); }
+    step_engine(step_engine const&) = delete;
+    step_engine& operator=(step_engine const&) = delete;
+
+    /// Cuts inside a parameter fall on multiples of this many elements.
+    [[nodiscard]] static constexpr std::size_t slice_grain(bool statistics) noexcept {
+        return statistics ? statistics_block : 64 / sizeof(E);
+    }
+
+    // The compute side: one call at a time, none of them throws, blocks or allocates.
+
+    void begin(step_ticket const& mine) noexcept;
+    /// Gradient i is final, once a step. Says whether there is mail now.
+    bool ready(std::size_t i) noexcept;
+    void backward_done() noexcept { post(mail_released); }
+    /// The step is over for the compute side, or was left by an exception.
+    void end() noexcept { under_way_ = false; }
+    /// From then on the compute side does nothing but wait for the end of the step.
+    void await_from(time_point since) noexcept { awaited_.store(since, std::memory_order_relaxed); }
+
+    // The communication side: for whoever drives the scheduler.
+
+    void collect() override;
+    [[nodiscard]] bool has_mail() const noexcept override {
+        return taken_.load(std::memory_order_acquire) != posted_.load(std::memory_order_relaxed);
+    }
+    [[nodiscard]] bool under_way(group const& ranks) const noexcept override { return under_way_ && &ranks == &of_; }
+    /// Ends when every value is new. Collect first, so that the step has begun.
+    task<> finished();
+    [[nodiscard]] bool idle() const noexcept { return unfinished_ == 0; }
+
+    /// Of the last finished step.
+    [[nodiscard]] std::uint64_t weight() const noexcept { return weight_; }
+    [[nodiscard]] bool everybody_done() const noexcept { return everybody_done_; }
+    [[nodiscard]] double gradient_norm() const noexcept { return norm_; }
+    [[nodiscard]] std::uint64_t updates() const noexcept { return updates_; }
+    /// In the optimizer while the compute side did nothing but wait for the step to end.
+    [[nodiscard]] nanoseconds stepped_late() const noexcept { return late_; }
+    /// Some values of the current step are new and others are not: after a failure such state must not be kept.
+    [[nodiscard]] bool torn() const noexcept { return torn_; }
+
+    /// What messages of the engine's may lie in: has to outlive the transport if that has failed.
+    [[nodiscard]] std::shared_ptr<void> posted_memory() const noexcept { return in_use_; }
+
+    /// Before the first step: the hash of what all ranks have alike, which messages carry, and a message context of the
+    /// engine's own. The same on all ranks.
+    void agree_on(std::uint64_t hash, std::uint32_t context) noexcept {
+        hash_ = hash | 1;
+        context_ = context;
+    }
+    [[nodiscard]] std::uint64_t hash() const noexcept { return hash_; }
+    [[nodiscard]] std::uint64_t optimizer_hash() const { return stepper_.hash(); }
+
+    /// Shows what is kept from step to step on this rank: the optimizer's slots, parameter by parameter, and what the
+    /// exchange keeps. Between steps; what is shown may be written.
+    void for_each_state(state_visitor visit) {
+        stepper_.for_each_state(where_, parameters_, visit);
+        exchange().for_each_state(visit);
+    }
+
+protected:
+    // The stages of a step, one bucket each, for a bucket() of another strategy that leaves one out.
+
+    /// What becomes of bucket b in a step: a mean, the gate, new values, which go to all.
+    virtual task<> bucket(std::size_t b);
+    /// Gradients of bucket b become their mean over all samples: of all elements, or of this rank's slice if sharded. Starts
+    /// the next bucket as soon as this one's own exchange is over.
+    task<> exchange_gradients(std::size_t b);
+    /// Where clipping asks for the norm: waits until that of all buckets is known. Then until values may be stepped.
+    task<> pass_gate(std::size_t b);
+    /// Steps this rank's part of bucket b, after those that came here before it. A large one in pieces: the transport is
+    /// driven between them.
+    task<> step_values(std::size_t b);
+    /// With a sharded update: every rank's new slice goes to all.
+    task<> gather_values(std::size_t b);
+
+    [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(of_.size()); }
+    [[nodiscard]] std::size_t me() const noexcept { return static_cast<std::size_t>(of_.rank()); }
+    [[nodiscard]] bool sharded() const noexcept { return options_.update == update::sharded; }
+    /// What this rank steps of bucket b.
+    [[nodiscard]] arena_range own(std::size_t b) const noexcept {
+        if (!sharded()) return {buckets_.begin(b), buckets_.end(b)};
+        return {buckets_.begin(b) + cuts(b)[me()], buckets_.begin(b) + cuts(b)[me() + 1]};
+    }
+    [[nodiscard]] std::span<std::size_t const> cuts(std::size_t b) const noexcept { return plan_.buckets[b].cuts; }
+
+private:
+    static constexpr std::size_t mail_begin = std::numeric_limits<std::size_t>::max();
+    static constexpr std::size_t mail_released = mail_begin - 1;
+    static constexpr std::uint32_t weights_channel = 0;  // then four phases a bucket
+
+    /// All that knows how messages of a step are told apart.
+    [[nodiscard]] lane<T> lane_of(std::uint32_t channel, std::uint64_t fingerprint) noexcept {
+        return {on_, of_, {.group = context_, .channel = channel, .index = round_}, fingerprint};
+    }
+    [[nodiscard]] lane<T> lane_of_bucket(std::size_t b) noexcept {
+        return lane_of(4 + 4 * static_cast<std::uint32_t>(b), hash_);
+    }
+    void enter_step() {
+        of_.enter({"step", 0, "", "", {.group = context_, .channel = weights_channel, .index = round_}, hash_});
+    }
+
+    /// What messages lie in, besides the arenas and the pool.
+    struct posted_parts {
+        std::unique_ptr<detail::exchange_model<T, E>> exchange;
+        detail::gradient_norm statistics;
+    };
+    [[nodiscard]] detail::exchange_model<T, E>& exchange() const noexcept { return *in_use_->exchange; }
+    [[nodiscard]] detail::gradient_norm& statistics() const noexcept { return in_use_->statistics; }
+
+    void make_plan();
+    void post(std::size_t message) noexcept;
+    void begin_step();
+    void start(std::size_t slot, task<> body);
+    void launch();
+    void fill(std::size_t b);
+    task<> root(task<> body);
+    void finish_step() noexcept;
+    void reserve() noexcept;
+    task<> weigh();
+    void exchange_blocking();
+    [[nodiscard]] bucket_exchange<E> exchange_of(std::size_t b) noexcept {
+        return {b, gradients_.subspan(buckets_.begin(b), buckets_.end(b) - buckets_.begin(b)), cuts(b), &go_[b],
+                &inverse_};
+    }
+
+    /// A piece of what is left, small enough to be worked through without a look at the transport.
+    [[nodiscard]] std::size_t piece_end(std::size_t from, std::size_t to, std::size_t grain) const noexcept;
+    /// Whether so much was worked through since the transport was driven that it is its turn.
+    [[nodiscard]] bool its_turn() const noexcept { return undriven_bytes_ >= options_.step_piece_bytes / 4; }
+    void worked_through(std::size_t elements) noexcept { undriven_bytes_ += elements * sizeof(E); }
+    void step_piece(std::size_t from, std::size_t to);
+
+    scheduler<T>& on_;
+    group& of_;
+    std::uint32_t context_ = 0;  // of its messages
+    layout where_;
+    detail::bucket_map buckets_;
+    std::span<parameter<E> const> parameters_;
+    training_options options_;
+    bool ready_releases_;
+    std::span<E> gradients_;
+    std::span<E> values_;
+    stepper<E> stepper_;
+    std::shared_ptr<posted_parts> in_use_;
+    std::unique_ptr<detail::step_observer> observer_;
+    exchange_plan<E> plan_;
+    std::uint64_t hash_ = 1;
+
+    // the compute side's
+    std::atomic<bool> under_way_{false};
+    std::vector<std::size_t> pending_;  // reports that bucket b still waits for
+
+    // between the sides: one writer, one reader, never more than one step's messages
+    std::vector<std::size_t> mail_;
+    std::atomic<std::size_t> posted_{0}, taken_{0};
+    step_ticket ticket_;
+    std::atomic<time_point> awaited_{never};
+
+    // the communication side's
+    std::uint64_t round_ = 0;    // steps begun
+    std::uint64_t updates_ = 0;  // steps that changed values
+    std::vector<step_ticket> tickets_;
+    std::uint64_t weight_ = 0;
+    bool everybody_done_ = false;
+    bool granted_ = false, torn_ = false;
+    E inverse_ = 0;
+    std::vector<std::uint8_t> full_;
+    std::vector<time_point> full_at_;
+    std::deque<event> go_;
+    event released_, finishing_, gate_, done_;
+    detail::turnstile stepping_;
+    std::vector<task<>> roots_;  // one a bucket, and the weights
+    std::size_t unfinished_ = 0, launched_ = 0, ungated_ = 0;
+    std::size_t undriven_bytes_ = 0;  // worked through since we were driven last
+
+    std::vector<std::vector<std::size_t>> block_cuts_;  // slices of bucket b in statistics blocks
+    std::vector<std::size_t> first_block_;
+    double norm_ = 0, clip_ = 1;
+    nanoseconds late_{};
+};
+
+// Made of
+
+template <Transport T, Element E>
+step_engine<T, E>::step_engine(scheduler<T>& on, group& of, step_subject<E> subject, step_parts<T, E> parts)
+    : on_(on),
+      of_(of),
+      where_(std::move(subject.where)),
+      buckets_(std::move(subject.buckets)),
+      parameters_(subject.parameters),
+      options_(subject.options),
+      ready_releases_(subject.ready_releases),
+      gradients_(subject.gradients),
+      values_(subject.values),
+      stepper_(std::move(parts.optimizer), where_, parameters_),
+      in_use_(std::make_shared<posted_parts>(posted_parts{
+          std::move(parts.exchange), detail::gradient_norm(options_.norm_clip() != nullptr ? where_ : layout())})),
+      observer_(std::move(parts.observer)),
+      pending_(buckets_.count()),
+      mail_(buckets_.count() + 4),
+      tickets_(ranks()),
+      full_(buckets_.count()),
+      full_at_(buckets_.count()),
+      released_(on),
+      finishing_(on),
+      gate_(on),
+      done_(on),
+      stepping_(on, buckets_.count()),
+      roots_(buckets_.count() + 1) {
+    if (ranks() == 1) options_.buckets_in_flight = buckets_.count();  // nothing to wait for, nothing to bound
+    options_.buckets_in_flight = std::max<std::size_t>(1, options_.buckets_in_flight);
+    make_plan();
+    exchange().prepare(plan_);
+    std::vector<arena_range> stepped;
+    for (std::size_t b = 0; b < buckets_.count(); ++b) {
+        go_.emplace_back(on_);
+        stepped.push_back(own(b));
+        if (!options_.norm_clip()) continue;
+        first_block_.push_back(statistics().block_at(buckets_.begin(b)));
+        block_cuts_.emplace_back();
+        for (std::size_t const cut : cuts(b))
+            block_cuts_[b].push_back(statistics().block_at(buckets_.begin(b) + cut) - first_block_[b]);
+    }
+    stepper_.hold(stepped);
+    done_.set();
+    on_.add(*this);
+}
+
+template <Transport T, Element E>
+void step_engine<T, E>::make_plan() {
+    plan_.rank = of_.rank();
+    plan_.ranks = of_.size();
+    plan_.sharded = sharded();
+    for (parameter<E> const& p : parameters_) plan_.parameters.push_back({p.name, p.shape});
+    std::size_t const grain = slice_grain(options_.norm_clip() != nullptr);
+    for (std::size_t b = 0; b < buckets_.count(); ++b) {
+        exchange_bucket one{.begin = buckets_.begin(b), .count = buckets_.end(b) - buckets_.begin(b)};
+        where_.for_each_in(buckets_.begin(b), buckets_.end(b), [&](std::size_t i, std::size_t from, std::size_t to) {
+            one.pieces.push_back({i, from - where_.begin(i), from - buckets_.begin(b), to - from});
+        });
+        one.cuts = where_.slices(buckets_.begin(b), buckets_.end(b), ranks(), grain);
+        for (std::size_t& cut : one.cuts) cut -= buckets_.begin(b);
+        plan_.buckets.push_back(std::move(one));
+    }
+}
+
+// The compute side
+
+template <Transport T, Element E>
+void step_engine<T, E>::begin(step_ticket const& mine) noexcept {
+    for (std::size_t b = 0; b < pending_.size(); ++b) pending_[b] = buckets_.members(b);
+    ticket_ = mine;
+    await_from(never);
+    under_way_ = true;
+    post(mail_begin);
+    for (std::size_t b = 0; b < pending_.size(); ++b)
+        if (pending_[b] == 0) post(b);
+}
+template <Transport T, Element E>
+bool step_engine<T, E>::ready(std::size_t i) noexcept {
+    bool mail = false;
+    for (std::size_t const b : buckets_.touches(i))
+        if (--pending_[b] == 0) {
+            post(b);
+            mail = true;
+        }
+    return mail;
+}
+template <Transport T, Element E>
+void step_engine<T, E>::post(std::size_t message) noexcept {
+    std::size_t const at = posted_.load(std::memory_order_relaxed);
+    mail_[at % mail_.size()] = message;
+    posted_.store(at + 1, std::memory_order_release);
+}
+
+// The communication side: how a step begins and ends
+
+template <Transport T, Element E>
+void step_engine<T, E>::collect() {
+    undriven_bytes_ = 0;  // called at every turn of the driver's
+    std::size_t const end = posted_.load(std::memory_order_acquire);
+    for (std::size_t at = taken_.load(std::memory_order_relaxed); at != end; ++at) {
+        std::size_t const message = mail_[at % mail_.size()];
+        if (message == mail_begin)
+            begin_step();
+        else if (message == mail_released)
+            released_.set();
+        else
+            fill(message);
+        taken_.store(at + 1, std::memory_order_release);
+    }
+}
+template <Transport T, Element E>
+task<> step_engine<T, E>::finished() {
+    finishing_.set();
+    co_await done_;
+}
+template <Transport T, Element E>
+void step_engine<T, E>::begin_step() {
+    if (++round_ == 1) on_.frames().count();
+    granted_ = false;
+    torn_ = false;
+    norm_ = 0;
+    late_ = {};
+    std::fill(full_.begin(), full_.end(), std::uint8_t{0});
+    for (event& go : go_) go.reset();
+    released_.reset();
+    finishing_.reset();
+    gate_.reset();
+    done_.reset();
+    stepping_.reset();
+    ungated_ = buckets_.count();
+    unfinished_ = buckets_.count() + 1;
+    launched_ = 0;
+    enter_step();
+    // The receives of the first buckets, then our weight: a weight that arrives says that its sender is prepared.
+    while (launched_ < std::min(options_.buckets_in_flight, buckets_.count())) launch();
+    start(buckets_.count(), weigh());
+}
+template <Transport T, Element E>
+void step_engine<T, E>::start(std::size_t slot, task<> body) {
+    roots_[slot] = root(std::move(body));
+    roots_[slot].start();
+}
+template <Transport T, Element E>
+void step_engine<T, E>::launch() {
+    if (launched_ == buckets_.count()) return;
+    std::size_t const b = buckets_.launch()[launched_++];
+    start(b, bucket(b));
+}
+template <Transport T, Element E>
+void step_engine<T, E>::fill(std::size_t b) {
+    full_[b] = 1;
+    full_at_[b] = on_.now();
+    if (granted_) go_[b].set();
+}
+template <Transport T, Element E>
+task<> step_engine<T, E>::root(task<> body) {
+    std::exception_ptr error;
+    try {
+        co_await body;
+    } catch (collective_aborted const&) {
+    } catch (...) {
+        error = std::current_exception();
+    }
+    body = {};
+    if (error) on_.fail(error);
+    if (--unfinished_ == 0 && !on_.failed()) finish_step();
+}
+template <Transport T, Element E>
+void step_engine<T, E>::finish_step() noexcept {
+    if (round_ == 1) reserve();
+    torn_ = false;
+    if (weight_ != 0) ++updates_;
+    done_.set();
+    if (weight_ == 0 || observer_ == nullptr) return;
+    try {
+        observer_->on(step_finished{round_, weight_, norm_});
+    } catch (...) {
+        on_.fail(std::current_exception());
+    }
+}
+/// From the second step on nothing is allocated, whatever overlaps: buckets that are being reduced are bounded, their
+/// later stages hold no scratch.
+template <Transport T, Element E>
+void step_engine<T, E>::reserve() noexcept {
+    try {
+        on_.frames().reserve_counted(std::size_t{16} << 10, options_.buckets_in_flight + 1);
+    } catch (std::bad_alloc const&) {  // then it grows when it has to
+    }
+}
+
+// Weights
+
+/// Gathers what every rank says; from then on buckets may be sent.
+template <Transport T, Element E>
+task<> step_engine<T, E>::weigh() {
+    tickets_[me()] = ticket_;
+    if (exchange().blocking()) co_await finishing_;  // once all weights are here, so are all ranks
+    co_await all_gather_small(lane_of(weights_channel, of_.history()), std::span<step_ticket>(tickets_));
+    weight_ = 0;
+    everybody_done_ = true;
+    for (step_ticket const& t : tickets_) {
+        weight_ += t.weight;
+        everybody_done_ = everybody_done_ && t.done != 0;
+    }
+    inverse_ = weight_ == 0 ? E(0) : static_cast<E>(1.0 / static_cast<double>(weight_));
+    if (exchange().blocking()) exchange_blocking();
+    granted_ = true;
+    for (std::size_t b = 0; b < full_.size(); ++b)
+        if (full_[b] != 0) go_[b].set();
+}
+/// All buckets before any is stepped: no code of the user's comes between that might throw on one rank only, and leave
+/// the others waiting in a call that has no deadline.
+template <Transport T, Element E>
+void step_engine<T, E>::exchange_blocking() {
+    if (on_.failed()) throw collective_aborted();  // somebody has left: MPI would wait for good
+    if (weight_ == 0) return;
+    for (std::size_t const b : buckets_.launch()) exchange().exchange_blocking(lane_of_bucket(b), exchange_of(b));
+}
+
+// The stages of a bucket
+
+template <Transport T, Element E>
+task<> step_engine<T, E>::bucket(std::size_t b) {
+    co_await exchange_gradients(b);
+    if (weight_ == 0) co_return;  // everybody knows: nothing is stepped
+    co_await pass_gate(b);
+    co_await step_values(b);
+    if (sharded()) co_await gather_values(b);
+}
+
+template <Transport T, Element E>
+task<> step_engine<T, E>::exchange_gradients(std::size_t b) {
+    lane<T> const over = lane_of_bucket(b);
+    co_await exchange().exchange(over, exchange_of(b));
+    launch();
+    if (weight_ == 0) co_return;
+    if (!sharded() && !exchange().everywhere(plan_, b)) co_await exchange().gather(over, exchange_of(b));
+    if (observer_ != nullptr)
+        observer_->on(bucket_reduced{round_, b, plan_.buckets[b].count * sizeof(E), on_.now() - full_at_[b]});
+}
+
+template <Transport T, Element E>
+task<> step_engine<T, E>::pass_gate(std::size_t b) {
+    if (options_.norm_clip()) {
+        arena_range const mine = own(b);
+        for (std::size_t from = mine.begin, to = from; from != mine.end; from = to) {
+            if (its_turn()) co_await on_.yield();
+            to = piece_end(from, mine.end, statistics_block);
+            statistics().add(std::span<E const>(gradients_), from, to);
+            worked_through(to - from);
+        }
+        if (sharded())
+            co_await direct_allreduce::all_gather({}, lane_of_bucket(b),
+                                                  statistics().squares(first_block_[b], block_cuts_[b].back()),
+                                                  std::span<std::size_t const>(block_cuts_[b]));
+        if (--ungated_ == 0) {
+            norm_ = statistics().value();
+            clip_ = options_.norm_clip()->factor(norm_);
+            gate_.set();
+        }
+        co_await gate_;
+    }
+    if (!ready_releases_) co_await released_;
+}
+
+template <Transport T, Element E>
+task<> step_engine<T, E>::step_values(std::size_t b) {
+    co_await stepping_.enter(
+        b);  // one after the other, so that the first is on its way to the peers while the last is stepped
+    arena_range const mine = own(b);
+    for (std::size_t from = mine.begin, to = from; from != mine.end; from = to) {
+        if (its_turn()) co_await on_.yield();
+        to = piece_end(from, mine.end, 64 / sizeof(E));
+        step_piece(from, to);
+        worked_through(to - from);
+    }
+    torn_ = true;  // until all have come so far
+    stepping_.leave();
+}
+
+template <Transport T, Element E>
+std::size_t step_engine<T, E>::piece_end(std::size_t from, std::size_t to, std::size_t grain) const noexcept {
+    std::size_t const most = std::max(grain, options_.step_piece_bytes / sizeof(E));
+    if (to - from <= most) return to;
+    std::size_t const cut = where_.cut_before(from, from + most, grain);
+    return cut == from ? to : cut;
+}
+
+template <Transport T, Element E>
+void step_engine<T, E>::step_piece(std::size_t from, std::size_t to) {
+    time_point const since = clock::now();
+    if (auto const* const clip = options_.value_clip()) clip->apply(gradients_.subspan(from, to - from));
+    stepper_.step({.update = updates_ + 1,
+                   .rate_factor = options_.rate.factor(updates_),
+                   .gradient_scale = options_.norm_clip() ? clip_ : 1.0},
+                  gradients_, values_, from, to);
+    torn_ = true;
+    time_point const end = clock::now();
+    time_point const awaited = awaited_.load(std::memory_order_relaxed);
+    late_ += std::max(end, awaited) - std::max(since, awaited);
+}
+
+template <Transport T, Element E>
+task<> step_engine<T, E>::gather_values(std::size_t b) {
+    // Posting these receives is what tells the peers that our values may be overwritten.
+    co_await direct_allreduce::all_gather({}, lane_of_bucket(b).phase(2),
+                                          values_.subspan(buckets_.begin(b), buckets_.end(b) - buckets_.begin(b)),
+                                          cuts(b));
+}
+
+}  // namespace ddp

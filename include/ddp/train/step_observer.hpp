@@ -1,0 +1,45 @@
+/// \file
+/// step_observer: an observer behind a virtual call an event, so that the step is compiled once for all of them.
+#pragma once
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include <ddp/core/observe.hpp>
+#include <ddp/train/events.hpp>
+
+namespace ddp::detail {
+
+class step_observer {
+public:
+    step_observer() = default;
+    step_observer(step_observer const&) = delete;
+    step_observer& operator=(step_observer const&) = delete;
+    virtual ~step_observer() = default;
+
+    virtual void on(bucket_reduced const& event) = 0;
+    virtual void on(step_finished const& event) = 0;
+};
+
+template <TrainingObserver Obs>
+class step_observer_of final : public step_observer {
+public:
+    explicit step_observer_of(Obs held) : held_(std::move(held)) {}
+    void on(bucket_reduced const& event) override { notify(held_, event); }
+    void on(step_finished const& event) override { notify(held_, event); }
+
+private:
+    Obs held_;
+};
+
+/// Null where nobody observes.
+template <TrainingObserver Obs>
+[[nodiscard]] std::unique_ptr<step_observer> make_step_observer(Obs observer) {
+    if constexpr (std::is_same_v<Obs, null_observer>)
+        return nullptr;
+    else
+        return std::make_unique<step_observer_of<Obs>>(std::move(observer));
+}
+
+}  // namespace ddp::detail

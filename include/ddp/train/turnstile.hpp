@@ -1,0 +1,47 @@
+/// \file
+/// turnstile: lets one coroutine at a time through, in the order in which they came.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <vector>
+
+#include <ddp/comm/operation.hpp>
+#include <ddp/core/task.hpp>
+
+namespace ddp::detail {
+
+/// For a fixed number of coroutines, each of which comes at most once between two resets. Allocates in the constructor.
+class turnstile {
+public:
+    turnstile(scheduler_base& on, std::size_t coroutines) : waiting_(coroutines) {
+        for (std::size_t i = 0; i < coroutines; ++i) open_.emplace_back(on);
+    }
+    /// Before anybody comes, and after everybody has left or was unwound.
+    void reset() noexcept {
+        for (event& one : open_) one.reset();
+        first_ = last_ = 0;
+        taken_ = false;
+    }
+    /// Awaits the turn of coroutine `i`; leave() comes next.
+    [[nodiscard]] event& enter(std::size_t i) noexcept {
+        if (taken_)
+            waiting_[last_++] = i;
+        else
+            open_[i].set();
+        taken_ = true;
+        return open_[i];
+    }
+    void leave() noexcept {
+        taken_ = first_ != last_;
+        if (taken_) open_[waiting_[first_++]].set();
+    }
+
+private:
+    std::deque<event> open_;
+    std::vector<std::size_t> waiting_;
+    std::size_t first_ = 0, last_ = 0;
+    bool taken_ = false;
+};
+
+}  // namespace ddp::detail
