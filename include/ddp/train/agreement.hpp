@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include <ddp/collective/concepts.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/comm/small_gather.hpp>
 #include <ddp/core/digest.hpp>
