@@ -17,6 +17,7 @@
 #include <ddp/model/impl/layout.ipp>
 #include <ddp/rendezvous/impl/run.ipp>
 #include <ddp/train/impl/bucket.ipp>
+#include <ddp/train/impl/ready_reports.ipp>
 #include <ddp/transport/impl/inproc.ipp>
 
 #if defined(DDP_DOOR_TCP)
