@@ -1,7 +1,10 @@
-// The library's definitions that depend on no type of the user's, compiled once: what DDP_SEPARATE_COMPILATION leaves out of
-// headers. The CMake target ddp::compiled adds this file to the program; docs/compiling.md says when.
-//
-// Each door that the program links is compiled too: its target defines DDP_DOOR_<name>. Without CMake, define them by hand.
+// What the headers leave out with DDP_SEPARATE_COMPILATION, the definitions that depend on no type of the user's: compiled
+// once into a program, with that definition, with the flags of its other files, and with DDP_DOOR_TCP, DDP_DOOR_MPI, … for
+// the doors it opens. In CMake target_link_libraries(app PRIVATE ddp::compiled ddp::tcp) says all of it. See
+// docs/compiling.md.
+#if !defined(DDP_SEPARATE_COMPILATION)
+#error "src/ddp.cpp is for programs compiled with -DDDP_SEPARATE_COMPILATION; the others need headers alone"
+#endif
 #define DDP_SOURCE_FILE
 #include <ddp/ddp.hpp>
 
@@ -15,6 +18,7 @@
 #include <ddp/core/impl/task.ipp>
 #include <ddp/core/impl/text.ipp>
 #include <ddp/model/impl/layout.ipp>
+#include <ddp/rendezvous/impl/environment.ipp>
 #include <ddp/rendezvous/impl/run.ipp>
 #include <ddp/train/impl/bucket.ipp>
 #include <ddp/train/impl/ready_reports.ipp>
@@ -22,7 +26,6 @@
 
 #if defined(DDP_DOOR_TCP)
 #include <ddp/rendezvous/impl/bootstrap.ipp>
-#include <ddp/rendezvous/impl/environment.ipp>
 #include <ddp/rendezvous/impl/run_tcp.ipp>
 #endif
 
