@@ -5,11 +5,15 @@
 
 #include <ddp/collective/algorithms/any_allreduce.hpp>
 #include <ddp/collective/all_gather.hpp>
+#include <ddp/collective/all_to_all.hpp>
 #include <ddp/collective/allreduce.hpp>
 #include <ddp/collective/barrier.hpp>
 #include <ddp/collective/broadcast.hpp>
 #include <ddp/collective/gather.hpp>
+#include <ddp/collective/point_to_point.hpp>
+#include <ddp/collective/reduce.hpp>
 #include <ddp/collective/reduce_scatter.hpp>
+#include <ddp/collective/scatter.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/core/version.hpp>
 #include <ddp/data/batch_loader.hpp>

@@ -30,7 +30,7 @@ namespace {
 using comm_type = communicator<inproc_transport>;
 
 template <class Comm>
-void sum(Comm& comm, std::vector<float>& data) {
+void add_up(Comm& comm, std::vector<float>& data) {
     operation_info what;
     what.name = "allreduce";
     what.count = data.size();
@@ -41,7 +41,7 @@ void sum(Comm& comm, std::vector<float>& data) {
 template <class Comm>
 float sum_of_ones(Comm& comm) {
     std::vector<float> data(3, 1.0f);
-    sum(comm, data);
+    add_up(comm, data);
     return data[2];
 }
 
@@ -436,7 +436,43 @@ TEST_CASE("an error of the transport itself ends the job, and leaves no coroutin
         if (comm.rank() == 1) comm.transport().throws_after.store(after);
         for (int i = 0; i < 50; ++i) sum_of_ones(comm);
     });
-    for (std::string const& text : said) CHECK(text.find("the cable is cut") != std::string::npos);
+    for (std::string const& text : said) {
+        CHECK(text.find("DDP-E208") == 0);
+        CHECK(text.find("the transport of rank 1 failed in allreduce") != std::string::npos);
+        CHECK(text.find("the cable is cut") != std::string::npos);
+    }
+}
+
+TEST_CASE("what is thrown between calls is not said to be within one", "[comm][communicator][faults]") {
+    auto const said = test::errors_of_ranks(
+        2,
+        [](comm_type& comm) {
+            barrier(comm);
+            if (comm.rank() == 1) {
+                comm.fail("out of paper");
+                throw std::runtime_error("out of paper");
+            }
+            barrier(comm);
+        },
+        patient());
+    CHECK(said[0].find("rank 1 failed in its own code after barrier #1: out of paper") != std::string::npos);
+}
+
+TEST_CASE("a transport that keeps failing does not keep a thread busy", "[comm][communicator][faults]") {
+    std::atomic<int> calls{0};
+    run_odd_ranks(2, true, patient(), [&](auto& comm) {
+        sum_of_ones(comm);
+        if (comm.rank() == 1) comm.transport().throws_after.store(0);
+        try {
+            for (int i = 0; i < 50; ++i) sum_of_ones(comm);
+        } catch (comm_error const&) {
+        }
+        if (comm.rank() != 1) return;
+        int const before = comm.transport().throws_after.load();
+        std::this_thread::sleep_for(300ms);
+        calls = before - comm.transport().throws_after.load();
+    });
+    CHECK(calls < 200);
 }
 
 TEST_CASE("a call that is wrong on one rank fails there and ends the others", "[comm][communicator][faults]") {
@@ -444,7 +480,7 @@ TEST_CASE("a call that is wrong on one rank fails there and ends the others", "[
         2,
         [](comm_type& comm) {
             std::vector<float> data(comm.rank() == 0 ? 10 : 11);
-            sum(comm, data);
+            add_up(comm, data);
         },
         patient());
     same_on_all(said);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "support/catch.hpp"
+#include "support/when_all.hpp"
 
 namespace {
 std::atomic<std::size_t> allocations = 0;
@@ -234,7 +235,7 @@ TEST_CASE("when_all returns when every child has ended, in whatever order", "[co
     gate a, b, c;
     std::vector<int> log;
     std::vector<std::string> heard;
-    auto const all = ddp::when_all(three(&a, &b, &c, &log), listener{&heard});
+    auto const all = ddp::test::when_all(three(&a, &b, &c, &log), listener{&heard});
     all.start();
     c.release();
     a.release();
@@ -245,12 +246,12 @@ TEST_CASE("when_all returns when every child has ended, in whatever order", "[co
     CHECK(log == std::vector<int>{3, 1, 2});
     CHECK(heard.empty());
 
-    auto const none = ddp::when_all({}, listener{&heard});
+    auto const none = ddp::test::when_all({}, listener{&heard});
     none.start();
     CHECK(none.done());
 
     gate open{.waiting = {}, .open = true};
-    auto const at_once = ddp::when_all(three(&open, &open, &open, &log), listener{&heard});
+    auto const at_once = ddp::test::when_all(three(&open, &open, &open, &log), listener{&heard});
     at_once.start();
     CHECK(at_once.done());
 }
@@ -262,7 +263,7 @@ TEST_CASE("when_all reports the error that came first in time at once, and rethr
     children.push_back(fail_after(&a, "first in the list"));
     children.push_back(fail_after(&b, "first in time"));
     children.push_back(fail_after(&c, "last"));
-    auto const all = ddp::when_all(std::move(children), listener{&heard});
+    auto const all = ddp::test::when_all(std::move(children), listener{&heard});
     all.start();
     CHECK(heard.empty());
     b.release();
@@ -285,7 +286,7 @@ TEST_CASE("what on_error does may end the siblings: they are resumed while the r
     std::vector<task<>> children;
     children.push_back(wait_for(&b, &log, 1));
     children.push_back(fail_after(&a, "ends the other"));
-    auto const all = ddp::when_all(std::move(children), opener{&b});
+    auto const all = ddp::test::when_all(std::move(children), opener{&b});
     all.start();
     a.release();
     REQUIRE(all.done());

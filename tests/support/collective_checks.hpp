@@ -3,8 +3,10 @@
 /// "" or what is wrong on this rank. No assertions in here: ranks may be threads or processes.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cmath>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -18,13 +20,19 @@
 
 #include <ddp/collective/algorithms/any_allreduce.hpp>
 #include <ddp/collective/all_gather.hpp>
+#include <ddp/collective/all_to_all.hpp>
 #include <ddp/collective/allreduce.hpp>
 #include <ddp/collective/barrier.hpp>
 #include <ddp/collective/broadcast.hpp>
 #include <ddp/collective/gather.hpp>
+#include <ddp/collective/point_to_point.hpp>
+#include <ddp/collective/reduce.hpp>
 #include <ddp/collective/reduce_scatter.hpp>
 #include <ddp/collective/reference.hpp>
+#include <ddp/collective/scatter.hpp>
 #include <ddp/core/random.hpp>
+
+#include "support/when_all.hpp"
 
 namespace ddp::test {
 
@@ -34,10 +42,11 @@ inline void note(failures& all, std::string const& where, std::string const& fai
     if (!failure.empty()) all.push_back(where + ": " + failure);
 }
 
-/// What a test adds up: small integers are exact in any order; numbers of mixed magnitude and sign in none.
-enum class values { small_integers, mixed };
+/// What a test adds up: small integers are exact in any order; numbers of mixed magnitude and sign in none. `special` are
+/// mixed, and among them NaN, infinities and zeros of both signs. Mixed integers are any bits.
+enum class values { small_integers, mixed, special };
 
-template <Element E>
+template <Number E>
 std::vector<E> addend(values kind, std::uint64_t seed, int rank, std::size_t count) {
     random_stream const stream(seed, random_use::user, static_cast<std::uint64_t>(rank));
     std::vector<E> data(count);
@@ -45,6 +54,16 @@ std::vector<E> addend(values kind, std::uint64_t seed, int rank, std::size_t cou
         auto const words = stream.at(i).words();
         if (kind == values::small_integers)
             data[i] = static_cast<E>(static_cast<int>(words[0] % 17) - 8);
+        else if constexpr (std::integral<E>)
+            data[i] = static_cast<E>(std::uint64_t{words[0]} << 32 | words[1]);
+        else if (kind == values::special && words[2] % 3 == 0)
+            data[i] = std::array<E, 7>{E(0),
+                                       -E(0),
+                                       std::numeric_limits<E>::infinity(),
+                                       -std::numeric_limits<E>::infinity(),
+                                       -std::numeric_limits<E>::quiet_NaN(),
+                                       std::numeric_limits<E>::signaling_NaN(),
+                                       std::numeric_limits<E>::denorm_min()}[words[1] % 7];
         else
             data[i] =
                 static_cast<E>(std::ldexp(stream.at(i).symmetric<double>(), static_cast<int>(words[3] % 24) - 12));
@@ -52,7 +71,7 @@ std::vector<E> addend(values kind, std::uint64_t seed, int rank, std::size_t cou
     return data;
 }
 
-template <Element E>
+template <Number E>
 std::vector<std::vector<E>> addends(values kind, std::uint64_t seed, int ranks, std::size_t count) {
     std::vector<std::vector<E>> all;
     for (int r = 0; r < ranks; ++r) all.push_back(addend<E>(kind, seed, r, count));
@@ -116,6 +135,26 @@ std::string check_allreduce(Comm const& comm, any_allreduce const& algorithm, st
     return wrong;
 }
 
+/// allreduce by an operation against the oracle, whose bits every algorithm gives where the order of operands does not
+/// matter.
+template <class Op, Number E, class Comm, class A>
+std::string check_combine(Comm& comm, A const& algorithm, std::size_t count, values kind) {
+    auto const inputs = addends<E>(kind, count, comm.size(), count);
+    auto got = inputs[static_cast<std::size_t>(comm.rank())];
+    allreduce(comm, got, Op{}, algorithm);
+    return compare(got, comm.size() == 1 ? inputs[0] : reference_reduce<Op>(inputs));
+}
+
+/// reduce to `root`; elsewhere nothing may have changed.
+template <class Op, Number E, class Comm>
+std::string check_reduce(Comm& comm, std::size_t count, int root, values kind, automatic_reduce const& how) {
+    auto const inputs = addends<E>(kind, count, comm.size(), count);
+    auto const& mine = inputs[static_cast<std::size_t>(comm.rank())];
+    auto got = mine;
+    reduce(comm, got, root, Op{}, how);
+    return compare(got, comm.rank() != root || comm.size() == 1 ? mine : reference_reduce<Op>(inputs));
+}
+
 /// A lane for a test's own task: the next call's identity, and a fingerprint of the test's own.
 template <class Comm>
 auto lane_of(Comm const& comm, std::uint64_t fingerprint) {
@@ -176,12 +215,12 @@ std::string check_halves(Comm const& comm, any_allreduce const& algorithm, std::
 }
 
 /// reduce_scatter by even cuts.
-template <Element E, class Comm>
-std::string check_reduce_scatter(Comm const& comm, any_allreduce const& algorithm, std::size_t count) {
+template <Number E, class Op = sum, class Comm>
+std::string check_reduce_scatter(Comm& comm, any_allreduce const& algorithm, std::size_t count) {
     auto const terms = addends<E>(values::small_integers, count, comm.size(), count);
-    auto const expected = reference_sum(terms);
+    auto const expected = reference_reduce<Op>(terms);
     auto data = terms[static_cast<std::size_t>(comm.rank())];
-    std::span<E const> const mine = reduce_scatter(comm, std::span<E>(data), algorithm);
+    std::span<E const> const mine = reduce_scatter(comm, data, Op{}, algorithm);
     std::size_t const ranks = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
     std::size_t const begin = count / ranks * me + std::min(me, count % ranks);
     std::size_t const length = count / ranks + (me < count % ranks ? 1 : 0);
@@ -246,6 +285,151 @@ std::string check_gather(Comm const& comm, std::size_t m, int root) {
         for (V const& v : things<V>(m, r, m)) expected.push_back(v);
     gather(comm, things<V>(m, comm.rank(), m), std::span<V>(all), root);
     return compare(all, expected);
+}
+
+template <class V, class Comm>
+std::string check_scatter(Comm& comm, std::size_t m, int root, bool in_place) {
+    std::size_t const ranks = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
+    auto all = things<V>(m, root, comm.rank() == root ? ranks * m : 0);
+    auto const parts = things<V>(m, root, ranks * m);
+    std::vector<V> const expected(parts.begin() + static_cast<std::ptrdiff_t>(me * m),
+                                  parts.begin() + static_cast<std::ptrdiff_t>((me + 1) * m));
+    if (in_place && comm.rank() == root) {
+        scatter(comm, all, std::span<V>(all).subspan(me * m, m), root);
+        return compare(all, parts);
+    }
+    std::vector<V> mine(m);
+    scatter(comm, all, mine, root);
+    return compare(mine, expected);
+}
+
+/// How many values rank `from` has for rank `to`; none for some.
+inline std::size_t count_between(int from, int to, std::size_t m) {
+    return (from + 2 * to) % 3 == 0 ? 0 : m + static_cast<std::size_t>(from) * 2 + static_cast<std::size_t>(to);
+}
+
+/// Equal counts where `uneven` is not set.
+template <class V, class Comm>
+std::string check_all_to_all(Comm& comm, std::size_t m, bool uneven) {
+    auto const count = [&](int from, int to) { return uneven ? count_between(from, to, m) : m; };
+    auto const part = [&](int from, int to) {
+        return things<V>(m + static_cast<std::size_t>(to), from, count(from, to));
+    };
+    std::vector<V> out, expected;
+    std::vector<std::size_t> out_counts, in_counts;
+    for (int r = 0; r < comm.size(); ++r) {
+        for (V const& v : part(comm.rank(), r)) out.push_back(v);
+        for (V const& v : part(r, comm.rank())) expected.push_back(v);
+        out_counts.push_back(count(comm.rank(), r));
+        in_counts.push_back(count(r, comm.rank()));
+    }
+    std::vector<V> in(expected.size());
+    if (uneven) {
+        all_to_all(comm, out, out_counts, in, in_counts);
+    } else {
+        all_to_all(comm, out, in);
+        std::string const wrong = compare(all_to_all(comm, out), expected);
+        if (!wrong.empty()) return "returned, " + wrong;
+    }
+    return compare(in, expected);
+}
+
+/// Round a ring at once; then from rank to rank, one after the other, several tags in an order other than they are sent in.
+template <class V, class Comm>
+std::string check_messages(Comm& comm, std::size_t count) {
+    int const ranks = comm.size(), right = (comm.rank() + 1) % ranks, left = (comm.rank() + ranks - 1) % ranks;
+    std::vector<V> in(count);
+    send_receive(comm, things<V>(count, comm.rank(), count), right, in, left, 3);
+    std::string wrong = compare(in, things<V>(count, left, count));
+    if (ranks == 1) return wrong;
+
+    V first{}, second{};
+    if (comm.rank() == 0) {
+        send(comm, things<V>(1, 0, 1)[0], right, 1);
+        receive(comm, first, left, 1);
+    } else {
+        receive(comm, first, left, 1);
+        send(comm, first, right, 1);
+    }
+    if (wrong.empty()) wrong = compare<V>(std::vector<V>{first}, things<V>(1, 0, 1));
+
+    auto const a = things<V>(7, comm.rank(), 1), b = things<V>(8, comm.rank(), 1), c = things<V>(9, comm.rank(), count);
+    std::vector<V> third(count);
+    std::vector<request> all;  // messages of tag 1 in order, tag 0 whenever it is received
+    all.push_back(start_receive(comm, third, left));
+    all.push_back(start_receive(comm, first, left, 1));
+    all.push_back(start_receive(comm, second, left, 1));
+    all.push_back(start_send(comm, a, right, 1));
+    all.push_back(start_send(comm, b, right, 1));
+    all.push_back(start_send(comm, c, right));
+    wait_all(all);
+    if (wrong.empty()) wrong = compare<V>(std::vector<V>{first}, things<V>(7, left, 1));
+    if (wrong.empty()) wrong = compare<V>(std::vector<V>{second}, things<V>(8, left, 1));
+    if (wrong.empty()) wrong = compare(third, things<V>(9, left, count));
+    return wrong;
+}
+
+/// One of everything under way at once, waited for from the last to the first.
+template <class Comm>
+std::string check_requests(Comm& comm, std::size_t count) {
+    std::size_t const ranks = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
+    int const last = comm.size() - 1, right = (comm.rank() + 1) % comm.size(),
+              left = (comm.rank() + last) % comm.size();
+    auto const inputs = addends<double>(values::mixed, count, comm.size(), ranks * count);
+    auto const& mine = inputs[me];
+    auto summed = mine, least = mine, reduced = mine, scattered = mine, sent = mine;
+    auto const part = [&](std::vector<double> const& of, std::size_t r) {
+        return std::vector<double>(of.begin() + static_cast<std::ptrdiff_t>(r * count),
+                                   of.begin() + static_cast<std::ptrdiff_t>((r + 1) * count));
+    };
+    auto const own = part(mine, me);
+    std::vector<double> gathered(comm.rank() == last ? ranks * count : 0), everything(ranks * count), piece(count),
+        exchanged(ranks * count), shifted(ranks * count), by_counts(ranks * count), by_both(ranks * count);
+    std::vector<std::size_t> const counts(ranks, count);
+    float single = static_cast<float>(comm.rank() + 1);
+
+    std::vector<request> all;
+    all.push_back(start_allreduce(comm, summed));
+    all.push_back(start_allreduce(comm, least, minimum{}, direct_allreduce{.chunk_bytes = 64, .window = 1}));
+    all.push_back(start_allreduce(comm, single));
+    all.push_back(start_reduce(comm, reduced, last, sum{}, automatic_reduce{.tree_bytes = 100}));
+    all.push_back(start_reduce_scatter(comm, scattered, maximum{}));
+    all.push_back(start_broadcast(comm, sent, last));
+    all.push_back(start_gather(comm, own, gathered, last));
+    all.push_back(start_all_gather(comm, own, everything));
+    all.push_back(start_all_gather(comm, own, counts, by_counts));
+    all.push_back(start_scatter(comm, mine, piece, 0));
+    all.push_back(start_all_to_all(comm, mine, exchanged));
+    all.push_back(start_all_to_all(comm, mine, counts, by_both, counts));
+    all.push_back(start_send_receive(comm, mine, right, shifted, left));
+    all.push_back(start_barrier(comm));
+    barrier(comm);  // a blocking call among them
+    while (!all.empty()) {
+        all.back().wait();
+        all.pop_back();
+    }
+
+    std::vector<double> owns, columns;
+    for (std::size_t r = 0; r < ranks; ++r)
+        for (double const x : part(inputs[r], r)) owns.push_back(x);
+    for (std::size_t r = 0; r < ranks; ++r)
+        for (double const x : part(inputs[r], me)) columns.push_back(x);
+    auto const total = reference_sum(inputs);
+    failures wrong;
+    note(wrong, "allreduce", compare(summed, total));
+    note(wrong, "minimum", compare(least, reference_reduce<minimum>(inputs)));
+    note(wrong, "single", single == static_cast<float>(ranks * (ranks + 1) / 2) ? "" : "is not the sum");
+    note(wrong, "reduce", compare(reduced, comm.rank() == last ? total : mine));
+    note(wrong, "reduce_scatter", compare(part(scattered, me), part(reference_reduce<maximum>(inputs), me)));
+    note(wrong, "broadcast", compare(sent, inputs.back()));
+    note(wrong, "gather", compare(gathered, comm.rank() == last ? owns : std::vector<double>()));
+    note(wrong, "all_gather", compare(everything, owns));
+    note(wrong, "all_gather of counts", compare(by_counts, owns));
+    note(wrong, "scatter", compare(piece, part(inputs[0], me)));
+    note(wrong, "all_to_all", compare(exchanged, columns));
+    note(wrong, "all_to_all of counts", compare(by_both, columns));
+    note(wrong, "send_receive", compare(shifted, inputs[static_cast<std::size_t>(left)]));
+    return wrong.empty() ? std::string() : wrong.front();
 }
 
 /// The small all-gather that steps are made of: one struct a rank.
@@ -335,6 +519,40 @@ failures check_all_sums(Comm const& comm) {
     return all;
 }
 
+/// One operation on one type: every algorithm given, and reduce, on sizes that break things.
+template <class Op, Number E, class A, class Comm>
+failures check_operation(Comm& comm, std::vector<A> const& algorithms) {
+    failures all;
+    constexpr bool compares = std::same_as<Op, minimum> || std::same_as<Op, maximum>;
+    values const kind = compares ? values::special : values::mixed;
+    std::string const of = std::string(Op::name) + " of ";
+    for (std::size_t const count : sizes(comm.size())) {
+        std::string const what = of + std::to_string(count) + " " + detail::value_name<E>();
+        for (A const& algorithm : algorithms)
+            note(all, what + ", " + algorithm.name, check_combine<Op, E>(comm, algorithm, count, kind));
+        for (int root = 0; root < comm.size(); ++root) {
+            note(all, "reduce, " + what, check_reduce<Op, E>(comm, count, root, kind, {}));
+            note(all, "reduce in slices, " + what,
+                 check_reduce<Op, E>(comm, count, root, kind,
+                                     {.tree_bytes = 0, .direct = {.chunk_bytes = 200, .window = 2}}));
+        }
+    }
+    return all;
+}
+
+/// Operations other than sums of floats, on some types, by every algorithm whose bits they leave alone.
+template <class Comm>
+failures check_all_operations(Comm& comm) {
+    failures all;
+    auto const take = [&](failures some) { all.insert(all.end(), some.begin(), some.end()); };
+    std::vector<any_allreduce> every;
+    for (auto const& [name, algorithm] : algorithms()) every.push_back(algorithm);
+    take(check_operation<minimum, float>(comm, every));
+    take(check_operation<sum, std::int64_t>(comm, every));
+    take(check_operation<sum, double>(comm, std::vector<automatic_allreduce>(1)));
+    return all;
+}
+
 /// All halves: every algorithm over several kinds of cuts, with a factor and without; and the public reduce_scatter.
 template <Element E, class Comm>
 failures check_all_halves(Comm const& comm) {
@@ -367,6 +585,8 @@ failures check_all_moves(Comm const& comm) {
             note(all, "broadcast in a chain" + what,
                  check_broadcast<pixel>(comm, m, root, {.chain_bytes_per_rank = 1, .chunk_bytes = 100}));
             note(all, "gather" + what, check_gather<pixel>(comm, m, root));
+            note(all, "scatter" + what, check_scatter<pixel>(comm, m, root, false));
+            note(all, "scatter in place" + what, check_scatter<pixel>(comm, m, root, true));
         }
         for (bool const in_place : {false, true}) {
             note(all, "all_gather" + what, check_all_gather<pixel>(comm, m, {.bruck_bytes = 100'000}, in_place));
@@ -375,6 +595,10 @@ failures check_all_moves(Comm const& comm) {
         std::vector<std::size_t> counts(static_cast<std::size_t>(comm.size()));
         for (std::size_t r = 0; r < counts.size(); ++r) counts[r] = r % 3 == 1 ? 0 : m * (r + 1);
         note(all, "all_gather of differing counts" + what, check_all_gather_counts<pixel>(comm, counts));
+        note(all, "all_to_all" + what, check_all_to_all<pixel>(comm, m, false));
+        note(all, "all_to_all of differing counts" + what, check_all_to_all<pixel>(comm, m, true));
+        note(all, "messages" + what, check_messages<pixel>(comm, m));
+        note(all, "requests" + what, check_requests(comm, m));
     }
     note(all, "broadcast of much", check_broadcast<double>(comm, 100'000, comm.size() - 1));
     note(all, "small table", check_small_table(comm));

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstring>
 #include <span>
-#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <ddp/collective/barrier.hpp>
@@ -16,11 +16,11 @@
 namespace ddp {
 namespace detail {
 
-/// Each rank sends its slice to all others, and receives theirs in place.
+/// Each rank sends its slice to all others, and receives theirs in place. `cuts` in bytes.
 template <Transport T>
-task<> direct_all_gather(lane<T> over, mutable_bytes data, std::span<std::size_t const> cuts) {
+task<> direct_all_gather(lane<T> over, mutable_bytes data, std::vector<std::size_t> cuts) {
     std::size_t const ranks = static_cast<std::size_t>(over.size()), me = static_cast<std::size_t>(over.rank());
-    auto const part = [=](std::size_t r) { return data.subspan(cuts[r], cuts[r + 1] - cuts[r]); };
+    auto const part = [&](std::size_t r) { return data.subspan(cuts[r], cuts[r + 1] - cuts[r]); };
     std::size_t sources = 0;
     for (std::size_t r = 0; r < ranks; ++r) sources += r != me && !part(r).empty() ? 1u : 0u;
     operations in(sources), out(part(me).empty() ? 0 : ranks - 1);
@@ -42,30 +42,68 @@ struct automatic_all_gather {
                               << 10;  // of all ranks together: up to here few messages win over no copies
 };
 
-/// Gathers equally many values of every rank on every rank.
-///
-/// mine    this rank's m values; may be (exactly) its place in `all`.
-/// all     P m values, the same m on every rank; on return rank r's stand at [r m, (r + 1) m).
-/// Cost    (P-1) m values sent per rank; in ceil(log2 P) messages up to bruck_bytes in all, in P-1 messages beyond. No
-///         values: a barrier.
-/// Throws  comm_error (the same verdict on every rank); all is then unspecified. usage_error if the sizes do not match.
-template <Transport T, Movable V>
-void all_gather(communicator<T> const& comm, std::span<std::type_identity_t<V> const> mine, std::span<V> all,
-                automatic_all_gather how = {}) {
+namespace detail {
+
+template <class How, Transport T, Movable V>
+auto all_gather_by(communicator<T> const& comm, std::span<V const> mine, std::span<V> all, automatic_all_gather how) {
     std::size_t const ranks = static_cast<std::size_t>(comm.size()), m = mine.size();
     DDP_EXPECTS(all.size() == ranks * m,
                 "all_gather: `all` needs size() times as many values as `mine`; where ranks "
                 "bring different numbers, pass the counts of all ranks");
     std::span<V> const place = all.subspan(static_cast<std::size_t>(comm.rank()) * m, m);
     if (m > 0 && place.data() != mine.data()) std::memcpy(place.data(), mine.data(), mine.size_bytes());
-    std::vector<std::size_t> cuts(ranks + 1);
-    for (std::size_t r = 0; r <= ranks; ++r) cuts[r] = r * mine.size_bytes();
-    detail::call(comm, detail::about<V>("all_gather", m), [&](lane<T> over) {
+    return How::run(comm, about<V>("all_gather", m), [=](lane<T> over) {
         if (m == 0) return barrier(over);
         if (all.size_bytes() <= how.bruck_bytes)
-            return detail::bruck_all_gather(over, as_mutable_bytes(all), mine.size_bytes());
-        return detail::direct_all_gather(over, as_mutable_bytes(all), cuts);
+            return bruck_all_gather(over, as_mutable_bytes(all), mine.size_bytes());
+        std::vector<std::size_t> cuts(ranks + 1);
+        for (std::size_t r = 0; r <= ranks; ++r) cuts[r] = r * mine.size_bytes();
+        return direct_all_gather(over, as_mutable_bytes(all), std::move(cuts));
     });
+}
+
+template <class How, Transport T, Movable V>
+auto all_gather_by(communicator<T> const& comm, std::span<V const> mine, std::span<std::size_t const> counts,
+                   std::span<V> all) {
+    std::size_t const ranks = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
+    DDP_EXPECTS(counts.size() == ranks, "all_gather: `counts` needs one number a rank");
+    DDP_EXPECTS(mine.size() == counts[me], "all_gather: `mine` needs as many values as `counts` says for this rank");
+    std::vector<std::size_t> cuts = cuts_of(counts, sizeof(V));
+    DDP_EXPECTS(all.size_bytes() == cuts[ranks], "all_gather: `all` needs as many values as `counts` adds up to");
+    std::byte* const place = as_mutable_bytes(all).data() + cuts[me];
+    if (!mine.empty() && place != as_const_bytes(mine).data()) std::memcpy(place, mine.data(), mine.size_bytes());
+    return How::run(
+        comm, about<V>("all_gather", all.size(), "differing counts"),
+        [&](lane<T> over) {
+            return all.empty() ? barrier(over) : direct_all_gather(over, as_mutable_bytes(all), std::move(cuts));
+        },
+        digest().add(as_const_bytes(counts)).value());
+}
+
+}  // namespace detail
+
+/// Gathers equally many values of every rank on every rank.
+///
+/// mine    this rank's m values (Source); may be (exactly) its place in `all`.
+/// all     P m values (Target), the same m on every rank; on return rank r's stand at [r m, (r + 1) m).
+/// Cost    (P-1) m values sent per rank; in ceil(log2 P) messages up to bruck_bytes in all, in P-1 messages beyond. No
+///         values: a barrier.
+/// Throws  comm_error (the same verdict on every rank); all is then unspecified. usage_error if the sizes do not match.
+template <Transport T, Source M, Target D>
+    requires SameValues<M, D>
+void all_gather(communicator<T> const& comm, M const& mine, D&& all, automatic_all_gather how = {}) {
+    using V = value_in<D>;
+    detail::all_gather_by<detail::blocking>(comm, detail::source_of(mine), std::span<V>(detail::span_of(all)), how);
+}
+
+/// The same, returned: P m values, or P where `mine` is a single value.
+template <Transport T, Source M>
+[[nodiscard]] std::vector<value_in<M>> all_gather(communicator<T> const& comm, M const& mine,
+                                                  automatic_all_gather how = {}) {
+    auto const values = detail::source_of(mine);
+    detail::result_of<value_in<M>> all(static_cast<std::size_t>(comm.size()) * values.size());
+    detail::all_gather_by<detail::blocking>(comm, values, all.memory(), how);
+    return all.take();
 }
 
 /// Gathers differently many values of every rank on every rank.
@@ -76,23 +114,28 @@ void all_gather(communicator<T> const& comm, std::span<std::type_identity_t<V> c
 /// Cost    rank r sends counts[r] values to each of the others, in P-1 messages; nothing where it has none. Nobody has
 ///         any: a barrier.
 /// Throws  as above.
-template <Transport T, Movable V>
-void all_gather(communicator<T> const& comm, std::span<std::type_identity_t<V> const> mine,
-                std::span<std::size_t const> counts, std::span<V> all) {
-    std::size_t const ranks = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
-    DDP_EXPECTS(counts.size() == ranks, "all_gather: `counts` needs one number a rank");
-    DDP_EXPECTS(mine.size() == counts[me], "all_gather: `mine` needs as many values as `counts` says for this rank");
-    std::vector<std::size_t> cuts(ranks + 1);  // in bytes
-    for (std::size_t r = 0; r < ranks; ++r) cuts[r + 1] = cuts[r] + counts[r] * sizeof(V);
-    DDP_EXPECTS(all.size_bytes() == cuts[ranks], "all_gather: `all` needs as many values as `counts` adds up to");
-    std::byte* const place = as_mutable_bytes(all).data() + cuts[me];
-    if (!mine.empty() && place != as_const_bytes(mine).data()) std::memcpy(place, mine.data(), mine.size_bytes());
-    detail::call(
-        comm, detail::about<V>("all_gather", all.size(), "differing counts"),
-        [&](lane<T> over) {
-            return all.empty() ? barrier(over) : detail::direct_all_gather(over, as_mutable_bytes(all), cuts);
-        },
-        digest().add(as_const_bytes(counts)).value());
+template <Transport T, Source M, Target D>
+    requires SameValues<M, D>
+void all_gather(communicator<T> const& comm, M const& mine, std::span<std::size_t const> counts, D&& all) {
+    using V = value_in<D>;
+    detail::all_gather_by<detail::blocking>(comm, detail::source_of(mine), counts, std::span<V>(detail::span_of(all)));
+}
+
+/// Starts an all_gather. Data: see request; `counts` is copied.
+template <Transport T, LastingSource M, Target D>
+    requires SameValues<M, D>
+[[nodiscard]] request start_all_gather(communicator<T> const& comm, M&& mine, D&& all, automatic_all_gather how = {}) {
+    using V = value_in<D>;
+    return detail::all_gather_by<detail::starting>(comm, detail::source_of(mine), std::span<V>(detail::span_of(all)),
+                                                   how);
+}
+template <Transport T, LastingSource M, Target D>
+    requires SameValues<M, D>
+[[nodiscard]] request start_all_gather(communicator<T> const& comm, M&& mine, std::span<std::size_t const> counts,
+                                       D&& all) {
+    using V = value_in<D>;
+    return detail::all_gather_by<detail::starting>(comm, detail::source_of(mine), counts,
+                                                   std::span<V>(detail::span_of(all)));
 }
 
 }  // namespace ddp

@@ -1,5 +1,5 @@
 /// \file
-/// allreduce: sums an array over all ranks, as a blocking call.
+/// allreduce: combines the numbers of all ranks, and every rank gets the result.
 #pragma once
 
 #include <span>
@@ -8,24 +8,79 @@
 #include <ddp/collective/barrier.hpp>
 #include <ddp/collective/call.hpp>
 #include <ddp/collective/concepts.hpp>
-#include <ddp/comm/communicator.hpp>
 
 namespace ddp {
 
-/// Replaces `data` by its sum over all ranks; every rank calls it with the same count and algorithm.
+namespace detail {
+
+template <class How, Transport T, Number E, class Op, class A>
+auto allreduce_by(communicator<T> const& comm, std::span<E> data, Op op, A algorithm) {
+    return How::run(comm, about<E>(name_by<"allreduce", Op>(), data.size(), algorithm.name), [=](lane<T> over) {
+        if (data.empty()) return barrier(over);
+        if constexpr (std::is_same_v<Op, sum>)
+            return A::sum(algorithm, over, data);
+        else
+            return A::combine(algorithm, over, data, op);
+    });
+}
+
+}  // namespace detail
+
+/// Replaces `data` by its sum over all ranks; every rank calls it with the same count, type and algorithm.
 ///
-/// Cost and order of summation: the algorithm's. One rank: nothing happens. No elements: a barrier, so that a rank that
-/// brings some is found.
-/// Throws comm_error (the same verdict on every rank); data is then unspecified.
-template <Transport T, Element E, class A = automatic_allreduce>
-    requires AllreduceOver<A, T, E>
-void allreduce(communicator<T> const& comm, std::span<E> data, A algorithm = {}) {
-    if constexpr (BlockingAllreduceOver<A, T, E>)
-        if (!data.empty())
-            return detail::call_blocking(comm, detail::about<E>("allreduce", data.size(), algorithm.name),
-                                         [&](lane<T> over) { A::sum_blocking(algorithm, over, data); });
-    detail::call(comm, detail::about<E>("allreduce", data.size(), algorithm.name),
-                 [&](lane<T> over) { return data.empty() ? barrier(over) : A::sum(algorithm, over, data); });
+/// data    n numbers (NumbersTarget): a span, vector, std::array or array of float, double, or 32- or 64-bit integers.
+/// Cost    and order of summation: the algorithm's. One rank: nothing happens. No elements: a barrier, so that a rank that
+///         passes data is detected.
+/// Throws  comm_error (the same verdict on every rank); data is then unspecified.
+template <Transport T, NumbersTarget D, class A = automatic_allreduce>
+    requires AllreduceOver<A, T, value_in<D>>
+void allreduce(communicator<T> const& comm, D&& data, A algorithm = {}) {
+    auto const numbers = detail::span_of(data);
+    if constexpr (BlockingAllreduceOver<A, T, value_in<D>>)
+        if (!numbers.empty())
+            return detail::call_blocking(
+                comm, detail::about<value_in<D>>("allreduce", numbers.size(), algorithm.name),
+                [&](lane<T> over) { A::sum_blocking(algorithm, over, std::span<value_in<D>>(numbers)); });
+    detail::allreduce_by<detail::blocking>(comm, std::span<value_in<D>>(numbers), sum{}, algorithm);
+}
+
+/// The same by another operation: sum{}, product{}, minimum{}, maximum{}, or one's own (OperationOn).
+template <Transport T, NumbersTarget D, OperationOn<value_in<D>> Op, class A = automatic_allreduce>
+    requires CombiningAllreduceOver<A, T, value_in<D>, Op>
+void allreduce(communicator<T> const& comm, D&& data, Op op, A algorithm = {}) {
+    detail::allreduce_by<detail::blocking>(comm, std::span<value_in<D>>(detail::span_of(data)), op, algorithm);
+}
+
+/// The sum of one number of each rank, returned; the argument stays as it is.
+template <Transport T, Number V, class A = automatic_allreduce>
+    requires AllreduceOver<A, T, V>
+[[nodiscard]] V allreduce(communicator<T> const& comm, V mine, A algorithm = {}) {
+    allreduce(comm, std::span<V>(&mine, 1), algorithm);
+    return mine;
+}
+
+/// The same by another operation.
+template <Transport T, Number V, OperationOn<V> Op, class A = automatic_allreduce>
+    requires CombiningAllreduceOver<A, T, V, Op>
+[[nodiscard]] V allreduce(communicator<T> const& comm, V mine, Op op, A algorithm = {}) {
+    allreduce(comm, std::span<V>(&mine, 1), op, algorithm);
+    return mine;
+}
+
+/// Starts an allreduce in place, also of a single number. Data: see request. Not by an algorithm that blocks.
+template <Transport T, NumberTarget D, class A = automatic_allreduce>
+    requires AllreduceOver<A, T, value_in<D>>
+[[nodiscard]] request start_allreduce(communicator<T> const& comm, D&& data, A algorithm = {}) {
+    static_assert(!BlockingAllreduceOver<A, T, value_in<D>>, "this algorithm blocks: it can be called, not started");
+    return detail::allreduce_by<detail::starting>(comm, std::span<value_in<D>>(detail::span_of(data)), sum{},
+                                                  algorithm);
+}
+
+/// The same by another operation.
+template <Transport T, NumberTarget D, OperationOn<value_in<D>> Op, class A = automatic_allreduce>
+    requires CombiningAllreduceOver<A, T, value_in<D>, Op>
+[[nodiscard]] request start_allreduce(communicator<T> const& comm, D&& data, Op op, A algorithm = {}) {
+    return detail::allreduce_by<detail::starting>(comm, std::span<value_in<D>>(detail::span_of(data)), op, algorithm);
 }
 
 }  // namespace ddp

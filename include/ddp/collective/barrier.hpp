@@ -1,5 +1,5 @@
 /// \file
-/// barrier: nobody leaves before everybody has come.
+/// barrier: no rank leaves before all have entered.
 #pragma once
 
 #include <bit>
@@ -28,15 +28,28 @@ task<> barrier(lane<T> over) {
     for (std::size_t k = 0; k < rounds; ++k) co_await out[k];
 }
 
+namespace detail {
+template <class How, Transport T>
+auto barrier_by(communicator<T> const& comm) {
+    operation_info what;
+    what.name = "barrier";
+    return How::run(comm, what, [](lane<T> over) { return barrier(over); });
+}
+}  // namespace detail
+
 /// Returns once every rank has called it.
 ///
 /// Cost    as above.
 /// Throws  comm_error, the same verdict on every rank.
 template <Transport T>
 void barrier(communicator<T> const& comm) {
-    operation_info what;
-    what.name = "barrier";
-    detail::call(comm, what, [](lane<T> over) { return barrier(over); });
+    detail::barrier_by<detail::blocking>(comm);
+}
+
+/// Starts a barrier: the request ends once every rank has started it.
+template <Transport T>
+[[nodiscard]] request start_barrier(communicator<T> const& comm) {
+    return detail::barrier_by<detail::starting>(comm);
 }
 
 }  // namespace ddp

@@ -68,17 +68,32 @@ task<> broadcast(lane<T> over, mutable_bytes data, int root, automatic_broadcast
     for (std::size_t c = 0; c < children; ++c) co_await out[c];
 }
 
-/// Replaces `data` on every rank by rank `root`'s; every rank calls it with the same count and root.
-///
-/// data    n values of any trivially copyable type, the same n on every rank. No values: a barrier.
-/// Cost    automatic_broadcast.
-/// Throws  comm_error (the same verdict on every rank); data is then unspecified. usage_error if there is no rank `root`.
-template <Transport T, Movable V>
-void broadcast(communicator<T> const& comm, std::span<V> data, int root = 0, automatic_broadcast how = {}) {
+namespace detail {
+template <class How, Transport T, Movable V>
+auto broadcast_by(communicator<T> const& comm, std::span<V> data, int root, automatic_broadcast how) {
     DDP_EXPECTS(root >= 0 && root < comm.size(), "broadcast: root must be a rank, between 0 and size() - 1");
-    detail::call(comm, detail::about<V>("broadcast", data.size(), "", root), [&](lane<T> over) {
+    return How::run(comm, about<V>("broadcast", data.size(), "", root), [=](lane<T> over) {
         return data.empty() ? barrier(over) : broadcast(over, as_mutable_bytes(data), root, how);
     });
+}
+}  // namespace detail
+
+/// Replaces `data` on every rank by rank `root`'s; every rank calls it with the same count and root.
+///
+/// data    n values of any trivially copyable type (Target), the same n on every rank; or a single value. No values: a
+///         barrier.
+/// Cost    automatic_broadcast.
+/// Throws  comm_error (the same verdict on every rank); data is then unspecified. usage_error if there is no rank `root`.
+template <Transport T, Target D>
+void broadcast(communicator<T> const& comm, D&& data, int root = 0, automatic_broadcast how = {}) {
+    detail::broadcast_by<detail::blocking>(comm, std::span<value_in<D>>(detail::span_of(data)), root, how);
+}
+
+/// Starts a broadcast. Data: see request; on the root, too, nothing may be changed until it has ended.
+template <Transport T, Target D>
+[[nodiscard]] request start_broadcast(communicator<T> const& comm, D&& data, int root = 0,
+                                      automatic_broadcast how = {}) {
+    return detail::broadcast_by<detail::starting>(comm, std::span<value_in<D>>(detail::span_of(data)), root, how);
 }
 
 }  // namespace ddp

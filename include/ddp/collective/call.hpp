@@ -1,19 +1,26 @@
 /// \file
-/// call: what a blocking collective does around its coroutine: an identity, a fingerprint, words for messages.
+/// call, start: what a collective does around its coroutine: an identity, a fingerprint, words for messages.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <span>
+#include <iterator>
+#include <memory>
+#include <string_view>
+#include <thread>
 #include <type_traits>
+#include <utility>
 
+#include <ddp/collective/arguments.hpp>
 #include <ddp/collective/concepts.hpp>
+#include <ddp/collective/request.hpp>
 #include <ddp/comm/communicator.hpp>
-#include <ddp/comm/small_gather.hpp>
 
 namespace ddp {
-
 namespace detail {
 
 /// For messages and fingerprints; "bytes" where the language has no short name for the type.
@@ -45,24 +52,107 @@ template <Movable V>
     return what;
 }
 
+/// A name known at compile time, as a template argument.
+template <std::size_t N>
+struct fixed_name {
+    char text[N];
+    constexpr fixed_name(char const (&from)[N]) { std::copy_n(from, N, text); }
+};
+template <fixed_name Name>
+inline constexpr fixed_name plain_name = Name;
+template <fixed_name Name, class Op>
+inline constexpr auto joined_name = [] {
+    constexpr std::string_view by = Op::name;
+    std::array<char, by.size() + 1 + sizeof Name.text> all{};
+    std::copy(by.begin(), by.end(), all.begin());
+    all[by.size()] = ' ';
+    std::copy(std::begin(Name.text), std::end(Name.text), all.begin() + by.size() + 1);
+    return all;
+}();
+/// "allreduce" for a sum, "minimum allreduce" for a minimum.
+template <fixed_name Name, class Op>
+[[nodiscard]] constexpr char const* name_by() noexcept {
+    if constexpr (std::is_same_v<Op, sum>)
+        return plain_name<Name>.text;
+    else
+        return joined_name<Name, Op>.data();
+}
+
 /// What the ranks of a collective have to agree about. `more`: besides name, count, element type, particulars and root.
 inline void fingerprint(operation_info& what, std::uint64_t more = 0) noexcept {
     std::uint64_t const root = static_cast<std::uint64_t>(what.root + 1);
     what.fingerprint = agree(what.name, what.count, what.element, what.detail, more ^ root << 32);
+}
+template <Transport T, class Make>
+task<> entered(communicator<T> const& comm, operation_info const& what, Make const& make) {
+    lane<T> const over = comm.enter(what);
+    return comm.size() == 1 ? nothing() : make(over);
 }
 
 /// Blocks until the task that `make(lane)` returns has ended; on one rank nothing happens.
 template <Transport T, class Make>
 void call(communicator<T> const& comm, operation_info what, Make const& make, std::uint64_t more = 0) {
     fingerprint(what, more);
-    comm.run([&] {
-        lane<T> const over = comm.enter(what);
-        return comm.size() == 1 ? nothing() : make(over);
-    });
+    comm.run([&] { return entered(comm, what, make); });
 }
 
-/// The same for what waits by itself, on this thread, instead of as a task: `f(lane)` runs while nobody drives. Cost:
-/// 0.1 us.
+/// A started task. Keeps the group and the driver while it is under way.
+template <Transport T>
+class in_flight_on final : public in_flight {
+public:
+    in_flight_on(communicator<T> comm, task<> body) noexcept : comm_(std::move(comm)), body_(std::move(body)) {}
+
+    bool done() override { return comm_.driver()->has_ended(body_); }
+    void wait() override { comm_.driver()->wait_for(body_); }
+    void drop(bool unwinding) noexcept override {
+        time_point const until = clock::now() + comm_.times().shutdown;
+        while (unwinding && !done() && clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        if (unwinding && !done()) comm_.fail("its program left a request under way by an exception");
+        comm_.driver()->abandon(std::move(body_));
+    }
+
+private:
+    communicator<T> comm_;
+    task<> body_;
+};
+
+/// The same as call(), without waiting: what `make` captures by value, the task keeps by value.
+template <Transport T, class Make>
+[[nodiscard]] request start_task(communicator<T> const& comm, Make const& make) {
+    return request(std::make_unique<in_flight_on<T>>(comm, comm.driver()->start(make)));
+}
+template <Transport T, class Make>
+[[nodiscard]] request start(communicator<T> const& comm, operation_info what, Make const& make,
+                            std::uint64_t more = 0) {
+    fingerprint(what, more);
+    return start_task(comm, [&] { return entered(comm, what, make); });
+}
+
+/// The two ways in which everything here can be called, for what they have in common: run() is for collectives, task() for
+/// what only some ranks take part in.
+struct blocking {
+    template <Transport T, class Make>
+    static void run(communicator<T> const& comm, operation_info const& what, Make const& make, std::uint64_t more = 0) {
+        call(comm, what, make, more);
+    }
+    template <Transport T, class Make>
+    static void task(communicator<T> const& comm, Make const& make) {
+        comm.run(make);
+    }
+};
+struct starting {
+    template <Transport T, class Make>
+    [[nodiscard]] static request run(communicator<T> const& comm, operation_info const& what, Make const& make,
+                                     std::uint64_t more = 0) {
+        return start(comm, what, make, more);
+    }
+    template <Transport T, class Make>
+    [[nodiscard]] static request task(communicator<T> const& comm, Make const& make) {
+        return start_task(comm, make);
+    }
+};
+
+/// For what waits by itself, on this thread, instead of as a task: `f(lane)` runs while nobody drives. Cost: 0.1 us.
 template <Transport T, class F>
 void call_blocking(communicator<T> const& comm, operation_info what, F const& f) {
     what.fingerprint =

@@ -1,5 +1,5 @@
 /// \file
-/// Allreduce: what a summation algorithm over any transport has to offer.
+/// Allreduce: what an algorithm over any transport has to offer.
 #pragma once
 
 #include <algorithm>
@@ -9,10 +9,12 @@
 #include <span>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 #include <ddp/comm/lane.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/core/task.hpp>
+#include <ddp/kernel/operation.hpp>
 #include <ddp/model/model.hpp>
 
 namespace ddp {
@@ -21,7 +23,7 @@ template <Element E>
 inline constexpr char const* element_name = std::is_same_v<E, float> ? "float" : "double";
 
 /// What `reduce` works on. The pointed-to things outlive the task.
-template <Element E>
+template <Number E, class Op = sum>
 struct reduction {
     std::span<E> data;                  // this rank's addend; slice r of rank r's copy becomes the sum
     std::span<std::size_t const> cuts;  // P + 1 positions in data; slice r is [cuts[r], cuts[r+1])
@@ -35,11 +37,20 @@ struct reduction {
 ///  name                    for messages and reports; a static constant, or a member where the choice is made at run time
 ///  canonical               likewise, bool: adds in the order of the canonical tree (docs/design.md, numbers)
 template <class A, class T, class E>
-concept AllreduceOver = Transport<T> && Element<E> && requires(A self, lane<T> over, std::span<E> data) {
+concept AllreduceOver = Transport<T> && Number<E> && requires(A self, lane<T> over, std::span<E> data) {
     { A::sum(self, over, data) } -> std::same_as<task<>>;
     { self.name } -> std::convertible_to<char const*>;
     { self.canonical } -> std::convertible_to<bool>;
 };
+
+/// Refinement: combines by other operations than sums too.
+///
+///  combine(self, lane, data, op)   what sum() is, by `op`
+template <class A, class T, class E, class Op>
+concept CombiningAllreduceOver =
+    AllreduceOver<A, T, E> && OperationOn<Op, E> && requires(A self, lane<T> over, std::span<E> data, Op op) {
+        { A::combine(self, over, data, op) } -> std::same_as<task<>>;
+    };
 
 /// Refinement: can stop half-way, which is what early posting and the sharded update need.
 ///
@@ -48,14 +59,15 @@ concept AllreduceOver = Transport<T> && Element<E> && requires(A self, lane<T> o
 ///                                every rank where everywhere() says so.
 ///  all_gather(self, lane, data, cuts)   brings every rank's slice to all.
 ///  everywhere(bytes, ranks)      whether reduce leaves the whole sum everywhere for this size
-template <class A, class T, class E>
-concept SlicedAllreduceOver =
-    AllreduceOver<A, T, E> && requires(A self, lane<T> over, reduction<E> what, std::span<E> data,
+///  By an operation other than the sum where the reduction says so: SlicedAllreduceOver<A, T, E, minimum>.
+template <class A, class T, class E, class Op = sum>
+concept SlicedAllreduceOver = AllreduceOver<A, T, E> && OperationOn<Op, E> &&
+                              requires(A self, lane<T> over, reduction<E, Op> what, std::span<E> data,
                                        std::span<std::size_t const> cuts, std::size_t bytes, int ranks) {
-        { A::reduce(self, over, what) } -> std::same_as<task<>>;
-        { A::all_gather(self, over, data, cuts) } -> std::same_as<task<>>;
-        { self.everywhere(bytes, ranks) } -> std::convertible_to<bool>;
-    };
+                                  { A::reduce(self, over, what) } -> std::same_as<task<>>;
+                                  { A::all_gather(self, over, data, cuts) } -> std::same_as<task<>>;
+                                  { self.everywhere(bytes, ranks) } -> std::convertible_to<bool>;
+                              };
 
 /// Refinement: sums while the caller waits, moves nothing else meanwhile, and waits without a deadline for a rank that does
 /// not come. So a trainer calls it only in finish(), after every rank has said that it is there too; nothing overlaps.
@@ -77,8 +89,15 @@ inline void even_cuts(std::size_t count, std::size_t grain, std::span<std::size_
     }
 }
 
+/// Slices one after the other: counts.size() + 1 positions, from 0 to the sum of counts, times `unit`.
+inline std::vector<std::size_t> cuts_of(std::span<std::size_t const> counts, std::size_t unit) {
+    std::vector<std::size_t> cuts(counts.size() + 1);
+    for (std::size_t r = 0; r < counts.size(); ++r) cuts[r + 1] = cuts[r] + counts[r] * unit;
+    return cuts;
+}
+
 /// even_cuts in pooled memory: 64-byte slices of an array of E.
-template <Element E>
+template <Number E>
 class slice_cuts {
 public:
     slice_cuts(std::size_t count, int ranks) : memory_((static_cast<std::size_t>(ranks) + 1) * sizeof(std::size_t)) {

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstring>
 #include <span>
-#include <type_traits>
+#include <vector>
 
 #include <ddp/collective/barrier.hpp>
 #include <ddp/collective/call.hpp>
@@ -33,16 +33,9 @@ task<> gather(lane<T> over, const_bytes mine, mutable_bytes all, int root) {
     for (std::size_t i = 0; i < in.size(); ++i) co_await in[i];
 }
 
-/// Gathers equally many values of every rank on rank `root`.
-///
-/// mine    this rank's m values, the same m on every rank; on the root it may be (exactly) its place in `all`.
-/// all     on the root P m values: on return rank r's stand at [r m, (r + 1) m). Elsewhere anything, also empty.
-/// Cost    as above. No values: a barrier. A rank that has sent does not wait for the others.
-/// Throws  comm_error (the same verdict on every rank); all is then unspecified. usage_error if there is no rank `root`
-///         or, there, the sizes do not match.
-template <Transport T, Movable V>
-void gather(communicator<T> const& comm, std::span<std::type_identity_t<V> const> mine, std::span<V> all,
-            int root = 0) {
+namespace detail {
+template <class How, Transport T, Movable V>
+auto gather_by(communicator<T> const& comm, std::span<V const> mine, std::span<V> all, int root) {
     DDP_EXPECTS(root >= 0 && root < comm.size(), "gather: root must be a rank, between 0 and size() - 1");
     if (comm.rank() == root) {
         std::size_t const m = mine.size(), at = static_cast<std::size_t>(root) * m;
@@ -50,9 +43,42 @@ void gather(communicator<T> const& comm, std::span<std::type_identity_t<V> const
                     "gather: on the root `all` needs size() times as many values as `mine`");
         if (m > 0 && all.data() + at != mine.data()) std::memcpy(all.data() + at, mine.data(), mine.size_bytes());
     }
-    detail::call(comm, detail::about<V>("gather", mine.size(), "", root), [&](lane<T> over) {
+    return How::run(comm, about<V>("gather", mine.size(), "", root), [=](lane<T> over) {
         return mine.empty() ? barrier(over) : gather(over, as_const_bytes(mine), as_mutable_bytes(all), root);
     });
+}
+}  // namespace detail
+
+/// Gathers equally many values of every rank on rank `root`.
+///
+/// mine    this rank's m values (Source), the same m on every rank; on the root it may be (exactly) its place in `all`.
+/// all     on the root P m values (Target): on return rank r's stand at [r m, (r + 1) m). Elsewhere anything, also empty.
+/// Cost    as above. No values: a barrier. A rank that has sent does not wait for the others.
+/// Throws  comm_error (the same verdict on every rank); all is then unspecified. usage_error if there is no rank `root`
+///         or, there, the sizes do not match.
+template <Transport T, Source M, Target D>
+    requires SameValues<M, D>
+void gather(communicator<T> const& comm, M const& mine, D&& all, int root = 0) {
+    using V = value_in<D>;
+    detail::gather_by<detail::blocking>(comm, detail::source_of(mine), std::span<V>(detail::span_of(all)), root);
+}
+
+/// The same, returned: P m values on the root, none elsewhere.
+template <Transport T, Source M>
+[[nodiscard]] std::vector<value_in<M>> gather(communicator<T> const& comm, M const& mine, int root = 0) {
+    auto const values = detail::source_of(mine);
+    std::size_t const ranks = comm.rank() == root ? static_cast<std::size_t>(comm.size()) : 0;
+    detail::result_of<value_in<M>> all(ranks * values.size());
+    detail::gather_by<detail::blocking>(comm, values, all.memory(), root);
+    return all.take();
+}
+
+/// Starts a gather. Data: see request.
+template <Transport T, LastingSource M, Target D>
+    requires SameValues<M, D>
+[[nodiscard]] request start_gather(communicator<T> const& comm, M&& mine, D&& all, int root = 0) {
+    using V = value_in<D>;
+    return detail::gather_by<detail::starting>(comm, detail::source_of(mine), std::span<V>(detail::span_of(all)), root);
 }
 
 }  // namespace ddp

@@ -1,36 +1,72 @@
 /// \file
-/// reference_sum: the canonical tree sum as plainly as it can be written, for tests to compare algorithms with.
+/// The canonical tree as plainly as it can be written, for tests to compare algorithms with.
 #pragma once
 
+#include <cmath>
+#include <concepts>
 #include <cstddef>
+#include <limits>
 #include <vector>
 
 #include <ddp/core/contract.hpp>
-#include <ddp/model/model.hpp>
+#include <ddp/kernel/operation.hpp>
 
 namespace ddp {
 
-/// The sum of the addends of all ranks, which every canonical algorithm has to give, bit by bit.
+namespace detail {
+
+/// The operations written out once more: they share no code with kernel/, on purpose.
+template <class Op, Number E>
+[[nodiscard]] E reference_combine(E left, E right) {
+    constexpr bool least = std::same_as<Op, minimum>, adds = std::same_as<Op, sum>;
+    if constexpr (least || std::same_as<Op, maximum>) {
+        if constexpr (std::floating_point<E>) {
+            if (std::isnan(left) || std::isnan(right)) return std::numeric_limits<E>::quiet_NaN();
+            if (left == 0 && right == 0) {
+                bool const one = std::signbit(left), other = std::signbit(right);
+                return (least ? one || other : one && other) ? -E(0) : E(0);
+            }
+        }
+        if (left == right) return left;
+        return (left < right) == least ? left : right;
+    } else if constexpr (adds || std::same_as<Op, product>) {
+        if constexpr (std::floating_point<E>) return adds ? left + right : left * right;
+        auto const a = static_cast<unsigned long long>(left), b = static_cast<unsigned long long>(right);
+        return static_cast<E>(adds ? a + b : a * b);
+    } else {
+        return Op::combine(left, right);  // a user's own
+    }
+}
+
+}  // namespace detail
+
+/// The result of an operation over all ranks, which every canonical algorithm has to give, bit by bit.
 ///
-/// addends  addends[r] is rank r's array; at least one, all of one length.
-/// Sums     ranks [first, last) split behind the largest power of two below their number; left sum plus right sum.
-/// Cost     P - 1 passes, each into memory of its own. Shares no code with kernel/sum.hpp, on purpose.
-template <Element E>
-[[nodiscard]] std::vector<E> reference_sum(std::vector<std::vector<E>> const& addends, std::size_t first,
-                                           std::size_t last) {
-    DDP_EXPECTS(first < last && last <= addends.size(), "reference_sum needs at least one rank's addend");
-    if (last - first == 1) return addends[first];
+/// inputs   inputs[r] is rank r's array; at least one, all of one length.
+/// Order    ranks [first, last) split behind the largest power of two below their number; left combined with right.
+/// Cost     P - 1 passes, each into memory of its own.
+template <class Op, Number E>
+[[nodiscard]] std::vector<E> reference_reduce(std::vector<std::vector<E>> const& inputs, std::size_t first,
+                                              std::size_t last) {
+    DDP_EXPECTS(first < last && last <= inputs.size(), "reference_reduce needs at least one rank's array");
+    if (last - first == 1) return inputs[first];
     std::size_t left_ranks = 1;
     while (2 * left_ranks < last - first) left_ranks *= 2;
-    std::vector<E> sum = reference_sum(addends, first, first + left_ranks);
-    std::vector<E> const right = reference_sum(addends, first + left_ranks, last);
-    DDP_EXPECTS(sum.size() == right.size(), "reference_sum needs addends of one length");
-    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] = sum[i] + right[i];
-    return sum;
+    std::vector<E> result = reference_reduce<Op>(inputs, first, first + left_ranks);
+    std::vector<E> const right = reference_reduce<Op>(inputs, first + left_ranks, last);
+    DDP_EXPECTS(result.size() == right.size(), "reference_reduce needs arrays of one length");
+    for (std::size_t i = 0; i < result.size(); ++i) result[i] = detail::reference_combine<Op>(result[i], right[i]);
+    return result;
 }
-template <Element E>
+template <class Op, Number E>
+[[nodiscard]] std::vector<E> reference_reduce(std::vector<std::vector<E>> const& inputs) {
+    return reference_reduce<Op>(inputs, 0, inputs.size());
+}
+
+/// The same for sums.
+template <Number E>
 [[nodiscard]] std::vector<E> reference_sum(std::vector<std::vector<E>> const& addends) {
-    return reference_sum(addends, 0, addends.size());
+    return reference_reduce<sum>(addends, 0, addends.size());
 }
 
 }  // namespace ddp

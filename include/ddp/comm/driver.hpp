@@ -67,7 +67,9 @@ public:
             refuse_if_failed();
             task<> const body = make();
             body.start();
+            scheduler_.count_calls(1);
             drive_until([&] { return body.done(); });
+            scheduler_.count_calls(-1);
             try {
                 body.take();
             } catch (collective_aborted const&) {
@@ -217,7 +219,7 @@ private:
     void drive_until(Done const& done) {
         while (!done()) {
             scheduler_.pump();
-            if (!done()) scheduler_.progress(never);
+            if (!done() && !scheduler_.progress(never)) rest();
         }
     }
     static task<> guarded(scheduler<T>& on, task<> body) {
@@ -244,7 +246,7 @@ private:
     void settle() {
         while (!scheduler_.settle()) {
             scheduler_.pump();
-            scheduler_.progress(transport_->now() + std::chrono::milliseconds(20));
+            if (!scheduler_.progress(transport_->now() + std::chrono::milliseconds(20))) rest();
         }
         scheduler_.pump();
     }
@@ -258,12 +260,15 @@ private:
         }
     }
 
+    /// A transport that reports an error may do so every time: nobody shall spin on it.
+    static void rest() noexcept { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }
+
     /// One round of the loop, where an error of the transport itself has nobody to be thrown at.
     void turn(time_point until) noexcept {
         try {
             scheduler_.pump();
             if (scheduler_.failed()) scheduler_.settle();
-            scheduler_.progress(until);
+            if (!scheduler_.progress(until) && until == never) rest();
             scheduler_.pump();
         } catch (...) {
             scheduler_.fail(std::current_exception());

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -12,6 +13,7 @@
 
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/contract.hpp>
+#include <ddp/core/separate.hpp>
 
 namespace ddp {
 
@@ -25,13 +27,7 @@ struct operation_info {
     std::uint64_t fingerprint = 0;
     int root = -1;  // the rank that a broadcast or gather is about; -1: none
 
-    [[nodiscard]] std::string text() const {
-        std::string t = std::string(name) + " #" + std::to_string(id.index);
-        if (*element != '\0') t += " of " + std::to_string(count) + " " + element;
-        if (*detail != '\0') t += std::string(" (") + detail + ")";
-        if (root >= 0) t += " with root " + std::to_string(root);
-        return t;
-    }
+    [[nodiscard]] std::string text() const;
 };
 
 class scheduler_base;
@@ -70,27 +66,43 @@ public:
     /// Of everything entered so far. The fingerprint of what may end without a word from some peer (a broadcast's root
     /// only sends): whoever differed before differs in every later one.
     [[nodiscard]] std::uint64_t history() const noexcept { return history_; }
-    [[nodiscard]] operation_info const& current() const noexcept { return current_; }
+    [[nodiscard]] operation_info const& current() const noexcept { return recent(number_).what; }
     /// Number of the next collective that the user calls in this group; all members count alike.
     [[nodiscard]] std::uint64_t next_call() noexcept { return ++calls_; }
 
     /// " in group {0, 2, 4}"; nothing for the group of all ranks.
     [[nodiscard]] std::string words() const;
     /// What was entered last, in words: "allreduce #7 of 1000 float in group {0, 2}".
-    [[nodiscard]] std::string current_words() const { return current_.text() + words(); }
+    [[nodiscard]] std::string current_words() const;
+    /// The number of the collective whose messages have this identity, if it was entered not long ago; otherwise of what
+    /// was entered last. Several may be under way.
+    [[nodiscard]] std::uint64_t number_of(identity const& id) const noexcept;
+    [[nodiscard]] bool remembers(std::uint64_t number) const noexcept {
+        return number > 0 && number <= number_ && number_ - number < remembered;
+    }
+    /// What was entered under this number, in words. It must be remembered.
+    [[nodiscard]] std::string words_of(std::uint64_t number) const;
     /// For records of failures: with the words.
-    [[nodiscard]] ddp::mark mark() const noexcept;
+    [[nodiscard]] ddp::mark mark_of(std::uint64_t number) const noexcept;
+    [[nodiscard]] ddp::mark mark() const noexcept { return mark_of(number_); }
     /// For heartbeats: with the operation's name only, so that entering one costs no more than its digest.
     [[nodiscard]] ddp::mark brief_mark() const noexcept {
         return {.group = id_,
                 .leader = leader_,
                 .number = number_,
                 .fingerprint = history_,
-                .name = std::string_view(current_.name)};
+                .name = std::string_view(current().name)};
     }
 
 private:
     friend class scheduler_base;
+
+    struct entry {
+        operation_info what;
+        std::uint64_t history = 0;  // with it
+    };
+    static constexpr std::uint64_t remembered = 16;
+    [[nodiscard]] entry const& recent(std::uint64_t number) const noexcept { return recent_[number % remembered]; }
 
     scheduler_base* on_;
     std::uint32_t id_;
@@ -100,28 +112,13 @@ private:
     std::uint64_t number_ = 0;
     std::uint64_t history_ = 0;
     std::uint64_t calls_ = 0;
-    operation_info current_;
-    group* before_ = nullptr;  // among the scheduler's groups
+    std::array<entry, remembered> recent_;  // what was entered as number n stands at n % remembered
+    group* before_ = nullptr;               // among the scheduler's groups
     group* after_ = nullptr;
 };
 
-inline std::string group::words() const {
-    if (id_ == 0) return {};
-    constexpr std::size_t shown = 4;
-    std::string text = " in group {";
-    for (std::size_t r = 0; r < std::min(shown, members_.size()); ++r)
-        text += (r == 0 ? "" : ", ") + std::to_string(members_[r]);
-    if (members_.size() > shown) text += " and " + std::to_string(members_.size() - shown) + " more";
-    return text + "}";
-}
-
-inline mark group::mark() const noexcept {
-    ddp::mark m = brief_mark();
-    try {
-        if (!m.name.view().empty()) m.name = std::string_view(current_words());
-    } catch (...) {  // no memory: the name alone has to do
-    }
-    return m;
-}
-
 }  // namespace ddp
+
+#if !defined(DDP_SEPARATE_COMPILATION)
+#include <ddp/comm/impl/group.ipp>
+#endif

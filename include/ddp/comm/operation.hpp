@@ -5,7 +5,6 @@
 #include <coroutine>
 #include <cstdint>
 #include <exception>
-#include <string>
 
 #include <ddp/comm/group.hpp>
 #include <ddp/comm/transport.hpp>
@@ -73,6 +72,7 @@ public:
 private:
     void suspend(std::coroutine_handle<> self) noexcept;
     void resume();
+    [[noreturn]] void refuse();
 
     friend class scheduler_base;
     template <Transport>

@@ -44,15 +44,23 @@ public:
         turn();
     }
     /// Sleeps in the transport until something may move, at the latest until `until` or the next deadline.
-    /// An error of the transport itself fails the scheduler: what is in flight has to end, whoever drives.
-    void progress(time_point until) noexcept {
+    /// An error of the transport itself fails the scheduler: what is in flight has to end, whoever drives. Returns whether
+    /// the transport still works; one that does not may return at once every time.
+    bool progress(time_point until) noexcept {
         try {
             time_point const limit = std::min(until, next_deadline());
             goes_away(limit);
             news_ |= transport_.progress(limit);
+            return true;
+        } catch (error const& e) {
+            std::string_view const text = e.what();
+            fail(failure_kind::broke, errc::transport, -1, text.substr(text.find(": ") + 2));
+        } catch (std::exception const& e) {
+            fail(failure_kind::broke, errc::transport, -1, e.what());
         } catch (...) {
-            fail(std::current_exception());
+            fail(failure_kind::broke, errc::transport, -1, "an exception that is no std::exception");
         }
+        return false;
     }
 
     /// When pump() has something to do even if no message comes.

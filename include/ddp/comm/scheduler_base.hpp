@@ -7,8 +7,6 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <numeric>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -19,6 +17,7 @@
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/core/error.hpp>
+#include <ddp/core/separate.hpp>
 #include <ddp/core/task.hpp>
 
 namespace ddp {
@@ -45,51 +44,16 @@ public:
     void take_contexts_below(std::uint32_t next) noexcept { next_context_ = std::max(next_context_, next); }
 
     /// Fails this rank, once: publishes its record, ends every posted operation and every wait. The first reason stays.
-    void fail(failure record) noexcept {
-        if (failed_) return;
-        failed_ = true;
-        failed_at_ = now();
-        record.rank = own_rank();
-        if (record.entered.number == 0) record.entered = last_entered_->mark();
-        publish(record);
-        for (event* e = events_; e != nullptr; e = e->after_) ready_.splice(e->waiters_);
-        ready_.splice(yielded_);
-    }
-    void fail(failure_kind kind, errc code, int peer, std::string_view text, group const* about = nullptr) noexcept {
-        failure record;
-        if (about != nullptr) record.entered = about->mark();
-        record.kind = kind;
-        record.code = code;
-        record.peer = peer;
-        record.text = text;
-        fail(record);
-    }
+    void fail(failure record) noexcept;
+    void fail(failure_kind kind, errc code, int peer, std::string_view text, group const* about = nullptr) noexcept;
     /// Reports what user code threw, in its own words.
-    void fail(std::exception_ptr const& thrown) noexcept {
-        if (failed_) return;
-        try {
-            std::rethrow_exception(thrown);
-        } catch (error const& e) {
-            std::string_view const text = e.what();
-            if (e.code() == errc::no_samples)  // every rank finds out by itself; one that left first says the same
-                fail(failure_kind::mismatch, e.code(), -1, text.substr(text.find(": ") + 2));
-            else
-                fail(failure_kind::threw, errc::remote_exception, -1, text);
-        } catch (std::exception const& e) {
-            fail(failure_kind::threw, errc::remote_exception, -1, e.what());
-        } catch (...) {
-            fail(failure_kind::threw, errc::remote_exception, -1, "an exception that is no std::exception");
-        }
-    }
+    void fail(std::exception_ptr const& thrown) noexcept;
+
+    /// A blocking call begins (+1) or ends (-1): what this rank entered last is under way meanwhile.
+    void count_calls(int change) noexcept { calls_under_way_ += change; }
 
     void add(mailbox_client& client) noexcept { client.next_ = std::exchange(clients_, &client); }
-    void remove(mailbox_client& client) noexcept {
-        for (mailbox_client** at = &clients_; *at != nullptr; at = &(*at)->next_)
-            if (*at == &client) {
-                *at = client.next_;
-                return;
-            }
-    }
+    void remove(mailbox_client& client) noexcept;
 
     /// Awaitable: the driver goes through the transport once before the coroutine goes on. For long arithmetic, between
     /// whose pieces messages and heartbeats have to move.
@@ -126,56 +90,21 @@ public:
 
 protected:
     ~scheduler_base() = default;
-    void make_world(int rank, int size) {
-        std::vector<int> everybody(static_cast<std::size_t>(size));
-        std::iota(everybody.begin(), everybody.end(), 0);
-        world_ = std::make_unique<group>(*this, 0, std::move(everybody), rank);
-        last_entered_ = world_.get();
-    }
+    void make_world(int rank, int size);
     virtual void publish(failure const& record) noexcept = 0;
     virtual void note_entered(group const& /*in*/) noexcept {}
     [[nodiscard]] virtual int own_rank() const noexcept = 0;
 
     /// Deadlines that have passed, mail, then everybody who can go on. Collects first, then resumes: a resumed coroutine
     /// may end others.
-    void turn() {
-        try {
-            for (mailbox_client* c = clients_; c != nullptr && !failed_; c = c->next_) c->collect();
-        } catch (...) {
-            fail(std::current_exception());
-        }
-        if (!failed_ && now() >= first_deadline()) {
-            failure late = waiting_record(*first_);
-            fail(late);
-        }
-        while (!ready_.empty()) {
-            resume_ready();
-        }
-        if (detail::waiter* const next = std::exchange(polled_, false) ? yielded_.pop_front() : nullptr) {
-            next->handle.resume();
-            while (!ready_.empty()) resume_ready();
-        }
-    }
-    void resume_ready() {
-        detail::waiter_queue going;
-        going.splice(ready_);
-        while (detail::waiter* const w = going.pop_front()) w->handle.resume();
-    }
+    void turn();
+    void resume_ready();
     [[nodiscard]] time_point first_deadline() const noexcept {
         return first_ == nullptr ? never : first_->since_ + times_.collective + absent_;
     }
     /// Time in which nobody drove us, although we asked for it, counts for no deadline: own code that ran long where no
     /// thread of ours drives, a stopped process, a sleeping machine. After a long absence peers get time to be heard.
-    void came_back() noexcept {
-        time_point const at = now();
-        time_point const expected = std::max(due_, driven_);
-        driven_ = at;
-        if (at <= expected) return;
-        absent_ += at - expected;
-        if (at - expected <= times_.verdict || first_ == favoured_) return;
-        absent_ += times_.collective / 4;
-        favoured_ = first_;  // once for each wait: a stall every minute must not keep a deadline from ever passing
-    }
+    void came_back() noexcept;
     void goes_away(time_point due) noexcept {
         driven_ = now();
         due_ = due;
@@ -184,42 +113,25 @@ protected:
     [[nodiscard]] bool yielding() const noexcept { return !yielded_.empty(); }
     /// This rank's record of what it is doing, when the failure is somebody else's: in the group that `heard` is about,
     /// where this rank is a member and waits there; else what it waits for anywhere, so that chains of waiting ranks can
-    /// be followed from group to group.
-    [[nodiscard]] failure bystander(mark const& heard) const noexcept {
-        group const* const same = find(heard);
-        for (operation const* op = first_; op != nullptr; op = op->after_)
-            if (op->of_ == same) return waiting_record(*op);
-        if (first_ != nullptr) return waiting_record(*first_);
-        failure record;
-        record.kind = failure_kind::idle;
-        record.entered = (same != nullptr ? same : last_entered_)->mark();
-        return record;
-    }
+    /// be followed from group to group. Where this rank has entered another thing under the number that was heard, it says
+    /// that: it may have gone on since.
+    [[nodiscard]] failure bystander(mark const& heard) const noexcept;
     /// The group that a peer's mark is about; null where this rank is no member.
-    [[nodiscard]] group const* find(mark const& theirs) const noexcept {
-        for (group const* g = groups_; g != nullptr; g = g->after_)
-            if (g->id() == theirs.group && g->leader() == theirs.leader) return g;
-        return nullptr;
-    }
+    [[nodiscard]] group const* find(mark const& theirs) const noexcept;
 
     std::atomic<bool> failed_{false};  // written by the driver; anybody may look
     time_point failed_at_ = {};
+    int calls_under_way_ = 0;
 
 private:
     friend class operation;
     friend class event;
     friend class group;
 
-    [[nodiscard]] failure waiting_record(operation const& of) const noexcept {
-        failure record;
-        record.kind = failure_kind::waiting;
-        record.code = errc::deadline;
-        record.peer = of.peer;
-        record.operation = of.tag.id;
-        record.entered = of.of_->mark();
-        record.waited_ns = static_cast<std::uint64_t>(std::max(nanoseconds{0}, now() - absent_ - of.since_).count());
-        return record;
-    }
+    /// What an operation belongs to, in words. A message between two ranks is itself.
+    [[nodiscard]] static std::string words_of(operation const& op);
+    [[nodiscard]] static mark mark_of(operation const& op) noexcept;
+    [[nodiscard]] failure waiting_record(operation const& of) const noexcept;
     void wait(operation& op) noexcept {
         op.since_ = now() - absent_;
         op.waiting_ = true;
@@ -253,88 +165,8 @@ private:
     mailbox_client* clients_ = nullptr;
 };
 
-inline operation::~operation() {
-    // Only an exception between post and await gets here: ending everything is what frees our memory.
-    if (!done_) on_->fail(failure_kind::threw, errc::remote_exception, -1, "a collective was left by an exception");
-}
-inline void operation::ended(completion& node) noexcept {
-    operation& self = static_cast<operation&>(node);
-    self.done_ = true;
-    if (!self.waiting_) return;
-    self.on_->unwait(self);
-    self.on_->ready_.push_back(self.waiter_);
-}
-inline void operation::suspend(std::coroutine_handle<> self) noexcept {
-    waiter_.handle = self;
-    on_->wait(*this);
-}
-inline void operation::resume() {
-    if (on_ == nullptr)
-        throw usage_error("an operation is awaited that was never posted: lane.send or receive it first");
-    if (status == op_status::ok && (sends || fingerprint == tag.fingerprint)) return;
-    if (!on_->failed()) {
-        failure record;
-        record.operation = tag.id;
-        record.entered = of_->mark();
-        record.peer = peer;
-        std::string const who = "rank " + std::to_string(peer);
-        std::string text;
-        if (status == op_status::closed) {
-            record.kind = failure_kind::closed;
-            record.code = errc::peer_closed;
-        } else {
-            record.kind = failure_kind::mismatch;
-            record.code = errc::mismatch;
-            text =
-                "rank " + std::to_string(on_->own_rank()) + " is in " + of_->current_words() + " and expects " +
-                std::to_string(size) + " bytes from " + who + ", which sent " +
-                (status == op_status::length ? std::to_string(length) + " bytes" : "a message of another operation") +
-                ". All ranks must call the same collectives in the same order with the same counts.";
-        }
-        record.text = std::string_view(text);
-        on_->fail(record);
-    }
-    throw collective_aborted();
-}
-
-inline group::group(scheduler_base& on, std::uint32_t id, std::vector<int> members, int rank)
-    : on_(&on), id_(id), rank_(rank), members_(std::move(members)) {
-    DDP_EXPECTS(rank >= 0 && rank < size(), "a group is made by one of its members");
-    leader_ = *std::min_element(members_.begin(), members_.end());
-    after_ = std::exchange(on.groups_, this);
-    if (after_ != nullptr) after_->before_ = this;
-}
-inline group::~group() {
-    (before_ != nullptr ? before_->after_ : on_->groups_) = after_;
-    if (after_ != nullptr) after_->before_ = before_;
-    if (on_->last_entered_ == this) on_->last_entered_ = on_->world_.get();
-}
-inline std::uint64_t group::enter(operation_info const& what) noexcept {
-    current_ = what;
-    history_ = digest().add(history_).add(what.fingerprint).value() | 1;  // 0 means "nothing entered"
-    on_->last_entered_ = this;
-    ++number_;
-    on_->note_entered(*this);
-    return number_;
-}
-
-inline event::event(scheduler_base& on) noexcept : on_(on), after_(on.events_) {
-    if (after_ != nullptr) after_->before_ = this;
-    on.events_ = this;
-}
-inline event::~event() {
-    (before_ != nullptr ? before_->after_ : on_.events_) = after_;
-    if (after_ != nullptr) after_->before_ = before_;
-}
-inline void event::set() noexcept {
-    set_ = true;
-    on_.ready_.splice(waiters_);
-}
-inline bool event::awaiter::await_ready() const noexcept {
-    return of.set_ || of.on_.failed();
-}
-inline void event::awaiter::await_resume() const {
-    if (of.on_.failed()) throw collective_aborted();
-}
-
 }  // namespace ddp
+
+#if !defined(DDP_SEPARATE_COMPILATION)
+#include <ddp/comm/impl/scheduler_base.ipp>
+#endif

@@ -43,10 +43,11 @@ struct identity {
 
 /// Every channel has four phases (channel + 0 … 3), so that the stages of one collective do not match each other.
 namespace channel {
-inline constexpr std::uint32_t user = 0;        ///< collectives that the user calls; index counts them
-inline constexpr std::uint32_t weights = 4;     ///< the sum of weights of a step; index is the step
-inline constexpr std::uint32_t statistics = 8;  ///< norms of a step
-inline constexpr std::uint32_t buckets = 12;    ///< bucket b of a step travels on channel buckets + 4 b
+inline constexpr std::uint32_t user = 0;          ///< collectives that the user calls; index counts them
+inline constexpr std::uint32_t weights = 4;       ///< the sum of weights of a step; index is the step
+inline constexpr std::uint32_t statistics = 8;    ///< norms of a step
+inline constexpr std::uint32_t buckets = 12;      ///< bucket b of a step travels on channel buckets + 4 b
+inline constexpr std::uint32_t p2p = 0xfffffffc;  ///< messages between two ranks; index is the user's tag
 }  // namespace channel
 
 /// The identity is matched; the fingerprint (operation, count, element type, plan, …) is carried along and compared
@@ -140,6 +141,7 @@ struct bounded_text {
 /// The kinds of record, in the order in which they decide (see verdict.hpp).
 enum class failure_kind : std::uint8_t {
     threw,     ///< this rank's own user code threw
+    broke,     ///< this rank's transport reported an error of its own, not of a peer
     mismatch,  ///< ranks disagree about an operation, a model, a plan; the text names both sides
     closed,    ///< `peer` is gone
     silent,    ///< `peer` sends no heartbeats
@@ -172,8 +174,10 @@ struct failure {
     failure_kind kind = failure_kind::idle;
     bool is_verdict = false;  ///< published by the least rank that has spoken, adopted by the others
     errc code = errc::deadline;
-    std::int32_t rank = -1;       ///< who says it
-    std::int32_t peer = -1;       ///< of whom (in a verdict: the culprit)
+    std::int32_t rank = -1;  ///< who says it
+    std::int32_t peer = -1;  ///< of whom (in a verdict: the culprit)
+    bool inside = false;     ///< `rank` was within an operation: what it entered last had not ended
+    std::uint8_t reserved[7] = {};
     identity operation;           ///< during which message
     std::uint64_t waited_ns = 0;  ///< how long `rank` has been waiting
     mark entered;                 ///< what `rank` has entered last, in the group that the record is about

@@ -23,6 +23,7 @@ enum class errc : std::uint16_t {
     mismatch = 205,          ///< ranks called different operations, or the same with other sizes
     remote_exception = 206,  ///< user code on another rank threw
     frame = 207,             ///< bytes on a connection are not what this library writes
+    transport = 208,         ///< a rank's transport reported an error of its own: MPI, a socket
     file = 301,              ///< a file is missing or cannot be read
     format = 302,            ///< a file's content is not what its kind promises
 };
@@ -41,6 +42,7 @@ enum class errc : std::uint16_t {
         case errc::mismatch: return "mismatch";
         case errc::remote_exception: return "remote exception";
         case errc::frame: return "frame";
+        case errc::transport: return "transport";
         case errc::file: return "file";
         case errc::format: return "format";
     }

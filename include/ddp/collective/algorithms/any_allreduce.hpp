@@ -56,18 +56,23 @@ public:
             },
             held_);
     }
-    template <Transport T, Element E>
+    template <Transport T, Number E>
     static task<> sum(any_allreduce const& self, lane<T> over, std::span<E> data) {
-        return std::visit([&](auto const& held) { return std::remove_cvref_t<decltype(held)>::sum(held, over, data); },
-                          self.held_);
+        return combine(self, over, data, ddp::sum{});
     }
-    template <Transport T, Element E>
-    static task<> reduce(any_allreduce const& self, lane<T> over, reduction<E> what) {
+    template <Transport T, Number E, OperationOn<E> Op>
+    static task<> combine(any_allreduce const& self, lane<T> over, std::span<E> data, Op op) {
+        return std::visit(
+            [&](auto const& held) { return std::remove_cvref_t<decltype(held)>::combine(held, over, data, op); },
+            self.held_);
+    }
+    template <Transport T, Number E, OperationOn<E> Op>
+    static task<> reduce(any_allreduce const& self, lane<T> over, reduction<E, Op> what) {
         return std::visit(
             [&](auto const& held) { return std::remove_cvref_t<decltype(held)>::reduce(held, over, what); },
             self.held_);
     }
-    template <Transport T, Element E>
+    template <Transport T, Number E>
     static task<> all_gather(any_allreduce const& self, lane<T> over, std::span<E> data,
                              std::span<std::size_t const> cuts) {
         return std::visit(

@@ -38,24 +38,26 @@ struct automatic_allreduce {
         return ranks == 1 || doubles(bytes, ranks);
     }
 
-    template <Transport T, Element E>
+    template <Transport T, Number E>
     static task<> sum(automatic_allreduce self, lane<T> over, std::span<E> data) {
+        return combine(self, over, data, ddp::sum{});
+    }
+    template <Transport T, Number E, OperationOn<E> Op>
+    static task<> combine(automatic_allreduce self, lane<T> over, std::span<E> data, Op op) {
         if (self.doubles(data.size_bytes(), over.size()))
-            co_await recursive_doubling_allreduce::sum(self.doubling, over, data);
-        else
-            co_await direct_allreduce::sum(self.direct, over, data);
+            return recursive_doubling_allreduce::combine(self.doubling, over, data, op);
+        return direct_allreduce::combine(self.direct, over, data, op);
     }
-    template <Transport T, Element E>
-    static task<> reduce(automatic_allreduce self, lane<T> over, reduction<E> what) {
+    template <Transport T, Number E, OperationOn<E> Op>
+    static task<> reduce(automatic_allreduce self, lane<T> over, reduction<E, Op> what) {
         if (self.doubles(what.data.size_bytes(), over.size()))
-            co_await recursive_doubling_allreduce::reduce(self.doubling, over, what);
-        else
-            co_await direct_allreduce::reduce(self.direct, over, what);
+            return recursive_doubling_allreduce::reduce(self.doubling, over, what);
+        return direct_allreduce::reduce(self.direct, over, what);
     }
-    template <Transport T, Element E>
+    template <Transport T, Number E>
     static task<> all_gather(automatic_allreduce self, lane<T> over, std::span<E> data,
                              std::span<std::size_t const> cuts) {
-        co_await direct_allreduce::all_gather(self.direct, over, data, cuts);
+        return direct_allreduce::all_gather(self.direct, over, data, cuts);
     }
 };
 

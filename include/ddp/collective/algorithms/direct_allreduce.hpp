@@ -7,7 +7,7 @@
 #include <span>
 
 #include <ddp/collective/concepts.hpp>
-#include <ddp/kernel/sum.hpp>
+#include <ddp/kernel/combine.hpp>
 
 namespace ddp {
 
@@ -15,8 +15,9 @@ namespace ddp {
 ///
 /// data    n elements, the same n on every rank; on return every rank holds the same bits.
 /// Cost    2 steps of latency, 2S(P-1)/P bytes sent per rank in 2(P-1)*ceil(S/P / chunk_bytes) messages, scratch of
-///         (P-1)*window chunks. The owner reduces and forwards one chunk while the next arrives.
-/// Sums    the canonical tree over ranks, all sources in one pass.
+///         (P-1)*window chunks, or (P-1) slices where these are shorter. The owner reduces and forwards one chunk while
+///         the next arrives.
+/// Sums    the canonical tree over ranks, all sources in one pass; other operations likewise.
 /// Throws  collective_aborted inside the scheduler, comm_error to the caller; data is then unspecified.
 /// Source  the B = N case of bcube (Shi et al.), as measured in docs/performance.md; slices as in Rabenseifner, 2004.
 struct direct_allreduce {
@@ -30,16 +31,27 @@ struct direct_allreduce {
     /// Of what shapes the messages: ranks compare it.
     [[nodiscard]] std::uint64_t hash() const noexcept { return digest().add(std::uint64_t{chunk_bytes}).value(); }
 
-    template <Transport T, Element E>
+    template <Transport T, Number E>
     static task<> sum(direct_allreduce self, lane<T> over, std::span<E> data) {
+        return combine(self, over, data, ddp::sum{});
+    }
+    template <Transport T, Number E, OperationOn<E> Op>
+    static task<> combine(direct_allreduce self, lane<T> over, std::span<E> data, Op /*op*/) {
         detail::slice_cuts<E> const cuts(data.size(), over.size());
-        co_await run(self, over, reduction<E>{data, cuts.get()}, true);
+        co_await run(self, over, reduction<E, Op>{data, cuts.get()}, everybody);
     }
-    template <Transport T, Element E>
-    static task<> reduce(direct_allreduce self, lane<T> over, reduction<E> what) {
-        co_await run(self, over, what, false);
+    template <Transport T, Number E, OperationOn<E> Op>
+    static task<> reduce(direct_allreduce self, lane<T> over, reduction<E, Op> what) {
+        co_await run(self, over, what, nobody);
     }
-    template <Transport T, Element E>
+    /// The result to one rank only; elsewhere `data` stays as it is. Cost: as all, but each rank sends its slice of the
+    /// result once, and the root not at all; one slice more of scratch.
+    template <Transport T, Number E, OperationOn<E> Op>
+    static task<> combine_at(direct_allreduce self, lane<T> over, std::span<E> data, int root, Op /*op*/) {
+        detail::slice_cuts<E> const cuts(data.size(), over.size());
+        co_await run(self, over, reduction<E, Op>{data, cuts.get()}, root);
+    }
+    template <Transport T, Number E>
     static task<> all_gather(direct_allreduce self, lane<T> over, std::span<E> data,
                              std::span<std::size_t const> cuts) {
         std::size_t const chunk = self.chunk<E>();
@@ -55,7 +67,7 @@ struct direct_allreduce {
     }
 
 private:
-    template <Element E>
+    template <Number E>
     [[nodiscard]] std::size_t chunk() const noexcept {
         return std::max<std::size_t>(1, chunk_bytes / sizeof(E));
     }
@@ -72,7 +84,7 @@ private:
     /// Peers in rotated order, so that no rank is everybody's first: the d-th after `me`.
     static std::size_t peer(std::size_t me, std::size_t d, std::size_t ranks) noexcept { return (me + d) % ranks; }
 
-    template <Transport T, Element E>
+    template <Transport T, Number E>
     static void receive_slices(lane<T> const& over, operations& in, std::span<E> data,
                                std::span<std::size_t const> cuts, std::size_t chunk, operations* readers = nullptr) {
         std::size_t const ranks = cuts.size() - 1, me = static_cast<std::size_t>(over.rank());
@@ -85,32 +97,42 @@ private:
                              readers == nullptr ? nullptr : &(*readers)[posted]);
         }
     }
-    template <Transport T, Element E>
+    template <Transport T, Number E>
     static void send_to_all(lane<T> const& over, operations& out, std::size_t& posted, std::span<E> piece) {
         std::size_t const ranks = static_cast<std::size_t>(over.size()), me = static_cast<std::size_t>(over.rank());
         for (std::size_t d = 1; d < ranks; ++d)
             over.send(out[posted++], static_cast<int>(peer(me, d, ranks)), as_const_bytes(piece));
     }
 
-    template <Transport T, Element E>
-    static task<> run(direct_allreduce self, lane<T> over, reduction<E> what, bool forward) {
+    /// Where a reduced slice goes: to the rank of that number, or
+    static constexpr int nobody = -2;  // it stays with its owner
+    static constexpr int everybody = -1;
+
+    template <Transport T, Number E, class Op>
+    static task<> run(direct_allreduce self, lane<T> over, reduction<E, Op> what, int goal) {
         std::size_t const ranks = static_cast<std::size_t>(over.size()), me = static_cast<std::size_t>(over.rank());
         std::size_t const chunk = self.chunk<E>();
         std::span<std::size_t const> const cuts = what.cuts;
-        std::size_t const mine = pieces(cuts, me, chunk),
+        std::size_t const slice = cuts[me + 1] - cuts[me], mine = pieces(cuts, me, chunk),
                           window = std::min(mine, std::max<std::size_t>(1, self.window));
+        bool const collects = goal == everybody || goal == over.rank(), keeps = collects || goal == nobody;
         lane<T> const second = over.phase(1);
 
-        scratch memory(window * (ranks - 1) * chunk * sizeof(E)), table(ranks * sizeof(E const*));
+        constexpr std::size_t line = 64 / sizeof(E);
+        std::size_t const room = std::min(chunk, (slice + line - 1) / line * line);  // elements of a chunk of our slice
+        scratch memory(window * (ranks - 1) * room * sizeof(E)), table(ranks * sizeof(E const*));
+        scratch elsewhere(keeps ? 0 : slice * sizeof(E));  // our slice of the result, where data has to stay as it is
         operations receives(mine * (ranks - 1)), sends(incoming(cuts, me, chunk));
-        operations gathers(forward ? sends.size() : 0), forwards(forward ? receives.size() : 0);
-        std::span<E> const space = memory.as<E>();
+        operations gathers(collects ? sends.size() : 0);
+        operations forwards(goal == everybody ? receives.size() : goal == nobody || collects ? 0 : mine);
+        std::span<E> const space = memory.as<E>(),
+                           result = keeps ? what.data.subspan(cuts[me], slice) : elsewhere.as<E>();
         std::span<E const*> const sources = table.as<E const*>();
 
         // Chunk c of our slice from the d-th peer, and where it is put.
-        auto const length = [&](std::size_t c) { return std::min(chunk, cuts[me + 1] - cuts[me] - c * chunk); };
+        auto const length = [&](std::size_t c) { return std::min(chunk, slice - c * chunk); };
         auto const slot = [&](std::size_t c, std::size_t d) {
-            return space.subspan(((c % window) * (ranks - 1) + d - 1) * chunk, length(c));
+            return space.subspan(((c % window) * (ranks - 1) + d - 1) * room, length(c));
         };
         auto const expect = [&](std::size_t c) {
             for (std::size_t d = 1; d < ranks; ++d)
@@ -121,7 +143,7 @@ private:
         if (what.go != nullptr) co_await *what.go;
 
         // A result overwrites our addend of its slice: its owner has that by then, or there were no result.
-        if (forward) receive_slices(second, gathers, what.data, cuts, chunk, &sends);
+        if (collects) receive_slices(second, gathers, what.data, cuts, chunk, &sends);
         std::size_t longest = 0, forwarded = 0;
         for (std::size_t r = 0; r < ranks; ++r) longest = std::max(longest, cuts[r + 1] - cuts[r]);
         for (std::size_t begin = 0; begin < longest; begin += chunk)
@@ -134,15 +156,18 @@ private:
             }
         for (std::size_t c = 0; c < mine; ++c) {
             for (std::size_t d = 0; d + 1 < ranks; ++d) co_await receives[c * (ranks - 1) + d];
-            std::span<E> const piece = what.data.subspan(cuts[me] + c * chunk, length(c));
+            std::span<E> const piece = result.subspan(c * chunk, length(c));
             for (std::size_t d = 1; d < ranks; ++d) sources[peer(me, d, ranks)] = slot(c, d).data();
-            sources[me] = piece.data();
+            sources[me] = what.data.data() + cuts[me] + c * chunk;
             if (what.factor != nullptr)
-                sum_tree_scaled(piece, std::span<E const* const>(sources), *what.factor);
+                combine_tree_scaled<Op>(piece, std::span<E const* const>(sources), *what.factor);
             else
-                sum_tree(piece, std::span<E const* const>(sources));
+                combine_tree<Op>(piece, std::span<E const* const>(sources));
             if (c + window < mine) expect(c + window);
-            if (forward) send_to_all(second, forwards, forwarded, piece);
+            if (goal == everybody)
+                send_to_all(second, forwards, forwarded, piece);
+            else if (!keeps)
+                second.send(forwards[c], goal, as_const_bytes(piece));
         }
         for (std::size_t i = 0; i < gathers.size(); ++i) co_await gathers[i];
         for (std::size_t i = 0; i < sends.size(); ++i) co_await sends[i];

@@ -6,7 +6,7 @@
 #include <span>
 
 #include <ddp/collective/concepts.hpp>
-#include <ddp/kernel/sum.hpp>
+#include <ddp/kernel/combine.hpp>
 
 namespace ddp {
 
@@ -15,7 +15,7 @@ namespace ddp {
 /// data    n elements (S bytes), the same n on every rank; on return every rank holds the same bits.
 /// Cost    rank 0 sends P-1 messages, (P-1)S bytes, and keeps (P-1)S bytes of scratch; every other rank sends 1 message,
 ///         S bytes, and needs no scratch.
-/// Sums    the canonical tree over ranks, all sources in one pass; the factor in the same pass.
+/// Sums    the canonical tree over ranks, all sources in one pass; the factor in the same pass; other operations likewise.
 /// Throws  collective_aborted inside the scheduler, comm_error to the caller; data is then unspecified.
 struct naive_allreduce {
     static constexpr char const* name = "naive";
@@ -23,13 +23,17 @@ struct naive_allreduce {
 
     [[nodiscard]] static bool everywhere(std::size_t /*bytes*/, int /*ranks*/) noexcept { return true; }
 
-    template <Transport T, Element E>
+    template <Transport T, Number E>
     static task<> sum(naive_allreduce self, lane<T> over, std::span<E> data) {
-        co_await reduce(self, over, reduction<E>{.data = data, .cuts = {}});
+        return combine(self, over, data, ddp::sum{});
+    }
+    template <Transport T, Number E, OperationOn<E> Op>
+    static task<> combine(naive_allreduce self, lane<T> over, std::span<E> data, Op /*op*/) {
+        return reduce(self, over, reduction<E, Op>{.data = data, .cuts = {}});
     }
 
-    template <Transport T, Element E>
-    static task<> reduce(naive_allreduce /*self*/, lane<T> over, reduction<E> what) {
+    template <Transport T, Number E, OperationOn<E> Op>
+    static task<> reduce(naive_allreduce /*self*/, lane<T> over, reduction<E, Op> what) {
         lane<T> const result = over.phase(1);
         std::span<E> const data = what.data;
         if (over.rank() != 0) {
@@ -55,14 +59,14 @@ struct naive_allreduce {
         if (what.go != nullptr) co_await *what.go;
         for (std::size_t p = 0; p < others; ++p) co_await in[p];
         if (what.factor != nullptr)
-            sum_tree_scaled(data, std::span<E const* const>(sources), *what.factor);
+            combine_tree_scaled<Op>(data, std::span<E const* const>(sources), *what.factor);
         else
-            sum_tree(data, std::span<E const* const>(sources));
+            combine_tree<Op>(data, std::span<E const* const>(sources));
         for (std::size_t p = 0; p < others; ++p) result.send(out[p], static_cast<int>(p + 1), as_const_bytes(data));
         for (std::size_t p = 0; p < others; ++p) co_await out[p];
     }
 
-    template <Transport T, Element E>
+    template <Transport T, Number E>
     static task<> all_gather(naive_allreduce /*self*/, lane<T> /*over*/, std::span<E> /*data*/,
                              std::span<std::size_t const> /*cuts*/) {
         co_return;  // reduce left everything everywhere

@@ -7,7 +7,7 @@
 #include <span>
 
 #include <ddp/collective/concepts.hpp>
-#include <ddp/kernel/sum.hpp>
+#include <ddp/kernel/combine.hpp>
 
 namespace ddp {
 
@@ -21,7 +21,7 @@ namespace ddp {
 /// Cost    log2(b) steps in a block of b ranks, and one or two more per further block; every message is S bytes. The rank
 ///         in place i of block 0 of b ranks sends log2(b) messages, one more if i < P - b; the rank in place i of any
 ///         other block sends log2(b) + ceil((b' - i) / b), b' being the size of the block to its left. Scratch S bytes.
-/// Sums    the canonical tree over ranks.
+/// Sums    the canonical tree over ranks; other operations likewise.
 /// Source  Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005; the
 ///         order for other counts is our own.
 struct recursive_doubling_allreduce {
@@ -30,8 +30,12 @@ struct recursive_doubling_allreduce {
 
     [[nodiscard]] static bool everywhere(std::size_t /*bytes*/, int /*ranks*/) noexcept { return true; }
 
-    template <Transport T, Element E>
-    static task<> sum(recursive_doubling_allreduce /*self*/, lane<T> over, std::span<E> data) {
+    template <Transport T, Number E>
+    static task<> sum(recursive_doubling_allreduce self, lane<T> over, std::span<E> data) {
+        return combine(self, over, data, ddp::sum{});
+    }
+    template <Transport T, Number E, OperationOn<E> Op>
+    static task<> combine(recursive_doubling_allreduce /*self*/, lane<T> over, std::span<E> data, Op /*op*/) {
         int const me = over.rank();
         block const mine = block_of(me, over.size());
         scratch memory(data.size_bytes());
@@ -45,7 +49,7 @@ struct recursive_doubling_allreduce {
             co_await in;
             co_await out;  // before data changes
             bool const left = me < peer;
-            add(data, std::span<E const>(left ? data : theirs), std::span<E const>(left ? theirs : data));
+            ddp::combine<Op>(data, std::span<E const>(left ? data : theirs), std::span<E const>(left ? theirs : data));
         }
         if (mine.size == over.size()) co_return;
 
@@ -56,7 +60,7 @@ struct recursive_doubling_allreduce {
             block const next = block_of(right, over.size());
             join.receive(in, next.first + (me - mine.first) % next.size, as_mutable_bytes(theirs));
             co_await in;
-            add(data, std::span<E const>(data), std::span<E const>(theirs));
+            ddp::combine<Op>(data, std::span<E const>(data), std::span<E const>(theirs));
         }
         if (mine.first == 0) {
             if (mine.size + me < over.size()) {  // what is right of block 0 is smaller than it
@@ -75,13 +79,13 @@ struct recursive_doubling_allreduce {
         co_await in;
     }
 
-    template <Transport T, Element E>
-    static task<> reduce(recursive_doubling_allreduce self, lane<T> over, reduction<E> what) {
+    template <Transport T, Number E, OperationOn<E> Op>
+    static task<> reduce(recursive_doubling_allreduce self, lane<T> over, reduction<E, Op> what) {
         if (what.go != nullptr) co_await *what.go;
-        co_await sum(self, over, what.data);
+        co_await combine(self, over, what.data, Op{});
         if (what.factor != nullptr) scale(what.data, *what.factor);
     }
-    template <Transport T, Element E>
+    template <Transport T, Number E>
     static task<> all_gather(recursive_doubling_allreduce /*self*/, lane<T> /*over*/, std::span<E> /*data*/,
                              std::span<std::size_t const> /*cuts*/) {
         co_return;  // reduce left everything everywhere

@@ -7,7 +7,7 @@
 #include <span>
 
 #include <ddp/collective/concepts.hpp>
-#include <ddp/kernel/sum.hpp>
+#include <ddp/kernel/combine.hpp>
 
 namespace ddp {
 
@@ -32,16 +32,20 @@ struct ring_allreduce {
     [[nodiscard]] static bool everywhere(std::size_t /*bytes*/, int ranks) noexcept { return ranks == 1; }
     [[nodiscard]] std::uint64_t hash() const noexcept { return digest().add(std::uint64_t{segment_bytes}).value(); }
 
-    template <Transport T, Element E>
+    template <Transport T, Number E>
     static task<> sum(ring_allreduce self, lane<T> over, std::span<E> data) {
-        detail::slice_cuts<E> const cuts(data.size(), over.size());
-        co_await run(self, over, reduction<E>{.data = data, .cuts = cuts.get()}, true);
+        return combine(self, over, data, ddp::sum{});
     }
-    template <Transport T, Element E>
-    static task<> reduce(ring_allreduce self, lane<T> over, reduction<E> what) {
+    template <Transport T, Number E, OperationOn<E> Op>
+    static task<> combine(ring_allreduce self, lane<T> over, std::span<E> data, Op /*op*/) {
+        detail::slice_cuts<E> const cuts(data.size(), over.size());
+        co_await run(self, over, reduction<E, Op>{.data = data, .cuts = cuts.get()}, true);
+    }
+    template <Transport T, Number E, OperationOn<E> Op>
+    static task<> reduce(ring_allreduce self, lane<T> over, reduction<E, Op> what) {
         co_await run(self, over, what, false);
     }
-    template <Transport T, Element E>
+    template <Transport T, Number E>
     static task<> all_gather(ring_allreduce self, lane<T> over, std::span<E> data, std::span<std::size_t const> cuts) {
         if (over.size() == 1) co_return;
         std::size_t const me = static_cast<std::size_t>(over.rank());
@@ -52,7 +56,7 @@ struct ring_allreduce {
     }
 
 private:
-    template <Element E>
+    template <Number E>
     [[nodiscard]] std::size_t segment() const noexcept {
         return std::max<std::size_t>(1, segment_bytes / sizeof(E));
     }
@@ -111,7 +115,7 @@ private:
     };
 
     /// Finished slices on their way round: received in place, sent on as they come.
-    template <Transport T, Element E>
+    template <Transport T, Number E>
     class second_lap {
     public:
         second_lap(lane<T> over, std::span<E> data, route const& path)
@@ -158,8 +162,8 @@ private:
         std::size_t sent_ = 0;
     };
 
-    template <Transport T, Element E>
-    static task<> run(ring_allreduce self, lane<T> over, reduction<E> what, bool forward) {
+    template <Transport T, Number E, class Op>
+    static task<> run(ring_allreduce self, lane<T> over, reduction<E, Op> what, bool forward) {
         route const path{what.cuts, self.segment<E>()};
         std::size_t const ranks = path.ranks(), me = static_cast<std::size_t>(over.rank());
         if (ranks == 1) {
@@ -204,7 +208,7 @@ private:
             co_await receives[i];
             E const* const both[] = {space.data() + (i % window) * room, mine.data()};
             bool const finished = p.slice == me;
-            sum_tree_scaled(mine, both, finished && what.factor != nullptr ? *what.factor : E(1));
+            combine_tree_scaled<Op>(mine, both, finished && what.factor != nullptr ? *what.factor : E(1));
             if (posted < receives.size()) expect();
             if (!finished)
                 over.send(sends[sent++], right, as_const_bytes(mine));

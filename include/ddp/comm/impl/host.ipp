@@ -1,0 +1,32 @@
+/// \file
+/// What comm/host.hpp declares.
+#pragma once
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <string_view>
+
+#include <ddp/comm/host.hpp>
+#include <ddp/core/digest.hpp>
+
+namespace ddp {
+
+[[gnu::cold]] DDP_DECL std::uint64_t this_host() {
+    digest identity;
+    std::array<char, 64> boot{};
+    if (std::FILE* const file = std::fopen("/proc/sys/kernel/random/boot_id", "r")) {
+        std::size_t const got = std::fread(boot.data(), 1, boot.size(), file);
+        std::fclose(file);
+        identity.add(std::string_view(boot.data(), got));
+    } else if (::gethostname(boot.data(), boot.size() - 1) == 0) {
+        identity.add(std::string_view(boot.data()));
+    }
+    struct ::stat status{};
+    if (::stat("/proc/self/ns/net", &status) == 0) identity.add(static_cast<std::uint64_t>(status.st_ino));
+    return identity.value();
+}
+
+}  // namespace ddp

@@ -1,0 +1,119 @@
+/// \file
+/// What comm/verdict.hpp declares.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include <ddp/comm/verdict.hpp>
+#include <ddp/core/text.hpp>
+
+namespace ddp {
+namespace detail {
+
+inline constexpr char const* both_alive =
+    ", though both are alive. Look at the network between them, or at what keeps their hosts too busy to run them.";
+
+/// "2.3 s".
+[[gnu::cold]] DDP_DECL std::string seconds_text(std::uint64_t nanos) {
+    std::uint64_t const tenths = (nanos + 50'000'000) / 100'000'000;
+    return concat({tenths / 10, ".", tenths % 10, " s"});
+}
+[[gnu::cold]] DDP_DECL std::string rank_text(int rank) {
+    return concat({"rank ", rank});
+}
+[[gnu::cold]] DDP_DECL std::string_view operation_text(failure const& of) {
+    std::string_view const name = of.entered.name.view();
+    return name.empty() ? "no operation" : name;
+}
+
+}  // namespace detail
+
+[[gnu::cold]] DDP_DECL std::string describe(fault const& found, std::span<report const> reports) {
+    using detail::concat, detail::operation_text, detail::rank_text, detail::seconds_text;
+    failure const& from = found.from;
+    auto const record_of = [&](int rank) -> failure const& { return reports[static_cast<std::size_t>(rank)].record; };
+    bool const culprit_spoke = found.culprit >= 0 && static_cast<std::size_t>(found.culprit) < reports.size() &&
+                               reports[static_cast<std::size_t>(found.culprit)].is == report::state::spoke;
+    std::string_view const own_words = from.text.view();
+    std::string_view const reason = own_words.empty() ? "its connection closed without a word" : own_words;
+    std::string_view const during = operation_text(from);
+    std::string const culprit = rank_text(found.culprit), speaker = rank_text(from.rank), peer = rank_text(from.peer);
+    std::string const waited = seconds_text(from.waited_ns);
+    constexpr char const* look_there = ". It crashed, was killed or lost its network: look at its own output first.";
+
+    switch (found.rule) {
+        case fault_rule::published:
+        case fault_rule::named:
+        case fault_rule::message: return std::string(own_words);
+        case fault_rule::threw:
+            if (from.entered.name.view().empty()) return concat({speaker, " failed in its own code: ", own_words});
+            return concat(
+                {speaker, " failed in its own code", from.inside ? " during " : " after ", during, ": ", own_words});
+        case fault_rule::broke:
+            return concat({"the transport of ", speaker, " failed in ", during, ": ", own_words,
+                           ". Nothing can be said of the other ranks; look at that rank's host and network."});
+        case fault_rule::settings:
+            return concat({speaker, " and ", rank_text(found.other), " are both in ", during,
+                           ", but not with the same settings, or something they did before it differs: another root, "
+                           "another count. All ranks must call the same collectives in the same order with the same "
+                           "arguments."});
+        case fault_rule::operations:
+            return concat({"ranks disagree about operation #", from.entered.number, ": ", speaker, " is in ", during,
+                           ", ", rank_text(found.other), " in ", operation_text(record_of(found.other)),
+                           ". All ranks must call the same collectives in the same order with the same counts."});
+        case fault_rule::left:
+            return concat({culprit, " has ended in good order while ", speaker, " was in ", during,
+                           ": it called fewer collectives or steps than the others. All ranks must take part in all of "
+                           "them; a rank that is out of data calls step() without a batch."});
+        case fault_rule::closed:
+            return concat({culprit, " is gone while ", speaker, " was in ", during, ": ", reason, look_there});
+        case fault_rule::gone: return concat({culprit, " is gone: ", reason, look_there});
+        case fault_rule::silent:
+            return concat({culprit, " has sent nothing, not even a heartbeat, for ", waited, " (seen by ", speaker,
+                           " in ", during, "). Its process is stopped or swapped out, or its host is unreachable."});
+        case fault_rule::late: {
+            bool const through = found.culprit != from.peer;
+            return concat({culprit, " did not take part in ", during, " in time: ", speaker, " waited ", waited,
+                           through ? " (through " : "", through ? std::string_view(peer) : "", through ? ")" : "",
+                           culprit_spoke ? ". It is alive; the last operation it entered is "
+                                         : ". Nothing has been heard from it since",
+                           culprit_spoke ? operation_text(record_of(found.culprit)) : "",
+                           ". Look at what it is doing there, or raise timing.collective."});
+        }
+        case fault_rule::circle: {
+            std::string text = "ranks wait for each other";
+            char const* between = ": ";
+            for (int const rank : found.circle) {
+                text += concat({between, rank_text(rank), " for ", rank_text(record_of(rank).peer), " in ",
+                                operation_text(record_of(rank))});
+                between = ", ";
+            }
+            return text + ". Ranks that share several groups must call their collectives in the same order.";
+        }
+        case fault_rule::broken_link:
+            return concat({"the connection between ", speaker, " and ", peer, " broke in ", during, " (", own_words,
+                           ")", detail::both_alive});
+        case fault_rule::silent_link:
+            return concat({"the connection between ", speaker, " and ", peer,
+                           " carried nothing, not even a heartbeat, for ", waited, " in ", during, detail::both_alive});
+        case fault_rule::gave_up: return concat({"a rank gave up: ", own_words});
+        case fault_rule::without_reason: return "the job ended without a reason being given";
+    }
+    return std::string(own_words);
+}
+
+[[gnu::cold]] DDP_DECL failure decide(std::span<report const> reports, nanoseconds collective) {
+    fault const found = find_fault(reports, collective);
+    if (found.rule == fault_rule::published) return found.from;
+    failure verdict = found.from;
+    verdict.peer = found.culprit;
+    verdict.code = found.code;
+    verdict.is_verdict = true;
+    std::string const text = describe(found, reports);
+    verdict.text = std::string_view(text);
+    return verdict;
+}
+
+}  // namespace ddp

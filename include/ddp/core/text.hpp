@@ -1,0 +1,46 @@
+/// \file
+/// concat: a text made of pieces and numbers, in one call.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include <ddp/core/separate.hpp>
+
+namespace ddp::detail {
+
+/// One piece of a text: characters that somebody else holds, or an integer. Lives as long as the call it is given to.
+class text_piece {
+public:
+    constexpr text_piece(std::string_view text) noexcept : data_(text.data()), number_(text.size()) {}
+    constexpr text_piece(char const* text) noexcept : text_piece(std::string_view(text)) {}
+    text_piece(std::string const& text) noexcept : data_(text.data()), number_(text.size()) {}
+    template <std::integral I>
+        requires(!std::same_as<I, bool> && !std::same_as<I, char>)
+    constexpr text_piece(I number) noexcept : data_(&plus), number_(static_cast<std::uint64_t>(number)) {
+        if constexpr (std::is_signed_v<I>)
+            if (number < 0) data_ = &minus;
+    }
+
+    void append_to(std::string& text) const;
+
+private:
+    static constexpr char plus = '+', minus = '-';
+    char const* data_;  // &plus, &minus: number_ is a number of that sign; else the characters, and number_ of them
+    std::uint64_t number_;
+};
+
+/// All pieces in a row. Cost: one call, where a chain of operator+ is a page of code a message: compilers spend as long on
+/// it as on what a program runs for.
+[[nodiscard]] std::string concat(std::initializer_list<text_piece> pieces);
+
+}  // namespace ddp::detail
+
+#if !defined(DDP_SEPARATE_COMPILATION)
+#include <ddp/core/impl/text.ipp>
+#endif

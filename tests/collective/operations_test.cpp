@@ -1,0 +1,110 @@
+/// \file
+/// Sums, products, minima and maxima of every type of number, over algorithms, reduce and reduce_scatter.
+#include <ddp/collective/allreduce.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <limits>
+
+#include "support/catch.hpp"
+#include "support/collective_checks.hpp"
+#include "support/ranks.hpp"
+
+namespace {
+
+using ddp::test::check_operation;
+using ddp::test::failures;
+
+ddp::timing patient() {
+    ddp::timing times = ddp::timing::for_tests();
+    times.collective = std::chrono::seconds(60);
+    return times;
+}
+
+/// The default, by few messages and by slices.
+std::vector<ddp::automatic_allreduce> both_ways() {
+    ddp::automatic_allreduce slices{.direct = {.chunk_bytes = 200, .window = 2}};
+    slices.two_ranks_bytes = slices.few_ranks_bytes = slices.many_ranks_bytes = 0;
+    return {ddp::automatic_allreduce{}, slices};
+}
+
+template <class... Checks>
+void run(int ranks, Checks... checks) {
+    CAPTURE(ranks);
+    auto const failed = ddp::test::run_ranks(
+        ranks,
+        [&](auto& comm) {
+            failures all;
+            auto const take = [&](failures const& some) { all.insert(all.end(), some.begin(), some.end()); };
+            (take(checks(comm)), ...);
+            return all;
+        },
+        patient());
+    for (auto const& of_rank : failed) CHECK(of_rank == failures{});
+}
+
+template <class Op, class E>
+constexpr auto check = [](auto& comm) { return check_operation<Op, E>(comm, both_ways()); };
+
+}  // namespace
+
+TEST_CASE("operations whose order does not matter give the oracle's bits by every algorithm",
+          "[collective][operations]") {
+    run(GENERATE(1, 2, 3, 4, 5, 7), [](auto& comm) { return ddp::test::check_all_operations(comm); });
+}
+
+TEST_CASE("products and extremes of floats are the oracle's, in the canonical order", "[collective][operations]") {
+    run(GENERATE(1, 2, 3, 4, 5, 7), check<ddp::product, float>, check<ddp::product, double>,
+        check<ddp::maximum, double>);
+}
+
+TEST_CASE("integers of all widths are the oracle's", "[collective][operations]") {
+    run(GENERATE(1, 2, 3, 4, 5, 7), check<ddp::sum, std::uint32_t>, check<ddp::product, std::int32_t>,
+        check<ddp::maximum, std::int64_t>, check<ddp::minimum, std::uint64_t>);
+}
+
+TEST_CASE("reduce_scatter by an operation leaves each rank its slice", "[collective][operations]") {
+    run(GENERATE(1, 2, 3, 5, 7), [](auto& comm) {
+        failures all;
+        for (auto const& [name, algorithm] : ddp::test::algorithms())
+            for (std::size_t const count : {0u, 1u, 50u, 1003u}) {
+                ddp::test::note(all, name,
+                                ddp::test::check_reduce_scatter<float, ddp::minimum>(comm, algorithm, count));
+                ddp::test::note(all, name, ddp::test::check_reduce_scatter<std::int64_t>(comm, algorithm, count));
+            }
+        return all;
+    });
+}
+
+namespace {
+
+/// A user's own: bits that are set on any rank.
+struct bitwise_or {
+    static constexpr char const* name = "bitwise or";
+    template <std::unsigned_integral E>
+    static constexpr E combine(E left, E right) noexcept {
+        return left | right;
+    }
+};
+static_assert(ddp::OperationOn<bitwise_or, std::uint32_t> && !ddp::OperationOn<bitwise_or, float>);
+
+}  // namespace
+
+TEST_CASE("an operation of the user's own is applied", "[collective][operations]") {
+    auto const got = ddp::test::run_ranks(5, [](auto& comm) {
+        std::vector<std::uint32_t> flags(100, 1u << comm.rank());
+        ddp::allreduce(comm, flags, bitwise_or{});
+        return flags.front() + flags.back();
+    });
+    CHECK(got == std::vector<std::uint32_t>(5, 62));
+}
+
+TEST_CASE("reduce refuses a root that is no rank", "[collective][operations]") {
+    for (int const root : {-1, 2}) {
+        auto const errors = ddp::test::errors_of_ranks(2, [&](auto& comm) {
+            float x = 0;
+            ddp::reduce(comm, std::span<float>(&x, 1), root);
+        });
+        CHECK(errors[0].find("reduce: root must be a rank") != std::string::npos);
+    }
+}
