@@ -65,7 +65,7 @@ using pieces::watched_transport;
 /// One call of an optimizer, and how things stood then.
 struct call {
     std::size_t bytes, driven, sent;
-    bool aligned;
+    std::uintptr_t at;
 };
 /// Gradient descent that writes its calls down, and may fail in one.
 struct watchful_sgd {
@@ -79,7 +79,7 @@ struct watchful_sgd {
     void step(step_info const& at, std::span<double const> gradient, std::span<double> value,
               slot_spans<double> slots) const {
         calls->push_back(
-            {value.size_bytes(), over->driven, over->sent, reinterpret_cast<std::uintptr_t>(value.data()) % 64 == 0});
+            {value.size_bytes(), over->driven, over->sent, reinterpret_cast<std::uintptr_t>(value.data())});
         if (calls->size() == fails_in) throw std::runtime_error("half-way through a bucket");
         sgd{.lr = 1}.step(at, gradient, value, slots);
     }
@@ -181,13 +181,32 @@ TEST_CASE("the transport is driven before another quarter of a piece's size is s
             for (std::size_t k = 0; k < rank.calls.size(); ++k) {
                 call const& now = rank.calls[k];
                 CAPTURE(k, now.bytes, sizes.size());
-                REQUIRE(now.aligned);
+                REQUIRE(now.at % 64 == 0);
                 REQUIRE(now.bytes <= piece);
                 if (k > 0 && now.driven != rank.calls[k - 1].driven) since_driven = 0;
                 REQUIRE(since_driven < piece / 4);
                 since_driven += now.bytes;
             }
         }
+}
+
+TEST_CASE("buckets are stepped one after the other, the transport is driven no more often than it has to be",
+          "[train]") {
+    std::vector<std::size_t> sizes(50, 8);
+    sizes.insert(sizes.end(), {40'000, 40'000});  // the first to be full
+    constexpr std::size_t piece = 64 << 10;
+    for (outcome const& rank : one_step(1, sizes, gated(update::replicated, piece), per_parameter_buckets{})) {
+        REQUIRE(rank.error == "");
+        REQUIRE(rank.calls.size() >= 60);
+        std::size_t turns = 1, jumps = 0;
+        for (std::size_t k = 1; k < rank.calls.size(); ++k) {
+            call const &before = rank.calls[k - 1], &now = rank.calls[k];
+            turns += now.driven != before.driven ? 1 : 0;
+            jumps += now.at != before.at + before.bytes ? 1 : 0;  // from a bucket to the one that was full after it
+        }
+        REQUIRE(jumps == sizes.size() - 1);
+        REQUIRE(turns <= 12);  // five pieces each of the large ones, and all small ones at once
+    }
 }
 
 TEST_CASE("behind a gate the first new values are sent before the last are stepped", "[train]") {

@@ -79,9 +79,8 @@ public:
     /// The last position in [from, target] that is `from`, the begin of a parameter or a multiple of `grain` elements
     /// behind one. Cost: a binary search.
     [[nodiscard]] std::size_t cut_before(std::size_t from, std::size_t target, std::size_t grain) const noexcept {
-        auto after =
+        auto const after =
             std::partition_point(order_.begin(), order_.end(), [&](std::size_t i) { return begin(i) <= target; });
-        while (after != order_.begin() && count(*std::prev(after)) == 0) --after;
         if (after == order_.begin()) return from;
         std::size_t const i = *std::prev(after), inside = std::min(target, end(i)) - begin(i);
         return std::max(from, begin(i) + inside / grain * grain);

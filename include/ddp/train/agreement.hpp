@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include <ddp/collective/concepts.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/comm/small_gather.hpp>
 #include <ddp/core/digest.hpp>
@@ -46,7 +47,7 @@ struct agenda {
         "version of the library",
         "hash() of the model (such as the seed of dropout)",
         "bucket policy",
-        "allreduce algorithm",
+        "allreduce algorithm or exchange",
         "optimizer or its settings",
         "training options (update policy, clipping, schedule, unused, buckets in flight)"};
     std::array<std::uint64_t, 6> hashes = {};
