@@ -166,3 +166,63 @@ TEST_CASE("all_gather of differing counts sends each slice to every other rank",
               ddp::all_gather(comm, mine, counts, std::span<double>(all));
           })) == text({{2, 80}, {0, 0}, {2, 32}}));
 }
+
+TEST_CASE("reduce, scatter, all_to_all and messages send what their pages say", "[collective][cost]") {
+    std::size_t const ranks = GENERATE(1u, 2u, 3u, 4u, 5u, 7u, 8u), count = GENERATE(1u, 37u, 1000u);
+    CAPTURE(ranks, count);
+    int const p = static_cast<int>(ranks), root = static_cast<int>(ranks / 2);
+    std::size_t const bytes = count * sizeof(float), piece = 200 / sizeof(float);
+    std::vector<std::size_t> const slice = slices(count, ranks);
+    std::vector<traffic> tree(ranks), direct(ranks), scattered(ranks), exchanged(ranks), shifted(ranks), one(ranks);
+    for (std::size_t r = 0; r < ranks && ranks > 1; ++r) {
+        bool const is_root = static_cast<int>(r) == root;
+        if (!is_root) tree[r] = {1, bytes};
+        for (std::size_t k = 0; k < ranks; ++k)
+            if (k != r || !is_root) {  // its own slice of the result goes to the root
+                direct[r].messages += divide_up(slice[k], piece);
+                direct[r].bytes += slice[k] * sizeof(float);
+            }
+        if (is_root) scattered[r] = {ranks - 1, (ranks - 1) * bytes};
+        exchanged[r] = {ranks - 1, (ranks - 1) * bytes};
+        shifted[r] = {1, bytes};
+    }
+    if (ranks > 1) one[0] = {1, bytes};
+    auto const reduce = [&](ddp::automatic_reduce how) {
+        return text(sent_in(p, [&](communicator& comm) {
+            std::vector<float> data(count, 1);
+            ddp::reduce(comm, data, root, ddp::minimum{}, how);
+        }));
+    };
+    CHECK(reduce({}) == text(tree));
+    CHECK(reduce({.tree_bytes = 0, .direct = {.chunk_bytes = 200}}) == text(ranks == 2 ? tree : direct));
+    std::vector<float> const all(ranks * count), mine(count);
+    CHECK(text(sent_in(p, [&](communicator& comm) {
+              std::vector<float> part(count);
+              ddp::scatter(comm, all, part, root);
+          })) == text(scattered));
+    CHECK(text(sent_in(p, [&](communicator& comm) { (void)ddp::all_to_all(comm, all); })) == text(exchanged));
+    CHECK(text(sent_in(p, [&](communicator& comm) {
+              std::vector<float> in(ranks * count);
+              std::vector<std::size_t> const counts(ranks, count);
+              ddp::start_all_to_all(comm, all, counts, in, counts).wait();
+          })) == text(exchanged));
+    CHECK(text(sent_in(p, [&](communicator& comm) {
+              std::vector<float> in(count);
+              ddp::send_receive(comm, mine, (comm.rank() + 1) % p, in, (comm.rank() + p - 1) % p);
+          })) == text(shifted));
+    CHECK(text(sent_in(p, [&](communicator& comm) {
+              std::vector<float> in(count);
+              if (comm.rank() == 0 && p > 1) ddp::send(comm, mine, p - 1);
+              if (comm.rank() == p - 1 && p > 1) ddp::receive(comm, in, 0);
+          })) == text(one));
+}
+
+TEST_CASE("a started collective sends what the call sends", "[collective][cost]") {
+    int const ranks = 3;
+    auto const called = sent_in(ranks, [](communicator& comm) { allreduce(comm, {}, 1000); });
+    auto const started = sent_in(ranks, [](communicator& comm) {
+        std::vector<float> data(1000, 1);
+        ddp::start_allreduce(comm, data, ddp::any_allreduce()).wait();
+    });
+    CHECK(text(called) == text(started));
+}

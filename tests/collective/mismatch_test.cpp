@@ -1,5 +1,6 @@
 /// \file
 /// Ranks that do not call the same thing: an error on every rank that names both things.
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -119,4 +120,115 @@ TEST_CASE("a gather that does not fit is refused, though a rank that has sent ma
     };
     check_all_name(errors(3, gather(4), gather(5)), {"rank 1"});
     check_all_name(errors(2, [](communicator& comm) { ddp::barrier(comm); }, gather(5)), {"rank 1"});
+}
+
+namespace {
+
+template <class Op = ddp::sum, class E = float>
+call reduce(std::size_t count, int root) {
+    return [=](communicator& comm) {
+        std::vector<E> data(count);
+        ddp::reduce(comm, data, root, Op{});
+    };
+}
+
+}  // namespace
+
+TEST_CASE("ranks with different operations, types and roots are refused, and both are named",
+          "[collective][mismatch]") {
+    int const ranks = GENERATE(2, 3);
+    CAPTURE(ranks);
+    call const least = [](communicator& comm) {
+        std::vector<float> data(1000);
+        ddp::allreduce(comm, data, ddp::minimum{}, ddp::any_allreduce::parse("direct"));
+    };
+    call const integers = [](communicator& comm) {
+        std::vector<std::int32_t> data(1000);
+        ddp::allreduce(comm, data, ddp::any_allreduce::parse("direct"));
+    };
+    check_all_name(errors(ranks, allreduce(1000, "direct"), least),
+                   {"is in allreduce #1 of 1000 float", "minimum allreduce #1 of 1000 float (direct)"});
+    check_all_name(errors(ranks, allreduce(1000, "direct"), integers),
+                   {"allreduce #1 of 1000 float", "allreduce #1 of 1000 int32"});
+    check_all_name(errors(ranks, reduce(10, 0), reduce(10, 1)),
+                   {"reduce #1 of 10 float with root 0", "reduce #1 of 10 float with root 1"});
+    check_all_name(errors(ranks, reduce(10, 0), reduce<ddp::maximum>(10, 0)),
+                   {"in reduce #1 of 10 float", "maximum reduce #1 of 10 float with root 0"});
+    check_all_name(errors(ranks, reduce<ddp::product>(10, 0), reduce<ddp::product, double>(10, 0)),
+                   {"product reduce #1 of 10 float", "product reduce #1 of 10 double"});
+    check_all_name(errors(ranks, reduce(100'000, 0), reduce(99'999, 0)),
+                   {"reduce #1 of 100000 float", "reduce #1 of 99999 float"});
+}
+
+TEST_CASE("scatters and exchanges that do not fit are refused", "[collective][mismatch]") {
+    auto const scatter = [](std::size_t m, int root) {
+        return [=](communicator& comm) {
+            std::vector<double> const all(m * static_cast<std::size_t>(comm.size()));
+            std::vector<double> mine(m);
+            ddp::scatter(comm, all, mine, root);
+        };
+    };
+    check_all_name(errors(3, scatter(4, 0), scatter(5, 0)),
+                   {"scatter #1 of 4 double with root 0", "scatter #1 of 5 double with root 0"});
+    check_all_name(errors(3, scatter(4, 0), scatter(4, 1)), {"with root 0", "with root 1"});
+    auto const exchange = [](std::size_t m) {
+        return [=](communicator& comm) {
+            std::vector<float> const out(m * static_cast<std::size_t>(comm.size()));
+            (void)ddp::all_to_all(comm, out);
+        };
+    };
+    check_all_name(errors(3, exchange(4), exchange(0)), {"all_to_all #1 of 4 float", "all_to_all #1 of 0 float"});
+}
+
+TEST_CASE("differing counts that two ranks do not agree about are refused, and the two are named",
+          "[collective][mismatch]") {
+    auto const all = ddp::test::errors_of_ranks(3, [](communicator& comm) {
+        using counts = std::vector<std::size_t>;
+        counts const out_counts = comm.rank() == 1 ? counts{1, 0, 2} : counts{1, 1, 1};
+        counts const in_counts = comm.rank() == 1 ? counts{1, 0, 1} : counts{1, comm.rank() == 0 ? 1u : 0u, 1};
+        std::vector<float> const out(3);
+        std::vector<float> in(in_counts[0] + in_counts[1] + in_counts[2]);
+        ddp::all_to_all(comm, out, out_counts, in, in_counts);
+        ddp::barrier(comm);
+    });
+    check_all_name(all,
+                   {"rank 2 is in all_to_all #1 (differing counts) and expects 0 bytes from rank 1, which sent 8"});
+}
+
+TEST_CASE("a mismatch among many under way names the operation in which it was found", "[collective][mismatch]") {
+    auto const four = [](bool odd) {
+        return [=](communicator& comm) {
+            std::vector<float> a(10), b(20), c(30), d(40);
+            std::vector<ddp::request> all;
+            all.push_back(ddp::start_allreduce(comm, a));
+            all.push_back(ddp::start_allreduce(comm, b));
+            all.push_back(odd ? ddp::start_all_gather(comm, a, c) : ddp::start_allreduce(comm, c));
+            for (ddp::request& r : all) r.wait();  // before the next one: what differs is the last under way
+            all.push_back(ddp::start_allreduce(comm, d));
+        };
+    };
+    check_all_name(errors(3, four(false), four(true)),
+                   {"allreduce #3 of 30 float (auto)", "all_gather #3 of 10 float"});
+    // Where others are under way behind it, the first of them that meets another says so, and that it may not be the first.
+    auto const three = [](bool odd) {
+        return [=](communicator& comm) {
+            std::vector<float> a(10), b(20), c(30);
+            std::vector<ddp::request> all;
+            all.push_back(ddp::start_allreduce(comm, a));
+            all.push_back(odd ? ddp::start_broadcast(comm, b) : ddp::start_allreduce(comm, b));
+            all.push_back(ddp::start_allreduce(comm, c));
+            ddp::wait_all(all);
+        };
+    };
+    int const ranks = GENERATE(2, 3);
+    CAPTURE(ranks);
+    for (std::string const& text : errors(ranks, three(false), three(true))) {
+        CAPTURE(text);
+        CHECK(text.find("DDP-E205 mismatch") == 0);
+        bool const at_once = text.find("allreduce #2 of 20 float") != std::string::npos &&
+                             text.find("broadcast #2 of 20 float with root 0") != std::string::npos;
+        bool const later = text.find("both in allreduce #3 of 30 float") != std::string::npos &&
+                           text.find("or something they did before it differs") != std::string::npos;
+        CHECK((at_once || later));
+    }
 }

@@ -1,4 +1,4 @@
-// Every kernel of the library, for float and double, in one object file for no_fma.sh to disassemble; never linked.
+// Every kernel of the library, for float and double (and some for integers), in one object file for no_fma.sh to disassemble; never linked.
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -17,6 +17,13 @@ template void ddp::add(std::span<float>, std::span<float const>, std::span<float
 template void ddp::add(std::span<double>, std::span<double const>, std::span<double const>);
 template void ddp::scale(std::span<float>, float);
 template void ddp::scale(std::span<double>, double);
+template void ddp::combine_tree<ddp::product>(std::span<float>, std::span<float const* const>);
+template void ddp::combine_tree<ddp::product>(std::span<double>, std::span<double const* const>);
+template void ddp::combine_tree<ddp::minimum>(std::span<float>, std::span<float const* const>);
+template void ddp::combine_tree<ddp::maximum>(std::span<double>, std::span<double const* const>);
+template void ddp::combine_tree<ddp::sum>(std::span<std::int32_t>, std::span<std::int32_t const* const>);
+template void ddp::combine_tree<ddp::sum>(std::span<std::uint64_t>, std::span<std::uint64_t const* const>);
+template void ddp::combine_tree<ddp::maximum>(std::span<std::int64_t>, std::span<std::int64_t const* const>);
 template void ddp::block_squares(std::span<float const>, std::span<double>);
 template void ddp::block_squares(std::span<double const>, std::span<double>);
 template void ddp::clip_by_value::apply(std::span<float>) const;

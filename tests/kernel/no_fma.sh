@@ -14,7 +14,7 @@ command -v objdump >/dev/null || { echo "no_fma.sh: needs objdump (Debian packag
 
 # Mangled names: those of constrained templates are more than an old demangler can read.
 LC_ALL=C objdump -d --no-show-raw-insn "$file" | awk -v want="$want" '
-    BEGIN { element = "kernels[0-9]+(sum_sources|sum_of_squares|square_roots|sgd_step|adam_moments|adam_values)" }
+    BEGIN { element = "kernels[0-9]+(combine_sources|sum_of_squares|square_roots|sgd_step|adam_moments|adam_values)" }
     / <[^ ]*>:$/ {
         name = substr($2, 2, length($2) - 3)
         inside = name ~ /^_ZN3ddp6detail7kernels/
@@ -24,6 +24,7 @@ LC_ALL=C objdump -d --no-show-raw-insn "$file" | awk -v want="$want" '
     !inside { next }
     $2 ~ /^v?fn?m(add|sub)|^fn?ml[as]/ { if (!(name in fused)) fused[name] = $0 }
     $2 ~ /^v?(add|mul|div|sqrt)p[sd]$/ && /%ymm|%zmm/ { packed[name] = 1 }
+    $2 ~ /^vp(add|mul|min|max|cmpgt)/ && /%ymm|%zmm/ { integers[name] = 1 }
     END {
         kernels = elementwise = bad = 0
         for (name in seen) {
@@ -31,7 +32,12 @@ LC_ALL=C objdump -d --no-show-raw-insn "$file" | awk -v want="$want" '
             if (name in fused) { print "fused multiply-add in " name ":" fused[name]; bad = 1 }
             if (name !~ element) continue
             ++elementwise
-            if (want == "packed" && !(name in packed)) { print "not vectorised: " name; bad = 1 }
+            # Minima and maxima of floats compare integers; one source alone is only multiplied by the factor.
+            compares = name ~ /combine_sourcesINS_[0-9]+(minimum|maximum)E/ && name !~ /Lm1E/
+            if (want == "packed" && !(name in integers) && (compares || !(name in packed))) {
+                print "not vectorised: " name
+                bad = 1
+            }
         }
         if (kernels == 0) { print "no function of ddp::detail::kernels here"; bad = 1 }
         if (want == "packed" && elementwise == 0) { print "no element kernel here"; bad = 1 }

@@ -52,31 +52,30 @@ template <Movable V>
     return what;
 }
 
-/// A name known at compile time, as a template argument.
+/// A name known at compile time.
 template <std::size_t N>
 struct fixed_name {
-    char text[N];
+    char text[N] = {};
+    constexpr fixed_name() = default;
     constexpr fixed_name(char const (&from)[N]) { std::copy_n(from, N, text); }
 };
-template <fixed_name Name>
-inline constexpr fixed_name plain_name = Name;
-template <fixed_name Name, class Op>
-inline constexpr auto joined_name = [] {
+template <class Op, fixed_name Name>
+[[nodiscard]] consteval auto joined() {
     constexpr std::string_view by = Op::name;
-    std::array<char, by.size() + 1 + sizeof Name.text> all{};
-    std::copy(by.begin(), by.end(), all.begin());
-    all[by.size()] = ' ';
-    std::copy(std::begin(Name.text), std::end(Name.text), all.begin() + by.size() + 1);
+    fixed_name<by.size() + 1 + sizeof Name.text> all;
+    std::copy(by.begin(), by.end(), all.text);
+    all.text[by.size()] = ' ';
+    std::copy(std::begin(Name.text), std::end(Name.text), all.text + by.size() + 1);
     return all;
-}();
+}
+template <fixed_name Name>
+inline constexpr char const* name_text = Name.text;
+
 /// "allreduce" for a sum, "minimum allreduce" for a minimum.
 template <fixed_name Name, class Op>
-[[nodiscard]] constexpr char const* name_by() noexcept {
-    if constexpr (std::is_same_v<Op, sum>)
-        return plain_name<Name>.text;
-    else
-        return joined_name<Name, Op>.data();
-}
+inline constexpr char const* name_by = name_text<joined<Op, Name>()>;
+template <fixed_name Name>
+inline constexpr char const* name_by<Name, sum> = name_text<Name>;
 
 /// What the ranks of a collective have to agree about. `more`: besides name, count, element type, particulars and root.
 inline void fingerprint(operation_info& what, std::uint64_t more = 0) noexcept {

@@ -75,7 +75,7 @@ task<> tree_reduce(lane<T> over, std::span<E> data, int root) {
 template <class How, Transport T, Number E, class Op>
 auto reduce_by(communicator<T> const& comm, std::span<E> data, int root, Op op, automatic_reduce how) {
     DDP_EXPECTS(root >= 0 && root < comm.size(), "reduce: root must be a rank, between 0 and size() - 1");
-    return How::run(comm, about<E>(name_by<"reduce", Op>(), data.size(), "", root), [=](lane<T> over) {
+    return How::run(comm, about<E>(name_by<"reduce", Op>, data.size(), "", root), [=](lane<T> over) {
         if (data.empty()) return barrier(over);
         if (how.tree(data.size_bytes(), over.size())) return tree_reduce<Op>(over, data, root);
         return direct_allreduce::combine_at(how.direct, over, data, root, op);

@@ -22,7 +22,6 @@
 #pragma once
 
 #include <cfloat>
-#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>

@@ -15,8 +15,10 @@
 #include <ddp/comm/communicator.hpp>
 #include <ddp/comm/small_gather.hpp>
 #include <ddp/core/digest.hpp>
+#include <ddp/core/separate.hpp>
 #include <ddp/core/version.hpp>
 #include <ddp/model/model.hpp>
+#include <ddp/transport/any.hpp>
 
 namespace ddp::detail {
 
@@ -166,5 +168,9 @@ bool all_alike(communicator<T> const& comm, char const* operation, std::uint64_t
     comm.run([&] { return all_gather_small(comm.enter(what), std::span<std::uint64_t>(all)); });
     return std::all_of(all.begin(), all.end(), [&](std::uint64_t one) { return one == all.front(); });
 }
+
+#if defined(DDP_SEPARATE_COMPILATION)
+DDP_INSTANTIATE task<> expect_agreement(lane<any_transport>, std::string_view, agenda, std::uint32_t*);
+#endif
 
 }  // namespace ddp::detail

@@ -48,17 +48,19 @@ inline auto precedence(failure const& f) {
         return {fault_rule::named, *f, f->peer >= 0 ? f->peer : f->rank, f->code};
 
     // Equal numbers, other fingerprints: says more than the record of whoever received the wrong message first.
+    fault differs;
     for (std::size_t a = 0; a < reports.size(); ++a)
         for (std::size_t b = a + 1; b < reports.size(); ++b) {
             if (!spoke(static_cast<int>(a)) || !spoke(static_cast<int>(b))) continue;
             failure const &x = reports[a].record, &y = reports[b].record;
             if (!x.entered.contradicts(y.entered)) continue;
+            if (differs.other >= 0 && differs.from.entered.number <= x.entered.number) continue;
             bool const same_name = x.entered.name.view() == y.entered.name.view();
-            failure from = x;
-            from.rank = static_cast<std::int32_t>(a);
-            return {same_name ? fault_rule::settings : fault_rule::operations, from, static_cast<int>(b),
-                    errc::mismatch, static_cast<int>(b)};
+            differs = {same_name ? fault_rule::settings : fault_rule::operations, x, static_cast<int>(b),
+                       errc::mismatch, static_cast<int>(b)};
+            differs.from.rank = static_cast<std::int32_t>(a);
         }
+    if (differs.other >= 0) return differs;
 
     if (auto const* f = least(failure_kind::mismatch, any))
         return {fault_rule::message, *f, f->peer >= 0 ? f->peer : f->rank, f->code};
