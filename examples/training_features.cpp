@@ -79,6 +79,11 @@ void train(ddp::communicator<>& comm) {
             std::printf("epoch %2zu  training loss %.3f  loss %.3f  accuracy %.3f\n", stopping.updates(), training_loss,
                         metrics.loss(), metrics.accuracy());
     }
+    std::size_t kept = 0;
+    trainer.for_each_state([&](ddp::state_slice const& s) {
+        if (s.name == "exp_avg") kept += s.count();  // elements [s.begin, s.begin + s.count()) of parameter s.of
+    });
+    if (comm.rank() == 0) std::printf("first moments of %zu elements kept here\n", kept);
     if (comm.rank() == 0)
         std::printf("best epoch %zu of %zu: loss %.2f, accuracy %.2f, in the first two %.2f (ranks: %d)\n",
                     stopping.best_update(), stopping.updates(), best.loss(), best.accuracy(), best.top_accuracy(),
