@@ -19,7 +19,7 @@ namespace {
 using namespace std::chrono_literals;
 using ddp::op_status;
 using ddp::report;
-using socket = boost::asio::ip::tcp::socket;
+using socket = ddp::tcp_stream::socket;
 
 /// Two connected sockets over loopback.
 std::pair<socket, socket> connected() {

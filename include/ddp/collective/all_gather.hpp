@@ -12,6 +12,8 @@
 #include <ddp/collective/barrier.hpp>
 #include <ddp/collective/call.hpp>
 #include <ddp/comm/small_gather.hpp>
+#include <ddp/core/separate.hpp>
+#include <ddp/transport/any.hpp>
 
 namespace ddp {
 namespace detail {
@@ -137,5 +139,9 @@ template <Transport T, LastingSource M, Target D>
     return detail::all_gather_by<detail::starting>(comm, detail::source_of(mine), counts,
                                                    std::span<V>(detail::span_of(all)));
 }
+
+#if defined(DDP_SEPARATE_COMPILATION)
+DDP_INSTANTIATE task<> detail::direct_all_gather(lane<any_transport>, mutable_bytes, std::vector<std::size_t>);
+#endif
 
 }  // namespace ddp

@@ -6,6 +6,8 @@
 #include <cstddef>
 
 #include <ddp/collective/call.hpp>
+#include <ddp/core/separate.hpp>
+#include <ddp/transport/any.hpp>
 
 namespace ddp {
 
@@ -51,5 +53,10 @@ template <Transport T>
 [[nodiscard]] request start_barrier(communicator<T> const& comm) {
     return detail::barrier_by<detail::starting>(comm);
 }
+
+#if defined(DDP_SEPARATE_COMPILATION)
+DDP_INSTANTIATE task<> barrier(lane<any_transport>);
+DDP_INSTANTIATE void barrier(communicator<any_transport> const&);
+#endif
 
 }  // namespace ddp

@@ -8,6 +8,8 @@
 
 #include <ddp/collective/barrier.hpp>
 #include <ddp/collective/call.hpp>
+#include <ddp/core/separate.hpp>
+#include <ddp/transport/any.hpp>
 
 namespace ddp {
 
@@ -95,5 +97,9 @@ template <Transport T, Target D>
                                       automatic_broadcast how = {}) {
     return detail::broadcast_by<detail::starting>(comm, std::span<value_in<D>>(detail::span_of(data)), root, how);
 }
+
+#if defined(DDP_SEPARATE_COMPILATION)
+DDP_INSTANTIATE task<> broadcast(lane<any_transport>, mutable_bytes, int, automatic_broadcast);
+#endif
 
 }  // namespace ddp

@@ -17,6 +17,7 @@
 
 #include <ddp/comm/scheduler.hpp>
 #include <ddp/core/contract.hpp>
+#include <ddp/core/function_ref.hpp>
 
 namespace ddp {
 
@@ -36,20 +37,7 @@ public:
     }
     driver(driver const&) = delete;
     driver& operator=(driver const&) = delete;
-    ~driver() {
-        if (std::uncaught_exceptions() > unwinding_)
-            fail([&] {
-                scheduler_.fail(failure_kind::threw, errc::remote_exception, -1,
-                                "its program left the communicator by an exception");
-            });
-        leave_after_failure();
-        if (thread_.joinable()) {
-            stop_.store(true);
-            poke();
-            thread_.join();
-        }
-        transport_.reset();  // before the scheduler's pool and what is kept: posted memory outlives the transport
-    }
+    ~driver();
 
     [[nodiscard]] T& transport() noexcept { return *transport_; }
     [[nodiscard]] scheduler<T>& tasks() noexcept { return scheduler_; }
@@ -57,99 +45,24 @@ public:
 
     /// Runs the task that `make` returns to its end, and everything else in flight beside it.
     /// Throws the verdict (comm_error) if the job failed, or what the task itself threw, after the peers were told.
-    template <class Make>
-    void run(Make const& make) {
-        turn_of_caller const mine(*this);
-        std::exception_ptr own;
-        {
-            frame_pool_scope const pool(scheduler_.frames());
-            scheduler_.pump();  // a step that has begun was entered before this: all ranks count alike
-            refuse_if_failed();
-            task<> const body = make();
-            body.start();
-            scheduler_.count_calls(1);
-            drive_until([&] { return body.done(); });
-            scheduler_.count_calls(-1);
-            try {
-                body.take();
-            } catch (collective_aborted const&) {
-            } catch (...) {
-                own = std::current_exception();
-            }
-        }
-        if (own) scheduler_.fail(own);
-        refuse_if_failed(own);
-    }
+    void run(function_ref<task<>()> make);
 
     /// Starts the task that `make` returns. It goes on whenever somebody drives. Throws as run() does; if the task fails
     /// by an exception of its own, the job fails at once.
-    template <class Make>
-    [[nodiscard]] task<> start(Make const& make) {
-        turn_of_caller const mine(*this);
-        frame_pool_scope const pool(scheduler_.frames());
-        scheduler_.pump();
-        refuse_if_failed();
-        task<> body = guarded(scheduler_, make());
-        body.start();
-        return body;
-    }
+    [[nodiscard]] task<> start(function_ref<task<>()> make);
     /// Drives until a started task has ended. Throws as run() does; afterwards the task is empty.
-    void wait_for(task<>& body) {
-        turn_of_caller const mine(*this);
-        std::exception_ptr own;
-        {
-            frame_pool_scope const pool(scheduler_.frames());
-            task<> const last = std::move(body);
-            drive_until([&] { return last.done(); });
-            try {
-                last.take();
-            } catch (collective_aborted const&) {
-            } catch (...) {
-                own = std::current_exception();
-            }
-        }
-        refuse_if_failed(own);
-    }
+    void wait_for(task<>& body);
     /// Whether a started task has ended, be it by a failure. Never waits.
-    [[nodiscard]] bool has_ended(task<> const& body) {
-        if (!has_thread()) progress();
-        return exclusively([&] { return body.done(); });
-    }
+    [[nodiscard]] bool has_ended(task<> const& body);
     /// Gives up a started task that nobody has waited for: waits for its end, as its memory may go with its owner. From a
     /// hook, where nothing can be waited for, an unfinished task fails the job, and its frame is kept.
-    void abandon(task<> body) noexcept {
-        if (driver_.load() == std::this_thread::get_id()) {
-            if (body.done()) return;
-            scheduler_.fail(failure_kind::threw, errc::remote_exception, -1, "a hook has dropped a request under way");
-            static_cast<void>(new (std::nothrow) task<>(std::move(body)));
-            return;
-        }
-        turn_of_caller const mine(*this);
-        frame_pool_scope const pool(scheduler_.frames());
-        task<> const last = std::move(body);
-        drive_until([&] { return last.done(); });
-    }
+    void abandon(task<> body) noexcept;
 
     /// Moves things on without waiting. Needed only where no thread of ours does; harmless elsewhere.
-    void progress() noexcept {
-        if (thread_.joinable()) return poke();
-        if (driver_.load() == std::this_thread::get_id()) return;  // a hook: we are being driven
-        std::unique_lock lock(token_, std::try_to_lock);
-        if (!lock) return;  // somebody drives already
-        driver_.store(std::this_thread::get_id());
-        turn(time_point{});
-        driver_.store({});
-    }
+    void progress() noexcept;
 
     /// Tells whoever drives that there is mail for it (see mailbox_client). From any thread; never blocks for long.
-    void poke() noexcept {
-        {
-            std::scoped_lock lock(park_);
-            poked_ = true;
-        }
-        parked_.notify_one();
-        if (driving_.load()) transport_->wake();
-    }
+    void poke() noexcept;
 
     /// Calls `f` while nobody else drives: for what touches the scheduler from outside.
     template <class F>
@@ -167,25 +80,13 @@ public:
 
     /// Publishes a failure of this rank's own: `how` tells the scheduler. Never throws. Waits while another thread is in a
     /// blocking call.
-    template <class F>
-    void fail(F const& how) noexcept {
-        if (driver_.load() == std::this_thread::get_id()) return how();  // from a hook
-        turn_of_caller const mine(*this);
-        scheduler_.pump();  // a step that has begun is what we are in
-        how();
-        scheduler_.pump();
-    }
+    void fail(function_ref<void()> how) noexcept;
 
     /// Keeps memory until the transport is gone: MPI may touch what was posted even after a failure.
     void keep(std::shared_ptr<void> memory) { kept_.push_back(std::move(memory)); }
 
     /// Throws the verdict if the job has failed. Cheap; `step` and every collective do it anyway.
-    void check() {
-        if (!has_thread()) progress();
-        if (!scheduler_.failed()) return;
-        turn_of_caller const mine(*this);
-        refuse_if_failed();
-    }
+    void check();
 
 private:
     /// The caller takes the token from the communication thread.
@@ -215,88 +116,22 @@ private:
         driver& of_;
     };
 
-    template <class Done>
-    void drive_until(Done const& done) {
-        while (!done()) {
-            scheduler_.pump();
-            if (!done() && !scheduler_.progress(never)) rest();
-        }
-    }
-    static task<> guarded(scheduler<T>& on, task<> body) {
-        std::exception_ptr own;
-        try {
-            co_await body;
-        } catch (collective_aborted const&) {
-            throw;
-        } catch (...) {
-            own = std::current_exception();
-        }
-        body = {};
-        if (!own) co_return;
-        on.fail(own);
-        std::rethrow_exception(own);
-    }
-    void refuse_if_failed(std::exception_ptr const& own = nullptr) {
-        if (!scheduler_.failed()) return;
-        settle();
-        if (own) std::rethrow_exception(own);
-        throw comm_error(scheduler_.verdict());
-    }
+    void drive_until(function_ref<bool()> done);
+    static task<> guarded(scheduler<T>& on, task<> body);
+    void refuse_if_failed(std::exception_ptr const& own = nullptr);
 
-    void settle() {
-        while (!scheduler_.settle()) {
-            scheduler_.pump();
-            if (!scheduler_.progress(transport_->now() + std::chrono::milliseconds(20))) rest();
-        }
-        scheduler_.pump();
-    }
+    void settle();
     /// The others may wait for this rank to publish the verdict, although it has an exception of its own to throw.
-    void leave_after_failure() noexcept {
-        if (!scheduler_.failed()) return;
-        try {
-            turn_of_caller const mine(*this);
-            settle();
-        } catch (...) {  // they find one themselves, a little later
-        }
-    }
+    void leave_after_failure() noexcept;
 
     /// A transport that reports an error may do so every time: nobody shall spin on it.
     static void rest() noexcept { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }
 
     /// One round of the loop, where an error of the transport itself has nobody to be thrown at.
-    void turn(time_point until) noexcept {
-        try {
-            scheduler_.pump();
-            if (scheduler_.failed()) scheduler_.settle();
-            if (!scheduler_.progress(until) && until == never) rest();
-            scheduler_.pump();
-        } catch (...) {
-            scheduler_.fail(std::current_exception());
-        }
-    }
-    void background() {
-        std::unique_lock token(token_);
-        while (!stop_.load()) {
-            driving_.store(true);
-            driver_.store(std::this_thread::get_id());
-            if (callers_.load() == 0 && !stop_.load()) turn(never);  // whoever comes later sees driving_, and wakes us
-            driver_.store({});
-            driving_.store(false);
-            if (callers_.load() > 0) park(token);
-        }
-    }
+    void turn(time_point until) noexcept;
+    void background();
     /// Stays away while callers drive, and a little longer: most calls are followed by another.
-    void park(std::unique_lock<std::mutex>& token) {
-        token.unlock();
-        {
-            std::unique_lock lock(park_);
-            do {
-                parked_.wait_for(lock, std::chrono::milliseconds(5), [this] { return poked_ || stop_.load(); });
-                poked_ = false;
-            } while (callers_.load() > 0 && !stop_.load());
-        }
-        token.lock();
-    }
+    void park(std::unique_lock<std::mutex>& token);
 
     std::unique_ptr<T> transport_;
     scheduler<T> scheduler_;
@@ -313,5 +148,207 @@ private:
     bool poked_ = false;
     std::thread thread_;
 };
+
+// Defined out of the class, so that one source file can compile them for any_transport.
+
+template <Transport T>
+driver<T>::~driver() {
+    if (std::uncaught_exceptions() > unwinding_)
+        fail([&] {
+            scheduler_.fail(failure_kind::threw, errc::remote_exception, -1,
+                            "its program left the communicator by an exception");
+        });
+    leave_after_failure();
+    if (thread_.joinable()) {
+        stop_.store(true);
+        poke();
+        thread_.join();
+    }
+    transport_.reset();  // before the scheduler's pool and what is kept: posted memory outlives the transport
+}
+template <Transport T>
+void driver<T>::wait_for(task<>& body) {
+    turn_of_caller const mine(*this);
+    std::exception_ptr own;
+    {
+        frame_pool_scope const pool(scheduler_.frames());
+        task<> const last = std::move(body);
+        drive_until([&] { return last.done(); });
+        try {
+            last.take();
+        } catch (collective_aborted const&) {
+        } catch (...) {
+            own = std::current_exception();
+        }
+    }
+    refuse_if_failed(own);
+}
+template <Transport T>
+bool driver<T>::has_ended(task<> const& body) {
+    if (!has_thread()) progress();
+    return exclusively([&] { return body.done(); });
+}
+template <Transport T>
+void driver<T>::abandon(task<> body) noexcept {
+    if (driver_.load() == std::this_thread::get_id()) {
+        if (body.done()) return;
+        scheduler_.fail(failure_kind::threw, errc::remote_exception, -1, "a hook has dropped a request under way");
+        static_cast<void>(new (std::nothrow) task<>(std::move(body)));
+        return;
+    }
+    turn_of_caller const mine(*this);
+    frame_pool_scope const pool(scheduler_.frames());
+    task<> const last = std::move(body);
+    drive_until([&] { return last.done(); });
+}
+template <Transport T>
+void driver<T>::progress() noexcept {
+    if (thread_.joinable()) return poke();
+    if (driver_.load() == std::this_thread::get_id()) return;  // a hook: we are being driven
+    std::unique_lock lock(token_, std::try_to_lock);
+    if (!lock) return;  // somebody drives already
+    driver_.store(std::this_thread::get_id());
+    turn(time_point{});
+    driver_.store({});
+}
+template <Transport T>
+void driver<T>::poke() noexcept {
+    {
+        std::scoped_lock lock(park_);
+        poked_ = true;
+    }
+    parked_.notify_one();
+    if (driving_.load()) transport_->wake();
+}
+template <Transport T>
+void driver<T>::check() {
+    if (!has_thread()) progress();
+    if (!scheduler_.failed()) return;
+    turn_of_caller const mine(*this);
+    refuse_if_failed();
+}
+template <Transport T>
+void driver<T>::refuse_if_failed(std::exception_ptr const& own) {
+    if (!scheduler_.failed()) return;
+    settle();
+    if (own) std::rethrow_exception(own);
+    throw comm_error(scheduler_.verdict());
+}
+template <Transport T>
+void driver<T>::settle() {
+    while (!scheduler_.settle()) {
+        scheduler_.pump();
+        if (!scheduler_.progress(transport_->now() + std::chrono::milliseconds(20))) rest();
+    }
+    scheduler_.pump();
+}
+template <Transport T>
+void driver<T>::leave_after_failure() noexcept {
+    if (!scheduler_.failed()) return;
+    try {
+        turn_of_caller const mine(*this);
+        settle();
+    } catch (...) {  // they find one themselves, a little later
+    }
+}
+template <Transport T>
+void driver<T>::turn(time_point until) noexcept {
+    try {
+        scheduler_.pump();
+        if (scheduler_.failed()) scheduler_.settle();
+        if (!scheduler_.progress(until) && until == never) rest();
+        scheduler_.pump();
+    } catch (...) {
+        scheduler_.fail(std::current_exception());
+    }
+}
+template <Transport T>
+void driver<T>::background() {
+    std::unique_lock token(token_);
+    while (!stop_.load()) {
+        driving_.store(true);
+        driver_.store(std::this_thread::get_id());
+        if (callers_.load() == 0 && !stop_.load()) turn(never);  // whoever comes later sees driving_, and wakes us
+        driver_.store({});
+        driving_.store(false);
+        if (callers_.load() > 0) park(token);
+    }
+}
+template <Transport T>
+void driver<T>::park(std::unique_lock<std::mutex>& token) {
+    token.unlock();
+    {
+        std::unique_lock lock(park_);
+        do {
+            parked_.wait_for(lock, std::chrono::milliseconds(5), [this] { return poked_ || stop_.load(); });
+            poked_ = false;
+        } while (callers_.load() > 0 && !stop_.load());
+    }
+    token.lock();
+}
+
+template <Transport T>
+void driver<T>::run(function_ref<task<>()> make) {
+    turn_of_caller const mine(*this);
+    std::exception_ptr own;
+    {
+        frame_pool_scope const pool(scheduler_.frames());
+        scheduler_.pump();  // a step that has begun was entered before this: all ranks count alike
+        refuse_if_failed();
+        task<> const body = make();
+        body.start();
+        scheduler_.count_calls(1);
+        drive_until([&] { return body.done(); });
+        scheduler_.count_calls(-1);
+        try {
+            body.take();
+        } catch (collective_aborted const&) {
+        } catch (...) {
+            own = std::current_exception();
+        }
+    }
+    if (own) scheduler_.fail(own);
+    refuse_if_failed(own);
+}
+template <Transport T>
+task<> driver<T>::start(function_ref<task<>()> make) {
+    turn_of_caller const mine(*this);
+    frame_pool_scope const pool(scheduler_.frames());
+    scheduler_.pump();
+    refuse_if_failed();
+    task<> body = guarded(scheduler_, make());
+    body.start();
+    return body;
+}
+template <Transport T>
+void driver<T>::fail(function_ref<void()> how) noexcept {
+    if (driver_.load() == std::this_thread::get_id()) return how();  // from a hook
+    turn_of_caller const mine(*this);
+    scheduler_.pump();  // a step that has begun is what we are in
+    how();
+    scheduler_.pump();
+}
+template <Transport T>
+void driver<T>::drive_until(function_ref<bool()> done) {
+    while (!done()) {
+        scheduler_.pump();
+        if (!done() && !scheduler_.progress(never)) rest();
+    }
+}
+template <Transport T>
+task<> driver<T>::guarded(scheduler<T>& on, task<> body) {
+    std::exception_ptr own;
+    try {
+        co_await body;
+    } catch (collective_aborted const&) {
+        throw;
+    } catch (...) {
+        own = std::current_exception();
+    }
+    body = {};
+    if (!own) co_return;
+    on.fail(own);
+    std::rethrow_exception(own);
+}
 
 }  // namespace ddp

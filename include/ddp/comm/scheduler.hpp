@@ -37,64 +37,18 @@ public:
     [[nodiscard]] time_point now() const noexcept override { return transport_.now(); }
 
     /// Moves everything on that can move without waiting. Only from the top of a driver's loop, never from a coroutine.
-    void pump() {
-        frame_pool_scope const pool(frames());
-        came_back();
-        if (!failed_) listen();
-        turn();
-    }
+    void pump();
     /// Sleeps in the transport until something may move, at the latest until `until` or the next deadline.
     /// An error of the transport itself fails the scheduler: what is in flight has to end, whoever drives. Returns whether
     /// the transport still works; one that does not may return at once every time.
-    bool progress(time_point until) noexcept {
-        try {
-            time_point const limit = std::min(until, next_deadline());
-            goes_away(limit);
-            news_ |= transport_.progress(limit);
-            return true;
-        } catch (error const& e) {
-            std::string_view const text = e.what();
-            fail(failure_kind::broke, errc::transport, -1, text.substr(text.find(": ") + 2));
-        } catch (std::exception const& e) {
-            fail(failure_kind::broke, errc::transport, -1, e.what());
-        } catch (...) {
-            fail(failure_kind::broke, errc::transport, -1, "an exception that is no std::exception");
-        }
-        return false;
-    }
+    bool progress(time_point until) noexcept;
 
     /// When pump() has something to do even if no message comes.
-    [[nodiscard]] time_point next_deadline() const noexcept {
-        time_point next = first_deadline();
-        if (failed_)
-            next = settled_ ? never : std::max(failed_at_ + times().verdict, now() + std::chrono::milliseconds(5));
-        if constexpr (TimedTransport<T>) next = std::min(next, transport_.next_timer());
-        if (yielding()) next = time_point::min();
-        return next;
-    }
+    [[nodiscard]] time_point next_deadline() const noexcept;
 
     /// After a failure: whether the verdict is known. Every rank has spoken or is gone, or times().verdict has passed;
     /// then the least rank that has spoken publishes its verdict, and the others adopt that.
-    bool settle() {
-        if (!failed_) return false;
-        if (settled_) return true;
-        std::span<report const> const all = transport_.reports();
-        bool complete = true;
-        int speaker = -1;
-        for (std::size_t r = 0; r < all.size(); ++r) {
-            if (all[r].is == report::state::silent) complete = false;
-            if (all[r].is != report::state::spoke) continue;
-            if (speaker < 0) speaker = static_cast<int>(r);
-            if (all[r].record.is_verdict) return adopt(all[r].record);
-        }
-        time_point const patience = failed_at_ + times().verdict;
-        if (!complete && now() < patience) return false;
-        if (speaker >= 0 && speaker != rank() && now() < patience + times().verdict) return false;
-        failure mine = decide(all, times().collective);
-        mine.rank = mine.rank < 0 ? rank() : mine.rank;
-        transport_.abort(mine);
-        return adopt(mine);
-    }
+    bool settle();
     [[nodiscard]] failure const& verdict() const noexcept { return verdict_; }
 
 private:
@@ -110,61 +64,119 @@ private:
     }
     /// A peer whose heartbeats name the same number of the same group and another operation: no need to wait for the
     /// deadline.
-    void compare_marks() {
-        if constexpr (WatchfulTransport<T>) {
-            if (first_deadline() == never || now() < first_deadline() - times().collective + 2 * times().heartbeat)
-                return;
-            for (int peer = 0; peer < size() && !failed_; ++peer) {
-                if (peer == rank()) continue;
-                mark const& theirs = transport_.mark_of(peer);
-                group const* const same = theirs.fingerprint == 0 ? nullptr : find(theirs);
-                if (same == nullptr || !same->brief_mark().contradicts(theirs)) continue;
-                fail(failure_kind::mismatch, errc::mismatch, peer,
-                     "rank " + std::to_string(rank()) + " is in " + same->current_words() + ", rank " +
-                         std::to_string(peer) + " in " + std::string(theirs.name.view()) +
-                         " of the same number. All ranks must call the same collectives in the same order with the "
-                         "same counts.",
-                     same);
-            }
-        }
-    }
+    void compare_marks();
     [[nodiscard]] int own_rank() const noexcept override { return transport_.rank(); }
 
     /// What others have said, and who has fallen silent.
-    void listen() {
-        std::span<report const> const all = transport_.reports();
-        std::size_t const count = std::exchange(news_, false) ? all.size() : 0;
-        for (std::size_t r = 0; r < count && !failed_; ++r) {
-            if (static_cast<int>(r) == rank()) continue;
-            if (all[r].is == report::state::spoke) fail(bystander(all[r].record.entered));
-            if (all[r].is == report::state::closed) {
-                failure record = bystander({});
-                record.kind = failure_kind::closed;
-                record.code = all[r].record.code == errc::frame ? errc::frame : errc::peer_closed;
-                record.peer = static_cast<int>(r);
-                record.text = all[r].record.text;
-                fail(record);
-            }
-        }
-        if constexpr (WatchfulTransport<T>) {
-            if (failed_) return;
-            if (std::optional<int> const peer = transport_.overdue_peer()) {
-                failure record = bystander({});
-                record.kind = failure_kind::silent;
-                record.code = errc::peer_silent;
-                record.peer = *peer;
-                record.waited_ns =
-                    static_cast<std::uint64_t>((transport_.now() - transport_.last_heard(*peer)).count());
-                fail(record);
-            }
-        }
-        if (!failed_) compare_marks();
-    }
+    void listen();
 
     T& transport_;
     bool news_ = false;
     bool settled_ = false;
     failure verdict_;
 };
+
+// Defined out of the class, so that one source file can compile them for any_transport.
+
+template <Transport T>
+void scheduler<T>::pump() {
+    frame_pool_scope const pool(frames());
+    came_back();
+    if (!failed_) listen();
+    turn();
+}
+template <Transport T>
+bool scheduler<T>::progress(time_point until) noexcept {
+    try {
+        time_point const limit = std::min(until, next_deadline());
+        goes_away(limit);
+        news_ |= transport_.progress(limit);
+        return true;
+    } catch (error const& e) {
+        std::string_view const text = e.what();
+        fail(failure_kind::broke, errc::transport, -1, text.substr(text.find(": ") + 2));
+    } catch (std::exception const& e) {
+        fail(failure_kind::broke, errc::transport, -1, e.what());
+    } catch (...) {
+        fail(failure_kind::broke, errc::transport, -1, "an exception that is no std::exception");
+    }
+    return false;
+}
+template <Transport T>
+time_point scheduler<T>::next_deadline() const noexcept {
+    time_point next = first_deadline();
+    if (failed_) next = settled_ ? never : std::max(failed_at_ + times().verdict, now() + std::chrono::milliseconds(5));
+    if constexpr (TimedTransport<T>) next = std::min(next, transport_.next_timer());
+    if (yielding()) next = time_point::min();
+    return next;
+}
+template <Transport T>
+bool scheduler<T>::settle() {
+    if (!failed_) return false;
+    if (settled_) return true;
+    std::span<report const> const all = transport_.reports();
+    bool complete = true;
+    int speaker = -1;
+    for (std::size_t r = 0; r < all.size(); ++r) {
+        if (all[r].is == report::state::silent) complete = false;
+        if (all[r].is != report::state::spoke) continue;
+        if (speaker < 0) speaker = static_cast<int>(r);
+        if (all[r].record.is_verdict) return adopt(all[r].record);
+    }
+    time_point const patience = failed_at_ + times().verdict;
+    if (!complete && now() < patience) return false;
+    if (speaker >= 0 && speaker != rank() && now() < patience + times().verdict) return false;
+    failure mine = decide(all, times().collective);
+    mine.rank = mine.rank < 0 ? rank() : mine.rank;
+    transport_.abort(mine);
+    return adopt(mine);
+}
+template <Transport T>
+void scheduler<T>::compare_marks() {
+    if constexpr (WatchfulTransport<T>) {
+        if (first_deadline() == never || now() < first_deadline() - times().collective + 2 * times().heartbeat) return;
+        for (int peer = 0; peer < size() && !failed_; ++peer) {
+            if (peer == rank()) continue;
+            mark const& theirs = transport_.mark_of(peer);
+            group const* const same = theirs.fingerprint == 0 ? nullptr : find(theirs);
+            if (same == nullptr || !same->brief_mark().contradicts(theirs)) continue;
+            fail(failure_kind::mismatch, errc::mismatch, peer,
+                 "rank " + std::to_string(rank()) + " is in " + same->current_words() + ", rank " +
+                     std::to_string(peer) + " in " + std::string(theirs.name.view()) +
+                     " of the same number. All ranks must call the same collectives in the same order with the "
+                     "same counts.",
+                 same);
+        }
+    }
+}
+template <Transport T>
+void scheduler<T>::listen() {
+    std::span<report const> const all = transport_.reports();
+    std::size_t const count = std::exchange(news_, false) ? all.size() : 0;
+    for (std::size_t r = 0; r < count && !failed_; ++r) {
+        if (static_cast<int>(r) == rank()) continue;
+        if (all[r].is == report::state::spoke) fail(bystander(all[r].record.entered));
+        if (all[r].is == report::state::closed) {
+            failure record = bystander({});
+            record.kind = failure_kind::closed;
+            record.code = all[r].record.code == errc::frame ? errc::frame : errc::peer_closed;
+            record.peer = static_cast<int>(r);
+            record.text = all[r].record.text;
+            fail(record);
+        }
+    }
+    if constexpr (WatchfulTransport<T>) {
+        if (failed_) return;
+        if (std::optional<int> const peer = transport_.overdue_peer()) {
+            failure record = bystander({});
+            record.kind = failure_kind::silent;
+            record.code = errc::peer_silent;
+            record.peer = *peer;
+            record.waited_ns = static_cast<std::uint64_t>((transport_.now() - transport_.last_heard(*peer)).count());
+            fail(record);
+        }
+    }
+    if (!failed_) compare_marks();
+}
 
 }  // namespace ddp

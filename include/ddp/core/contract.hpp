@@ -5,7 +5,7 @@
 #include <ddp/core/error.hpp>
 
 /// Throws ddp::usage_error with `advice` (what to do instead) unless `condition` holds.
-#define DDP_EXPECTS(condition, advice)                      \
-    do {                                                    \
-        if (!(condition)) throw ::ddp::usage_error(advice); \
+#define DDP_EXPECTS(condition, advice)                        \
+    do {                                                      \
+        if (!(condition)) ::ddp::detail::throw_usage(advice); \
     } while (false)

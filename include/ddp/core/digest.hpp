@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include <ddp/core/bytes.hpp>
+#include <ddp/core/separate.hpp>
 
 namespace ddp {
 
@@ -18,25 +19,7 @@ namespace ddp {
 /// (Steele, Lea and Flood, OOPSLA 2014). Cost: 2 to 6 bytes a cycle, as the compiler has it; allocates nothing.
 class digest {
 public:
-    digest& add(const_bytes bytes) noexcept {
-        // Four variables, not an array: GCC would keep that in memory, and run at half the speed.
-        std::uint64_t a = state_ ^ 0x9e3779b97f4a7c15u, b = state_ + 0xbf58476d1ce4e5b9u;
-        std::uint64_t c = state_ ^ 0x94d049bb133111ebu, d = state_ - 0xd6e8feb86659fd93u;
-        std::size_t at = 0;
-        for (; at + 32 <= bytes.size(); at += 32) {
-            a = step(a, load(bytes.data() + at, 8));
-            b = step(b, load(bytes.data() + at + 8, 8));
-            c = step(c, load(bytes.data() + at + 16, 8));
-            d = step(d, load(bytes.data() + at + 24, 8));
-        }
-        std::uint64_t lane[4] = {a, b, c, d};
-        for (std::size_t l = 0; at < bytes.size(); at += 8, ++l)
-            lane[l & 3] = step(lane[l & 3], load(bytes.data() + at, bytes.size() - at < 8 ? bytes.size() - at : 8));
-        std::uint64_t all = bytes.size();
-        for (std::uint64_t const l : lane) all = step(all, mix(l));
-        state_ = mix(all);
-        return *this;
-    }
+    digest& add(const_bytes bytes) noexcept;
     digest& add(std::uint64_t value) noexcept { return add(bytes_of(value)); }
     digest& add(std::string_view text) noexcept { return add(as_const_bytes(std::span<char const>(text))); }
     template <class T>
@@ -67,3 +50,7 @@ private:
 };
 
 }  // namespace ddp
+
+#if !defined(DDP_SEPARATE_COMPILATION)
+#include <ddp/core/impl/digest.ipp>
+#endif

@@ -4,8 +4,9 @@
 
 #include <cstdint>
 #include <stdexcept>
-#include <string>
 #include <string_view>
+
+#include <ddp/core/separate.hpp>
 
 namespace ddp {
 
@@ -52,10 +53,7 @@ enum class errc : std::uint16_t {
 /// Base of everything the library throws on purpose. what() reads "DDP-E202 peer closed: <text>".
 class error : public std::runtime_error {
 public:
-    error(errc code, std::string const& text)
-        : std::runtime_error("DDP-E" + std::to_string(static_cast<int>(code)) + " " + std::string(name_of(code)) +
-                             ": " + text),
-          code_(code) {}
+    error(errc code, std::string_view text);
 
     [[nodiscard]] errc code() const noexcept { return code_; }
 
@@ -66,19 +64,28 @@ private:
 /// The caller's mistake, found at run time. The text says what to do instead.
 class usage_error : public error {
 public:
-    explicit usage_error(std::string const& text) : error(errc::usage, text) {}
+    explicit usage_error(std::string_view text) : error(errc::usage, text) {}
 };
 
 /// The environment or a command line does not describe a job.
 class environment_error : public error {
 public:
-    explicit environment_error(std::string const& text) : error(errc::environment, text) {}
+    explicit environment_error(std::string_view text) : error(errc::environment, text) {}
 };
 
 /// A file is missing, truncated, mislabelled or too large. The text names the file and what was expected.
 class data_error : public error {
 public:
-    explicit data_error(errc code, std::string const& text) : error(code, text) {}
+    explicit data_error(errc code, std::string_view text) : error(code, text) {}
 };
 
+namespace detail {
+/// What DDP_EXPECTS comes to: one call where the check stands.
+[[noreturn]] void throw_usage(std::string_view advice);
+}  // namespace detail
+
 }  // namespace ddp
+
+#if !defined(DDP_SEPARATE_COMPILATION)
+#include <ddp/core/impl/error.ipp>
+#endif

@@ -10,3 +10,11 @@
 #else
 #define DDP_DECL inline
 #endif
+
+/// With DDP_SEPARATE_COMPILATION, before each instantiation with types of the library's own that src/ddp.cpp compiles: a
+/// declaration everywhere else.
+#if defined(DDP_SEPARATE_COMPILATION) && defined(DDP_SOURCE_FILE)
+#define DDP_INSTANTIATE template
+#elif defined(DDP_SEPARATE_COMPILATION)
+#define DDP_INSTANTIATE extern template
+#endif

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <ddp/core/contract.hpp>
+#include <ddp/core/separate.hpp>
 
 #include <algorithm>
 #include <bit>
@@ -28,10 +29,7 @@ public:
     frame_pool() = default;
     frame_pool(frame_pool const&) = delete;
     frame_pool& operator=(frame_pool const&) = delete;
-    ~frame_pool() {
-        for (node*& head : free_)
-            while (head != nullptr) ::operator delete(std::exchange(head, head->next));
-    }
+    ~frame_pool();
 
     /// The pool that coroutines started on this thread take their frames from; null means the heap.
     static frame_pool*& current() noexcept {
@@ -43,28 +41,10 @@ public:
     void count() noexcept { std::fill(std::begin(taken_), std::end(taken_), std::size_t{0}); }
     /// Makes sure that everything taken since count() could be held at once, and one frame for who awaits it; of blocks
     /// above `small` bytes as many as `large_at_once`: work that repeats then allocates nothing, however its parts come to overlap.
-    void reserve_counted(std::size_t small, std::size_t large_at_once) {
-        for (std::size_t c = 0; c < classes; ++c) {
-            if (taken_[c] == 0) continue;
-            std::size_t const wanted = bytes_of(c) <= small ? taken_[c] + 1 : std::min(taken_[c], large_at_once);
-            for (; made_[c] < wanted; ++made_[c]) free_[c] = ::new (::operator new(bytes_of(c))) node{free_[c]};
-        }
-    }
+    void reserve_counted(std::size_t small, std::size_t large_at_once);
 
-    static void* allocate(std::size_t bytes) {
-        frame_pool* const pool = current();
-        std::size_t const total = bytes + sizeof(header);
-        void* const raw = pool != nullptr ? pool->take(total) : ::operator new(total);
-        header* const h = ::new (raw) header{pool, nullptr};
-        return h->frame = h + 1;
-    }
-    static void deallocate(void* frame, std::size_t bytes) noexcept {
-        header* const h = static_cast<header*>(frame) - 1;
-        if (h->pool != nullptr)
-            h->pool->give(h, bytes + sizeof(header));
-        else
-            ::operator delete(h);
-    }
+    static void* allocate(std::size_t bytes);
+    static void deallocate(void* frame, std::size_t bytes) noexcept;
     /// Whether allocate() returned this address. One that it did not return need not even be aligned.
     [[nodiscard]] static bool made(void* frame) noexcept {
         if (reinterpret_cast<std::uintptr_t>(frame) % alignof(header) != 0) return false;
@@ -89,21 +69,8 @@ private:
     }
     static std::size_t bytes_of(std::size_t c) noexcept { return c < fine ? c * grain : std::size_t{1} << (c - fine); }
 
-    void* take(std::size_t total) {
-        std::size_t const c = class_of(total);
-        ++taken_[c];
-        if (node* const n = free_[c]) {
-            free_[c] = n->next;
-            return n;
-        }
-        void* const fresh = ::operator new(bytes_of(c));
-        ++made_[c];
-        return fresh;
-    }
-    void give(void* raw, std::size_t total) noexcept {
-        std::size_t const c = class_of(total);
-        free_[c] = ::new (raw) node{free_[c]};
-    }
+    void* take(std::size_t total);
+    void give(void* raw, std::size_t total) noexcept;
 
     node* free_[classes] = {};
     std::size_t made_[classes] = {};   // blocks that exist, free or not
@@ -238,3 +205,7 @@ inline task<void> detail::promise<void>::get_return_object() {
 }
 
 }  // namespace ddp
+
+#if !defined(DDP_SEPARATE_COMPILATION)
+#include <ddp/core/impl/task.ipp>
+#endif

@@ -9,6 +9,9 @@
 #include <ddp/collective/algorithms/automatic_allreduce.hpp>
 #include <ddp/exchange/allreduce_exchange.hpp>
 #include <ddp/exchange/exchange.hpp>
+#include <ddp/core/separate.hpp>
+#include <ddp/transport/any.hpp>
+#include <ddp/collective/algorithms/any_allreduce.hpp>
 
 namespace ddp::detail {
 
@@ -30,5 +33,16 @@ template <Transport T, Element E, class X>
         return std::make_unique<exchange_model_of<T, E, allreduce_exchange<X>>>(
             allreduce_exchange<X>{std::move(policy)});
 }
+
+#if defined(DDP_SEPARATE_COMPILATION)
+DDP_INSTANTIATE std::unique_ptr<exchange_model<any_transport, float>> make_exchange_model(automatic_allreduce);
+DDP_INSTANTIATE std::unique_ptr<exchange_model<any_transport, double>> make_exchange_model(automatic_allreduce);
+DDP_INSTANTIATE std::unique_ptr<exchange_model<any_transport, float>> make_exchange_model(any_allreduce);
+DDP_INSTANTIATE std::unique_ptr<exchange_model<any_transport, double>> make_exchange_model(any_allreduce);
+DDP_INSTANTIATE std::unique_ptr<exchange_model<any_transport, float>> make_exchange_model(direct_allreduce);
+DDP_INSTANTIATE std::unique_ptr<exchange_model<any_transport, double>> make_exchange_model(direct_allreduce);
+DDP_INSTANTIATE std::unique_ptr<exchange_model<any_transport, float>> make_exchange_model(ring_allreduce);
+DDP_INSTANTIATE std::unique_ptr<exchange_model<any_transport, double>> make_exchange_model(ring_allreduce);
+#endif
 
 }  // namespace ddp::detail

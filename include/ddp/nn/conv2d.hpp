@@ -13,6 +13,7 @@
 
 #include <ddp/core/contract.hpp>
 #include <ddp/kernel/kernel.hpp>
+#include <ddp/nn/gemm.hpp>
 #include <ddp/nn/image.hpp>
 #include <ddp/nn/layer.hpp>
 #include <ddp/nn/sums.hpp>
@@ -167,7 +168,7 @@ public:
         for (std::size_t r = 0; r < rows_; ++r) {
             matrix_view<E> of_image(y.data() + r * outputs(), index(filters_), index(pixels));
             for (std::size_t f = 0; f < filters_; ++f) std::fill_n(of_image.data() + f * pixels, pixels, bias[f]);
-            of_image.noalias() += weight() * unfolded(r);
+            detail::add_product<E>(of_image, weight(), unfolded(r));
         }
         return y;
     }
@@ -183,15 +184,15 @@ public:
         std::size_t const pixels = window_.out_plane();
         for (std::size_t r = 0; r < rows_; ++r) {
             const_matrix_view<E> const d(dy.data() + r * outputs(), index(filters_), index(pixels));
-            dw.noalias() += d * unfolded(r).transpose();
+            detail::add_product_nt<E>(dw, d, unfolded(r));
             for (std::size_t f = 0; f < filters_; ++f) db[f] += detail::lane_sum<E>::of(d.data() + f * pixels, pixels);
             if (!mode.input_gradient) continue;
             E* const to = dx.data() + r * inputs();
             if (is_the_image()) {
-                matrix_view<E>(to, index(taps_), index(pixels)).noalias() = weight().transpose() * d;
+                detail::product_tn<E>(matrix_view<E>(to, index(taps_), index(pixels)), weight(), d);
             } else {
                 matrix_view<E> panel = panel_.take(taps_, pixels);
-                panel.noalias() = weight().transpose() * d;
+                detail::product_tn<E>(panel, weight(), d);
                 detail::fold(to, panel.data(), window_);
             }
         }

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include <ddp/core/contract.hpp>
+#include <ddp/nn/gemm.hpp>
 #include <ddp/nn/layer.hpp>
 #include <ddp/nn/sums.hpp>
 
@@ -56,20 +57,21 @@ public:
         matrix_view<E> y = y_.take(rows_, outputs_);
         std::span<E const> const bias = parameters_[1].value();
         for (std::size_t r = 0; r < rows_; ++r) std::copy(bias.begin(), bias.end(), y.data() + r * outputs_);
-        if (rows_ > 0) y.noalias() += x * weight().transpose();
+        if (rows_ > 0) detail::add_product_nt<E>(y, x, weight());
         return y;
     }
 
     matrix_view<E> backward(matrix_view<E> dy, backward_mode mode) {
         const_matrix_view<E> const x = as_matrix(std::span<E const>(x_, rows_ * inputs_), rows_, inputs_);
         matrix_view<E> dx = dx_.take(mode.input_gradient ? rows_ : 0, inputs_);
-        if (mode.input_gradient) dx.noalias() = dy * weight();
+        const_matrix_view<E> const d = read_only(dy);
+        if (mode.input_gradient) detail::product<E>(dx, d, weight());
         matrix_view<E> dw = as_matrix(parameters_[0].gradient(), outputs_, inputs_);
         if (!mode.accumulate)
-            dw.noalias() = dy.transpose() * x;
+            detail::product_tn<E>(dw, d, x);
         else if (rows_ > 0)
-            dw.noalias() += dy.transpose() * x;
-        detail::sum_rows(parameters_[1].gradient().data(), std::as_const(dy).data(), rows_, outputs_, mode.accumulate);
+            detail::add_product_tn<E>(dw, d, x);
+        detail::sum_rows(parameters_[1].gradient().data(), d.data(), rows_, outputs_, mode.accumulate);
         return dx;
     }
 

@@ -19,7 +19,9 @@
 #include <ddp/comm/timing.hpp>
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/bytes.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/core/version.hpp>
+#include <ddp/rendezvous/rendezvous_error.hpp>
 #include <ddp/rendezvous/tcp_socket.hpp>
 #include <ddp/rendezvous/tcp_visitors.hpp>
 #include <ddp/transport/framed/frame_header.hpp>
@@ -48,10 +50,10 @@ struct peer_address {
     tcp_endpoint at;
     std::string who;
 
-    [[nodiscard]] std::string text() const {
-        return std::to_string(at.port()) + " " + at.address().to_string() + " " + who;
+    [[nodiscard, gnu::cold]] std::string text() const {
+        return concat({at.port(), " ", at.address().to_string(), " ", who});
     }
-    [[nodiscard]] static peer_address parse(std::string_view text) {
+    [[nodiscard, gnu::cold]] static peer_address parse(std::string_view text) {
         std::uint16_t port = 0;
         auto const [end, error] = std::from_chars(text.data(), text.data() + text.size(), port);
         text.remove_prefix(static_cast<std::size_t>(end - text.data()));
@@ -75,11 +77,12 @@ public:
         bool same_host;
     };
 
-    tcp_mesh(peer_hello mine, std::vector<peer_address> const& addresses, tcp_acceptor& acceptor, timing const& times)
+    [[gnu::cold]] tcp_mesh(peer_hello mine, std::vector<peer_address> const& addresses, tcp_acceptor& acceptor,
+                           timing const& times)
         : mine_(mine), addresses_(addresses), acceptor_(acceptor), times_(times), until_(clock::now() + times.join) {}
 
     /// Throws rendezvous_error that names the rank that could not be reached.
-    [[nodiscard]] std::vector<connection> connect() {
+    [[nodiscard, gnu::cold]] std::vector<connection> connect() {
         std::vector<connection> all;
         for (int peer = 0; peer < mine_.from; ++peer) all.push_back(dial_to(peer));
         accept_from_above(all);
@@ -96,53 +99,54 @@ private:
         std::size_t have = 0;
     };
 
-    [[nodiscard]] std::string name(int peer) const {
+    [[nodiscard, gnu::cold]] std::string name(int peer) const {
         peer_address const& a = addresses_[static_cast<std::size_t>(peer)];
-        return "rank " + std::to_string(peer) + " (" + a.who + ") at " + text_of(a.at);
+        return concat({"rank ", peer, " (", a.who, ") at ", text_of(a.at)});
     }
-    [[nodiscard]] std::string me() const { return "rank " + std::to_string(mine_.from); }
-    [[nodiscard]] connection dial_to(int peer) {
+    [[nodiscard]] std::string me() const { return concat({"rank ", mine_.from}); }
+    [[nodiscard, gnu::cold]] connection dial_to(int peer) {
         connection c{peer, tcp_socket(tcp_context()), false};
         time_point const until = std::min(until_, clock::now() + times_.handshake);
         if (auto const error = dial(c.socket, addresses_[static_cast<std::size_t>(peer)].at, until))
-            throw rendezvous_error(me() + " reaches rank 0, but not " + name(peer) + ": " + error.message() +
-                                   ". Check firewalls, and that all hosts use the same network");
+            throw rendezvous_error(concat({me(), " reaches rank 0, but not ", name(peer), ": ", error.message(),
+                                           ". Check firewalls, and that all hosts use the same network"}));
         tune_connected(c.socket.native_handle(), times_);
         peer_hello hello = mine_;
         hello.to = peer;
         if (write_all(c.socket, bytes_of(hello), until) != io_end::ok)
-            throw rendezvous_error(name(peer) + " closed the connection of " + me());
+            throw rendezvous_error(concat({name(peer), " closed the connection of ", me()}));
         return c;
     }
-    void check_answer(connection& c) {
+    [[gnu::cold]] void check_answer(connection& c) {
         peer_hello theirs;
         io_end const end = read_all(c.socket, bytes_of(theirs), until_);
         if (end != io_end::ok)
-            throw rendezvous_error(name(c.rank) + (end == io_end::late ? " did not answer " : " hung up on ") + me());
+            throw rendezvous_error(
+                concat({name(c.rank), end == io_end::late ? " did not answer " : " hung up on ", me()}));
         if (theirs.from != c.rank) throw rendezvous_error("another rank than expected answers as " + name(c.rank));
         check(theirs, c.rank);
         c.same_host = theirs.host == mine_.host;
     }
-    void check(peer_hello const& theirs, int peer) const {
-        auto const differs = [&](std::string const& what, std::uint64_t here, std::uint64_t there) {
+    [[gnu::cold]] void check(peer_hello const& theirs, int peer) const {
+        auto const differs = [&](char const* what, std::uint64_t here, std::uint64_t there) {
             if (here != there)
-                throw rendezvous_error(what + " differs: " + std::to_string(here) + " on " + me() + ", " +
-                                       std::to_string(there) + " on " + name(peer));
+                throw rendezvous_error(
+                    concat({what, " differs: ", here, " on ", me(), ", ", there, " on ", name(peer)}));
         };
         differs("the frame format", mine_.frame_format, theirs.frame_format);
         differs("tcp_options.early_bytes", mine_.early_bytes, theirs.early_bytes);
     }
     /// Whether the first bytes are those of this job; anybody else's are dropped without an answer.
-    [[nodiscard]] bool of_this_job(peer_hello const& h) const {
+    [[nodiscard, gnu::cold]] bool of_this_job(peer_hello const& h) const {
         return h.magic == mine_.magic && h.nonce == mine_.nonce && h.version == mine_.version &&
                h.record_bytes == mine_.record_bytes && h.to == mine_.from && h.size == mine_.size &&
                h.from > mine_.from && h.from < mine_.size;
     }
-    void accept_from_above(std::vector<connection>& all) {
+    [[gnu::cold]] void accept_from_above(std::vector<connection>& all) {
         std::size_t const wanted = static_cast<std::size_t>(mine_.size) - 1;
         std::list<visitor> visitors;
         while (all.size() < wanted) {
-            if (clock::now() >= until_) throw rendezvous_error(me() + " was not reached by " + missing(all));
+            if (clock::now() >= until_) throw rendezvous_error(concat({me(), " was not reached by ", missing(all)}));
             std::vector<::pollfd> polls{{acceptor_.native_handle(), POLLIN, 0}};
             for (visitor& v : visitors) polls.push_back({v.socket.native_handle(), POLLIN, 0});
             ::poll(polls.data(), polls.size(), 50);
@@ -154,7 +158,7 @@ private:
             visitors.remove_if([](visitor const& v) { return !v.socket.is_open() || clock::now() >= v.until; });
         }
     }
-    void hear(visitor& v, std::vector<connection>& all) {
+    [[gnu::cold]] void hear(visitor& v, std::vector<connection>& all) {
         boost::system::error_code error, ignored;
         mutable_bytes const rest = bytes_of(v.hello).subspan(v.have);
         v.have += v.socket.read_some(boost::asio::buffer(rest.data(), rest.size()), error);
@@ -172,11 +176,11 @@ private:
         tune_connected(v.socket.native_handle(), times_);
         all.push_back({v.hello.from, std::move(v.socket), v.hello.host == mine_.host});
     }
-    [[nodiscard]] std::string missing(std::vector<connection> const& all) const {
+    [[nodiscard, gnu::cold]] std::string missing(std::vector<connection> const& all) const {
         std::string names;
         for (int peer = mine_.from + 1; peer < mine_.size; ++peer)
             if (std::none_of(all.begin(), all.end(), [&](connection const& c) { return c.rank == peer; }))
-                names += (names.empty() ? "" : ", ") + name(peer);
+                names += concat({names.empty() ? "" : ", ", name(peer)});
         return names + ", though all reach rank 0. Check firewalls between the hosts";
     }
 

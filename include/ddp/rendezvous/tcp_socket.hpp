@@ -17,31 +17,25 @@
 
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/bytes.hpp>
-#include <ddp/core/error.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/transport/framed/tcp.hpp>
 
 namespace ddp {
-
-/// The ranks did not find each other. The text says who is missing, where it was tried, and what to look at.
-class rendezvous_error : public error {
-public:
-    explicit rendezvous_error(std::string const& text) : error(errc::rendezvous, text) {}
-};
 
 namespace detail {
 
 namespace tcp = boost::asio::ip;
 using tcp_endpoint = boost::asio::ip::tcp::endpoint;
-using tcp_socket = boost::asio::ip::tcp::socket;
-using tcp_acceptor = boost::asio::ip::tcp::acceptor;
+using tcp_socket = tcp_stream::socket;
+using tcp_acceptor = boost::asio::basic_socket_acceptor<boost::asio::ip::tcp, boost::asio::io_context::executor_type>;
 
-[[nodiscard]] inline std::string text_of(tcp_endpoint const& at) {
-    std::string const host = at.address().to_string();
-    return (at.address().is_v6() ? "[" + host + "]" : host) + ":" + std::to_string(at.port());
+[[nodiscard, gnu::cold]] inline std::string text_of(tcp_endpoint const& at) {
+    bool const brackets = at.address().is_v6();
+    return concat({brackets ? "[" : "", at.address().to_string(), brackets ? "]:" : ":", at.port()});
 }
 
 /// Waits for `events` on a descriptor. False when `until` has come.
-inline bool poll_until(int fd, short events, time_point until) {
+[[gnu::cold]] inline bool poll_until(int fd, short events, time_point until) {
     for (;;) {
         auto const left = std::chrono::ceil<std::chrono::milliseconds>(until - clock::now()).count();
         ::pollfd one{fd, events, 0};
@@ -54,7 +48,7 @@ inline bool poll_until(int fd, short events, time_point until) {
 enum class io_end : std::uint8_t { ok, closed, late };
 
 /// Writes or reads all of it, or says why not.
-inline io_end write_all(tcp_socket& socket, const_bytes bytes, time_point until) {
+[[gnu::cold]] inline io_end write_all(tcp_socket& socket, const_bytes bytes, time_point until) {
     while (!bytes.empty()) {
         boost::system::error_code error;
         std::size_t const n = socket.write_some(boost::asio::buffer(bytes.data(), bytes.size()), error);
@@ -67,7 +61,7 @@ inline io_end write_all(tcp_socket& socket, const_bytes bytes, time_point until)
     }
     return io_end::ok;
 }
-inline io_end read_all(tcp_socket& socket, mutable_bytes bytes, time_point until) {
+[[gnu::cold]] inline io_end read_all(tcp_socket& socket, mutable_bytes bytes, time_point until) {
     while (!bytes.empty()) {
         boost::system::error_code error;
         std::size_t const n = socket.read_some(boost::asio::buffer(bytes.data(), bytes.size()), error);
@@ -82,7 +76,7 @@ inline io_end read_all(tcp_socket& socket, mutable_bytes bytes, time_point until
 }
 
 /// Connects without ever waiting past `until`. The error is timed_out then.
-inline boost::system::error_code dial(tcp_socket& socket, tcp_endpoint const& to, time_point until) {
+[[gnu::cold]] inline boost::system::error_code dial(tcp_socket& socket, tcp_endpoint const& to, time_point until) {
     boost::system::error_code error;
     socket.close(error);
     if (socket.open(to.protocol(), error)) return error;
@@ -100,7 +94,7 @@ inline boost::system::error_code dial(tcp_socket& socket, tcp_endpoint const& to
 }
 
 /// Listens at `at` (port 0: any free one).
-inline boost::system::error_code listen_at(tcp_acceptor& acceptor, tcp_endpoint const& at) {
+[[gnu::cold]] inline boost::system::error_code listen_at(tcp_acceptor& acceptor, tcp_endpoint const& at) {
     boost::system::error_code error;
     if (acceptor.open(at.protocol(), error)) return error;
     tune_unconnected(acceptor.native_handle());
@@ -114,10 +108,10 @@ inline boost::system::error_code listen_at(tcp_acceptor& acceptor, tcp_endpoint 
 }
 
 /// "pid 4121 on node7"
-[[nodiscard]] inline std::string this_process() {
+[[nodiscard, gnu::cold]] inline std::string this_process() {
     char host[65] = {};
     ::gethostname(host, sizeof host - 1);
-    return "pid " + std::to_string(::getpid()) + " on " + host;
+    return concat({"pid ", ::getpid(), " on ", static_cast<char const*>(host)});
 }
 
 }  // namespace detail

@@ -18,6 +18,8 @@
 #include <vector>
 
 #include <ddp/comm/timing.hpp>
+#include <ddp/core/text.hpp>
+#include <ddp/rendezvous/rendezvous_error.hpp>
 #include <ddp/rendezvous/tcp_socket.hpp>
 #include <ddp/rendezvous/tcp_store_protocol.hpp>
 
@@ -30,7 +32,7 @@ using store_entries = std::vector<std::pair<std::string, std::string>>;
 class tcp_store {
 public:
     /// Tries the addresses in turn, with growing pauses, until `until`: rank 0 may start later than the others.
-    tcp_store(std::vector<detail::tcp_endpoint> const& servers, int rank, int size, time_point until)
+    [[gnu::cold]] tcp_store(std::vector<detail::tcp_endpoint> const& servers, int rank, int size, time_point until)
         : socket_(tcp_context()) {
         boost::system::error_code last;
         int attempts = 0;
@@ -47,19 +49,19 @@ public:
             std::this_thread::sleep_for(pause);
         }
         std::string tried;
-        for (detail::tcp_endpoint const& at : servers) tried += (tried.empty() ? "" : ", ") + detail::text_of(at);
-        throw rendezvous_error(
-            "rank " + std::to_string(rank) + " cannot reach rank 0 at " + tried + " (" + std::to_string(attempts) +
-            " attempts, the last: " + last.message() +
-            "). Check that rank 0 runs, that MASTER_ADDR and MASTER_PORT are right, and that no firewall drops "
-            "connections between the hosts");
+        for (detail::tcp_endpoint const& at : servers)
+            tried += detail::concat({tried.empty() ? "" : ", ", detail::text_of(at)});
+        throw rendezvous_error(detail::concat(
+            {"rank ", rank, " cannot reach rank 0 at ", tried, " (", attempts, " attempts, the last: ", last.message(),
+             "). Check that rank 0 runs, that MASTER_ADDR and MASTER_PORT are right, and that no firewall drops "
+             "connections between the hosts"}));
     }
 
-    void put(std::string_view key, std::string_view value, time_point until) {
+    [[gnu::cold]] void put(std::string_view key, std::string_view value, time_point until) {
         request(detail::store_op::put, key, value, 0, until);
     }
     /// Waits until `count` keys begin with `prefix`, and returns them in order.
-    [[nodiscard]] store_entries all(std::string_view prefix, std::uint32_t count, time_point until) {
+    [[nodiscard, gnu::cold]] store_entries all(std::string_view prefix, std::uint32_t count, time_point until) {
         std::string const text = request(detail::store_op::all, prefix, {}, count, until);
         store_entries entries;
         for (std::size_t at = 0; at + sizeof(detail::store_head) <= text.size();) {
@@ -73,7 +75,7 @@ public:
         return entries;
     }
     /// Tells every rank that the job cannot come together, and why.
-    void fail(std::string_view why, time_point until) {
+    [[gnu::cold]] void fail(std::string_view why, time_point until) {
         request(detail::store_op::fail, {}, why.substr(0, detail::store_head::max_value), 0, until);
     }
 
@@ -86,7 +88,7 @@ private:
     static constexpr std::uint32_t max_answer = 64u << 20;
 
     /// False if the other side hung up before it said anything.
-    bool greet(int rank, int size, time_point until) {
+    [[gnu::cold]] bool greet(int rank, int size, time_point until) {
         detail::store_hello hello;
         hello.rank = rank;
         hello.size = size;
@@ -102,8 +104,8 @@ private:
         std::memcpy(&nonce_, nonce.data(), sizeof nonce_);
         return true;
     }
-    std::string request(detail::store_op op, std::string_view key, std::string_view value, std::uint32_t count,
-                        time_point until) {
+    [[gnu::cold]] std::string request(detail::store_op op, std::string_view key, std::string_view value,
+                                      std::uint32_t count, time_point until) {
         detail::store_head const head{op, static_cast<std::uint32_t>(key.size()),
                                       static_cast<std::uint32_t>(value.size()), count};
         std::string text;
@@ -113,7 +115,7 @@ private:
             throw lost();
         return answer(until);
     }
-    std::string answer(time_point until) {
+    [[gnu::cold]] std::string answer(time_point until) {
         detail::store_head head;
         detail::io_end const end = detail::read_all(socket_, bytes_of(head), until);
         if (end == detail::io_end::late) throw late();
@@ -126,19 +128,21 @@ private:
         if (head.op == detail::store_op::refused) throw rendezvous_error(text);
         return text;
     }
-    [[nodiscard]] rendezvous_error lost() const {
-        return rendezvous_error("the connection to rank 0 at " + detail::text_of(at_) +
-                                " broke while the job came together: rank 0 ended (its output says why), or another "
-                                "program listens there (then choose another MASTER_PORT)");
+    [[nodiscard, gnu::cold]] rendezvous_error lost() const {
+        return rendezvous_error(
+            detail::concat({"the connection to rank 0 at ", detail::text_of(at_),
+                            " broke while the job came together: rank 0 ended (its output says why), or another "
+                            "program listens there (then choose another MASTER_PORT)"}));
     }
-    [[nodiscard]] rendezvous_error late() const {
-        return rendezvous_error("rank 0 at " + detail::text_of(at_) +
-                                " took the connection but did not answer in time: it is overloaded or stopped, or "
-                                "another program listens there (then choose another MASTER_PORT)");
+    [[nodiscard, gnu::cold]] rendezvous_error late() const {
+        return rendezvous_error(
+            detail::concat({"rank 0 at ", detail::text_of(at_),
+                            " took the connection but did not answer in time: it is overloaded or stopped, or "
+                            "another program listens there (then choose another MASTER_PORT)"}));
     }
-    [[nodiscard]] rendezvous_error stranger() const {
-        return rendezvous_error("what answers at " + detail::text_of(at_) +
-                                " is not rank 0 of a ddp job. Choose another MASTER_PORT");
+    [[nodiscard, gnu::cold]] rendezvous_error stranger() const {
+        return rendezvous_error(detail::concat(
+            {"what answers at ", detail::text_of(at_), " is not rank 0 of a ddp job. Choose another MASTER_PORT"}));
     }
 
     detail::tcp_socket socket_;

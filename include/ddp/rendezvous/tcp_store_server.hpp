@@ -19,6 +19,7 @@
 #include <vector>
 
 #include <ddp/comm/timing.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/core/version.hpp>
 #include <ddp/rendezvous/tcp_socket.hpp>
 #include <ddp/rendezvous/tcp_store_protocol.hpp>
@@ -49,7 +50,7 @@ public:
     tcp_store_server(tcp_store_server const&) = delete;
     tcp_store_server& operator=(tcp_store_server const&) = delete;
     /// Waits, for at most timing.handshake, until every rank has its answer and has hung up.
-    ~tcp_store_server() {
+    [[gnu::cold]] ~tcp_store_server() {
         stopping_ = true;
         bell_.ring();
         thread_.join();
@@ -67,7 +68,7 @@ private:
         std::uint32_t count = 0;
     };
 
-    void serve() noexcept {
+    [[gnu::cold]] void serve() noexcept {
         time_point give_up = never;
         while (clock::now() < give_up) {
             try {
@@ -76,15 +77,15 @@ private:
                 if (stopping_ && all_told() && std::none_of(visitors_.begin(), visitors_.end(), is_rank)) return;
                 turn();
             } catch (std::exception const& e) {
-                failure_ = std::string("the rendezvous failed: ") + e.what();
+                failure_ = detail::concat({"the rendezvous failed: ", e.what()});
             }
         }
     }
     /// After an early failure the ranks that are about to come should hear of it as well.
-    [[nodiscard]] bool all_told() const {
+    [[nodiscard, gnu::cold]] bool all_told() const {
         return failure_.empty() || clock::now() >= until_ || std::count(came_.begin(), came_.end(), true) == size_;
     }
-    void turn() {
+    [[gnu::cold]] void turn() {
         std::vector<::pollfd> polls{{acceptor_.native_handle(), POLLIN, 0}, {bell_.descriptor(), POLLIN, 0}};
         for (visitor const& v : visitors_)
             polls.push_back({const_cast<detail::tcp_socket&>(v.socket).native_handle(),
@@ -112,11 +113,11 @@ private:
             v = v->socket.is_open() ? std::next(v) : visitors_.erase(v);
         }
     }
-    void close(visitor& v) {
+    [[gnu::cold]] void close(visitor& v) {
         boost::system::error_code ignored;
         v.socket.close(ignored);
     }
-    void read(visitor& v) {
+    [[gnu::cold]] void read(visitor& v) {
         char buffer[8192];
         for (;;) {
             boost::system::error_code error;
@@ -127,14 +128,14 @@ private:
             if (!parse(v)) return close(v);
         }
     }
-    void hang_up(visitor& v) {
-        if (v.rank >= 0 && failure_.empty() && data_.count("done/" + std::to_string(v.rank)) == 0)
-            failure_ = "rank " + std::to_string(v.rank) + " (" + present_[static_cast<std::size_t>(v.rank)] +
-                       ") ended while the job came together; its own output says why";
+    [[gnu::cold]] void hang_up(visitor& v) {
+        if (v.rank >= 0 && failure_.empty() && data_.count(detail::concat({"done/", v.rank})) == 0)
+            failure_ = detail::concat({"rank ", v.rank, " (", present_[static_cast<std::size_t>(v.rank)],
+                                       ") ended while the job came together; its own output says why"});
         close(v);
     }
     /// False: these are no bytes of ours.
-    bool parse(visitor& v) {
+    [[gnu::cold]] bool parse(visitor& v) {
         if (v.done) {
             v.in.clear();
             return true;
@@ -174,26 +175,26 @@ private:
         }
         return v.in.size() <= sizeof(detail::store_head) + detail::store_head::max_key + detail::store_head::max_value;
     }
-    void greet(visitor& v, detail::store_hello const& hello) {
+    [[gnu::cold]] void greet(visitor& v, detail::store_hello const& hello) {
         std::string const who(hello.who.view());
-        std::string const rank = std::to_string(hello.rank);
         std::string refusal;
         if (hello.rank >= 0 && hello.rank < size_) came_[static_cast<std::size_t>(hello.rank)] = true;
         if (hello.version != version_number || hello.record_bytes != sizeof(failure)) {
-            refusal = "rank " + rank + " (" + who + ") was built with another ddp: version " +
-                      std::to_string(hello.version) + ", rank 0 has " + std::to_string(version_number) +
-                      ". All ranks must run the same program";
-            refused_ += (refused_.empty() ? "; " : ", ") + refusal;
+            refusal =
+                detail::concat({"rank ", hello.rank, " (", who, ") was built with another ddp: version ", hello.version,
+                                ", rank 0 has ", version_number, ". All ranks must run the same program"});
+            refused_ += detail::concat({refused_.empty() ? "; " : ", ", refusal});
         } else if (hello.size != size_) {
-            refusal = "rank " + rank + " (" + who + ") has WORLD_SIZE " + std::to_string(hello.size) + ", rank 0 has " +
-                      std::to_string(size_) +
-                      ". All ranks must be started with the same; two jobs at once need different MASTER_PORTs";
+            refusal = detail::concat(
+                {"rank ", hello.rank, " (", who, ") has WORLD_SIZE ", hello.size, ", rank 0 has ", size_,
+                 ". All ranks must be started with the same; two jobs at once need different MASTER_PORTs"});
             if (failure_.empty()) failure_ = refusal;
         } else if (hello.rank < 0 || hello.rank >= size_) {
-            refusal = "rank " + rank + " (" + who + ") does not exist in a job of " + std::to_string(size_);
+            refusal = detail::concat({"rank ", hello.rank, " (", who, ") does not exist in a job of ", size_});
         } else if (std::string& holder = present_[static_cast<std::size_t>(hello.rank)]; !holder.empty()) {
-            refusal = "rank " + rank + " (" + who + ") came a second time: " + holder +
-                      " holds it. Give every process a RANK of its own, and every job a MASTER_PORT of its own";
+            refusal = detail::concat(
+                {"rank ", hello.rank, " (", who, ") came a second time: ", holder,
+                 " holds it. Give every process a RANK of its own, and every job a MASTER_PORT of its own"});
         } else {
             v.rank = hello.rank;
             holder = who.empty() ? "?" : who;
@@ -205,26 +206,26 @@ private:
         v.done = true;
         reply(v, detail::store_op::refused, refusal);
     }
-    void name_missing() {
+    [[gnu::cold]] void name_missing() {
         std::string missing;
         int count = 0;
         for (int r = 0; r < size_; ++r)
             if (present_[static_cast<std::size_t>(r)].empty())
-                missing += (missing.empty() ? "" : ", ") + std::to_string(r);
+                missing += detail::concat({missing.empty() ? "" : ", ", r});
             else
                 ++count;
         if (missing.empty()) {
             until_ = never;
             return;
         }
-        failure_ =
-            "ranks {" + missing + "} never joined (" + std::to_string(count) + " of " + std::to_string(size_) +
-            " present after " + std::to_string(times_.join.count() / 1000) +
-            " s). Check that they were started, with this MASTER_ADDR and MASTER_PORT, and look at their output; "
-            "if fewer were started on purpose, set WORLD_SIZE to their number" +
-            refused_;
+        failure_ = detail::concat(
+            {"ranks {", missing, "} never joined (", count, " of ", size_, " present after ",
+             times_.join.count() / 1000,
+             " s). Check that they were started, with this MASTER_ADDR and MASTER_PORT, and look at their output; "
+             "if fewer were started on purpose, set WORLD_SIZE to their number",
+             refused_});
     }
-    void answer(visitor& v) {
+    [[gnu::cold]] void answer(visitor& v) {
         if (!v.waits) return;
         if (!failure_.empty()) {
             v.waits = false;
@@ -241,16 +242,16 @@ private:
             detail::store_head const head{detail::store_op::ok, static_cast<std::uint32_t>(at->first.size()),
                                           static_cast<std::uint32_t>(at->second.size()), 0};
             detail::append(all, bytes_of(head));
-            all += at->first + at->second;
+            all.append(at->first).append(at->second);
         }
         reply(v, detail::store_op::ok, all);
     }
-    void reply(visitor& v, detail::store_op op, std::string const& text) {
+    [[gnu::cold]] void reply(visitor& v, detail::store_op op, std::string const& text) {
         detail::store_head const head{op, 0, static_cast<std::uint32_t>(text.size()), 0};
         detail::append(v.out, bytes_of(head));
         v.out += text;
     }
-    void write(visitor& v) {
+    [[gnu::cold]] void write(visitor& v) {
         while (!v.out.empty() && v.socket.is_open()) {
             boost::system::error_code error;
             std::size_t const n = v.socket.write_some(boost::asio::buffer(v.out), error);

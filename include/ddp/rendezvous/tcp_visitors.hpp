@@ -21,8 +21,8 @@ inline constexpr std::chrono::milliseconds stranger_grace{100};
 /// a time, `until`, for its hello: `handshake` from now. Where max_strangers of them are strange(visitor), the oldest
 /// makes room, so that they neither fill memory nor delay the start; the next waits in the kernel while it has its grace.
 template <class Visitor, class Strange, class Hear>
-void welcome(tcp_acceptor& acceptor, std::list<Visitor>& visitors, std::chrono::milliseconds handshake,
-             Strange const& strange, Hear const& hear) {
+[[gnu::cold]] void welcome(tcp_acceptor& acceptor, std::list<Visitor>& visitors, std::chrono::milliseconds handshake,
+                           Strange const& strange, Hear const& hear) {
     for (int i = 0; i < 256; ++i) {
         if (std::count_if(visitors.begin(), visitors.end(), strange) >= static_cast<std::ptrdiff_t>(max_strangers)) {
             auto const oldest = std::find_if(visitors.begin(), visitors.end(), strange);

@@ -11,11 +11,14 @@
 #include <string_view>
 #include <vector>
 
+#include <ddp/collective/concepts.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/comm/small_gather.hpp>
 #include <ddp/core/digest.hpp>
+#include <ddp/core/separate.hpp>
 #include <ddp/core/version.hpp>
 #include <ddp/model/model.hpp>
+#include <ddp/transport/any.hpp>
 
 namespace ddp::detail {
 
@@ -165,5 +168,14 @@ bool all_alike(communicator<T> const& comm, char const* operation, std::uint64_t
     comm.run([&] { return all_gather_small(comm.enter(what), std::span<std::uint64_t>(all)); });
     return std::all_of(all.begin(), all.end(), [&](std::uint64_t one) { return one == all.front(); });
 }
+
+#if defined(DDP_SEPARATE_COMPILATION)
+DDP_INSTANTIATE start_agreement agree_on_start(communicator<any_transport> const&, std::span<parameter<float> const>,
+                                               agenda);
+DDP_INSTANTIATE start_agreement agree_on_start(communicator<any_transport> const&, std::span<parameter<double> const>,
+                                               agenda);
+DDP_INSTANTIATE bool all_alike(communicator<any_transport> const&, char const*, std::uint64_t, std::uint64_t);
+DDP_INSTANTIATE task<> expect_agreement(lane<any_transport>, std::string_view, agenda, std::uint32_t*);
+#endif
 
 }  // namespace ddp::detail

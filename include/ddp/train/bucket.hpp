@@ -12,6 +12,7 @@
 
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
+#include <ddp/core/separate.hpp>
 #include <ddp/model/layout.hpp>
 
 namespace ddp {
@@ -52,29 +53,7 @@ struct size_capped_buckets {
     std::size_t cap_bytes = std::size_t{4} << 20;
     std::size_t first_bytes = std::size_t{1} << 20;
 
-    [[nodiscard]] bucket_plan plan(bucket_request const& request) const {
-        DDP_EXPECTS(cap_bytes > 0 && first_bytes > 0, "size_capped_buckets: caps are positive numbers of bytes");
-        bucket_plan result;
-        std::size_t room = limit(std::min(first_bytes, cap_bytes), request), filled = 0;
-        auto const close = [&](bucket_cut at) {
-            result.cuts.push_back(at);
-            room = limit(cap_bytes, request);
-            filled = 0;
-        };
-        for (std::size_t position = request.counts.size(); position-- > 0;) {
-            std::size_t left = padded(request.counts[position], request);
-            if (filled > 0 && left > room - filled) close({position + 1, 0});
-            while (left > room - filled) {  // larger than a whole bucket: cut from its end
-                std::size_t const at = (left - (room - filled) + request.grain - 1) / request.grain * request.grain;
-                if (at >= left) break;
-                close({position, at});
-                left = at;
-            }
-            filled += left;
-        }
-        std::reverse(result.cuts.begin(), result.cuts.end());
-        return result;
-    }
+    [[nodiscard]] bucket_plan plan(bucket_request const& request) const;
 
 private:
     /// What a parameter takes in the arena, where each begins at 64 bytes.
@@ -108,31 +87,7 @@ namespace detail {
 class bucket_map {
 public:
     bucket_map() = default;
-    bucket_map(bucket_plan const& plan, layout const& where, std::size_t grain) : bounds_{0} {
-        for (bucket_cut const& cut : plan.cuts) {
-            DDP_EXPECTS(cut.position < where.parameters(), "a bucket plan cuts behind the last parameter");
-            std::size_t const i = where.order()[cut.position];
-            DDP_EXPECTS(cut.offset <= where.count(i) && cut.offset % grain == 0,
-                        "a bucket plan cuts inside a parameter only at multiples of the requested grain");
-            bounds_.push_back(where.begin(i) + cut.offset);
-            DDP_EXPECTS(bounds_.back() >= bounds_[bounds_.size() - 2], "a bucket plan's cuts must ascend");
-        }
-        bounds_.push_back(where.size());
-        launch_ = plan.launch;
-        if (launch_.empty())
-            for (std::size_t b = count(); b-- > 0;) launch_.push_back(b);
-        std::vector<std::size_t> sorted = launch_;
-        std::sort(sorted.begin(), sorted.end());
-        for (std::size_t b = 0; b < sorted.size(); ++b)
-            DDP_EXPECTS(sorted.size() == count() && sorted[b] == b, "a bucket plan launches every bucket exactly once");
-        touches_.resize(where.parameters());
-        members_.resize(count());
-        for (std::size_t b = 0; b < count(); ++b)
-            where.for_each_in(begin(b), end(b), [&](std::size_t i, std::size_t, std::size_t) {
-                touches_[i].push_back(b);
-                ++members_[b];
-            });
-    }
+    bucket_map(bucket_plan const& plan, layout const& where, std::size_t grain);
 
     [[nodiscard]] std::size_t count() const noexcept { return bounds_.size() - 1; }
     [[nodiscard]] std::size_t begin(std::size_t b) const noexcept { return bounds_[b]; }
@@ -160,3 +115,7 @@ private:
 
 }  // namespace detail
 }  // namespace ddp
+
+#if !defined(DDP_SEPARATE_COMPILATION)
+#include <ddp/train/impl/bucket.ipp>
+#endif

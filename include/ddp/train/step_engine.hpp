@@ -26,6 +26,7 @@
 #include <ddp/collective/algorithms/direct_allreduce.hpp>
 #include <ddp/collective/all_gather.hpp>
 #include <ddp/comm/lane.hpp>
+#include <ddp/core/separate.hpp>
 #include <ddp/exchange/exchange.hpp>
 #include <ddp/model/layout.hpp>
 #include <ddp/optim/clip.hpp>
@@ -37,6 +38,7 @@
 #include <ddp/train/step_observer.hpp>
 #include <ddp/train/stepper.hpp>
 #include <ddp/train/turnstile.hpp>
+#include <ddp/transport/any.hpp>
 
 namespace ddp {
 
@@ -563,5 +565,10 @@ task<> step_engine<T, E>::gather_values(std::size_t b) {
                                           values_.subspan(buckets_.begin(b), buckets_.end(b) - buckets_.begin(b)),
                                           cuts(b));
 }
+
+#if defined(DDP_SEPARATE_COMPILATION)
+DDP_INSTANTIATE class step_engine<any_transport, float>;
+DDP_INSTANTIATE class step_engine<any_transport, double>;
+#endif
 
 }  // namespace ddp

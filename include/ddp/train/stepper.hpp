@@ -13,6 +13,7 @@
 
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
+#include <ddp/core/separate.hpp>
 #include <ddp/model/layout.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/model/state_slice.hpp>
@@ -150,5 +151,10 @@ private:
     std::vector<E> state_;
     std::vector<std::span<E>> slots_;
 };
+
+#if defined(DDP_SEPARATE_COMPILATION)
+DDP_INSTANTIATE class stepper<float>;
+DDP_INSTANTIATE class stepper<double>;
+#endif
 
 }  // namespace ddp

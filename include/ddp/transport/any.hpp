@@ -12,6 +12,7 @@
 #include <ddp/comm/communicator.hpp>
 #include <ddp/comm/host.hpp>
 #include <ddp/comm/transport.hpp>
+#include <ddp/core/separate.hpp>
 
 namespace ddp {
 
@@ -146,5 +147,14 @@ template <Transport T>
 [[nodiscard]] communicator<any_transport> any_communicator(std::unique_ptr<T> transport, timing const& times = {}) {
     return communicator<any_transport>(std::make_unique<any_transport>(std::move(transport)), times);
 }
+
+#if defined(DDP_SEPARATE_COMPILATION)
+DDP_INSTANTIATE class scheduler<any_transport>;
+DDP_INSTANTIATE class driver<any_transport>;
+DDP_INSTANTIATE class communicator<any_transport>;
+DDP_INSTANTIATE task<> detail::bruck_all_gather(lane<any_transport>, mutable_bytes, std::size_t);
+DDP_INSTANTIATE task<> detail::split(lane<any_transport>, std::uint64_t, std::int64_t, std::unique_ptr<group>*);
+DDP_INSTANTIATE task<> detail::agree_on_context(lane<any_transport>, std::uint32_t*);
+#endif
 
 }  // namespace ddp

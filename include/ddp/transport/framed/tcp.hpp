@@ -74,7 +74,8 @@ inline void tune_connected(int fd, timing const& times) noexcept {
 /// A connected TCP socket as a Stream. One sendmsg or recvmsg a call; Asio's composed operations move at most 64 KiB.
 class tcp_stream {
 public:
-    using socket = boost::asio::ip::tcp::socket;
+    /// Over io_context's own executor: ip::tcp::socket's any_io_executor is a page of code a function.
+    using socket = boost::asio::basic_stream_socket<boost::asio::ip::tcp, boost::asio::io_context::executor_type>;
     static constexpr std::string_view name = "tcp";
 
     explicit tcp_stream(socket connected) : socket_(std::move(connected)) { socket_.non_blocking(true); }

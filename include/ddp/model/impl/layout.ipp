@@ -1,0 +1,53 @@
+/// \file
+/// What model/layout.hpp declares.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include <ddp/model/layout.hpp>
+
+namespace ddp {
+
+DDP_DECL layout::layout(std::vector<std::size_t> counts, std::vector<std::size_t> order, std::size_t element_bytes)
+    : counts_(std::move(counts)), order_(std::move(order)), begins_(counts_.size()), blocks_(counts_.size()) {
+    if (order_.empty()) {
+        order_.resize(counts_.size());
+        std::iota(order_.begin(), order_.end(), std::size_t{0});
+    }
+    std::vector<std::size_t> sorted = order_;
+    std::sort(sorted.begin(), sorted.end());
+    for (std::size_t i = 0; i < sorted.size(); ++i)
+        DDP_EXPECTS(sorted.size() == counts_.size() && sorted[i] == i,
+                    "a bucket plan's order must name every parameter exactly once");
+    std::size_t const alignment = 64 / element_bytes;
+    for (std::size_t const i : order_) {
+        begins_[i] = size_;
+        size_ += (counts_[i] + alignment - 1) / alignment * alignment;
+        blocks_[i] = all_blocks_;
+        all_blocks_ += block_count(i);
+    }
+}
+DDP_DECL std::size_t layout::cut_before(std::size_t from, std::size_t target, std::size_t grain) const noexcept {
+    auto after = std::partition_point(order_.begin(), order_.end(), [&](std::size_t i) { return begin(i) <= target; });
+    while (after != order_.begin() && count(*std::prev(after)) == 0) --after;
+    if (after == order_.begin()) return from;
+    std::size_t const i = *std::prev(after), inside = std::min(target, end(i)) - begin(i);
+    return std::max(from, begin(i) + inside / grain * grain);
+}
+DDP_DECL std::vector<std::size_t> layout::slices(std::size_t from, std::size_t to, std::size_t parts,
+                                                 std::size_t grain) const {
+    std::vector<std::size_t> cuts(parts + 1, to);
+    cuts[0] = from;
+    for (std::size_t p = 1; p < parts; ++p) {
+        std::size_t const target = from + (to - from) / parts * p + (to - from) % parts * p / parts;
+        cuts[p] = std::max(cut_before(from, target, grain), cuts[p - 1]);
+    }
+    return cuts;
+}
+
+}  // namespace ddp

@@ -1,0 +1,188 @@
+/// \file
+/// What rendezvous/bootstrap.hpp declares.
+#pragma once
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ddp/core/contract.hpp>
+#include <ddp/core/digest.hpp>
+#include <ddp/core/text.hpp>
+#include <ddp/rendezvous/bootstrap.hpp>
+#include <ddp/rendezvous/environment.hpp>
+#include <ddp/rendezvous/tcp_mesh.hpp>
+#include <ddp/rendezvous/tcp_socket.hpp>
+#include <ddp/rendezvous/tcp_store.hpp>
+#include <ddp/rendezvous/tcp_store_server.hpp>
+#include <ddp/transport/framed/framed.hpp>
+#include <ddp/transport/framed/tcp.hpp>
+
+namespace ddp {
+
+namespace detail {
+
+/// From the system's generator.
+[[gnu::cold]] DDP_DECL std::uint64_t random_number() {
+    std::uint64_t number = 0;
+    if (::getentropy(&number, sizeof number) != 0)
+        throw rendezvous_error("the system gives no random numbers (getentropy)");
+    return number;
+}
+
+/// Equal for two processes exactly if they share a kernel and a network namespace.
+[[gnu::cold]] DDP_DECL std::uint64_t host_identity() {
+    char boot[64] = {}, space[128] = {};
+    int const file = ::open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    ssize_t const known = file < 0 ? -1 : ::read(file, boot, sizeof boot - 1);
+    if (file >= 0) ::close(file);
+    if (known <= 0 || ::readlink("/proc/self/ns/net", space, sizeof space - 1) <= 0)
+        return random_number() | std::uint64_t{1} << 63;  // nobody's
+    return digest{}.add(std::string_view(boot)).add(std::string_view(space)).value();
+}
+
+/// The addresses of rank 0. Only loopback, unless the caller has said insecure.
+[[gnu::cold]] DDP_DECL std::vector<tcp_endpoint> resolve_master(job const& j, bool insecure) {
+    // Asio's resolver would compile a thread pool and its handlers into every program.
+    ::addrinfo wanted{};
+    wanted.ai_socktype = SOCK_STREAM;
+    ::addrinfo* found = nullptr;
+    int const problem = ::getaddrinfo(j.master_addr.c_str(), nullptr, &wanted, &found);
+    std::vector<tcp_endpoint> all;
+    for (::addrinfo const* one = problem == 0 ? found : nullptr; one != nullptr; one = one->ai_next) {
+        tcp_endpoint at;
+        if (one->ai_family != AF_INET && one->ai_family != AF_INET6) continue;
+        std::memcpy(at.data(), one->ai_addr, one->ai_addrlen);
+        at.port(j.master_port);
+        all.push_back(at);
+    }
+    if (problem == 0) ::freeaddrinfo(found);
+    if (all.empty())
+        throw rendezvous_error(detail::concat(
+            {"MASTER_ADDR \"", j.master_addr,
+             "\" has no address: ", problem == 0 ? "none that is an internet address" : ::gai_strerror(problem),
+             ". Expected the name or address of rank 0's host"}));
+    for (tcp_endpoint const& at : all)
+        if (!insecure && !at.address().is_loopback())
+            throw rendezvous_error(
+                detail::concat({"MASTER_ADDR \"", j.master_addr, "\" is ", text_of(at),
+                                ", which other hosts can reach, and this connection is neither authenticated nor "
+                                "encrypted. Use 127.0.0.1, or, on a network where you trust everybody, "
+                                "tcp_options.insecure = true or DDP_INSECURE=1"}));
+    return all;
+}
+
+[[gnu::cold]] DDP_DECL tcp_acceptor listen_as_master(job const& j, std::vector<tcp_endpoint> const& at, int inherited,
+                                                     bool insecure) {
+    tcp_acceptor acceptor(tcp_context());
+    boost::system::error_code error;
+    if (inherited >= 0) {
+        ::sockaddr_storage name{};
+        ::socklen_t size = sizeof name;
+        int listening = 0;
+        ::socklen_t flag = sizeof listening;
+        if (::getsockname(inherited, reinterpret_cast<::sockaddr*>(&name), &size) != 0 ||
+            ::getsockopt(inherited, SOL_SOCKET, SO_ACCEPTCONN, &listening, &flag) != 0 || listening == 0)
+            throw rendezvous_error(detail::concat(
+                {"descriptor ", inherited, " (DDP_LISTEN_FD) is no listening socket; rank 0 must inherit it open"}));
+        ::fcntl(inherited, F_SETFD, FD_CLOEXEC);
+        acceptor.assign(name.ss_family == AF_INET6 ? tcp::tcp::v6() : tcp::tcp::v4(), inherited, error);
+        if (!error && !insecure && !acceptor.local_endpoint().address().is_loopback())
+            throw rendezvous_error(
+                detail::concat({"the inherited socket listens on ", text_of(acceptor.local_endpoint()),
+                                ", which other hosts can reach: that needs tcp_options.insecure or DDP_INSECURE=1"}));
+        if (!error) return acceptor;
+    } else {
+        error = listen_at(acceptor, at.front());
+        if (!error) return acceptor;
+    }
+    std::string const where = text_of(at.front());
+    if (error == boost::asio::error::address_in_use)
+        throw rendezvous_error(
+            detail::concat({"port ", j.master_port, " is in use by another program on ", where,
+                            ". Choose another MASTER_PORT, or start the job with ddprun, which finds a free one"}));
+    throw rendezvous_error(detail::concat({"rank 0 cannot listen on ", where, ": ", error.message(),
+                                           ". MASTER_ADDR must be an address of the host that runs rank 0"}));
+}
+
+}  // namespace detail
+
+[[gnu::cold]] DDP_DECL std::unique_ptr<tcp_transport> connect_tcp(job const& j, tcp_options options) {
+    DDP_EXPECTS(j.size >= 1 && j.rank >= 0 && j.rank < j.size, "connect_tcp: job.rank must be in [0, job.size)");
+    options.times.validate();
+    framed_options framing{options.times, 0, options.early_bytes, options.spin};
+    std::vector<framed_peer<tcp_stream>> peers;
+    if (j.size == 1) return std::make_unique<tcp_transport>(0, 1, std::move(peers), framing);
+
+    auto const variable = [](char const* name) {
+        char const* const value = std::getenv(name);
+        return std::string(value != nullptr ? value : "");
+    };
+    bool const insecure = options.insecure || variable("DDP_INSECURE") == "1";
+    if (std::string const fd = variable("DDP_LISTEN_FD"); j.rank == 0 && options.listen_descriptor < 0 && !fd.empty())
+        options.listen_descriptor =
+            detail::environment_number("DDP_LISTEN_FD", fd, 0, 1 << 20, "an inherited descriptor");
+
+    std::vector<detail::tcp_endpoint> servers = detail::resolve_master(j, insecure);
+    std::unique_ptr<tcp_store_server> server;
+    // Ranks come at different times: the server's deadline speaks for all, ours only if it cannot.
+    time_point const until = clock::now() + options.times.join + 2 * options.times.handshake;
+    if (j.rank == 0) {
+        std::uint64_t const nonce = detail::random_number();
+        detail::tcp_acceptor acceptor = detail::listen_as_master(j, servers, options.listen_descriptor, insecure);
+        servers = {acceptor.local_endpoint()};
+        server = std::make_unique<tcp_store_server>(std::move(acceptor), j.size, nonce, options.times);
+    }
+    tcp_store store(servers, j.rank, j.size, clock::now() + options.times.join);
+    framing.job = store.nonce();
+    try {
+        detail::tcp_acceptor acceptor(tcp_context());
+        if (auto const error = detail::listen_at(acceptor, {store.local_address(), 0}))
+            throw rendezvous_error(detail::concat(
+                {"rank ", j.rank, " cannot listen on ", store.local_address().to_string(), ": ", error.message()}));
+        std::string const number = detail::concat({j.rank});
+        store.put("rank/" + number, detail::peer_address{acceptor.local_endpoint(), detail::this_process()}.text(),
+                  until);
+        std::vector<detail::peer_address> addresses(static_cast<std::size_t>(j.size));
+        for (auto const& [key, value] : store.all("rank/", static_cast<std::uint32_t>(j.size), until))
+            addresses[static_cast<std::size_t>(detail::environment_number(
+                "a published rank", key.substr(5), 0, j.size - 1, "a rank"))] = detail::peer_address::parse(value);
+
+        detail::peer_hello mine;
+        mine.from = j.rank;
+        mine.size = j.size;
+        mine.nonce = store.nonce();
+        mine.host = detail::host_identity();
+        mine.early_bytes = options.early_bytes;
+        for (auto& c : detail::tcp_mesh(mine, addresses, acceptor, options.times).connect()) {
+            detail::peer_address const& a = addresses[static_cast<std::size_t>(c.rank)];
+            peers.push_back(
+                {c.rank, tcp_stream(std::move(c.socket)), a.who + ", " + detail::text_of(a.at), !c.same_host});
+        }
+        store.put("done/" + number, {}, until);
+        static_cast<void>(store.all("done/", static_cast<std::uint32_t>(j.size), until));
+    } catch (rendezvous_error const& e) {
+        try {  // the others wait for us: they get the cause; if they had it first, theirs is the one thrown here
+            std::string text = e.what();
+            text.erase(0, text.find(": ") + 2);
+            store.fail(text, clock::now() + options.times.handshake);
+        } catch (rendezvous_error const&) {
+        }
+        throw;
+    }
+    return std::make_unique<tcp_transport>(j.rank, j.size, std::move(peers), framing);
+}
+
+}  // namespace ddp

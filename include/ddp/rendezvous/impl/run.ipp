@@ -1,0 +1,127 @@
+/// \file
+/// What rendezvous/run.hpp declares.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include <ddp/core/error.hpp>
+#include <ddp/core/text.hpp>
+#include <ddp/rendezvous/run.hpp>
+#include <ddp/transport/inproc.hpp>
+
+namespace ddp::detail {
+
+[[gnu::cold]] DDP_DECL void call_body(function_ref<void(communicator<>&)> body, communicator<>& comm) {
+    try {
+        body(comm);
+    } catch (...) {
+        comm.fail(std::current_exception());
+        throw;
+    }
+}
+
+/// The exception that tells most: what a rank's own code threw, before what others say about it.
+[[gnu::cold]] DDP_DECL void rethrow_root_cause(std::vector<std::exception_ptr> const& thrown) {
+    std::exception_ptr verdict;
+    for (std::exception_ptr const& e : thrown) {
+        if (!e) continue;
+        try {
+            std::rethrow_exception(e);
+        } catch (comm_error const&) {
+            if (!verdict) verdict = e;
+        } catch (...) {
+            throw;
+        }
+    }
+    if (verdict) std::rethrow_exception(verdict);
+}
+
+[[gnu::cold]] DDP_DECL void expect_choice(run_options const& options, std::span<std::string_view const> choices) {
+    if (options.ranks < 0)
+        throw environment_error(concat({"run_options.ranks is ", options.ranks,
+                                        "; expected how many ranks there are, or 0: as many as the launcher says"}));
+    if (options.transport.empty()) return;
+    std::string names;
+    for (std::string_view const choice : choices) {
+        if (choice == options.transport) return;
+        names += concat({names.empty() ? "" : ", ", choice});
+    }
+    throw environment_error(concat({"transport '", options.transport, "' is not one this program was built with: ",
+                                    names, ". Add it to ddp::run<...> and link its door (ddp::tcp, ddp::mpi)."}));
+}
+
+/// What to say when `variable` says that a launcher has started several of us, and nothing here knows the others.
+[[gnu::cold]] DDP_DECL std::string many_alone(std::string_view variable, std::string_view value, bool has_tcp,
+                                              bool has_mpi) {
+    std::string const text = concat({variable, "=", value, " says that this program is one of ", value,
+                                     ", but it knows nothing about the others: each would train alone. "});
+    if (variable == "WORLD_SIZE")
+        return text + "Add ddp::tcp to ddp::run<...> (<ddp/rendezvous/run_tcp.hpp>, target ddp::tcp).";
+    if (has_mpi) return text + "This launcher has not started them as an MPI program; with srun, add --mpi=pmix.";
+    std::string const launch =
+        has_tcp ? concat({"Start it with ddprun -n ", value,
+                          " instead, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; or build"})
+                : "Build";
+    return concat(
+        {text, launch, " it with MPI: add ddp::mpi to ddp::run<...> (<ddp/rendezvous/run_mpi.hpp>, target ddp::mpi)."});
+}
+
+[[gnu::cold]] DDP_DECL void expect_alone(run_options const& options, std::span<std::string_view const> choices) {
+    auto const has = [&](std::string_view name) {
+        return std::find(choices.begin(), choices.end(), name) != choices.end();
+    };
+    // A launcher that nobody here understands would start N programs of one rank each: the classic silent mistake.
+    for (char const* const variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"})
+        if (char const* const value = std::getenv(variable); value != nullptr && std::string_view(value) != "1")
+            throw environment_error(many_alone(variable, value, has("tcp"), has("mpi")));
+    if (options.ranks > 1 && !has(threads::name))
+        throw environment_error(
+            concat({options.ranks, " ranks were asked for, but nothing started them: use ddprun -n ", options.ranks,
+                    " or mpirun -n, or add ddp::threads to ddp::run<...> for ranks that are threads."}));
+}
+
+[[gnu::cold]] DDP_DECL int report_exception() noexcept {
+    try {
+        throw;
+    } catch (std::exception const& e) {
+        std::fflush(stdout);
+        std::fprintf(stderr, "%s\n", e.what());
+    } catch (...) {
+        std::fprintf(stderr, "an exception that is no std::exception ended the program\n");
+    }
+    return EXIT_FAILURE;
+}
+
+}  // namespace ddp::detail
+
+namespace ddp {
+
+[[gnu::cold]] DDP_DECL void threads::start(run_options const& options, function_ref<void(communicator<>&)> body) {
+    int const ranks = std::max(1, options.ranks);
+    auto const world = inproc_world::create(ranks);
+    std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(ranks));
+    auto const one = [&](int rank) {
+        try {
+            communicator<> comm = any_communicator(world->connect(rank), options.times);
+            detail::call_body(body, comm);
+        } catch (...) {
+            thrown[static_cast<std::size_t>(rank)] = std::current_exception();
+        }
+    };
+    {
+        std::vector<std::jthread> others;
+        for (int rank = 1; rank < ranks; ++rank) others.emplace_back(one, rank);
+        one(0);
+    }
+    detail::rethrow_root_cause(thrown);
+}
+
+}  // namespace ddp

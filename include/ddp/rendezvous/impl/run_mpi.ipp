@@ -1,0 +1,84 @@
+/// \file
+/// What rendezvous/run_mpi.hpp declares.
+#pragma once
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <thread>
+
+#include <ddp/core/error.hpp>
+#include <ddp/core/text.hpp>
+#include <ddp/rendezvous/run.hpp>
+#include <ddp/rendezvous/run_mpi.hpp>
+#include <ddp/transport/any.hpp>
+#include <ddp/transport/mpi/mpi.hpp>
+
+#include <mpi.h>
+#include <boost/mpi/communicator.hpp>
+#include <boost/mpi/environment.hpp>
+
+namespace ddp {
+
+[[gnu::cold]] DDP_DECL communicator<> mpi_communicator(MPI_Comm users, timing const& times) {
+    return any_communicator(std::make_unique<mpi_transport>(users, mpi_options{.times = times}), times);
+}
+
+namespace detail {
+
+/// MPI_Finalize may wait for ever for a message that nobody will receive: the job ends here instead.
+[[noreturn, gnu::cold]] DDP_DECL void end_job(std::exception_ptr const& thrown) {
+    int rank = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    std::fflush(stdout);
+    try {
+        std::rethrow_exception(thrown);
+    } catch (std::exception const& e) {
+        std::fprintf(stderr, "rank %d: %s\n", rank, e.what());
+    } catch (...) {
+        std::fprintf(stderr, "rank %d: an exception that is no std::exception\n", rank);
+    }
+    std::fflush(stderr);
+    // The first to abort silences the others: give them time to speak.
+    MPI_Request everybody = MPI_REQUEST_NULL;
+    auto const until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+    if (MPI_Ibarrier(MPI_COMM_WORLD, &everybody) == MPI_SUCCESS)
+        for (int done = 0; done == 0 && std::chrono::steady_clock::now() < until;) {
+            if (MPI_Test(&everybody, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) break;
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+    MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
+    std::abort();
+}
+
+}  // namespace detail
+
+[[gnu::cold]] DDP_DECL bool mpi::detected() noexcept {
+    for (char const* const variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"})
+        if (std::getenv(variable) != nullptr) return true;
+    return false;
+}
+
+[[gnu::cold]] DDP_DECL void mpi::start(run_options const& options, function_ref<void(communicator<>&)> body) {
+    std::unique_ptr<boost::mpi::environment> own;
+    if (!boost::mpi::environment::initialized())
+        own = std::make_unique<boost::mpi::environment>(boost::mpi::threading::funneled, false);
+    boost::mpi::communicator const world;
+    if (options.ranks != 0 && options.ranks != world.size())
+        throw environment_error(detail::concat({"mpirun started ", world.size(), " ranks, but ", options.ranks,
+                                                " were asked for: give mpirun -n ", options.ranks}));
+    std::exception_ptr thrown;
+    try {
+        communicator<> comm = mpi_communicator(world, options.times);
+        detail::call_body(body, comm);
+    } catch (...) {
+        thrown = std::current_exception();
+    }
+    if (!thrown) return;
+    if (own != nullptr && world.size() > 1) detail::end_job(thrown);
+    std::rethrow_exception(thrown);
+}
+
+}  // namespace ddp

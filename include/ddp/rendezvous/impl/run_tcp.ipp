@@ -1,0 +1,37 @@
+/// \file
+/// What rendezvous/run_tcp.hpp declares.
+#pragma once
+
+#include <algorithm>
+
+#include <ddp/core/error.hpp>
+#include <ddp/core/text.hpp>
+#include <ddp/rendezvous/bootstrap.hpp>
+#include <ddp/rendezvous/environment.hpp>
+#include <ddp/rendezvous/run.hpp>
+#include <ddp/rendezvous/run_tcp.hpp>
+#include <ddp/transport/any.hpp>
+#include <ddp/transport/framed/tcp.hpp>
+
+namespace ddp {
+
+[[gnu::cold]] DDP_DECL bool tcp::detected() {
+    return job_from_environment().has_value();
+}
+
+[[gnu::cold]] DDP_DECL void tcp::start(run_options const& options, function_ref<void(communicator<>&)> body) {
+    auto const found = job_from_environment();
+    if (!found)
+        throw environment_error(detail::concat(
+            {"transport tcp: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not set, so this process does not "
+             "know the others. Start it with ddprun -n ",
+             std::max(2, options.ranks), " -- PROGRAM, or set them."}));
+    if (options.ranks != 0 && options.ranks != found->size)
+        throw environment_error(detail::concat({"WORLD_SIZE is ", found->size, ", but ", options.ranks,
+                                                " ranks were asked for: ddprun -n ", options.ranks}));
+    communicator<> comm = any_communicator(
+        connect_tcp(*found, tcp_options{.times = options.times, .insecure = options.insecure}), options.times);
+    detail::call_body(body, comm);
+}
+
+}  // namespace ddp

@@ -1,0 +1,225 @@
+/// \file
+/// What transport/inproc.hpp declares.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include <ddp/core/contract.hpp>
+#include <ddp/transport/inproc.hpp>
+
+namespace ddp {
+
+DDP_DECL inproc_world::inproc_world(int ranks, std::vector<std::uint64_t> hosts)
+    : reports_(static_cast<std::size_t>(ranks)), hosts_(std::move(hosts)) {
+    for (int r = 0; r < ranks; ++r) {
+        stations_.push_back(std::make_unique<station>());
+        stations_.back()->from.resize(static_cast<std::size_t>(ranks));
+    }
+}
+DDP_DECL void inproc_world::announce(int rank, report const& what) {
+    {
+        std::scoped_lock lock(board_);
+        report& mine = reports_[static_cast<std::size_t>(rank)];
+        if (mine.is == report::state::closed) return;
+        mine = what;
+        news_.fetch_add(1);
+    }
+    bool const leaves = what.is == report::state::left || what.is == report::state::closed;
+    for (int r = 0; r < size(); ++r) {
+        station& s = at(r);
+        std::scoped_lock lock(s.mutex);
+        if (leaves && r != rank)  // what it can never send is not waited for
+            while (completion* const node = s.from[static_cast<std::size_t>(rank)].receives.pop_front())
+                end(s, *node, op_status::closed);
+        s.woken = true;
+        s.moved.notify_all();
+    }
+    if (leaves) refuse_messages_for(rank);
+}
+DDP_DECL void inproc_world::refuse_messages_for(int rank) {
+    station& gone = at(rank);
+    for (int r = 0; r < size(); ++r) {
+        inbox& box = gone.from[static_cast<std::size_t>(r)];
+        completion_list refused;
+        {
+            std::scoped_lock lock(gone.mutex);
+            gone.ended = true;
+            ++box.borrowed;
+            std::swap(refused, box.sends);
+        }
+        {
+            std::scoped_lock lock(at(r).mutex);
+            while (completion* const node = refused.pop_front()) end(at(r), *node, op_status::closed);
+        }
+        give_back(gone, box);
+    }
+}
+DDP_DECL void inproc_world::give_back(station& s, inbox& box) {
+    std::scoped_lock lock(s.mutex);
+    if (--box.borrowed == 0) s.moved.notify_all();
+}
+DDP_DECL void inproc_world::end(station& s, completion& node, op_status how) noexcept {
+    node.status = how;
+    s.done.push_back(node);
+    s.moved.notify_all();
+}
+DDP_DECL inproc_transport::~inproc_transport() {
+    withdraw();
+    if (!aborted_) world_->announce(rank_, {.is = report::state::left});
+}
+DDP_DECL void inproc_transport::post_send(int peer, tag what, const_bytes out, completion& done) {
+    prepare(done, peer, what, const_cast<std::byte*>(out.data()), out.size(), true);
+    inproc_world::station& there = world_->at(peer);
+    completion* match = nullptr;
+    {
+        std::scoped_lock lock(there.mutex);
+        if (aborted_ || there.ended) {
+            done.status = aborted_ ? op_status::aborted : op_status::closed;
+        } else {
+            inproc_world::inbox& box = there.from[static_cast<std::size_t>(rank_)];
+            match = find(box.receives, what.id);
+            if (match == nullptr) return box.sends.push_back(done);
+            box.receives.erase(*match);
+            ++there.foreign_copies;
+        }
+    }
+    if (match == nullptr) return finish(done);
+    copy(done, *match);
+    {
+        std::scoped_lock lock(there.mutex);
+        --there.foreign_copies;
+        there.done.push_back(*match);
+        there.moved.notify_all();
+    }
+    done.status = op_status::ok;
+    finish(done);
+}
+DDP_DECL void inproc_transport::post_receive(int peer, tag what, mutable_bytes in, completion& done) {
+    prepare(done, peer, what, in.data(), in.size(), false);
+    inproc_world::station& here = world_->at(rank_);
+    inproc_world::inbox& box = here.from[static_cast<std::size_t>(peer)];
+    completion* match = nullptr;
+    {
+        std::scoped_lock lock(here.mutex);
+        if (!aborted_) {
+            match = find(box.sends, what.id);
+            if (match == nullptr && !gone(peer)) return box.receives.push_back(done);
+        }
+        if (match == nullptr) return inproc_world::end(here, done, aborted_ ? op_status::aborted : op_status::closed);
+        box.sends.erase(*match);
+        ++box.borrowed;  // the sender may abort now: it waits until its node is back
+    }
+    copy(*match, done);
+    {
+        inproc_world::station& there = world_->at(peer);
+        std::scoped_lock lock(there.mutex);
+        inproc_world::end(there, *match, op_status::ok);
+    }
+    inproc_world::give_back(here, box);
+    finish(done);
+}
+DDP_DECL bool inproc_transport::progress(time_point until) {
+    inproc_world::station& here = world_->at(rank_);
+    completion_list done;
+    {
+        std::unique_lock lock(here.mutex);
+        here.moved.wait_until(lock, until, [&] { return here.woken || !here.done.empty(); });
+        here.woken = false;
+        std::swap(done, here.done);
+    }
+    while (completion* const node = done.pop_front()) node->run(*node);
+    return refresh();
+}
+DDP_DECL void inproc_transport::abort(failure const& record) {
+    aborted_ = true;
+    world_->announce(rank_, {.is = report::state::spoke, .record = record});
+    withdraw();
+    refresh();
+}
+DDP_DECL void inproc_transport::wake() {
+    inproc_world::station& here = world_->at(rank_);
+    std::scoped_lock lock(here.mutex);
+    here.woken = true;
+    here.moved.notify_all();
+}
+DDP_DECL void inproc_transport::prepare(completion& done, int peer, tag what, std::byte* data, std::size_t bytes,
+                                        bool sends) {
+    DDP_EXPECTS(peer >= 0 && peer < size() && peer != rank_, "post to another rank of this world");
+    done.status = op_status::pending;
+    done.peer = peer;
+    done.tag = what;
+    done.data = data;
+    done.size = bytes;
+    done.sends = sends;
+    done.fingerprint = 0;
+    done.length = 0;
+}
+DDP_DECL completion* inproc_transport::find(completion_list const& list, identity const& id) noexcept {
+    completion* node = list.front();
+    while (node != nullptr && node->tag.id != id) node = node->next;
+    return node;
+}
+DDP_DECL void inproc_transport::copy(completion const& from, completion& to) noexcept {
+    to.fingerprint = from.tag.fingerprint;
+    to.length = from.size;
+    to.status = from.size == to.size ? op_status::ok : op_status::length;
+    if (to.status == op_status::ok && to.size > 0) std::memcpy(to.data, from.data, to.size);
+}
+DDP_DECL void inproc_transport::finish(completion& node) {
+    inproc_world::station& here = world_->at(rank_);
+    std::scoped_lock lock(here.mutex);
+    here.done.push_back(node);
+}
+DDP_DECL bool inproc_transport::gone(int peer) {
+    std::scoped_lock lock(world_->board_);
+    auto const is = world_->reports_[static_cast<std::size_t>(peer)].is;
+    return is == report::state::left || is == report::state::closed;
+}
+DDP_DECL bool inproc_transport::refresh() {
+    std::uint64_t const news = world_->news_.load();
+    if (news == seen_) return false;
+    std::scoped_lock lock(world_->board_);
+    seen_ = world_->news_.load();
+    reports_ = world_->reports_;
+    return true;
+}
+DDP_DECL void inproc_transport::withdraw() {
+    completion_list mine;
+    for (int peer = 0; peer < size(); ++peer) {
+        inproc_world::station& there = world_->at(peer);
+        std::unique_lock lock(there.mutex);
+        if (peer == rank_) {
+            there.ended = true;
+            for (inproc_world::inbox& box : there.from)
+                while (completion* const node = box.receives.pop_front()) mine.push_back(*node);
+        } else {
+            inproc_world::inbox& box = there.from[static_cast<std::size_t>(rank_)];
+            while (completion* const node = box.sends.pop_front()) mine.push_back(*node);
+            there.moved.wait(lock, [&] { return box.borrowed == 0; });
+        }
+    }
+    inproc_world::station& here = world_->at(rank_);
+    completion_list done;
+    {
+        std::unique_lock lock(here.mutex);
+        here.moved.wait(lock, [&] { return here.foreign_copies == 0; });
+        std::swap(done, here.done);
+    }
+    while (completion* const node = done.pop_front()) node->run(*node);
+    while (completion* const node = mine.pop_front()) {
+        node->status = op_status::aborted;
+        node->run(*node);
+    }
+}
+DDP_DECL std::uint64_t inproc_transport::host() const {
+    return world_->hosts_.empty() ? this_host() : world_->hosts_[static_cast<std::size_t>(rank_)];
+}
+DDP_DECL std::unique_ptr<inproc_transport> inproc_world::connect(int rank) {
+    DDP_EXPECTS(rank >= 0 && rank < size(), "connect a rank between 0 and size() - 1");
+    return std::make_unique<inproc_transport>(shared_from_this(), rank);
+}
+
+}  // namespace ddp

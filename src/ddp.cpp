@@ -1,0 +1,38 @@
+// What the headers leave out with DDP_SEPARATE_COMPILATION, the definitions that depend on no type of the user's: compiled
+// once into a program, with that definition, with the flags of its other files, and with DDP_DOOR_TCP, DDP_DOOR_MPI, … for
+// the doors it opens. In CMake target_link_libraries(app PRIVATE ddp::compiled ddp::tcp) says all of it. See
+// docs/compiling.md.
+#if !defined(DDP_SEPARATE_COMPILATION)
+#error "src/ddp.cpp is for programs compiled with -DDDP_SEPARATE_COMPILATION; the others need headers alone"
+#endif
+#define DDP_SOURCE_FILE
+#include <ddp/ddp.hpp>
+
+#include <ddp/comm/impl/fault.ipp>
+#include <ddp/comm/impl/group.ipp>
+#include <ddp/comm/impl/host.ipp>
+#include <ddp/comm/impl/scheduler_base.ipp>
+#include <ddp/comm/impl/verdict.ipp>
+#include <ddp/core/impl/digest.ipp>
+#include <ddp/core/impl/error.ipp>
+#include <ddp/core/impl/task.ipp>
+#include <ddp/core/impl/text.ipp>
+#include <ddp/model/impl/layout.ipp>
+#include <ddp/rendezvous/impl/environment.ipp>
+#include <ddp/rendezvous/impl/run.ipp>
+#include <ddp/train/impl/bucket.ipp>
+#include <ddp/train/impl/ready_reports.ipp>
+#include <ddp/transport/impl/inproc.ipp>
+
+#if defined(DDP_DOOR_TCP)
+#include <ddp/rendezvous/impl/bootstrap.ipp>
+#include <ddp/rendezvous/impl/run_tcp.ipp>
+#endif
+
+#if defined(DDP_DOOR_MPI)
+#include <ddp/rendezvous/impl/run_mpi.ipp>
+#endif
+
+#if defined(DDP_DOOR_NN)
+#include <ddp/nn/nn.hpp>
+#endif
