@@ -6,7 +6,6 @@
 #error "src/ddp.cpp is for programs compiled with -DDDP_SEPARATE_COMPILATION; the others need headers alone"
 #endif
 #define DDP_SOURCE_FILE
-
 #include <ddp/ddp.hpp>
 
 #include <ddp/comm/impl/fault.ipp>
@@ -22,6 +21,7 @@
 #include <ddp/rendezvous/impl/environment.ipp>
 #include <ddp/rendezvous/impl/run.ipp>
 #include <ddp/train/impl/bucket.ipp>
+#include <ddp/train/impl/ready_reports.ipp>
 #include <ddp/transport/impl/inproc.ipp>
 
 #if defined(DDP_DOOR_TCP)

@@ -27,7 +27,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-using comm_type = communicator<inproc_transport>;
+using comm_type = communicator<>;
 
 template <class Comm>
 void add_up(Comm& comm, std::vector<float>& data) {

@@ -15,6 +15,7 @@
 #include <ddp/collective/reference.hpp>
 #include <ddp/core/random.hpp>
 #include <ddp/rendezvous/run.hpp>
+#include <ddp/transport/inproc.hpp>
 
 namespace ddp::testing {
 

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include <ddp/collective/concepts.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/comm/small_gather.hpp>
 #include <ddp/core/digest.hpp>
@@ -48,7 +49,7 @@ struct agenda {
         "version of the library",
         "hash() of the model (such as the seed of dropout)",
         "bucket policy",
-        "allreduce algorithm",
+        "allreduce algorithm or exchange",
         "optimizer or its settings",
         "training options (update policy, clipping, schedule, unused, buckets in flight)"};
     std::array<std::uint64_t, 6> hashes = {};
@@ -169,6 +170,11 @@ bool all_alike(communicator<T> const& comm, char const* operation, std::uint64_t
 }
 
 #if defined(DDP_SEPARATE_COMPILATION)
+DDP_INSTANTIATE start_agreement agree_on_start(communicator<any_transport> const&, std::span<parameter<float> const>,
+                                               agenda);
+DDP_INSTANTIATE start_agreement agree_on_start(communicator<any_transport> const&, std::span<parameter<double> const>,
+                                               agenda);
+DDP_INSTANTIATE bool all_alike(communicator<any_transport> const&, char const*, std::uint64_t, std::uint64_t);
 DDP_INSTANTIATE task<> expect_agreement(lane<any_transport>, std::string_view, agenda, std::uint32_t*);
 #endif
 

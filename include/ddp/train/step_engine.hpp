@@ -523,8 +523,7 @@ task<> step_engine<T, E>::pass_gate(std::size_t b) {
 
 template <Transport T, Element E>
 task<> step_engine<T, E>::step_values(std::size_t b) {
-    co_await stepping_.enter(
-        b);  // one after the other, so that the first is on its way to the peers while the last is stepped
+    co_await stepping_.enter(b);  // in turn: the first is on its way to the peers while the last is stepped
     arena_range const mine = own(b);
     for (std::size_t from = mine.begin, to = from; from != mine.end; from = to) {
         if (its_turn()) co_await on_.yield();
