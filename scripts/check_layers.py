@@ -4,7 +4,8 @@
  - a header includes its own room and lower floors; rooms of one floor do not see each other
  - heavy libraries are included by doors only (cmake/doors.txt), and each door by doors only
  - the umbrella ddp/ddp.hpp opens no door; no header asks what there is (#if DDP_HAVE...)
- - definitions in <room>/impl/x.ipp belong to the room and door of <room>/x.hpp, and only that header includes them
+ - definitions in <room>/impl/x.ipp belong to the room and door of <room>/x.hpp; that header includes them, unless they are
+   compiled once, and src/ddp.cpp, which defines DDP_DOOR_… for a door's; nobody else does
  - every header has `#pragma once`, begins with `/// \\file`, and includes nothing twice or in a circle
 
 usage: check_layers.py [ROOT]    checks the repository at ROOT (default: this one)
@@ -95,6 +96,31 @@ def check_include(header, kind, included, known, doors):
     return None
 
 
+def check_compiled_once(root, files, doors):
+    """src/ddp.cpp includes every .ipp file, a door's inside #if defined(DDP_DOOR_...); each header ends with its own."""
+    source = root / "src" / "ddp.cpp"
+    problems, door, found = [], None, {}
+    for line in source.read_text().splitlines() if source.is_file() else []:
+        if re.match(r"\s*#\s*if", line):
+            name = re.match(r"\s*#\s*if defined\(DDP_DOOR_([A-Z]+)\)$", line)
+            door = name[1].lower() if name else None
+        elif re.match(r"\s*#\s*endif", line):
+            door = None
+        elif include := INCLUDE.match(line):
+            found[include[2]] = door
+    for file in files:
+        if not file.endswith(".ipp"):
+            continue
+        if file not in found:
+            problems.append(f"{file}: is not in src/ddp.cpp, so that programs compiled once would miss it")
+        elif found[file] != door_of(file, doors):
+            problems.append(f"{file}: src/ddp.cpp includes it for the door {found[file]}, its header is {door_of(file, doors)}")
+        own = f"\n#if !defined(DDP_SEPARATE_COMPILATION)\n#include <{file}>\n#endif\n"
+        if not files.get(header_of(file), own).endswith(own):
+            problems.append(f"{file}: its header does not end with #include <{file}>, unless DDP_SEPARATE_COMPILATION")
+    return problems
+
+
 def find_circles(includes):
     problems, state = [], {}
 
@@ -149,16 +175,24 @@ def check(root):
     for door, pattern in doors:
         if door not in THIRD_PARTY:
             problems.append(f"cmake/doors.txt: {door} ({pattern}) is not a door that scripts/check_layers.py knows")
-    return problems + find_circles(includes), len(files)
+    return problems + check_compiled_once(root, files, doors) + find_circles(includes), len(files)
 
 
 def self_test():
     good = "/// \\file\n/// A sentence.\n#pragma once\n\n"
+
+    def ends_with(file):
+        return f"\n#if !defined(DDP_SEPARATE_COMPILATION)\n#include <ddp/{file}>\n#endif\n"
+
+    source = "../../src/ddp.cpp"
     base = {
+        source: "#define DDP_SOURCE_FILE\n#include <ddp/comm/impl/framed.ipp>\n"
+        + "#if defined(DDP_DOOR_TCP)\n#include <ddp/comm/impl/tcp.ipp>\n#endif\n",
         "core/error.hpp": good + "#include <string>\n#include <sys/socket.h>\n",
-        "comm/framed.hpp": good + "#include <ddp/core/error.hpp>\n// #include <boost/asio.hpp>\n",
+        "comm/framed.hpp": good + "#include <ddp/core/error.hpp>\n// #include <boost/asio.hpp>\n" + ends_with("comm/impl/framed.ipp"),
         "comm/impl/framed.ipp": good + "#include <ddp/comm/framed.hpp>\n",
-        "comm/tcp.hpp": good + "#include <ddp/comm/framed.hpp>\n#include <utility>\n#include <boost/asio.hpp>\n#include <xxhash.h>\n",
+        "comm/tcp.hpp": good + "#include <ddp/comm/framed.hpp>\n#include <utility>\n#include <boost/asio.hpp>\n" + ends_with("comm/impl/tcp.ipp"),
+        "comm/impl/tcp.ipp": good + "#include <ddp/comm/tcp.hpp>\n#include <xxhash.h>\n",
         "model/model.hpp": good,
         "nn/linear.hpp": good + "#include <ddp/model/model.hpp>\n#include <Eigen/Core>\n",
         "train/engine.hpp": good + "#include <ddp/comm/framed.hpp>\n#include <ddp/model/model.hpp>\n",
@@ -182,6 +216,9 @@ def self_test():
         "unknown room": ("attic/box.hpp", "", "no room attic"),
         "definitions of no header": ("comm/impl/gone.ipp", "", "which is not there"),
         "another header's definitions": ("train/engine.hpp", "#include <ddp/comm/impl/framed.ipp>\n", "by its own header"),
+        "definitions that nobody compiles": ("core/impl/error.ipp", "#include <ddp/core/error.hpp>\n", "is not in src/ddp.cpp"),
+        "a door's definitions for all": (source, "#include <ddp/comm/impl/tcp.ipp>\n", "for the door None, its header is tcp"),
+        "definitions not at the end": ("comm/framed.hpp", "int more;\n", "does not end with"),
         "heavy in definitions": ("comm/impl/framed.ipp", "#include <boost/asio.hpp>\n", "heavy library"),
         "no guard": ("core/bare.hpp", None, "no #pragma once"),
         "no sentence": ("core/bare.hpp", None, "does not begin"),
