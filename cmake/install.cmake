@@ -1,10 +1,11 @@
 # Headers, the CMake package, pkg-config files. Architecture-independent: all of it lives in include/ and share/.
 include(CMakePackageConfigHelpers)
-include(GNUInstallDirs)
 
 set(package_dir "${CMAKE_INSTALL_DATADIR}/cmake/ddp")
 
-install(TARGETS ddp ddp_conformance EXPORT ddp-targets FILE_SET HEADERS COMPONENT dev)
+install(TARGETS ddp ddp_compiled ddp_conformance EXPORT ddp-targets FILE_SET HEADERS COMPONENT dev)
+cmake_path(GET DDP_COMPILED_SOURCE PARENT_PATH source_dir)
+install(FILES "${PROJECT_SOURCE_DIR}/src/ddp.cpp" DESTINATION "${source_dir}" COMPONENT dev)
 install(EXPORT ddp-targets NAMESPACE ddp:: DESTINATION "${package_dir}" COMPONENT dev)
 foreach(door IN LISTS DDP_DOORS)  # an export of its own each: the others' libraries need not exist where one is used
   install(TARGETS ddp_${door} EXPORT ddp-${door}-targets FILE_SET HEADERS COMPONENT dev)
@@ -19,7 +20,7 @@ install(FILES "${PROJECT_BINARY_DIR}/ddp-config.cmake" "${PROJECT_BINARY_DIR}/dd
   "${PROJECT_SOURCE_DIR}/cmake/ddp-doors.cmake" DESTINATION "${package_dir}" COMPONENT dev)
 
 # ddp_pkg_config(<name> <description> [REQUIRES …] [PRIVATE …] [CFLAGS …] [LIBS …]): a pkg-config file; a package that is
-# included and not linked is private.
+# included and not linked is private. Its variable `source` is the file that -DDDP_SEPARATE_COMPILATION asks for.
 set(pc_dir "${CMAKE_INSTALL_DATADIR}/pkgconfig")
 file(RELATIVE_PATH DDP_PC_PREFIX "/${pc_dir}" "/")
 function(ddp_pkg_config name description)
@@ -31,11 +32,12 @@ function(ddp_pkg_config name description)
   install(FILES "${PROJECT_BINARY_DIR}/${name}.pc" DESTINATION "${pc_dir}" COMPONENT dev)
 endfunction()
 ddp_pkg_config(ddp "${PROJECT_DESCRIPTION}" CFLAGS "-I\${includedir}" -pthread LIBS -pthread)
-ddp_pkg_config(ddp-tcp "ddp between processes, by Boost.Asio's headers and xxHash's" REQUIRES ddp PRIVATE libxxhash)
-ddp_pkg_config(ddp-nn "ddp's layers, on Eigen" REQUIRES ddp eigen3)
-ddp_pkg_config(ddp-gzip "ddp's reader of compressed files, on zlib" REQUIRES ddp zlib)
+ddp_pkg_config(ddp-tcp "ddp between processes, by Boost.Asio's headers and xxHash's" REQUIRES ddp PRIVATE libxxhash
+  CFLAGS -DDDP_DOOR_TCP)
+ddp_pkg_config(ddp-nn "ddp's layers, on Eigen" REQUIRES ddp eigen3 CFLAGS -DDDP_DOOR_NN)
+ddp_pkg_config(ddp-gzip "ddp's reader of compressed files, on zlib" REQUIRES ddp zlib CFLAGS -DDDP_DOOR_GZIP)
 ddp_pkg_config(ddp-mpi "ddp over MPI; compile with MPI's own wrapper, mpicxx" REQUIRES ddp
-  CFLAGS -D${DDP_mpi_DEFINITIONS} LIBS -lboost_mpi -lboost_serialization)
+  CFLAGS -D${DDP_mpi_DEFINITIONS} -DDDP_DOOR_MPI LIBS -lboost_mpi -lboost_serialization)
 
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}" COMPONENT license)
 

@@ -31,8 +31,8 @@ void show(Comm& comm) {
     double const with = end_of_training(comm, rounded_exchange{});
     double const without = end_of_training(comm, rounded_exchange{.feedback = false});
     if (comm.rank() == 0)
-        std::printf("bfloat16 on the wire: off by %.5f with feedback, by %.5f without (ranks: %d)\n", std::abs(with - exact),
-                    std::abs(without - exact), comm.size());
+        std::printf("bfloat16 on the wire: off by %.5f with feedback, by %.5f without (ranks: %d)\n",
+                    std::abs(with - exact), std::abs(without - exact), comm.size());
 }
 
 int main() {

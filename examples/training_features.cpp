@@ -28,8 +28,7 @@ ddp::classification_data spiral(std::uint64_t seed, std::size_t points) {  // a 
     return data;
 }
 
-template <class Comm>
-void train(Comm& comm) {
+void train(ddp::communicator<>& comm) {
     ddp::classification_data const data = spiral(1, 4000), unseen = spiral(2, 1000);
     ddp::nn::sequential model{ddp::nn::linear(2, 64), ddp::nn::relu(),        ddp::nn::linear(64, 64),
                               ddp::nn::relu(),        ddp::nn::linear(64, 5), ddp::nn::softmax_cross_entropy(2)};

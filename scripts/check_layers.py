@@ -4,6 +4,7 @@
  - a header includes its own room and lower floors; rooms of one floor do not see each other
  - heavy libraries are included by doors only (cmake/doors.txt), and each door by doors only
  - the umbrella ddp/ddp.hpp opens no door; no header asks what there is (#if DDP_HAVE...)
+ - definitions in <room>/impl/x.ipp belong to the room and door of <room>/x.hpp, and only that header includes them
  - every header has `#pragma once`, begins with `/// \\file`, and includes nothing twice or in a circle
 
 usage: check_layers.py [ROOT]    checks the repository at ROOT (default: this one)
@@ -49,7 +50,13 @@ def read_doors(root):
     return doors
 
 
+def header_of(file):
+    """A header itself; of an .ipp file, which holds a header's definitions, that header."""
+    return re.sub(r"/impl/([^/]+)\.ipp$", r"/\1.hpp", file)
+
+
 def door_of(header, doors):
+    header = header_of(header)
     return next((door for door, pattern in doors if fnmatch.fnmatchcase(header, pattern)), None)
 
 
@@ -109,7 +116,8 @@ def find_circles(includes):
 def check(root):
     """All problems, as lines; and the number of headers looked at."""
     include_dir = root / "include"
-    files = {path.relative_to(include_dir).as_posix(): path.read_text() for path in sorted(include_dir.rglob("*.hpp"))}
+    paths = sorted([*include_dir.rglob("*.hpp"), *include_dir.rglob("*.ipp")])
+    files = {path.relative_to(include_dir).as_posix(): path.read_text() for path in paths}
     doors = read_doors(root)
     problems, includes = [], {}
     for header, text in files.items():
@@ -132,7 +140,12 @@ def check(root):
             problem = check_include(header, kind, included, files, doors)
             if problem:
                 problems.append(f"{header}: {problem}")
-        includes[header] = [included for included in seen if included in files]
+        if header.endswith(".ipp") and header_of(header) not in files:
+            problems.append(f"{header}: holds the definitions of {header_of(header)}, which is not there")
+        if any(included.endswith(".ipp") and header_of(included) != header for included in seen):
+            problems.append(f"{header}: an .ipp file is included by its own header and by src/ddp.cpp")
+        # A header ends with its .ipp file, which may be compiled alone and so includes the header: no circle.
+        includes[header] = [included for included in seen if included in files and included != header_of(header)]
     for door, pattern in doors:
         if door not in THIRD_PARTY:
             problems.append(f"cmake/doors.txt: {door} ({pattern}) is not a door that scripts/check_layers.py knows")
@@ -144,6 +157,7 @@ def self_test():
     base = {
         "core/error.hpp": good + "#include <string>\n#include <sys/socket.h>\n",
         "comm/framed.hpp": good + "#include <ddp/core/error.hpp>\n// #include <boost/asio.hpp>\n",
+        "comm/impl/framed.ipp": good + "#include <ddp/comm/framed.hpp>\n",
         "comm/tcp.hpp": good + "#include <ddp/comm/framed.hpp>\n#include <utility>\n#include <boost/asio.hpp>\n#include <xxhash.h>\n",
         "model/model.hpp": good,
         "nn/linear.hpp": good + "#include <ddp/model/model.hpp>\n#include <Eigen/Core>\n",
@@ -166,6 +180,9 @@ def self_test():
         "feature macro": ("core/error.hpp", "#if defined(DDP_HAVE_MPI)\n#endif\n", "door was opened"),
         "circle": ("comm/framed.hpp", "#include <ddp/comm/link.hpp>\n", "circle"),
         "unknown room": ("attic/box.hpp", "", "no room attic"),
+        "definitions of no header": ("comm/impl/gone.ipp", "", "which is not there"),
+        "another header's definitions": ("train/engine.hpp", "#include <ddp/comm/impl/framed.ipp>\n", "by its own header"),
+        "heavy in definitions": ("comm/impl/framed.ipp", "#include <boost/asio.hpp>\n", "heavy library"),
         "no guard": ("core/bare.hpp", None, "no #pragma once"),
         "no sentence": ("core/bare.hpp", None, "does not begin"),
     }
@@ -176,7 +193,7 @@ def self_test():
         (root / "cmake" / "doors.txt").write_text("# doors\ntcp  ddp/comm/tcp.hpp\nnn   ddp/nn/*.hpp\n")
 
         def write(files):
-            for path in (root / "include").rglob("*.hpp"):
+            for path in (root / "include").rglob("*.?pp"):
                 path.unlink()
             for name, text in files.items():
                 path = root / "include" / "ddp" / name

@@ -1,7 +1,11 @@
-// The library's definitions that depend on no type of the user's, compiled once: what DDP_SEPARATE_COMPILATION leaves out of
-// headers. The CMake target ddp::compiled adds this file to the program; docs/compiling.md says when.
+// What the headers leave out with DDP_SEPARATE_COMPILATION, the definitions that depend on no type of the user's: compiled
+// once into a program, with that definition, with the flags of its other files, and with DDP_DOOR_TCP, DDP_DOOR_MPI, … for
+// the doors it opens. In CMake target_link_libraries(app PRIVATE ddp::compiled ddp::tcp) says all of it. See
+// docs/compiling.md.
+#if !defined(DDP_SEPARATE_COMPILATION)
+#error "src/ddp.cpp is for programs compiled with -DDDP_SEPARATE_COMPILATION; the others need headers alone"
+#endif
 #define DDP_SOURCE_FILE
-
 #include <ddp/ddp.hpp>
 
 #include <ddp/comm/impl/fault.ipp>
@@ -9,7 +13,34 @@
 #include <ddp/comm/impl/host.ipp>
 #include <ddp/comm/impl/scheduler_base.ipp>
 #include <ddp/comm/impl/verdict.ipp>
+#include <ddp/core/impl/digest.ipp>
+#include <ddp/core/impl/error.ipp>
+#include <ddp/core/impl/task.ipp>
 #include <ddp/core/impl/text.ipp>
+#include <ddp/data/impl/classification.ipp>
+#include <ddp/data/impl/idx.ipp>
+#include <ddp/data/impl/safetensors.ipp>
+#include <ddp/data/impl/safetensors_header.ipp>
+#include <ddp/data/impl/safetensors_parser.ipp>
+#include <ddp/data/impl/sampler.ipp>
+#include <ddp/data/impl/source.ipp>
+#include <ddp/data/impl/whole_file.ipp>
 #include <ddp/model/impl/layout.ipp>
+#include <ddp/rendezvous/impl/environment.ipp>
+#include <ddp/rendezvous/impl/run.ipp>
 #include <ddp/train/impl/bucket.ipp>
+#include <ddp/train/impl/ready_reports.ipp>
 #include <ddp/transport/impl/inproc.ipp>
+
+#if defined(DDP_DOOR_TCP)
+#include <ddp/rendezvous/impl/bootstrap.ipp>
+#include <ddp/rendezvous/impl/run_tcp.ipp>
+#endif
+
+#if defined(DDP_DOOR_MPI)
+#include <ddp/rendezvous/impl/run_mpi.ipp>
+#endif
+
+#if defined(DDP_DOOR_NN)
+#include <ddp/nn/nn.hpp>
+#endif

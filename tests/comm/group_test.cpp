@@ -68,6 +68,22 @@ task<> every_collective(scheduler<virtual_transport>* on, group* of, test::failu
         std::vector<float> all(me == root ? ranks * data.size() : 0);
         if (me == root)
             std::copy(terms[me].begin(), terms[me].end(), all.begin() + static_cast<std::ptrdiff_t>(me * data.size()));
+        int const at = static_cast<int>(root);
+        bool const here = me == root;
+        virtual_lane const down = next(*on, *of), in_slices = next(*on, *of), out = next(*on, *of);
+        std::vector<float> reduced = terms[me], least = terms[me], part(data.size());
+        co_await detail::tree_reduce<sum>(down, std::span<float>(reduced), at);
+        co_await direct_allreduce::combine_at({.chunk_bytes = 200, .window = 2}, in_slices, std::span<float>(least), at,
+                                              minimum{});
+        test::note(*wrong, "reduce", test::compare(reduced, here ? expected : terms[me]));
+        test::note(*wrong, "reduce in slices",
+                   test::compare(least, here ? reference_reduce<minimum>(terms) : terms[me]));
+        if (here) part = terms[root];  // its own is in place
+        std::vector<float> parts;
+        for (auto const& t : terms) parts.insert(parts.end(), t.begin(), t.end());
+        co_await scatter(out, as_const_bytes(std::span<float const>(parts)), as_mutable_bytes(std::span<float>(part)),
+                         at);
+        test::note(*wrong, "scatter", test::compare(part, terms[me]));
         virtual_lane const to = next(*on, *of);
         co_await gather(to, as_const_bytes(std::span<float const>(terms[me])), as_mutable_bytes(std::span<float>(all)),
                         static_cast<int>(root));
@@ -82,6 +98,19 @@ task<> every_collective(scheduler<virtual_transport>* on, group* of, test::failu
     co_await all_gather_small(over, std::span<std::uint64_t>(table));
     for (std::size_t r = 0; r < ranks; ++r)
         if (table[r] != 10 + r) wrong->push_back("all_gather_small");
+    std::vector<std::uint32_t> row(ranks), column(ranks);
+    for (std::size_t r = 0; r < ranks; ++r) row[r] = static_cast<std::uint32_t>(10 * me + r);
+    column[me] = row[me];
+    virtual_lane const exchange = next(*on, *of);
+    std::vector<std::size_t> const cuts = detail::cuts_of(std::vector<std::size_t>(ranks, 1), sizeof row[0]);
+    co_await detail::direct_all_to_all(exchange, as_const_bytes(std::span<std::uint32_t const>(row)), cuts,
+                                       as_mutable_bytes(std::span<std::uint32_t>(column)), cuts);
+    for (std::size_t r = 0; r < ranks; ++r)
+        if (column[r] != 10 * r + me) wrong->push_back("all_to_all");
+    virtual_lane const between(*on, *of, {.group = of->id(), .channel = channel::p2p, .index = 7}, 1);
+    int const left = static_cast<int>((me + ranks - 1) % ranks), right = static_cast<int>((me + 1) % ranks);
+    co_await detail::send_and_receive(between, bytes_of(row[0]), right, between, bytes_of(column[0]), left);
+    if (column[0] != 10u * static_cast<std::uint32_t>(left)) wrong->push_back("send and receive");
     virtual_lane const last = next(*on, *of);
     co_await barrier(last);
 }

@@ -619,7 +619,16 @@ failures check_every_collective(Comm const& comm) {
         note(all, "broadcast in a chain",
              check_broadcast<pixel>(comm, 700, root, {.chain_bytes_per_rank = 1, .chunk_bytes = 100}));
         note(all, "gather", check_gather<pixel>(comm, 7, root));
+        note(all, "scatter", check_scatter<pixel>(comm, 7, root, false));
+        note(all, "reduce", check_reduce<sum, double>(comm, 101, root, values::mixed, {}));
+        note(all, "reduce in slices",
+             check_reduce<minimum, float>(comm, 1003, root, values::special, {.tree_bytes = 0}));
     }
+    note(all, "minimum", check_combine<minimum, float>(comm, any_allreduce(), 1003, values::special));
+    note(all, "all_to_all", check_all_to_all<pixel>(comm, 7, false));
+    note(all, "all_to_all of differing counts", check_all_to_all<pixel>(comm, 7, true));
+    note(all, "messages", check_messages<pixel>(comm, 70));
+    note(all, "requests", check_requests(comm, 30));
     note(all, "all_gather", check_all_gather<pixel>(comm, 7, {}, false));
     note(all, "direct all_gather", check_all_gather<double>(comm, 100, {.bruck_bytes = 0}, true));
     note(all, "small table", check_small_table(comm));

@@ -22,6 +22,7 @@ failures check_all_collectives(Comm& comm) {
     take(check_all_sums<float>(comm));
     take(check_all_sums<double>(comm));
     take(check_all_halves<float>(comm));
+    take(check_all_operations(comm));
     take(check_all_moves(comm));
     return all;
 }

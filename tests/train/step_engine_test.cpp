@@ -154,7 +154,7 @@ template <class A>
 std::vector<std::unique_ptr<subject>> over_threads(int ranks, setup const& how, A algorithm) {
     return test::run_ranks(
         ranks,
-        [&](communicator<inproc_transport>& comm) {
+        [&](communicator<>& comm) {
             auto mine = std::make_unique<subject>(how);
             auto const rank = static_cast<std::size_t>(comm.rank());
             decltype(mine->make(comm.tasks(), algorithm)) work;

@@ -102,15 +102,24 @@ public:
     in_flight_on(communicator<T> comm, task<> body) noexcept : comm_(std::move(comm)), body_(std::move(body)) {}
 
     bool done() override { return comm_.driver()->has_ended(body_); }
-    void wait() override { comm_.driver()->wait_for(body_); }
+    void wait() override {
+        if (body_.valid()) comm_.driver()->wait_for(body_);
+    }
     void drop(bool unwinding) noexcept override {
-        time_point const until = clock::now() + comm_.times().shutdown;
-        while (unwinding && !done() && clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        if (unwinding && !done()) comm_.fail("its program left a request under way by an exception");
+        if (unwinding) give_up();
         comm_.driver()->abandon(std::move(body_));
     }
 
 private:
+    void give_up() noexcept {
+        try {
+            time_point const until = clock::now() + comm_.times().shutdown;
+            while (!done() && clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            if (!done()) comm_.fail("its program left a request under way by an exception");
+        } catch (usage_error const&) {  // in a hook, where nothing can be waited for
+        }
+    }
+
     communicator<T> comm_;
     task<> body_;
 };

@@ -17,7 +17,7 @@ class in_flight {
 public:
     virtual ~in_flight() = default;
     virtual bool done() = 0;
-    virtual void wait() = 0;
+    virtual void wait() = 0;  // the second time, nothing
     /// Waits for its end; while an exception unwinds, for timing.shutdown at most, then it fails the job.
     virtual void drop(bool unwinding) noexcept = 0;
 };
@@ -54,9 +54,10 @@ public:
     /// of a request that holds nothing: returns at once.
     /// Throws comm_error (the same verdict on every rank) if the job failed before; data is then unspecified.
     void wait() {
-        if (std::unique_ptr<detail::in_flight> const of = std::move(of_)) of->wait();
+        if (of_) of_->wait();
+        of_.reset();  // not before: a hook, which may not wait, keeps what it holds
     }
-    /// Whether it has ended, well or not; wait() then comes back at once. Does not block.
+    /// Whether it has ended, well or not; wait() then returns or throws at once. Does not block.
     [[nodiscard]] bool test() { return !of_ || of_->done(); }
 
 private:

@@ -40,9 +40,7 @@ public:
     using transport_type = T;
 
     /// The group of all ranks.
-    explicit communicator(std::unique_ptr<T> transport, timing const& times = {})
-        : driver_(std::make_shared<ddp::driver<T>>(std::move(transport), times)),
-          group_(driver_, &driver_->tasks().world()) {}
+    explicit communicator(std::unique_ptr<T> transport, timing const& times = {});
 
     [[nodiscard]] int rank() const noexcept { return group_->rank(); }
     [[nodiscard]] int size() const noexcept { return group_->size(); }
@@ -57,59 +55,30 @@ public:
 
     /// Ranks that pass the same color form a group, numbered by ascending key, ranks with equal keys as they are numbered
     /// here.
-    [[nodiscard]] communicator split(int color, int key = 0) const {
-        return divide("split", static_cast<std::uint64_t>(static_cast<std::int64_t>(color) + (std::int64_t{1} << 31)),
-                      key);
-    }
+    [[nodiscard]] communicator split(int color, int key = 0) const;
     /// The listed ranks of this communicator, in that order; every rank passes the same list. Nothing on ranks that are
     /// not in it. Throws usage_error if the list is empty, names a rank twice or one that does not exist.
-    [[nodiscard]] std::optional<communicator> subgroup(std::span<int const> ranks) const {
-        std::vector<int> sorted(ranks.begin(), ranks.end());
-        std::sort(sorted.begin(), sorted.end());
-        DDP_EXPECTS(!sorted.empty() && sorted.front() >= 0 && sorted.back() < size() &&
-                        std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end(),
-                    "subgroup: list ranks of this communicator, each once");
-        auto const at = std::find(ranks.begin(), ranks.end(), rank());
-        bool const inside = at != ranks.end();
-        communicator all =
-            divide("subgroup", inside ? 0 : 1, at - ranks.begin(), digest().add(std::span<int const>(ranks)).value());
-        if (!inside) return std::nullopt;
-        return all;
-    }
+    [[nodiscard]] std::optional<communicator> subgroup(std::span<int const> ranks) const;
     [[nodiscard]] std::optional<communicator> subgroup(std::initializer_list<int> ranks) const {
         return subgroup(std::span<int const>(ranks.begin(), ranks.size()));
     }
     /// The ranks that run on this rank's host.
-    [[nodiscard]] communicator host() const { return divide("host", host_of(transport()), 0); }
+    [[nodiscard]] communicator host() const;
     /// The ranks that have this rank's number among the ranks of their hosts: with equal numbers of ranks on all hosts,
     /// one rank of each. Two splits.
-    [[nodiscard]] communicator across_hosts() const { return split(host().rank()); }
+    [[nodiscard]] communicator across_hosts() const;
 
     // What collectives and trainers are made of.
 
     /// Records that this rank enters `what`, the next collective of this group, and gives the lane that it is written
     /// over. Inside run() or start().
-    [[nodiscard]] lane<T> enter(operation_info what) const {
-        what.id = {.group = group_->id(), .channel = channel::user, .index = group_->next_call()};
-        group_->enter(what);
-        return {tasks(), *group_, what.id, group_->history()};
-    }
+    [[nodiscard]] lane<T> enter(operation_info what) const;
     /// Collective: a message context of its own over the same ranks. Whoever has one numbers channels and messages in it
     /// as it likes.
-    [[nodiscard]] std::uint32_t new_context() const {
-        operation_info what;
-        what.name = "new_context";
-        what.fingerprint = digest().add(std::string_view(what.name)).value();
-        std::uint32_t context = 0;
-        run([&] { return detail::agree_on_context(enter(what), &context); });
-        return context;
-    }
+    [[nodiscard]] std::uint32_t new_context() const;
     /// Runs the task that `make` returns to its end, and everything else in flight beside it.
     /// Throws the verdict (comm_error) if the job failed, or what the task itself threw, after the peers were told.
-    template <class Make>
-    void run(Make const& make) const {
-        driver_->run(make);
-    }
+    void run(function_ref<task<>()> make) const { driver_->run(make); }
     /// The driver of the job, for what outlives this handle.
     [[nodiscard]] std::shared_ptr<ddp::driver<T>> const& driver() const noexcept { return driver_; }
 
@@ -127,35 +96,92 @@ public:
 
     /// Publishes that this rank's own code failed; its peers throw that. Never throws. Waits while another thread is in a
     /// blocking call.
-    void fail(std::string_view text) const noexcept {
-        driver_->fail([&] { tasks().fail(failure_kind::threw, errc::remote_exception, -1, text); });
-    }
-    void fail(std::exception_ptr const& thrown) const noexcept {
-        driver_->fail([&] { tasks().fail(thrown); });
-    }
+    void fail(std::string_view text) const noexcept;
+    void fail(std::exception_ptr const& thrown) const noexcept;
     /// Keeps memory until the transport is gone: MPI may touch what was posted even after a failure.
     void keep(std::shared_ptr<void> memory) const { driver_->keep(std::move(memory)); }
     /// Throws the verdict if the job has failed. Cheap; `step` and every collective do it anyway.
     void check() const { driver_->check(); }
 
 private:
-    communicator(std::shared_ptr<ddp::driver<T>> driver, std::unique_ptr<ddp::group> members)
-        : driver_(std::move(driver)), group_(members.release(), [on = driver_](ddp::group* of) {
-              on->exclusively_from_anywhere([of] { delete of; });
-          }) {}
+    communicator(std::shared_ptr<ddp::driver<T>> driver, std::unique_ptr<ddp::group> members);
 
     [[nodiscard]] communicator divide(char const* name, std::uint64_t color, std::int64_t key,
-                                      std::uint64_t more = 0) const {
-        operation_info what;
-        what.name = name;
-        what.fingerprint = digest().add(std::string_view(name)).add(more).value();
-        std::unique_ptr<ddp::group> mine;
-        run([&] { return detail::split(enter(what), color, key, &mine); });
-        return communicator(driver_, std::move(mine));
-    }
+                                      std::uint64_t more = 0) const;
 
     std::shared_ptr<ddp::driver<T>> driver_;
     std::shared_ptr<ddp::group> group_;
 };
+
+// Defined out of the class, so that one source file can compile them for any_transport.
+
+template <Transport T>
+communicator<T>::communicator(std::unique_ptr<T> transport, timing const& times)
+    : driver_(std::make_shared<ddp::driver<T>>(std::move(transport), times)),
+      group_(driver_, &driver_->tasks().world()) {}
+template <Transport T>
+communicator<T> communicator<T>::split(int color, int key) const {
+    return divide("split", static_cast<std::uint64_t>(static_cast<std::int64_t>(color) + (std::int64_t{1} << 31)), key);
+}
+template <Transport T>
+std::optional<communicator<T>> communicator<T>::subgroup(std::span<int const> ranks) const {
+    std::vector<int> sorted(ranks.begin(), ranks.end());
+    std::sort(sorted.begin(), sorted.end());
+    DDP_EXPECTS(!sorted.empty() && sorted.front() >= 0 && sorted.back() < size() &&
+                    std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end(),
+                "subgroup: list ranks of this communicator, each once");
+    auto const at = std::find(ranks.begin(), ranks.end(), rank());
+    bool const inside = at != ranks.end();
+    communicator all =
+        divide("subgroup", inside ? 0 : 1, at - ranks.begin(), digest().add(std::span<int const>(ranks)).value());
+    if (!inside) return std::nullopt;
+    return all;
+}
+template <Transport T>
+communicator<T> communicator<T>::host() const {
+    return divide("host", host_of(transport()), 0);
+}
+template <Transport T>
+communicator<T> communicator<T>::across_hosts() const {
+    return split(host().rank());
+}
+template <Transport T>
+lane<T> communicator<T>::enter(operation_info what) const {
+    what.id = {.group = group_->id(), .channel = channel::user, .index = group_->next_call()};
+    group_->enter(what);
+    return {tasks(), *group_, what.id, group_->history()};
+}
+template <Transport T>
+std::uint32_t communicator<T>::new_context() const {
+    operation_info what;
+    what.name = "new_context";
+    what.fingerprint = digest().add(std::string_view(what.name)).value();
+    std::uint32_t context = 0;
+    run([&] { return detail::agree_on_context(enter(what), &context); });
+    return context;
+}
+template <Transport T>
+void communicator<T>::fail(std::string_view text) const noexcept {
+    driver_->fail([&] { tasks().fail(failure_kind::threw, errc::remote_exception, -1, text); });
+}
+template <Transport T>
+void communicator<T>::fail(std::exception_ptr const& thrown) const noexcept {
+    driver_->fail([&] { tasks().fail(thrown); });
+}
+template <Transport T>
+communicator<T>::communicator(std::shared_ptr<ddp::driver<T>> driver, std::unique_ptr<ddp::group> members)
+    : driver_(std::move(driver)), group_(members.release(), [on = driver_](ddp::group* of) {
+          on->exclusively_from_anywhere([of] { delete of; });
+      }) {}
+template <Transport T>
+communicator<T> communicator<T>::divide(char const* name, std::uint64_t color, std::int64_t key,
+                                        std::uint64_t more) const {
+    operation_info what;
+    what.name = name;
+    what.fingerprint = digest().add(std::string_view(name)).add(more).value();
+    std::unique_ptr<ddp::group> mine;
+    run([&] { return detail::split(enter(what), color, key, &mine); });
+    return communicator(driver_, std::move(mine));
+}
 
 }  // namespace ddp

@@ -17,6 +17,7 @@
 
 #include <ddp/comm/scheduler.hpp>
 #include <ddp/core/contract.hpp>
+#include <ddp/core/function_ref.hpp>
 
 namespace ddp {
 
@@ -44,42 +45,11 @@ public:
 
     /// Runs the task that `make` returns to its end, and everything else in flight beside it.
     /// Throws the verdict (comm_error) if the job failed, or what the task itself threw, after the peers were told.
-    template <class Make>
-    void run(Make const& make) {
-        turn_of_caller const mine(*this);
-        std::exception_ptr own;
-        {
-            frame_pool_scope const pool(scheduler_.frames());
-            scheduler_.pump();  // a step that has begun was entered before this: all ranks count alike
-            refuse_if_failed();
-            task<> const body = make();
-            body.start();
-            scheduler_.count_calls(1);
-            drive_until([&] { return body.done(); });
-            scheduler_.count_calls(-1);
-            try {
-                body.take();
-            } catch (collective_aborted const&) {
-            } catch (...) {
-                own = std::current_exception();
-            }
-        }
-        if (own) scheduler_.fail(own);
-        refuse_if_failed(own);
-    }
+    void run(function_ref<task<>()> make);
 
     /// Starts the task that `make` returns. It goes on whenever somebody drives. Throws as run() does; if the task fails
     /// by an exception of its own, the job fails at once.
-    template <class Make>
-    [[nodiscard]] task<> start(Make const& make) {
-        turn_of_caller const mine(*this);
-        frame_pool_scope const pool(scheduler_.frames());
-        scheduler_.pump();
-        refuse_if_failed();
-        task<> body = guarded(scheduler_, make());
-        body.start();
-        return body;
-    }
+    [[nodiscard]] task<> start(function_ref<task<>()> make);
     /// Drives until a started task has ended. Throws as run() does; afterwards the task is empty.
     void wait_for(task<>& body);
     /// Whether a started task has ended, be it by a failure. Never waits.
@@ -110,14 +80,7 @@ public:
 
     /// Publishes a failure of this rank's own: `how` tells the scheduler. Never throws. Waits while another thread is in a
     /// blocking call.
-    template <class F>
-    void fail(F const& how) noexcept {
-        if (driver_.load() == std::this_thread::get_id()) return how();  // from a hook
-        turn_of_caller const mine(*this);
-        scheduler_.pump();  // a step that has begun is what we are in
-        how();
-        scheduler_.pump();
-    }
+    void fail(function_ref<void()> how) noexcept;
 
     /// Keeps memory until the transport is gone: MPI may touch what was posted even after a failure.
     void keep(std::shared_ptr<void> memory) { kept_.push_back(std::move(memory)); }
@@ -153,27 +116,8 @@ private:
         driver& of_;
     };
 
-    template <class Done>
-    void drive_until(Done const& done) {
-        while (!done()) {
-            scheduler_.pump();
-            if (!done() && !scheduler_.progress(never)) rest();
-        }
-    }
-    static task<> guarded(scheduler<T>& on, task<> body) {
-        std::exception_ptr own;
-        try {
-            co_await body;
-        } catch (collective_aborted const&) {
-            throw;
-        } catch (...) {
-            own = std::current_exception();
-        }
-        body = {};
-        if (!own) co_return;
-        on.fail(own);
-        std::rethrow_exception(own);
-    }
+    void drive_until(function_ref<bool()> done);
+    static task<> guarded(scheduler<T>& on, task<> body);
     void refuse_if_failed(std::exception_ptr const& own = nullptr);
 
     void settle();
@@ -341,6 +285,70 @@ void driver<T>::park(std::unique_lock<std::mutex>& token) {
         } while (callers_.load() > 0 && !stop_.load());
     }
     token.lock();
+}
+
+template <Transport T>
+void driver<T>::run(function_ref<task<>()> make) {
+    turn_of_caller const mine(*this);
+    std::exception_ptr own;
+    {
+        frame_pool_scope const pool(scheduler_.frames());
+        scheduler_.pump();  // a step that has begun was entered before this: all ranks count alike
+        refuse_if_failed();
+        task<> const body = make();
+        body.start();
+        scheduler_.count_calls(1);
+        drive_until([&] { return body.done(); });
+        scheduler_.count_calls(-1);
+        try {
+            body.take();
+        } catch (collective_aborted const&) {
+        } catch (...) {
+            own = std::current_exception();
+        }
+    }
+    if (own) scheduler_.fail(own);
+    refuse_if_failed(own);
+}
+template <Transport T>
+task<> driver<T>::start(function_ref<task<>()> make) {
+    turn_of_caller const mine(*this);
+    frame_pool_scope const pool(scheduler_.frames());
+    scheduler_.pump();
+    refuse_if_failed();
+    task<> body = guarded(scheduler_, make());
+    body.start();
+    return body;
+}
+template <Transport T>
+void driver<T>::fail(function_ref<void()> how) noexcept {
+    if (driver_.load() == std::this_thread::get_id()) return how();  // from a hook
+    turn_of_caller const mine(*this);
+    scheduler_.pump();  // a step that has begun is what we are in
+    how();
+    scheduler_.pump();
+}
+template <Transport T>
+void driver<T>::drive_until(function_ref<bool()> done) {
+    while (!done()) {
+        scheduler_.pump();
+        if (!done() && !scheduler_.progress(never)) rest();
+    }
+}
+template <Transport T>
+task<> driver<T>::guarded(scheduler<T>& on, task<> body) {
+    std::exception_ptr own;
+    try {
+        co_await body;
+    } catch (collective_aborted const&) {
+        throw;
+    } catch (...) {
+        own = std::current_exception();
+    }
+    body = {};
+    if (!own) co_return;
+    on.fail(own);
+    std::rethrow_exception(own);
 }
 
 }  // namespace ddp

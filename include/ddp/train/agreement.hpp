@@ -170,6 +170,11 @@ bool all_alike(communicator<T> const& comm, char const* operation, std::uint64_t
 }
 
 #if defined(DDP_SEPARATE_COMPILATION)
+DDP_INSTANTIATE start_agreement agree_on_start(communicator<any_transport> const&, std::span<parameter<float> const>,
+                                               agenda);
+DDP_INSTANTIATE start_agreement agree_on_start(communicator<any_transport> const&, std::span<parameter<double> const>,
+                                               agenda);
+DDP_INSTANTIATE bool all_alike(communicator<any_transport> const&, char const*, std::uint64_t, std::uint64_t);
 DDP_INSTANTIATE task<> expect_agreement(lane<any_transport>, std::string_view, agenda, std::uint32_t*);
 #endif
 

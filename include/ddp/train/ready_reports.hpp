@@ -12,7 +12,8 @@
 #include <vector>
 
 #include <ddp/core/error.hpp>
-#include <ddp/model/model.hpp>
+#include <ddp/core/function_ref.hpp>
+#include <ddp/core/separate.hpp>
 
 namespace ddp {
 
@@ -56,23 +57,8 @@ public:
     }
 
     /// What to say where not each_once().
-    template <Element E>
-    [[nodiscard]] std::string complaint(std::span<parameter<E> const> parameters) const {
-        std::string const begin = "backward ";
-        if (stray_)
-            return begin + "reported parameter #" + std::to_string(*stray_) + ", but the model has " +
-                   std::to_string(parameters.size()) + ": ready(i) takes the index in parameters()";
-        for (std::size_t i = 0; i < parameters.size(); ++i) {
-            std::string const which = "parameter #" + std::to_string(i) + " '" + parameters[i].name + "'";
-            if (times_[i] > 1)
-                return begin + "reported " + which + " twice: call ready(i) once, when gradient i is final";
-            if (times_[i] == 0)
-                return begin + "never reported " + which +
-                       ": call ready(i) for every parameter, or set training_options.unused = ddp::unused::allowed if "
-                       "it takes no part in this loss";
-        }
-        return {};
-    }
+    /// `name_of(i)`: of parameter i.
+    [[nodiscard]] std::string complaint(function_ref<std::string_view(std::size_t)> name_of) const;
 
 private:
     std::vector<std::uint8_t> times_;   // of parameter i; 2 means too many
@@ -81,3 +67,7 @@ private:
 
 }  // namespace detail
 }  // namespace ddp
+
+#if !defined(DDP_SEPARATE_COMPILATION)
+#include <ddp/train/impl/ready_reports.ipp>
+#endif

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -137,7 +138,8 @@ public:
                 ready(i);
             }
         if (!reports_.each_once())  // before any word is allocated
-            throw gradient_error(reports_.complaint(std::span<parameter<element> const>(parameters_)));
+            throw gradient_error(
+                reports_.complaint([&](std::size_t i) { return std::string_view(parameters_[i].name); }));
     }
     void backward(backward_pass const& how) {
         backward(how, [](std::size_t) {});
