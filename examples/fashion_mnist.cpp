@@ -15,6 +15,7 @@
 #include <ddp/nn/nn.hpp>
 #include <ddp/rendezvous/run_tcp.hpp>
 #include <ddp/train/weights.hpp>
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
