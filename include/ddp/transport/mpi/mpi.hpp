@@ -233,7 +233,7 @@ inline void mpi_transport::post_send(int peer, tag what, const_bytes out, comple
     slot& head = session_->slots.take();
     head.peer = peer;
     bool const fits = out.size() <= head.what.body.size();
-    if (!fits) next_tag_[to] = next_tag_[to] == self_.largest_tag ? 1 : next_tag_[to] + 1;
+    if (!fits) next_tag_[to] = next_tag_[to] + 1 >= self_.group_tag() ? 1 : next_tag_[to] + 1;
     head.what.id = what.id;
     head.what.fingerprint = what.fingerprint;
     head.what.length = out.size();

@@ -40,6 +40,9 @@ struct place {
     int level = MPI_THREAD_SINGLE;
     int largest_tag = 32767;
 
+    /// What MPI_Comm_create_group may send under, on our communicator: no message of ours bears it.
+    [[nodiscard]] int group_tag() const noexcept { return largest_tag - 1; }
+
     [[nodiscard]] std::string name() const { return "rank " + std::to_string(rank) + " of " + std::to_string(size); }
     void check(int code, char const* call) const {
         if (code == MPI_SUCCESS) return;
@@ -115,8 +118,8 @@ struct session {
         MPI_Comm made = MPI_COMM_NULL;
         self.check(MPI_Comm_group(comm, &all), "MPI_Comm_group");
         self.check(MPI_Group_incl(all, static_cast<int>(members.size()), members.data(), &some), "MPI_Group_incl");
-        int const tag = static_cast<int>(id % static_cast<std::uint32_t>(self.largest_tag));
-        self.check(MPI_Comm_create_group(comm, some, tag, &made), "MPI_Comm_create_group");
+        // Open MPI sends under this tag on our communicator: one that no message of ours has.
+        self.check(MPI_Comm_create_group(comm, some, self.group_tag(), &made), "MPI_Comm_create_group");
         MPI_Group_free(&some);
         MPI_Group_free(&all);
         self.check(MPI_Comm_set_errhandler(made, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
