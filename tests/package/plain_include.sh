@@ -8,7 +8,7 @@ if [[ -n $prefix ]]; then
     command -v pkg-config > /dev/null || { echo "skipped: pkg-config is not installed"; exit 77; }
     export PKG_CONFIG_PATH=$prefix/share/pkgconfig
     for module in "$PKG_CONFIG_PATH"/ddp*.pc; do pkg-config --validate "$(basename "$module" .pc)"; done
-    compiled_once=$(pkg-config --variable=source ddp)
+    eval "compiled_once=$(pkg-config --variable=source ddp)"
 else
     compiled_once=$source_dir/src/ddp.cpp
 fi
