@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -13,10 +12,9 @@
 
 #include <ddp/core/element_type.hpp>
 #include <ddp/core/separate.hpp>
+#include <ddp/data/string_map.hpp>
 
 namespace ddp {
-
-using string_map = std::map<std::string, std::string>;
 
 /// One tensor in a file: row-major, little endian, dense.
 struct tensor_info {

@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -32,12 +31,10 @@ namespace ddp {
                                               string_map const& metadata) {
     safetensors_header header;
     header.metadata = metadata;
-    std::map<std::string_view, const_bytes> bytes;
     std::uint64_t all = 0;
     for (tensor_view const& t : tensors) {
         DDP_EXPECTS(t.name != "__metadata__", "'__metadata__' is no name for a tensor: the format keeps it for itself");
         header.tensors.push_back({t.name, t.type, t.shape, 0, t.bytes.size()});
-        bytes.emplace(t.name, t.bytes);
         all += t.bytes.size();
     }
     lay_out(header.tensors);
@@ -54,7 +51,10 @@ namespace ddp {
     for (std::size_t i = 0; i < 8; ++i) length[i] = static_cast<std::uint8_t>(text.size() >> 8 * i);
     file.write(bytes_of(std::as_const(length)));
     file.write(as_const_bytes(std::span<char const>(text)));
-    for (tensor_info const& t : header.tensors) file.write(bytes.at(t.name));
+    for (tensor_info const& t : header.tensors)
+        file.write(std::find_if(tensors.begin(), tensors.end(), [&](tensor_view const& v) {
+                       return v.name == t.name;
+                   })->bytes);
     file.commit();
 }
 

@@ -186,8 +186,8 @@ private:
             std::string key = string();
             expect(':');
             std::string value = string();
-            auto const [place, added] = all.emplace(std::move(key), std::move(value));
-            if (!added) fail(concat({"__metadata__ has ", in_quotes(place->first), " twice"}));
+            if (all.contains(key)) fail(concat({"__metadata__ has ", in_quotes(key), " twice"}));
+            all.emplace(std::move(key), std::move(value));
         }
         return all;
     }
