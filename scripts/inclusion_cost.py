@@ -2,6 +2,7 @@
 """What including this library costs: preprocessed lines and compile seconds of the quick start, ddp.hpp and each door.
 
 usage: inclusion_cost.py [COMPILER ...]    default: g++ and the newest clang++ that are there
+       inclusion_cost.py --at-most LINES COMPILER    fails if ddp.hpp has more of them
 
 Prints a Markdown table. Lines are those of `-E -P`: they depend on the compiler and the libraries, not on the machine's mood.
 Seconds are processor time of `-c -O2` without a compiler cache, the median of three.
@@ -48,7 +49,24 @@ def seconds(command: list[str]) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
+def lines(compiler: str, source: str, libraries: str) -> int:
+    command = [compiler, "-std=c++20", "-O2", "-I", str(ROOT / "include"), *flags_of(libraries), source]
+    return len(output(*command, "-E", "-P").splitlines())
+
+
+def expect_at_most(bound: int, compiler: str) -> None:
+    title, text, libraries = CASES[1]
+    with tempfile.TemporaryDirectory() as place:
+        source = pathlib.Path(place) / "main.cpp"
+        source.write_text(text, encoding="utf-8")
+        count = lines(compiler, str(source), libraries)
+    print(f"{title}: {count:,} lines, at most {bound:,} are allowed")
+    sys.exit(count > bound)
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["--at-most"]:
+        expect_at_most(int(sys.argv[2]), sys.argv[3])
     clangs = [f"clang++-{version}" for version in range(30, 15, -1)] + ["clang++"]
     compilers = sys.argv[1:] or [c for c in ["g++", next(filter(shutil.which, clangs), None)] if c and shutil.which(c)]
     names = [output(c, "--version").splitlines()[0] for c in compilers]
@@ -61,7 +79,7 @@ def main() -> None:
             row = [title]
             for compiler in compilers:
                 command = [compiler, "-std=c++20", "-O2", "-I", str(ROOT / "include"), *flags_of(libraries), source]
-                row.append(f"{len(output(*command, '-E', '-P').splitlines()):,}")
+                row.append(f"{lines(compiler, source, libraries):,}")
                 row.append(f"{statistics.median(seconds([*command, '-c', '-o', object_file]) for _ in range(3)):.1f}")
             print("| " + " | ".join(row) + " |", flush=True)
     print("\n\\* `<chrono> <span> <stdexcept> <string> <vector>`, for comparison")

@@ -21,7 +21,17 @@
 #include <ddp/core/random.hpp>
 #include <ddp/model/model.hpp>
 
+// With -march=native and AVX-512, -Wall finds fault with Eigen's and GCC's own headers, at a user's cost.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wunused-variable"
+#endif
 #include <Eigen/Core>
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
 
 namespace ddp::nn {
 

@@ -8,12 +8,21 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 
+// With -march=native and AVX-512, -Wall finds fault with xxHash's and GCC's own headers, at a user's cost.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #if defined(XXH_INLINE_ALL)
 #include <xxhash.h>
 #else
 #define XXH_INLINE_ALL  // without it a program would have to link libxxhash
 #include <xxhash.h>
 #undef XXH_INLINE_ALL
+#endif
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
 #endif
 
 #include <fcntl.h>

@@ -1,0 +1,7 @@
+#include <ddp/rendezvous/run_tcp.hpp>
+
+#include "training.hpp"
+
+int main() {
+    return ddp::run_main<ddp::tcp>(train);
+}
