@@ -39,3 +39,20 @@ if(DDP_ARCH STREQUAL "native")  # on machines with AVX-512 both speak about head
     $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>
     $<$<CXX_COMPILER_ID:Clang>:-Wno-invalid-feature-combination>)
 endif()
+
+# What depends on no program's own types, compiled once for all of ours, as ddp::compiled does it for one target. A program links
+# ddp_once, or ddp_once_mpi if it opens that door. Header-only use is tested by the packages, the quick start and the demo.
+function(ddp_add_once name)
+  add_library(${name} STATIC EXCLUDE_FROM_ALL "${PROJECT_SOURCE_DIR}/src/ddp.cpp")
+  target_link_libraries(${name} PUBLIC ddp_dev)
+  target_compile_definitions(${name} PUBLIC DDP_SEPARATE_COMPILATION)
+  foreach(door IN LISTS ARGN)
+    if(TARGET ddp::${door})
+      target_link_libraries(${name} PRIVATE ddp::${door})
+    endif()
+  endforeach()
+endfunction()
+ddp_add_once(ddp_once tcp nn gzip)
+if(TARGET ddp::mpi)
+  ddp_add_once(ddp_once_mpi tcp nn gzip mpi)
+endif()

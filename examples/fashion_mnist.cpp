@@ -15,6 +15,7 @@
 #include <ddp/nn/nn.hpp>
 #include <ddp/rendezvous/run_tcp.hpp>
 #include <ddp/train/weights.hpp>
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,8 +46,7 @@ std::string text(char const* format, auto... values) {
     return line;
 }
 
-template <class Comm>
-bool train(settings const& with, std::string_view transport, Comm& comm) {
+bool train(settings const& with, std::string_view transport, ddp::communicator<>& comm) {
     auto const directory = std::filesystem::path(with.save).parent_path();  // rank 0 writes there after the training
     if (comm.rank() == 0 && !directory.empty() && !std::filesystem::is_directory(directory))
         throw std::invalid_argument("--save " + with.save + ": there is no directory " + directory.string());
@@ -156,9 +156,8 @@ int main(int argc, char** argv) {
     }
     if (with.epochs == 0) with.epochs = with.model == "cnn" ? 6 : 8;
     std::atomic<bool> good{true};
-    auto const body = [&](auto& comm) {
-        using transport = typename std::remove_cvref_t<decltype(comm)>::transport_type;
-        if (!train(with, transport::name, comm)) good = false;
+    auto const body = [&](ddp::communicator<>& comm) {
+        if (!train(with, comm.transport().name(), comm)) good = false;
     };
     if (with.run.ranks > 0 && with.run.transport.empty() && !ddp::tcp::detected()) with.run.transport = "inproc";
 #ifdef EXAMPLE_WITH_MPI

@@ -36,8 +36,7 @@ void work(ddp::communicator<> const& comm) {
         total = number[0];
     }
     auto const p = trainer.parameters();
-    if (along_column.rank() == 0)
-        std::printf("column %d: y = %.2f x + %.2f\n", column, p[0].value[0], p[1].value[0]);
+    if (along_column.rank() == 0) std::printf("column %d: y = %.2f x + %.2f\n", column, p[0].value[0], p[1].value[0]);
     if (along_row.rank() == 0) std::printf("row %d: %.0f\n", row, total);
 }
 

@@ -31,7 +31,8 @@ DDP_KERNEL void lion_kernel(E const* gradient, E* value, E* momentum, std::size_
 struct lion {
     double lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
 
-    std::size_t slot_count() const { return 1; }  // the momentum
+    std::size_t slot_count() const { return 1; }
+    std::array<char const*, 1> slot_names() const { return {"momentum"}; }
     double learning_rate() const { return lr; }
     std::uint64_t hash() const {  // the name and every hyper-parameter: ranks compare it
         std::array const numbers{lr, beta1, beta2, weight_decay};

@@ -15,11 +15,10 @@
 #include "binomial_tree.hpp"
 #include "toy_model.hpp"
 
-template <class Comm>
-void show(Comm& comm) {
+void show(ddp::communicator<>& comm) {
     std::vector<float> mine(10'001);
     ddp::random_stream const draws{1, ddp::random_use::user, static_cast<std::uint64_t>(comm.rank())};
-    for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = draws.at(i).template normal<float>();
+    for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = draws.at(i).normal<float>();
     std::vector<float> theirs = mine;
     ddp::allreduce(comm, std::span<float>(mine), binomial_tree_allreduce{});
     ddp::allreduce(comm, std::span<float>(theirs));

@@ -16,8 +16,8 @@ void print(ddp::bucket_plan const& plan, std::vector<ddp::parameter<float>> cons
                     plan.cuts[b].offset);
 }
 
-template <class Comm, class Buckets>
-std::uint64_t train(Comm& comm, Buckets const& buckets, bool show) {
+template <class Buckets>
+std::uint64_t train(ddp::communicator<>& comm, Buckets const& buckets, bool show) {
     toy_model model({100, 2000, 100, 50});
     if (show) {
         auto const parameters = model.parameters();

@@ -24,8 +24,7 @@ struct sines {  // every rank's own samples of a smooth function
     }
 };
 
-template <class Comm>
-std::pair<std::uint64_t, double> train(Comm& comm, ddp::update update, std::size_t bucket_bytes) {
+std::pair<std::uint64_t, double> train(ddp::communicator<>& comm, ddp::update update, std::size_t bucket_bytes) {
     ddp::nn::sequential model{ddp::nn::linear(sines::features, 64), ddp::nn::tanh(), ddp::nn::linear(64, 1),
                               ddp::nn::mean_squared_error()};
     ddp::data_parallel trainer{model,

@@ -29,15 +29,15 @@ constexpr std::array<char const*, 10> names = {"T-shirt/top", "Trouser", "Pullov
 
 // What the file says about itself; it comes from outside, so a network that fits no memory is not asked for.
 fashion_model model_of(std::string const& path, ddp::classification_data const& images) {
-    ddp::string_map said = ddp::safetensors_file(path).metadata();
-    std::string const& hidden = said["hidden"];
+    ddp::string_map const said = ddp::safetensors_file(path).metadata();
+    std::string const hidden = said.get("hidden");
     std::size_t units = 0;
     auto const [end, bad] = std::from_chars(hidden.data(), hidden.data() + hidden.size(), units);
-    if (said["model"].empty() || bad != std::errc{} || end != hidden.data() + hidden.size())
+    if (said.get("model").empty() || bad != std::errc{} || end != hidden.data() + hidden.size())
         throw std::invalid_argument(path + " does not say which model it holds: give a file of fashion_mnist --save");
     if (units > 100'000)
         throw std::invalid_argument(path + " asks for " + hidden + " hidden units, the limit is 100000");
-    return make_model(said["model"], images.sample_shape, units);
+    return make_model(said.get("model"), images.sample_shape, units);
 }
 
 // The loss of a sample is -log of the probability that the model gives to its label: so ask for each.

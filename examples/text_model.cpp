@@ -73,8 +73,7 @@ std::string write(transformer<float>& model, corpus const& all, settings const& 
     return written;
 }
 
-template <class Comm>
-bool train(settings const& with, std::string_view transport, Comm& comm) {
+bool train(settings const& with, std::string_view transport, ddp::communicator<>& comm) {
     corpus const all = read_corpus(with.text, with.shape.time);
     transformer_shape shape = with.shape;
     shape.vocabulary = all.kinds.size();
@@ -162,9 +161,8 @@ int main(int argc, char** argv) {
         return 2;
     }
     std::atomic<bool> good{true};
-    auto const body = [&](auto& comm) {
-        using transport = typename std::remove_cvref_t<decltype(comm)>::transport_type;
-        if (!train(with, transport::name, comm)) good = false;
+    auto const body = [&](ddp::communicator<>& comm) {
+        if (!train(with, comm.transport().name(), comm)) good = false;
     };
     if (with.run.ranks > 0 && with.run.transport.empty() && !ddp::tcp::detected()) with.run.transport = "inproc";
 #ifdef EXAMPLE_WITH_MPI

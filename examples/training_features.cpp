@@ -28,8 +28,7 @@ ddp::classification_data spiral(std::uint64_t seed, std::size_t points) {  // a 
     return data;
 }
 
-template <class Comm>
-void train(Comm& comm) {
+void train(ddp::communicator<>& comm) {
     ddp::classification_data const data = spiral(1, 4000), unseen = spiral(2, 1000);
     ddp::nn::sequential model{ddp::nn::linear(2, 64), ddp::nn::relu(),        ddp::nn::linear(64, 64),
                               ddp::nn::relu(),        ddp::nn::linear(64, 5), ddp::nn::softmax_cross_entropy(2)};
@@ -80,6 +79,11 @@ void train(Comm& comm) {
             std::printf("epoch %2zu  training loss %.3f  loss %.3f  accuracy %.3f\n", stopping.updates(), training_loss,
                         metrics.loss(), metrics.accuracy());
     }
+    std::size_t kept = 0;
+    trainer.for_each_state([&](ddp::state_slice const& s) {
+        if (s.name == "exp_avg") kept += s.count();  // elements [s.begin, s.begin + s.count()) of parameter s.of
+    });
+    if (comm.rank() == 0) std::printf("first moments of %zu elements kept here\n", kept);
     if (comm.rank() == 0)
         std::printf("best epoch %zu of %zu: loss %.2f, accuracy %.2f, in the first two %.2f (ranks: %d)\n",
                     stopping.best_update(), stopping.updates(), best.loss(), best.accuracy(), best.top_accuracy(),

@@ -4,6 +4,8 @@
  - a header includes its own room and lower floors; rooms of one floor do not see each other
  - heavy libraries are included by doors only (cmake/doors.txt), and each door by doors only
  - the umbrella ddp/ddp.hpp opens no door; no header asks what there is (#if DDP_HAVE...)
+ - definitions in <room>/impl/x.ipp belong to the room and door of <room>/x.hpp; that header includes them, unless they are
+   compiled once, and src/ddp.cpp, which defines DDP_DOOR_… for a door's; nobody else does
  - every header has `#pragma once`, begins with `/// \\file`, and includes nothing twice or in a circle
 
 usage: check_layers.py [ROOT]    checks the repository at ROOT (default: this one)
@@ -49,7 +51,13 @@ def read_doors(root):
     return doors
 
 
+def header_of(file):
+    """A header itself; of an .ipp file, which holds a header's definitions, that header."""
+    return re.sub(r"/impl/([^/]+)\.ipp$", r"/\1.hpp", file)
+
+
 def door_of(header, doors):
+    header = header_of(header)
     return next((door for door, pattern in doors if fnmatch.fnmatchcase(header, pattern)), None)
 
 
@@ -88,6 +96,31 @@ def check_include(header, kind, included, known, doors):
     return None
 
 
+def check_compiled_once(root, files, doors):
+    """src/ddp.cpp includes every .ipp file, a door's inside #if defined(DDP_DOOR_...); each header ends with its own."""
+    source = root / "src" / "ddp.cpp"
+    problems, door, found = [], None, {}
+    for line in source.read_text().splitlines() if source.is_file() else []:
+        if re.match(r"\s*#\s*if", line):
+            name = re.match(r"\s*#\s*if defined\(DDP_DOOR_([A-Z]+)\)$", line)
+            door = name[1].lower() if name else None
+        elif re.match(r"\s*#\s*endif", line):
+            door = None
+        elif include := INCLUDE.match(line):
+            found[include[2]] = door
+    for file in files:
+        if not file.endswith(".ipp"):
+            continue
+        if file not in found:
+            problems.append(f"{file}: is not in src/ddp.cpp, so that programs compiled once would miss it")
+        elif found[file] != door_of(file, doors):
+            problems.append(f"{file}: src/ddp.cpp includes it for the door {found[file]}, its header is {door_of(file, doors)}")
+        own = f"\n#if !defined(DDP_SEPARATE_COMPILATION)\n#include <{file}>\n#endif\n"
+        if not files.get(header_of(file), own).endswith(own):
+            problems.append(f"{file}: its header does not end with #include <{file}>, unless DDP_SEPARATE_COMPILATION")
+    return problems
+
+
 def find_circles(includes):
     problems, state = [], {}
 
@@ -109,7 +142,8 @@ def find_circles(includes):
 def check(root):
     """All problems, as lines; and the number of headers looked at."""
     include_dir = root / "include"
-    files = {path.relative_to(include_dir).as_posix(): path.read_text() for path in sorted(include_dir.rglob("*.hpp"))}
+    paths = sorted([*include_dir.rglob("*.hpp"), *include_dir.rglob("*.ipp")])
+    files = {path.relative_to(include_dir).as_posix(): path.read_text() for path in paths}
     doors = read_doors(root)
     problems, includes = [], {}
     for header, text in files.items():
@@ -132,19 +166,33 @@ def check(root):
             problem = check_include(header, kind, included, files, doors)
             if problem:
                 problems.append(f"{header}: {problem}")
-        includes[header] = [included for included in seen if included in files]
+        if header.endswith(".ipp") and header_of(header) not in files:
+            problems.append(f"{header}: holds the definitions of {header_of(header)}, which is not there")
+        if any(included.endswith(".ipp") and header_of(included) != header for included in seen):
+            problems.append(f"{header}: an .ipp file is included by its own header and by src/ddp.cpp")
+        # A header ends with its .ipp file, which may be compiled alone and so includes the header: no circle.
+        includes[header] = [included for included in seen if included in files and included != header_of(header)]
     for door, pattern in doors:
         if door not in THIRD_PARTY:
             problems.append(f"cmake/doors.txt: {door} ({pattern}) is not a door that scripts/check_layers.py knows")
-    return problems + find_circles(includes), len(files)
+    return problems + check_compiled_once(root, files, doors) + find_circles(includes), len(files)
 
 
 def self_test():
     good = "/// \\file\n/// A sentence.\n#pragma once\n\n"
+
+    def ends_with(file):
+        return f"\n#if !defined(DDP_SEPARATE_COMPILATION)\n#include <ddp/{file}>\n#endif\n"
+
+    source = "../../src/ddp.cpp"
     base = {
+        source: "#define DDP_SOURCE_FILE\n#include <ddp/comm/impl/framed.ipp>\n"
+        + "#if defined(DDP_DOOR_TCP)\n#include <ddp/comm/impl/tcp.ipp>\n#endif\n",
         "core/error.hpp": good + "#include <string>\n#include <sys/socket.h>\n",
-        "comm/framed.hpp": good + "#include <ddp/core/error.hpp>\n// #include <boost/asio.hpp>\n",
-        "comm/tcp.hpp": good + "#include <ddp/comm/framed.hpp>\n#include <utility>\n#include <boost/asio.hpp>\n#include <xxhash.h>\n",
+        "comm/framed.hpp": good + "#include <ddp/core/error.hpp>\n// #include <boost/asio.hpp>\n" + ends_with("comm/impl/framed.ipp"),
+        "comm/impl/framed.ipp": good + "#include <ddp/comm/framed.hpp>\n",
+        "comm/tcp.hpp": good + "#include <ddp/comm/framed.hpp>\n#include <utility>\n#include <boost/asio.hpp>\n" + ends_with("comm/impl/tcp.ipp"),
+        "comm/impl/tcp.ipp": good + "#include <ddp/comm/tcp.hpp>\n#include <xxhash.h>\n",
         "model/model.hpp": good,
         "nn/linear.hpp": good + "#include <ddp/model/model.hpp>\n#include <Eigen/Core>\n",
         "train/engine.hpp": good + "#include <ddp/comm/framed.hpp>\n#include <ddp/model/model.hpp>\n",
@@ -166,6 +214,12 @@ def self_test():
         "feature macro": ("core/error.hpp", "#if defined(DDP_HAVE_MPI)\n#endif\n", "door was opened"),
         "circle": ("comm/framed.hpp", "#include <ddp/comm/link.hpp>\n", "circle"),
         "unknown room": ("attic/box.hpp", "", "no room attic"),
+        "definitions of no header": ("comm/impl/gone.ipp", "", "which is not there"),
+        "another header's definitions": ("train/engine.hpp", "#include <ddp/comm/impl/framed.ipp>\n", "by its own header"),
+        "definitions that nobody compiles": ("core/impl/error.ipp", "#include <ddp/core/error.hpp>\n", "is not in src/ddp.cpp"),
+        "a door's definitions for all": (source, "#include <ddp/comm/impl/tcp.ipp>\n", "for the door None, its header is tcp"),
+        "definitions not at the end": ("comm/framed.hpp", "int more;\n", "does not end with"),
+        "heavy in definitions": ("comm/impl/framed.ipp", "#include <boost/asio.hpp>\n", "heavy library"),
         "no guard": ("core/bare.hpp", None, "no #pragma once"),
         "no sentence": ("core/bare.hpp", None, "does not begin"),
     }
@@ -176,7 +230,7 @@ def self_test():
         (root / "cmake" / "doors.txt").write_text("# doors\ntcp  ddp/comm/tcp.hpp\nnn   ddp/nn/*.hpp\n")
 
         def write(files):
-            for path in (root / "include").rglob("*.hpp"):
+            for path in (root / "include").rglob("*.?pp"):
                 path.unlink()
             for name, text in files.items():
                 path = root / "include" / "ddp" / name

@@ -17,6 +17,14 @@
 #include <ddp/core/impl/error.ipp>
 #include <ddp/core/impl/task.ipp>
 #include <ddp/core/impl/text.ipp>
+#include <ddp/data/impl/classification.ipp>
+#include <ddp/data/impl/idx.ipp>
+#include <ddp/data/impl/safetensors.ipp>
+#include <ddp/data/impl/safetensors_header.ipp>
+#include <ddp/data/impl/safetensors_parser.ipp>
+#include <ddp/data/impl/sampler.ipp>
+#include <ddp/data/impl/source.ipp>
+#include <ddp/data/impl/whole_file.ipp>
 #include <ddp/model/impl/layout.ipp>
 #include <ddp/rendezvous/impl/environment.ipp>
 #include <ddp/rendezvous/impl/run.ipp>

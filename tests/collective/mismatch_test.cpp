@@ -11,7 +11,7 @@
 
 namespace {
 
-using communicator = ddp::communicator<ddp::inproc_transport>;
+using communicator = ddp::communicator<>;
 using call = std::function<void(communicator&)>;
 
 /// What the ranks throw when rank 1 does `odd` and the others `usual`, at the latest in the barrier that follows.

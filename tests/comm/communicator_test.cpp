@@ -27,7 +27,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-using comm_type = communicator<inproc_transport>;
+using comm_type = communicator<>;
 
 template <class Comm>
 void add_up(Comm& comm, std::vector<float>& data) {
@@ -170,7 +170,7 @@ void same_on_all(std::vector<std::string> const& said) {
 
 TEST_CASE("one rank alone needs no thread and no peers", "[comm][communicator]") {
     auto const world = inproc_world::create(1);
-    comm_type comm(world->connect(0));
+    comm_type comm = any_communicator(world->connect(0));
     CHECK_FALSE(comm.has_thread());
     CHECK(sum_of_ones(comm) == 1.0f);
     comm.progress();
@@ -220,7 +220,7 @@ TEST_CASE("communicators come and go by the thousand without a hang", "[comm][co
     auto done = std::async(std::launch::async, [] {
         for (int i = 0; i < 400; ++i) {
             auto const world = inproc_world::create(2);
-            comm_type a(world->connect(0)), b(world->connect(1));
+            comm_type a = any_communicator(world->connect(0)), b = any_communicator(world->connect(1));
             if (i % 3 == 0) std::this_thread::yield();
             if (i % 5 == 0) a.poke();
         }
@@ -377,7 +377,7 @@ TEST_CASE("a killed rank is named by all, at its next call at the latest", "[com
     for (int r = 0; r < ranks; ++r)
         running.push_back(std::async(std::launch::async, [&, r]() -> std::string {
             try {
-                comm_type comm(world->connect(r), patient());
+                comm_type comm = any_communicator(world->connect(r), patient());
                 sum_of_ones(comm);
                 if (r == victim) {
                     world->kill(r);

@@ -152,6 +152,53 @@ void has_no_name(good_model& model, job& comm) {
     ddp::data_parallel trainer{model, ddp::sgd{}, comm, {}, nameless{}};
 }
 
+// An exchange
+
+struct gatherless {
+    static constexpr char const* name = "gatherless";
+    std::uint64_t hash() const { return 0; }
+    ddp::no_exchange_state prepare(ddp::exchange_plan<float> const&) const { return {}; }
+    bool everywhere(ddp::exchange_plan<float> const&, std::size_t) const { return true; }
+    template <ddp::Transport T>
+    static ddp::task<> exchange(gatherless, ddp::lane<T>, ddp::no_exchange_state&, ddp::bucket_exchange<float>) {
+        return {};
+    }
+#ifdef CORRECTED
+    template <ddp::Transport T>
+    static ddp::task<> gather(gatherless, ddp::lane<T>, ddp::no_exchange_state&, ddp::bucket_exchange<float>) {
+        return {};
+    }
+#endif
+};
+void brings_nothing_back(good_model& model, job& comm) {
+    // expect: ExchangeOver X::gather(self, over, state, what)
+    ddp::data_parallel trainer{model, ddp::sgd{}, comm, {}, gatherless{}};
+}
+
+struct secretive {
+    struct kept {
+#ifdef CORRECTED
+        void for_each_state(ddp::state_visitor) {}
+#endif
+    };
+    static constexpr char const* name = "secretive";
+    std::uint64_t hash() const { return 0; }
+    kept prepare(ddp::exchange_plan<float> const&) const { return {}; }
+    bool everywhere(ddp::exchange_plan<float> const&, std::size_t) const { return true; }
+    template <ddp::Transport T>
+    static ddp::task<> exchange(secretive, ddp::lane<T>, kept&, ddp::bucket_exchange<float>) {
+        return {};
+    }
+    template <ddp::Transport T>
+    static ddp::task<> gather(secretive, ddp::lane<T>, kept&, ddp::bucket_exchange<float>) {
+        return {};
+    }
+};
+void hides_its_state(good_model& model, job& comm) {
+    // expect: ExchangeOver state.for_each_state(visit)
+    ddp::data_parallel trainer{model, ddp::sgd{}, comm, {}, secretive{}};
+}
+
 // A bucket policy
 
 struct planless {

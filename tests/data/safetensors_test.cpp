@@ -1,5 +1,6 @@
 // The safetensors format: what is written, what is refused, and what is left behind when writing fails.
 #include <ddp/data/safetensors.hpp>
+#include <ddp/data/whole_file.hpp>
 
 #include <sys/resource.h>
 #include <sys/stat.h>

@@ -42,18 +42,18 @@ TEST_CASE("MPI keeps the promises of a transport", "[mpi][conformance]") {
 }
 
 TEST_CASE("over MPI every collective equals its oracle", "[mpi][collective]") {
-    ddp::communicator<ddp::mpi_transport> comm(connect(), patient());
+    ddp::communicator<> comm = ddp::any_communicator(connect(), patient());
     CHECK(ddp::test::check_all_collectives(comm) == ddp::test::failures{});
 }
 
 TEST_CASE("over MPI every collective works in groups of every shape, and in a grid", "[mpi][group]") {
-    ddp::communicator<ddp::mpi_transport> comm(connect(), patient());
+    ddp::communicator<> comm = ddp::any_communicator(connect(), patient());
     if (comm.size() > 1) CHECK(ddp::test::check_groups(comm) == ddp::test::failures{});
     CHECK(ddp::test::check_grid(comm, 2) == ddp::test::failures{});
 }
 
 TEST_CASE("over MPI trainings have the bits they have over inproc", "[mpi][train]") {
-    ddp::communicator<ddp::mpi_transport> comm(connect(), patient());
+    ddp::communicator<> comm = ddp::any_communicator(connect(), patient());
     auto const [bits, wrong] = ddp::test::train_every_way(comm);
     CHECK(wrong == "");
     CHECK(bits == ddp::test::inproc_bits(comm.size()));
@@ -61,7 +61,7 @@ TEST_CASE("over MPI trainings have the bits they have over inproc", "[mpi][train
 
 TEST_CASE("over MPI buckets are reduced during backward", "[mpi][train]") {
     if (boost::mpi::communicator().size() == 1) return;
-    ddp::communicator<ddp::mpi_transport> comm(connect(), patient());
+    ddp::communicator<> comm = ddp::any_communicator(connect(), patient());
     CHECK(comm.has_thread() == ddp::may_own_thread(comm.transport()));
     CHECK(ddp::test::check_overlap(comm) == ddp::test::failures{});
 }

@@ -26,7 +26,7 @@
 namespace {
 
 using ddp::native_allreduce;
-using comm_type = ddp::communicator<ddp::mpi_transport>;
+using comm_type = ddp::communicator<>;
 
 comm_type connect() {
     ddp::timing times = ddp::timing::for_tests();

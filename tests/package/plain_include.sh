@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # plain_include.sh COMPILER DIRECTORY EIGEN [PREFIX]: programs compiled by hand, with -I; with PREFIX, by pkg-config from there.
+# The quick start twice: from headers alone, and with src/ddp.cpp, where no file of its own includes Asio.
 set -euo pipefail
 compiler=$1 directory=$2 eigen=$3 prefix=${4:-}
 source_dir=$(cd "$(dirname "$0")/../.." && pwd)
@@ -7,6 +8,9 @@ if [[ -n $prefix ]]; then
     command -v pkg-config > /dev/null || { echo "skipped: pkg-config is not installed"; exit 77; }
     export PKG_CONFIG_PATH=$prefix/share/pkgconfig
     for module in "$PKG_CONFIG_PATH"/ddp*.pc; do pkg-config --validate "$(basename "$module" .pc)"; done
+    compiled_once=$(pkg-config --variable=source ddp)
+else
+    compiled_once=$source_dir/src/ddp.cpp
 fi
 flags_of() { # flags_of MODULE…: sets `flags`
     if [[ -n $prefix ]]; then
@@ -14,6 +18,8 @@ flags_of() { # flags_of MODULE…: sets `flags`
     else
         flags=(-I "$source_dir/include" -pthread -I "$eigen")
         [[ $* != *gzip* ]] || flags+=(-lz)
+        [[ $* != *tcp* ]] || flags+=(-DDDP_DOOR_TCP)
+        [[ $* != *nn* ]] || flags+=(-DDDP_DOOR_NN)
     fi
 }
 mkdir -p "$directory"
@@ -25,6 +31,9 @@ flags_of ddp
 flags_of ddp-tcp ddp-nn
 "$compiler" -std=c++20 "$source_dir/examples/quick_start.cpp" "${flags[@]}" -o quick_start
 [[ $(./quick_start) == "y = 2.00 x + 1.00 (ranks: 1)" ]]
+"$compiler" -std=c++20 -DDDP_SEPARATE_COMPILATION "$source_dir"/{examples/quick_start,tests/package/without_asio}.cpp \
+    "$compiled_once" "${flags[@]}" -o compiled
+[[ $(./compiled) == "y = 2.00 x + 1.00 (ranks: 1)" ]]
 flags_of ddp-gzip
 "$compiler" -std=c++20 "$source_dir/tests/package/read_gzip.cpp" "${flags[@]}" -o read_gzip
 [[ $(echo "through zlib" | gzip -c > text.gz && ./read_gzip text.gz) == "through zlib" ]]

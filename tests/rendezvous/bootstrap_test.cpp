@@ -1,4 +1,7 @@
+#include <ddp/core/version.hpp>
 #include <ddp/rendezvous/bootstrap.hpp>
+#include <ddp/rendezvous/tcp_store.hpp>
+#include <ddp/rendezvous/tcp_store_protocol.hpp>
 
 #include <netinet/in.h>
 #include <sys/socket.h>

@@ -1,3 +1,4 @@
+#include <ddp/core/error.hpp>
 #include <ddp/rendezvous/environment.hpp>
 
 #include <map>

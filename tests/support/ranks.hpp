@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <ddp/comm/communicator.hpp>
+#include <ddp/transport/any.hpp>
 #include <ddp/transport/inproc.hpp>
 
 namespace ddp::test {
@@ -20,12 +21,12 @@ namespace ddp::test {
 /// Runs body(comm) on `ranks` threads; returns the results in rank order. The first rank's exception, if any, is thrown.
 template <class Body>
 auto run_ranks(int ranks, Body body, timing const& times = timing::for_tests()) {
-    using result = std::invoke_result_t<Body&, communicator<inproc_transport>&>;
+    using result = std::invoke_result_t<Body&, communicator<>&>;
     auto world = inproc_world::create(ranks);
     std::vector<std::future<result>> running;
     for (int r = 0; r < ranks; ++r)
         running.push_back(std::async(std::launch::async, [&world, &body, &times, r] {
-            communicator<inproc_transport> comm(world->connect(r), times);
+            communicator<> comm = any_communicator(world->connect(r), times);
             return body(comm);
         }));
     for (auto& f : running) f.wait();
@@ -46,7 +47,7 @@ std::vector<std::string> errors_of_ranks(int ranks, Body body, timing const& tim
     for (int r = 0; r < ranks; ++r)
         running.push_back(std::async(std::launch::async, [&world, &body, &times, r]() -> std::string {
             try {
-                communicator<inproc_transport> comm(world->connect(r), times);
+                communicator<> comm = any_communicator(world->connect(r), times);
                 body(comm);
                 return {};
             } catch (std::exception const& e) {

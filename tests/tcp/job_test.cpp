@@ -50,11 +50,11 @@ private:
 template <class Body>
 auto on_ranks(int ranks, Body const& body) {
     loopback_world const world(ranks);
-    using result = decltype(body(std::declval<ddp::communicator<ddp::tcp_transport>&>()));
+    using result = decltype(body(std::declval<ddp::communicator<>&>()));
     std::vector<std::future<result>> running;
     for (int rank = 0; rank < ranks; ++rank)
         running.push_back(std::async(std::launch::async, [&world, &body, rank] {
-            ddp::communicator<ddp::tcp_transport> comm(world.connect(rank), patient());
+            ddp::communicator<> comm = ddp::any_communicator(world.connect(rank), patient());
             return body(comm);
         }));
     std::vector<result> all;

@@ -1,5 +1,6 @@
 // Layouts and bucket plans are pure functions: what must hold for any sizes of parameters.
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
@@ -71,9 +72,29 @@ std::string check_map(layout const& where, detail::bucket_map const& map, std::s
     return wrong;
 }
 
+/// The same by looking at every parameter: what binary searches have to find.
+std::vector<std::size_t> plain_slices(layout const& where, std::size_t from, std::size_t to, std::size_t parts,
+                                      std::size_t grain) {
+    std::vector<std::size_t> cuts(parts + 1, to);
+    cuts[0] = from;
+    for (std::size_t p = 1; p < parts; ++p) {
+        std::size_t const target = from + (to - from) / parts * p + (to - from) % parts * p / parts;
+        std::size_t best = from;
+        for (std::size_t const i : where.order()) {
+            std::size_t const a = std::max(from, where.begin(i)), b = std::min(to, where.end(i));
+            if (a >= b || a > target) continue;
+            std::size_t const inside = std::min(target, b) - where.begin(i);
+            best = std::max(best, std::max(a, where.begin(i) + inside / grain * grain));
+        }
+        cuts[p] = std::max(best, cuts[p - 1]);
+    }
+    return cuts;
+}
+
 std::string check_slices(layout const& where, std::size_t from, std::size_t to, std::size_t parts, std::size_t grain) {
     auto const cuts = where.slices(from, to, parts, grain);
     if (cuts.size() != parts + 1 || cuts.front() != from || cuts.back() != to) return "slices do not cover";
+    if (cuts != plain_slices(where, from, to, parts, grain)) return "other slices than those of a plain search";
     std::string wrong;
     for (std::size_t p = 0; p < parts; ++p) {
         if (cuts[p + 1] < cuts[p]) return "slices do not ascend";
@@ -86,6 +107,32 @@ std::string check_slices(layout const& where, std::size_t from, std::size_t to, 
 }
 
 }  // namespace
+
+TEST_CASE("the parameters in a range are those that a look at each would find", "[train]") {
+    random_stream const draws(11, random_use::user);
+    std::uint64_t draw = 0;
+    std::size_t looked_at = 0;
+    for (auto const& [name, counts] : size_lists()) {
+        std::vector<std::size_t> order(counts.size());
+        std::iota(order.rbegin(), order.rend(), std::size_t{0});
+        layout const where(counts, order, 4);
+        for (int k = 0; k < 50; ++k) {
+            std::size_t from = draws.at(draw++).below(where.size() + 1), to = draws.at(draw++).below(where.size() + 1);
+            if (from > to) std::swap(from, to);
+            CAPTURE(name, from, to);
+            std::vector<std::array<std::size_t, 3>> plain, found;
+            for (std::size_t const i : order) {
+                std::size_t const a = std::max(from, where.begin(i)), b = std::min(to, where.end(i));
+                if (a < b) plain.push_back({i, a, b});
+            }
+            where.for_each_in(from, to,
+                              [&](std::size_t i, std::size_t a, std::size_t b) { found.push_back({i, a, b}); });
+            REQUIRE(found == plain);
+            looked_at += found.size();
+        }
+    }
+    REQUIRE(looked_at > 1000);
+}
 
 TEST_CASE("a layout puts every parameter at 64 bytes, in the order it is given", "[train]") {
     for (auto const& [name, counts] : size_lists())

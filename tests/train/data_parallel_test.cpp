@@ -296,6 +296,51 @@ TEST_CASE("two trainers take turns on one communicator", "[train]") {
     for (auto const& one : got) REQUIRE(one == std::pair(std::array{-20.0, -40.0}, std::array{-80.0, -160.0}));
 }
 
+namespace {
+/// Keeps the thread that drives for a while, in its first step on one rank, and says when it has it.
+struct sluggish_sgd : sgd {
+    std::atomic<bool>* begun;
+    bool slow;
+    template <class E>
+    void step(step_info const& at, std::span<E const> gradient, std::span<E> value, slot_spans<E> state) const {
+        begun->store(true);
+        if (slow) std::this_thread::sleep_for(100ms);
+        sgd::step(at, gradient, value, state);
+    }
+};
+}  // namespace
+
+TEST_CASE("steps of several trainers begin in the order of the calls, however late mail is collected", "[train]") {
+    auto const got = run_ranks(
+        2,
+        [](auto& comm) {
+            scripted_model<true, true> background({{"a", {3}}});
+            bound_model one(two_parts), two({{"c", {5}}});
+            std::atomic<bool> begun = false;
+            data_parallel busy{background, sluggish_sgd{{.lr = 1}, &begun, comm.rank() == 1}, comm};
+            auto first = make_trainer(one, comm);
+            auto second = make_trainer(two, comm);
+            for (int step = 0; step < 3; ++step) {
+                begun = false;
+                busy.forward(numbers{{1}});
+                busy.backward();
+                while (!begun) std::this_thread::sleep_for(1ms);
+                // On rank 1 the thread that collects is in the optimizer from here on.
+                first.forward(numbers{{2}});
+                first.backward();
+                if (comm.rank() == 0) std::this_thread::sleep_for(20ms);  // here it collects at once
+                second.forward(numbers{{3}});
+                second.backward();
+                second.finish();
+                first.finish();
+                busy.finish();
+            }
+            return std::array{background.value(0)[0], one.value(0)[0], two.value(0)[0]};
+        },
+        patient());
+    for (auto const& one : got) REQUIRE(one == std::array{-3.0, -6.0, -9.0});
+}
+
 TEST_CASE("the schedule goes by updates, not by calls", "[train]") {
     auto const got = run_ranks(
         2,

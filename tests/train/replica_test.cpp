@@ -228,9 +228,9 @@ TEST_CASE("a stepper steps what it holds and nothing else", "[train]") {
     local.step({.update = 2}, gradients, values, 8, 16);
     for (std::size_t k = 0; k < 48; ++k)
         REQUIRE(values[k] == (k < 8 ? 0 : k < 16 ? -2.5 : k < 24 ? -1 : k < 40 ? 0 : -1));
-    for (auto const& [from, to] : {std::pair<std::size_t, std::size_t>{0, 8}, {16, 32}, {36, 48}})
-        REQUIRE(thrown_by([&, from = from, to = to] {
-                    local.step({}, gradients, values, from, to);
+    for (auto const& range : {arena_range{0, 8}, arena_range{16, 32}, arena_range{36, 48}})
+        REQUIRE(thrown_by([&] {
+                    local.step({}, gradients, values, range.begin, range.end);
                 }).find("only what is held") != std::string::npos);
     std::vector<std::pair<std::string, std::size_t>> shown;
     local.for_each_state(where, parameters, [&](state_slice const& s) { shown.emplace_back(s.of, s.begin); });

@@ -63,6 +63,7 @@ public:
         [[nodiscard]] bool await_ready() const noexcept { return on.failed(); }
         void await_suspend(std::coroutine_handle<> handle) noexcept {
             self.handle = handle;
+            if (on.yielded_.empty()) on.polled_ = false;  // what was polled before this does not count
             on.yielded_.push_back(self);
         }
         void await_resume() const {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <ddp/core/contract.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/data/batch.hpp>
 #include <ddp/data/classification.hpp>
 
@@ -54,9 +55,9 @@ public:
         samples_.assign(indices.begin(), indices.end());
         for (std::size_t row = 0; row < indices.size(); ++row) {
             std::size_t const sample = indices[row];
-            DDP_EXPECTS(sample < data_->size(), "batch_loader: there is no sample " + std::to_string(sample) +
-                                                    "; the data set holds " + std::to_string(data_->size()) +
-                                                    ", give the sampler that number");
+            DDP_EXPECTS(sample < data_->size(),
+                        detail::concat({"batch_loader: there is no sample ", sample, "; the data set holds ",
+                                        data_->size(), ", give the sampler that number"}));
             std::uint8_t const* const from = data_->inputs.data() + sample * features;
             E* const to = inputs_.data() + row * features;
             for (std::size_t f = 0; f < features; ++f) to[f] = number_[from[f]];

@@ -14,6 +14,7 @@
 
 #include <ddp/core/bytes.hpp>
 #include <ddp/core/error.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/data/source.hpp>
 
 #include <zlib.h>
@@ -60,8 +61,9 @@ private:
         explicit inflater(std::string const& name) {
             int const status = inflateInit2(&z, 15 + 16);  // the widest window; gzip header and trailer, nothing else
             if (status != Z_OK)
-                throw data_error(errc::file, name + ": zlib cannot start (" + std::to_string(status) +
-                                                 "): out of memory, or zlib.h and libz are of different versions");
+                throw data_error(errc::file,
+                                 detail::concat({name, ": zlib cannot start (", status,
+                                                 "): out of memory, or zlib.h and libz are of different versions"}));
         }
         inflater(inflater const&) = delete;
         inflater& operator=(inflater const&) = delete;
@@ -135,7 +137,8 @@ private:
         if (found == "incorrect data check")
             what = ": the CRC-32 of the unpacked data is not the one in the gzip trailer";
         if (found == "incorrect length check") what = ": the unpacked length is not the one in the gzip trailer";
-        throw data_error(status == Z_MEM_ERROR ? errc::file : errc::format, name() + what + "; fetch it again");
+        throw data_error(status == Z_MEM_ERROR ? errc::file : errc::format,
+                         detail::concat({name(), what, "; fetch it again"}));
     }
 
     file_source file_;

@@ -2,8 +2,6 @@
 /// IDX, the format of MNIST and its kin: a magic number, big-endian sizes, then nothing but elements.
 #pragma once
 
-#include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -12,7 +10,8 @@
 #include <vector>
 
 #include <ddp/core/bytes.hpp>
-#include <ddp/core/error.hpp>
+#include <ddp/core/function_ref.hpp>
+#include <ddp/core/separate.hpp>
 #include <ddp/data/source.hpp>
 
 namespace ddp {
@@ -60,22 +59,11 @@ struct idx_array {
 
 namespace detail {
 
-[[noreturn]] inline void idx_error(std::string const& name, std::string const& text) {
-    throw data_error(errc::format, name + ": " + text);
-}
-
-[[nodiscard]] inline std::string hex(std::span<std::uint8_t const> bytes) {
-    constexpr std::string_view digits = "0123456789abcdef";
-    std::string text;
-    for (std::uint8_t const b : bytes) (text += digits[b >> 4]) += digits[b & 15];
-    return text;
-}
-
-[[nodiscard]] inline std::string shape_text(std::span<std::size_t const> shape) {
-    std::string text;
-    for (std::size_t const extent : shape) text += (text.empty() ? "" : " x ") + std::to_string(extent);
-    return text;
-}
+[[noreturn]] void idx_error(std::string const& name, std::string const& text);
+/// Such as "28 x 28".
+[[nodiscard]] std::string shape_text(std::span<std::size_t const> shape);
+[[nodiscard]] idx_array read_idx(function_ref<std::size_t(mutable_bytes)> read, std::string const& name,
+                                 std::size_t max_bytes);
 
 }  // namespace detail
 
@@ -88,61 +76,11 @@ namespace detail {
 /// Source     LeCun, Cortes and Burges, "The MNIST database of handwritten digits", section on file formats.
 template <ByteSource S>
 [[nodiscard]] idx_array read_idx(S& source, std::size_t max_bytes) {
-    std::string const& name = source.name();
-
-    std::array<std::uint8_t, 4> magic{};  // zero, zero, type, number of dimensions
-    std::size_t const got = source.read(bytes_of(magic));
-    if (got < magic.size())
-        detail::idx_error(name, "is no IDX file: it has " + std::to_string(got) + " bytes, a header takes at least 4");
-    if (magic[0] != 0 || magic[1] != 0)
-        detail::idx_error(name, "is no IDX file: it begins with " + detail::hex(magic) +
-                                    ", expected 0000, a type and a number of dimensions");
-    auto const type = static_cast<idx_type>(magic[2]);
-    if (size_of(type) == 0)
-        detail::idx_error(name, "has type code 0x" + detail::hex(std::span(magic).subspan(2, 1)) +
-                                    ", IDX knows 0x08, 0x09, 0x0b, 0x0c, 0x0d and 0x0e");
-    std::size_t const dimensions = magic[3];
-    if (dimensions == 0) detail::idx_error(name, "has no dimensions, expected at least one");
-
-    std::vector<std::uint8_t> extents(4 * dimensions);
-    if (std::size_t const count = source.read(as_mutable_bytes(std::span(extents))); count < extents.size())
-        detail::idx_error(name, "is truncated: it ends after " + std::to_string(4 + count) + " bytes, its header of " +
-                                    std::to_string(dimensions) + " dimensions takes " +
-                                    std::to_string(4 + extents.size()));
-
-    idx_array array{type, std::vector<std::size_t>(dimensions), {}};
-    std::size_t bytes = size_of(type);
-    bool fits = bytes <= max_bytes;
-    bool empty = false;
-    for (std::size_t d = 0; d < dimensions; ++d) {
-        std::span const e = std::span(extents).subspan(4 * d, 4);
-        std::size_t const extent = std::size_t{e[0]} << 24 | std::size_t{e[1]} << 16 | std::size_t{e[2]} << 8 | e[3];
-        array.shape[d] = extent;
-        empty = empty || extent == 0;
-        if (extent != 0 && bytes > max_bytes / extent) fits = false;  // so that the product cannot overflow
-        if (fits && extent != 0) bytes *= extent;
-    }
-    if (empty) bytes = 0;
-    if (!empty && !fits)
-        detail::idx_error(name, "promises " + detail::shape_text(array.shape) + " " + std::string(name_of(type)) +
-                                    ", more than the limit of " + std::to_string(max_bytes) +
-                                    " bytes; raise the limit if that is what it holds");
-
-    constexpr std::size_t first_piece = std::size_t{1} << 20;  // then as much again as there is already
-    while (array.data.size() < bytes) {
-        std::size_t const before = array.data.size();
-        array.data.resize(std::min(bytes, before + std::max(before, first_piece)));
-        std::size_t const count = source.read(as_mutable_bytes(std::span(array.data).subspan(before)));
-        if (before + count < array.data.size())
-            detail::idx_error(name, "is truncated: it holds " + std::to_string(before + count) + " bytes of data, " +
-                                        "its header (" + detail::shape_text(array.shape) + " " +
-                                        std::string(name_of(type)) + ") promises " + std::to_string(bytes));
-    }
-    std::byte one_more{};
-    if (source.read({&one_more, 1}) != 0)
-        detail::idx_error(name, "goes on after the " + std::to_string(bytes) + " bytes of data that its header (" +
-                                    detail::shape_text(array.shape) + " " + std::string(name_of(type)) + ") promises");
-    return array;
+    return detail::read_idx([&](mutable_bytes out) { return source.read(out); }, source.name(), max_bytes);
 }
 
 }  // namespace ddp
+
+#if !defined(DDP_SEPARATE_COMPILATION)
+#include <ddp/data/impl/idx.ipp>
+#endif

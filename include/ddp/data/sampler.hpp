@@ -8,14 +8,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <numeric>
 #include <optional>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include <ddp/core/contract.hpp>
-#include <ddp/core/random.hpp>
+#include <ddp/core/separate.hpp>
 
 namespace ddp {
 
@@ -49,12 +47,7 @@ struct sample_range {
 
 /// Fills `order` with a permutation of 0 .. order.size() - 1 that depends on its size, `seed` and `epoch` alone.
 /// Cost: one draw (about 10 ns) a sample. Source: Fisher and Yates in Durstenfeld's form, CACM 7(7), 1964.
-inline void shuffled_order(std::span<std::uint32_t> order, std::uint64_t seed, std::uint64_t epoch) {
-    random_stream const draws{seed, random_use::shuffle, epoch};
-    std::iota(order.begin(), order.end(), std::uint32_t{0});
-    for (std::size_t i = order.size(); i > 1; --i)
-        std::swap(order[i - 1], order[static_cast<std::size_t>(draws.at(i - 1).below(i))]);
-}
+void shuffled_order(std::span<std::uint32_t> order, std::uint64_t seed, std::uint64_t epoch);
 
 /// Hands out this rank's share of each global batch:
 ///
@@ -72,17 +65,7 @@ class sampler {
 public:
     /// Throws usage_error for no samples, a global batch of zero or one that drop_last would always drop, 2^32 samples
     /// or more, or a rank outside [0, ranks).
-    sampler(sampler_options options, int rank, int ranks) : options_(options), rank_(rank), ranks_(ranks) {
-        DDP_EXPECTS(ranks > 0 && rank >= 0 && rank < ranks, "sampler: the rank must be in [0, ranks)");
-        DDP_EXPECTS(options.samples > 0, "sampler: there are no samples; load a data set that holds some");
-        DDP_EXPECTS(options.samples <= std::numeric_limits<std::uint32_t>::max(),
-                    "sampler: indices have 32 bits; split a data set of 2^32 samples or more");
-        DDP_EXPECTS(options.global_batch > 0, "sampler: global_batch is zero; it counts samples a step over all ranks");
-        DDP_EXPECTS(!options.drop_last || options.global_batch <= options.samples,
-                    "sampler: drop_last drops the only batch, since global_batch exceeds samples; make it smaller");
-        order_.resize(options.samples);
-        std::iota(order_.begin(), order_.end(), std::uint32_t{0});
-    }
+    sampler(sampler_options options, int rank, int ranks);
 
     /// The same for anything that knows its rank and size, such as a communicator; it is asked now and not kept.
     template <class Comm>
@@ -94,31 +77,14 @@ public:
 
     /// This rank's samples of the next step, possibly none of them; nullopt once the epoch is over, after which epoch()
     /// is the following one. The span holds until the next call of a function that is not const.
-    [[nodiscard]] std::optional<std::span<std::uint32_t const>> next() {
-        if (position_ == steps_per_epoch()) {
-            set_epoch(epoch_ + 1);
-            return std::nullopt;
-        }
-        if (options_.shuffle && ordered_ != epoch_) {
-            shuffled_order(order_, options_.seed, epoch_);
-            ordered_ = epoch_;
-        }
-        sample_range const batch = batch_at(position_++);
-        sample_range const share = share_of(batch.size(), rank_, ranks_);
-        return std::span<std::uint32_t const>(order_).subspan(batch.begin + share.begin, share.size());
-    }
+    [[nodiscard]] std::optional<std::span<std::uint32_t const>> next();
 
     /// Goes to the start of an epoch, from wherever it is.
     void set_epoch(std::uint64_t epoch) { seek(epoch, 0); }
 
     /// Goes to the place that epoch() and position() told, here or in another process with the same options and any
     /// number of ranks: what comes next is what would have come.
-    void seek(std::uint64_t epoch, std::size_t position) {
-        DDP_EXPECTS(epoch >> 48 == 0, "sampler: epochs are numbered from zero, below 2^48");
-        DDP_EXPECTS(position <= steps_per_epoch(), "sampler::seek: past the epoch's end; were the options the same?");
-        epoch_ = epoch;
-        position_ = position;
-    }
+    void seek(std::uint64_t epoch, std::size_t position);
 
     [[nodiscard]] std::uint64_t epoch() const noexcept { return epoch_; }
     /// Steps of this epoch that were handed out.
@@ -158,3 +124,7 @@ private:
 };
 
 }  // namespace ddp
+
+#if !defined(DDP_SEPARATE_COMPILATION)
+#include <ddp/data/impl/sampler.ipp>
+#endif

@@ -3,19 +3,15 @@
 #pragma once
 
 #include <array>
-#include <cerrno>
 #include <concepts>
 #include <cstddef>
 #include <cstdio>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
-#include <system_error>
-#include <utility>
 
 #include <ddp/core/bytes.hpp>
-#include <ddp/core/error.hpp>
+#include <ddp/core/separate.hpp>
 
 namespace ddp {
 
@@ -42,17 +38,9 @@ class file_source {
 public:
     static constexpr std::array<std::string_view, 1> suffixes{""};
 
-    explicit file_source(std::string path) : name_(std::move(path)), file_(std::fopen(name_.c_str(), "rb")) {
-        if (!file_) throw data_error(errc::file, name_ + ": cannot be opened: " + reason());
-    }
+    explicit file_source(std::string path);
 
-    [[nodiscard]] std::size_t read(mutable_bytes out) {
-        if (out.empty()) return 0;
-        std::size_t const got = std::fread(out.data(), 1, out.size(), file_.get());
-        if (got < out.size() && std::ferror(file_.get()) != 0)
-            throw data_error(errc::file, name_ + ": cannot be read: " + reason());
-        return got;
-    }
+    [[nodiscard]] std::size_t read(mutable_bytes out);
 
     [[nodiscard]] std::string const& name() const noexcept { return name_; }
 
@@ -60,7 +48,6 @@ private:
     struct closer {
         void operator()(std::FILE* file) const noexcept { std::fclose(file); }  // was only read: nothing to lose
     };
-    static std::string reason() { return std::generic_category().message(errno); }
 
     std::string name_;
     std::unique_ptr<std::FILE, closer> file_;
@@ -69,3 +56,7 @@ private:
 static_assert(FileSource<file_source>);
 
 }  // namespace ddp
+
+#if !defined(DDP_SEPARATE_COMPILATION)
+#include <ddp/data/impl/source.ipp>
+#endif

@@ -15,6 +15,7 @@
 
 #include <ddp/collective/concepts.hpp>
 #include <ddp/comm/transport.hpp>
+#include <ddp/exchange/exchange.hpp>
 #include <ddp/kernel/sum.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/optim/optimizer.hpp>
@@ -50,6 +51,12 @@ enum class without : std::uint8_t {
     plan,
     sum,
     on,
+    // an exchange's (and its hash)
+    prepare,
+    everywhere,
+    exchange,
+    gather,
+    for_each_state,
 };
 
 /// What another transport does, without any of the things it need not do: no timers, no word about threads.
@@ -236,6 +243,67 @@ public:
     }
 };
 
+/// Sums by an allreduce, everywhere, and counts its sums in a state of its own.
+template <without Missing = without::nothing>
+class exchange_archetype {
+public:
+    explicit exchange_archetype(int /*nothing is made by default*/) {}
+
+    /// Cannot be copied or made without its count.
+    class state {
+    public:
+        explicit state(std::uint64_t sums) : sums_(sums) {}
+        state(state const&) = delete;
+        state& operator=(state const&) = delete;
+        state(state&&) = default;
+        state& operator=(state&&) = delete;
+
+        void for_each_state(state_visitor visit)
+            requires(Missing != without::for_each_state)
+        {
+            visit({.of = "exchange", .name = "sums", .type = element_type::u64, .bytes = bytes_of(sums_)});
+        }
+
+    private:
+        friend exchange_archetype;
+        std::uint64_t sums_;
+    };
+    static constexpr char const* name = "archetype";
+
+    std::uint64_t hash() const
+        requires(Missing != without::hash)
+    {
+        return 0;
+    }
+    template <Element E>
+    state prepare(exchange_plan<E> const& /*plan*/) const
+        requires(Missing != without::prepare)
+    {
+        return state(0);
+    }
+    template <Element E>
+    bool everywhere(exchange_plan<E> const& /*plan*/, std::size_t /*bucket*/) const
+        requires(Missing != without::everywhere)
+    {
+        return true;
+    }
+    template <Transport T, Element E>
+    static task<> exchange(exchange_archetype /*self*/, lane<T> over, state& kept, bucket_exchange<E> what)
+        requires(Missing != without::exchange)
+    {
+        co_await *what.go;
+        co_await allreduce_archetype<>::sum(allreduce_archetype<>("of an exchange"), over, what.data);
+        scale(what.data, *what.factor);
+        if (*what.factor != 0) ++kept.sums_;
+    }
+    template <Transport T, Element E>
+    static task<> gather(exchange_archetype /*self*/, lane<T> /*over*/, state& /*kept*/, bucket_exchange<E> /*what*/)
+        requires(Missing != without::gather)
+    {
+        co_return;
+    }
+};
+
 /// Hears one event out of many.
 template <without Missing = without::nothing>
 class observer_archetype {
@@ -276,6 +344,14 @@ static_assert(BucketPolicy<bucket_policy_archetype<>> && !BucketPolicy<bucket_po
 static_assert(AllreduceOver<allreduce_archetype<>, inproc_archetype<>, float>);
 static_assert(!SlicedAllreduceOver<allreduce_archetype<>, inproc_archetype<>, float>);
 static_assert(!AllreduceOver<allreduce_archetype<without::sum>, inproc_archetype<>, float>);
+
+static_assert(ExchangeOver<exchange_archetype<>, inproc_archetype<>, float>);
+static_assert(!ExchangeOver<exchange_archetype<without::hash>, inproc_archetype<>, float>);
+static_assert(!ExchangeOver<exchange_archetype<without::prepare>, inproc_archetype<>, float>);
+static_assert(!ExchangeOver<exchange_archetype<without::everywhere>, inproc_archetype<>, float>);
+static_assert(!ExchangeOver<exchange_archetype<without::exchange>, inproc_archetype<>, float>);
+static_assert(!ExchangeOver<exchange_archetype<without::gather>, inproc_archetype<>, float>);
+static_assert(!ExchangeOver<exchange_archetype<without::for_each_state>, inproc_archetype<>, float>);
 
 static_assert(TrainingObserver<observer_archetype<>> && !TrainingObserver<observer_archetype<without::on>>);
 

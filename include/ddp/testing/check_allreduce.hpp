@@ -15,6 +15,7 @@
 #include <ddp/collective/reference.hpp>
 #include <ddp/core/random.hpp>
 #include <ddp/rendezvous/run.hpp>
+#include <ddp/transport/any.hpp>
 
 namespace ddp::testing {
 
@@ -65,7 +66,7 @@ std::string difference(std::vector<std::vector<E>> const& got, std::vector<E> co
 /// Where the algorithm's sums first differ from those of the canonical tree (docs/design.md, section 4); "" if they never
 /// do. Random numbers on 2 to 9 ranks against reference_sum, which shares no code with any algorithm.
 template <class A>
-    requires AllreduceOver<A, inproc_transport, float>
+    requires AllreduceOver<A, any_transport, float>
 [[nodiscard]] std::string canonical_difference(A const& algorithm) {
     for (int const ranks : {2, 3, 4, 5, 6, 7, 8, 9}) {
         auto const terms = detail::addends<float>(ranks, 1003, false);
@@ -84,7 +85,7 @@ template <class A>
 /// What is wrong with this algorithm; empty if nothing was found: exact sums, the same bits on every rank and every time,
 /// and what it says of itself as `canonical`. For 2 to 9 ranks, which are threads, and sizes where collectives break.
 template <class A>
-    requires AllreduceOver<A, inproc_transport, float> && AllreduceOver<A, inproc_transport, double>
+    requires AllreduceOver<A, any_transport, float> && AllreduceOver<A, any_transport, double>
 [[nodiscard]] std::vector<std::string> check_allreduce(A const& algorithm) {
     std::vector<std::string> complaints;
     auto const note = [&](char const* what, std::string const& where) {

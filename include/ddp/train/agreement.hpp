@@ -49,7 +49,7 @@ struct agenda {
         "version of the library",
         "hash() of the model (such as the seed of dropout)",
         "bucket policy",
-        "allreduce algorithm",
+        "allreduce algorithm or exchange",
         "optimizer or its settings",
         "training options (update policy, clipping, schedule, unused, buckets in flight)"};
     std::array<std::uint64_t, 6> hashes = {};

@@ -14,11 +14,11 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <exception>
 #include <limits>
 #include <memory>
 #include <new>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -195,7 +195,7 @@ private:
     task<> weigh();
     void exchange_blocking();
     [[nodiscard]] bucket_exchange<E> exchange_of(std::size_t b) noexcept {
-        return {b, gradients_.subspan(buckets_.begin(b), buckets_.end(b) - buckets_.begin(b)), cuts(b), &go_[b],
+        return {b, gradients_.subspan(buckets_.begin(b), buckets_.end(b) - buckets_.begin(b)), cuts(b), &*go_[b],
                 &inverse_};
     }
 
@@ -242,7 +242,7 @@ private:
     E inverse_ = 0;
     std::vector<std::uint8_t> full_;
     std::vector<time_point> full_at_;
-    std::deque<event> go_;
+    std::vector<std::optional<event>> go_;
     event released_, finishing_, gate_, done_;
     detail::turnstile stepping_;
     std::vector<task<>> roots_;  // one a bucket, and the weights
@@ -277,6 +277,7 @@ step_engine<T, E>::step_engine(scheduler<T>& on, group& of, step_subject<E> subj
       tickets_(ranks()),
       full_(buckets_.count()),
       full_at_(buckets_.count()),
+      go_(buckets_.count()),
       released_(on),
       finishing_(on),
       gate_(on),
@@ -289,7 +290,7 @@ step_engine<T, E>::step_engine(scheduler<T>& on, group& of, step_subject<E> subj
     exchange().prepare(plan_);
     std::vector<arena_range> stepped;
     for (std::size_t b = 0; b < buckets_.count(); ++b) {
-        go_.emplace_back(on_);
+        go_[b].emplace(on_);
         stepped.push_back(own(b));
         if (!options_.norm_clip()) continue;
         first_block_.push_back(statistics().block_at(buckets_.begin(b)));
@@ -379,7 +380,7 @@ void step_engine<T, E>::begin_step() {
     norm_ = 0;
     late_ = {};
     std::fill(full_.begin(), full_.end(), std::uint8_t{0});
-    for (event& go : go_) go.reset();
+    for (std::optional<event>& go : go_) go->reset();
     released_.reset();
     finishing_.reset();
     gate_.reset();
@@ -408,7 +409,7 @@ template <Transport T, Element E>
 void step_engine<T, E>::fill(std::size_t b) {
     full_[b] = 1;
     full_at_[b] = on_.now();
-    if (granted_) go_[b].set();
+    if (granted_) go_[b]->set();
 }
 template <Transport T, Element E>
 task<> step_engine<T, E>::root(task<> body) {
@@ -464,7 +465,7 @@ task<> step_engine<T, E>::weigh() {
     if (exchange().blocking()) exchange_blocking();
     granted_ = true;
     for (std::size_t b = 0; b < full_.size(); ++b)
-        if (full_[b] != 0) go_[b].set();
+        if (full_[b] != 0) go_[b]->set();
 }
 /// All buckets before any is stepped: no code of the user's comes between that might throw on one rank only, and leave
 /// the others waiting in a call that has no deadline.
@@ -523,8 +524,7 @@ task<> step_engine<T, E>::pass_gate(std::size_t b) {
 
 template <Transport T, Element E>
 task<> step_engine<T, E>::step_values(std::size_t b) {
-    co_await stepping_.enter(
-        b);  // one after the other, so that the first is on its way to the peers while the last is stepped
+    co_await stepping_.enter(b);  // in turn: the first is on its way to the peers while the last is stepped
     arena_range const mine = own(b);
     for (std::size_t from = mine.begin, to = from; from != mine.end; from = to) {
         if (its_turn()) co_await on_.yield();

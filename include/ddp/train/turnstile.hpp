@@ -3,7 +3,7 @@
 #pragma once
 
 #include <cstddef>
-#include <deque>
+#include <optional>
 #include <vector>
 
 #include <ddp/comm/operation.hpp>
@@ -14,12 +14,12 @@ namespace ddp::detail {
 /// For a fixed number of coroutines, each of which comes at most once between two resets. Allocates in the constructor.
 class turnstile {
 public:
-    turnstile(scheduler_base& on, std::size_t coroutines) : waiting_(coroutines) {
-        for (std::size_t i = 0; i < coroutines; ++i) open_.emplace_back(on);
+    turnstile(scheduler_base& on, std::size_t coroutines) : open_(coroutines), waiting_(coroutines) {
+        for (std::optional<event>& one : open_) one.emplace(on);
     }
     /// Before anybody comes, and after everybody has left or was unwound.
     void reset() noexcept {
-        for (event& one : open_) one.reset();
+        for (std::optional<event>& one : open_) one->reset();
         first_ = last_ = 0;
         taken_ = false;
     }
@@ -28,17 +28,17 @@ public:
         if (taken_)
             waiting_[last_++] = i;
         else
-            open_[i].set();
+            open_[i]->set();
         taken_ = true;
-        return open_[i];
+        return *open_[i];
     }
     void leave() noexcept {
         taken_ = first_ != last_;
-        if (taken_) open_[waiting_[first_++]].set();
+        if (taken_) open_[waiting_[first_++]]->set();
     }
 
 private:
-    std::deque<event> open_;
+    std::vector<std::optional<event>> open_;
     std::vector<std::size_t> waiting_;
     std::size_t first_ = 0, last_ = 0;
     bool taken_ = false;

@@ -6,8 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <map>
-#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -44,10 +42,13 @@ std::vector<kept_tensor> kept_tensors(M& model) {
         all.push_back({p.name, element_type_of<element_of<M>>(), p.shape, p.strides, as_mutable_bytes(p.value)});
     if constexpr (requires { model.buffers(); })
         for (model_buffer const& b : model.buffers()) all.push_back({b.name, b.type, b.shape, {}, b.bytes});
-    std::set<std::string_view> names;
+    std::vector<std::string_view> names;
+    for (kept_tensor const& t : all) names.push_back(t.name);
+    std::sort(names.begin(), names.end());
+    auto const twice = std::adjacent_find(names.begin(), names.end());
+    DDP_EXPECTS(twice == names.end(),
+                "the model lists " + in_quotes(*twice) + " twice: names of parameters and buffers are unique");
     for (kept_tensor const& t : all) {
-        DDP_EXPECTS(names.insert(t.name).second,
-                    "the model lists " + in_quotes(t.name) + " twice: names of parameters and buffers are unique");
         DDP_EXPECTS(bytes_of_tensor(t.type, t.shape) == t.bytes.size(),
                     "the model lists " + in_quotes(t.name) + " as " + type_and_shape(t.type, t.shape) + ", but with " +
                         std::to_string(t.bytes.size()) + " bytes of memory");
@@ -113,8 +114,16 @@ public:
     template <Model M>
     weights_file(M& model, std::string const& path, safetensors_limits const& limits)
         : file_(path, limits), model_(kept_tensors(model)) {
-        std::map<std::string_view, kept_tensor const*> wanted;
-        for (kept_tensor const& t : model_) wanted.emplace(t.name, &t);
+        std::vector<kept_tensor const*> wanted;  // by name
+        for (kept_tensor const& t : model_) wanted.push_back(&t);
+        std::sort(wanted.begin(), wanted.end(), [](auto const* a, auto const* b) { return a->name < b->name; });
+        std::vector<bool> found_in_file(wanted.size(), false);
+        auto const index_of = [&](std::string_view name) {
+            auto const at = std::lower_bound(wanted.begin(), wanted.end(), name,
+                                             [](auto const* t, std::string_view n) { return t->name < n; });
+            bool const there = at != wanted.end() && (*at)->name == name;
+            return there ? static_cast<std::size_t>(at - wanted.begin()) : wanted.size();
+        };
         constexpr std::size_t shown = 20;
         std::size_t differences = 0;
         std::string text = path + ": holds the weights of another model:";
@@ -123,19 +132,19 @@ public:
                 text += "\n  tensor " + in_quotes(name) + ": " + in_file + "in the file, " + in_model + "in the model";
         };
         for (tensor_info const& t : file_.tensors()) {
-            auto const found = wanted.find(t.name);
-            if (found == wanted.end()) {
+            std::size_t const found = index_of(t.name);
+            if (found == wanted.size()) {
                 differs(t.name, type_and_shape(t.type, t.shape) + " ", "not ");
                 continue;
             }
-            kept_tensor const& own = *found->second;
+            kept_tensor const& own = *wanted[found];
             if (own.type != t.type || own.shape != t.shape)
                 differs(t.name, type_and_shape(t.type, t.shape) + " ", type_and_shape(own.type, own.shape) + " ");
             places_.push_back(&own);
-            wanted.erase(found);
+            found_in_file[found] = true;
         }
         for (kept_tensor const& t : model_)
-            if (wanted.contains(t.name)) differs(t.name, "not ", type_and_shape(t.type, t.shape) + " ");
+            if (!found_in_file[index_of(t.name)]) differs(t.name, "not ", type_and_shape(t.type, t.shape) + " ");
         if (differences == 0) return;
         if (differences > shown) text += "\n  and " + std::to_string(differences - shown) + " more";
         throw data_error(errc::format, text);

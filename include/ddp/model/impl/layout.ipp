@@ -33,8 +33,8 @@ DDP_DECL layout::layout(std::vector<std::size_t> counts, std::vector<std::size_t
     }
 }
 DDP_DECL std::size_t layout::cut_before(std::size_t from, std::size_t target, std::size_t grain) const noexcept {
-    auto after = std::partition_point(order_.begin(), order_.end(), [&](std::size_t i) { return begin(i) <= target; });
-    while (after != order_.begin() && count(*std::prev(after)) == 0) --after;
+    auto const after =
+        std::partition_point(order_.begin(), order_.end(), [&](std::size_t i) { return begin(i) <= target; });
     if (after == order_.begin()) return from;
     std::size_t const i = *std::prev(after), inside = std::min(target, end(i)) - begin(i);
     return std::max(from, begin(i) + inside / grain * grain);
