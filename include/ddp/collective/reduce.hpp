@@ -58,17 +58,17 @@ task<> tree_reduce(lane<T> over, std::span<E> data, int root) {
     operations in(count);
     auto const from = [&](std::size_t k) { return memory.as<E>().subspan(k * data.size(), data.size()); };
     for (std::size_t k = count; k-- > 0;) over.receive(in[k], children[k].rank, as_mutable_bytes(from(k)));
-    std::span<E const> sum = data;
+    std::span<E const> so_far = data;
     for (std::size_t k = count; k-- > 0;) {  // the last child holds the smallest subtree
         co_await in[k];
         std::span<E> const theirs = from(k), result = me == root && k == 0 ? data : theirs;
-        combine<Op>(result, children[k].left ? std::span<E const>(theirs) : sum,
-                    children[k].left ? sum : std::span<E const>(theirs));
-        sum = result;
+        combine<Op>(result, children[k].left ? std::span<E const>(theirs) : so_far,
+                    children[k].left ? so_far : std::span<E const>(theirs));
+        so_far = result;
     }
     if (parent < 0) co_return;
     operation out;
-    over.send(out, parent, as_const_bytes(sum));
+    over.send(out, parent, as_const_bytes(so_far));
     co_await out;
 }
 
@@ -88,7 +88,7 @@ auto reduce_by(communicator<T> const& comm, std::span<E> data, int root, Op op, 
 /// rank calls it with the same count, type, root and operation.
 ///
 /// data    n numbers (NumbersTarget), the same n on every rank. No numbers: a barrier.
-/// Cost    automatic_reduce. A rank that has sent does not wait for the others.
+/// Cost    automatic_reduce. A rank that has sent everything does not wait for the root.
 /// Sums    the canonical tree over ranks: the bits of allreduce, whatever the root.
 /// Throws  comm_error (the same verdict on every rank); the root's data is then unspecified. usage_error if there is no rank
 ///         `root`.
