@@ -32,7 +32,7 @@ def main() -> None:
     (place / "quick_start.cpp").write_text(program, encoding="utf-8")
     (place / "CMakeLists.txt").write_text(cmake, encoding="utf-8")
     run("cmake", "-S", ".", "-B", "build", "-G", generator, f"-DCMAKE_PREFIX_PATH={prefix}",
-        f"-DCMAKE_CXX_COMPILER={compiler}", "-DCMAKE_BUILD_TYPE=Release", cwd=place)
+        f"-DCMAKE_CXX_COMPILER={compiler}", "-DCMAKE_BUILD_TYPE=Debug", cwd=place)
     run("cmake", "--build", "build", cwd=place)
     alone = run("build/quick_start", cwd=place)
     if alone != "y = 2.00 x + 1.00 (ranks: 1)\n":
