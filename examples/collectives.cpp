@@ -67,8 +67,9 @@ void under_way(ddp::communicator<> const& comm) {
 }
 
 void transposed(ddp::communicator<> const& comm) {
-    std::vector<int> row;  // of a matrix with a row and a column for each rank
-    for (int column = 0; column < comm.size(); ++column) row.push_back(10 * comm.rank() + column);
+    std::vector<int> row(static_cast<std::size_t>(comm.size()));  // of a matrix with a row and a column for each rank
+    for (std::size_t column = 0; column < row.size(); ++column)
+        row[column] = 10 * comm.rank() + static_cast<int>(column);
     std::vector<int> const column = ddp::all_to_all(comm, row);
     if (comm.rank() != 0) return;
     std::printf("transposed:");

@@ -25,9 +25,8 @@ void work(ddp::communicator<> const& comm) {
     ddp::data_parallel trainer{model, ddp::sgd{.lr = 0.1}, along_column};
     float total = 0;
     for (int step = 0; step < 300; ++step) {
-        std::vector<float> const x = {0.1f * static_cast<float>(row), 1.0f};
-        std::vector<float> y;
-        for (float const each : x) y.push_back(static_cast<float>(column + 1) * each + 1);
+        float const slope = static_cast<float>(column + 1), x[2] = {0.1f * static_cast<float>(row), 1.0f};
+        float const y[2] = {slope * x[0] + 1, slope * x[1] + 1};
         trainer.forward(ddp::nn::regression_batch<float>{.inputs = x, .targets = y, .rows = 2, .features = 1});
         trainer.backward();  // the column's gradients are on their way …
         std::vector<float> number = {static_cast<float>(comm.rank())};

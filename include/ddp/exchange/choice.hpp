@@ -6,12 +6,12 @@
 #include <type_traits>
 #include <utility>
 
+#include <ddp/collective/algorithms/any_allreduce.hpp>
 #include <ddp/collective/algorithms/automatic_allreduce.hpp>
+#include <ddp/core/separate.hpp>
 #include <ddp/exchange/allreduce_exchange.hpp>
 #include <ddp/exchange/exchange.hpp>
-#include <ddp/core/separate.hpp>
 #include <ddp/transport/any.hpp>
-#include <ddp/collective/algorithms/any_allreduce.hpp>
 
 namespace ddp::detail {
 

@@ -2,8 +2,8 @@
 /// Products of matrices by Eigen, in the four forms that layers need.
 #pragma once
 
-#include <ddp/nn/layer.hpp>
 #include <ddp/core/separate.hpp>
+#include <ddp/nn/layer.hpp>
 
 namespace ddp::nn::detail {
 
