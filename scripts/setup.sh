@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Installs what is missing, from Debian's own archive: setup.sh [demo] [mpi] [tests] [ci]   (default: demo)
+# setup.sh torch installs PyTorch from PyPI into build/torch, for the test that starts a job with its torchrun.
 #
 # Where everything is there, it says so and needs neither a network nor rights. Where it cannot install, it says what to install.
 # DDP_SETUP=skip trusts you: nothing is looked at.
@@ -8,10 +9,20 @@ set -euo pipefail
 # The one list of packages. `tests` includes demo and mpi, `ci` includes tests.
 demo_packages=(g++ cmake ninja-build libboost-dev libeigen3-dev zlib1g-dev libxxhash-dev dataset-fashion-mnist)
 mpi_packages=(libopenmpi-dev openmpi-bin libboost-mpi-dev)
-tests_packages=(catch2 ccache python3 binutils iproute2 procps pkg-config)
-ci_packages=(clang-19 libclang-rt-19-dev clang-format-19 clang-tidy-19 shellcheck python3-pip doxygen lintian)
+tests_packages=(catch2 ccache python3 python3-pip binutils iproute2 procps pkg-config clang-19 libclang-rt-19-dev doxygen lintian)
+ci_packages=(clang-format-19 clang-tidy-19 shellcheck)
 
 say() { printf 'setup: %s\n' "$*"; }
+
+if [[ ${1:-} == torch ]]; then
+    cd "$(dirname "$0")/.."
+    if [[ ! -x build/torch/bin/torchrun ]]; then
+        python3 -m venv build/torch
+        build/torch/bin/pip install -q --disable-pip-version-check torch==2.13.0 numpy
+    fi
+    say "torchrun is in build/torch/bin"
+    exit 0
+fi
 
 wanted=()
 for group in "${@:-demo}"; do

@@ -8,6 +8,7 @@
 //   newcomer_program rate -0.1    the learning rate, also nan
 //   newcomer_program empty all    no samples on any rank
 //   newcomer_program ends 1       a rank returns from its loop before the others
+//   newcomer_program threads 200  that many ranks, which are threads
 //   newcomer_program barrier 1    a rank calls a barrier where the others train
 #include <cstddef>
 #include <cstdint>
@@ -58,6 +59,10 @@ int main(int argc, char** argv) {
     for (auto* const time : {&options.times.heartbeat, &options.times.dead, &options.times.collective,
                              &options.times.handshake, &options.times.join, &options.times.shutdown})
         *time *= scale == nullptr ? 1 : std::stoi(scale);
+    if (mistake == "threads") {
+        options.transport = "inproc";
+        options.ranks = std::stoi(value);
+    }
     if (mistake == "ranks") {
         options.transport = "tcp";
         options.ranks = std::stoi(value);

@@ -94,6 +94,14 @@ class Launching(Case):
 
 
 class Meeting(Case):
+    @unittest.skipIf(SCALE > 1, "sanitizers need address space of their own")
+    def test_more_ranks_than_the_system_starts_threads(self):
+        done = subprocess.run(["bash", "-c", 'ulimit -v 1000000; exec "$0" "$@"', NEWCOMER, "threads", "400"],
+                              env=environment(MALLOC_ARENA_MAX="1"), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              timeout=DEADLINE, check=False)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.says(done.stderr, "DDP-E101", "thread", "start", "ulimit -u")
+
     def test_fewer_ranks_than_world_size_says(self):
         with Job(3, [NEWCOMER], without=[2]) as job:
             job.wait()

@@ -4,10 +4,13 @@
 #include <ddp/rendezvous/tcp_store_protocol.hpp>
 
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <future>
+#include <optional>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -88,17 +91,85 @@ TEST_CASE("rank 0 may open its port after the others began to look for it", "[re
     CHECK(early.get() == "");
 }
 
+TEST_CASE("where the launcher has the port, ranks meet at the next that is free, and only those of their job",
+          "[rendezvous][tcp]") {
+    // Listeners of others at the first two ports: one that never answers, and rank 0 of another job.
+    ddp::job j = job_of(0, 2, 0);
+    j.port_is_launchers = true;
+    j.id = "ours/0";
+    std::optional<listener> launcher, silent;
+    ddp::job other = j;
+    other.id = "theirs/0";
+    std::future<std::string> neighbour;
+    for (int tries = 0; !silent && tries < 20; ++tries) {
+        launcher.emplace();
+        j.master_port = other.master_port = launcher->port;
+        try {
+            silent.emplace(true, ddp::detail::master_ports(j).front());
+        } catch (std::runtime_error const&) {  // somebody else's port
+        }
+    }
+    REQUIRE(silent);
+    ddp::timing times = ddp::timing::for_tests();
+    times.join = std::chrono::seconds(20);
+    neighbour = std::async(std::launch::async, outcome, other, quick(times));
+    std::this_thread::sleep_for(50ms);
+    std::vector<std::future<std::string>> ours;
+    for (int const rank : {1, 0}) {
+        j.rank = rank;
+        ours.push_back(std::async(std::launch::async, outcome, j, quick(times)));
+    }
+    for (auto& text : ours) CHECK(text.get() == "");
+    other.rank = 1;
+    CHECK(outcome(other, quick(times)) == "");
+    CHECK(neighbour.get() == "");
+}
+
+TEST_CASE("TCP congestion control is cubic within a host, and what the user says otherwise", "[rendezvous][tcp]") {
+    auto const control = [](std::string const& wanted, bool same_host) {
+        int const fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        std::string said;
+        try {
+            ddp::detail::choose_congestion_control(fd, wanted, same_host);
+            char name[16] = {};
+            ::socklen_t size = sizeof name;
+            ::getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &size);
+            said = name;
+        } catch (std::exception const& e) {
+            said = e.what();
+        }
+        ::close(fd);
+        return said;
+    };
+    int const fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    char systems[16] = {};
+    ::socklen_t size = sizeof systems;
+    ::getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, systems, &size);
+    ::close(fd);
+    CHECK(control("", false) == systems);
+    CHECK(control("reno", true) == "reno");
+    CHECK(control("reno", false) == "reno");
+    std::string const cubic = control("cubic", false);
+    CHECK((control("", true) == "cubic" || has(cubic, "DDP-E201")));
+    CHECK(has(control("nonesuch", true), "refuses TCP congestion control \"nonesuch\""));
+    listener const at;
+    ddp::tcp_options options = quick();
+    options.congestion = "nonesuch";
+    for (std::string const& text : outcomes({job_of(0, 2, at.port), job_of(1, 2, at.port)}, at, options))
+        CHECK(has(text, "nonesuch"));
+}
+
 TEST_CASE("ranks that never came are named on every rank that came", "[rendezvous][tcp]") {
     auto times = ddp::timing::for_tests();
     times.join = 300ms;
     listener const at;
-    auto const start = ddp::clock::now();
+    auto const start = ddp::monotonic_clock::now();
     for (std::string const& text : outcomes({job_of(0, 4, at.port), job_of(2, 4, at.port)}, at, quick(times))) {
         CAPTURE(text);
         CHECK(has(text, "DDP-E201"));
         CHECK(has(text, "ranks {1, 3} never joined (2 of 4 present"));
     }
-    CHECK(ddp::clock::now() - start < 5s);
+    CHECK(ddp::monotonic_clock::now() - start < 5s);
 }
 
 TEST_CASE("without rank 0 the others say where they looked", "[rendezvous][tcp]") {
@@ -138,14 +209,14 @@ TEST_CASE("a second process of one rank is refused and the job goes on", "[rende
 
 TEST_CASE("everybody learns who has another world size", "[rendezvous][tcp]") {
     listener const at;
-    auto const start = ddp::clock::now();
+    auto const start = ddp::monotonic_clock::now();
     for (std::string const& text :
          outcomes({job_of(0, 3, at.port), job_of(1, 3, at.port), job_of(2, 4, at.port)}, at, quick())) {
         CAPTURE(text);
         CHECK(has(text, "rank 2"));
         CHECK(has(text, "WORLD_SIZE 4, rank 0 has 3"));
     }
-    CHECK(ddp::clock::now() - start < 3s);
+    CHECK(ddp::monotonic_clock::now() - start < 3s);
 }
 
 TEST_CASE("another version is refused, with both versions", "[rendezvous][tcp]") {
@@ -204,9 +275,9 @@ TEST_CASE("a rank that dies while the job comes together is named at once", "[re
     listener const at;
     auto all = std::async(std::launch::async,
                           [&] { return outcomes({job_of(0, 3, at.port), job_of(1, 3, at.port)}, at, quick()); });
-    auto const start = ddp::clock::now();
+    auto const start = ddp::monotonic_clock::now();
     {
-        ddp::tcp_store mortal({{boost::asio::ip::make_address("127.0.0.1"), at.port}}, 2, 3, start + 2s);
+        ddp::tcp_store mortal({{boost::asio::ip::make_address("127.0.0.1"), at.port}}, 2, 3, 0, start + 2s);
         std::this_thread::sleep_for(50ms);
     }
     for (std::string const& text : all.get()) {
@@ -214,7 +285,7 @@ TEST_CASE("a rank that dies while the job comes together is named at once", "[re
         CHECK(has(text, "rank 2 (pid "));
         CHECK(has(text, "ended while the job came together"));
     }
-    CHECK(ddp::clock::now() - start < 3s);
+    CHECK(ddp::monotonic_clock::now() - start < 3s);
 }
 
 TEST_CASE("another program on the port is not mistaken for rank 0", "[rendezvous][tcp]") {

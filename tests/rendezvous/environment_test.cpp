@@ -60,6 +60,22 @@ TEST_CASE("a whole environment is a job, an empty one is none", "[rendezvous]") 
     CHECK(ddp::job_from_environment(getter({{"RANK", "0"}, {"WORLD_SIZE", "1"}}))->size == 1);
 }
 
+TEST_CASE("torchrun's variables say that its agent has the port, and where all ranks are", "[rendezvous]") {
+    variables all = whole;
+    all["TORCHELASTIC_RUN_ID"] = "a-b";
+    all["TORCHELASTIC_RESTART_COUNT"] = "2";
+    all["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+    auto job = ddp::job_from_environment(getter(all));
+    CHECK(job->id == "a-b/2");
+    CHECK(job->port_is_launchers);
+    CHECK(job->master_addr == "10.0.0.1");  // two hosts
+    all["TORCHELASTIC_USE_AGENT_STORE"] = "False";
+    all["LOCAL_WORLD_SIZE"] = "4";
+    job = ddp::job_from_environment(getter(all));
+    CHECK_FALSE(job->port_is_launchers);
+    CHECK(job->master_addr == "127.0.0.1");
+}
+
 TEST_CASE("half an environment is an error that names what is missing", "[rendezvous]") {
     for (std::string const name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
         std::string const text = complaint(without(name));

@@ -15,10 +15,11 @@ struct listener {
     int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     std::uint16_t port = 0;
 
-    explicit listener(bool listening = true) {
+    explicit listener(bool listening = true, std::uint16_t wanted = 0) {
         ::sockaddr_in at{};
         at.sin_family = AF_INET;
         at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        at.sin_port = htons(wanted);
         ::socklen_t size = sizeof at;
         if (::bind(fd, reinterpret_cast<::sockaddr*>(&at), size) != 0 || (listening && ::listen(fd, 128) != 0) ||
             ::getsockname(fd, reinterpret_cast<::sockaddr*>(&at), &size) != 0)

@@ -2,6 +2,8 @@
 /// Transport: what moves bytes between ranks, and the words it is spoken to in.
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -20,8 +22,8 @@
 
 namespace ddp {
 
-using clock = std::chrono::steady_clock;
-using time_point = clock::time_point;
+using monotonic_clock = std::chrono::steady_clock;
+using time_point = monotonic_clock::time_point;
 using nanoseconds = std::chrono::nanoseconds;
 
 inline constexpr time_point never = time_point::max();
@@ -29,7 +31,7 @@ inline constexpr time_point never = time_point::max();
 /// What a message belongs to. Messages of one (peer, identity) are matched in order; all others are independent.
 struct identity {
     std::uint32_t group = 0;    ///< the context: a number that the ranks of a group have agreed on (see group.hpp)
-    std::uint32_t channel = 0;  ///< what for, within the context: channel::user, a bucket, …
+    std::uint32_t channel = 0;  ///< what for, within the context: channel::user, a bucket of a trainer, …
     std::uint64_t index = 0;    ///< sequence number, within the channel
     friend auto operator<=>(identity const&, identity const&) = default;
 };
@@ -44,9 +46,6 @@ struct identity {
 /// Every channel has four phases (channel + 0 … 3), so that the stages of one collective do not match each other.
 namespace channel {
 inline constexpr std::uint32_t user = 0;          ///< collectives that the user calls; index counts them
-inline constexpr std::uint32_t weights = 4;       ///< the sum of weights of a step; index is the step
-inline constexpr std::uint32_t statistics = 8;    ///< norms of a step
-inline constexpr std::uint32_t buckets = 12;      ///< bucket b of a step travels on channel buckets + 4 b
 inline constexpr std::uint32_t p2p = 0xfffffffc;  ///< messages between two ranks; index is the user's tag
 }  // namespace channel
 
@@ -177,13 +176,14 @@ struct failure {
     std::int32_t rank = -1;  ///< who says it
     std::int32_t peer = -1;  ///< of whom (in a verdict: the culprit)
     bool inside = false;     ///< `rank` was within an operation: what it entered last had not ended
-    std::uint8_t reserved[7] = {};
+    std::uint8_t reserved[3] = {};  // where padding would be
     identity operation;           ///< during which message
     std::uint64_t waited_ns = 0;  ///< how long `rank` has been waiting
     mark entered;                 ///< what `rank` has entered last, in the group that the record is about
     bounded_text<320> text;       ///< what happened, for people
 };
-static_assert(std::is_trivially_copyable_v<failure>);
+static_assert(std::is_trivially_copyable_v<failure> && std::has_unique_object_representations_v<failure>,
+              "no padding may travel");
 
 /// What is known of a rank.
 struct report {
@@ -214,10 +214,12 @@ concept Ranked = requires(T const& t) {
 ///              sent before has been received.
 ///  5. Threads  one thread at a time per object, except wake(); different objects are independent.
 ///  6. Failure  abort() publishes this rank's record, completes every posted operation (aborted, unless it has ended)
-///              before it returns, and touches no posted buffer afterwards, unless its page says so. What is posted
+///              before it returns, and touches no posted buffer afterwards, unless its page says so: then it has
+///              `bool still_writes() const`, and calls wait for that before they throw. What is posted
 ///              later completes as aborted. A second abort() replaces the record (by the verdict).
 ///  7. Sleep    progress() sleeps until something may move, wake() was called since the last progress(), or `until`; a
 ///              time in the past polls. It returns whether reports() has changed.
+///  8. Memory   messages that nobody has posted a receive for are taken in up to a bound; the sends of others wait.
 /// Models: inproc_transport, virtual_transport, tcp_transport, mpi_transport.
 template <class T>
 concept Transport = Ranked<T> && requires(T& t, int peer, tag what, const_bytes out, mutable_bytes in, completion& done,

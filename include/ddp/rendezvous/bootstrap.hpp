@@ -4,7 +4,10 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include <ddp/comm/timing.hpp>
 #include <ddp/comm/transport.hpp>
@@ -21,7 +24,18 @@ struct tcp_options {
     std::size_t early_bytes = 0;                       ///< see framed_options; the same on every rank
     nanoseconds spin = std::chrono::microseconds{50};  ///< see framed_options
     int listen_descriptor = -1;  ///< rank 0: an inherited listening socket instead of a port; also DDP_LISTEN_FD
+    /// TCP congestion control by the system's name for it ("cubic", "bbr", "dctcp"); also DDP_TCP_CONGESTION. Empty: cubic
+    /// between ranks of one host, where BBR, some systems' default, took 1.7 times as long; between hosts the system's own
+    /// choice, which may have been made for that network.
+    std::string congestion = {};
 };
+
+namespace detail {
+/// Where rank 0 may listen: at the job's port; if that is the launcher's own, at the first of these that is free.
+[[nodiscard]] std::vector<std::uint16_t> master_ports(job const& j);
+/// See tcp_options::congestion. Throws rendezvous_error where the system refuses what was asked for.
+void choose_congestion_control(int fd, std::string const& wanted, bool same_host);
+}  // namespace detail
 
 /// Brings the job together and connects every rank to every other. Collective: all ranks call it, or all fail.
 ///

@@ -19,6 +19,10 @@ struct job {
     int local_size = 1;
     std::string master_addr = "127.0.0.1";  ///< where rank 0 listens while the job comes together
     std::uint16_t master_port = 29500;
+    /// The launcher itself listens at master_port, as torchrun's agent does: rank 0 takes one of the next ports.
+    bool port_is_launchers = false;
+    /// Which job this is, if the launcher says so; else empty. Ranks of two jobs never meet.
+    std::string id = {};
 };
 
 namespace detail {
@@ -27,20 +31,31 @@ namespace detail {
 [[nodiscard]] int environment_number(std::string_view name, std::string_view text, int least, int most,
                                      std::string_view meaning);
 
-inline constexpr std::array<char const*, 6> job_variables = {"RANK",        "WORLD_SIZE", "MASTER_ADDR",
-                                                             "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
+inline constexpr std::array<char const*, 9> job_variables = {"RANK",
+                                                             "WORLD_SIZE",
+                                                             "MASTER_ADDR",
+                                                             "MASTER_PORT",
+                                                             "LOCAL_RANK",
+                                                             "LOCAL_WORLD_SIZE",
+                                                             "TORCHELASTIC_RUN_ID",
+                                                             "TORCHELASTIC_RESTART_COUNT",
+                                                             "TORCHELASTIC_USE_AGENT_STORE"};
+using job_values = std::array<std::optional<std::string>, job_variables.size()>;
 /// What these variables, in the order of job_variables, say.
-[[nodiscard]] std::optional<job> job_from(std::array<std::optional<std::string>, 6> const& values);
+[[nodiscard]] std::optional<job> job_from(job_values const& values);
 
 }  // namespace detail
 
 /// Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and, if they are there, LOCAL_RANK and LOCAL_WORLD_SIZE. None of
 /// the four: no job. Throws environment_error if only some are there, or one makes no sense.
 ///
+/// torchrun sets all six, and TORCHELASTIC_*: its agent's own store listens at MASTER_PORT, and where all ranks run on one
+/// host MASTER_ADDR may still be the host's name. They meet over loopback then, without DDP_INSECURE.
+///
 /// get(name) returns a std::optional<std::string>: another environment, for tests and launchers.
 template <class Get>
 [[nodiscard]] std::optional<job> job_from_environment(Get get) {
-    std::array<std::optional<std::string>, 6> values;
+    detail::job_values values;
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = get(std::string(detail::job_variables[i]));
     return detail::job_from(values);
 }

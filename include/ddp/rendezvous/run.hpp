@@ -2,6 +2,8 @@
 /// run: one program as threads, as processes over TCP, under MPI, or alone, decided by how it was started.
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
 #include <array>
 #include <concepts>
 #include <cstdlib>

@@ -2,6 +2,8 @@
 /// mpi: run's way to start under mpirun, or inside a program that has MPI already.
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
 #include <string_view>
 
 #include <ddp/comm/communicator.hpp>

@@ -2,6 +2,8 @@
 /// tcp: run's way to start as one of several processes that meet over TCP.
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
 #include <string_view>
 
 #include <ddp/comm/communicator.hpp>

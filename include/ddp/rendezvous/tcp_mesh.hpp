@@ -79,7 +79,11 @@ public:
 
     [[gnu::cold]] tcp_mesh(peer_hello mine, std::vector<peer_address> const& addresses, tcp_acceptor& acceptor,
                            timing const& times)
-        : mine_(mine), addresses_(addresses), acceptor_(acceptor), times_(times), until_(clock::now() + times.join) {}
+        : mine_(mine),
+          addresses_(addresses),
+          acceptor_(acceptor),
+          times_(times),
+          until_(monotonic_clock::now() + times.join) {}
 
     /// Throws rendezvous_error that names the rank that could not be reached.
     [[nodiscard, gnu::cold]] std::vector<connection> connect() {
@@ -106,7 +110,7 @@ private:
     [[nodiscard]] std::string me() const { return concat({"rank ", mine_.from}); }
     [[nodiscard, gnu::cold]] connection dial_to(int peer) {
         connection c{peer, tcp_socket(tcp_context()), false};
-        time_point const until = std::min(until_, clock::now() + times_.handshake);
+        time_point const until = std::min(until_, monotonic_clock::now() + times_.handshake);
         if (auto const error = dial(c.socket, addresses_[static_cast<std::size_t>(peer)].at, until))
             throw rendezvous_error(concat({me(), " reaches rank 0, but not ", name(peer), ": ", error.message(),
                                            ". Check firewalls, and that all hosts use the same network"}));
@@ -146,7 +150,8 @@ private:
         std::size_t const wanted = static_cast<std::size_t>(mine_.size) - 1;
         std::list<visitor> visitors;
         while (all.size() < wanted) {
-            if (clock::now() >= until_) throw rendezvous_error(concat({me(), " was not reached by ", missing(all)}));
+            if (monotonic_clock::now() >= until_)
+                throw rendezvous_error(concat({me(), " was not reached by ", missing(all)}));
             std::vector<::pollfd> polls{{acceptor_.native_handle(), POLLIN, 0}};
             for (visitor& v : visitors) polls.push_back({v.socket.native_handle(), POLLIN, 0});
             ::poll(polls.data(), polls.size(), 50);
@@ -155,7 +160,8 @@ private:
                 welcome(
                     acceptor_, visitors, times_.handshake, [](visitor const& v) { return v.socket.is_open(); },
                     [&](visitor& v) { hear(v, all); });
-            visitors.remove_if([](visitor const& v) { return !v.socket.is_open() || clock::now() >= v.until; });
+            visitors.remove_if(
+                [](visitor const& v) { return !v.socket.is_open() || monotonic_clock::now() >= v.until; });
         }
     }
     [[gnu::cold]] void hear(visitor& v, std::vector<connection>& all) {
@@ -170,7 +176,7 @@ private:
             return static_cast<void>(v.socket.close(ignored));
         peer_hello hello = mine_;
         hello.to = v.hello.from;
-        if (write_all(v.socket, bytes_of(hello), clock::now() + times_.handshake) != io_end::ok)
+        if (write_all(v.socket, bytes_of(hello), monotonic_clock::now() + times_.handshake) != io_end::ok)
             return static_cast<void>(v.socket.close(ignored));
         check(v.hello, v.hello.from);
         tune_connected(v.socket.native_handle(), times_);

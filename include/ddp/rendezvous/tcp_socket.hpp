@@ -37,7 +37,7 @@ using tcp_acceptor = boost::asio::basic_socket_acceptor<boost::asio::ip::tcp, bo
 /// Waits for `events` on a descriptor. False when `until` has come.
 [[gnu::cold]] inline bool poll_until(int fd, short events, time_point until) {
     for (;;) {
-        auto const left = std::chrono::ceil<std::chrono::milliseconds>(until - clock::now()).count();
+        auto const left = std::chrono::ceil<std::chrono::milliseconds>(until - monotonic_clock::now()).count();
         ::pollfd one{fd, events, 0};
         int const n = ::poll(&one, 1, static_cast<int>(std::clamp<std::int64_t>(left, 0, 60000)));
         if (n > 0) return true;

@@ -31,9 +31,11 @@ using store_entries = std::vector<std::pair<std::string, std::string>>;
 /// reached.
 class tcp_store {
 public:
-    /// Tries the addresses in turn, with growing pauses, until `until`: rank 0 may start later than the others.
-    [[gnu::cold]] tcp_store(std::vector<detail::tcp_endpoint> const& servers, int rank, int size, time_point until)
-        : socket_(tcp_context()) {
+    /// Tries the addresses in turn, with growing pauses, until `until`: rank 0 may start later than the others. `job`: the
+    /// hash of its id. Where rank 0 is at one of several ports, whoever answers at another is passed over.
+    [[gnu::cold]] tcp_store(std::vector<detail::tcp_endpoint> const& servers, int rank, int size, std::uint64_t job,
+                            time_point until, bool several_ports = false)
+        : socket_(tcp_context()), several_ports_(several_ports) {
         boost::system::error_code last;
         int attempts = 0;
         for (std::chrono::milliseconds pause{5};; pause = std::min(pause * 2, std::chrono::milliseconds{250})) {
@@ -42,10 +44,10 @@ public:
                 at_ = at;
                 last = detail::dial(socket_, at, until);
                 if (last) continue;
-                if (greet(rank, size, until)) return;
+                if (greet(rank, size, job, until)) return;
                 last = boost::asio::error::connection_reset;  // a flood of strangers may have pushed us out: again
             }
-            if (clock::now() + pause >= until) break;
+            if (monotonic_clock::now() + pause >= until) break;
             std::this_thread::sleep_for(pause);
         }
         std::string tried;
@@ -88,16 +90,22 @@ private:
     static constexpr std::uint32_t max_answer = 64u << 20;
 
     /// False if the other side hung up before it said anything.
-    [[gnu::cold]] bool greet(int rank, int size, time_point until) {
+    [[gnu::cold]] bool greet(int rank, int size, std::uint64_t job, time_point until) {
+        if (several_ports_) until = std::min(until, monotonic_clock::now() + timing{}.handshake);
         detail::store_hello hello;
         hello.rank = rank;
         hello.size = size;
+        hello.job = job;
         hello.who = bounded_text<72>(detail::this_process());
         tune_connected(socket_.native_handle(), timing{});
         if (detail::write_all(socket_, bytes_of(hello), until) != detail::io_end::ok) return false;
         if (detail::poll_until(socket_.native_handle(), POLLIN, until)) {
-            std::byte first;
-            if (::recv(socket_.native_handle(), &first, 1, MSG_PEEK) <= 0) return false;
+            detail::store_head first;
+            ssize_t const heard = ::recv(socket_.native_handle(), &first, sizeof first, MSG_PEEK);
+            if (heard <= 0) return false;
+            if (several_ports_ && (heard < static_cast<ssize_t>(sizeof first) || !ours(first))) return false;
+        } else if (several_ports_) {
+            return false;
         }
         std::string const nonce = answer(until);
         if (nonce.size() != sizeof nonce_) throw stranger();
@@ -120,13 +128,16 @@ private:
         detail::io_end const end = detail::read_all(socket_, bytes_of(head), until);
         if (end == detail::io_end::late) throw late();
         if (end == detail::io_end::closed) throw lost();
-        bool const ours = head.op == detail::store_op::ok || head.op == detail::store_op::refused;
-        if (!ours || head.key != 0 || head.count != 0 || head.value > max_answer) throw stranger();
+        if (!ours(head)) throw stranger();
         std::string text(head.value, '\0');
         if (detail::read_all(socket_, as_mutable_bytes(std::span<char>(text)), until) != detail::io_end::ok)
             throw lost();
         if (head.op == detail::store_op::refused) throw rendezvous_error(text);
         return text;
+    }
+    [[nodiscard]] static bool ours(detail::store_head const& head) noexcept {
+        bool const answers = head.op == detail::store_op::ok || head.op == detail::store_op::refused;
+        return answers && head.key == 0 && head.count == 0 && head.value <= max_answer;
     }
     [[nodiscard, gnu::cold]] rendezvous_error lost() const {
         return rendezvous_error(
@@ -146,6 +157,7 @@ private:
     }
 
     detail::tcp_socket socket_;
+    bool several_ports_;
     detail::tcp_endpoint at_;
     std::uint64_t nonce_ = 0;
 };

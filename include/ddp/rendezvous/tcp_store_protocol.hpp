@@ -20,9 +20,10 @@ struct store_hello {
     std::uint32_t record_bytes = sizeof(failure);  // two builds that disagree here cannot talk
     std::int32_t rank = 0;
     std::int32_t size = 0;
+    std::uint64_t job = 0;  // the hash of job::id
     bounded_text<72> who;
 };
-static_assert(sizeof(store_hello) == 96 && std::is_trivially_copyable_v<store_hello>);
+static_assert(sizeof(store_hello) == 104 && std::has_unique_object_representations_v<store_hello>);
 
 enum class store_op : std::uint32_t { put = 1, all, fail, ok, refused };
 
@@ -34,6 +35,7 @@ struct store_head {
     std::uint32_t value = 0;  // bytes
     std::uint32_t count = 0;
 };
+static_assert(std::has_unique_object_representations_v<store_head>);
 
 inline void append(std::string& to, const_bytes bytes) {
     to.append(reinterpret_cast<char const*>(bytes.data()), bytes.size());

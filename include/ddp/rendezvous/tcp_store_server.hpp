@@ -35,12 +35,14 @@ namespace ddp {
 /// Failure       the first one is what every rank gets as the answer to everything, those included that come later.
 class tcp_store_server {
 public:
-    tcp_store_server(detail::tcp_acceptor acceptor, int size, std::uint64_t nonce, timing const& times)
+    tcp_store_server(detail::tcp_acceptor acceptor, int size, std::uint64_t job, std::uint64_t nonce,
+                     timing const& times)
         : acceptor_(std::move(acceptor)),
           size_(size),
+          job_(job),
           nonce_(nonce),
           times_(times),
-          until_(clock::now() + times.join),
+          until_(monotonic_clock::now() + times.join),
           present_(static_cast<std::size_t>(size)),
           came_(present_.size()) {
         boost::system::error_code ignored;
@@ -70,9 +72,9 @@ private:
 
     [[gnu::cold]] void serve() noexcept {
         time_point give_up = never;
-        while (clock::now() < give_up) {
+        while (monotonic_clock::now() < give_up) {
             try {
-                if (stopping_ && give_up == never) give_up = clock::now() + times_.handshake;
+                if (stopping_ && give_up == never) give_up = monotonic_clock::now() + times_.handshake;
                 auto const is_rank = [](visitor const& v) { return v.rank >= 0; };
                 if (stopping_ && all_told() && std::none_of(visitors_.begin(), visitors_.end(), is_rank)) return;
                 turn();
@@ -83,7 +85,8 @@ private:
     }
     /// After an early failure the ranks that are about to come should hear of it as well.
     [[nodiscard, gnu::cold]] bool all_told() const {
-        return failure_.empty() || clock::now() >= until_ || std::count(came_.begin(), came_.end(), true) == size_;
+        return failure_.empty() || monotonic_clock::now() >= until_ ||
+               std::count(came_.begin(), came_.end(), true) == size_;
     }
     [[gnu::cold]] void turn() {
         std::vector<::pollfd> polls{{acceptor_.native_handle(), POLLIN, 0}, {bell_.descriptor(), POLLIN, 0}};
@@ -104,7 +107,7 @@ private:
             detail::welcome(
                 acceptor_, visitors_, times_.handshake, [](visitor const& v) { return v.rank < 0; },
                 [this](visitor& v) { read(v); });
-        time_point const now = clock::now();
+        time_point const now = monotonic_clock::now();
         if (failure_.empty() && now >= until_) name_missing();
         for (auto v = visitors_.begin(); v != visitors_.end();) {
             answer(*v);
@@ -147,6 +150,7 @@ private:
             if (v.in.size() < sizeof hello) return true;
             std::memcpy(&hello, v.in.data(), sizeof hello);
             v.in.erase(0, sizeof hello);
+            if (hello.version == version_number && hello.job != job_) return false;  // looks for another server
             greet(v, hello);
         }
         while (v.rank >= 0 && !v.waits && v.in.size() >= sizeof(detail::store_head)) {
@@ -267,6 +271,7 @@ private:
 
     detail::tcp_acceptor acceptor_;
     int size_;
+    std::uint64_t job_;
     std::uint64_t nonce_;
     timing times_;
     time_point until_;

@@ -26,7 +26,7 @@ template <class Visitor, class Strange, class Hear>
     for (int i = 0; i < 256; ++i) {
         if (std::count_if(visitors.begin(), visitors.end(), strange) >= static_cast<std::ptrdiff_t>(max_strangers)) {
             auto const oldest = std::find_if(visitors.begin(), visitors.end(), strange);
-            if (oldest->until - clock::now() > handshake - stranger_grace) return;
+            if (oldest->until - monotonic_clock::now() > handshake - stranger_grace) return;
             visitors.erase(oldest);
         }
         boost::system::error_code error;
@@ -34,7 +34,7 @@ template <class Visitor, class Strange, class Hear>
         acceptor.accept(socket, error);
         if (error) return;
         socket.non_blocking(true, error);
-        visitors.push_back({std::move(socket), clock::now() + handshake});
+        visitors.push_back({std::move(socket), monotonic_clock::now() + handshake});
         hear(visitors.back());
     }
 }

@@ -4,10 +4,12 @@
 
 #include <fcntl.h>
 #include <netdb.h>
+#include <netinet/tcp.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -53,6 +55,14 @@ namespace detail {
     return digest{}.add(std::string_view(boot)).add(std::string_view(space)).value();
 }
 
+[[gnu::cold]] DDP_DECL std::vector<std::uint16_t> master_ports(job const& j) {
+    if (!j.port_is_launchers) return {j.master_port};
+    std::vector<std::uint16_t> ports;
+    for (unsigned i = 1; i <= 16; ++i)  // unprivileged ones, spread so that neighbouring jobs seldom ask for the same
+        ports.push_back(static_cast<std::uint16_t>(1024 + (j.master_port + 97 * i) % (65536 - 1024)));
+    return ports;
+}
+
 /// The addresses of rank 0. Only loopback, unless the caller has said insecure.
 [[gnu::cold]] DDP_DECL std::vector<tcp_endpoint> resolve_master(job const& j, bool insecure) {
     // Asio's resolver would compile a thread pool and its handlers into every program.
@@ -65,8 +75,10 @@ namespace detail {
         tcp_endpoint at;
         if (one->ai_family != AF_INET && one->ai_family != AF_INET6) continue;
         std::memcpy(at.data(), one->ai_addr, one->ai_addrlen);
-        at.port(j.master_port);
-        all.push_back(at);
+        for (std::uint16_t const port : master_ports(j)) {
+            at.port(port);
+            all.push_back(at);
+        }
     }
     if (problem == 0) ::freeaddrinfo(found);
     if (all.empty())
@@ -79,8 +91,8 @@ namespace detail {
             throw rendezvous_error(
                 detail::concat({"MASTER_ADDR \"", j.master_addr, "\" is ", text_of(at),
                                 ", which other hosts can reach, and this connection is neither authenticated nor "
-                                "encrypted. Use 127.0.0.1, or, on a network where you trust everybody, "
-                                "tcp_options.insecure = true or DDP_INSECURE=1"}));
+                                "encrypted. Use 127.0.0.1, or, on a network where you trust everybody, set "
+                                "DDP_INSECURE=1, run_options.insecure or tcp_options.insecure"}));
     return all;
 }
 
@@ -102,19 +114,41 @@ namespace detail {
         if (!error && !insecure && !acceptor.local_endpoint().address().is_loopback())
             throw rendezvous_error(
                 detail::concat({"the inherited socket listens on ", text_of(acceptor.local_endpoint()),
-                                ", which other hosts can reach: that needs tcp_options.insecure or DDP_INSECURE=1"}));
+                                ", which other hosts can reach: that needs DDP_INSECURE=1, run_options.insecure or "
+                                "tcp_options.insecure"}));
         if (!error) return acceptor;
     } else {
-        error = listen_at(acceptor, at.front());
-        if (!error) return acceptor;
+        for (tcp_endpoint const& one : at) {
+            if (one.address() != at.front().address()) break;
+            error = listen_at(acceptor, one);
+            if (!error) return acceptor;
+            if (error != boost::asio::error::address_in_use) break;
+        }
     }
     std::string const where = text_of(at.front());
     if (error == boost::asio::error::address_in_use)
-        throw rendezvous_error(
-            detail::concat({"port ", j.master_port, " is in use by another program on ", where,
-                            ". Choose another MASTER_PORT, or start the job with ddprun, which finds a free one"}));
+        throw rendezvous_error(detail::concat(
+            {"port ", at.front().port(), j.port_is_launchers ? " and all others that rank 0 may take are" : " is",
+             " in use by another program on ", where,
+             ". Choose another MASTER_PORT, or start the job with ddprun, which finds a free one"}));
     throw rendezvous_error(detail::concat({"rank 0 cannot listen on ", where, ": ", error.message(),
                                            ". MASTER_ADDR must be an address of the host that runs rank 0"}));
+}
+
+[[gnu::cold]] DDP_DECL void choose_congestion_control(int fd, std::string const& wanted, bool same_host) {
+    auto const set = [&](std::string_view name) {
+        return ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<::socklen_t>(name.size())) == 0;
+    };
+    if (wanted.empty()) {
+        if (same_host) set("cubic");  // not there: the system's own will do
+        return;
+    }
+    if (!set(wanted))
+        throw rendezvous_error(
+            detail::concat({"this host refuses TCP congestion control \"", wanted,
+                            "\" (tcp_options.congestion, DDP_TCP_CONGESTION): ", std::strerror(errno),
+                            ". sysctl net.ipv4.tcp_available_congestion_control lists what it has, "
+                            "net.ipv4.tcp_allowed_congestion_control what any program may choose"}));
 }
 
 }  // namespace detail
@@ -135,17 +169,21 @@ namespace detail {
         options.listen_descriptor =
             detail::environment_number("DDP_LISTEN_FD", fd, 0, 1 << 20, "an inherited descriptor");
 
+    if (options.congestion.empty()) options.congestion = variable("DDP_TCP_CONGESTION");
+
+    std::uint64_t const id = j.id.empty() ? 0 : digest{}.add(std::string_view(j.id)).value();
     std::vector<detail::tcp_endpoint> servers = detail::resolve_master(j, insecure);
     std::unique_ptr<tcp_store_server> server;
     // Ranks come at different times: the server's deadline speaks for all, ours only if it cannot.
-    time_point const until = clock::now() + options.times.join + 2 * options.times.handshake;
+    time_point const until = monotonic_clock::now() + options.times.join + 2 * options.times.handshake;
     if (j.rank == 0) {
         std::uint64_t const nonce = detail::random_number();
         detail::tcp_acceptor acceptor = detail::listen_as_master(j, servers, options.listen_descriptor, insecure);
         servers = {acceptor.local_endpoint()};
-        server = std::make_unique<tcp_store_server>(std::move(acceptor), j.size, nonce, options.times);
+        server = std::make_unique<tcp_store_server>(std::move(acceptor), j.size, id, nonce, options.times);
     }
-    tcp_store store(servers, j.rank, j.size, clock::now() + options.times.join);
+    tcp_store store(servers, j.rank, j.size, id, monotonic_clock::now() + options.times.join,
+                    j.port_is_launchers && j.rank != 0);
     framing.job = store.nonce();
     try {
         detail::tcp_acceptor acceptor(tcp_context());
@@ -168,6 +206,7 @@ namespace detail {
         mine.early_bytes = options.early_bytes;
         for (auto& c : detail::tcp_mesh(mine, addresses, acceptor, options.times).connect()) {
             detail::peer_address const& a = addresses[static_cast<std::size_t>(c.rank)];
+            detail::choose_congestion_control(c.socket.native_handle(), options.congestion, c.same_host);
             peers.push_back(
                 {c.rank, tcp_stream(std::move(c.socket)), a.who + ", " + detail::text_of(a.at), !c.same_host});
         }
@@ -177,7 +216,7 @@ namespace detail {
         try {  // the others wait for us: they get the cause; if they had it first, theirs is the one thrown here
             std::string text = e.what();
             text.erase(0, text.find(": ") + 2);
-            store.fail(text, clock::now() + options.times.handshake);
+            store.fail(text, monotonic_clock::now() + options.times.handshake);
         } catch (rendezvous_error const&) {
         }
         throw;

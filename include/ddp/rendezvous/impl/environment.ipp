@@ -27,9 +27,9 @@ namespace ddp {
     return value;
 }
 
-[[gnu::cold]] DDP_DECL std::optional<job> detail::job_from(std::array<std::optional<std::string>, 6> const& values) {
+[[gnu::cold]] DDP_DECL std::optional<job> detail::job_from(job_values const& values) {
     constexpr int most_ranks = 65536;
-    auto const& [rank, size, address, port, local_rank, local_size] = values;
+    auto const& [rank, size, address, port, local_rank, local_size, run_id, restart, agent_store] = values;
     std::string present, absent;
     for (std::size_t i = 0; i < 4; ++i) {
         std::string& list = values[i] ? present : absent;
@@ -58,6 +58,11 @@ namespace ddp {
         j.local_rank = environment_number("LOCAL_RANK", *local_rank, 0, local_size ? j.local_size - 1 : j.size - 1,
                                           "this rank's place on its host");
     if (!local_size) j.local_size = j.local_rank + 1;
+    if (run_id) {
+        j.id = concat({*run_id, "/", restart ? *restart : "0"});
+        j.port_is_launchers = agent_store && *agent_store == "True";
+        if (j.local_size == j.size) j.master_addr = "127.0.0.1";
+    }
     return j;
 }
 

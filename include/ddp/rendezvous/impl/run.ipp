@@ -9,9 +9,11 @@
 #include <exception>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <vector>
 
+#include <ddp/comm/transport.hpp>
 #include <ddp/core/error.hpp>
 #include <ddp/core/text.hpp>
 #include <ddp/rendezvous/run.hpp>
@@ -118,8 +120,24 @@ namespace ddp {
     };
     {
         std::vector<std::jthread> others;
-        for (int rank = 1; rank < ranks; ++rank) others.emplace_back(one, rank);
-        one(0);
+        int started = 1;
+        try {
+            for (; started < ranks; ++started) others.emplace_back(one, started);
+        } catch (std::system_error const& e) {
+            environment_error const cause(detail::concat(
+                {"rank ", started, " of ", ranks, " is a thread that the system does not start: ", e.what(),
+                 ". Ask for fewer ranks, or raise the limit on threads (ulimit -u) or memory (ulimit -v)."}));
+            failure record;
+            record.kind = failure_kind::threw;
+            record.code = errc::remote_exception;
+            record.text = std::string_view(cause.what());
+            thrown[0] = std::make_exception_ptr(cause);
+            for (int rank : {0, started}) {  // those that run wait for all
+                record.rank = rank;
+                world->connect(rank)->abort(record);
+            }
+        }
+        if (!thrown[0]) one(0);
     }
     detail::rethrow_root_cause(thrown);
 }

@@ -88,7 +88,6 @@ public:
             }
             if (s.header.type == frame_type::heartbeat) beating_ = false;
             if (s.header.type == frame_type::abort) aborting_ = false;
-            if (s.header.type == frame_type::goodbye) goodbye_written_ = true;
             first_ = (first_ + 1) % slots_.size();
             --count_;
         }
@@ -124,9 +123,7 @@ public:
     [[nodiscard]] bool has_messages() const noexcept {
         return !sending_.empty() || !cleared_.empty() || !waiting_.empty() || !fresh_.empty();
     }
-    [[nodiscard]] bool has_bytes() const noexcept { return count_ != 0; }
     [[nodiscard]] bool abort_pending() const noexcept { return abort_due_ || aborting_; }
-    [[nodiscard]] bool goodbye_written() const noexcept { return goodbye_written_; }
 
 private:
     struct slot {
@@ -292,7 +289,7 @@ private:
     std::vector<std::uint64_t> clears_;
     std::size_t clears_head_ = 0;
 
-    bool beat_due_ = false, beating_ = false, goodbye_due_ = false, goodbye_written_ = false;
+    bool beat_due_ = false, beating_ = false, goodbye_due_ = false;
     bool ended_ = false;  // end_all was called: leave may still come for what has ended
     bool aborted_ = false, abort_due_ = false, aborting_ = false;
     mark mark_;

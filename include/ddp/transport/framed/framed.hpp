@@ -107,7 +107,7 @@ public:
 
     [[nodiscard]] int rank() const noexcept { return rank_; }
     [[nodiscard]] int size() const noexcept { return static_cast<int>(reports_.size()); }
-    [[nodiscard]] time_point now() const noexcept { return clock::now(); }
+    [[nodiscard]] time_point now() const noexcept { return monotonic_clock::now(); }
     [[nodiscard]] std::span<report const> reports() const noexcept { return reports_; }
     void wake() noexcept { bell_.ring(); }
     /// Where this rank runs (see host_of).
@@ -194,8 +194,6 @@ public:
             if (by_rank_[r] != nullptr && by_rank_[r]->overdue && watched(*by_rank_[r])) return static_cast<int>(r);
         return std::nullopt;
     }
-    /// Who is at the other end, for messages.
-    [[nodiscard]] std::string const& peer_name(int peer) const { return link_to(peer).name; }
 
     /// See Ending. Whatever is posted later ends as aborted. The destructor calls it.
     void leave() noexcept try {

@@ -66,8 +66,6 @@ static_assert(Checksum<xxh3_checksum>);
 /// Before connect or listen. What the system does not allow is left as it is.
 inline void tune_unconnected(int fd) noexcept {
     ::fcntl(fd, F_SETFD, FD_CLOEXEC);
-    // BBR, some systems' default, took 1.7 times as long on loopback and short links.
-    ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5);
 }
 /// Once connected. Silence is found out by heartbeats; the user timeout only ends what nobody has closed. It lies far above
 /// `dead`: the kernel counts the time in which a whole job is stopped (Ctrl-Z, a sleeping machine), heartbeats do not.

@@ -24,7 +24,7 @@ struct envelope {
     std::array<std::byte, 472> body = {};
 };
 inline constexpr std::size_t head_bytes = offsetof(envelope, body);
-static_assert(sizeof(envelope) == 512 && std::is_trivially_copyable_v<envelope>);
+static_assert(sizeof(envelope) == 512 && std::has_unique_object_representations_v<envelope>);
 static_assert(sizeof(failure) <= sizeof(envelope::body));
 
 /// An envelope on its way out, or one that came before its receive.
