@@ -111,7 +111,9 @@ TEST_CASE("check_model names what is wrong with a model", "[testing]") {
         {mistake::reports_early, "parameter 'a': its gradient changes after ready(0)"},
         {mistake::stray_report, "that is no parameter's"},
         {mistake::changes_values, "changes values"},
-        {mistake::reads_released, "although the model declares ready_releases"},
+        {mistake::reads_released,
+         "parameter 'b' is read after ready(1), although the model declares ready_releases: the gradient of parameter "
+         "'a' depends on it"},
         {mistake::reads_old_memory, "after bind: the loss is not finite"},
         {mistake::drops_owner, "bind must keep storage.owner"},
         {mistake::forgetful, "forward gives another loss the second time"},

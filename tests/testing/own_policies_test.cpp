@@ -118,7 +118,7 @@ TEST_CASE("an optimizer of one's own, checked", "[testing][optimizer]") {
 namespace {
 
 /// Gradient descent with one mistake.
-enum class mistake { own_rate, forgets_scale, looks_left, counts_calls, random_hash };
+enum class mistake { own_rate, forgets_scale, looks_left, counts_calls, random_hash, no_kernel };
 struct wrong_optimizer {
     mistake wrong;
     std::uint64_t* calls;
@@ -139,6 +139,19 @@ struct wrong_optimizer {
 };
 
 }  // namespace
+
+#if DDP_CAN_FORCE_CONTRACTION && defined(__OPTIMIZE__)
+TEST_CASE("check_optimizer finds arithmetic that is not in a kernel", "[testing][optimizer]") {
+    if (!__builtin_cpu_supports("fma")) return;
+    std::uint64_t calls = 0;
+    REQUIRE(mentions(ddp::testing::check_optimizer<float>(wrong_optimizer{mistake::no_kernel, &calls}),
+                     "its arithmetic is not in a DDP_KERNEL function"));
+    REQUIRE(mentions(ddp::testing::check_optimizer<double>(wrong_optimizer{mistake::no_kernel, &calls}),
+                     "its arithmetic is not in a DDP_KERNEL function"));
+    REQUIRE(ddp::testing::check_optimizer<float>(sgd{.momentum = 0.9, .weight_decay = 0.01}) == none);
+    REQUIRE(ddp::testing::check_optimizer<double>(adamw{.weight_decay = 0.01}) == none);
+}
+#endif
 
 TEST_CASE("check_optimizer names what is wrong with an optimizer", "[testing][optimizer]") {
     auto const [wrong, words] = GENERATE(table<mistake, std::string>({
@@ -223,6 +236,36 @@ TEST_CASE("is_canonical tells the order of summation", "[testing][allreduce]") {
     far_first_tree const boastful{.canonical = true};
     REQUIRE(
         mentions(ddp::testing::check_allreduce(boastful), "it says that it is canonical, but is not: with 3 ranks"));
+}
+
+namespace {
+
+/// Leaves the last rank waiting for the sum.
+struct deserting_sum {
+    char const* name = "deserting";
+    bool canonical = true;
+
+    template <Transport T, Element E>
+    static task<> sum(deserting_sum /*self*/, lane<T> over, std::span<E> data) {
+        int const me = over.rank(), last = over.size() - 1;
+        operation in;
+        scratch memory(data.size_bytes());
+        if (me != last) co_return;
+        over.receive(in, 0, as_mutable_bytes(memory.template as<E>()));
+        co_await in;
+    }
+};
+
+}  // namespace
+
+TEST_CASE("check_allreduce says that a rank is left out", "[testing][allreduce]") {
+    auto const said = ddp::testing::check_allreduce(deserting_sum{});
+    REQUIRE(said.size() == 1);
+    CAPTURE(said.front());
+    REQUIRE(said.front().find("with 2 ranks and 1 elements not every rank comes to an end") == 0);
+    REQUIRE(ddp::testing::canonical_difference(deserting_sum{}).find("not every rank comes to an end") !=
+            std::string::npos);
+    REQUIRE(!ddp::testing::is_canonical(deserting_sum{}));
 }
 
 TEST_CASE("check_allreduce names what is wrong with an algorithm", "[testing][allreduce]") {

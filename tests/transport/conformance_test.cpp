@@ -3,9 +3,12 @@
 
 #include <chrono>
 #include <cstring>
+#include <deque>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ddp/transport/inproc.hpp>
@@ -54,6 +57,9 @@ enum class flaw {
     loses_empty_messages,
     changes_a_byte,
     completes_twice,
+    tells_no_news,
+    takes_in_everything,
+    forgets_who_left,
 };
 
 /// inproc with one fault.
@@ -66,6 +72,8 @@ public:
     [[nodiscard]] int rank() const noexcept { return inner_->rank(); }
     [[nodiscard]] int size() const noexcept { return inner_->size(); }
     void post_send(int peer, ddp::tag what, ddp::const_bytes out, ddp::completion& done) {
+        if ((with_ == flaw::takes_in_everything || with_ == flaw::forgets_who_left) && what.id.channel < 1000)
+            return send_a_copy(peer, what, out, done);
         if (with_ == flaw::merges_identities && what.id.channel < 1000) what.id = {.group = what.id.group};
         if (with_ == flaw::drops_fingerprint) what.fingerprint = 0;
         if (with_ == flaw::ignores_length && out.size() == 8) out = out.first(4);
@@ -93,6 +101,9 @@ public:
         if (with_ == flaw::merges_identities && what.id.channel < 1000) what.id = {.group = what.id.group};
         if (with_ == flaw::ignores_length && in.size() == 4) in = in.first(0);
         if (with_ == flaw::abort_leaves_operations && in.size() == 64) return;
+        if (with_ == flaw::forgets_who_left &&
+            inner_->reports()[static_cast<std::size_t>(peer)].is == ddp::report::state::left)
+            return end_later(done, ddp::op_status::closed);
         inner_->post_receive(peer, what, in, done);
         last_ = &done;
     }
@@ -102,7 +113,11 @@ public:
         if (with_ == flaw::completes_twice && last_ != nullptr && last_->status == ddp::op_status::ok)
             last_->run(*last_);
         last_ = nullptr;
-        return news;
+        for (auto const& [node, how] : std::exchange(ended_, {})) {
+            node->status = how;
+            node->run(*node);
+        }
+        return news && with_ != flaw::tells_no_news;
     }
     void abort(ddp::failure const& record) {
         ddp::failure cut = record;
@@ -117,6 +132,28 @@ public:
     [[nodiscard]] ddp::time_point now() const { return inner_->now(); }
 
 private:
+    void end_later(ddp::completion& done, ddp::op_status how) {
+        ended_.emplace_back(&done, how);
+        inner_->wake();
+    }
+    /// Completes at once, whatever has been taken in already. The copies stay until the end of the program: inproc lets its
+    /// peers read from the sender's memory.
+    void send_a_copy(int peer, ddp::tag const& what, ddp::const_bytes out, ddp::completion& done) {
+        static std::mutex one_at_a_time;
+        static auto& copies = *new std::deque<std::pair<std::vector<std::byte>, ddp::completion>>;
+        ddp::completion* node = nullptr;
+        {
+            std::scoped_lock lock(one_at_a_time);
+            auto& [copy, unseen] = copies.emplace_back();
+            copy.assign(out.begin(), out.end());
+            unseen.run = [](ddp::completion&) noexcept {};
+            node = &unseen;
+            out = copy;
+        }
+        inner_->post_send(peer, what, out, *node);
+        end_later(done, ddp::op_status::ok);
+    }
+
     struct held {
         int peer;
         ddp::tag what;
@@ -127,6 +164,7 @@ private:
     flaw with_;
     std::optional<held> held_;
     ddp::completion* last_ = nullptr;
+    std::vector<std::pair<ddp::completion*, ddp::op_status>> ended_;
 };
 
 struct flawed_world {
@@ -174,6 +212,9 @@ TEST_CASE("the suite complains of every flaw it was made for", "[comm][conforman
         {flaw::changes_a_byte, "large"},
         {flaw::completes_twice, "all_to_all"},
         {flaw::merges_identities, "early"},
+        {flaw::tells_no_news, "abort"},
+        {flaw::takes_in_everything, "early"},
+        {flaw::forgets_who_left, "leave"},
     };
     for (row const& r : rows) {
         CAPTURE(static_cast<int>(r.with), r.scenario);
@@ -182,4 +223,18 @@ TEST_CASE("the suite complains of every flaw it was made for", "[comm][conforman
         for (std::string const& c : complaints) CHECK(c.find(r.scenario) == 0);
         CHECK(check(flaw::none, r.scenario) == std::vector<std::string>{});
     }
+}
+
+TEST_CASE("a death is tried with the caller's own way to kill, in its turn", "[comm][conformance]") {
+    int killed = 0;
+    auto world = [&](int n) { return ddp::inproc_world::create(n); };
+    std::shared_ptr<ddp::inproc_world> current;
+    conformance_options options{.large_bytes = 1000, .many = 10, .early_bytes = 4'000'000};
+    options.kill = [&](int rank) {
+        ++killed;
+        current->kill(rank);
+    };
+    auto const remembered = [&](int n) { return current = world(n); };
+    CHECK(ddp::testing::check_transport(2, remembered, options) == std::vector<std::string>{});
+    CHECK(killed == 1);
 }

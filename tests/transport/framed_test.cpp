@@ -100,12 +100,12 @@ void receive(T& t, int peer, ddp::tag what, op& o) {
 /// Drives until `ready`, or for `limit`. Returns whether it became ready.
 template <class T, class Ready>
 bool drive(T& t, Ready ready, std::chrono::milliseconds limit = 10s) {
-    auto const until = ddp::clock::now() + limit;
+    auto const until = ddp::monotonic_clock::now() + limit;
     while (!ready())
-        if (ddp::clock::now() >= until)
+        if (ddp::monotonic_clock::now() >= until)
             return false;
         else
-            t.progress(std::min(until, ddp::clock::now() + 20ms));
+            t.progress(std::min(until, ddp::monotonic_clock::now() + 20ms));
     return true;
 }
 
@@ -139,11 +139,11 @@ struct pair_of {
     explicit pair_of(framed_options const& options = quick()) : all(all_to_all(2, options)) {}
     transport& operator[](std::size_t i) { return *all[i]; }
     bool drive(std::function<bool()> const& ready, std::chrono::milliseconds limit = 10s) {
-        auto const until = ddp::clock::now() + limit;
+        auto const until = ddp::monotonic_clock::now() + limit;
         while (!ready()) {
-            if (ddp::clock::now() >= until) return false;
+            if (ddp::monotonic_clock::now() >= until) return false;
             for (auto& t : all)
-                if (t) t->progress(ddp::clock::now());
+                if (t) t->progress(ddp::monotonic_clock::now());
             std::this_thread::yield();
         }
         return true;
@@ -403,9 +403,9 @@ TEST_CASE("another thread's wake ends a sleep, and is remembered", "[comm][frame
     both.settle();
     both[0].wake();
     both[0].wake();
-    auto const before = ddp::clock::now();
+    auto const before = ddp::monotonic_clock::now();
     both[0].progress(before + 10s);
-    CHECK(ddp::clock::now() - before < 5s);
+    CHECK(ddp::monotonic_clock::now() - before < 5s);
 
     std::atomic<bool> stop = false;
     std::thread ringer([&] {
@@ -415,8 +415,9 @@ TEST_CASE("another thread's wake ends a sleep, and is remembered", "[comm][frame
         }
     });
     int woken = 0;
-    auto const start = ddp::clock::now();
-    for (; woken < 100 && ddp::clock::now() - start < 10s; ++woken) both[0].progress(ddp::clock::now() + 10s);
+    auto const start = ddp::monotonic_clock::now();
+    for (; woken < 100 && ddp::monotonic_clock::now() - start < 10s; ++woken)
+        both[0].progress(ddp::monotonic_clock::now() + 10s);
     stop = true;
     ringer.join();
     CHECK(woken == 100);
@@ -443,7 +444,7 @@ TEST_CASE("abort completes everything at once, and its record passes full buffer
         send(t, 1, tagged(1), big);
         send(t, 1, tagged(2), second);
         receive(t, 1, tagged(3), in);
-        for (int i = 0; i < 5; ++i) t.progress(ddp::clock::now() + 5ms);
+        for (int i = 0; i < 5; ++i) t.progress(ddp::monotonic_clock::now() + 5ms);
         if (big.done()) return "too small to get stuck";
         t.abort(threw(0, "out of luck"));
         if (!big.done() || !second.done() || !in.done()) return "abort left something";
@@ -527,11 +528,11 @@ TEST_CASE("a stream that ends without goodbye is a death, after what it carried 
         ::close(y);
     }
     op in(200), in2(1000), out2(10);
-    auto const start = ddp::clock::now();
+    auto const start = ddp::monotonic_clock::now();
     receive(t, 1, tagged(2), in2);
     send(t, 1, tagged(1), out2);
     REQUIRE(drive(t, [&] { return t.reports()[1].is == report::state::closed; }));
-    CHECK(ddp::clock::now() - start >= options.times.end_of_file);
+    CHECK(ddp::monotonic_clock::now() - start >= options.times.end_of_file);
     receive(t, 1, tagged(1), in);
     REQUIRE(drive(t, [&] { return in.done() && in2.done() && out2.done(); }));
     CHECK(in.status == op_status::ok);
@@ -549,9 +550,9 @@ TEST_CASE("a silent peer becomes overdue; one that is only idle sends heartbeats
     pair_of both;
     both[1].entered({.group = 3, .leader = 1, .number = 42, .fingerprint = 7, .name = std::string_view("allreduce")});
     // Long enough for the peer to be late, if heartbeats did not come.
-    auto const until = ddp::clock::now() + 2 * quick().times.dead;
+    auto const until = ddp::monotonic_clock::now() + 2 * quick().times.dead;
     CHECK_FALSE(both.drive([&] { return both[0].overdue_peer().has_value(); }, 2 * quick().times.dead));
-    CHECK(ddp::clock::now() >= until);
+    CHECK(ddp::monotonic_clock::now() >= until);
     CHECK(both[0].mark_of(1).group == 3);
     CHECK(both[0].mark_of(1).leader == 1);
     CHECK(both[0].mark_of(1).number == 42);
@@ -559,14 +560,14 @@ TEST_CASE("a silent peer becomes overdue; one that is only idle sends heartbeats
     CHECK(both[0].mark_of(1).name.view() == "allreduce");
 
     // Rank 1 freezes: rank 0 names it, in time.
-    auto const start = ddp::clock::now();
+    auto const start = ddp::monotonic_clock::now();
     REQUIRE(drive(both[0], [&] { return both[0].overdue_peer().has_value(); }));
     CHECK(both[0].overdue_peer() == 1);
-    CHECK(ddp::clock::now() - start >= quick().times.dead - 2 * quick().times.heartbeat);
-    CHECK(ddp::clock::now() - start < 4 * quick().times.dead);
+    CHECK(ddp::monotonic_clock::now() - start >= quick().times.dead - 2 * quick().times.heartbeat);
+    CHECK(ddp::monotonic_clock::now() - start < 4 * quick().times.dead);
 
     // It thaws, and accuses nobody though it heard nothing for as long; the other hears it again.
-    both[1].progress(ddp::clock::now());
+    both[1].progress(ddp::monotonic_clock::now());
     CHECK_FALSE(both[1].overdue_peer().has_value());
     REQUIRE(both.drive([&] { return !both[0].overdue_peer().has_value(); }));
 }
@@ -576,7 +577,7 @@ TEST_CASE("ranks that slept together accuse nobody", "[comm][framed]") {
     both.settle();
     std::this_thread::sleep_for(quick().times.dead * 3 / 2);  // a closed laptop: neither was driven, neither has sent
     for (std::size_t i : {0u, 1u}) {
-        both[i].progress(ddp::clock::now());
+        both[i].progress(ddp::monotonic_clock::now());
         CHECK_FALSE(both[i].overdue_peer().has_value());
     }
 }
@@ -701,10 +702,10 @@ TEST_CASE("destroying a transport with work in flight ends that work and does no
     op in(100), out(50 << 20);
     receive(*all[0], 1, tagged(1), in);
     send(*all[0], 1, tagged(2), out);
-    all[0]->progress(ddp::clock::now());
-    auto const start = ddp::clock::now();
+    all[0]->progress(ddp::monotonic_clock::now());
+    auto const start = ddp::monotonic_clock::now();
     all[0].reset();
-    CHECK(ddp::clock::now() - start < 5s);
+    CHECK(ddp::monotonic_clock::now() - start < 5s);
     CHECK(in.status == op_status::aborted);
     CHECK(out.status == op_status::aborted);
     REQUIRE(drive(*all[1], [&] { return all[1]->reports()[0].is != report::state::silent; }));
@@ -713,10 +714,10 @@ TEST_CASE("destroying a transport with work in flight ends that work and does no
 
 TEST_CASE("a group of one needs no streams", "[comm][framed]") {
     transport t(0, 1, {}, quick());
-    CHECK_FALSE(t.progress(ddp::clock::now() + 5ms));
+    CHECK_FALSE(t.progress(ddp::monotonic_clock::now() + 5ms));
     CHECK(t.next_timer() == ddp::never);
     t.wake();
-    t.progress(ddp::clock::now() + 5s);
+    t.progress(ddp::monotonic_clock::now() + 5s);
     CHECK_THROWS_AS(t.mark_of(0), ddp::usage_error);
     t.abort(threw(0, "alone"));
     CHECK(t.reports()[0].is == report::state::spoke);

@@ -18,10 +18,42 @@ namespace ddp::testing {
 
 namespace detail {
 
+struct as_compiled {
+    template <class O, class E>
+    static void step(O const& optimizer, step_info const& info, std::span<E const> gradient, std::span<E> value,
+                     slot_spans<E> slots) {
+        optimizer.step(info, gradient, value, slots);
+    }
+};
+
+// GCC inlines a step into these, but for what DDP_KERNEL marks: where a step's arithmetic is not marked, one of them fuses
+// its products, the other does not.
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
+#define DDP_CAN_FORCE_CONTRACTION 1
+struct fused {
+    template <class O, class E>
+    __attribute__((noinline, flatten, target("fma"), optimize("O2", "fp-contract=fast"))) static void step(
+        O const& optimizer, step_info const& info, std::span<E const> gradient, std::span<E> value,
+        slot_spans<E> slots) {
+        optimizer.step(info, gradient, value, slots);
+    }
+};
+struct rounded {
+    template <class O, class E>
+    __attribute__((noinline, flatten, target("fma"), optimize("O2", "fp-contract=off"))) static void step(
+        O const& optimizer, step_info const& info, std::span<E const> gradient, std::span<E> value,
+        slot_spans<E> slots) {
+        optimizer.step(info, gradient, value, slots);
+    }
+};
+#else
+#define DDP_CAN_FORCE_CONTRACTION 0
+#endif
+
 /// A few steps over the same random numbers, in pieces of `piece` elements, the last one first. Returns the values, then
 /// the state: all that a step may change.
-template <Element E, OptimizerFor<E> O>
-std::vector<E> stepped(O const& optimizer, std::size_t piece, step_info info, double gradients = 1) {
+template <Element E, OptimizerFor<E> O, class How = as_compiled>
+std::vector<E> stepped(O const& optimizer, std::size_t piece, step_info info, double gradients = 1, How = {}) {
     constexpr std::size_t count = 1037;
     random_stream const draws{3, random_use::user};
     std::vector<E> value(count), gradient(count), state(optimizer.slot_count() * count);
@@ -34,8 +66,8 @@ std::vector<E> stepped(O const& optimizer, std::size_t piece, step_info info, do
             std::vector<std::span<E>> slots;
             for (std::size_t k = 0; k < optimizer.slot_count(); ++k)
                 slots.push_back(std::span<E>(state).subspan(k * count + begin, length));
-            optimizer.step(info, std::span<E const>(gradient).subspan(begin, length),
-                           std::span<E>(value).subspan(begin, length), slot_spans<E>(slots));
+            How::step(optimizer, info, std::span<E const>(gradient).subspan(begin, length),
+                      std::span<E>(value).subspan(begin, length), slot_spans<E>(slots));
             end = begin;
         }
     }
@@ -50,6 +82,7 @@ std::vector<E> stepped(O const& optimizer, std::size_t piece, step_info info, do
 ///  - a range is stepped alike in one piece and in many, in any order: nothing is remembered but the slots
 ///  - it uses step_info's rate (or a schedule would not show) and gradient_scale (or clipping would not)
 ///  - copies have the same hash and step alike
+///  - its arithmetic is in DDP_KERNEL functions: found by GCC from -O1 on, on x86-64 processors with FMA
 /// That hash() covers every hyper-parameter, nobody can check but you.
 template <Element E = float, OptimizerFor<E> O>
 [[nodiscard]] std::vector<std::string> check_optimizer(O const& optimizer) {
@@ -65,6 +98,14 @@ template <Element E = float, OptimizerFor<E> O>
                "pieces of " + std::to_string(piece) +
                    " elements give other bits than the whole range: step looks at neighbours, keeps something between "
                    "calls, or its arithmetic is not in a DDP_KERNEL function");
+
+#if DDP_CAN_FORCE_CONTRACTION
+    if (__builtin_cpu_supports("fma"))
+        expect(
+            detail::stepped<E>(optimizer, 1037, info, 1, detail::fused{}) ==
+                detail::stepped<E>(optimizer, 1037, info, 1, detail::rounded{}),
+            "step gives other bits where the compiler fuses a * b + c: its arithmetic is not in a DDP_KERNEL function");
+#endif
 
     step_info faster = info, scaled = info;
     faster.learning_rate *= 2;

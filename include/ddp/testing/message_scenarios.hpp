@@ -2,6 +2,7 @@
 /// The conformance suite's scenarios about messages and sleep; each is one rank's coroutine.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -133,7 +134,8 @@ template <Transport T>
 task<> early(stage<T>* s) {
     std::size_t const bytes = 48 << 10;
     std::size_t const count = s->options.early_bytes / bytes;
-    for (std::size_t k = 0; k < count; ++k) s->send(s->after(), s->what(k), s->pattern(bytes, k));
+    std::vector<probe*> sends;
+    for (std::size_t k = 0; k < count; ++k) sends.push_back(&s->send(s->after(), s->what(k), s->pattern(bytes, k)));
     s->send(s->after(), s->what(0, 1), s->pattern(8, 5));
     mutable_bytes const word = s->memory(8);
     probe const& got = s->receive(s->before(), s->what(0, 1), word);
@@ -141,6 +143,13 @@ task<> early(stage<T>* s) {
         s, [&got] { return got.runs > 0; }, "a message with a receive waits for good behind messages without one");
     if (!came) co_return;
     s->expect(stage<T>::has_pattern(word, 5), "the message behind the early ones arrived changed");
+    co_await stage<T>::pause(s, std::chrono::milliseconds(20));
+    bool const all_taken = std::all_of(sends.begin(), sends.end(), [](probe const* p) { return p->runs > 0; });
+    s->expect(!all_taken || !s->options.early_is_bounded,
+              "all sends of early_bytes completed before anybody asked for them: the memory for early messages has no "
+              "bound, or options.early_bytes is not above it");
+    bool const met = co_await stage<T>::together(s);  // nobody has posted a receive before
+    if (!met) co_return;
     std::vector<mutable_bytes> in(count);
     for (std::size_t k = count; k-- > 0;) {
         in[k] = s->memory(bytes);

@@ -10,6 +10,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -26,7 +27,10 @@ struct conformance_options {
     std::size_t large_bytes = (std::size_t{4} << 20) + 3;
     std::size_t many = 1500;                          ///< messages in flight to one peer
     std::size_t early_bytes = std::size_t{24} << 20;  ///< messages that come before their receive, all together
-    std::string only = {};                            ///< the name of the one scenario to run; empty: all
+    /// Whether that is more than the transport may take in before anybody asks for it. False where a library below keeps
+    /// such messages without a bound of ours.
+    bool early_is_bounded = true;
+    std::string only = {};  ///< the name of the one scenario to run; empty: all
     /// Called on the rank that has to die, with its number; as a crash, it says nothing to the peers. May return: the
     /// rank then does nothing more. Empty: this transport's ranks cannot die alone, and the scenario is left out.
     std::function<void(int)> kill = {};
@@ -97,9 +101,6 @@ public:
             if (in[i] != byte_of(seed, i)) return false;
         return true;
     }
-    [[nodiscard]] static bool is_filled(const_bytes in, std::byte with = std::byte{0xEE}) noexcept {
-        return std::all_of(in.begin(), in.end(), [=](std::byte b) { return b == with; });
-    }
 
     /// Scenarios do not see each other's messages, even one after the other on one transport.
     [[nodiscard]] tag what(std::uint64_t index, std::uint32_t channel = 0,
@@ -129,7 +130,7 @@ public:
         stage& of;
         time_point until;
         [[nodiscard]] bool await_ready() const {
-            if (of.blocking_) of.transport_->progress(until);
+            if (of.blocking_) of.drive(until);
             return of.blocking_;
         }
         void await_suspend(std::coroutine_handle<> self) const noexcept {
@@ -137,7 +138,7 @@ public:
             of.until_ = until;
         }
         void await_resume() const {
-            if (!of.blocking_) of.transport_->progress(time_point{});
+            if (!of.blocking_) of.drive(time_point{});
         }
     };
     [[nodiscard]] progress_awaiter progress(time_point until) noexcept { return {*this, until}; }
@@ -207,7 +208,22 @@ private:
         return node;
     }
 
+    /// What progress() returns must be what has become of reports(). After abort(), which may listen too, nobody needs it.
+    void drive(time_point until) {
+        bool const said = transport_->progress(until);
+        std::span<report const> const now = transport_->reports();
+        seen_.resize(now.size());
+        for (std::size_t r = 0; r < now.size(); ++r) {
+            std::pair const is(now[r].is, now[r].record.text);
+            bool const changed = is.first != seen_[r].first || is.second.view() != seen_[r].second.view();
+            seen_[r] = is;
+            bool const aborted = now[static_cast<std::size_t>(rank_)].is == report::state::spoke;
+            expect(said || !changed || aborted, "reports() has changed, and progress() returned false");
+        }
+    }
+
     std::unique_ptr<T>& transport_;
+    std::vector<std::pair<report::state, decltype(failure::text)>> seen_;
     int rank_, size_;
     std::uint32_t group_;
     bool blocking_;
