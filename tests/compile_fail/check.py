@@ -18,16 +18,31 @@ def compile_it(source: str, command: list[str], *more: str) -> tuple[int, list[s
 
 
 def blocks(name: str, lines: list[str]) -> dict[int, list[str]]:
-    """What is said from one error in SOURCE to the next one at another line of it."""
+    """What is said from one error in SOURCE to the next one at another line of it. An error in a header belongs to the line
+    of SOURCE that asked for what is in error: GCC names it before, Clang behind."""
+    here = rf"(?:.*/)?{re.escape(name)}:(\d+):\d+: "
     found: dict[int, list[str]] = {}
     current = None
+    elsewhere: list[str] | None = None  # an error in a header, of which no line of SOURCE is known yet
     for line in lines:
-        at = re.match(rf"(?:.*/)?{re.escape(name)}:(\d+):\d+: (?:fatal )?error:", line)
+        at = re.match(here + r"(?:fatal )?error:", line)
+        asked = re.match(here + r".*(?:required from here|requested here)", line)
         if at:
             current = found.setdefault(int(at[1]), [])
+        elif asked and elsewhere is not None:  # Clang
+            current = found.setdefault(int(asked[1]), [])
+            current += elsewhere
+            elsewhere = None
+        elif asked and (current is None or int(asked[1]) not in found):  # GCC
+            current = found.setdefault(int(asked[1]), [])
+        elif re.match(r"\S+:\d+:\d+: (?:fatal )?error:", line):
+            elsewhere = []
+        if elsewhere is not None:
+            elsewhere.append(line)
         if current is not None:
             current.append(line)
-    return found
+    # GCC's "required from here" also stands within what is said of an error in SOURCE.
+    return {line: block for line, block in found.items() if any("error:" in said for said in block)}
 
 
 def main() -> None:

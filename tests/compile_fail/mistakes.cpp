@@ -207,9 +207,8 @@ struct planless {
 #endif
 };
 void plans_nothing(good_model& model, job& comm) {
-    ddp::automatic_allreduce const automatic;
-    // expect: BucketPolicy policy.plan(request)
-    ddp::data_parallel trainer{model, ddp::sgd{}, comm, {}, automatic, planless{}};
+    // expect: one of the arguments is none of these bucket policy (with plan(bucket_request))
+    ddp::data_parallel trainer{model, ddp::sgd{}, comm, planless{}};
 }
 
 // An observer
@@ -222,10 +221,57 @@ struct misspelt {
 #endif
 };
 void hears_nothing(good_model& model, job& comm) {
-    ddp::automatic_allreduce const automatic;
-    ddp::single_bucket const one;
-    // expect: TrainingObserver observer.on(event)
-    ddp::data_parallel trainer{model, ddp::sgd{}, comm, {}, automatic, one, misspelt{}};
+    // expect: one of the arguments is none of these observer (with on(step_finished)
+    ddp::data_parallel trainer{model, ddp::sgd{}, comm, ddp::single_bucket{}, misspelt{}};
+}
+void gives_two_of_a_kind(good_model& model, job& comm) {
+#ifdef CORRECTED
+    ddp::data_parallel trainer{model, ddp::sgd{}, comm, ddp::single_bucket{}, ddp::training_options{}};
+#else
+    // expect: two of the arguments are of one kind
+    ddp::data_parallel trainer{model, ddp::sgd{}, comm, ddp::single_bucket{}, ddp::per_parameter_buckets{}};
+#endif
+}
+
+struct forgetful_planner {
+#ifdef CORRECTED
+    ddp::bucket_plan plan(ddp::bucket_request const&) const { return {}; }
+#else
+    void plan(ddp::bucket_request const&) const {}
+#endif
+};
+void plans_and_says_nothing(good_model& model, job& comm) {
+    // expect: BucketPolicy policy.plan(request)
+    ddp::data_parallel trainer{model, ddp::sgd{}, comm, forgetful_planner{}};
+}
+
+struct mutable_stepper {
+    std::size_t slot_count() const { return 0; }
+    double learning_rate() const { return 0.1; }
+    std::uint64_t hash() const { return 1; }
+#ifdef CORRECTED
+    void step(ddp::step_info const&, std::span<float const>, std::span<float>, ddp::slot_spans<float>) const {}
+#else
+    void step(ddp::step_info const&, std::span<float const>, std::span<float>, ddp::slot_spans<float>) {}
+#endif
+};
+void steps_by_changing(good_model& model, job& comm) {
+    // expect: OptimizerFor StepIsConst
+    ddp::data_parallel trainer{model, mutable_stepper{}, comm};
+}
+
+struct unweighed {
+#ifdef CORRECTED
+    std::size_t size() const { return 1; }
+#endif
+};
+struct model_of_the_unweighed : good_model {
+    double forward(unweighed const&) { return 0; }
+};
+void weighs_nothing(model_of_the_unweighed& model, job& comm) {
+    ddp::data_parallel trainer{model, ddp::sgd{}, comm};
+    // expect: ModelFor HasWeight
+    trainer.step(unweighed{});
 }
 
 // A transport

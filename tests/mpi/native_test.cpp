@@ -64,7 +64,7 @@ std::vector<std::vector<E>> trained_values(comm_type& comm, A algorithm, ddp::tr
         trainer.step(data.batch(step + begin, step + end));
         if (!trainer.replicas_identical()) return {};
     }
-    while (trainer.step()) {
+    while (trainer.join()) {
     }
     std::vector<std::vector<E>> values;
     for (auto const& p : trainer.parameters()) values.emplace_back(p.value.begin(), p.value.end());

@@ -228,8 +228,8 @@ public:
         model net;
         bool early = true;
         net.before_last = [&] {
-            auto const until = clock::now() + patience;
-            while ((reduced.load() & 8) == 0 && clock::now() < until) {
+            auto const until = monotonic_clock::now() + patience;
+            while ((reduced.load() & 8) == 0 && monotonic_clock::now() < until) {
                 comm.progress();  // moves things on where no thread does
                 if (comm.has_thread()) std::this_thread::sleep_for(std::chrono::microseconds(50));
             }

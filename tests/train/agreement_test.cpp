@@ -97,11 +97,13 @@ TEST_CASE("trainers with other settings are refused on every rank, with what the
     expect_refusal(culprit, [](setup& s) { s.buckets = per_parameter_buckets{}; }, {"bucket policy"});
     expect_refusal(culprit, [](setup& s) { s.buckets = size_capped_buckets{.cap_bytes = 64}; }, {"bucket policy"});
     expect_refusal(culprit, [](setup& s) { s.buckets = scrambled_buckets{}; }, {"bucket policy"});
-    expect_refusal(culprit, [](setup& s) { s.options.update = update::sharded; }, {"training options"});
-    expect_refusal(culprit, [](setup& s) { s.options.rate = step_decay{}; }, {"training options"});
-    expect_refusal(culprit, [](setup& s) { s.options.unused = unused::allowed; }, {"training options"});
-    expect_refusal(culprit, [](setup& s) { s.options.buckets_in_flight = 1; }, {"training options"});
-    expect_refusal(culprit, [](setup& s) { s.options.clip = clip_by_global_norm{}; }, {"training options"});
+    expect_refusal(culprit, [](setup& s) { s.options.update = update::sharded; }, {"another training_options.update"});
+    expect_refusal(culprit, [](setup& s) { s.options.schedule = step_decay{}; }, {"another training_options.schedule"});
+    expect_refusal(culprit, [](setup& s) { s.options.unused = unused::allowed; }, {"another training_options.unused"});
+    expect_refusal(culprit, [](setup& s) { s.options.buckets_in_flight = 1; },
+                   {"another training_options.buckets_in_flight"});
+    expect_refusal(culprit, [](setup& s) { s.options.clip = clip_by_global_norm{}; },
+                   {"another training_options.clip"});
     expect_refusal(0, [](setup& s) { s.optimizer = adam{}, s.options.update = update::sharded; }, {"optimizer"});
 }
 

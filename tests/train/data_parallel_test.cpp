@@ -64,7 +64,7 @@ TEMPLATE_TEST_CASE("micro-batches accumulate to the gradient of one large batch"
                 }
                 micro.forward(numbers{{4, 5, r}});
                 micro.backward();
-                step_result const done = micro.finish();
+                finish_result const done = micro.finish();
                 if (done.weight != 6 * static_cast<std::uint64_t>(ranks)) digests.push_back(0);
                 whole.step(numbers{{1 + r, 2, 3, 4, 5, r}});
                 digests.push_back(micro.digest_of_values());
@@ -139,8 +139,8 @@ TEST_CASE("what was accumulated goes into a step without a batch, which is then 
                 trainer.forward(numbers{{8}});
                 trainer.accumulate();
             }
-            bool const goes_on = trainer.step();
-            bool const then = trainer.step();
+            bool const goes_on = trainer.join();
+            bool const then = trainer.join();
             return goes_on && !then && trainer.completed_steps() == 1 && values(model) == std::array{-8.0, -16.0};
         },
         patient());
@@ -159,7 +159,7 @@ TEST_CASE("ranks with different numbers of batches stop in the same call", "[tra
                 if (calls <= 2 * comm.rank())
                     trainer.step(numbers{{1, 3}});
                 else
-                    going = trainer.step();
+                    going = trainer.join();
             }
             return std::tuple(calls, trainer.completed_steps(), values(model), trainer.replicas_identical());
         },
@@ -182,7 +182,7 @@ TEST_CASE("batches that are empty on every rank are an error on every rank, and 
             try {
                 // Empty and absent batches together are the same mistake.
                 if (comm.rank() == 1)
-                    trainer.step();
+                    trainer.join();
                 else
                     trainer.step(numbers{});
             } catch (error const& e) {
@@ -346,7 +346,7 @@ TEST_CASE("the schedule goes by updates, not by calls", "[train]") {
         2,
         [](auto& comm) {
             bound_model model(two_parts);
-            auto trainer = make_trainer(model, comm, {.rate = step_decay{.every = 1, .factor = 0.5}});
+            auto trainer = make_trainer(model, comm, {.schedule = step_decay{.every = 1, .factor = 0.5}});
             std::vector<double> seen;
             for (int i = 0; i < 3; ++i) {
                 (void)thrown_by([&] { trainer.step(numbers{}); });  // nobody has samples: no update
@@ -493,9 +493,9 @@ TEST_CASE("the optimizer's time is not waiting, and counts only after backward h
                     trainer.forward(numbers{{1}});
                     int const before = calls;
                     trainer.backward();
-                    auto const until = clock::now() + 5s;
+                    auto const until = monotonic_clock::now() + 5s;
                     if (elsewhere && comm.size() > 1)  // the communication thread does it meanwhile
-                        while (calls == before && clock::now() < until) std::this_thread::sleep_for(1ms);
+                        while (calls == before && monotonic_clock::now() < until) std::this_thread::sleep_for(1ms);
                     trainer.finish();
                     times.push_back(trainer.times());
                 }
@@ -566,6 +566,40 @@ TEST_CASE("the observer hears of every bucket and every step", "[train]") {
         REQUIRE(seen.finished[1].step == 3);
         REQUIRE(seen.finished[1].weight == p);
     }
+}
+
+namespace {
+struct counter {
+    int buckets = 0, steps = 0;
+    counter() = default;
+    counter(counter&&) = default;
+    void on(bucket_reduced const&) { ++buckets; }
+    void on(step_finished const&) { ++steps; }
+};
+}  // namespace
+
+TEST_CASE("policies come in any order, and an observer is moved in or stays the caller's", "[train]") {
+    auto const right = run_ranks(
+        2,
+        [](auto& comm) {
+            auto const digest_of = [&](auto&&... policies) {
+                bound_model model({{"a", {8}}, {"b", {16}}}, 0.5);
+                data_parallel trainer{model, sgd{.lr = 0.1, .momentum = 0.5}, comm, std::move(policies)...};
+                for (int step = 0; step < 3; ++step) trainer.step(numbers{{1.0 + step, 2}});
+                return trainer.digest_of_values();
+            };
+            training_options const options{.clip = clip_by_value{.limit = 0.5}};
+            counter mine;
+            std::uint64_t const expected = digest_of(options, ring_allreduce{}, per_parameter_buckets{}, counter{});
+            bool same = digest_of(counter{}, per_parameter_buckets{}, ring_allreduce{}, options) == expected;
+            same = same && digest_of(per_parameter_buckets{}, options, std::ref(mine)) == expected;
+            bound_model model({{"a", {8}}, {"b", {16}}}, 0.5);
+            data_parallel braces{model, sgd{.lr = 0.1}, comm, {.update = update::sharded}, std::ref(mine)};
+            braces.step(numbers{{1}});
+            return same && mine.steps == 4 && mine.buckets == 7 && digest_of() != expected;
+        },
+        patient());
+    for (bool const each : right) REQUIRE(each);
 }
 
 namespace {

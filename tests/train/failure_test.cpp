@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "support/catch.hpp"
+#include "support/lingering_transport.hpp"
 #include "support/ranks.hpp"
 #include "support/training_checks.hpp"
 #include "train/patience.hpp"
@@ -212,7 +213,8 @@ std::vector<std::string> torn_after_half_a_step() {
             bool const after = trainer.torn();
             net.leaves_out = [&](std::size_t i) -> bool {
                 if (i != 0) return false;
-                for (auto const until = clock::now() + std::chrono::seconds(20); reduced < 4 && clock::now() < until;)
+                for (auto const until = monotonic_clock::now() + std::chrono::seconds(20);
+                     reduced < 4 && monotonic_clock::now() < until;)
                     std::this_thread::sleep_for(std::chrono::microseconds(50));
                 throw std::runtime_error("half-way");
             };
@@ -228,4 +230,27 @@ std::vector<std::string> torn_after_half_a_step() {
 TEST_CASE("values of which only some took part in the step that failed are called torn", "[train]") {
     REQUIRE(torn_after_half_a_step<true>() == std::vector<std::string>{"torn after 1", "torn after 1"});
     REQUIRE(torn_after_half_a_step<false>() == std::vector<std::string>{"whole after 1", "whole after 1"});
+}
+
+TEST_CASE("what a failed step has posted outlives the transport, which may still write there", "[train]") {
+    bool const sharded = GENERATE(false, true), clipped = GENERATE(false, true);
+    auto const world = inproc_world::create(ranks);
+    std::vector<std::thread> all;
+    std::vector<std::string> errors(ranks);
+    for (int rank = 0; rank < ranks; ++rank)
+        all.emplace_back([&, rank] {
+            try {
+                communicator comm(std::make_unique<lingering_transport>(world->connect(rank)), patient());
+                model net({{"a", {300}}, {"b", {3}}, {"c", {70}}});
+                data_parallel trainer{net, sgd{.lr = 0.1}, comm, options_of(sharded, clipped), per_parameter_buckets{}};
+                for (int step = 0; step < 5; ++step) {
+                    if (rank == culprit && step == 3) net.in_forward = [] { throw std::runtime_error("no more"); };
+                    trainer.step(numbers{{1}});
+                }
+            } catch (std::exception const& e) {
+                errors[static_cast<std::size_t>(rank)] = e.what();
+            }
+        });
+    for (std::thread& one : all) one.join();
+    expect_own_and_told(errors, "no more");
 }

@@ -1,4 +1,5 @@
 // What users will try with trainers and hooks, and what they are told.
+#include <chrono>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -76,6 +77,28 @@ TEST_CASE("an observer that throws fails the job, and nothing hangs", "[train]")
         for (int step = 0; step < 2; ++step) trainer.step(numbers{{1.0}});
     });
     for (std::string const& text : errors) CHECK(said(text, "the log is full"));
+}
+
+TEST_CASE("what a model throws when its values have changed is heard by the others at once", "[train]") {
+    timing times = timing::for_tests();
+    times.collective = std::chrono::seconds(60);
+    auto const since = monotonic_clock::now();
+    auto const errors = errors_of_ranks(
+        3,
+        [](auto& comm) {
+            model net(two_parts());
+            data_parallel trainer{net, sgd{.lr = 1}, comm};
+            if (comm.rank() == 1) net.in_stepped = [] { throw std::runtime_error("no room for a copy"); };
+            for (int step = 0; step < 3; ++step) trainer.step(numbers{{1.0}});
+        },
+        times);
+    CHECK(monotonic_clock::now() - since < std::chrono::seconds(20));
+    CHECK(errors[1] == "no room for a copy");
+    for (int const rank : {0, 2}) {
+        std::string const& text = errors[static_cast<std::size_t>(rank)];
+        CAPTURE(text);
+        CHECK((said(text, "DDP-E206") && said(text, "rank 1") && said(text, "no room for a copy")));
+    }
 }
 
 TEST_CASE("a hook that calls a collective is told that it may not", "[train]") {

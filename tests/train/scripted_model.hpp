@@ -54,6 +54,7 @@ public:
     // What a test may put in.
     std::function<void()> in_forward = [] {};
     std::function<void()> in_weight = [] {};
+    std::function<void()> in_stepped = [] {};
     std::function<bool(std::size_t)> leaves_out = [](std::size_t) { return false; };  // neither written nor reported
     std::function<void(reporter const&)> at_end = [](reporter const&) {};             // of backward, with its ready
     bool whole = true;                                                                // what intact() says
@@ -80,6 +81,7 @@ public:
     }
     bool intact() const { return whole; }
     void stepped(std::size_t i) {
+        in_stepped();
         steps_seen.resize(parts_.size());
         ++steps_seen[i];
     }

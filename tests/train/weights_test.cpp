@@ -366,7 +366,8 @@ TEST_CASE("torn values are never saved", "[train]") {
             trainer.step(numbers{{1}});
             net.leaves_out = [&](std::size_t i) -> bool {
                 if (i != 0) return false;
-                for (auto const until = clock::now() + std::chrono::seconds(20); reduced < 4 && clock::now() < until;)
+                for (auto const until = monotonic_clock::now() + std::chrono::seconds(20);
+                     reduced < 4 && monotonic_clock::now() < until;)
                     std::this_thread::sleep_for(std::chrono::microseconds(50));
                 throw std::runtime_error("half-way");
             };

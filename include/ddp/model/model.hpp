@@ -62,6 +62,13 @@ namespace detail {
 struct ready_archetype {
     void operator()(std::size_t) const noexcept {}
 };
+/// The model says what a batch weighs, or the batch has a size.
+template <class M, class Batch>
+concept HasWeight = requires(M& model, Batch const& batch) {
+    { model.weight(batch) } -> std::convertible_to<std::uint64_t>;
+} || requires(Batch const& batch) {
+    { batch.size() } -> std::convertible_to<std::uint64_t>;
+};
 }  // namespace detail
 
 /// A differentiable model.
@@ -84,20 +91,22 @@ struct ready_archetype {
 ///  weight(batch)          samples (or tokens) in the batch; default batch.size(). Zero is legal
 ///  evaluate(batch)        metrics with their weights
 template <class M, class Batch>
-concept ModelFor = Element<element_of<M>> && requires(M& model, Batch const& batch, pass<element_of<M>> how,
-                                                      detail::ready_archetype const& ready) {
-    { model.parameters() } -> std::convertible_to<std::vector<parameter<element_of<M>>>>;
-    { model.forward(batch) } -> std::convertible_to<double>;
-    model.backward(how, ready);
-};
+concept ModelFor =
+    requires { typename M::element; } && Element<element_of<M>> &&
+    requires(M& model, Batch const& batch, pass<element_of<M>> how, detail::ready_archetype const& ready) {
+        { model.parameters() } -> std::convertible_to<std::vector<parameter<element_of<M>>>>;
+        { model.forward(batch) } -> std::convertible_to<double>;
+        model.backward(how, ready);
+        requires detail::HasWeight<M, Batch>;
+    };
 
 /// What is asked of a model before its batch type is known: the trainer's class head.
 template <class M>
-concept Model =
-    Element<element_of<M>> && requires(M& model, pass<element_of<M>> how, detail::ready_archetype const& ready) {
-        { model.parameters() } -> std::convertible_to<std::vector<parameter<element_of<M>>>>;
-        model.backward(how, ready);
-    };
+concept Model = requires { typename M::element; } && Element<element_of<M>> &&
+                requires(M& model, pass<element_of<M>> how, detail::ready_archetype const& ready) {
+                    { model.parameters() } -> std::convertible_to<std::vector<parameter<element_of<M>>>>;
+                    model.backward(how, ready);
+                };
 
 template <class M>
 concept BindableModel = Model<M> && requires(M& model, storage<element_of<M>> memory) { model.bind(memory); };

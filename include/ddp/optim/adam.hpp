@@ -91,8 +91,7 @@ struct adam_numbers {
     double lr, beta1, beta2, eps, weight_decay;
 
     [[nodiscard]] std::uint64_t hash(std::string_view name) const noexcept {
-        std::array<double, 5> const numbers{lr, beta1, beta2, eps, weight_decay};
-        return digest{}.add(name).add(std::span<double const>(numbers)).value();
+        return policy_hash(name, lr, beta1, beta2, eps, weight_decay);
     }
     void validate(std::string const& name) const {
         DDP_EXPECTS(std::isfinite(lr) && lr >= 0,

@@ -36,9 +36,7 @@ struct clip_by_global_norm {
     double max_norm = 1.0;
 
     [[nodiscard]] double factor(double norm) const noexcept { return clip_factor(norm, max_norm); }
-    [[nodiscard]] std::uint64_t hash() const noexcept {
-        return digest{}.add("clip_by_global_norm").add(bytes_of(max_norm)).value();
-    }
+    [[nodiscard]] std::uint64_t hash() const noexcept { return policy_hash("clip_by_global_norm", max_norm); }
 
     void validate() const {
         DDP_EXPECTS(std::isfinite(max_norm) && max_norm > 0,
@@ -76,9 +74,7 @@ struct clip_by_value {
     void apply(std::span<E> gradient) const {
         detail::kernels::clamp_elements(gradient.data(), gradient.size(), static_cast<E>(limit));
     }
-    [[nodiscard]] std::uint64_t hash() const noexcept {
-        return digest{}.add("clip_by_value").add(bytes_of(limit)).value();
-    }
+    [[nodiscard]] std::uint64_t hash() const noexcept { return policy_hash("clip_by_value", limit); }
 
     /// In the element type as well: a limit that rounds to 0 would keep every gradient from arriving.
     template <std::floating_point E>

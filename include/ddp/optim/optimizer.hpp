@@ -23,6 +23,16 @@ struct step_info {
 template <class E>
 using slot_spans = std::span<std::span<E> const>;
 
+namespace detail {
+/// False for a step that needs an optimizer that is not const: the compiler's own words for that come late.
+template <class O, class E>
+concept StepIsConst =
+    !requires(O& optimizer, step_info const& at, std::span<E const> gradient, std::span<E> value, slot_spans<E> state) {
+        optimizer.step(at, gradient, value, state);
+    } || requires(O const& optimizer, step_info const& at, std::span<E const> gradient, std::span<E> value,
+                  slot_spans<E> state) { optimizer.step(at, gradient, value, state); };
+}  // namespace detail
+
 /// Changes values by gradients, element by element: any range of elements may be stepped on its own, on any rank, in any
 /// order, so it must not look at neighbours, counters of its own or the clock. hash() covers every hyper-parameter:
 /// ranks compare it.
@@ -51,6 +61,7 @@ concept OptimizerFor = requires(O const& optimizer, step_info const& at, std::sp
     { optimizer.slot_count() } -> std::convertible_to<std::size_t>;
     { optimizer.learning_rate() } -> std::convertible_to<double>;
     { optimizer.hash() } -> std::convertible_to<std::uint64_t>;
+    requires detail::StepIsConst<O, E>;
     optimizer.step(at, gradient, value, state);
 };
 

@@ -83,8 +83,7 @@ struct sgd {
 
     /// Covers the algorithm's name and every hyper-parameter: ranks compare it.
     [[nodiscard]] std::uint64_t hash() const noexcept {
-        std::array<double, 3> const numbers{lr, momentum, weight_decay};
-        return digest{}.add("sgd").add(std::span<double const>(numbers)).add(std::uint64_t{nesterov}).value();
+        return policy_hash("sgd", lr, momentum, weight_decay, nesterov);
     }
 
     /// Throws usage_error for hyper-parameters that make no sense.

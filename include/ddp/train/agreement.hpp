@@ -18,6 +18,7 @@
 #include <ddp/core/separate.hpp>
 #include <ddp/core/version.hpp>
 #include <ddp/model/model.hpp>
+#include <ddp/train/options.hpp>
 #include <ddp/transport/any.hpp>
 
 namespace ddp::detail {
@@ -45,14 +46,13 @@ std::string describe(std::span<parameter<E> const> parameters) {
 
 /// What a rank is about to do, as hashes: each has a name in the error.
 struct agenda {
-    static constexpr std::array<std::string_view, 6> names = {
-        "version of the library",
-        "hash() of the model (such as the seed of dropout)",
-        "bucket policy",
-        "allreduce algorithm or exchange",
-        "optimizer or its settings",
-        "training options (update policy, clipping, schedule, unused, buckets in flight)"};
-    std::array<std::uint64_t, 6> hashes = {};
+    static constexpr std::array<std::string_view, 5> names = {
+        "version of the library", "hash() of the model (such as the seed of dropout)", "bucket policy",
+        "allreduce algorithm or exchange", "optimizer or its settings"};
+    std::array<std::uint64_t, names.size() + training_options::hash_names.size()> hashes = {};
+    [[nodiscard]] static std::string_view name_of(std::size_t k) {
+        return k < names.size() ? names[k] : training_options::hash_names[k - names.size()];
+    }
     std::uint64_t parameters = 0;   // of the description
     std::uint64_t description = 0;  // its bytes
     std::uint64_t next_context = 0;
@@ -118,7 +118,7 @@ task<> expect_agreement(lane<T> over, std::string_view description, agenda mine,
             } else {
                 for (std::size_t k = 0; k < mine.hashes.size(); ++k)
                     if (zero.hashes[k] != other.hashes[k]) {
-                        text += "another " + std::string(agenda::names[k]);
+                        text += "another " + std::string(agenda::name_of(k));
                         break;
                     }
             }

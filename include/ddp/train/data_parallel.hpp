@@ -2,6 +2,8 @@
 /// data_parallel: trains one model on all ranks of a communicator as if they were one process.
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -11,34 +13,35 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
-#include <ddp/collective/algorithms/automatic_allreduce.hpp>
 #include <ddp/collective/broadcast.hpp>
 #include <ddp/comm/communicator.hpp>
-#include <ddp/core/function_ref.hpp>
-#include <ddp/exchange/choice.hpp>
 #include <ddp/kernel/kernel.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/model/state_slice.hpp>
-#include <ddp/optim/optimizer.hpp>
-#include <ddp/optim/optimizer_model.hpp>
 #include <ddp/train/agreement.hpp>
 #include <ddp/train/bucket.hpp>
 #include <ddp/train/events.hpp>
 #include <ddp/train/options.hpp>
+#include <ddp/train/policies.hpp>
 #include <ddp/train/replica.hpp>
 #include <ddp/train/step_engine.hpp>
-#include <ddp/train/step_observer.hpp>
 
 namespace ddp {
 
+/// What finish returns.
+struct finish_result {
+    std::uint64_t weight = 0;  ///< samples of all ranks; 0: nobody had any, and nothing changed
+    double gradient_norm = 0;  ///< of the mean gradient before clipping, where clipping asks for it
+};
 /// What step returns.
 struct step_result {
     double loss = 0;           ///< mean over this rank's samples; 0 where it had none
-    std::uint64_t weight = 0;  ///< samples of all ranks; 0: nobody had any, and nothing changed
-    double gradient_norm = 0;  ///< of the mean gradient before clipping, where clipping asks for it
+    std::uint64_t weight = 0;  ///< as finish_result's
+    double gradient_norm = 0;  ///< as finish_result's
 };
 
 /// Where the time of the steps went, on the thread that calls them.
@@ -71,24 +74,35 @@ struct step_times {
 /// What each argument must be is said at the constructor, not here: Clang names the operation that is missing only there.
 template <class M, class T>
 class data_parallel {
+    // Constructors stand in the order in which compilers are to speak of them: GCC begins with the last.
+    using setup = detail::trainer_setup<T, element_of<M>>;
+    data_parallel(M& model, communicator<T> const& comm, setup with);
+
 public:
     using element = element_of<M>;
 
-    /// `exchange` is an allreduce algorithm, or an exchange of one's own (ExchangeOver).
-    template <class Opt, class X = automatic_allreduce, class Buckets = size_capped_buckets, class Obs = null_observer>
-        requires Model<M> && Transport<T> && OptimizerFor<Opt, element_of<M>> &&
-                 AllreduceOver<detail::algorithm_among<X, element_of<M>>, T, element_of<M>> &&
-                 ExchangeOver<detail::exchange_among<X, element_of<M>>, T, element_of<M>> && BucketPolicy<Buckets> &&
-                 TrainingObserver<Obs>
-    data_parallel(M& model, Opt optimizer, communicator<T> const& comm, training_options const& options = {},
-                  X exchange = {}, Buckets const& buckets = {}, Obs observer = {})
-        : data_parallel(
-              model, comm, options, [&](bucket_request const& request) { return buckets.plan(request); },
-              step_parts<T, element>{detail::make_optimizer_model<element>(std::move(optimizer)),
-                                     detail::make_exchange_model<T, element>(std::move(exchange)),
-                                     detail::make_step_observer(std::move(observer))}) {}
     data_parallel(data_parallel const&) = delete;
     data_parallel& operator=(data_parallel const&) = delete;
+
+    /// As the constructor below, with the options' braces alone: {.clip = …}.
+    template <class Opt, class... Policies>
+        requires detail::TrainerArguments<M, T, Opt, Policies...>
+    data_parallel(M& model, Opt optimizer, communicator<T> const& comm, training_options const& options,
+                  Policies... policies)
+        : data_parallel(
+              model, comm,
+              setup(std::move(optimizer), std::tuple<training_options, Policies...>(options, std::move(policies)...))) {
+    }
+    /// After the communicator come, in any order and each at most once:
+    ///  - training_options                                                               (default: {})
+    ///  - an allreduce algorithm, or an exchange of one's own (ExchangeOver)             (default: automatic_allreduce)
+    ///  - a bucket policy (BucketPolicy)                                                 (default: size_capped_buckets)
+    ///  - an observer (TrainingObserver), moved in, or held by reference if it is given as std::ref(observer), which
+    ///    then outlives the trainer                                                      (default: none)
+    template <class Opt, class... Policies>
+        requires detail::TrainerArguments<M, T, Opt, Policies...>
+    data_parallel(M& model, Opt optimizer, communicator<T> const& comm, Policies... policies)
+        : data_parallel(model, comm, setup(std::move(optimizer), std::tuple<Policies...>(std::move(policies)...))) {}
     ~data_parallel() {
         if (begun_) comm_.fail("its program left a training step before the step had ended, perhaps by an exception");
         detach();
@@ -99,24 +113,25 @@ public:
     template <class Batch>
         requires ModelFor<M, Batch>
     step_result step(Batch const& batch) {
-        auto const since = clock::now();
+        auto const since = monotonic_clock::now();
         weigh(batch);
         begin(0);
         double const loss = forward_weighed(batch);
         backward_last();
-        step_result const result = finish(loss);
+        finish_result const result = finish(false);
         account(since);
-        return result;
+        return {loss, result.weight, result.gradient_norm};
     }
 
-    /// Takes part without a batch, for a rank that is out of data. Returns false once every rank says so; nothing has
-    /// changed then, and every rank stops. What was accumulated is no end yet: it goes into this step.
-    bool step() {
-        auto const since = clock::now();
+    /// Takes part in a step of the others without a batch, for a rank that is out of data: while (trainer.join()) {}.
+    /// Returns false once every rank has called it: nothing has changed then, and every rank stops. What was accumulated
+    /// is no end yet: it goes into this step.
+    bool join() {
+        auto const since = monotonic_clock::now();
         weight_ = 0;
         begin(accumulated_ == 0 ? 1 : 0);
         backward_last();
-        finish(0, true);
+        finish(true);
         account(since);
         return !engine_->everybody_done();
     }
@@ -148,8 +163,8 @@ public:
         begin(0);
         backward_last();
     }
-    /// Returns when all values are new. `loss` of the result is 0: forward returned it.
-    step_result finish() { return finish(0); }
+    /// Returns when all values are new.
+    finish_result finish() { return finish(false); }
 
     /// Steps that changed the values. After a failure ranks may differ by one: those who had every gradient of a rank that
     /// then failed have completed the step. Equal numbers are equal bits.
@@ -181,44 +196,6 @@ public:
     }
 
 private:
-    data_parallel(M& model, communicator<T> const& comm, training_options const& options,
-                  function_ref<bucket_plan(bucket_request const&)> planner, step_parts<T, element> parts)
-        : comm_(comm), options_(options), replica_(model), home_(std::this_thread::get_id()) {
-        expect_uncontracted_kernels();
-        parts.optimizer->validate();
-        options_.template validate<element>();
-        std::vector<std::size_t> const counts = replica_.counts();
-        std::size_t const grain = step_engine<T, element>::slice_grain(options_.norm_clip() != nullptr);
-        bucket_plan const plan = planner({counts, sizeof(element), grain});
-        arena<element> const memory = replica_.make_arena(plan.order);
-        memory_ = memory.owner();
-        detail::bucket_map map(plan, memory.where(), grain);
-
-        detail::agenda mine;
-        mine.hashes = {version_number,
-                       detail::hash_of(model),
-                       map.hash(memory.where()),
-                       digest{}.add(parts.exchange->name()).add(parts.exchange->hash()).value(),
-                       0,
-                       options_.hash()};
-        step_subject<element> subject{
-            memory.where(),     std::move(map), parameters(), options_, ready_releases<M> && replica<M>::bound,
-            memory.gradients(), memory.values()};
-        comm_.exclusively([&] {  // it joins the scheduler, which the communication thread may be driving
-            engine_ = std::make_unique<step_engine<T, element>>(comm_.tasks(), comm_.members(), std::move(subject),
-                                                                std::move(parts));
-        });
-        try {
-            mine.hashes[4] = engine_->optimizer_hash();
-            detail::start_agreement const agreed = detail::agree_on_start(comm_, parameters(), mine);
-            engine_->agree_on(agreed.hash, agreed.context);
-            if (comm_.size() > 1) broadcast(comm_, memory.values(), 0);
-            replica_.attach(memory);
-        } catch (...) {
-            detach();
-            throw;
-        }
-    }
     void detach() noexcept {
         comm_.exclusively([&] {
             // The transport of a failed communicator may not have let go of what was posted.
@@ -300,9 +277,9 @@ private:
         accumulated_ += std::exchange(weight_, 0);
     }
 
-    step_result finish(double loss, bool may_be_empty = false) {
+    finish_result finish(bool may_be_empty) {
         DDP_EXPECTS(begun_, "finish() ends a step that backward() has begun");
-        auto const since = clock::now();
+        auto const since = monotonic_clock::now();
         leave_step();
         engine_->await_from(since);
         comm_.run([&] {
@@ -310,20 +287,20 @@ private:
             return engine_->finished();
         });
         times_.stepped += engine_->stepped_late();
-        times_.waited += clock::now() - since - engine_->stepped_late();
+        times_.waited += monotonic_clock::now() - since - engine_->stepped_late();
         accumulated_ = 0;
-        step_result const result{loss, engine_->weight(), engine_->gradient_norm()};
+        finish_result const result{engine_->weight(), engine_->gradient_norm()};
         if (result.weight != 0)
-            replica_.values_changed();
+            tell_peers([&] { replica_.values_changed(); });
         else if (!may_be_empty || !engine_->everybody_done())
             throw error(errc::no_samples,
                         "the batch is empty on every rank: there is no mean over no samples. Nothing was changed; a "
-                        "rank that is out of data calls step() without a batch.");
+                        "rank that is out of data calls join().");
         return result;
     }
     void account(time_point since) noexcept {
         ++times_.steps;
-        times_.total += clock::now() - since;
+        times_.total += monotonic_clock::now() - since;
     }
 
     /// Runs the user's code; what it throws fails the step on every rank and comes back as itself here.
@@ -353,5 +330,42 @@ private:
     bool begun_ = false;
     step_times times_;
 };
+
+template <class M, class T>
+data_parallel<M, T>::data_parallel(M& model, communicator<T> const& comm, setup with)
+    : comm_(comm), options_(with.options), replica_(model), home_(std::this_thread::get_id()) {
+    step_parts<T, element>& parts = with.parts;
+    expect_uncontracted_kernels();
+    parts.optimizer->validate();
+    options_.template validate<element>();
+    std::vector<std::size_t> const counts = replica_.counts();
+    std::size_t const grain = step_engine<T, element>::slice_grain(options_.norm_clip() != nullptr);
+    bucket_plan const plan = with.plan({counts, sizeof(element), grain});
+    arena<element> const memory = replica_.make_arena(plan.order);
+    memory_ = memory.owner();
+    detail::bucket_map map(plan, memory.where(), grain);
+
+    detail::agenda mine;
+    mine.hashes = {version_number, detail::hash_of(model), map.hash(memory.where()),
+                   digest{}.add(parts.exchange->name()).add(parts.exchange->hash()).value(), 0};
+    std::ranges::copy(options_.hashes(), mine.hashes.begin() + detail::agenda::names.size());
+    step_subject<element> subject{
+        memory.where(),     std::move(map), parameters(), options_, ready_releases<M> && replica<M>::bound,
+        memory.gradients(), memory.values()};
+    comm_.exclusively([&] {  // it joins the scheduler, which the communication thread may be driving
+        engine_ = std::make_unique<step_engine<T, element>>(comm_.tasks(), comm_.members(), std::move(subject),
+                                                            std::move(parts));
+    });
+    try {
+        mine.hashes[4] = engine_->optimizer_hash();
+        detail::start_agreement const agreed = detail::agree_on_start(comm_, parameters(), mine);
+        engine_->agree_on(agreed.hash, agreed.context);
+        if (comm_.size() > 1) broadcast(comm_, memory.values(), 0);
+        replica_.attach(memory);
+    } catch (...) {
+        detach();
+        throw;
+    }
+}
 
 }  // namespace ddp

@@ -2,12 +2,13 @@
 /// How a trainer trains: the choices that are values, not types.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string_view>
 #include <variant>
 
-#include <ddp/core/digest.hpp>
 #include <ddp/optim/clip.hpp>
 #include <ddp/optim/schedule.hpp>
 #include <ddp/train/ready_reports.hpp>
@@ -22,7 +23,7 @@ enum class update : std::uint8_t { replicated, sharded };
 struct training_options {
     ddp::update update = ddp::update::replicated;
     std::optional<clipping> clip = {};  ///< of the mean gradient: clip_by_global_norm or clip_by_value
-    schedule rate = {};                 ///< factor of the optimizer's learning rate, by update
+    ddp::schedule schedule = {};        ///< factor of the optimizer's learning rate, by update
     ddp::unused unused = ddp::unused::error;
     std::size_t buckets_in_flight = 4;  ///< bounds the memory of the reductions under way
     /// Bytes of values that are stepped at once, at most. After each quarter of it the network is looked after, so that
@@ -48,12 +49,14 @@ struct training_options {
             },
             *clip);
     }
-    [[nodiscard]] std::uint64_t hash() const {
-        digest all;
-        all.add(static_cast<std::uint64_t>(update)).add(static_cast<std::uint64_t>(unused));
-        all.add(rate.hash()).add(std::uint64_t{buckets_in_flight});
-        all.add(clip ? std::visit([](auto const& bound) { return bound.hash(); }, *clip) : 0);
-        return all.value();
+    /// Of what ranks must have alike, in the order of hash_names.
+    static constexpr std::array<std::string_view, 5> hash_names = {
+        "training_options.update", "training_options.clip", "training_options.schedule", "training_options.unused",
+        "training_options.buckets_in_flight"};
+    [[nodiscard]] std::array<std::uint64_t, 5> hashes() const {
+        return {static_cast<std::uint64_t>(update),
+                clip ? std::visit([](auto const& bound) { return bound.hash(); }, *clip) : 0, schedule.hash(),
+                static_cast<std::uint64_t>(unused), std::uint64_t{buckets_in_flight}};
     }
 };
 

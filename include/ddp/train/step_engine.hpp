@@ -179,6 +179,7 @@ private:
     struct posted_parts {
         std::unique_ptr<detail::exchange_model<T, E>> exchange;
         detail::gradient_norm statistics;
+        std::vector<step_ticket> tickets;
     };
     [[nodiscard]] detail::exchange_model<T, E>& exchange() const noexcept { return *in_use_->exchange; }
     [[nodiscard]] detail::gradient_norm& statistics() const noexcept { return in_use_->statistics; }
@@ -235,7 +236,6 @@ private:
     // the communication side's
     std::uint64_t round_ = 0;    // steps begun
     std::uint64_t updates_ = 0;  // steps that changed values
-    std::vector<step_ticket> tickets_;
     std::uint64_t weight_ = 0;
     bool everybody_done_ = false;
     bool granted_ = false, torn_ = false;
@@ -270,11 +270,11 @@ step_engine<T, E>::step_engine(scheduler<T>& on, group& of, step_subject<E> subj
       values_(subject.values),
       stepper_(std::move(parts.optimizer), where_, parameters_),
       in_use_(std::make_shared<posted_parts>(posted_parts{
-          std::move(parts.exchange), detail::gradient_norm(options_.norm_clip() != nullptr ? where_ : layout())})),
+          std::move(parts.exchange), detail::gradient_norm(options_.norm_clip() != nullptr ? where_ : layout()),
+          std::vector<step_ticket>(ranks())})),
       observer_(std::move(parts.observer)),
       pending_(buckets_.count()),
       mail_(buckets_.count() + 4),
-      tickets_(ranks()),
       full_(buckets_.count()),
       full_at_(buckets_.count()),
       go_(buckets_.count()),
@@ -452,12 +452,13 @@ void step_engine<T, E>::reserve() noexcept {
 /// Gathers what every rank says; from then on buckets may be sent.
 template <Transport T, Element E>
 task<> step_engine<T, E>::weigh() {
-    tickets_[me()] = ticket_;
+    std::vector<step_ticket>& tickets = in_use_->tickets;
+    tickets[me()] = ticket_;
     if (exchange().blocking()) co_await finishing_;  // once all weights are here, so are all ranks
-    co_await all_gather_small(lane_of(weights_channel, of_.history()), std::span<step_ticket>(tickets_));
+    co_await all_gather_small(lane_of(weights_channel, of_.history()), std::span<step_ticket>(tickets));
     weight_ = 0;
     everybody_done_ = true;
-    for (step_ticket const& t : tickets_) {
+    for (step_ticket const& t : tickets) {
         weight_ += t.weight;
         everybody_done_ = everybody_done_ && t.done != 0;
     }
@@ -546,14 +547,14 @@ std::size_t step_engine<T, E>::piece_end(std::size_t from, std::size_t to, std::
 
 template <Transport T, Element E>
 void step_engine<T, E>::step_piece(std::size_t from, std::size_t to) {
-    time_point const since = clock::now();
+    time_point const since = monotonic_clock::now();
     if (auto const* const clip = options_.value_clip()) clip->apply(gradients_.subspan(from, to - from));
     stepper_.step({.update = updates_ + 1,
-                   .rate_factor = options_.rate.factor(updates_),
+                   .rate_factor = options_.schedule.factor(updates_),
                    .gradient_scale = options_.norm_clip() ? clip_ : 1.0},
                   gradients_, values_, from, to);
     torn_ = true;
-    time_point const end = clock::now();
+    time_point const end = monotonic_clock::now();
     time_point const awaited = awaited_.load(std::memory_order_relaxed);
     late_ += std::max(end, awaited) - std::max(since, awaited);
 }

@@ -2,6 +2,7 @@
 /// step_observer: an observer behind a virtual call an event, so that the step is compiled once for all of them.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -22,19 +23,23 @@ public:
     virtual void on(step_finished const& event) = 0;
 };
 
-template <TrainingObserver Obs>
+template <class Obs>
+    requires TrainingObserver<std::unwrap_reference_t<Obs>>
 class step_observer_of final : public step_observer {
 public:
     explicit step_observer_of(Obs held) : held_(std::move(held)) {}
-    void on(bucket_reduced const& event) override { notify(held_, event); }
-    void on(step_finished const& event) override { notify(held_, event); }
+    void on(bucket_reduced const& event) override { notify(observer(), event); }
+    void on(step_finished const& event) override { notify(observer(), event); }
 
 private:
-    Obs held_;
+    [[nodiscard]] std::unwrap_reference_t<Obs>& observer() noexcept { return held_; }
+
+    Obs held_;  // the observer, or a std::reference_wrapper of it
 };
 
 /// Null where nobody observes.
-template <TrainingObserver Obs>
+template <class Obs>
+    requires TrainingObserver<std::unwrap_reference_t<Obs>>
 [[nodiscard]] std::unique_ptr<step_observer> make_step_observer(Obs observer) {
     if constexpr (std::is_same_v<Obs, null_observer>)
         return nullptr;
