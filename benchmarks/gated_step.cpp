@@ -78,9 +78,9 @@ struct watched_adamw : ddp::adamw {
     template <class E>
     void step(ddp::step_info const& at, std::span<E const> gradient, std::span<E> value,
               ddp::slot_spans<E> slots) const {
-        ddp::time_point const since = ddp::clock::now();
+        ddp::time_point const since = ddp::monotonic_clock::now();
         ddp::adamw::step(at, gradient, value, slots);
-        turns->stepped(ddp::clock::now() - since);
+        turns->stepped(ddp::monotonic_clock::now() - since);
     }
 };
 

@@ -58,7 +58,7 @@ bool train(settings const& with, std::string_view transport, ddp::communicator<>
     std::size_t const steps = batches.steps_per_epoch() * static_cast<std::size_t>(with.epochs);
     fashion_model model = make_model(with.model, images.sample_shape, with.hidden);
     model.initialize(with.seed);
-    ddp::training_options options{.rate = ddp::schedule{ddp::cosine_decay{.steps = steps, .floor = 0.05}}};
+    ddp::training_options options{.schedule = ddp::schedule{ddp::cosine_decay{.steps = steps, .floor = 0.05}}};
     options.update = with.update == "sharded" ? ddp::update::sharded : ddp::update::replicated;
     if (with.clip > 0) options.clip = ddp::clip_by_global_norm{.max_norm = with.clip};
     std::size_t const cap = options::bytes(with.buckets, "buckets");

@@ -27,7 +27,7 @@ void work(ddp::communicator<> const& comm) {
     for (int step = 0; step < 300; ++step) {
         float const slope = static_cast<float>(column + 1), x[2] = {0.1f * static_cast<float>(row), 1.0f};
         float const y[2] = {slope * x[0] + 1, slope * x[1] + 1};
-        trainer.forward(ddp::nn::regression_batch<float>{.inputs = x, .targets = y, .rows = 2, .features = 1});
+        trainer.forward(ddp::regression_batch<float>{.inputs = x, .targets = y, .rows = 2, .features = 1});
         trainer.backward();  // the column's gradients are on their way …
         std::vector<float> number = {static_cast<float>(comm.rank())};
         ddp::allreduce(along_row, std::span<float>(number));  // … while the row sums

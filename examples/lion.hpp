@@ -35,8 +35,7 @@ struct lion {
     std::array<char const*, 1> slot_names() const { return {"momentum"}; }
     double learning_rate() const { return lr; }
     std::uint64_t hash() const {  // the name and every hyper-parameter: ranks compare it
-        std::array const numbers{lr, beta1, beta2, weight_decay};
-        return ddp::digest().add("lion").add(std::span<double const>(numbers)).value();
+        return ddp::policy_hash("lion", lr, beta1, beta2, weight_decay);
     }
     template <std::floating_point E>
     void step(ddp::step_info const& at, std::span<E const> gradient, std::span<E> value,

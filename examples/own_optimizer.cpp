@@ -16,7 +16,7 @@ struct sines {  // every rank's own samples of a smooth function
     static constexpr std::size_t rows = 16, features = 8;
     std::vector<float> x = std::vector<float>(rows * features), y = std::vector<float>(rows);
 
-    ddp::nn::regression_batch<float> batch(int rank, std::uint64_t step) {
+    ddp::regression_batch<float> batch(int rank, std::uint64_t step) {
         ddp::random_stream const draws{1, ddp::random_use::user, static_cast<std::uint64_t>(rank)};
         for (std::size_t i = 0; i < x.size(); ++i) x[i] = draws.at(step * x.size() + i).symmetric<float>();
         for (std::size_t r = 0; r < rows; ++r) y[r] = std::sin(2 * x[r * features]) * x[r * features + 1];

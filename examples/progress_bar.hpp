@@ -22,7 +22,7 @@ public:
     // `step` of all steps are done; `text` says the rest.
     void show(std::size_t step, double samples_per_second, std::string_view text) {
         if (!shown_ || !terminal_) return;
-        auto const now = clock::now();
+        auto const now = monotonic_clock::now();
         if (step != steps_ && now - last_ < std::chrono::milliseconds(100)) return;
         last_ = now;
         constexpr std::size_t width = 30;
@@ -43,10 +43,10 @@ public:
     }
 
 private:
-    using clock = std::chrono::steady_clock;
+    using monotonic_clock = std::chrono::steady_clock;
     bool shown_;
     bool terminal_ = false;
     std::size_t steps_;
-    clock::time_point began_ = clock::now();
-    clock::time_point last_ = {};
+    monotonic_clock::time_point began_ = monotonic_clock::now();
+    monotonic_clock::time_point last_ = {};
 };

@@ -15,7 +15,7 @@ int main() {
         for (int step = 0; step < 200; ++step) {
             float const x[2] = {0.1f * static_cast<float>(comm.rank()), 1.0f};  // every rank brings its own samples
             float const y[2] = {2 * x[0] + 1, 2 * x[1] + 1};
-            trainer.step(ddp::nn::regression_batch<float>{.inputs = x, .targets = y, .rows = 2, .features = 1});
+            trainer.step(ddp::regression_batch<float>{.inputs = x, .targets = y, .rows = 2, .features = 1});
         }
         auto const p = trainer.parameters();
         if (comm.rank() == 0) std::printf("y = %.2f x + %.2f (ranks: %d)\n", p[0].value[0], p[1].value[0], comm.size());

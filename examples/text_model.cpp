@@ -80,9 +80,9 @@ bool train(settings const& with, std::string_view transport, ddp::communicator<>
     transformer<float> model(shape);
     model.initialize(with.seed);
     std::size_t const warmup = with.steps / 20;
-    ddp::training_options const options{
-        .clip = ddp::clip_by_global_norm{.max_norm = 1},
-        .rate = {ddp::linear_warmup{.steps = warmup}, ddp::cosine_decay{.steps = with.steps - warmup, .floor = 0.05}}};
+    ddp::training_options const options{.clip = ddp::clip_by_global_norm{.max_norm = 1},
+                                        .schedule = {ddp::linear_warmup{.steps = warmup},
+                                                     ddp::cosine_decay{.steps = with.steps - warmup, .floor = 0.05}}};
     ddp::data_parallel trainer{model, ddp::adamw{.lr = with.lr, .weight_decay = 0.1}, comm, options};
 
     // Windows begin anywhere in the text that is trained on; those of the rest lie side by side.

@@ -38,7 +38,7 @@ void train(ddp::communicator<>& comm) {
                                            {"4.weight", ddp::adamw{.lr = 2e-3, .weight_decay = 1e-2}}}};
 
     ddp::training_options options;
-    options.rate = ddp::schedule{ddp::linear_warmup{.steps = 40, .from = 0.1}, ddp::cosine_decay{.steps = 800}};
+    options.schedule = ddp::schedule{ddp::linear_warmup{.steps = 40, .from = 0.1}, ddp::cosine_decay{.steps = 800}};
     options.clip = ddp::clip_by_value{.limit = 0.05};
     ddp::data_parallel trainer{model, optimizer, comm, options};
 

@@ -96,7 +96,7 @@ inline stream make_socket() {
 }
 /// What is left until then, as the limit of the next receive or accept; at least a millisecond, as 0 would be no limit.
 inline void limit_waits(stream const& s, ddp::time_point until) {
-    auto const left = std::max<ddp::nanoseconds>(until - ddp::clock::now(), std::chrono::milliseconds(1));
+    auto const left = std::max<ddp::nanoseconds>(until - ddp::monotonic_clock::now(), std::chrono::milliseconds(1));
     ::timeval const t{left.count() / 1'000'000'000, left.count() / 1000 % 1'000'000};
     ::setsockopt(s.descriptor(), SOL_SOCKET, SO_RCVTIMEO, &t, sizeof t);
 }
@@ -108,7 +108,7 @@ inline void limit_waits(stream const& s, ddp::time_point until) {
 /// all are connected it returns; when times.join has passed it throws ddp::error.
 inline std::unique_ptr<transport> connect(std::string const& directory, int rank, int size,
                                           ddp::timing const& times = {}) {
-    ddp::time_point const until = ddp::clock::now() + times.join;
+    ddp::time_point const until = ddp::monotonic_clock::now() + times.join;
     std::vector<ddp::framed_peer<stream>> peers;
 
     stream const listener = detail::make_socket();
@@ -124,7 +124,7 @@ inline std::unique_ptr<transport> connect(std::string const& directory, int rank
         stream s = detail::make_socket();
         while (::connect(s.descriptor(), reinterpret_cast<::sockaddr const*>(&there), sizeof there) != 0) {
             bool const early = errno == ENOENT || errno == ECONNREFUSED || errno == EINTR;  // it does not listen yet
-            if (!early || ddp::clock::now() >= until)
+            if (!early || ddp::monotonic_clock::now() >= until)
                 detail::fail("rank " + std::to_string(lower) + " at " + path, errno);
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }

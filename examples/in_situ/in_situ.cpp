@@ -54,7 +54,7 @@ struct samples {
             targets.push_back(10 * (solver.at(where[i] / heat_solver::n, where[i] % heat_solver::n) -
                                     inputs[i * features + features / 2]));
     }
-    [[nodiscard]] ddp::nn::regression_batch<float> batch() const {
+    [[nodiscard]] ddp::regression_batch<float> batch() const {
         return {.inputs = inputs, .targets = targets, .rows = where.size(), .features = features};
     }
 };
@@ -78,7 +78,7 @@ bool run(boost::mpi::communicator const& world) {
                                   ddp::nn::mean_squared_error()};
     constexpr int rounds = 600, held_out = 50;
     ddp::data_parallel trainer{surrogate, ddp::adam{.lr = 3e-3}, comm,
-                               ddp::training_options{.rate = ddp::cosine_decay{.steps = rounds}}};
+                               ddp::training_options{.schedule = ddp::cosine_decay{.steps = rounds}}};
 
     samples known, coming;
     double sums[3] = {0, 0, 0};  // of the squared errors of the surrogate and of "nothing changes"; of the points

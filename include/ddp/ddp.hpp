@@ -3,6 +3,8 @@
 /// <ddp/rendezvous/run_mpi.hpp> (MPI), <ddp/nn/nn.hpp> (Eigen), <ddp/data/gzip.hpp> (zlib).
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
 #include <ddp/collective/algorithms/any_allreduce.hpp>
 #include <ddp/collective/all_gather.hpp>
 #include <ddp/collective/all_to_all.hpp>

@@ -105,7 +105,7 @@ TEST_CASE("dropout wants to know the samples", "[nn][bad-input]") {
     nn::sequential net{nn::linear<double>(4, 3), nn::dropout<double>(), nn::mean_squared_error<double>()};
     auto const inputs = test::random_numbers<double>(20, 1), targets = test::random_numbers<double>(15, 2);
     std::vector<std::uint32_t> const samples{0, 1, 2, 3, 4};
-    nn::regression_batch<double> batch{.inputs = inputs, .targets = targets, .rows = 5, .features = 4};
+    regression_batch<double> batch{.inputs = inputs, .targets = targets, .rows = 5, .features = 4};
     REQUIRE(test::usage_complaint([&] { net.forward(batch); }).find("Give the batch `samples`") != std::string::npos);
     REQUIRE(net.evaluate(batch).weight == 5);
     net.training(false);
@@ -132,11 +132,11 @@ std::vector<double> train_with_dropout(Comm& comm) {
     std::iota(numbers.begin(), numbers.end(), 0u);
     auto const rows = [&](std::size_t begin, std::size_t end) {
         auto const part = data.batch(begin, end);
-        return nn::regression_batch<double>{.inputs = part.x,
-                                            .targets = part.y,
-                                            .rows = part.rows,
-                                            .features = 7,
-                                            .samples = std::span(numbers).subspan(begin, end - begin)};
+        return regression_batch<double>{.inputs = part.x,
+                                        .targets = part.y,
+                                        .rows = part.rows,
+                                        .features = 7,
+                                        .samples = std::span(numbers).subspan(begin, end - begin)};
     };
     for (std::size_t step = 0; step < 25; ++step) {
         auto const [begin, end] = test::share(13, step, comm.rank(), comm.size());

@@ -37,7 +37,7 @@ TEST_CASE("embedding's gradient is the slope of its result, for ids that come mo
                        nn::linear<double>(12, 2), nn::mean_squared_error<double>()};
     net.initialize(2);
     std::vector<double> const ids{1, 5, 1, /**/ 0, 2, 5}, targets = test::random_numbers<double>(4, 1);
-    nn::regression_batch<double> const batch{.inputs = ids, .targets = targets, .rows = 2, .features = 3};
+    regression_batch<double> const batch{.inputs = ids, .targets = targets, .rows = 2, .features = 3};
     for (auto const& p : net.parameters()) std::fill(p.gradient.begin(), p.gradient.end(), std::nan(""));
     net.forward(batch);
     net.backward({}, [](std::size_t) {});

@@ -60,7 +60,7 @@ TEST_CASE("the losses' gradients are their slopes", "[nn][gradient]") {
     nn::softmax_cross_entropy<double> entropy;
     REQUIRE(worst_loss_gradient_error(entropy, z, rows, classification_batch<double>{{}, labels, rows, 0}) < 1e-8);
     nn::mean_squared_error<double> squares;
-    REQUIRE(worst_loss_gradient_error(squares, z, rows, nn::regression_batch<double>{{}, targets, rows, 0}) < 1e-8);
+    REQUIRE(worst_loss_gradient_error(squares, z, rows, regression_batch<double>{{}, targets, rows, 0}) < 1e-8);
 }
 
 TEST_CASE("cross-entropy of even odds is the logarithm of the number of classes", "[nn]") {
@@ -132,7 +132,7 @@ TEST_CASE("a label outside the classes is refused with its position and value", 
 TEST_CASE("mean squared error averages over outputs, and wants a target for each", "[nn]") {
     nn::mean_squared_error<double> loss;
     std::vector<double> const z{1, 2, 3, 4}, targets{1, 0, 0, 0}, short_of_one{1, 0, 0};
-    REQUIRE(loss.forward(view(z, 2), nn::regression_batch<double>{{}, targets, 2, 0}) == 14.5);
-    auto const said = refusal(loss, z, 2, nn::regression_batch<double>{{}, short_of_one, 2, 0});
+    REQUIRE(loss.forward(view(z, 2), regression_batch<double>{{}, targets, 2, 0}) == 14.5);
+    auto const said = refusal(loss, z, 2, regression_batch<double>{{}, short_of_one, 2, 0});
     REQUIRE(said.find("have 3 targets") != std::string::npos);
 }

@@ -162,7 +162,7 @@ TEST_CASE("sequential's gradients are the slopes of its loss", "[nn][gradient]")
                            nn::mean_squared_error<double>()};
         auto const inputs = test::random_numbers<double>(rows * 5, 1),
                    targets = test::random_numbers<double>(rows * 2, 2);
-        REQUIRE(worst_model_gradient_error(net, nn::regression_batch<double>{inputs, targets, rows, 5}, 1) < 1e-8);
+        REQUIRE(worst_model_gradient_error(net, regression_batch<double>{inputs, targets, rows, 5}, 1) < 1e-8);
     }
     SECTION("an activation first and last") {
         // tanh twice: were the second one put in place of the first one's result, gradients would differ.

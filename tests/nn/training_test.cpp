@@ -27,8 +27,7 @@ std::vector<std::vector<float>> train_network(Comm& comm, bool sharded) {
     for (std::size_t step = 0; step < 50; ++step) {
         auto const [begin, end] = share(13, step, comm.rank(), comm.size());
         auto const mine = data.batch(step + begin, step + end);
-        trainer.step(
-            nn::regression_batch<float>{.inputs = mine.x, .targets = mine.y, .rows = mine.rows, .features = 7});
+        trainer.step(regression_batch<float>{.inputs = mine.x, .targets = mine.y, .rows = mine.rows, .features = 7});
         if (!trainer.replicas_identical()) return {};
     }
     std::vector<std::vector<float>> values;

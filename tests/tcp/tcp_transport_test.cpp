@@ -58,12 +58,12 @@ ddp::tag tagged(std::uint32_t channel, std::uint64_t index = 0) {
 
 template <class T, class Ready>
 bool drive(T& t, Ready ready, std::chrono::milliseconds limit = 10s) {
-    auto const until = ddp::clock::now() + limit;
+    auto const until = ddp::monotonic_clock::now() + limit;
     while (!ready())
-        if (ddp::clock::now() >= until)
+        if (ddp::monotonic_clock::now() >= until)
             return false;
         else
-            t.progress(std::min(until, ddp::clock::now() + 20ms));
+            t.progress(std::min(until, ddp::monotonic_clock::now() + 20ms));
     return true;
 }
 bool finished(std::deque<op> const& ops) {
@@ -125,7 +125,7 @@ TEST_CASE("every rank exchanges with every other over tcp, with and without earl
                     op& o = out.emplace_back(count, round + 100 * static_cast<unsigned>(r) + 1);
                     t->post_send(p, tagged(1, round), o.bytes, o);
                 }
-                t->progress(ddp::clock::now());
+                t->progress(ddp::monotonic_clock::now());
                 for (std::size_t k = 0; k < in.size() && round % 2 != 0; ++k) {
                     int const p = static_cast<int>(k) + (static_cast<int>(k) >= r ? 1 : 0);
                     t->post_receive(p, tagged(1, round), in[k].bytes, in[k]);
@@ -146,7 +146,7 @@ TEST_CASE("a reset connection is a death that is noticed at once", "[tcp]") {
     op in(10), out(20 << 20, 1);
     t->post_receive(1, tagged(1), in.bytes, in);
     t->post_send(1, tagged(2), out.bytes, out);
-    t->progress(ddp::clock::now());
+    t->progress(ddp::monotonic_clock::now());
     b.set_option(boost::asio::socket_base::linger(true, 0));
     b.close();
     REQUIRE(drive(*t, [&] { return in.runs == 1 && out.runs == 1; }, 2s));
@@ -164,7 +164,7 @@ TEST_CASE("a record that was sent before the connection was reset still arrives"
     t->post_send(1, tagged(1), out.bytes,
                  out);  // lies unread in the other's socket: closing that resets the connection
     t->post_receive(1, tagged(3), in.bytes, in);
-    t->progress(ddp::clock::now());
+    t->progress(ddp::monotonic_clock::now());
     ddp::failure record;
     record.kind = ddp::failure_kind::threw;
     record.rank = record.peer = 1;
@@ -192,7 +192,7 @@ TEST_CASE("a flipped bit anywhere in a payload is found where checksums are on",
         sender->post_send(0, tagged(1), out.bytes, out);
         std::atomic<bool> stop = false;
         auto sending = std::async(std::launch::async, [&] {
-            while (!stop) sender->progress(ddp::clock::now() + 1ms);
+            while (!stop) sender->progress(ddp::monotonic_clock::now() + 1ms);
             sender.reset();
         });
         bool const over = drive(*receiver, [&] { return receiver->reports()[1].is == report::state::closed; }, 2s);

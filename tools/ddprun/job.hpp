@@ -55,7 +55,7 @@ public:
     /// Starts the ranks, sees them through, and returns the job's exit code.
     int run() {
         start();
-        while (!all_ended() || (any_open() && clock::now() < drain_until_)) {
+        while (!all_ended() || (any_open() && monotonic_clock::now() < drain_until_)) {
             keep_deadlines();
             turn();
         }
@@ -69,13 +69,13 @@ public:
         }
         int const code = conclude();
         // A pager may take its time, but not once the user has said twice that it is enough.
-        deadline_ = interrupts_ > 1 ? clock::now() + flush_for : clock::time_point::max();
-        while (!abandoned_ && !(out_.idle() && err_.idle()) && clock::now() < deadline_) turn();
+        deadline_ = interrupts_ > 1 ? monotonic_clock::now() + flush_for : monotonic_clock::time_point::max();
+        while (!abandoned_ && !(out_.idle() && err_.idle()) && monotonic_clock::now() < deadline_) turn();
         return code;
     }
 
 private:
-    using clock = std::chrono::steady_clock;
+    using monotonic_clock = std::chrono::steady_clock;
 
     enum class stage {
         running,
@@ -153,10 +153,10 @@ private:
     }
 
     void keep_deadlines() {
-        if (all_ended() || clock::now() < deadline_) return;
+        if (all_ended() || monotonic_clock::now() < deadline_) return;
         if (stage_ == stage::grace) {
             stage_ = stage::asked;
-            deadline_ = clock::now() + asked_for;
+            deadline_ = monotonic_clock::now() + asked_for;
             signal_groups(SIGTERM);
             signal_groups(SIGCONT);  // one that is stopped would never hear of it
         } else if (stage_ == stage::asked) {
@@ -169,13 +169,13 @@ private:
                         ") cannot be killed now, and is left behind");
                     ended(rank, SIGKILL);
                 }
-            drain_until_ = clock::now();
+            drain_until_ = monotonic_clock::now();
         }
     }
 
     void kill_all() {
         stage_ = stage::killed;
-        deadline_ = clock::now() + dying_for;
+        deadline_ = monotonic_clock::now() + dying_for;
         signal_groups(SIGKILL);
     }
 
@@ -201,9 +201,9 @@ private:
 
     /// Milliseconds until a deadline of ours, or -1.
     [[nodiscard]] int patience() const {
-        clock::time_point const until = all_ended() && any_open() ? drain_until_ : deadline_;
-        if (until == clock::time_point::max()) return -1;
-        auto const left = std::chrono::ceil<std::chrono::milliseconds>(until - clock::now()).count();
+        monotonic_clock::time_point const until = all_ended() && any_open() ? drain_until_ : deadline_;
+        if (until == monotonic_clock::time_point::max()) return -1;
+        auto const left = std::chrono::ceil<std::chrono::milliseconds>(until - monotonic_clock::now()).count();
         return static_cast<int>(std::max<decltype(left)>(left, 0));
     }
 
@@ -213,7 +213,7 @@ private:
             if (signo == SIGTSTP) ::raise(SIGSTOP);
             if (signo == SIGUSR1 || signo == SIGUSR2 || signo == SIGTSTP) return;
             abandoned_ = true;
-            drain_until_ = clock::now();
+            drain_until_ = monotonic_clock::now();
             return;
         }
         if (signo == SIGTSTP) {
@@ -249,11 +249,11 @@ private:
                 rank.group_lives = false;
                 guardian_.forget(rank.pid);
             }
-        if (all_ended()) drain_until_ = std::min(drain_until_, clock::now() + drain_for);
+        if (all_ended()) drain_until_ = std::min(drain_until_, monotonic_clock::now() + drain_for);
     }
 
     void ended(running_rank& rank, int status) {
-        auto const now = clock::now();
+        auto const now = monotonic_clock::now();
         std::chrono::duration<double> const seconds = now - rank.since;
         rank.end = ending{.rank = rank.rank,
                           .pid = rank.pid,
@@ -293,8 +293,8 @@ private:
     signal_source signals_;
     std::deque<running_rank> ranks_;  // their outputs' addresses are owners of lines: they never move
     stage stage_ = stage::running;
-    clock::time_point deadline_ = clock::time_point::max();
-    clock::time_point drain_until_ = clock::time_point::max();
+    monotonic_clock::time_point deadline_ = monotonic_clock::time_point::max();
+    monotonic_clock::time_point drain_until_ = monotonic_clock::time_point::max();
     int batch_ = 0;
     int interrupts_ = 0;
     int passed_on_ = 0;

@@ -113,8 +113,8 @@ public:
 private:
     void give_up() noexcept {
         try {
-            time_point const until = clock::now() + comm_.times().shutdown;
-            while (!done() && clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            time_point const until = monotonic_clock::now() + comm_.times().shutdown;
+            while (!done() && monotonic_clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
             if (!done()) comm_.fail("its program left a request under way by an exception");
         } catch (usage_error const&) {  // in a hook, where nothing can be waited for
         }

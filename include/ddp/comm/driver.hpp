@@ -11,13 +11,16 @@
 #include <mutex>
 #include <new>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include <ddp/comm/scheduler.hpp>
 #include <ddp/core/contract.hpp>
+#include <ddp/core/error.hpp>
 #include <ddp/core/function_ref.hpp>
+#include <ddp/core/text.hpp>
 
 namespace ddp {
 
@@ -33,7 +36,7 @@ class driver {
 public:
     driver(std::unique_ptr<T> transport, timing const& times)
         : transport_(std::move(transport)), scheduler_(*transport_, times), unwinding_(std::uncaught_exceptions()) {
-        if (transport_->size() > 1 && may_own_thread(*transport_)) thread_ = std::thread([this] { background(); });
+        if (transport_->size() > 1 && may_own_thread(*transport_)) start_thread();
     }
     driver(driver const&) = delete;
     driver& operator=(driver const&) = delete;
@@ -127,6 +130,7 @@ private:
     /// A transport that reports an error may do so every time: nobody shall spin on it.
     static void rest() noexcept { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }
 
+    void start_thread();
     /// One round of the loop, where an error of the transport itself has nobody to be thrown at.
     void turn(time_point until) noexcept;
     void background();
@@ -151,6 +155,18 @@ private:
 
 // Defined out of the class, so that one source file can compile them for any_transport.
 
+template <Transport T>
+void driver<T>::start_thread() {
+    try {
+        thread_ = std::thread([this] { background(); });
+    } catch (std::system_error const& e) {
+        std::string_view const why = e.what();
+        scheduler_.fail(failure_kind::threw, errc::remote_exception, -1, "its communication thread did not start");
+        throw environment_error(detail::concat(
+            {"the communication thread did not start: ", why,
+             ". Raise the limit on threads (ulimit -u) or memory (ulimit -v), or start fewer ranks on this host."}));
+    }
+}
 template <Transport T>
 driver<T>::~driver() {
     if (std::uncaught_exceptions() > unwinding_)

@@ -46,14 +46,23 @@ public:
     /// When pump() has something to do even if no message comes.
     [[nodiscard]] time_point next_deadline() const noexcept;
 
-    /// After a failure: whether the verdict is known. Every rank has spoken or is gone, or times().verdict has passed;
-    /// then the least rank that has spoken publishes its verdict, and the others adopt that.
-    bool settle();
+    /// After a failure: whether the verdict is known, and posted memory is the caller's again (waited for during
+    /// times().verdict). Every rank has spoken or is gone, or times().verdict has passed; then the least rank that has
+    /// spoken publishes its verdict, and the others adopt that.
+    bool settle() { return knows_verdict() && memory_is_ours(); }
     [[nodiscard]] failure const& verdict() const noexcept { return verdict_; }
 
 private:
+    bool knows_verdict();
+    [[nodiscard]] bool memory_is_ours() const {
+        if constexpr (requires { transport_.still_writes(); })
+            return !transport_.still_writes() || now() >= settled_at_ + times().verdict;
+        else
+            return true;
+    }
     bool adopt(failure const& v) {
         verdict_ = v;
+        settled_at_ = now();
         return settled_ = true;
     }
     void publish(failure const& record) noexcept override { transport_.abort(record); }
@@ -73,6 +82,7 @@ private:
     T& transport_;
     bool news_ = false;
     bool settled_ = false;
+    time_point settled_at_ = {};
     failure verdict_;
 };
 
@@ -111,7 +121,7 @@ time_point scheduler<T>::next_deadline() const noexcept {
     return next;
 }
 template <Transport T>
-bool scheduler<T>::settle() {
+bool scheduler<T>::knows_verdict() {
     if (!failed_) return false;
     if (settled_) return true;
     std::span<report const> const all = transport_.reports();

@@ -2,6 +2,8 @@
 /// Views of trivially copyable things as the bytes that transports move.
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
 #include <cstddef>
 #include <span>
 #include <type_traits>

@@ -2,12 +2,15 @@
 /// A 64-bit digest of bytes: says whether two ranks hold the same, not who tampered (it is no cryptographic hash).
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
 #include <string_view>
+#include <type_traits>
 
 #include <ddp/core/bytes.hpp>
 #include <ddp/core/separate.hpp>
@@ -48,6 +51,30 @@ private:
 
     std::uint64_t state_ = 0x243f6a8885a308d3u;
 };
+
+/// The hash of an optimizer, an exchange, a layer or another policy, from its name and all its settings in order: numbers,
+/// bools, enumerations, text. Ranks compare it, so that no two of them train with different settings.
+///
+///     std::uint64_t hash() const { return ddp::policy_hash("lion", lr, beta1, beta2, weight_decay); }
+template <class... Settings>
+    requires((std::is_arithmetic_v<Settings> || std::is_enum_v<Settings> ||
+              std::is_convertible_v<Settings const&, std::string_view>) &&
+             ...)
+[[nodiscard]] std::uint64_t policy_hash(std::string_view name, Settings const&... settings) noexcept {
+    digest all;
+    all.add(name);
+    auto const add = [&all](auto const& value) {
+        using value_type = std::remove_cvref_t<decltype(value)>;
+        if constexpr (std::is_convertible_v<value_type const&, std::string_view>)
+            all.add(std::string_view(value)).add(std::uint64_t{std::string_view(value).size()});
+        else if constexpr (std::is_floating_point_v<value_type>)
+            all.add(bytes_of(value));
+        else
+            all.add(static_cast<std::uint64_t>(value));
+    };
+    (add(settings), ...);
+    return all.value();
+}
 
 }  // namespace ddp
 

@@ -2,6 +2,8 @@
 /// element_type: what the elements of an array in a file or a model's buffer may be, ours to calculate with or not.
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
 #include <array>
 #include <cstddef>
 #include <cstdint>

@@ -2,6 +2,8 @@
 /// What can go wrong, each with a code that stands in the exception, the message and docs/errors.md.
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
 #include <cstdint>
 #include <stdexcept>
 #include <string_view>

@@ -2,6 +2,8 @@
 /// DDP_DECL: whether what an .ipp file defines is compiled wherever its header is included, or in one source file.
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
 /// Before every definition in an .ipp file (ROOM/impl/HEADER.ipp, included at the end of its header). Header-only it is
 /// `inline`. With DDP_SEPARATE_COMPILATION headers only declare, and src/ddp.cpp, compiled once into the program, defines;
 /// the CMake target ddp::compiled adds that file (docs/compiling.md).

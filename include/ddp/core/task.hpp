@@ -6,6 +6,8 @@
 /// transfer was tried: it overflows the stack at -O0, -O1 and under sanitizers of GCC 12.
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
 #include <ddp/core/contract.hpp>
 #include <ddp/core/separate.hpp>
 

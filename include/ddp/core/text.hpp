@@ -2,6 +2,8 @@
 /// concat: a text made of pieces and numbers, in one call.
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
 #include <concepts>
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,5 @@
 /// \file
-/// classification_batch: what a classifier is trained on in one step, as views of somebody else's memory.
+/// classification_batch, regression_batch: what is trained on in one step, as views of somebody else's memory.
 #pragma once
 
 #include <cstddef>
@@ -20,6 +20,19 @@ struct classification_batch {
         {};  // (rows), or empty: their numbers in the data set, for models that draw
 
     /// Samples, which is also the batch's weight in the mean over ranks.
+    [[nodiscard]] std::size_t size() const noexcept { return rows; }
+};
+
+/// `rows` samples of `features` numbers each, and the numbers the model should answer with. Zero rows are legal.
+template <class E>
+struct regression_batch {
+    std::span<E const> inputs;   // (rows, features), row-major
+    std::span<E const> targets;  // (rows, outputs), row-major
+    std::size_t rows = 0;
+    std::size_t features = 0;
+    std::span<std::uint32_t const> samples =
+        {};  // (rows), or empty: their numbers in the data set, for layers that draw
+
     [[nodiscard]] std::size_t size() const noexcept { return rows; }
 };
 

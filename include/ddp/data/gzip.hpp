@@ -2,6 +2,8 @@
 /// Door to zlib: gzip_source reads gzipped files (RFC 1952), and plain ones as they are. Link with ddp::gzip.
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
 #include <algorithm>
 #include <array>
 #include <cstddef>

@@ -67,7 +67,7 @@ public:
         threshold_ = static_cast<std::uint32_t>(std::min(p * 0x1p32, 0x1p32 - 1));
     }
     /// Ranks compare it: they must leave out alike.
-    [[nodiscard]] std::uint64_t hash() const noexcept { return digest().add("dropout").add(bytes_of(p_)).value(); }
+    [[nodiscard]] std::uint64_t hash() const noexcept { return policy_hash("dropout", p_); }
 
     matrix_view<E> forward(const_matrix_view<E> x, forward_mode mode) {
         matrix_view<E> y = y_.take(rows_of(x), columns_of(x));

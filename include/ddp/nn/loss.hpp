@@ -16,7 +16,6 @@
 #include <ddp/core/contract.hpp>
 #include <ddp/data/batch.hpp>
 #include <ddp/kernel/kernel.hpp>
-#include <ddp/nn/batch.hpp>
 #include <ddp/nn/layer.hpp>
 
 namespace ddp::nn {

@@ -2,8 +2,10 @@
 /// The whole room: layers, losses and sequential, on Eigen.
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
+#include <ddp/data/batch.hpp>
 #include <ddp/nn/activation.hpp>
-#include <ddp/nn/batch.hpp>
 #include <ddp/nn/conv2d.hpp>
 #include <ddp/nn/dropout.hpp>
 #include <ddp/nn/embedding.hpp>

@@ -51,6 +51,7 @@ public:
 
     // Refinements; where the transport that is held has none, what does no harm.
     [[nodiscard]] bool may_own_thread() const { return held_->may_own_thread(); }
+    [[nodiscard]] bool still_writes() const { return held_->still_writes(); }
     [[nodiscard]] std::uint64_t host() const { return held_->host(); }
     [[nodiscard]] time_point next_timer() const { return held_->next_timer(); }
     void entered(mark const& mine) { held_->entered(mine); }
@@ -75,6 +76,7 @@ private:
         virtual void wake() = 0;
         virtual time_point now() const = 0;
         virtual bool may_own_thread() const = 0;
+        virtual bool still_writes() const = 0;
         virtual std::uint64_t host() const = 0;
         virtual time_point next_timer() const = 0;
         virtual void entered(mark const&) = 0;
@@ -105,6 +107,12 @@ private:
         void wake() override { of->wake(); }
         time_point now() const override { return of->now(); }
         bool may_own_thread() const override { return ddp::may_own_thread(*of); }
+        bool still_writes() const override {
+            if constexpr (requires { of->still_writes(); })
+                return of->still_writes();
+            else
+                return false;
+        }
         std::uint64_t host() const override { return host_of(*of); }
         time_point next_timer() const override {
             if constexpr (TimedTransport<T>)

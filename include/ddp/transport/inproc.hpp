@@ -90,7 +90,7 @@ public:
 
     [[nodiscard]] int rank() const noexcept { return rank_; }
     [[nodiscard]] int size() const noexcept { return world_->size(); }
-    [[nodiscard]] time_point now() const { return clock::now(); }
+    [[nodiscard]] time_point now() const { return monotonic_clock::now(); }
     /// Where this rank runs (see host_of).
     [[nodiscard]] std::uint64_t host() const;
 

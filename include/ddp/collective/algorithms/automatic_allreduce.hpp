@@ -27,12 +27,7 @@ struct automatic_allreduce {
         return bytes <= (ranks <= 2 ? two_ranks_bytes : ranks < 8 ? few_ranks_bytes : many_ranks_bytes);
     }
     [[nodiscard]] std::uint64_t hash() const noexcept {
-        return digest()
-            .add(direct.hash())
-            .add(std::uint64_t{two_ranks_bytes})
-            .add(std::uint64_t{few_ranks_bytes})
-            .add(std::uint64_t{many_ranks_bytes})
-            .value();
+        return policy_hash(name, direct.hash(), two_ranks_bytes, few_ranks_bytes, many_ranks_bytes);
     }
     [[nodiscard]] bool everywhere(std::size_t bytes, int ranks) const noexcept {
         return ranks == 1 || doubles(bytes, ranks);

@@ -29,7 +29,7 @@ struct direct_allreduce {
 
     [[nodiscard]] static bool everywhere(std::size_t /*bytes*/, int ranks) noexcept { return ranks == 1; }
     /// Of what shapes the messages: ranks compare it.
-    [[nodiscard]] std::uint64_t hash() const noexcept { return digest().add(std::uint64_t{chunk_bytes}).value(); }
+    [[nodiscard]] std::uint64_t hash() const noexcept { return policy_hash(name, chunk_bytes); }
 
     template <Transport T, Number E>
     static task<> sum(direct_allreduce self, lane<T> over, std::span<E> data) {

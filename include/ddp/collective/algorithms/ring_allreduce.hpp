@@ -30,7 +30,7 @@ struct ring_allreduce {
     std::size_t window = 4;                            // segments that may be under way to each rank on the first lap
 
     [[nodiscard]] static bool everywhere(std::size_t /*bytes*/, int ranks) noexcept { return ranks == 1; }
-    [[nodiscard]] std::uint64_t hash() const noexcept { return digest().add(std::uint64_t{segment_bytes}).value(); }
+    [[nodiscard]] std::uint64_t hash() const noexcept { return policy_hash(name, segment_bytes); }
 
     template <Transport T, Number E>
     static task<> sum(ring_allreduce self, lane<T> over, std::span<E> data) {

@@ -17,7 +17,8 @@
 /// MPI_THREAD_SERIALIZED), and may_own_thread() says no.
 ///
 /// Memory. MPI cannot take a matched message back. So posted memory must stay alive until the transport is destroyed,
-/// even where abort() or a peer's departure ended the operation early: the exception that the contract allows.
+/// even where abort() or a peer's departure ended the operation early: the exception that the contract allows. After a
+/// failure blocking calls wait up to timing.verdict for still_writes() to become false before they throw.
 ///
 /// Failure. A killed rank ends the whole job: mpirun does that, no peer gets to see it. Errors that MPI returns are
 /// ddp::error, or close the peer concerned.
@@ -84,9 +85,10 @@ public:
 
     [[nodiscard]] int rank() const noexcept { return self_.rank; }
     [[nodiscard]] int size() const noexcept { return self_.size; }
-    [[nodiscard]] time_point now() const { return clock::now(); }
+    [[nodiscard]] time_point now() const { return monotonic_clock::now(); }
     [[nodiscard]] std::span<report const> reports() const noexcept { return reports_; }
     [[nodiscard]] bool may_own_thread() const noexcept { return self_.level == MPI_THREAD_MULTIPLE; }
+    [[nodiscard]] bool still_writes() const noexcept { return session_->requests.receives(); }
 
     void post_send(int peer, tag what, const_bytes out, completion& done);
     void post_receive(int peer, tag what, mutable_bytes in, completion& done);

@@ -100,7 +100,7 @@ struct session {
     std::size_t open(MPI_Comm users, place const& self, std::size_t piece_bytes, nanoseconds join) {
         MPI_Request request = MPI_REQUEST_NULL;
         self.check(MPI_Comm_idup(users, &comm, &request), "MPI_Comm_idup");
-        await(request, "MPI_Comm_idup", self, clock::now() + join);
+        await(request, "MPI_Comm_idup", self, monotonic_clock::now() + join);
         self.check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
         std::size_t const neighbours = agree(self, piece_bytes, join);
         for (std::size_t i = 0; i < ring.size(); ++i)
@@ -154,7 +154,7 @@ private:
         for (int done = 0; done == 0;) {
             self.check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), call);
             if (done != 0) return;
-            if (clock::now() >= until)
+            if (monotonic_clock::now() >= until)
                 throw error(errc::rendezvous,
                             self.name() + " waited in " + call +
                                 " for the other ranks of its communicator: every one of them must make an "
@@ -179,7 +179,7 @@ private:
         self.check(
             MPI_Iallgather(&own, sizeof(hello), MPI_BYTE, hellos.data(), sizeof(hello), MPI_BYTE, comm, &request),
             "MPI_Iallgather");
-        await(request, "MPI_Iallgather", self, clock::now() + join);
+        await(request, "MPI_Iallgather", self, monotonic_clock::now() + join);
         std::size_t neighbours = 0;
         for (std::size_t peer = 0; peer < ranks; ++peer) {
             hello const& first = hellos[0];

@@ -34,7 +34,7 @@ public:
     /// then sleeps an eighth of the time idled, `longest` at most.
     void pause(time_point until, time_point since, nanoseconds longest) {
         using std::chrono::microseconds;
-        time_point const at = clock::now();
+        time_point const at = monotonic_clock::now();
         nanoseconds const idle = at - since;
         if (idle < microseconds(200)) {
             if (crowded_ || idle > microseconds(50)) std::this_thread::yield();

@@ -1,0 +1,8 @@
+/// \file
+/// What the language has to be, said before anything else fails to compile.
+#pragma once
+
+#if __cplusplus < 202002L
+#error "ddp needs C++20. Compile this file with -std=c++20, or link the target ddp::ddp, which asks for it."
+#include <ddp_needs_std_cxx20>  // there is no such file: the compiler stops here
+#endif
