@@ -25,10 +25,10 @@ inline constexpr char const* element_name = std::is_same_v<E, float> ? "float" :
 /// What `reduce` works on. The pointed-to things outlive the task.
 template <Number E, class Op = sum>
 struct reduction {
-    std::span<E> data;                  // this rank's addend; slice r of rank r's copy becomes the sum
-    std::span<std::size_t const> cuts;  // P + 1 positions in data; slice r is [cuts[r], cuts[r+1])
-    event* go = nullptr;                // data may be read once this is set
-    E const* factor = nullptr;          // read after go; the sum is multiplied by it (null: left alone)
+    std::span<E> data;                  ///< this rank's addend; slice r of rank r's copy becomes the sum
+    std::span<std::size_t const> cuts;  ///< P + 1 positions in data; slice r is [cuts[r], cuts[r+1])
+    event* go = nullptr;                ///< data may be read once this is set
+    E const* factor = nullptr;          ///< read after go; the sum is multiplied by it (null: left alone)
 };
 
 /// Sums equally long arrays of all ranks; every rank ends with the same bits.

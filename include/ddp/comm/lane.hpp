@@ -18,10 +18,10 @@ namespace ddp {
 /// the group's.
 template <Transport T>
 struct lane {
-    scheduler<T>* on = nullptr;
-    group* of = nullptr;
-    identity id = {};
-    std::uint64_t fingerprint = 0;
+    scheduler<T>* on = nullptr;     ///< what runs the coroutines
+    group* of = nullptr;            ///< the ranks, and their numbers in it
+    identity id = {};               ///< of its messages
+    std::uint64_t fingerprint = 0;  ///< what both ends of a message compare
 
     lane() = default;
     lane(scheduler<T>& scheduler, group& ranks, identity const& identity, std::uint64_t print) noexcept

@@ -11,12 +11,12 @@ namespace ddp::nn {
 /// `rows` samples of `features` numbers each, and the numbers the model should answer with. Zero rows are legal.
 template <class E>
 struct regression_batch {
-    std::span<E const> inputs;   // (rows, features), row-major
-    std::span<E const> targets;  // (rows, outputs), row-major
-    std::size_t rows = 0;
-    std::size_t features = 0;
-    std::span<std::uint32_t const> samples =
-        {};  // (rows), or empty: their numbers in the data set, for layers that draw
+    std::span<E const> inputs;   ///< (rows, features), row-major
+    std::span<E const> targets;  ///< (rows, outputs), row-major
+    std::size_t rows = 0;        ///< samples
+    std::size_t features = 0;    ///< input numbers a sample
+    /// (rows), or empty: their numbers in the data set, for layers that draw.
+    std::span<std::uint32_t const> samples = {};
 
     [[nodiscard]] std::size_t size() const noexcept { return rows; }
 };

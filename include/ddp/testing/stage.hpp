@@ -20,13 +20,14 @@
 
 namespace ddp::testing {
 
+/// How check_transport looks.
 struct conformance_options {
-    std::chrono::milliseconds patience{15000};  ///< bounds every wait, on the transport's clock
-    bool threads = true;                        ///< wake() is tried from a thread of its own
-    std::size_t large_bytes = (std::size_t{4} << 20) + 3;
-    std::size_t many = 1500;                          ///< messages in flight to one peer
-    std::size_t early_bytes = std::size_t{24} << 20;  ///< messages that come before their receive, all together
-    std::string only = {};                            ///< the name of the one scenario to run; empty: all
+    std::chrono::milliseconds patience{15000};             ///< bounds every wait, on the transport's clock
+    bool threads = true;                                   ///< wake() is tried from a thread of its own
+    std::size_t large_bytes = (std::size_t{4} << 20) + 3;  ///< size of the large message
+    std::size_t many = 1500;                               ///< messages in flight to one peer
+    std::size_t early_bytes = std::size_t{24} << 20;       ///< messages that come before their receive, all together
+    std::string only = {};                                 ///< the name of the one scenario to run; empty: all
     /// Called on the rank that has to die, with its number; as a crash, it says nothing to the peers. May return: the
     /// rank then does nothing more. Empty: this transport's ranks cannot die alone, and the scenario is left out.
     std::function<void(int)> kill = {};
