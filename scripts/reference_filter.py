@@ -7,8 +7,10 @@
 import re
 import sys
 
-# A term is one word, or a call; two spaces or more are the column's edge.
-ROW = re.compile(r"^(\s*///) {1,2}((?:\d+\. +)?)([^\s`*\\@-][^\s(]*(?:\([^)]*\))?(?:, \w+\([^)]*\))*) {2,}(\S.*)$")
+# A term is a word or two, a call, or a list of these; two spaces or more are the column's edge.
+CALL = r"(?:\([^)]*\))?"
+TERM = rf"[A-Z][a-z]+ [a-z]+|[^\s`*\\@-][^\s(]*{CALL}(?:, \w+{CALL})*"
+ROW = re.compile(rf"^(\s*///) {{1,2}}((?:\d+\. +)?)({TERM}) {{2,}}(\S.*)$")
 
 
 def main() -> None:
