@@ -3,7 +3,14 @@
 
     /// Throws  data_error; and a line      ->      /// - **Throws** data_error; and a line
     ///         that goes on                ->      ///         that goes on
-    ///  rank()    who we are               ->      /// - `rank()` who we are"""
+    ///  rank()    who we are               ->      /// - `rank()` who we are
+
+And of a page of docs/reference: Doxygen finds headings by names of their own, which are one name space for all pages, and shows
+the signs around code in a link.
+
+    ### share_of                            ->      ### share_of {#data-share_of}
+    [`share_of`](data.md#share_of)          ->      [share_of](#data-share_of)"""
+import pathlib
 import re
 import sys
 
@@ -12,15 +19,35 @@ CALL = r"(?:\([^)]*\))?"
 TERM = rf"[A-Z][a-z]+ [a-z]+|[^\s`*\\@-][^\s(]*{CALL}(?:, \w+{CALL})*"
 ROW = re.compile(rf"^(\s*///) {{1,2}}((?:\d+\. +)?)({TERM}) {{2,}}(\S.*)$")
 
+HEADING = re.compile(r"^(##+) (.+)$")
+LINK = re.compile(r"\[(`?)([^\]\n]+)\1\]\(([\w-]*)(?:\.md)?#([\w-]+)\)")
+
+
+def of_header(line: str) -> str:
+    row = ROW.match(line)
+    if not row:
+        return line
+    start, number, term, text = row.groups()
+    mark = "`" if re.search(r"[(_<]", term) else "**"
+    return f"{start} {number.strip() or '-'} {mark}{term}{mark} {text}\n"
+
+
+def of_page(line: str, page: str) -> str:
+    heading = HEADING.match(line)
+    if heading:
+        anchor = re.sub(r"[^\w\- ]", "", heading.group(2).lower()).replace(" ", "-")
+        return f"{line.rstrip()} {{#{page}-{anchor}}}\n"
+    return LINK.sub(lambda m: f"[{m.group(2)}](#{m.group(3) or page}-{m.group(4)})", line)
+
 
 def main() -> None:
-    with open(sys.argv[1], encoding="utf-8") as header:
-        for line in header:
-            row = ROW.match(line)
-            if row:
-                start, number, term, text = row.groups()
-                mark = "`" if re.search(r"[(_<]", term) else "**"
-                line = f"{start} {number.strip() or '-'} {mark}{term}{mark} {text}\n"
+    path = pathlib.Path(sys.argv[1])
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            if path.suffix == ".md":
+                line = of_page(line, path.stem) if path.parent.name == "reference" else line
+            else:
+                line = of_header(line)
             sys.stdout.write(line)
 
 

@@ -9,7 +9,8 @@ set -euo pipefail
 demo_packages=(g++ cmake ninja-build libboost-dev libeigen3-dev zlib1g-dev libxxhash-dev dataset-fashion-mnist)
 mpi_packages=(libopenmpi-dev openmpi-bin libboost-mpi-dev)
 tests_packages=(catch2 ccache python3 binutils iproute2 procps pkg-config)
-ci_packages=(clang-19 libclang-rt-19-dev clang-format-19 clang-tidy-19 shellcheck python3-pip doxygen lintian)
+ci_packages=(clang-19 libclang-rt-19-dev clang-format-19 clang-tidy-19 shellcheck python3-pip doxygen
+    doxygen-awesome-css lintian)
 
 say() { printf 'setup: %s\n' "$*"; }
 
