@@ -462,7 +462,7 @@ def render(pages: list[Page], found: dict[str, list[Entity]]) -> dict[str, str]:
                 places.setdefault(e.name.rsplit("::", 1)[-1], places[e.name])
     result = {}
     for page in pages:
-        out = [NOTE, f"# Reference: {page.title}", *page.intro]
+        out = [f"# Reference: {page.title}", NOTE, *page.intro]
         shown = [(h, [e for e in entries if e.name in found]) for h, _, entries in page.parts]
         out.append("\n".join(f"- [{h}](#{anchor_of(h)}): " + ", ".join(
             f"[{code(n)}](#{anchor_of(n)})" for n in (e.name.rsplit("::", 1)[-1] for e in entries)) if entries
@@ -500,6 +500,11 @@ def complaints(pages: list[Page], omitted: list[Entry], found: dict[str, list[En
             silent = [name for _, name, _, said in one.fields if not said and name not in entry.hides]
             if one.kind != "enum" or len(silent) < len(one.fields):  # an enumeration explains all of its values, or none
                 problems += [f"{one.header}: {one.name}::{name} is on {file}, and no comment says what it means" for name in silent]
+    for page in pages:
+        headings = [h for h, _, _ in page.parts] + [e.name.rsplit("::", 1)[-1] for _, _, names in page.parts for e in names]
+        anchors = [anchor_of(h) for h in headings]
+        problems += [f"contents.txt: {page.file} has two headings that are linked to as #{a}"
+                     for a in sorted(set(anchors)) if anchors.count(a) > 1]
     for name, entities in sorted(found.items()):
         for one in entities:
             if id(one) not in placed:
@@ -589,11 +594,12 @@ def self_test() -> None:
         omit f
         """)
     assert len(complaints(pages, omitted, found)) == 1, complaints(pages, omitted, found)  # f(int) stands twice
-    pages, omitted = table_of("page a.md A\nsection First\nf without lane\nn::s\nsection Second\nf with lane\n")
-    assert complaints(pages, omitted, found) == ["f.hpp:2: f is on a.md, and no comment says what it is"]
+    pages, omitted = table_of("page a.md A\nsection First\nf without lane\nn::s\npage b.md B\nsection First\nf with lane\n")
+    assert complaints(pages, omitted, found) == ["f.hpp:2: f is on b.md, and no comment says what it is"]
     assert complaints(*table_of("page a.md A\nsection First\nf\n"), found) == \
         ["s.hpp:1: n::s is public, but on no page and not omitted"]
     assert len(complaints(*table_of("page a.md A\nsection First\nf\nn::s\nomit no\n"), found)) == 1
+    assert len(complaints(*table_of("page a.md A\nsection F\nf\nn::s\n"), found)) == 1
     s.fields.append(("int", "b", "", ""))
     assert len(complaints(*table_of("page a.md A\nsection First\nf\nn::s\n"), found)) == 1
     places = {"f": ("b.md", "f"), "AnX": ("a.md", "anx")}
