@@ -18,14 +18,15 @@ import sys
 CALL = r"(?:\([^)]*\))?"
 TERM = rf"[A-Z][a-z]+ [a-z]+|[^\s`*\\@-][^\s(]*{CALL}(?:, \w+{CALL})*"
 ROW = re.compile(rf"^(\s*///) {{1,2}}((?:\d+\. +)?)({TERM}) {{2,}}(\S.*)$")
+TIGHT = re.compile(r"^(\s*///) {1,2}()([A-Z][a-z]+|\w+\([^)]*\)) (\S.*)$")  # one space will do where the column is that of the row before
 
 HEADING = re.compile(r"^(##+) (.+)$")
 LINK = re.compile(r"\[(`?)([^\]\n]+)\1\]\(([\w-]*)(?:\.md)?#([\w-]+)\)")
 
 
-def of_header(line: str) -> str:
-    row = ROW.match(line)
-    if not row:
+def of_header(line: str, column: int) -> str:
+    row = ROW.match(line) or TIGHT.match(line)
+    if not row or (not ROW.match(line) and row.start(4) != column):
         return line
     start, number, term, text = row.groups()
     mark = "`" if re.search(r"[(_<]", term) else "**"
@@ -42,13 +43,16 @@ def of_page(line: str, page: str) -> str:
 
 def main() -> None:
     path = pathlib.Path(sys.argv[1])
+    column = 0  # of the text in the table that the line before belongs to
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             if path.suffix == ".md":
-                line = of_page(line, path.stem) if path.parent.name == "reference" else line
+                shown = of_page(line, path.stem) if path.parent.name == "reference" else line
             else:
-                line = of_header(line)
-            sys.stdout.write(line)
+                shown = of_header(line, column)
+                row = ROW.match(line)
+                column = row.start(4) if row else column if line.strip(" /\n") else 0
+            sys.stdout.write(shown)
 
 
 if __name__ == "__main__":

@@ -100,9 +100,9 @@ def code(text: str) -> str:
 
 # An identifier that nobody takes for a word: with an underscore, a scope, a member, template arguments, or a call.
 NAME = r"[A-Za-z_]\w*(?:::\w+)*"
-ARGUMENTS = r"(?:<(?:[\w:]+(?:, |\*)?)*>)"
+ARGUMENTS = r"(?:<(?:[\w:]+(?:<[\w:]*>)?(?: const)?(?:, |[*&])?)*>)"
 CALL = r"(?:\((?!s\))[^()\s]*(?:, [^()\s]+)*\))"
-TOKEN = re.compile(rf"(?<![\w`/.:-])(?:[A-Z][A-Z_]+=\w+|{NAME}{ARGUMENTS}{CALL}?|{NAME}{CALL}|[a-z_]\w+(?:\.[a-z_]\w+)+{CALL}?|"
+TOKEN = re.compile(rf"(?<![\w`/.:-])(?:[A-Z][A-Z_]+=\w+|{NAME}{ARGUMENTS}{CALL}?|{NAME}{CALL}|[a-z_]\w+(?:\.[A-Za-z_]\w+)+{CALL}?|"
                    rf"\w+(?:::\w+)+|[A-Za-z]\w*_\w+)(?![\w`])")
 PLAIN = re.compile(r"[\\*<\[\]]|(?<!\w)_|_(?!\w)")
 
@@ -361,7 +361,8 @@ def contents(text: str) -> tuple[list[Page], list[Entry]]:
 # Pages.
 
 def cell(text: str) -> str:
-    return re.sub(r"\s+", " ", text).replace("|", "\\|").strip()
+    text = re.sub(r"\s+", " ", text).replace("|", "\\|").strip()
+    return text.removesuffix(".") if ". " not in text else text
 
 
 def table(one: Entity, hides: frozenset[str]) -> list[str]:

@@ -59,7 +59,8 @@ concept CombiningAllreduceOver =
 ///                                every rank where everywhere() says so.
 ///  all_gather(self, lane, data, cuts)   brings every rank's slice to all.
 ///  everywhere(bytes, ranks)      whether reduce leaves the whole sum everywhere for this size
-///  By an operation other than the sum where the reduction says so: SlicedAllreduceOver<A, T, E, minimum>.
+///
+/// By an operation other than the sum where the reduction says so: SlicedAllreduceOver<A, T, E, minimum>.
 template <class A, class T, class E, class Op = sum>
 concept SlicedAllreduceOver = AllreduceOver<A, T, E> && OperationOn<Op, E> &&
                               requires(A self, lane<T> over, reduction<E, Op> what, std::span<E> data,

@@ -221,6 +221,7 @@ concept Ranked = requires(T const& t) {
 ///              later completes as aborted. A second abort() replaces the record (by the verdict).
 ///  7. Sleep    progress() sleeps until something may move, wake() was called since the last progress(), or `until`; a
 ///              time in the past polls. It returns whether reports() has changed.
+///
 /// Models: inproc_transport, virtual_transport, tcp_transport, mpi_transport.
 template <class T>
 concept Transport = Ranked<T> && requires(T& t, int peer, tag what, const_bytes out, mutable_bytes in, completion& done,

@@ -138,7 +138,7 @@ void expect_adam_spans(step_info const& at, std::size_t gradients, std::size_t v
 ///
 /// State   two arrays (m, v).
 /// Cost    one pass over memory: reads gradient, value, m and v, writes value, m and v.
-/// Rounding beta^t, the corrections and their quotients are computed in double, once a step, and rounded once.
+/// Numbers beta^t, the corrections and their quotients are computed in double, once a step, and rounded once.
 /// Source  Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015, with eps where torch.optim.Adam has
 ///         it.
 struct adam {
@@ -181,7 +181,7 @@ static_assert(OptimizerFor<adam, float> && OptimizerFor<adam, double>);
 ///
 /// State   two arrays (m, v).
 /// Cost    one pass over memory: reads gradient, value, m and v, writes value, m and v.
-/// Rounding beta^t, the corrections and their quotients are computed in double, once a step, and rounded once.
+/// Numbers beta^t, the corrections and their quotients are computed in double, once a step, and rounded once.
 /// Source  Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019, in the form of torch.optim.AdamW.
 struct adamw {
     double lr = 1e-3;            ///< learning rate; finite, >= 0

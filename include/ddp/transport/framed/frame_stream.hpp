@@ -35,6 +35,7 @@ struct stream_result {
 ///  2. Signals     writing to a closed stream is an error, not SIGPIPE.
 ///  3. Descriptor  poll() on descriptor() says when read_some or write_some is worth another try.
 ///  4. Ending      shutdown_send() lets what was written arrive, then the other side reads `end`. The destructor closes.
+///
 /// Models: descriptor_stream, tcp_stream.
 template <class S>
 concept Stream =
