@@ -54,8 +54,9 @@ def matching(text: str, at: int, step: int) -> int:
         at += step
 
 
-def declaration(text: str, line: int, name: str) -> str:
-    """What is declared in this line (from 1) of a header, whose comments are blank: from its template head to its body."""
+def declaration(text: str, line: int, name: str, constant: bool = False) -> str:
+    """What is declared in this line (from 1) of a header, whose comments are blank: from its template head to its body; a constant
+    with its value."""
     start = 0
     for _ in range(line - 1):
         start = text.index("\n", start) + 1
@@ -76,7 +77,7 @@ def declaration(text: str, line: int, name: str) -> str:
         if c == ";":
             break
         if c == "{":
-            if not of_requires(text, end):
+            if not constant and not of_requires(text, end):
                 break
             end = matching(text, end, 1)
         elif c in "([":
@@ -87,6 +88,7 @@ def declaration(text: str, line: int, name: str) -> str:
         end += 1
     said = re.sub(r"\bDDP_(KERNEL|NO_CONTRACTION|INSTANTIATE|DECL)\b\s*", "", text[at:end])
     said = "\n".join(l.rstrip() for l in said.split("\n") if l.strip())
+    said = re.sub(r"\s*=\s*\[\][\s\S]*\n[\s\S]*$", "", said)  # a constant that a function computes
     first = re.search(r"\S", text[at:end])
     column = at + first.start() - (text.rfind("\n", 0, at + first.start()) + 1) if first else 0
     return textwrap.dedent(" " * column + said.lstrip()).rstrip() + ";"
@@ -226,10 +228,10 @@ class Headers:
         self.include = include
         self.texts: dict[str, str] = {}
 
-    def declaration(self, header: str, line: int, name: str) -> str:
+    def declaration(self, header: str, line: int, name: str, constant: bool = False) -> str:
         if header not in self.texts:
             self.texts[header] = without_comments((self.include / header).read_text(encoding="utf-8"))
-        return declaration(self.texts[header], line, name)
+        return declaration(self.texts[header], line, name, constant)
 
 
 def spelt(element: ElementTree.Element | None) -> str:
@@ -243,7 +245,8 @@ def entity(member: ElementTree.Element, scope: str, headers: Headers) -> Entity:
     header, line = place.get("file", ""), int(place.get("line", "0"))
     if "::" in name:
         scope, name = "", name.removeprefix("ddp::")
-    result = Entity(scope + name, kind, header, line, headers.declaration(header, line, name.rsplit("::", 1)[-1]), comment(member))
+    declared = headers.declaration(header, line, name.rsplit("::", 1)[-1], kind == "variable")
+    result = Entity(scope + name, kind, header, line, declared, comment(member))
     if kind == "enum":
         for value in member.findall("enumvalue"):
             given = spelt(value.find("initializer")).removeprefix("=").strip()
@@ -373,7 +376,7 @@ def table(one: Entity, hides: frozenset[str]) -> list[str]:
         return ["Values: " + ", ".join(code(name) for _, name, _, _ in fields) + "."]
     if one.kind == "enum":
         rows = ["| value | meaning |", "|---|---|"]
-        rows += [f"| {code(name)} | {cell(said)} |" for _, name, given, said in fields]
+        rows += [f"| {code(name)}{' = ' * bool(given)}{given} | {cell(said)} |" for _, name, given, said in fields]
     else:
         rows = ["| field | type | default | meaning |", "|---|---|---|---|"]
         rows += [f"| {code(name)} | {cell(code(type_))} | {cell(code(given)) if given else ''} | {cell(said)} |"
@@ -474,7 +477,8 @@ def render(pages: list[Page], found: dict[str, list[Entity]]) -> dict[str, str]:
                 picked = [one for one in found.get(e.name, []) if e.picks(one)]
                 if picked:
                     body = render_entry(picked, e.hides)
-                    seen = {e.name.rsplit("::", 1)[-1]}
+                    seen = {e.name.rsplit("::", 1)[-1]}  # and what these names mean here
+                    seen |= {m for one in picked for m in [f[1] for f in one.fields] + [m.short for m in one.members]}
                     out += body[:2] + [wrapped(linked(block, page.file, seen, places)) for block in body[2:]]
         result[page.file] = "\n\n".join(out) + "\n"
     return result
@@ -549,19 +553,25 @@ def self_test() -> None:
         public:
             explicit thing(int a) : a_(a) {}
             ~thing();
-            DDP_KERNEL static void go(int* p) noexcept { ++*p; }
+            DDP_KERNEL static void go(int* p = nullptr, int n = {}) noexcept { ++*p; }
         };
         template <class T>
         concept X = requires(T t) { t.go(); };
         enum class colour : int { red, green };
+        inline constexpr int n = int{1} * int{2};
+        inline constexpr bool b = [] {
+            return true;
+        }();
         """))
     for line, name, expected in (
             (1, "options", "struct options;"), (3, "b", "int b;"), (11, "thing", "class thing : public other<int>;"),
-            (13, "thing", "explicit thing(int a);"), (15, "go", "static void go(int* p) noexcept;"),
+            (13, "thing", "explicit thing(int a);"), (15, "go", "static void go(int* p = nullptr, int n = {}) noexcept;"),
             (18, "X", "template <class T>\nconcept X = requires(T t) { t.go(); };"), (19, "colour", "enum class colour : int;"),
+            (20, "n", "inline constexpr int n = int{1} * int{2};"), (21, "b", "inline constexpr bool b;"),
             (9, "f", "template <class T>\n    requires requires(T const& t) {\n        { t.x() } -> same<int>;\n    }\n"
                      "[[nodiscard]] int f(T const& t,\n                    int n = g({1}));")):
-        assert declaration(text, line, name) == expected, declaration(text, line, name)
+        said = declaration(text, line, name, constant=line > 19)
+        assert said == expected, said
 
     def said(xml: str) -> list[str]:
         return blocks(ElementTree.fromstring(f"<d>{xml}</d>"))

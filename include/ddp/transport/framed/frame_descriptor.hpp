@@ -19,8 +19,8 @@
 
 namespace ddp {
 
-/// A connected stream socket as a Stream: of socketpair(), of a Unix domain, of TCP without Asio. A pipe is none: it
-/// goes one way only, and recvmsg and sendmsg refuse it; take socketpair(AF_UNIX, SOCK_STREAM, 0, two) instead.
+/// A connected stream socket as a Stream: one of socketpair(), a Unix domain socket, TCP without Asio. A pipe cannot be
+/// one: it goes one way only, and recvmsg and sendmsg refuse it; use socketpair(AF_UNIX, SOCK_STREAM, 0, two) instead.
 ///
 ///     std::vector<ddp::framed_peer<ddp::descriptor_stream>> peers;
 ///     peers.push_back({.rank = 1, .stream = ddp::descriptor_stream(two[0])});
