@@ -43,8 +43,8 @@ def unreachable(start: pathlib.Path) -> list[str]:
             continue
         seen.add(page)
         waiting += [p for t in links(page) if (p := (page.parent / t.partition("#")[0]).resolve()).suffix == ".md"]
-    return [f"docs/{p.name}: no link leads there from {start.name}"
-            for p in sorted(start.parent.glob("*.md")) if p.resolve() not in seen]
+    return [f"docs/{p.relative_to(start.parent)}: no link leads there from {start.name}"
+            for p in sorted(start.parent.glob("**/*.md")) if p.resolve() not in seen]
 
 
 def self_test() -> None:
@@ -63,6 +63,9 @@ def self_test() -> None:
         assert unreachable(start) == ["docs/other.md: no link leads there from README.md"]
         start.write_text("[a](other.md#x)", encoding="utf-8")
         assert not unreachable(start)
+        (root / "docs" / "more").mkdir()
+        (root / "docs" / "more" / "page.md").write_text("[back](../other.md)", encoding="utf-8")
+        assert unreachable(start) == ["docs/more/page.md: no link leads there from README.md"]
     print("the checker finds what it should")
 
 
@@ -70,7 +73,7 @@ def main() -> None:
     if sys.argv[1:] == ["--self-test"]:
         return self_test()
     root = pathlib.Path(sys.argv[1])
-    pages = [root / "README.md", *sorted((root / "docs").glob("*.md")), *sorted((root / "examples").glob("**/*.md"))]
+    pages = [root / "README.md", *sorted((root / "docs").glob("**/*.md")), *sorted((root / "examples").glob("**/*.md"))]
     problems, count = check(pages, root)
     problems += unreachable(root / "docs" / "README.md")
     print("\n".join(problems) or f"{count} links in {len(pages)} pages, all lead somewhere")

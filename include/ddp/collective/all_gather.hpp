@@ -40,8 +40,8 @@ task<> direct_all_gather(lane<T> over, mutable_bytes data, std::vector<std::size
 
 /// What all_gather does with how much.
 struct automatic_all_gather {
-    std::size_t bruck_bytes = std::size_t{32}
-                              << 10;  // of all ranks together: up to here few messages win over no copies
+    /// Of all ranks together: up to here few messages win over no copies.
+    std::size_t bruck_bytes = std::size_t{32} << 10;
 };
 
 namespace detail {
@@ -115,7 +115,7 @@ template <Transport T, Source M>
 /// all     the sum of counts; on return the ranks' values one after the other.
 /// Cost    rank r sends counts[r] values to each of the others, in P-1 messages; nothing where it has none. Nobody has
 ///         any: a barrier.
-/// Throws  as above.
+/// Throws  comm_error (the same verdict on every rank); all is then unspecified. usage_error if the sizes do not match.
 template <Transport T, Source M, Target D>
     requires SameValues<M, D>
 void all_gather(communicator<T> const& comm, M const& mine, std::span<std::size_t const> counts, D&& all) {

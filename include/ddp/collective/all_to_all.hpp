@@ -122,7 +122,7 @@ template <Transport T, Source S>
 ///         was sent.
 /// out, in   the sums of the counts; the parts for, and from, ranks 0, 1, … stand one after the other.
 /// Cost    what the counts say, in P-1 messages per rank, empty ones included.
-/// Throws  as above.
+/// Throws  comm_error (the same verdict on every rank); in is then unspecified. usage_error if the sizes do not match.
 template <Transport T, Source S, Target D>
     requires SameValues<S, D>
 void all_to_all(communicator<T> const& comm, S const& out, std::span<std::size_t const> out_counts, D&& in,

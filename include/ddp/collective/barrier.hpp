@@ -41,7 +41,7 @@ auto barrier_by(communicator<T> const& comm) {
 
 /// Returns once every rank has called it.
 ///
-/// Cost    as above.
+/// Cost    ceil(log2 P) rounds; every rank sends ceil(log2 P) empty messages.
 /// Throws  comm_error, the same verdict on every rank.
 template <Transport T>
 void barrier(communicator<T> const& comm) {

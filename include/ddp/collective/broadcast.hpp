@@ -21,9 +21,9 @@ namespace ddp {
 ///         ceil(S / chunk(S, P)) messages, and the last has everything after the time of S bytes and P - 2 chunks.
 /// Source  the pipelined chain of Pjesivac-Grbovic et al., "Performance analysis of MPI collective operations", 2007.
 struct automatic_broadcast {
-    std::size_t chain_bytes_per_rank = std::size_t{32}
-                                       << 10;          // from here the chain's P - 2 chunks are a small addition
-    std::size_t chunk_bytes = std::size_t{256} << 10;  // at most
+    /// A chain from here on, times P: its P - 2 chunks are a small addition then.
+    std::size_t chain_bytes_per_rank = std::size_t{32} << 10;
+    std::size_t chunk_bytes = std::size_t{256} << 10;  ///< at most
 
     [[nodiscard]] bool chains(std::size_t bytes, int ranks) const noexcept {
         return ranks > 2 && bytes >= chain_bytes_per_rank * static_cast<std::size_t>(ranks);
@@ -84,7 +84,8 @@ auto broadcast_by(communicator<T> const& comm, std::span<V> data, int root, auto
 ///
 /// data    n values of any trivially copyable type (Target), the same n on every rank; or a single value. No values: a
 ///         barrier.
-/// Cost    automatic_broadcast.
+/// Cost    up to 32 KiB a rank ceil(log2 P) rounds, in each of which a rank sends at most one message; beyond, every
+///         rank but the last sends the data once, in chunks (automatic_broadcast).
 /// Throws  comm_error (the same verdict on every rank); data is then unspecified. usage_error if there is no rank `root`.
 template <Transport T, Target D>
 void broadcast(communicator<T> const& comm, D&& data, int root = 0, automatic_broadcast how = {}) {

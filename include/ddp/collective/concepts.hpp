@@ -25,10 +25,10 @@ inline constexpr char const* element_name = std::is_same_v<E, float> ? "float" :
 /// What `reduce` works on. The pointed-to things outlive the task.
 template <Number E, class Op = sum>
 struct reduction {
-    std::span<E> data;                  // this rank's addend; slice r of rank r's copy becomes the sum
-    std::span<std::size_t const> cuts;  // P + 1 positions in data; slice r is [cuts[r], cuts[r+1])
-    event* go = nullptr;                // data may be read once this is set
-    E const* factor = nullptr;          // read after go; the sum is multiplied by it (null: left alone)
+    std::span<E> data;                  ///< this rank's addend; slice r of rank r's copy becomes the sum
+    std::span<std::size_t const> cuts;  ///< P + 1 positions in data; slice r is [cuts[r], cuts[r+1])
+    event* go = nullptr;                ///< data may be read once this is set
+    E const* factor = nullptr;          ///< read after go; the sum is multiplied by it (null: left alone)
 };
 
 /// Sums equally long arrays of all ranks; every rank ends with the same bits.
@@ -59,7 +59,8 @@ concept CombiningAllreduceOver =
 ///                                every rank where everywhere() says so.
 ///  all_gather(self, lane, data, cuts)   brings every rank's slice to all.
 ///  everywhere(bytes, ranks)      whether reduce leaves the whole sum everywhere for this size
-///  By an operation other than the sum where the reduction says so: SlicedAllreduceOver<A, T, E, minimum>.
+///
+/// By an operation other than the sum where the reduction says so: SlicedAllreduceOver<A, T, E, minimum>.
 template <class A, class T, class E, class Op = sum>
 concept SlicedAllreduceOver = AllreduceOver<A, T, E> && OperationOn<Op, E> &&
                               requires(A self, lane<T> over, reduction<E, Op> what, std::span<E> data,

@@ -53,7 +53,8 @@ auto gather_by(communicator<T> const& comm, std::span<V const> mine, std::span<V
 ///
 /// mine    this rank's m values (Source), the same m on every rank; on the root it may be (exactly) its place in `all`.
 /// all     on the root P m values (Target): on return rank r's stand at [r m, (r + 1) m). Elsewhere anything, also empty.
-/// Cost    as above. No values: a barrier. A rank that has sent does not wait for the others.
+/// Cost    1 message of m values sent by every rank but the root. No values: a barrier. A rank that has sent does not
+///         wait for the others.
 /// Throws  comm_error (the same verdict on every rank); all is then unspecified. usage_error if there is no rank `root`
 ///         or, there, the sizes do not match.
 template <Transport T, Source M, Target D>

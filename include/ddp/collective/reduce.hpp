@@ -24,8 +24,8 @@ namespace ddp {
 /// Source   binomial trees as in Thakur, Rabenseifner and Gropp, 2005; that they are canonical for any number of ranks,
 ///          and for any root by the rule above, is our own.
 struct automatic_reduce {
-    std::size_t tree_bytes = std::size_t{64} << 10;  // up to here; for two ranks always
-    direct_allreduce direct = {};
+    std::size_t tree_bytes = std::size_t{64} << 10;  ///< up to here; for two ranks always
+    direct_allreduce direct = {};                    ///< for longer arrays: its options
 
     [[nodiscard]] bool tree(std::size_t bytes, int ranks) const noexcept { return ranks == 2 || bytes <= tree_bytes; }
 };
@@ -88,7 +88,9 @@ auto reduce_by(communicator<T> const& comm, std::span<E> data, int root, Op op, 
 /// rank calls it with the same count, type, root and operation.
 ///
 /// data    n numbers (NumbersTarget), the same n on every rank. No numbers: a barrier.
-/// Cost    automatic_reduce. A rank that has sent everything does not wait for the root.
+/// Cost    up to 64 KiB, and between two ranks, 1 message sent by every rank but the root; beyond, at most the size of
+///         the data sent per rank, in slices (automatic_reduce). A rank that has sent everything does not wait for the
+///         root.
 /// Sums    the canonical tree over ranks: the bits of allreduce, whatever the root.
 /// Throws  comm_error (the same verdict on every rank); the root's data is then unspecified. usage_error if there is no rank
 ///         `root`.

@@ -33,6 +33,7 @@ public:
 /// Destruction  of one that was not waited for waits, for as long as its deadlines allow, and drops the error: the next
 ///         call on the communicator throws it. While an exception unwinds it waits for at most timing.shutdown, then fails
 ///         the job. It never throws, and may come after its communicator's.
+///
 /// Thread safety: as the communicator's collectives, one thread at a time.
 class [[nodiscard]] request {
 public:

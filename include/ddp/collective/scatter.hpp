@@ -52,7 +52,8 @@ auto scatter_by(communicator<T> const& comm, std::span<V const> all, std::span<V
 ///
 /// all     on the root P m values (Source): rank r gets those at [r m, (r + 1) m). Elsewhere anything, also empty.
 /// mine    m values (Target), the same m on every rank; on the root it may be (exactly) its place in `all`.
-/// Cost    as above. No values: a barrier. A rank that has its part does not wait for the others.
+/// Cost    P-1 messages of m values sent by the root, none by others. No values: a barrier. A rank that has its part
+///         does not wait for the others.
 /// Throws  comm_error (the same verdict on every rank); mine is then unspecified. usage_error if there is no rank `root`
 ///         or, there, the sizes do not match.
 template <Transport T, Source S, Target D>

@@ -37,6 +37,7 @@ class scheduler_base;
 ///
 /// Identity  id() is agreed by the ranks that make the group: the largest number that is free on any of them. Two groups
 ///           that share a rank never share an id; disjoint groups may.
+///
 /// Lives on its scheduler's thread of control, and belongs to whoever uses it: communicators, trainers.
 class group {
 public:

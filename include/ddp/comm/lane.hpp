@@ -18,10 +18,10 @@ namespace ddp {
 /// the group's.
 template <Transport T>
 struct lane {
-    scheduler<T>* on = nullptr;
-    group* of = nullptr;
-    identity id = {};
-    std::uint64_t fingerprint = 0;
+    scheduler<T>* on = nullptr;     ///< what runs the coroutines
+    group* of = nullptr;            ///< the ranks, and their numbers in it
+    identity id = {};               ///< of its messages
+    std::uint64_t fingerprint = 0;  ///< what both ends of a message compare
 
     lane() = default;
     lane(scheduler<T>& scheduler, group& ranks, identity const& identity, std::uint64_t print) noexcept
@@ -41,20 +41,24 @@ struct lane {
     }
 
     void send(operation& op, int peer, const_bytes out) const {
-        begin(op);
+        begin(op, peer, out.size(), true);
         if (op.done_) return;
-        on->transport().post_send(of->world_rank(peer), {id, fingerprint}, out, op);
+        on->transport().post_send(op.peer, op.tag, out, op);
     }
     /// `reader`: the send that still reads `in`, where there is one.
     void receive(operation& op, int peer, mutable_bytes in, operation const* reader = nullptr) const {
-        begin(op);
+        begin(op, peer, in.size(), false);
         op.reader = reader;
         if (op.done_) return;
-        on->transport().post_receive(of->world_rank(peer), {id, fingerprint}, in, op);
+        on->transport().post_receive(op.peer, op.tag, in, op);
     }
 
 private:
-    void begin(operation& op) const {
+    void begin(operation& op, int peer, std::size_t bytes, bool sends) const {
+        op.peer = of->world_rank(peer);  // for messages: a transport need not keep them
+        op.tag = {id, fingerprint};
+        op.size = bytes;
+        op.sends = sends;
         op.on_ = on;
         op.of_ = of;
         op.done_ = on->failed();

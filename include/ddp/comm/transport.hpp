@@ -22,11 +22,14 @@
 
 namespace ddp {
 
+/// Of all deadlines.
 using monotonic_clock = std::chrono::steady_clock;
+/// A moment of that clock.
 using time_point = monotonic_clock::time_point;
+/// A duration.
 using nanoseconds = std::chrono::nanoseconds;
 
-inline constexpr time_point never = time_point::max();
+inline constexpr time_point never = time_point::max();  ///< No deadline.
 
 /// What a message belongs to. Messages of one (peer, identity) are matched in order; all others are independent.
 struct identity {
@@ -52,14 +55,14 @@ inline constexpr std::uint32_t p2p = 0xfffffffc;  ///< messages between two rank
 /// The identity is matched; the fingerprint (operation, count, element type, plan, …) is carried along and compared
 /// above the transport.
 struct tag {
-    identity id;
-    std::uint64_t fingerprint = 0;
+    identity id;                    ///< what is matched
+    std::uint64_t fingerprint = 0;  ///< what is compared
 };
 
 /// Why a posted operation ended.
 enum class op_status : std::uint8_t {
     pending,  ///< posted, and the transport's
-    ok,
+    ok,       ///< the bytes have moved
     length,   ///< the message had another length than the receive (`length` says which); nothing may be read
     closed,   ///< the peer is gone
     aborted,  ///< abort() was called here
@@ -72,9 +75,9 @@ struct completion {
     function run = nullptr;  ///< set by the owner; called once, from progress() or abort(), never from post_*
 
     // results
-    op_status status = op_status::pending;
-    std::uint64_t fingerprint = 0;  ///< of a receive: the sender's
-    std::uint64_t length = 0;       ///< of a receive: the sender's number of bytes
+    op_status status = op_status::pending;  ///< how it ended
+    std::uint64_t fingerprint = 0;          ///< of a receive: the sender's
+    std::uint64_t length = 0;               ///< of a receive: the sender's number of bytes
 
     /// Set by the caller, of a receive into memory that still holds something: the send that reads it. A message that
     /// matches can come no earlier than that send was received.
@@ -170,17 +173,17 @@ struct mark {
 /// One rank's record of a failure; also the form of the verdict. Trivially copyable: it travels as its bytes, between
 /// programs of one version on one kind of machine, which the handshake makes sure of.
 struct failure {
-    failure_kind kind = failure_kind::idle;
-    bool is_verdict = false;  ///< published by the least rank that has spoken, adopted by the others
-    errc code = errc::deadline;
-    std::int32_t rank = -1;  ///< who says it
-    std::int32_t peer = -1;  ///< of whom (in a verdict: the culprit)
-    bool inside = false;     ///< `rank` was within an operation: what it entered last had not ended
-    std::uint8_t reserved[3] = {};  // where padding would be
-    identity operation;           ///< during which message
-    std::uint64_t waited_ns = 0;  ///< how long `rank` has been waiting
-    mark entered;                 ///< what `rank` has entered last, in the group that the record is about
-    bounded_text<320> text;       ///< what happened, for people
+    failure_kind kind = failure_kind::idle;  ///< which decides
+    bool is_verdict = false;                 ///< published by the least rank that has spoken, adopted by the others
+    errc code = errc::deadline;              ///< of the comm_error
+    std::int32_t rank = -1;                  ///< who says it
+    std::int32_t peer = -1;                  ///< of whom (in a verdict: the culprit)
+    bool inside = false;                     ///< `rank` was within an operation: what it entered last had not ended
+    std::uint8_t reserved[3] = {};           // where padding would be
+    identity operation;                      ///< during which message
+    std::uint64_t waited_ns = 0;             ///< how long `rank` has been waiting
+    mark entered;                            ///< what `rank` has entered last, in the group that the record is about
+    bounded_text<320> text;                  ///< what happened, for people
 };
 static_assert(std::is_trivially_copyable_v<failure> && std::has_unique_object_representations_v<failure>,
               "no padding may travel");
@@ -189,7 +192,7 @@ static_assert(std::is_trivially_copyable_v<failure> && std::has_unique_object_re
 struct report {
     enum class state : std::uint8_t { silent, left, spoke, closed };
     state is = state::silent;  ///< left: it said goodbye in good order; spoke: `record` is its record
-    failure record = {};
+    failure record = {};       ///< where `is` is state::spoke
 };
 
 /// Has a rank among others.
@@ -220,6 +223,7 @@ concept Ranked = requires(T const& t) {
 ///  7. Sleep    progress() sleeps until something may move, wake() was called since the last progress(), or `until`; a
 ///              time in the past polls. It returns whether reports() has changed.
 ///  8. Memory   messages that nobody has posted a receive for are taken in up to a bound; the sends of others wait.
+///
 /// Models: inproc_transport, virtual_transport, tcp_transport, mpi_transport.
 template <class T>
 concept Transport = Ranked<T> && requires(T& t, int peer, tag what, const_bytes out, mutable_bytes in, completion& done,

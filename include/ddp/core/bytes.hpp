@@ -10,21 +10,26 @@
 
 namespace ddp {
 
+/// Bytes that are read.
 using const_bytes = std::span<std::byte const>;
+/// Bytes that are written.
 using mutable_bytes = std::span<std::byte>;
 
+/// The bytes of these values, to be read.
 template <class T>
     requires std::is_trivially_copyable_v<T>
 [[nodiscard]] const_bytes as_const_bytes(std::span<T> values) noexcept {
     return {reinterpret_cast<std::byte const*>(values.data()), values.size_bytes()};
 }
 
+/// The bytes of these values, to be written.
 template <class T>
     requires(std::is_trivially_copyable_v<T> && !std::is_const_v<T>)
 [[nodiscard]] mutable_bytes as_mutable_bytes(std::span<T> values) noexcept {
     return {reinterpret_cast<std::byte*>(values.data()), values.size_bytes()};
 }
 
+/// The bytes of one value.
 template <class T>
     requires std::is_trivially_copyable_v<T>
 [[nodiscard]] const_bytes bytes_of(T const& value) noexcept {

@@ -49,6 +49,7 @@ inline constexpr std::array<element_type_entry, 20> element_types = {{
 }};
 }  // namespace detail
 
+/// As the file format writes it: "F32".
 [[nodiscard]] constexpr std::string_view name_of(element_type type) noexcept {
     return detail::element_types[static_cast<std::size_t>(type)].name;
 }
@@ -56,6 +57,7 @@ inline constexpr std::array<element_type_entry, 20> element_types = {{
 [[nodiscard]] constexpr std::size_t bits_of(element_type type) noexcept {
     return detail::element_types[static_cast<std::size_t>(type)].bits;
 }
+/// The type that the file format calls so.
 [[nodiscard]] constexpr std::optional<element_type> element_type_named(std::string_view name) noexcept {
     for (std::size_t i = 0; i < detail::element_types.size(); ++i)
         if (detail::element_types[i].name == name) return static_cast<element_type>(i);

@@ -9,10 +9,10 @@
 
 namespace ddp {
 
+/// Refers to a callable that outlives it. Two pointers; a call costs one indirect call; never empty, allocates nothing.
 template <class Signature>
 class function_ref;
 
-/// Refers to a callable that outlives it. Two pointers; a call costs one indirect call; never empty, allocates nothing.
 template <class R, class... Arguments>
 class function_ref<R(Arguments...)> {
 public:

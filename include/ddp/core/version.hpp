@@ -6,9 +6,10 @@
 
 namespace ddp {
 
+/// Of the library: major.minor.patch.
 inline constexpr int version_major = 0;
-inline constexpr int version_minor = 1;
-inline constexpr int version_patch = 0;
+inline constexpr int version_minor = 1;  ///< See version_major.
+inline constexpr int version_patch = 0;  ///< See version_major.
 
 /// What ranks compare before they talk: programs built against other versions are refused.
 inline constexpr std::uint32_t version_number =

@@ -12,12 +12,12 @@ namespace ddp {
 /// short batch may be empty, and its shape still says how many features there would have been.
 template <class E>
 struct classification_batch {
-    std::span<E const> inputs;              // (rows, features), row-major
-    std::span<std::uint32_t const> labels;  // (rows)
-    std::size_t rows = 0;
-    std::size_t features = 0;
-    std::span<std::uint32_t const> samples =
-        {};  // (rows), or empty: their numbers in the data set, for models that draw
+    std::span<E const> inputs;              ///< (rows, features), row-major
+    std::span<std::uint32_t const> labels;  ///< (rows)
+    std::size_t rows = 0;                   ///< samples
+    std::size_t features = 0;               ///< numbers a sample
+    /// (rows), or empty: their numbers in the data set, for models that draw.
+    std::span<std::uint32_t const> samples = {};
 
     /// Samples, which is also the batch's weight in the mean over ranks.
     [[nodiscard]] std::size_t size() const noexcept { return rows; }
@@ -26,13 +26,14 @@ struct classification_batch {
 /// `rows` samples of `features` numbers each, and the numbers the model should answer with. Zero rows are legal.
 template <class E>
 struct regression_batch {
-    std::span<E const> inputs;   // (rows, features), row-major
-    std::span<E const> targets;  // (rows, outputs), row-major
-    std::size_t rows = 0;
-    std::size_t features = 0;
-    std::span<std::uint32_t const> samples =
-        {};  // (rows), or empty: their numbers in the data set, for layers that draw
+    std::span<E const> inputs;   ///< (rows, features), row-major
+    std::span<E const> targets;  ///< (rows, outputs), row-major
+    std::size_t rows = 0;        ///< samples
+    std::size_t features = 0;    ///< numbers a sample
+    /// (rows), or empty: their numbers in the data set, for layers that draw.
+    std::span<std::uint32_t const> samples = {};
 
+    /// Samples, which is also the batch's weight in the mean over ranks.
     [[nodiscard]] std::size_t size() const noexcept { return rows; }
 };
 

@@ -20,8 +20,8 @@ namespace ddp {
 
 /// What a byte becomes: (byte / 255 - mean) / deviation. By default [0, 1].
 struct normalisation {
-    double mean = 0;
-    double deviation = 1;
+    double mean = 0;       ///< of bytes / 255
+    double deviation = 1;  ///< of bytes / 255; positive
 };
 
 /// Copies rows of a data set into memory of its own, as numbers, with their labels and indices:

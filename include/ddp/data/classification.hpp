@@ -18,11 +18,11 @@ namespace ddp {
 
 /// Labelled samples. Features stay bytes (a quarter of the memory of floats); batch_loader turns a batch into numbers.
 struct classification_data {
-    std::vector<std::size_t> sample_shape;  // of one sample, such as 28 x 28
-    std::size_t features = 0;               // product of sample_shape
-    std::size_t classes = 0;                // every label is below
-    std::vector<std::uint8_t> inputs;       // (size, features), row-major
-    std::vector<std::uint32_t> labels;      // (size)
+    std::vector<std::size_t> sample_shape;  ///< of one sample, such as 28 x 28
+    std::size_t features = 0;               ///< product of sample_shape
+    std::size_t classes = 0;                ///< every label is below
+    std::vector<std::uint8_t> inputs;       ///< (size, features), row-major
+    std::vector<std::uint32_t> labels;      ///< (size)
 
     [[nodiscard]] std::size_t size() const noexcept { return labels.size(); }
 };
@@ -30,9 +30,10 @@ struct classification_data {
 /// Which half of a published data set. The files of the test half begin with "t10k".
 enum class data_split { train, test };
 
+/// What load_idx_classification accepts, whatever the files say.
 struct idx_limits {
-    std::size_t max_bytes = std::size_t{1} << 30;  // of unpacked data a file
-    std::size_t classes = 10;                      // labels must be below; 0: as many as the greatest label asks for
+    std::size_t max_bytes = std::size_t{1} << 30;  ///< of unpacked data a file
+    std::size_t classes = 10;                      ///< labels must be below; 0: as many as the greatest label asks for
 };
 
 namespace detail {
@@ -65,6 +66,8 @@ template <FileSource Source>
 ///
 ///     auto const data = ddp::load_idx_classification<ddp::gzip_source>(directory, ddp::data_split::train);
 ///
+/// Files   train-images-idx3-ubyte and train-labels-idx1-ubyte, or t10k-…, or with a dot before idx; 28 x 28 bytes a
+///         sample become 784 features of a batch.
 /// Source  what opens the files: file_source for plain ones, gzip_source (data/gzip.hpp) for gzipped and plain ones.
 /// Throws  data_error: errc::file if the directory or a file is missing (with the names that were looked for) or cannot
 ///         be read, errc::format if a file is not what its name says; see read_idx and make_classification_data.

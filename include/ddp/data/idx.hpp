@@ -51,10 +51,11 @@ enum class idx_type : std::uint8_t {
     return "elements of no known type";
 }
 
+/// What an IDX file holds.
 struct idx_array {
-    idx_type type;
-    std::vector<std::size_t> shape;  // outermost first
-    std::vector<std::uint8_t> data;  // row-major, product of shape elements, each big-endian as in the file
+    idx_type type;                   ///< of an element
+    std::vector<std::size_t> shape;  ///< outermost first
+    std::vector<std::uint8_t> data;  ///< row-major, product of shape elements, each big-endian as in the file
 };
 
 namespace detail {

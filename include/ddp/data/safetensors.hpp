@@ -22,10 +22,10 @@ static_assert(std::endian::native == std::endian::little,
 
 /// A tensor to be written, in somebody's memory.
 struct tensor_view {
-    std::string name;  // UTF-8, unique within the file
-    element_type type;
-    std::vector<std::size_t> shape;
-    const_bytes bytes;  // row-major, dense
+    std::string name;                ///< UTF-8, unique within the file
+    element_type type;               ///< of an element
+    std::vector<std::size_t> shape;  ///< outermost dimension first
+    const_bytes bytes;               ///< row-major, dense
 };
 
 /// Writes a file that every implementation of the format reads; the same tensors and metadata give the same bytes.

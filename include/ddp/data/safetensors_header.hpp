@@ -18,17 +18,18 @@ namespace ddp {
 
 /// One tensor in a file: row-major, little endian, dense.
 struct tensor_info {
-    std::string name;
-    element_type type = element_type::f32;
-    std::vector<std::size_t> shape;  // none: one element
-    std::uint64_t begin = 0;         // of its bytes, counted from the end of the header
-    std::uint64_t end = 0;
+    std::string name;                       ///< unique in the file
+    element_type type = element_type::f32;  ///< of an element
+    std::vector<std::size_t> shape;         ///< none: one element
+    std::uint64_t begin = 0;                ///< of its bytes, counted from the end of the header
+    std::uint64_t end = 0;                  ///< one past its last byte
 };
 
+/// What the header of a safetensors file says.
 struct safetensors_header {
-    std::vector<tensor_info> tensors;  // as they lie in the file, without a gap
-    string_map metadata;               // what the writer wanted to say
-    std::uint64_t data_offset = 0;     // where the tensors begin in the file
+    std::vector<tensor_info> tensors;  ///< as they lie in the file, without a gap
+    string_map metadata;               ///< what the writer wanted to say
+    std::uint64_t data_offset = 0;     ///< where the tensors begin in the file
 };
 
 namespace detail {

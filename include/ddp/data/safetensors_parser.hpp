@@ -16,8 +16,8 @@ namespace ddp {
 
 /// What a reader accepts, whatever the file says.
 struct safetensors_limits {
-    std::size_t header_bytes = 100'000'000;  // as in the reference implementation
-    std::size_t dimensions = 64;             // of a tensor
+    std::size_t header_bytes = 100'000'000;  ///< as in the reference implementation
+    std::size_t dimensions = 64;             ///< of a tensor
 };
 
 /// What the JSON `text` of a header says about the `data_bytes` bytes that follow it. Names are unique, sizes are those

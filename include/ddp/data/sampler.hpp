@@ -19,23 +19,28 @@ namespace ddp {
 
 /// How an epoch is cut into global batches. Give every rank the same options.
 struct sampler_options {
-    std::size_t samples;       // in the data set, over all ranks
-    std::size_t global_batch;  // samples a step, over all ranks
-    std::uint64_t seed = 0;
-    bool shuffle = true;     // false: samples in their own order, as for evaluation
-    bool drop_last = false;  // true: the last batch is left out where it would be short
+    std::size_t samples;       ///< in the data set, over all ranks
+    std::size_t global_batch;  ///< samples a step, over all ranks
+    std::uint64_t seed = 0;    ///< of the shuffles, together with the epoch
+    bool shuffle = true;       ///< false: samples in their own order, as for evaluation
+    bool drop_last = false;    ///< true: the last batch is left out where it would be short
 };
 
 /// Half-open positions [begin, end).
 struct sample_range {
-    std::size_t begin;
-    std::size_t end;
+    std::size_t begin;  ///< the first
+    std::size_t end;    ///< one past the last
     [[nodiscard]] constexpr std::size_t size() const noexcept { return end - begin; }
     friend constexpr bool operator==(sample_range, sample_range) = default;
 };
 
 /// Rank `rank`'s contiguous share of `count` samples: floor(count * rank / ranks) up to the next rank's begin. Shares
 /// differ by at most one and may be empty. Cut this way, the shares of 2P ranks are halves of the shares of P ranks.
+/// Throws usage_error unless 0 <= rank < ranks. With it, samples are taken in an order of one's own:
+///
+///     std::span<std::uint32_t const> const batch = my_order.subspan(step * 128, 128);  // the same on every rank
+///     auto const [begin, end] = ddp::share_of(batch.size(), comm.rank(), comm.size());
+///     trainer.step(load(batch.subspan(begin, end - begin)));                           // load: a batch_loader, say
 [[nodiscard]] constexpr sample_range share_of(std::size_t count, int rank, int ranks) {
     DDP_EXPECTS(ranks > 0 && rank >= 0 && rank < ranks, "share_of: the rank must be in [0, ranks)");
     auto const r = static_cast<std::size_t>(rank);

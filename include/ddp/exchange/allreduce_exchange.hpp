@@ -20,8 +20,8 @@ namespace ddp {
 /// Cost and order of summation: the algorithm's.
 template <class A>
 struct allreduce_exchange {
-    A algorithm = {};
-    char const* name = algorithm.name;
+    A algorithm = {};                   ///< how the addends are summed
+    char const* name = algorithm.name;  ///< for messages
 
     [[nodiscard]] std::uint64_t hash() const {
         if constexpr (requires { algorithm.hash(); })

@@ -21,8 +21,8 @@ namespace ddp {
 
 /// One parameter of the model, as it is declared.
 struct exchange_parameter {
-    std::string name;
-    std::vector<std::size_t> shape;
+    std::string name;                ///< as the model calls it
+    std::vector<std::size_t> shape;  ///< outermost dimension first
 };
 
 /// The elements of one parameter that lie in a bucket.
@@ -30,13 +30,13 @@ struct exchange_piece {
     std::size_t parameter = 0;  ///< its number in exchange_plan::parameters
     std::size_t offset = 0;     ///< the first of these elements, counted in the parameter
     std::size_t begin = 0;      ///< where that lies in the bucket
-    std::size_t count = 0;
+    std::size_t count = 0;      ///< how many there are
 };
 
 /// One bucket: elements [begin, begin + count) of the arena. What lies between its pieces is zero on every rank.
 struct exchange_bucket {
-    std::size_t begin = 0;
-    std::size_t count = 0;
+    std::size_t begin = 0;                    ///< its first element, counted in the arena
+    std::size_t count = 0;                    ///< its elements
     std::vector<exchange_piece> pieces = {};  ///< ascending
     std::vector<std::size_t> cuts = {};       ///< P + 1 positions in the bucket; slice r is [cuts[r], cuts[r+1])
 };
@@ -44,21 +44,21 @@ struct exchange_bucket {
 /// What a policy is told once, when a trainer is made. The same on every rank but for `rank`.
 template <Element E>
 struct exchange_plan {
-    int rank = 0;
-    int ranks = 1;
-    bool sharded = false;  ///< each rank steps its own slice; the mean is asked for nowhere else
-    std::vector<exchange_parameter> parameters;
-    std::vector<exchange_bucket> buckets;
+    int rank = 0;                                ///< this rank, in the trainer's communicator
+    int ranks = 1;                               ///< their number, P
+    bool sharded = false;                        ///< each rank steps its own slice; the mean is asked for nowhere else
+    std::vector<exchange_parameter> parameters;  ///< in the model's order
+    std::vector<exchange_bucket> buckets;        ///< in the order of the arena
 };
 
 /// One bucket in one step. What it points to outlives the task.
 template <Element E>
 struct bucket_exchange {
-    std::size_t bucket = 0;                  // its number in the plan
-    std::span<E> data = {};                  // this rank's addend: a sum over its samples; becomes the mean
-    std::span<std::size_t const> cuts = {};  // slice r is [cuts[r], cuts[r+1]) of data
-    event* go = nullptr;                     // data may be read once this is set
-    E const* factor = nullptr;               // read after go: 1 / (samples of all ranks), or 0 where there were none
+    std::size_t bucket = 0;                  ///< its number in the plan
+    std::span<E> data = {};                  ///< this rank's addend: a sum over its samples; becomes the mean
+    std::span<std::size_t const> cuts = {};  ///< slice r is [cuts[r], cuts[r+1]) of data
+    event* go = nullptr;                     ///< data may be read once this is set
+    E const* factor = nullptr;               ///< read after go: 1 / (samples of all ranks), or 0 where there were none
 };
 
 /// What a policy keeps from step to step, where that is nothing.
@@ -66,6 +66,7 @@ struct no_exchange_state {
     void for_each_state(state_visitor /*visit*/) const noexcept {}
 };
 
+/// What prepare() of an exchange returns.
 template <class X, class E>
 using exchange_state =
     std::remove_cvref_t<decltype(std::declval<X const&>().prepare(std::declval<exchange_plan<E> const&>()))>;

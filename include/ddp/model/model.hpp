@@ -23,37 +23,38 @@ concept Element = std::same_as<E, float> || std::same_as<E, double>;
 /// memory is dense and the model's, until it was bound; that of a model which cannot be bound stays where it is.
 template <Element E>
 struct parameter {
-    std::string name;                // unique within the model
-    std::vector<std::size_t> shape;  // row-major, unless `strides` says otherwise
-    std::span<E> value;
-    std::span<E> gradient;
-    std::vector<std::size_t> strides = {};  // in elements; empty: row-major. Compared between ranks like the shape
+    std::string name;                       ///< unique within the model
+    std::vector<std::size_t> shape;         ///< row-major, unless `strides` says otherwise
+    std::span<E> value;                     ///< what is trained
+    std::span<E> gradient;                  ///< what backward writes
+    std::vector<std::size_t> strides = {};  ///< in elements; empty: row-major. Compared between ranks like the shape
 };
 
 /// State that is no parameter, such as running statistics or a counter: not trained, but part of what is kept.
 struct model_buffer {
-    std::string name;  // unique among the model's parameters and buffers
-    element_type type;
-    std::vector<std::size_t> shape;  // row-major
-    std::span<std::byte> bytes;      // the model's memory, as many as type and shape ask for
+    std::string name;                ///< unique among the model's parameters and buffers
+    element_type type;               ///< of an element
+    std::vector<std::size_t> shape;  ///< row-major
+    std::span<std::byte> bytes;      ///< the model's memory, as many as type and shape ask for
 };
 
 /// How one backward pass has to write gradients.
 template <Element E>
 struct pass {
-    E scale = 1;              // seeds the loss gradient: gradients are sums over samples when it is the batch's weight
-    bool accumulate = false;  // add to the gradients instead of assigning them
+    E scale = 1;              ///< times the gradient of the mean loss: the batch's weight makes sums over samples
+    bool accumulate = false;  ///< add to the gradients instead of assigning them
 };
 
 /// The library's memory for one model, in the model's parameter order. Values are filled in already.
 /// Shared: a model that was bound may outlive its trainer.
 template <Element E>
 struct storage {
-    std::shared_ptr<void> owner;
-    std::vector<std::span<E>> values;     // values[i] is parameter i's value from now on
-    std::vector<std::span<E>> gradients;  // gradients[i] is where backward writes
+    std::shared_ptr<void> owner;          ///< keeps the memory alive: the model holds a copy
+    std::vector<std::span<E>> values;     ///< values[i] is parameter i's value from now on
+    std::vector<std::span<E>> gradients;  ///< gradients[i] is where backward writes
 };
 
+/// What a model computes in: float or double.
 template <class M>
 using element_of = typename M::element;
 
@@ -108,6 +109,7 @@ concept Model = requires { typename M::element; } && Element<element_of<M>> &&
                     model.backward(how, ready);
                 };
 
+/// A model that works in memory it is given: without it gradients are copied out and values in, each step.
 template <class M>
 concept BindableModel = Model<M> && requires(M& model, storage<element_of<M>> memory) { model.bind(memory); };
 
@@ -120,6 +122,7 @@ inline constexpr bool ready_releases = [] {
         return false;
 }();
 
+/// Samples of a batch, as the model counts them: model.weight(batch), or else batch.size().
 template <class M, class Batch>
 [[nodiscard]] std::uint64_t weight_of(M& model, Batch const& batch) {
     if constexpr (requires { model.weight(batch); })

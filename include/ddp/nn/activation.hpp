@@ -73,9 +73,11 @@ private:
     buffer<E> y_;
 };
 
+/// max(x, 0), element by element; the derivative at 0 is 0, and NaN stays NaN. No parameters.
 template <Element E = float>
 struct relu : activation<E, rectifier> {};
 
+/// tanh(x), element by element: to a few units in the last place in float, by the C library in double. No parameters.
 template <Element E = float>
 struct tanh : activation<E, hyperbolic_tangent> {};
 

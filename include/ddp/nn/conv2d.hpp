@@ -25,11 +25,12 @@
 
 namespace ddp::nn {
 
+/// Of conv2d.
 struct conv2d_options {
-    std::size_t filters = 1;
-    std::size_t kernel = 3;   // pixels, in both directions
-    std::size_t stride = 1;   // pixels
-    std::size_t padding = 0;  // pixels of 0 on each side; (kernel - 1) / 2 keeps the size, at a stride of 1
+    std::size_t filters = 1;  ///< channels of the output
+    std::size_t kernel = 3;   ///< pixels, in both directions
+    std::size_t stride = 1;   ///< pixels
+    std::size_t padding = 0;  ///< pixels of 0 on each side; (kernel - 1) / 2 keeps the size, at a stride of 1
 };
 
 namespace detail {

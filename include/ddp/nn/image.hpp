@@ -12,9 +12,9 @@ namespace ddp::nn {
 
 /// An image is a row of channels * height * width numbers: plane after plane, each row by row (PyTorch's NCHW).
 struct image_shape {
-    std::size_t channels = 1;
-    std::size_t height = 1;
-    std::size_t width = 1;
+    std::size_t channels = 1;  ///< planes: 1 of a grey image, 3 of a colour image
+    std::size_t height = 1;    ///< pixels
+    std::size_t width = 1;     ///< pixels
 
     [[nodiscard]] constexpr std::size_t plane() const noexcept { return height * width; }
     [[nodiscard]] constexpr std::size_t size() const noexcept { return channels * height * width; }

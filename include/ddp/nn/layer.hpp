@@ -35,12 +35,15 @@
 
 namespace ddp::nn {
 
+/// A matrix with memory of its own, row-major.
 template <Element E>
 using matrix = Eigen::Matrix<E, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
+/// Somebody's dense memory as a row-major matrix.
 template <Element E>
 using matrix_view = Eigen::Map<matrix<E>>;
 
+/// The same, read-only.
 template <Element E>
 using const_matrix_view = Eigen::Map<matrix<E> const>;
 
@@ -60,9 +63,11 @@ template <class E>
     return {m.data(), m.rows(), m.cols()};
 }
 
+/// Samples (or pixels, or tokens).
 [[nodiscard]] inline std::size_t rows_of(auto const& m) noexcept {
     return static_cast<std::size_t>(m.rows());
 }
+/// Numbers a row.
 [[nodiscard]] inline std::size_t columns_of(auto const& m) noexcept {
     return static_cast<std::size_t>(m.cols());
 }
@@ -145,7 +150,7 @@ void draw_uniform(std::span<trainable<E>> parameters, E bound, std::uint64_t see
 
 /// How a forward pass runs. What most layers ignore is added here, so that their signatures stay.
 struct forward_mode {
-    bool training = true;
+    bool training = true;                         ///< false: evaluation
     std::uint64_t seed = 0;                       ///< of everything that is drawn in training
     std::uint64_t step = 0;                       ///< the training step's number, the same on every rank
     std::size_t layer = 0;                        ///< this layer's place in the model

@@ -16,10 +16,11 @@
 
 namespace ddp::nn {
 
+/// Of max_pool2d and average_pool2d.
 struct pool2d_options {
-    std::size_t kernel = 2;   // pixels, in both directions
-    std::size_t stride = 0;   // pixels; 0: as the kernel
-    std::size_t padding = 0;  // pixels on each side
+    std::size_t kernel = 2;   ///< pixels, in both directions
+    std::size_t stride = 0;   ///< pixels; 0: as the kernel
+    std::size_t padding = 0;  ///< pixels on each side
 };
 
 /// The largest pixel, the first among equals; NaN if any is. What is outside the image takes no part.
@@ -186,11 +187,15 @@ private:
     buffer<E> y_, dx_;
 };
 
+/// The largest pixel of each window, NaN if any is; what padding adds takes no part. No parameters. Throws and cost:
+/// see pool2d.
 template <Element E = float>
 struct max_pool2d : pool2d<E, window_largest> {
     explicit max_pool2d(image_shape in, pool2d_options const& options = {}) : pool2d<E, window_largest>(in, options) {}
 };
 
+/// The mean of each window's kernel^2 pixels, of which those that padding adds are 0. No parameters. Throws and cost:
+/// see pool2d.
 template <Element E = float>
 struct average_pool2d : pool2d<E, window_mean> {
     explicit average_pool2d(image_shape in, pool2d_options const& options = {}) : pool2d<E, window_mean>(in, options) {}

@@ -137,15 +137,15 @@ void expect_adam_spans(step_info const& at, std::size_t gradients, std::size_t v
 ///
 /// State   two arrays (m, v).
 /// Cost    one pass over memory: reads gradient, value, m and v, writes value, m and v.
-/// Rounding beta^t, the corrections and their quotients are computed in double, once a step, and rounded once.
+/// Numbers beta^t, the corrections and their quotients are computed in double, once a step, and rounded once.
 /// Source  Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015, with eps where torch.optim.Adam has
 ///         it.
 struct adam {
-    double lr = 1e-3;
-    double beta1 = 0.9;
-    double beta2 = 0.999;
-    double eps = 1e-8;
-    double weight_decay = 0.0;
+    double lr = 1e-3;           ///< learning rate; finite, >= 0
+    double beta1 = 0.9;         ///< how much of m is kept each step; in [0, 1)
+    double beta2 = 0.999;       ///< how much of v is kept each step; in [0, 1)
+    double eps = 1e-8;          ///< keeps the quotient finite where v is 0; finite, > 0
+    double weight_decay = 0.0;  ///< times value, added to the gradient; finite, >= 0
 
     [[nodiscard]] std::size_t slot_count() const noexcept { return 2; }
     [[nodiscard]] slot_words slot_names() const noexcept { return detail::kernels::adam_slots; }
@@ -180,14 +180,14 @@ static_assert(OptimizerFor<adam, float> && OptimizerFor<adam, double>);
 ///
 /// State   two arrays (m, v).
 /// Cost    one pass over memory: reads gradient, value, m and v, writes value, m and v.
-/// Rounding beta^t, the corrections and their quotients are computed in double, once a step, and rounded once.
+/// Numbers beta^t, the corrections and their quotients are computed in double, once a step, and rounded once.
 /// Source  Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019, in the form of torch.optim.AdamW.
 struct adamw {
-    double lr = 1e-3;
-    double beta1 = 0.9;
-    double beta2 = 0.999;
-    double eps = 1e-8;
-    double weight_decay = 0.01;
+    double lr = 1e-3;            ///< learning rate; finite, >= 0
+    double beta1 = 0.9;          ///< how much of m is kept each step; in [0, 1)
+    double beta2 = 0.999;        ///< how much of v is kept each step; in [0, 1)
+    double eps = 1e-8;           ///< keeps the quotient finite where v is 0; finite, > 0
+    double weight_decay = 0.01;  ///< times the learning rate: the part of the value that goes; finite, >= 0
 
     [[nodiscard]] std::size_t slot_count() const noexcept { return 2; }
     [[nodiscard]] slot_words slot_names() const noexcept { return detail::kernels::adam_slots; }

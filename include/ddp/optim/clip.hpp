@@ -33,7 +33,7 @@ namespace ddp {
 /// the norm (kernel/norm.hpp) of the mean gradient and hands clip_factor to the optimizer as step_info::gradient_scale:
 /// the gradient in memory stays as it is. No value is stepped before every bucket is reduced.
 struct clip_by_global_norm {
-    double max_norm = 1.0;
+    double max_norm = 1.0;  ///< the largest norm that is left as it is; > 0
 
     [[nodiscard]] double factor(double norm) const noexcept { return clip_factor(norm, max_norm); }
     [[nodiscard]] std::uint64_t hash() const noexcept { return policy_hash("clip_by_global_norm", max_norm); }
@@ -68,7 +68,7 @@ DDP_KERNEL void clamp_elements(E* data, std::size_t count, E limit) {
 /// Numbers limit is rounded once to the element type. Infinity becomes the limit; NaN stays, and shows in the values.
 /// Source  torch.nn.utils.clip_grad_value_.
 struct clip_by_value {
-    double limit = 1.0;
+    double limit = 1.0;  ///< the largest magnitude of an element; > 0
 
     template <std::floating_point E>
     void apply(std::span<E> gradient) const {

@@ -51,6 +51,7 @@ concept StepIsConst =
 ///  slot_names()              a range of slot_count() words, what slots[k] is called where state is listed or kept
 ///                            ("momentum"); without it "slot 0", "slot 1", …
 ///  slot_names(group)         the same for the slots that this group uses, where groups differ in it
+///
 /// Ranks compare the groups as they compare hash(). parameter_groups makes such an optimizer of several plain ones.
 ///
 /// The arithmetic belongs into plain noinline functions marked DDP_KERNEL (see kernel/kernel.hpp): the same bits whether a

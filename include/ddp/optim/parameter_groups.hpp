@@ -45,8 +45,8 @@ namespace ddp {
 /// The parameters whose names fit `names` (see name_fits), and what steps them.
 template <class Opt>
 struct parameter_group {
-    std::string names;
-    Opt optimizer;
+    std::string names;  ///< a pattern of names: see name_fits
+    Opt optimizer;      ///< what steps them
 };
 
 /// Hyper-parameters of their own for some parameters, as PyTorch's param_groups:

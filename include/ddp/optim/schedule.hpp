@@ -21,27 +21,29 @@ namespace ddp {
     return base_lr * (static_cast<double>(batch) / static_cast<double>(base_batch));
 }
 
-/// Grows from `from` to 1 in equal increments over `steps` steps: step `steps` is the first at full rate. With the
+/// Grows from `from` to 1 in equal increments over `steps` steps: from + (1 - from) step / steps, with step 0 the
+/// first, so that the first step has the factor `from` and step number `steps` is the first at full rate. With the
 /// linear scaling rule by k, from = 1/k starts at the small batch's rate (Goyal et al., 2017).
 struct linear_warmup {
-    std::uint64_t steps = 0;
-    double from = 0.1;
+    std::uint64_t steps = 0;  ///< steps below the full rate; 0: no warm-up
+    double from = 0.1;        ///< factor of step 0; finite, >= 0
 };
 
-/// Always 1.
+/// Always 1: no schedule.
 struct constant_rate {};
 
-/// Times `factor` after every `every` steps.
+/// factor^floor(step / every): 1 for the first `every` steps, then times `factor` after every `every` of them.
 struct step_decay {
-    std::uint64_t every = 1000;
-    double factor = 0.1;
+    std::uint64_t every = 1000;  ///< steps; at least 1
+    double factor = 0.1;         ///< finite, >= 0
 };
 
-/// Half a cosine from 1 to `floor` over `steps` steps; `floor` from then on.
-/// Source: Loshchilov and Hutter, "SGDR: stochastic gradient descent with warm restarts", ICLR 2017, without restarts.
+/// floor + (1 - floor) (1 + cos(pi step / steps)) / 2: half a cosine, 1 at step 0, `floor` from step number `steps` on
+/// (so the last of `steps` steps is still a little above). Source: Loshchilov and Hutter, "SGDR: stochastic gradient
+/// descent with warm restarts", ICLR 2017, without restarts.
 struct cosine_decay {
-    std::uint64_t steps = 1000;
-    double floor = 0.0;
+    std::uint64_t steps = 1000;  ///< steps from 1 down to `floor`; at least 1
+    double floor = 0.0;          ///< the factor at the end; finite, >= 0
 };
 
 namespace detail::kernels {
@@ -82,7 +84,8 @@ public:
     schedule(cosine_decay then) : schedule(linear_warmup{}, then) {}
     schedule(linear_warmup warmup) : schedule(warmup, constant_rate{}) {}
 
-    /// Throws usage_error for numbers that make no schedule.
+    /// After `warmup` the shape counts from 0 again: its step 0 is step number warmup.steps. Throws usage_error for
+    /// numbers that make no schedule.
     schedule(linear_warmup warmup, shape then) : warmup_(warmup), then_(then) {
         DDP_EXPECTS(std::isfinite(warmup.from) && warmup.from >= 0,
                     "linear_warmup: from must be a finite number >= 0; 1/k when the rate was scaled by k");

@@ -64,15 +64,15 @@ DDP_KERNEL void sgd_step(E const* gradient, E* value, E* velocity, std::size_t c
 ///     g = nesterov ? g + momentum * v : v   (where there is momentum)
 ///     value = value - learning_rate * g
 ///
-/// State   one array (v) with momentum, none without.
+/// State   one array (v, named "momentum") with momentum, none without.
 /// Cost    one pass: reads gradient, value and v, writes value and v.
 /// Source  PyTorch's torch.optim.SGD with dampening 0; Sutskever et al., "On the importance of initialization and
 ///         momentum in deep learning", ICML 2013, with the learning rate outside of v.
 struct sgd {
-    double lr = 0.01;
-    double momentum = 0.0;
-    double weight_decay = 0.0;
-    bool nesterov = false;
+    double lr = 0.01;           ///< learning rate; finite, >= 0
+    double momentum = 0.0;      ///< how much of v is kept each step; in [0, 1)
+    double weight_decay = 0.0;  ///< times value, added to the gradient (L2 regularisation); finite, >= 0
+    bool nesterov = false;      ///< Nesterov's form; needs momentum > 0
 
     [[nodiscard]] std::size_t slot_count() const noexcept { return momentum != 0.0 ? 1 : 0; }
     [[nodiscard]] slot_words slot_names() const noexcept {

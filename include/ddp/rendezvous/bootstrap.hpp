@@ -18,8 +18,9 @@
 
 namespace ddp {
 
+/// How connect_tcp brings a job together.
 struct tcp_options {
-    timing times = {};
+    timing times = {};                                 ///< `join` bounds the rendezvous
     bool insecure = false;                             ///< allows addresses that other hosts reach; also DDP_INSECURE=1
     std::size_t early_bytes = 0;                       ///< see framed_options; the same on every rank
     nanoseconds spin = std::chrono::microseconds{50};  ///< see framed_options

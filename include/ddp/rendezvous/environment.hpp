@@ -12,13 +12,14 @@
 
 namespace ddp {
 
+/// One process of a job, as the environment describes it. torchrun, ddprun and Kubernetes set these variables.
 struct job {
-    int rank = 0;
-    int size = 1;
-    int local_rank = 0;  ///< among the ranks of this host
-    int local_size = 1;
-    std::string master_addr = "127.0.0.1";  ///< where rank 0 listens while the job comes together
-    std::uint16_t master_port = 29500;
+    int rank = 0;                           ///< RANK: which of them this process is
+    int size = 1;                           ///< WORLD_SIZE: how many processes there are
+    int local_rank = 0;                     ///< LOCAL_RANK: among the ranks of this host
+    int local_size = 1;                     ///< LOCAL_WORLD_SIZE: how many there are on this host
+    std::string master_addr = "127.0.0.1";  ///< MASTER_ADDR: where rank 0 listens while the job comes together
+    std::uint16_t master_port = 29500;      ///< MASTER_PORT: the port there
     /// The launcher itself listens at master_port, as torchrun's agent does: rank 0 takes one of the next ports.
     bool port_is_launchers = false;
     /// Which job this is, if the launcher says so; else empty. Ranks of two jobs never meet.

@@ -25,8 +25,8 @@ namespace ddp {
 struct run_options {
     std::string transport = {};  ///< "inproc", "tcp", "mpi"; empty: what the environment says
     int ranks = 0;               ///< of threads; elsewhere the launcher says how many, and this must agree or be 0
-    timing times = {};
-    bool insecure = false;  ///< tcp beyond loopback without a secret: anybody who reaches the port can take part
+    timing times = {};           ///< how long anything may take
+    bool insecure = false;       ///< tcp beyond loopback without a secret: anybody who reaches the port can take part
 };
 
 /// A way to start the ranks that a program was built with: threads, tcp, mpi.
@@ -57,7 +57,8 @@ void expect_alone(run_options const& options, std::span<std::string_view const> 
 
 }  // namespace detail
 
-/// Ranks are threads of this process: run_options.ranks of them, one by default.
+/// Ranks are threads of this process: run_options.ranks of them, one by default. Body is called once on each thread, so
+/// what it captures is shared.
 struct threads {
     static constexpr std::string_view name = "inproc";
     [[nodiscard]] static bool detected() noexcept { return false; }
@@ -69,7 +70,17 @@ static_assert(Launch<threads>);
 /// Calls body(comm) once for every rank of this process, with a communicator<> over the transport that the options or the
 /// environment choose among `Launches`. Nothing in the environment: one rank, no sockets.
 ///
-/// Throws environment_error if what is asked for was not built in or contradicts itself, otherwise what body throws.
+///     ddp::run<ddp::threads, ddp::tcp>([](auto& comm) { … });
+///
+/// Choice  options.transport where it is set; else the first of `Launches` that the environment asks for: RANK,
+///         WORLD_SIZE, MASTER_ADDR or MASTER_PORT mean tcp, a process manager's variables (OMPI_COMM_WORLD_SIZE,
+///         PMI_SIZE, PMIX_RANK) mpi.
+/// Cost    tcp: a rendezvous at rank 0 and a connection for every pair of ranks, for at most timing.join (30 s).
+///         threads: a thread a rank. Returns when body has returned on every rank of this process and the job was left.
+/// Throws  environment_error (errc::environment) if what is asked for was not built in or contradicts itself, or
+///         several processes were started that do not know each other. rendezvous_error (errc::rendezvous) if ranks did
+///         not find each other. Otherwise what body throws: with threads the first rank's own exception, before
+///         comm_error.
 template <Launch... Launches, class Body>
 void run(run_options const& options, Body body) {
     std::array<std::string_view, sizeof...(Launches)> const choices{Launches::name...};
@@ -90,7 +101,8 @@ void run(Body body) {
     run<Launches...>(run_options{}, std::move(body));
 }
 
-/// run for a main function: prints what goes wrong to stderr and returns the exit code.
+/// run for a main function: prints what goes wrong to stderr and returns the exit code, EXIT_SUCCESS or EXIT_FAILURE.
+/// Throws nothing.
 template <Launch... Launches, class Body>
 [[nodiscard]] int run_main(run_options const& options, Body body) noexcept {
     try {

@@ -15,6 +15,14 @@ namespace ddp {
 
 /// This process is one rank, as RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say: ddprun, torchrun and Kubernetes set
 /// them. Rank 0 serves the rendezvous; nothing else has to run.
+///
+///     ddprun -n 4 ./train
+///     torchrun --no-python --standalone --nproc-per-node 4 ./train
+///
+/// torchrun's agent listens at MASTER_PORT itself (TORCHELASTIC_USE_AGENT_STORE=True says so): ranks then meet at the
+/// first of 16 other ports that is free, and know each other by TORCHELASTIC_RUN_ID. Beyond loopback all ranks need DDP_INSECURE=1
+/// or run_options.insecure: connections are not encrypted. DDP_LISTEN_FD is a listening socket that rank 0 inherits
+/// instead of the port.
 struct tcp {
     static constexpr std::string_view name = "tcp";
 

@@ -30,9 +30,10 @@ struct rank_outcome {
     nanoseconds ended{-1};           ///< when its program ended, or its verdict was known; from the start
 };
 
+/// What became of the whole cluster.
 struct cluster_outcome {
-    nanoseconds elapsed{0};  ///< virtual time until the last rank's program had ended
-    std::vector<rank_outcome> ranks;
+    nanoseconds elapsed{0};           ///< virtual time until the last rank's program had ended
+    std::vector<rank_outcome> ranks;  ///< of each rank, by number
 };
 
 /// A simulated cluster: a virtual_world, and a scheduler a rank.

@@ -17,6 +17,7 @@
 
 namespace ddp::testing {
 
+/// How check_model looks.
 struct model_check_options {
     std::size_t slopes = 25;  ///< elements of each parameter whose gradient is compared with the loss's slope
     double step = 0;          ///< of the central difference; 0: the cube root of the element type's epsilon

@@ -25,6 +25,7 @@
 
 namespace ddp::testing {
 
+/// What a transport is asked to do, one after the other.
 enum class scenario : std::uint8_t {
     order,
     independence,
@@ -47,10 +48,11 @@ enum class scenario : std::uint8_t {
     destruction_by_one,
 };
 
+/// A scenario's name, as conformance_options::only takes it, and what it needs.
 struct scenario_info {
-    scenario which;
-    char const* name;
-    int least_ranks;
+    scenario which;       ///< its number
+    char const* name;     ///< as complaints call it
+    int least_ranks;      ///< with fewer it is left out
     bool ends_transport;  ///< run_scenario destroys it; otherwise it can serve the next scenario as well
 };
 
@@ -142,9 +144,13 @@ template <Transport T>
     return detail::named(info, mine.complaint());
 }
 
-/// Runs every scenario with `ranks` threads. `make_world(ranks)` returns a pointer to something with connect(rank), called
-/// once on each rank's thread, which returns a std::unique_ptr<Transport>; if it has kill(rank) as well, ranks may die.
-/// A fresh world serves each scenario. Returns all complaints.
+/// Runs every scenario with `ranks` threads. `make_world(ranks)` returns a pointer, a std::shared_ptr or
+/// std::unique_ptr say, to where the ranks meet: it is called once a scenario, and what it returns has
+///
+///  connect(rank)  called once on each rank's thread, at the same time: returns a std::unique_ptr<T> of a Transport
+///  kill(rank)     optional: that rank is dead as a killed process is. Without it no scenario lets a rank die
+///
+/// Returns all complaints; none: nothing was found. Throws nothing of the transport's: what it throws is a complaint.
 template <class MakeWorld>
 [[nodiscard]] std::vector<std::string> check_transport(int ranks, MakeWorld const& make_world,
                                                        conformance_options const& options = {}) {

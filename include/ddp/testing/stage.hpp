@@ -21,12 +21,13 @@
 
 namespace ddp::testing {
 
+/// How check_transport looks.
 struct conformance_options {
-    std::chrono::milliseconds patience{15000};  ///< bounds every wait, on the transport's clock
-    bool threads = true;                        ///< wake() is tried from a thread of its own
-    std::size_t large_bytes = (std::size_t{4} << 20) + 3;
-    std::size_t many = 1500;                          ///< messages in flight to one peer
-    std::size_t early_bytes = std::size_t{24} << 20;  ///< messages that come before their receive, all together
+    std::chrono::milliseconds patience{15000};             ///< bounds every wait, on the transport's clock
+    bool threads = true;                                   ///< wake() is tried from a thread of its own
+    std::size_t large_bytes = (std::size_t{4} << 20) + 3;  ///< size of the large message
+    std::size_t many = 1500;                               ///< messages in flight to one peer
+    std::size_t early_bytes = std::size_t{24} << 20;       ///< messages that come before their receive, all together
     /// Whether that is more than the transport may take in before anybody asks for it. False where a library below keeps
     /// such messages without a bound of ours.
     bool early_is_bounded = true;

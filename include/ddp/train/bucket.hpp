@@ -19,8 +19,8 @@ namespace ddp {
 
 /// A boundary between buckets: before element `offset` of the parameter at `position` in the arena's order.
 struct bucket_cut {
-    std::size_t position = 0;
-    std::size_t offset = 0;
+    std::size_t position = 0;  ///< of the parameter, in the order of the arena
+    std::size_t offset = 0;    ///< elements of it that come before the cut
     friend auto operator<=>(bucket_cut const&, bucket_cut const&) = default;
 };
 
@@ -35,8 +35,8 @@ struct bucket_plan {
 /// What a policy is told.
 struct bucket_request {
     std::span<std::size_t const> counts;  ///< elements of each parameter, as declared
-    std::size_t element_bytes = 4;
-    std::size_t grain = 16;  ///< cuts inside a parameter fall on multiples of this many elements
+    std::size_t element_bytes = 4;        ///< 4 of float, 8 of double
+    std::size_t grain = 16;               ///< cuts inside a parameter fall on multiples of this many elements
 };
 
 /// Parameters in, a plan out. Pure: every rank computes the same one, which their hash confirms.
@@ -50,8 +50,8 @@ concept BucketPolicy = requires(B const& policy, bucket_request const& request) 
 /// parameters larger than the cap are split.
 /// Source: PyTorch DDP's first bucket and cap (Li et al., VLDB 2020); splitting as in ByteScheduler (SOSP 2019).
 struct size_capped_buckets {
-    std::size_t cap_bytes = std::size_t{4} << 20;
-    std::size_t first_bytes = std::size_t{1} << 20;
+    std::size_t cap_bytes = std::size_t{4} << 20;    ///< of every bucket but the first to fill: 4 MiB
+    std::size_t first_bytes = std::size_t{1} << 20;  ///< of the first to fill: 1 MiB
 
     [[nodiscard]] bucket_plan plan(bucket_request const& request) const;
 

@@ -17,10 +17,11 @@ namespace ddp {
 /// Which of two metrics is the better one: the lower, as of losses, or the higher, as of accuracies.
 enum class better : std::uint8_t { lower, higher };
 
+/// When training stops. The same on every rank, or rank 0's decide.
 struct early_stopping_options {
-    std::size_t patience = 3;  // updates in a row without an improvement after which training stops
-    double min_delta = 0.0;    // how much better than the best so far counts as an improvement: more than this
-    ddp::better better = ddp::better::lower;
+    std::size_t patience = 3;  ///< updates in a row without an improvement after which training stops
+    double min_delta = 0.0;    ///< how much better than the best so far counts as an improvement: more than this
+    ddp::better better = ddp::better::lower;  ///< which way is up: `lower` for losses
 };
 
 /// Keeps the best metric so far, and counts how long ago it was seen.

@@ -29,8 +29,8 @@ concept Metrics = std::default_initializable<S> && std::is_trivially_copyable_v<
 ///         loss.add(trainer.step(load(*mine)).loss, mine->size());  // this rank's share
 ///     double const everybody = ddp::sum_over_ranks(comm, loss).mean();
 struct mean_metric {
-    double sum = 0;  // of values times weights
-    double weight = 0;
+    double sum = 0;     ///< of values times weights
+    double weight = 0;  ///< of all values together
 
     mean_metric& operator+=(mean_metric const& other) noexcept {
         sum += other.sum;
@@ -50,7 +50,7 @@ struct mean_metric {
 };
 
 /// The metrics of all ranks, added in the order of the ranks: the same bits everywhere.
-/// Collective. Cost: ceil(log2 P) messages. Throws comm_error.
+/// Collective. Cost: ceil(log2 P) messages. Throws comm_error, the same on every rank.
 template <Transport T, Metrics S>
 [[nodiscard]] S sum_over_ranks(communicator<T> const& comm, S const& mine) {
     std::vector<S> all(static_cast<std::size_t>(comm.size()));
@@ -72,8 +72,16 @@ template <Transport T, Metrics S>
 /// `model` is anything with evaluate(batch): metrics of the user's own are a struct with +=, returned by the model's
 /// evaluate or by that of a small type around the model.
 ///
-/// `next()` gives something like an optional; `load(*next)` the batch. Collective. Throws comm_error; what the model
-/// throws comes back as itself, and the other ranks hear of it.
+/// `next()` gives something like an optional; `load(*next)` the batch. Collective. Returns the sums over all ranks, the
+/// same on each.
+///
+/// Cost    the model's evaluate() a batch, without communication, then one exchange of ceil(log2 P) messages, in which
+///         ranks wait for the slowest (timing.collective, 120 s by default, bounds that).
+/// Sums    of a rank in the order of its batches, then over the ranks in their order: the same bits on every rank, but
+///         not the same for other numbers of ranks where sums round.
+/// Throws  comm_error, the same on every rank: errc::deadline, errc::mismatch, errc::peer_closed and so on.
+///         What next, load or the model throw comes back as itself on that rank, and the others get
+///         errc::remote_exception.
 template <Transport T, class M, class Next, class Load>
 [[nodiscard]] auto evaluate(communicator<T> const& comm, M& model, Next&& next, Load&& load) {
     using metrics = std::remove_cvref_t<decltype(model.evaluate(load(*next())))>;

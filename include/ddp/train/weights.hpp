@@ -103,7 +103,8 @@ concept TrainerLike = requires(C& trainer) {
 /// a data_error nothing has happened: training may go on. Collective, between steps.
 ///
 /// Cost    the others wait for rank 0, which has timing.collective for it.
-/// Throws  as above; comm_error if the job fails, what the model itself throws included.
+/// Throws  data_error (errc::file) if the file cannot be written; usage_error for names that are not unique or no
+///         UTF-8, or within a step; comm_error if the job fails, what the model itself throws included.
 template <Transport T, Model M>
 void save_weights(communicator<T> const& comm, M& model, std::string const& path, string_map metadata = {}) {
     detail::expect_between_steps(comm);
@@ -120,8 +121,11 @@ void save_weights(communicator<T> const& comm, M& model, std::string const& path
 /// Every rank reads the file; no rank's model changes before every rank has read all of it, and the same. Collective,
 /// between steps.
 ///
-/// Throws  as above, the same on every rank: the text names the ranks that it befell, unless that is everybody. Where a
-///         file changes or fails while it is put in place, the communicator has failed with it.
+/// Cost    two passes over the file on each rank, and two small exchanges.
+/// Throws  data_error: errc::file if the file is missing or cannot be read; errc::format if it is not strictly right,
+///         or holds other names, types or shapes than the model, or other values than rank 0's; usage_error within a
+///         step; comm_error. All of them the same on every rank: the text names the ranks that it befell, unless that
+///         is everybody. Where a file changes or fails while it is put in place, the communicator has failed with it.
 template <Transport T, Model M>
 string_map load_weights(communicator<T> const& comm, M& model, std::string const& path,
                         safetensors_limits const& limits = {}) {
@@ -141,8 +145,8 @@ string_map load_weights(communicator<T> const& comm, M& model, std::string const
     return file->metadata();
 }
 
-/// The trainer's model, and as "ddp.steps" how many steps it has made. Collective. Throws as above; values that only
-/// some of a failed step's updates went into are never written.
+/// The trainer's model, and as "ddp.steps" how many steps it has made. Collective. Throws as the form that takes a
+/// communicator; values that only some of a failed step's updates went into are never written.
 template <detail::TrainerLike C>
 void save_weights(C& trainer, std::string const& path, string_map metadata = {}) {
     detail::expect_between_steps(trainer.comm());  // a failure may tear values
@@ -151,7 +155,7 @@ void save_weights(C& trainer, std::string const& path, string_map metadata = {})
 }
 
 /// Into the trainer's model, for the next step to go on from; the optimizer's state stays as it is. Collective. Throws
-/// as above.
+/// as the form that takes a communicator.
 template <detail::TrainerLike C>
 string_map load_weights(C& trainer, std::string const& path, safetensors_limits const& limits = {}) {
     return load_weights(trainer.comm(), trainer.model(), path, limits);

@@ -22,8 +22,8 @@ namespace ddp {
 /// one trainer is compiled instead of five. Costs one indirect choice a collective.
 class any_allreduce {
 public:
-    char const* name;  // of what is held; read only
-    bool canonical;
+    char const* name;  ///< of what is held; read only
+    bool canonical;    ///< of what is held; read only
 
     any_allreduce() : any_allreduce(automatic_allreduce{}) {}
     any_allreduce(automatic_allreduce const& held) : any_allreduce(held, 0) {}

@@ -17,11 +17,11 @@ struct automatic_allreduce {
     static constexpr char const* name = "auto";
     static constexpr bool canonical = true;
 
-    direct_allreduce direct = {};
-    recursive_doubling_allreduce doubling = {};
-    std::size_t two_ranks_bytes = std::size_t{256} << 10;  // P = 2: exchanging everything wins up to here
-    std::size_t few_ranks_bytes = std::size_t{16} << 10;   // P = 3 … 7
-    std::size_t many_ranks_bytes = std::size_t{64} << 10;  // P >= 8: P(P-1) messages cost more
+    direct_allreduce direct = {};                          ///< for longer arrays
+    recursive_doubling_allreduce doubling = {};            ///< for shorter ones
+    std::size_t two_ranks_bytes = std::size_t{256} << 10;  ///< P = 2: exchanging everything wins up to here
+    std::size_t few_ranks_bytes = std::size_t{16} << 10;   ///< P = 3 … 7
+    std::size_t many_ranks_bytes = std::size_t{64} << 10;  ///< P >= 8: P(P-1) messages cost more
 
     [[nodiscard]] bool doubles(std::size_t bytes, int ranks) const noexcept {
         return bytes <= (ranks <= 2 ? two_ranks_bytes : ranks < 8 ? few_ranks_bytes : many_ranks_bytes);

@@ -26,8 +26,8 @@ struct ring_allreduce {
     static constexpr char const* name = "ring";
     static constexpr bool canonical = false;
 
-    std::size_t segment_bytes = std::size_t{1} << 20;  // fits the L2 cache; long beside a message's latency
-    std::size_t window = 4;                            // segments that may be under way to each rank on the first lap
+    std::size_t segment_bytes = std::size_t{1} << 20;  ///< fits the L2 cache; long beside a message's latency
+    std::size_t window = 4;                            ///< segments that may be under way to each rank on the first lap
 
     [[nodiscard]] static bool everywhere(std::size_t /*bytes*/, int ranks) noexcept { return ranks == 1; }
     [[nodiscard]] std::uint64_t hash() const noexcept { return policy_hash(name, segment_bytes); }

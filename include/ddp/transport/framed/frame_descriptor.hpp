@@ -19,7 +19,16 @@
 
 namespace ddp {
 
-/// Owns the descriptor and makes it non-blocking.
+/// A connected stream socket as a Stream: one of socketpair(), a Unix domain socket, TCP without Asio. A pipe cannot be
+/// one: it goes one way only, and recvmsg and sendmsg refuse it; use socketpair(AF_UNIX, SOCK_STREAM, 0, two) instead.
+///
+///     std::vector<ddp::framed_peer<ddp::descriptor_stream>> peers;
+///     peers.push_back({.rank = 1, .stream = ddp::descriptor_stream(two[0])});
+///     auto transport = std::make_unique<ddp::framed<ddp::descriptor_stream>>(0, 2, std::move(peers));
+///     auto comm = ddp::any_communicator(std::move(transport));
+///
+/// Owns the descriptor and makes it non-blocking; the destructor closes it. Throws nothing: errors come as
+/// stream_result.
 class descriptor_stream {
 public:
     explicit descriptor_stream(int connected) noexcept : fd_(connected) {

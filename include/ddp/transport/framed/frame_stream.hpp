@@ -12,6 +12,7 @@
 
 namespace ddp {
 
+/// How an attempt to read or write ended.
 enum class stream_status : std::uint8_t {
     ok,           ///< `bytes` were moved, at least one
     would_block,  ///< nothing can be moved now: poll the descriptor
@@ -19,10 +20,11 @@ enum class stream_status : std::uint8_t {
     error,        ///< the connection is broken; `why` says how
 };
 
+/// What read_some and write_some return.
 struct stream_result {
-    std::size_t bytes = 0;
-    stream_status status = stream_status::ok;
-    std::error_code why = {};
+    std::size_t bytes = 0;                     ///< moved by this call
+    stream_status status = stream_status::ok;  ///< what may be tried next
+    std::error_code why = {};                  ///< with `error`: the system's reason
 };
 
 /// A connected byte stream that never blocks. The lists hold at most 64 buffers, none of them empty; a call may move any
@@ -33,6 +35,7 @@ struct stream_result {
 ///  2. Signals     writing to a closed stream is an error, not SIGPIPE.
 ///  3. Descriptor  poll() on descriptor() says when read_some or write_some is worth another try.
 ///  4. Ending      shutdown_send() lets what was written arrive, then the other side reads `end`. The destructor closes.
+///
 /// Models: descriptor_stream, tcp_stream.
 template <class S>
 concept Stream =

@@ -37,15 +37,15 @@ namespace ddp {
 /// One connection, and who is at its other end.
 template <Stream S>
 struct framed_peer {
-    int rank = -1;
-    S stream;
+    int rank = -1;          ///< who is at the other end
+    S stream;               ///< connected
     std::string name = {};  ///< for messages: address and process, say
     bool checked = false;   ///< payloads carry a checksum; the same at both ends
 };
 
 /// The same on all ranks, except the times.
 struct framed_options {
-    timing times = {};
+    timing times = {};      ///< heartbeats, deadlines, the end
     std::uint64_t job = 0;  ///< frames of another job are refused
     /// Kept for messages that come before their receive, a peer. 0: 16 MiB in all, at least 1 MiB a peer.
     std::size_t early_bytes = 0;
@@ -78,7 +78,7 @@ public:
             return std::string_view("stream");
     }();
 
-    /// One connected stream for every other rank, in any order.
+    /// One connected stream for every other rank, in any order. Throws usage_error unless they are that.
     framed(int rank, int size, std::vector<framed_peer<S>> peers, framed_options options = {})
         : rank_(rank), options_(options), reports_(static_cast<std::size_t>(size)), by_rank_(reports_.size(), nullptr) {
         DDP_EXPECTS(rank >= 0 && rank < size, "framed: rank must be in [0, size)");

@@ -126,6 +126,7 @@ private:
 };
 static_assert(Stream<tcp_stream>);
 
+/// Ranks over TCP: what connect_tcp makes.
 using tcp_transport = framed<tcp_stream, xxh3_checksum>;
 static_assert(TimedTransport<tcp_transport>);
 

@@ -55,6 +55,7 @@
 
 namespace ddp {
 
+/// How mpi_transport works.
 struct mpi_options {
     timing times = {};  ///< join bounds construction, shutdown bounds destruction
     /// Longer messages travel in pieces of this size, the same on every rank; at most INT_MAX, the largest MPI count.

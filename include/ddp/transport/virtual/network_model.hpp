@@ -15,7 +15,7 @@ namespace ddp {
 /// after its first byte has left it occupies the receiver's card for size / bandwidth, and then it is there. So one
 /// message alone takes overhead + latency + size / bandwidth, and cards are shared in the order of arrival.
 struct network_model {
-    nanoseconds latency{20'000};
+    nanoseconds latency{20'000};       ///< from card to card
     double bytes_per_second = 1.25e9;  ///< of each card, in each direction; this is 10 Gbit/s
     nanoseconds overhead{0};           ///< of the sender's card, per message
     nanoseconds extra_delay{0};  ///< each message is late by a random time below this; order within an identity stays
