@@ -47,50 +47,50 @@ virtual_lane next(scheduler<virtual_transport>& on, group& of) {
     return {on, of, what.id, of.history()};
 }
 
+template <class E>
 task<> every_collective(scheduler<virtual_transport>* on, group* of, test::failures* wrong) {
     std::size_t const ranks = static_cast<std::size_t>(of->size()), me = static_cast<std::size_t>(of->rank());
     std::vector<int> const members(of->members().begin(), of->members().end());
-    std::vector<std::vector<float>> terms;
-    for (int const r : members) terms.push_back(test::addend<float>(test::values::mixed, 3, r, 1003));
-    std::vector<float> const expected = reference_sum(terms);
+    std::vector<std::vector<E>> terms;
+    for (int const r : members) terms.push_back(test::addend<E>(test::values::mixed, 3, r, 1003));
+    std::vector<E> const expected = reference_sum(terms);
     for (auto const& [name, algorithm] : test::algorithms()) {
-        std::vector<float> mine = terms[me];
+        std::vector<E> mine = terms[me];
         virtual_lane const over = next(*on, *of);
-        co_await any_allreduce::sum(algorithm, over, std::span<float>(mine));
+        co_await any_allreduce::sum(algorithm, over, std::span<E>(mine));
         if (algorithm.canonical) test::note(*wrong, name, test::compare(mine, expected));
     }
     if (ranks == 1) co_return;
     for (std::size_t root = 0; root < ranks; ++root) {
-        std::vector<float> data = terms[me];
+        std::vector<E> data = terms[me];
         virtual_lane const over = next(*on, *of);
-        co_await broadcast(over, as_mutable_bytes(std::span<float>(data)), static_cast<int>(root));
+        co_await broadcast(over, as_mutable_bytes(std::span<E>(data)), static_cast<int>(root));
         test::note(*wrong, "broadcast", test::compare(data, terms[root]));
-        std::vector<float> all(me == root ? ranks * data.size() : 0);
+        std::vector<E> all(me == root ? ranks * data.size() : 0);
         if (me == root)
             std::copy(terms[me].begin(), terms[me].end(), all.begin() + static_cast<std::ptrdiff_t>(me * data.size()));
         int const at = static_cast<int>(root);
         bool const here = me == root;
         virtual_lane const down = next(*on, *of), in_slices = next(*on, *of), out = next(*on, *of);
-        std::vector<float> reduced = terms[me], least = terms[me], part(data.size());
-        co_await detail::tree_reduce<sum>(down, std::span<float>(reduced), at);
-        co_await direct_allreduce::combine_at({.chunk_bytes = 200, .window = 2}, in_slices, std::span<float>(least), at,
+        std::vector<E> reduced = terms[me], least = terms[me], part(data.size());
+        co_await detail::tree_reduce<sum>(down, std::span<E>(reduced), at);
+        co_await direct_allreduce::combine_at({.chunk_bytes = 200, .window = 2}, in_slices, std::span<E>(least), at,
                                               minimum{});
         test::note(*wrong, "reduce", test::compare(reduced, here ? expected : terms[me]));
         test::note(*wrong, "reduce in slices",
                    test::compare(least, here ? reference_reduce<minimum>(terms) : terms[me]));
         if (here) part = terms[root];  // its own is in place
-        std::vector<float> parts;
+        std::vector<E> parts;
         for (auto const& t : terms) parts.insert(parts.end(), t.begin(), t.end());
-        co_await scatter(out, as_const_bytes(std::span<float const>(parts)), as_mutable_bytes(std::span<float>(part)),
-                         at);
+        co_await scatter(out, as_const_bytes(std::span<E const>(parts)), as_mutable_bytes(std::span<E>(part)), at);
         test::note(*wrong, "scatter", test::compare(part, terms[me]));
         virtual_lane const to = next(*on, *of);
-        co_await gather(to, as_const_bytes(std::span<float const>(terms[me])), as_mutable_bytes(std::span<float>(all)),
+        co_await gather(to, as_const_bytes(std::span<E const>(terms[me])), as_mutable_bytes(std::span<E>(all)),
                         static_cast<int>(root));
         for (std::size_t r = 0; me == root && r < ranks; ++r)
             test::note(*wrong, "gather",
-                       test::compare(std::span<float const>(all).subspan(r * data.size(), data.size()),
-                                     std::span<float const>(terms[r])));
+                       test::compare(std::span<E const>(all).subspan(r * data.size(), data.size()),
+                                     std::span<E const>(terms[r])));
     }
     std::vector<std::uint64_t> table(ranks);
     table[me] = 10 + me;
@@ -122,7 +122,10 @@ task<> in_every_shape(int rank, scheduler<virtual_transport>* on, test::failures
     for (std::size_t k = 0; k < groups.size(); ++k) {
         virtual_lane const over = next(*on, on->world());
         co_await detail::split(over, static_cast<std::uint64_t>(colors[k]), keys[k], &groups[k]);
-        co_await every_collective(on, groups[k].get(), wrong);
+        co_await every_collective<float>(on, groups[k].get(), wrong);
+        co_await every_collective<double>(on, groups[k].get(), wrong);
+        co_await every_collective<std::int32_t>(on, groups[k].get(), wrong);
+        co_await every_collective<std::uint64_t>(on, groups[k].get(), wrong);
     }
     if (groups[1]->world_rank(0) < 4) wrong->push_back("keys do not order the members");
 }

@@ -2,7 +2,7 @@
 """pages.py ROOT [PAGE…]: what the pages show is what the files say.
 
 A code block that begins with ```LANGUAGE file=PATH must be a piece of that file, line by line; common indentation does not
-count, and a line `…` (alone, behind a comment sign) stands for any number of lines. PAGE: docs/*.md and README.md by
+count, and a line `…` (alone, behind a comment sign) stands for any number of lines. C++ that is no file's is an error. PAGE: docs/*.md and README.md by
 default. Pages named own_*.md teach by an example: each shows at least one, of at most a screen (50 lines) a block.
 pages.py --self-test checks the checker."""
 import pathlib
@@ -10,6 +10,7 @@ import re
 import sys
 import textwrap
 
+UNSHOWN = re.compile(r"^```cpp\n(.*?)^```$", re.M | re.S)
 BLOCK = re.compile(r"^```[a-z]+ file=(\S+)\n(.*?)^```$", re.M | re.S)
 ELLIPSIS = re.compile(r"\s*(//|#)\s*…\s*")
 SCREEN = 50
@@ -50,6 +51,10 @@ def check(name: str, page: str, root: pathlib.Path) -> tuple[list[str], int]:
             problems.append(f"{name}: the block that begins with `{first}` is not in {path}, or not any more")
         if len(block.splitlines()) > SCREEN and pathlib.Path(name).name.startswith("own_"):
             problems.append(f"{name}: the block that begins with `{first}` is longer than a screen")
+    # README.md begins with a whole program, which tests/package/readme.py copies and builds.
+    for block in UNSHOWN.findall(page)[1 if name == "README.md" else 0:]:
+        first = block.strip().splitlines()[0]
+        problems.append(f"{name}: the block that begins with `{first}` is no file's: nothing compiles it")
     if pathlib.Path(name).name.startswith("own_") and not blocks:
         problems.append(f"{name}: shows no file")
     return problems, len(blocks)
@@ -68,6 +73,8 @@ def self_test() -> None:
     assert check("x.md", "```cpp file=no.cpp\nx\n```\n", here)[0] == ["x.md: shows no.cpp, which is not there"]
     assert check("x.md", "```python file=pages.py\nimport sys\nimport os\n```\n", here)[0]
     assert check("x.md", "```python file=pages.py\nimport sys\nimport textwrap\n```\n", here) == ([], 1)
+    assert check("x.md", "```cpp\nint a;\n```\n", here)[0] == ["x.md: the block that begins with `int a;` is no file's: "
+                                                              "nothing compiles it"]
     print("the checker finds what it should")
 
 

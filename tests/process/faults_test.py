@@ -47,6 +47,7 @@ class FaultCase(unittest.TestCase):
             except Slow as slow:
                 if left == 0:
                     self.fail(str(slow))
+                print(f"{self.id()}: too slow, tried again ({left} left): {str(slow).splitlines()[0]}", flush=True)
 
     def agree(self, job, pattern, ranks, bound):
         """All of `ranks` threw the same text, which matches, within `bound` seconds, and ended."""

@@ -194,6 +194,7 @@ class Network(BetweenHosts):
             worst = max(int(p.said("error")[-1]["at"]) * 1e-9 for p in ranks) - struck
             if worst <= self.dead + 1:
                 return
+            print(f"{self.id()}: attempt {attempt} of 3 took {worst:.2f} s, allowed {self.dead + 1}", flush=True)
             self.hosts.cable("up")
             time.sleep(0.5)
         self.fail(f"it took {worst:.2f} s\n" + self.story(ranks))
