@@ -1,0 +1,94 @@
+// What pages show and no example contains. Compiled and run over threads; with MPI, where there is one, under it too.
+#include <cstdint>
+#include <cstdio>
+#include <ddp/ddp.hpp>
+#include <ddp/nn/nn.hpp>
+#include <ddp/rendezvous/run_tcp.hpp>
+#include <vector>
+#ifdef SNIPPETS_WITH_MPI
+#include <boost/mpi/communicator.hpp>
+#include <boost/mpi/environment.hpp>
+#include <ddp/collective/algorithms/native_allreduce.hpp>  // the door ddp::mpi
+#include <ddp/rendezvous/run_mpi.hpp>
+#endif
+
+namespace {
+
+struct my_metrics {
+    ddp::mean_metric loss, length;
+    std::uint64_t exact = 0;
+    my_metrics& operator+=(my_metrics const& other) {
+        loss += other.loss, length += other.length, exact += other.exact;
+        return *this;
+    }
+};
+
+ddp::nn::sequential<float> make_model() {
+    return {ddp::nn::linear(1, 1), ddp::nn::mean_squared_error()};
+}
+
+std::vector<float> const x{0.0f, 1.0f}, y{1.0f, 3.0f};
+std::vector<ddp::regression_batch<float>> const batches(50, {.inputs = x, .targets = y, .rows = 2, .features = 1});
+
+void groups_of_several_algorithms(ddp::communicator<>& comm) {
+    auto model = make_model();
+    ddp::parameter_groups<ddp::any_optimizer> optimizer{ddp::adamw{}, {{"*.bias", ddp::sgd{.lr = 0.1}}}};
+    ddp::data_parallel trainer{model, optimizer, comm};
+    trainer.step(batches.front());
+}
+
+double without_a_trainer() {
+    auto model = make_model();
+    ddp::replica net{model};
+    net.attach(net.make_arena());
+    ddp::stepper<float> local(ddp::sgd{.lr = 0.1}, net.where(), net.parameters());
+    for (std::uint64_t update = 1; auto const& batch : batches) {
+        net.forward(batch);
+        net.backward({.weight = batch.size()});  // gradients are sums over so many samples
+        local.step({.update = update++, .gradient_scale = 1.0 / static_cast<double>(batch.size())}, net.gradients(),
+                   net.values());
+        net.values_changed();
+    }
+    return net.forward(batches.front());
+}
+
+void body(ddp::communicator<>& comm) {
+    groups_of_several_algorithms(comm);
+    my_metrics mine;
+    mine.loss.add(1.0 + comm.rank(), 1);
+    mine.exact = 1;
+    my_metrics const all = ddp::sum_over_ranks(comm, mine);
+    if (comm.rank() == 0)
+        std::printf("loss %.1f, exact %d of %d, without a trainer %.3f\n", all.loss.mean(), static_cast<int>(all.exact),
+                    comm.size(), without_a_trainer());
+}
+
+#ifdef SNIPPETS_WITH_MPI
+void vendors_sum(boost::mpi::communicator const& world, std::vector<float>& numbers) {
+    auto model = make_model();
+    auto comm = ddp::mpi_communicator(world);
+    ddp::allreduce(comm, numbers, ddp::native_allreduce{});
+    ddp::data_parallel trainer{model, ddp::adamw{}, comm, ddp::native_allreduce{}};
+    trainer.step(batches.front());
+}
+int run_anywhere() {
+    return ddp::run_main<ddp::threads, ddp::tcp, ddp::mpi>(body);
+}
+#endif
+
+}  // namespace
+
+int main(int argc, char** argv) {
+#ifdef SNIPPETS_WITH_MPI
+    if (argc > 1) {
+        boost::mpi::environment environment(argc, argv);
+        std::vector<float> numbers{1, 2};
+        vendors_sum({}, numbers);
+        std::printf("the vendor's sum is %.0f\n", static_cast<double>(numbers[1]));
+        return 0;
+    }
+    if (argc < 0) return run_anywhere();
+#endif
+    static_cast<void>(argv);
+    return ddp::run_main<ddp::threads>({.transport = "inproc", .ranks = argc < 0 ? 1 : 3}, body);
+}
