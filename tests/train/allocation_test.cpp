@@ -180,7 +180,7 @@ TEST_CASE("with a sharded update all ranks together hold one optimizer's state",
     auto const bytes_of_trainers = [](update how) {
         std::size_t const before = allocated.load();
         run_ranks(static_cast<int>(ranks), [&](auto& comm) {
-            scripted_model<> model({{"w", {count}}});
+            scripted_model<> model(std::vector<scripted_model<>::part>{{"w", {count}}});
             auto trainer = make_trainer(model, comm, training_options{.update = how}, adam{});
         });
         return allocated.load() - before;
