@@ -779,9 +779,9 @@ TEST_CASE("what is half written stays as it was: a heartbeat's mark, and a recor
 
     bare_end c(0, 8, 8), d(1, 8, 8);
     std::string const one(200, '1'), two(200, '2');
-    c.out.abort(threw(0, one));
+    REQUIRE(c.out.abort(threw(0, one)));
     d.read(c.write(150));
-    c.out.abort(threw(0, two));
+    REQUIRE(c.out.abort(threw(0, two)));
     std::vector<std::string> records;
     ddp::failure record;
     for (auto bytes = c.write(10); !bytes.empty(); bytes = c.write(10)) {
