@@ -320,6 +320,36 @@ TEST_CASE("an exception that leaves a communicator's scope is told to the peers"
     }
 }
 
+TEST_CASE("who leaves by an exception says the verdict before it goes: nobody waits for another to find one",
+          "[comm][communicator][faults]") {
+    timing slow = patient();
+    slow.verdict = 6s;  // what ranks that have not spoken are waited for, and then the least of them again
+    auto const start = monotonic_clock::now();
+    auto const said = test::errors_of_ranks(
+        3,
+        [](comm_type& comm) {
+            sum_of_ones(comm);
+            if (comm.rank() == 0) throw std::runtime_error("out of disk");
+            sum_of_ones(comm);
+        },
+        slow);
+    CHECK(monotonic_clock::now() - start < 5s);
+    CHECK(said[0] == "out of disk");
+    CHECK(said[1] == said[2]);
+    CHECK(said[1].find("rank 0 failed in its own code") != std::string::npos);
+}
+
+TEST_CASE("times that nobody has set: silence is noticed in seconds, slowness forgiven for minutes",
+          "[comm][communicator]") {
+    timing const times;
+    CHECK_NOTHROW(times.validate());
+    CHECK(times.heartbeat == 250ms);
+    CHECK(times.dead == 3s);
+    CHECK(times.collective == 2min);
+    CHECK((times.end_of_file == 100ms && times.verdict == 300ms));
+    CHECK((times.handshake == 3s && times.join == 30s && times.shutdown == 5s));
+}
+
 TEST_CASE("after a failure every call throws the same verdict again", "[comm][communicator][faults]") {
     auto const said = test::errors_of_ranks(
         3,

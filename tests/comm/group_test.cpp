@@ -238,6 +238,17 @@ TEST_CASE("lists that are no group are refused", "[comm][group]") {
     for (std::string const& text : errors) CHECK(text == "");
 }
 
+TEST_CASE("words about a group name four of its ranks, and count the others", "[comm][group]") {
+    auto const words = test::run_ranks(7, [](auto& comm) {
+        auto const six = comm.subgroup({6, 5, 4, 3, 2, 1});
+        auto const four = comm.subgroup({0, 2, 4, 6});
+        return comm.members().words() + (six ? six->members().words() : "") + (four ? four->members().words() : "");
+    });
+    CHECK(words[0] == " in group {0, 2, 4, 6}");
+    CHECK(words[1] == " in group {6, 5, 4, 3 and 2 more}");
+    CHECK(words[2] == words[1] + words[0]);
+}
+
 TEST_CASE("subgroup with other lists on other ranks is a mismatch", "[comm][group]") {
     auto const errors = test::errors_of_ranks(
         3, [](auto& comm) { static_cast<void>(comm.subgroup({0, comm.rank() == 2 ? 2 : 1})); }, quick());

@@ -4,6 +4,8 @@
 
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -24,6 +26,23 @@
 #include "support/catch.hpp"
 
 using namespace ddp;
+
+namespace {
+std::string replaced;  // the path of a file that a test has replaced
+std::vector<std::string>
+    flushed;  // what was flushed to the disk, in order, and whether the new file stood there already
+}  // namespace
+
+/// The program's own comes before the C library's.
+extern "C" int fsync(int descriptor) {
+    struct stat about{}, there{};
+    bool const known = ::fstat(descriptor, &about) == 0;
+    bool const in_place = !replaced.empty() && ::stat(replaced.c_str(), &there) == 0 && there.st_size != 3;
+    if (known)
+        flushed.emplace_back(std::string(S_ISDIR(about.st_mode) ? "directory" : "file") +
+                             (in_place ? " after" : " before"));
+    return static_cast<int>(::syscall(SYS_fsync, descriptor));
+}
 
 namespace {
 
@@ -412,8 +431,12 @@ TEST_CASE("a file is replaced whole or not at all", "[data]") {
         file.write(bytes.first(10));
         REQUIRE(content_of(path) == test::bytes{1, 2, 3});
         file.write(bytes.subspan(10));
+        flushed.clear();
+        replaced = path;
         file.commit();
+        replaced.clear();
         REQUIRE(content_of(path) == fresh);
+        REQUIRE(flushed == std::vector<std::string>{"file before", "directory after"});
     }
     SECTION("a disk that is full") {
         struct rlimit before{};

@@ -426,6 +426,27 @@ class Failure(unittest.TestCase):
             self.assertEqual(result.code, 128 + signo)
             self.assertIn(f"rank 1 failed first: killed by {name}", self.block(result))
 
+    def test_of_ranks_found_dead_together_the_one_killed_by_a_signal_is_named(self):
+        with Directory() as notes:
+            process = start("-n", "2", *python("import os, resource, signal, time\n"
+                                               "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
+                                               "rank, notes = os.environ['RANK'], os.environ['NOTES']\n"
+                                               "with open(f'{notes}/{rank}.new', 'w') as note: print(os.getpid(), file=note)\n"
+                                               "os.rename(f'{notes}/{rank}.new', f'{notes}/{rank}')\n"
+                                               "while not os.path.exists(f'{notes}/go'): time.sleep(0.01)\n"
+                                               "if rank == '1': os.kill(os.getpid(), signal.SIGSEGV)\n"
+                                               "os._exit(1)\n"), env=notes.env())
+            self.assertTrue(eventually(lambda: notes.note("0") and notes.note("1")))
+            process.send_signal(signal.SIGSTOP)  # both die before it looks
+            with open(os.path.join(notes.path, "go"), "w"):
+                pass
+            self.assertTrue(eventually(lambda: not alive(notes.note("0")) and not alive(notes.note("1"))))
+            process.send_signal(signal.SIGCONT)
+            result = finish(process)
+        self.assertEqual(result.code, 128 + signal.SIGSEGV, result.err)
+        self.assertIn("rank 1 failed first: killed by SIGSEGV", self.block(result))
+        self.assertIn("rank 0: exit code 1", self.block(result))
+
     def test_survivors_may_speak_before_they_are_ended(self):
         script = ("import os, sys, time\n"
                   "if os.environ['RANK'] == '1': os._exit(5)\n"

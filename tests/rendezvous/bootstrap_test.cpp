@@ -1,13 +1,17 @@
 #include <ddp/core/version.hpp>
 #include <ddp/rendezvous/bootstrap.hpp>
+#include <ddp/rendezvous/tcp_mesh.hpp>
 #include <ddp/rendezvous/tcp_store.hpp>
 #include <ddp/rendezvous/tcp_store_protocol.hpp>
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
+#include <array>
+#include <cstdlib>
 #include <future>
 #include <optional>
 #include <stdexcept>
@@ -72,6 +76,59 @@ std::vector<std::string> outcomes(std::vector<ddp::job> const& jobs, listener co
 bool has(std::string const& text, std::string const& part) {
     return text.find(part) != std::string::npos;
 }
+
+/// Rank 1 of 2 by hand: it comes to the store as a rank does, and says at rank 0's own port what it is told to.
+class rank_by_hand {
+public:
+    explicit rank_by_hand(std::uint16_t port)
+        : store_({{boost::asio::ip::make_address("127.0.0.1"), port}}, 1, 2, soon()) {
+        boost::asio::ip::tcp::endpoint const nowhere(boost::asio::ip::make_address("127.0.0.1"), 1);  // nobody dials us
+        store_.put("rank/1", ddp::detail::peer_address{nowhere, "by hand"}.text(), soon());
+        for (auto const& [key, value] : store_.all("rank/", 2, soon()))
+            if (key == "rank/0") zero_ = ddp::detail::peer_address::parse(value).at.port();
+    }
+    ~rank_by_hand() {
+        if (fd_ >= 0) ::close(fd_);
+    }
+    [[nodiscard]] ddp::detail::peer_hello hello() const {
+        ddp::detail::peer_hello mine;
+        mine.from = 1;
+        mine.size = 2;
+        mine.nonce = store_.nonce();
+        mine.host = 12345;  // not rank 0's
+        return mine;
+    }
+    /// What rank 0 answers to that; nothing if it hangs up.
+    std::optional<ddp::detail::peer_hello> knock(ddp::detail::peer_hello const& with) {
+        if (fd_ >= 0) ::close(fd_);
+        fd_ = dial(zero_);
+        ::timeval const patience{5, 0};
+        ::setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+        if (::write(fd_, &with, sizeof with) != static_cast<ssize_t>(sizeof with)) return std::nullopt;
+        ddp::detail::peer_hello answer;
+        if (!read(&answer, sizeof answer)) return std::nullopt;
+        return answer;
+    }
+    void done() {
+        store_.put("done/1", {}, soon());
+        static_cast<void>(store_.all("done/", 2, soon()));
+    }
+    bool read(void* to, std::size_t bytes) const {
+        return ::recv(fd_, to, bytes, MSG_WAITALL) == static_cast<ssize_t>(bytes);
+    }
+
+private:
+    static ddp::time_point soon() { return ddp::monotonic_clock::now() + 5s; }
+    ddp::tcp_store store_;
+    std::uint16_t zero_ = 0;
+    int fd_ = -1;
+};
+
+/// DDP_INSECURE for a while; nothing else here reads it.
+struct insecure_says {
+    explicit insecure_says(char const* value) { ::setenv("DDP_INSECURE", value, 1); }
+    ~insecure_says() { ::unsetenv("DDP_INSECURE"); }
+};
 
 }  // namespace
 
@@ -271,6 +328,39 @@ TEST_CASE("silent and talking strangers neither delay the start nor are answered
     }
 }
 
+TEST_CASE("who is of another job or meant for another rank is not answered; what goes to another host has checksums",
+          "[rendezvous][tcp]") {
+    listener const at;
+    ddp::tcp_options options = quick();
+    options.listen_descriptor = at.inherit();
+    auto zero = std::async(std::launch::async, [&] { return ddp::connect_tcp(job_of(0, 2, at.port), options); });
+    rank_by_hand one(at.port);
+    auto another_job = one.hello(), astray = one.hello();
+    ++another_job.nonce;
+    astray.to = 1;
+    CHECK_FALSE(one.knock(another_job).has_value());
+    CHECK_FALSE(one.knock(astray).has_value());
+    auto const answer = one.knock(one.hello());
+    REQUIRE(answer.has_value());
+    CHECK((answer->from == 0 && answer->to == 1 && answer->nonce == one.hello().nonce));
+    one.done();
+
+    auto const transport = zero.get();
+    std::array<std::byte, 100> const bytes{};
+    ddp::completion sent;
+    sent.run = [](ddp::completion&) noexcept {};
+    transport->post_send(1, {}, bytes, sent);
+    transport->progress(ddp::monotonic_clock::now() + 20ms);
+    ddp::frame_header header;
+    std::vector<std::byte> payload(ddp::frame_payload_bytes);
+    do {
+        REQUIRE(one.read(&header, sizeof header));
+        REQUIRE(one.read(payload.data(), header.payload));
+    } while (header.type != ddp::frame_type::data);
+    CHECK(header.payload == bytes.size());
+    CHECK((header.flags & ddp::frame_header::has_sum) != 0);
+}
+
 TEST_CASE("a rank that dies while the job comes together is named at once", "[rendezvous][tcp]") {
     listener const at;
     auto all = std::async(std::launch::async,
@@ -312,6 +402,14 @@ TEST_CASE("an address that other hosts reach is refused unless somebody says ins
     std::string const text = outcome(j, quick(times));
     CAPTURE(text);
     CHECK(has(text, "DDP_INSECURE=1"));
+    for (char const* const no : {"", "0", "no"}) {
+        insecure_says const variable(no);
+        CHECK(has(outcome(j, quick(times)), "DDP_INSECURE=1"));
+    }
+    {
+        insecure_says const variable("1");
+        CHECK_FALSE(has(outcome(j, quick(times)), "DDP_INSECURE=1"));
+    }
     ddp::tcp_options open = quick(times);
     open.insecure = true;
     CHECK_FALSE(has(outcome(j, open), "DDP_INSECURE=1"));

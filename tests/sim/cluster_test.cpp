@@ -207,6 +207,24 @@ TEST_CASE("short freezes, and a job that is stopped as a whole, hurt nobody", "[
     CHECK(outcome.elapsed > 0s);
 }
 
+TEST_CASE("a rank that stalls again and again gets time for it once: its deadline passes all the same",
+          "[sim][faults]") {
+    ddp::timing times = ddp::timing::for_tests();
+    times.collective = 1600ms;  // a quarter of it is what a long stall is given
+    virtual_cluster cluster(2, {}, times);
+    for (int second = 0; second < 40; ++second)  // rank 0 runs for a tenth of each second
+        cluster.world().freeze(0, second * 1000ms + 100ms, second * 1000ms + 1000ms);
+    auto data = ramps(2, 100);
+    auto const outcome = cluster.run([&](int rank, on_type& on) -> ddp::task<> {
+        return rank == 0 ? allreduce(ddp::direct_allreduce{}, &on, &data[0], 1)
+                         : [](virtual_cluster* busy) -> ddp::task<> { co_await busy->compute(1, 50s); }(&cluster);
+    });
+    REQUIRE(outcome.ranks[0].verdict.has_value());
+    CHECK(outcome.ranks[0].verdict->peer == 1);
+    CHECK(outcome.ranks[0].verdict->code == ddp::errc::deadline);
+    CHECK(outcome.ranks[0].ended < 8s);
+}
+
 namespace {
 
 ddp::task<> compute_then_allreduce(virtual_cluster* cluster, on_type* on, ddp::nanoseconds own,

@@ -63,6 +63,8 @@ TEST_CASE("models that differ are refused on every rank, with the first paramete
     expect_refusal(culprit, [](setup& s) { s.parts.push_back({"d", {1}}); }, {"parameter #3", "'d' [1]", "absent"});
     expect_refusal(culprit, [](setup& s) { s.parts.pop_back(); }, {"parameter #2", "'c' [6]", "absent"});
     expect_refusal(culprit, [](setup& s) { std::swap(s.parts[0], s.parts[2]); }, {"parameter #0", "'a'", "'c'"});
+    expect_refusal(culprit, [](setup& s) { std::swap(s.parts[0].name, s.parts[2].name); },
+                   {"parameter #0", "'a' [2 x 3]", "'c' [2 x 3]"});
     expect_refusal(culprit, [](setup& s) { s.parts[1].name = "bias"; }, {"parameter #1", "'b' [4]", "'bias' [4]"});
     expect_refusal(culprit, [](setup& s) { s.parts[0].shape = {3, 2}; }, {"parameter #0", "[2 x 3]", "[3 x 2]"});
     expect_refusal(culprit, [](setup& s) { s.parts[1].shape = {5}; }, {"parameter #1", "[4]", "[5]"});

@@ -21,13 +21,16 @@
 #include "support/ranks.hpp"
 #include "support/training_checks.hpp"
 #include "train/patience.hpp"
+#include "train/scripted_model.hpp"
 
 namespace {
 std::atomic<std::size_t> allocations = 0;  // of all threads
+std::atomic<std::size_t> allocated = 0;    // bytes
 constinit thread_local std::size_t of_this_thread = 0;
 
-void count_one() noexcept {
+void count_one(std::size_t bytes) noexcept {
     allocations.fetch_add(1, std::memory_order_relaxed);
+    allocated.fetch_add(bytes, std::memory_order_relaxed);
     ++of_this_thread;
 }
 }  // namespace
@@ -37,7 +40,7 @@ void count_one() noexcept {
 extern "C" int __sanitizer_install_malloc_and_free_hooks(void (*)(void const volatile*, std::size_t),
                                                          void (*)(void const volatile*));
 [[maybe_unused]] static int const hooked = __sanitizer_install_malloc_and_free_hooks(
-    [](void const volatile*, std::size_t) { count_one(); }, [](void const volatile*) {});
+    [](void const volatile*, std::size_t bytes) { count_one(bytes); }, [](void const volatile*) {});
 #else
 extern "C" {
 void* __libc_malloc(std::size_t);
@@ -46,19 +49,19 @@ void* __libc_realloc(void*, std::size_t);
 void* __libc_memalign(std::size_t, std::size_t);
 
 void* malloc(std::size_t bytes) noexcept {
-    count_one();
+    count_one(bytes);
     return __libc_malloc(bytes);
 }
 void* calloc(std::size_t count, std::size_t bytes) noexcept {
-    count_one();
+    count_one(count * bytes);
     return __libc_calloc(count, bytes);
 }
 void* realloc(void* memory, std::size_t bytes) noexcept {
-    count_one();
+    count_one(bytes);
     return __libc_realloc(memory, bytes);
 }
 void* aligned_alloc(std::size_t alignment, std::size_t bytes) noexcept {
-    count_one();
+    count_one(bytes);
     return __libc_memalign(alignment, bytes);
 }
 }
@@ -170,4 +173,21 @@ TEST_CASE("parameter groups and clipping by value allocate nothing after the fir
                     2, [&](auto& comm) { return count_allocations<memory::releasing>(comm, by, 12, 5); },
                     patient())[0] == std::vector<std::size_t>(12));
     }
+}
+
+TEST_CASE("with a sharded update all ranks together hold one optimizer's state", "[train]") {
+    constexpr std::size_t ranks = 4, count = 200'000;
+    auto const bytes_of_trainers = [](update how) {
+        std::size_t const before = allocated.load();
+        run_ranks(static_cast<int>(ranks), [&](auto& comm) {
+            scripted_model<> model(std::vector<scripted_model<>::part>{{"w", {count}}});
+            auto trainer = make_trainer(model, comm, training_options{.update = how}, adam{});
+        });
+        return allocated.load() - before;
+    };
+    std::size_t const state = adam{}.slot_count() * count * sizeof(double);
+    std::size_t const replicated = bytes_of_trainers(update::replicated), sharded = bytes_of_trainers(update::sharded);
+    CAPTURE(replicated, sharded, state);
+    CHECK(replicated >= ranks * state);
+    CHECK(replicated - sharded >= (ranks - 1) * state - state / 2);
 }

@@ -171,6 +171,26 @@ TEST_CASE("a trainer that an exception destroys within a step tells the others",
     }
 }
 
+TEST_CASE("a trainer destroyed between backward and finish is told of, though no message is missing", "[train]") {
+    int const size = GENERATE(1, 2);
+    auto const errors = errors_of_ranks(
+        size,
+        [](auto& comm) {
+            model net({{"a", {3}}, {"b", {3}}});
+            {
+                auto trainer = make_trainer(net, comm);
+                trainer.forward(numbers{{1}});
+                trainer.backward();
+            }
+            comm.check();
+        },
+        patient());
+    for (std::string const& one : errors) {
+        CAPTURE(size, one);
+        REQUIRE((one.find("DDP-E206") == 0 && contains(one, "left a training step before the step had ended")));
+    }
+}
+
 TEST_CASE("a rank that ends early is named to those who train on", "[train]") {
     auto const errors = errors_of_ranks(
         ranks,

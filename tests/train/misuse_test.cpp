@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include <ddp/collective/algorithms/any_allreduce.hpp>
 #include <ddp/collective/barrier.hpp>
 #include <ddp/train/bucket.hpp>
 #include <ddp/train/events.hpp>
@@ -136,10 +137,13 @@ TEST_CASE("backward without the trainer's forward is refused, not taken for an e
 }
 
 TEST_CASE("algorithms with other message sizes are refused when the trainers are made", "[train]") {
-    auto const errors = errors_of_ranks(2, [](auto& comm) {
+    bool const ring = GENERATE(false, true);
+    auto const errors = errors_of_ranks(2, [&](auto& comm) {
         model net(two_parts());
-        data_parallel trainer{net, sgd{.lr = 1}, comm, training_options{},
-                              direct_allreduce{.chunk_bytes = comm.rank() == 0 ? 1024u : 2048u}};
+        std::size_t const bytes = comm.rank() == 0 ? 1024 : 2048;
+        any_allreduce const algorithm = ring ? any_allreduce(ring_allreduce{.segment_bytes = bytes})
+                                             : any_allreduce(direct_allreduce{.chunk_bytes = bytes});
+        data_parallel trainer{net, sgd{.lr = 1}, comm, training_options{}, algorithm};
     });
     for (std::string const& text : errors) CHECK((said(text, "E102") && said(text, "allreduce algorithm")));
 }

@@ -203,6 +203,25 @@ subject alone(std::size_t ranks, setup const& how) {
 
 }  // namespace
 
+TEST_CASE("four buckets in flight end sooner than one, where the network is what takes time", "[train]") {
+    auto const update = GENERATE(ddp::update::replicated, ddp::update::sharded);
+    auto const time_of = [&](std::size_t in_flight) {
+        std::vector<std::unique_ptr<subject>> all;
+        for (int r = 0; r < 4; ++r) {
+            all.push_back(std::make_unique<subject>(setup{.update = update}));
+            all.back()->options.buckets_in_flight = in_flight;
+        }
+        virtual_cluster cluster(4, {.latency = 5ms});
+        auto const outcome = run_on(cluster, all, direct_allreduce{});
+        for (auto const& r : outcome.ranks) REQUIRE((r.finished && !r.verdict));
+        REQUIRE(all[0]->bucket_count > 4);
+        return outcome.elapsed;
+    };
+    nanoseconds const one = time_of(1), four = time_of(4);
+    CAPTURE(one.count(), four.count());
+    CHECK(4 * four < 3 * one);
+}
+
 TEST_CASE("hundreds of engines train alike on virtual time, and as one rank with all gradients", "[train][sim]") {
     auto const update = GENERATE(ddp::update::replicated, ddp::update::sharded);
     bool const clip = GENERATE(false, true);

@@ -182,6 +182,94 @@ private:
 };
 static_assert(ddp::Stream<stuttering_stream>);
 
+/// One end of a connection without a transport, whose bytes are carried by hand.
+class bare_end {
+public:
+    bare_end(int own, std::uint32_t blocks, std::uint32_t blocks_of_peer)
+        : out(ddp::frame_key(77, own, 1 - own), false, blocks_of_peer),
+          in(ddp::frame_key(77, 1 - own, own), false, blocks, out) {}
+
+    op& send(ddp::tag what, std::size_t size) {
+        op& o = add(what, size);
+        o.fill(what.id.index);
+        out.post(o);
+        return o;
+    }
+    op& receive(ddp::tag what, std::size_t size) {
+        op& o = add(what, size);
+        in.post(o, ended_);
+        run_ended();
+        return o;
+    }
+    /// As a stream that takes `most` bytes and then no more.
+    std::vector<std::byte> write(std::size_t most) {
+        out.fill(in.consumed());
+        std::array<ddp::const_bytes, ddp::frame_outbox<ddp::no_checksum>::max_buffers> list;
+        std::vector<std::byte> bytes;
+        std::size_t const count = out.gather(list);
+        for (std::size_t i = 0; i < count && bytes.size() < most; ++i) {
+            std::size_t const n = std::min(most - bytes.size(), list[i].size());
+            bytes.insert(bytes.end(), list[i].begin(), list[i].begin() + static_cast<std::ptrdiff_t>(n));
+        }
+        out.wrote(bytes.size(), ended_);
+        run_ended();
+        said_.insert(said_.end(), bytes.begin(), bytes.end());
+        return bytes;
+    }
+    void read(std::vector<std::byte> const& bytes) {
+        std::array<ddp::mutable_bytes, 16> list;
+        for (std::size_t at = 0; at < bytes.size() && in.error().empty();) {
+            std::size_t const count = in.plan(list, staging_);
+            std::size_t took = 0;
+            for (std::size_t i = 0; i < count && at < bytes.size(); ++i) {
+                std::size_t const n = std::min(list[i].size(), bytes.size() - at);
+                std::memcpy(list[i].data(), bytes.data() + at, n);
+                at += n;
+                took += n;
+            }
+            in.took(took, spill_, ended_);
+        }
+        run_ended();
+    }
+    /// Frames of this type among all that was written.
+    [[nodiscard]] int frames(ddp::frame_type type) const {
+        int count = 0;
+        ddp::frame_header header;
+        for (std::size_t at = 0; at + sizeof header <= said_.size(); at += sizeof header + header.payload) {
+            std::memcpy(&header, said_.data() + at, sizeof header);
+            count += header.type == type;
+        }
+        return count;
+    }
+    [[nodiscard]] bool all_done() const {
+        return std::all_of(ops_.begin(), ops_.end(), [](op const& o) { return o.done(); });
+    }
+
+    ddp::frame_outbox<ddp::no_checksum> out;
+    ddp::frame_inbox<ddp::no_checksum> in;
+
+private:
+    op& add(ddp::tag what, std::size_t size) {
+        op& o = ops_.emplace_back(size);
+        o.tag = what;
+        o.data = o.bytes.data();
+        o.size = size;
+        return o;
+    }
+    void run_ended() {
+        while (completion* const node = ended_.pop_front()) node->run(*node);
+    }
+    std::deque<op> ops_;
+    ddp::completion_list ended_;
+    std::vector<std::byte> said_, staging_ = std::vector<std::byte>(65536),
+                                  spill_ = std::vector<std::byte>(ddp::frame_inbox<ddp::no_checksum>::max_read);
+};
+
+/// All that one end has to say, ten bytes a write.
+void carry(bare_end& from, bare_end& to) {
+    for (std::vector<std::byte> bytes = from.write(10); !bytes.empty(); bytes = from.write(10)) to.read(bytes);
+}
+
 ddp::failure threw(int rank, std::string_view text) {
     ddp::failure f;
     f.kind = ddp::failure_kind::threw;
@@ -674,6 +762,130 @@ TEST_CASE("every flipped bit of a header, and any cut or repeated frame, is foun
         undetected += complaint(noise).empty();
     }
     CHECK(undetected == 0);
+}
+
+TEST_CASE("what is half written stays as it was: a heartbeat's mark, and a record that a newer one follows",
+          "[comm][framed]") {
+    bare_end a(0, 8, 8), b(1, 8, 8);
+    ddp::mark const first{
+        .group = 3, .leader = 0, .number = 41, .fingerprint = 7, .name = std::string_view("aaaaaaaaaaaaaaaaaaaa")};
+    ddp::mark const second{
+        .group = 3, .leader = 0, .number = 42, .fingerprint = 8, .name = std::string_view("bbbbbbbbbbbbbbbbbbbb")};
+    a.out.beat(first);
+    b.read(a.write(70));  // its header, and six bytes of the name
+    a.out.beat(second);
+    for (auto bytes = a.write(10); !bytes.empty() && b.in.last_mark().number != 41; bytes = a.write(10)) b.read(bytes);
+    CHECK(b.in.last_mark().number == 41);
+    CHECK(b.in.last_mark().name.view() == first.name.view());
+
+    bare_end c(0, 8, 8), d(1, 8, 8);
+    std::string const one(200, '1'), two(200, '2');
+    REQUIRE(c.out.abort(threw(0, one)));
+    d.read(c.write(150));
+    REQUIRE(c.out.abort(threw(0, two)));
+    std::vector<std::string> records;
+    ddp::failure record;
+    for (auto bytes = c.write(10); !bytes.empty(); bytes = c.write(10)) {
+        d.read(bytes);
+        if (d.in.take_record(record)) records.emplace_back(record.text.view());
+    }
+    CHECK(records == std::vector<std::string>{one, two});
+    CHECK(d.in.error().empty());
+}
+
+TEST_CASE("credit comes back for what was received, not before, and by a frame of its own where nothing else is said",
+          "[comm][framed]") {
+    bare_end a(0, 8, 8), b(1, 8, 8);
+    std::uint64_t index = 0;
+    for (; index < 160; ++index) {  // twenty times the credit, each posted before it comes: nobody ever has to ask
+        op const& in = b.receive(tagged(1, index), 900);
+        op const& out = a.send(tagged(1, index), 900);
+        carry(a, b);
+        carry(b, a);
+        REQUIRE((in.status == op_status::ok && in.bytes == out.bytes));
+    }
+    CHECK(a.frames(ddp::frame_type::request) == 0);
+    CHECK(b.frames(ddp::frame_type::credit) > 0);
+    // Left unread they hold it: with what has come back by frames eight more may go, or a few fewer; the rest ask.
+    std::uint64_t const first = index;
+    std::uint32_t const before = b.in.consumed();
+    for (; index < first + 24; ++index) a.send(tagged(1, index), 900);
+    carry(a, b);
+    carry(b, a);
+    CHECK(b.in.consumed() == before);
+    CHECK(a.frames(ddp::frame_type::request) >= 16);
+    for (std::uint64_t i = first; i < index; ++i) b.receive(tagged(1, i), 900);
+    for (int turn = 0; turn < 3; ++turn) {
+        carry(b, a);
+        carry(a, b);
+    }
+    CHECK((a.all_done() && b.all_done()));
+    CHECK((a.in.error().empty() && b.in.error().empty()));
+
+    bare_end greedy(0, 8, 64), strict(1, 8, 8);
+    for (std::uint64_t i = 0; i < 12; ++i) greedy.send(tagged(1, i), 900);
+    carry(greedy, strict);
+    CHECK(strict.in.error() == "the peer exceeds its credit for early messages");
+}
+
+TEST_CASE("nothing comes after goodbye", "[comm][framed]") {
+    bare_end a(0, 8, 8), b(1, 8, 8);
+    a.out.say_goodbye();
+    carry(a, b);
+    REQUIRE(b.in.said_goodbye());
+    a.send(tagged(1), 10);
+    carry(a, b);
+    CHECK(b.in.error() == "a frame after goodbye");
+}
+
+TEST_CASE("who is declared dead reads the end of our stream", "[comm][framed]") {
+    auto const [x, y] = connected();
+    std::vector<framed_peer<ddp::descriptor_stream>> peers;
+    peers.push_back({1, ddp::descriptor_stream(x), "node7"});
+    transport t(0, 2, std::move(peers), quick());
+    ::shutdown(y, SHUT_WR);  // it will say no more, and has not said goodbye
+    REQUIRE(drive(t, [&] { return t.reports()[1].is == report::state::closed; }));
+    CHECK(drive(
+        t,
+        [&, &fd = y] {
+            std::array<char, 512> bytes;
+            ssize_t n = 0;
+            while ((n = ::recv(fd, bytes.data(), bytes.size(), MSG_DONTWAIT)) > 0) {
+            }
+            return n == 0;
+        },
+        3s));
+    ::close(y);
+}
+
+TEST_CASE("frames of another job, and records that no rank can have published, close the link", "[comm][framed]") {
+    auto const closed_by = [](framed_options const& theirs, std::function<void(transport&)> const& say) {
+        auto const [x, y] = connected();
+        std::vector<framed_peer<ddp::descriptor_stream>> to_one, to_zero;
+        to_one.push_back({1, ddp::descriptor_stream(x)});
+        to_zero.push_back({0, ddp::descriptor_stream(y)});
+        auto options = quick();
+        options.times.shutdown = theirs.times.shutdown;
+        transport zero(0, 2, std::move(to_one), options), one(1, 2, std::move(to_zero), theirs);
+        say(one);
+        bool const closed = drive(zero, [&] {
+            one.progress(ddp::monotonic_clock::now());
+            return zero.reports()[1].is != report::state::silent;
+        });
+        return closed && zero.reports()[1].is == report::state::closed &&
+               zero.reports()[1].record.code == ddp::errc::frame;
+    };
+    auto mine = quick();
+    mine.times.shutdown = 50ms;
+    auto other = mine;
+    ++other.job;
+    CHECK(closed_by(other, [](transport&) {}));  // its heartbeat is enough
+    CHECK(closed_by(mine, [](transport& t) { t.abort(threw(7, "of no rank")); }));
+    CHECK(closed_by(mine, [](transport& t) {
+        ddp::failure odd = threw(1, "of no kind");
+        odd.kind = static_cast<ddp::failure_kind>(200);
+        t.abort(odd);
+    }));
 }
 
 TEST_CASE("bytes that ddp did not write close the link with a frame record", "[comm][framed]") {

@@ -1,0 +1,95 @@
+// Who calls MPI, and what becomes of the errors that it returns. This program's functions stand before MPI's own.
+#include <ddp/transport/mpi/mpi.hpp>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <ddp/rendezvous/run_mpi.hpp>
+#include <ddp/train/data_parallel.hpp>
+
+#include <boost/mpi/communicator.hpp>
+
+#include "support/catch.hpp"
+#include "train/scripted_model.hpp"
+
+namespace {
+std::atomic<int> sends_to_refuse = 0;
+std::atomic<int> foreign_calls = 0;  // of threads other than `home`, while that is set
+std::atomic<std::thread::id> home{};
+
+void note_caller() {
+    std::thread::id const at_home = home.load();
+    if (at_home != std::thread::id() && at_home != std::this_thread::get_id()) foreign_calls.fetch_add(1);
+}
+}  // namespace
+
+extern "C" int MPI_Isend(void const* data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
+                         MPI_Request* request) {
+    note_caller();
+    if (sends_to_refuse.load() > 0 && sends_to_refuse.fetch_sub(1) > 0) {
+        MPI_Comm_call_errhandler(comm, MPI_ERR_OTHER);  // ends the job, unless somebody has asked for codes
+        return MPI_ERR_OTHER;
+    }
+    return PMPI_Isend(data, count, type, to, tag, comm, request);
+}
+extern "C" int MPI_Test(MPI_Request* request, int* over, MPI_Status* status) {
+    note_caller();
+    return PMPI_Test(request, over, status);
+}
+
+using namespace std::chrono_literals;
+
+TEST_CASE("a send that MPI refuses closes the peer and ends no job", "[mpi]") {
+    boost::mpi::communicator const world;
+    if (world.size() == 1) return;
+    std::vector<ddp::completion> ended(2);
+    std::array<std::byte, 10> bytes{};
+    MPI_Comm strict = MPI_COMM_NULL;  // Boost.MPI asks for codes on the world; a program of one's own may not
+    REQUIRE(MPI_Comm_dup(world, &strict) == MPI_SUCCESS);
+    MPI_Comm_set_errhandler(strict, MPI_ERRORS_ARE_FATAL);
+    {
+        ddp::mpi_transport transport(strict, {.times = ddp::timing::for_tests()});
+        int const peer = (world.rank() + 1) % world.size();
+        for (ddp::completion& each : ended) each.run = [](ddp::completion&) noexcept {};
+        transport.post_receive(peer, {}, bytes, ended[0]);
+        sends_to_refuse = 1;
+        transport.post_send(peer, {}, bytes, ended[1]);
+        sends_to_refuse = 0;
+        while (ended[0].status == ddp::op_status::pending || ended[1].status == ddp::op_status::pending)
+            transport.progress(transport.now() + 10ms);
+        auto const about = static_cast<std::size_t>(peer);
+        CHECK(transport.reports()[about].is == ddp::report::state::closed);
+        CHECK(transport.reports()[about].record.text.view().find("MPI_ERR_OTHER") != std::string_view::npos);
+    }
+    for (ddp::completion const& each : ended) CHECK(each.status == ddp::op_status::closed);
+    MPI_Comm_free(&strict);
+    world.barrier();
+}
+
+TEST_CASE("below MPI_THREAD_MULTIPLE no thread of a model's own calls MPI", "[mpi]") {
+    boost::mpi::communicator const world;
+    int level = MPI_THREAD_SINGLE;
+    MPI_Query_thread(&level);
+    if (level == MPI_THREAD_MULTIPLE) return;
+    ddp::communicator<> comm = ddp::mpi_communicator(world, ddp::timing::for_tests());
+    ddp::test::scripted_model<> model({{"a", {3}}, {"b", {2}}});
+    model.leaves_out = [](std::size_t i) { return i == 0; };
+    auto trainer = ddp::test::make_trainer(model, comm);
+    model.at_end = [&](auto const& ready) {
+        std::jthread([&] {
+            for (double& g : trainer.parameters()[0].gradient) g = 5;
+            ready(0);
+        });
+    };
+    foreign_calls = 0;
+    home = std::this_thread::get_id();
+    for (int i = 0; i < 5; ++i) trainer.step(ddp::test::numbers{{1}});
+    home = std::thread::id();
+    CHECK(foreign_calls == 0);
+    CHECK(model.value(0)[0] == -25.0);
+}

@@ -1,0 +1,211 @@
+#!/usr/bin/env python3
+"""Plants each bug of tests/planted/*.patch in a copy of the tree, builds what it touches, runs the tests that should turn
+red, and says which bugs nobody has noticed. See README.md.
+
+A patch says in the lines before its first `diff --git`:
+    What: one sentence
+    Expect: a regular expression of the CTest names that should turn red, without anchors
+    Build: the CMake targets that these tests need
+    Not found: why; of a bug that no test finds, and that is known
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+SOURCE = HERE.parent.parent
+# Not optimised, without debug information: a patch is compiled once and run for a second.
+CONFIGURE = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0 -D_GLIBCXX_ASSERTIONS",
+             "-DDDP_TEST_PROGRAM_A_FILE=ON", "-DDDP_INSTALL=OFF", "-DDDP_WERROR=OFF"]
+SLACK = 120  # seconds that CTest itself may need beyond its tests' own time limits
+FOUND, MISSED, NO_BUILD, NO_APPLY, RED, NO_TEST, HANGS = (
+    "found", "not found", "does not build", "does not apply", "red without it", "no such test", "hangs")
+
+
+class Patch:
+    def __init__(self, path):
+        self.path, self.name = path, path.stem
+        text = path.read_text()
+        head = text[:text.index("diff --git ")]
+        fields = dict(re.findall(r"^([A-Z][a-z ]+): (.*)$", head, re.MULTILINE))
+        for word in ("What", "Expect", "Build"):
+            if word not in fields:
+                raise SystemExit(f"{path.name}: says no {word}")
+        self.what, self.expect, self.build = fields["What"], fields["Expect"], fields["Build"].split()
+        self.known = fields.get("Not found")
+        self.files = re.findall(r"^\+\+\+ b/(\S+)", text, re.MULTILINE)
+
+
+def call(command, where, timeout=None, **more):
+    """Exit code (None: it took too long) and all that was said."""
+    done = subprocess.Popen(command, cwd=where, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                            text=True, errors="replace", start_new_session=True, **more)
+    try:
+        text, _ = done.communicate(timeout=timeout)
+        return done.returncode, text
+    except subprocess.TimeoutExpired:
+        os.killpg(done.pid, signal.SIGKILL)  # of ctest, and what it has started
+        text, _ = done.communicate()
+        return None, text
+
+
+class Copy:
+    """A copy of the working tree, uncommitted changes included, and a build directory: both are used again next time."""
+
+    def __init__(self, directory):
+        self.tree, self.build = directory / "tree", directory / "build"
+
+    def refresh(self):
+        listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=SOURCE,
+                                check=True, capture_output=True, text=True).stdout.split("\0")
+        wanted = {name for name in listed if name and (SOURCE / name).is_file() and not name.startswith("tests/planted/")}
+        for path in [p for p in self.tree.rglob("*") if p.is_file()] if self.tree.is_dir() else []:
+            if path.relative_to(self.tree).as_posix() not in wanted:
+                path.unlink()
+        for name in sorted(wanted):
+            source, target = SOURCE / name, self.tree / name
+            if target.is_file() and target.read_bytes() == source.read_bytes():
+                continue  # keeps its time: what was built of it stays
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
+
+    def configure(self):
+        code, text = call(["cmake", "-S", str(self.tree), "-B", str(self.build), *CONFIGURE], self.tree)
+        if code != 0:
+            raise SystemExit(f"the copy cannot be configured:\n{text[-4000:]}")
+
+    def apply(self, patch, *how):
+        # The copy may lie inside the repository: git must not take that for its own.
+        alone = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+        alone["GIT_CEILING_DIRECTORIES"] = str(self.tree.parent)
+        return call(["git", "apply", *how, str(patch.path)], self.tree, env=alone)
+
+    def make(self, targets):
+        return call(["cmake", "--build", str(self.build), "--parallel", "1", "--target", *sorted(targets)], self.tree)
+
+    def test(self, expect):
+        """How each test that fits has ended; None if CTest itself did not end."""
+        fits = f"^({expect})$"
+        code, listing = call(["ctest", "--test-dir", str(self.build), "-N", "-R", fits, "--show-only=json-v1"], self.tree)
+        tests = json.loads(listing[listing.index("{"):])["tests"] if code == 0 else []
+        limits = [p["value"] for t in tests for p in t.get("properties", ()) if p["name"] == "TIMEOUT"]
+        code, text = call(["ctest", "--test-dir", str(self.build), "-R", fits, "--output-on-failure"], self.tree,
+                          timeout=sum(limits) + SLACK)
+        if code is None:
+            return None, text
+        ended = {}
+        for name, how in re.findall(r"Test +#\d+: (\S+) \.*(.*)$", text, re.MULTILINE):
+            known = re.match(r" *(?:\**)(Passed|Not Run|Skipped)", how)
+            ended[name] = known[1] if known else "red"  # failed, crashed or over its time limit
+        return ended, text
+
+
+def red(ended):
+    return sorted(name for name, how in ended.items() if how == "red")
+
+
+def try_patch(copy, patch, always_red):
+    start = time.monotonic()
+
+    def result(how, tests=(), said=""):
+        return {"patch": patch.name, "result": how, "red": list(tests), "seconds": round(time.monotonic() - start, 1),
+                "known": patch.known, "what": patch.what, "expect": patch.expect, "said": said[-3000:]}
+
+    if (applied := copy.apply(patch))[0] != 0:
+        return result(NO_APPLY, said=applied[1])
+    try:
+        code, text = copy.make(patch.build)
+        if code != 0:
+            return result(NO_BUILD, said=text)
+        ended, text = copy.test(patch.expect)
+        if ended is None:
+            return result(HANGS, said=text)
+        if not ended or any(how in ("Skipped", "Not Run") for how in ended.values()):
+            return result(NO_TEST, said=text)
+        if fresh := [name for name in red(ended) if name not in always_red]:
+            return result(FOUND, fresh, said=text)
+        return result(RED if red(ended) else MISSED, red(ended), said=text)
+    finally:
+        if (back := copy.apply(patch, "-R"))[0] != 0:
+            raise SystemExit(f"{patch.name} cannot be taken back:\n{back[1]}")
+
+
+def work(directory, patches):
+    """The result of each patch, one after the other, in one copy."""
+    copy = Copy(directory)
+    copy.refresh()
+    copy.configure()
+    print(f"{directory.name}: builds {len({t for p in patches for t in p.build})} targets without any patch", flush=True)
+    code, text = copy.make({t for p in patches for t in p.build})
+    if code != 0:
+        raise SystemExit(f"what is not patched does not build:\n{text[-6000:]}")
+    ended, text = copy.test("|".join(sorted({p.expect for p in patches})))
+    always_red = red(ended or {})
+    if always_red:
+        print(f"{directory.name}: red without any patch: {', '.join(always_red)}", flush=True)
+    for patch in patches:
+        yield try_patch(copy, patch, always_red)
+
+
+def table(results):
+    lines = ["| patch | what is wrong | result | red | s |", "|---|---|---|---|---|"]
+    for r in results:
+        lines.append(f"| {r['patch']} | {r['what']} | {r['result']} | {', '.join(r['red']) or '-'} | {r['seconds']:.0f} |")
+    return "\n".join(lines)
+
+
+def main():
+    words = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    words.add_argument("--jobs", type=int, default=1, help="copies at work at once, each with one compiler and one test")
+    words.add_argument("--only", default="", help="a regular expression of patches' names")
+    words.add_argument("--build-dir", type=pathlib.Path, default=SOURCE / "build" / "planted", help="for copies and builds")
+    words.add_argument("--json", type=pathlib.Path, help="a file for the results, written after every patch")
+    words.add_argument("--check", action="store_true", help="only see whether all patches apply")
+    with_ = words.parse_args()
+    patches = [Patch(path) for path in sorted(HERE.glob("*.patch")) if re.search(with_.only, path.stem)]
+    if not patches:
+        raise SystemExit("no patch has such a name")
+    if with_.check:
+        bad = [p.name for p in patches if call(["git", "apply", "--check", str(p.path)], SOURCE)[0] != 0]
+        print(f"{len(patches) - len(bad)} of {len(patches)} apply" + "".join(f"\n  not {name}" for name in bad))
+        return 1 if bad else 0
+
+    jobs = max(1, min(with_.jobs, len(patches)))
+    share = -(-len(patches) // jobs)
+    done = []
+
+    def one(k):
+        """Patches of neighbouring names go to one copy: they are of the same files, and little is built again."""
+        for result in work(with_.build_dir.resolve() / f"copy-{k}", patches[k * share:(k + 1) * share]):
+            done.append(result)  # of any thread: a list's append is whole
+            print(f"{result['result']:>14}  {result['seconds']:6.1f} s  {result['patch']}  {' '.join(result['red'])}", flush=True)
+            if with_.json:
+                with_.json.write_text(json.dumps(sorted(done, key=lambda r: r["patch"]), indent=1) + "\n")
+
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for nothing in pool.map(one, range(-(-len(patches) // share))):
+            assert nothing is None  # what a thread has thrown comes out here
+    done.sort(key=lambda r: r["patch"])
+    print("\n" + table(done) + "\n")
+    counts = {how: sum(r["result"] == how for r in done) for how in (FOUND, MISSED, NO_BUILD, NO_APPLY, RED, NO_TEST, HANGS)}
+    print(f"{len(done)} planted: " + ", ".join(f"{n} {how}" for how, n in counts.items() if n or how == FOUND))
+    unknown = [r["patch"] for r in done if r["result"] != FOUND and not r["known"]]
+    surprise = [r["patch"] for r in done if r["result"] == FOUND and r["known"]]
+    if surprise:
+        print("found, though listed as not found: " + ", ".join(surprise))
+    if unknown:
+        print("to be looked at: " + ", ".join(unknown))
+    return 1 if unknown else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
