@@ -18,6 +18,7 @@
 #include <ddp/optim/parameter_groups.hpp>
 
 #include "support/catch.hpp"
+#include "support/loopback.hpp"
 #include "support/ranks.hpp"
 #include "support/training_checks.hpp"
 #include "train/patience.hpp"
@@ -118,7 +119,8 @@ std::vector<recipe> recipes() {
             for (any_optimizer const& optimizer :
                  {any_optimizer(sgd{}), any_optimizer(sgd{.momentum = 0.9}), any_optimizer(adam{})})
                 for (any_allreduce const& algorithm :
-                     {any_allreduce(automatic_allreduce{}), any_allreduce(direct_allreduce{.chunk_bytes = 256})})
+                     {any_allreduce(automatic_allreduce{}), any_allreduce(direct_allreduce{.chunk_bytes = 256}),
+                      any_allreduce(ring_allreduce{.segment_bytes = 256}), any_allreduce(naive_allreduce{})})
                     all.push_back({.name = std::string(algorithm.name) + (sharded ? ", sharded" : ", replicated") +
                                            (clipped ? ", clipped" : ""),
                                    .optimizer = optimizer,
@@ -155,6 +157,21 @@ TEST_CASE("several ranks allocate nothing after their first step", "[train]") {
             2, [&](auto& comm) { return count_allocations<memory::releasing>(comm, by, 12, 5); }, patient())[0];
         REQUIRE(counts == std::vector<std::size_t>(12));
     }
+}
+
+TEST_CASE("over TCP, too, several ranks allocate nothing after their first step", "[train]") {
+    for (char const* const name : {"auto", "direct", "ring", "naive"})
+        for (bool const sharded : {false, true}) {
+            CAPTURE(name, sharded);
+            recipe const by{.name = name,
+                            .optimizer = adam{},
+                            .algorithm = any_allreduce::parse(name),
+                            .buckets = size_capped_buckets{.cap_bytes = 8192, .first_bytes = 512},
+                            .options = options_of(sharded, true)};
+            auto const counts =
+                on_ranks(2, [&](auto& comm) { return count_allocations<memory::releasing>(comm, by, 6, 5); })[0];
+            REQUIRE(counts == std::vector<std::size_t>(6));
+        }
 }
 
 TEST_CASE("parameter groups and clipping by value allocate nothing after the first step", "[train]") {

@@ -1,0 +1,65 @@
+/// \file
+/// loopback_world, on_ranks: ranks that are threads, over TCP on loopback.
+#pragma once
+
+#include <chrono>
+#include <future>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <ddp/comm/communicator.hpp>
+#include <ddp/rendezvous/bootstrap.hpp>
+#include <ddp/transport/any.hpp>
+#include <ddp/transport/framed/tcp.hpp>
+
+#include "support/listener.hpp"
+
+namespace ddp::test {
+
+inline timing loopback_patience() {
+    timing times = timing::for_tests();
+    times.dead = std::chrono::seconds(20);  // eight ranks, two cores, a sanitizer
+    times.collective = std::chrono::seconds(60);
+    times.join = std::chrono::seconds(30);
+    times.handshake = std::chrono::seconds(20);
+    return times;
+}
+
+/// Ranks of one job, each connecting on its own thread.
+class loopback_world {
+public:
+    explicit loopback_world(int ranks) : ranks_(ranks) {}
+
+    std::unique_ptr<tcp_transport> connect(int rank) const {
+        job where;
+        where.rank = where.local_rank = rank;
+        where.size = where.local_size = ranks_;
+        where.master_port = at_.port;
+        tcp_options options{.times = loopback_patience()};
+        if (rank == 0) options.listen_descriptor = at_.inherit();
+        return connect_tcp(where, options);
+    }
+
+private:
+    int ranks_;
+    listener at_;
+};
+
+/// body(comm) on every rank.
+template <class Body>
+auto on_ranks(int ranks, Body const& body) {
+    loopback_world const world(ranks);
+    using result = decltype(body(std::declval<communicator<>&>()));
+    std::vector<std::future<result>> running;
+    for (int rank = 0; rank < ranks; ++rank)
+        running.push_back(std::async(std::launch::async, [&world, &body, rank] {
+            communicator<> comm = any_communicator(world.connect(rank), loopback_patience());
+            return body(comm);
+        }));
+    std::vector<result> all;
+    for (auto& r : running) all.push_back(r.get());
+    return all;
+}
+
+}  // namespace ddp::test
