@@ -139,7 +139,7 @@ TEST_CASE("a peer that leaves is an error that names the receive", "[collective]
         if (comm.rank() == 0) ddp::receive(comm, in, 1, 3);
     });
     CHECK(errors[0].find("DDP-E202") == 0);
-    CHECK(errors[0].find("rank 1 has ended in good order while rank 0 was in receive of 8 bytes from rank 1") !=
+    CHECK(errors[0].find("rank 1 exited cleanly while rank 0 was in receive of 8 bytes from rank 1") !=
           std::string::npos);
 }
 

@@ -145,7 +145,7 @@ TEST_CASE("every request of a job that fails throws the verdict of all ranks", "
         for (int const r : {0, 2}) {
             std::string const& text = errors[static_cast<std::size_t>(r)];
             CAPTURE(text);
-            CHECK(contains(text, dies ? "rank 1 has ended in good order" : "rank 1 failed in its own code"));
+            CHECK(contains(text, dies ? "rank 1 exited cleanly" : "rank 1 failed in its own code"));
             CHECK(!contains(text, "nothing"));
         }
         CHECK(errors[1] == (dies ? "" : "out of disk"));

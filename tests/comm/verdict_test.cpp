@@ -120,7 +120,7 @@ TEST_CASE("each story has one culprit", "[comm][verdict]") {
          2,
          errc::peer_closed,
          "rank 2"},
-        {"a rank that ended in good order",
+        {"a rank that exited cleanly",
          {said(failure_kind::closed, 0, 1), left()},
          1,
          errc::peer_closed,

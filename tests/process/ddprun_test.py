@@ -530,7 +530,7 @@ class Signals(unittest.TestCase):
                 notes.wait_for("0", "1", "2")
                 process.send_signal(signo)
                 result = finish(process)
-                self.assertEqual(result.code, 0, "the ranks ended in good order")
+                self.assertEqual(result.code, 0, "the ranks exited cleanly")
                 self.assertEqual([result.lines(rank) for rank in range(3)], [[signo.name]] * 3)
 
     def test_ranks_that_die_of_a_signal_passed_on(self):

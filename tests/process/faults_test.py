@@ -194,7 +194,7 @@ class LeavesEarly(FaultCase):
         for size, rank in ((2, 0), (2, 1), (3, 1), (4, 0), (4, 3)):
             with self.subTest(size=size, rank=rank):
                 self.strike(size, [f"{rank}:return:between:3"],
-                            rf"^DDP-E202 peer closed: rank {rank} has ended in good order", [rank], code=0)
+                            rf"^DDP-E202 peer closed: rank {rank} exited cleanly", [rank], code=0)
 
     def test_calling_exit_is_no_good_order(self):
         for phase, step in (("construct", 0), ("forward", 3), ("backward", 3), ("between", 3)):

@@ -193,7 +193,7 @@ class Training(Case):
         with Job(2, [NEWCOMER, "empty", "all"]) as job:
             job.wait()
             for rank in job.ranks.values():
-                self.says(rank.error(), "DDP-E104 no samples", "empty on every rank", "calls step() without a batch")
+                self.says(rank.error(), "DDP-E104 no samples", "empty on every rank", "calls trainer.join()")
 
     def test_settings_that_differ(self):
         with Job(2, [NEWCOMER], without=[1]) as job:
@@ -214,8 +214,8 @@ class Training(Case):
     def test_a_rank_that_has_less_data(self):
         with Job(3, [NEWCOMER, "ends", "1"]) as job:
             job.wait()
-            self.says(job.ranks[0].error(), "DDP-E202 peer closed: rank 1 has ended in good order", "step #3",
-                      "a rank that is out of data calls step() without a batch")
+            self.says(job.ranks[0].error(), "DDP-E202 peer closed: rank 1 exited cleanly", "step #3",
+                      "a rank that is out of data calls trainer.join()")
 
     @unittest.skipUnless(DDPRUN, "DDPRUN names no launcher")
     def test_the_launcher_ends_with_the_cause(self):

@@ -206,7 +206,7 @@ TEST_CASE("a rank that ends early is named to those who train on", "[train]") {
         if (rank == culprit)
             REQUIRE(one == "");
         else
-            REQUIRE((one.find("DDP-E202") == 0 && contains(one, "rank 1 has ended in good order")));
+            REQUIRE((one.find("DDP-E202") == 0 && contains(one, "rank 1 exited cleanly")));
     }
 }
 

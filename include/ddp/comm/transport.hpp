@@ -191,7 +191,7 @@ static_assert(std::is_trivially_copyable_v<failure> && std::has_unique_object_re
 /// What is known of a rank.
 struct report {
     enum class state : std::uint8_t { silent, left, spoke, closed };
-    state is = state::silent;  ///< left: it said goodbye in good order; spoke: `record` is its record
+    state is = state::silent;  ///< left: it said goodbye, and has exited cleanly; spoke: `record` is its record
     failure record = {};       ///< where `is` is state::spoke
 };
 

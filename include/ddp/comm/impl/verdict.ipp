@@ -64,9 +64,9 @@ inline constexpr char const* both_alive =
                            ", ", rank_text(found.other), " in ", operation_text(record_of(found.other)),
                            ". All ranks must call the same collectives in the same order with the same counts."});
         case fault_rule::left:
-            return concat({culprit, " has ended in good order while ", speaker, " was in ", during,
+            return concat({culprit, " exited cleanly while ", speaker, " was in ", during,
                            ": it called fewer collectives or steps than the others. All ranks must take part in all of "
-                           "them; a rank that is out of data calls step() without a batch."});
+                           "them; a rank that is out of data calls trainer.join()."});
         case fault_rule::closed:
             return concat({culprit, " is gone while ", speaker, " was in ", during, ": ", reason, look_there});
         case fault_rule::gone: return concat({culprit, " is gone: ", reason, look_there});

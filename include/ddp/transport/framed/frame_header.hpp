@@ -25,7 +25,7 @@ enum class frame_type : std::uint8_t {
     request,    ///< a message waits at the sender for its receive; word: serial
     clear,      ///< the receive for it is posted; word: serial
     heartbeat,  ///< payload: name of the operation last entered; index: its number, fingerprint: its fingerprint
-    goodbye,    ///< the sender leaves in good order, after all it had to say
+    goodbye,    ///< the sender leaves: the last frame, after all its messages
     abort,      ///< payload: a failure
 };
 inline constexpr std::uint8_t frame_types = 7;

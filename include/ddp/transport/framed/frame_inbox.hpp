@@ -62,7 +62,7 @@ public:
     std::size_t plan(std::span<mutable_bytes, max_segments> list, mutable_bytes staging) noexcept {
         planned_ = 0;
         staging = staging.first(std::min(staging.size(), frame_payload_bytes));
-        if (deaf_) return add(list, kind::raw, staging);
+        if (discards_input_) return add(list, kind::raw, staging);
         completion* node = sink_ == sink::node ? node_ : nullptr;
         std::size_t at = node != nullptr ? node->moved : 0;
         if (payload_left_ != 0) {
@@ -100,7 +100,7 @@ public:
         for (std::size_t i = 0; i < planned_ && bytes != 0; ++i) {
             segment const& s = segments_[i];
             std::size_t const n = std::min(bytes, s.where.size());
-            if (deaf_) return;
+            if (discards_input_) return;
             if (!expected(s)) {
                 std::size_t moved = 0;
                 for (; i < planned_ && bytes != 0; ++i) {
@@ -128,7 +128,7 @@ public:
     }
 
     /// From now on bytes are read and thrown away, and no posted memory is touched.
-    void turn_deaf() noexcept { deaf_ = true; }
+    void discard_input() noexcept { discards_input_ = true; }
     /// From now on payloads of messages are thrown away; urgent frames still count.
     void discard_messages() noexcept {
         forget_message();
@@ -192,7 +192,7 @@ private:
     }
     void fail(std::string_view why) noexcept {
         error_ = why;
-        turn_deaf();
+        discard_input();
     }
 
     /// The rest of the message that is arriving goes nowhere. Its receive is posted again, so that end_all() finds it.
@@ -203,7 +203,7 @@ private:
         early_message_ = early_store::none;
     }
     void consume(const_bytes bytes, completion_list& done) {
-        while (!bytes.empty() && !deaf_) {
+        while (!bytes.empty() && !discards_input_) {
             if (payload_left_ == 0) {
                 std::size_t const n = std::min(bytes.size(), sizeof(frame_header) - header_have_);
                 std::memcpy(header_bytes_.data() + header_have_, bytes.data(), n);
@@ -433,7 +433,7 @@ private:
     std::size_t planned_ = 0;
     std::array<std::byte, max_segments * sizeof(frame_header)> ahead_bytes_;
 
-    bool deaf_ = false, discarding_ = false, goodbye_ = false, has_record_ = false;
+    bool discards_input_ = false, discarding_ = false, goodbye_ = false, has_record_ = false;
     mark mark_;
     failure record_;
     std::string_view error_;

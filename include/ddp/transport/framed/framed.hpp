@@ -355,7 +355,7 @@ private:
                 l.in.took(r.bytes, {memory_.get() + staging_bytes, inbox::max_read}, ready_);
             } catch (std::bad_alloc const&) {
                 close(l, errc::frame, "no memory for its announcements");
-                l.in.turn_deaf();
+                l.in.discard_input();
             }
             heard_from(l, clean);
             if (r.bytes < total(std::span(list).first(count))) break;
@@ -372,7 +372,7 @@ private:
                 about = {report::state::spoke, record};
                 changed_ = true;
             } else {
-                l.in.turn_deaf();
+                l.in.discard_input();
                 close(l, errc::frame, "a record of a rank that does not exist");
             }
         }

@@ -187,7 +187,7 @@ inline mpi_transport::mpi_transport(MPI_Comm users, mpi_options const& options)
         std::size_t const busy = neighbours * (may_own_thread() ? 2 : 1);
         waiter_.share_core(busy > std::max(1u, std::thread::hardware_concurrency()));
     } catch (...) {
-        detail::mpi::bury(std::move(session_));  // a collective call that never ended writes there one day
+        detail::mpi::keep_for_good(std::move(session_));  // a collective call that never ended writes there one day
         throw;
     }
 }
@@ -203,7 +203,7 @@ inline mpi_transport::~mpi_transport() {
         }
         clean = session_->close(std::find(gone_.begin(), gone_.end(), char{0}) == gone_.end());
     }
-    if (!clean) detail::mpi::bury(std::move(session_));
+    if (!clean) detail::mpi::keep_for_good(std::move(session_));
     for (int peer = 0; peer < size(); ++peer) end_receives(peer, op_status::aborted);
     while (completion* const node = active_.front()) {
         active_.erase(*node);

@@ -91,7 +91,7 @@ struct session {
     std::array<MPI_Request, 16> ring_requests;
     slot_pool slots;
     request_set requests;
-    session* buried = nullptr;
+    session* next_kept = nullptr;
 
     session() { ring_requests.fill(MPI_REQUEST_NULL); }
 
@@ -198,12 +198,12 @@ private:
 };
 
 /// Keeps memory that MPI may still touch reachable until the process ends.
-inline std::atomic<session*> graves{nullptr};
-inline void bury(std::unique_ptr<session> dead) noexcept {
+inline std::atomic<session*> kept_sessions{nullptr};
+inline void keep_for_good(std::unique_ptr<session> dead) noexcept {
     if (dead == nullptr) return;
-    session* const grave = dead.release();
-    grave->buried = graves.load();
-    while (!graves.compare_exchange_weak(grave->buried, grave)) {
+    session* const kept = dead.release();
+    kept->next_kept = kept_sessions.load();
+    while (!kept_sessions.compare_exchange_weak(kept->next_kept, kept)) {
     }
 }
 
