@@ -307,7 +307,7 @@ private:
         else if (!may_be_empty || !engine_->everybody_done())
             throw error(errc::no_samples,
                         "the batch is empty on every rank: there is no mean over no samples. Nothing was changed; a "
-                        "rank that is out of data calls join().");
+                        "rank that is out of data calls trainer.join().");
         return result;
     }
     void account(time_point since) noexcept {
