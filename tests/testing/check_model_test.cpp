@@ -1,5 +1,6 @@
 #include <ddp/testing/check_model.hpp>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -98,6 +99,32 @@ TEMPLATE_TEST_CASE("check_model finds nothing wrong with good models", "[testing
     testing::model_archetype<TestType> least(3);
     REQUIRE(testing::check_model(least, testing::batch_archetype{{1, 2}}) == std::vector<std::string>{});
     REQUIRE(complaint_about(mistake::none) == "");
+}
+
+namespace {
+/// Its sum depends on where its weight begins, as vectorised code's does.
+struct place_model {
+    using element = float;
+    std::vector<float> weight = std::vector<float>(4, 0.5f), slope = std::vector<float>(4);
+    std::vector<parameter<float>> parameters() { return {{"w", {4}, weight, slope}}; }
+    double forward(std::vector<float> const&) {
+        return static_cast<double>(weight[0] + weight[1] + weight[2] + weight[3]);
+    }
+    template <class Ready>
+    void backward(pass<float> how, Ready const& ready) {
+        auto const place = reinterpret_cast<std::uintptr_t>(weight.data()) % 64;
+        for (float& s : slope) s = (how.accumulate ? s : 0) + how.scale * (1 + static_cast<float>(place) * 0x1p-23f);
+        ready(0);
+    }
+};
+}  // namespace
+
+TEST_CASE("check_model says of a model without bind that its bits depend on its place", "[testing]") {
+    place_model model;
+    auto const all = testing::check_model(model, std::vector<float>{1});
+    REQUIRE(all.size() == 1);
+    CAPTURE(all.front());
+    REQUIRE(all.front().find("parameter 'w': a copy of the model gives other gradients") == 0);
 }
 
 TEST_CASE("check_model names what is wrong with a model", "[testing]") {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -46,6 +47,8 @@ public:
         if constexpr (BindableModel<M>) {
             move();
             check_passes();
+        } else if constexpr (std::copy_constructible<M>) {
+            check_places();
         }
         return complaints_;
     }
@@ -160,6 +163,26 @@ private:
                                          "), although the model declares ready_releases: the gradient of " + named(i) +
                                          " depends on it");
     }
+    /// Copies have memory of their own, which begins elsewhere.
+    void check_places() {
+        arrays const here = gradients({.scale = 1});
+        std::vector<std::unique_ptr<M>> copies_of_it;
+        std::vector<std::unique_ptr<char[]>> between;
+        for (std::size_t k = 1; k <= 8; ++k) {
+            between.push_back(std::make_unique<char[]>(16 * k));
+            M& other = *copies_of_it.emplace_back(std::make_unique<M>(model_));
+            model_check_options silent = options_;
+            model_checker there(other, batch_, silent);
+            arrays const got = there.gradients({.scale = 1});
+            for (std::size_t i = 0; i < got.size(); ++i)
+                if (!std::equal(got[i].begin(), got[i].end(), here[i].begin(), here[i].end(), alike))
+                    return expect(false, named(i) +
+                                             ": a copy of the model gives other gradients. If only their last bits "
+                                             "differ, they depend on where its memory begins, and so would two "
+                                             "runs of one program: give the model bind(), or memory that "
+                                             "begins at multiples of 64 bytes");
+        }
+    }
     void check_slopes(arrays const& gradient) {
         for (std::size_t i = 0; i < parameters_.size(); ++i) {
             std::vector<E> const value(parameters_[i].value.begin(), parameters_[i].value.end());
@@ -230,7 +253,8 @@ private:
 ///  - forward is repeatable; gradients are the slopes of its loss, by central differences (not at a kink, as a rectifier's)
 ///  - backward reports each parameter once, when its gradient is final; it assigns or adds as it is told, times the scale
 ///  - values do not change, and are not read after ready(i) where the model declares ready_releases
-///  - all of that again after bind, with the old memory made useless
+///  - all of that again after bind, with the old memory made useless; a model that has no bind, but can be copied: copies,
+///    whose memory begins elsewhere, give the same bits
 /// Leaves the model with the values it had, bound to memory of its own: give it one made for this.
 /// Cost: about 2 * slopes forward passes a parameter.
 template <class M, class Batch>
