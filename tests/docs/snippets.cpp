@@ -23,8 +23,8 @@ struct my_metrics {
     }
 };
 
-ddp::nn::sequential<float> make_model() {
-    return {ddp::nn::linear(1, 1), ddp::nn::mean_squared_error()};
+auto make_model() {
+    return ddp::nn::sequential{ddp::nn::linear(1, 1), ddp::nn::mean_squared_error()};
 }
 
 std::vector<float> const x{0.0f, 1.0f}, y{1.0f, 3.0f};

@@ -247,7 +247,9 @@ TEST_CASE("ranks with other clipping are refused when the trainers are made", "[
             data_parallel trainer{net, sgd{}, comm, training_options{.clip = comm.rank() == 0 ? zero : one}};
         });
     };
-    auto const refused = [](std::string const& text) { return text.find("another training_options.clip") != text.npos; };
+    auto const refused = [](std::string const& text) {
+        return text.find("another training_options.clip") != text.npos;
+    };
     for (auto const& text : errors(clip_by_value{.limit = 1}, clip_by_value{.limit = 2})) CHECK(refused(text));
     for (auto const& text : errors(clip_by_value{.limit = 1}, {})) CHECK(refused(text));
     for (auto const& text : errors(clip_by_value{.limit = 1}, clip_by_global_norm{.max_norm = 1}))

@@ -352,7 +352,7 @@ data_parallel<M, T>::data_parallel(M& model, communicator<T> const& comm, setup 
     options_.template validate<element>();
     std::vector<std::size_t> const counts = replica_.counts();
     std::size_t const grain = step_engine<T, element>::slice_grain(options_.norm_clip() != nullptr);
-    bucket_plan const plan = with.plan({counts, sizeof(element), grain});
+    bucket_plan const plan = with.buckets->plan({counts, sizeof(element), grain});
     arena<element> const memory = replica_.make_arena(plan.order);
     memory_ = memory.owner();
     detail::bucket_map map(plan, memory.where(), grain);

@@ -4,7 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
+#include <memory>
 #include <span>
 #include <tuple>
 #include <type_traits>
@@ -101,19 +101,33 @@ concept TrainerArguments =
     ExchangeOver<exchange_among<exchange_given<T, element_of<M>, Policies...>, element_of<M>>, T, element_of<M>> &&
     BucketPolicy<buckets_given<T, element_of<M>, Policies...>>;
 
+/// A bucket policy that is asked once.
+struct planner {
+    planner() = default;
+    planner(planner const&) = delete;
+    planner& operator=(planner const&) = delete;
+    virtual ~planner() = default;
+    [[nodiscard]] virtual bucket_plan plan(bucket_request const& request) const = 0;
+};
+template <BucketPolicy B>
+struct planner_of final : planner {
+    explicit planner_of(B policy) : held(std::move(policy)) {}
+    [[nodiscard]] bucket_plan plan(bucket_request const& request) const override { return held.plan(request); }
+    B held;
+};
+
 /// The arguments of a trainer, each in its place.
 template <Transport T, Element E>
 struct trainer_setup {
     training_options options;
-    std::function<bucket_plan(bucket_request const&)> plan;
+    std::unique_ptr<planner> buckets;
     step_parts<T, E> parts;
 
     template <class Opt, class... Policies>
     trainer_setup(Opt optimizer, std::tuple<Policies...> given)
         : options(take<policy_kind::options, training_options>(given)),
-          plan([buckets = take<policy_kind::buckets, size_capped_buckets>(given)](bucket_request const& request) {
-              return buckets.plan(request);
-          }),
+          buckets(std::make_unique<planner_of<buckets_given<T, E, Policies...>>>(
+              take<policy_kind::buckets, size_capped_buckets>(given))),
           parts{make_optimizer_model<E>(std::move(optimizer)),
                 make_exchange_model<T, E>(take<policy_kind::exchange, automatic_allreduce>(given)),
                 make_step_observer(take<policy_kind::observer, null_observer>(given))} {

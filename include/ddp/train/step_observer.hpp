@@ -2,7 +2,6 @@
 /// step_observer: an observer behind a virtual call an event, so that the step is compiled once for all of them.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <type_traits>
 #include <utility>
