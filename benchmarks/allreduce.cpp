@@ -4,6 +4,7 @@
 //   ddprun -n 2 --prefix none -- ./allreduce
 //
 // SIZES (bytes, separated by spaces), BUDGET (seconds a size), MINREPS, IMPL and NET (names in the output), ALGORITHM.
+// COMMUNICATOR=tcp measures a communicator<tcp_transport> instead of a communicator<>, which is over any_transport.
 // MODE=startup prints only the seconds from T0 (epoch seconds) to the end of the first allreduce.
 #include <algorithm>
 #include <chrono>
@@ -11,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <ddp/ddp.hpp>
+#include <ddp/rendezvous/bootstrap.hpp>
 #include <ddp/rendezvous/run_tcp.hpp>
 #include <sstream>
 #include <string>
@@ -76,20 +78,28 @@ void measure(Comm& comm, std::size_t bytes, ddp::any_allreduce const& algorithm)
     std::fflush(stdout);
 }
 
+template <class Comm>
+void measure_all(Comm& comm) {
+    auto const algorithm = ddp::any_allreduce::parse(setting("ALGORITHM", "auto"));
+    if (setting("MODE", "") == "startup") {
+        float one = 1;
+        ddp::allreduce(comm, std::span<float>(&one, 1), algorithm);
+        double const now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+        if (comm.rank() == 0) std::printf("%.3f\n", now - std::stod(setting("T0", "0")));
+        return;
+    }
+    std::istringstream sizes(setting("SIZES", "4 4096 65536 262144 1048576 4194304 16777216 67108864"));
+    for (std::size_t bytes; sizes >> bytes;) measure(comm, bytes, algorithm);
+}
+
 }  // namespace
 
 int main() {
-    return ddp::run_main<ddp::threads, ddp::tcp>([](auto& comm) {
-        auto const algorithm = ddp::any_allreduce::parse(setting("ALGORITHM", "auto"));
-        if (setting("MODE", "") == "startup") {
-            float one = 1;
-            ddp::allreduce(comm, std::span<float>(&one, 1), algorithm);
-            double const now =
-                std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-            if (comm.rank() == 0) std::printf("%.3f\n", now - std::stod(setting("T0", "0")));
-            return;
-        }
-        std::istringstream sizes(setting("SIZES", "4 4096 65536 262144 1048576 4194304 16777216 67108864"));
-        for (std::size_t bytes; sizes >> bytes;) measure(comm, bytes, algorithm);
-    });
+    auto const job = ddp::job_from_environment();
+    if (setting("COMMUNICATOR", "any") == "tcp" && job) {
+        ddp::communicator comm(ddp::connect_tcp(*job));
+        measure_all(comm);
+        return 0;
+    }
+    return ddp::run_main<ddp::threads, ddp::tcp>([](ddp::communicator<>& comm) { measure_all(comm); });
 }
