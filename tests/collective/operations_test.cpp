@@ -3,8 +3,11 @@
 #include <ddp/collective/allreduce.hpp>
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <string>
+#include <vector>
 
 #include "support/catch.hpp"
 #include "support/collective_checks.hpp"
@@ -88,6 +91,15 @@ struct bitwise_or {
 };
 static_assert(ddp::OperationOn<bitwise_or, std::uint32_t> && !ddp::OperationOn<bitwise_or, float>);
 
+/// One whose sides matter: what the lower ranks have.
+struct leftmost {
+    static constexpr char const* name = "leftmost";
+    template <ddp::Number E>
+    static constexpr E combine(E left, E /*right*/) noexcept {
+        return left;
+    }
+};
+
 }  // namespace
 
 TEST_CASE("an operation of the user's own is applied", "[collective][operations]") {
@@ -97,6 +109,20 @@ TEST_CASE("an operation of the user's own is applied", "[collective][operations]
         return flags.front() + flags.back();
     });
     CHECK(got == std::vector<std::uint32_t>(5, 62));
+}
+
+TEST_CASE("reduce keeps what lower ranks have on the left, whatever the root and the way", "[collective][operations]") {
+    run(GENERATE(2, 3, 6, 7), [](auto& comm) {
+        failures all;
+        for (int root = 0; root < comm.size(); ++root)
+            for (std::size_t const count : {std::size_t{1}, std::size_t{40'000}}) {
+                std::vector<std::int32_t> data(count, comm.rank() + 1);
+                ddp::reduce(comm, data, root, leftmost{});
+                if (comm.rank() == root && (data.front() != 1 || data.back() != 1))
+                    all.push_back("root " + std::to_string(root) + " has " + std::to_string(data.front()));
+            }
+        return all;
+    });
 }
 
 TEST_CASE("reduce refuses a root that is no rank", "[collective][operations]") {

@@ -289,6 +289,36 @@ TEST_CASE("the group that outlives every other still works, and is the job's end
     for (auto& f : running) CHECK(f.get() == 2.0f);
 }
 
+TEST_CASE("ranks that have once entered other things differ in whatever they enter after it", "[comm][group]") {
+    auto const histories = test::run_ranks(2, [](auto& comm) {
+        return comm.exclusively([&] {
+            operation_info what;
+            for (std::uint64_t const print : {5 + static_cast<std::uint64_t>(comm.rank()), std::uint64_t{7}}) {
+                what.fingerprint = print;
+                comm.members().enter(what);
+            }
+            return comm.members().history();
+        });
+    });
+    CHECK(histories[0] != histories[1]);
+}
+
+TEST_CASE("groups that share a rank never share a number, though some of its ranks have made more than others",
+          "[comm][group]") {
+    auto const distinct = test::run_ranks(4, [](auto& comm) {
+        auto const half = comm.split(comm.rank() / 2);
+        std::vector<std::remove_cvref_t<decltype(comm)>> all = {comm, half};
+        for (int k = 0; k < (comm.rank() < 2 ? 5 : 1); ++k) all.push_back(half.split(0));
+        all.push_back(comm.split(0));
+        all.push_back(comm.split(comm.rank() % 2));
+        std::vector<std::uint32_t> numbers;
+        for (auto const& each : all) numbers.push_back(each.members().id());
+        std::sort(numbers.begin(), numbers.end());
+        return std::adjacent_find(numbers.begin(), numbers.end()) == numbers.end();
+    });
+    for (bool const each : distinct) CHECK(each);
+}
+
 TEST_CASE("a thousand splits leave nothing behind", "[comm][group]") {
     auto const slower = test::run_ranks(2, [](auto& comm) {
         auto const time = [&](int splits) {

@@ -33,8 +33,8 @@ FOUND, MISSED, NO_BUILD, NO_APPLY, RED, NO_TEST, HANGS = (
 
 class Patch:
     def __init__(self, path):
-        self.path, self.name = path, path.stem
-        text = path.read_text()
+        self.name = path.stem
+        self.text = text = path.read_text()
         head = text[:text.index("diff --git ")]
         fields = dict(re.findall(r"^([A-Z][a-z ]+): (.*)$", head, re.MULTILINE))
         for word in ("What", "Expect", "Build"):
@@ -42,7 +42,6 @@ class Patch:
                 raise SystemExit(f"{path.name}: says no {word}")
         self.what, self.expect, self.build = fields["What"], fields["Expect"], fields["Build"].split()
         self.known = fields.get("Not found")
-        self.files = re.findall(r"^\+\+\+ b/(\S+)", text, re.MULTILINE)
 
 
 def call(command, where, timeout=None, **more):
@@ -87,7 +86,9 @@ class Copy:
         # The copy may lie inside the repository: git must not take that for its own.
         alone = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
         alone["GIT_CEILING_DIRECTORIES"] = str(self.tree.parent)
-        return call(["git", "apply", *how, str(patch.path)], self.tree, env=alone)
+        done = subprocess.run(["git", "apply", *how, "-"], cwd=self.tree, env=alone, input=patch.text, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        return done.returncode, done.stdout
 
     def make(self, targets):
         return call(["cmake", "--build", str(self.build), "--parallel", "1", "--target", *sorted(targets)], self.tree)
@@ -175,7 +176,8 @@ def main():
     if not patches:
         raise SystemExit("no patch has such a name")
     if with_.check:
-        bad = [p.name for p in patches if call(["git", "apply", "--check", str(p.path)], SOURCE)[0] != 0]
+        bad = [p.name for p in patches
+               if subprocess.run(["git", "apply", "--check", "-"], cwd=SOURCE, input=p.text, text=True, check=False).returncode]
         print(f"{len(patches) - len(bad)} of {len(patches)} apply" + "".join(f"\n  not {name}" for name in bad))
         return 1 if bad else 0
 
