@@ -81,7 +81,7 @@ bool has(std::string const& text, std::string const& part) {
 class rank_by_hand {
 public:
     explicit rank_by_hand(std::uint16_t port)
-        : store_({{boost::asio::ip::make_address("127.0.0.1"), port}}, 1, 2, soon()) {
+        : store_({{boost::asio::ip::make_address("127.0.0.1"), port}}, 1, 2, 0, soon()) {
         boost::asio::ip::tcp::endpoint const nowhere(boost::asio::ip::make_address("127.0.0.1"), 1);  // nobody dials us
         store_.put("rank/1", ddp::detail::peer_address{nowhere, "by hand"}.text(), soon());
         for (auto const& [key, value] : store_.all("rank/", 2, soon()))
