@@ -22,7 +22,7 @@ class CommunicationWait(unittest.TestCase):
             for name, count in FILES.items():
                 with open(os.path.join(few, name), "wb") as file:
                     file.write(cut(name, count))
-            words = ["--data", few, "--hidden", "8", "--epochs", "30", "--batch", "100", "--losses", "600"]
+            words = ["--data", few, "--hidden", "8", "--epochs", "300", "--batch", "100", "--losses", "6000"]
             with Job(2, [FASHION_MNIST, *words]) as job:
                 job.wait_for("loss", 0, count=5)
                 os.kill(job.ranks[1].pid, signal.SIGSTOP)
