@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <exception>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -63,8 +62,9 @@ DDP_DECL void scheduler_base::remove(mailbox_client& client) noexcept {
         }
 }
 DDP_DECL void scheduler_base::make_world(int rank, int size) {
-    std::vector<int> everybody(static_cast<std::size_t>(size));
-    std::iota(everybody.begin(), everybody.end(), 0);
+    std::vector<int> everybody;
+    everybody.reserve(static_cast<std::size_t>(size));
+    for (int each = 0; each < size; ++each) everybody.push_back(each);
     world_ = std::make_unique<group>(*this, 0, std::move(everybody), rank);
     last_entered_ = world_.get();
 }

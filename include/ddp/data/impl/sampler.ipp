@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <numeric>
 #include <optional>
 #include <span>
 #include <utility>
@@ -18,7 +17,7 @@ namespace ddp {
 
 DDP_DECL void shuffled_order(std::span<std::uint32_t> order, std::uint64_t seed, std::uint64_t epoch) {
     random_stream const draws{seed, random_use::shuffle, epoch};
-    std::iota(order.begin(), order.end(), std::uint32_t{0});
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::uint32_t>(i);
     for (std::size_t i = order.size(); i > 1; --i)
         std::swap(order[i - 1], order[static_cast<std::size_t>(draws.at(i - 1).below(i))]);
 }
@@ -33,7 +32,7 @@ DDP_DECL void shuffled_order(std::span<std::uint32_t> order, std::uint64_t seed,
     DDP_EXPECTS(!options.drop_last || options.global_batch <= options.samples,
                 "sampler: drop_last drops the only batch, since global_batch exceeds samples; make it smaller");
     order_.resize(options.samples);
-    std::iota(order_.begin(), order_.end(), std::uint32_t{0});
+    for (std::size_t i = 0; i < order_.size(); ++i) order_[i] = static_cast<std::uint32_t>(i);
 }
 
 DDP_DECL std::optional<std::span<std::uint32_t const>> sampler::next() {

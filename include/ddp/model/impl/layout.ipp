@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <iterator>
-#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -17,7 +16,7 @@ DDP_DECL layout::layout(std::vector<std::size_t> counts, std::vector<std::size_t
     : counts_(std::move(counts)), order_(std::move(order)), begins_(counts_.size()), blocks_(counts_.size()) {
     if (order_.empty()) {
         order_.resize(counts_.size());
-        std::iota(order_.begin(), order_.end(), std::size_t{0});
+        for (std::size_t i = 0; i < order_.size(); ++i) order_[i] = i;
     }
     std::vector<std::size_t> sorted = order_;
     std::sort(sorted.begin(), sorted.end());

@@ -399,7 +399,7 @@ private:
         // Only values that the types allow may become a failure.
         auto const raw = [&](std::size_t offset) { return std::to_integer<unsigned>(urgent_bytes_[offset]); };
         if (raw(offsetof(failure, kind)) > static_cast<unsigned>(failure_kind::idle) ||
-            raw(offsetof(failure, is_verdict)) > 1)
+            raw(offsetof(failure, is_verdict)) > 1 || raw(offsetof(failure, inside)) > 1)
             return fail("a record of unknown kind");
         std::memcpy(&record_, urgent_bytes_.data(), sizeof record_);
         has_record_ = true;
