@@ -118,6 +118,7 @@ DDP_KERNEL void fold(E* image, E* panel, window const& w) {
 ///
 ///     ddp::nn::conv2d first({.channels = 1, .height = 28, .width = 28}, {.filters = 16, .kernel = 3, .padding = 1});
 ///     ddp::nn::max_pool2d half(first.output_shape());
+///     ddp::nn::sequential net{std::move(first), ddp::nn::relu(), std::move(half), /* … */};  // shapes before
 ///
 /// Parameters "weight" (filters, channels, kernel, kernel) and "bias" (filters): PyTorch's names and layout. Each image
 /// is unfolded into a panel that all share and that stays in the cache, and multiplied; backward unfolds it again,

@@ -34,7 +34,7 @@ namespace ddp {
 
 /// What finish returns.
 struct finish_result {
-    std::uint64_t weight = 0;  ///< samples of all ranks; 0: nobody had any, and nothing changed
+    std::uint64_t weight = 0;  ///< samples of all ranks, of every batch that went into the step; never 0
     double gradient_norm = 0;  ///< of the mean gradient before clipping, where clipping asks for it
 };
 /// What step returns.

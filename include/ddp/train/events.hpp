@@ -14,7 +14,7 @@ namespace ddp {
 
 /// Bucket `bucket` holds the mean gradient (all of it, or this rank's slice with a sharded update).
 struct bucket_reduced {
-    std::uint64_t step = 0;              ///< counts calls of step from 1
+    std::uint64_t step = 0;              ///< number of the step, from 1: calls of step(), join() or finish()
     std::size_t bucket = 0;              ///< in the arena's order: the last is reduced first
     std::size_t bytes = 0;               ///< of the whole bucket
     std::chrono::nanoseconds elapsed{};  ///< since the bucket was full on this rank
@@ -22,7 +22,7 @@ struct bucket_reduced {
 
 /// All values are new.
 struct step_finished {
-    std::uint64_t step = 0;      ///< counts calls of step from 1
+    std::uint64_t step = 0;      ///< number of the step, from 1: calls of step(), join() or finish()
     std::uint64_t weight = 0;    ///< samples of all ranks
     double gradient_norm = 0.0;  ///< of the mean gradient before clipping; 0 where nobody asked for it
 };

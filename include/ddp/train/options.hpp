@@ -20,7 +20,7 @@ namespace ddp {
 /// its arithmetic by the number of ranks, and values are complete on every rank after each step all the same.
 enum class update : std::uint8_t { replicated, sharded };
 
-/// How a data_parallel trains: its fourth argument.
+/// How a data_parallel trains: pass it anywhere after the communicator.
 ///
 ///     ddp::data_parallel trainer{model, ddp::adamw{}, comm,
 ///                                {.update = ddp::update::sharded, .clip = ddp::clip_by_global_norm{1.0}}};

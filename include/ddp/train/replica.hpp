@@ -26,7 +26,7 @@ struct backward_pass {
     std::uint64_t weight = 1;  ///< of the batch: gradients become sums over so many samples. 0: there was no batch
     bool accumulate = false;   ///< add to the gradients instead of assigning them
     bool last = true;          ///< no pass of this step follows: gradients are reported, and in the arena afterwards
-    ddp::unused unused = ddp::unused::error;
+    ddp::unused unused = ddp::unused::error;  ///< a parameter that backward leaves out
 };
 
 /// A model, its parameters in an arena, and passes over it. Everything that needs no peer: what is done with gradients and
