@@ -31,7 +31,7 @@ cmake --preset "$preset" -DDDP_WERROR="${DDP_WERROR:-OFF}" --log-level=NOTICE > 
 targets=()
 case $preset in
     clang) targets=(--target ddp_floor_tests ddp_nn_tests ddp_train_tests ddp_kernels_object fashion_mnist) ;;
-    tsan) targets=(--target ddp_comm_tests ddp_tcp_tests ddp_train_tests ddp_mpi_tests process_programs) ;;
+    tsan) targets=(--target ddp_comm_tests ddp_tcp_tests ddp_train_tests ddp_mpi_tests ddp_mpi_leaving_program process_programs) ;;
 esac
 stage "build with $jobs jobs"
 cmake --build --preset "$preset" --parallel "$jobs" "${targets[@]}"
