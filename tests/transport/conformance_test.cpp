@@ -210,7 +210,9 @@ TEST_CASE("the suite complains of every flaw it was made for", "[comm][conforman
         {flaw::loses_empty_messages, "empty"},
         {flaw::changes_a_byte, "sizes"},
         {flaw::changes_a_byte, "large"},
+#if !defined(__SANITIZE_THREAD__)  // it looks at a completion that a peer's thread may be ending
         {flaw::completes_twice, "all_to_all"},
+#endif
         {flaw::merges_identities, "early"},
         {flaw::tells_no_news, "abort"},
         {flaw::takes_in_everything, "early"},
