@@ -119,12 +119,14 @@ struct place_model {
 };
 }  // namespace
 
-TEST_CASE("check_model says of a model without bind that its bits depend on its place", "[testing]") {
-    place_model model;
-    auto const all = testing::check_model(model, std::vector<float>{1});
+TEST_CASE("check_model_placement says of a model without bind that its bits depend on its place", "[testing]") {
+    auto const all = testing::check_model_placement([] { return place_model{}; }, std::vector<float>{1});
     REQUIRE(all.size() == 1);
     CAPTURE(all.front());
-    REQUIRE(all.front().find("parameter 'w': a copy of the model gives other gradients") == 0);
+    REQUIRE(all.front().find("parameter 'w': equal models give other gradients") == 0);
+    test::task_data<float> const data(5, 3, 8);
+    auto const plain = [] { return test::tanh_mlp<float, test::memory::copied>(5, 6, 3, 1); };
+    REQUIRE(testing::check_model_placement(plain, data.batch(0, 8)) == std::vector<std::string>{});
 }
 
 TEST_CASE("check_model names what is wrong with a model", "[testing]") {

@@ -104,15 +104,12 @@ public:
         if (with_ == flaw::forgets_who_left &&
             inner_->reports()[static_cast<std::size_t>(peer)].is == ddp::report::state::left)
             return end_later(done, ddp::op_status::closed);
+        if (with_ == flaw::completes_twice) return receive_and_run_twice(peer, what, in, done);
         inner_->post_receive(peer, what, in, done);
-        last_ = &done;
     }
     bool progress(ddp::time_point until) {
         if (with_ == flaw::oversleeps) until = std::max(until, now()) + 400ms;
         bool const news = inner_->progress(until);
-        if (with_ == flaw::completes_twice && last_ != nullptr && last_->status == ddp::op_status::ok)
-            last_->run(*last_);
-        last_ = nullptr;
         for (auto const& [node, how] : std::exchange(ended_, {})) {
             node->status = how;
             node->run(*node);
@@ -132,6 +129,19 @@ public:
     [[nodiscard]] ddp::time_point now() const { return inner_->now(); }
 
 private:
+    void receive_and_run_twice(int peer, ddp::tag const& what, ddp::mutable_bytes in, ddp::completion& done) {
+        doubled& mine = doubled_.emplace_back();
+        mine.users = &done;
+        mine.run = [](ddp::completion& node) noexcept {
+            ddp::completion& users = *static_cast<doubled&>(node).users;
+            users.status = node.status;
+            users.fingerprint = node.fingerprint;
+            users.length = node.length;
+            users.run(users);
+            if (users.status == ddp::op_status::ok) users.run(users);
+        };
+        inner_->post_receive(peer, what, in, mine);
+    }
     void end_later(ddp::completion& done, ddp::op_status how) {
         ended_.emplace_back(&done, how);
         inner_->wake();
@@ -160,10 +170,13 @@ private:
         ddp::const_bytes out;
         ddp::completion* done;
     };
+    struct doubled : ddp::completion {
+        ddp::completion* users = nullptr;
+    };
+    std::deque<doubled> doubled_;  // outlives the transport
     std::unique_ptr<ddp::inproc_transport> inner_;
     flaw with_;
     std::optional<held> held_;
-    ddp::completion* last_ = nullptr;
     std::vector<std::pair<ddp::completion*, ddp::op_status>> ended_;
 };
 
@@ -210,9 +223,7 @@ TEST_CASE("the suite complains of every flaw it was made for", "[comm][conforman
         {flaw::loses_empty_messages, "empty"},
         {flaw::changes_a_byte, "sizes"},
         {flaw::changes_a_byte, "large"},
-#if !defined(__SANITIZE_THREAD__)  // it looks at a completion that a peer's thread may be ending
         {flaw::completes_twice, "all_to_all"},
-#endif
         {flaw::merges_identities, "early"},
         {flaw::tells_no_news, "abort"},
         {flaw::takes_in_everything, "early"},

@@ -40,10 +40,10 @@ std::vector<std::vector<E>> addends(int ranks, std::size_t count, bool exact) {
     return all;
 }
 
-/// What every rank holds afterwards. Ranks are threads. Throws check_failed where they do not all come to an end.
 struct check_failed : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
+/// What every rank holds afterwards. Ranks are threads. Throws check_failed where they do not all come to an end.
 template <class A, Element E>
 std::vector<std::vector<E>> summed(A const& algorithm, std::vector<std::vector<E>> addends) {
     timing times = timing::for_tests();
