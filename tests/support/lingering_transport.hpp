@@ -3,6 +3,7 @@
 /// and when that happens it does. AddressSanitizer finds memory that is gone by then.
 #pragma once
 
+#include <chrono>
 #include <cstring>
 #include <list>
 #include <memory>
@@ -44,7 +45,12 @@ public:
         inner_->post_receive(peer, what, in, mine);
     }
     bool progress(time_point until) { return inner_->progress(until); }
-    void abort(failure const& record) { inner_->abort(record); }
+    void abort(failure const& record) {
+        if (lets_go_ == never) lets_go_ = now() + std::chrono::milliseconds(100);
+        inner_->abort(record);
+    }
+    /// For a while after the failure, as MPI until the messages that it has matched have ended.
+    [[nodiscard]] bool still_writes() const { return lets_go_ != never && now() < lets_go_; }
     [[nodiscard]] std::span<report const> reports() const { return inner_->reports(); }
     void wake() { inner_->wake(); }
     [[nodiscard]] time_point now() const { return inner_->now(); }
@@ -56,6 +62,7 @@ private:
         bool arrived = false;
     };
     std::unique_ptr<inproc_transport> inner_;
+    time_point lets_go_ = never;
     std::list<receive> receives_;
 };
 static_assert(Transport<lingering_transport>);

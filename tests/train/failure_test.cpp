@@ -8,6 +8,8 @@
 #include <thread>
 #include <vector>
 
+#include <ddp/collective/allreduce.hpp>
+
 #include "support/catch.hpp"
 #include "support/lingering_transport.hpp"
 #include "support/ranks.hpp"
@@ -273,4 +275,24 @@ TEST_CASE("what a failed step has posted outlives the transport, which may still
         });
     for (std::thread& one : all) one.join();
     expect_own_and_told(errors, "no more");
+}
+
+TEST_CASE("a call throws only when the transport writes into its memory no more", "[train]") {
+    auto const world = inproc_world::create(2);
+    std::vector<std::thread> both;
+    std::vector<std::string> wrong(2);
+    for (int rank = 0; rank < 2; ++rank)
+        both.emplace_back([&, rank] {
+            communicator comm(std::make_unique<lingering_transport>(world->connect(rank)), patient());
+            std::vector<float> data(1000);
+            try {
+                if (rank == 0) comm.fail("it gives up");
+                allreduce(comm, data);
+                wrong[static_cast<std::size_t>(rank)] = "nothing was thrown";
+            } catch (comm_error const&) {
+                if (comm.transport().still_writes()) wrong[static_cast<std::size_t>(rank)] = "thrown too early";
+            }
+        });
+    for (std::thread& one : both) one.join();
+    CHECK(wrong == std::vector<std::string>(2));
 }
