@@ -9,7 +9,7 @@ set -euo pipefail
 # The one list of packages. `tests` includes demo and mpi, `ci` includes tests.
 demo_packages=(g++ cmake ninja-build libboost-dev libeigen3-dev zlib1g-dev libxxhash-dev dataset-fashion-mnist)
 mpi_packages=(libopenmpi-dev openmpi-bin libboost-mpi-dev)
-tests_packages=(catch2 ccache python3 python3-pip binutils iproute2 procps pkg-config clang-19 libclang-rt-19-dev doxygen
+tests_packages=(catch2 ccache python3 python3-pip strace binutils iproute2 procps pkg-config clang-19 libclang-rt-19-dev doxygen
     doxygen-awesome-css lintian)
 ci_packages=(clang-format-19 clang-tidy-19 shellcheck)
 

@@ -1,12 +1,17 @@
 #include <ddp/core/version.hpp>
 #include <ddp/rendezvous/bootstrap.hpp>
+#include <ddp/rendezvous/job_secret.hpp>
+#include <ddp/rendezvous/run.hpp>
 #include <ddp/rendezvous/tcp_mesh.hpp>
 #include <ddp/rendezvous/tcp_store.hpp>
 #include <ddp/rendezvous/tcp_store_protocol.hpp>
 
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #include <unistd.h>
 
@@ -110,6 +115,7 @@ public:
         return answer;
     }
     void done() {
+        store_.stop_beating();
         store_.put("done/1", {}, soon());
         static_cast<void>(store_.all("done/", 2, soon()));
     }
@@ -128,6 +134,24 @@ private:
 struct insecure_says {
     explicit insecure_says(char const* value) { ::setenv("DDP_INSECURE", value, 1); }
     ~insecure_says() { ::unsetenv("DDP_INSECURE"); }
+};
+
+/// A secret in a file of its own, named by DDP_SECRET_FILE.
+struct secret_in_a_file {
+    std::string path = "/tmp/ddp_secret_XXXXXX";
+    explicit secret_in_a_file(std::string const& secret) {
+        int const fd = ::mkstemp(path.data());
+        if (::write(fd, secret.data(), secret.size()) != static_cast<ssize_t>(secret.size()))
+            throw std::runtime_error("no file");
+        ::close(fd);
+        ::setenv("DDP_SECRET_FILE", path.c_str(), 1);
+    }
+    secret_in_a_file(secret_in_a_file const&) = delete;
+    secret_in_a_file& operator=(secret_in_a_file const&) = delete;
+    ~secret_in_a_file() {
+        ::unsetenv("DDP_SECRET_FILE");
+        ::unlink(path.c_str());
+    }
 };
 
 }  // namespace
@@ -376,6 +400,199 @@ TEST_CASE("a rank that dies while the job comes together is named at once", "[re
         CHECK(has(text, "ended while the job came together"));
     }
     CHECK(ddp::monotonic_clock::now() - start < 3s);
+}
+
+TEST_CASE("a rank that ends or stops while others connect to it is named at once, not who waits for it",
+          "[rendezvous][tcp]") {
+    bool const stops = GENERATE(false, true);
+    CAPTURE(stops);
+    listener const at, mortal;
+    auto times = ddp::timing::for_tests();
+    times.dead = 500ms;
+    times.heartbeat = 50ms;
+    times.handshake = 2s;
+    auto all = std::async(std::launch::async, [&] {
+        return outcomes({job_of(0, 4, at.port), job_of(2, 4, at.port), job_of(3, 4, at.port)}, at, quick(times));
+    });
+    auto const start = ddp::monotonic_clock::now();
+    ddp::detail::store_hello hello;
+    hello.rank = 1;
+    hello.size = 4;
+    hello.who = ddp::bounded_text<72>("pid 4711 on \x1b[31mnode7");
+    int const fd = dial(at.port);
+    REQUIRE(::write(fd, &hello, sizeof hello) == static_cast<ssize_t>(sizeof hello));
+    std::string const address =
+        ddp::detail::peer_address{{boost::asio::ip::make_address("127.0.0.1"), mortal.port}, "pid 4711"}
+            .text();  // accepts, and says nothing
+    std::string request;
+    ddp::detail::append(request, ddp::bytes_of(ddp::detail::store_head{ddp::detail::store_op::put, 6,
+                                                                       static_cast<std::uint32_t>(address.size()), 0}));
+    request += "rank/1" + address;
+    REQUIRE(::write(fd, request.data(), request.size()) == static_cast<ssize_t>(request.size()));
+    if (!stops) {
+        std::this_thread::sleep_for(200ms);
+        ::close(fd);
+    }
+    for (std::string const& text : all.get()) {
+        CAPTURE(text);
+        CHECK(has(text, "rank 1 (pid 4711 on \\x1b[31mnode7) "));
+        CHECK(has(text, stops ? "has sent nothing for 500 ms while the job came together. Its process is stopped"
+                              : "ended while the job came together"));
+    }
+    CHECK(ddp::monotonic_clock::now() - start < 3s);
+    if (stops) ::close(fd);
+}
+
+TEST_CASE("a rank 0 that stops while the job comes together is named by all others", "[rendezvous][tcp]") {
+    listener const at;
+    auto times = ddp::timing::for_tests();
+    times.dead = 500ms;
+    auto const start = ddp::monotonic_clock::now();
+    auto one = std::async(std::launch::async, outcome, job_of(1, 2, at.port), quick(times));
+    int const fd = ::accept(at.fd, nullptr, nullptr);
+    std::string greeting;
+    ddp::detail::append(greeting, ddp::bytes_of(ddp::detail::store_head{ddp::detail::store_op::ok, 0, 8, 0}));
+    greeting += "nonce123";
+    CHECK(::write(fd, greeting.data(), greeting.size()) == static_cast<ssize_t>(greeting.size()));
+    std::string const text = one.get();
+    CAPTURE(text);
+    CHECK(has(text, "rank 0 at 127.0.0.1:"));
+    CHECK(has(text, "has sent nothing for 500 ms while the job came together"));
+    CHECK(ddp::monotonic_clock::now() - start < 3s);
+    ::close(fd);
+}
+
+TEST_CASE("a rank publishes no address that other hosts reach", "[rendezvous][tcp]") {
+    listener const at;
+    auto zero = std::async(std::launch::async, [&] {
+        ddp::tcp_options options = quick();
+        options.listen_descriptor = at.inherit();
+        return outcome(job_of(0, 2, at.port), options);
+    });
+    auto const soon = ddp::monotonic_clock::now() + 5s;
+    ddp::tcp_store store({{boost::asio::ip::make_address("127.0.0.1"), at.port}}, 1, 2, 0, soon);
+    store.put("rank/1", "9 192.0.2.1 pid 12 on node9", soon);
+    std::string const text = zero.get();
+    CAPTURE(text);
+    CHECK(has(text, "pid 12 on node9 published the address 192.0.2.1:9, which is not on this machine"));
+}
+
+TEST_CASE("with a secret nobody without it can take a rank's place, end the job or hear anything",
+          "[rendezvous][tcp]") {
+    listener const at;
+    secret_in_a_file const secret("0123456789abcdef");
+    ddp::tcp_options rank0 = quick();
+    rank0.listen_descriptor = at.inherit();
+    auto zero = std::async(std::launch::async, outcome, job_of(0, 2, at.port), rank0);
+    std::vector<int> strangers;
+    for (int kind = 0; kind < 40; ++kind) {
+        ddp::detail::store_hello hello;
+        hello.rank = 1;
+        hello.size = kind % 4 == 1 ? 3 : 2;
+        if (kind % 4 == 2) hello.version = 99;
+        if (kind % 4 == 3) hello.secret.bytes[0] = std::byte{'0'};
+        strangers.push_back(dial(at.port));
+        CHECK(::write(strangers.back(), &hello, sizeof hello) == static_cast<ssize_t>(sizeof hello));
+    }
+    std::this_thread::sleep_for(200ms);
+    CHECK(outcome(job_of(1, 2, at.port), quick()) == "");
+    CHECK(zero.get() == "");
+    for (int const fd : strangers) {
+        char byte;
+        CHECK(::recv(fd, &byte, 1, MSG_DONTWAIT) <= 0);
+        ::close(fd);
+    }
+}
+
+TEST_CASE("a rank without the job's secret says why rank 0 may have hung up", "[rendezvous][tcp]") {
+    listener const at;
+    auto times = ddp::timing::for_tests();
+    times.join = 700ms;
+    ddp::tcp_options rank0 = quick(times);
+    rank0.listen_descriptor = at.inherit();
+    auto const [zero, one] = [&] {
+        auto other = [&] {
+            secret_in_a_file const secret("0123456789abcdef");
+            auto running = std::async(std::launch::async, outcome, job_of(0, 2, at.port), rank0);
+            std::this_thread::sleep_for(100ms);
+            return running;
+        }();
+        std::string const mine = outcome(job_of(1, 2, at.port), quick(times));
+        return std::pair(other.get(), mine);
+    }();
+    CHECK(has(zero, "ranks {1} never joined"));
+    CHECK(has(one, "hangs up on ranks that do not show the same"));
+}
+
+TEST_CASE("a secret is taken only from a regular file that nobody else can read, or an inherited descriptor",
+          "[rendezvous][tcp]") {
+    auto const refusal = [] {
+        try {
+            return ddp::job_secret::from_environment().given() ? std::string("given") : std::string("none");
+        } catch (ddp::environment_error const& e) {
+            return std::string(e.what());
+        }
+    };
+    CHECK(refusal() == "none");
+    {
+        secret_in_a_file const good("0123456789abcdef");
+        CHECK(refusal() == "given");
+        REQUIRE(::chmod(good.path.c_str(), 0640) == 0);
+        CHECK(has(refusal(), "which other users may read or write (chmod 600)"));
+    }
+    {
+        secret_in_a_file const brief("0123456789abcde");
+        CHECK(has(refusal(), "no secret of 16 to 64 bytes"));
+    }
+    {
+        secret_in_a_file const zeros(std::string(32, '\0'));
+        CHECK(has(refusal(), "nothing but zeros"));
+    }
+    ::setenv("DDP_SECRET_FILE", "/dev/zero", 1);
+    CHECK(has(refusal(), "no regular file"));
+    ::setenv("DDP_SECRET_FILE", "/no/such/file", 1);
+    CHECK(has(refusal(), "cannot be opened"));
+    ::unsetenv("DDP_SECRET_FILE");
+
+    int const fd = ::memfd_create("secret", MFD_CLOEXEC);
+    REQUIRE(::write(fd, "0123456789abcdefXYZ", 19) == 19);
+    ::fcntl(fd, F_SETFD, 0);
+    ::setenv("DDP_SECRET_FD", std::to_string(fd).c_str(), 1);
+    CHECK(refusal() == "given");
+    CHECK(refusal() == "given");  // read by position: the ranks of a host share the descriptor's offset
+    CHECK((::fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0);
+    ::close(fd);
+    CHECK(has(refusal(), "which is not open"));
+    ::unsetenv("DDP_SECRET_FD");
+
+    ddp::job_secret a, b;
+    a.bytes[0] = b.bytes[0] = std::byte{1};
+    CHECK(a.matches(b));
+    b.bytes[63] = std::byte{1};
+    CHECK_FALSE(a.matches(b));
+}
+
+TEST_CASE("times come from the environment, in seconds", "[rendezvous][tcp]") {
+    ::setenv("DDP_TIMEOUT_DEAD", "0.5", 1);
+    ::setenv("DDP_TIMEOUT_COLLECTIVE", "600", 1);
+    ddp::timing const times = ddp::detail::with_environment({});
+    CHECK(times.dead == 500ms);
+    CHECK(times.heartbeat == 125ms);
+    CHECK(times.collective == 600s);
+    CHECK(times.join == ddp::timing{}.join);
+    times.validate();
+    for (char const* const wrong : {"0", "-1", "nan", "5s", "1e9", "0x10", "\x1b[2J"}) {
+        ::setenv("DDP_TIMEOUT_DEAD", wrong, 1);
+        try {
+            static_cast<void>(ddp::detail::with_environment({}));
+            FAIL(wrong);
+        } catch (ddp::environment_error const& e) {
+            CHECK(has(e.what(), "DDP_TIMEOUT_DEAD is \""));
+            CHECK_FALSE(has(e.what(), "\x1b"));
+        }
+    }
+    ::unsetenv("DDP_TIMEOUT_DEAD");
+    ::unsetenv("DDP_TIMEOUT_COLLECTIVE");
 }
 
 TEST_CASE("another program on the port is not mistaken for rank 0", "[rendezvous][tcp]") {

@@ -51,12 +51,13 @@ struct fault {
 ///     that has spoken is alive: records that call it closed or silent do not count.
 ///     A mismatch of models, gradients or batches says which; otherwise the next rule says more.
 ///  3. Ranks that entered different things under one number of one group: a mismatch, whatever they wait for.
-///  4. Deadlines alone: from the least waiting record follow the edges "waits for", which may cross groups, to a rank that
+///  4. Else, if a rank that was called closed has spoken, the connection is at fault, not either end.
+///  5. Deadlines alone: from the least waiting record follow the edges "waits for", which may cross groups, to a rank that
 ///     waits for nobody or has not spoken; it is the culprit, not the neighbour that everybody was waiting for. A wait
 ///     younger than half the deadline accuses nobody: who has just arrived is late itself. Where the edges lead round in a
 ///     circle, groups were used in different orders if it crosses groups; within one group the longest wait in it
 ///     accuses: the others began after that, as when a message is lost on its way.
-///  5. Else, if ranks that were called closed or silent have spoken, a connection is at fault; its far end is named.
+///  6. Else, if a rank that was called silent has spoken, the connection is at fault.
 [[nodiscard]] fault find_fault(std::span<report const> reports, nanoseconds collective);
 
 }  // namespace ddp

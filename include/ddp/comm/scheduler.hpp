@@ -128,7 +128,7 @@ bool scheduler<T>::knows_verdict() {
     bool complete = true;
     int speaker = -1;
     for (std::size_t r = 0; r < all.size(); ++r) {
-        if (all[r].is == report::state::silent) complete = false;
+        if (all[r].is == report::state::silent || !all[r].confirmed) complete = false;
         if (all[r].is != report::state::spoke) continue;
         if (speaker < 0) speaker = static_cast<int>(r);
         if (all[r].record.is_verdict) return adopt(all[r].record);

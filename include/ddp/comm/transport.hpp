@@ -193,6 +193,8 @@ struct report {
     enum class state : std::uint8_t { silent, left, spoke, closed };
     state is = state::silent;  ///< left: it said goodbye, and has exited cleanly; spoke: `record` is its record
     failure record = {};       ///< where `is` is state::spoke
+    /// Of a closed rank: no rank that can be asked reaches it. False: one may still pass its record on.
+    bool confirmed = true;
 };
 
 /// Has a rank among others.

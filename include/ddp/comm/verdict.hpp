@@ -9,6 +9,7 @@
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/error.hpp>
 #include <ddp/core/separate.hpp>
+#include <ddp/core/text.hpp>
 
 namespace ddp {
 
@@ -16,7 +17,7 @@ namespace ddp {
 class comm_error : public error {
 public:
     explicit comm_error(failure const& verdict)
-        : error(verdict.code, std::string(verdict.text.view())), verdict_(verdict) {}
+        : error(verdict.code, detail::printable(verdict.text.view())), verdict_(verdict) {}
 
     [[nodiscard]] failure const& verdict() const noexcept { return verdict_; }
     /// The rank that is at fault; -1 where it cannot be told.

@@ -25,7 +25,7 @@ namespace ddp {
 struct run_options {
     std::string transport = {};  ///< "inproc", "tcp", "mpi"; empty: what the environment says
     int ranks = 0;               ///< of threads; elsewhere the launcher says how many, and this must agree or be 0
-    timing times = {};           ///< how long anything may take
+    timing times = {};           ///< how long anything may take; the environment overrules it, see run
     bool insecure = false;       ///< tcp beyond loopback without a secret: anybody who reaches the port can take part
 };
 
@@ -45,8 +45,11 @@ namespace detail {
 /// body(comm); what it throws reaches the other ranks in its own words.
 void call_body(function_ref<void(communicator<>&)> body, communicator<>& comm);
 
-/// Throws environment_error where the options name no transport among `choices`, or make no sense.
-void expect_choice(run_options const& options, std::span<std::string_view const> choices);
+/// The options with the times that the environment sets. Throws environment_error where they name no transport among
+/// `choices`, or make no sense.
+[[nodiscard]] run_options checked(run_options options, std::span<std::string_view const> choices);
+/// DDP_TIMEOUT_DEAD, DDP_TIMEOUT_COLLECTIVE and DDP_TIMEOUT_JOIN, in seconds, instead of what `times` says.
+[[nodiscard]] timing with_environment(timing times);
 
 /// Nothing in the environment is for a transport among `choices`: throws environment_error where this program would
 /// train alone although several were started.
@@ -75,6 +78,8 @@ static_assert(Launch<threads>);
 /// Choice  options.transport where it is set; else the first of `Launches` that the environment asks for: RANK,
 ///         WORLD_SIZE, MASTER_ADDR or MASTER_PORT mean tcp, a process manager's variables (OMPI_COMM_WORLD_SIZE,
 ///         PMI_SIZE, PMIX_RANK) mpi.
+/// Times   DDP_TIMEOUT_DEAD, DDP_TIMEOUT_COLLECTIVE and DDP_TIMEOUT_JOIN (seconds, "0.5" or "600"; the same for all ranks)
+///         overrule options.times.
 /// Cost    tcp: a rendezvous at rank 0 and a connection for every pair of ranks, for at most timing.join (30 s).
 ///         threads: a thread a rank. Returns when body has returned on every rank of this process and the job was left.
 /// Throws  environment_error (errc::environment) if what is asked for was not built in or contradicts itself, or
@@ -82,9 +87,9 @@ static_assert(Launch<threads>);
 ///         not find each other. Otherwise what body throws: with threads the first rank's own exception, before
 ///         comm_error.
 template <Launch... Launches, class Body>
-void run(run_options const& options, Body body) {
+void run(run_options const& with, Body body) {
     std::array<std::string_view, sizeof...(Launches)> const choices{Launches::name...};
-    detail::expect_choice(options, choices);
+    run_options const options = detail::checked(with, choices);
     bool started = false;
     auto const try_one = [&]<class L>(std::type_identity<L>) {
         if (started || !(options.transport.empty() ? L::detected() : options.transport == L::name)) return;

@@ -23,6 +23,7 @@
 #include <ddp/core/version.hpp>
 #include <ddp/rendezvous/rendezvous_error.hpp>
 #include <ddp/rendezvous/tcp_socket.hpp>
+#include <ddp/rendezvous/tcp_store.hpp>
 #include <ddp/rendezvous/tcp_visitors.hpp>
 #include <ddp/transport/framed/frame_header.hpp>
 #include <ddp/transport/framed/tcp.hpp>
@@ -64,7 +65,7 @@ struct peer_address {
         auto const address = boost::asio::ip::make_address(std::string(host), bad);
         if (bad) throw rendezvous_error("a rank published no address");
         text.remove_prefix(std::min(text.size(), host.size() + 1));
-        return {{address, port}, std::string(text)};
+        return {{address, port}, printable(text, 200)};
     }
 };
 
@@ -77,18 +78,23 @@ public:
         bool same_host;
     };
 
+    /// `store` knows of ranks that end or fall silent meanwhile.
     [[gnu::cold]] tcp_mesh(peer_hello mine, std::vector<peer_address> const& addresses, tcp_acceptor& acceptor,
-                           timing const& times)
+                           tcp_store& store, timing const& times)
         : mine_(mine),
           addresses_(addresses),
           acceptor_(acceptor),
+          store_(store),
           times_(times),
           until_(monotonic_clock::now() + times.join) {}
 
     /// Throws rendezvous_error that names the rank that could not be reached.
     [[nodiscard, gnu::cold]] std::vector<connection> connect() {
         std::vector<connection> all;
-        for (int peer = 0; peer < mine_.from; ++peer) all.push_back(dial_to(peer));
+        for (int peer = 0; peer < mine_.from; ++peer) {
+            store_.check();
+            all.push_back(dial_to(peer));
+        }
         accept_from_above(all);
         for (connection& c : all)
             if (c.rank < mine_.from) check_answer(c);
@@ -107,6 +113,9 @@ private:
         peer_address const& a = addresses_[static_cast<std::size_t>(peer)];
         return concat({"rank ", peer, " (", a.who, ") at ", text_of(a.at)});
     }
+    [[nodiscard]] time_point soon() const {
+        return std::min(until_, monotonic_clock::now() + std::chrono::milliseconds(50));
+    }
     [[nodiscard]] std::string me() const { return concat({"rank ", mine_.from}); }
     [[nodiscard, gnu::cold]] connection dial_to(int peer) {
         connection c{peer, tcp_socket(tcp_context()), false};
@@ -123,7 +132,9 @@ private:
     }
     [[gnu::cold]] void check_answer(connection& c) {
         peer_hello theirs;
-        io_end const end = read_all(c.socket, bytes_of(theirs), until_);
+        while (monotonic_clock::now() < until_ && !poll_until(c.socket.native_handle(), POLLIN, soon())) store_.check();
+        io_end const end =
+            read_all(c.socket, bytes_of(theirs), std::min(until_, monotonic_clock::now() + times_.handshake));
         if (end != io_end::ok)
             throw rendezvous_error(
                 concat({name(c.rank), end == io_end::late ? " did not answer " : " hung up on ", me()}));
@@ -152,6 +163,7 @@ private:
         while (all.size() < wanted) {
             if (monotonic_clock::now() >= until_)
                 throw rendezvous_error(concat({me(), " was not reached by ", missing(all)}));
+            store_.check();
             std::vector<::pollfd> polls{{acceptor_.native_handle(), POLLIN, 0}};
             for (visitor& v : visitors) polls.push_back({v.socket.native_handle(), POLLIN, 0});
             ::poll(polls.data(), polls.size(), 50);
@@ -193,6 +205,7 @@ private:
     peer_hello mine_;
     std::vector<peer_address> const& addresses_;
     tcp_acceptor& acceptor_;
+    tcp_store& store_;
     timing times_;
     time_point until_;
 };

@@ -6,19 +6,25 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include <ddp/comm/timing.hpp>
+#include <ddp/core/error.hpp>
 #include <ddp/core/text.hpp>
+#include <ddp/rendezvous/job_secret.hpp>
 #include <ddp/rendezvous/rendezvous_error.hpp>
 #include <ddp/rendezvous/tcp_socket.hpp>
 #include <ddp/rendezvous/tcp_store_protocol.hpp>
@@ -32,10 +38,12 @@ using store_entries = std::vector<std::pair<std::string, std::string>>;
 class tcp_store {
 public:
     /// Tries the addresses in turn, with growing pauses, until `until`: rank 0 may start later than the others. `job`: the
-    /// hash of its id. Where rank 0 is at one of several ports, whoever answers at another is passed over.
+    /// hash of its id. Where rank 0 is at one of several ports, whoever answers at another is passed over. From then on a
+    /// thread tells the server every times.heartbeat that this process runs.
     [[gnu::cold]] tcp_store(std::vector<detail::tcp_endpoint> const& servers, int rank, int size, std::uint64_t job,
-                            time_point until, bool several_ports = false)
-        : socket_(tcp_context()), several_ports_(several_ports) {
+                            time_point until, bool several_ports = false, job_secret const& secret = {},
+                            timing const& times = {})
+        : socket_(tcp_context()), several_ports_(several_ports), secret_(secret), times_(times) {
         boost::system::error_code last;
         int attempts = 0;
         for (std::chrono::milliseconds pause{5};; pause = std::min(pause * 2, std::chrono::milliseconds{250})) {
@@ -43,8 +51,15 @@ public:
                 ++attempts;
                 at_ = at;
                 last = detail::dial(socket_, at, until);
+                if (last == boost::asio::error::no_descriptors ||
+                    last == boost::system::errc::too_many_files_open_in_system)
+                    throw environment_error(
+                        detail::concat({"rank ", rank, " cannot open a socket: ", last.message(), " (ulimit -n)"}));
                 if (last) continue;
-                if (greet(rank, size, job, until)) return;
+                if (greet(rank, size, job, until)) {
+                    start_beating();
+                    return;
+                }
                 last = boost::asio::error::connection_reset;  // a flood of strangers may have pushed us out: again
             }
             if (monotonic_clock::now() + pause >= until) break;
@@ -56,8 +71,13 @@ public:
         throw rendezvous_error(detail::concat(
             {"rank ", rank, " cannot reach rank 0 at ", tried, " (", attempts, " attempts, the last: ", last.message(),
              "). Check that rank 0 runs, that MASTER_ADDR and MASTER_PORT are right, and that no firewall drops "
-             "connections between the hosts"}));
+             "connections between the hosts. A job that has a secret (DDP_SECRET_FD, DDP_SECRET_FILE; ddprun makes "
+             "one) "
+             "hangs up on ranks that do not show the same"}));
     }
+    tcp_store(tcp_store const&) = delete;
+    tcp_store& operator=(tcp_store const&) = delete;
+    [[gnu::cold]] ~tcp_store() { stop_beating(); }
 
     [[gnu::cold]] void put(std::string_view key, std::string_view value, time_point until) {
         request(detail::store_op::put, key, value, 0, until);
@@ -76,10 +96,34 @@ public:
         }
         return entries;
     }
-    /// Tells every rank that the job cannot come together, and why.
-    [[gnu::cold]] void fail(std::string_view why, time_point until) {
+    /// Tells every rank that the job cannot come together, and why. Returns what all ranks are told: the server may know of
+    /// a cause behind this one; empty if it cannot be asked.
+    [[nodiscard, gnu::cold]] std::string fail(std::string_view why, time_point until) noexcept try {
         request(detail::store_op::fail, {}, why.substr(0, detail::store_head::max_value), 0, until);
+        return {};
+    } catch (refusal const& told) {
+        std::string const text = told.what();
+        return text.substr(text.find(": ") + 2);
+    } catch (std::exception const&) {
+        return {};
     }
+
+    /// Nothing more is said without being asked: the server may hang up once it has answered. Whatever is still to be waited
+    /// for is no longer watched.
+    [[gnu::cold]] void stop_beating() {
+        {
+            std::scoped_lock lock(beating_);
+            stop_ = true;
+        }
+        stopped_.notify_all();
+        if (beats_.joinable()) beats_.join();
+    }
+    /// Throws what the server has said meanwhile, if that is a failure, or that rank 0 has fallen silent. Never waits.
+    [[gnu::cold]] void check() {
+        while (heard_head()) static_cast<void>(take_head());
+        expect_life();
+    }
+    [[nodiscard]] int descriptor() const { return const_cast<detail::tcp_socket&>(socket_).native_handle(); }
 
     /// What rank 0 has drawn for this job: tells its connections from those of another.
     [[nodiscard]] std::uint64_t nonce() const noexcept { return nonce_; }
@@ -88,6 +132,9 @@ public:
 
 private:
     static constexpr std::uint32_t max_answer = 64u << 20;
+    struct refusal : rendezvous_error {
+        using rendezvous_error::rendezvous_error;
+    };
 
     /// False if the other side hung up before it said anything.
     [[gnu::cold]] bool greet(int rank, int size, std::uint64_t job, time_point until) {
@@ -97,6 +144,7 @@ private:
         hello.size = size;
         hello.job = job;
         hello.who = bounded_text<72>(detail::this_process());
+        hello.secret = secret_;
         tune_connected(socket_.native_handle(), timing{});
         if (detail::write_all(socket_, bytes_of(hello), until) != detail::io_end::ok) return false;
         if (detail::poll_until(socket_.native_handle(), POLLIN, until)) {
@@ -107,7 +155,9 @@ private:
         } else if (several_ports_) {
             return false;
         }
+        heard_ = never - std::chrono::hours(1);  // rank 0 may have been started long after its socket was
         std::string const nonce = answer(until);
+        heard_ = monotonic_clock::now();
         if (nonce.size() != sizeof nonce_) throw stranger();
         std::memcpy(&nonce_, nonce.data(), sizeof nonce_);
         return true;
@@ -119,24 +169,78 @@ private:
         std::string text;
         detail::append(text, bytes_of(head));
         text.append(key).append(value);
-        if (detail::write_all(socket_, as_const_bytes(std::span<char const>(text)), until) != detail::io_end::ok)
-            throw lost();
+        {
+            std::scoped_lock lock(beating_);
+            if (detail::write_all(socket_, as_const_bytes(std::span<char const>(text)), until) != detail::io_end::ok)
+                throw lost();
+        }
         return answer(until);
     }
-    [[gnu::cold]] std::string answer(time_point until) {
+    [[gnu::cold]] void start_beating() {
+        try {
+            beats_ = std::thread([this] {
+                std::unique_lock lock(beating_);
+                while (!stopped_.wait_for(lock, times_.heartbeat, [this] { return stop_; })) {
+                    detail::store_head const alive{detail::store_op::alive, 0, 0, 0};
+                    static_cast<void>(
+                        detail::write_all(socket_, bytes_of(alive), monotonic_clock::now() + times_.heartbeat));
+                }
+            });
+        } catch (std::system_error const& e) {
+            throw environment_error(detail::concat({"a thread did not start: ", std::string_view(e.what()),
+                                                    ". Raise the limit on threads (ulimit -u) or memory (ulimit -v)"}));
+        }
+    }
+    /// Whether the head of an answer is here; any byte is a sign of life.
+    [[nodiscard, gnu::cold]] bool heard_head() {
         detail::store_head head;
-        detail::io_end const end = detail::read_all(socket_, bytes_of(head), until);
-        if (end == detail::io_end::late) throw late();
-        if (end == detail::io_end::closed) throw lost();
+        ssize_t const n = ::recv(socket_.native_handle(), &head, sizeof head, MSG_PEEK | MSG_DONTWAIT);
+        if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) throw lost();
+        if (n > 0 && n != peeked_) heard_ = monotonic_clock::now();
+        peeked_ = std::max<ssize_t>(n, 0);
+        return n == static_cast<ssize_t>(sizeof head);
+    }
+    /// Of what heard_head() has seen. Throws what the server refuses.
+    [[nodiscard, gnu::cold]] detail::store_head take_head() {
+        detail::store_head head;
+        if (detail::read_all(socket_, bytes_of(head), never) != detail::io_end::ok) throw lost();
+        peeked_ = 0;
         if (!ours(head)) throw stranger();
+        if (head.op == detail::store_op::refused) throw refusal(detail::printable(text_of(head)));
+        return head;
+    }
+    [[nodiscard, gnu::cold]] std::string text_of(detail::store_head const& head) {
         std::string text(head.value, '\0');
+        time_point const until = monotonic_clock::now() + times_.dead + times_.handshake;
         if (detail::read_all(socket_, as_mutable_bytes(std::span<char>(text)), until) != detail::io_end::ok)
             throw lost();
-        if (head.op == detail::store_op::refused) throw rendezvous_error(text);
         return text;
     }
+    [[gnu::cold]] void expect_life() {
+        time_point const at = monotonic_clock::now();
+        if (at - looked_ > times_.dead / 2 && heard_ < at) heard_ = at;  // this process did not run
+        looked_ = at;
+        if (stop_ || at - heard_ < times_.dead) return;
+        throw rendezvous_error(detail::concat(
+            {"rank 0 at ", detail::text_of(at_), " has sent nothing for ", times_.dead.count(),
+             " ms while the job came together. Its process is stopped or swapped out, or its host is unreachable"}));
+    }
+    [[gnu::cold]] std::string answer(time_point until) {
+        looked_ = monotonic_clock::now();
+        for (;;) {
+            while (heard_head()) {
+                detail::store_head const head = take_head();
+                if (head.op == detail::store_op::ok) return text_of(head);
+            }
+            expect_life();
+            if (monotonic_clock::now() >= until) throw late();
+            detail::poll_until(socket_.native_handle(), POLLIN,
+                               std::min(until, monotonic_clock::now() + times_.heartbeat));
+        }
+    }
     [[nodiscard]] static bool ours(detail::store_head const& head) noexcept {
-        bool const answers = head.op == detail::store_op::ok || head.op == detail::store_op::refused;
+        bool const answers = head.op == detail::store_op::ok || head.op == detail::store_op::refused ||
+                             (head.op == detail::store_op::alive && head.value == 0);
         return answers && head.key == 0 && head.count == 0 && head.value <= max_answer;
     }
     [[nodiscard, gnu::cold]] rendezvous_error lost() const {
@@ -160,6 +264,15 @@ private:
     bool several_ports_;
     detail::tcp_endpoint at_;
     std::uint64_t nonce_ = 0;
+    job_secret secret_;
+    timing times_;
+    time_point heard_ = {};   // when the server was heard last
+    time_point looked_ = {};  // when that was last asked
+    ssize_t peeked_ = 0;      // bytes of a head that have come
+    std::mutex beating_;      // held by whoever writes
+    std::condition_variable stopped_;
+    bool stop_ = false;
+    std::thread beats_;
 };
 
 }  // namespace ddp

@@ -9,6 +9,7 @@
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/bytes.hpp>
 #include <ddp/core/version.hpp>
+#include <ddp/rendezvous/job_secret.hpp>
 
 namespace ddp::detail {
 
@@ -22,12 +23,15 @@ struct store_hello {
     std::int32_t size = 0;
     std::uint64_t job = 0;  // the hash of job::id
     bounded_text<72> who;
+    job_secret secret = {};
 };
-static_assert(sizeof(store_hello) == 104 && std::has_unique_object_representations_v<store_hello>);
+static_assert(sizeof(store_hello) == 168 && std::has_unique_object_representations_v<store_hello>);
 
-enum class store_op : std::uint32_t { put = 1, all, fail, ok, refused };
+enum class store_op : std::uint32_t { put = 1, all, fail, ok, refused, alive };
 
 /// Before each request and answer after the hello. put: key and value; all: key is a prefix, count the entries to wait for.
+/// alive: nothing follows, and nothing is answered; each side says it every timing.heartbeat. A server that knows of a
+/// failure says refused, and why, without being asked.
 struct store_head {
     static constexpr std::uint32_t max_key = 64, max_value = 4096;
     store_op op = store_op::ok;

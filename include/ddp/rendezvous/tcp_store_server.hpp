@@ -21,6 +21,7 @@
 #include <ddp/comm/timing.hpp>
 #include <ddp/core/text.hpp>
 #include <ddp/core/version.hpp>
+#include <ddp/rendezvous/job_secret.hpp>
 #include <ddp/rendezvous/tcp_socket.hpp>
 #include <ddp/rendezvous/tcp_store_protocol.hpp>
 #include <ddp/rendezvous/tcp_visitors.hpp>
@@ -31,16 +32,19 @@ namespace ddp {
 /// Serves in a thread of its own from construction to destruction. It knows who has come: what the job's ranks are told
 /// about missing, doubled and contradicting ranks is decided here, once, for all of them.
 ///
-/// Strangers     see tcp_visitors.hpp.
-/// Failure       the first one is what every rank gets as the answer to everything, those included that come later.
+/// Strangers     see tcp_visitors.hpp. Where the job has a secret, who does not show it is dropped without an answer, and
+///               nothing that it says is looked at.
+/// Failure       the first one is told to every rank at once, and to those that come later. A rank that hangs up, or says
+///               nothing for timing.dead, is one; what a rank reports of others waits timing.verdict for such a reason.
 class tcp_store_server {
 public:
     tcp_store_server(detail::tcp_acceptor acceptor, int size, std::uint64_t job, std::uint64_t nonce,
-                     timing const& times)
+                     timing const& times, job_secret const& secret = {})
         : acceptor_(std::move(acceptor)),
           size_(size),
           job_(job),
           nonce_(nonce),
+          secret_(secret),
           times_(times),
           until_(monotonic_clock::now() + times.join),
           present_(static_cast<std::size_t>(size)),
@@ -51,7 +55,7 @@ public:
     }
     tcp_store_server(tcp_store_server const&) = delete;
     tcp_store_server& operator=(tcp_store_server const&) = delete;
-    /// Waits, for at most timing.handshake, until every rank has its answer and has hung up.
+    /// Waits, for at most timing.handshake, until every rank has all its answers; after a failure, until it has hung up.
     [[gnu::cold]] ~tcp_store_server() {
         stopping_ = true;
         bell_.ring();
@@ -64,9 +68,14 @@ private:
         time_point until = never;  // for its hello
         int rank = -1;             // after it
         std::string in = {}, out = {};
-        bool waits = false;       // for an answer to `prefix`, `count`
-        bool done = false;        // close when `out` is written
-        std::string prefix = {};  // of the keys it asks for
+        bool waits = false;      // for an answer to `prefix`, `count`
+        bool done = false;       // close when `out` is written
+        bool told = false;       // of the failure
+        bool dismissed = false;  // it has had its last answer: all ranks are done
+        bool accused = false;    // it has reported a failure of its own
+        time_point heard = monotonic_clock::now();
+        time_point spoken = monotonic_clock::now();  // when it was sent something
+        std::string prefix = {};                     // of the keys it asks for
         std::uint32_t count = 0;
     };
 
@@ -75,8 +84,12 @@ private:
         while (monotonic_clock::now() < give_up) {
             try {
                 if (stopping_ && give_up == never) give_up = monotonic_clock::now() + times_.handshake;
-                auto const is_rank = [](visitor const& v) { return v.rank >= 0; };
-                if (stopping_ && all_told() && std::none_of(visitors_.begin(), visitors_.end(), is_rank)) return;
+                auto const owed = [this](visitor const& v) {
+                    if (v.rank < 0) return false;
+                    if (failure_.empty()) return !v.out.empty() || !v.dismissed;
+                    return monotonic_clock::now() - v.heard < times_.dead;  // one that is stopped does not hang up
+                };
+                if (stopping_ && all_told() && std::none_of(visitors_.begin(), visitors_.end(), owed)) return;
                 turn();
             } catch (std::exception const& e) {
                 failure_ = detail::concat({"the rendezvous failed: ", e.what()});
@@ -109,11 +122,39 @@ private:
                 [this](visitor& v) { read(v); });
         time_point const now = monotonic_clock::now();
         if (failure_.empty() && now >= until_) name_missing();
+        watch(now);
         for (auto v = visitors_.begin(); v != visitors_.end();) {
             answer(*v);
             write(*v);
             if (v->rank < 0 && now >= v->until) close(*v);
             v = v->socket.is_open() ? std::next(v) : visitors_.erase(v);
+        }
+    }
+    [[nodiscard, gnu::cold]] bool done(int rank) const { return data_.count(detail::concat({"done/", rank})) != 0; }
+    [[nodiscard, gnu::cold]] std::string name(visitor const& v) const {
+        return detail::concat({"rank ", v.rank, " (", present_[static_cast<std::size_t>(v.rank)], ")"});
+    }
+    /// Whom has nobody heard of, and who has to hear of us.
+    [[gnu::cold]] void watch(time_point now) {
+        bool const slept = now - std::exchange(last_turn_, now) > times_.dead / 2;
+        for (visitor& v : visitors_) {
+            if (v.rank < 0) continue;
+            if (slept) v.heard = now;  // nobody is late for what this process slept through
+            if (failure_.empty() && !done(v.rank) && now - v.heard >= times_.dead)
+                failure_ = detail::concat({name(v), " has sent nothing for ", times_.dead.count(),
+                                           " ms while the job came together. Its process is stopped or swapped out, or "
+                                           "its host is unreachable"});
+            if (v.out.empty() && !v.done && now - v.spoken >= times_.heartbeat) {
+                detail::append(v.out, bytes_of(detail::store_head{detail::store_op::alive, 0, 0, 0}));
+                v.spoken = now;
+            }
+        }
+        if (failure_.empty() && !accusation_.empty() && now >= accused_at_ + times_.verdict) failure_ = accusation_;
+        if (failure_.empty()) return;
+        for (visitor& v : visitors_) {
+            if (v.rank < 0 || v.done || std::exchange(v.told, true)) continue;
+            v.waits = false;
+            reply(v, detail::store_op::refused, failure_);
         }
     }
     [[gnu::cold]] void close(visitor& v) {
@@ -128,13 +169,13 @@ private:
             if (error == boost::asio::error::would_block) break;
             if (error) return hang_up(v);
             v.in.append(buffer, n);
+            v.heard = monotonic_clock::now();
             if (!parse(v)) return close(v);
         }
     }
     [[gnu::cold]] void hang_up(visitor& v) {
-        if (v.rank >= 0 && failure_.empty() && data_.count(detail::concat({"done/", v.rank})) == 0)
-            failure_ = detail::concat({"rank ", v.rank, " (", present_[static_cast<std::size_t>(v.rank)],
-                                       ") ended while the job came together; its own output says why"});
+        if (v.rank >= 0 && failure_.empty() && !v.accused && !done(v.rank))
+            failure_ = name(v) + " ended while the job came together; its own output says why";
         close(v);
     }
     /// False: these are no bytes of ours.
@@ -150,12 +191,18 @@ private:
             if (v.in.size() < sizeof hello) return true;
             std::memcpy(&hello, v.in.data(), sizeof hello);
             v.in.erase(0, sizeof hello);
+            if (!secret_.matches(hello.secret)) return false;
             if (hello.version == version_number && hello.job != job_) return false;  // looks for another server
             greet(v, hello);
         }
-        while (v.rank >= 0 && !v.waits && v.in.size() >= sizeof(detail::store_head)) {
+        while (v.rank >= 0 && v.in.size() >= sizeof(detail::store_head)) {
             detail::store_head head;
             std::memcpy(&head, v.in.data(), sizeof head);
+            if (head.op == detail::store_op::alive) {
+                v.in.erase(0, sizeof head);
+                continue;
+            }
+            if (v.waits) break;
             if (head.key > head.max_key || head.value > head.max_value) return false;
             std::size_t const whole = sizeof head + head.key + head.value;
             if (v.in.size() < whole) return true;
@@ -167,8 +214,13 @@ private:
                 data_[std::move(key)] = std::move(value);
                 reply(v, detail::store_op::ok, {});
             } else if (head.op == detail::store_op::fail) {
-                if (failure_.empty()) failure_ = std::move(value);
-                reply(v, detail::store_op::ok, {});
+                v.accused = true;
+                if (accusation_.empty()) {
+                    accusation_ = detail::printable(value);
+                    accused_at_ = monotonic_clock::now();
+                }
+                v.waits = true;  // for what all ranks are told
+                v.count = ~std::uint32_t{0};
             } else if (head.op == detail::store_op::all) {
                 v.waits = true;
                 v.prefix = std::move(key);
@@ -180,14 +232,14 @@ private:
         return v.in.size() <= sizeof(detail::store_head) + detail::store_head::max_key + detail::store_head::max_value;
     }
     [[gnu::cold]] void greet(visitor& v, detail::store_hello const& hello) {
-        std::string const who(hello.who.view());
+        std::string const who = detail::printable(hello.who.view());
         std::string refusal;
         if (hello.rank >= 0 && hello.rank < size_) came_[static_cast<std::size_t>(hello.rank)] = true;
         if (hello.version != version_number || hello.record_bytes != sizeof(failure)) {
             refusal =
                 detail::concat({"rank ", hello.rank, " (", who, ") was built with another ddp: version ", hello.version,
                                 ", rank 0 has ", version_number, ". All ranks must run the same program"});
-            refused_ += detail::concat({refused_.empty() ? "; " : ", ", refusal});
+            if (refused_.size() < 1000) refused_ += detail::concat({refused_.empty() ? "; " : ", ", refusal});
         } else if (hello.size != size_) {
             refusal = detail::concat(
                 {"rank ", hello.rank, " (", who, ") has WORLD_SIZE ", hello.size, ", rank 0 has ", size_,
@@ -231,16 +283,14 @@ private:
     }
     [[gnu::cold]] void answer(visitor& v) {
         if (!v.waits) return;
-        if (!failure_.empty()) {
-            v.waits = false;
-            return reply(v, detail::store_op::refused, failure_);
-        }
+        if (!failure_.empty()) return;  // which everybody is told
         auto const from = data_.lower_bound(v.prefix);
         auto to = from;
         std::uint32_t count = 0;
         for (; to != data_.end() && to->first.compare(0, v.prefix.size(), v.prefix) == 0; ++to) ++count;
         if (count < v.count) return;
         v.waits = false;
+        v.dismissed = v.prefix == "done/";
         std::string all;
         for (auto at = from; at != to; ++at) {
             detail::store_head const head{detail::store_op::ok, static_cast<std::uint32_t>(at->first.size()),
@@ -273,6 +323,7 @@ private:
     int size_;
     std::uint64_t job_;
     std::uint64_t nonce_;
+    job_secret secret_;
     timing times_;
     time_point until_;
     std::vector<std::string> present_;  // by rank: who, or empty
@@ -280,6 +331,9 @@ private:
     std::map<std::string, std::string> data_;
     std::list<visitor> visitors_;
     std::string failure_, refused_;
+    std::string accusation_;  // what a rank has reported, and when
+    time_point accused_at_ = {};
+    time_point last_turn_ = monotonic_clock::now();
     doorbell bell_;
     std::atomic<bool> stopping_{false};
     std::thread thread_;

@@ -80,6 +80,10 @@ inline auto precedence(failure const& f) {
     if (auto const* f = least(failure_kind::silent, [&](failure const& r) { return !spoke(r.peer); }))
         return {fault_rule::silent, *f, f->peer, errc::peer_silent};
 
+    // Whoever was called closed has spoken to somebody: what is lost is the connection, not the rank.
+    auto const of_a_peer = [](failure const& r) { return r.peer >= 0; };
+    if (auto const* f = least(failure_kind::closed, of_a_peer)) return {fault_rule::broken_link, *f, f->peer, f->code};
+
     auto const old = [&](failure const& f) {
         return nanoseconds(static_cast<std::int64_t>(f.waited_ns)) * 2 >= collective;
     };
@@ -113,11 +117,7 @@ inline auto precedence(failure const& f) {
                 crosses ? errc::mismatch : errc::deadline,       -1, std::move(circle)};
     }
 
-    // Whoever was called closed or silent has spoken to somebody: what is lost is the connection, not the rank.
-    for (failure_kind const kind : {failure_kind::closed, failure_kind::silent})
-        if (auto const* f = least(kind, [](failure const& r) { return r.peer >= 0; }))
-            return {kind == failure_kind::closed ? fault_rule::broken_link : fault_rule::silent_link, *f, f->peer,
-                    f->code};
+    if (auto const* f = least(failure_kind::silent, of_a_peer)) return {fault_rule::silent_link, *f, f->peer, f->code};
 
     for (report const& r : reports)
         if (r.is == report::state::spoke) return {fault_rule::gave_up, r.record, -1, r.record.code};

@@ -23,6 +23,20 @@ inline constexpr char const* both_alive =
 [[gnu::cold]] DDP_DECL std::string rank_text(int rank) {
     return concat({"rank ", rank});
 }
+/// Who else has said nothing although everybody was asked; empty if nobody.
+[[gnu::cold]] DDP_DECL std::string unheard_text(int culprit, std::span<report const> reports) {
+    constexpr int most = 8;
+    std::string names;
+    int count = 0;
+    for (std::size_t r = 0; r < reports.size(); ++r) {
+        bool const unheard = reports[r].is == report::state::silent || reports[r].is == report::state::closed;
+        if (!unheard || static_cast<int>(r) == culprit || ++count > most) continue;
+        names += concat({count == 1 ? "" : ", ", r});
+    }
+    if (count == 0) return "";
+    return concat({" Nothing came from ", count == 1 ? "rank " : "ranks ", names, count > most ? " and others" : "",
+                   " either. If they run, the network is partitioned, and they report the same of the ranks here."});
+}
 [[gnu::cold]] DDP_DECL std::string_view operation_text(failure const& of) {
     std::string_view const name = of.entered.name.view();
     return name.empty() ? "no operation" : name;
@@ -41,6 +55,7 @@ inline constexpr char const* both_alive =
     std::string_view const during = operation_text(from);
     std::string const culprit = rank_text(found.culprit), speaker = rank_text(from.rank), peer = rank_text(from.peer);
     std::string const waited = seconds_text(from.waited_ns);
+    std::string const unheard = detail::unheard_text(found.culprit, reports);
     constexpr char const* look_there = ". It crashed, was killed or lost its network: look at its own output first.";
 
     switch (found.rule) {
@@ -68,11 +83,12 @@ inline constexpr char const* both_alive =
                            ": it called fewer collectives or steps than the others. All ranks must take part in all of "
                            "them; a rank that is out of data calls trainer.join()."});
         case fault_rule::closed:
-            return concat({culprit, " is gone while ", speaker, " was in ", during, ": ", reason, look_there});
-        case fault_rule::gone: return concat({culprit, " is gone: ", reason, look_there});
+            return concat({culprit, " is gone while ", speaker, " was in ", during, ": ", reason, look_there, unheard});
+        case fault_rule::gone: return concat({culprit, " is gone: ", reason, look_there, unheard});
         case fault_rule::silent:
             return concat({culprit, " has sent nothing, not even a heartbeat, for ", waited, " (seen by ", speaker,
-                           " in ", during, "). Its process is stopped or swapped out, or its host is unreachable."});
+                           " in ", during, "). Its process is stopped or swapped out, or its host is unreachable.",
+                           unheard});
         case fault_rule::late: {
             bool const through = found.culprit != from.peer;
             return concat({culprit, " did not take part in ", during, " in time: ", speaker, " waited ", waited,
@@ -98,7 +114,12 @@ inline constexpr char const* both_alive =
         case fault_rule::silent_link:
             return concat({"the connection between ", speaker, " and ", peer,
                            " carried nothing, not even a heartbeat, for ", waited, " in ", during, detail::both_alive});
-        case fault_rule::gave_up: return concat({"a rank gave up: ", own_words});
+        case fault_rule::gave_up:
+            return concat({speaker, " gave up in ", during,
+                           own_words.empty() ? ", and no rank says why: the record that does was lost. Look for the "
+                                               "first error in the output of the other ranks."
+                                             : ": ",
+                           own_words, unheard});
         case fault_rule::without_reason: return "the job ended without a reason being given";
     }
     return std::string(own_words);

@@ -26,4 +26,18 @@ namespace ddp::detail {
     return text;
 }
 
+[[gnu::cold]] DDP_DECL std::string printable(std::string_view text, std::size_t most) {
+    constexpr char digits[] = "0123456789abcdef";
+    std::string clean;
+    for (char const c : text.substr(0, most)) {
+        unsigned const code = static_cast<unsigned char>(c);
+        if ((code >= 0x20 && code != 0x7f) || c == '\n' || c == '\t')
+            clean += c;
+        else
+            clean.append("\\x").append({digits[code / 16], digits[code % 16]});
+    }
+    if (text.size() > most) clean += " (cut)";
+    return clean;
+}
+
 }  // namespace ddp::detail

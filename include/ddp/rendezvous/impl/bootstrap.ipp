@@ -9,9 +9,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -25,6 +27,7 @@
 #include <ddp/core/text.hpp>
 #include <ddp/rendezvous/bootstrap.hpp>
 #include <ddp/rendezvous/environment.hpp>
+#include <ddp/rendezvous/job_secret.hpp>
 #include <ddp/rendezvous/tcp_mesh.hpp>
 #include <ddp/rendezvous/tcp_socket.hpp>
 #include <ddp/rendezvous/tcp_store.hpp>
@@ -173,6 +176,15 @@ namespace detail {
 
     std::uint64_t const id = j.id.empty() ? 0 : digest{}.add(std::string_view(j.id)).value();
     std::vector<detail::tcp_endpoint> servers = detail::resolve_master(j, insecure);
+    auto const is_local = [](detail::tcp_endpoint const& at) { return at.address().is_loopback(); };
+    bool const local = std::all_of(servers.begin(), servers.end(), is_local);
+    if (!local && j.rank == 0)
+        std::fprintf(stderr,
+                     "ddp: warning: connections between hosts are neither authenticated nor encrypted "
+                     "(insecure was asked for): whoever reaches %s can join this job and read what it sends\n",
+                     detail::text_of(servers.front()).c_str());
+    // Shown as it is, so only where nobody else can read it.
+    job_secret const secret = local ? job_secret::from_environment() : job_secret{};
     std::unique_ptr<tcp_store_server> server;
     // Ranks come at different times: the server's deadline speaks for all, ours only if it cannot.
     time_point const until = monotonic_clock::now() + options.times.join + 2 * options.times.handshake;
@@ -180,10 +192,10 @@ namespace detail {
         std::uint64_t const nonce = detail::random_number();
         detail::tcp_acceptor acceptor = detail::listen_as_master(j, servers, options.listen_descriptor, insecure);
         servers = {acceptor.local_endpoint()};
-        server = std::make_unique<tcp_store_server>(std::move(acceptor), j.size, id, nonce, options.times);
+        server = std::make_unique<tcp_store_server>(std::move(acceptor), j.size, id, nonce, options.times, secret);
     }
     tcp_store store(servers, j.rank, j.size, id, monotonic_clock::now() + options.times.join,
-                    j.port_is_launchers && j.rank != 0);
+                    j.port_is_launchers && j.rank != 0, secret, options.times);
     framing.job = store.nonce();
     try {
         detail::tcp_acceptor acceptor(tcp_context());
@@ -196,7 +208,13 @@ namespace detail {
         std::vector<detail::peer_address> addresses(static_cast<std::size_t>(j.size));
         for (auto const& [key, value] : store.all("rank/", static_cast<std::uint32_t>(j.size), until))
             addresses[static_cast<std::size_t>(detail::environment_number(
-                "a published rank", key.substr(5), 0, j.size - 1, "a rank"))] = detail::peer_address::parse(value);
+                "a published rank", detail::printable(key.substr(5), 20), 0, j.size - 1, "a rank"))] =
+                detail::peer_address::parse(value);
+        for (detail::peer_address const& one : addresses)
+            if (!insecure && !is_local(one.at))
+                throw rendezvous_error(detail::concat({one.who, " published the address ", detail::text_of(one.at),
+                                                       ", which is not on this machine; that needs DDP_INSECURE=1 or "
+                                                       "run_options.insecure on every rank"}));
 
         detail::peer_hello mine;
         mine.from = j.rank;
@@ -204,22 +222,21 @@ namespace detail {
         mine.nonce = store.nonce();
         mine.host = detail::host_identity();
         mine.early_bytes = options.early_bytes;
-        for (auto& c : detail::tcp_mesh(mine, addresses, acceptor, options.times).connect()) {
+        for (auto& c : detail::tcp_mesh(mine, addresses, acceptor, store, options.times).connect()) {
             detail::peer_address const& a = addresses[static_cast<std::size_t>(c.rank)];
             detail::choose_congestion_control(c.socket.native_handle(), options.congestion, c.same_host);
             peers.push_back(
                 {c.rank, tcp_stream(std::move(c.socket)), a.who + ", " + detail::text_of(a.at), !c.same_host});
         }
+        store.stop_beating();
         store.put("done/" + number, {}, until);
         static_cast<void>(store.all("done/", static_cast<std::uint32_t>(j.size), until));
     } catch (rendezvous_error const& e) {
-        try {  // the others wait for us: they get the cause; if they had it first, theirs is the one thrown here
-            std::string text = e.what();
-            text.erase(0, text.find(": ") + 2);
-            store.fail(text, monotonic_clock::now() + options.times.handshake);
-        } catch (rendezvous_error const&) {
-        }
-        throw;
+        std::string const text = e.what();  // the others wait for us
+        std::string const told =
+            store.fail(text.substr(text.find(": ") + 2), monotonic_clock::now() + options.times.handshake);
+        if (told.empty()) throw;
+        throw rendezvous_error(told);
     }
     return std::make_unique<tcp_transport>(j.rank, j.size, std::move(peers), framing);
 }

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <algorithm>
+#include <charconv>
+#include <chrono>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -46,14 +48,35 @@ namespace ddp::detail {
     if (verdict) std::rethrow_exception(verdict);
 }
 
-[[gnu::cold]] DDP_DECL void expect_choice(run_options const& options, std::span<std::string_view const> choices) {
+[[gnu::cold]] DDP_DECL timing with_environment(timing times) {
+    auto const set = [](char const* name, timing::milliseconds& time) {
+        char const* const value = std::getenv(name);
+        if (value == nullptr || *value == '\0') return false;
+        std::string_view const text = value;
+        double seconds = 0;
+        auto const [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+        double const most = std::chrono::duration<double>(std::chrono::hours{24 * 7}).count();
+        if (error != std::errc{} || end != text.data() + text.size() || !(seconds >= 0.01 && seconds <= most))
+            throw environment_error(concat({name, " is \"", printable(text, 40),
+                                            "\"; expected seconds, from 0.01 to 604800 (a week), such as 0.5 or 600"}));
+        time = timing::milliseconds(static_cast<timing::milliseconds::rep>(seconds * 1000));
+        return true;
+    };
+    if (set("DDP_TIMEOUT_DEAD", times.dead)) times.heartbeat = std::min(times.heartbeat, times.dead / 4);
+    set("DDP_TIMEOUT_COLLECTIVE", times.collective);
+    set("DDP_TIMEOUT_JOIN", times.join);
+    return times;
+}
+
+[[gnu::cold]] DDP_DECL run_options checked(run_options options, std::span<std::string_view const> choices) {
+    options.times = with_environment(options.times);
     if (options.ranks < 0)
         throw environment_error(concat({"run_options.ranks is ", options.ranks,
                                         "; expected how many ranks there are, or 0: as many as the launcher says"}));
-    if (options.transport.empty()) return;
+    if (options.transport.empty()) return options;
     std::string names;
     for (std::string_view const choice : choices) {
-        if (choice == options.transport) return;
+        if (choice == options.transport) return options;
         names += concat({names.empty() ? "" : ", ", choice});
     }
     throw environment_error(concat({"transport '", options.transport, "' is not one this program was built with: ",

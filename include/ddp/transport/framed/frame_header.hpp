@@ -10,6 +10,8 @@
 #include <type_traits>
 
 #include <ddp/comm/transport.hpp>
+#include <ddp/core/bytes.hpp>
+#include <ddp/core/digest.hpp>
 
 namespace ddp {
 
@@ -27,8 +29,10 @@ enum class frame_type : std::uint8_t {
     heartbeat,  ///< payload: name of the operation last entered; index: its number, fingerprint: its fingerprint
     goodbye,    ///< the sender leaves: the last frame, after all its messages
     abort,      ///< payload: a failure
+    relay,      ///< payload: the failure that rank `index` has published, for a peer that it may not have reached
+    lost,       ///< the sender has lost its connection to rank `index`
 };
-inline constexpr std::uint8_t frame_types = 7;
+inline constexpr std::uint8_t frame_types = 9;
 
 /// Fixed layout, no padding. The check covers all the rest, so a flipped bit anywhere is found.
 struct frame_header {
@@ -47,7 +51,7 @@ struct frame_header {
     identity id = {};
     std::uint64_t fingerprint = 0;
     std::uint64_t length = 0;  ///< bytes of the whole message
-    std::uint64_t word = 0;    ///< checksum of the payload, or serial of a request
+    std::uint64_t word = 0;  ///< checksum of the payload (of an urgent frame: urgent_checksum), or serial of a request
     std::uint64_t check = 0;
 
     /// Of the 56 bytes before `check`. Every step is a bijection of the state, so two headers that differ in one word
@@ -68,6 +72,11 @@ struct frame_header {
 };
 static_assert(sizeof(frame_header) == 64 && std::is_trivially_copyable_v<frame_header>);
 static_assert(std::has_unique_object_representations_v<frame_header>, "no padding may travel");
+
+/// Of the payload of an urgent frame, which carries it whatever the stream's checksum policy is.
+[[nodiscard]] inline std::uint64_t urgent_checksum(const_bytes payload) noexcept {
+    return digest{}.add(payload).value();
+}
 
 /// The key of the direction from one rank to another within a job.
 [[nodiscard]] constexpr std::uint64_t frame_key(std::uint64_t job, int from, int to) noexcept {

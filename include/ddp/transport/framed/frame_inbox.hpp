@@ -7,8 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <ddp/comm/transport.hpp>
@@ -18,6 +20,12 @@
 #include <ddp/transport/framed/frame_outbox.hpp>
 
 namespace ddp {
+
+/// What a peer says about another rank after a failure.
+struct word_of_peer {
+    std::uint64_t subject;          ///< the rank; unchecked
+    std::optional<failure> record;  ///< what it has published; nothing: the peer has lost its connection to it
+};
 
 /// Parses one direction of a stream. plan() guesses what comes next (the rest of this message, then the oldest posted
 /// receives) so that one scattered read fills headers and payloads where they belong; took() checks the guess and puts
@@ -157,6 +165,8 @@ public:
         record = record_;
         return true;
     }
+    /// What the peer has said about other ranks since this was asked last.
+    [[nodiscard]] std::vector<word_of_peer> take_words() noexcept { return std::exchange(words_, {}); }
     /// Whether a complete message of this identity is here: it can be received though its sender has gone.
     [[nodiscard]] bool has_complete(identity const& id) const noexcept {
         std::uint32_t const message = early_.find(id);
@@ -237,7 +247,8 @@ private:
         if (!out_.returned(frame_.consumed)) return fail("credit is given back that was never used");
         if (frame_.type == frame_type::data) return data_header(done);
         if (frame_.flags != 0) return fail("an urgent frame has flags");
-        std::size_t const size = frame_.type == frame_type::abort       ? sizeof(failure)
+        bool const record = frame_.type == frame_type::abort || frame_.type == frame_type::relay;
+        std::size_t const size = record                                 ? sizeof(failure)
                                  : frame_.type == frame_type::heartbeat ? sizeof(mark::name)
                                                                         : 0;
         if (frame_.payload != size) return fail("an urgent frame has another length than its type");
@@ -352,6 +363,8 @@ private:
 
     void urgent_complete() {
         sink_ = resume_;
+        if (frame_.payload != 0 && frame_.word != urgent_checksum(std::span(urgent_bytes_).first(frame_.payload)))
+            return fail("the payload of an urgent frame fails its checksum");
         switch (frame_.type) {
             case frame_type::request: return requested();
             case frame_type::clear:
@@ -368,7 +381,11 @@ private:
                 if (in_message_) return fail("goodbye inside a message");
                 goodbye_ = true;
                 return;
-            case frame_type::abort: return aborted();
+            case frame_type::abort: has_record_ = read_record(record_); return;
+            case frame_type::relay:
+                if (failure record; read_record(record)) words_.push_back({frame_.id.index, record});
+                return;
+            case frame_type::lost: words_.push_back({frame_.id.index, std::nullopt}); return;
             case frame_type::credit:
             case frame_type::data: return;
         }
@@ -395,14 +412,14 @@ private:
             first_request_ = 0;
         }
     }
-    void aborted() noexcept {
+    bool read_record(failure& record) noexcept {
         // Only values that the types allow may become a failure.
         auto const raw = [&](std::size_t offset) { return std::to_integer<unsigned>(urgent_bytes_[offset]); };
         if (raw(offsetof(failure, kind)) > static_cast<unsigned>(failure_kind::idle) ||
             raw(offsetof(failure, is_verdict)) > 1 || raw(offsetof(failure, inside)) > 1)
-            return fail("a record of unknown kind");
-        std::memcpy(&record_, urgent_bytes_.data(), sizeof record_);
-        has_record_ = true;
+            return fail("a record of unknown kind"), false;
+        std::memcpy(&record, urgent_bytes_.data(), sizeof record);
+        return true;
     }
 
     std::uint64_t key_;
@@ -433,6 +450,7 @@ private:
     std::size_t planned_ = 0;
     std::array<std::byte, max_segments * sizeof(frame_header)> ahead_bytes_;
 
+    std::vector<word_of_peer> words_;
     bool discards_input_ = false, discarding_ = false, goodbye_ = false, has_record_ = false;
     mark mark_;
     failure record_;

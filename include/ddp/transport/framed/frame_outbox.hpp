@@ -2,6 +2,7 @@
 /// The sending half of a framed connection: queues, credit, and frames that wait to be written.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -88,6 +89,7 @@ public:
             }
             if (s.header.type == frame_type::heartbeat) beating_ = false;
             if (s.header.type == frame_type::abort) aborting_ = false;
+            if (s.header.type == frame_type::relay) relaying_ = false;
             first_ = (first_ + 1) % slots_.size();
             --count_;
         }
@@ -102,6 +104,18 @@ public:
         aborted_ = true;
         return keep_only_started();
     }
+    /// What rank `subject` has published, for a peer that it may not reach. Sent once abort() was called, as lost() is.
+    void relay(int subject, failure const& record) {
+        auto const same =
+            std::find_if(relays_.begin(), relays_.end(), [&](relayed const& r) { return r.subject == subject; });
+        if (same == relays_.end())
+            relays_.push_back({subject, record});
+        else
+            same->record = record;
+    }
+    /// This rank has lost its connection to `subject`.
+    void lost(int subject) { losses_.push_back(subject); }
+
     /// Every posted message that is not done, moved to `ended` with this status.
     void end_all(op_status status, completion_list& ended) noexcept {
         for (completion_list* const list : {&sending_, &cleared_, &waiting_, &fresh_})
@@ -117,13 +131,17 @@ public:
     void drop() noexcept {
         count_ = written_ = ahead_ = 0;
         clears_.clear();
-        beat_due_ = abort_due_ = goodbye_due_ = aborting_ = beating_ = false;
+        relays_.clear();
+        losses_.clear();
+        beat_due_ = abort_due_ = goodbye_due_ = aborting_ = beating_ = relaying_ = false;
     }
 
     [[nodiscard]] bool has_messages() const noexcept {
         return !sending_.empty() || !cleared_.empty() || !waiting_.empty() || !fresh_.empty();
     }
-    [[nodiscard]] bool abort_pending() const noexcept { return abort_due_ || aborting_; }
+    [[nodiscard]] bool abort_pending() const noexcept {
+        return abort_due_ || aborting_ || !relays_.empty() || relaying_ || !losses_.empty();
+    }
 
 private:
     struct slot {
@@ -132,12 +150,30 @@ private:
         completion* ends = nullptr;  // the message whose last frame this is
     };
 
+    struct relayed {
+        int subject;
+        failure record;
+    };
+
     bool fill_one() noexcept {
         if (abort_due_ && !aborting_) {
             abort_due_ = false;
             aborting_ = true;
             sent_record_ = record_;  // a newer record must not change bytes that are half written
-            push({.type = frame_type::abort}, bytes_of(sent_record_));
+            push_urgent({.type = frame_type::abort}, bytes_of(sent_record_));
+            return true;
+        }
+        if (aborted_ && !losses_.empty()) {
+            push({.type = frame_type::lost, .id = {.index = static_cast<std::uint64_t>(losses_.back())}}, {});
+            losses_.pop_back();
+            return true;
+        }
+        if (aborted_ && !relays_.empty() && !relaying_) {
+            relaying_ = true;
+            sent_relay_ = relays_.front();
+            relays_.erase(relays_.begin());
+            push_urgent({.type = frame_type::relay, .id = {.index = static_cast<std::uint64_t>(sent_relay_.subject)}},
+                        bytes_of(sent_relay_.record));
             return true;
         }
         if (!clears_.empty() && !aborted_) {
@@ -151,12 +187,12 @@ private:
         if (beat_due_ && !beating_) {
             beat_due_ = false;
             beating_ = true;
-            push({.type = frame_type::heartbeat,
-                  .id = {.group = mark_.group,
-                         .channel = static_cast<std::uint32_t>(mark_.leader),
-                         .index = mark_.number},
-                  .fingerprint = mark_.fingerprint},
-                 bytes_of(mark_.name.chars));
+            push_urgent({.type = frame_type::heartbeat,
+                         .id = {.group = mark_.group,
+                                .channel = static_cast<std::uint32_t>(mark_.leader),
+                                .index = mark_.number},
+                         .fingerprint = mark_.fingerprint},
+                        bytes_of(mark_.name.chars));
             return true;
         }
         if (!aborted_ && fill_data()) return true;
@@ -232,6 +268,10 @@ private:
     [[nodiscard]] std::uint32_t& waiting_of(identity const& id) noexcept {
         return waiting_counts_[(id.index * 31 + id.channel * 7 + id.group) % waiting_counts_.size()];
     }
+    void push_urgent(frame_header header, const_bytes payload) noexcept {
+        header.word = urgent_checksum(payload);
+        push(header, payload);
+    }
     void push(frame_header header, const_bytes payload) noexcept {
         header.payload = static_cast<std::uint32_t>(payload.size());
         header.sequence = sequence_++;
@@ -294,6 +334,10 @@ private:
     bool aborted_ = false, abort_due_ = false, aborting_ = false;
     mark mark_;
     failure record_, sent_record_;
+    std::vector<int> losses_;      // to be told
+    std::vector<relayed> relays_;  // to be passed on, at most one a rank
+    relayed sent_relay_ = {};
+    bool relaying_ = false;              // sent_relay_ is being written
     std::unique_ptr<std::byte[]> copy_;  // of a frame that abort() found half written
 };
 

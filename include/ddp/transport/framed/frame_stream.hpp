@@ -36,6 +36,9 @@ struct stream_result {
 ///  3. Descriptor  poll() on descriptor() says when read_some or write_some is worth another try.
 ///  4. Ending      shutdown_send() lets what was written arrive, then the other side reads `end`. The destructor closes.
 ///
+/// A stream may also have `std::uint64_t delivered() const noexcept`, how many bytes the far end has acknowledged: a peer
+/// that is silent behind a slow link, to which bytes still move, is not taken for dead then.
+///
 /// Models: descriptor_stream, tcp_stream.
 template <class S>
 concept Stream =

@@ -29,6 +29,7 @@
 #include <ddp/transport/framed/frame_checksum.hpp>
 #include <ddp/transport/framed/frame_doorbell.hpp>
 #include <ddp/transport/framed/frame_inbox.hpp>
+#include <ddp/transport/framed/frame_losses.hpp>
 #include <ddp/transport/framed/frame_outbox.hpp>
 #include <ddp/transport/framed/frame_stream.hpp>
 
@@ -80,7 +81,11 @@ public:
 
     /// One connected stream for every other rank, in any order. Throws usage_error unless they are that.
     framed(int rank, int size, std::vector<framed_peer<S>> peers, framed_options options = {})
-        : rank_(rank), options_(options), reports_(static_cast<std::size_t>(size)), by_rank_(reports_.size(), nullptr) {
+        : rank_(rank),
+          options_(options),
+          reports_(static_cast<std::size_t>(size)),
+          losses_(size),
+          by_rank_(reports_.size(), nullptr) {
         DDP_EXPECTS(rank >= 0 && rank < size, "framed: rank must be in [0, size)");
         DDP_EXPECTS(peers.size() + 1 == reports_.size(), "framed: give one stream for every other rank");
         options_.times.validate();
@@ -138,6 +143,7 @@ public:
             if (frozen) restart_clocks(at);  // nobody is late for what this process slept through
             last_turn_ = at;
             bool const late = run_timers(at);
+            if (aborted_) share_losses();
             bool const ran = run_ready();
             bool const changed = std::exchange(changed_, false);
             bool const stirred = std::exchange(stirred_, false);
@@ -166,6 +172,10 @@ public:
         }
         aborted_ = changed_ = true;
         reports_[index(rank_)] = {report::state::spoke, record};
+        try {
+            share_losses();                // with the record: who has heard both may leave
+        } catch (std::bad_alloc const&) {  // the next turn tries again
+        }
         for (auto const& l : links_) write(*l, now());
         run_ready();
     }
@@ -240,6 +250,7 @@ private:
         outbox out;
         inbox in;
         time_point heard, sent, ended;
+        std::optional<std::uint64_t> delivered;  // see sign_of_life
         bool out_open = true, in_open = true;
         bool blocked = false;            // the stream takes no more bytes
         bool readable = true;            // as far as we know
@@ -350,6 +361,7 @@ private:
             moved = true;
             l.heard = at;
             l.overdue = false;
+            l.delivered.reset();
             bool const clean = l.in.error().empty();
             try {
                 l.in.took(r.bytes, {memory_.get() + staging_bytes, inbox::max_read}, ready_);
@@ -367,13 +379,23 @@ private:
         report& about = reports_[index(l.peer)];
         failure record;
         if (l.in.take_record(record)) {
-            bool const sane = record.rank >= -1 && record.rank < size() && record.peer >= -1 && record.peer < size();
-            if (sane) {
-                about = {report::state::spoke, record};
-                changed_ = true;
-            } else {
-                l.in.discard_input();
-                close(l, errc::frame, "a record of a rank that does not exist");
+            if (is_of(record, l.peer))
+                learn(l.peer, record);
+            else
+                distrust(l);
+        }
+        for (word_of_peer const& word : l.in.take_words()) {
+            int const subject = word.subject < reports_.size() ? static_cast<int>(word.subject) : -1;
+            if (subject < 0 || subject == l.peer || (word.record && !is_of(*word.record, subject))) {
+                distrust(l);
+                break;
+            }
+            if (word.record) {
+                if (subject != rank_) learn(subject, *word.record);
+            } else if (losses_.note(l.peer, subject)) {
+                pass_on(subject, l.peer);
+                pass_on(l.peer, subject);
+                confirm(subject);
             }
         }
         if (l.in.said_goodbye() && about.is == report::state::silent) {
@@ -382,6 +404,52 @@ private:
             let_go(l);
         }
         if (was_clean && !l.in.error().empty()) close(l, errc::frame, l.in.error());
+    }
+    /// A record says itself whose it is, in its own words; a verdict may repeat another's.
+    [[nodiscard]] bool is_of(failure const& record, int subject) const noexcept {
+        auto const known = [&](int rank) { return rank >= -1 && rank < size(); };
+        return known(record.rank) && known(record.peer) && (record.is_verdict || record.rank == subject);
+    }
+    void distrust(link& l) noexcept {
+        l.in.discard_input();
+        close(l, errc::frame, "a record of a rank that does not exist, or of another than its sender");
+    }
+    /// `subject` has published `record`, which has come from it or by way of another rank. The last word is a verdict.
+    void learn(int subject, failure const& record) {
+        report& about = reports_[index(subject)];
+        if (about.is == report::state::spoke && (about.record.is_verdict || !record.is_verdict)) return;
+        about = {report::state::spoke, record};
+        changed_ = true;
+        bool const accuses = record.kind == failure_kind::closed || record.kind == failure_kind::silent;
+        if (accuses && record.rank >= 0 && record.peer >= 0 && losses_.note(record.rank, record.peer)) {
+            pass_on(record.rank, record.peer);
+            pass_on(record.peer, record.rank);
+        }
+        for (auto const& l : links_)
+            if (losses_.severed(subject, l->peer)) pass_on(subject, l->peer);
+    }
+    /// Tells `to` what `subject` has published, which may not reach it otherwise.
+    void pass_on(int subject, int to) {
+        report const& about = reports_[index(subject)];
+        if (subject == to || subject == rank_ || to == rank_ || about.is != report::state::spoke) return;
+        if (link_to(to).out_open) link_to(to).out.relay(subject, about.record);
+    }
+    /// Tells everybody whom this rank no longer reaches: who does reach both passes their records on.
+    void share_losses() {
+        for (auto const& l : links_) {
+            bool const lost = l->overdue || (l->gone && reports_[index(l->peer)].is != report::state::left);
+            if (!lost || !losses_.note(rank_, l->peer)) continue;
+            for (auto const& other : links_)
+                if (other != l && other->out_open) other->out.lost(l->peer);
+        }
+    }
+    /// A closed rank is dead if all that this rank still hears have lost it too. Otherwise its record may be on its way.
+    void confirm(int rank) noexcept {
+        report& about = reports_[index(rank)];
+        if (about.is != report::state::closed || about.confirmed) return;
+        for (auto const& l : links_)
+            if (l->peer != rank && !l->gone && !losses_.has_lost(l->peer, rank)) return;
+        about.confirmed = changed_ = true;
     }
     void stream_ended(link& l, time_point at) noexcept {
         l.ended = at;
@@ -393,6 +461,7 @@ private:
     /// No operation with this peer moves from here on, and it need not hear of us.
     void let_go(link& l) noexcept {
         l.gone = true;
+        for (int rank = 0; rank < size(); ++rank) confirm(rank);
         end_operations(l, op_status::closed);
         if (!l.out.abort_pending()) shut(l);
     }
@@ -416,9 +485,10 @@ private:
                           l.name.empty() ? "" : " (", l.name.c_str(), l.name.empty() ? "" : ")",
                           code == errc::frame ? "carries bytes that ddp did not write" : "ended without goodbye",
                           static_cast<int>(why.size()), why.data(), l.in.frames());
-            about = {report::state::closed, record};
+            about = {report::state::closed, record, false};
             changed_ = true;
         }
+        for (int rank = 0; rank < size(); ++rank) confirm(rank);  // one less to be asked
         end_operations(l, op_status::closed);
     }
     /// True if a peer has just become overdue.
@@ -437,9 +507,27 @@ private:
                 close(*l, errc::peer_closed, why.data());
                 if (!aborted_) shut(*l);
             }
-            if (watched(*l) && !l->overdue && at - l->heard >= options_.times.dead) late = l->overdue = true;
+            if (watched(*l) && !l->overdue && at - l->heard >= options_.times.dead / 2) {
+                if (sign_of_life(*l))
+                    l->heard = at - options_.times.dead / 2;
+                else if (at - l->heard >= options_.times.dead)
+                    late = l->overdue = true;
+            }
         }
         return late;
+    }
+
+    /// Where our bytes fill the way to a peer, its own may be stuck behind others: as long as the far end acknowledges
+    /// more, the link is slow, not dead. (The kernel of a stopped process acknowledges too, until its buffer is full: so
+    /// this counts only while the stream takes no more bytes.)
+    [[nodiscard]] static bool sign_of_life(link& l) noexcept {
+        if constexpr (requires { l.stream.delivered(); }) {
+            if (!l.blocked || !l.out_open) return false;
+            std::uint64_t const now = l.stream.delivered();
+            return now > std::exchange(l.delivered, now).value_or(now);
+        } else {
+            return false;
+        }
     }
 
     /// Polls all links and the bell for at most `wait`, and remembers what it saw.
@@ -470,6 +558,7 @@ private:
     int rank_;
     framed_options options_;
     std::vector<report> reports_;
+    frame_losses losses_;
     std::vector<std::unique_ptr<link>> links_;
     std::vector<link*> by_rank_;
     std::vector<::pollfd> polls_;

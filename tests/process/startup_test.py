@@ -1,0 +1,97 @@
+"""Ranks that are killed or stopped at their n-th system call of a kind while the job comes together: the others name that
+rank, in time, and nothing hangs. Needs strace.
+
+FAULT_PROGRAM (or DDP_PROGRAMS, its directory) names the binary. DDP_TEST_EVERY=1 takes every call instead of a sample.
+"""
+
+import concurrent.futures
+import os
+import re
+import shutil
+import subprocess
+import sys
+import unittest
+
+from jobs import SCALE, Job, program
+
+FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
+SIZE = 3
+JOIN = 4
+TIMES = {"DDP_TIMEOUT_DEAD": str(1.5 * SCALE), "DDP_TIMEOUT_JOIN": str(JOIN * SCALE)}
+CALLS = ("socket", "bind", "listen", "connect", "accept", "accept4", "sendto", "sendmsg", "recvfrom", "recvmsg", "poll",
+         "ppoll", "getsockopt", "setsockopt", "getsockname", "clone3", "close")
+
+
+def ptrace_works():
+    strace = shutil.which("strace")
+    if strace is None:
+        return "strace is not installed (scripts/setup.sh tests)"
+    trial = subprocess.run([strace, "-o", "/dev/null", "true"], stderr=subprocess.PIPE, text=True)
+    return "" if trial.returncode == 0 else f"strace cannot trace here: {trial.stderr.strip()}"
+
+
+def counts():
+    """How often each system call is made by a rank until its job has come together, the most of any rank."""
+    most = {}
+    with Job(SIZE, ["strace", "-f", "-qq", "-o", "/dev/stderr", "-e", "trace=" + ",".join("?" + c for c in CALLS),
+                    FAULT_PROGRAM, "steps=0", "tensors=1", "elements=8"], variables=TIMES) as job:
+        job.wait()
+        for rank in job.ranks.values():
+            lines = rank.err.splitlines()
+            for call in CALLS:
+                most[call] = max(most.get(call, 0), sum(f" {call}(" in line for line in lines))
+    return most
+
+
+def strike(who, signal, call, number):
+    """What the other ranks say, those left out that had all they needed; None if nobody missed anything."""
+    inject = f"inject={call}:signal={signal}:when={number}"
+    with Job(SIZE, [FAULT_PROGRAM, "steps=2", "tensors=1", "elements=8"], variables=TIMES, without=(who,)) as job:
+        job.command = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}", "-e", inject] + job.command
+        job.start(who)
+        others = [rank for rank in range(SIZE) if rank != who]
+        job.wait(which=others, deadline=60 * SCALE)
+        if all(job.ranks[rank].code == 0 for rank in others):
+            return None
+        return {rank: job.ranks[rank].error() for rank in others if job.ranks[rank].code != 0}
+
+
+class Startup(unittest.TestCase):
+    maxDiff = None
+
+    def test_at_every_kind_of_call(self):
+        made = counts()
+        self.assertGreater(made["connect"], 0, made)
+        self.assertGreater(made["sendto"] + made["sendmsg"], 2, made)
+        everything = os.environ.get("DDP_TEST_EVERY") == "1"
+        cases = []
+        for call, most in made.items():
+            numbers = range(1, most + 1)
+            if not everything:  # the first, the last and one between
+                numbers = sorted({1, (most + 1) // 2, most} - {0})
+            for turn, number in enumerate(numbers):
+                for signal in ("SIGKILL", "SIGSTOP"):
+                    cases.append(((len(cases) // 2 + turn) % SIZE, signal, call, number))
+        struck = 0
+        wrong = []
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:  # they mostly wait
+            for case, said in zip(cases, pool.map(lambda c: strike(*c), cases)):
+                if said is None:
+                    continue
+                struck += 1
+                who = case[0]
+                # The rank is what the sentence is about. Before rank 0 listens, the others can only say where they looked.
+                about = re.compile(rf"DDP-E\d+ [a-z ]+: (rank {who} (\(|is gone|has sent nothing|exited|failed)"
+                                   rf"|ranks \{{{who}\}} never joined" + (r"|.*rank 0 at 127\.0\.0\.1)" if who == 0 else ")"))
+                wrong += [f"{case}: rank {rank}: {text}" for rank, text in said.items() if not about.match(text)]
+        print(f"{len(cases)} injections, {struck} ended the job")
+        self.assertGreater(struck, len(cases) // 2)
+        self.assertEqual(wrong, [])
+
+
+if __name__ == "__main__":
+    problem = ptrace_works()
+    if problem:
+        print(f"skipped: {problem}")
+        sys.exit(77)
+    unittest.main()

@@ -1,0 +1,151 @@
+// A connection between two of several ranks fails, and all ranks are alive: one verdict, which names the connection.
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <future>
+#include <memory>
+#include <set>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <ddp/collective/allreduce.hpp>
+#include <ddp/comm/communicator.hpp>
+#include <ddp/transport/any.hpp>
+#include <ddp/transport/framed/frame_descriptor.hpp>
+#include <ddp/transport/framed/framed.hpp>
+
+#include "support/catch.hpp"
+
+namespace {
+
+using namespace std::chrono_literals;
+
+enum class fault { cut, half_closed, silent, silent_forth, silent_back };
+
+/// What happens to the connection of two ranks.
+struct cable {
+    int ends[2] = {-1, -1};
+    std::atomic<bool> swallows[2] = {false, false};  // what end 0, end 1 writes
+
+    void break_by(fault how) {
+        swallows[0] = how == fault::silent || how == fault::silent_forth;
+        swallows[1] = how == fault::silent || how == fault::silent_back;
+        if (how == fault::cut) ::shutdown(ends[0], SHUT_RDWR);
+        if (how == fault::half_closed) ::shutdown(ends[1], SHUT_RD), ::shutdown(ends[0], SHUT_WR);
+    }
+};
+
+/// One end of a cable.
+class cable_stream {
+public:
+    cable_stream(std::shared_ptr<cable> of, int end) : inner_(of->ends[end]), cable_(std::move(of)), end_(end) {}
+
+    ddp::stream_result read_some(std::span<ddp::mutable_bytes const> buffers) noexcept {
+        return inner_.read_some(buffers);
+    }
+    ddp::stream_result write_some(std::span<ddp::const_bytes const> buffers) noexcept {
+        if (!cable_->swallows[end_]) return inner_.write_some(buffers);
+        std::size_t bytes = 0;
+        for (ddp::const_bytes const b : buffers) bytes += b.size();
+        return {bytes, ddp::stream_status::ok, {}};
+    }
+    [[nodiscard]] int descriptor() const noexcept { return inner_.descriptor(); }
+    void shutdown_send() noexcept { inner_.shutdown_send(); }
+
+private:
+    ddp::descriptor_stream inner_;
+    std::shared_ptr<cable> cable_;
+    int end_;
+};
+
+using transport = ddp::framed<cable_stream>;
+
+ddp::timing quick() {
+    ddp::timing times = ddp::timing::for_tests();
+    times.dead = 1000ms;
+    times.collective = 20s;
+    times.verdict = 2000ms;  // so that a busy machine changes nothing: nobody decides by this
+    return times;
+}
+
+/// What every rank throws where the connection of `a` and `b` fails in the middle of allreduces.
+std::vector<std::string> verdicts(int ranks, int a, int b, fault how) {
+    std::vector<std::vector<ddp::framed_peer<cable_stream>>> peers(static_cast<std::size_t>(ranks));
+    std::shared_ptr<cable> failing;
+    for (int high = 0; high < ranks; ++high)
+        for (int low = 0; low < high; ++low) {
+            auto const link = std::make_shared<cable>();
+            if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, link->ends) != 0)
+                throw std::runtime_error("socketpair");
+            if (low == a && high == b) failing = link;
+            peers[static_cast<std::size_t>(low)].push_back({high, cable_stream(link, 0)});
+            peers[static_cast<std::size_t>(high)].push_back({low, cable_stream(link, 1)});
+        }
+    std::atomic<int> rounds{0}, ended{0};
+    std::vector<std::future<std::string>> running;
+    for (int rank = 0; rank < ranks; ++rank)
+        running.push_back(std::async(std::launch::async, [&, rank]() -> std::string {
+            ddp::framed_options options;
+            options.times = quick();
+            auto comm = ddp::any_communicator(
+                std::make_unique<transport>(rank, ranks, std::move(peers[static_cast<std::size_t>(rank)]), options),
+                quick());
+            try {
+                for (;;) {
+                    static_cast<void>(ddp::allreduce(comm, 1.0));
+                    if (rank == 0) ++rounds;
+                }
+            } catch (ddp::comm_error const& e) {
+                ++ended;
+                return e.what();
+            }
+        }));
+    while (rounds < 3 && ended == 0) std::this_thread::sleep_for(1ms);
+    failing->break_by(how);
+    std::vector<std::string> all;
+    for (auto& r : running) all.push_back(r.get());
+    return all;
+}
+
+bool names_the_connection(std::string const& text, int a, int b) {
+    auto const between = [&](int x, int y) {
+        return text.find("the connection between rank " + std::to_string(x) + " and rank " + std::to_string(y)) !=
+               std::string::npos;
+    };
+    return between(a, b) || between(b, a);
+}
+
+}  // namespace
+
+TEST_CASE("a connection that fails between two of several ranks is named by all of them alike",
+          "[comm][framed][fault]") {
+    struct broken {
+        int ranks, a, b;
+        fault how;
+        std::vector<std::string> said = {};
+    };
+    std::vector<broken> all;
+    for (fault const how : {fault::cut, fault::half_closed, fault::silent, fault::silent_forth, fault::silent_back})
+        for (auto const& [ranks, a, b] : {std::tuple(3, 0, 1), {3, 0, 2}, {3, 1, 2}, {4, 0, 3}, {4, 2, 3}})
+            all.push_back({ranks, a, b, how});
+    std::atomic<std::size_t> next{0};
+    std::vector<std::future<void>> lanes;  // most of their time they wait
+    for (int lane = 0; lane < 5; ++lane)
+        lanes.push_back(std::async(std::launch::async, [&] {
+            for (std::size_t i; (i = next++) < all.size();)
+                all[i].said = verdicts(all[i].ranks, all[i].a, all[i].b, all[i].how);
+        }));
+    for (auto& lane : lanes) lane.get();
+    for (broken const& each : all) {
+        CAPTURE(each.ranks, each.a, each.b, static_cast<int>(each.how), each.said);
+        std::vector<std::string> const& said = each.said;
+        CHECK(std::set<std::string>(said.begin(), said.end()).size() == 1);
+        CHECK(names_the_connection(said.front(), each.a, each.b));
+    }
+}
