@@ -49,14 +49,14 @@ fashion_model model_of(std::string const& path, ddp::classification_data const& 
     return make_model(said.get("model"), images.sample_shape, units);
 }
 
-// The loss of a sample is -log of the probability that the model gives to its label: so ask for each.
-std::array<double, 10> probabilities(fashion_model& model, std::span<float const> image) {
+// What softmax makes of the model's outputs.
+std::array<double, 10> probabilities(fashion_model& model, ddp::classification_batch<float> const& image) {
+    auto const z = model.predict(image);  // (1, 10)
     std::array<double, 10> all{};
-    for (std::uint32_t label = 0; label < all.size(); ++label)
-        all[label] = std::exp(-model
-                                   .evaluate(ddp::classification_batch<float>{
-                                       .inputs = image, .labels = {&label, 1}, .rows = 1, .features = image.size()})
-                                   .loss());
+    double total = 0;
+    for (std::size_t k = 0; k < all.size(); ++k)
+        total += all[k] = std::exp(z(0, static_cast<Eigen::Index>(k)) - z.maxCoeff());
+    for (double& each : all) each /= total;
     return all;
 }
 
@@ -69,7 +69,7 @@ void predict(std::string const& path, std::string const& directory, std::size_t 
     std::vector<std::uint32_t> numbers(images.size());
     std::iota(numbers.begin(), numbers.end(), 0u);
     for (std::uint32_t const& i : std::span(numbers).first(std::min(count, images.size()))) {
-        auto const all = probabilities(model, load({&i, 1}).inputs);
+        auto const all = probabilities(model, load({&i, 1}));
         auto const best = static_cast<std::size_t>(std::max_element(all.begin(), all.end()) - all.begin());
         std::string const truth = best == images.labels[i] ? "" : std::string("  is: ") + names[images.labels[i]];
         std::printf("%5u  %-11s  %.3f%s\n", i, names[best], all[best], truth.c_str());
