@@ -10,6 +10,7 @@
 
 #include <ddp/core/error.hpp>
 #include <ddp/nn/activation.hpp>
+#include <ddp/nn/dropout.hpp>
 #include <ddp/nn/linear.hpp>
 #include <ddp/nn/loss.hpp>
 #include <ddp/nn/sequential.hpp>
