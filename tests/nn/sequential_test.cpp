@@ -348,20 +348,22 @@ TEST_CASE("a prediction is what the last layer gives, in evaluation mode", "[nn]
     // x = (1, 2): W x + b = (1 + 4 + 0.5, -1 + 2 - 1) = (5.5, 0); then (5.5, 0 + 1, 11 - 0 - 2).
     // x = (-1, 3): (-1 + 6 + 0.5, 1 + 3 - 1) = (5.5, 3); then (5.5, 3 + 1, 11 - 3 - 2).
     std::vector<float> const inputs = {1, 2, -1, 3};
-    auto const z = net.predict(classification_batch<float>{.inputs = inputs, .rows = 2, .features = 2});
+    auto const z = net.predict(classification_batch<float>{.inputs = inputs, .labels = {}, .rows = 2, .features = 2});
     REQUIRE(std::vector<float>(z.data(), z.data() + z.size()) == std::vector<float>{5.5f, 1, 9, 5.5f, 4, 6});
     REQUIRE((z.rows() == 2 && z.cols() == 3 && z(1, 2) == 6));
 
     std::vector<std::uint32_t> const labels = {2, 2};
-    classification_batch<float> const batch{.inputs = inputs, .labels = labels, .rows = 2, .features = 2};
+    classification_batch<float> const batch{
+        .inputs = inputs, .labels = labels, .rows = 2, .features = 2, .samples = labels};
     (void)net.forward(batch);
     REQUIRE(net.predict(batch)(0, 0) == 5.5f);
     REQUIRE(refusal([&] { net.backward({}, nobody); }).find("call forward") != std::string::npos);
     REQUIRE(net.training());
-    auto const none = net.predict(classification_batch<float>{.inputs = {}, .rows = 0, .features = 2});
+    auto const none = net.predict(classification_batch<float>{.inputs = {}, .labels = {}, .rows = 0, .features = 2});
     REQUIRE((none.rows() == 0 && none.cols() == 3));
     REQUIRE(refusal([&] {
-                (void)net.predict(classification_batch<float>{.inputs = inputs, .rows = 1, .features = 4});
+                (void)net.predict(
+                    classification_batch<float>{.inputs = inputs, .labels = {}, .rows = 1, .features = 4});
             }).find("the model takes 2") != std::string::npos);
 }
 
