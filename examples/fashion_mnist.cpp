@@ -124,19 +124,19 @@ bool train(settings const& with, std::string_view transport, ddp::communicator<>
 int main(int argc, char** argv) {
     settings with;
     options("Trains a network on Fashion-MNIST (or any data in IDX files) with data-parallel ranks.")
-        .add("ranks", with.run.ranks, "how many; with --transport inproc they are threads of this process")
+        .add("ranks", with.run.ranks, "how many; with --transport inproc they are threads of this process", 0)
         .add("transport", with.run.transport, "inproc, tcp or mpi; left out: what the launcher says")
         .add("model", with.model, "mlp or cnn; the latter wants images of 28 x 28 pixels")
         .add("algorithm", with.algorithm, "auto, direct, recursive_doubling, ring or naive")
         .add("buckets", with.buckets, "size of a gradient bucket, such as 1MiB")
         .add("update", with.update, "replicated or sharded")
-        .add("epochs", with.epochs, "passes over the data; 0: 8, or 6 of the cnn")
-        .add("batch", with.batch, "samples a step, over all ranks")
+        .add("epochs", with.epochs, "passes over the data; 0: 8, or 6 of the cnn", 0)
+        .add("batch", with.batch, "samples a step, over all ranks", 1)
         .add("save", with.save, "after training, write the weights to this .safetensors file")
         .add("load", with.load, "begin with the weights in this file")
-        .add("hidden", with.hidden, "units of the mlp's first hidden layer")
-        .add("lr", with.lr, "learning rate of AdamW, decayed along a cosine")
-        .add("clip", with.clip, "global norm to which gradients are clipped; 0: not at all")
+        .add("hidden", with.hidden, "units of the mlp's first hidden layer", 1)
+        .add("lr", with.lr, "learning rate of AdamW, decayed along a cosine", 0)
+        .add("clip", with.clip, "global norm to which gradients are clipped; 0: not at all", 0)
         .add("seed", with.seed, "of initial values and shuffling")
         .add("data", with.data, "directory with IDX files, plain or gzipped")
         .add("losses", with.losses, "print the loss of the first so many steps")
@@ -148,10 +148,6 @@ int main(int argc, char** argv) {
     }
     if (with.model != "mlp" && with.model != "cnn") {
         std::fprintf(stderr, "--model is mlp or cnn, not '%s'\n", with.model.c_str());
-        return 2;
-    }
-    if (with.epochs < 0) {
-        std::fprintf(stderr, "--epochs is a number of passes over the data, not %d\n", with.epochs);
         return 2;
     }
     if (with.epochs == 0) with.epochs = with.model == "cnn" ? 6 : 8;

@@ -2,13 +2,17 @@
 #pragma once
 
 #include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <limits>
 #include <map>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 class options {
@@ -17,9 +21,24 @@ public:
 
     template <class V>
     options& add(std::string const& name, V& value, std::string const& help) {
-        help_ += "  --" + name + std::string(name.size() < 14 ? 14 - name.size() : 1, ' ') + help + "\n";
-        takers_[name] = [&value, name](std::string const& text) { set(value, text, name); };
-        return *this;
+        return add_taker(name, help, [&value, name](std::string const& text) { set(value, text, name); });
+    }
+
+    // A number from `least` to `most`; no other is taken.
+    template <class V>
+    options& add(std::string const& name, V& value, std::string const& help, std::type_identity_t<V> least,
+                 std::type_identity_t<V> most = std::numeric_limits<V>::max()) {
+        return add_taker(name, help, [&value, name, least, most](std::string const& text) {
+            V number{};
+            set(number, text, name);
+            if (number < least || number > most) {
+                std::ostringstream range;
+                range << "--" << name << " takes a number from " << least << " on";
+                if (most != std::numeric_limits<V>::max()) range << ", up to " << most;
+                throw std::invalid_argument(range.str() + ", not '" + text + "'");
+            }
+            value = number;
+        });
     }
 
     // Exits after --help, and with 2 after a mistake.
@@ -69,6 +88,12 @@ public:
     }
 
 private:
+    options& add_taker(std::string const& name, std::string const& help,
+                       std::function<void(std::string const&)> taker) {
+        help_ += "  --" + name + std::string(name.size() < 14 ? 14 - name.size() : 1, ' ') + help + "\n";
+        takers_[name] = std::move(taker);
+        return *this;
+    }
     template <class V>
     static void set(V& value, std::string const& text, std::string const& name) {
         if constexpr (std::is_same_v<V, std::string>) {
@@ -78,6 +103,9 @@ private:
             auto const [end, bad] = std::from_chars(text.data(), text.data() + text.size(), number);
             if (bad != std::errc{} || end != text.data() + text.size())
                 throw std::invalid_argument("--" + name + " takes a number, not '" + text + "'");
+            if constexpr (std::is_floating_point_v<V>)
+                if (!std::isfinite(number))
+                    throw std::invalid_argument("--" + name + " takes a finite number, not '" + text + "'");
             value = number;
         }
     }

@@ -24,7 +24,7 @@ void show(ddp::communicator<>& comm) {
     ddp::allreduce(comm, std::span<float>(theirs));
 
     toy_model model({1000, 300});
-    ddp::data_parallel trainer{model, ddp::sgd{.lr = 0.5}, comm, {}, binomial_tree_allreduce{}};
+    ddp::data_parallel trainer{model, ddp::sgd{.lr = 0.5}, comm, binomial_tree_allreduce{}};
     toy_batch const batch{static_cast<float>(comm.rank()), 1.0f};
     for (int step = 0; step < 40; ++step) trainer.step(batch);
     if (comm.rank() == 0)

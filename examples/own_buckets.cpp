@@ -26,7 +26,7 @@ std::uint64_t train(ddp::communicator<>& comm, Buckets const& buckets, bool show
         for (auto const& p : parameters) counts.push_back(p.value.size());
         print(buckets.plan({.counts = counts}), parameters);
     }
-    ddp::data_parallel trainer{model, ddp::sgd{.lr = 0.1}, comm, {}, ddp::automatic_allreduce{}, buckets};
+    ddp::data_parallel trainer{model, ddp::sgd{.lr = 0.1}, comm, buckets};
     for (int step = 0; step < 50; ++step) trainer.step(toy_batch{0.1f * static_cast<float>(comm.rank() + step)});
     return trainer.digest_of_values();
 }

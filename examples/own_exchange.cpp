@@ -15,7 +15,7 @@
 template <class Comm, class Exchange>
 double end_of_training(Comm& comm, Exchange const& exchange) {
     toy_model model({1000, 300});
-    ddp::data_parallel trainer{model, ddp::sgd{.lr = 0.05}, comm, {}, exchange};
+    ddp::data_parallel trainer{model, ddp::sgd{.lr = 0.05}, comm, exchange};
     toy_batch const batch{static_cast<float>(comm.rank() * comm.rank()) * 1.1f};
     double sum = 0;
     for (int step = 0; step < 600; ++step) {

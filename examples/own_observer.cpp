@@ -53,11 +53,7 @@ int main() {
     return ddp::run_main<ddp::threads>({.ranks = 2}, [](auto& comm) {
         toy_model model({256, 16384, 256, 1});
         reduction_table table;
-        ddp::data_parallel trainer{model,
-                                   ddp::sgd{.lr = 0.1},
-                                   comm,
-                                   {},
-                                   ddp::automatic_allreduce{},
+        ddp::data_parallel trainer{model, ddp::sgd{.lr = 0.1}, comm,
                                    ddp::size_capped_buckets{.cap_bytes = 32 << 10, .first_bytes = 8 << 10},
                                    reduction_timer{&table}};
         for (int step = 0; step < 100; ++step) trainer.step(toy_batch(4, 1.0f));

@@ -31,7 +31,6 @@ std::pair<std::uint64_t, double> train(ddp::communicator<>& comm, ddp::update up
                                lion{.lr = 0.002, .weight_decay = 0.01},
                                comm,
                                {.update = update},
-                               ddp::automatic_allreduce{},
                                ddp::size_capped_buckets{.cap_bytes = bucket_bytes, .first_bytes = bucket_bytes}};
     sines data;
     double loss = 0;

@@ -27,27 +27,36 @@ namespace {
 constexpr std::array<char const*, 10> names = {"T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
                                                "Sandal",      "Shirt",   "Sneaker",  "Bag",   "Ankle boot"};
 
-// What the file says about itself; it comes from outside, so a network that fits no memory is not asked for.
+// What the file says about itself. It comes from outside: the first layer must be as large as the tensor that the file
+// really holds for it, so that a short file cannot ask for a large network.
 fashion_model model_of(std::string const& path, ddp::classification_data const& images) {
-    ddp::string_map const said = ddp::safetensors_file(path).metadata();
+    ddp::safetensors_file const file(path);
+    ddp::string_map const& said = file.metadata();
     std::string const hidden = said.get("hidden");
     std::size_t units = 0;
     auto const [end, bad] = std::from_chars(hidden.data(), hidden.data() + hidden.size(), units);
     if (said.get("model").empty() || bad != std::errc{} || end != hidden.data() + hidden.size())
         throw std::invalid_argument(path + " does not say which model it holds: give a file of fashion_mnist --save");
-    if (units > 100'000)
-        throw std::invalid_argument(path + " asks for " + hidden + " hidden units, the limit is 100000");
+    if (said.get("model") == "mlp") {
+        std::vector<std::size_t> const shape{units, images.features};
+        if (std::none_of(file.tensors().begin(), file.tensors().end(), [&](ddp::tensor_info const& t) {
+                return t.name == "0.weight" && t.type == ddp::element_type::f32 && t.shape == shape;
+            }))
+            throw std::invalid_argument(path + " says that it holds " + hidden + " hidden units for images of " +
+                                        std::to_string(images.features) +
+                                        " pixels, but no such tensor 0.weight: it is damaged, or of other data");
+    }
     return make_model(said.get("model"), images.sample_shape, units);
 }
 
-// The loss of a sample is -log of the probability that the model gives to its label: so ask for each.
-std::array<double, 10> probabilities(fashion_model& model, std::span<float const> image) {
+// What softmax makes of the model's outputs.
+std::array<double, 10> probabilities(fashion_model& model, ddp::classification_batch<float> const& image) {
+    auto const z = model.predict(image);  // (1, 10)
     std::array<double, 10> all{};
-    for (std::uint32_t label = 0; label < all.size(); ++label)
-        all[label] = std::exp(-model
-                                   .evaluate(ddp::classification_batch<float>{
-                                       .inputs = image, .labels = {&label, 1}, .rows = 1, .features = image.size()})
-                                   .loss());
+    double total = 0;
+    for (std::size_t k = 0; k < all.size(); ++k)
+        total += all[k] = std::exp(z(0, static_cast<Eigen::Index>(k)) - z.maxCoeff());
+    for (double& each : all) each /= total;
     return all;
 }
 
@@ -60,7 +69,7 @@ void predict(std::string const& path, std::string const& directory, std::size_t 
     std::vector<std::uint32_t> numbers(images.size());
     std::iota(numbers.begin(), numbers.end(), 0u);
     for (std::uint32_t const& i : std::span(numbers).first(std::min(count, images.size()))) {
-        auto const all = probabilities(model, load({&i, 1}).inputs);
+        auto const all = probabilities(model, load({&i, 1}));
         auto const best = static_cast<std::size_t>(std::max_element(all.begin(), all.end()) - all.begin());
         std::string const truth = best == images.labels[i] ? "" : std::string("  is: ") + names[images.labels[i]];
         std::printf("%5u  %-11s  %.3f%s\n", i, names[best], all[best], truth.c_str());

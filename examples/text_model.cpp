@@ -142,24 +142,20 @@ bool train(settings const& with, std::string_view transport, ddp::communicator<>
 int main(int argc, char** argv) {
     settings with;
     options("Trains a small transformer on a text, character by character, with data-parallel ranks; then it writes.")
-        .add("ranks", with.run.ranks, "how many; with --transport inproc they are threads of this process")
+        .add("ranks", with.run.ranks, "how many; with --transport inproc they are threads of this process", 0)
         .add("transport", with.run.transport, "inproc, tcp or mpi; left out: what the launcher says")
         .add("text", with.text, "a file, or a directory of files")
-        .add("steps", with.steps, "of training")
-        .add("batch", with.batch, "windows a step, over all ranks")
-        .add("time", with.shape.time, "characters of a window: as far back as the model sees")
-        .add("width", with.shape.width, "numbers a character is made of")
-        .add("heads", with.shape.heads, "of attention")
-        .add("blocks", with.shape.blocks, "of attention and a small network each")
-        .add("lr", with.lr, "learning rate of AdamW, decayed along a cosine")
+        .add("steps", with.steps, "of training", 1)
+        .add("batch", with.batch, "windows a step, over all ranks", 1)
+        .add("time", with.shape.time, "characters of a window: as far back as the model sees", 1)
+        .add("width", with.shape.width, "numbers a character is made of", 1)
+        .add("heads", with.shape.heads, "of attention", 1)
+        .add("blocks", with.shape.blocks, "of attention and a small network each", 0, 1000)
+        .add("lr", with.lr, "learning rate of AdamW, decayed along a cosine", 0)
         .add("seed", with.seed, "of initial values, windows and what is written")
         .add("sample", with.sample, "characters to write at the end")
-        .add("temperature", with.temperature, "0: always the likeliest character; 1: as likely as the model says")
+        .add("temperature", with.temperature, "0: always the likeliest character; 1: as likely as the model says", 0)
         .parse(argc, argv);
-    if (with.steps == 0 || !(with.temperature >= 0)) {
-        std::fprintf(stderr, "--steps is at least 1, and --temperature not below 0\n");
-        return 2;
-    }
     std::atomic<bool> good{true};
     auto const body = [&](ddp::communicator<>& comm) {
         if (!train(with, comm.transport().name(), comm)) good = false;

@@ -8,6 +8,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ddp/collective/allreduce.hpp>
@@ -152,38 +153,32 @@ TEST_CASE("rows and columns of a grid sum at the same time", "[comm][group]") {
 }
 
 TEST_CASE("groups whose members call their collectives in opposite order get a verdict that says so", "[comm][group]") {
-    auto const errors = test::errors_of_ranks(
+    auto const found = test::run_ranks(
         4,
         [](auto& comm) {
-            auto const one = comm.split(0), two = comm.split(0);
-            auto const& first = comm.rank() == 2 ? two : one;
-            auto const& second = comm.rank() == 2 ? one : two;
-            barrier(first);
-            barrier(second);
+            std::string text;
+            auto wrong = test::check_opposite_order(comm, text);
+            return std::pair(std::move(wrong), std::move(text));
         },
         quick());
-    for (std::string const& text : errors) {
-        CHECK(said(text, "DDP-E205"));
-        CHECK(said(text, "wait for each other"));
-        CHECK(said(text, "in the same order"));
-        CHECK(said(text, "group {0, 1, 2, 3}"));
-        CHECK(text == errors.front());
+    for (auto const& [wrong, text] : found) {
+        CHECK(wrong == test::failures{});
+        CHECK(text == found.front().second);
     }
 }
 
 TEST_CASE("waiting is followed across groups to the rank that is late", "[comm][group]") {
-    auto const errors = test::errors_of_ranks(
+    auto const found = test::run_ranks(
         3,
         [](auto& comm) {
-            auto const low = comm.subgroup({0, 1}), high = comm.subgroup({1, 2});
-            if (comm.rank() == 2) std::this_thread::sleep_for(2s);  // 0 waits for 1 in `low`, 1 for 2 in `high`
-            if (high) barrier(*high);
-            if (low) barrier(*low);
+            std::string text;
+            auto wrong = test::check_chain_across_groups(comm, 2s, text);
+            return std::pair(std::move(wrong), std::move(text));
         },
         quick());
-    for (std::string const& text : errors) {
-        CHECK(said(text, "rank 2 did not take part in barrier #1 in group {1, 2}"));
-        CHECK(text == errors.front());
+    for (auto const& [wrong, text] : found) {
+        CHECK(wrong == test::failures{});
+        CHECK(text == found.front().second);
     }
 }
 
@@ -342,18 +337,11 @@ TEST_CASE("a thousand splits leave nothing behind", "[comm][group]") {
 TEST_CASE("hosts are groups, also where one process plays several", "[comm][group]") {
     std::vector<std::uint64_t> const places = {5, 9, 5, 5, 9};
     auto const world = inproc_world::create(5, places);
-    std::vector<std::future<std::string>> running;
+    std::vector<std::future<test::failures>> running;
     for (int r = 0; r < 5; ++r)
-        running.push_back(std::async(std::launch::async, [&world, r] {
-            communicator<inproc_transport> const comm(world->connect(r), timing::for_tests());
-            auto const host = comm.host(), across = comm.across_hosts();
-            std::string wrong;
-            wrong += test::check_membership(host, r, r == 1 || r == 4 ? std::vector{1, 4} : std::vector{0, 2, 3});
-            std::vector<int> const owners = r < 2 ? std::vector{0, 1} : r == 3 ? std::vector{3} : std::vector{2, 4};
-            wrong += test::check_membership(across, r, owners);
-            barrier(across);
-            barrier(host);
-            return wrong;
+        running.push_back(std::async(std::launch::async, [&world, &places, r] {
+            communicator<> const comm = any_communicator(world->connect(r), timing::for_tests());
+            return test::check_hosts(comm, places);
         }));
-    for (auto& f : running) CHECK(f.get() == "");
+    for (auto& f : running) CHECK(f.get() == test::failures{});
 }

@@ -170,6 +170,35 @@ TEST_CASE("a gzip bomb is refused after the byte that its header does not promis
     CHECK(source.delivered == 4 + 4 + 10 + 1);
 }
 
+TEST_CASE("a gzip file takes no memory that is out of proportion to its size", "[data][gzip]") {
+    test::scratch_directory const dir;
+    // What is there and what is promised agree, and are within the caller's limit: 40 KB of file, 40 MB of zeros.
+    bytes const packed = gzipped(idx_of(bytes(40'000'000)), 9);
+    REQUIRE(packed.size() < 100'000);
+    struct watched_source {
+        ddp::gzip_source file;
+        std::size_t asked_for = 0;
+        std::size_t read(ddp::mutable_bytes out) {
+            asked_for += out.size();
+            return file.read(out);
+        }
+        void expect_more(std::uint64_t count) const { file.expect_more(count); }
+        std::string const& name() const { return file.name(); }
+    } source{ddp::gzip_source(dir.write("dense.gz", packed))};
+    test::caught const e = test::catch_error([&] { (void)ddp::read_idx(source, std::size_t{1} << 30); });
+    CHECK(e.code == ddp::errc::format);
+    CHECK(e.says("promises 40000000 bytes, more than 100 times the " + std::to_string(packed.size())));
+    CHECK(e.says("gunzip"));
+    CHECK(source.asked_for == 4 + 4);
+
+    // Unpacked, it is read; and a small one is read however well it packs.
+    bytes const plain = idx_of(bytes(40'000'000));
+    ddp::gzip_source unpacked(dir.write("dense", plain));
+    CHECK(ddp::read_idx(unpacked, std::size_t{1} << 30).data.size() == 40'000'000);
+    ddp::gzip_source small(dir.write("small.gz", gzipped(idx_of(bytes(16'000'000)), 9)));
+    CHECK(ddp::read_idx(small, std::size_t{1} << 30).data.size() == 16'000'000);
+}
+
 TEST_CASE("a missing file is the same error through the gzip door", "[data][gzip]") {
     test::caught const e = test::catch_error([] { ddp::gzip_source source("/nowhere/at/all.gz"); });
     CHECK(e.code == ddp::errc::file);

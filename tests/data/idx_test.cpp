@@ -1,10 +1,13 @@
 #include <ddp/data/idx.hpp>
 
+#include <sys/stat.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "data/files.hpp"
@@ -127,12 +130,34 @@ TEST_CASE("a file that cannot be opened or read is named, with the system's reas
     CHECK(e.code == ddp::errc::file);
     CHECK(e.says(missing + ": cannot be opened: No such file"));
 
-    e = test::catch_error([&] {
-        ddp::file_source source(dir.path().string());  // a directory opens, but does not read
-        (void)ddp::read_idx(source, limit);
-    });
-    CHECK(e.code == ddp::errc::file);
-    CHECK(e.says(dir.path().string() + ": cannot be read: "));
+    std::string const pipe = (dir.path() / "pipe").string();
+    REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);  // nobody writes: opened as a file is, it would wait for ever
+    for (auto const& [path, kind] : {std::pair{dir.path().string(), "a directory"}, std::pair{pipe, "a pipe"},
+                                     std::pair{std::string("/dev/zero"), "a device"}}) {
+        e = test::catch_error([&] { ddp::file_source source(path); });
+        CAPTURE(e.text);
+        CHECK(e.code == ddp::errc::file);
+        CHECK(e.says(path + ": is no regular file but " + kind));
+    }
+}
+
+TEST_CASE("a file shorter than its IDX header promises is refused before memory is taken for it", "[data][source]") {
+    test::scratch_directory const dir;
+    std::string const path = dir.write("short", test::joined(test::idx_header({0x70000000u}), test::ramp(100)));
+    struct watched_source {
+        ddp::file_source file;
+        std::size_t asked_for = 0;
+        std::size_t read(ddp::mutable_bytes out) {
+            asked_for += out.size();
+            return file.read(out);
+        }
+        void expect_more(std::uint64_t count) const { file.expect_more(count); }
+        std::string const& name() const { return file.name(); }
+    } source{ddp::file_source(path)};
+    test::caught const e = test::catch_error([&] { (void)ddp::read_idx(source, std::size_t{1} << 40); });
+    CHECK(e.code == ddp::errc::format);
+    CHECK(e.says("is truncated: its header promises 1879048192 bytes, but only 100 follow"));
+    CHECK(source.asked_for == 4 + 4);
 }
 
 TEST_CASE("a plain file is read from disk", "[data][source]") {

@@ -1,6 +1,10 @@
 // What is promised of every transport, over MPI: the conformance suite, all collectives, trainings with the bits of inproc.
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <ddp/comm/communicator.hpp>
 #include <ddp/testing/conformance.hpp>
@@ -20,8 +24,25 @@ ddp::timing patient() {
     return times;
 }
 
-std::unique_ptr<ddp::mpi_transport> connect() {
-    return std::make_unique<ddp::mpi_transport>(boost::mpi::communicator(), ddp::mpi_options{.times = patient()});
+std::unique_ptr<ddp::mpi_transport> connect(std::uint64_t host = 0) {
+    return std::make_unique<ddp::mpi_transport>(boost::mpi::communicator(),
+                                                ddp::mpi_options{.times = patient(), .host = host});
+}
+
+/// What a check of group_checks.hpp finds, with collectives that may take two seconds; every rank has rank 0's error.
+template <class Check>
+void check_one_verdict(Check const& check) {
+    ddp::timing times = patient();
+    times.collective = std::chrono::seconds(2);
+    std::string text;
+    {
+        ddp::communicator<> const comm = ddp::any_communicator(connect(), times);
+        CHECK(check(comm, text) == ddp::test::failures{});
+    }
+    std::vector<char> first(text.begin(), text.end());
+    first.resize(4096);
+    MPI_Bcast(first.data(), static_cast<int>(first.size()), MPI_CHAR, 0, MPI_COMM_WORLD);
+    CHECK(text == first.data());
 }
 
 }  // namespace
@@ -50,6 +71,25 @@ TEST_CASE("over MPI every collective works in groups of every shape, and in a gr
     ddp::communicator<> comm = ddp::any_communicator(connect(), patient());
     if (comm.size() > 1) CHECK(ddp::test::check_groups(comm) == ddp::test::failures{});
     CHECK(ddp::test::check_grid(comm, 2) == ddp::test::failures{});
+}
+
+TEST_CASE("over MPI hosts are groups, also where one machine plays several", "[mpi][group]") {
+    std::vector<std::uint64_t> const places = {5, 9, 5, 5, 9};
+    auto const rank = static_cast<std::size_t>(boost::mpi::communicator().rank());
+    ddp::communicator<> const comm = ddp::any_communicator(connect(places[rank]), patient());
+    CHECK(ddp::test::check_hosts(comm, places) == ddp::test::failures{});
+}
+
+TEST_CASE("over MPI groups whose collectives are called in opposite order get one verdict", "[mpi][group]") {
+    if (boost::mpi::communicator().size() < 2) return;
+    check_one_verdict([](auto& comm, std::string& text) { return ddp::test::check_opposite_order(comm, text); });
+}
+
+TEST_CASE("over MPI waiting is followed across groups to the rank that is late", "[mpi][group]") {
+    if (boost::mpi::communicator().size() != 3) return;  // once is enough: it takes its time
+    check_one_verdict([](auto& comm, std::string& text) {
+        return ddp::test::check_chain_across_groups(comm, std::chrono::seconds(5), text);
+    });
 }
 
 TEST_CASE("over MPI trainings have the bits they have over inproc", "[mpi][train]") {

@@ -10,6 +10,7 @@
 
 #include <ddp/core/error.hpp>
 #include <ddp/nn/activation.hpp>
+#include <ddp/nn/dropout.hpp>
 #include <ddp/nn/linear.hpp>
 #include <ddp/nn/loss.hpp>
 #include <ddp/nn/sequential.hpp>
@@ -336,6 +337,34 @@ TEST_CASE("evaluating sums losses and right answers, and leaves nothing to go ba
 
     train(net, data.all(), 2000);
     REQUIRE(net.evaluate(data.all()).accuracy() > 0.9);
+}
+
+TEST_CASE("a prediction is what the last layer gives, in evaluation mode", "[nn]") {
+    nn::sequential net{nn::linear(2, 2), nn::relu(), nn::linear(2, 3), nn::dropout(0.5), nn::softmax_cross_entropy()};
+    auto const parameters = net.parameters();
+    std::vector<std::vector<float>> const by_hand = {{1, 2, -1, 1}, {0.5f, -1}, {1, 0, 0, 1, 2, -1}, {0, 1, -2}};
+    for (std::size_t i = 0; i < by_hand.size(); ++i)
+        std::copy(by_hand[i].begin(), by_hand[i].end(), parameters[i].value.begin());
+    // x = (1, 2): W x + b = (1 + 4 + 0.5, -1 + 2 - 1) = (5.5, 0); then (5.5, 0 + 1, 11 - 0 - 2).
+    // x = (-1, 3): (-1 + 6 + 0.5, 1 + 3 - 1) = (5.5, 3); then (5.5, 3 + 1, 11 - 3 - 2).
+    std::vector<float> const inputs = {1, 2, -1, 3};
+    auto const z = net.predict(classification_batch<float>{.inputs = inputs, .labels = {}, .rows = 2, .features = 2});
+    REQUIRE(std::vector<float>(z.data(), z.data() + z.size()) == std::vector<float>{5.5f, 1, 9, 5.5f, 4, 6});
+    REQUIRE((z.rows() == 2 && z.cols() == 3 && z(1, 2) == 6));
+
+    std::vector<std::uint32_t> const labels = {2, 2};
+    classification_batch<float> const batch{
+        .inputs = inputs, .labels = labels, .rows = 2, .features = 2, .samples = labels};
+    (void)net.forward(batch);
+    REQUIRE(net.predict(batch)(0, 0) == 5.5f);
+    REQUIRE(refusal([&] { net.backward({}, nobody); }).find("call forward") != std::string::npos);
+    REQUIRE(net.training());
+    auto const none = net.predict(classification_batch<float>{.inputs = {}, .labels = {}, .rows = 0, .features = 2});
+    REQUIRE((none.rows() == 0 && none.cols() == 3));
+    REQUIRE(refusal([&] {
+                (void)net.predict(
+                    classification_batch<float>{.inputs = inputs, .labels = {}, .rows = 1, .features = 4});
+            }).find("the model takes 2") != std::string::npos);
 }
 
 TEST_CASE("initial values are a function of the seed", "[nn][random]") {

@@ -3,13 +3,17 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include <ddp/collective/barrier.hpp>
 #include <ddp/comm/communicator.hpp>
 
 #include "support/collective_checks.hpp"
@@ -93,6 +97,72 @@ failures check_grid(Comm const& comm, int columns) {
         note(all, "column", compare(by_column, reference_sum(column_terms)));
     }
     return all;
+}
+
+/// Rank `r` is on the host `places[r]`: hosts are groups, the ranks of one place on every host are as well, and both work.
+template <class Comm>
+failures check_hosts(Comm const& comm, std::vector<std::uint64_t> const& places) {
+    failures all;
+    auto const place = [&](int r) { return places[static_cast<std::size_t>(r)]; };
+    auto const on_host = [&](int r) {  // its place among the ranks of its host
+        int before = 0;
+        for (int other = 0; other < r; ++other) before += place(other) == place(r) ? 1 : 0;
+        return before;
+    };
+    int const me = comm.rank();
+    std::vector<int> mates, peers;
+    for (int r = 0; r < comm.size(); ++r) {
+        if (place(r) == place(me)) mates.push_back(r);
+        if (on_host(r) == on_host(me)) peers.push_back(r);
+    }
+    Comm const host = comm.host(), across = comm.across_hosts();
+    note(all, "host", check_membership(host, me, mates));
+    note(all, "across hosts", check_membership(across, me, peers));
+    for (std::string const& wrong : check_every_collective(host)) all.push_back("host: " + wrong);
+    for (std::string const& wrong : check_every_collective(across)) all.push_back("across hosts: " + wrong);
+    return all;
+}
+
+/// What `call` throws, or nothing.
+template <class F>
+std::string error_of(F const& call) {
+    try {
+        call();
+    } catch (std::exception const& e) {
+        return e.what();
+    }
+    return {};
+}
+
+/// Two groups of all ranks, in which the last rank calls its barriers in the other order: a circle of waits. What is wrong
+/// with the error that this rank gets, which `text` receives.
+template <class Comm>
+failures check_opposite_order(Comm const& comm, std::string& text) {
+    text = error_of([&] {
+        Comm const one = comm.split(0), two = comm.split(0);
+        bool const last = comm.rank() == comm.size() - 1;
+        barrier(last ? two : one);
+        barrier(last ? one : two);
+    });
+    failures all;
+    for (char const* const words : {"DDP-E205", "wait for each other", "in the same order", "group {0, 1"})
+        if (text.find(words) == std::string::npos) all.push_back(std::string(words) + " is not in: " + text);
+    return all;
+}
+
+/// Rank 0 waits for 1 in one group, 1 for 2 in another, and rank 2 is `late`; more ranks wait for rank 0. As above.
+template <class Comm>
+failures check_chain_across_groups(Comm const& comm, std::chrono::milliseconds late, std::string& text) {
+    text = error_of([&] {
+        std::optional<Comm> const low = comm.subgroup({0, 1}), high = comm.subgroup({1, 2});
+        if (comm.rank() == 2) std::this_thread::sleep_for(late);
+        if (high) barrier(*high);
+        if (low) barrier(*low);
+        barrier(comm);
+    });
+    std::string const words = "rank 2 did not take part in barrier #1 in group {1, 2}";
+    if (text.find(words) == std::string::npos) return {words + " is not in: " + text};
+    return {};
 }
 
 }  // namespace ddp::test

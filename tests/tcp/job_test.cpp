@@ -1,7 +1,12 @@
 // What is promised of every transport, over TCP on loopback: the conformance suite, all collectives, trainings with the
 // bits of inproc. Ranks are threads here; tests/process repeats what matters with processes.
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <future>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ddp/testing/conformance.hpp>
@@ -13,6 +18,59 @@
 
 using ddp::test::loopback_world;
 using ddp::test::on_ranks;
+using namespace std::chrono_literals;
+
+namespace {
+
+/// Every rank's end of a job, each on the host that `places` says: connected here, so that one machine can play several.
+std::vector<std::unique_ptr<ddp::tcp_transport>> ranks_on_hosts(std::vector<std::uint64_t> const& places) {
+    namespace ip = boost::asio::ip;
+    std::vector<std::vector<ddp::framed_peer<ddp::tcp_stream>>> peers(places.size());
+    ip::tcp::acceptor acceptor(ddp::tcp_context(), {ip::make_address("127.0.0.1"), 0});
+    for (std::size_t a = 0; a < places.size(); ++a)
+        for (std::size_t b = 0; b < a; ++b) {
+            ddp::tcp_stream::socket one(ddp::tcp_context()), other(ddp::tcp_context());
+            one.connect(acceptor.local_endpoint());
+            acceptor.accept(other);
+            bool const checked = places[a] != places[b];
+            peers[a].push_back({static_cast<int>(b), ddp::tcp_stream(std::move(one)), "a peer", checked});
+            peers[b].push_back({static_cast<int>(a), ddp::tcp_stream(std::move(other)), "a peer", checked});
+        }
+    std::vector<std::unique_ptr<ddp::tcp_transport>> all;
+    for (std::size_t r = 0; r < places.size(); ++r) {
+        ddp::framed_options options;
+        options.times = ddp::test::loopback_patience();
+        options.host = places[r];
+        all.push_back(std::make_unique<ddp::tcp_transport>(static_cast<int>(r), static_cast<int>(places.size()),
+                                                           std::move(peers[r]), options));
+    }
+    return all;
+}
+
+/// What a check of group_checks.hpp finds on each rank, with collectives that may take one second.
+template <class Check>
+void check_one_verdict(int ranks, Check const& check) {
+    ddp::timing times = ddp::test::loopback_patience();
+    times.collective = 1s;
+    loopback_world const world(ranks);
+    std::vector<std::future<std::pair<ddp::test::failures, std::string>>> running;
+    for (int rank = 0; rank < ranks; ++rank)
+        running.push_back(std::async(std::launch::async, [&world, &check, &times, rank] {
+            ddp::communicator<> const comm = ddp::any_communicator(world.connect(rank), times);
+            std::string text;
+            auto wrong = check(comm, text);
+            return std::pair(std::move(wrong), std::move(text));
+        }));
+    std::string first;
+    for (auto& r : running) {
+        auto const [wrong, text] = r.get();
+        CHECK(wrong == ddp::test::failures{});
+        if (first.empty()) first = text;
+        CHECK(text == first);
+    }
+}
+
+}  // namespace
 
 TEST_CASE("TCP keeps the promises of a transport", "[tcp][conformance]") {
     int const ranks = GENERATE(2, 3, 5);
@@ -34,6 +92,28 @@ TEST_CASE("over TCP every collective works in groups of every shape, and in a gr
              return all;
          }))
         CHECK(wrong == ddp::test::failures{});
+}
+
+TEST_CASE("over TCP hosts are groups, also where one machine plays several", "[tcp][group]") {
+    std::vector<std::uint64_t> const places = {5, 9, 5, 5, 9};
+    auto transports = ranks_on_hosts(places);
+    std::vector<std::future<ddp::test::failures>> running;
+    for (auto& transport : transports)
+        running.push_back(std::async(std::launch::async, [&places, &transport] {
+            ddp::communicator<> const comm =
+                ddp::any_communicator(std::move(transport), ddp::test::loopback_patience());
+            return ddp::test::check_hosts(comm, places);
+        }));
+    for (auto& r : running) CHECK(r.get() == ddp::test::failures{});
+}
+
+TEST_CASE("over TCP groups whose collectives are called in opposite order get one verdict", "[tcp][group]") {
+    check_one_verdict(4, [](auto& comm, std::string& text) { return ddp::test::check_opposite_order(comm, text); });
+}
+
+TEST_CASE("over TCP waiting is followed across groups to the rank that is late", "[tcp][group]") {
+    check_one_verdict(
+        4, [](auto& comm, std::string& text) { return ddp::test::check_chain_across_groups(comm, 4s, text); });
 }
 
 TEST_CASE("over TCP trainings have the bits they have over inproc", "[tcp][train]") {

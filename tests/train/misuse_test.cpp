@@ -1,5 +1,6 @@
 // What users will try with trainers and hooks, and what they are told.
 #include <chrono>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -50,6 +51,19 @@ struct tied {
 };
 
 }  // namespace
+
+TEST_CASE("a trainer refuses to clip by what is no bound", "[train]") {
+    for (double const bound :
+         {std::numeric_limits<double>::quiet_NaN(), -1.0, 0.0, std::numeric_limits<double>::infinity()})
+        for (clipping const& clip : {clipping(clip_by_global_norm{bound}), clipping(clip_by_value{bound})}) {
+            auto const errors = errors_of_ranks(2, [&](auto& comm) {
+                model net(two_parts());
+                data_parallel trainer{net, sgd{.lr = 1}, comm, {.clip = clip}};
+            });
+            CAPTURE(bound, clip.index());
+            for (std::string const& text : errors) CHECK(said(text, "must be a finite number > 0"));
+        }
+}
 
 TEST_CASE("two trainers on one communicator may be within their steps at the same time", "[train]") {
     auto const same = run_ranks(2, [](auto& comm) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -28,7 +29,8 @@ namespace ddp {
 ///
 /// Inflates only what read() asks for, so a file that would unpack to more than its reader expects (a "bomb") costs
 /// neither memory nor time. The checksum is compared when the end of a stream is read: readers must ask for one byte
-/// more than they expect, as read_idx does.
+/// more than they expect, as read_idx does. expect_more() takes no gzipped file for more than `most_expansion` times its
+/// size (or `expansion_slack` bytes, if that is more): deflate can reach 1000, data sets do not.
 ///
 /// Memory: 64 KiB and zlib's window (about 40 KiB), allocated at construction.
 /// Throws data_error: errc::file if the file cannot be read, errc::format if it ends early, is damaged (what zlib found
@@ -36,6 +38,8 @@ namespace ddp {
 class gzip_source {
 public:
     static constexpr std::array<std::string_view, 2> suffixes{"", ".gz"};
+    static constexpr std::uint64_t most_expansion = 100;
+    static constexpr std::uint64_t expansion_slack = std::uint64_t{16} << 20;
 
     explicit gzip_source(std::string path) : file_(std::move(path)), buffer_(std::make_unique<std::byte[]>(capacity)) {
         refill();
@@ -51,6 +55,18 @@ public:
             done += got;
         }
         return done;
+    }
+
+    /// Throws data_error (errc::format) unless so many more bytes can be taken to follow.
+    void expect_more(std::uint64_t bytes) const {
+        if (!gzipped_) {
+            if (bytes > left()) file_.expect_more(bytes - left());
+        } else if (bytes > expansion_slack && bytes / most_expansion > file_.size()) {
+            throw data_error(
+                errc::format,
+                detail::concat({name(), ": promises ", bytes, " bytes, more than ", most_expansion, " times the ",
+                                file_.size(), " of the gzipped file; unpack it with gunzip if that is what it holds"}));
+        }
     }
 
     [[nodiscard]] std::string const& name() const noexcept { return file_.name(); }

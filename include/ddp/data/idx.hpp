@@ -63,7 +63,9 @@ namespace detail {
 [[noreturn]] void idx_error(std::string const& name, std::string const& text);
 /// Such as "28 x 28".
 [[nodiscard]] std::string shape_text(std::span<std::size_t const> shape);
-[[nodiscard]] idx_array read_idx(function_ref<std::size_t(mutable_bytes)> read, std::string const& name,
+/// expect(bytes) throws unless so much can follow, and says whether it knows.
+[[nodiscard]] idx_array read_idx(function_ref<std::size_t(mutable_bytes)> read,
+                                 function_ref<bool(std::uint64_t)> expect, std::string const& name,
                                  std::size_t max_bytes);
 
 }  // namespace detail
@@ -71,13 +73,19 @@ namespace detail {
 /// Reads one IDX array and insists that the source then ends.
 ///
 /// max_bytes  the most data to accept, whatever the header says.
-/// Memory     grows with what is really there: a short file that promises much costs little.
+/// Memory     what the header promises, once the source has confirmed that so much can follow (expect_more). With a
+///            source that cannot tell, it grows with what is really there, and takes up to half as much again on the way.
 /// Throws     data_error (errc::format): magic number, type or number of dimensions wrong, sizes whose product passes
 ///            max_bytes, fewer bytes than the header says, or more; and whatever the source throws.
 /// Source     LeCun, Cortes and Burges, "The MNIST database of handwritten digits", section on file formats.
 template <ByteSource S>
 [[nodiscard]] idx_array read_idx(S& source, std::size_t max_bytes) {
-    return detail::read_idx([&](mutable_bytes out) { return source.read(out); }, source.name(), max_bytes);
+    auto const expect = [&](std::uint64_t count) {
+        constexpr bool can_tell = requires { source.expect_more(count); };
+        if constexpr (can_tell) source.expect_more(count);
+        return can_tell;
+    };
+    return detail::read_idx([&](mutable_bytes out) { return source.read(out); }, expect, source.name(), max_bytes);
 }
 
 }  // namespace ddp

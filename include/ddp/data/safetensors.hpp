@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <ddp/core/bytes.hpp>
@@ -14,6 +13,7 @@
 #include <ddp/core/separate.hpp>
 #include <ddp/data/safetensors_header.hpp>
 #include <ddp/data/safetensors_parser.hpp>
+#include <ddp/data/source.hpp>
 
 namespace ddp {
 
@@ -57,15 +57,8 @@ private:
     void read_at(std::uint64_t offset, mutable_bytes out) const;
     [[noreturn]] void fail(char const* what, int reason) const;
 
-    struct descriptor {
-        int number = -1;
-        descriptor() = default;
-        descriptor(descriptor&& other) noexcept : number(std::exchange(other.number, -1)) {}
-        ~descriptor();
-    };
-
     std::string name_;
-    descriptor file_;
+    detail::open_file file_;
     safetensors_header header_;
 };
 

@@ -5,20 +5,24 @@
 /// its results and hands out views; they stay valid until its next call.
 #pragma once
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
+#include <cstdio>
+#include <limits>
 #include <memory>
 #include <new>
-#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <ddp/core/error.hpp>
 #include <ddp/core/random.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/model/model.hpp>
 
 // With -march=native and AVX-512, -Wall finds fault with Eigen's and GCC's own headers, at a user's cost.
@@ -101,16 +105,52 @@ private:
     std::size_t capacity_ = 0;
 };
 
-/// One parameter of a layer: lives in memory of its own, values and gradients +0, until it is seated elsewhere.
+namespace detail {
+
+[[noreturn, gnu::cold]] inline void no_memory_for(std::string const& name, std::span<std::size_t const> shape,
+                                                  std::size_t element_bytes) {
+    std::string extents;
+    double bytes = static_cast<double>(element_bytes);
+    for (std::size_t const extent : shape) {
+        extents += (extents.empty() ? "" : " x ") + std::to_string(extent);
+        bytes *= static_cast<double>(extent);
+    }
+    char size[32];
+    std::snprintf(size, sizeof size, "%.3g GB", bytes / 1e9);
+    throw usage_error(ddp::detail::concat({"a layer's '", name, "' of ", extents, " elements takes ", size,
+                                           ", and its gradient as much again: this machine does not have the memory; "
+                                           "make the layer smaller"}));
+}
+
+/// Elements of a parameter of this shape. Throws usage_error if they cannot be addressed, or are more than all of this
+/// machine's memory: a system that overcommits would end the process at the first write instead.
+template <Element E>
+[[nodiscard]] std::size_t elements_of(std::string const& name, std::span<std::size_t const> shape) {
+    std::size_t most = std::numeric_limits<std::ptrdiff_t>::max() / sizeof(E), count = 1;
+    if (long const pages = ::sysconf(_SC_PHYS_PAGES), size = ::sysconf(_SC_PAGESIZE); pages > 0 && size > 0)
+        most = std::min(most, static_cast<std::size_t>(pages) * static_cast<std::size_t>(size) / sizeof(E));
+    for (std::size_t const extent : shape) {
+        if (extent != 0 && count > most / extent) no_memory_for(name, shape, sizeof(E));
+        count *= extent;
+    }
+    return count;
+}
+
+}  // namespace detail
+
+/// One parameter of a layer: lives in memory of its own, values and gradients +0, until it is seated elsewhere. Throws
+/// usage_error, with its size, if there is no memory for it.
 template <Element E>
 class trainable {
 public:
     trainable(std::string name, std::vector<std::size_t> shape)
-        : name_(std::move(name)),
-          shape_(std::move(shape)),
-          size_(std::accumulate(shape_.begin(), shape_.end(), std::size_t{1}, std::multiplies<>{})),
-          value_(own_value_.take(size_)),
-          gradient_(own_gradient_.take(size_)) {
+        : name_(std::move(name)), shape_(std::move(shape)), size_(detail::elements_of<E>(name_, shape_)) {
+        try {
+            value_ = own_value_.take(size_);
+            gradient_ = own_gradient_.take(size_);
+        } catch (std::bad_alloc const&) {
+            detail::no_memory_for(name_, shape_, sizeof(E));
+        }
         std::fill(value_.begin(), value_.end(), E{0});
         std::fill(gradient_.begin(), gradient_.end(), E{0});
     }

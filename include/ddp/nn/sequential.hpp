@@ -238,6 +238,17 @@ public:
         return sums;
     }
 
+    /// What the last layer gives for the batch's inputs, in evaluation mode: (rows, outputs), row-major, one row a sample.
+    /// With softmax_cross_entropy these are logits: the greatest of a row is the predicted class. Labels and targets are
+    /// not read, and may be empty. The view stays valid until the model's next call. Allocates nothing once a batch of
+    /// this size was seen. Ends what backward could go back through. Throws usage_error for inputs of another shape.
+    template <BatchOf<E> Batch>
+    [[nodiscard]] const_matrix_view<E> predict(Batch const& batch) {
+        ran_ = false;
+        if (batch.rows == 0) return as_matrix(std::span<E const>(), 0, width_);
+        return outputs(batch, {.training = false});
+    }
+
 private:
     template <LayerOf<E> L>
     void append(L layer) {

@@ -64,6 +64,7 @@ void expect_alone(run_options const& options, std::span<std::string_view const> 
 /// what it captures is shared.
 struct threads {
     static constexpr std::string_view name = "inproc";
+    static constexpr int most_ranks = 1024;  ///< each knows all others: 1,024 take half a GB
     [[nodiscard]] static bool detected() noexcept { return false; }
 
     static void start(run_options const& options, function_ref<void(communicator<>&)> body);

@@ -36,7 +36,8 @@ namespace detail {
     return text;
 }
 
-[[gnu::cold]] DDP_DECL idx_array read_idx(function_ref<std::size_t(mutable_bytes)> read, std::string const& name,
+[[gnu::cold]] DDP_DECL idx_array read_idx(function_ref<std::size_t(mutable_bytes)> read,
+                                          function_ref<bool(std::uint64_t)> expect, std::string const& name,
                                           std::size_t max_bytes) {
     std::array<std::uint8_t, 4> magic{};  // zero, zero, type, number of dimensions
     std::size_t const got = read(bytes_of(magic));
@@ -74,7 +75,8 @@ namespace detail {
         idx_error(name, concat({"promises ", shape_text(array.shape), " ", name_of(type), ", more than the limit of ",
                                 max_bytes, " bytes; raise the limit if that is what it holds"}));
 
-    constexpr std::size_t first_piece = std::size_t{1} << 20;  // then as much again as there is already
+    // All at once if so much can follow; else a piece, then as much again as there is already.
+    std::size_t const first_piece = expect(bytes) ? bytes : std::size_t{1} << 20;
     while (array.data.size() < bytes) {
         std::size_t const before = array.data.size();
         array.data.resize(std::min(bytes, before + std::max(before, first_piece)));

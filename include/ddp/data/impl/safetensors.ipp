@@ -2,8 +2,6 @@
 /// What data/safetensors.hpp declares.
 #pragma once
 
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -59,15 +57,9 @@ namespace ddp {
 }
 
 [[gnu::cold]] DDP_DECL safetensors_file::safetensors_file(std::string path, safetensors_limits const& limits)
-    : name_(std::move(path)) {
-    file_.number = ::open(name_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe without a writer would block
-    if (file_.number < 0) fail("cannot be opened", errno);
-    struct stat about{};
-    if (::fstat(file_.number, &about) != 0) fail("cannot be read", errno);
-    if (!S_ISREG(about.st_mode)) throw data_error(errc::file, name_ + ": is no regular file");
+    : name_(std::move(path)), file_(detail::open_regular_file(name_)) {
     header_ = read_safetensors_header(
-        static_cast<std::uint64_t>(about.st_size),
-        [this](std::uint64_t offset, mutable_bytes out) { read_at(offset, out); }, name_, limits);
+        file_.bytes, [this](std::uint64_t offset, mutable_bytes out) { read_at(offset, out); }, name_, limits);
 }
 
 DDP_DECL void safetensors_file::read(tensor_info const& tensor, std::uint64_t offset, mutable_bytes out) const {
@@ -90,10 +82,6 @@ DDP_DECL void safetensors_file::read_at(std::uint64_t offset, mutable_bytes out)
 
 [[gnu::cold]] DDP_DECL void safetensors_file::fail(char const* what, int reason) const {
     throw data_error(errc::file, detail::concat({name_, ": ", what, ": ", std::generic_category().message(reason)}));
-}
-
-DDP_DECL safetensors_file::descriptor::~descriptor() {
-    if (number >= 0) ::close(number);
 }
 
 }  // namespace ddp

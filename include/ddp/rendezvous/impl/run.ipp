@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <new>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -116,6 +117,12 @@ namespace ddp::detail {
 [[gnu::cold]] DDP_DECL int report_exception() noexcept {
     try {
         throw;
+    } catch (std::bad_alloc const& e) {
+        std::fflush(stdout);
+        std::fprintf(stderr,
+                     "out of memory (%s): an allocation was refused. Ask for a smaller model or batch, fewer ranks on "
+                     "this host, or a higher limit (ulimit -v).\n",
+                     e.what());
     } catch (std::exception const& e) {
         std::fflush(stdout);
         std::fprintf(stderr, "%s\n", e.what());
@@ -131,6 +138,12 @@ namespace ddp {
 
 [[gnu::cold]] DDP_DECL void threads::start(run_options const& options, function_ref<void(communicator<>&)> body) {
     int const ranks = std::max(1, options.ranks);
+    if (ranks > most_ranks)
+        throw environment_error(
+            detail::concat({"run_options.ranks is ", ranks,
+                            ", but ranks that are threads of one "
+                            "process are at most ",
+                            most_ranks, "; ask for fewer, or start processes with ddprun or mpirun"}));
     auto const world = inproc_world::create(ranks);
     std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(ranks));
     auto const one = [&](int rank) {
