@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
-# Installs what is missing, from Debian's own archive: setup.sh [demo] [mpi] [tests] [ci]   (default: demo)
+# Installs what is missing, from Debian's own archive: setup.sh [demo] [mpi] [tests] [ci] [slurm]   (default: demo)
 # setup.sh torch installs PyTorch from PyPI into build/torch, for the test that starts a job with its torchrun.
 #
 # Where everything is there, it says so and needs neither a network nor rights. Where it cannot install, it says what to install.
 # DDP_SETUP=skip trusts you: nothing is looked at.
 set -euo pipefail
 
-# The one list of packages. `tests` includes demo and mpi, `ci` includes tests.
-demo_packages=(g++ cmake ninja-build libboost-dev libeigen3-dev zlib1g-dev libxxhash-dev dataset-fashion-mnist)
+# The one list of packages. `tests` includes demo and mpi, `ci` includes tests; slurm is for process/slurm alone, which is
+# skipped without it.
+demo_packages=(g++ cmake ninja-build libboost-dev libeigen3-dev zlib1g-dev libxxhash-dev libcli11-dev
+    dataset-fashion-mnist)
 mpi_packages=(libopenmpi-dev openmpi-bin libboost-mpi-dev)
 tests_packages=(catch2 ccache python3 python3-pip strace binutils iproute2 procps pkg-config clang-19 libclang-rt-19-dev doxygen
     doxygen-awesome-css lintian)
 ci_packages=(clang-format-19 clang-tidy-19 shellcheck)
+slurm_packages=(slurmctld slurmd slurm-client)
 
 say() { printf 'setup: %s\n' "$*"; }
 
@@ -32,8 +35,9 @@ for group in "${@:-demo}"; do
         mpi) wanted+=("${mpi_packages[@]}") ;;
         tests) wanted+=("${demo_packages[@]}" "${mpi_packages[@]}" "${tests_packages[@]}") ;;
         ci) wanted+=("${demo_packages[@]}" "${mpi_packages[@]}" "${tests_packages[@]}" "${ci_packages[@]}") ;;
+        slurm) wanted+=("${slurm_packages[@]}") ;;
         *)
-            printf 'setup: no group of packages is called %s; there are demo, mpi, tests, ci\n' "$group" >&2
+            printf 'setup: no group of packages is called %s; there are demo, mpi, tests, ci, slurm\n' "$group" >&2
             exit 2
             ;;
     esac

@@ -28,6 +28,7 @@
 #include <ddp/model/impl/layout.ipp>
 #include <ddp/rendezvous/impl/environment.ipp>
 #include <ddp/rendezvous/impl/run.ipp>
+#include <ddp/rendezvous/impl/slurm_node_list.ipp>
 #include <ddp/train/impl/bucket.ipp>
 #include <ddp/train/impl/ready_reports.ipp>
 #include <ddp/transport/impl/inproc.ipp>

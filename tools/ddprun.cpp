@@ -1,46 +1,87 @@
 /// \file
-/// ddprun: starts the ranks of a program on this machine and ends them together.
-#include <cctype>
+/// ddprun: starts the ranks of a program, here or on several machines, and ends them together.
+#include <algorithm>
+#include <cstddef>
 #include <cstdlib>
+#include <exception>
 #include <iostream>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fcntl.h>
 #include <unistd.h>
 
 #include <ddp/core/version.hpp>
+#include <ddp/rendezvous/environment.hpp>
 
+#include "ddprun/cores.hpp"
 #include "ddprun/job.hpp"
 #include "ddprun/options.hpp"
 #include "ddprun/posix.hpp"
+#include "ddprun/remote.hpp"
 #include "ddprun/spawn.hpp"
 
 namespace {
 
-/// As a shell would have to read it.
-std::string quoted(std::string const& word) {
-    bool plain = !word.empty();
-    for (char const c : word)
-        plain = plain && (std::isalnum(static_cast<unsigned char>(c)) != 0 ||
-                          std::string("_-./=:,+@%").find(c) != std::string::npos);
-    if (plain) return word;
-    std::string result = "'";
-    for (char const c : word) result += c == '\'' ? std::string("'\\''") : std::string(1, c);
-    return result + "'";
-}
-
 void print_plan(ddprun::options const& with) {
+    if (!with.hosts.empty()) {
+        int rank = 0;
+        for (ddprun::host const& one : with.hosts) {
+            std::cout << "ranks " << rank << " to " << rank + one.slots - 1 << ':';
+            for (std::string const& word : ddprun::agent_command(with, one.name))
+                std::cout << ' ' << ddprun::quoted(word);
+            std::cout << '\n';
+            rank += one.slots;
+        }
+        return;
+    }
     ddprun::surroundings around;
     around.port = with.master_port != 0 ? std::to_string(with.master_port) : "<free>";
-    around.one_thread = std::getenv("OMP_NUM_THREADS") == nullptr;
+    if (std::getenv("OMP_NUM_THREADS") == nullptr)
+        around.threads = std::max(ddprun::usable_cores() / with.local_size, 1);
     for (int local = 0; local < with.local_size; ++local) {
         for (auto const& [name, value] : ddprun::variables_of(with, around, local))
-            std::cout << name << '=' << quoted(value) << ' ';
+            std::cout << name << '=' << ddprun::quoted(value) << ' ';
         if (with.rank_of(local) == 0) std::cout << "DDP_LISTEN_FD='<listening>' ";
         for (std::size_t i = 0; i < with.command.size(); ++i)
-            std::cout << quoted(with.command[i]) << (i + 1 < with.command.size() ? " " : "\n");
+            std::cout << ddprun::quoted(with.command[i]) << (i + 1 < with.command.size() ? " " : "\n");
     }
+}
+
+/// 0, unless what was printed could not be written.
+int written() {
+    std::cout.flush();
+    if (std::cout) return EXIT_SUCCESS;
+    std::cerr << "ddprun: the output could not be written\n";
+    return ddprun::exit_launcher;
+}
+
+int run(std::vector<std::string> const& words) {
+    if (words == std::vector<std::string>{"--agent"}) {
+        ddprun::orders given = ddprun::read_orders();
+        for (std::string const& one : std::exchange(given.with.carried, {}))
+            ::setenv(one.substr(0, one.find('=')).c_str(), one.substr(one.find('=') + 1).c_str(), 1);
+        return ddprun::run_job(given.with, given);
+    }
+    ddprun::options const with = ddprun::parse(words);
+    if (!with.help.empty())
+        std::cout << with.help;
+    else if (with.version)
+        std::cout << "ddprun " << ddp::version_major << '.' << ddp::version_minor << '.' << ddp::version_patch << '\n';
+    else if (with.explain)
+        std::cout << ddp::detail::explain_job(
+            [](std::string const& name) { return ddp::detail::environment_variable(name); });
+    else if (with.dry_run)
+        print_plan(with);
+    else {
+        if (with.hosts.empty())
+            for (std::string const& one : with.carried)
+                ::setenv(one.substr(0, one.find('=')).c_str(), one.substr(one.find('=') + 1).c_str(), 1);
+        return ddprun::run_job(with, std::nullopt);
+    }
+    return written();
 }
 
 }  // namespace
@@ -53,18 +94,7 @@ int main(int argc, char** argv) {
         if (fd < 0 || fd > STDERR_FILENO) break;
     }
     try {
-        ddprun::options const with = ddprun::parse(std::vector<std::string>(argv + 1, argv + argc));
-        if (with.help) {
-            std::cout << ddprun::usage;
-        } else if (with.version) {
-            std::cout << "ddprun " << ddp::version_major << '.' << ddp::version_minor << '.' << ddp::version_patch
-                      << '\n';
-        } else if (with.dry_run) {
-            print_plan(with);
-        } else {
-            return ddprun::job(with).run();
-        }
-        return EXIT_SUCCESS;
+        return run(std::vector<std::string>(argv + 1, argv + argc));
     } catch (ddprun::usage_problem const& problem) {
         std::cerr << "ddprun: " << problem.what() << "\nddprun --help shows what there is.\n";
         return ddprun::exit_usage;

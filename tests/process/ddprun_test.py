@@ -16,11 +16,12 @@ import time
 import unittest
 
 DDPRUN = os.environ.get("DDPRUN", "")
+CORES = len(os.sched_getaffinity(0))
 DEADLINE = 30.0  # for whatever a test waits for: a hang is a failure, a slow machine is not
 
 
 def environment(**more):
-    ours = r"(DDP_|RANK|WORLD_SIZE|LOCAL_|MASTER_|OMP_|NO_COLOR)"
+    ours = r"(DDP_|RANK|WORLD_SIZE|LOCAL_|MASTER_|OMP_|NO_COLOR|PET_|SLURM_|PMI|TORCHELASTIC_)"
     kept = {k: v for k, v in os.environ.items() if not re.match(ours, k)}
     return {**kept, **more}
 
@@ -120,15 +121,16 @@ class Directory:
 
 class Environment(unittest.TestCase):
     def test_each_rank_knows_its_place(self):
-        result = run("-n", "3", *sh("env"), env=environment(RANK="7", DDP_LISTEN_FD="9", DDP_TTY="1"))
+        result = run("-n", "3", *sh("env"), env=environment(RANK="7", DDP_RANK="7", DDP_LISTEN_FD="9", DDP_TTY="1", TORCHELASTIC_RUN_ID="outer"))
         self.assertEqual(result.code, 0, result.err)
         ports = set()
         for rank in range(3):
             found = result.variables(rank)
             self.assertEqual((found["RANK"], found["LOCAL_RANK"]), (str(rank), str(rank)))
             self.assertEqual((found["WORLD_SIZE"], found["LOCAL_WORLD_SIZE"]), ("3", "3"))
-            self.assertEqual((found["MASTER_ADDR"], found["OMP_NUM_THREADS"]), ("127.0.0.1", "1"))
-            self.assertNotIn("DDP_TTY", found, "an outer launcher's must not shine through")
+            self.assertEqual((found["MASTER_ADDR"], found["OMP_NUM_THREADS"]), ("127.0.0.1", str(max(CORES // 3, 1))))
+            for outer in ("DDP_TTY", "DDP_RANK", "TORCHELASTIC_RUN_ID"):
+                self.assertNotIn(outer, found, "an outer launcher's must not shine through")
             self.assertEqual("DDP_LISTEN_FD" in found, rank == 0)
             ports.add(int(found["MASTER_PORT"]))
         self.assertEqual(len(ports), 1)
@@ -142,6 +144,47 @@ class Environment(unittest.TestCase):
         for words in (["--nproc-per-node=2"], ["--nproc_per_node", "2", "--standalone"], ["-np", "2"], ["-n2"]):
             result = run(*words, *sh("echo WORLD_SIZE=$WORLD_SIZE"))
             self.assertEqual(result.variables(1), {"WORLD_SIZE": "2"}, words)
+
+    def test_the_variables_of_kubeflows_torch_runtime(self):
+        pet = environment(PET_NNODES="2", PET_NPROC_PER_NODE="2", PET_NODE_RANK="1", PET_MASTER_ADDR="192.0.2.1",
+                          PET_MASTER_PORT="29400")
+        found = run(*sh("env"), env=pet).variables(3)
+        self.assertEqual([found[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")],
+                         ["3", "4", "192.0.2.1", "29400"])
+        self.assertEqual(run("-n", "3", "--nnodes=1", "--node-rank=0", "--master-addr=127.0.0.1", "--master-port=0",
+                             *sh("echo WORLD_SIZE=$WORLD_SIZE"), env=pet).variables(2), {"WORLD_SIZE": "3"})
+
+    def test_cores_are_divided_among_the_ranks(self):
+        script = ("import os\n"
+                  "print(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'])\n")
+        everywhere = f"{sorted(os.sched_getaffinity(0))} "
+        ranks = min(CORES, 4)
+        shares = [eval(run("-n", str(ranks), *python(script)).lines(rank)[0].rpartition(" ")[0]) for rank in range(ranks)]
+        self.assertEqual(sorted(sum(shares, [])), sorted(os.sched_getaffinity(0)), "all of them, each once")
+        self.assertLessEqual(max(map(len, shares)) - min(map(len, shares)), 1)
+        result = run("-n", str(ranks), "--bind", "none", *python(script))
+        self.assertEqual(result.lines(0), [everywhere + str(max(CORES // ranks, 1))])
+        if CORES < 64:
+            self.assertEqual(run("-n", str(CORES + 1), *python(script)).lines(CORES), [everywhere + "1"])
+
+    def test_a_secret_of_the_job_that_all_ranks_share_and_nobody_else_sees(self):
+        script = ("import fcntl, os\n"
+                  "fd = int(os.environ['DDP_SECRET_FD'])\n"
+                  "text = os.pread(fd, 100, 0)\n"
+                  "try: os.pwrite(fd, b'x', 0)\n"
+                  "except OSError: print(len(text), text.hex(), hex(fcntl.fcntl(fd, fcntl.F_GET_SEALS)))\n")
+        said = set()
+        for _ in range(2):
+            result = run("-v", "-n", "3", *python(script), env=environment(DDP_SECRET_FD="98"))
+            lines = [result.lines(rank)[-1].split() for rank in range(3)]
+            self.assertEqual(lines[0], lines[1])
+            self.assertEqual(lines[0], lines[2])
+            self.assertEqual((lines[0][0], lines[0][2]), ("32", "0xf"))
+            self.assertNotIn(lines[0][1], result.err)
+            said.add(lines[0][1])
+        self.assertEqual(len(said), 2, "another job, another secret")
+        echo = sh("echo DDP_SECRET_FD=$DDP_SECRET_FD")
+        self.assertEqual(run("-n", "1", *echo, env=environment(DDP_SECRET_FILE="/f")).variables(0)["DDP_SECRET_FD"], "")
 
     def test_one_rank_a_core_by_default_and_at_least_two(self):
         for words in ([], ["-n", "auto"]):
@@ -281,6 +324,32 @@ class Output(unittest.TestCase):
             self.assertEqual(process.wait(DEADLINE), 130)
             process.stdout.close()
             process.stderr.close()
+
+
+    def test_a_full_disk_is_no_success(self):
+        for words, code in ((["-n", "2", *sh("echo line")], 125), (["-n", "2", *sh("echo line; exit 3")], 3), (["--help"], 125)):
+            with open("/dev/full", "w") as full:
+                result = finish(start(*words, stdout=full))
+            self.assertEqual(result.code, code, result.err)
+            self.assertRegex(result.err, "could not be written")
+        with open("/dev/full", "w") as full:
+            self.assertEqual(finish(start("-n", "1", *sh("echo line >&2"), stderr=full)).code, 125)
+
+    def test_output_goes_into_files_too_or_only(self):
+        for words, in_files, shown in (([], "oe", "oe"), (["--tee", "1"], "o", "oe"), (["-r", "3"], "oe", ""),
+                                       (["-r", "2", "-t1"], "oe", "o")):
+            with Directory() as notes:
+                logs = os.path.join(notes.path, "a", "b")
+                result = run("-n", "2", "--log-dir", logs, *words, *sh("echo out$RANK; echo err$RANK >&2"))
+                self.assertEqual(result.code, 0, result.err)
+                self.assertEqual(notes.note("a/b/rank-1.out"), "out1" if "o" in in_files else "", words)
+                self.assertEqual(notes.note("a/b/rank-0.err"), "err0" if "e" in in_files else "", words)
+                self.assertEqual((result.lines(0), "err1" in result.err), (["out0"] if "o" in shown else [], "e" in shown))
+        with Directory() as notes:
+            os.symlink("/dev/full", os.path.join(notes.path, "rank-0.out"))
+            result = run("-n", "2", "--log-dir", notes.path, *sh("echo out"))
+            self.assertEqual(result.code, 125)
+            self.assertRegex(result.err, "rank 0 in --log-dir .* could not be written: No space left")
 
 
 class Terminal(unittest.TestCase):
@@ -541,7 +610,8 @@ class Signals(unittest.TestCase):
             result = finish(process)
             self.assertEqual(result.code, 128 + signal.SIGTERM)
             self.assertIn("SIGTERM passed on to all ranks", result.err)
-            self.assertIn("after ddprun had passed on SIGTERM", result.err)
+            self.assertTrue(result.err.endswith("ddprun: SIGTERM ended the job: it was sent to ddprun, which passed it on to "
+                                                "all ranks\n        ranks 0, 1: killed by SIGTERM\n"), result.err)
 
     def test_a_checkpoint_at_the_end_gets_more_time_than_the_grace(self):
         with Directory() as notes:
@@ -596,6 +666,99 @@ class Signals(unittest.TestCase):
             process.send_signal(signal.SIGHUP)
             result = finish(process)
             self.assertEqual((result.code, result.lines(0), result.lines(1)), (0, ["done"], ["done"]))
+
+
+class Restarts(unittest.TestCase):
+    SCRIPT = ("echo id $DDP_JOB_ID count $DDP_RESTART_COUNT; echo x >> $NOTES/tries$RANK;"
+              " [ $(wc -l < $NOTES/tries$RANK) -ge $ENOUGH ] || [ $RANK = 0 ] || exit 9")
+
+    def test_all_ranks_start_again_until_it_goes_well(self):
+        with Directory() as notes:
+            result = run("-n", "2", "--max-restarts", "4", *sh(self.SCRIPT), env=notes.env(ENOUGH="3"))
+            self.assertEqual(result.code, 0, result.err)
+            self.assertEqual(len(notes.note("tries0").split()), 3)
+            said = [line.split() for line in result.lines(0)]
+            self.assertEqual([words[3] for words in said], ["0", "1", "2"])
+            names, attempts = zip(*(words[1].split("/") for words in said))
+            self.assertEqual((len(set(names)), attempts), (1, ("0", "1", "2")), "ranks of two attempts never meet")
+            self.assertIn("restart 2 of 4", result.err)
+
+    def test_enough_is_enough(self):
+        with Directory() as notes:
+            result = run("-n", "2", "--max-restarts=1", "--log-dir", notes.path, *sh(self.SCRIPT), env=notes.env(ENOUGH="9"))
+            self.assertEqual((result.code, len(notes.note("tries1").split())), (9, 2))
+            self.assertTrue(notes.note("rank-1.out") and notes.note("rank-1.restart-1.out"))
+
+    def test_what_the_user_ends_stays_ended(self):
+        with Directory() as notes:
+            process = start("-n", "2", "--max-restarts", "3", *sh("echo $$ >> $NOTES/$RANK; exec sleep 60"), env=notes.env())
+            notes.wait_for("0", "1")
+            process.send_signal(signal.SIGTERM)
+            self.assertEqual(finish(process).code, 143)
+            self.assertEqual(len(notes.note("0").split()), 1)
+
+
+class Hosts(unittest.TestCase):
+    """-H, with a command that does what ssh does: the words after the host's name are one line for a shell."""
+
+    def setUp(self):
+        self.notes = Directory().__enter__()
+        self.addCleanup(self.notes.__exit__)
+        self.agent = os.path.join(self.notes.path, "agent")
+        with open(self.agent, "w") as file:
+            file.write("#!/bin/sh\n[ $1 != lost ] || { echo no route to $1 >&2; exit 255; }\n"
+                       "echo \"$*\" >> $NOTES/agents\nexport HOST=$1; shift; cd /; unset DDP_CARRIED; exec sh -c \"$*\"\n")
+        os.chmod(self.agent, 0o755)
+
+    def start(self, hosts, *words, **more):
+        return start("-H", hosts, "--launch-agent", self.agent, "--master-addr", "127.0.0.1", *words,
+                     env=self.notes.env(**more))
+
+    def test_ranks_on_several_hosts_are_one_job(self):
+        script = ("import os\n"
+                  "for name in ('HOST', 'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_PORT', 'DDP_CARRIED',\n"
+                  "             'WITH', 'DDP_JOB_ID'): print(f'{name}={os.environ.get(name)}')\n"
+                  "print('CWD=' + os.getcwd())\n"
+                  "print('SECRET=' + os.pread(int(os.environ['DDP_SECRET_FD']), 64, 0).hex())\n")
+        result = finish(self.start("a:2,b", "-x", "WITH=it's a blank", *python(script), DDP_CARRIED="yes"))
+        self.assertEqual(result.code, 0, result.err)
+        found = [result.variables(rank) for rank in range(3)]
+        self.assertEqual([f["HOST"] for f in found], ["a", "a", "b"])
+        self.assertEqual([(f["RANK"], f["LOCAL_RANK"], f["LOCAL_WORLD_SIZE"]) for f in found],
+                         [("0", "0", "2"), ("1", "1", "2"), ("2", "0", "1")])
+        for name, value in (("WORLD_SIZE", "3"), ("DDP_CARRIED", "yes"), ("WITH", "it's a blank"), ("CWD", os.getcwd())):
+            self.assertEqual([f[name] for f in found], [value] * 3)
+        for name in ("SECRET", "MASTER_PORT", "DDP_JOB_ID"):
+            self.assertEqual(len({f[name] for f in found}), 1, name)
+        self.assertEqual(len(found[0]["SECRET"]), 64)
+        self.assertNotIn(found[0]["SECRET"], self.notes.note("agents"), "never in a list of processes")
+
+    def test_a_rank_that_fails_elsewhere_gives_the_exit_code(self):
+        result = finish(self.start("a:2,b:2", "--grace", "0.3", *sh("[ $RANK != 3 ] || { echo why >&2; exit 7; }; sleep 60")))
+        self.assertEqual(result.code, 7, result.err)
+        self.assertRegex(result.err, r"ddprun: rank 3 failed first: exit code 7(?s:.*)its last error line: why")
+        self.assertRegex(result.err, r"ddprun: host b \(ranks 2 to 3\) failed first: exit code 7")
+        self.assertLess(result.seconds, 15)
+
+    def test_a_host_that_is_not_reached_ends_the_job(self):
+        result = finish(self.start("a:2,lost", "--grace", "0.3", *sh("sleep 60")))
+        self.assertEqual(result.code, 255, result.err)
+        self.assertRegex(result.err, r"host lost \(rank 2\) failed first: exit code 255(?s:.*)no route to lost")
+
+    def test_signals_reach_them_and_nothing_outlives_the_launcher(self):
+        for signo, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
+            for name in ("0", "1"):
+                if os.path.exists(os.path.join(self.notes.path, name)):
+                    os.unlink(os.path.join(self.notes.path, name))
+            process = self.start("a,b", *sh("echo $$ > $NOTES/$RANK; exec sleep 300"))
+            self.notes.wait_for("0", "1")
+            pids = [int(self.notes.note(name)) for name in ("0", "1")]
+            process.send_signal(signo)
+            result = finish(process)
+            self.assertEqual(result.code, code, result.err)
+            self.assertTrue(eventually(lambda: not any(map(alive, pids))))
+            if signo == signal.SIGTERM:
+                self.assertNotIn("failed first", result.err)
 
 
 class Orphans(unittest.TestCase):
@@ -696,6 +859,14 @@ class CommandLine(unittest.TestCase):
                 (["--nnodes", "2", "--master-addr", "a", "--master-port", "1", "true"], "say -n N"),
                 (["--nnodes", "2", "-n", "2", "--standalone", "true"], "contradict"),
                 (["--node-rank", "1", "true"], "not below --nnodes 1"),
+                (["--nnodes", "1:2", "-n", "2", "true"], "not the range"),
+                (["--bind", "socket", "true"], "--bind takes cores or none"),
+                (["--tee", "3", "true"], "--log-dir"),
+                (["-H", "a:2", "-n", "3", "true"], "the hosts have 2 slots"),
+                (["-H", "a:0", "true"], "the slots of host a"),
+                (["-H", "-oProxyCommand=x", "true"], "is no host's name"),
+                (["-H", "a", "--nnodes", "2", "true"], "contradict"),
+                (["--hostfile", "/no/such", "true"], "cannot be read"),
                 (["-n", "2"], "no program"),
                 (["-n", "2", "--"], "no program"),
                 ([], "no program")):
@@ -704,13 +875,21 @@ class CommandLine(unittest.TestCase):
             self.assertIn(expected, result.err)
             self.assertIn("--help", result.err)
 
-    def test_help_is_one_screen(self):
+    def test_help_has_groups_and_fits_a_line(self):
         result = run("--help")
         self.assertEqual(result.code, 0)
-        self.assertLess(len(result.out.splitlines()), 32)
+        self.assertLess(len(result.out.splitlines()), 60)
         self.assertLessEqual(max(map(len, result.out.splitlines())), 80)
-        for word in ("-n N", "--prefix", "--dry-run", "--nnodes", "DDP_LISTEN_FD"):
+        for word in ("Ranks:", "-n,--np N", "--prefix", "--dry-run", "--nnodes M", "-H,--host LIST", "DDP_LISTEN_FD"):
             self.assertIn(word, result.out)
+
+    def test_explain(self):
+        result = run("--explain", env=environment(RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="4000",
+                                                  PMI_RANK="3", PMI_SIZE="9"))
+        self.assertEqual((result.code, result.err), (0, ""))
+        for words in (r"(?m)^  RANK: +rank 1 of 2 .*<- counts$", r"(?m)^  PMI: +rank 3 of 9", "meeting at 127.0.0.1:4000",
+                      r"conflict: RANK says rank 1 of 2, PMI rank 3 of 9"):
+            self.assertRegex(result.out, words)
 
     def test_version(self):
         self.assertRegex(run("--version").out, r"\Addprun \d+\.\d+\.\d+\n\Z")

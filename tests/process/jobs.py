@@ -20,7 +20,7 @@ def program(variable, directory_variable, name):
 def environment(**more):
     """Ours, without what another launcher has said."""
     kept = {k: v for k, v in os.environ.items()
-            if not re.match(r"(DDP_|RANK$|WORLD_SIZE$|LOCAL_|MASTER_|OMP_|OMPI_COMM|PMI|SLURM_)", k)}
+            if not re.match(r"(DDP_|RANK$|WORLD_SIZE$|LOCAL_|MASTER_|OMP_|OMPI_COMM|PMI|SLURM_|MPI_LOCAL|PET_|TORCHELASTIC_)", k)}
     return {**kept, "OMP_NUM_THREADS": "1", "DDP_TEST_TIME_SCALE": str(SCALE), **more}
 
 

@@ -63,18 +63,35 @@ class Launching(Case):
                   "ddprun or torchrun, set all four, or none to run alone")
 
     @unittest.skipUnless(MPIEXEC, "MPIEXEC names no mpiexec")
-    def test_mpirun_of_a_program_without_mpi(self):
+    def test_mpirun_of_a_program_without_mpi_meets_over_tcp(self):
         done = run(MPIEXEC, "--oversubscribe", "-n", "2", NEWCOMER)
-        self.assertNotEqual(done.returncode, 0)
-        self.assertNotIn("trained", done.stdout, "two trainings that know nothing of each other")
-        self.says(done.stderr, "DDP-E101 environment: OMPI_COMM_WORLD_SIZE=2 says that this program is one of 2",
-                  "ddprun -n 2", "ddp::mpi", "run_mpi.hpp")
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "trained\n" * 2, ""))
+        done = run(MPIEXEC, "--oversubscribe", "-n", "2", NEWCOMER, "ranks", "4")
+        self.says(done.stderr, "DDP-E101", "WORLD_SIZE is 2, but 4 ranks were asked for")
 
-    def test_srun_of_a_program_that_nobody_told_its_rank(self):
-        self.says(self.alone(SLURM_STEP_NUM_TASKS="8", SLURM_PROCID="3"), "DDP-E101 environment: SLURM_STEP_NUM_TASKS=8",
-                  "would train alone", "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT")
-        done = run(NEWCOMER, SLURM_STEP_NUM_TASKS="1", SLURM_PROCID="0")
+    def test_ranks_of_srun_meet_without_a_word(self):
+        def variables(rank):
+            said = dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+            return {**said, "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank),
+                    "SLURM_LOCALID": str(rank), "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_NODELIST": "node1",
+                    "SLURM_STEP_TASKS_PER_NODE": "3"}
+
+        with Job(3, [NEWCOMER], variables, inherit=False) as job:
+            job.wait()
+            self.assertEqual([(r.code, r.out) for r in job.ranks.values()], [(0, "trained\n")] * 3, job.story())
+
+    def test_a_batch_script_without_srun(self):
+        self.says(self.alone(SLURM_JOB_ID="7", SLURM_NTASKS="8", SLURM_PROCID="0"), "DDP-E101", "SLURM_NTASKS=8",
+                  "this process is none of them", "Put srun in front of the program")
+        self.says(self.alone(SLURM_STEP_NUM_TASKS="8"), "DDP-E101 environment: SLURM_STEP_NUM_TASKS=8", "would train alone")
+        done = run(NEWCOMER, SLURM_JOB_ID="7", SLURM_STEP_ID="0", SLURM_STEP_NUM_TASKS="1", SLURM_PROCID="0")
         self.assertEqual((done.returncode, done.stdout), (0, "trained\n"), done.stderr)
+
+    def test_several_hosts_that_meet_over_loopback_are_told_why_they_do_not(self):
+        text = self.alone(RANK="2", WORLD_SIZE="4", LOCAL_RANK="0", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
+                          MASTER_PORT=str(free_port()))
+        self.says(text, "DDP-E201 rendezvous:", "MASTER_ADDR is 127.0.0.1, which every host takes for itself",
+                  "LOCAL_WORLD_SIZE=2", "set it to an address of rank 0's host")
 
     @unittest.skipUnless(DDPRUN, "DDPRUN names no launcher")
     def test_a_program_that_does_not_exist(self):

@@ -6,19 +6,28 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <filesystem>
+#include <iostream>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
 #include <vector>
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "cores.hpp"
 #include "descendants.hpp"
 #include "guardian.hpp"
 #include "listener.hpp"
@@ -26,17 +35,32 @@
 #include "output.hpp"
 #include "posix.hpp"
 #include "rank.hpp"
+#include "remote.hpp"
+#include "secret.hpp"
 #include "signals.hpp"
 #include "spawn.hpp"
 #include "verdict.hpp"
 
 namespace ddprun {
 
-/// One use: construct, run().
+/// What all attempts at one job share.
+struct job_surroundings {
+    options const& with;
+    signal_source& signals;
+    std::optional<orders> given = {};  ///< by a ddprun elsewhere
+    std::string name = {};             ///< of the job, the same for each attempt; empty: none
+};
+
+/// One attempt. One use: construct, run().
 class job {
 public:
-    explicit job(options const& with)
-        : with_(with),
+    job(job_surroundings const& all, int attempt)
+        : with_(all.with),
+          signals_(all.signals),
+          given_(all.given ? &*all.given : nullptr),
+          attempt_(given_ != nullptr ? given_->restarts : attempt),
+          id_(given_ != nullptr ? given_->job_id : (all.name.empty() ? "" : all.name + "/" + std::to_string(attempt))),
+          secret_(given_ != nullptr ? given_->secret : random_secret()),
           out_(STDOUT_FILENO),
           own_err_(STDERR_FILENO),
           err_(same_place(STDOUT_FILENO, STDERR_FILENO) ? out_ : own_err_) {
@@ -52,9 +76,19 @@ public:
         err_.pump();
     }
 
+    /// Somebody wanted the job to end: it is not to be started again.
+    [[nodiscard]] bool interrupted() const noexcept { return passed_on_ != 0 || interrupts_ > 0 || abandoned_; }
+    /// A rank failed, and neither ddprun nor what it writes to.
+    [[nodiscard]] bool failed_by_itself() const noexcept { return culprit_; }
+
+    void say(std::string const& text) { err_.line("", text); }
+
     /// Starts the ranks, sees them through, and returns the job's exit code.
     int run() {
-        start();
+        if (with_.hosts.empty())
+            start();
+        else
+            start_hosts();
         while (!all_ended() || (any_open() && monotonic_clock::now() < drain_until_)) {
             keep_deadlines();
             turn();
@@ -67,10 +101,16 @@ public:
             rank.out.finish();
             rank.err.finish();
         }
-        int const code = conclude();
+        int code = conclude();
         // A pager may take its time, but not once the user has said twice that it is enough.
         deadline_ = interrupts_ > 1 ? monotonic_clock::now() + flush_for : monotonic_clock::time_point::max();
         while (!abandoned_ && !(out_.idle() && err_.idle()) && monotonic_clock::now() < deadline_) turn();
+        for (sink const* to : {&out_, &err_})  // what was said last may be what the disk had no room for
+            if (code == 0 && to->problem() != 0 && to->problem() != EPIPE) {
+                say_lost("the ranks' output", to->problem());
+                code = exit_launcher;
+            }
+        err_.pump();
         return code;
     }
 
@@ -90,41 +130,137 @@ private:
     static constexpr std::chrono::seconds grace_to_save{10};  // after a signal passed on: ranks write checkpoints then
     static constexpr std::chrono::seconds flush_for{1};       // for what was not read when the user gave up
 
-    void say(std::string const& text) { err_.line("", text); }
+    void say_lost(std::string const& what, int problem) {
+        say("ddprun: " + what + " could not be written: " + std::strerror(problem));
+    }
 
     void start() {
         surroundings around;
         std::optional<listener> listening;
-        if (with_.node_rank == 0) {
-            listening = listen_on(with_.master_addr, with_.master_port);
+        if (with_.rank_of(0) == 0) {
+            listening = listen_on(with_.master_addr, with_.master_port, with_.nodes > 1);
             if (!listening && (with_.nodes == 1 || with_.master_port == 0))
                 throw launch_error(exit_launcher, "--master-addr " + with_.master_addr +
                                                       " is not an address of this machine, where rank 0 is to run");
         }
+        // Launchers on several machines cannot agree on a secret: the user gives one, in DDP_SECRET_FILE.
+        bool const own_secret = given_ != nullptr || (with_.nodes == 1 && ::getenv("DDP_SECRET_FILE") == nullptr);
+        unique_fd const secret = own_secret ? sealed(secret_) : unique_fd();
         around.port = std::to_string(listening ? listening->port : with_.master_port);
         around.listen_fd = listening ? listening->socket.get() : -1;
-        around.one_thread = ::getenv("OMP_NUM_THREADS") == nullptr;
+        around.secret_fd = secret.get();
+        around.job_id = id_;
+        around.restarts = attempt_;
+        int const usable = usable_cores();
+        std::vector<int> const cores = with_.bind ? cores_in_mask() : std::vector<int>();
+        if (::getenv("OMP_NUM_THREADS") == nullptr) around.threads = std::max(usable / with_.local_size, 1);
         if (out_.terminal()) around.columns = columns(with_.prefix == prefix_mode::rank ? 4 : 0);
         if (with_.verbose) {
             say("ddprun: starting ranks " + std::to_string(with_.rank_of(0)) + " to " +
                 std::to_string(with_.rank_of(with_.local_size - 1)) + " of " + std::to_string(with_.world_size()) +
                 ", meeting at " + with_.master_addr + ":" + around.port +
                 (listening ? " (rank 0 inherits the listening socket)" : ""));
-            if (around.one_thread) say("ddprun: OMP_NUM_THREADS=1 for all ranks; set it yourself to change that");
+            if (around.threads > 0)
+                say("ddprun: OMP_NUM_THREADS=" + std::to_string(around.threads) +
+                    " for all ranks; set it yourself to change that");
         }
 
         for (int local = 0; local < with_.local_size; ++local) {
             int const rank = with_.rank_of(local);
             bool const first = rank == 0;
-            auto const environment = environment_with(variables_of(with_, around, local));
-            started child = spawn(with_.command, environment, first && ::isatty(STDIN_FILENO) == 0,
-                                  first ? around.listen_fd : -1, signals_.before());
+            start_order order;
+            order.command = with_.command;
+            order.environment = environment_with(variables_of(with_, around, local), own_secret);
+            if (first && given_ == nullptr && ::isatty(STDIN_FILENO) == 0) order.standard_input = STDIN_FILENO;
+            if (first && around.listen_fd >= 0) order.inherited.push_back(around.listen_fd);
+            if (around.secret_fd >= 0) order.inherited.push_back(around.secret_fd);
+            order.cores = cores_of(cores, usable, local, with_.local_size);
+            unique_fd out_file = log_file(rank, "out", 1), err_file = log_file(rank, "err", 2);
+            started child = spawn(order, signals_.before());
             guardian_.watch(child.pid);
-            ranks_.emplace_back(
-                rank, child.pid,
-                output_of_rank(std::move(child.out), out_, prefix_for(with_.prefix, rank, out_), first),
-                output_of_rank(std::move(child.err), err_, prefix_for(with_.prefix, rank, err_), first));
-            if (with_.verbose) say("ddprun: rank " + std::to_string(rank) + " is pid " + std::to_string(child.pid));
+            ranks_.emplace_back(rank, child.pid,
+                                output_of_rank(std::move(child.out), out_, prefix_for(with_.prefix, rank, out_), first,
+                                               (with_.shown & 1U) != 0, std::move(out_file)),
+                                output_of_rank(std::move(child.err), err_, prefix_for(with_.prefix, rank, err_), first,
+                                               (with_.shown & 2U) != 0, std::move(err_file)));
+            if (with_.verbose)
+                say("ddprun: rank " + std::to_string(rank) + " is pid " + std::to_string(child.pid) +
+                    cores_said(order));
+        }
+    }
+
+    [[nodiscard]] static std::string cores_said(start_order const& order) {
+        std::string text;
+        for (int const core : order.cores) text += (text.empty() ? " on core " : ", ") + std::to_string(core);
+        if (order.cores.size() > 1) text.insert(8, "s");
+        return text;
+    }
+
+    /// Nothing unless that stream is to be written there.
+    [[nodiscard]] unique_fd log_file(int rank, std::string const& kind, unsigned stream) const {
+        if (with_.log_dir.empty() || (with_.in_files & stream) == 0) return {};
+        std::error_code problem;
+        std::filesystem::create_directories(with_.log_dir, problem);
+        std::string const path = with_.log_dir + "/rank-" + std::to_string(rank) +
+                                 (attempt_ == 0 ? "" : ".restart-" + std::to_string(attempt_)) + "." + kind;
+        unique_fd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+        if (!file) throw_errno("--log-dir: cannot write " + path);
+        return file;
+    }
+
+    /// A ddprun on each host, with its part of the ranks.
+    void start_hosts() {
+        orders each{.with = with_, .secret = secret_, .job_id = id_, .restarts = attempt_};
+        each.with.nodes = static_cast<int>(with_.hosts.size());
+        each.with.carried = carried_variables(with_);
+        bool all_here = with_.launch_agent.empty();
+        for (host const& one : with_.hosts) all_here = all_here && is_this_host(one.name);
+        if (with_.master_addr.empty()) {
+            std::string const& first = with_.hosts.front().name;
+            each.with.master_addr = all_here ? "127.0.0.1" : first.substr(first.find('@') + 1);
+        }
+        if (with_.master_port == 0)  // one that kernels do not hand out: nobody can look from here what is free there
+            each.with.master_port = static_cast<std::uint16_t>(15000 + (secret_[0] * 256 + secret_[1]) % 16000);
+        std::string const directory = std::filesystem::current_path().string();
+        int first_rank = 0;
+        for (std::size_t i = 0; i < with_.hosts.size(); ++i) {
+            host const& one = with_.hosts[i];
+            each.with.node_rank = static_cast<int>(i);
+            each.with.first_rank = first_rank;
+            each.with.local_size = one.slots;
+            pipe_ends control = make_pipe();
+            start_order order;
+            order.command = agent_command(with_, one.name);
+            for (char** entry = environ; *entry != nullptr; ++entry) order.environment.emplace_back(*entry);
+            order.standard_input = control.read.get();
+            started child = spawn(order, signals_.before());
+            guardian_.watch(child.pid);
+            ::fcntl(control.write.get(), F_SETFL, O_NONBLOCK);
+            running_rank& part =
+                ranks_.emplace_back(static_cast<int>(i), child.pid,
+                                    output_of_rank(std::move(child.out), out_, "", false, true, unique_fd()),
+                                    output_of_rank(std::move(child.err), err_, "", false, true, unique_fd()));
+            part.host = one.name +
+                        (one.slots == 1 ? " (rank " + std::to_string(first_rank)
+                                        : " (ranks " + std::to_string(first_rank) + " to " +
+                                              std::to_string(first_rank + one.slots - 1)) +
+                        ")";
+            part.control = std::move(control.write);
+            part.unsent = write_orders(each, directory);
+            send(part);
+            if (with_.verbose) say("ddprun: host " + part.host + " is reached by pid " + std::to_string(child.pid));
+            first_rank += one.slots;
+        }
+    }
+
+    /// What a host has yet to be told, as far as its pipe takes it.
+    static void send(running_rank& part) {
+        while (part.control && !part.unsent.empty()) {
+            ssize_t const n = ::write(part.control.get(), part.unsent.data(), part.unsent.size());
+            if (n < 0 && errno == EINTR) continue;
+            if (n < 0 && errno == EAGAIN) return;
+            if (n < 0) return part.control.reset();  // it is gone, which its end will tell
+            part.unsent.erase(0, static_cast<std::size_t>(n));
         }
     }
 
@@ -148,8 +284,15 @@ private:
 
     /// Signals the groups of all ranks, whatever is left of them.
     void signal_groups(int signo) {
-        for (running_rank const& rank : ranks_)
-            if (rank.group_lives) ::kill(-rank.pid, signo);
+        for (running_rank& rank : ranks_) {
+            if (rank.host.empty() || signo == SIGKILL) {
+                rank.control.reset();  // the end of its orders ends the ranks of a host
+                if (rank.group_lives) ::kill(-rank.pid, signo);
+            } else {
+                rank.unsent.push_back(static_cast<char>(signo));
+                send(rank);
+            }
+        }
     }
 
     void keep_deadlines() {
@@ -188,6 +331,9 @@ private:
             polled.push_back({rank.out.wanted_fd(), POLLIN, 0});
             polled.push_back({rank.err.wanted_fd(), POLLIN, 0});
         }
+        for (running_rank const& rank : ranks_)
+            if (rank.control && !rank.unsent.empty()) polled.push_back({rank.control.get(), POLLOUT, 0});
+        polled.push_back({given_ != nullptr && !orphaned_ ? STDIN_FILENO : -1, POLLIN, 0});
         if (::poll(polled.data(), polled.size(), patience()) < 0) return;  // EINTR: after a stop
 
         for (std::size_t i = 0; i < ranks_.size(); ++i) {
@@ -196,7 +342,24 @@ private:
         }
         out_.pump();
         err_.pump();
+        for (running_rank& rank : ranks_) send(rank);
+        if (polled.back().revents != 0) hear();
         while (int const signo = signals_.next()) on_signal(signo);
+    }
+
+    /// What the ddprun that gave the orders says: signals for the ranks; when it ends, so do they.
+    void hear() {
+        char bytes[64];
+        ssize_t const n = ::read(STDIN_FILENO, bytes, sizeof bytes);
+        if (n < 0 && (errno == EINTR || errno == EAGAIN)) return;
+        if (n <= 0) {
+            orphaned_ = true;
+            if (!all_ended()) kill_all();
+            return;
+        }
+        for (char const byte : std::string_view(bytes, static_cast<std::size_t>(n)))
+            for (int const signo : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2})
+                if (byte == signo) on_signal(signo);
     }
 
     /// Milliseconds until a deadline of ours, or -1.
@@ -217,23 +380,27 @@ private:
             return;
         }
         if (signo == SIGTSTP) {
-            signal_groups(SIGTSTP);
+            bool const here = with_.hosts.empty();  // ranks elsewhere go on
+            if (here) signal_groups(SIGTSTP);
             ::raise(SIGSTOP);  // here until somebody says SIGCONT
-            return signal_groups(SIGCONT);
+            if (here) signal_groups(SIGCONT);
+            return;
         }
+        if (!with_.hosts.empty() && (signo == SIGUSR1 || signo == SIGUSR2)) return signal_groups(signo);
         if (signo == SIGUSR1 || signo == SIGUSR2) {  // their default is death: not for what a rank has started
             for (running_rank const& rank : ranks_)
                 if (!rank.end) ::kill(rank.pid, signo);
             return;
         }
         if (signo == SIGINT && ++interrupts_ > 1) {
-            say("ddprun: second SIGINT: killing all ranks");
+            if (given_ == nullptr) say("ddprun: second SIGINT: killing all ranks");
             return kill_all();
         }
         if (passed_on_ == 0) {
             passed_on_ = signo;
-            say("ddprun: " + signal_name(signo) + " passed on to all ranks" +
-                (signo == SIGINT ? "; once more kills them" : ""));
+            if (given_ == nullptr)
+                say("ddprun: " + signal_name(signo) + " passed on to all ranks" +
+                    (signo == SIGINT ? "; once more kills them" : ""));
         }
         signal_groups(signo);
     }
@@ -256,6 +423,7 @@ private:
         auto const now = monotonic_clock::now();
         std::chrono::duration<double> const seconds = now - rank.since;
         rank.end = ending{.rank = rank.rank,
+                          .host = rank.host,
                           .pid = rank.pid,
                           .status = status,
                           .seconds = seconds.count(),
@@ -270,27 +438,40 @@ private:
 
     /// Says who failed first, last of all. Returns the job's exit code.
     int conclude() {
-        if (out_.problem() != 0 && out_.problem() != EPIPE)
-            say(std::string("ddprun: the ranks' output could not be written: ") + std::strerror(out_.problem()));
+        int lost = 0;
+        for (sink const* to : {&out_, &err_})
+            if (lost == 0 && to->problem() != EPIPE) lost = to->problem();
+        if (lost != 0) say_lost("the ranks' output", lost);
         std::vector<ending> endings;
         for (running_rank& rank : ranks_) {
             rank.end->last_words = rank.err.words().text();
             rank.end->accuses_a_peer = rank.err.words().accuse_a_peer();
             endings.push_back(*rank.end);
+            for (output_of_rank const* stream : {&rank.out, &rank.err})
+                if (stream->file_problem() != 0) {
+                    lost = stream->file_problem();
+                    say_lost("the output of rank " + std::to_string(rank.rank) + " in --log-dir " + with_.log_dir,
+                             lost);
+                }
         }
         if (ending const* const culprit = first_culprit(endings)) {
-            say(describe(*culprit, endings));
+            culprit_ = true;
+            if (given_ == nullptr || culprit->passed_on == 0) say(describe(*culprit, endings));
             return culprit->exit_code();
         }
         if (stage_ == stage::killed) return 128 + SIGINT;  // at the user's wish, before any rank had failed
-        return 0;
+        return lost != 0 ? exit_launcher : 0;
     }
 
     options const& with_;
+    signal_source& signals_;
+    orders const* given_;  // null unless a ddprun elsewhere gave them
+    int attempt_;
+    std::string id_;
+    secret_bytes secret_;
     guardian guardian_;
     sink out_, own_err_;
     sink& err_;
-    signal_source signals_;
     std::deque<running_rank> ranks_;  // their outputs' addresses are owners of lines: they never move
     stage stage_ = stage::running;
     monotonic_clock::time_point deadline_ = monotonic_clock::time_point::max();
@@ -299,6 +480,32 @@ private:
     int interrupts_ = 0;
     int passed_on_ = 0;
     bool abandoned_ = false;
+    bool culprit_ = false;
+    bool orphaned_ = false;  // whoever gave the orders is gone
 };
+
+/// Runs the job, again after each failure as often as with.max_restarts says. Returns its exit code.
+[[nodiscard]] inline int run_job(options const& with, std::optional<orders> const& given) {
+    signal_source signals;
+    job_surroundings all{with, signals, given};
+    if (given) return job(all, 0).run();
+    char const* const users = ::getenv("DDP_JOB_ID");
+    if (with.nodes > 1) {  // launchers on several machines count alike, and have no other name in common
+        if (users != nullptr && *users != '\0')
+            all.name = users;
+        else if (with.max_restarts > 0)
+            all.name = "ddprun";
+    } else {
+        secret_bytes const random = random_secret();
+        for (std::size_t i = 0; i < 8; ++i) all.name += "0123456789abcdef"[random[i] % 16];
+    }
+    for (int attempt = 0;; ++attempt) {
+        job one(all, attempt);
+        int const code = one.run();
+        if (code == 0 || attempt == with.max_restarts || one.interrupted() || !one.failed_by_itself()) return code;
+        std::cerr << "ddprun: starting all ranks again: restart " << attempt + 1 << " of " << with.max_restarts
+                  << std::endl;
+    }
+}
 
 }  // namespace ddprun

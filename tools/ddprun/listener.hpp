@@ -22,8 +22,15 @@ struct listener {
     std::uint16_t port = 0;
 };
 
-/// Listens on `address`:`port` (0: any free port). Nothing where the address is not one of this machine's.
-[[nodiscard]] inline std::optional<listener> listen_on(std::string const& address, std::uint16_t port) {
+/// Whether only this machine reaches it.
+[[nodiscard]] inline bool is_loopback(sockaddr_storage const& at) {
+    if (at.ss_family == AF_INET) return (ntohl(reinterpret_cast<sockaddr_in const&>(at).sin_addr.s_addr) >> 24) == 127;
+    return at.ss_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<sockaddr_in6 const&>(at).sin6_addr);
+}
+
+/// Listens on `address`:`port` (0: any free port). Nothing where the address is not one of this machine's. With
+/// `others` on other machines, a name that is loopback here is an error; an address that says so is the user's wish.
+[[nodiscard]] inline std::optional<listener> listen_on(std::string const& address, std::uint16_t port, bool others) {
     addrinfo hints{};
     hints.ai_family = AF_UNSPEC;
     hints.ai_socktype = SOCK_STREAM;
@@ -43,6 +50,11 @@ struct listener {
             reinterpret_cast<sockaddr_in6&>(where).sin6_port = wire_port;
         else
             continue;
+
+        if (others && is_loopback(where) && address != "localhost" && address != "::1" && !address.starts_with("127."))
+            throw launch_error(exit_launcher, "--master-addr " + address +
+                                                  " is a loopback address on this machine (/etc/hosts says so), which "
+                                                  "the other machines cannot reach: give its address as a number");
 
         unique_fd socket(::socket(where.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
         if (!socket) continue;  // an address family that this kernel lacks

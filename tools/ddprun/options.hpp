@@ -5,15 +5,24 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <fstream>
+#include <memory>
 #include <optional>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include <sched.h>
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+
+#include "cores.hpp"
 
 namespace ddprun {
 
@@ -28,60 +37,43 @@ enum class prefix_mode {
     none,
 };
 
+/// A machine of -H or --hostfile, and how many ranks it gets.
+struct host {
+    std::string name;
+    int slots = 1;
+};
+
 struct options {
     int local_size = 0;  ///< ranks started here
     int nodes = 1;
     int node_rank = 0;
+    int first_rank = -1;  ///< the number of the first rank here; -1: hosts have equally many
+    int total = 0;        ///< ranks of the job; 0: as first_rank
     std::string master_addr = "127.0.0.1";
     std::uint16_t master_port = 0;  ///< 0: any free one
     prefix_mode prefix = prefix_mode::rank;
     std::chrono::milliseconds grace{2000};
+    bool bind = true;                       ///< each rank to cores of its own
+    int max_restarts = 0;                   ///< of the whole job
+    std::string log_dir;                    ///< for a file each rank and stream; empty: none
+    unsigned in_files = 3;                  ///< streams that go there: 1 stdout, 2 stderr, 3 both
+    unsigned shown = 3;                     ///< streams that are shown
+    std::vector<host> hosts;                ///< start there instead of here
+    std::vector<std::string> launch_agent;  ///< starts a command on a host; empty: ssh, and nothing for this one
+    std::vector<std::string> carried;       ///< variables for ranks on other hosts: NAME or NAME=VALUE
+    bool agent = false;                     ///< one host of a job that a ddprun elsewhere runs
     bool verbose = false;
     bool dry_run = false;
-    bool help = false;
+    bool explain = false;
     bool version = false;
+    std::string help;  ///< to print and do nothing else
     std::vector<std::string> command;
 
-    [[nodiscard]] int world_size() const noexcept { return nodes * local_size; }
-    [[nodiscard]] int rank_of(int local) const noexcept { return node_rank * local_size + local; }
+    [[nodiscard]] int world_size() const noexcept { return total != 0 ? total : nodes * local_size; }
+    [[nodiscard]] int rank_of(int local) const noexcept {
+        return (first_rank >= 0 ? first_rank : node_rank * local_size) + local;
+    }
 };
-
-inline constexpr std::string_view usage =
-    "Usage: ddprun [-n N] [options] [--] program [arguments]\n"
-    "Starts N ranks of a program, shows what they print, ends all when one fails.\n"
-    "\n"
-    "  -n N, --nproc-per-node N  ranks on this machine; auto: one a core, at least 2\n"
-    "  --prefix rank|others|none mark lines with the rank; all but rank 0's; none\n"
-    "  --grace SECONDS           how long the others may go on when a rank has failed\n"
-    "                            (2); then SIGTERM, one second later SIGKILL\n"
-    "  -v, --verbose             say what is started and how\n"
-    "  --dry-run                 print each rank's environment and command only\n"
-    "  -h, --help; --version\n"
-    "\n"
-    "Several machines: the same command on each, with, on machine K of M,\n"
-    "  --nnodes M --node-rank K --master-addr ADDRESS-OF-MACHINE-0 --master-port P\n"
-    "One machine (--standalone, the default) needs none of these.\n"
-    "\n"
-    "Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,\n"
-    "MASTER_PORT, and OMP_NUM_THREADS=1 unless that is set. Rank 0 also gets\n"
-    "DDP_LISTEN_FD, a socket that listens on MASTER_PORT already; DDP_TTY=1 and\n"
-    "COLUMNS if stdout is a terminal; and stdin, unless that is a terminal.\n"
-    "SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 are passed on to all ranks;\n"
-    "a second SIGINT kills them. Nothing that a rank has started outlives the job.\n"
-    "\n"
-    "Exit status: of the rank that failed first (128 + N for signal N), 0 if none\n"
-    "did; 2 bad options; 125 ddprun's own trouble; 126, 127 program cannot be run.\n";
-
-/// The cores this process may use, container quota included.
-[[nodiscard]] inline int usable_cores() {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    int cores = ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-    std::ifstream quota("/sys/fs/cgroup/cpu.max");  // "max 100000" or "<microseconds> <per microseconds>"
-    double allowed = 0, period = 0;
-    if (quota >> allowed >> period && period > 0) cores = std::min(cores, static_cast<int>(allowed / period + 0.5));
-    return std::max(cores, 1);
-}
 
 namespace detail {
 
@@ -109,92 +101,291 @@ inline prefix_mode parse_prefix(std::string_view text) {
     throw usage_problem("--prefix takes rank, others or none, not '" + std::string(text) + "'");
 }
 
-}  // namespace detail
+/// "4", or torchrun's "4:4".
+inline int parse_nodes(std::string_view text) {
+    auto const colon = text.find(':');
+    if (colon != std::string_view::npos && text.substr(0, colon) != text.substr(colon + 1))
+        throw usage_problem("--nnodes takes one number, not the range '" + std::string(text) +
+                            "': a job of ddprun has as many machines from its start to its end");
+    return parse_integer("--nnodes", text.substr(0, colon), 1, 65536);
+}
 
-/// Options end at the first word that is none, or at "--". torchrun's underscores are welcome in long names.
-[[nodiscard]] inline options parse(std::vector<std::string> const& words) {
-    options result;
-    bool standalone = false, port_given = false, address_given = false;
-    std::size_t at = 0;
-    for (; at < words.size(); ++at) {
-        std::string_view const word = words[at];
+inline void add_host(std::vector<host>& hosts, std::string const& name, int slots) {
+    if (name.empty() || name.front() == '-') throw usage_problem("'" + name + "' is no host's name");
+    for (host& known : hosts)
+        if (known.name == name) {
+            known.slots += slots;
+            return;
+        }
+    hosts.push_back({name, slots});
+}
+
+/// "name", "name:slots".
+inline void add_host(std::vector<host>& hosts, std::string const& text) {
+    auto const colon = text.rfind(':');
+    if (colon == std::string::npos) return add_host(hosts, text, 1);
+    add_host(
+        hosts, text.substr(0, colon),
+        parse_integer("the slots of host " + text.substr(0, colon), std::string_view(text).substr(colon + 1), 1, 4096));
+}
+
+inline std::vector<host> parse_hosts(std::string const& list) {
+    std::vector<host> hosts;
+    std::istringstream items(list);
+    for (std::string item; std::getline(items, item, ',');) add_host(hosts, item);
+    return hosts;
+}
+
+/// A line a host: "name", "name:slots" or "name slots=N"; # begins a comment.
+inline std::vector<host> read_hostfile(std::string const& path) {
+    std::ifstream file(path);
+    if (!file) throw usage_problem("--hostfile " + path + " cannot be read");
+    std::vector<host> hosts;
+    for (std::string line; std::getline(file, line);) {
+        std::istringstream words(line.substr(0, line.find('#')));
+        std::string name, word;
+        if (!(words >> name)) continue;
+        std::optional<int> slots;
+        while (words >> word) {
+            if (!word.starts_with("slots="))
+                throw usage_problem("--hostfile " + path + ": '" + word + "' is not understood; expected NAME slots=N");
+            slots = parse_integer("slots", std::string_view(word).substr(6), 1, 4096);
+        }
+        if (slots)
+            add_host(hosts, name, *slots);
+        else
+            add_host(hosts, name);
+    }
+    if (hosts.empty()) throw usage_problem("--hostfile " + path + " names no host");
+    return hosts;
+}
+
+/// The command line as it stands, before anything is concluded from it.
+struct command_line {
+    std::string n, nproc, nnodes, node_rank, master_addr, master_port, prefix, grace, bind, max_restarts, log_dir, tee,
+        redirects, hosts, hostfile, launch_agent;
+    std::vector<std::string> carried;
+    bool standalone = false, no_python = false, verbose = false, dry_run = false, explain = false, version = false;
+};
+
+class help_page : public CLI::Formatter {
+public:
+    std::string make_usage(CLI::App const*, std::string) const override {
+        return "Usage: ddprun [-n N] [options] [--] program [arguments]\n"
+               "Starts N ranks of a program, shows what they print, ends all when one fails.\n";
+    }
+    std::string make_option_opts(CLI::Option const* option) const override {
+        return option->get_items_expected_max() == 0 ? "" : " " + option->get_type_name();
+    }
+};
+
+inline void declare(CLI::App& app, command_line& to) {
+    auto const layout = std::make_shared<help_page>();
+    layout->column_width(28);
+    app.formatter(layout);
+    app.set_help_flag("-h,--help", "print this");
+    app.add_flag("--version", to.version, "print the version");
+
+    std::string group = "Ranks";
+    auto const takes = [&](char const* names, char const* what, std::string& value, char const* text,
+                           char const* variable = "") {
+        app.add_option(names, value, text)->type_name(what)->envname(variable)->group(group);
+    };
+    auto const flag = [&](char const* names, bool& value, char const* text) {
+        app.add_flag(names, value, text)->group(group);
+    };
+    takes("-n,--np", "N", to.n, "ranks here (-H: in all); auto: one a core, >= 2");
+    takes("--nproc-per-node", "N", to.nproc, "the same; with -H: on each host", "PET_NPROC_PER_NODE");
+    takes("--bind", "cores|none", to.bind, "a rank on cores of its own, if there are enough");
+    takes("--grace", "SECONDS", to.grace, "what the others get after a failure (2)");
+    takes("--max-restarts", "N", to.max_restarts, "how often all are started again after a failure",
+          "PET_MAX_RESTARTS");
+    flag("--standalone", to.standalone, "one machine: the default");
+    flag("--no-python", to.no_python, "nothing: for torchrun's command lines");
+    group = "Output";
+    takes("--prefix", "WHICH", to.prefix, "[rank] before the lines of: rank (all), others, none");
+    takes("--log-dir", "DIRECTORY", to.log_dir, "also into rank-R.out and rank-R.err there", "PET_LOG_DIR");
+    takes("-t,--tee", "1|2|3", to.tee, "streams shown and written: 1 out, 2 err, 3 both", "PET_TEE");
+    takes("-r,--redirects", "1|2|3", to.redirects, "streams written there only", "PET_REDIRECTS");
+    flag("-v,--verbose", to.verbose, "say what is started and how");
+    group = "Several machines: the same on each, K from 0 to M-1";
+    takes("--nnodes", "M", to.nnodes, "M, how many machines there are", "PET_NNODES");
+    takes("--node-rank", "K", to.node_rank, "K, which one this is", "PET_NODE_RANK");
+    takes("--master-addr", "ADDRESS", to.master_addr, "an address of machine 0", "PET_MASTER_ADDR");
+    takes("--master-port", "PORT", to.master_port, "a free port there", "PET_MASTER_PORT");
+    group = "Several machines, all from here";
+    takes("-H,--host", "LIST", to.hosts, "where to start ranks: NAME:SLOTS,NAME:SLOTS,...");
+    takes("--hostfile", "FILE", to.hostfile, "the same: NAME slots=N, a line each");
+    takes("--launch-agent", "COMMAND", to.launch_agent, "the command before HOST DDPRUN (ssh)");
+    app.add_option("-x", to.carried, "a variable for all ranks; several -x add up")
+        ->type_name("NAME[=VALUE]")
+        ->group(group)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+        ->expected(1);
+    group = "Without starting anything";
+    flag("--explain", to.explain, "who says which rank this is, and where they differ");
+    flag("--dry-run", to.dry_run, "print each rank's environment and command");
+    app.footer(
+        "Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,\n"
+        "MASTER_PORT, DDP_SECRET_FD (a secret of the job) and, unless it is set,\n"
+        "OMP_NUM_THREADS, its share of the cores. Rank 0 also gets DDP_LISTEN_FD, a\n"
+        "socket that listens on MASTER_PORT; DDP_TTY=1 and COLUMNS if stdout is a\n"
+        "terminal; and stdin, unless that is a terminal. After a failure the others\n"
+        "get SIGTERM when the grace is over, SIGKILL one second later.\n"
+        "SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 are passed on to all ranks;\n"
+        "a second SIGINT kills them. Nothing that a rank has started outlives the job.\n"
+        "PET_NNODES, PET_NPROC_PER_NODE and the like are read as torchrun reads them.\n"
+        "\n"
+        "Exit status: of the rank that failed first (128 + N for signal N), 0 if none\n"
+        "did; 2 bad options; 125 ddprun's own trouble; 126, 127 program cannot be run.");
+}
+
+/// The options among `words`, each as one word "--name=value", up to the program or "--"; `at` is where that is. Its
+/// own options are the program's, whatever they look like. torchrun's underscores are welcome in long names.
+inline std::vector<std::string> own_words(CLI::App const& app, std::vector<std::string> const& words, std::size_t& at) {
+    std::vector<std::string> own;
+    for (at = 0; at < words.size(); ++at) {
+        std::string const& word = words[at];
         if (word == "--") {
             ++at;
             break;
         }
         if (word.size() < 2 || word[0] != '-') break;
 
-        std::string name(word);
-        std::optional<std::string> attached;
-        if (auto const equals = name.find('='); name.starts_with("--") && equals != std::string::npos) {
-            attached = name.substr(equals + 1);
+        std::string name = word;
+        std::optional<std::string> value;
+        bool const is_long = word.starts_with("--");
+        if (auto const equals = name.find('='); is_long && equals != std::string::npos) {
+            value = name.substr(equals + 1);
             name.resize(equals);
-        } else if (name.starts_with("-n") && name.size() > 2 && name[2] >= '0' && name[2] <= '9') {
-            attached = name.substr(2);  // -n4
+        } else if (!is_long && word != "-np" && name.size() > 2) {  // -n4
+            value = name.substr(2);
             name.resize(2);
         }
         std::replace(name.begin(), name.end(), '_', '-');
-        auto const value = [&]() -> std::string {
-            if (attached) return *attached;
+        if (name == "-np") name = "-n";
+        CLI::Option const* const option = app.get_option_no_throw(name);
+        if (option == nullptr)
+            throw usage_problem("unknown option " + (is_long ? name : word) +
+                                " (a program's own options come after its name)");
+        bool const is_flag = option->get_items_expected_max() == 0;
+        if (is_flag && value) throw usage_problem(name + " takes no value");
+        if (!is_flag && !value) {
             if (at + 1 >= words.size()) throw usage_problem(name + " needs a value");
-            return words[++at];
-        };
-
-        bool flag = true;
-        if (name == "-h" || name == "--help")
-            result.help = true;
-        else if (name == "--version")
-            result.version = true;
-        else if (name == "-v" || name == "--verbose")
-            result.verbose = true;
-        else if (name == "--dry-run")
-            result.dry_run = true;
-        else if (name == "--standalone")
-            standalone = true;
-        else
-            flag = false;
-        if (flag) {
-            if (attached) throw usage_problem(name + " takes no value");
-            continue;
+            value = words[++at];
         }
+        if (!is_flag && value->empty()) throw usage_problem(name + " needs a value");
+        own.push_back(name);
+        if (value) own.back() += (is_long ? "=" : "") + *value;
+    }
+    return own;
+}
 
-        if (name == "-n" || name == "-np" || name == "--nproc-per-node") {
-            std::string const text = value();
-            result.local_size = text == "auto" || text == "cpu" ? 0 : detail::parse_integer(name, text, 1, 4096);
-        } else if (name == "--nnodes") {
-            result.nodes = detail::parse_integer(name, value(), 1, 65536);
-        } else if (name == "--node-rank") {
-            result.node_rank = detail::parse_integer(name, value(), 0, 65535);
-        } else if (name == "--master-addr") {
-            result.master_addr = value();
-            address_given = true;
-            if (result.master_addr.empty()) throw usage_problem("--master-addr takes a host name or address");
-        } else if (name == "--master-port") {
-            result.master_port = static_cast<std::uint16_t>(detail::parse_integer(name, value(), 0, 65535));
-            port_given = result.master_port != 0;
-        } else if (name == "--prefix") {
-            result.prefix = detail::parse_prefix(value());
-        } else if (name == "--grace") {
-            result.grace = detail::parse_seconds(name, value());
-        } else {
-            throw usage_problem("unknown option " + name + " (a program's own options come after its name)");
-        }
+/// Ranks go to the hosts in order, as many to each as it has slots.
+inline void place(options& result, command_line const& line) {
+    if (!line.nproc.empty())
+        for (host& one : result.hosts) one.slots = parse_integer("--nproc-per-node", line.nproc, 1, 4096);
+    int slots = 0;
+    for (host const& one : result.hosts) slots += one.slots;
+    result.total = line.n.empty() ? slots : parse_integer("-n", line.n, 1, 65536);
+    if (result.total > slots)
+        throw usage_problem("-n " + line.n + ", but the hosts have " + std::to_string(slots) +
+                            " slots: give more of them (-H NAME:SLOTS)");
+    int left = result.total;
+    std::vector<host> used;
+    for (host const& one : result.hosts) {
+        if (left == 0) break;
+        used.push_back({one.name, std::min(one.slots, left)});
+        left -= used.back().slots;
+    }
+    result.hosts = used;
+}
+
+}  // namespace detail
+
+/// Options end at the first word that is none, or at "--".
+[[nodiscard]] inline options parse(std::vector<std::string> const& words) {
+    CLI::App app;
+    detail::command_line line;
+    detail::declare(app, line);
+    std::size_t at = 0;
+    std::vector<std::string> own = detail::own_words(app, words, at);
+    std::reverse(own.begin(), own.end());  // as CLI11 takes them
+    options result;
+    try {
+        app.parse(own);
+    } catch (CLI::CallForHelp const&) {
+        result.help = app.help();
+        for (std::size_t gap; (gap = result.help.find("\n\n\n")) != std::string::npos;) result.help.erase(gap, 1);
+        return result;
+    } catch (CLI::ParseError const& e) {
+        throw usage_problem(e.what());
     }
     result.command.assign(words.begin() + static_cast<std::ptrdiff_t>(at), words.end());
-    if (result.help || result.version) return result;
+    result.verbose = line.verbose;
+    result.dry_run = line.dry_run;
+    result.version = line.version;
+    result.explain = line.explain;
+    if (result.version || result.explain) return result;
 
+    auto const ranks_here = [](char const* option, std::string const& text) {
+        bool const automatic = text.empty() || text == "auto" || text == "cpu" || text == "gpu";
+        return automatic ? 0 : detail::parse_integer(option, text, 1, 4096);
+    };
+    if (!line.nnodes.empty()) result.nodes = detail::parse_nodes(line.nnodes);
+    if (!line.node_rank.empty()) result.node_rank = detail::parse_integer("--node-rank", line.node_rank, 0, 65535);
+    if (!line.master_addr.empty()) result.master_addr = line.master_addr;
+    if (!line.master_port.empty())
+        result.master_port =
+            static_cast<std::uint16_t>(detail::parse_integer("--master-port", line.master_port, 0, 65535));
+    if (!line.prefix.empty()) result.prefix = detail::parse_prefix(line.prefix);
+    if (!line.grace.empty()) result.grace = detail::parse_seconds("--grace", line.grace);
+    if (!line.bind.empty() && line.bind != "cores" && line.bind != "none")
+        throw usage_problem("--bind takes cores or none, not '" + line.bind + "'");
+    result.bind = line.bind != "none";
+    if (!line.max_restarts.empty())
+        result.max_restarts = detail::parse_integer("--max-restarts", line.max_restarts, 0, 1000000);
+
+    result.log_dir = line.log_dir;
+    unsigned const both = line.tee.empty() && line.redirects.empty() ? 3U : 0U;
+    unsigned const tee =
+        line.tee.empty() ? both : static_cast<unsigned>(detail::parse_integer("--tee", line.tee, 0, 3));
+    unsigned const only =
+        line.redirects.empty() ? 0U : static_cast<unsigned>(detail::parse_integer("--redirects", line.redirects, 0, 3));
+    if (result.log_dir.empty() && (only != 0 || !line.tee.empty()))
+        throw usage_problem("--tee and --redirects write into files: say where with --log-dir");
+    result.in_files = tee | only;
+    result.shown = 3U & (~only | tee);
+
+    if (result.command.empty() || result.command.front().empty()) throw usage_problem("no program to start");
+    if (!line.hosts.empty() || !line.hostfile.empty()) {
+        if (!line.hosts.empty() && !line.hostfile.empty()) throw usage_problem("-H and --hostfile: give one of them");
+        if (result.nodes > 1 || line.standalone)
+            throw usage_problem("-H and --hostfile contradict --nnodes, --standalone");
+        result.hosts = line.hosts.empty() ? detail::read_hostfile(line.hostfile) : detail::parse_hosts(line.hosts);
+        detail::place(result, line);
+        result.carried = line.carried;
+        std::istringstream agent(line.launch_agent);
+        for (std::string word; agent >> word;) result.launch_agent.push_back(word);
+        if (line.master_addr.empty()) result.master_addr.clear();
+        return result;
+    }
+    if (!line.launch_agent.empty()) throw usage_problem("--launch-agent is for -H and --hostfile");
+    for (std::string const& one : line.carried)
+        if (one.find('=') != std::string::npos) result.carried.push_back(one);  // the others are there already
+
+    result.local_size = line.n.empty() ? ranks_here("--nproc-per-node", line.nproc) : ranks_here("-n", line.n);
     if (result.local_size == 0) {
         // Machines may differ in cores, and ranks are numbered by one count for all.
         if (result.nodes > 1) throw usage_problem("with --nnodes, say -n N: the same number of ranks on every machine");
         result.local_size = std::max(usable_cores(), 2);
     }
-    if (standalone && result.nodes > 1) throw usage_problem("--standalone and --nnodes contradict each other");
+    if (line.standalone && result.nodes > 1) throw usage_problem("--standalone and --nnodes contradict each other");
     if (result.node_rank >= result.nodes)
         throw usage_problem("--node-rank " + std::to_string(result.node_rank) + " is not below --nnodes " +
                             std::to_string(result.nodes));
-    if (result.nodes > 1 && !(address_given && port_given))
+    if (result.nodes > 1 && (line.master_addr.empty() || result.master_port == 0))
         throw usage_problem("with --nnodes, say --master-addr and --master-port, the same on every machine");
-    if (result.command.empty() || result.command.front().empty()) throw usage_problem("no program to start");
     return result;
 }
 

@@ -28,15 +28,20 @@ namespace ddprun {
     return "\x1b[3" + std::to_string(1 + rank % 6) + "m" + plain + "\x1b[0m ";
 }
 
-/// One of a rank's two streams: its pipe, where that is shown, and what was said last.
+/// One of a rank's two streams: its pipe, where that is shown and written, and what was said last.
 class output_of_rank {
 public:
     /// What the first rank writes to a terminal is shown at once: it is the one that draws a progress bar.
-    output_of_rank(unique_fd pipe, sink& to, std::string prefix, bool first_rank)
-        : pipe_(std::move(pipe)), to_(&to), printer_(to, std::move(prefix), first_rank && to.terminal()) {}
+    output_of_rank(unique_fd pipe, sink& to, std::string prefix, bool first_rank, bool shown, unique_fd file)
+        : pipe_(std::move(pipe)),
+          to_(&to),
+          printer_(to, std::move(prefix), first_rank && to.terminal()),
+          shown_(shown),
+          file_(std::move(file)) {}
 
     [[nodiscard]] bool open() const noexcept { return static_cast<bool>(pipe_); }
     [[nodiscard]] last_words const& words() const noexcept { return words_; }
+    [[nodiscard]] int file_problem() const noexcept { return file_problem_; }  ///< errno of a write, or 0
 
     /// To poll, or -1: where the reader of our output lags, ranks wait in their pipes.
     [[nodiscard]] int wanted_fd() const noexcept { return to_->congested() ? -1 : pipe_.get(); }
@@ -51,8 +56,9 @@ public:
             return false;
         }
         std::string_view const bytes(buffer, static_cast<std::size_t>(n));
-        printer_.feed(bytes);
+        if (shown_) printer_.feed(bytes);
         words_.feed(bytes);
+        keep(bytes);
         return true;
     }
 
@@ -66,12 +72,29 @@ public:
     }
 
 private:
+    void keep(std::string_view bytes) {
+        while (file_ && !bytes.empty()) {
+            ssize_t const n = ::write(file_.get(), bytes.data(), bytes.size());
+            if (n < 0 && errno == EINTR) continue;
+            if (n < 0) {
+                file_problem_ = errno;
+                file_.reset();
+                return;
+            }
+            bytes.remove_prefix(static_cast<std::size_t>(n));
+        }
+    }
+
     unique_fd pipe_;
     sink* to_;
     stream_printer printer_;
     last_words words_;
+    bool shown_;
+    unique_fd file_;
+    int file_problem_ = 0;
 };
 
+/// A rank, or a host with its ranks where ddprun has those started elsewhere.
 struct running_rank {
     running_rank(int number, pid_t process, output_of_rank stdout_pipe, output_of_rank stderr_pipe)
         : rank(number), pid(process), out(std::move(stdout_pipe)), err(std::move(stderr_pipe)) {}
@@ -82,6 +105,9 @@ struct running_rank {
     output_of_rank out, err;
     std::optional<ending> end;
     bool group_lives = true;  // some process of its group does
+    std::string host = {};    // see ending::host
+    unique_fd control = {};   // a host's: what its ddprun is told
+    std::string unsent = {};
 };
 
 }  // namespace ddprun

@@ -39,6 +39,9 @@ public:
         if (!fd_) throw_errno("signalfd");
     }
 
+    signal_source(signal_source const&) = delete;
+    signal_source& operator=(signal_source const&) = delete;
+
     [[nodiscard]] int fd() const noexcept { return fd_.get(); }
     [[nodiscard]] signal_state const& before() const noexcept { return before_; }
 

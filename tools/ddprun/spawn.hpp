@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <csignal>
+#include <cstddef>
 #include <cstring>
 #include <string>
 #include <string_view>
@@ -11,8 +12,10 @@
 #include <vector>
 
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "options.hpp"
@@ -29,8 +32,11 @@ using variables = std::vector<std::pair<std::string, std::string>>;
 struct surroundings {
     std::string port;         ///< MASTER_PORT as text
     int listen_fd = -1;       ///< rank 0's, or -1
+    int secret_fd = -1;       ///< every rank's, or -1
     int columns = 0;          ///< of the terminal that rank 0's output reaches; 0: none
-    bool one_thread = false;  ///< set OMP_NUM_THREADS
+    int threads = 0;          ///< OMP_NUM_THREADS; 0: the user has set it
+    std::string job_id = {};  ///< DDP_JOB_ID; empty: not set by us
+    int restarts = 0;
 };
 
 [[nodiscard]] inline variables variables_of(options const& with, surroundings const& around, int local) {
@@ -38,7 +44,10 @@ struct surroundings {
     variables result{{"RANK", std::to_string(rank)},        {"WORLD_SIZE", std::to_string(with.world_size())},
                      {"LOCAL_RANK", std::to_string(local)}, {"LOCAL_WORLD_SIZE", std::to_string(with.local_size)},
                      {"MASTER_ADDR", with.master_addr},     {"MASTER_PORT", around.port}};
-    if (around.one_thread) result.emplace_back("OMP_NUM_THREADS", "1");
+    if (around.threads > 0) result.emplace_back("OMP_NUM_THREADS", std::to_string(around.threads));
+    if (around.secret_fd >= 0) result.emplace_back("DDP_SECRET_FD", std::to_string(around.secret_fd));
+    if (!around.job_id.empty()) result.emplace_back("DDP_JOB_ID", around.job_id);
+    if (with.max_restarts > 0) result.emplace_back("DDP_RESTART_COUNT", std::to_string(around.restarts));
     if (rank == 0) {
         if (around.listen_fd >= 0) result.emplace_back("DDP_LISTEN_FD", std::to_string(around.listen_fd));
         if (around.columns > 0) {
@@ -49,13 +58,22 @@ struct surroundings {
     return result;
 }
 
-/// ddprun's own environment with `mine` in it, and without what an outer ddprun meant for one of its ranks.
-[[nodiscard]] inline std::vector<std::string> environment_with(variables const& mine) {
+/// Whether an outer launcher meant this variable for one of its ranks: ours would take it for theirs.
+[[nodiscard]] inline bool is_anothers(std::string_view name, bool own_secret) {
+    for (std::string_view const one :
+         {"DDP_LISTEN_FD", "DDP_TTY", "DDP_RANK", "DDP_WORLD_SIZE", "DDP_LOCAL_RANK", "DDP_LOCAL_WORLD_SIZE",
+          "DDP_MASTER_ADDR", "DDP_MASTER_PORT", "DDP_RESTART_COUNT"})
+        if (name == one) return true;
+    return name.starts_with("TORCHELASTIC_") || (own_secret && name == "DDP_SECRET_FD");
+}
+
+/// ddprun's own environment with `mine` in it, and without what an outer launcher meant for one of its ranks.
+[[nodiscard]] inline std::vector<std::string> environment_with(variables const& mine, bool own_secret) {
     std::vector<std::string> result;
     for (char** entry = environ; *entry != nullptr; ++entry) {
         std::string_view const text = *entry;
         std::string_view const name = text.substr(0, text.find('='));
-        bool keep = name != "DDP_LISTEN_FD" && name != "DDP_TTY";
+        bool keep = !is_anothers(name, own_secret);
         for (auto const& [key, value] : mine) keep = keep && key != name;
         if (keep) result.emplace_back(text);
     }
@@ -89,17 +107,27 @@ inline launch_error exec_failure(std::string const& program, int code) {
 
 }  // namespace detail
 
-/// Starts `command`. Returns once it runs: a program that cannot be run is a launch_error, not a rank that failed.
+/// One process to start.
+struct start_order {
+    std::vector<std::string> command, environment;
+    int standard_input = -1;     ///< -1: nothing
+    std::vector<int> inherited;  ///< descriptors that it gets under their numbers
+    std::vector<int> cores;      ///< it may run there only; none: everywhere
+};
+
+/// Returns once it runs: a program that cannot be run is a launch_error, not a rank that failed.
 ///
 /// Each rank leads a process group of its own. So a Ctrl-C at the terminal reaches ddprun alone, which passes it on
 /// once; and what a rank has started can be ended with it. The price: no rank can read from the terminal.
-[[nodiscard]] inline started spawn(std::vector<std::string> const& command, std::vector<std::string> const& environment,
-                                   bool keep_stdin, int listen_fd, signal_state const& outer) {
+[[nodiscard]] inline started spawn(start_order const& order, signal_state const& outer) {
     std::vector<char*> argv, envp;
-    for (auto const& word : command) argv.push_back(const_cast<char*>(word.c_str()));
-    for (auto const& entry : environment) envp.push_back(const_cast<char*>(entry.c_str()));
+    for (auto const& word : order.command) argv.push_back(const_cast<char*>(word.c_str()));
+    for (auto const& entry : order.environment) envp.push_back(const_cast<char*>(entry.c_str()));
     argv.push_back(nullptr);
     envp.push_back(nullptr);
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    for (int const core : order.cores) CPU_SET(static_cast<std::size_t>(core), &cores);
 
     pipe_ends out = make_pipe(), err = make_pipe(), status = make_pipe();
     unique_fd const nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
@@ -111,10 +139,13 @@ inline launch_error exec_failure(std::string const& program, int code) {
         ::setpgid(0, 0);
         ::prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (::getppid() != launcher) ::_exit(exit_launcher);  // it died before prctl: nobody would kill us
-        if (!keep_stdin) ::dup2(nothing.get(), STDIN_FILENO);
+        // The mask is a wish: where a container forbids it, the rank runs everywhere.
+        if (!order.cores.empty()) ::sched_setaffinity(0, sizeof cores, &cores);
+        if (order.standard_input != STDIN_FILENO)
+            ::dup2(order.standard_input < 0 ? nothing.get() : order.standard_input, STDIN_FILENO);
         ::dup2(out.write.get(), STDOUT_FILENO);
         ::dup2(err.write.get(), STDERR_FILENO);
-        if (listen_fd >= 0) ::fcntl(listen_fd, F_SETFD, 0);
+        for (int const fd : order.inherited) ::fcntl(fd, F_SETFD, 0);
         ::sigaction(SIGPIPE, &outer.pipe, nullptr);
         ::sigprocmask(SIG_SETMASK, &outer.mask, nullptr);
         ::execvpe(argv[0], argv.data(), envp.data());
@@ -132,7 +163,7 @@ inline launch_error exec_failure(std::string const& program, int code) {
     }
     if (n == sizeof code) {
         ::waitpid(pid, nullptr, 0);
-        throw detail::exec_failure(command.front(), code);
+        throw detail::exec_failure(order.command.front(), code);
     }
     ::fcntl(out.read.get(), F_SETFL, O_NONBLOCK);
     ::fcntl(err.read.get(), F_SETFL, O_NONBLOCK);

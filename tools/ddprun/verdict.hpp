@@ -18,7 +18,8 @@ namespace ddprun {
 
 /// How a rank ended.
 struct ending {
-    int rank = 0;
+    int rank = 0;           ///< or the place of the host in the list of hosts
+    std::string host = {};  ///< where that is what has ended: a host with its ranks, as "gpu2 (ranks 4 to 7)"
     pid_t pid = -1;
     int status = 0;      ///< as waitpid gives it
     double seconds = 0;  ///< after its start
@@ -54,17 +55,25 @@ namespace detail {
     return e.signal() != 0 ? "killed by " + signal_name(e.signal()) : "exit code " + std::to_string(e.exit_code());
 }
 
+[[nodiscard]] inline std::string name_of(std::vector<ending> const& all, int place) {
+    for (ending const& e : all)
+        if (e.rank == place) return e.host;
+    return "";
+}
+
 /// "rank 0: exit code 1; ranks 2, 3: ended by ddprun", of all but `culprit`.
-[[nodiscard]] inline std::string the_others(std::vector<ending> const& all, ending const& culprit) {
+[[nodiscard]] inline std::string the_others(std::vector<ending> const& all, ending const* culprit) {
     constexpr std::size_t shown = 16;
     std::map<std::string, std::vector<int>> groups;
     for (ending const& e : all)
-        if (&e != &culprit) groups[e.by_us ? "ended by ddprun" : how(e)].push_back(e.rank);
+        if (&e != culprit) groups[e.by_us ? "ended by ddprun" : how(e)].push_back(e.rank);
     std::string text;
     for (auto const& [what, ranks] : groups) {
-        text += (text.empty() ? "" : "; ") + std::string(ranks.size() == 1 ? "rank " : "ranks ");
+        bool const hosts = !all.front().host.empty();
+        text += (text.empty() ? "" : "; ") + std::string(hosts ? "host " : "rank ");
+        if (ranks.size() > 1) text.insert(text.size() - 1, "s");
         for (std::size_t i = 0; i < std::min(ranks.size(), shown); ++i)
-            text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+            text += (i == 0 ? "" : ", ") + (hosts ? name_of(all, ranks[i]) : std::to_string(ranks[i]));
         if (ranks.size() > shown) text += " and " + std::to_string(ranks.size() - shown) + " more";
         text += ": " + what;
     }
@@ -75,17 +84,21 @@ namespace detail {
 
 /// The block that ends a failed job's output.
 [[nodiscard]] inline std::string describe(ending const& culprit, std::vector<ending> const& all) {
+    if (culprit.passed_on != 0)  // the ranks ended because somebody wanted that: none of them is the culprit
+        return "ddprun: " + signal_name(culprit.passed_on) +
+               " ended the job: it was sent to ddprun, which passed it on to all ranks\n        " +
+               detail::the_others(all, nullptr);
     char host[256] = "?";
     ::gethostname(host, sizeof host - 1);
     char seconds[32];
     std::snprintf(seconds, sizeof seconds, "%.1f", culprit.seconds);
-    std::string text = "ddprun: rank " + std::to_string(culprit.rank) +
-                       (all.size() > 1 ? " failed first: " : " failed: ") + detail::how(culprit) + " (pid " +
-                       std::to_string(culprit.pid) + " on " + host + ", " + seconds + " s after its start)";
-    if (culprit.passed_on != 0) text += "\n        after ddprun had passed on " + signal_name(culprit.passed_on);
+    std::string text =
+        "ddprun: " + (culprit.host.empty() ? "rank " + std::to_string(culprit.rank) : "host " + culprit.host) +
+        (all.size() > 1 ? " failed first: " : " failed: ") + detail::how(culprit) + " (pid " +
+        std::to_string(culprit.pid) + " on " + host + ", " + seconds + " s after its start)";
     if (!culprit.last_words.empty()) text += "\n        its last error line: " + culprit.last_words;
     if (culprit.signal() == SIGKILL) text += "\n        ddprun did not send that signal: was memory short? (dmesg)";
-    if (all.size() > 1) text += "\n        the others: " + detail::the_others(all, culprit);
+    if (all.size() > 1) text += "\n        the others: " + detail::the_others(all, &culprit);
     return text;
 }
 

@@ -1,65 +1,74 @@
 /// \file
-/// job: which rank of how many this process is, as torchrun, ddprun and Kubernetes say it in the environment.
+/// job: which rank of how many this process is, as its launcher says it in the environment.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include <ddp/core/function_ref.hpp>
 #include <ddp/core/separate.hpp>
 
 namespace ddp {
 
-/// One process of a job, as the environment describes it. torchrun, ddprun and Kubernetes set these variables.
+/// One process of a job, as the environment describes it.
 struct job {
-    int rank = 0;                           ///< RANK: which of them this process is
-    int size = 1;                           ///< WORLD_SIZE: how many processes there are
-    int local_rank = 0;                     ///< LOCAL_RANK: among the ranks of this host
-    int local_size = 1;                     ///< LOCAL_WORLD_SIZE: how many there are on this host
-    std::string master_addr = "127.0.0.1";  ///< MASTER_ADDR: where rank 0 listens while the job comes together
-    std::uint16_t master_port = 29500;      ///< MASTER_PORT: the port there
+    int rank = 0;                           ///< which of them this process is
+    int size = 1;                           ///< how many processes there are
+    int local_rank = 0;                     ///< among the ranks of this host
+    int local_size = 1;                     ///< how many there are on this host
+    std::string master_addr = "127.0.0.1";  ///< where rank 0 listens while the job comes together
+    std::uint16_t master_port = 29500;      ///< the port there
     /// The launcher itself listens at master_port, as torchrun's agent does: rank 0 takes one of the next ports.
     bool port_is_launchers = false;
     /// Which job this is, if the launcher says so; else empty. Ranks of two jobs never meet.
     std::string id = {};
+    std::string source = {};  ///< who says so, for messages: "Slurm (SLURM_PROCID=2 …)"
+    std::string advice = {};  ///< what to look at should the ranks not find each other; empty: nothing is known
 };
 
 namespace detail {
+
+/// A variable's value by its name.
+using environment_reader = function_ref<std::optional<std::string>(std::string const&)>;
+
+/// This process's own environment.
+[[nodiscard]] std::optional<std::string> environment_variable(std::string const& name);
 
 /// A whole decimal number in [least, most], or an error that names the variable, its value and what it should be.
 [[nodiscard]] int environment_number(std::string_view name, std::string_view text, int least, int most,
                                      std::string_view meaning);
 
-inline constexpr std::array<char const*, 9> job_variables = {"RANK",
-                                                             "WORLD_SIZE",
-                                                             "MASTER_ADDR",
-                                                             "MASTER_PORT",
-                                                             "LOCAL_RANK",
-                                                             "LOCAL_WORLD_SIZE",
-                                                             "TORCHELASTIC_RUN_ID",
-                                                             "TORCHELASTIC_RESTART_COUNT",
-                                                             "TORCHELASTIC_USE_AGENT_STORE"};
-using job_values = std::array<std::optional<std::string>, job_variables.size()>;
-/// What these variables, in the order of job_variables, say.
-[[nodiscard]] std::optional<job> job_from(job_values const& values);
+/// Whether RANK, WORLD_SIZE or their DDP_ forms are set, or MASTER_ADDR or MASTER_PORT without a process manager: what a
+/// program that has MPI too prefers to it.
+[[nodiscard]] bool job_is_named(environment_reader get);
+
+/// What each source says, which one counts, and where they disagree. Throws nothing that job_from_environment would.
+[[nodiscard]] std::string explain_job(environment_reader get);
 
 }  // namespace detail
 
-/// Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and, if they are there, LOCAL_RANK and LOCAL_WORLD_SIZE. None of
-/// the four: no job. Throws environment_error if only some are there, or one makes no sense.
+/// What the launcher says, from the first of these that says anything about ranks:
 ///
-/// torchrun sets all six, and TORCHELASTIC_*: its agent's own store listens at MASTER_PORT, and where all ranks run on one
-/// host MASTER_ADDR may still be the host's name. They meet over loopback then, without DDP_INSECURE.
+///  1. DDP_RANK, DDP_WORLD_SIZE, DDP_LOCAL_RANK, DDP_LOCAL_WORLD_SIZE
+///  2. RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE: torchrun, ddprun, Kubernetes
+///  3. Slurm: SLURM_PROCID, SLURM_STEP_NUM_TASKS or SLURM_NTASKS, SLURM_LOCALID (passed over in what mpirun has started
+///     inside Slurm: they are the ranks of mpirun's daemons then)
+///  4. Open MPI: OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
+///  5. PMIx: PMIX_RANK, with WORLD_SIZE or DDP_WORLD_SIZE
+///  6. PMI: PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS: MPICH, Intel MPI
+///
+/// The ranks meet at DDP_MASTER_ADDR or MASTER_ADDR, and DDP_MASTER_PORT or MASTER_PORT. Where these are absent: in Slurm
+/// at the first host of SLURM_STEP_NODELIST and a port made of the job's and the step's number; with 4 to 6 over loopback
+/// if all ranks are on one host. A Slurm step on one node meets over loopback, and so do torchrun's workers on one host.
+///
+/// Nothing says anything: no job. Throws environment_error if only some variables are there, one makes no sense, or
+/// they describe a job that cannot come together (a batch script without srun, a count of hosts taken for a count of
+/// ranks).
 ///
 /// get(name) returns a std::optional<std::string>: another environment, for tests and launchers.
-template <class Get>
-[[nodiscard]] std::optional<job> job_from_environment(Get get) {
-    detail::job_values values;
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = get(std::string(detail::job_variables[i]));
-    return detail::job_from(values);
-}
+[[nodiscard]] std::optional<job> job_from_environment(function_ref<std::optional<std::string>(std::string const&)> get);
 
 /// From this process's environment.
 [[nodiscard]] std::optional<job> job_from_environment();

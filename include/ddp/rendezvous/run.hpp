@@ -33,6 +33,7 @@ struct run_options {
 ///
 ///  name          what run_options.transport calls it
 ///  detected()    whether the environment asks for it
+///  also_detected()        optional: whether it can make a job of an environment that asks for no other way
 ///  start(options, body)   makes this process's communicator(s) and calls body(comm); throws what body throws
 template <class L>
 concept Launch = requires(run_options const& options) {
@@ -76,9 +77,9 @@ static_assert(Launch<threads>);
 ///
 ///     ddp::run<ddp::threads, ddp::tcp>([](auto& comm) { … });
 ///
-/// Choice  options.transport where it is set; else the first of `Launches` that the environment asks for: RANK,
-///         WORLD_SIZE, MASTER_ADDR or MASTER_PORT mean tcp, a process manager's variables (OMPI_COMM_WORLD_SIZE,
-///         PMI_SIZE, PMIX_RANK) mpi.
+/// Choice  options.transport where it is set; else the first of `Launches` that the environment asks for: RANK and
+///         WORLD_SIZE mean tcp, a process manager's variables (OMPI_COMM_WORLD_SIZE, PMI_SIZE, PMIX_RANK) mpi. If it asks
+///         for none, tcp, where what srun or mpirun say is enough to meet (job_from_environment).
 /// Times   DDP_TIMEOUT_DEAD, DDP_TIMEOUT_COLLECTIVE and DDP_TIMEOUT_JOIN (seconds, "0.5" or "600"; the same for all ranks)
 ///         overrule options.times.
 /// Cost    tcp: a rendezvous at rank 0 and a connection for every pair of ranks, for at most timing.join (30 s).
@@ -98,6 +99,15 @@ void run(run_options const& with, Body body) {
         L::start(options, body);
     };
     (try_one(std::type_identity<Launches>{}), ...);
+    if (started) return;
+    auto const try_late = [&]<class L>(std::type_identity<L>) {
+        if constexpr (requires { L::also_detected(); }) {
+            if (started || !L::also_detected()) return;
+            started = true;
+            L::start(options, body);
+        }
+    };
+    (try_late(std::type_identity<Launches>{}), ...);
     if (started) return;
     detail::expect_alone(options, choices);
     threads::start(options, body);

@@ -13,10 +13,11 @@
 
 namespace ddp {
 
-/// This process is one rank, as RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say: ddprun, torchrun and Kubernetes set
-/// them. Rank 0 serves the rendezvous; nothing else has to run.
+/// This process is one rank, as job_from_environment finds it (rendezvous/environment.hpp): ddprun, torchrun, Kubernetes,
+/// Slurm and mpirun say which. Rank 0 serves the rendezvous; nothing else has to run.
 ///
 ///     ddprun -n 4 ./train
+///     srun -n 4 ./train
 ///     torchrun --no-python --standalone --nproc-per-node 4 ./train
 ///
 /// torchrun's agent listens at MASTER_PORT itself (TORCHELASTIC_USE_AGENT_STORE=True says so): ranks then meet at the
@@ -26,7 +27,11 @@ namespace ddp {
 struct tcp {
     static constexpr std::string_view name = "tcp";
 
+    /// RANK or WORLD_SIZE is set, or MASTER_ADDR or MASTER_PORT without a process manager.
     [[nodiscard]] static bool detected();
+
+    /// srun or mpirun started this process as one of several: for a program that cannot do better, with MPI.
+    [[nodiscard]] static bool also_detected();
 
     /// Brings the job together as connect_tcp does (rendezvous/bootstrap.hpp), then body(comm).
     static void start(run_options const& options, function_ref<void(communicator<>&)> body);

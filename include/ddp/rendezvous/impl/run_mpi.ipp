@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <exception>
 #include <memory>
+#include <string_view>
 #include <thread>
 
 #include <ddp/core/error.hpp>
@@ -69,6 +70,15 @@ namespace detail {
     if (options.ranks != 0 && options.ranks != world.size())
         throw environment_error(detail::concat({"mpirun started ", world.size(), " ranks, but ", options.ranks,
                                                 " were asked for: give mpirun -n ", options.ranks}));
+    for (char const* const variable : {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE"})
+        if (char const* const value = std::getenv(variable);
+            own != nullptr && world.size() == 1 && value != nullptr && std::string_view(value) != "1")
+            throw environment_error(detail::concat(
+                {variable, "=", std::string_view(value).substr(0, 80),
+                 " says that this process is one of several, but ",
+                 "MPI_Init found none of the others: this MPI library does not understand the launcher, and each rank "
+                 "would train alone. Use this library's own mpirun, or, with srun, the --mpi that it was built for "
+                 "(srun --mpi=list)"}));
     std::exception_ptr thrown;
     try {
         communicator<> comm = mpi_communicator(world, options.times);

@@ -3,11 +3,15 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
 
 #include <ddp/core/error.hpp>
 #include <ddp/core/text.hpp>
 #include <ddp/rendezvous/bootstrap.hpp>
 #include <ddp/rendezvous/environment.hpp>
+#include <ddp/rendezvous/rendezvous_error.hpp>
 #include <ddp/rendezvous/run.hpp>
 #include <ddp/rendezvous/run_tcp.hpp>
 #include <ddp/transport/any.hpp>
@@ -16,7 +20,12 @@
 namespace ddp {
 
 [[gnu::cold]] DDP_DECL bool tcp::detected() {
-    return job_from_environment().has_value();
+    return detail::job_is_named([](std::string const& name) { return detail::environment_variable(name); });
+}
+
+[[gnu::cold]] DDP_DECL bool tcp::also_detected() {
+    auto const found = job_from_environment();
+    return found && found->size > 1;
 }
 
 [[gnu::cold]] DDP_DECL void tcp::start(run_options const& options, function_ref<void(communicator<>&)> body) {
@@ -29,8 +38,16 @@ namespace ddp {
     if (options.ranks != 0 && options.ranks != found->size)
         throw environment_error(detail::concat({"WORLD_SIZE is ", found->size, ", but ", options.ranks,
                                                 " ranks were asked for: ddprun -n ", options.ranks}));
-    communicator<> comm = any_communicator(
-        connect_tcp(*found, tcp_options{.times = options.times, .insecure = options.insecure}), options.times);
+    std::unique_ptr<tcp_transport> transport;
+    try {
+        transport = connect_tcp(*found, tcp_options{.times = options.times, .insecure = options.insecure});
+    } catch (rendezvous_error const& e) {
+        if (found->advice.empty()) throw;
+        std::string text = e.what();
+        text.erase(0, text.find(": ") + 2);  // the code, which comes again
+        throw rendezvous_error(detail::concat({text, ". ", found->advice}));
+    }
+    communicator<> comm = any_communicator(std::move(transport), options.times);
     detail::call_body(body, comm);
 }
 
