@@ -27,6 +27,7 @@
 #include <ddp/data/impl/whole_file.ipp>
 #include <ddp/model/impl/layout.ipp>
 #include <ddp/rendezvous/impl/environment.ipp>
+#include <ddp/rendezvous/impl/job_secret.ipp>
 #include <ddp/rendezvous/impl/run.ipp>
 #include <ddp/rendezvous/impl/slurm_node_list.ipp>
 #include <ddp/train/impl/bucket.ipp>

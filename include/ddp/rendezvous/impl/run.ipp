@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
@@ -54,10 +53,12 @@ namespace ddp::detail {
         char const* const value = std::getenv(name);
         if (value == nullptr || *value == '\0') return false;
         std::string_view const text = value;
-        double seconds = 0;
-        auto const [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+        bool const plain =
+            text.find_first_not_of("0123456789.") == std::string_view::npos;  // no sign, no "nan", no unit
+        char* end = nullptr;
+        double const seconds = std::strtod(value, &end);
         double const most = std::chrono::duration<double>(std::chrono::hours{24 * 7}).count();
-        if (error != std::errc{} || end != text.data() + text.size() || !(seconds >= 0.01 && seconds <= most))
+        if (!plain || *end != '\0' || !(seconds >= 0.01 && seconds <= most))
             throw environment_error(concat({name, " is \"", printable(text, 40),
                                             "\"; expected seconds, from 0.01 to 604800 (a week), such as 0.5 or 600"}));
         time = timing::milliseconds(static_cast<timing::milliseconds::rep>(seconds * 1000));
