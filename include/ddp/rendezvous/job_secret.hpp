@@ -14,7 +14,7 @@ namespace ddp {
 /// It is shown as it is, so it may travel over loopback only, where other users of the machine cannot read what passes.
 struct job_secret {
     static constexpr std::size_t least_bytes = 16, most_bytes = 64;
-    std::array<std::byte, most_bytes> bytes = {};
+    std::array<std::byte, most_bytes> bytes = {};  ///< as they were read; zeros after them
 
     /// Whether there is one.
     [[nodiscard]] bool given() const noexcept;
