@@ -742,8 +742,8 @@ TEST_CASE("every flipped bit of a header, and any cut or repeated frame, is foun
     REQUIRE(complaint(frames, 0).empty());
 
     std::size_t undetected = 0;
-    for (std::size_t const start : {std::size_t{0}, beat, beat + 164})
-        for (std::size_t bit = 0; bit < 512; ++bit) {
+    for (auto const& [start, bits] : {std::pair(std::size_t{0}, beat * 8), {beat, 512}, {beat + 164, 512}})
+        for (std::size_t bit = 0; bit < bits; ++bit) {
             auto flipped = frames;
             flipped[start + bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
             undetected += complaint(flipped).empty();
@@ -881,6 +881,7 @@ TEST_CASE("frames of another job, and records that no rank can have published, c
     ++other.job;
     CHECK(closed_by(other, [](transport&) {}));  // its heartbeat is enough
     CHECK(closed_by(mine, [](transport& t) { t.abort(threw(7, "of no rank")); }));
+    CHECK(closed_by(mine, [](transport& t) { t.abort(threw(0, "of another rank")); }));
     CHECK(closed_by(mine, [](transport& t) {
         ddp::failure odd = threw(1, "of no kind");
         odd.kind = static_cast<ddp::failure_kind>(200);
