@@ -26,5 +26,5 @@ for name in "${names[@]}"; do
     [[ -f $dict ]] && options+=("-dict=$dict")
     printf '== %s: %d s\n' "$name" "$seconds"
     "$build/${name}_fuzzer" "${options[@]}" "-max_total_time=$seconds" -verbosity=0 -print_funcs=0 -print_final_stats=1 "$found" "$corpus"
-    "$build/${name}_fuzzer" "${options[@]}" -merge=1 "$corpus" "$found" 2>&1 | tail -n 1
+    "$build/${name}_fuzzer" "${options[@]}" -set_cover_merge=1 -use_counters=0 "$corpus" "$found" 2>&1 | tail -n 1
 done

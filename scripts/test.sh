@@ -40,5 +40,8 @@ status=0
 ctest --preset "$preset" --parallel "$jobs" --output-log "build/$preset/ctest.log" "${arguments[@]}" || status=$?
 skipped=$(grep -E '\*\*\*(Skipped|Not Run)' "build/$preset/ctest.log" || true)
 printf '== %s: %s\n' "$preset" "${skipped:+these were skipped; their output in build/$preset/ctest.log says why:}${skipped:-no test was skipped}"
+awk -v preset="$preset" '/ Testing: fuzz\// { name = $3 }
+    /^stat::number_of_executed_units/ { printf "== %s: %s tried %d inputs\n", preset, name, $2 }' \
+    "build/$preset/Testing/Temporary/LastTest.log"
 stage "$( ((status == 0)) && echo "all passed" || echo "FAILED")"
 exit "$status"

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ddp/rendezvous/rendezvous_error.hpp>
 #include <ddp/rendezvous/tcp_store_protocol.hpp>
 #include <ddp/rendezvous/tcp_visitors.hpp>
 #include <ddp/transport/framed/frame_doorbell.hpp>
@@ -25,6 +26,7 @@
 #define private public  // parse and answer
 #include <ddp/rendezvous/tcp_store_server.hpp>
 #undef private
+#include <ddp/rendezvous/tcp_mesh.hpp>
 
 namespace {
 
@@ -210,5 +212,13 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
     }
     both([](server& s) { s.time_is_up(); });
     whole.expect_same(torn);
+
+    // The same bytes as what a rank publishes of itself: where it listens.
+    try {
+        auto const address = ddp::detail::peer_address::parse({reinterpret_cast<char const*>(data), size});
+        expect(ddp::detail::peer_address::parse(address.text()).at == address.at,
+               "an address is read as it is written");
+    } catch (ddp::rendezvous_error const&) {
+    }
     return 0;
 }

@@ -112,3 +112,21 @@ TEST_CASE("linear refuses samples of another width, and widths of zero", "[nn][b
     REQUIRE_THROWS_AS(nn::linear<float>(0, 3), usage_error);
     REQUIRE_THROWS_AS(nn::linear<float>(3, 0), usage_error);
 }
+
+TEST_CASE("a layer for which there is no memory says how large it is", "[nn]") {
+    std::size_t const huge = std::size_t{1} << 62;  // the product of two is 0 in 64 bits
+    for (auto const& [inputs, outputs, size] :
+         {std::tuple{std::size_t{784}, std::size_t{1'000'000'000'000}, "takes 3.14e+06 GB"},
+          std::tuple{huge, huge, "takes 8.51e+28 GB"}, std::tuple{huge, std::size_t{1}, "takes 1.84e+10 GB"}}) {
+        std::string text;
+        try {
+            nn::linear<float> const layer(inputs, outputs);
+        } catch (usage_error const& e) {
+            text = e.what();
+        }
+        CAPTURE(text);
+        REQUIRE(text.find("a layer's 'weight' of " + std::to_string(outputs) + " x " + std::to_string(inputs)) !=
+                std::string::npos);
+        REQUIRE(text.find(size) != std::string::npos);
+    }
+}

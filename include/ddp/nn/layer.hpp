@@ -122,13 +122,13 @@ namespace detail {
                                            "make the layer smaller"}));
 }
 
-/// Elements of a parameter of this shape. Throws usage_error if they cannot be addressed, or are more than all of this
-/// machine's memory: a system that overcommits would end the process at the first write instead.
+/// Elements of a parameter of this shape. Throws usage_error if they cannot be addressed, or if values and gradients are
+/// more than all of this machine's memory: a system that overcommits would end the process at the first write instead.
 template <Element E>
 [[nodiscard]] std::size_t elements_of(std::string const& name, std::span<std::size_t const> shape) {
     std::size_t most = std::numeric_limits<std::ptrdiff_t>::max() / sizeof(E), count = 1;
     if (long const pages = ::sysconf(_SC_PHYS_PAGES), size = ::sysconf(_SC_PAGESIZE); pages > 0 && size > 0)
-        most = std::min(most, static_cast<std::size_t>(pages) * static_cast<std::size_t>(size) / sizeof(E));
+        most = std::min(most, static_cast<std::size_t>(pages) * static_cast<std::size_t>(size) / (2 * sizeof(E)));
     for (std::size_t const extent : shape) {
         if (extent != 0 && count > most / extent) no_memory_for(name, shape, sizeof(E));
         count *= extent;
