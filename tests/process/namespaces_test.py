@@ -249,6 +249,77 @@ class Network(BetweenHosts):
             self.assertRegex(ranks[r].error(), rf"^DDP-E202 .*: rank {1 - r} is gone", self.story(ranks))
 
 
+class Star(Hosts):
+    """Three namespaces and a router between them: hosts 10.78.0.1, 10.78.0.2, 10.78.0.3."""
+
+    addresses = ("10.78.0.1", "10.78.0.2", "10.78.0.3")
+
+    def __init__(self):
+        super().__init__()
+        self.router = f"ddp-test-{os.getpid()}-router"
+        self.names = tuple(f"ddp-test-{os.getpid()}-{side}" for side in "cde")
+
+    def make(self):
+        ip("netns", "add", self.router)
+        subprocess.run(["ip", "netns", "exec", self.router, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"],
+                       capture_output=True, timeout=30, check=True)
+        for i, (name, address) in enumerate(zip(self.names, self.addresses)):
+            plug, gateway = f"p{i}", f"10.79.0.{i + 1}"
+            ip("netns", "add", name)
+            ip("link", "add", "e", "netns", name, "type", "veth", "peer", "name", plug, "netns", self.router)
+            ip("-n", name, "addr", "add", address + "/32", "dev", "e")
+            ip("-n", self.router, "addr", "add", gateway + "/32", "dev", plug)
+            for where, device in ((name, "lo"), (name, "e"), (self.router, plug)):
+                ip("-n", where, "link", "set", device, "up")
+            ip("-n", self.router, "route", "add", address + "/32", "dev", plug)
+            ip("-n", name, "route", "add", gateway + "/32", "dev", "e")
+            ip("-n", name, "route", "add", "default", "via", gateway)
+
+    def remove(self):
+        super().remove()
+        ip("netns", "del", self.router, check=False)
+
+    def sever(self, side, other):
+        """Nothing that `side` sends arrives at `other` any more."""
+        ip("-n", self.names[side], "route", "add", "blackhole", self.addresses[other] + "/32")
+
+
+class Links(BetweenHosts):
+    """One connection of three fails, and all hosts run: everybody names that connection, alike."""
+
+    def setUp(self):
+        self.hosts = Star()
+        self.addCleanup(self.hosts.remove)
+        self.hosts.make()
+        self.running = []
+        self.addCleanup(self.end_all)
+
+    def cut(self, *ways):
+        ranks = [self.rank(r, r, 3, [FAULT_PROGRAM, "pause=10", "steps=100000"], DDP_INSECURE="1") for r in range(3)]
+        for r in ranks:
+            self.wait_for(r, "start")
+        time.sleep(0.2)
+        for side, other in ways:
+            self.hosts.sever(side, other)
+        self.wait(ranks)
+        errors = {r.error() for r in ranks}
+        a, b = sorted(ways[0])
+        self.assertEqual(len(errors), 1, self.story(ranks))
+        self.assertRegex(errors.pop(), rf"the connection between rank ({a} and rank {b}|{b} and rank {a})\b")
+
+    def test_between_0_and_1(self):
+        self.cut((0, 1), (1, 0))
+
+    def test_from_0_to_2(self):
+        self.cut((0, 2))
+
+    def test_from_1_to_0(self):
+        self.cut((1, 0))
+
+    def test_between_1_and_2(self):
+        self.cut((1, 2), (2, 1))
+
+
 if __name__ == "__main__":
     why = obstacle()
     if why:

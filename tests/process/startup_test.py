@@ -1,20 +1,24 @@
 """Ranks that are killed or stopped at their n-th system call of a kind while the job comes together: the others name that
-rank, in time, and nothing hangs. Needs strace.
+rank, in time, and nothing hangs. Strangers that connect meanwhile change nothing. Needs strace.
 
-FAULT_PROGRAM (or DDP_PROGRAMS, its directory) names the binary. DDP_TEST_EVERY=1 takes every call instead of a sample.
+FAULT_PROGRAM (or DDP_PROGRAMS, its directory) and DDPRUN name the binaries. DDP_TEST_EVERY=1 takes every call instead of a sample.
 """
 
 import concurrent.futures
 import os
 import re
 import shutil
+import socket
+import struct
 import subprocess
 import sys
+import time
 import unittest
 
-from jobs import SCALE, Job, program
+from jobs import DEADLINE, SCALE, Job, Rank, environment, program
 
 FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
+DDPRUN = os.environ.get("DDPRUN", "")
 SIZE = 3
 JOIN = 4
 TIMES = {"DDP_TIMEOUT_DEAD": str(1.5 * SCALE), "DDP_TIMEOUT_JOIN": str(JOIN * SCALE)}
@@ -87,6 +91,61 @@ class Startup(unittest.TestCase):
         print(f"{len(cases)} injections, {struck} ended the job")
         self.assertGreater(struck, len(cases) // 2)
         self.assertEqual(wrong, [])
+
+
+class Strangers(unittest.TestCase):
+    """Other users' processes on the machine, against a job that ddprun starts."""
+
+    # What a rank says first (rendezvous/tcp_store_protocol.hpp): magic, version, size of a record, rank, size, job, who, secret.
+    @staticmethod
+    def hello(rank, size):
+        return struct.pack("<QIIiiQ72s64s", 0x3165726770646421, 1, 0, rank, size, 0, b"pid 1 on elsewhere", b"")
+
+    def test_nobody_takes_a_place_or_ends_the_job(self):
+        script = f"echo port=$MASTER_PORT; [ $RANK = 0 ] || sleep {2 * SCALE}; exec {FAULT_PROGRAM} steps=3 tensors=2"
+        command = [DDPRUN, "-n", "2", "--prefix", "none", "--", "sh", "-c", script]
+        alone = Rank(command, environment(), start_new_session=True)
+        disturbed = Rank(command, environment(), start_new_session=True)
+        held = []
+        try:
+            end = time.monotonic() + DEADLINE
+            while "port=" not in disturbed.out and time.monotonic() < end:
+                time.sleep(0.01)
+            port = int(re.search(r"port=(\d+)", disturbed.out)[1])
+            answers = b""
+            for turn in range(300):  # claims of rank 1, of another size, silence, and noise
+                try:
+                    connection = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE)
+                except OSError:
+                    break  # the job has come together, and nobody listens any more
+                held.append(connection)
+                connection.sendall([self.hello(1, 2), self.hello(1, 3), b"", b"GET / HTTP/1.0\r\n\r\n"][turn % 4] or b"")
+                time.sleep(0.005)
+            for process in (alone, disturbed):
+                process.process.wait(DEADLINE)
+                process.poll()
+            for connection in held:
+                connection.setblocking(False)
+                try:
+                    answers += connection.recv(4096)
+                except OSError:
+                    pass
+        finally:
+            for connection in held:
+                connection.close()
+            for process in (alone, disturbed):
+                try:
+                    os.killpg(process.pid, 9)
+                except OSError:
+                    pass
+                process.process.wait()
+        self.addCleanup(lambda: [file.close() for p in (alone, disturbed) for file in (p.out_file, p.err_file)])
+        digests = [sorted(line["digest"] for line in process.said("done")) for process in (alone, disturbed)]
+        self.assertEqual((alone.code, disturbed.code), (0, 0), disturbed.out + disturbed.err)
+        self.assertEqual(len(digests[0]), 2, alone.out)
+        self.assertEqual(digests[0], digests[1])
+        self.assertEqual(answers, b"", "a stranger was answered")
+        self.assertGreater(len(held), 50)
 
 
 if __name__ == "__main__":
