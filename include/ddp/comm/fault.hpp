@@ -27,7 +27,7 @@ enum class fault_rule : std::uint8_t {
     gone,           ///< the culprit's connection closed while nobody waited
     silent,         ///< the culprit sends no heartbeats
     late,           ///< the culprit did not take part in time
-    circle,         ///< ranks of several groups wait for each other
+    circle,         ///< ranks wait for each other
     broken_link,    ///< both ends are alive, their connection closed
     silent_link,    ///< both ends are alive, their connection carries nothing
     gave_up,        ///< a rank has spoken, and nothing says why
@@ -55,8 +55,8 @@ struct fault {
 ///  5. Deadlines alone: from the least waiting record follow the edges "waits for", which may cross groups, to a rank that
 ///     waits for nobody or has not spoken; it is the culprit, not the neighbour that everybody was waiting for. A wait
 ///     younger than half the deadline accuses nobody: who has just arrived is late itself. Where the edges lead round in a
-///     circle, groups were used in different orders if it crosses groups; within one group the longest wait in it
-///     accuses: the others began after that, as when a message is lost on its way.
+///     circle, groups were used in different orders if it crosses groups; within one group a message was lost, and
+///     nobody can say which.
 ///  6. Else, if a rank that was called silent has spoken, the connection is at fault.
 [[nodiscard]] fault find_fault(std::span<report const> reports, nanoseconds collective);
 

@@ -113,8 +113,8 @@ inline auto precedence(failure const& f) {
             crosses = crosses || !here.entered.same_group(record_of(culprit).entered);
             rank = here.peer;
         } while (rank != culprit);
-        return {crosses ? fault_rule::circle : fault_rule::late, *f, f->peer,
-                crosses ? errc::mismatch : errc::deadline,       -1, std::move(circle)};
+        return {fault_rule::circle, *f, crosses ? f->peer : -1, crosses ? errc::mismatch : errc::deadline, -1,
+                std::move(circle)};
     }
 
     if (auto const* f = least(failure_kind::silent, of_a_peer)) return {fault_rule::silent_link, *f, f->peer, f->code};

@@ -106,7 +106,10 @@ inline constexpr char const* both_alive =
                                 operation_text(record_of(rank))});
                 between = ", ";
             }
-            return text + ". Ranks that share several groups must call their collectives in the same order.";
+            return text + (found.code == errc::mismatch
+                               ? ". Ranks that share several groups must call their collectives in the same order."
+                               : ". A message between two of them was lost, or each receives before it sends. Look at "
+                                 "the network between their hosts, and at their own messages.");
         }
         case fault_rule::broken_link:
             return concat({"the connection between ", speaker, " and ", peer, " broke in ", during, " (", own_words,

@@ -59,7 +59,7 @@ public:
         schedule(start() + from, kind::freeze, rank, 0);
         schedule(start() + to, kind::thaw, rank, 0);
     }
-    /// From then on what `sender` sends to `receiver` vanishes.
+    /// From then on what `sender` sends to `receiver` vanishes; a record of a failure comes by way of a third rank.
     void blackhole(int sender, int receiver, nanoseconds from) { holes_.push_back({sender, receiver, start() + from}); }
 
     [[nodiscard]] bool dead(int rank) const noexcept { return at(rank).dead; }
@@ -241,8 +241,10 @@ private:
         station& s = at(rank);
         if (!s.dead) {
             table(s)[static_cast<std::size_t>(rank)] = {.is = report::state::spoke, .record = record};
-            records_.push_back({rank, record});
-            tell_peers(rank, kind::record, static_cast<std::uint32_t>(records_.size() - 1), nanoseconds{0});
+            records_.push_back({rank, record, false});
+            auto const index = static_cast<std::uint32_t>(records_.size() - 1);
+            tell_peers(rank, kind::record, index, nanoseconds{0});
+            pass_on(rank, index);
         }
         withdraw(rank);
     }
@@ -278,6 +280,20 @@ private:
     void tell_peers(int rank, kind what, std::uint32_t index, nanoseconds after) {
         for (int peer = 0; peer < size(); ++peer)
             if (peer != rank) schedule(now_ + after + network_.latency + extra(), what, peer, index);
+    }
+    /// As streams do: where a record vanishes in a hole, whoever reaches both ends passes it on.
+    void pass_on(int rank, std::uint32_t index) {
+        for (int peer = 0; peer < size(); ++peer) {
+            if (peer == rank || !swallowed(rank, peer)) continue;
+            for (int by = 0; by < size(); ++by) {
+                if (by == rank || by == peer || at(by).dead || swallowed(rank, by) || swallowed(by, peer)) continue;
+                published const relayed{rank, records_[index].record, true};
+                records_.push_back(relayed);
+                schedule(now_ + 2 * network_.latency + extra(), kind::record, peer,
+                         static_cast<std::uint32_t>(records_.size() - 1));
+                break;
+            }
+        }
     }
     void die(station& s, int rank) {
         if (s.dead || s.gone) return;
@@ -351,7 +367,7 @@ private:
     }
     void heard(station& s, event const& e) {
         published const& said = records_[e.index];
-        if (s.dead || s.gone || swallowed(said.rank, e.rank)) return;
+        if (s.dead || s.gone || (!said.passed_on && swallowed(said.rank, e.rank))) return;
         report& r = table(s)[static_cast<std::size_t>(said.rank)];
         if (r.is == report::state::spoke && r.record.is_verdict) return;  // the first record, overtaken by the verdict
         r = {.is = report::state::spoke, .record = said.record};
@@ -399,6 +415,7 @@ private:
     struct published {
         int rank;
         failure record;
+        bool passed_on;
     };
     std::deque<published> records_;
     std::vector<int> moved_;

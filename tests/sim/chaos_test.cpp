@@ -1,0 +1,226 @@
+// Thousands of small jobs on virtual time, each with delays and faults drawn from its seed: no hang, one verdict that names
+// somebody who is at fault, the same values on every rank that got through. DDP_TEST_SEED=N runs one seed and tells its story,
+// DDP_TEST_SEEDS=N the first N.
+#include <ddp/sim/cluster.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <optional>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <ddp/collective/algorithms/any_allreduce.hpp>
+#include <ddp/core/digest.hpp>
+
+#include "support/catch.hpp"
+#include "train/patience.hpp"
+
+using namespace std::chrono_literals;
+using ddp::nanoseconds;
+using ddp::virtual_cluster;
+
+namespace {
+
+using on_type = virtual_cluster::scheduler_type;
+using lane = ddp::lane<ddp::virtual_transport>;
+
+enum class fault { kill, kill_at_message, freeze, hole, cut, throws, late, stall, nap };
+constexpr std::uint64_t fault_kinds = 9;
+constexpr char const* fault_names[fault_kinds] = {
+    "killed", "killed at a message", "stopped", "hole from the first to the second", "cut between", "throws", "late",
+    "stalls", "stops shortly"};
+/// A stall and a nap end before anybody may complain, a nap sooner than timing.verdict.
+bool harmless(fault kind) {
+    return kind == fault::stall || kind == fault::nap;
+}
+
+struct strike {
+    fault kind;
+    int victim, other;
+    nanoseconds when;
+    std::uint64_t step;
+};
+
+/// What a seed stands for.
+struct script {
+    std::uint64_t seed = 0;
+    int ranks = 2;
+    std::size_t count = 1;
+    std::uint64_t steps = 4;
+    ddp::any_allreduce algorithm;
+    ddp::network_model network;
+    std::vector<strike> strikes;
+
+    [[nodiscard]] bool any(fault kind) const {
+        return std::any_of(strikes.begin(), strikes.end(), [&](strike const& s) { return s.kind == kind; });
+    }
+    [[nodiscard]] std::set<int> culprits() const {
+        std::set<int> all;
+        for (strike const& s : strikes)
+            if (!harmless(s.kind)) {
+                all.insert(s.victim);
+                if (s.kind == fault::hole || s.kind == fault::cut) all.insert(s.other);
+            }
+        return all;
+    }
+};
+
+script of(std::uint64_t seed) {
+    ddp::random_stream const random(seed, ddp::random_use::user, 2);
+    std::uint64_t draws = 0;
+    auto const draw = [&](std::uint64_t bound) { return random.at(draws++).below(bound); };
+    script s;
+    s.seed = seed;
+    s.ranks = 2 + static_cast<int>(draw(7));
+    s.count = 1 + draw(300);
+    s.steps = 2 + draw(6);
+    ddp::any_allreduce const algorithms[] = {ddp::direct_allreduce{.chunk_bytes = std::size_t{64} << draw(4)},
+                                             ddp::recursive_doubling_allreduce{}, ddp::naive_allreduce{},
+                                             ddp::ring_allreduce{.segment_bytes = std::size_t{64} << draw(4)}};
+    s.algorithm = algorithms[draw(4)];
+    s.network = {.latency = nanoseconds(1000 + static_cast<int>(draw(300'000))),
+                 .bytes_per_second = draw(3) == 0 ? 1e6 : 1e9,
+                 .extra_delay = nanoseconds(static_cast<std::int64_t>(draw(5'000'000))),
+                 .early_bytes = draw(2) == 0 ? 0u : 65536u,
+                 .seed = seed};
+    auto const some_rank = [&] { return static_cast<int>(draw(static_cast<std::uint64_t>(s.ranks))); };
+    for (std::uint64_t k = draw(4); k > 0; --k) {
+        strike one{static_cast<fault>(draw(fault_kinds)), some_rank(), 0,
+                   nanoseconds(static_cast<std::int64_t>(draw(60'000'000))), draw(s.steps)};
+        one.other = (one.victim + 1 + static_cast<int>(draw(static_cast<std::uint64_t>(s.ranks - 1)))) % s.ranks;
+        s.strikes.push_back(one);
+    }
+    return s;
+}
+
+ddp::task<> train(virtual_cluster* cluster, script const* of, int rank, on_type* on, std::vector<float>* data) {
+    for (std::uint64_t step = 0; step < of->steps; ++step) {
+        nanoseconds compute(static_cast<std::int64_t>(
+            (of->seed * 7919 + step * 104729 + static_cast<std::uint64_t>(rank) * 31) % 10'000'000));
+        for (strike const& s : of->strikes) {
+            if (s.victim != rank || s.step != step) continue;
+            if (s.kind == fault::throws)
+                throw std::runtime_error("the disk of rank " + std::to_string(rank) + " is full");
+            if (s.kind == fault::late) compute += 30s;
+            if (s.kind == fault::stall) compute += 300ms;
+        }
+        co_await cluster->compute(rank, compute);
+        ddp::identity const id{.channel = ddp::channel::user, .index = step + 1};
+        std::uint64_t const print = 17 + 1000 * data->size();
+        on->world().enter({"allreduce", data->size(), "float", "", id, print});
+        co_await ddp::any_allreduce::sum(of->algorithm, lane{on, id, print}, std::span<float>(*data));
+        for (float& v : *data) v *= 0.5f / static_cast<float>(of->ranks);
+    }
+}
+
+struct result {
+    ddp::cluster_outcome outcome;
+    std::vector<std::uint64_t> digests;  // of each rank's values
+    std::uint64_t trace = 0;
+};
+
+result run(script const& with, bool faults) {
+    virtual_cluster cluster(with.ranks, with.network, ddp::timing::for_tests());
+    for (strike const& s : with.strikes) {
+        if (!faults) break;
+        ddp::virtual_world& world = cluster.world();
+        if (s.kind == fault::kill) world.kill(s.victim, s.when);
+        if (s.kind == fault::kill_at_message) world.kill_at_message(s.victim, 1 + s.step * 5);
+        if (s.kind == fault::freeze) world.freeze(s.victim, s.when, s.when + 20s);
+        if (s.kind == fault::nap) world.freeze(s.victim, s.when, s.when + 200ms);
+        if (s.kind == fault::hole || s.kind == fault::cut) world.blackhole(s.victim, s.other, s.when);
+        if (s.kind == fault::cut) world.blackhole(s.other, s.victim, s.when);
+    }
+    script calm = with;
+    if (!faults) calm.strikes.clear();
+    std::vector<std::vector<float>> data(static_cast<std::size_t>(with.ranks));
+    for (std::size_t r = 0; r < data.size(); ++r)
+        for (std::size_t i = 0; i < with.count; ++i)
+            data[r].push_back(static_cast<float>((r * 31 + i * 7 + with.seed) % 1009) / 7);
+    result all;
+    all.outcome = cluster.run([&](int rank, on_type& on) {
+        return train(&cluster, &calm, rank, &on, &data[static_cast<std::size_t>(rank)]);
+    });
+    for (auto const& d : data) all.digests.push_back(ddp::digest{}.add(std::span<float const>(d)).value());
+    all.trace = cluster.world().trace();
+    return all;
+}
+
+/// What is wrong with the outcome; empty: nothing.
+std::string complaint(script const& with, result const& got, result const& expected) {
+    std::set<int> const culprits = with.culprits();
+    auto const told = [](ddp::rank_outcome const& r) { return std::string(r.verdict->text.view()); };
+    std::optional<std::string> first;
+    bool const holes = with.any(fault::hole) || with.any(fault::cut);
+    bool const agree = !holes || (with.ranks > 2 && with.strikes.size() == 1);  // else the network may be in parts
+    for (std::size_t r = 0; r < got.outcome.ranks.size(); ++r) {
+        ddp::rank_outcome const& one = got.outcome.ranks[r];
+        std::string const me = "rank " + std::to_string(r) + ": ";
+        if (one.dead) continue;
+        if (one.finished && got.digests[r] != expected.digests[r]) return me + "other values than without faults";
+        if (!one.finished && !one.verdict) return me + "neither finished nor told why";
+        if (one.error && !with.any(fault::throws)) return me + "an exception that nobody threw";
+        if (!one.verdict) continue;
+        if (culprits.empty()) return me + "a false alarm: " + told(one);
+        // A message was lost, or two ranks were stopped while each waited for the other: nobody can say whose fault it is.
+        bool const lost = one.verdict->peer == -1 && (holes || (with.any(fault::freeze) && culprits.size() > 1));
+        if (!lost && culprits.count(one.verdict->peer) == 0) return me + "names somebody innocent: " + told(one);
+        if (agree && told(one) != first.value_or(told(one)))
+            return me + "another verdict: " + told(one) + " / " + *first;
+        if (!first) first = told(one);
+    }
+    if (got.outcome.elapsed > 100s) return "it took too long";
+    return "";
+}
+
+}  // namespace
+
+TEST_CASE("whatever delays and faults a seed stands for, a job ends as it must", "[sim][faults][seeds]") {
+    char const* const only = std::getenv("DDP_TEST_SEED");
+    char const* const many = std::getenv("DDP_TEST_SEEDS");
+    std::uint64_t const begin = only != nullptr ? std::strtoull(only, nullptr, 10) : 0;
+    std::uint64_t const end = only != nullptr   ? begin + 1
+                              : many != nullptr ? std::strtoull(many, nullptr, 10)
+                                                : (ddp::test::fewer > 1 ? 1000 : 20000);
+    std::size_t failed = 0, fine = 0;
+    std::map<fault, std::size_t> struck;
+    for (std::uint64_t seed = begin; seed < end; ++seed) {
+        script const with = of(seed);
+        CAPTURE(seed, with.ranks, with.strikes.size());
+        for (strike const& s : with.strikes)
+            if (only != nullptr)
+                std::printf("%s: rank %d, rank %d, at %.3f ms, step %llu\n",
+                            fault_names[static_cast<std::size_t>(s.kind)], s.victim, s.other,
+                            std::chrono::duration<double, std::milli>(s.when).count(),
+                            static_cast<unsigned long long>(s.step));
+        result const calm = run(with, false), got = run(with, true);
+        if (only != nullptr) {
+            for (std::size_t r = 0; r < got.outcome.ranks.size(); ++r)
+                std::printf("rank %zu: %s\n", r,
+                            got.outcome.ranks[r].dead ? "killed"
+                            : got.outcome.ranks[r].verdict
+                                ? std::string(got.outcome.ranks[r].verdict->text.view()).c_str()
+                                : "finished");
+        }
+        std::string const wrong = complaint(with, got, calm);
+        REQUIRE(wrong == "");
+        bool const any = std::any_of(got.outcome.ranks.begin(), got.outcome.ranks.end(),
+                                     [](ddp::rank_outcome const& r) { return r.verdict.has_value(); });
+        (any ? failed : fine) += 1;
+        if (any)
+            for (strike const& s : with.strikes) ++struck[s.kind];
+        if (seed % 100 == 0) REQUIRE(run(with, true).trace == got.trace);  // a seed replays exactly
+    }
+    if (only != nullptr) return;
+    std::printf("%llu seeds: %zu jobs failed as they must, %zu ended well\n",
+                static_cast<unsigned long long>(end - begin), failed, fine);
+    CHECK(failed > (end - begin) / 4);
+    CHECK(fine > (end - begin) / 4);
+    CHECK(struck.size() == fault_kinds);
+}
