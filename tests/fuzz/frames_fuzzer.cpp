@@ -198,6 +198,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
     ddp::frame_header last;       // of the message that is under way
     std::uint64_t last_sent = 0;  // bytes of it
     std::size_t posted = 0, fed = 0;
+    bool aborted = false;
 
     while (!in.empty() && fed < (std::size_t{1} << 20)) {
         ddp::identity const id{.group = 0, .channel = 0, .index = in.byte() % 3u};
@@ -205,7 +206,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
             case 0:
             case 1: {
                 std::uint64_t const length = length_from(in);
-                if (length > (std::size_t{1} << 20) || ++posted > 64) break;
+                if (length > (std::size_t{1} << 20) || ++posted > 64 || aborted) break;
                 for (end* const e : {&whole, &torn}) e->post(step % 8 == 1, id, static_cast<std::size_t>(length));
                 break;
             }
@@ -222,6 +223,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
             }
             case 4:
                 if (in.byte() % 8 != 0) break;
+                aborted = true;  // nothing is posted any more
                 for (end* const e : {&whole, &torn}) e->discard_messages();
                 for (end* const e : {&whole, &torn}) e->abort();
                 break;
