@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Installs what is missing, from Debian's own archive: setup.sh [demo] [mpi] [tests] [ci] [slurm]   (default: demo)
+# Installs what is missing, from Debian's own archive: setup.sh [demo] [mpi] [tests] [ci] [slurm] [ssh]   (default: demo)
 # setup.sh torch installs PyTorch from PyPI into build/torch, for the test that starts a job with its torchrun.
 #
 # Where everything is there, it says so and needs neither a network nor rights. Where it cannot install, it says what to install.
 # DDP_SETUP=skip trusts you: nothing is looked at.
 set -euo pipefail
 
-# The one list of packages. `tests` includes demo and mpi, `ci` includes tests; slurm is for process/slurm alone, which is
-# skipped without it.
+# The one list of packages. `tests` includes demo and mpi, `ci` includes tests; slurm and ssh are for process/slurm
+# and process/ssh alone, which are skipped without them.
 demo_packages=(g++ cmake ninja-build libboost-dev libeigen3-dev zlib1g-dev libxxhash-dev libcli11-dev
     dataset-fashion-mnist)
 mpi_packages=(libopenmpi-dev openmpi-bin libboost-mpi-dev)
@@ -15,6 +15,7 @@ tests_packages=(catch2 ccache python3 python3-pip strace binutils iproute2 procp
     doxygen-awesome-css lintian)
 ci_packages=(clang-format-19 clang-tidy-19 shellcheck)
 slurm_packages=(slurmctld slurmd slurm-client)
+ssh_packages=(openssh-server openssh-client)
 
 say() { printf 'setup: %s\n' "$*"; }
 
@@ -36,8 +37,9 @@ for group in "${@:-demo}"; do
         tests) wanted+=("${demo_packages[@]}" "${mpi_packages[@]}" "${tests_packages[@]}") ;;
         ci) wanted+=("${demo_packages[@]}" "${mpi_packages[@]}" "${tests_packages[@]}" "${ci_packages[@]}") ;;
         slurm) wanted+=("${slurm_packages[@]}") ;;
+        ssh) wanted+=("${ssh_packages[@]}") ;;
         *)
-            printf 'setup: no group of packages is called %s; there are demo, mpi, tests, ci, slurm\n' "$group" >&2
+            printf 'setup: no group of packages is called %s; there are demo, mpi, tests, ci, slurm, ssh\n' "$group" >&2
             exit 2
             ;;
     esac

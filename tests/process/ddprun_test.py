@@ -699,7 +699,8 @@ class Restarts(unittest.TestCase):
 
 
 class Hosts(unittest.TestCase):
-    """-H, with a command that does what ssh does: the words after the host's name are one line for a shell."""
+    """-H, with a command that does what ssh does: the words after the host's name are one line for a shell, whose processes
+    do not end with the command."""
 
     def setUp(self):
         self.notes = Directory().__enter__()
@@ -707,7 +708,7 @@ class Hosts(unittest.TestCase):
         self.agent = os.path.join(self.notes.path, "agent")
         with open(self.agent, "w") as file:
             file.write("#!/bin/sh\n[ $1 != lost ] || { echo no route to $1 >&2; exit 255; }\n"
-                       "echo \"$*\" >> $NOTES/agents\nexport HOST=$1; shift; cd /; unset DDP_CARRIED; exec sh -c \"$*\"\n")
+                       "echo \"$*\" >> $NOTES/agents\nexport HOST=$1; shift; cd /; unset DDP_CARRIED; exec setsid --wait sh -c \"$*\"\n")
         os.chmod(self.agent, 0o755)
 
     def start(self, hosts, *words, **more):
@@ -737,8 +738,15 @@ class Hosts(unittest.TestCase):
         result = finish(self.start("a:2,b:2", "--grace", "0.3", *sh("[ $RANK != 3 ] || { echo why >&2; exit 7; }; sleep 60")))
         self.assertEqual(result.code, 7, result.err)
         self.assertRegex(result.err, r"ddprun: rank 3 failed first: exit code 7(?s:.*)its last error line: why")
-        self.assertRegex(result.err, r"ddprun: host b \(ranks 2 to 3\) failed first: exit code 7")
+        self.assertRegex(result.err, r"ddprun: host b \(ranks 2 to 3\) failed first: exit code 7 .*\n"
+                                     r" *its last error line: ddprun: rank 3 failed first: exit code 7")
         self.assertLess(result.seconds, 15)
+
+    def test_a_host_whose_ranks_accuse_another_hosts_is_not_the_culprit(self):
+        result = finish(self.start("a,b", "--grace", "20", *sh("[ $RANK = 1 ] || { echo DDP-E202 rank 1 is gone >&2; exit 1; };"
+                                                               " sleep 0.7; exit 5")))
+        self.assertEqual(result.code, 5, result.err)
+        self.assertRegex(result.err, r"ddprun: host b \(rank 1\) failed first: exit code 5")
 
     def test_a_host_that_is_not_reached_ends_the_job(self):
         result = finish(self.start("a:2,lost", "--grace", "0.3", *sh("sleep 60")))

@@ -1,6 +1,9 @@
 #include <ddp/rendezvous/slurm_node_list.hpp>
 
+#include <cstddef>
+#include <random>
 #include <string>
+#include <vector>
 
 #include "support/catch.hpp"
 
@@ -75,4 +78,83 @@ TEST_CASE("tasks of each node", "[rendezvous]") {
         CHECK_FALSE(slurm_task_counts::parse(text, 0).has_value());
     }
     CHECK_FALSE(slurm_task_counts::parse("2(x3)", 3).has_value());
+}
+
+namespace {
+
+// A list as Slurm would write it, and the hosts that it names, one by one.
+struct written_list {
+    std::string text;
+    std::vector<std::string> hosts;
+};
+
+written_list random_list(std::mt19937& random) {
+    auto const upto = [&](unsigned n) { return static_cast<unsigned>(random() % n); };
+    written_list list;
+    for (unsigned items = 1 + upto(3); items > 0; --items) {
+        std::vector<std::string> hosts{""};
+        std::string text;
+        for (unsigned parts = 1 + upto(3); parts > 0; --parts) {
+            std::vector<std::string> ends;
+            if (upto(2) == 0) {
+                ends.emplace_back(1, "abz-_.9A"[text.empty() ? upto(3) : upto(8)]);
+                text += ends.front();
+            } else {
+                text += '[';
+                for (unsigned ranges = 1 + upto(3); ranges > 0; --ranges) {
+                    unsigned const low = upto(12), high = low + upto(4);
+                    auto const width = static_cast<std::size_t>(1 + upto(3));
+                    auto const digits = [&](unsigned number) {
+                        std::string const plain = std::to_string(number);
+                        return std::string(width > plain.size() ? width - plain.size() : 0, '0') + plain;
+                    };
+                    for (unsigned number = low; number <= high; ++number) ends.push_back(digits(number));
+                    text += digits(low) + (low == high && upto(2) == 0 ? "" : "-" + digits(high));
+                    text += ranges > 1 ? ',' : ']';
+                }
+            }
+            std::vector<std::string> longer;
+            for (std::string const& host : hosts)
+                for (std::string const& end : ends) longer.push_back(host + end);
+            hosts = longer;
+        }
+        list.text += (list.text.empty() ? "" : ",") + text;
+        list.hosts.insert(list.hosts.end(), hosts.begin(), hosts.end());
+    }
+    return list;
+}
+
+}  // namespace
+
+TEST_CASE("random node lists name the hosts they were made of, and damaged ones are refused or sound", "[rendezvous]") {
+    std::mt19937 random(7);
+    std::size_t wrong = 0, refused = 0;
+    std::string last;
+    for (int i = 0; i < 3000; ++i) {
+        written_list const list = random_list(random);
+        auto const found = slurm_node_list::parse(list.text);
+        if (!found || found->first != list.hosts.front() || found->count != list.hosts.size()) {
+            ++wrong;
+            last = list.text;
+        }
+        for (int damage = 0; damage < 10; ++damage) {
+            std::string text = list.text;
+            std::size_t const at = random() % text.size();
+            if (damage % 2 == 0)
+                text.erase(at, 1);
+            else
+                text[at] = "[],-0 x(\n"[random() % 9];
+            auto const damaged = slurm_node_list::parse(text);
+            refused += damaged ? 0 : 1;
+            if (damaged && (damaged->count == 0 || damaged->first.empty() ||
+                            damaged->first.find_first_of("[], (\n") != std::string::npos)) {
+                ++wrong;
+                last = text;
+            }
+            static_cast<void>(slurm_task_counts::parse(text, 1));
+        }
+    }
+    CAPTURE(last);
+    CHECK(wrong == 0);
+    CHECK((refused > 5000 && refused < 25000));
 }

@@ -238,8 +238,8 @@ private:
             ::fcntl(control.write.get(), F_SETFL, O_NONBLOCK);
             running_rank& part =
                 ranks_.emplace_back(static_cast<int>(i), child.pid,
-                                    output_of_rank(std::move(child.out), out_, "", false, true, unique_fd()),
-                                    output_of_rank(std::move(child.err), err_, "", false, true, unique_fd()));
+                                    output_of_rank(std::move(child.out), out_, "", false, true, unique_fd(), true),
+                                    output_of_rank(std::move(child.err), err_, "", false, true, unique_fd(), true));
             part.host = one.name +
                         (one.slots == 1 ? " (rank " + std::to_string(first_rank)
                                         : " (ranks " + std::to_string(first_rank) + " to " +

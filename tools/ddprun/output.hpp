@@ -170,9 +170,12 @@ private:
     at state_ = at::line_start;
 };
 
-/// A rank's last line on stderr, preferring one of the library's own errors.
+/// A rank's last line on stderr, preferring one of the library's own errors. Of another ddprun, for its host: the line
+/// that names its culprit.
 class last_words {
 public:
+    explicit last_words(bool of_ddprun) : of_ddprun_(of_ddprun) {}
+
     void feed(std::string_view bytes) {
         for (char const byte : bytes) {
             if (byte == '\n' || byte == '\r')
@@ -182,11 +185,9 @@ public:
         }
     }
     void finish() {
-        if (line_.find_first_not_of(" \t") != std::string::npos) {
-            bool const is_error = line_.find("DDP-E") != std::string::npos;
-            if (is_error || !error_) kept_ = line_.substr(line_.find_first_not_of(" \t"));
-            error_ = error_ || is_error;
-        }
+        std::string_view line = line_;
+        line.remove_prefix(std::min(line.find_first_not_of(" \t"), line.size()));
+        if (!line.empty()) keep(line);
         line_.clear();
     }
     [[nodiscard]] std::string const& text() const noexcept { return kept_; }
@@ -194,15 +195,25 @@ public:
     /// Whether they accuse another rank: not found (201), closed (202), silent (203), late (204), threw (206).
     [[nodiscard]] bool accuse_a_peer() const noexcept {
         for (std::string_view const code : {"DDP-E201", "DDP-E202", "DDP-E203", "DDP-E204", "DDP-E206"})
-            if (kept_.find(code) != std::string::npos) return true;
+            if ((of_ddprun_ ? culprits_ : kept_).find(code) != std::string::npos) return true;
         return false;
     }
 
 private:
     static constexpr std::size_t longest_kept = 1000;
+
+    void keep(std::string_view line) {
+        bool const matters = of_ddprun_ ? line.starts_with("ddprun: ") : line.find("DDP-E") != std::string_view::npos;
+        if (of_ddprun_ && line.starts_with("its last error line: ")) culprits_ = line;
+        if (matters || !found_) kept_ = line;
+        found_ = found_ || matters;
+    }
+
+    bool of_ddprun_;
     std::string line_;
     std::string kept_;
-    bool error_ = false;
+    std::string culprits_;  // what another ddprun has shown of its culprit's
+    bool found_ = false;
 };
 
 }  // namespace ddprun

@@ -32,10 +32,13 @@ namespace ddprun {
 class output_of_rank {
 public:
     /// What the first rank writes to a terminal is shown at once: it is the one that draws a progress bar.
-    output_of_rank(unique_fd pipe, sink& to, std::string prefix, bool first_rank, bool shown, unique_fd file)
+    /// `of_ddprun`: it is another ddprun that writes here.
+    output_of_rank(unique_fd pipe, sink& to, std::string prefix, bool first_rank, bool shown, unique_fd file,
+                   bool of_ddprun = false)
         : pipe_(std::move(pipe)),
           to_(&to),
           printer_(to, std::move(prefix), first_rank && to.terminal()),
+          words_(of_ddprun),
           shown_(shown),
           file_(std::move(file)) {}
 

@@ -53,6 +53,11 @@ public:
         if (!value) return std::nullopt;
         return environment_number(name, *value, least, most, meaning);
     }
+    /// The same of one that is known to be set.
+    [[nodiscard]] std::string known(std::string_view name) const { return text(name).value_or(""); }
+    [[nodiscard]] int known_number(std::string_view name, int least, int most, std::string_view meaning) const {
+        return environment_number(name, known(name), least, most, meaning);
+    }
     /// The first of these that is set, "" if none is.
     [[nodiscard]] std::string_view first_of(std::initializer_list<std::string_view> names) const {
         for (std::string_view const name : names)
@@ -116,7 +121,7 @@ struct job_claim {
     if (claim.local_size && *claim.local_size > claim.size)
         throw environment_error(
             concat({local_size, " is \"", *claim.local_size, "\", but ", size, " is ", claim.size, "; expected ", size,
-                    " to count the ranks of all hosts. If it counts hosts here, as in some Kubernetes jobs, start the "
+                    " to count the ranks of all hosts. If it counts hosts here, as in some Kubernetes jobs, start the ",
                     "program with ddprun on each host: it sets them for each rank"}));
     claim.local_rank = local_rank_of(env, local_rank, claim);
     claim.said = env.list({rank, size, local_rank, local_size});
@@ -141,7 +146,7 @@ struct job_claim {
         throw environment_error(
             concat({"PET_NPROC_PER_NODE=", pet_ranks_a_host(env),
                     " asks for that many ranks on each host, and RANK=", claim->rank, " and WORLD_SIZE=", claim->size,
-                    " without LOCAL_RANK count hosts. Put ddprun in front of the program: it reads the PET_ variables "
+                    " without LOCAL_RANK count hosts. Put ddprun in front of the program: it reads the PET_ variables ",
                     "and starts the ranks"}));
     if (!claim) return claim;
     if (auto const run = env.text("TORCHELASTIC_RUN_ID"))
@@ -180,19 +185,19 @@ struct job_claim {
     auto const size = env.number(size_name, 1, most_ranks, "the number of tasks");
     auto const step = slurm_step(env);
     if (!step) {
-        if (env.has("PMIX_RANK") || env.has("PMI_RANK") || size.value_or(1) == 1) return std::nullopt;
-        throw environment_error(
-            concat({size_name, "=", *size, " says that this Slurm job has ", *size,
-                    " tasks, but this process is none of them: the script or shell itself runs once. Put srun in front "
-                    "of the program (or ddprun -n ",
-                    *size, ", on one host); RANK=0 WORLD_SIZE=1 to run alone"}));
+        int const tasks = size.value_or(1);
+        if (env.has("PMIX_RANK") || env.has("PMI_RANK") || tasks == 1) return std::nullopt;
+        throw environment_error(concat(
+            {size_name, "=", tasks, " says that this Slurm job has ", tasks,
+             " tasks, but this process is none of them: the script or shell itself runs once. Put srun in front ",
+             "of the program (or ddprun -n ", tasks, ", on one host); RANK=0 WORLD_SIZE=1 to run alone"}));
     }
     if (!size || !env.has("SLURM_PROCID"))
         throw environment_error(concat({"SLURM_STEP_ID set, but not ", size ? "SLURM_PROCID" : "SLURM_STEP_NUM_TASKS",
                                         ": srun sets both for the program it starts"}));
     job_claim claim;
     claim.size = *size;
-    claim.rank = *env.number("SLURM_PROCID", 0, *size - 1, concat({"a task below ", size_name}));
+    claim.rank = env.known_number("SLURM_PROCID", 0, claim.size - 1, concat({"a task below ", size_name}));
     auto const nodes = slurm_nodes(env);
     if (nodes) {
         claim.hosts = static_cast<int>(nodes->count);
@@ -231,12 +236,12 @@ struct job_claim {
                                                               std::string_view local_size) {
     if (!env.has(rank) || !env.has(size)) return std::nullopt;
     job_claim claim;
-    claim.size = *env.number(size, 1, most_ranks, "the number of ranks");
-    claim.rank = *env.number(rank, 0, claim.size - 1, concat({"a rank below ", size}));
+    claim.size = env.known_number(size, 1, most_ranks, "the number of ranks");
+    claim.rank = env.known_number(rank, 0, claim.size - 1, concat({"a rank below ", size}));
     claim.local_size = env.number(local_size, 1, claim.size, "the number of ranks on this host");
     claim.local_rank = local_rank_of(env, local_rank, claim);
     if (auto const space = env.first_of({"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"}); !space.empty())
-        claim.id = *env.text(space);
+        claim.id = env.known(space);
     claim.said = env.list({rank, size, local_rank, local_size});
     return claim;
 }
@@ -251,9 +256,8 @@ struct job_claim {
     std::string_view const size = env.first_of({"DDP_WORLD_SIZE", "WORLD_SIZE"});
     if (size.empty())
         throw environment_error(
-            concat({"PMIX_RANK=", env.text("PMIX_RANK").value_or(""),
-                    " says which rank this is, but PMIx has no "
-                    "variable that says of how many. Set WORLD_SIZE, MASTER_ADDR and MASTER_PORT for all ranks, or "
+            concat({"PMIX_RANK=", env.text("PMIX_RANK").value_or(""), " says which rank this is, but PMIx has no ",
+                    "variable that says of how many. Set WORLD_SIZE, MASTER_ADDR and MASTER_PORT for all ranks, or ",
                     "build the program with MPI (<ddp/rendezvous/run_mpi.hpp>, target ddp::mpi)"}));
     return manager_claim(env, "PMIX_RANK", size, "LOCAL_RANK", "LOCAL_WORLD_SIZE");
 }
@@ -299,11 +303,12 @@ inline constexpr std::size_t torchrun_source = 1, slurm_source = 2;
     std::string_view const addr_name = env.first_of({"DDP_MASTER_ADDR", "MASTER_ADDR"});
     std::string_view const port_name = env.first_of({"DDP_MASTER_PORT", "MASTER_PORT"});
     std::string said = env.list({addr_name, port_name});
-    if (!addr_name.empty()) j.master_addr = *env.text(addr_name);
+    if (!addr_name.empty()) j.master_addr = env.known(addr_name);
     if (j.master_addr.empty())
         throw environment_error(concat({addr_name, " is empty; expected the address of rank 0's host"}));
     if (!port_name.empty())
-        j.master_port = static_cast<std::uint16_t>(*env.number(port_name, 1, 65535, "a TCP port on rank 0's host"));
+        j.master_port =
+            static_cast<std::uint16_t>(env.known_number(port_name, 1, 65535, "a TCP port on rank 0's host"));
     bool const whole = !addr_name.empty() && !port_name.empty();
 
     int hosts = claim.hosts;
@@ -316,16 +321,16 @@ inline constexpr std::size_t torchrun_source = 1, slurm_source = 2;
         }
         bool const one_host = slurm ? slurm->hosts == 1 : source > slurm_source && claim.local_size == claim.size;
         if (slurm && slurm->hosts == 0 && addr_name.empty())
-            throw environment_error(concat({"Slurm says that this is task ", j.rank, " of ", j.size,
-                                            ", but not on which nodes: SLURM_STEP_NODELIST is not set. Set MASTER_ADDR "
-                                            "and MASTER_PORT for all tasks: an address of task 0's node, and a free "
-                                            "port there"}));
+            throw environment_error(
+                concat({"Slurm says that this is task ", j.rank, " of ", j.size,
+                        ", but not on which nodes: SLURM_STEP_NODELIST is not set. Set MASTER_ADDR ",
+                        "and MASTER_PORT for all tasks: an address of task 0's node, and a free ", "port there"}));
         if (!slurm && source <= torchrun_source) throw half_of_a_job(env);
         if (!slurm && !one_host)
             throw environment_error(
                 concat({claim.said, " say that this is rank ", j.rank, " of ", j.size,
-                        ", but no variable says where rank 0 is: ranks on several hosts need MASTER_ADDR, an address "
-                        "of rank 0's host, and MASTER_PORT (mpirun -x MASTER_ADDR -x MASTER_PORT), or a program built "
+                        ", but no variable says where rank 0 is: ranks on several hosts need MASTER_ADDR, an address ",
+                        "of rank 0's host, and MASTER_PORT (mpirun -x MASTER_ADDR -x MASTER_PORT), or a program built ",
                         "with MPI (<ddp/rendezvous/run_mpi.hpp>, target ddp::mpi)"}));
         std::string const& id = slurm ? slurm->id : claim.id;
         if (addr_name.empty()) {
@@ -334,7 +339,7 @@ inline constexpr std::size_t torchrun_source = 1, slurm_source = 2;
                             one_host ? "" : env.list({"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"})});
             if (!one_host)
                 j.advice = concat({"Slurm's node list says that rank 0 is on ", slurm->first_host,
-                                   ". If that name is not its address on the network of the job, set MASTER_ADDR and "
+                                   ". If that name is not its address on the network of the job, set MASTER_ADDR and ",
                                    "MASTER_PORT"});
         }
         if (port_name.empty() && !id.empty()) {
@@ -377,9 +382,10 @@ inline constexpr std::size_t torchrun_source = 1, slurm_source = 2;
         throw half_of_a_job(env);
     std::string const nodes = env.text("PET_NNODES").value_or("1");
     if (pet_ranks_a_host(env) > 1 || (nodes != "1" && nodes != "1:1"))
-        throw environment_error(concat({env.list({"PET_NNODES", "PET_NPROC_PER_NODE"}),
-                                        " describe a job that torchrun or ddprun has yet to start: put ddprun in front "
-                                        "of the program, which reads them"}));
+        throw environment_error(
+            concat({env.list({"PET_NNODES", "PET_NPROC_PER_NODE"}),
+                    " describe a job that torchrun or ddprun has yet to start: put ddprun in front ",
+                    "of the program, which reads them"}));
 }
 
 [[gnu::cold]] DDP_DECL bool job_is_named(environment_reader get) {
