@@ -70,20 +70,21 @@ ddp::timing quick() {
     ddp::timing times = ddp::timing::for_tests();
     times.dead = 1000ms;
     times.collective = 20s;
-    times.verdict = 2000ms;  // so that a busy machine changes nothing: nobody decides by this
+    times.verdict = 3000ms;  // so that a busy machine changes nothing: nobody decides by this
     return times;
 }
 
-/// What every rank throws where the connection of `a` and `b` fails in the middle of allreduces.
-std::vector<std::string> verdicts(int ranks, int a, int b, fault how) {
+/// What every rank throws where the connection of `a` and `b` (-1: and everybody) fails in the middle of allreduces, and
+/// how long after that.
+std::vector<std::string> verdicts(int ranks, int a, int b, fault how, std::chrono::milliseconds& after) {
     std::vector<std::vector<ddp::framed_peer<cable_stream>>> peers(static_cast<std::size_t>(ranks));
-    std::shared_ptr<cable> failing;
+    std::vector<std::shared_ptr<cable>> failing;
     for (int high = 0; high < ranks; ++high)
         for (int low = 0; low < high; ++low) {
             auto const link = std::make_shared<cable>();
             if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, link->ends) != 0)
                 throw std::runtime_error("socketpair");
-            if (low == a && high == b) failing = link;
+            if ((low == a && high == b) || (b < 0 && (low == a || high == a))) failing.push_back(link);
             peers[static_cast<std::size_t>(low)].push_back({high, cable_stream(link, 0)});
             peers[static_cast<std::size_t>(high)].push_back({low, cable_stream(link, 1)});
         }
@@ -107,9 +108,11 @@ std::vector<std::string> verdicts(int ranks, int a, int b, fault how) {
             }
         }));
     while (rounds < 3 && ended == 0) std::this_thread::sleep_for(1ms);
-    failing->break_by(how);
+    auto const start = std::chrono::steady_clock::now();
+    for (auto const& link : failing) link->break_by(how);
     std::vector<std::string> all;
     for (auto& r : running) all.push_back(r.get());
+    after = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start);
     return all;
 }
 
@@ -129,6 +132,7 @@ TEST_CASE("a connection that fails between two of several ranks is named by all 
         int ranks, a, b;
         fault how;
         std::vector<std::string> said = {};
+        std::chrono::milliseconds after{0};
     };
     std::vector<broken> all;
     for (fault const how : {fault::cut, fault::half_closed, fault::silent, fault::silent_forth, fault::silent_back})
@@ -139,7 +143,7 @@ TEST_CASE("a connection that fails between two of several ranks is named by all 
     for (int lane = 0; lane < 5; ++lane)
         lanes.push_back(std::async(std::launch::async, [&] {
             for (std::size_t i; (i = next++) < all.size();)
-                all[i].said = verdicts(all[i].ranks, all[i].a, all[i].b, all[i].how);
+                all[i].said = verdicts(all[i].ranks, all[i].a, all[i].b, all[i].how, all[i].after);
         }));
     for (auto& lane : lanes) lane.get();
     for (broken const& each : all) {
@@ -147,5 +151,18 @@ TEST_CASE("a connection that fails between two of several ranks is named by all 
         std::vector<std::string> const& said = each.said;
         CHECK(std::set<std::string>(said.begin(), said.end()).size() == 1);
         CHECK(names_the_connection(said.front(), each.a, each.b));
+        bool const closes = each.how == fault::cut || each.how == fault::half_closed;
+        CHECK(each.after < (closes ? 0ms : quick().dead) + quick().verdict);  // nobody had to wait for that
     }
+}
+
+TEST_CASE("a rank that all others have lost is gone as soon as they have told each other", "[comm][framed][fault]") {
+    std::chrono::milliseconds after{0};
+    std::vector<std::string> const said = verdicts(4, 2, -1, fault::cut, after);
+    CAPTURE(said);
+    for (std::size_t const rank : {0u, 1u, 3u}) {
+        CHECK(said[rank] == said[0]);
+        CHECK(said[rank].find("rank 2 is gone") != std::string::npos);
+    }
+    CHECK(after < quick().verdict);
 }
