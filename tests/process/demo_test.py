@@ -269,8 +269,8 @@ class CommandLine(Demo):
                                (("--epochs",), "--epochs needs a value"), (("--buckets", "1MB"), "--buckets .*1MB"),
                                (("--buckets", "0"), "--buckets"), (("5",), "'5'"),
                                (("--algorithm", "tree"), "tree"), (("--update", "shared"), "shared"),
-                               (("--transport", "udp"), "udp"), (("--epochs", "-1"), "--epochs .* not -1"),
-                               (("--batch", "0"), "batch"), (("--hidden", "0"), "a layer of width 0"), (("--ranks", "-1"), "ranks")):
+                               (("--transport", "udp"), "udp"), (("--epochs", "-1"), "--epochs .* not '-1'"),
+                               (("--batch", "0"), "batch"), (("--hidden", "0"), "--hidden takes .* from 1 on, not '0'"), (("--ranks", "-1"), "ranks")):
             with self.subTest(words=words):
                 code, out, err = run(FASHION_MNIST, *self.small(*words))
                 self.assertNotIn(code, (0, -6, -11), out + err)

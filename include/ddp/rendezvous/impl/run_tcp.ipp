@@ -42,9 +42,11 @@ namespace ddp {
     try {
         transport = connect_tcp(*found, tcp_options{.times = options.times, .insecure = options.insecure});
     } catch (rendezvous_error const& e) {
-        if (found->advice.empty()) throw;
         std::string text = e.what();
-        text.erase(0, text.find(": ") + 2);  // the code, which comes again
+        bool const apart =
+            text.find("never joined") != std::string::npos || text.find("cannot reach") != std::string::npos;
+        if (found->advice.empty() || !apart) throw;  // who has met knows better
+        text.erase(0, text.find(": ") + 2);          // the code, which comes again
         throw rendezvous_error(detail::concat({text, ". ", found->advice}));
     }
     communicator<> comm = any_communicator(std::move(transport), options.times);
