@@ -109,7 +109,10 @@ std::vector<std::string> verdicts(int ranks, int a, int b, fault how, std::chron
         }));
     while (rounds < 3 && ended == 0) std::this_thread::sleep_for(1ms);
     auto const start = std::chrono::steady_clock::now();
-    for (auto const& link : failing) link->break_by(how);
+    for (auto const& link : failing) {  // one after the other: who hears of a loss has not noticed its own yet
+        link->break_by(how);
+        std::this_thread::sleep_for(30ms);
+    }
     std::vector<std::string> all;
     for (auto& r : running) all.push_back(r.get());
     after = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start);
