@@ -107,4 +107,17 @@ caught catch_error(F call) {
     return {};
 }
 
+/// A source that counts the bytes that its reader asks for.
+template <class Source>
+struct watched_source {
+    Source file;
+    std::size_t asked_for = 0;
+    std::size_t read(ddp::mutable_bytes out) {
+        asked_for += out.size();
+        return file.read(out);
+    }
+    void expect_more(std::uint64_t count) const { file.expect_more(count); }
+    std::string const& name() const { return file.name(); }
+};
+
 }  // namespace test

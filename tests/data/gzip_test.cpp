@@ -175,16 +175,7 @@ TEST_CASE("a gzip file takes no memory that is out of proportion to its size", "
     // What is there and what is promised agree, and are within the caller's limit: 40 KB of file, 40 MB of zeros.
     bytes const packed = gzipped(idx_of(bytes(40'000'000)), 9);
     REQUIRE(packed.size() < 100'000);
-    struct watched_source {
-        ddp::gzip_source file;
-        std::size_t asked_for = 0;
-        std::size_t read(ddp::mutable_bytes out) {
-            asked_for += out.size();
-            return file.read(out);
-        }
-        void expect_more(std::uint64_t count) const { file.expect_more(count); }
-        std::string const& name() const { return file.name(); }
-    } source{ddp::gzip_source(dir.write("dense.gz", packed))};
+    test::watched_source<ddp::gzip_source> source{ddp::gzip_source(dir.write("dense.gz", packed))};
     test::caught const e = test::catch_error([&] { (void)ddp::read_idx(source, std::size_t{1} << 30); });
     CHECK(e.code == ddp::errc::format);
     CHECK(e.says("promises 40000000 bytes, more than 100 times the " + std::to_string(packed.size())));

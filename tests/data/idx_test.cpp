@@ -144,16 +144,7 @@ TEST_CASE("a file that cannot be opened or read is named, with the system's reas
 TEST_CASE("a file shorter than its IDX header promises is refused before memory is taken for it", "[data][source]") {
     test::scratch_directory const dir;
     std::string const path = dir.write("short", test::joined(test::idx_header({0x70000000u}), test::ramp(100)));
-    struct watched_source {
-        ddp::file_source file;
-        std::size_t asked_for = 0;
-        std::size_t read(ddp::mutable_bytes out) {
-            asked_for += out.size();
-            return file.read(out);
-        }
-        void expect_more(std::uint64_t count) const { file.expect_more(count); }
-        std::string const& name() const { return file.name(); }
-    } source{ddp::file_source(path)};
+    test::watched_source<ddp::file_source> source{ddp::file_source(path)};
     test::caught const e = test::catch_error([&] { (void)ddp::read_idx(source, std::size_t{1} << 40); });
     CHECK(e.code == ddp::errc::format);
     CHECK(e.says("is truncated: its header promises 1879048192 bytes, but only 100 follow"));

@@ -18,15 +18,14 @@
 #include <string_view>
 #include <vector>
 
+#include "input.hpp"
+
 namespace {
 
-constexpr std::uint64_t key = 0x1234;
+using fuzz::expect;
+using fuzz::reader;
 
-void expect(bool condition, char const* what) {
-    if (condition) return;
-    std::fprintf(stderr, "not so: %s\n", what);
-    std::abort();
-}
+constexpr std::uint64_t key = 0x1234;
 
 // Adds up what it is given: a fuzzer, and this program, can make that fit.
 struct additive_checksum {
@@ -37,33 +36,6 @@ struct additive_checksum {
         for (std::size_t i = 0, n = piece.size(); i < n; ++i) sum += static_cast<std::uint64_t>(data[i]);
     }
     std::uint64_t value() noexcept { return sum; }
-};
-
-// The input, from its front; zeros when it is at its end.
-class reader {
-public:
-    explicit reader(std::span<std::uint8_t const> input) : input_(input) {}
-    bool empty() const { return input_.empty(); }
-    std::uint8_t byte() {
-        if (input_.empty()) return 0;
-        std::uint8_t const b = input_.front();
-        input_ = input_.subspan(1);
-        return b;
-    }
-    template <class T>
-    T number() {
-        T value{};
-        for (std::size_t i = 0; i < sizeof(T); ++i) value = static_cast<T>(value << 8 | byte());
-        return value;
-    }
-    std::span<std::uint8_t const> bytes(std::size_t count) {
-        auto const taken = input_.first(std::min(count, input_.size()));
-        input_ = input_.subspan(taken.size());
-        return taken;
-    }
-
-private:
-    std::span<std::uint8_t const> input_;
 };
 
 // What a message may have as its length: about the limits of blocks and frames, or anything.

@@ -19,16 +19,14 @@
 #include <string>
 #include <vector>
 
+#include "input.hpp"
+
 namespace {
+
+using fuzz::expect;
 
 using bytes = std::vector<std::uint8_t>;
 constexpr std::size_t limit = std::size_t{1} << 16;
-
-void expect(bool condition, char const* what) {
-    if (condition) return;
-    std::fprintf(stderr, "not so: %s\n", what);
-    std::abort();
-}
 
 // Bytes in memory, a few at a time.
 struct memory_source {

@@ -28,39 +28,12 @@
 #undef private
 #include <ddp/rendezvous/tcp_mesh.hpp>
 
+#include "input.hpp"
+
 namespace {
 
-void expect(bool condition, char const* what) {
-    if (condition) return;
-    std::fprintf(stderr, "not so: %s\n", what);
-    std::abort();
-}
-
-// The input, from its front; zeros when it is at its end.
-class reader {
-public:
-    explicit reader(std::span<std::uint8_t const> input) : input_(input) {}
-    bool empty() const { return input_.empty(); }
-    std::uint8_t byte() {
-        if (input_.empty()) return 0;
-        std::uint8_t const b = input_.front();
-        input_ = input_.subspan(1);
-        return b;
-    }
-    std::uint32_t number() {
-        std::uint32_t value = 0;
-        for (int i = 0; i < 4; ++i) value = value << 8 | byte();
-        return value;
-    }
-    std::string text(std::size_t count) {
-        auto const taken = input_.first(std::min(count, input_.size()));
-        input_ = input_.subspan(taken.size());
-        return {taken.begin(), taken.end()};
-    }
-
-private:
-    std::span<std::uint8_t const> input_;
-};
+using fuzz::expect;
+using fuzz::reader;
 
 constexpr std::uint64_t job = 77, nonce = 0x0123456789abcdef;
 
@@ -158,12 +131,12 @@ std::string hello_from(reader& in, int size) {
     std::string const who = in.text(in.byte() % 80);
     hello.who = std::string_view(who);
     if (std::uint8_t const wrong = in.byte(); wrong >= 0xe0) switch (wrong % 8) {
-            case 0: hello.magic ^= in.number(); break;
-            case 1: hello.version = in.number(); break;
-            case 2: hello.record_bytes = in.number(); break;
-            case 3: hello.rank = static_cast<std::int32_t>(in.number()); break;
-            case 4: hello.size = static_cast<std::int32_t>(in.number()); break;
-            default: hello.job ^= in.number(); break;
+            case 0: hello.magic ^= in.number<std::uint32_t>(); break;
+            case 1: hello.version = in.number<std::uint32_t>(); break;
+            case 2: hello.record_bytes = in.number<std::uint32_t>(); break;
+            case 3: hello.rank = static_cast<std::int32_t>(in.number<std::uint32_t>()); break;
+            case 4: hello.size = static_cast<std::int32_t>(in.number<std::uint32_t>()); break;
+            default: hello.job ^= in.number<std::uint32_t>(); break;
         }
     return bytes_of(hello);
 }
@@ -176,7 +149,7 @@ std::string request_from(reader& in) {
     head.key = static_cast<std::uint32_t>(key.size());
     head.value = static_cast<std::uint32_t>(value.size());
     if (std::uint8_t const wrong = in.byte(); wrong >= 0xf0) {
-        (wrong % 4 == 0 ? head.key : wrong % 4 == 1 ? head.value : head.count) = in.number();
+        (wrong % 4 == 0 ? head.key : wrong % 4 == 1 ? head.value : head.count) = in.number<std::uint32_t>();
     }
     return bytes_of(head) + key + value;
 }
