@@ -71,9 +71,8 @@ public:
         throw rendezvous_error(detail::concat(
             {"rank ", rank, " cannot reach rank 0 at ", tried, " (", attempts, " attempts, the last: ", last.message(),
              "). Check that rank 0 runs, that MASTER_ADDR and MASTER_PORT are right, and that no firewall drops "
-             "connections between the hosts. A job that has a secret (DDP_SECRET_FD, DDP_SECRET_FILE; ddprun makes "
-             "one) "
-             "hangs up on ranks that do not show the same"}));
+             "connections between the hosts. A job with a secret (ddprun makes one; DDP_SECRET_FD, "
+             "DDP_SECRET_FILE) hangs up on ranks that do not show the same"}));
     }
     tcp_store(tcp_store const&) = delete;
     tcp_store& operator=(tcp_store const&) = delete;
@@ -108,8 +107,7 @@ public:
         return {};
     }
 
-    /// Nothing more is said without being asked: the server may hang up once it has answered. Whatever is still to be waited
-    /// for is no longer watched.
+    /// Nothing more is said without being asked: the server may hang up once it has answered.
     [[gnu::cold]] void stop_beating() {
         {
             std::scoped_lock lock(beating_);
@@ -123,7 +121,6 @@ public:
         while (heard_head()) static_cast<void>(take_head());
         expect_life();
     }
-    [[nodiscard]] int descriptor() const { return const_cast<detail::tcp_socket&>(socket_).native_handle(); }
 
     /// What rank 0 has drawn for this job: tells its connections from those of another.
     [[nodiscard]] std::uint64_t nonce() const noexcept { return nonce_; }
@@ -220,7 +217,7 @@ private:
         time_point const at = monotonic_clock::now();
         if (at - looked_ > times_.dead / 2 && heard_ < at) heard_ = at;  // this process did not run
         looked_ = at;
-        if (stop_ || at - heard_ < times_.dead) return;
+        if (at - heard_ < times_.dead) return;
         throw rendezvous_error(detail::concat(
             {"rank 0 at ", detail::text_of(at_), " has sent nothing for ", times_.dead.count(),
              " ms while the job came together. Its process is stopped or swapped out, or its host is unreachable"}));
