@@ -457,6 +457,40 @@ TEST_CASE("where nobody drives, time spent in one's own code counts for no wait 
     CHECK(said == std::vector<std::string>(2));
 }
 
+/// A client that stands still once, in the middle of the communication thread's turn, as a stopped process does.
+class standstill final : public mailbox_client {
+public:
+    explicit standstill(scheduler<odd_transport>& on) : on_(on) { on.add(*this); }
+    ~standstill() { on_.remove(*this); }
+    std::atomic<bool> due{false}, over{false};
+    void collect() override {
+        if (!due.exchange(false)) return;
+        std::this_thread::sleep_for(1200ms);
+        over = true;
+    }
+
+private:
+    scheduler<odd_transport>& on_;
+};
+
+TEST_CASE("a process that is stopped in the midst of a turn has not waited meanwhile", "[comm][communicator]") {
+    bool const own_thread = GENERATE(true, false);
+    auto const said = run_odd_ranks(2, own_thread, quick(), [](auto& comm) {
+        background_wait<odd_transport> work(comm.tasks());
+        standstill stop(comm.tasks());
+        work.begin();
+        comm.progress();  // the wait begins
+        stop.due = true;
+        comm.progress();
+        wait_until([&] { return stop.over.load(); });
+        comm.run([&] {
+            work.collect();
+            return work.finished();
+        });
+    });
+    CHECK(said == std::vector<std::string>(2));
+}
+
 TEST_CASE("an error of the transport itself ends the job, and leaves no coroutine behind",
           "[comm][communicator][faults]") {
     bool const own_thread = GENERATE(true, false);

@@ -21,7 +21,7 @@ class CommunicationWait(unittest.TestCase):
         with tempfile.TemporaryDirectory(prefix="ddp-wait-test-") as few:
             for name, count in FILES.items():
                 with open(os.path.join(few, name), "wb") as file:
-                    file.write(cut(name, count))
+                    file.write(cut(name, count if name.startswith("train") else 2))  # almost all of it are steps
             words = ["--data", few, "--hidden", "8", "--epochs", "300", "--batch", "100", "--losses", "6000"]
             with Job(2, [FASHION_MNIST, *words]) as job:
                 job.wait_for("loss", 0, count=5)

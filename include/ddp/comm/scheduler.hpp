@@ -114,7 +114,7 @@ bool scheduler<T>::progress(time_point until) noexcept {
 }
 template <Transport T>
 time_point scheduler<T>::next_deadline() const noexcept {
-    time_point next = first_deadline();
+    time_point next = next_look();
     if (failed_) next = settled_ ? never : std::max(failed_at_ + times().verdict, now() + std::chrono::milliseconds(5));
     if constexpr (TimedTransport<T>) next = std::min(next, transport_.next_timer());
     if (yielding()) next = time_point::min();

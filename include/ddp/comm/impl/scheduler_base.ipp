@@ -74,7 +74,7 @@ DDP_DECL void scheduler_base::turn() {
     } catch (...) {
         fail(std::current_exception());
     }
-    if (!failed_ && now() >= first_deadline()) {
+    if (!failed_ && driven_ >= first_deadline()) {
         failure late = waiting_record(*first_);
         fail(late);
     }
