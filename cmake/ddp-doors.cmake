@@ -1,6 +1,6 @@
 # What each door stands on: asked by the build and, installed beside ddp-config.cmake, by find_package(ddp COMPONENTS …).
 
-set(DDP_DOORS tcp mpi nn gzip)
+set(DDP_DOORS tcp secure mpi nn gzip)
 
 # The headers of Boost, 1.74 or newer, as Boost::headers. Some distributions ship them without a BoostConfig.cmake.
 function(ddp_find_boost_headers result)
@@ -37,6 +37,14 @@ function(ddp_find_door door problem)
     elseif(NOT TARGET ddp::xxhash)
       add_library(ddp::xxhash INTERFACE IMPORTED)
       target_include_directories(ddp::xxhash INTERFACE "${DDP_XXHASH_INCLUDE_DIR}")
+    endif()
+  elseif(door STREQUAL "secure")
+    ddp_find_door(tcp tcp_problem)  # on which it stands
+    find_package(OpenSSL 3.0 QUIET)
+    if(tcp_problem)
+      string(REGEX REPLACE "^ddp::tcp needs (.*)[.]$" "\\1" missing "${tcp_problem}")
+    elseif(NOT OpenSSL_FOUND)
+      set(missing "OpenSSL, 3.0 or newer (Debian: apt install libssl-dev)")
     endif()
   elseif(door STREQUAL "mpi")
     find_package(MPI QUIET COMPONENTS CXX)

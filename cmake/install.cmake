@@ -34,6 +34,7 @@ endfunction()
 ddp_pkg_config(ddp "${PROJECT_DESCRIPTION}" CFLAGS "-I\${includedir}" -pthread LIBS -pthread)
 ddp_pkg_config(ddp-tcp "ddp between processes, by Boost.Asio's headers and xxHash's" REQUIRES ddp PRIVATE libxxhash
   CFLAGS -DDDP_DOOR_TCP)
+ddp_pkg_config(ddp-secure "ddp between hosts with a secret, by OpenSSL" REQUIRES ddp-tcp openssl CFLAGS -DDDP_DOOR_SECURE)
 ddp_pkg_config(ddp-nn "ddp's layers, on Eigen" REQUIRES ddp eigen3 CFLAGS -DDDP_DOOR_NN)
 ddp_pkg_config(ddp-gzip "ddp's reader of compressed files, on zlib" REQUIRES ddp zlib CFLAGS -DDDP_DOOR_GZIP)
 ddp_pkg_config(ddp-mpi "ddp over MPI; compile with MPI's own wrapper, mpicxx" REQUIRES ddp

@@ -37,7 +37,7 @@ ddp_debian_files(dev libddp-dev)
 set(CPACK_DEBIAN_DEV_PACKAGE_NAME libddp-dev)
 set(CPACK_DEBIAN_DEV_PACKAGE_ARCHITECTURE all)
 set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
-set(CPACK_DEBIAN_DEV_PACKAGE_RECOMMENDS "libboost-dev (>= 1.74), libxxhash-dev, libeigen3-dev (>= 3.4), zlib1g-dev")
+set(CPACK_DEBIAN_DEV_PACKAGE_RECOMMENDS "libboost-dev (>= 1.74), libxxhash-dev, libssl-dev (>= 3.0), libeigen3-dev (>= 3.4), zlib1g-dev")
 set(CPACK_DEBIAN_DEV_PACKAGE_SUGGESTS "ddprun, libboost-mpi-dev (>= 1.74), libopenmpi-dev, openmpi-bin, pkg-config")
 set(CPACK_DEBIAN_DEV_DESCRIPTION "distributed data-parallel training in C++20 (headers)
 ddp trains one model on many processes as if they were one: the same mean
@@ -45,8 +45,8 @@ gradient and the same bits on every rank, communication hidden behind the
 backward pass, and an error that names the culprit instead of a hang.
 .
 This package has the header-only library, a CMake package and pkg-config
-files. TCP needs Boost.Asio and xxHash, the layers need Eigen, compressed
-data needs zlib, and MPI needs Boost.MPI.")
+files. TCP needs Boost.Asio and xxHash, and between hosts OpenSSL; the layers need
+Eigen, compressed data needs zlib, and MPI needs Boost.MPI.")
 
 if(DDP_BUILD_TOOLS)
   list(APPEND CPACK_COMPONENTS_ALL tools)

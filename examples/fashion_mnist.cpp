@@ -13,7 +13,7 @@
 #include <ddp/data/gzip.hpp>
 #include <ddp/ddp.hpp>
 #include <ddp/nn/nn.hpp>
-#include <ddp/rendezvous/run_tcp.hpp>
+#include <ddp/rendezvous/run_secure.hpp>
 #include <ddp/train/weights.hpp>
 #include <filesystem>
 #include <string>
@@ -155,11 +155,11 @@ int main(int argc, char** argv) {
     auto const body = [&](ddp::communicator<>& comm) {
         if (!train(with, comm.transport().name(), comm)) good = false;
     };
-    if (with.run.ranks > 0 && with.run.transport.empty() && !ddp::tcp::detected()) with.run.transport = "inproc";
+    if (with.run.ranks > 0 && with.run.transport.empty() && !ddp::secure_tcp::detected()) with.run.transport = "inproc";
 #ifdef EXAMPLE_WITH_MPI
-    int const code = ddp::run_main<ddp::threads, ddp::tcp, ddp::mpi>(with.run, body);
+    int const code = ddp::run_main<ddp::threads, ddp::secure_tcp, ddp::mpi>(with.run, body);
 #else
-    int const code = ddp::run_main<ddp::threads, ddp::tcp>(with.run, body);
+    int const code = ddp::run_main<ddp::threads, ddp::secure_tcp>(with.run, body);
 #endif
     return code != EXIT_SUCCESS ? code : good ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -33,9 +33,11 @@ UMBRELLA = "ddp/ddp.hpp"
 THIRD_PARTY = {
     "tcp": r"boost/(asio|system)[/.].*|xxhash\.h",
     "mpi": r"boost/(mpi|serialization)[/.].*|mpi\.h",
+    "secure": r"openssl/.*",
     "nn": r"Eigen/.*",
     "gzip": r"zlib\.h",
 }
+STANDS_ON = {"secure": "tcp"}  # a door that opens another
 STANDARD = r"[a-z_0-9]+"
 SYSTEM = r"(sys|arpa|net|netinet|linux)/[a-z_0-9]+\.h|(dirent|errno|fcntl|ifaddrs|netdb|poll|pthread|pwd|sched|signal|spawn|time|unistd)\.h"
 
@@ -84,7 +86,7 @@ def check_include(header, kind, included, known, doors):
     other_door = door_of(included, doors)
     if other_door is not None and door is None:
         return f"<{included}> is a door ({other_door}): only doors open doors"
-    if other_door is not None and other_door != door:
+    if other_door is not None and other_door not in (door, STANDS_ON.get(door)):
         return f"<{included}> opens the door {other_door}, this one is {door}"
     if header == UMBRELLA:
         return None

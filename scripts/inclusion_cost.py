@@ -21,6 +21,7 @@ CASES = [  # what the table calls it, what is compiled, which libraries' flags i
     ("five standard headers*", "#include <chrono>\n#include <span>\n#include <stdexcept>\n#include <string>\n#include <vector>\n", ""),
     ("`ddp/ddp.hpp`", "#include <ddp/ddp.hpp>\n", ""),
     ("`ddp/rendezvous/run_tcp.hpp`", "#include <ddp/rendezvous/run_tcp.hpp>\n", ""),
+    ("`ddp/rendezvous/run_secure.hpp`", "#include <ddp/rendezvous/run_secure.hpp>\n", ""),
     ("`ddp/rendezvous/run_mpi.hpp`", "#include <ddp/rendezvous/run_mpi.hpp>\n", "mpi"),
     ("`ddp/nn/nn.hpp`", "#include <ddp/nn/nn.hpp>\n", "eigen"),
     ("`ddp/data/gzip.hpp`", "#include <ddp/data/gzip.hpp>\n", ""),

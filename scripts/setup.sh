@@ -8,7 +8,7 @@ set -euo pipefail
 
 # The one list of packages. `tests` includes demo and mpi, `ci` includes tests; slurm and ssh are for process/slurm
 # and process/ssh alone, which are skipped without them.
-demo_packages=(g++ cmake ninja-build libboost-dev libeigen3-dev zlib1g-dev libxxhash-dev libcli11-dev
+demo_packages=(g++ cmake ninja-build libboost-dev libeigen3-dev zlib1g-dev libxxhash-dev libssl-dev libcli11-dev
     dataset-fashion-mnist)
 mpi_packages=(libopenmpi-dev openmpi-bin libboost-mpi-dev)
 tests_packages=(catch2 ccache python3 python3-pip strace binutils iproute2 procps pkg-config clang-19 libclang-rt-19-dev doxygen

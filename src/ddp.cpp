@@ -39,6 +39,11 @@
 #include <ddp/rendezvous/impl/run_tcp.ipp>
 #endif
 
+#if defined(DDP_DOOR_SECURE)
+#include <ddp/rendezvous/impl/run_secure.ipp>
+#include <ddp/rendezvous/impl/secure_channel.ipp>
+#endif
+
 #if defined(DDP_DOOR_MPI)
 #include <ddp/rendezvous/impl/run_mpi.ipp>
 #endif

@@ -15,8 +15,8 @@ class DdpConan(ConanFile):
     description = "Header-only C++20 library for distributed data-parallel training"
     package_type = "header-library"
     settings = "os", "arch", "compiler", "build_type"
-    options = {"tcp": [True, False], "mpi": [True, False], "nn": [True, False], "gzip": [True, False]}
-    default_options = {"tcp": True, "mpi": False, "nn": True, "gzip": False}
+    options = {door: [True, False] for door in ("tcp", "secure", "mpi", "nn", "gzip")}
+    default_options = {"tcp": True, "secure": False, "mpi": False, "nn": True, "gzip": False}
     no_copy_source = True
 
     def set_version(self):
@@ -31,9 +31,11 @@ class DdpConan(ConanFile):
         check_min_cppstd(self, 20)
 
     def requirements(self):
-        if self.options.tcp:
+        if self.options.tcp or self.options.secure:
             self.requires("xxhash/[>=0.8]")
-        if self.options.tcp or self.options.mpi:
+        if self.options.secure:
+            self.requires("openssl/[>=3.0]")
+        if self.options.tcp or self.options.secure or self.options.mpi:
             self.requires("boost/[>=1.74]", options={"without_mpi": not self.options.mpi})
         if self.options.nn:
             self.requires("eigen/[>=3.4]")
@@ -57,6 +59,7 @@ class DdpConan(ConanFile):
         suite.requires = ["core"]
         doors = {
             "tcp": ["boost::headers", "xxhash::xxhash"],
+            "secure": ["boost::headers", "xxhash::xxhash", "openssl::ssl"],
             "mpi": ["boost::mpi"],
             "nn": ["eigen::eigen"],
             "gzip": ["zlib::zlib"],

@@ -38,6 +38,10 @@ fi
 "$compiler" -std=c++20 -DDDP_SEPARATE_COMPILATION "$source_dir"/{examples/quick_start,tests/package/without_asio}.cpp \
     "$compiled_once" "${flags[@]}" -o compiled
 [[ $(./compiled) == "y = 2.00 x + 1.00 (ranks: 1)" ]]
+if [[ -n $prefix ]]; then # by hand -lssl -lcrypto; the rendezvous' tests use it
+    flags_of ddp-secure
+    "$compiler" -std=c++20 -fsyntax-only -x c++ "$source_dir/include/ddp/rendezvous/run_secure.hpp" "${flags[@]}"
+fi
 flags_of ddp-gzip
 "$compiler" -std=c++20 "$source_dir/tests/package/read_gzip.cpp" "${flags[@]}" -o read_gzip
 [[ $(echo "through zlib" | gzip -c > text.gz && ./read_gzip text.gz) == "through zlib" ]]

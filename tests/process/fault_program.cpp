@@ -22,7 +22,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ddp/ddp.hpp>
-#include <ddp/rendezvous/run_tcp.hpp>
+#include <ddp/rendezvous/run_secure.hpp>
 #include <map>
 #include <memory>
 #include <stdexcept>
@@ -347,7 +347,7 @@ void train(settings const& with, Comm& comm, trouble& ill) {
 
 int main(int argc, char** argv) try {
     settings const with = parse(argc, argv);
-    return ddp::run_main<ddp::threads, ddp::tcp>(with.run, [&](auto& comm) {
+    return ddp::run_main<ddp::threads, ddp::secure_tcp>(with.run, [&](auto& comm) {
         trouble ill(with, comm.rank(), comm.size());
         say("start rank=" + std::to_string(comm.rank()) + " at=" + std::to_string(now_ns()));
         try {

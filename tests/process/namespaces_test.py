@@ -5,11 +5,13 @@ FASHION_MNIST (or DDP_EXAMPLES), FAULT_PROGRAM (or DDP_PROGRAMS) and DDPRUN name
 set's directory, if not where Debian puts it.
 """
 
+import functools
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 
@@ -82,6 +84,15 @@ class BetweenHosts(unittest.TestCase):
         self.running = []
         self.addCleanup(self.end_all)
 
+    @functools.cached_property
+    def secret(self):
+        """What ranks of one job on two hosts share."""
+        file = tempfile.NamedTemporaryFile(prefix="ddp-test-secret-")  # nobody else can read it
+        self.addCleanup(file.close)
+        file.write(os.urandom(32))
+        file.flush()
+        return {"DDP_SECRET_FILE": file.name}
+
     def end_all(self):
         for process in self.running:
             try:
@@ -99,11 +110,11 @@ class BetweenHosts(unittest.TestCase):
         return self.start(side, command, RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR=self.hosts.addresses[0],
                           MASTER_PORT=PORT, **variables)
 
-    def launcher(self, side, *command):
+    def launcher(self, side, variables, *command):
         """ddprun on one of two hosts, two ranks each."""
         return self.start(side, [DDPRUN, "-n", "2", "--nnodes", "2", "--node-rank", str(side), "--master-addr",
                                  self.hosts.addresses[0], "--master-port", PORT, "--prefix", "none", "--", *command],
-                          DDP_INSECURE="1")
+                          **variables)
 
     def wait(self, processes, deadline=DEADLINE):
         end = time.monotonic() + deadline
@@ -129,16 +140,21 @@ class Demo(BetweenHosts):
         if not os.path.isdir(FASHION_DATA):
             self.skipTest(f"no Fashion-MNIST in {FASHION_DATA}")
         words = [FASHION_MNIST, "--epochs", "1", "--hidden", "32", "--batch", "512", "--data", FASHION_DATA]
-        there = [self.launcher(side, *words) for side in (0, 1)]
-        self.wait(there, 2 * DEADLINE)
-        self.assertEqual([p.code for p in there], [0, 0], self.story(there))
-        self.assertNotIn("result:", there[1].out, "only rank 0 speaks")
         here = subprocess.run([DDPRUN, "-n", "4", "--prefix", "none", "--", *words], env=environment(), capture_output=True,
                               text=True, timeout=2 * DEADLINE, check=True)
         shape = r"result: test_accuracy=(\S+) ranks=4 transport=tcp .* replicas=identical parameters=([0-9a-f]{16})$"
-        results = [re.search(shape, text.strip()) for text in (there[0].out, here.stdout)]
-        self.assertTrue(all(results), there[0].out + here.stdout)
-        self.assertEqual(results[0].groups(), results[1].groups())
+        expected = re.search(shape, here.stdout.strip())
+        self.assertTrue(expected, here.stdout)
+        for variables in (self.secret, {**self.secret, "DDP_TLS": "1"}, {"DDP_INSECURE": "1"}):
+            with self.subTest(variables=variables):
+                there = [self.launcher(side, variables, *words) for side in (0, 1)]
+                self.wait(there, 2 * DEADLINE)
+                self.assertEqual([p.code for p in there], [0, 0], self.story(there))
+                self.assertNotIn("result:", there[1].out, "only rank 0 speaks")
+                found = re.search(shape, there[0].out.strip())
+                self.assertTrue(found, there[0].out)
+                self.assertEqual(found.groups(), expected.groups())
+                self.assertEqual("ddp: warning: connections between hosts" in there[0].err, "DDP_INSECURE" in variables)
 
     def test_it_has_to_be_asked_for(self):
         ranks = [self.rank(side, side, 2, [FAULT_PROGRAM]) for side in (0, 1)]
@@ -172,7 +188,7 @@ class Network(BetweenHosts):
     dead = 1.5
 
     def job(self, where, *words):
-        ranks = [self.rank(side, r, len(where), [FAULT_PROGRAM, *words], DDP_INSECURE="1") for r, side in enumerate(where)]
+        ranks = [self.rank(side, r, len(where), [FAULT_PROGRAM, *words], **self.secret) for r, side in enumerate(where)]
         for r in ranks:
             self.wait_for(r, "start")
         return ranks
@@ -295,7 +311,7 @@ class Links(BetweenHosts):
         self.addCleanup(self.end_all)
 
     def cut(self, *ways):
-        ranks = [self.rank(r, r, 3, [FAULT_PROGRAM, "pause=10", "steps=100000"], DDP_INSECURE="1") for r in range(3)]
+        ranks = [self.rank(r, r, 3, [FAULT_PROGRAM, "pause=10", "steps=100000"], **self.secret) for r in range(3)]
         for r in ranks:
             self.wait_for(r, "start")
         time.sleep(0.2)

@@ -16,7 +16,7 @@
 #include <cstdlib>
 #include <ddp/ddp.hpp>
 #include <ddp/nn/nn.hpp>
-#include <ddp/rendezvous/run_tcp.hpp>
+#include <ddp/rendezvous/run_secure.hpp>
 #include <string>
 #include <vector>
 
@@ -67,5 +67,5 @@ int main(int argc, char** argv) {
         options.transport = "tcp";
         options.ranks = std::stoi(value);
     }
-    return ddp::run_main<ddp::threads, ddp::tcp>(options, [&](auto& comm) { train(mistake, value, comm); });
+    return ddp::run_main<ddp::threads, ddp::secure_tcp>(options, [&](auto& comm) { train(mistake, value, comm); });
 }

@@ -158,7 +158,7 @@ class Meeting(Case):
 
     def test_an_address_that_others_reach(self):
         self.says(self.alone(RANK="0", WORLD_SIZE="2", MASTER_ADDR="192.0.2.1", MASTER_PORT="29500"), "DDP-E201",
-                  'MASTER_ADDR "192.0.2.1"', "which other hosts can reach", "neither authenticated nor encrypted",
+                  'MASTER_ADDR "192.0.2.1"', "which other hosts can reach", "there is no secret", "DDP_SECRET_FILE",
                   "Use 127.0.0.1", "DDP_INSECURE=1")
 
     def test_a_name_that_is_no_host(self):

@@ -26,12 +26,14 @@
 
 #include "support/catch.hpp"
 #include "support/listener.hpp"
+#include "support/secret.hpp"
 
 namespace {
 
 using namespace std::chrono_literals;
 
 using ddp::test::listener;
+using ddp::test::secret_in_a_file;
 
 int dial(std::uint16_t port) {
     int const fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -114,6 +116,7 @@ public:
         if (!read(&answer, sizeof answer)) return std::nullopt;
         return answer;
     }
+    [[nodiscard]] int port_of_rank_0() const { return zero_; }
     void done() {
         store_.stop_beating();
         store_.put("done/1", {}, soon());
@@ -134,24 +137,6 @@ private:
 struct insecure_says {
     explicit insecure_says(char const* value) { ::setenv("DDP_INSECURE", value, 1); }
     ~insecure_says() { ::unsetenv("DDP_INSECURE"); }
-};
-
-/// A secret in a file of its own, named by DDP_SECRET_FILE.
-struct secret_in_a_file {
-    std::string path = "/tmp/ddp_secret_XXXXXX";
-    explicit secret_in_a_file(std::string const& secret) {
-        int const fd = ::mkstemp(path.data());
-        if (::write(fd, secret.data(), secret.size()) != static_cast<ssize_t>(secret.size()))
-            throw std::runtime_error("no file");
-        ::close(fd);
-        ::setenv("DDP_SECRET_FILE", path.c_str(), 1);
-    }
-    secret_in_a_file(secret_in_a_file const&) = delete;
-    secret_in_a_file& operator=(secret_in_a_file const&) = delete;
-    ~secret_in_a_file() {
-        ::unsetenv("DDP_SECRET_FILE");
-        ::unlink(path.c_str());
-    }
 };
 
 }  // namespace
@@ -583,6 +568,34 @@ TEST_CASE("a secret is taken only from a regular file that nobody else can read,
     CHECK(a.matches(b));
     b.bytes[63] = std::byte{1};
     CHECK_FALSE(a.matches(b));
+}
+
+TEST_CASE("ranks listen for each other at the ports that the user allows", "[rendezvous][tcp]") {
+    listener const at;
+    auto options = quick();
+    int const free = [] { return listener().port; }();
+    options.ports = std::to_string(free) + "-" + std::to_string(free);
+    options.listen_descriptor = at.inherit();
+    auto zero = std::async(std::launch::async, outcome, job_of(0, 3, at.port), options);
+    options.listen_descriptor = -1;
+    auto one = std::async(std::launch::async, outcome, job_of(1, 3, at.port), options);
+    std::string const two = outcome(job_of(2, 3, at.port), options);
+    for (std::string const& text : {zero.get(), one.get(), two}) {  // one of them has it
+        CHECK(has(text, "cannot listen on 127.0.0.1: ports " + std::to_string(free)));
+        CHECK(has(text, "one for each rank of a host"));
+    }
+    options.ports = std::to_string(free);
+    options.listen_descriptor = at.inherit();
+    auto alone = std::async(std::launch::async, outcome, job_of(0, 2, at.port), options);
+    rank_by_hand hand(at.port);
+    CHECK(hand.port_of_rank_0() == free);
+    CHECK(hand.knock(hand.hello()).has_value());
+    hand.done();
+    CHECK(alone.get() == "");
+    for (char const* const wrong : {"x", "0", "5-4", "5-", "-5", "1-70000", "20000-20010-3"}) {
+        options.ports = wrong;
+        CHECK(has(outcome(job_of(1, 2, at.port), options), "DDP_PORTS is \""));
+    }
 }
 
 TEST_CASE("times come from the environment, in seconds", "[rendezvous][tcp]") {

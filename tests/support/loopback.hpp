@@ -29,20 +29,22 @@ inline timing loopback_patience() {
 /// Ranks of one job, each connecting on its own thread.
 class loopback_world {
 public:
-    explicit loopback_world(int ranks) : ranks_(ranks) {}
+    explicit loopback_world(int ranks, tcp_options const& with = {}) : ranks_(ranks), with_(with) {}
 
     std::unique_ptr<tcp_transport> connect(int rank) const {
         job where;
         where.rank = where.local_rank = rank;
         where.size = where.local_size = ranks_;
         where.master_port = at_.port;
-        tcp_options options{.times = loopback_patience()};
+        tcp_options options = with_;
+        options.times = loopback_patience();
         if (rank == 0) options.listen_descriptor = at_.inherit();
         return connect_tcp(where, options);
     }
 
 private:
     int ranks_;
+    tcp_options with_;
     listener at_;
 };
 

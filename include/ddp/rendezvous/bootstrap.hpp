@@ -13,15 +13,20 @@
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/separate.hpp>
 #include <ddp/rendezvous/environment.hpp>
+#include <ddp/rendezvous/job_secret.hpp>
 #include <ddp/rendezvous/rendezvous_error.hpp>
 #include <ddp/transport/framed/tcp.hpp>
+#include <ddp/transport/framed/tcp_channel.hpp>
 
 namespace ddp {
 
 /// How connect_tcp brings a job together.
 struct tcp_options {
-    timing times = {};                                 ///< `join` bounds the rendezvous
-    bool insecure = false;                             ///< allows addresses that other hosts reach; also DDP_INSECURE=1
+    timing times = {};      ///< `join` bounds the rendezvous
+    bool insecure = false;  ///< allows addresses that other hosts reach without a secret; also DDP_INSECURE=1
+    bool encrypt = false;  ///< TLS 1.3 on every connection, loopback too; also DDP_TLS=1. Needs `security` and a secret
+    bool prove =
+        false;  ///< prove the secret on loopback too, where otherwise it is shown. Needs `security` and a secret
     std::size_t early_bytes = 0;                       ///< see framed_options; the same on every rank
     nanoseconds spin = std::chrono::microseconds{50};  ///< see framed_options
     int listen_descriptor = -1;  ///< rank 0: an inherited listening socket instead of a port; also DDP_LISTEN_FD
@@ -29,6 +34,13 @@ struct tcp_options {
     /// between ranks of one host, where BBR, some systems' default, took 1.7 times as long; between hosts the system's own
     /// choice, which may have been made for that network.
     std::string congestion = {};
+    /// Where ranks may listen for each other, "20000-20063" or one port, for firewalls; also DDP_PORTS. A rank takes the first
+    /// that is free, so give as many as the host has ranks, of all jobs. Empty: the system chooses. Rank 0 listens at the
+    /// job's port besides.
+    std::string ports = {};
+    /// Proves, or encrypts, with the job's secret: make_tcp_security (rendezvous/secure_channel.hpp), which needs OpenSSL.
+    /// Between hosts it is used wherever there is a secret.
+    std::unique_ptr<tcp_security> (*security)(job_secret const& secret, bool encrypts) = nullptr;
 };
 
 namespace detail {
@@ -42,6 +54,9 @@ void choose_congestion_control(int fd, std::string const& wanted, bool same_host
 ///
 /// Rank 0 listens at the job's address while the others come; each publishes a port of its own there, on the interface
 /// that reaches rank 0; every pair shakes hands and compares version and configuration.
+/// Secret  the job's (job_secret::from_environment) is shown on loopback, where nobody else can read it. Between hosts
+///         both sides of every connection prove it, and no byte is looked at before; then none can be changed on the way.
+///         Without options.security, or without a secret, addresses that other hosts reach need options.insecure.
 /// Throws  environment_error or rendezvous_error, on every rank that came, with the same cause; after timing.join at
 ///         the latest.
 [[nodiscard]] std::unique_ptr<tcp_transport> connect_tcp(job const& j, tcp_options options = {});

@@ -26,6 +26,7 @@ struct run_options {
     std::string transport = {};  ///< "inproc", "tcp", "mpi"; empty: what the environment says
     int ranks = 0;               ///< of threads; elsewhere the launcher says how many, and this must agree or be 0
     timing times = {};           ///< how long anything may take; the environment overrules it, see run
+    bool encrypt = false;        ///< secure_tcp: TLS 1.3 on all connections; also DDP_TLS=1
     bool insecure = false;       ///< tcp beyond loopback without a secret: anybody who reaches the port can take part
 };
 

@@ -74,18 +74,19 @@ class tcp_mesh {
 public:
     struct connection {
         int rank;
-        tcp_socket socket;
+        tcp_stream stream;
         bool same_host;
     };
 
     /// `store` knows of ranks that end or fall silent meanwhile.
     [[gnu::cold]] tcp_mesh(peer_hello mine, std::vector<peer_address> const& addresses, tcp_acceptor& acceptor,
-                           tcp_store& store, timing const& times)
+                           tcp_store& store, timing const& times, tcp_security const* security = nullptr)
         : mine_(mine),
           addresses_(addresses),
           acceptor_(acceptor),
           store_(store),
           times_(times),
+          security_(security),
           until_(monotonic_clock::now() + times.join) {}
 
     /// Throws rendezvous_error that names the rank that could not be reached.
@@ -103,10 +104,11 @@ public:
 
 private:
     struct visitor {
-        tcp_socket socket;
+        tcp_stream stream;
         time_point until;
         peer_hello hello = {};
         std::size_t have = 0;
+        bool left = false;  // hung up on, or taken in
     };
 
     [[nodiscard, gnu::cold]] std::string name(int peer) const {
@@ -118,23 +120,26 @@ private:
     }
     [[nodiscard]] std::string me() const { return concat({"rank ", mine_.from}); }
     [[nodiscard, gnu::cold]] connection dial_to(int peer) {
-        connection c{peer, tcp_socket(tcp_context()), false};
+        tcp_socket socket(tcp_context());
         time_point const until = std::min(until_, monotonic_clock::now() + times_.handshake);
-        if (auto const error = dial(c.socket, addresses_[static_cast<std::size_t>(peer)].at, until))
+        if (auto const error = dial(socket, addresses_[static_cast<std::size_t>(peer)].at, until))
             throw rendezvous_error(concat({me(), " reaches rank 0, but not ", name(peer), ": ", error.message(),
                                            ". Check firewalls, and that all hosts use the same network"}));
-        tune_connected(c.socket.native_handle(), times_);
+        tune_connected(socket.native_handle(), times_);
+        connection c{peer, tcp_stream(std::move(socket), channel_of(security_, true)), false};
         peer_hello hello = mine_;
         hello.to = peer;
-        if (write_all(c.socket, bytes_of(hello), until) != io_end::ok)
+        if (write_all(c.stream, bytes_of(hello), until) != io_end::ok)
             throw rendezvous_error(concat({name(peer), " closed the connection of ", me()}));
         return c;
     }
     [[gnu::cold]] void check_answer(connection& c) {
         peer_hello theirs;
-        while (monotonic_clock::now() < until_ && !poll_until(c.socket.native_handle(), POLLIN, soon())) store_.check();
+        while (monotonic_clock::now() < until_ && !c.stream.buffered() &&
+               !poll_until(c.stream.descriptor(), POLLIN, soon()))
+            store_.check();
         io_end const end =
-            read_all(c.socket, bytes_of(theirs), std::min(until_, monotonic_clock::now() + times_.handshake));
+            read_all(c.stream, bytes_of(theirs), std::min(until_, monotonic_clock::now() + times_.handshake));
         if (end != io_end::ok)
             throw rendezvous_error(
                 concat({name(c.rank), end == io_end::late ? " did not answer " : " hung up on ", me()}));
@@ -165,34 +170,32 @@ private:
                 throw rendezvous_error(concat({me(), " was not reached by ", missing(all)}));
             store_.check();
             std::vector<::pollfd> polls{{acceptor_.native_handle(), POLLIN, 0}};
-            for (visitor& v : visitors) polls.push_back({v.socket.native_handle(), POLLIN, 0});
+            for (visitor& v : visitors) polls.push_back({v.stream.descriptor(), POLLIN, 0});
             ::poll(polls.data(), polls.size(), 50);
             for (visitor& v : visitors) hear(v, all);
             if (polls[0].revents != 0)
                 welcome(
-                    acceptor_, visitors, times_.handshake, [](visitor const& v) { return v.socket.is_open(); },
+                    acceptor_, security_, visitors, times_.handshake, [](visitor const& v) { return !v.left; },
                     [&](visitor& v) { hear(v, all); });
-            visitors.remove_if(
-                [](visitor const& v) { return !v.socket.is_open() || monotonic_clock::now() >= v.until; });
+            visitors.remove_if([](visitor const& v) { return v.left || monotonic_clock::now() >= v.until; });
         }
     }
     [[gnu::cold]] void hear(visitor& v, std::vector<connection>& all) {
-        boost::system::error_code error, ignored;
+        if (v.left) return;
         mutable_bytes const rest = bytes_of(v.hello).subspan(v.have);
-        v.have += v.socket.read_some(boost::asio::buffer(rest.data(), rest.size()), error);
-        if (error == boost::asio::error::would_block) return;
-        if (error) return static_cast<void>(v.socket.close(ignored));
-        if (v.have < sizeof v.hello) return;
+        stream_result const r = v.stream.read_some({&rest, 1});
+        v.have += r.bytes;
+        v.left = r.status != stream_status::ok && r.status != stream_status::would_block;
+        if (v.left || v.have < sizeof v.hello) return;
+        v.left = true;
         auto const known = [&](connection const& c) { return c.rank == v.hello.from; };
-        if (!of_this_job(v.hello) || std::any_of(all.begin(), all.end(), known))
-            return static_cast<void>(v.socket.close(ignored));
+        if (!of_this_job(v.hello) || std::any_of(all.begin(), all.end(), known)) return;
         peer_hello hello = mine_;
         hello.to = v.hello.from;
-        if (write_all(v.socket, bytes_of(hello), monotonic_clock::now() + times_.handshake) != io_end::ok)
-            return static_cast<void>(v.socket.close(ignored));
+        if (write_all(v.stream, bytes_of(hello), monotonic_clock::now() + times_.handshake) != io_end::ok) return;
         check(v.hello, v.hello.from);
-        tune_connected(v.socket.native_handle(), times_);
-        all.push_back({v.hello.from, std::move(v.socket), v.hello.host == mine_.host});
+        tune_connected(v.stream.descriptor(), times_);
+        all.push_back({v.hello.from, std::move(v.stream), v.hello.host == mine_.host});
     }
     [[nodiscard, gnu::cold]] std::string missing(std::vector<connection> const& all) const {
         std::string names;
@@ -207,6 +210,7 @@ private:
     tcp_acceptor& acceptor_;
     tcp_store& store_;
     timing times_;
+    tcp_security const* security_;
     time_point until_;
 };
 

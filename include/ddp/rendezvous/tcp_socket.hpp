@@ -48,27 +48,26 @@ using tcp_acceptor = boost::asio::basic_socket_acceptor<boost::asio::ip::tcp, bo
 enum class io_end : std::uint8_t { ok, closed, late };
 
 /// Writes or reads all of it, or says why not.
-[[gnu::cold]] inline io_end write_all(tcp_socket& socket, const_bytes bytes, time_point until) {
-    while (!bytes.empty()) {
-        boost::system::error_code error;
-        std::size_t const n = socket.write_some(boost::asio::buffer(bytes.data(), bytes.size()), error);
-        bytes = bytes.subspan(n);
-        if (error == boost::asio::error::would_block) {
-            if (!poll_until(socket.native_handle(), POLLOUT, until)) return io_end::late;
-        } else if (error) {
+[[gnu::cold]] inline io_end write_all(tcp_stream& stream, const_bytes bytes, time_point until) {
+    for (bool sent = false; !sent;) {
+        stream_result const r = bytes.empty() ? stream.flush() : stream.write_some({&bytes, 1});
+        sent = bytes.empty() && r.status == stream_status::ok;
+        bytes = bytes.subspan(r.bytes);
+        if (r.status == stream_status::would_block) {
+            if (!poll_until(stream.descriptor(), stream.write_event(), until)) return io_end::late;
+        } else if (r.status != stream_status::ok) {
             return io_end::closed;
         }
     }
     return io_end::ok;
 }
-[[gnu::cold]] inline io_end read_all(tcp_socket& socket, mutable_bytes bytes, time_point until) {
+[[gnu::cold]] inline io_end read_all(tcp_stream& stream, mutable_bytes bytes, time_point until) {
     while (!bytes.empty()) {
-        boost::system::error_code error;
-        std::size_t const n = socket.read_some(boost::asio::buffer(bytes.data(), bytes.size()), error);
-        bytes = bytes.subspan(n);
-        if (error == boost::asio::error::would_block) {
-            if (!poll_until(socket.native_handle(), POLLIN, until)) return io_end::late;
-        } else if (error) {
+        stream_result const r = stream.read_some({&bytes, 1});
+        bytes = bytes.subspan(r.bytes);
+        if (r.status == stream_status::would_block) {
+            if (!poll_until(stream.descriptor(), POLLIN, until)) return io_end::late;
+        } else if (r.status != stream_status::ok) {
             return io_end::closed;
         }
     }

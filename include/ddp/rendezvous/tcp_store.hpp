@@ -3,10 +3,9 @@
 #pragma once
 
 #include <poll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
-#include <cerrno>
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -28,6 +27,10 @@
 #include <ddp/rendezvous/rendezvous_error.hpp>
 #include <ddp/rendezvous/tcp_socket.hpp>
 #include <ddp/rendezvous/tcp_store_protocol.hpp>
+#include <ddp/rendezvous/tcp_visitors.hpp>
+#include <ddp/transport/framed/frame_stream.hpp>
+#include <ddp/transport/framed/tcp.hpp>
+#include <ddp/transport/framed/tcp_channel.hpp>
 
 namespace ddp {
 
@@ -42,20 +45,24 @@ public:
     /// thread tells the server every times.heartbeat that this process runs.
     [[gnu::cold]] tcp_store(std::vector<detail::tcp_endpoint> const& servers, int rank, int size, std::uint64_t job,
                             time_point until, bool several_ports = false, job_secret const& secret = {},
-                            timing const& times = {})
-        : socket_(tcp_context()), several_ports_(several_ports), secret_(secret), times_(times) {
+                            timing const& times = {}, tcp_security const* security = nullptr)
+        : stream_(detail::tcp_socket(tcp_context())), several_ports_(several_ports), secret_(secret), times_(times) {
         boost::system::error_code last;
         int attempts = 0;
         for (std::chrono::milliseconds pause{5};; pause = std::min(pause * 2, std::chrono::milliseconds{250})) {
             for (detail::tcp_endpoint const& at : servers) {
                 ++attempts;
                 at_ = at;
-                last = detail::dial(socket_, at, until);
+                detail::tcp_socket socket(tcp_context());
+                last = detail::dial(socket, at, until);
                 if (last == boost::asio::error::no_descriptors ||
                     last == boost::system::errc::too_many_files_open_in_system)
                     throw environment_error(
                         detail::concat({"rank ", rank, " cannot open a socket: ", last.message(), " (ulimit -n)"}));
                 if (last) continue;
+                tune_connected(socket.native_handle(), timing{});
+                local_ = socket.local_endpoint().address();
+                stream_ = tcp_stream(std::move(socket), detail::channel_of(security, true));
                 if (greet(rank, size, job, until)) {
                     start_beating();
                     return;
@@ -125,7 +132,7 @@ public:
     /// What rank 0 has drawn for this job: tells its connections from those of another.
     [[nodiscard]] std::uint64_t nonce() const noexcept { return nonce_; }
     /// The address of this host on the way to rank 0.
-    [[nodiscard]] boost::asio::ip::address local_address() const { return socket_.local_endpoint().address(); }
+    [[nodiscard]] boost::asio::ip::address const& local_address() const noexcept { return local_; }
 
 private:
     static constexpr std::uint32_t max_answer = 64u << 20;
@@ -142,16 +149,19 @@ private:
         hello.job = job;
         hello.who = bounded_text<72>(detail::this_process());
         hello.secret = secret_;
-        tune_connected(socket_.native_handle(), timing{});
-        if (detail::write_all(socket_, bytes_of(hello), until) != detail::io_end::ok) return false;
-        if (detail::poll_until(socket_.native_handle(), POLLIN, until)) {
-            detail::store_head first;
-            ssize_t const heard = ::recv(socket_.native_handle(), &first, sizeof first, MSG_PEEK);
-            if (heard <= 0) return false;
-            if (several_ports_ && (heard < static_cast<ssize_t>(sizeof first) || !ours(first))) return false;
-        } else if (several_ports_) {
-            return false;
+        in_.clear();
+        detail::io_end const said = detail::write_all(stream_, bytes_of(hello), until);
+        if (!several_ports_ && stream_.flush().why == make_error_code(channel_error::stranger))
+            throw rendezvous_error(detail::concat(
+                {"rank ", rank, " has reached ", detail::text_of(at_),
+                 ", but what answers there does not know this job's secret. Give all ranks the same (DDP_SECRET_FILE), "
+                 "and DDP_TLS on all or none, or choose another MASTER_PORT if another program listens there"}));
+        if (said != detail::io_end::ok) return false;
+        while (in_.size() < sizeof(detail::store_head)) {
+            if (!stream_.buffered() && !detail::poll_until(stream_.descriptor(), POLLIN, until)) break;
+            if (!fill() && in_.size() < sizeof(detail::store_head)) return false;
         }
+        if (several_ports_ && (in_.size() < sizeof(detail::store_head) || !ours(head()))) return false;
         heard_ = never - std::chrono::hours(1);  // rank 0 may have been started long after its socket was
         std::string const nonce = answer(until);
         heard_ = monotonic_clock::now();
@@ -168,7 +178,7 @@ private:
         text.append(key).append(value);
         {
             std::scoped_lock lock(beating_);
-            if (detail::write_all(socket_, as_const_bytes(std::span<char const>(text)), until) != detail::io_end::ok)
+            if (detail::write_all(stream_, as_const_bytes(std::span<char const>(text)), until) != detail::io_end::ok)
                 throw lost();
         }
         return answer(until);
@@ -180,7 +190,7 @@ private:
                 while (!stopped_.wait_for(lock, times_.heartbeat, [this] { return stop_; })) {
                     detail::store_head const alive{detail::store_op::alive, 0, 0, 0};
                     static_cast<void>(
-                        detail::write_all(socket_, bytes_of(alive), monotonic_clock::now() + times_.heartbeat));
+                        detail::write_all(stream_, bytes_of(alive), monotonic_clock::now() + times_.heartbeat));
                 }
             });
         } catch (std::system_error const& e) {
@@ -188,29 +198,49 @@ private:
                                                     ". Raise the limit on threads (ulimit -u) or memory (ulimit -v)"}));
         }
     }
-    /// Whether the head of an answer is here; any byte is a sign of life.
-    [[nodiscard, gnu::cold]] bool heard_head() {
+    /// Takes what is here; any byte is a sign of life. False: the connection is over.
+    [[nodiscard, gnu::cold]] bool fill() {
+        std::array<std::byte, 8192> buffer;
+        mutable_bytes const all = buffer;
+        while (in_.size() <= max_answer) {
+            std::scoped_lock const lock(beating_);  // a channel is not for two threads
+            stream_result const r = stream_.read_some({&all, 1});
+            if (r.status == stream_status::would_block) return true;
+            if (r.status != stream_status::ok) return false;
+            detail::append(in_, all.first(r.bytes));
+            heard_ = monotonic_clock::now();
+        }
+        return true;
+    }
+    [[nodiscard]] detail::store_head head() const noexcept {
         detail::store_head head;
-        ssize_t const n = ::recv(socket_.native_handle(), &head, sizeof head, MSG_PEEK | MSG_DONTWAIT);
-        if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) throw lost();
-        if (n > 0 && n != peeked_) heard_ = monotonic_clock::now();
-        peeked_ = std::max<ssize_t>(n, 0);
-        return n == static_cast<ssize_t>(sizeof head);
+        std::memcpy(&head, in_.data(), sizeof head);
+        return head;
+    }
+    /// Whether the head of an answer is here.
+    [[nodiscard, gnu::cold]] bool heard_head() {
+        bool const open = fill();
+        if (!open && in_.size() < sizeof(detail::store_head)) throw lost();
+        return in_.size() >= sizeof(detail::store_head);
     }
     /// Of what heard_head() has seen. Throws what the server refuses.
     [[nodiscard, gnu::cold]] detail::store_head take_head() {
-        detail::store_head head;
-        if (detail::read_all(socket_, bytes_of(head), never) != detail::io_end::ok) throw lost();
-        peeked_ = 0;
-        if (!ours(head)) throw stranger();
-        if (head.op == detail::store_op::refused) throw refusal(detail::printable(text_of(head)));
-        return head;
+        detail::store_head const taken = head();
+        in_.erase(0, sizeof taken);
+        if (!ours(taken)) throw stranger();
+        if (taken.op == detail::store_op::refused) throw refusal(detail::printable(text_of(taken)));
+        return taken;
     }
     [[nodiscard, gnu::cold]] std::string text_of(detail::store_head const& head) {
-        std::string text(head.value, '\0');
         time_point const until = monotonic_clock::now() + times_.dead + times_.handshake;
-        if (detail::read_all(socket_, as_mutable_bytes(std::span<char>(text)), until) != detail::io_end::ok)
-            throw lost();
+        while (in_.size() < head.value) {
+            bool const open = fill();
+            if (in_.size() >= head.value) break;
+            if (!open || (!stream_.buffered() && !detail::poll_until(stream_.descriptor(), POLLIN, until)))
+                throw lost();
+        }
+        std::string text = in_.substr(0, head.value);
+        in_.erase(0, head.value);
         return text;
     }
     [[gnu::cold]] void expect_life() {
@@ -231,7 +261,7 @@ private:
             }
             expect_life();
             if (monotonic_clock::now() >= until) throw late();
-            detail::poll_until(socket_.native_handle(), POLLIN,
+            detail::poll_until(stream_.descriptor(), POLLIN,
                                std::min(until, monotonic_clock::now() + times_.heartbeat));
         }
     }
@@ -257,7 +287,8 @@ private:
             {"what answers at ", detail::text_of(at_), " is not rank 0 of a ddp job. Choose another MASTER_PORT"}));
     }
 
-    detail::tcp_socket socket_;
+    tcp_stream stream_;
+    boost::asio::ip::address local_;
     bool several_ports_;
     detail::tcp_endpoint at_;
     std::uint64_t nonce_ = 0;
@@ -265,8 +296,8 @@ private:
     timing times_;
     time_point heard_ = {};   // when the server was heard last
     time_point looked_ = {};  // when that was last asked
-    ssize_t peeked_ = 0;      // bytes of a head that have come
-    std::mutex beating_;      // held by whoever writes
+    std::string in_;          // has come, and was not looked at
+    std::mutex beating_;      // held by whoever writes or reads
     std::condition_variable stopped_;
     bool stop_ = false;
     std::thread beats_;

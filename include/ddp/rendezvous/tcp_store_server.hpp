@@ -5,6 +5,7 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include <iterator>
 #include <list>
 #include <map>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -26,6 +28,8 @@
 #include <ddp/rendezvous/tcp_store_protocol.hpp>
 #include <ddp/rendezvous/tcp_visitors.hpp>
 #include <ddp/transport/framed/frame_doorbell.hpp>
+#include <ddp/transport/framed/tcp.hpp>
+#include <ddp/transport/framed/tcp_channel.hpp>
 
 namespace ddp {
 
@@ -39,8 +43,9 @@ namespace ddp {
 class tcp_store_server {
 public:
     tcp_store_server(detail::tcp_acceptor acceptor, int size, std::uint64_t job, std::uint64_t nonce,
-                     timing const& times, job_secret const& secret = {})
+                     timing const& times, job_secret const& secret = {}, tcp_security const* security = nullptr)
         : acceptor_(std::move(acceptor)),
+          security_(security),
           size_(size),
           job_(job),
           nonce_(nonce),
@@ -64,7 +69,7 @@ public:
 
 private:
     struct visitor {
-        detail::tcp_socket socket;
+        tcp_stream stream;
         time_point until = never;  // for its hello
         int rank = -1;             // after it
         std::string in = {}, out = {};
@@ -73,6 +78,7 @@ private:
         bool told = false;       // of the failure
         bool dismissed = false;  // it has had its last answer: all ranks are done
         bool accused = false;    // it has reported a failure of its own
+        bool gone = false;       // the connection is over
         time_point heard = monotonic_clock::now();
         time_point spoken = monotonic_clock::now();  // when it was sent something
         std::string prefix = {};                     // of the keys it asks for
@@ -86,7 +92,7 @@ private:
                 if (stopping_ && give_up == never) give_up = monotonic_clock::now() + times_.handshake;
                 auto const owed = [this](visitor const& v) {
                     if (v.rank < 0) return false;
-                    if (failure_.empty()) return !v.out.empty() || !v.dismissed;
+                    if (failure_.empty()) return !v.out.empty() || v.stream.unsent() || !v.dismissed;
                     return monotonic_clock::now() - v.heard < times_.dead;  // one that is stopped does not hang up
                 };
                 if (stopping_ && all_told() && std::none_of(visitors_.begin(), visitors_.end(), owed)) return;
@@ -103,9 +109,7 @@ private:
     }
     [[gnu::cold]] void turn() {
         std::vector<::pollfd> polls{{acceptor_.native_handle(), POLLIN, 0}, {bell_.descriptor(), POLLIN, 0}};
-        for (visitor const& v : visitors_)
-            polls.push_back({const_cast<detail::tcp_socket&>(v.socket).native_handle(),
-                             static_cast<short>(POLLIN | (v.out.empty() ? 0 : POLLOUT)), 0});
+        for (visitor const& v : visitors_) polls.push_back({v.stream.descriptor(), events_of(v), 0});
         if (bell_.fall_asleep()) {
             ::poll(polls.data(), polls.size(), 50);  // the least deadline is a handshake: no need to be more exact
             bell_.wake_up(polls[1].revents != 0);
@@ -114,11 +118,11 @@ private:
         std::size_t i = 2;
         for (auto v = visitors_.begin(); v != visitors_.end(); ++i) {
             if (polls[i].revents != 0) read(*v);
-            v = v->socket.is_open() ? std::next(v) : visitors_.erase(v);
+            v = v->gone ? visitors_.erase(v) : std::next(v);
         }
         if (polls[0].revents != 0)
             detail::welcome(
-                acceptor_, visitors_, times_.handshake, [](visitor const& v) { return v.rank < 0; },
+                acceptor_, security_, visitors_, times_.handshake, [](visitor const& v) { return v.rank < 0; },
                 [this](visitor& v) { read(v); });
         time_point const now = monotonic_clock::now();
         if (failure_.empty() && now >= until_) name_missing();
@@ -126,8 +130,8 @@ private:
         for (auto v = visitors_.begin(); v != visitors_.end();) {
             answer(*v);
             write(*v);
-            if (v->rank < 0 && now >= v->until) close(*v);
-            v = v->socket.is_open() ? std::next(v) : visitors_.erase(v);
+            if (v->rank < 0 && now >= v->until) v->gone = true;
+            v = v->gone ? visitors_.erase(v) : std::next(v);
         }
     }
     [[nodiscard, gnu::cold]] bool done(int rank) const { return data_.count(detail::concat({"done/", rank})) != 0; }
@@ -157,26 +161,25 @@ private:
             reply(v, detail::store_op::refused, failure_);
         }
     }
-    [[gnu::cold]] void close(visitor& v) {
-        boost::system::error_code ignored;
-        v.socket.close(ignored);
+    [[nodiscard]] static short events_of(visitor const& v) noexcept {
+        return static_cast<short>(POLLIN | (!v.out.empty() || v.stream.unsent() ? POLLOUT : 0));
     }
     [[gnu::cold]] void read(visitor& v) {
-        char buffer[8192];
-        for (;;) {
-            boost::system::error_code error;
-            std::size_t const n = v.socket.read_some(boost::asio::buffer(buffer), error);
-            if (error == boost::asio::error::would_block) break;
-            if (error) return hang_up(v);
-            v.in.append(buffer, n);
+        std::array<std::byte, 8192> buffer;
+        mutable_bytes const all = buffer;
+        while (!v.gone) {
+            stream_result const r = v.stream.read_some({&all, 1});
+            if (r.status == stream_status::would_block) break;
+            if (r.status != stream_status::ok) return hang_up(v);
+            detail::append(v.in, all.first(r.bytes));
             v.heard = monotonic_clock::now();
-            if (!parse(v)) return close(v);
+            v.gone = !parse(v);
         }
     }
     [[gnu::cold]] void hang_up(visitor& v) {
         if (v.rank >= 0 && failure_.empty() && !v.accused && !done(v.rank))
             failure_ = name(v) + " ended while the job came together; its own output says why";
-        close(v);
+        v.gone = true;
     }
     /// False: these are no bytes of ours.
     [[gnu::cold]] bool parse(visitor& v) {
@@ -306,20 +309,18 @@ private:
         v.out += text;
     }
     [[gnu::cold]] void write(visitor& v) {
-        while (!v.out.empty() && v.socket.is_open()) {
-            boost::system::error_code error;
-            std::size_t const n = v.socket.write_some(boost::asio::buffer(v.out), error);
-            v.out.erase(0, n);
-            if (error == boost::asio::error::would_block) return;
-            if (error) return hang_up(v);
+        while (!v.gone && (!v.out.empty() || v.stream.unsent())) {
+            const_bytes const out = as_const_bytes(std::span<char const>(v.out));
+            stream_result const r = out.empty() ? v.stream.flush() : v.stream.write_some({&out, 1});
+            v.out.erase(0, r.bytes);
+            if (r.status == stream_status::would_block) return;
+            if (r.status != stream_status::ok) return hang_up(v);
         }
-        if (v.done && v.out.empty() && v.socket.is_open()) {
-            boost::system::error_code ignored;
-            v.socket.shutdown(detail::tcp_socket::shutdown_send, ignored);  // it hangs up when it has read that
-        }
+        if (v.done && !v.gone && v.out.empty()) v.stream.shutdown_send();  // it hangs up when it has read that
     }
 
     detail::tcp_acceptor acceptor_;
+    tcp_security const* security_;
     int size_;
     std::uint64_t job_;
     std::uint64_t nonce_;

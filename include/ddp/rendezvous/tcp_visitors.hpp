@@ -6,10 +6,12 @@
 #include <chrono>
 #include <cstddef>
 #include <list>
+#include <memory>
 #include <utility>
 
 #include <ddp/rendezvous/tcp_socket.hpp>
 #include <ddp/transport/framed/tcp.hpp>
+#include <ddp/transport/framed/tcp_channel.hpp>
 
 namespace ddp::detail {
 
@@ -17,12 +19,16 @@ inline constexpr std::size_t max_strangers = 64;
 /// A rank that has just connected has this long to say hello before a flood of others may push it out.
 inline constexpr std::chrono::milliseconds stranger_grace{100};
 
+[[nodiscard]] inline std::unique_ptr<tcp_channel> channel_of(tcp_security const* security, bool dials) {
+    return security != nullptr ? security->channel(dials) : nullptr;
+}
+
 /// Takes in who waits at `acceptor`, and lets hear(visitor) have what each has said already. A Visitor has a `socket` and
-/// a time, `until`, for its hello: `handshake` from now. Where max_strangers of them are strange(visitor), the oldest
+/// a time, `until`, for its hello: `handshake` from now; with `security` its bytes are those of who knows the secret. Where max_strangers of them are strange(visitor), the oldest
 /// makes room, so that they neither fill memory nor delay the start; the next waits in the kernel while it has its grace.
 template <class Visitor, class Strange, class Hear>
-[[gnu::cold]] void welcome(tcp_acceptor& acceptor, std::list<Visitor>& visitors, std::chrono::milliseconds handshake,
-                           Strange const& strange, Hear const& hear) {
+[[gnu::cold]] void welcome(tcp_acceptor& acceptor, tcp_security const* security, std::list<Visitor>& visitors,
+                           std::chrono::milliseconds handshake, Strange const& strange, Hear const& hear) {
     for (int i = 0; i < 256; ++i) {
         if (std::count_if(visitors.begin(), visitors.end(), strange) >= static_cast<std::ptrdiff_t>(max_strangers)) {
             auto const oldest = std::find_if(visitors.begin(), visitors.end(), strange);
@@ -33,8 +39,8 @@ template <class Visitor, class Strange, class Hear>
         tcp_socket socket(tcp_context());
         acceptor.accept(socket, error);
         if (error) return;
-        socket.non_blocking(true, error);
-        visitors.push_back({std::move(socket), monotonic_clock::now() + handshake});
+        visitors.push_back(
+            {tcp_stream(std::move(socket), channel_of(security, false)), monotonic_clock::now() + handshake});
         hear(visitors.back());
     }
 }

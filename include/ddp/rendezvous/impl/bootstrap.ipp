@@ -66,8 +66,8 @@ namespace detail {
     return ports;
 }
 
-/// The addresses of rank 0. Only loopback, unless the caller has said insecure.
-[[gnu::cold]] DDP_DECL std::vector<tcp_endpoint> resolve_master(job const& j, bool insecure) {
+/// The addresses of rank 0.
+[[gnu::cold]] DDP_DECL std::vector<tcp_endpoint> resolve_master(job const& j) {
     // Asio's resolver would compile a thread pool and its handlers into every program.
     ::addrinfo wanted{};
     wanted.ai_socktype = SOCK_STREAM;
@@ -89,18 +89,32 @@ namespace detail {
             {"MASTER_ADDR \"", j.master_addr,
              "\" has no address: ", problem == 0 ? "none that is an internet address" : ::gai_strerror(problem),
              ". Expected the name or address of rank 0's host"}));
-    for (tcp_endpoint const& at : all)
-        if (!insecure && !at.address().is_loopback())
-            throw rendezvous_error(
-                detail::concat({"MASTER_ADDR \"", j.master_addr, "\" is ", text_of(at),
-                                ", which other hosts can reach, and this connection is neither authenticated nor "
-                                "encrypted. Use 127.0.0.1, or, on a network where you trust everybody, set "
-                                "DDP_INSECURE=1, run_options.insecure or tcp_options.insecure"}));
     return all;
 }
 
+/// Whether the secret is to be proved; else it is shown, or there is none. Throws where neither will do for who can reach
+/// these addresses.
+[[gnu::cold]] DDP_DECL bool must_prove(job const& j, std::vector<tcp_endpoint> const& at, job_secret const& secret,
+                                       tcp_options const& options) {
+    auto const open = std::find_if(at.begin(), at.end(), [](auto const& a) { return !a.address().is_loopback(); });
+    bool const capable = options.security != nullptr && secret.given();
+    std::string const lack = options.security == nullptr
+                                 ? "this program was built without OpenSSL: use ddp::secure_tcp, link ddp::secure"
+                                 : "there is no secret: set DDP_SECRET_FILE to the same file on all hosts";
+    if ((options.encrypt || options.prove) && !capable)
+        throw environment_error(concat({options.encrypt ? "DDP_TLS=1 (tcp_options.encrypt)" : "tcp_options.prove",
+                                        " asks for what this rank cannot do: ", lack}));
+    if (options.encrypt || options.prove) return true;
+    if (open == at.end() || (options.insecure && !capable)) return false;
+    if (capable) return true;
+    throw rendezvous_error(
+        concat({"MASTER_ADDR \"", j.master_addr, "\" is ", text_of(*open), ", which other hosts can reach, and ", lack,
+                ". Or use 127.0.0.1, or, on a network where you trust everybody, set DDP_INSECURE=1, "
+                "run_options.insecure or tcp_options.insecure"}));
+}
+
 [[gnu::cold]] DDP_DECL tcp_acceptor listen_as_master(job const& j, std::vector<tcp_endpoint> const& at, int inherited,
-                                                     bool insecure) {
+                                                     bool anywhere) {
     tcp_acceptor acceptor(tcp_context());
     boost::system::error_code error;
     if (inherited >= 0) {
@@ -114,11 +128,11 @@ namespace detail {
                 {"descriptor ", inherited, " (DDP_LISTEN_FD) is no listening socket; rank 0 must inherit it open"}));
         ::fcntl(inherited, F_SETFD, FD_CLOEXEC);
         acceptor.assign(name.ss_family == AF_INET6 ? tcp::tcp::v6() : tcp::tcp::v4(), inherited, error);
-        if (!error && !insecure && !acceptor.local_endpoint().address().is_loopback())
+        if (!error && !anywhere && !acceptor.local_endpoint().address().is_loopback())
             throw rendezvous_error(
                 detail::concat({"the inherited socket listens on ", text_of(acceptor.local_endpoint()),
-                                ", which other hosts can reach: that needs DDP_INSECURE=1, run_options.insecure or "
-                                "tcp_options.insecure"}));
+                                ", which other hosts can reach, but MASTER_ADDR is loopback. Give the address of that "
+                                "interface, with a secret (DDP_SECRET_FILE) or DDP_INSECURE=1"}));
         if (!error) return acceptor;
     } else {
         for (tcp_endpoint const& one : at) {
@@ -154,6 +168,36 @@ namespace detail {
                             "net.ipv4.tcp_allowed_congestion_control what any program may choose"}));
 }
 
+/// See tcp_options::ports: the first and the last; 0 and 0: any.
+[[gnu::cold]] DDP_DECL std::pair<int, int> port_range(std::string const& text) {
+    if (text.empty()) return {0, 0};
+    std::size_t const dash = std::min(text.find('-'), text.size());
+    auto const number = [&](std::string const& part, int least) {
+        return environment_number("DDP_PORTS", part, least, 65535, "ports such as 20000-20063: each");
+    };
+    int const first = number(text.substr(0, dash), 1);
+    return {first, dash == text.size() ? first : number(text.substr(dash + 1), first)};
+}
+
+/// Listens for the other ranks.
+[[gnu::cold]] DDP_DECL tcp_acceptor listen_as_rank(int rank, boost::asio::ip::address const& address,
+                                                   std::pair<int, int> ports) {
+    tcp_acceptor acceptor(tcp_context());
+    boost::system::error_code error;
+    for (int port = ports.first; port <= ports.second; ++port) {
+        error = listen_at(acceptor, {address, static_cast<std::uint16_t>(port)});
+        if (error != boost::asio::error::address_in_use) break;
+    }
+    if (error == boost::asio::error::address_in_use)
+        throw rendezvous_error(
+            concat({"rank ", rank, " cannot listen on ", address.to_string(), ": ports ", ports.first, " to ",
+                    ports.second, " are in use. DDP_PORTS (tcp_options.ports) must have one for each rank of a host"}));
+    if (error)
+        throw rendezvous_error(
+            concat({"rank ", rank, " cannot listen on ", address.to_string(), ": ", error.message()}));
+    return acceptor;
+}
+
 }  // namespace detail
 
 [[gnu::cold]] DDP_DECL std::unique_ptr<tcp_transport> connect_tcp(job const& j, tcp_options options) {
@@ -167,41 +211,45 @@ namespace detail {
         char const* const value = std::getenv(name);
         return std::string(value != nullptr ? value : "");
     };
-    bool const insecure = options.insecure || variable("DDP_INSECURE") == "1";
+    options.insecure |= variable("DDP_INSECURE") == "1";
+    options.encrypt |= variable("DDP_TLS") == "1";
     if (std::string const fd = variable("DDP_LISTEN_FD"); j.rank == 0 && options.listen_descriptor < 0 && !fd.empty())
         options.listen_descriptor =
             detail::environment_number("DDP_LISTEN_FD", fd, 0, 1 << 20, "an inherited descriptor");
 
+    if (options.ports.empty()) options.ports = variable("DDP_PORTS");
     if (options.congestion.empty()) options.congestion = variable("DDP_TCP_CONGESTION");
 
+    std::pair<int, int> const ports = detail::port_range(options.ports);
     std::uint64_t const id = j.id.empty() ? 0 : digest{}.add(std::string_view(j.id)).value();
-    std::vector<detail::tcp_endpoint> servers = detail::resolve_master(j, insecure);
+    std::vector<detail::tcp_endpoint> servers = detail::resolve_master(j);
+    job_secret secret = job_secret::from_environment();
     auto const is_local = [](detail::tcp_endpoint const& at) { return at.address().is_loopback(); };
     bool const local = std::all_of(servers.begin(), servers.end(), is_local);
-    if (!local && j.rank == 0)
+    std::unique_ptr<tcp_security> const security =
+        detail::must_prove(j, servers, secret, options) ? options.security(secret, options.encrypt) : nullptr;
+    bool const anywhere = security != nullptr || options.insecure;
+    if (security != nullptr || !local) secret = {};  // shown only where nobody else can read it
+    if (!local && security == nullptr && j.rank == 0)
         std::fprintf(stderr,
                      "ddp: warning: connections between hosts are neither authenticated nor encrypted "
                      "(insecure was asked for): whoever reaches %s can join this job and read what it sends\n",
                      detail::text_of(servers.front()).c_str());
-    // Shown as it is, so only where nobody else can read it.
-    job_secret const secret = local ? job_secret::from_environment() : job_secret{};
     std::unique_ptr<tcp_store_server> server;
     // Ranks come at different times: the server's deadline speaks for all, ours only if it cannot.
     time_point const until = monotonic_clock::now() + options.times.join + 2 * options.times.handshake;
     if (j.rank == 0) {
         std::uint64_t const nonce = detail::random_number();
-        detail::tcp_acceptor acceptor = detail::listen_as_master(j, servers, options.listen_descriptor, insecure);
+        detail::tcp_acceptor acceptor = detail::listen_as_master(j, servers, options.listen_descriptor, anywhere);
         servers = {acceptor.local_endpoint()};
-        server = std::make_unique<tcp_store_server>(std::move(acceptor), j.size, id, nonce, options.times, secret);
+        server = std::make_unique<tcp_store_server>(std::move(acceptor), j.size, id, nonce, options.times, secret,
+                                                    security.get());
     }
     tcp_store store(servers, j.rank, j.size, id, monotonic_clock::now() + options.times.join,
-                    j.port_is_launchers && j.rank != 0, secret, options.times);
+                    j.port_is_launchers && j.rank != 0, secret, options.times, security.get());
     framing.job = store.nonce();
     try {
-        detail::tcp_acceptor acceptor(tcp_context());
-        if (auto const error = detail::listen_at(acceptor, {store.local_address(), 0}))
-            throw rendezvous_error(detail::concat(
-                {"rank ", j.rank, " cannot listen on ", store.local_address().to_string(), ": ", error.message()}));
+        detail::tcp_acceptor acceptor = detail::listen_as_rank(j.rank, store.local_address(), ports);
         std::string const number = detail::concat({j.rank});
         store.put("rank/" + number, detail::peer_address{acceptor.local_endpoint(), detail::this_process()}.text(),
                   until);
@@ -211,10 +259,10 @@ namespace detail {
                 "a published rank", detail::printable(key.substr(5), 20), 0, j.size - 1, "a rank"))] =
                 detail::peer_address::parse(value);
         for (detail::peer_address const& one : addresses)
-            if (!insecure && !is_local(one.at))
+            if (!anywhere && !is_local(one.at))
                 throw rendezvous_error(detail::concat({one.who, " published the address ", detail::text_of(one.at),
-                                                       ", which is not on this machine; that needs DDP_INSECURE=1 or "
-                                                       "run_options.insecure on every rank"}));
+                                                       ", which is not on this machine, although MASTER_ADDR is "
+                                                       "loopback"}));
 
         detail::peer_hello mine;
         mine.from = j.rank;
@@ -222,11 +270,11 @@ namespace detail {
         mine.nonce = store.nonce();
         mine.host = detail::host_identity();
         mine.early_bytes = options.early_bytes;
-        for (auto& c : detail::tcp_mesh(mine, addresses, acceptor, store, options.times).connect()) {
+        for (auto& c : detail::tcp_mesh(mine, addresses, acceptor, store, options.times, security.get()).connect()) {
             detail::peer_address const& a = addresses[static_cast<std::size_t>(c.rank)];
-            detail::choose_congestion_control(c.socket.native_handle(), options.congestion, c.same_host);
-            peers.push_back(
-                {c.rank, tcp_stream(std::move(c.socket)), a.who + ", " + detail::text_of(a.at), !c.same_host});
+            detail::choose_congestion_control(c.stream.descriptor(), options.congestion, c.same_host);
+            peers.push_back({c.rank, std::move(c.stream), a.who + ", " + detail::text_of(a.at),
+                             security == nullptr && !c.same_host});  // a channel finds changed bytes itself
         }
         store.stop_beating();
         store.put("done/" + number, {}, until);

@@ -29,6 +29,11 @@ namespace ddp {
 }
 
 [[gnu::cold]] DDP_DECL void tcp::start(run_options const& options, function_ref<void(communicator<>&)> body) {
+    detail::start_tcp(options, nullptr, body);
+}
+
+[[gnu::cold]] DDP_DECL void detail::start_tcp(run_options const& options, make_security* security,
+                                              function_ref<void(communicator<>&)> body) {
     auto const found = job_from_environment();
     if (!found)
         throw environment_error(detail::concat(
@@ -40,7 +45,10 @@ namespace ddp {
                                                 " ranks were asked for: ddprun -n ", options.ranks}));
     std::unique_ptr<tcp_transport> transport;
     try {
-        transport = connect_tcp(*found, tcp_options{.times = options.times, .insecure = options.insecure});
+        transport = connect_tcp(*found, tcp_options{.times = options.times,
+                                                    .insecure = options.insecure,
+                                                    .encrypt = options.encrypt,
+                                                    .security = security});
     } catch (rendezvous_error const& e) {
         std::string text = e.what();
         bool const apart =

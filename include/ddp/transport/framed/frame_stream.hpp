@@ -38,6 +38,8 @@ struct stream_result {
 ///
 /// A stream may also have `std::uint64_t delivered() const noexcept`, how many bytes the far end has acknowledged: a peer
 /// that is silent behind a slow link, to which bytes still move, is not taken for dead then.
+/// A stream with buffers of its own has `bool buffered() noexcept`, whether read_some would return bytes that poll() does
+/// not see, and `stream_result flush() noexcept`, which is ok once everything that write_some took has been sent.
 ///
 /// Models: descriptor_stream, tcp_stream.
 template <class S>

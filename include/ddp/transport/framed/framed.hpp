@@ -324,11 +324,11 @@ private:
         for (int turn = 0; l.out_open && turn < turns; ++turn) {
             l.out.fill(l.in.consumed());
             std::size_t const count = l.out.gather(list);
-            if (count == 0) {
+            stream_result const r = count != 0 ? l.stream.write_some(std::span(list).first(count)) : flush(l);
+            if (count == 0 && r.status == stream_status::ok) {
                 if (l.shut_when_written) shut(l);
                 break;
             }
-            stream_result const r = l.stream.write_some(std::span(list).first(count));
             if (r.status == stream_status::ok) {
                 l.out.wrote(r.bytes, ready_);
                 l.sent = at;
@@ -374,6 +374,18 @@ private:
         }
         l.readable = false;
         return moved;
+    }
+    [[nodiscard]] static stream_result flush(link& l) noexcept {
+        if constexpr (requires { l.stream.flush(); })
+            return l.stream.flush();
+        else
+            return {};
+    }
+    [[nodiscard]] static bool buffered(link& l) noexcept {
+        if constexpr (requires { l.stream.buffered(); })
+            return l.in_open && l.stream.buffered();
+        else
+            return false;
     }
     void heard_from(link& l, bool was_clean) {
         report& about = reports_[index(l.peer)];
@@ -463,7 +475,7 @@ private:
         l.gone = true;
         for (int rank = 0; rank < size(); ++rank) confirm(rank);
         end_operations(l, op_status::closed);
-        if (!l.out.abort_pending()) shut(l);
+        if (!l.out.abort_pending() && flush(l).status != stream_status::would_block) shut(l);
     }
     void shut(link& l) noexcept {
         l.out.drop();
@@ -542,13 +554,15 @@ private:
         ::ppoll(polls_.data(), links_.size() + extra, wait != nullptr ? wait : &at_once, nullptr);
         for (std::size_t i = 0; i < links_.size(); ++i) {
             int const seen = polls_[i].revents;
-            links_[i]->readable = (seen & (POLLIN | POLLHUP | POLLERR)) != 0;
+            links_[i]->readable = (seen & (POLLIN | POLLHUP | POLLERR)) != 0 || buffered(*links_[i]);
             if ((seen & (POLLOUT | POLLHUP | POLLERR)) != 0) links_[i]->blocked = false;
         }
         return polls_[links_.size()].revents != 0;
     }
     void sleep(time_point until) noexcept {
         using namespace std::chrono;
+        for (auto const& l : links_)
+            if (buffered(*l)) until = {};
         nanoseconds const wait = std::clamp<nanoseconds>(until - now(), nanoseconds{0}, hours{1});
         ::timespec const time{wait.count() / 1'000'000'000, wait.count() % 1'000'000'000};
         if (!bell_.fall_asleep()) return;

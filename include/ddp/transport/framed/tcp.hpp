@@ -27,12 +27,14 @@
 
 #include <fcntl.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <system_error>
@@ -41,6 +43,7 @@
 #include <ddp/transport/framed/frame_checksum.hpp>
 #include <ddp/transport/framed/frame_stream.hpp>
 #include <ddp/transport/framed/framed.hpp>
+#include <ddp/transport/framed/tcp_channel.hpp>
 
 namespace ddp {
 
@@ -80,27 +83,54 @@ inline void tune_connected(int fd, timing const& times) noexcept {
     ::fcntl(fd, F_SETFD, FD_CLOEXEC);
 }
 
-/// A connected TCP socket as a Stream. One sendmsg or recvmsg a call; Asio's composed operations move at most 64 KiB.
+/// A connected TCP socket as a Stream, through a channel where there is one. Without: one sendmsg or recvmsg a call; Asio's
+/// composed operations move at most 64 KiB.
 class tcp_stream {
 public:
     /// Over io_context's own executor: ip::tcp::socket's any_io_executor is a page of code a function.
     using socket = boost::asio::basic_stream_socket<boost::asio::ip::tcp, boost::asio::io_context::executor_type>;
     static constexpr std::string_view name = "tcp";
 
-    explicit tcp_stream(socket connected) : socket_(std::move(connected)) { socket_.non_blocking(true); }
+    explicit tcp_stream(socket connected, std::unique_ptr<tcp_channel> channel = nullptr)
+        : socket_(std::move(connected)), channel_(std::move(channel)) {
+        boost::system::error_code ignored;  // one that is not open fails at its first use
+        socket_.non_blocking(true, ignored);
+    }
 
     stream_result read_some(std::span<mutable_bytes const> buffers) noexcept {
+        if (channel_ != nullptr) return read_channel(buffers);
         std::array<boost::asio::mutable_buffer, 64> list;
         boost::system::error_code error;
         std::size_t const n = socket_.read_some(convert(buffers, list), error);
         return result(n, error);
     }
     stream_result write_some(std::span<const_bytes const> buffers) noexcept {
+        if (channel_ != nullptr) return write_channel(buffers);
         std::array<boost::asio::const_buffer, 64> list;
         boost::system::error_code error;
         std::size_t const n = socket_.write_some(convert(buffers, list), error);
         return result(n, error);
     }
+    /// Whether read_some would return bytes that poll() does not see.
+    [[nodiscard]] bool buffered() const noexcept {
+        return channel_ != nullptr && (channel_->readable() || channel_->error() != channel_error::none);
+    }
+    /// Ok once the channel is established, and all that write_some took is on its way.
+    stream_result flush() noexcept {
+        while (channel_ != nullptr) {
+            if (stream_result const r = push(); r.status != stream_status::ok) return r;
+            if (channel_->established()) break;
+            if (stream_result const r = pull(); r.status != stream_status::ok) return r;
+        }
+        return {};
+    }
+    /// What to poll the descriptor for when write_some or flush would block.
+    [[nodiscard]] short write_event() const noexcept {
+        return channel_ == nullptr || channel_->established() || unsent() ? POLLOUT : POLLIN;
+    }
+    [[nodiscard]] bool unsent() const noexcept { return channel_ != nullptr && !channel_->pending().empty(); }
+    [[nodiscard]] socket& base() noexcept { return socket_; }
+
     /// How many bytes the far end has acknowledged; 0 where the system does not say.
     [[nodiscard]] std::uint64_t delivered() const noexcept {
         struct {
@@ -135,7 +165,73 @@ private:
         return {0, stream_status::error, std::error_code(error.value(), std::generic_category())};
     }
 
+    stream_result read_channel(std::span<mutable_bytes const> buffers) noexcept {
+        std::size_t moved = 0;
+        bool more = true;  // the socket may have
+        for (mutable_bytes to : buffers)
+            while (!to.empty()) {
+                std::size_t const n = channel_->read(to);
+                to = to.subspan(n);
+                moved += n;
+                if (n != 0) continue;
+                if (channel_->error() != channel_error::none) return moved != 0 ? stream_result{moved} : broken();
+                if (!more) return {moved, moved != 0 ? stream_status::ok : stream_status::would_block, {}};
+                std::size_t const space = channel_->space().size();
+                stream_result const r = pull();
+                if (r.status != stream_status::ok) return moved != 0 ? stream_result{moved} : r;
+                static_cast<void>(push());  // an answer of the channel's own
+                more = r.bytes == space;
+            }
+        return {moved};
+    }
+    stream_result write_channel(std::span<const_bytes const> buffers) noexcept {
+        std::array<const_bytes, 64> list;
+        std::size_t const count = std::min(list.size(), buffers.size());
+        std::copy_n(buffers.begin(), count, list.begin());
+        std::span<const_bytes> rest(list.data(), count);
+        std::size_t moved = 0;
+        while (!rest.empty()) {
+            stream_result const r = flush();
+            if (r.status != stream_status::ok) return moved != 0 ? stream_result{moved} : r;
+            std::size_t n = channel_->write(rest);
+            if (n == 0) return broken();
+            moved += n;
+            while (!rest.empty() && n >= rest.front().size()) {
+                n -= rest.front().size();
+                rest = rest.subspan(1);
+            }
+            if (!rest.empty()) rest.front() = rest.front().subspan(n);
+        }
+        static_cast<void>(push());
+        return {moved};
+    }
+    /// One read of the socket for the channel.
+    stream_result pull() noexcept {
+        if (channel_->error() != channel_error::none) return broken();
+        mutable_bytes const space = channel_->space();
+        boost::system::error_code error;
+        std::size_t const n = socket_.read_some(boost::asio::buffer(space.data(), space.size()), error);
+        if (error) return result(0, error);
+        channel_->arrived(n);
+        return channel_->error() != channel_error::none ? broken() : stream_result{n};
+    }
+    /// What the channel has for the socket.
+    stream_result push() noexcept {
+        for (const_bytes out = channel_->pending(); !out.empty(); out = channel_->pending()) {
+            boost::system::error_code error;
+            std::size_t const n = socket_.write_some(boost::asio::buffer(out.data(), out.size()), error);
+            if (error) return result(0, error);
+            channel_->sent(n);
+        }
+        return {};
+    }
+    [[nodiscard]] stream_result broken() const noexcept {
+        channel_error const error = channel_->error();
+        return {0, stream_status::error, make_error_code(error == channel_error::none ? channel_error::failed : error)};
+    }
+
     socket socket_;
+    std::unique_ptr<tcp_channel> channel_;
 };
 static_assert(Stream<tcp_stream>);
 

@@ -1,0 +1,79 @@
+/// \file
+/// tcp_channel: what stands between a socket and its user where connections are proved or encrypted.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <system_error>
+
+#include <ddp/core/bytes.hpp>
+
+namespace ddp {
+
+/// Why nothing that arrives on a channel can be trusted.
+enum class channel_error : std::uint8_t {
+    none,      ///< nothing is wrong
+    stranger,  ///< the other side has not proved that it knows the secret
+    altered,   ///< bytes that the other side did not write, or not here
+    failed,    ///< the library that proves or encrypts failed
+};
+
+/// One connection's proof, or encryption: bytes in, bytes out, no sockets. Both sides prove that they know a secret before
+/// any byte of a user is sent or handed out. Not thread-safe.
+class tcp_channel {
+public:
+    tcp_channel() = default;
+    tcp_channel(tcp_channel const&) = delete;
+    tcp_channel& operator=(tcp_channel const&) = delete;
+    virtual ~tcp_channel() = default;
+
+    /// Where to put bytes that arrive, never empty, and then: how many have.
+    [[nodiscard]] virtual mutable_bytes space() noexcept = 0;
+    virtual void arrived(std::size_t bytes) noexcept = 0;
+    /// Takes bytes of the user's that have arrived. Returns how many, 0 if there are none.
+    [[nodiscard]] virtual std::size_t read(mutable_bytes to) noexcept = 0;
+    /// Whether read() would return something.
+    [[nodiscard]] virtual bool readable() noexcept = 0;
+
+    /// What has to be sent, and then: how many bytes of it are.
+    [[nodiscard]] virtual const_bytes pending() noexcept = 0;
+    virtual void sent(std::size_t bytes) noexcept = 0;
+    /// Takes bytes of the user's for sending, while nothing is pending. Returns how many, 0 before established().
+    [[nodiscard]] virtual std::size_t write(std::span<const_bytes const> from) noexcept = 0;
+
+    /// Whether both sides have proved who they are.
+    [[nodiscard]] virtual bool established() const noexcept = 0;
+    [[nodiscard]] virtual channel_error error() const noexcept = 0;
+};
+
+/// Makes the channels of a job, one for each connection. `dials`: whether this side has made the connection.
+class tcp_security {
+public:
+    tcp_security() = default;
+    tcp_security(tcp_security const&) = delete;
+    tcp_security& operator=(tcp_security const&) = delete;
+    virtual ~tcp_security() = default;
+    [[nodiscard]] virtual std::unique_ptr<tcp_channel> channel(bool dials) const = 0;
+};
+
+/// channel_error as a std::error_code.
+[[nodiscard]] inline std::error_code make_error_code(channel_error error) noexcept {
+    static struct : std::error_category {
+        [[nodiscard]] char const* name() const noexcept override { return "ddp::channel_error"; }
+        [[nodiscard, gnu::cold]] std::string message(int code) const override {
+            switch (static_cast<channel_error>(code)) {
+                case channel_error::none: break;
+                case channel_error::stranger: return "it has not proved that it knows this job's secret";
+                case channel_error::altered: return "bytes were changed on the way";
+                case channel_error::failed: return "OpenSSL failed";
+            }
+            return "no error";
+        }
+    } const category;
+    return {static_cast<int>(error), category};
+}
+
+}  // namespace ddp
