@@ -210,6 +210,13 @@ TEST_CASE("who does not know the secret is no peer, in either role, and neither 
     end alone{ddp::make_tcp_security(secret_of("0123456789abcdef"), encrypts)->channel(true)};
     for (int turn = 0; turn < 5; ++turn) alone.hear(alone.speak());
     CHECK_FALSE(alone.channel->established());
+    // One that answers a rank with that rank's own proof.
+    end asked{ddp::make_tcp_security(secret_of("0123456789abcdef"), encrypts)->channel(false)};
+    end asks{ddp::make_tcp_security(secret_of("another secret....."), encrypts)->channel(true)};
+    asked.hear(asks.speak());
+    bytes const proof_of_asked = asked.speak();
+    asked.hear(proof_of_asked.size() > 32 ? std::span(proof_of_asked).last(32) : std::span(proof_of_asked));
+    CHECK_FALSE(asked.channel->established());
     // The other way to join.
     end proof{ddp::make_tcp_security(secret_of("0123456789abcdef"), encrypts)->channel(true)};
     end tls{ddp::make_tcp_security(secret_of("0123456789abcdef"), !encrypts)->channel(false)};
@@ -308,6 +315,13 @@ TEST_CASE("records that are changed, left out, repeated or from elsewhere are ne
         records[0] = other.listens.speak();
     });
     CHECK(other_direction == std::pair(bytes{}, channel_error::altered));
+    pair thrown_back(encrypts);
+    thrown_back.talk();
+    std::array<ddp::const_bytes, 1> const list = {first};
+    REQUIRE(thrown_back.dials.channel->write(list) == first.size());
+    thrown_back.dials.hear(thrown_back.dials.speak());
+    CHECK(thrown_back.dials.received.empty());
+    CHECK(thrown_back.dials.channel->error() == channel_error::altered);
 }
 
 TEST_CASE("a recorded session convinces nobody a second time", "[rendezvous][secure]") {

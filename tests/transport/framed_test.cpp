@@ -461,6 +461,75 @@ TEST_CASE("framed over a stream that moves a byte at a time loses nothing", "[co
     CHECK(wrong == std::vector<int>{0, 0});
 }
 
+namespace {
+
+/// Reads more than it is asked for and keeps the rest; takes whatever is written and sends it in small pieces.
+class hoarding_stream {
+public:
+    explicit hoarding_stream(int fd) : inner_(fd) {}
+    ddp::stream_result read_some(std::span<ddp::mutable_bytes const> buffers) noexcept {
+        if (!buffered()) {
+            std::array<std::byte, 65536> more;
+            ddp::mutable_bytes const all = more;
+            ddp::stream_result const r = inner_.read_some({&all, 1});
+            if (r.status != ddp::stream_status::ok) return r;
+            in_.assign(more.begin(), more.begin() + static_cast<std::ptrdiff_t>(r.bytes));
+            taken_ = 0;
+        }
+        std::size_t const n = std::min({in_.size() - taken_, buffers.front().size(), std::size_t{100}});
+        std::memcpy(buffers.front().data(), in_.data() + taken_, n);
+        taken_ += n;
+        return {n};
+    }
+    ddp::stream_result write_some(std::span<ddp::const_bytes const> buffers) noexcept {
+        if (ddp::stream_result const r = flush(); r.status != ddp::stream_status::ok) return r;
+        for (ddp::const_bytes const piece : buffers) out_.insert(out_.end(), piece.begin(), piece.end());
+        return {out_.size()};
+    }
+    ddp::stream_result flush() noexcept {
+        if (out_.empty()) return {};
+        ddp::const_bytes const piece = std::span(out_).first(std::min<std::size_t>(out_.size(), 1000));
+        ddp::stream_result const r = inner_.write_some({&piece, 1});
+        if (r.status == ddp::stream_status::error) return r;
+        out_.erase(out_.begin(), out_.begin() + static_cast<std::ptrdiff_t>(r.bytes));
+        return {0, out_.empty() ? ddp::stream_status::ok : ddp::stream_status::would_block};
+    }
+    [[nodiscard]] bool buffered() const noexcept { return taken_ < in_.size(); }
+    [[nodiscard]] int descriptor() const noexcept { return inner_.descriptor(); }
+    void shutdown_send() noexcept { inner_.shutdown_send(); }
+
+private:
+    ddp::descriptor_stream inner_;
+    std::vector<std::byte> in_, out_;
+    std::size_t taken_ = 0;
+};
+static_assert(ddp::Stream<hoarding_stream>);
+
+}  // namespace
+
+TEST_CASE("what a stream keeps in its own buffers is not forgotten, at either end", "[comm][framed]") {
+    framed_options options = quick();
+    options.times.heartbeat = 5s;  // nothing else wakes anybody
+    options.times.dead = 30s;
+    using hoarding = ddp::framed<hoarding_stream>;
+    auto const done =
+        run_ranks(all_to_all<hoarding>(5, options, [](int fd) { return hoarding_stream(fd); }), [](hoarding& t) {
+            std::deque<op> sent, received;
+            for (std::uint64_t i = 0; i < 400; ++i)
+                for (int peer = 0; peer < t.size(); ++peer) {
+                    if (peer == t.rank()) continue;
+                    receive(t, peer, tagged(1, i), received.emplace_back(8));
+                    send(t, peer, tagged(1, i), sent.emplace_back(8));
+                }
+            auto const all = [&] {
+                return std::all_of(received.begin(), received.end(), [](op const& o) { return o.done(); }) &&
+                       std::all_of(sent.begin(), sent.end(), [](op const& o) { return o.done(); });
+            };
+            return drive_or_leave(t, all, 4s);
+        });
+    CHECK(done == std::vector<bool>(5, true));
+}
+
 TEST_CASE("a message of another length ends its receive with the sender's length, and the next is whole",
           "[comm][framed]") {
     auto const early = GENERATE(false, true);
