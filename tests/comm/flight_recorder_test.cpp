@@ -1,9 +1,11 @@
 // The flight recorder: a ring in fixed memory, written as JSON lines while threads record; Python's parser reads every line.
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -18,6 +20,7 @@
 
 #include <ddp/collective/barrier.hpp>
 #include <ddp/comm/flight_recorder.hpp>
+#include <ddp/rendezvous/flight_signal.hpp>
 #include <ddp/rendezvous/run.hpp>
 
 #include "support/catch.hpp"
@@ -220,6 +223,62 @@ TEST_CASE("ranks that fail write what they did, and the verdict's words", "[comm
         REQUIRE(failed != all.end());
         CHECK((text_in(*failed, "kind") == "threw") == (rank == 1));
     }
+}
+
+TEST_CASE("SIGUSR2 writes a flight record, unless the program has a use for that signal", "[comm][flight]") {
+    flight_files files;
+    auto const handler = [] {
+        struct ::sigaction now{};
+        ::sigaction(SIGUSR2, nullptr, &now);
+        return now.sa_handler;
+    };
+    REQUIRE(handler() == SIG_DFL);
+    {
+        detail::flight_signal const on_request;
+        ::raise(SIGUSR2);  // the job has not come together: there is nothing to write
+        {
+            flight_recorder ring(0, 1, "test");
+            detail::flight_signal::target const whose(ring);
+            ring.record(flight::forward, 1);
+            errno = 77;
+            ::raise(SIGUSR2);
+            CHECK(errno == 77);
+            CHECK(text_in(files.lines().back(), "why") == "SIGUSR2");
+            for (std::uint64_t i = 2; i <= 500; ++i) {  // in the middle of whatever a thread does
+                std::jthread other([] { ::raise(SIGUSR2); });
+                ring.record(flight::forward, i);
+                ::raise(SIGUSR2);
+                ring.dump("now");
+            }
+        }
+        ::raise(SIGUSR2);
+    }
+    CHECK(handler() == SIG_DFL);
+    CHECK(count(files.lines(), "forward") == 500);
+    CHECK(files.python() == "");
+
+    static std::atomic<int> heard{0};
+    ::signal(SIGUSR2, [](int) { ++heard; });
+    auto const own = handler();
+    {
+        detail::flight_signal const on_request;
+        CHECK(handler() == own);
+        ::raise(SIGUSR2);
+    }
+    CHECK(handler() == own);
+    CHECK(heard == 1);
+    ::signal(SIGUSR2, SIG_IGN);
+    {
+        detail::flight_signal const on_request;
+        CHECK(handler() == SIG_IGN);
+    }
+    ::signal(SIGUSR2, SIG_DFL);
+    {
+        detail::flight_signal const on_request;
+        ::signal(SIGUSR2, own);  // the program's, meanwhile
+    }
+    CHECK(handler() == own);
+    ::signal(SIGUSR2, SIG_DFL);
 }
 
 TEST_CASE("what one entry of the flight recorder costs", "[.][flight][measure]") {
