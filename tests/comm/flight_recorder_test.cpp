@@ -161,22 +161,24 @@ TEST_CASE("names and texts from anywhere leave every line of a flight record val
 TEST_CASE("a flight record is written whole while threads record", "[comm][flight]") {
     flight_files files;
     constexpr int writers = 3;
-    constexpr std::uint64_t each = 60'000;
+    constexpr int dumps = 60;
     {
         flight_recorder ring(0, 1, "test");
-        std::atomic<int> running{writers};
+        std::atomic<int> dumped{0};
         {
             std::vector<std::jthread> threads;
             for (int w = 0; w < writers; ++w)
-                threads.emplace_back([&ring, &running, w] {
+                threads.emplace_back([&ring, &dumped, w] {
                     char const name[] = {static_cast<char>('a' + w), '\0'};
-                    for (std::uint64_t i = 1; i <= each; ++i)
+                    for (std::uint64_t i = 1; dumped.load() < dumps; ++i)
                         ring.record(flight::entered, i, w, i * 3 + static_cast<std::uint64_t>(w), name);
-                    --running;
                 });
             for (int d = 0; d < 2; ++d)
-                threads.emplace_back([&ring, &running] {
-                    while (running.load() > 0) ring.dump("now");
+                threads.emplace_back([&ring, &dumped] {
+                    while (dumped.load() < dumps) {
+                        ring.dump("now");
+                        ++dumped;
+                    }
                 });
         }
         ring.dump("last");
