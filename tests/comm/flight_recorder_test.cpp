@@ -1,5 +1,4 @@
 // The flight recorder: a ring in fixed memory, written as JSON lines while threads record; Python's parser reads every line.
-#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -7,6 +6,7 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>

@@ -36,7 +36,7 @@ public:
             if (attempt > 0) path_ += "/restart-" + std::to_string(attempt);
             std::filesystem::create_directories(path_, problem);  // a rank says what is wrong, should it have to write
             for (int rank = first_rank; rank < first_rank + ranks; ++rank)
-                std::filesystem::remove(file_of(rank), problem);
+                for (int again = 0; again < 10; ++again) std::filesystem::remove(file_of(rank, again), problem);
             return;
         }
         std::string name = std::filesystem::temp_directory_path(problem).string() + "/ddprun-XXXXXX";
@@ -51,9 +51,19 @@ public:
 
     [[nodiscard]] std::string const& path() const noexcept { return path_; }  ///< empty: none could be made
     [[nodiscard]] bool kept() const noexcept { return kept_; }
-    [[nodiscard]] std::string file_of(int rank) const { return path_ + "/rank-" + std::to_string(rank) + ".jsonl"; }
+    /// Of the communicator that the rank has made last: a second one finds the file of the first there.
+    [[nodiscard]] std::string newest_of(int rank) const {
+        std::error_code problem;
+        int again = 9;
+        while (again > 0 && !std::filesystem::exists(file_of(rank, again), problem)) --again;
+        return file_of(rank, again);
+    }
 
 private:
+    [[nodiscard]] std::string file_of(int rank, int again) const {
+        return path_ + "/rank-" + std::to_string(rank) + (again == 0 ? "" : "." + std::to_string(again)) + ".jsonl";
+    }
+
     bool kept_;
     std::string path_;
 };

@@ -458,7 +458,7 @@ private:
         std::map<int, flight_state> states;
         std::map<int, std::string> silent;
         for (running_rank const& rank : ranks_) {
-            flight_state& state = states[rank.rank] = read_flight(flights_->file_of(rank.rank));
+            flight_state& state = states[rank.rank] = read_flight(flights_->newest_of(rank.rank));
             // An answer to an earlier signal says nothing about now.
             if (asked ? state.asked < std::chrono::nanoseconds(asked_at_.time_since_epoch()).count() : !state.failed)
                 state = {};
@@ -498,7 +498,7 @@ private:
             std::string const story = culprit->passed_on == 0 ? story_of_all(false) : "";
             if (given_ == nullptr || culprit->passed_on == 0)
                 say(describe(*culprit, endings) +
-                    (story.empty() ? "" : "\n        before that:" + story + records_kept()));
+                    (story.empty() ? "" : "\n        what the ranks were doing:" + story + records_kept()));
             return culprit->exit_code();
         }
         if (stage_ == stage::killed) return 128 + SIGINT;  // at the user's wish, before any rank had failed

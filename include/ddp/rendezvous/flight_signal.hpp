@@ -7,8 +7,6 @@
 #include <csignal>
 #include <thread>
 
-#include <signal.h>
-
 #include <ddp/comm/flight_recorder.hpp>
 
 namespace ddp::detail {

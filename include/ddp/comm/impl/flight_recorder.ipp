@@ -80,8 +80,7 @@ DDP_DECL bool flight_recorder::read(std::uint64_t ticket, words& to) const noexc
     return to.back() == check_of(ticket, to) && to[0] >> 32 < detail::flight_names.size();
 }
 [[gnu::cold]] DDP_DECL void flight_recorder::fail(failure const& own) noexcept {
-    record(flight::failed, own.entered.number, own.peer, static_cast<std::uint64_t>(own.code),
-           detail::kind_name(own.kind));
+    record(flight::failed, 0, own.peer, static_cast<std::uint64_t>(own.code), detail::kind_name(own.kind));
 }
 [[gnu::cold]] DDP_DECL void flight_recorder::adopt(failure const& verdict) noexcept {
     record(flight::verdict, 0, verdict.peer, static_cast<std::uint64_t>(verdict.code));
@@ -129,7 +128,7 @@ DDP_DECL bool flight_recorder::read(std::uint64_t ticket, words& to) const noexc
     put_all("{\"seq\":", number(ticket), ",\"t_ns\":", number(of[1]),
             ",\"event\":", quoted{detail::flight_names[of[0] >> 32]});
     if (name[0] != '\0') put_all(of_peer ? ",\"kind\":" : ",\"name\":", quoted{name.data()});
-    if (of[2] != 0) put_all(",\"number\":", number(of[2]));
+    if (of[2] != 0 && !of_peer) put_all(",\"number\":", number(of[2]));
     if (of_peer || of_group) put_all(of_peer ? ",\"peer\":" : ",\"group\":", static_cast<std::int32_t>(of[0]));
     if (of[3] != 0) put_all(of_peer ? ",\"code\":" : ",\"count\":", number(of[3]));
     put("}\n");
