@@ -23,7 +23,7 @@ inline constexpr std::array<std::string_view, 15> flight_names = {
 /// Keeps what fits, with a zero at the end.
 template <std::size_t N>
 void keep(std::string_view text, std::array<char, N>& to) noexcept {
-    std::copy_n(text.data(), std::min(text.size(), N - 1), to.data());
+    std::copy_n(text.begin(), std::min(text.size(), N - 1), to.begin());
 }
 [[nodiscard]] inline std::int64_t flight_clock() noexcept {
     return std::chrono::duration_cast<nanoseconds>(monotonic_clock::now().time_since_epoch()).count();
