@@ -9,6 +9,7 @@
 #include <ddp/ddp.hpp>
 
 #include <ddp/comm/impl/fault.ipp>
+#include <ddp/comm/impl/flight_recorder.ipp>
 #include <ddp/comm/impl/group.ipp>
 #include <ddp/comm/impl/host.ipp>
 #include <ddp/comm/impl/scheduler_base.ipp>

@@ -13,6 +13,7 @@
 #include <deque>
 #include <filesystem>
 #include <iostream>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -29,6 +30,7 @@
 
 #include "cores.hpp"
 #include "descendants.hpp"
+#include "flight.hpp"
 #include "guardian.hpp"
 #include "listener.hpp"
 #include "options.hpp"
@@ -128,7 +130,8 @@ private:
     static constexpr std::chrono::seconds dying_for{10};      // after SIGKILL
     static constexpr std::chrono::seconds drain_for{1};       // for output of what ranks that have ended left behind
     static constexpr std::chrono::seconds grace_to_save{10};  // after a signal passed on: ranks write checkpoints then
-    static constexpr std::chrono::seconds flush_for{1};       // for what was not read when the user gave up
+    static constexpr std::chrono::milliseconds answer_within{700};  // for ranks to write after SIGUSR2
+    static constexpr std::chrono::seconds flush_for{1};             // for what was not read when the user gave up
 
     void say_lost(std::string const& what, int problem) {
         say("ddprun: " + what + " could not be written: " + std::strerror(problem));
@@ -151,6 +154,8 @@ private:
         around.secret_fd = secret.get();
         around.job_id = id_;
         around.restarts = attempt_;
+        flights_.emplace(with_.flight_dir, attempt_, with_.rank_of(0), with_.local_size);
+        around.flight_dir = flights_->path();
         int const usable = usable_cores();
         std::vector<int> const cores = with_.bind ? cores_in_mask() : std::vector<int>();
         if (::getenv("OMP_NUM_THREADS") == nullptr) around.threads = std::max(usable / with_.local_size, 1);
@@ -296,6 +301,11 @@ private:
     }
 
     void keep_deadlines() {
+        if (monotonic_clock::now() >= story_due_) {
+            story_due_ = monotonic_clock::time_point::max();
+            if (std::string const story = story_of_all(true); !story.empty())
+                say("ddprun: SIGUSR2 was passed on; the ranks here say:" + story + records_kept());
+        }
         if (all_ended() || monotonic_clock::now() < deadline_) return;
         if (stage_ == stage::grace) {
             stage_ = stage::asked;
@@ -364,7 +374,8 @@ private:
 
     /// Milliseconds until a deadline of ours, or -1.
     [[nodiscard]] int patience() const {
-        monotonic_clock::time_point const until = all_ended() && any_open() ? drain_until_ : deadline_;
+        monotonic_clock::time_point const until =
+            std::min(story_due_, all_ended() && any_open() ? drain_until_ : deadline_);
         if (until == monotonic_clock::time_point::max()) return -1;
         auto const left = std::chrono::ceil<std::chrono::milliseconds>(until - monotonic_clock::now()).count();
         return static_cast<int>(std::max<decltype(left)>(left, 0));
@@ -388,6 +399,10 @@ private:
         }
         if (!with_.hosts.empty() && (signo == SIGUSR1 || signo == SIGUSR2)) return signal_groups(signo);
         if (signo == SIGUSR1 || signo == SIGUSR2) {  // their default is death: not for what a rank has started
+            if (signo == SIGUSR2) {
+                asked_at_ = monotonic_clock::now();
+                story_due_ = asked_at_ + answer_within;
+            }
             for (running_rank const& rank : ranks_)
                 if (!rank.end) ::kill(rank.pid, signo);
             return;
@@ -436,6 +451,30 @@ private:
             now + (passed_on_ != 0 ? std::max<std::chrono::milliseconds>(with_.grace, grace_to_save) : with_.grace);
     }
 
+    /// What the flight records of the ranks here say together; nothing where there are none. `asked`: only those that have
+    /// answered the last SIGUSR2 say something.
+    [[nodiscard]] std::string story_of_all(bool asked) const {
+        if (!flights_ || flights_->path().empty()) return "";
+        std::map<int, flight_state> states;
+        std::map<int, std::string> silent;
+        for (running_rank const& rank : ranks_) {
+            flight_state& state = states[rank.rank] = read_flight(flights_->newest_of(rank.rank));
+            // An answer to an earlier signal says nothing about now.
+            if (asked ? state.asked < std::chrono::nanoseconds(asked_at_.time_since_epoch()).count() : !state.failed)
+                state = {};
+            if (!rank.end)
+                silent[rank.rank] = "did not answer";
+            else
+                silent[rank.rank] = "wrote nothing: " + (rank.end->by_us ? "it was ended by ddprun"
+                                                                         : (rank.end->signal() != 0 ? "it was " : "") +
+                                                                               detail::how(*rank.end));
+        }
+        return flight_story(states, silent);
+    }
+    [[nodiscard]] std::string records_kept() const {
+        return flights_->kept() ? "\n        their flight records are in " + flights_->path() : "";
+    }
+
     /// Says who failed first, last of all. Returns the job's exit code.
     int conclude() {
         int lost = 0;
@@ -456,7 +495,10 @@ private:
         }
         if (ending const* const culprit = first_culprit(endings)) {
             culprit_ = true;
-            if (given_ == nullptr || culprit->passed_on == 0) say(describe(*culprit, endings));
+            std::string const story = culprit->passed_on == 0 ? story_of_all(false) : "";
+            if (given_ == nullptr || culprit->passed_on == 0)
+                say(describe(*culprit, endings) +
+                    (story.empty() ? "" : "\n        what the ranks were doing:" + story + records_kept()));
             return culprit->exit_code();
         }
         if (stage_ == stage::killed) return 128 + SIGINT;  // at the user's wish, before any rank had failed
@@ -476,6 +518,8 @@ private:
     stage stage_ = stage::running;
     monotonic_clock::time_point deadline_ = monotonic_clock::time_point::max();
     monotonic_clock::time_point drain_until_ = monotonic_clock::time_point::max();
+    std::optional<flight_directory> flights_;  // none where the ranks are elsewhere
+    monotonic_clock::time_point asked_at_, story_due_ = monotonic_clock::time_point::max();
     int batch_ = 0;
     int interrupts_ = 0;
     int passed_on_ = 0;

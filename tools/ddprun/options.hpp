@@ -56,6 +56,7 @@ struct options {
     bool bind = true;                       ///< each rank to cores of its own
     int max_restarts = 0;                   ///< of the whole job
     std::string log_dir;                    ///< for a file each rank and stream; empty: none
+    std::string flight_dir;                 ///< for the ranks' flight records; empty: a temporary one
     unsigned in_files = 3;                  ///< streams that go there: 1 stdout, 2 stderr, 3 both
     unsigned shown = 3;                     ///< streams that are shown
     std::vector<host> hosts;                ///< start there instead of here
@@ -162,8 +163,8 @@ inline std::vector<host> read_hostfile(std::string const& path) {
 
 /// The command line as it stands, before anything is concluded from it.
 struct command_line {
-    std::string n, nproc, nnodes, node_rank, master_addr, master_port, prefix, grace, bind, max_restarts, log_dir, tee,
-        redirects, hosts, hostfile, launch_agent;
+    std::string n, nproc, nnodes, node_rank, master_addr, master_port, prefix, grace, bind, max_restarts, log_dir,
+        flight_dir, tee, redirects, hosts, hostfile, launch_agent;
     std::vector<std::string> carried;
     bool standalone = false, no_python = false, verbose = false, dry_run = false, explain = false, version = false;
 };
@@ -205,6 +206,7 @@ inline void declare(CLI::App& app, command_line& to) {
     group = "Output";
     takes("--prefix", "WHICH", to.prefix, "[rank] before the lines of: rank (all), others, none");
     takes("--log-dir", "DIRECTORY", to.log_dir, "also into rank-R.out and rank-R.err there", "PET_LOG_DIR");
+    takes("--flight-dir", "DIRECTORY", to.flight_dir, "keep the ranks' flight records there", "DDP_FLIGHT_DIR");
     takes("-t,--tee", "1|2|3", to.tee, "streams shown and written: 1 out, 2 err, 3 both", "PET_TEE");
     takes("-r,--redirects", "1|2|3", to.redirects, "streams written there only", "PET_REDIRECTS");
     flag("-v,--verbose", to.verbose, "say what is started and how");
@@ -233,7 +235,8 @@ inline void declare(CLI::App& app, command_line& to) {
         "terminal; and stdin, unless that is a terminal. After a failure the others\n"
         "get SIGTERM when the grace is over, SIGKILL one second later.\n"
         "SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 are passed on to all ranks;\n"
-        "a second SIGINT kills them. Nothing that a rank has started outlives the job.\n"
+        "a second SIGINT kills them; after SIGUSR2 what each rank is doing is printed.\n"
+        "Nothing that a rank has started outlives the job.\n"
         "PET_NNODES, PET_NPROC_PER_NODE and the like are read as torchrun reads them.\n"
         "\n"
         "Exit status: of the rank that failed first (128 + N for signal N), 0 if none\n"
@@ -347,6 +350,7 @@ inline void place(options& result, command_line const& line) {
         result.max_restarts = detail::parse_integer("--max-restarts", line.max_restarts, 0, 1000000);
 
     result.log_dir = line.log_dir;
+    result.flight_dir = line.flight_dir;
     unsigned const both = line.tee.empty() && line.redirects.empty() ? 3U : 0U;
     unsigned const tee =
         line.tee.empty() ? both : static_cast<unsigned>(detail::parse_integer("--tee", line.tee, 0, 3));

@@ -99,7 +99,7 @@ struct orders {
                                    static_cast<long long>(with.in_files), static_cast<long long>(with.shown),
                                    static_cast<long long>(with.verbose), static_cast<long long>(all.restarts)})
         put(std::to_string(number));
-    for (std::string const& item : {with.master_addr, with.log_dir, all.job_id, directory}) put(item);
+    for (std::string const& item : {with.master_addr, with.log_dir, with.flight_dir, all.job_id, directory}) put(item);
     std::string secret;
     for (unsigned char const byte : all.secret) {
         secret += "0123456789abcdef"[byte / 16];
@@ -173,6 +173,7 @@ struct orders {
     all.restarts = number(0, 1000000);
     with.master_addr = take();
     with.log_dir = take();
+    with.flight_dir = take();
     all.job_id = take();
     std::string const directory = take();
     std::string const secret = take();

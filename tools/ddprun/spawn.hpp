@@ -37,6 +37,7 @@ struct surroundings {
     int threads = 0;          ///< OMP_NUM_THREADS; 0: the user has set it
     std::string job_id = {};  ///< DDP_JOB_ID; empty: not set by us
     int restarts = 0;
+    std::string flight_dir = {};  ///< DDP_FLIGHT_DIR; empty: none could be made
 };
 
 [[nodiscard]] inline variables variables_of(options const& with, surroundings const& around, int local) {
@@ -47,6 +48,7 @@ struct surroundings {
     if (around.threads > 0) result.emplace_back("OMP_NUM_THREADS", std::to_string(around.threads));
     if (around.secret_fd >= 0) result.emplace_back("DDP_SECRET_FD", std::to_string(around.secret_fd));
     if (!around.job_id.empty()) result.emplace_back("DDP_JOB_ID", around.job_id);
+    if (!around.flight_dir.empty()) result.emplace_back("DDP_FLIGHT_DIR", around.flight_dir);
     if (with.max_restarts > 0) result.emplace_back("DDP_RESTART_COUNT", std::to_string(around.restarts));
     if (rank == 0) {
         if (around.listen_fd >= 0) result.emplace_back("DDP_LISTEN_FD", std::to_string(around.listen_fd));

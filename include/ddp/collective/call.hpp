@@ -169,7 +169,10 @@ void call_blocking(communicator<T> const& comm, operation_info what, F const& f)
         comm.exclusively([&] {
             comm.tasks().pump();  // a step that has begun was entered before this: all ranks count alike
             if (comm.tasks().failed()) return;
-            f(comm.enter(what));
+            lane<T> const over = comm.enter(what);
+            comm.tasks().note(flight::waits, over.id.index, over.id.group, 0, what.name);
+            f(over);
+            comm.tasks().note(flight::finished, over.id.index, over.id.group, 0, what.name);
         });
     } catch (...) {
         comm.fail(std::current_exception());

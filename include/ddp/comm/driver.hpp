@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -16,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/comm/flight_recorder.hpp>
 #include <ddp/comm/scheduler.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/error.hpp>
@@ -35,7 +37,11 @@ template <Transport T>
 class driver {
 public:
     driver(std::unique_ptr<T> transport, timing const& times)
-        : transport_(std::move(transport)), scheduler_(*transport_, times), unwinding_(std::uncaught_exceptions()) {
+        : transport_(std::move(transport)),
+          recorder_(transport_->rank(), transport_->size(), name_of(*transport_)),
+          scheduler_(*transport_, times),
+          unwinding_(std::uncaught_exceptions()) {
+        scheduler_.keep_in(&recorder_);
         if (transport_->size() > 1 && may_own_thread(*transport_)) start_thread();
     }
     driver(driver const&) = delete;
@@ -45,10 +51,12 @@ public:
     [[nodiscard]] T& transport() noexcept { return *transport_; }
     [[nodiscard]] scheduler<T>& tasks() noexcept { return scheduler_; }
     [[nodiscard]] bool has_thread() const noexcept { return thread_.joinable(); }
+    [[nodiscard]] flight_recorder& recorder() noexcept { return recorder_; }
 
     /// Runs the task that `make` returns to its end, and everything else in flight beside it.
     /// Throws the verdict (comm_error) if the job failed, or what the task itself threw, after the peers were told.
-    void run(function_ref<task<>()> make);
+    /// `name` and `number`: for the flight recorder, where `make` enters no collective.
+    void run(function_ref<task<>()> make, char const* name = "message", std::uint64_t number = 0);
 
     /// Starts the task that `make` returns. It goes on whenever somebody drives. Throws as run() does; if the task fails
     /// by an exception of its own, the job fails at once.
@@ -119,6 +127,15 @@ private:
         driver& of_;
     };
 
+    [[nodiscard]] static std::string_view name_of(T const& transport) noexcept {
+        if constexpr (requires { transport.name(); })
+            return transport.name();
+        else if constexpr (requires { T::name; })
+            return T::name;
+        else
+            return "transport";
+    }
+
     void drive_until(function_ref<bool()> done);
     static task<> guarded(scheduler<T>& on, task<> body);
     void refuse_if_failed(std::exception_ptr const& own = nullptr);
@@ -138,6 +155,7 @@ private:
     void park(std::unique_lock<std::mutex>& token);
 
     std::unique_ptr<T> transport_;
+    flight_recorder recorder_;
     scheduler<T> scheduler_;
     int unwinding_;
     std::vector<std::shared_ptr<void>> kept_;
@@ -189,7 +207,9 @@ void driver<T>::wait_for(task<>& body) {
     {
         frame_pool_scope const pool(scheduler_.frames());
         task<> const last = std::move(body);
+        recorder_.record(flight::waits, 0, 0, 0, "request");
         drive_until([&] { return last.done(); });
+        if (!scheduler_.failed()) recorder_.record(flight::finished, 0, 0, 0, "request");
         try {
             last.take();
         } catch (collective_aborted const&) {
@@ -304,18 +324,26 @@ void driver<T>::park(std::unique_lock<std::mutex>& token) {
 }
 
 template <Transport T>
-void driver<T>::run(function_ref<task<>()> make) {
+void driver<T>::run(function_ref<task<>()> make, char const* name, std::uint64_t number) {
     turn_of_caller const mine(*this);
     std::exception_ptr own;
     {
         frame_pool_scope const pool(scheduler_.frames());
         scheduler_.pump();  // a step that has begun was entered before this: all ranks count alike
         refuse_if_failed();
+        std::uint64_t const entered_before = scheduler_.entered();
         task<> const body = make();
+        std::uint32_t const in = scheduler_.last_entered().id();
+        if (scheduler_.entered() != entered_before) {
+            name = scheduler_.last_entered().current().name;
+            number = scheduler_.last_entered().current().id.index;
+        }
+        recorder_.record(flight::waits, number, in, 0, name);
         body.start();
         scheduler_.count_calls(1);
         drive_until([&] { return body.done(); });
         scheduler_.count_calls(-1);
+        if (!scheduler_.failed()) recorder_.record(flight::finished, number, in, 0, name);
         try {
             body.take();
         } catch (collective_aborted const&) {

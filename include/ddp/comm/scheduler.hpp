@@ -63,7 +63,9 @@ private:
     bool adopt(failure const& v) {
         verdict_ = v;
         settled_at_ = now();
-        return settled_ = true;
+        settled_ = true;
+        if (recorder() != nullptr) recorder()->adopt(v);
+        return true;
     }
     void publish(failure const& record) noexcept override { transport_.abort(record); }
 
@@ -165,8 +167,13 @@ void scheduler<T>::listen() {
     std::size_t const count = std::exchange(news_, false) ? all.size() : 0;
     for (std::size_t r = 0; r < count && !failed_; ++r) {
         if (static_cast<int>(r) == rank()) continue;
-        if (all[r].is == report::state::spoke) fail(bystander(all[r].record.entered));
+        if (all[r].is == report::state::spoke) {
+            note(flight::record, all[r].record.entered.number, static_cast<int>(r),
+                 static_cast<std::uint64_t>(all[r].record.code), detail::kind_name(all[r].record.kind));
+            fail(bystander(all[r].record.entered));
+        }
         if (all[r].is == report::state::closed) {
+            note(flight::closed, 0, static_cast<int>(r));
             failure record = bystander({});
             record.kind = failure_kind::closed;
             record.code = all[r].record.code == errc::frame ? errc::frame : errc::peer_closed;
@@ -178,6 +185,7 @@ void scheduler<T>::listen() {
     if constexpr (WatchfulTransport<T>) {
         if (failed_) return;
         if (std::optional<int> const peer = transport_.overdue_peer()) {
+            note(flight::silent, 0, *peer);
             failure record = bystander({});
             record.kind = failure_kind::silent;
             record.code = errc::peer_silent;

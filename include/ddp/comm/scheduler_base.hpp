@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/comm/flight_recorder.hpp>
 #include <ddp/comm/group.hpp>
 #include <ddp/comm/operation.hpp>
 #include <ddp/comm/timing.hpp>
@@ -38,6 +39,19 @@ public:
 
     /// The group of all ranks.
     [[nodiscard]] group& world() noexcept { return *world_; }
+
+    /// The group into which something was entered last.
+    [[nodiscard]] group const& last_entered() const noexcept { return *last_entered_; }
+    /// How many times this rank has entered a collective or a step, in any group.
+    [[nodiscard]] std::uint64_t entered() const noexcept { return entered_; }
+
+    /// Where this rank keeps what it did last. Null, as in simulations: nowhere. Outlives the scheduler.
+    void keep_in(flight_recorder* recorder) noexcept { recorder_ = recorder; }
+    [[nodiscard]] flight_recorder* recorder() const noexcept { return recorder_; }
+    void note(flight what, std::uint64_t number = 0, std::int64_t whose = 0, std::uint64_t count = 0,
+              char const* name = "") const noexcept {
+        if (recorder_ != nullptr) recorder_->record(what, number, whose, count, name);
+    }
 
     /// Context ids that are free on this rank: the ranks that make a group take the largest of them.
     [[nodiscard]] std::uint32_t next_context() const noexcept { return next_context_; }
@@ -159,6 +173,8 @@ private:
     group* groups_ = nullptr;              // all that exist
     group const* last_entered_ = nullptr;  // into which something was entered last
     std::unique_ptr<group> world_;
+    flight_recorder* recorder_ = nullptr;
+    std::uint64_t entered_ = 0;
     std::uint32_t next_context_ = 1;
     time_point driven_ = {};               // when we were driven last
     time_point due_ = never;               // when we asked to be driven again

@@ -83,6 +83,8 @@ static_assert(Launch<threads>);
 ///         for none, tcp, where what srun or mpirun say is enough to meet (job_from_environment).
 /// Times   DDP_TIMEOUT_DEAD, DDP_TIMEOUT_COLLECTIVE and DDP_TIMEOUT_JOIN (seconds, "0.5" or "600"; the same for all ranks)
 ///         overrule options.times.
+/// Signals SIGUSR2 writes what this rank did last (docs/faults.md), where ranks are processes and the program does not
+///         handle that signal itself. DDP_FLIGHT_DIR says where; the same is written when the job fails.
 /// Cost    tcp: a rendezvous at rank 0 and a connection for every pair of ranks, for at most timing.join (30 s).
 ///         threads: a thread a rank. Returns when body has returned on every rank of this process and the job was left.
 /// Throws  environment_error (errc::environment) if what is asked for was not built in or contradicts itself, or

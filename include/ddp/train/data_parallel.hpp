@@ -231,9 +231,12 @@ private:
         // Another trainer's step may have begun and not been entered yet: all ranks enter them in the order of the calls.
         if (comm_.tasks().has_mail()) comm_.exclusively([&] { comm_.tasks().pump(); });
         begun_ = true;
+        ++begun_steps_;
         engine_->begin({.weight = accumulated_ + weight_, .done = done});
         move_on();
     }
+    /// For the flight recorder: the program begins this part of the step that is under way, or comes next.
+    void note(flight what) const noexcept { comm_.tasks().note(what, begun_steps_ + (begun_ ? 0 : 1)); }
     void leave_step() noexcept {
         begun_ = false;
         engine_->end();
@@ -256,6 +259,7 @@ private:
         if (weight_ == 0) return 0;  // skipped; backward will be as well
         return tell_peers([&] {
             if (accumulated_ == 0) replica_.begin_step(engine_->updates());
+            note(flight::forward);
             return replica_.forward(batch);
         });
     }
@@ -263,16 +267,20 @@ private:
     void backward_last() {
         run_backward(true);
         engine_->backward_done();
+        note(flight::reported);
         move_on();
     }
     void run_backward(bool last) {
         weighed_ = false;
+        bool silent = true;
+        note(flight::backward);
         std::string complaint;
         tell_peers([&] {
             try {
                 replica_.backward(
                     {.weight = weight_, .accumulate = accumulated_ != 0, .last = last, .unused = options_.unused},
-                    [this](std::size_t i) noexcept {
+                    [this, &silent](std::size_t i) noexcept {
+                        if (std::exchange(silent, false)) note(flight::gradient);
                         if (engine_->ready(i)) move_on();
                     });
             } catch (gradient_error const& e) {
@@ -294,10 +302,12 @@ private:
         auto const since = monotonic_clock::now();
         leave_step();
         engine_->await_from(since);
-        comm_.run([&] {
-            engine_->collect();
-            return engine_->finished();
-        });
+        comm_.driver()->run(
+            [&] {
+                engine_->collect();
+                return engine_->finished();
+            },
+            "step", begun_steps_);
         times_.stepped += engine_->stepped_late();
         times_.waited += monotonic_clock::now() - since - engine_->stepped_late();
         accumulated_ = 0;
@@ -340,6 +350,7 @@ private:
     std::uint64_t accumulated_ = 0;  // of the passes since the last step
     bool weighed_ = false;           // there was a forward that no backward has gone through yet
     bool begun_ = false;
+    std::uint64_t begun_steps_ = 0;
     step_times times_;
 };
 

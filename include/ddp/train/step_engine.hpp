@@ -246,7 +246,7 @@ private:
     event released_, finishing_, gate_, done_;
     detail::turnstile stepping_;
     std::vector<task<>> roots_;  // one a bucket, and the weights
-    std::size_t unfinished_ = 0, launched_ = 0, ungated_ = 0;
+    std::size_t unfinished_ = 0, launched_ = 0, ungated_ = 0, unreduced_ = 0;
     std::size_t undriven_bytes_ = 0;  // worked through since we were driven last
 
     std::vector<std::vector<std::size_t>> block_cuts_;  // slices of bucket b in statistics blocks
@@ -386,7 +386,7 @@ void step_engine<T, E>::begin_step() {
     gate_.reset();
     done_.reset();
     stepping_.reset();
-    ungated_ = buckets_.count();
+    ungated_ = unreduced_ = buckets_.count();
     unfinished_ = buckets_.count() + 1;
     launched_ = 0;
     enter_step();
@@ -429,6 +429,7 @@ void step_engine<T, E>::finish_step() noexcept {
     if (round_ == 1) reserve();
     torn_ = false;
     if (weight_ != 0) ++updates_;
+    on_.note(flight::updated, round_);
     done_.set();
     if (weight_ == 0 || observer_ == nullptr) return;
     try {
@@ -495,6 +496,7 @@ task<> step_engine<T, E>::exchange_gradients(std::size_t b) {
     launch();
     if (weight_ == 0) co_return;
     if (!sharded() && !exchange().everywhere(plan_, b)) co_await exchange().gather(over, exchange_of(b));
+    if (--unreduced_ == 0) on_.note(flight::reduced, round_);
     if (observer_ != nullptr)
         observer_->on(bucket_reduced{round_, b, plan_.buckets[b].count * sizeof(E), on_.now() - full_at_[b]});
 }

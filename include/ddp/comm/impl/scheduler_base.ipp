@@ -24,6 +24,7 @@ namespace ddp {
     record.inside = calls_under_way_ > 0 || first_ != nullptr;
     for (mailbox_client const* c = clients_; c != nullptr && !record.inside; c = c->next_)
         record.inside = c->under_way(*last_entered_);
+    if (recorder_ != nullptr) recorder_->fail(record);
     publish(record);
     for (event* e = events_; e != nullptr; e = e->after_) ready_.splice(e->waiters_);
     ready_.splice(yielded_);
@@ -220,9 +221,11 @@ DDP_DECL group::~group() {
 DDP_DECL std::uint64_t group::enter(operation_info const& what) noexcept {
     history_ = digest().add(history_).add(what.fingerprint).value() | 1;  // 0 means "nothing entered"
     on_->last_entered_ = this;
+    ++on_->entered_;
     ++number_;
     recent_[number_ % remembered] = {what, history_};
     on_->note_entered(*this);
+    on_->note(flight::entered, what.id.index, id_, what.count, what.name);
     return number_;
 }
 

@@ -28,6 +28,7 @@ namespace ddp::detail {
         body(comm);
     } catch (...) {
         comm.fail(std::current_exception());
+        comm.driver()->recorder().dump("exception");
         throw;
     }
 }

@@ -12,6 +12,7 @@
 
 #include <ddp/core/error.hpp>
 #include <ddp/core/text.hpp>
+#include <ddp/rendezvous/flight_signal.hpp>
 #include <ddp/rendezvous/run.hpp>
 #include <ddp/rendezvous/run_mpi.hpp>
 #include <ddp/transport/any.hpp>
@@ -79,9 +80,11 @@ namespace detail {
                  "MPI_Init found none of the others: this MPI library does not understand the launcher, and each rank "
                  "would train alone. Use this library's own mpirun, or, with srun, the --mpi that it was built for "
                  "(srun --mpi=list)"}));
+    detail::flight_signal const on_request;
     std::exception_ptr thrown;
     try {
         communicator<> comm = mpi_communicator(world, options.times);
+        detail::flight_signal::target const whose(comm.driver()->recorder());
         detail::call_body(body, comm);
     } catch (...) {
         thrown = std::current_exception();

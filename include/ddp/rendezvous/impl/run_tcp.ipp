@@ -11,6 +11,7 @@
 #include <ddp/core/text.hpp>
 #include <ddp/rendezvous/bootstrap.hpp>
 #include <ddp/rendezvous/environment.hpp>
+#include <ddp/rendezvous/flight_signal.hpp>
 #include <ddp/rendezvous/rendezvous_error.hpp>
 #include <ddp/rendezvous/run.hpp>
 #include <ddp/rendezvous/run_tcp.hpp>
@@ -43,6 +44,7 @@ namespace ddp {
     if (options.ranks != 0 && options.ranks != found->size)
         throw environment_error(detail::concat({"WORLD_SIZE is ", found->size, ", but ", options.ranks,
                                                 " ranks were asked for: ddprun -n ", options.ranks}));
+    detail::flight_signal const on_request;
     std::unique_ptr<tcp_transport> transport;
     try {
         transport = connect_tcp(*found, tcp_options{.times = options.times,
@@ -58,6 +60,7 @@ namespace ddp {
         throw rendezvous_error(detail::concat({text, ". ", found->advice}));
     }
     communicator<> comm = any_communicator(std::move(transport), options.times);
+    detail::flight_signal::target const whose(comm.driver()->recorder());
     detail::call_body(body, comm);
 }
 

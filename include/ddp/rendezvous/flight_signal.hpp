@@ -1,0 +1,65 @@
+/// \file
+/// flight_signal: while an object of it lives, SIGUSR2 writes the flight record of this process's rank.
+#pragma once
+
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <thread>
+
+#include <ddp/comm/flight_recorder.hpp>
+
+namespace ddp::detail {
+
+/// Made by the launches of processes, before the job comes together. Does nothing where the program handles or ignores
+/// SIGUSR2 itself; at the end puts back what it found, unless the program has put something else there meanwhile.
+///
+/// The handler reads the ring and calls clock_gettime, open, write, ftruncate and close, nothing else: a rank that hangs in
+/// its own code is written too.
+class flight_signal {
+public:
+    /// Whose record it is, for as long as this lives. One at a time.
+    class target {
+    public:
+        explicit target(flight_recorder& of) noexcept { recorder_.store(&of); }
+        target(target const&) = delete;
+        target& operator=(target const&) = delete;
+        ~target() {
+            recorder_.store(nullptr);
+            while (readers_.load() != 0) std::this_thread::yield();  // a handler on another thread
+        }
+    };
+
+    flight_signal() noexcept {
+        struct ::sigaction ours{};
+        ours.sa_handler = handler;
+        ours.sa_flags = SA_RESTART;
+        ::sigemptyset(&ours.sa_mask);
+        installed_ = ::sigaction(SIGUSR2, nullptr, &before_) == 0 && (before_.sa_flags & SA_SIGINFO) == 0 &&
+                     before_.sa_handler == SIG_DFL && ::sigaction(SIGUSR2, &ours, nullptr) == 0;
+    }
+    flight_signal(flight_signal const&) = delete;
+    flight_signal& operator=(flight_signal const&) = delete;
+    ~flight_signal() {
+        struct ::sigaction now{};
+        if (installed_ && ::sigaction(SIGUSR2, nullptr, &now) == 0 && (now.sa_flags & SA_SIGINFO) == 0 &&
+            now.sa_handler == handler)
+            ::sigaction(SIGUSR2, &before_, nullptr);
+    }
+
+private:
+    static void handler(int /*signo*/) {
+        int const kept = errno;
+        readers_.fetch_add(1);
+        if (flight_recorder* const one = recorder_.load()) one->dump_or_say("SIGUSR2");
+        readers_.fetch_sub(1);
+        errno = kept;
+    }
+
+    static inline std::atomic<flight_recorder*> recorder_{nullptr};
+    static inline std::atomic<int> readers_{0};
+    struct ::sigaction before_{};
+    bool installed_ = false;
+};
+
+}  // namespace ddp::detail

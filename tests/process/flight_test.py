@@ -1,0 +1,272 @@
+"""Flight records: what each rank of a job did last, in files of JSON lines, and the story that ddprun makes of them.
+
+FAULT_PROGRAM (or DDP_PROGRAMS, its directory) and DDPRUN name the binaries.
+"""
+
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import tempfile
+import time
+import unittest
+
+from jobs import DEADLINE, SCALE, Job, Rank, environment, program
+
+FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
+DDPRUN = os.environ["DDPRUN"]
+LATE = 2.0 * SCALE  # timing.collective of the jobs in which a rank comes late
+
+
+def read(path):
+    """The lines of a flight record, each of which has to be JSON."""
+    with open(path, "rb") as file:
+        text = file.read()
+    assert text.endswith(b"\n"), text[-200:]
+    return [json.loads(line) for line in text.decode("ascii").splitlines()]
+
+
+class FlightCase(unittest.TestCase):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.scratch = directory.name  # TMPDIR of ddprun: what it leaves there is found
+
+    def launch(self, size, *words, options=(), **variables):
+        return Rank([DDPRUN, "-n", str(size), *options, "--", FAULT_PROGRAM, "dead=20000", *words],
+                    environment(TMPDIR=self.scratch, **variables), start_new_session=True)
+
+    def end(self, rank):
+        end = time.monotonic() + DEADLINE
+        try:
+            while rank.poll() is None:
+                self.assertLess(time.monotonic(), end, f"ddprun hangs\n{rank.out}{rank.err}")
+                time.sleep(0.01)
+            return rank.code, rank.out, rank.err
+        finally:
+            if rank.poll() is None:
+                os.killpg(rank.pid, signal.SIGKILL)
+
+    def run_job(self, size, *words, options=(), **variables):
+        return self.end(self.launch(size, *words, options=options, **variables))
+
+    def nothing_left(self):
+        self.assertEqual([f for f in os.listdir(self.scratch) if f.startswith("ddprun-")], [])
+
+    def story(self, err):
+        return err[err.rindex("\nddprun: "):]
+
+
+class Stories(FlightCase):
+    def test_a_rank_that_hangs_in_its_own_code(self):
+        code, out, err = self.run_job(4, "collective=2000", "fault=2:spin:forward:3:60000")
+        self.assertEqual(code, 1, out + err)
+        story = self.story(err)
+        self.assertRegex(story, r"\n        rank 2 was in forward of step 3 for \d+\.\d( to \d+\.\d)? s\n")
+        self.assertRegex(story, r"\n        ranks 0, 1, 3 waited for the others in step 3 for \d+\.\d( to \d+\.\d)? s\n")
+        seconds = float(re.search(r"forward of step 3 for ([\d.]+)", story)[1])
+        self.assertTrue(0.8 * LATE < seconds < LATE + 10 * SCALE, story)
+        self.assertNotIn("flight records are in", story)
+        self.nothing_left()
+
+    def test_a_rank_that_is_late_for_a_collective(self):
+        code, out, err = self.run_job(3, "collective=2000", "fault=1:sleep:barrier:2:300", "fault=0:sleep:between:3:60000")
+        self.assertEqual(code, 1, out + err)
+        self.assertRegex(self.story(err), r"\n        rank 0 was in its own code after broadcast #\d+ for \d")
+        self.assertRegex(self.story(err), r"\n        ranks 1, 2 waited for the others in step 3 for \d")
+
+    def test_a_rank_that_throws(self):
+        code, out, err = self.run_job(3, "fault=1:throw:backward:2")
+        self.assertEqual(code, 1, out + err)
+        self.assertRegex(self.story(err), r"\n        rank 1 was in backward of step 2 for \d\.\d s, and threw an exception\n")
+        self.assertRegex(self.story(err), r"(?m)^        its last error line: the lamp fell over$")
+
+    def test_a_rank_that_is_killed(self):
+        code, out, err = self.run_job(3, "fault=1:kill:backward:3")
+        self.assertEqual(code, 128 + signal.SIGKILL, out + err)
+        self.assertRegex(self.story(err), r"\n        rank 1 wrote nothing: it was killed by SIGKILL\n")
+        self.assertRegex(self.story(err), r"\n        ranks? (0|2|0, 2) waited for the others in step 3 for \d")
+        self.nothing_left()
+
+    def test_restarts_have_stories_of_their_own(self):
+        code, out, err = self.run_job(2, "fault=1:kill:forward:2", options=("--max-restarts", "1"))
+        self.assertEqual(code, 128 + signal.SIGKILL, out + err)
+        self.assertEqual(err.count("rank 1 wrote nothing: it was killed by SIGKILL"), 2, err)
+        self.nothing_left()
+
+    def test_nothing_is_said_where_nobody_wrote(self):
+        done = subprocess.run([DDPRUN, "-n", "2", "--", "false"], env=environment(TMPDIR=self.scratch), capture_output=True,
+                              text=True, timeout=DEADLINE, check=False)
+        self.assertEqual(done.returncode, 1)
+        self.assertNotIn("what the ranks were doing", done.stderr)
+        self.nothing_left()
+
+
+class Files(FlightCase):
+    def test_kept(self):
+        kept = os.path.join(self.scratch, "kept")
+        os.mkdir(kept)
+        with open(os.path.join(kept, "rank-1.jsonl"), "w") as earlier:
+            earlier.write("from an earlier job\n")
+        code, out, err = self.run_job(3, "collective=2000", "fault=0:sleep:backward:3:60000", options=("--flight-dir", kept),
+                                      DDP_JOB_ID='a "job"\n')
+        self.assertEqual(code, 1, out + err)
+        self.assertIn(f"\n        their flight records are in {kept}\n", self.story(err))
+        for rank in range(3):
+            path = os.path.join(kept, f"rank-{rank}.jsonl")
+            self.assertEqual(stat.S_IMODE(os.stat(path).st_mode), 0o600)
+            lines = read(path)
+            start = lines[0]
+            self.assertEqual((start["event"], start["rank"], start["size"], start["transport"]), ("start", rank, 3, "tcp"))
+            entries = [line for line in lines if "seq" in line]
+            self.assertEqual([e["seq"] for e in entries], list(range(len(entries))))
+            of_step_2 = [e["event"] for e in entries if e.get("number") == 2 and
+                         (e.get("name") == "step" or e["event"] in ("forward", "backward", "gradient", "reported", "reduced",
+                                                                    "updated"))]
+            for event in ("forward", "backward", "gradient", "reported", "waits", "finished"):
+                self.assertEqual(of_step_2.count(event), 1, of_step_2)
+            for event in ("entered", "reduced", "updated"):
+                self.assertEqual(of_step_2.count(event), 1, of_step_2)
+            self.assertLess(of_step_2.index("reduced"), of_step_2.index("updated"))
+            verdicts = [e for e in entries if e["event"] == "verdict"]
+            self.assertEqual([(e["peer"], e["code"]) for e in verdicts], [(0, 204)])
+            self.assertIn("rank 0 did not take part in step #3", [e for e in lines if e["event"] == "verdict_text"][0]["text"])
+
+    def test_without_ddprun(self):
+        kept = os.path.join(self.scratch, "kept")
+        os.mkdir(kept)
+        with Job(2, [FAULT_PROGRAM, "fault=1:throw:forward:2"], {"DDP_FLIGHT_DIR": kept}) as job:
+            job.wait()
+            self.assertEqual([r.code for r in job.ranks.values()], [1, 1], job.story())
+        self.assertEqual(sorted(os.listdir(kept)), ["rank-0.jsonl", "rank-1.jsonl"])
+        self.assertEqual([e["kind"] for e in read(os.path.join(kept, "rank-1.jsonl")) if e["event"] == "failed"], ["threw"])
+
+    def test_what_cannot_be_written_changes_nothing_else(self):
+        words = ("fault=1:throw:forward:2",)
+        expected = self.run_job(3, *words)[0]
+        file = os.path.join(self.scratch, "file")
+        with open(file, "w"):
+            pass
+        for directory in (file, "/proc/self", "/" + "x" * 600):
+            with self.subTest(directory=directory[:20]):
+                code, out, err = self.run_job(3, *words, options=("--flight-dir", directory))
+                self.assertEqual(code, expected)
+                self.assertRegex(err, r"(?m)^\[1\] the lamp fell over$")
+                self.assertRegex(err, r"(?m)^\[0\] DDP-E206 remote exception: rank 1 ")
+                self.assertEqual(len(re.findall(r"(?m)^\[0\] ddp: rank 0: the flight record cannot be written: ", err)), 1, err)
+                self.assertRegex(self.story(err), "^\nddprun: rank 1 failed first: exit code 1")
+
+    def test_a_full_disk(self):
+        full = os.path.join(self.scratch, "full")
+        os.mkdir(full)
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "none", full], capture_output=True,
+                          check=False).returncode != 0:
+            self.skipTest("no right to mount a small file system")
+        try:
+            with Job(2, [FAULT_PROGRAM, "steps=50", "fault=1:throw:forward:40"], {"DDP_FLIGHT_DIR": full}) as job:
+                job.wait()
+                self.assertEqual([r.code for r in job.ranks.values()], [1, 1], job.story())
+                self.assertIn("the lamp fell over", job.ranks[1].err)
+                self.assertIn("E206", job.ranks[0].err)
+                self.assertEqual(sum(r.err.count("the flight record cannot be written") for r in job.ranks.values()), 2,
+                                 job.story())
+            for name in os.listdir(full):
+                path = os.path.join(full, name)
+                if os.path.getsize(path) != 0:
+                    read(path)
+        finally:
+            subprocess.run(["umount", full], check=True)
+
+
+class OnRequest(FlightCase):
+    def ready(self, job, size, steps=3):
+        """Until every rank is among its steps."""
+        end = time.monotonic() + DEADLINE
+        while len(job.said("start")) + len(re.findall(r"(?m)^\[\d\] start ", job.out)) < size:
+            self.assertLess(time.monotonic(), end, job.out + job.err)
+            self.assertIsNone(job.poll(), job.out + job.err)
+            time.sleep(0.01)
+        time.sleep(0.2 * SCALE)
+
+    def test_a_healthy_job_goes_on_to_the_same_digest(self):
+        words = ("pause=20", "steps=100")
+        digest = r"digest=(\w+) steps=100 replicas=identical"
+        code, out, err = self.run_job(3, *words)
+        self.assertEqual((code, err), (0, ""), out)
+        expected = set(re.findall(digest, out))
+        self.assertEqual(len(expected), 1)
+        kept = os.path.join(self.scratch, "kept")
+        job = self.launch(3, *words, options=("--flight-dir", kept))
+        try:
+            self.ready(job, 3)
+            for again in range(2):
+                os.kill(job.pid, signal.SIGUSR2)
+                end = time.monotonic() + 5 * SCALE
+                while job.err.count("SIGUSR2 was passed on") <= again and time.monotonic() < end:
+                    time.sleep(0.02)
+        finally:
+            code, out, err = self.end(job)
+        self.assertEqual(code, 0, out + err)
+        self.assertEqual(set(re.findall(digest, out)), expected)
+        stories = err.split("ddprun: SIGUSR2 was passed on; the ranks here say:")
+        self.assertEqual(len(stories), 3, err)
+        for one in stories[1:]:
+            ranks = re.findall(r"(?m)^        ranks? ([\d, ]+) (?:was in|were in|waited for)", one)
+            self.assertEqual(sorted(", ".join(ranks).split(", ")), ["0", "1", "2"], one)
+        for rank in range(3):
+            lines = read(os.path.join(kept, f"rank-{rank}.jsonl"))
+            self.assertEqual([line["why"] for line in lines if line["event"] == "dump"], ["SIGUSR2", "SIGUSR2", "end"])
+
+    def test_on_several_hosts_each_tells_of_its_own_ranks(self):
+        job = Rank([DDPRUN, "-H", "localhost:2,127.0.0.1:1", "--", FAULT_PROGRAM, "dead=20000", "fault=2:spin:forward:2:3000",
+                    "fault=2:kill:forward:4", "collective=60000"], environment(TMPDIR=self.scratch), start_new_session=True)
+        try:
+            self.ready(job, 3)
+            time.sleep(0.5 * SCALE)
+            os.kill(job.pid, signal.SIGUSR2)
+        finally:
+            code, out, err = self.end(job)
+        self.assertEqual(code, 128 + signal.SIGKILL, out + err)
+        self.assertRegex(err, r"the ranks here say:\n        ranks 0, 1 waited for the others in step 2 for \d")
+        self.assertRegex(err, r"the ranks here say:\n        rank 2 was in forward of step 2 for \d")
+        self.assertRegex(err, r"what the ranks were doing:\n        ranks 0, 1 waited for the others in step 4 for \d")
+        self.nothing_left()
+
+    def test_a_rank_that_hangs_in_its_own_code_answers(self):
+        job = self.launch(2, "fault=1:spin:forward:2:4000", "collective=60000")
+        try:
+            self.ready(job, 2)
+            time.sleep(1.0 * SCALE)
+            os.kill(job.pid, signal.SIGUSR2)
+        finally:
+            code, out, err = self.end(job)
+        self.assertEqual(code, 0, out + err)
+        self.assertRegex(err, r"the ranks here say:\n        rank 1 was in forward of step 2 for \d+\.\d s\n"
+                              r"        rank 0 waited for the others in step 2 for \d+\.\d s\n")
+
+    def test_an_answer_from_before_is_no_last_word(self):
+        job = self.launch(2, "fault=1:spin:forward:2:2500", "fault=1:kill:forward:3", "collective=60000")
+        try:
+            self.ready(job, 2)
+            os.kill(job.pid, signal.SIGUSR2)
+        finally:
+            code, out, err = self.end(job)
+        self.assertEqual(code, 128 + signal.SIGKILL, out + err)
+        self.assertIn("rank 1 wrote nothing: it was killed by SIGKILL", self.story(err))
+
+    def test_without_a_directory_a_line_says_what_it_does(self):
+        with Job(1, [FAULT_PROGRAM, "fault=0:spin:forward:2:2000"]) as job:
+            job.wait_for("fault", 0)
+            for _ in range(3):
+                os.kill(job.ranks[0].pid, signal.SIGUSR2)
+                time.sleep(0.2)
+            job.wait()
+            self.assertEqual(job.ranks[0].code, 0, job.story())
+            self.assertRegex(job.ranks[0].err, r'^ddp: rank 0: \d+ ms ago: \{.*"event":"forward","number":2\}; DDP_FLIGHT_DIR=')
+            self.assertEqual(len(job.ranks[0].err.splitlines()), 3)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,196 @@
+/// \file
+/// The ranks' flight records: the directory that they are written to, and what all of them say together.
+#pragma once
+
+#include <algorithm>
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "posix.hpp"
+
+namespace ddprun {
+
+/// Where the ranks of one attempt write: a private directory that goes with this object, or one that the user has named
+/// (a subdirectory of it for each restart), from which the files of earlier jobs are removed.
+class flight_directory {
+public:
+    flight_directory(std::string const& users, int attempt, int first_rank, int ranks) : kept_(!users.empty()) {
+        std::error_code problem;
+        if (kept_) {
+            path_ = std::filesystem::absolute(users, problem).string();
+            if (attempt > 0) path_ += "/restart-" + std::to_string(attempt);
+            std::filesystem::create_directories(path_, problem);  // a rank says what is wrong, should it have to write
+            for (int rank = first_rank; rank < first_rank + ranks; ++rank)
+                for (int again = 0; again < 10; ++again) std::filesystem::remove(file_of(rank, again), problem);
+            return;
+        }
+        std::string name = std::filesystem::temp_directory_path(problem).string() + "/ddprun-XXXXXX";
+        if (!problem && ::mkdtemp(name.data()) != nullptr) path_ = name;
+    }
+    flight_directory(flight_directory const&) = delete;
+    flight_directory& operator=(flight_directory const&) = delete;
+    ~flight_directory() {
+        std::error_code problem;
+        if (!kept_ && !path_.empty()) std::filesystem::remove_all(path_, problem);
+    }
+
+    [[nodiscard]] std::string const& path() const noexcept { return path_; }  ///< empty: none could be made
+    [[nodiscard]] bool kept() const noexcept { return kept_; }
+    /// Of the communicator that the rank has made last: a second one finds the file of the first there.
+    [[nodiscard]] std::string newest_of(int rank) const {
+        std::error_code problem;
+        int again = 9;
+        while (again > 0 && !std::filesystem::exists(file_of(rank, again), problem)) --again;
+        return file_of(rank, again);
+    }
+
+private:
+    [[nodiscard]] std::string file_of(int rank, int again) const {
+        return path_ + "/rank-" + std::to_string(rank) + (again == 0 ? "" : "." + std::to_string(again)) + ".jsonl";
+    }
+
+    bool kept_;
+    std::string path_;
+};
+
+/// What a rank was doing when it failed, or when it wrote last.
+struct flight_state {
+    bool wrote = false;
+    bool failed = false;     ///< it wrote because the job failed
+    bool threw = false;      ///< its own code did, there
+    bool waited = false;     ///< for others
+    std::string doing = {};  ///< "was in forward of step 57"
+    double seconds = 0;      ///< since when
+    std::int64_t asked = 0;  ///< when it wrote because of a signal, in nanoseconds of the monotonic clock
+};
+
+namespace detail {
+
+/// Of a line of a flight record, in which no string holds a quotation mark: they are written as \u0022.
+[[nodiscard]] inline std::int64_t number_in(std::string_view line, std::string const& key) {
+    std::int64_t value = 0;
+    if (auto const at = line.find("\"" + key + "\":"); at != std::string_view::npos)
+        std::from_chars(line.data() + at + key.size() + 3, line.data() + line.size(), value);
+    return value;
+}
+/// What is no plain character is shown as a question mark.
+[[nodiscard]] inline std::string text_in(std::string_view line, std::string const& key) {
+    auto const at = line.find("\"" + key + "\":\"");
+    if (at == std::string_view::npos) return "";
+    line.remove_prefix(at + key.size() + 4);
+    std::string text(line.substr(0, std::min<std::size_t>(line.find('"'), 32)));
+    for (char& c : text)
+        if (c < ' ' || c > '~' || c == '\\') c = '?';
+    return text;
+}
+
+/// What stands in a regular file of this user's. Others may be able to write to the directory.
+[[nodiscard]] inline std::string own_file(std::string const& path) {
+    unique_fd const file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    struct stat info;
+    if (!file || ::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_uid != ::geteuid()) return "";
+    std::string text;
+    char buffer[1 << 16];
+    for (ssize_t n; (n = ::read(file.get(), buffer, sizeof buffer)) > 0;)
+        text.append(buffer, static_cast<std::size_t>(n));
+    return text;
+}
+
+[[nodiscard]] inline std::string doing(std::string const& event, std::string const& name, std::string const& number) {
+    if (event == "forward") return "was in forward of step " + number;
+    if (event == "backward") return "was in backward of step " + number;
+    if (event == "reported") return "was in its own code between backward and finish of step " + number;
+    std::string const what = name == "step" ? "step " + number : name + (number == "0" ? "" : " #" + number);
+    if (event == "finished") return "was in its own code after " + what;
+    return name == "message" || name == "request" ? "waited for a " + name : "waited for the others in " + what;
+}
+
+}  // namespace detail
+
+/// What the file of one rank says.
+[[nodiscard]] inline flight_state read_flight(std::string const& path) {
+    flight_state state;
+    std::string const text = detail::own_file(path);
+    std::int64_t since = 0, last = 0;
+    std::string_view rest = text;
+    for (std::size_t end; (end = rest.find('\n')) != std::string_view::npos; rest.remove_prefix(end + 1)) {
+        std::string_view const line = rest.substr(0, end);
+        std::string const event = detail::text_in(line, "event");
+        std::int64_t const at = detail::number_in(line, "t_ns");
+        state.wrote = true;
+        if (event == "dump" && detail::text_in(line, "why") == "SIGUSR2") state.asked = at;
+        if (state.failed) continue;  // what follows is only how it ended
+        last = std::max(last, at);
+        state.failed = event == "failed";
+        state.threw = state.failed && detail::text_in(line, "kind") == "threw";
+        if (event != "forward" && event != "backward" && event != "reported" && event != "waits" && event != "finished")
+            continue;
+        since = at;
+        state.waited = event == "waits";
+        state.doing =
+            detail::doing(event, detail::text_in(line, "name"), std::to_string(detail::number_in(line, "number")));
+    }
+    if (state.doing.empty()) state.doing = "was in its own code and had begun nothing";
+    state.seconds = since == 0 ? 0 : static_cast<double>(last - since) * 1e-9;
+    return state;
+}
+
+/// A few lines, each after a line feed and eight blanks: who did what for how long, those that did not wait first. Ranks
+/// that have written nothing come with the words in `silent`. Nothing at all where no rank has written.
+[[nodiscard]] inline std::string flight_story(std::map<int, flight_state> const& ranks,
+                                              std::map<int, std::string> const& silent) {
+    struct group {
+        std::vector<int> ranks;
+        double least = 1e9, most = -1;
+    };
+    std::map<std::tuple<bool, bool, std::string>, group> groups;
+    bool any = false;
+    for (auto const& [rank, state] : ranks) {
+        any = any || state.wrote;
+        group& all = groups[{state.waited, state.threw, state.wrote ? state.doing : silent.at(rank)}];
+        all.ranks.push_back(rank);
+        if (!state.wrote) continue;
+        all.least = std::min(all.least, state.seconds);
+        all.most = std::max(all.most, state.seconds);
+    }
+    if (!any) return "";
+    std::string text;
+    constexpr std::size_t shown = 16;
+    for (auto const& [what, all] : groups) {
+        text += all.ranks.size() == 1 ? "\n        rank " : "\n        ranks ";
+        for (std::size_t i = 0; i < std::min(shown, all.ranks.size()); ++i)
+            text += (i == 0 ? "" : ", ") + std::to_string(all.ranks[i]);
+        if (all.ranks.size() > shown) text += " and " + std::to_string(all.ranks.size() - shown) + " more";
+        std::string doing = " " + std::get<2>(what);
+        if (all.ranks.size() > 1)
+            for (auto const& [one, many] : {std::pair(" was ", " were "), std::pair(" it ", " they ")})
+                if (auto const at = doing.find(one); at != std::string::npos)
+                    doing.replace(at, std::string_view(one).size(), many);
+        text += doing;
+        char time[64] = "";
+        if (all.most >= 0 && all.most - all.least < 0.1)
+            std::snprintf(time, sizeof time, " for %.1f s", all.most);
+        else if (all.most >= 0)
+            std::snprintf(time, sizeof time, " for %.1f to %.1f s", all.least, all.most);
+        text += time;
+        if (std::get<1>(what)) text += ", and threw an exception";
+    }
+    return text;
+}
+
+}  // namespace ddprun
