@@ -8,7 +8,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <string_view>
 
 #include <ddp/comm/transport.hpp>
@@ -38,8 +37,8 @@ enum class flight : std::uint8_t {
 namespace detail {
 /// A record of another rank may hold any number here: it comes from the network.
 [[nodiscard]] constexpr char const* kind_name(failure_kind kind) noexcept {
-    constexpr char const* names[] = {"threw", "broke", "mismatch", "closed", "silent", "waiting", "idle"};
-    return static_cast<std::size_t>(kind) < std::size(names) ? names[static_cast<std::size_t>(kind)] : "unknown";
+    constexpr std::array names{"threw", "broke", "mismatch", "closed", "silent", "waiting", "idle"};
+    return static_cast<std::size_t>(kind) < names.size() ? names[static_cast<std::size_t>(kind)] : "unknown";
 }
 }  // namespace detail
 

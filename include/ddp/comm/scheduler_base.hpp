@@ -118,16 +118,14 @@ protected:
     }
     /// Time in which nobody drove us, although we asked for it, counts for no deadline: own code that ran long where no
     /// thread of ours drives, a stopped process, a sleeping machine. After a long absence peers get time to be heard.
-    void came_back() noexcept;
+    void came_back() noexcept { came_back(due_); }
+    void came_back(time_point expected) noexcept;
     /// Whoever waits looks up four times before its deadline, so that a process that is stopped for less notices.
     [[nodiscard]] time_point next_look() const noexcept {
         return first_ == nullptr ? never : std::min(first_deadline(), driven_ + times_.collective / 4);
     }
     void goes_away(time_point due) noexcept {
-        if (now() - driven_ > times_.verdict) {  // stopped within a turn; a turn's own time is part of every wait
-            due_ = driven_;
-            came_back();
-        }
+        if (now() - driven_ > times_.verdict) came_back(driven_);  // stopped within a turn, whose own time all share
         driven_ = now();
         due_ = due;
         polled_ = true;

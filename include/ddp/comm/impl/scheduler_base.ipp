@@ -92,9 +92,9 @@ DDP_DECL void scheduler_base::resume_ready() {
     going.splice(ready_);
     while (detail::waiter* const w = going.pop_front()) w->handle.resume();
 }
-DDP_DECL void scheduler_base::came_back() noexcept {
+DDP_DECL void scheduler_base::came_back(time_point expected) noexcept {
     time_point const at = now();
-    time_point const expected = std::max(due_, driven_);
+    expected = std::max(expected, driven_);
     driven_ = at;
     if (at <= expected) return;
     absent_ += at - expected;
