@@ -22,6 +22,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "support/catch.hpp"
@@ -537,6 +538,26 @@ TEST_CASE("a secret is taken only from a regular file that nobody else can read,
         CHECK(refusal() == "given");
         REQUIRE(::chmod(good.path.c_str(), 0640) == 0);
         CHECK(has(refusal(), "which other users may read or write (chmod 600)"));
+    }
+    if (::geteuid() == 0) {  // what root has made for a group, as Kubernetes does; read by somebody else of that group
+        secret_in_a_file const roots("0123456789abcdef");
+        ::gid_t const own_group = ::getegid();
+        for (auto const& [owner, group, mode, expected] :
+             {std::tuple<::uid_t, ::gid_t, ::mode_t, char const*>{0, 65534, 0440, "given"},
+              {0, 65534, 0444, "which other users may read"},
+              {0, 65534, 0460, "which other users may read"},
+              {65533, 65534, 0440, "which belongs to another user"},
+              {0, 0, 0440, "cannot be opened"}}) {
+            CAPTURE(owner, group, mode);
+            REQUIRE(::chown(roots.path.c_str(), owner, group) == 0);
+            REQUIRE(::chmod(roots.path.c_str(), mode) == 0);
+            REQUIRE(::setegid(65534) == 0);
+            REQUIRE(::seteuid(65534) == 0);
+            std::string const said = refusal();
+            REQUIRE(::seteuid(0) == 0);
+            REQUIRE(::setegid(own_group) == 0);
+            CHECK(has(said, expected));
+        }
     }
     {
         secret_in_a_file const brief("0123456789abcde");
