@@ -16,6 +16,8 @@
 #include <ddp/rendezvous/tcp_store_protocol.hpp>
 #include <ddp/rendezvous/tcp_visitors.hpp>
 #include <ddp/transport/framed/frame_doorbell.hpp>
+#include <ddp/transport/framed/tcp.hpp>
+#include <ddp/transport/framed/tcp_channel.hpp>
 #include <exception>
 #include <list>
 #include <map>
@@ -48,7 +50,7 @@ public:
         held_.thread_ = std::thread([] {});  // for the destructor
     }
 
-    void visit() { visitors_.push_back({.as = {ddp::detail::tcp_socket(ddp::tcp_context())}}); }
+    void visit() { visitors_.push_back({.as = {ddp::tcp_stream(ddp::detail::tcp_socket(ddp::tcp_context()))}}); }
     std::size_t visitors() const { return visitors_.size(); }
     void say(std::size_t who, std::string const& bytes) {
         one& v = visitors_[who];
