@@ -72,6 +72,7 @@ class Plan:
     frozen: int | None = None  # a rank that stays stopped and is killed in the end
     apart: bool = False  # ranks take each other for ranks of other hosts
     proxied: bool = False
+    links: dict = dataclasses.field(default_factory=dict)  # what the proxy does to all links from the start: see Link.set
     inproc: bool = False  # ranks are threads
     tracer: tuple = ()  # a command before the program's, for one rank
     count: int = 1  # injections in it
@@ -232,11 +233,7 @@ def row_22(draw, size):
 def row_23(draw, size):
     rate = draw.choice((1.25e6, 1.25e5))
     small = ("tensors=4", "elements=800", "bucket=4096")
-
-    def harm(_, proxy):
-        for link in proxy.links.values():
-            link.set(rate=rate / SCALE)
-    return Plan(size, small + draw.choice(WAYS), steps="steps=20", harm=harm, proxied=True, well=True)
+    return Plan(size, small + draw.choice(WAYS), steps="steps=20", links={"rate": rate / SCALE}, proxied=True, well=True)
 
 
 def drawn_link(draw, size):
@@ -274,17 +271,18 @@ def row_25(draw, size):
     rate = draw.choice((0, 3e5))
     stop = draw.uniform(0.1, 0.5) * DEAD
 
+    turns = [draw.choice((a, b)) for _ in range(3)]
+
     def harm(_, proxy):
-        link = proxy.link(a, b)
-        if rate:
-            link.set(rate=rate / SCALE)
-        else:
-            for _ in range(3):
-                link.stall((draw.choice((a, b)),))
-                time.sleep(stop)
-                link.stall(stalled=False)
-                time.sleep(0.02)
-    return Plan(size, draw.choice(SHAPES[:2]) + draw.choice(WAYS), steps="steps=4" if rate else "steps=30", harm=harm,
+        for writer in turns:
+            proxy.link(a, b).stall((writer,))
+            time.sleep(stop)
+            proxy.link(a, b).stall(stalled=False)
+            time.sleep(0.02)
+    if rate:
+        return Plan(size, draw.choice(SHAPES[:2]) + draw.choice(WAYS), steps="steps=4", links={"rate": rate / SCALE},
+                    proxied=True, well=True)
+    return Plan(size, draw.choice(SHAPES[:2]) + draw.choice(WAYS), steps="steps=40", more=("pause=10",), harm=harm,
                 proxied=True, well=True)
 
 
@@ -328,17 +326,16 @@ def row_28(draw, size):
 
 def row_29(draw, size):
     flaps = [(drawn_link(draw, size), draw.uniform(0.05, 0.5) * DEAD, draw.uniform(0, 0.1) * SCALE) for _ in range(2)]
-    delay, jitter = draw.choice(((0, 0), (0.002, 0.005), (0.02, 0.02)))
+    steps, delay, jitter = draw.choice(((40, 0, 0), (30, 0.001, 0.003), (8, 0.01, 0.01)))
 
     def harm(_, proxy):
-        for link in proxy.links.values():
-            link.set(delay=delay * SCALE, jitter=jitter * SCALE)
         for (a, b), down, up in flaps:
             proxy.link(a, b).stall()
             time.sleep(down)
             proxy.link(a, b).stall(stalled=False)
             time.sleep(up)
-    return Plan(size, drawn_words(draw), steps="steps=10", harm=harm, proxied=True, well=True)
+    return Plan(size, drawn_words(draw), steps=f"steps={steps}", more=("pause=10",), harm=harm, proxied=True, well=True,
+                links={"delay": delay * SCALE, "jitter": jitter * SCALE})
 
 
 def row_30(draw, size):
@@ -367,10 +364,7 @@ def row_31(draw, size):
 def row_32(draw, size):
     small = ("tensors=2", "elements=400", "bucket=4096") + draw.choice(WAYS)
     if draw.random() < 0.5 or shutil.which("strace") is None:
-        def harm(_, proxy):
-            for link in proxy.links.values():
-                link.set(segment=draw.choice((1, 1, 7)))
-        return Plan(size, small, steps="steps=3", harm=harm, proxied=True, well=True)
+        return Plan(size, small, steps="steps=3", links={"segment": draw.choice((1, 7))}, proxied=True, well=True)
     calls = draw.choice(("sendmsg", "recvmsg", "sendmsg,recvmsg", "poll,ppoll"))
     error = "EINTR" if "poll" in calls else draw.choice(("EINTR", "EAGAIN"))
     inject = f"inject={calls}:error={error}:when={draw.randint(20, 60)}+{draw.randint(2, 5)}"
@@ -427,20 +421,20 @@ ROWS = [Row("10", "a rank other than 0 is killed", row_10),
         Row("13", "a rank throws", row_13),
         Row("14", "a rank crashes, aborts, or has no memory left", row_14),
         Row("15", "a rank returns early, or exits", row_15),
-        Row("18", "a rank stops for longer than `dead` (1.5 s)", row_18, 3),
-        Row("18d", "the same with default times (3 s)", row_18_default, 3, 0.1),
+        Row("18", "a rank stops for longer than `dead` (1.5 s)", row_18, 4),
+        Row("18d", "the same with default times (3 s)", row_18_default, 4, 0.1),
         Row("19", "a rank stops for less than `dead`", row_19, 2),
-        Row("20", "all ranks stop together", row_20, 3, 0.25),
-        Row("21", "a rank is stuck in its own code (`collective`: 0.6 s)", row_21),
+        Row("20", "all ranks stop together", row_20, 4, 0.25),
+        Row("21", "a rank is stuck in its own code (`collective`: 0.6 s)", row_21, 2),
         Row("22", "ranks do different things", row_22),
         Row("23", "all connections are slow (10 and 1 Mbit/s)", row_23, 2, 0.25),
         Row("25", "a peer reads slowly, or for a while nothing", row_25, 3, 0.5),
-        Row("26", "a connection carries nothing any more", row_26, 3),
-        Row("26d", "the same with default times", row_26_default, 3, 0.1),
-        Row("27", "a connection carries nothing in one direction", row_27, 3),
-        Row("28", "the network is partitioned", row_28, 3),
+        Row("26", "a connection carries nothing any more", row_26, 4),
+        Row("26d", "the same with default times", row_26_default, 4, 0.1),
+        Row("27", "a connection carries nothing in one direction", row_27, 4),
+        Row("28", "the network is partitioned", row_28, 4),
         Row("29", "links are down for less than `dead`; delays, jitter", row_29, 2, 0.5),
-        Row("30", "a host vanishes", row_30, 3),
+        Row("30", "a host vanishes", row_30, 4),
         Row("31", "a connection is reset, closed or half-closed", row_31),
         Row("32", "segments of 1 byte; EINTR, EAGAIN", row_32, 1, 0.5),
         Row("33", "one bit is flipped", row_33),
@@ -571,7 +565,7 @@ def inject(plan):
             variables.update({"RANK": None, "WORLD_SIZE": None, "MASTER_ADDR": None, "MASTER_PORT": None})
             size = 1
         with Job(size, [FAULT_PROGRAM, *words], variables, without=range(size)) as job:
-            proxy = Proxy(owner_finder(job)) if plan.proxied else None
+            proxy = Proxy(owner_finder(job), plan.links) if plan.proxied else None
             try:
                 if proxy:
                     variables["CHAOS_PROXY"] = str(proxy.port)
@@ -586,6 +580,8 @@ def inject(plan):
                         job.wait_for("start", rank)
                     if proxy:
                         proxy.expect({(a, b) for b in range(size) for a in range(b)}, DEADLINE)
+                    if any([r.poll() is not None for r in job.ranks.values()]):
+                        raise Wrong(f"it ended before anything was injected\n{job.story()}")
                     plan.harm(job, proxy)
                 job.wait(which=without(size, plan.frozen))
                 if plan.frozen is not None:
@@ -675,12 +671,12 @@ class Crowd:
     """Strangers at every port that the ranks have ever listened on, until stopped: who is silent, who talks nonsense, who
     sends a byte a second, who says again what a rank of another job has said, who claims to be rank 1."""
 
-    def __init__(self, ports, recorded, rate):
-        self.ports, self.rate = sorted(ports), rate
+    def __init__(self, ports, recorded):
         claim = struct.pack("<QIIiiQ72s64s", 0x3165726770646421, 1, 0, 1, 2, 0, b"pid 1 on elsewhere", b"")
         self.words = [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(4096), recorded, claim, recorded[:40], b"\xff" * 64]
         self.held, self.refused, self.connected, self.answers = collections.deque(), 0, 0, b""
         self.stop = False
+        self.go_on(ports, 5000)
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
 
@@ -707,10 +703,15 @@ class Crowd:
             pass
         s.close()
 
+    def go_on(self, ports, rate):
+        """At these ports from now on, so many a second."""
+        self.ports, self.pace = sorted(ports), (time.monotonic(), self.refused + self.connected, rate)
+
     def run(self):
-        turn, began, dripped = 0, time.monotonic(), 0.0
+        turn, dripped = 0, 0.0
         while not self.stop:
-            self.visit(self.ports[turn % len(self.ports)], self.words[turn // len(self.ports) % len(self.words)])
+            ports = self.ports
+            self.visit(ports[turn % len(ports)], self.words[turn // len(ports) % len(self.words)])
             turn += 1
             now = time.monotonic()
             if now - dripped > 1:
@@ -720,7 +721,8 @@ class Crowd:
                         s.send(b"x")
                     except OSError:
                         pass
-            ahead = began + turn / self.rate - now
+            began, before, rate = self.pace
+            ahead = began + (self.refused + self.connected - before) / rate - now
             if ahead > 0:
                 time.sleep(ahead)
 
@@ -765,7 +767,7 @@ def besieged(steps, recorded, rate):
                 ports |= listening_ports(job.ranks[0].pid)
                 time.sleep(0.002)
             if recorded is not None:
-                crowd = Crowd(ports, recorded, 5000)
+                crowd = Crowd(ports, recorded)
                 while crowd.connected < 1000 and time.monotonic() < end:  # before rank 1 comes
                     time.sleep(0.01)
             job.start(1)
@@ -775,18 +777,14 @@ def besieged(steps, recorded, rate):
                     raise Wrong(f"the job did not come together\n{job.story()}")
                 time.sleep(0.002)
             if crowd:
-                crowd.ports, crowd.rate = sorted(ports), rate
-                crowd.end()
-                more = Crowd(ports, recorded, rate)
-                more.answers, more.connected, more.refused = crowd.answers, crowd.connected, crowd.refused
-                crowd = more
+                crowd.go_on(ports, rate)
             while any([r.poll() is None for r in job.ranks.values()]):
                 for r in job.ranks.values():
                     descriptors = max(descriptors, open_descriptors(r.pid))
                     memory = max(memory, peak_memory(r.pid))
                 if time.monotonic() > end + DEADLINE:
                     raise Wrong(f"it hangs\n{job.story()}")
-                time.sleep(0.05)
+                time.sleep(0.02)
         finally:
             if crowd:
                 crowd.end()
@@ -852,7 +850,7 @@ def main():
     words.add_argument("--only", type=int, help="the number of one injection, to repeat it")
     words.add_argument("--starve", type=float, default=0, help="seconds of jobs beside 20 busy processes")
     words.add_argument("--strangers", type=int, default=0, help="pairs of jobs, one of each beside strangers")
-    words.add_argument("--lanes", type=int, default=3, help="most jobs at a time, in rows that mostly wait")
+    words.add_argument("--lanes", type=int, default=4, help="most jobs at a time, in rows that mostly wait")
     words.add_argument("--json", help="a file for all results")
     words.add_argument("--table", help="a file for the table, written after every row")
     asked = words.parse_args()

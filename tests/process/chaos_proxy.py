@@ -43,8 +43,8 @@ class Harm:
     swap       two frames come in the wrong order
     lose       a whole frame is left out
     header     bit `bit` of the next frame's header is turned
-    payload    bit `bit` of the payload of the next frame that has so many is turned
-    short      the next frame with a payload ends after `count` bytes, then the stream (FIN)
+    payload    bit `bit`, modulo its length, of the payload of the next frame that has one is turned
+    short      the next frame ends after `count` bytes, then the stream (FIN)
     """
 
     by_frame = ("replay", "swap", "lose", "header", "payload", "short")
@@ -109,7 +109,7 @@ class Way:
         self.ended = False  # nothing more is passed on
         self.told = False  # sink has been told so
         self.over = False  # nothing more can be read
-        self.plans = []  # (place, harm)
+        self.plans = []  # (place, latest time, harm)
         self.dropping = 0
         self.history = b""
         self.frame = bytearray()  # of a harm by frame: what is held back
@@ -119,10 +119,10 @@ class Way:
         self.tokens, self.filled = 0.0, time.monotonic()
         self.latest = 0.0
 
-    def plan(self, harm, after=0):
-        """The harm happens `after` bytes from now."""
+    def plan(self, harm, after=0, within=1.0):
+        """The harm happens `after` bytes from now; on a quiet link at the first byte after `within` seconds."""
         with self.link.proxy.lock:
-            self.plans.append((self.passed + after, harm))
+            self.plans.append((self.passed + after, time.monotonic() + within, harm))
             self.plans.sort(key=lambda p: p[0])
         self.link.proxy.wake()
 
@@ -132,9 +132,8 @@ class Way:
         if self.silent:
             return
         while data:
-            if self.plans and self.plans[0][0] <= self.passed:
-                _, harm = self.plans.pop(0)
-                data = self.strike(harm, data)
+            if self.plans and (self.plans[0][0] <= self.passed or self.plans[0][1] <= time.monotonic()):
+                data = self.strike(self.plans.pop(0)[2], data)
                 continue
             size = len(data)
             if self.plans:
@@ -252,7 +251,7 @@ class Way:
         harm = self.by_frame
         payload = len(frame) - HEADER_BYTES
         kind = harm.kind
-        if kind in ("payload", "short") and payload <= harm.bit // 8:
+        if kind == "payload" and payload == 0:
             yield frame
             return
         self.by_frame = None
@@ -270,8 +269,8 @@ class Way:
             yield harm.bytes
         elif kind in ("header", "payload"):
             changed = bytearray(frame)
-            at = harm.bit // 8 + (HEADER_BYTES if kind == "payload" else 0)
-            changed[at] ^= 1 << harm.bit % 8
+            first, size = (0, HEADER_BYTES) if kind == "header" else (HEADER_BYTES, payload)
+            changed[first + harm.bit // 8 % size] ^= 1 << harm.bit % 8
             self.struck()
             yield bytes(changed)
         elif kind == "short":
@@ -402,9 +401,12 @@ class Link:
 
 
 class Proxy:
-    def __init__(self, owner_of_port, seed=0):
+    """links: what all links are set to from their first byte on (see Link.set)."""
+
+    def __init__(self, owner_of_port, links=None):
         self.owner_of_port = owner_of_port
-        self.random = random.Random(seed)
+        self.settings = links or {}
+        self.random = random.Random(0)
         self.lock = threading.RLock()
         self.links = {}
         self.failure = None
@@ -558,5 +560,7 @@ class Proxy:
         for s in (up, down):
             s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             s.setblocking(False)
+        link = Link(self, owner, rank, down, up)
+        link.set(**self.settings)
         with self.lock:
-            self.links[min(owner, rank), max(owner, rank)] = Link(self, owner, rank, down, up)
+            self.links[min(owner, rank), max(owner, rank)] = link
