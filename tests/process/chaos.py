@@ -82,6 +82,10 @@ class Wrong(Exception):
     """What must not be."""
 
 
+class Missed(Exception):
+    """The rank had left the call before it was struck: the machine was busy, and nothing was injected."""
+
+
 class Late(Exception):
     """Everything was right, but late."""
 
@@ -225,8 +229,8 @@ def row_22(draw, size):
         (f"{rank}:skip:between:{step}", r"^DDP-E205 mismatch: "),
         (f"{rank}:rate:construct:0", r"^DDP-E102 model differs: .*optimizer or its settings"),
         (f"{rank}:model:construct:0", r"^DDP-E102 model differs: .*parameter #\d+ is ")))
-    # Threads have no heartbeats: a collective that one of them leaves out is found at the deadline.
-    inproc = draw.random() < 0.25 and ":skip:" not in fault
+    # Threads have no heartbeats: what shows in no message of its own is found at the deadline.
+    inproc = draw.random() < 0.25 and ":skip:" not in fault and ":root:" not in fault
     return Plan(size, drawn_words(draw), (fault,), inproc=inproc, verdicts=((tuple(range(size)), pattern),))
 
 
@@ -485,7 +489,7 @@ def owner_finder(job):
     return find
 
 
-def errors_of(job, plan):
+def errors_of(job):
     """By rank, what it threw, and what else that line says."""
     found = {}
     for r in job.ranks.values():
@@ -522,11 +526,16 @@ def check_well(job, plan):
 
 
 def check_verdicts(job, plan, proxy):
-    errors = errors_of(job, plan)
+    errors = errors_of(job)
+    if any(f":{phase}:" in fault for phase in INSIDE for fault in plan.faults) and all(r.code == 0 for r in job.ranks.values()):
+        raise Missed
     who = list(plan.verdicts)
     if plan.thawed is not None:
         (ranks, pattern), = who
-        who = [((*ranks, plan.thawed), pattern)]
+        if plan.size > 2:
+            who = [((*ranks, plan.thawed), pattern)]
+        else:  # the other has left, perhaps within a message: then its verdict is not read
+            who.append(((plan.thawed,), rf"{pattern}|^DDP-E202 peer closed: rank {1 - plan.thawed} is gone"))
     for ranks, pattern in who:
         missing = [r for r in ranks if r not in errors]
         if missing:
@@ -607,10 +616,13 @@ def plan_of(row, size, seed, number):
 def attempt(row, size, seed, number):
     """What came of one injection."""
     plan = plan_of(row, size, seed, number)
-    result = {"row": row.number, "ranks": size, "number": number, "count": plan.count, "seconds": None, "late": "", "wrong": ""}
+    result = {"row": row.number, "ranks": size, "number": number, "count": plan.count, "seconds": None, "late": "", "wrong": "",
+              "missed": 0}
     again = f"--rows {row.number} --ranks {size} --seed {seed} --only {number}"
     try:
         result["seconds"] = inject(plan)
+    except Missed:
+        result["count"], result["missed"] = 0, 1
     except Late as late:
         result["seconds"], result["late"] = late.seconds, f"{again}: {late}"
     except (Wrong, AssertionError) as problem:

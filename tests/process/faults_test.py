@@ -320,6 +320,8 @@ class SomethingElse(FaultCase):
             self.everybody(["1:root:broadcast:2"],
                            r"^DDP-E205 mismatch: .*(root (0.*root 1|1.*root 0)|before it differs: another root|another operation)",
                            size)
+        # Everybody but ranks 2 and 3 is in the next step when they notice.
+        self.everybody(["2:root:broadcast:2"], r"^DDP-E205 mismatch: .*broadcast", 4)
 
     def test_a_step_left_out(self):
         for size, rank in ((2, 1), (3, 0), (4, 2)):
