@@ -592,7 +592,9 @@ def inject(plan):
                     if any([r.poll() is not None for r in job.ranks.values()]):
                         raise Wrong(f"it ended before anything was injected\n{job.story()}")
                     plan.harm(job, proxy)
-                job.wait(which=without(size, plan.frozen))
+                # A job without end that does not notice must not take the minute that everything else is given.
+                deadline = plan.bound + 20 * SCALE if plan.steps == ENDLESS else DEADLINE
+                job.wait(deadline, which=without(size, plan.frozen))
                 if plan.frozen is not None:
                     os.kill(job.ranks[plan.frozen].pid, signal.SIGKILL)
                     job.wait()
