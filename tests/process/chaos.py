@@ -14,7 +14,8 @@ drawn depends on seed, row, number of ranks and number of the injection only. Af
   - the time from the injection to the error of the last rank is below the row's bound
   - no process and no temporary file is left
 
-FAULT_PROGRAM (or DDP_PROGRAMS, its directory) names the binary.
+FAULT_PROGRAM (or DDP_PROGRAMS, its directory) names the binary. Rows over MPI need fault_program_mpi, which is built where MPI
+is; without it they are left out.
 """
 
 import argparse
@@ -41,6 +42,10 @@ from chaos_proxy import Harm, Proxy
 from jobs import DEADLINE, SCALE, Job, program
 
 FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
+FAULT_PROGRAM_MPI = program("FAULT_PROGRAM_MPI", "DDP_PROGRAMS", "fault_program_mpi")
+MPIEXEC = os.environ.get("MPIEXEC") or "mpiexec"
+OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
+            "OMPI_MCA_hwloc_base_binding_policy": "none", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
 DEAD = 1.5 * SCALE  # ddp::timing::for_tests, which fault_program takes
 DEFAULT_DEAD = 3.0 * SCALE
 SOON = 0.5 * SCALE
@@ -74,6 +79,8 @@ class Plan:
     proxied: bool = False
     links: dict = dataclasses.field(default_factory=dict)  # what the proxy does to all links from the start: see Link.set
     inproc: bool = False  # ranks are threads
+    mpi: bool = False  # under mpiexec
+    killed: bool = False  # all that MPI promises: the job ends, within the bound, and not well
     tracer: tuple = ()  # a command before the program's, for one rank
     count: int = 1  # injections in it
 
@@ -407,7 +414,22 @@ def row_34(draw, size):
     verdicts = corrupt(size, a, b)
     if kind == "short":  # a stream that ends within a frame
         verdicts = whom_it_concerns(size, a, b, "E20[27]", "")
-    return harmed(draw, size, harm, verdicts, SOON, apart=True)
+    # What is left out is noticed when as many bytes have followed; on a quiet link these are heartbeats.
+    bound = SOON + (0.05 * SCALE * count / 64 if kind == "drop" else 0)
+    return harmed(draw, size, harm, verdicts, bound, apart=True)
+
+
+def over_mpi(make, **change):
+    def plan(draw, size):
+        made = make(draw, size)
+        if made is None or not os.path.exists(FAULT_PROGRAM_MPI):
+            return None
+        made = dataclasses.replace(made, mpi=True, inproc=False, **change)
+        # Without heartbeats a mismatch that shows in no message of its own is found at the deadline.
+        if any(word in fault for word in (":skip:", ":root:") for fault in made.faults):
+            made.more, made.bound = ("collective=600",), 1.2 * SCALE + SOON
+        return made
+    return plan
 
 
 @dataclasses.dataclass
@@ -442,7 +464,11 @@ ROWS = [Row("10", "a rank other than 0 is killed", row_10),
         Row("31", "a connection is reset, closed or half-closed", row_31),
         Row("32", "segments of 1 byte; EINTR, EAGAIN", row_32, 1, 0.5),
         Row("33", "one bit is flipped", row_33),
-        Row("34", "bytes or frames are left out, doubled, swapped, inserted, cut off", row_34)]
+        Row("34", "bytes or frames are left out, doubled, swapped, inserted, cut off", row_34),
+        Row("10m", "over MPI a rank is killed: the whole job ends", over_mpi(row_10, killed=True, bound=3.0 * SCALE), 1, 0.25),
+        Row("13m", "over MPI a rank throws", over_mpi(row_13), 1, 0.25),
+        Row("21m", "over MPI a rank is stuck in its own code (`collective`: 0.6 s)", over_mpi(row_21, bound=1.2 * SCALE + SOON), 1, 0.25),
+        Row("22m", "over MPI ranks do different things", over_mpi(row_22), 1, 0.25)]
 
 
 class References:
@@ -525,6 +551,15 @@ def check_well(job, plan):
     return None
 
 
+def check_killed(job, _):
+    """The launcher has ended the job: seconds from the kill to its own end."""
+    launcher, = job.ranks.values()
+    if launcher.code == 0 or launcher.said("done") or not launcher.said("start"):
+        raise Wrong(f"the job went on\n{job.story()}")
+    struck = launcher.said("fault")  # Open MPI may lose the last words of a rank that is killed
+    return launcher.ended - int(struck[-1]["at"]) * 1e-9 if struck else None
+
+
 def check_verdicts(job, plan, proxy):
     errors = errors_of(job)
     if any(f":{phase}:" in fault for phase in INSIDE for fault in plan.faults) and all(r.code == 0 for r in job.ranks.values()):
@@ -545,7 +580,7 @@ def check_verdicts(job, plan, proxy):
             raise Wrong(f"not one verdict: {texts}\n{job.story()}")
         if not re.search(pattern, next(iter(texts))):
             raise Wrong(f"another verdict than {pattern}: {texts}\n{job.story()}")
-        if not plan.inproc:
+        if not plan.inproc and not plan.mpi:
             codes = {job.ranks[r].code for r in ranks}
             if codes != {1}:
                 raise Wrong(f"exit codes {codes}\n{job.story()}")
@@ -569,11 +604,16 @@ def inject(plan):
             variables["CHAOS_APART"] = "1"
         words = [*plan.words, plan.steps, *plan.more, *(f"fault={f}" for f in plan.faults)]
         size = plan.size
+        started = [FAULT_PROGRAM, *words]
+        if plan.mpi:
+            started = [MPIEXEC, "-n", str(size), FAULT_PROGRAM_MPI, *words]
+            variables.update(OPEN_MPI)
         if plan.inproc:
-            words += ["transport=inproc", f"ranks={size}"]
+            started += ["transport=inproc", f"ranks={size}"]
+        if plan.inproc or plan.mpi:
             variables.update({"RANK": None, "WORLD_SIZE": None, "MASTER_ADDR": None, "MASTER_PORT": None})
             size = 1
-        with Job(size, [FAULT_PROGRAM, *words], variables, without=range(size)) as job:
+        with Job(size, started, variables, without=range(size)) as job:
             proxy = Proxy(owner_finder(job), plan.links) if plan.proxied else None
             try:
                 if proxy:
@@ -598,7 +638,10 @@ def inject(plan):
                 if plan.frozen is not None:
                     os.kill(job.ranks[plan.frozen].pid, signal.SIGKILL)
                     job.wait()
-                seconds = check_well(job, plan) if plan.well else check_verdicts(job, plan, proxy)
+                if plan.killed:
+                    seconds = check_killed(job, plan)
+                else:
+                    seconds = check_well(job, plan) if plan.well else check_verdicts(job, plan, proxy)
                 if job.left_behind():
                     raise Wrong(f"processes are left: {job.left_behind()}\n{job.story()}")
                 if os.listdir(scratch):

@@ -54,6 +54,11 @@ class Sample(unittest.TestCase):
         self.sample("33", "34", each=EACH + 2)
 
 
+    @unittest.skipUnless(os.path.exists(chaos.FAULT_PROGRAM_MPI) and SCALE == 1, "no MPI here, or a sanitizer")
+    def test_over_mpi(self):
+        self.sample("10m", "13m", "21m", "22m", each=1)
+
+
 class Strangers(unittest.TestCase):
     def test_at_every_port_a_job_has_listened_on(self):
         said, wrong = chaos.strangers(1, 600)

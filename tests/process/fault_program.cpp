@@ -35,7 +35,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <ddp/ddp.hpp>
+#if defined(FAULT_PROGRAM_MPI)
+#include <ddp/rendezvous/run_mpi.hpp>
+#else
 #include <ddp/rendezvous/run_tcp.hpp>
+#endif
 #include <map>
 #include <memory>
 #include <stdexcept>
@@ -434,7 +438,12 @@ void train(settings const& with, Comm& comm, trouble& ill) {
 
 int main(int argc, char** argv) try {
     settings const with = parse(argc, argv);
-    return ddp::run_main<ddp::threads, ddp::tcp>(with.run, [&](auto& comm) {
+#if defined(FAULT_PROGRAM_MPI)
+    using processes = ddp::mpi;
+#else
+    using processes = ddp::tcp;
+#endif
+    return ddp::run_main<ddp::threads, processes>(with.run, [&](auto& comm) {
         trouble ill(with, comm.rank(), comm.size());
         say("start rank=" + std::to_string(comm.rank()) + " at=" + std::to_string(now_ns()));
         try {
