@@ -39,7 +39,7 @@ import time
 import typing
 
 from chaos_proxy import Harm, Proxy
-from jobs import DEADLINE, SCALE, Job, program
+from jobs import DEADLINE, SCALE, Job, listening_ports, program
 
 FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
 FAULT_PROGRAM_MPI = program("FAULT_PROGRAM_MPI", "DDP_PROGRAMS", "fault_program_mpi")
@@ -548,10 +548,9 @@ def check_well(job, plan):
     right = REFERENCES.of(plan.size, plan.words)[int(plan.steps.partition("=")[2])]
     if digests != {right} or {line["replicas"] for line in done} != {"identical"}:
         raise Wrong(f"other weights than without the fault: {digests}, expected {right}\n{job.story()}")
-    return None
 
 
-def check_killed(job, _):
+def check_killed(job):
     """The launcher has ended the job: seconds from the kill to its own end."""
     launcher, = job.ranks.values()
     if launcher.code == 0 or launcher.said("done") or not launcher.said("start"):
@@ -629,7 +628,7 @@ def inject(plan):
                         job.wait_for("start", rank)
                     if proxy:
                         proxy.expect({(a, b) for b in range(size) for a in range(b)}, DEADLINE)
-                    if any([r.poll() is not None for r in job.ranks.values()]):
+                    if any(r.poll() is not None for r in job.ranks.values()):
                         raise Wrong(f"it ended before anything was injected\n{job.story()}")
                     plan.harm(job, proxy)
                 # A job without end that does not notice must not take the minute that everything else is given.
@@ -638,10 +637,13 @@ def inject(plan):
                 if plan.frozen is not None:
                     os.kill(job.ranks[plan.frozen].pid, signal.SIGKILL)
                     job.wait()
-                if plan.killed:
-                    seconds = check_killed(job, plan)
+                seconds = None
+                if plan.well:
+                    check_well(job, plan)
+                elif plan.killed:
+                    seconds = check_killed(job)
                 else:
-                    seconds = check_well(job, plan) if plan.well else check_verdicts(job, plan, proxy)
+                    seconds = check_verdicts(job, plan, proxy)
                 if job.left_behind():
                     raise Wrong(f"processes are left: {job.left_behind()}\n{job.story()}")
                 if os.listdir(scratch):
@@ -693,19 +695,6 @@ def starve(seconds, load, seed):
             process.kill()
             process.wait()
     return jobs, wrong
-
-
-def listening_ports(pid):
-    """The TCP ports on which a process listens."""
-    inodes = set()
-    try:
-        for fd in os.listdir(f"/proc/{pid}/fd"):
-            inodes.update(re.findall(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{fd}")))
-    except OSError:
-        return set()
-    with open("/proc/net/tcp") as table:
-        rows = [line.split() for line in table.readlines()[1:]]
-    return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes}
 
 
 def peak_memory(pid):
@@ -821,7 +810,7 @@ def besieged(steps, recorded, rate):
             ports = {job.port}
             end = time.monotonic() + DEADLINE
             while len(ports) < 2 and time.monotonic() < end:
-                ports |= listening_ports(job.ranks[0].pid)
+                ports.update(listening_ports(job.ranks[0].pid))
                 time.sleep(0.002)
             if recorded is not None:
                 crowd = Crowd(ports, recorded)
@@ -829,13 +818,13 @@ def besieged(steps, recorded, rate):
                     time.sleep(0.01)
             job.start(1)
             while not job.ranks[1].said("start"):
-                ports |= listening_ports(job.ranks[1].pid)
+                ports.update(listening_ports(job.ranks[1].pid))
                 if time.monotonic() > end:
                     raise Wrong(f"the job did not come together\n{job.story()}")
                 time.sleep(0.002)
             if crowd:
                 crowd.go_on(ports, rate)
-            while any([r.poll() is None for r in job.ranks.values()]):
+            while any(r.poll() is None for r in job.ranks.values()):
                 for r in job.ranks.values():
                     descriptors = max(descriptors, open_descriptors(r.pid))
                     memory = max(memory, peak_memory(r.pid))
