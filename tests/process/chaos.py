@@ -800,9 +800,9 @@ def secret_in(directory):
     return {"DDP_SECRET_FILE": path}
 
 
-def besieged(steps, recorded, rate):
-    """A job of two ranks beside strangers (recorded: None for none): digest, median step in ms, peak memory in KiB, most
-    descriptors, and the crowd."""
+def besieged(steps, recorded, rate, elsewhere=False):
+    """A job of two ranks beside strangers (recorded: None for none; elsewhere: while it trains, at a port that was never its
+    own): digest, median step in ms, peak memory in KiB, most descriptors, and the crowd."""
     words = [FAULT_PROGRAM, "tensors=8", "elements=60000", "digests=1", f"steps={steps}", "join=20000"]
     crowd, descriptors, memory = None, 0, 0
     with tempfile.TemporaryDirectory() as scratch, Job(2, words, secret_in(scratch), without=(1,)) as job:
@@ -812,7 +812,7 @@ def besieged(steps, recorded, rate):
             while len(ports) < 2 and time.monotonic() < end:
                 ports.update(listening_ports(job.ranks[0].pid))
                 time.sleep(0.002)
-            if recorded is not None:
+            if recorded is not None and not elsewhere:
                 crowd = Crowd(ports, recorded)
                 while crowd.connected < 1000 and time.monotonic() < end:  # before rank 1 comes
                     time.sleep(0.01)
@@ -822,8 +822,14 @@ def besieged(steps, recorded, rate):
                 if time.monotonic() > end:
                     raise Wrong(f"the job did not come together\n{job.story()}")
                 time.sleep(0.002)
+            if elsewhere:
+                with socket.socket() as unused:
+                    unused.bind(("127.0.0.1", 0))
+                    crowd = Crowd({unused.getsockname()[1]}, recorded)
             if crowd:
-                crowd.go_on(ports, rate)
+                crowd.go_on(crowd.ports if elsewhere else ports, rate)
+            for rank in (0, 1):  # from here on nobody listens
+                job.wait_for("step", rank)
             while any(r.poll() is None for r in job.ranks.values()):
                 for r in job.ranks.values():
                     descriptors = max(descriptors, open_descriptors(r.pid))
@@ -844,26 +850,27 @@ def besieged(steps, recorded, rate):
 def strangers(pairs, steps, rate=1000):
     """Besieged and undisturbed jobs in turns. What was measured, in words, and what was wrong."""
     recorded = recorded_hello()
-    alone, beside, wrong, connects = [], [], [], 0
+    alone, elsewhere, beside, wrong = [], [], [], []
     for _ in range(pairs):
         alone.append(besieged(steps, None, rate))
+        elsewhere.append(besieged(steps, recorded, rate, elsewhere=True))
         beside.append(besieged(steps, recorded, rate))
-        crowd = beside[-1][4]
-        connects += crowd.connected + crowd.refused
-        if crowd.answers:
-            wrong.append(f"a stranger was answered: {crowd.answers[:80]!r}")
-    if len({run[0] for run in alone + beside}) != 1:
+        if beside[-1][4].answers:
+            wrong.append(f"a stranger was answered: {beside[-1][4].answers[:80]!r}")
+    if len({run[0] for run in alone + elsewhere + beside}) != 1:
         wrong.append("other weights beside strangers")
-    medians = [statistics.median(run[1] for run in runs) for runs in (alone, beside)]
+    medians = [statistics.median(run[1] for run in runs) for runs in (alone, elsewhere, beside)]
     memory = [max(run[2] for run in runs) for runs in (alone, beside)]
     descriptors = [max(run[3] for run in runs) for runs in (alone, beside)]
     if memory[1] > memory[0] + 16 * 1024:
         wrong.append(f"memory grows: {memory} KiB")
     if descriptors[1] > descriptors[0] + 8:
         wrong.append(f"descriptors grow after the start: {descriptors}")
-    said = (f"{connects} connections ({sum(run[4].connected for run in beside)} taken at the start, the rest refused): median "
-            f"step {medians[0]:.2f} ms alone, {medians[1]:.2f} ms beside them (x {medians[1] / medians[0]:.3f}); peak memory "
-            f"{memory[0]} and {memory[1]} KiB; descriptors {descriptors[0]} and {descriptors[1]}")
+    taken, refused = (sum(getattr(run[4], name) for run in beside) for name in ("connected", "refused"))
+    said = (f"{taken} connections at the start, {refused} refused while {pairs} jobs train: median step {medians[0]:.2f} ms "
+            f"alone, {medians[1]:.2f} ms beside as many at another port (x {medians[1] / medians[0]:.3f}), {medians[2]:.2f} ms "
+            f"beside those at the job's (x {medians[2] / medians[0]:.3f}); peak memory {memory[0]} and {memory[1]} KiB; "
+            f"descriptors {descriptors[0]} and {descriptors[1]}")
     return said, wrong
 
 
@@ -895,7 +902,7 @@ def main():
     words.add_argument("--seed", type=int, default=1)
     words.add_argument("--only", type=int, help="the number of one injection, to repeat it")
     words.add_argument("--starve", type=float, default=0, help="seconds of jobs beside 20 busy processes")
-    words.add_argument("--strangers", type=int, default=0, help="pairs of jobs, one of each beside strangers")
+    words.add_argument("--strangers", type=int, default=0, help="jobs, each alone and beside strangers")
     words.add_argument("--lanes", type=int, default=4, help="most jobs at a time, in rows that mostly wait")
     words.add_argument("--json", help="a file for all results")
     words.add_argument("--table", help="a file for the table, written after every row")
