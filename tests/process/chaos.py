@@ -467,7 +467,8 @@ ROWS = [Row("10", "a rank other than 0 is killed", row_10),
         Row("34", "bytes or frames are left out, doubled, swapped, inserted, cut off", row_34),
         Row("10m", "over MPI a rank is killed: the whole job ends", over_mpi(row_10, killed=True, bound=3.0 * SCALE), 1, 0.25),
         Row("13m", "over MPI a rank throws", over_mpi(row_13), 1, 0.25),
-        Row("21m", "over MPI a rank is stuck in its own code (`collective`: 0.6 s)", over_mpi(row_21, bound=1.2 * SCALE + SOON), 1, 0.25),
+        Row("21m", "over MPI a rank is stuck in its own code (`collective`: 0.6 s)",
+            over_mpi(row_21, bound=1.2 * SCALE + SOON), 1, 0.25),
         Row("22m", "over MPI ranks do different things", over_mpi(row_22), 1, 0.25)]
 
 
