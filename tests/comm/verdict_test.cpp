@@ -64,6 +64,8 @@ struct story {
 }  // namespace
 
 TEST_CASE("each story has one culprit", "[comm][verdict]") {
+    report unheard = said(failure_kind::silent, 0, 1, 5s);
+    unheard.record.code = errc::peer_silent;
     report other_operation = waits(1, 0, 2s);
     other_operation.record.entered.fingerprint = 55;
     other_operation.record.entered.name = std::string_view("broadcast");
@@ -136,6 +138,11 @@ TEST_CASE("each story has one culprit", "[comm][verdict]") {
          2,
          errc::deadline,
          "rank 2"},
+        {"a silent connection: the waits for it are old, but none has reached the deadline",
+         {unheard, waits(1, 0, 5s), waits(2, 1, 5s)},
+         1,
+         errc::peer_silent,
+         "the connection between rank 0 and rank 1"},
         {"closed beats silent",
          {said(failure_kind::silent, 0, 1, 3s), silent(), said(failure_kind::closed, 2, 3), closed()},
          3,

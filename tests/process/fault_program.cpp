@@ -1,4 +1,4 @@
-// A small trainer whose ranks misbehave on request, for faults_test.py.
+// A small trainer whose ranks misbehave on request, for faults_test.py and chaos.py.
 //
 //   fault_program steps=6 tensors=8 elements=20000 fault=1:kill:backward:3 [fault=…] [name=value …]
 //
@@ -9,29 +9,82 @@
 // Prints, with times of the monotonic clock that all processes share, in nanoseconds:
 //   fault rank=1 at=…                   just before it happens
 //   error rank=0 at=… since=… text=…    what a rank's call threw; since: when it last came from its own code
+//   values rank=0 steps=… torn=… digest=…   what the rank holds after an error in its loop
 //   done rank=0 digest=… steps=…
+// and with digests=1, after each step:
+//   step rank=0 number=… took=… digest=…   took: in nanoseconds
+//
+// CHAOS_PROXY=PORT lets the rank reach the others' own ports by way of a proxy at that port of 127.0.0.1
+// (chaos_proxy.py); its connection to the rendezvous stays direct. CHAOS_APART=1 lets ranks take each other for ranks of
+// other hosts. Both stand in for system calls, so they work whatever ranks say to each other.
 //
 // DDP_TEST_TIME_SCALE multiplies all times, for programs that a sanitizer slows down.
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <ddp/ddp.hpp>
+#if defined(FAULT_PROGRAM_MPI)
+#include <ddp/rendezvous/run_mpi.hpp>
+#else
 #include <ddp/rendezvous/run_secure.hpp>
+#endif
 #include <map>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
 extern char** environ;
+
+// The system's connect and readlink, under names of our own: the program's definitions come before the C library's.
+extern "C" int chaos_connect(int fd, ::sockaddr const* to, ::socklen_t size) __asm__("connect");
+extern "C" ssize_t chaos_readlink(char const* path, char* target, std::size_t size) __asm__("readlink");
+
+int chaos_connect(int fd, ::sockaddr const* to, ::socklen_t size) {
+    char const* const proxy = std::getenv("CHAOS_PROXY");
+    char const* const rendezvous = std::getenv("MASTER_PORT");
+    auto const direct = [&](void const* there) { return static_cast<int>(::syscall(SYS_connect, fd, there, size)); };
+    if (proxy == nullptr || rendezvous == nullptr || to->sa_family != AF_INET) return direct(to);
+    ::sockaddr_in at;
+    std::memcpy(&at, to, sizeof at);
+    std::uint32_t const port = ntohs(at.sin_port);
+    if (port == static_cast<std::uint32_t>(std::atoi(rendezvous))) return direct(to);
+    at.sin_port = htons(static_cast<std::uint16_t>(std::atoi(proxy)));
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int const flags = ::fcntl(fd, F_GETFL);
+    ::fcntl(fd, F_SETFL, flags & ~O_NONBLOCK);
+    // Who calls, and whom: then it is as if the proxy were not there.
+    char const* const rank = std::getenv("RANK");
+    std::uint32_t const words[4] = {0x6f616863, 0x00000073, static_cast<std::uint32_t>(std::atoi(rank)), port};
+    int result = direct(&at);
+    if (result == 0 && ::send(fd, words, sizeof words, MSG_NOSIGNAL) != sizeof words) result = -1;
+    ::fcntl(fd, F_SETFL, flags);
+    return result;
+}
+
+ssize_t chaos_readlink(char const* path, char* target, std::size_t size) {
+    char const* const rank = std::getenv("RANK");
+    if (std::getenv("CHAOS_APART") == nullptr || rank == nullptr || std::string_view(path) != "/proc/self/ns/net")
+        return ::syscall(SYS_readlinkat, AT_FDCWD, path, target, size);
+    std::string const text = std::string("the network of rank ") + rank;
+    std::size_t const bytes = text.copy(target, size);
+    return static_cast<ssize_t>(bytes);
+}
 
 namespace {
 
@@ -58,6 +111,7 @@ struct settings {
     std::uint64_t steps = 6;
     std::size_t tensors = 8, elements = 20000, bucket = 64 << 10;
     int pause = 0;  // milliseconds in every forward
+    bool digests = false;
     std::string algorithm = "auto", update = "replicated";
     std::vector<fault> faults;
 };
@@ -89,6 +143,8 @@ settings parse(int argc, char** argv) {
             with.bucket = std::stoull(value);
         else if (name == "pause")
             with.pause = std::stoi(value);
+        else if (name == "digests")
+            with.digests = value == "1";
         else if (name == "algorithm")
             with.algorithm = value;
         else if (name == "update")
@@ -97,6 +153,8 @@ settings parse(int argc, char** argv) {
             with.run.transport = value;
         else if (name == "ranks")
             with.run.ranks = std::stoi(value);
+        else if (name == "times" && value == "default")
+            with.run.times = {};
         else if (name == "dead")
             with.run.times.dead = milliseconds();
         else if (name == "collective")
@@ -179,6 +237,10 @@ private:
             ::raise(SIGKILL);
         else if (f.kind == "segv")
             ::raise(SIGSEGV);
+        else if (f.kind == "abort")
+            std::abort();
+        else if (f.kind == "memory")
+            exhaust_memory();
         else if (f.kind == "stop")
             ::kill(::getpid(), SIGSTOP);
         else if (f.kind == "exit")
@@ -190,6 +252,13 @@ private:
         else if (f.kind == "spin")
             while (std::chrono::steady_clock::now() < until) {
             }
+    }
+
+    static void exhaust_memory() {
+        ::rlimit limit{1 << 20, RLIM_INFINITY};
+        ::setrlimit(RLIMIT_AS, &limit);
+        std::vector<std::vector<char>> all;
+        for (;;) all.emplace_back(std::size_t{1} << 24);
     }
 
     settings const& with_;
@@ -307,6 +376,32 @@ void collectives(Comm& comm, trouble& ill, std::uint64_t step) {
     ddp::broadcast(comm, std::span<double>(data), root);
 }
 
+template <class Comm, class Trainer>
+bool loop(settings const& with, Comm& comm, trouble& ill, Trainer& trainer, auto const& digest) {
+    std::uint64_t const share = 2 + static_cast<std::uint64_t>(comm.rank()) % 2;
+    for (std::uint64_t step = 1; step <= with.steps; ++step) {
+        if (ill.due("return", "between", step) != nullptr) {
+            ill.announce();
+            return false;
+        }
+        ill.at("between", step);
+        if (ill.due("skip", "between", step) == nullptr) {
+            std::uint64_t const first =
+                (step * static_cast<std::uint64_t>(comm.size()) + static_cast<std::uint64_t>(comm.rank())) * 4;
+            bool const empty = ill.due("empty", "between", step) != nullptr;
+            std::int64_t const began = now_ns();
+            trainer.step(samples{first, empty ? 0 : share});
+            if (with.digests)
+                say("step rank=" + std::to_string(comm.rank()) + " number=" + std::to_string(step) +
+                    " took=" + std::to_string(now_ns() - began) + " digest=" + digest());
+        } else {
+            ill.announce();
+        }
+        collectives(comm, ill, step);
+    }
+    return true;
+}
+
 template <class Comm>
 void train(settings const& with, Comm& comm, trouble& ill) {
     pulled_values model(with, ill);
@@ -321,25 +416,21 @@ void train(settings const& with, Comm& comm, trouble& ill) {
                                ddp::any_allreduce::parse(with.algorithm),
                                ddp::size_capped_buckets{.cap_bytes = with.bucket, .first_bytes = with.bucket / 4},
                                watcher{&ill}};
-    std::uint64_t const share = 2 + static_cast<std::uint64_t>(comm.rank()) % 2;
-    for (std::uint64_t step = 1; step <= with.steps; ++step) {
-        if (ill.due("return", "between", step) != nullptr) return ill.announce();
-        ill.at("between", step);
-        if (ill.due("skip", "between", step) == nullptr) {
-            std::uint64_t const first =
-                (step * static_cast<std::uint64_t>(comm.size()) + static_cast<std::uint64_t>(comm.rank())) * 4;
-            bool const empty = ill.due("empty", "between", step) != nullptr;
-            trainer.step(samples{first, empty ? 0 : share});
-        } else {
-            ill.announce();
-        }
-        collectives(comm, ill, step);
+    auto const hex = [&] {
+        char digest[40];
+        std::snprintf(digest, sizeof digest, "%016llx", static_cast<unsigned long long>(trainer.digest_of_values()));
+        return std::string(digest);
+    };
+    try {
+        if (!loop(with, comm, ill, trainer, hex)) return;
+    } catch (ddp::comm_error const&) {
+        say("values rank=" + std::to_string(comm.rank()) + " steps=" + std::to_string(trainer.completed_steps()) +
+            " torn=" + std::to_string(trainer.torn()) + " digest=" + hex());
+        throw;
     }
     ill.at("end", 0);
     bool const same = trainer.replicas_identical();
-    char digest[40];
-    std::snprintf(digest, sizeof digest, "%016llx", static_cast<unsigned long long>(trainer.digest_of_values()));
-    say("done rank=" + std::to_string(comm.rank()) + " digest=" + digest +
+    say("done rank=" + std::to_string(comm.rank()) + " digest=" + hex() +
         " steps=" + std::to_string(trainer.completed_steps()) + " replicas=" + (same ? "identical" : "different"));
 }
 
@@ -347,7 +438,12 @@ void train(settings const& with, Comm& comm, trouble& ill) {
 
 int main(int argc, char** argv) try {
     settings const with = parse(argc, argv);
-    return ddp::run_main<ddp::threads, ddp::secure_tcp>(with.run, [&](auto& comm) {
+#if defined(FAULT_PROGRAM_MPI)
+    using processes = ddp::mpi;
+#else
+    using processes = ddp::secure_tcp;
+#endif
+    return ddp::run_main<ddp::threads, processes>(with.run, [&](auto& comm) {
         trouble ill(with, comm.rank(), comm.size());
         say("start rank=" + std::to_string(comm.rank()) + " at=" + std::to_string(now_ns()));
         try {

@@ -24,6 +24,21 @@ def environment(**more):
     return {**kept, "OMP_NUM_THREADS": "1", "DDP_TEST_TIME_SCALE": str(SCALE), **more}
 
 
+def listening_ports(pid):
+    """The TCP ports of 127.0.0.1 on which a process listens."""
+    inodes = set()
+    try:
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            match = re.match(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{fd}"))
+            if match:
+                inodes.add(match.group(1))
+    except OSError:
+        return []
+    with open("/proc/net/tcp") as table:
+        rows = [line.split() for line in table.readlines()[1:]]
+    return [int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes]
+
+
 class Rank:
     """One process, its output in files: nobody has to read while it runs, and nothing is lost when it is killed."""
 

@@ -18,6 +18,7 @@
 
 #include <ddp/rendezvous/bootstrap.hpp>
 #include <ddp/rendezvous/secure_channel.hpp>
+#include <ddp/rendezvous/tcp_store_protocol.hpp>
 #include <ddp/testing/conformance.hpp>
 
 #include "support/catch.hpp"

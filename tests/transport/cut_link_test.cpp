@@ -75,8 +75,9 @@ ddp::timing quick() {
 }
 
 /// What every rank throws where the connection of `a` and `b` (-1: and everybody) fails in the middle of allreduces, and
-/// how long after that.
-std::vector<std::string> verdicts(int ranks, int a, int b, fault how, std::chrono::milliseconds& after) {
+/// how long after that. `apart`: between the failures of two connections.
+std::vector<std::string> verdicts(int ranks, int a, int b, fault how, std::chrono::milliseconds& after,
+                                  std::chrono::milliseconds apart = 30ms) {
     std::vector<std::vector<ddp::framed_peer<cable_stream>>> peers(static_cast<std::size_t>(ranks));
     std::vector<std::shared_ptr<cable>> failing;
     for (int high = 0; high < ranks; ++high)
@@ -111,7 +112,7 @@ std::vector<std::string> verdicts(int ranks, int a, int b, fault how, std::chron
     auto const start = std::chrono::steady_clock::now();
     for (auto const& link : failing) {  // one after the other: who hears of a loss has not noticed its own yet
         link->break_by(how);
-        std::this_thread::sleep_for(30ms);
+        if (apart > 0ms) std::this_thread::sleep_for(apart);
     }
     std::vector<std::string> all;
     for (auto& r : running) all.push_back(r.get());
@@ -168,4 +169,15 @@ TEST_CASE("a rank that all others have lost is gone as soon as they have told ea
         CHECK(said[rank].find("rank 2 is gone") != std::string::npos);
     }
     CHECK(after < quick().verdict);
+}
+
+TEST_CASE("a rank that all others lose at the same moment is gone at once", "[comm][framed][fault]") {
+    for (int attempt = 0; attempt < 12; ++attempt) {
+        std::chrono::milliseconds after{0};
+        std::vector<std::string> const said = verdicts(3, 0, -1, fault::cut, after, 0ms);
+        CAPTURE(attempt, said);
+        CHECK(said[1] == said[2]);
+        CHECK(said[1].find("rank 0 is gone") != std::string::npos);
+        CHECK(after < quick().verdict);  // they have told each other, and wait for nobody
+    }
 }

@@ -57,7 +57,8 @@ struct fault {
 ///     younger than half the deadline accuses nobody: who has just arrived is late itself. Where the edges lead round in a
 ///     circle, groups were used in different orders if it crosses groups; within one group a message was lost, and
 ///     nobody can say which.
-///  6. Else, if a rank that was called silent has spoken, the connection is at fault.
+///  6. Else, if a rank that was called silent has spoken, the connection is at fault; also where waits are old, but none has
+///     reached the deadline.
 [[nodiscard]] fault find_fault(std::span<report const> reports, nanoseconds collective);
 
 }  // namespace ddp

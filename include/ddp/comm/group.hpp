@@ -83,6 +83,11 @@ public:
     }
     /// What was entered under this number, in words. It must be remembered.
     [[nodiscard]] std::string words_of(std::uint64_t number) const;
+    /// Whether a peer of this group has entered something else under its number than this rank did, perhaps a while ago.
+    [[nodiscard]] bool contradicts(ddp::mark const& theirs) const noexcept {
+        return remembers(theirs.number) && theirs.fingerprint != 0 &&
+               recent(theirs.number).history != theirs.fingerprint;
+    }
     /// For records of failures: with the words.
     [[nodiscard]] ddp::mark mark_of(std::uint64_t number) const noexcept;
     [[nodiscard]] ddp::mark mark() const noexcept { return mark_of(number_); }

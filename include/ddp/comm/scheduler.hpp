@@ -151,13 +151,19 @@ void scheduler<T>::compare_marks() {
             if (peer == rank()) continue;
             mark const& theirs = transport_.mark_of(peer);
             group const* const same = theirs.fingerprint == 0 ? nullptr : find(theirs);
-            if (same == nullptr || !same->brief_mark().contradicts(theirs)) continue;
-            fail(failure_kind::mismatch, errc::mismatch, peer,
-                 "rank " + std::to_string(rank()) + " is in " + same->current_words() + ", rank " +
-                     std::to_string(peer) + " in " + std::string(theirs.name.view()) +
-                     " of the same number. All ranks must call the same collectives in the same order with the "
-                     "same counts.",
-                 same);
+            if (same == nullptr || !same->contradicts(theirs)) continue;
+            failure record;
+            record.kind = failure_kind::mismatch;
+            record.code = errc::mismatch;
+            record.peer = peer;
+            record.entered = same->mark_of(theirs.number);
+            std::string const text =
+                "rank " + std::to_string(rank()) + (theirs.number == same->number() ? " is in " : " was in ") +
+                same->words_of(theirs.number) + ", rank " + std::to_string(peer) + " in " +
+                std::string(theirs.name.view()) +
+                " of the same number. All ranks must call the same collectives in the same order with the same counts.";
+            record.text = std::string_view(text);
+            fail(record);
         }
     }
 }

@@ -87,7 +87,12 @@ inline auto precedence(failure const& f) {
     auto const old = [&](failure const& f) {
         return nanoseconds(static_cast<std::int64_t>(f.waited_ns)) * 2 >= collective;
     };
-    if (auto const* f = least(failure_kind::waiting, old)) {
+    // A connection that carries nothing lets others wait too: deadlines are at fault only where one has been reached.
+    failure const* const unheard = least(failure_kind::silent, of_a_peer);
+    bool const expired = least(failure_kind::waiting, [&](failure const& f) {
+                             return nanoseconds(static_cast<std::int64_t>(f.waited_ns)) >= collective;
+                         }) != nullptr;
+    if (auto const* f = unheard == nullptr || expired ? least(failure_kind::waiting, old) : nullptr) {
         std::vector<bool> seen(reports.size(), false);
         failure const* last = f;  // who waits for the culprit
         int culprit = f->peer;
@@ -117,7 +122,7 @@ inline auto precedence(failure const& f) {
                 std::move(circle)};
     }
 
-    if (auto const* f = least(failure_kind::silent, of_a_peer)) return {fault_rule::silent_link, *f, f->peer, f->code};
+    if (unheard != nullptr) return {fault_rule::silent_link, *unheard, unheard->peer, unheard->code};
 
     for (report const& r : reports)
         if (r.is == report::state::spoke) return {fault_rule::gave_up, r.record, -1, r.record.code};

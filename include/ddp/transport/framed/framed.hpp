@@ -436,6 +436,7 @@ private:
         if (accuses && record.rank >= 0 && record.peer >= 0 && losses_.note(record.rank, record.peer)) {
             pass_on(record.rank, record.peer);
             pass_on(record.peer, record.rank);
+            confirm(record.peer);  // the loss itself, when its sender tells of it, is no news any more
         }
         for (auto const& l : links_)
             if (losses_.severed(subject, l->peer)) pass_on(subject, l->peer);

@@ -1,0 +1,981 @@
+"""Faults at drawn moments of real jobs over TCP, and what every rank then says: a driver for many injections.
+
+    python3 tests/process/chaos.py --injections 200 --ranks 2,3,4 --json chaos.json
+    python3 tests/process/chaos.py --rows 31 --ranks 3 --seed 7 --only 12      # one injection again
+
+Rows are those of the fault matrix (docs/faults.md has the table). Ranks are killed, stopped and so on by themselves, at a
+named phase (fault_program.cpp); connections are harmed by a proxy between the ranks (chaos_proxy.py). Everything that is
+drawn depends on seed, row, number of ranks and number of the injection only. After each injection:
+
+  - every rank that still runs has thrown, all the same text, which names the right rank or connection; or, where the fault
+    is one that must not end a job, the job has ended with the digest of an undisturbed one
+  - ranks that have completed the same number of steps hold the same bits, and those of an undisturbed job, unless the
+    trainer calls them torn
+  - the time from the injection to the error of the last rank is below the row's bound
+  - no process and no temporary file is left
+
+FAULT_PROGRAM (or DDP_PROGRAMS, its directory) names the binary. Rows over MPI need fault_program_mpi, which is built where MPI
+is; without it they are left out.
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import dataclasses
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import typing
+
+from chaos_proxy import Harm, Proxy
+from jobs import DEADLINE, SCALE, Job, listening_ports, program
+
+FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
+FAULT_PROGRAM_MPI = program("FAULT_PROGRAM_MPI", "DDP_PROGRAMS", "fault_program_mpi")
+MPIEXEC = os.environ.get("MPIEXEC") or "mpiexec"
+OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
+            "OMPI_MCA_hwloc_base_binding_policy": "none", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
+DEAD = 1.5 * SCALE  # ddp::timing::for_tests, which fault_program takes
+DEFAULT_DEAD = 3.0 * SCALE
+SOON = 0.5 * SCALE
+ENDLESS = "steps=1000000"
+
+SHAPES = (("tensors=8", "elements=20000"), ("tensors=4", "elements=800", "bucket=4096"),
+          ("tensors=3", "elements=300000", "bucket=1000000"))
+WAYS = ((), ("algorithm=ring",), ("update=sharded",), ("algorithm=recursive_doubling",), ("algorithm=direct",),
+        ("algorithm=naive",))
+OWN_CODE = ("construct", "bind", "forward", "backward", "between", "end", "reduced")  # a rank runs its own code
+INSIDE = ("waiting", "barrier", "allreduce", "broadcast")  # it waits for others in a call
+BEFORE_OR_AFTER = ("construct", "bind", "end")  # no step's number
+
+
+@dataclasses.dataclass
+class Plan:
+    """One injection, and what has to come of it."""
+
+    size: int
+    words: tuple  # options of fault_program: what decides the digest
+    faults: tuple = ()
+    steps: str = "steps=6"
+    more: tuple = ()  # options that change no digest
+    harm: typing.Callable | None = None  # (job, proxy): what the network or the driver does
+    verdicts: tuple = ()  # (ranks, pattern): all of these ranks throw one text that matches
+    bound: float = SOON
+    well: bool = False  # the job must end well instead
+    thawed: int | None = None  # a stopped rank that says the same when it is continued
+    frozen: int | None = None  # a rank that stays stopped and is killed in the end
+    apart: bool = False  # ranks take each other for ranks of other hosts
+    proxied: bool = False
+    links: dict = dataclasses.field(default_factory=dict)  # what the proxy does to all links from the start: see Link.set
+    inproc: bool = False  # ranks are threads
+    mpi: bool = False  # under mpiexec
+    killed: bool = False  # all that MPI promises: the job ends, within the bound, and not well
+    tracer: tuple = ()  # a command before the program's, for one rank
+    count: int = 1  # injections in it
+
+
+class Wrong(Exception):
+    """What must not be."""
+
+
+class Missed(Exception):
+    """The rank had left the call before it was struck: the machine was busy, and nothing was injected."""
+
+
+class Late(Exception):
+    """Everything was right, but late."""
+
+    def __init__(self, text, seconds):
+        super().__init__(text)
+        self.seconds = seconds
+
+
+def gone(rank):
+    return rf"^DDP-E202 peer closed: rank {rank} is gone\b"
+
+
+def quiet(rank):
+    return rf"^DDP-E203 peer silent: rank {rank} has sent nothing"
+
+
+def drawn_words(draw):
+    return draw.choice(SHAPES) + draw.choice(WAYS)
+
+
+def drawn_place(draw, phases):
+    phase = draw.choice(phases)
+    return phase, 0 if phase in BEFORE_OR_AFTER else draw.randint(1, 5)
+
+
+def without(size, *ranks):
+    return tuple(r for r in range(size) if r not in ranks)
+
+
+# Rows: what is injected. Each makes a Plan of a generator of random numbers and the number of ranks; None: the row needs more
+# ranks.
+
+def kill(draw, size, rank):
+    phase, step = drawn_place(draw, OWN_CODE + INSIDE)
+    return Plan(size, drawn_words(draw), (f"{rank}:kill:{phase}:{step}",), verdicts=((without(size, rank), gone(rank)),))
+
+
+def row_10(draw, size):
+    return kill(draw, size, draw.randint(1, size - 1))
+
+
+def row_11(draw, size):
+    return kill(draw, size, 0)
+
+
+def row_12(draw, size):
+    if size < 3:
+        return None
+    count = draw.randint(2, size - 1)
+    ranks = draw.sample(range(size), count)
+    phase, step = drawn_place(draw, ("forward", "backward", "between", "reduced"))
+    faults = [f"{ranks[0]}:kill:{phase}:{step}"]
+    for rank in ranks[1:]:
+        if draw.random() < 0.5:  # while the news of the first spreads
+            faults.append(f"{rank}:sleep:{phase}:{step}:{draw.randint(1, 250)}")
+        faults.append(f"{rank}:kill:{phase}:{step}")
+    return Plan(size, drawn_words(draw), tuple(faults), bound=2 * SOON,
+                verdicts=((without(size, *ranks), gone("[" + "".join(map(str, ranks)) + "]")),))
+
+
+def row_13(draw, size):
+    rank = draw.randrange(size)
+    phase, step = drawn_place(draw, OWN_CODE)
+    others = range(size) if phase == "reduced" else without(size, rank)
+    inproc = draw.random() < 0.25 and phase != "reduced"
+    return Plan(size, drawn_words(draw), (f"{rank}:throw:{phase}:{step}",), inproc=inproc,
+                verdicts=((tuple(others), rf"^DDP-E206 remote exception: rank {rank} .*the lamp fell over"),))
+
+
+def row_14(draw, size):
+    rank = draw.randrange(size)
+    kind = draw.choice(("segv", "abort", "memory") if SCALE == 1 else ("segv", "abort"))  # sanitizers need memory
+    phases = ("forward", "backward", "between") if kind == "memory" else OWN_CODE
+    phase, step = drawn_place(draw, phases)
+    pattern = rf"^DDP-E206 remote exception: rank {rank} .*bad_alloc" if kind == "memory" else gone(rank)
+    return Plan(size, drawn_words(draw), (f"{rank}:{kind}:{phase}:{step}",), verdicts=((without(size, rank), pattern),))
+
+
+def row_15(draw, size):
+    rank = draw.randrange(size)
+    kind = draw.choice(("return", "exit"))
+    if kind == "return":
+        place, pattern = f"between:{draw.randint(1, 5)}", rf"^DDP-E202 peer closed: rank {rank} exited cleanly"
+    else:
+        phase, step = drawn_place(draw, ("construct", "bind", "forward", "backward", "between"))
+        place, pattern = f"{phase}:{step}", gone(rank)
+    return Plan(size, drawn_words(draw), (f"{rank}:{kind}:{place}",), verdicts=((without(size, rank), pattern),))
+
+
+def row_18(draw, size):
+    rank = draw.randrange(size)
+    phase, step = drawn_place(draw, ("bind", "forward", "backward", "reduced", "between", *INSIDE))
+    thaws = draw.random() < 0.5
+    length = f":{int(1000 * DEAD / SCALE) + 1500}" if thaws else ""
+    return Plan(size, drawn_words(draw), (f"{rank}:stop:{phase}:{step}{length}",), bound=DEAD + SOON,
+                thawed=rank if thaws else None, frozen=None if thaws else rank,
+                verdicts=((without(size, rank), quiet(rank)),))
+
+
+def row_18_default(draw, size):
+    plan = row_18(draw, size)
+    rank = plan.thawed if plan.thawed is not None else plan.frozen
+    plan.faults = (":".join(plan.faults[0].split(":")[:4]),)
+    plan.more, plan.bound, plan.thawed, plan.frozen = ("times=default",), DEFAULT_DEAD + SOON, None, rank
+    return plan
+
+
+def row_19(draw, size):
+    faults = [f"{draw.randrange(size)}:stop:{draw.choice(('forward', 'backward', 'between', 'reduced'))}:{step}:"
+              f"{draw.randint(20, 400)}" for step in range(1, 6)]
+    return Plan(size, drawn_words(draw), tuple(faults), well=True, count=len(faults))
+
+
+def row_20(draw, size):
+    pause = draw.uniform(0.0, 0.2) * SCALE
+
+    def harm(job, _):
+        time.sleep(pause)
+        for signo in (signal.SIGSTOP, signal.SIGCONT):
+            for rank in job.ranks.values():
+                os.kill(rank.pid, signo)
+            time.sleep(1.3 * DEAD)
+    return Plan(size, drawn_words(draw), steps="steps=40", more=("pause=10",), harm=harm, well=True)
+
+
+def row_21(draw, size):
+    rank = draw.randrange(size)
+    phase, step = drawn_place(draw, ("forward", "backward", "between"))
+    return Plan(size, drawn_words(draw), (f"{rank}:{draw.choice(('sleep', 'spin'))}:{phase}:{step}:1500",),
+                more=("collective=600",), bound=0.6 * SCALE + SOON, inproc=draw.random() < 0.25,
+                verdicts=((tuple(range(size)), rf"^DDP-E204 deadline: rank {rank} did not take part in .* in time"),))
+
+
+def row_22(draw, size):
+    rank = draw.randrange(size)
+    step = draw.randint(1, 5)
+    fault, pattern = draw.choice((
+        (f"{rank}:other:barrier:{step}", r"^DDP-E205 mismatch: .*(allreduce.*barrier|barrier.*allreduce)"),
+        (f"{rank}:count:allreduce:{step}", r"^DDP-E205 mismatch: .*(9.*10|10.*9) double"),
+        (f"{max(1, rank)}:root:broadcast:{step}", r"^DDP-E205 mismatch: "),
+        (f"{rank}:skip:between:{step}", r"^DDP-E205 mismatch: "),
+        (f"{rank}:rate:construct:0", r"^DDP-E102 model differs: .*optimizer or its settings"),
+        (f"{rank}:model:construct:0", r"^DDP-E102 model differs: .*parameter #\d+ is ")))
+    # Threads have no heartbeats: what shows in no message of its own is found at the deadline.
+    inproc = draw.random() < 0.25 and ":skip:" not in fault and ":root:" not in fault
+    return Plan(size, drawn_words(draw), (fault,), inproc=inproc, verdicts=((tuple(range(size)), pattern),))
+
+
+def row_23(draw, size):
+    rate = draw.choice((1.25e6, 1.25e5))
+    small = ("tensors=4", "elements=800", "bucket=4096")
+    return Plan(size, small + draw.choice(WAYS), steps="steps=20", links={"rate": rate / SCALE}, proxied=True, well=True)
+
+
+def drawn_link(draw, size):
+    return tuple(sorted(draw.sample(range(size), 2)))
+
+
+def whom_it_concerns(size, a, b, code, what):
+    """Of two ranks each names the other; of more all name the connection."""
+    if size == 2:
+        return (((0,), rf"^DDP-{code} .*rank 1 {what}"), ((1,), rf"^DDP-{code} .*rank 0 {what}"))
+    link = rf"the connection between rank ({a} and rank {b}|{b} and rank {a})\b"
+    return ((tuple(range(size)), rf"^DDP-{code} .*{link}"),)
+
+
+def harmed(draw, size, harm, verdicts, bound, **more):
+    """A job without end, struck while steps run or while a rank is in a phase of its own."""
+    faults = ()
+    if draw.random() < 0.5:
+        phase, step = drawn_place(draw, ("forward", "backward", "between", *INSIDE))
+        faults = (f"{draw.randrange(size)}:sleep:{phase}:{step + 2}:60",)
+    pause = draw.uniform(0, 0.1) * SCALE
+
+    def strike(job, proxy):
+        if faults:
+            job.wait_for("fault", int(faults[0][0]))
+        else:
+            time.sleep(pause)
+        harm(proxy)
+    return Plan(size, drawn_words(draw), faults, steps=ENDLESS, harm=strike, proxied=True, verdicts=verdicts, bound=bound,
+                **more)
+
+
+def row_25(draw, size):
+    a, b = drawn_link(draw, size)
+    rate = draw.choice((0, 3e5))
+    stop = draw.uniform(0.1, 0.5) * DEAD
+
+    turns = [draw.choice((a, b)) for _ in range(3)]
+
+    def harm(_, proxy):
+        for writer in turns:
+            proxy.link(a, b).stall((writer,))
+            time.sleep(stop)
+            proxy.link(a, b).stall(stalled=False)
+            time.sleep(0.02)
+    if rate:
+        return Plan(size, draw.choice(SHAPES[:2]) + draw.choice(WAYS), steps="steps=4", links={"rate": rate / SCALE},
+                    proxied=True, well=True)
+    return Plan(size, draw.choice(SHAPES[:2]) + draw.choice(WAYS), steps="steps=40", more=("pause=10",), harm=harm,
+                proxied=True, well=True)
+
+
+def row_26(draw, size):
+    a, b = drawn_link(draw, size)
+    return harmed(draw, size, lambda proxy: proxy.link(a, b).silence(),
+                  whom_it_concerns(size, a, b, "E203", "has sent nothing"), DEAD + 1.0 * SCALE)
+
+
+def row_26_default(draw, size):
+    plan = row_26(draw, size)
+    plan.more, plan.bound = ("times=default",), DEFAULT_DEAD + 1.0 * SCALE
+    return plan
+
+
+def row_27(draw, size):
+    a, b = drawn_link(draw, size)
+    writer = draw.choice((a, b))
+    verdicts = whom_it_concerns(size, a, b, "E203", "has sent nothing")
+    if size == 2:  # the other end hears of it, and says the same
+        other = a + b - writer
+        verdicts = (((other,), rf"^DDP-E203 .*rank {writer} has sent nothing"), ((writer,), rf"^DDP-E20[23] .*rank ({a}|{b}) "))
+    return harmed(draw, size, lambda proxy: proxy.link(a, b).silence((writer,)), verdicts, DEAD + 1.0 * SCALE)
+
+
+def row_28(draw, size):
+    if size < 3:
+        return None
+    side = sorted(draw.sample(range(size), draw.randint(1, size - 1)))
+    other = without(size, *side)
+
+    def harm(proxy):
+        for a in side:
+            for b in other:
+                proxy.link(a, b).silence()
+
+    def said(away):
+        return r"^DDP-E20[23] .*rank [" + "".join(map(str, away)) + r"]\b.*(has sent nothing|is gone)"
+    return harmed(draw, size, harm, ((tuple(side), said(other)), (other, said(side))), DEAD + 1.0 * SCALE)
+
+
+def row_29(draw, size):
+    flaps = [(drawn_link(draw, size), draw.uniform(0.05, 0.5) * DEAD, draw.uniform(0, 0.1) * SCALE) for _ in range(2)]
+    steps, delay, jitter = draw.choice(((40, 0, 0), (30, 0.001, 0.003), (8, 0.01, 0.01)))
+
+    def harm(_, proxy):
+        for (a, b), down, up in flaps:
+            proxy.link(a, b).stall()
+            time.sleep(down)
+            proxy.link(a, b).stall(stalled=False)
+            time.sleep(up)
+    return Plan(size, drawn_words(draw), steps=f"steps={steps}", more=("pause=10",), harm=harm, proxied=True, well=True,
+                links={"delay": delay * SCALE, "jitter": jitter * SCALE})
+
+
+def row_30(draw, size):
+    rank = draw.randrange(size)
+    others = without(size, rank)
+
+    def harm(proxy):
+        for other in others:
+            proxy.link(rank, other).silence()
+    return harmed(draw, size, harm, ((others, quiet(rank)), ((rank,), r"^DDP-E203 .*rank \d has sent nothing")),
+                  DEAD + 1.0 * SCALE)
+
+
+def row_31(draw, size):
+    a, b = drawn_link(draw, size)
+    kind = draw.choice(("cut", "end", "half"))
+    writer = draw.choice((a, b))
+    after = draw.choice((None, draw.randrange(0, 200000)))
+    code = "E202"
+
+    def harm(proxy):
+        proxy.link(a, b).way(writer).plan(Harm(kind), after or 0)
+    return harmed(draw, size, harm, whom_it_concerns(size, a, b, code, "is gone"), SOON)
+
+
+def row_32(draw, size):
+    small = ("tensors=2", "elements=400", "bucket=4096") + draw.choice(WAYS)
+    if draw.random() < 0.5 or shutil.which("strace") is None:
+        return Plan(size, small, steps="steps=3", links={"segment": draw.choice((1, 7))}, proxied=True, well=True)
+    calls = draw.choice(("sendmsg", "recvmsg", "sendmsg,recvmsg", "poll,ppoll"))
+    error = "EINTR" if "poll" in calls else draw.choice(("EINTR", "EAGAIN"))
+    inject = f"inject={calls}:error={error}:when={draw.randint(20, 60)}+{draw.randint(2, 5)}"
+    return Plan(size, small, steps="steps=3", well=True,
+                tracer=(draw.randrange(size), ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={calls}", "-e", inject]))
+
+
+def corrupt(size, a, b, extra=""):
+    if size == 2:
+        return (((0,), rf"^DDP-E207 .*rank 1\b{extra}"), ((1,), rf"^DDP-E207 .*rank 0\b{extra}"))
+    return ((tuple(range(size)), rf"^DDP-E207 .*(rank {a}\b.*rank {b}|rank {b}\b.*rank {a})\b{extra}"),)
+
+
+def row_33(draw, size):
+    a, b = drawn_link(draw, size)
+    kind = draw.choice(("header", "header", "payload", "flip"))
+    writer = draw.choice((a, b))
+    bit = draw.randrange(512) if kind == "header" else draw.randrange(8 * 400)
+    after = draw.randrange(0, 300000)
+
+    def harm(proxy):
+        proxy.link(a, b).way(writer).plan(Harm(kind, bit=bit), after)
+    return harmed(draw, size, harm, corrupt(size, a, b), SOON, apart=True)
+
+
+def row_34(draw, size):
+    a, b = drawn_link(draw, size)
+    kind = draw.choice(("replay", "swap", "lose", "drop", "repeat", "insert", "short"))
+    writer = draw.choice((a, b))
+    after = draw.randrange(0, 300000)
+    count = draw.randint(1, draw.choice((8, 64, 4000)))
+    noise = draw.randbytes(draw.randint(1, 200))
+
+    def harm(proxy):
+        proxy.link(a, b).way(writer).plan(Harm(kind, count=count, bytes=noise), after)
+    verdicts = corrupt(size, a, b)
+    if kind == "short":  # a stream that ends within a frame
+        verdicts = whom_it_concerns(size, a, b, "E20[27]", "")
+    # What is left out is noticed when as many bytes have followed; on a quiet link these are heartbeats.
+    bound = SOON + (0.05 * SCALE * count / 64 if kind == "drop" else 0)
+    return harmed(draw, size, harm, verdicts, bound, apart=True)
+
+
+def over_mpi(make, **change):
+    def plan(draw, size):
+        made = make(draw, size)
+        if made is None or not os.path.exists(FAULT_PROGRAM_MPI):
+            return None
+        made = dataclasses.replace(made, mpi=True, inproc=False, **change)
+        # Without heartbeats a mismatch that shows in no message of its own is found at the deadline.
+        if any(word in fault for word in (":skip:", ":root:") for fault in made.faults):
+            made.more, made.bound = ("collective=600",), 1.2 * SCALE + SOON
+        return made
+    return plan
+
+
+@dataclasses.dataclass
+class Row:
+    number: str
+    what: str
+    plan: typing.Callable
+    lanes: int = 1  # jobs at a time, where they mostly wait
+    share: float = 1.0  # of the injections that are asked for
+
+
+ROWS = [Row("10", "a rank other than 0 is killed", row_10),
+        Row("11", "rank 0 is killed", row_11),
+        Row("12", "two or three ranks are killed, together or one after another", row_12),
+        Row("13", "a rank throws", row_13),
+        Row("14", "a rank crashes, aborts, or has no memory left", row_14),
+        Row("15", "a rank returns early, or exits", row_15),
+        Row("18", "a rank stops for longer than `dead` (1.5 s)", row_18, 4),
+        Row("18d", "the same with default times (3 s)", row_18_default, 4, 0.1),
+        Row("19", "a rank stops for less than `dead`", row_19, 2),
+        Row("20", "all ranks stop together", row_20, 4, 0.25),
+        Row("21", "a rank is stuck in its own code (`collective`: 0.6 s)", row_21, 2),
+        Row("22", "ranks do different things", row_22),
+        Row("23", "all connections are slow (10 and 1 Mbit/s)", row_23, 2, 0.25),
+        Row("25", "a peer reads slowly, or for a while nothing", row_25, 3, 0.5),
+        Row("26", "a connection carries nothing any more", row_26, 4),
+        Row("26d", "the same with default times", row_26_default, 4, 0.1),
+        Row("27", "a connection carries nothing in one direction", row_27, 4),
+        Row("28", "the network is partitioned", row_28, 4),
+        Row("29", "links are down for less than `dead`; delays, jitter", row_29, 2, 0.5),
+        Row("30", "a host vanishes", row_30, 4),
+        Row("31", "a connection is reset, closed or half-closed", row_31),
+        Row("32", "segments of 1 byte; EINTR, EAGAIN", row_32, 1, 0.5),
+        Row("33", "one bit is flipped", row_33),
+        Row("34", "bytes or frames are left out, doubled, swapped, inserted, cut off", row_34),
+        Row("10m", "over MPI a rank is killed: the whole job ends", over_mpi(row_10, killed=True, bound=3.0 * SCALE), 1, 0.25),
+        Row("13m", "over MPI a rank throws", over_mpi(row_13), 1, 0.25),
+        Row("21m", "over MPI a rank is stuck in its own code (`collective`: 0.6 s)",
+            over_mpi(row_21, bound=1.2 * SCALE + SOON), 1, 0.25),
+        Row("22m", "over MPI ranks do different things", over_mpi(row_22), 1, 0.25)]
+
+
+class References:
+    """Digests of undisturbed jobs, by step."""
+
+    def __init__(self):
+        self.known = {}
+        self.lock = threading.Lock()
+
+    def of(self, size, words):
+        with self.lock:
+            if (size, words) not in self.known:
+                with Job(size, [FAULT_PROGRAM, *words, "steps=40", "digests=1"]) as job:
+                    job.wait()
+                    said = {(line["number"], line["digest"]) for r in job.ranks.values() for line in r.said("step")}
+                    if len(said) != 40 or any(r.code != 0 for r in job.ranks.values()):
+                        raise Wrong(f"an undisturbed job went wrong: {sorted(said)}\n{job.story()}")
+                self.known[size, words] = {int(number): digest for number, digest in said}
+            return self.known[size, words]
+
+
+REFERENCES = References()
+
+
+def owner_finder(job):
+    """Whose port it is: asked by the proxy while the ranks connect."""
+    def find(port):
+        with open("/proc/net/tcp") as table:
+            for line in table.readlines()[1:]:
+                row = line.split()
+                if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port:
+                    inode = f"socket:[{row[9]}]"
+                    break
+            else:
+                raise OSError(f"nobody listens at {port}")
+        for rank, process in job.ranks.items():
+            try:
+                for fd in os.listdir(f"/proc/{process.pid}/fd"):
+                    if os.readlink(f"/proc/{process.pid}/fd/{fd}") == inode:
+                        return rank
+            except OSError:
+                continue
+        raise OSError(f"none of the ranks listens at {port}")
+    return find
+
+
+def errors_of(job):
+    """By rank, what it threw, and what else that line says."""
+    found = {}
+    for r in job.ranks.values():
+        for line in r.said("error"):
+            found[int(line["rank"])] = line
+    return found
+
+
+def check_values(job, plan):
+    """Equal numbers of steps are equal bits, and the right ones."""
+    by_steps = {}
+    for r in job.ranks.values():
+        for line in r.said("values"):
+            if line["torn"] == "0":
+                by_steps.setdefault(int(line["steps"]), set()).add(line["digest"])
+    right = REFERENCES.of(plan.size, plan.words)
+    for steps, digests in by_steps.items():
+        if len(digests) != 1 or (steps in right and digests != {right[steps]}):
+            raise Wrong(f"after {steps} steps: {digests}, expected {right.get(steps)}\n{job.story()}")
+    if by_steps and max(by_steps) - min(by_steps) > 1:
+        raise Wrong(f"ranks are more than a step apart: {sorted(by_steps)}\n{job.story()}")
+
+
+def check_well(job, plan):
+    done = [line for r in job.ranks.values() for line in r.said("done")]
+    wrong = [r.code for r in job.ranks.values()] != [0] * len(job.ranks) or len(done) != plan.size
+    if wrong:
+        raise Wrong(f"a false alarm\n{job.story()}")
+    digests = {line["digest"] for line in done}
+    right = REFERENCES.of(plan.size, plan.words)[int(plan.steps.partition("=")[2])]
+    if digests != {right} or {line["replicas"] for line in done} != {"identical"}:
+        raise Wrong(f"other weights than without the fault: {digests}, expected {right}\n{job.story()}")
+
+
+def check_killed(job):
+    """The launcher has ended the job: seconds from the kill to its own end."""
+    launcher, = job.ranks.values()
+    if launcher.code == 0 or launcher.said("done") or not launcher.said("start"):
+        raise Wrong(f"the job went on\n{job.story()}")
+    struck = launcher.said("fault")  # Open MPI may lose the last words of a rank that is killed
+    return launcher.ended - int(struck[-1]["at"]) * 1e-9 if struck else None
+
+
+def check_verdicts(job, plan, proxy):
+    errors = errors_of(job)
+    if any(f":{phase}:" in fault for phase in INSIDE for fault in plan.faults) and all(r.code == 0 for r in job.ranks.values()):
+        raise Missed
+    who = list(plan.verdicts)
+    if plan.thawed is not None:
+        (ranks, pattern), = who
+        if plan.size > 2:
+            who = [((*ranks, plan.thawed), pattern)]
+        else:  # the other has left, perhaps within a message: then its verdict is not read
+            who.append(((plan.thawed,), rf"{pattern}|^DDP-E202 peer closed: rank {1 - plan.thawed} is gone"))
+    for ranks, pattern in who:
+        missing = [r for r in ranks if r not in errors]
+        if missing:
+            raise Wrong(f"no error of ranks {missing}\n{job.story()}")
+        texts = {errors[r]["text"] for r in ranks}
+        if len(texts) != 1:
+            raise Wrong(f"not one verdict: {texts}\n{job.story()}")
+        if not re.search(pattern, next(iter(texts))):
+            raise Wrong(f"another verdict than {pattern}: {texts}\n{job.story()}")
+        if not plan.inproc and not plan.mpi:
+            codes = {job.ranks[r].code for r in ranks}
+            if codes != {1}:
+                raise Wrong(f"exit codes {codes}\n{job.story()}")
+    if any(r.said("done") for r in job.ranks.values()) and "end" not in str(plan.faults):
+        raise Wrong(f"a rank ended well\n{job.story()}")
+    check_values(job, plan)
+    struck = [int(line["at"]) for r in job.ranks.values() for line in r.said("fault")]
+    if proxy is not None:
+        if proxy.struck() is None:
+            raise Wrong(f"nothing was injected: {proxy.failure}\n{job.story()}")
+        struck = [proxy.struck()]
+    measured = [r for ranks, _ in plan.verdicts for r in ranks]
+    return max((int(errors[r]["at"]) - max(max(struck), int(errors[r]["since"]))) * 1e-9 for r in measured)
+
+
+def inject(plan):
+    """Seconds until the last rank threw; None where the job ended well, as it should."""
+    with tempfile.TemporaryDirectory(prefix="chaos") as scratch:
+        variables = {"TMPDIR": scratch}
+        if plan.apart:
+            variables["CHAOS_APART"] = "1"
+        if plan.tracer:  # leaks cannot be looked for under ptrace
+            variables["ASAN_OPTIONS"] = os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"
+        words = [*plan.words, plan.steps, *plan.more, *(f"fault={f}" for f in plan.faults)]
+        size = plan.size
+        started = [FAULT_PROGRAM, *words]
+        if plan.mpi:
+            started = [MPIEXEC, "-n", str(size), FAULT_PROGRAM_MPI, *words]
+            variables.update(OPEN_MPI)
+        if plan.inproc:
+            started += ["transport=inproc", f"ranks={size}"]
+        if plan.inproc or plan.mpi:
+            variables.update({"RANK": None, "WORLD_SIZE": None, "MASTER_ADDR": None, "MASTER_PORT": None})
+            size = 1
+        with Job(size, started, variables, without=range(size)) as job:
+            proxy = Proxy(owner_finder(job), plan.links) if plan.proxied else None
+            try:
+                if proxy:
+                    variables["CHAOS_PROXY"] = str(proxy.port)
+                for rank in range(size):
+                    if plan.tracer and plan.tracer[0] == rank:
+                        job.command = plan.tracer[1] + job.command
+                    job.start(rank)
+                    if plan.tracer and plan.tracer[0] == rank:
+                        job.command = job.command[len(plan.tracer[1]):]
+                if plan.harm:
+                    for rank in range(size):
+                        job.wait_for("start", rank)
+                    if proxy:
+                        proxy.expect({(a, b) for b in range(size) for a in range(b)}, DEADLINE)
+                    if any(r.poll() is not None for r in job.ranks.values()):
+                        raise Wrong(f"it ended before anything was injected\n{job.story()}")
+                    plan.harm(job, proxy)
+                # A job without end that does not notice must not take the minute that everything else is given.
+                deadline = plan.bound + 20 * SCALE if plan.steps == ENDLESS else DEADLINE
+                job.wait(deadline, which=without(size, plan.frozen))
+                if plan.frozen is not None:
+                    os.kill(job.ranks[plan.frozen].pid, signal.SIGKILL)
+                    job.wait()
+                seconds = None
+                if plan.well:
+                    check_well(job, plan)
+                elif plan.killed:
+                    seconds = check_killed(job)
+                else:
+                    seconds = check_verdicts(job, plan, proxy)
+                if job.left_behind():
+                    raise Wrong(f"processes are left: {job.left_behind()}\n{job.story()}")
+                if os.listdir(scratch):
+                    raise Wrong(f"files are left: {os.listdir(scratch)}")
+                if seconds is not None and seconds > plan.bound:
+                    raise Late(f"{seconds:.3f} s instead of {plan.bound} s\n{job.story()}", seconds)
+                return seconds
+            finally:
+                if proxy:
+                    proxy.__exit__()
+
+
+def plan_of(row, size, seed, number):
+    return row.plan(random.Random(f"{seed}/{row.number}/{size}/{number}"), size)
+
+
+def attempt(row, size, seed, number):
+    """What came of one injection."""
+    plan = plan_of(row, size, seed, number)
+    result = {"row": row.number, "ranks": size, "number": number, "count": plan.count, "seconds": None, "late": "", "wrong": "",
+              "missed": 0}
+    again = f"--rows {row.number} --ranks {size} --seed {seed} --only {number}"
+    try:
+        result["seconds"] = inject(plan)
+    except Missed:
+        result["count"], result["missed"] = 0, 1
+    except Late as late:
+        result["seconds"], result["late"] = late.seconds, f"{again}: {late}"
+    except (Wrong, AssertionError) as problem:
+        result["wrong"] = f"{again}: faults {plan.faults} words {plan.words}\n{problem}"
+    return result
+
+
+def starve(seconds, load, seed):
+    """Jobs with default times beside `load` processes that only count: how many there were, and what went wrong."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(load)]
+    jobs, wrong, end = 0, [], time.monotonic() + seconds
+    try:
+        while time.monotonic() < end:
+            size = 2 + jobs % 3
+            plan = Plan(size, SHAPES[0] + WAYS[jobs % len(WAYS)], steps="steps=40", more=("times=default",), well=True)
+            try:
+                inject(plan)
+            except (Wrong, AssertionError) as problem:
+                wrong.append(f"starved, {size} ranks, seed {seed}: {problem}")
+            jobs += 1
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    return jobs, wrong
+
+
+def peak_memory(pid):
+    """In KiB; 0 once it has ended."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            return int(re.search(r"VmHWM:\s+(\d+)", file.read())[1])
+    except (OSError, TypeError):
+        return 0
+
+
+def open_descriptors(pid):
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return 0
+
+
+class Crowd:
+    """Strangers at every port that the ranks have ever listened on, until stopped: who is silent, who talks nonsense, who
+    sends a byte a second, who says again what a rank of another job has said, who claims to be rank 1."""
+
+    def __init__(self, ports, recorded):
+        claim = struct.pack("<QIIiiQ72s64s", 0x3165726770646421, 1, 0, 1, 2, 0, b"pid 1 on elsewhere", b"")
+        self.words = [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(4096), recorded, claim, recorded[:40], b"\xff" * 64]
+        self.held, self.refused, self.connected, self.answers = collections.deque(), 0, 0, b""
+        self.stop = False
+        self.go_on(ports, 5000)
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def visit(self, port, words):
+        try:
+            s = socket.create_connection(("127.0.0.1", port), timeout=1)
+        except OSError:
+            self.refused += 1
+            return
+        self.connected += 1
+        try:
+            s.sendall(words)
+            s.setblocking(False)
+        except OSError:
+            pass  # dropped already
+        self.held.append(s)
+        if len(self.held) > 1000:
+            self.leave(self.held.popleft())
+
+    def leave(self, s):
+        try:
+            self.answers += s.recv(4096)
+        except OSError:
+            pass
+        s.close()
+
+    def go_on(self, ports, rate):
+        """At these ports from now on, so many a second."""
+        self.ports, self.pace = sorted(ports), (time.monotonic(), self.refused + self.connected, rate)
+
+    def run(self):
+        turn, dripped = 0, 0.0
+        while not self.stop:
+            ports = self.ports
+            self.visit(ports[turn % len(ports)], self.words[turn // len(ports) % len(self.words)])
+            turn += 1
+            now = time.monotonic()
+            if now - dripped > 1:
+                dripped = now
+                for s in list(self.held)[:50]:
+                    try:
+                        s.send(b"x")
+                    except OSError:
+                        pass
+            began, before, rate = self.pace
+            ahead = began + (self.refused + self.connected - before) / rate - now
+            if ahead > 0:
+                time.sleep(ahead)
+
+    def end(self):
+        self.stop = True
+        self.thread.join()
+        while self.held:
+            self.leave(self.held.popleft())
+
+
+def recorded_hello():
+    """The first bytes of a rank of another job, with another secret."""
+    with socket.socket() as listener, tempfile.TemporaryDirectory() as scratch:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        with Job(2, [FAULT_PROGRAM, "join=2000"], secret_in(scratch), without=(0,), inherit=False,
+                 port=listener.getsockname()[1]):
+            listener.settimeout(DEADLINE)
+            connection, _ = listener.accept()
+            with connection:
+                connection.settimeout(DEADLINE)
+                return connection.recv(4096)
+
+
+def secret_in(directory):
+    path = os.path.join(directory, "secret")
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+        file.write(os.urandom(32))
+    return {"DDP_SECRET_FILE": path}
+
+
+def besieged(steps, recorded, rate, elsewhere=False):
+    """A job of two ranks beside strangers (recorded: None for none; elsewhere: while it trains, at a port that was never its
+    own): digest, median step in ms, peak memory in KiB, most descriptors, and the crowd."""
+    words = [FAULT_PROGRAM, "tensors=8", "elements=60000", "digests=1", f"steps={steps}", "join=20000"]
+    crowd, descriptors, memory = None, 0, 0
+    with tempfile.TemporaryDirectory() as scratch, Job(2, words, secret_in(scratch), without=(1,)) as job:
+        try:
+            ports = {job.port}
+            end = time.monotonic() + DEADLINE
+            while len(ports) < 2 and time.monotonic() < end:
+                ports.update(listening_ports(job.ranks[0].pid))
+                time.sleep(0.002)
+            if recorded is not None and not elsewhere:
+                crowd = Crowd(ports, recorded)
+                while crowd.connected < 1000 and time.monotonic() < end:  # before rank 1 comes
+                    time.sleep(0.01)
+            job.start(1)
+            while not job.ranks[1].said("start"):
+                ports.update(listening_ports(job.ranks[1].pid))
+                if time.monotonic() > end:
+                    raise Wrong(f"the job did not come together\n{job.story()}")
+                time.sleep(0.002)
+            if elsewhere:
+                with socket.socket() as unused:
+                    unused.bind(("127.0.0.1", 0))
+                    crowd = Crowd({unused.getsockname()[1]}, recorded)
+            if crowd:
+                crowd.go_on(crowd.ports if elsewhere else ports, rate)
+            for rank in (0, 1):  # from here on nobody listens
+                job.wait_for("step", rank)
+            while any(r.poll() is None for r in job.ranks.values()):
+                for r in job.ranks.values():
+                    descriptors = max(descriptors, open_descriptors(r.pid))
+                    memory = max(memory, peak_memory(r.pid))
+                if time.monotonic() > end + DEADLINE:
+                    raise Wrong(f"it hangs\n{job.story()}")
+                time.sleep(0.02)
+        finally:
+            if crowd:
+                crowd.end()
+        done = [line for r in job.ranks.values() for line in r.said("done")]
+        if len(done) != 2 or len({line["digest"] for line in done}) != 1:
+            raise Wrong(f"it did not end well\n{job.story()}")
+        took = [int(line["took"]) * 1e-6 for line in job.ranks[0].said("step")]
+        return done[0]["digest"], statistics.median(took), memory, descriptors, crowd
+
+
+def strangers(pairs, steps, rate=1000):
+    """Besieged and undisturbed jobs in turns. What was measured, in words, and what was wrong."""
+    recorded = recorded_hello()
+    alone, elsewhere, beside, wrong = [], [], [], []
+    for _ in range(pairs):
+        alone.append(besieged(steps, None, rate))
+        elsewhere.append(besieged(steps, recorded, rate, elsewhere=True))
+        beside.append(besieged(steps, recorded, rate))
+        if beside[-1][4].answers:
+            wrong.append(f"a stranger was answered: {beside[-1][4].answers[:80]!r}")
+    if len({run[0] for run in alone + elsewhere + beside}) != 1:
+        wrong.append("other weights beside strangers")
+    medians = [statistics.median(run[1] for run in runs) for runs in (alone, elsewhere, beside)]
+    memory = [max(run[2] for run in runs) for runs in (alone, beside)]
+    descriptors = [max(run[3] for run in runs) for runs in (alone, beside)]
+    if memory[1] > memory[0] + (16 if SCALE == 1 else 128) * 1024:  # sanitizers keep what was freed for a while
+        wrong.append(f"memory grows: {memory} KiB")
+    if descriptors[1] > descriptors[0] + 8:
+        wrong.append(f"descriptors grow after the start: {descriptors}")
+    taken, refused = (sum(getattr(run[4], name) for run in beside) for name in ("connected", "refused"))
+    said = (f"{taken} connections at the start, {refused} refused while {pairs} jobs train: median step {medians[0]:.2f} ms "
+            f"alone, {medians[1]:.2f} ms beside as many at another port (x {medians[1] / medians[0]:.3f}), {medians[2]:.2f} ms "
+            f"beside those at the job's (x {medians[2] / medians[0]:.3f}); peak memory {memory[0]} and {memory[1]} KiB; "
+            f"descriptors {descriptors[0]} and {descriptors[1]}")
+    return said, wrong
+
+
+def percentile(values, share):
+    values = sorted(values)
+    return values[min(len(values) - 1, int(share * len(values)))]
+
+
+def summary(row, results):
+    """A line of the table."""
+    seconds = [r["seconds"] for r in results if r["seconds"] is not None]
+    times = "no error, as it should be | | "
+    if seconds:
+        times = f"{statistics.median(seconds):.3f} | {percentile(seconds, 0.99):.3f} | {max(seconds):.3f}"
+    sizes = ", ".join(str(s) for s in sorted({r["ranks"] for r in results}))
+    wrong, late = sum(bool(r["wrong"]) for r in results), sum(bool(r["late"]) for r in results)
+    return f"| {row.number} | {row.what} | {sizes} | {sum(r['count'] for r in results)} | {wrong} | {late} | {times} |"
+
+
+HEAD = ("| row | fault | ranks | injections | wrong | late | median, s | p99, s | longest, s |\n"
+        "|---|---|---|---|---|---|---|---|---|")
+
+
+def main():
+    words = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    words.add_argument("--rows", default="", help="such as 10,31 or 26-30; default: all")
+    words.add_argument("--ranks", default="2,3,4", help="numbers of ranks")
+    words.add_argument("--injections", type=int, default=6, help="of a row, over all numbers of ranks")
+    words.add_argument("--seed", type=int, default=1)
+    words.add_argument("--only", type=int, help="the number of one injection, to repeat it")
+    words.add_argument("--starve", type=float, default=0, help="seconds of jobs beside 20 busy processes")
+    words.add_argument("--strangers", type=int, default=0, help="jobs, each alone and beside strangers")
+    words.add_argument("--lanes", type=int, default=4, help="most jobs at a time, in rows that mostly wait")
+    words.add_argument("--json", help="a file for all results")
+    words.add_argument("--table", help="a file for the table, written after every row")
+    asked = words.parse_args()
+    sizes = [int(s) for s in asked.ranks.split(",")]
+    all_results, lines, failures = [], [], []
+    for row in chosen_rows(asked.rows):
+        cases = cases_of(row, sizes, asked.seed, asked.injections, asked.only)
+        if not cases:
+            continue
+        begin = time.monotonic()
+        results = run_cases(row, cases, asked.seed, asked.lanes)
+        all_results += results
+        lines.append(summary(row, results))
+        print(f"{lines[-1]}  {time.monotonic() - begin:.0f} s", flush=True)
+        for text in [r["wrong"] or r["late"] for r in results if r["wrong"] or r["late"]]:
+            failures.append(text)
+            print(text, flush=True)
+        write(asked, all_results, lines)
+    if asked.starve:
+        jobs, wrong = starve(asked.starve, 20, asked.seed)
+        lines.append(f"| 24 | {jobs} jobs in {asked.starve:.0f} s beside 20 busy processes | 2, 3, 4 | {jobs} | {len(wrong)} "
+                     "| 0 | no error, as it should be | | |")
+        print(lines[-1], *wrong, sep="\n")
+        failures += wrong
+        write(asked, all_results, lines)
+    if asked.strangers:
+        said, wrong = strangers(asked.strangers, 600)
+        print("strangers: " + said, *wrong, sep="\n")
+        failures += wrong
+    return 1 if failures else 0
+
+
+def write(asked, results, lines):
+    if asked.json:
+        with open(asked.json, "w") as file:
+            json.dump(results, file, indent=1)
+    if asked.table:
+        with open(asked.table, "w") as file:
+            file.write("\n".join([HEAD, *lines]) + "\n")
+
+
+def chosen_rows(text):
+    if not text:
+        return ROWS
+    numbers = set()
+    for word in text.split(","):
+        low, _, high = word.partition("-")
+        numbers |= {str(n) for n in range(int(low), int(high) + 1)} if high else {word}
+    return [row for row in ROWS if row.number in numbers]
+
+
+def cases_of(row, sizes, seed, injections, only=None):
+    """(ranks, number): the same share for each number of ranks that the row can have."""
+    sizes = [s for s in sizes if plan_of(row, s, seed, 0) is not None]
+    wanted = max(1, round(injections * row.share))
+    cases, made = [], 0
+    if only is not None:
+        return [(size, only) for size in sizes]
+    while sizes and made < wanted:
+        size = sizes[len(cases) % len(sizes)]
+        cases.append((size, len(cases) // len(sizes)))
+        made += plan_of(row, size, seed, cases[-1][1]).count
+    return cases
+
+
+def run_cases(row, cases, seed, lanes):
+    with concurrent.futures.ThreadPoolExecutor(min(row.lanes, lanes)) as pool:
+        return list(pool.map(lambda case: attempt(row, case[0], seed, case[1]), cases))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""A sample of chaos.py: a few injections of every row at 2, 3 and 4 ranks, and strangers at the ports of a job that trains.
+
+FAULT_PROGRAM (or DDP_PROGRAMS, its directory) names the binary. DDP_TEST_SEED draws other injections.
+"""
+
+import os
+import unittest
+
+import chaos
+from jobs import SCALE
+
+SEED = int(os.environ.get("DDP_TEST_SEED", "1"))
+SIZES = (2, 3, 4)
+TRIES = 3  # a measured time may be the machine's fault; what was said may not
+EACH = 6 if SCALE == 1 else 2  # injections of a row
+
+
+class Sample(unittest.TestCase):
+    def sample(self, *numbers, each=EACH):
+        for row in chaos.ROWS:
+            if row.number not in numbers:
+                continue
+            cases = chaos.cases_of(row, SIZES, SEED, max(1, round(each / row.share)))
+            for result in chaos.run_cases(row, cases, SEED, lanes=4):
+                tries = 1
+                while result["late"] and not result["wrong"] and tries < TRIES:
+                    print(f"late, tried again: {result['late'].splitlines()[0]}", flush=True)
+                    result = chaos.attempt(row, result["ranks"], SEED, result["number"])
+                    tries += 1
+                self.assertEqual(result["wrong"] or result["late"], "")
+            print(f"row {row.number}, {row.what}: {len(cases)} jobs", flush=True)
+
+    def test_ranks_that_die(self):
+        self.sample("10", "11", "12", "13", "14", "15")
+
+    def test_ranks_that_stop(self):
+        self.sample("18", "19")
+        self.sample("20", "18d", each=1)
+
+    def test_ranks_that_are_late_or_do_something_else(self):
+        self.sample("21", each=EACH // 2)
+        self.sample("22")
+
+    def test_connections_that_carry_nothing(self):
+        self.sample("26", "27", "28", "30", each=EACH // 2)
+
+    def test_connections_that_are_slow_or_down_for_a_while(self):
+        self.sample("23", "25", "29", "32", each=EACH // 2)
+
+    def test_connections_that_end(self):
+        self.sample("31")
+
+    def test_bytes_that_are_not_those_that_were_sent(self):
+        self.sample("33", "34", each=EACH + 2)
+
+
+    @unittest.skipUnless(os.path.exists(chaos.FAULT_PROGRAM_MPI) and SCALE == 1, "no MPI here, or a sanitizer")
+    def test_over_mpi(self):
+        self.sample("10m", "13m", "21m", "22m", each=1)
+
+
+class Strangers(unittest.TestCase):
+    def test_at_every_port_a_job_has_listened_on(self):
+        said, wrong = chaos.strangers(1, 600)
+        print(said, flush=True)
+        self.assertEqual(wrong, [])
+
+
+class Repeatable(unittest.TestCase):
+    def test_the_seed_decides_everything_that_is_drawn(self):
+        for row in chaos.ROWS:
+            for size in SIZES:
+                plans = [chaos.plan_of(row, size, SEED, 3) for _ in range(2)]
+                shown = [plan and (plan.words, plan.faults, plan.steps, plan.more, plan.verdicts) for plan in plans]
+                self.assertEqual(shown[0], shown[1])
+
+
+if __name__ == "__main__":
+    unittest.main()
