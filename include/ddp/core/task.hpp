@@ -17,7 +17,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <iterator>
 #include <new>
 #include <optional>
 #include <utility>
@@ -40,7 +39,7 @@ public:
     }
 
     /// From here on counts what is taken, until reserve_counted().
-    void count() noexcept { std::fill(std::begin(taken_), std::end(taken_), std::size_t{0}); }
+    void count() noexcept { std::fill_n(taken_, classes, std::size_t{0}); }
     /// Makes sure that everything taken since count() could be held at once, and one frame for who awaits it; of blocks
     /// above `small` bytes as many as `large_at_once`: work that repeats then allocates nothing, however its parts come to overlap.
     void reserve_counted(std::size_t small, std::size_t large_at_once);

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -35,7 +34,7 @@ DDP_DECL std::size_t layout::cut_before(std::size_t from, std::size_t target, st
     auto const after =
         std::partition_point(order_.begin(), order_.end(), [&](std::size_t i) { return begin(i) <= target; });
     if (after == order_.begin()) return from;
-    std::size_t const i = *std::prev(after), inside = std::min(target, end(i)) - begin(i);
+    std::size_t const i = *(after - 1), inside = std::min(target, end(i)) - begin(i);
     return std::max(from, begin(i) + inside / grain * grain);
 }
 DDP_DECL std::vector<std::size_t> layout::slices(std::size_t from, std::size_t to, std::size_t parts,
