@@ -14,6 +14,7 @@
 
 #include <boost/mpi/communicator.hpp>
 
+#include "mpi/patience.hpp"
 #include "support/catch.hpp"
 #include "train/scripted_model.hpp"
 
@@ -53,7 +54,7 @@ TEST_CASE("a send that MPI refuses closes the peer and ends no job", "[mpi]") {
     REQUIRE(MPI_Comm_dup(world, &strict) == MPI_SUCCESS);
     MPI_Comm_set_errhandler(strict, MPI_ERRORS_ARE_FATAL);
     {
-        ddp::mpi_transport transport(strict, {.times = ddp::timing::for_tests()});
+        ddp::mpi_transport transport(strict, {.times = ddp::test::patient_times()});
         int const peer = (world.rank() + 1) % world.size();
         for (ddp::completion& each : ended) each.run = [](ddp::completion&) noexcept {};
         transport.post_receive(peer, {}, bytes, ended[0]);
@@ -76,7 +77,7 @@ TEST_CASE("below MPI_THREAD_MULTIPLE no thread of a model's own calls MPI", "[mp
     int level = MPI_THREAD_SINGLE;
     MPI_Query_thread(&level);
     if (level == MPI_THREAD_MULTIPLE) return;
-    ddp::communicator<> comm = ddp::mpi_communicator(world, ddp::timing::for_tests());
+    ddp::communicator<> comm = ddp::mpi_communicator(world, ddp::test::patient_times());
     ddp::test::scripted_model<> model({{"a", {3}}, {"b", {2}}});
     model.leaves_out = [](std::size_t i) { return i == 0; };
     auto trainer = ddp::test::make_trainer(model, comm);

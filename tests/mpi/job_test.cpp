@@ -1,17 +1,26 @@
 // What is promised of every transport, over MPI: the conformance suite, all collectives, trainings with the bits of inproc.
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
+#include <ddp/collective/allreduce.hpp>
+#include <ddp/collective/barrier.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/testing/conformance.hpp>
 #include <ddp/transport/mpi/mpi.hpp>
 
 #include <boost/mpi/communicator.hpp>
 
+#include "mpi/patience.hpp"
 #include "support/catch.hpp"
 #include "support/group_checks.hpp"
 #include "support/job_checks.hpp"
@@ -19,7 +28,7 @@
 namespace {
 
 ddp::timing patient() {
-    ddp::timing times = ddp::timing::for_tests();
+    ddp::timing times = ddp::test::patient_times();
     times.collective = std::chrono::seconds(60);  // five ranks on two cores
     return times;
 }
@@ -78,6 +87,45 @@ TEST_CASE("over MPI hosts are groups, also where one machine plays several", "[m
     auto const rank = static_cast<std::size_t>(boost::mpi::communicator().rank());
     ddp::communicator<> const comm = ddp::any_communicator(connect(places[rank]), patient());
     CHECK(ddp::test::check_hosts(comm, places) == ddp::test::failures{});
+}
+
+TEST_CASE("over MPI a rank that stops is named after timing.dead, where a thread of ours can say that others run",
+          "[mpi][faults]") {
+    ddp::timing times = patient();
+    times.dead = std::chrono::milliseconds(1500);
+    auto own = std::make_unique<ddp::mpi_transport>(boost::mpi::communicator(), ddp::mpi_options{.times = times});
+    if (own->size() != 3 || !own->may_own_thread()) return;
+    std::string text;
+    auto waited = std::chrono::nanoseconds{0};
+    {
+        ddp::communicator<> comm = ddp::any_communicator(std::move(own), times);
+        int const rank = comm.rank();
+        ddp::barrier(comm);
+        std::this_thread::sleep_for(3 * times.heartbeat);  // all have been heard
+        auto const begin = ddp::monotonic_clock::now();
+        if (rank == 1) {
+            std::string const stop = "kill -STOP $PPID; sleep 4; kill -CONT $PPID";
+            char shell[] = "/bin/sh", option[] = "-c";
+            std::string command = stop;
+            char* const words[] = {shell, option, command.data(), nullptr};
+            ::pid_t child = 0;
+            REQUIRE(::posix_spawn(&child, shell, nullptr, nullptr, words, environ) == 0);
+            std::this_thread::sleep_for(std::chrono::milliseconds(500));  // stopped within it
+            ::waitpid(child, nullptr, 0);
+        }
+        try {
+            static_cast<void>(ddp::allreduce(comm, 1.0));
+        } catch (ddp::comm_error const& e) {
+            text = e.what();
+        }
+        waited = ddp::monotonic_clock::now() - begin;
+        if (rank != 1) CHECK(waited < std::chrono::seconds(4));
+    }
+    CHECK(text.find("DDP-E203 peer silent: rank 1 has sent nothing, not even a heartbeat, for") == 0);
+    std::vector<char> first(text.begin(), text.end());
+    first.resize(4096);
+    MPI_Bcast(first.data(), static_cast<int>(first.size()), MPI_CHAR, 0, MPI_COMM_WORLD);
+    CHECK(text == first.data());
 }
 
 TEST_CASE("over MPI groups whose collectives are called in opposite order get one verdict", "[mpi][group]") {

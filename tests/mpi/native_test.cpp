@@ -18,6 +18,7 @@
 
 #include <boost/mpi/communicator.hpp>
 
+#include "mpi/patience.hpp"
 #include "support/catch.hpp"
 #include "support/collective_checks.hpp"
 #include "support/training_checks.hpp"
@@ -29,7 +30,7 @@ using ddp::native_allreduce;
 using comm_type = ddp::communicator<>;
 
 comm_type connect() {
-    ddp::timing times = ddp::timing::for_tests();
+    ddp::timing times = ddp::test::patient_times();
     times.collective = std::chrono::seconds(60);  // five ranks on two cores
     return ddp::mpi_communicator(boost::mpi::communicator(), times);
 }
@@ -199,7 +200,7 @@ TEST_CASE("what one rank throws in a step reaches the others before they wait in
 TEST_CASE("who comes too late to finish() hears that it was, and does not wait in MPI_Allreduce", "[mpi][native]") {
     boost::mpi::communicator const world;
     if (world.size() == 1) return;
-    ddp::timing times = ddp::timing::for_tests();
+    ddp::timing times = ddp::test::patient_times();
     times.collective = std::chrono::milliseconds(400);
     comm_type comm = ddp::mpi_communicator(world, times);
     ddp::test::task_data<float> const data(7, 3, 16);

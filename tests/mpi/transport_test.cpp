@@ -15,6 +15,7 @@
 #include <boost/mpi/collectives.hpp>
 #include <boost/mpi/communicator.hpp>
 
+#include "mpi/patience.hpp"
 #include "support/catch.hpp"
 
 namespace {
@@ -51,7 +52,7 @@ bool drive(ddp::mpi_transport& transport, Over const& over) {
 }
 
 ddp::mpi_options quick(std::size_t piece_bytes = std::size_t{1} << 28) {
-    return {.times = ddp::timing::for_tests(), .piece_bytes = piece_bytes};
+    return {.times = ddp::test::patient_times(), .piece_bytes = piece_bytes};
 }
 
 int next(ddp::mpi_transport const& t) {

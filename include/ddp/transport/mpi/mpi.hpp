@@ -21,7 +21,9 @@
 /// failure blocking calls wait up to timing.verdict for still_writes() to become false before they throw.
 ///
 /// Failure. A killed rank ends the whole job: mpirun does that, no peer gets to see it. Errors that MPI returns are
-/// ddp::error, or close the peer concerned.
+/// ddp::error, or close the peer concerned. At MPI_THREAD_MULTIPLE ranks tell each other every timing.heartbeat that they
+/// run, and what they have entered; who has done so and then says nothing for timing.dead is overdue. Below, nobody could
+/// say anything while the program computes.
 #pragma once
 
 #include <algorithm>
@@ -32,6 +34,7 @@
 #include <exception>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <thread>
@@ -100,6 +103,19 @@ public:
     /// Where this rank runs (see host_of).
     [[nodiscard]] std::uint64_t host() const noexcept { return options_.host; }
 
+    /// When progress() should run although nobody waits.
+    [[nodiscard]] time_point next_timer() const noexcept { return beats() ? beat_due_ : never; }
+    /// What heartbeats from now on say this rank has entered.
+    void entered(mark const& last) noexcept { mark_ = last; }
+    /// What this peer's last heartbeat said.
+    [[nodiscard]] mark const& mark_of(int peer) const { return life_of(peer).said; }
+    /// When anything came from this peer last, or this rank last woke from a long sleep of its own.
+    [[nodiscard]] time_point last_heard(int peer) const { return life_of(peer).heard; }
+    /// The least rank that has sent heartbeats and then nothing for timing.dead, if there is one.
+    [[nodiscard]] std::optional<int> overdue_peer() const noexcept {
+        return overdue_ < 0 || !watched(overdue_) ? std::nullopt : std::optional<int>(overdue_);
+    }
+
     /// A communicator of some ranks, those of the group `id`, for MPI calls beside ours: the receives that always wait on
     /// ours would slow each one down by 0.1 us. The first call for a group is collective over it, and waits as MPI does,
     /// without a deadline.
@@ -125,6 +141,22 @@ private:
     bool start(transfer what, Call const& call);
     bool send_envelope(slot& out, std::size_t body, completion* node);
     void tell(int peer, kind what, const_bytes body);
+
+    // heartbeats
+    struct life {
+        bool beats = false;    // it has sent one
+        bool beating = false;  // MPI still has our last one for it
+        time_point heard = {};
+        mark said = {};
+    };
+    [[nodiscard]] life const& life_of(int peer) const { return lives_[static_cast<std::size_t>(peer)]; }
+    [[nodiscard]] bool beats() const noexcept { return may_own_thread() && size() > 1 && !aborted_; }
+    [[nodiscard]] bool watched(int peer) const noexcept {
+        auto const at = static_cast<std::size_t>(peer);
+        return lives_[at].beats && !gone_[at] && reports_[at].is == report::state::silent;
+    }
+    void look_at_the_time(time_point at);
+    void beat(int peer);
 
     // receiving
     void match(completion& done, envelope const& what);
@@ -155,6 +187,10 @@ private:
     bool aborted_ = false;
     bool changed_ = false;  // reports, since progress() last returned
     std::vector<report> reports_;
+    std::vector<life> lives_;  // by peer
+    mark mark_;
+    time_point turn_ = {}, beat_due_ = {};  // the last look at the time; the next heartbeat
+    int overdue_ = -1;
     std::vector<char> gone_;              // by peer: it left, or is out of reach; nothing more comes
     std::vector<std::int32_t> next_tag_;  // by peer
     std::vector<time_point> linger_;      // by peer that left: when unfinished sends to it are closed
@@ -176,12 +212,13 @@ inline mpi_transport::mpi_transport(MPI_Comm users, mpi_options const& options)
                 "mpi_options::piece_bytes must be between 1 and INT_MAX, the largest MPI count");
     auto const ranks = static_cast<std::size_t>(size());
     reports_.resize(ranks);
+    lives_.resize(ranks);
     gone_.resize(ranks);
     next_tag_.resize(ranks);
     linger_.resize(ranks);
     gone_[static_cast<std::size_t>(rank())] = 1;
-    session_->slots.add(2 * ranks);  // abort() finds some
-    session_->requests.make_room(64 + 2 * ranks);
+    session_->slots.add(3 * ranks);  // abort() finds some
+    session_->requests.make_room(64 + 3 * ranks);
     try {
         std::size_t const neighbours = session_->open(users, self_, options_.piece_bytes, options_.times.join);
         std::size_t const busy = neighbours * (may_own_thread() ? 2 : 1);
@@ -270,15 +307,45 @@ inline void mpi_transport::post_receive(int peer, tag what, mutable_bytes in, co
 /// Returns whether reports() has changed.
 inline bool mpi_transport::progress(time_point until) {
     time_point since = now();
-    while (true) {
+    for (time_point at = since;; at = now()) {
         bool const moved = pass();
+        if (beats()) look_at_the_time(at);  // after what has come: a rank that was stopped has mail
         bool const done = !ended_.empty() || changed_;
         run_ended(ended_count_);
         bool const woken = waiter_.take_wake();
-        if (done || woken || now() >= until) return std::exchange(changed_, false);
-        if (moved) since = now();
+        if (done || woken || at >= until) return std::exchange(changed_, false);
+        if (moved) since = at;
         pause(until, since);
     }
+}
+
+/// Heartbeats that are due, and who owes some.
+inline void mpi_transport::look_at_the_time(time_point at) {
+    bool const slept = at - std::exchange(turn_, at) > options_.times.dead / 2;
+    if (slept)
+        for (life& l : lives_) l.heard = at;  // nobody is late for what this process slept through
+    if (at < beat_due_) return;
+    beat_due_ = at + options_.times.heartbeat;
+    overdue_ = -1;
+    for (int peer = size() - 1; peer >= 0; --peer) {
+        if (watched(peer) && at - life_of(peer).heard >= options_.times.dead) overdue_ = peer;
+        beat(peer);
+    }
+}
+
+inline void mpi_transport::beat(int peer) {
+    auto const to = static_cast<std::size_t>(peer);
+    if (gone_[to] || lives_[to].beating) return;  // one that does not run leaves them with MPI
+    slot& out = session_->slots.take();
+    out.peer = peer;
+    out.what.kind = kind::heartbeat;
+    out.what.id = {.group = mark_.group, .channel = static_cast<std::uint32_t>(mark_.leader), .index = mark_.number};
+    out.what.fingerprint = mark_.fingerprint;
+    out.what.payload = 0;
+    out.what.length = 0;
+    std::memcpy(out.what.body.data(), mark_.name.chars.data(), sizeof mark_.name.chars);
+    lives_[to].beating = true;
+    send_envelope(out, sizeof mark_.name.chars, nullptr);
 }
 
 inline void mpi_transport::pause(time_point until, time_point since) {
@@ -393,7 +460,16 @@ inline bool mpi_transport::take_envelopes() {
 }
 
 inline void mpi_transport::take(int peer, envelope const& what) {
-    if (what.kind == kind::record) {
+    life& sender = lives_[static_cast<std::size_t>(peer)];
+    sender.heard = turn_;
+    if (what.kind == kind::heartbeat) {
+        sender.beats = true;
+        sender.said.group = what.id.group;
+        sender.said.leader = static_cast<std::int32_t>(what.id.channel);
+        sender.said.number = what.id.index;
+        sender.said.fingerprint = what.fingerprint;
+        std::memcpy(sender.said.name.chars.data(), what.body.data(), sizeof sender.said.name.chars);
+    } else if (what.kind == kind::record) {
         report& told = reports_[static_cast<std::size_t>(peer)];
         told.is = report::state::spoke;
         std::memcpy(&told.record, what.body.data(), sizeof(failure));
@@ -414,7 +490,10 @@ inline bool mpi_transport::test_requests() {
     auto const ended = [this](transfer& over, int how) {
         slot* const out = std::exchange(over.out, nullptr);
         completion* const node = std::exchange(over.node, nullptr);
-        if (out != nullptr) session_->slots.give_back(*out);
+        if (out != nullptr) {
+            if (out->what.kind == kind::heartbeat) lives_[static_cast<std::size_t>(over.peer)].beating = false;
+            session_->slots.give_back(*out);
+        }
         if (how != MPI_SUCCESS) {
             if (node == nullptr && out == nullptr) return;  // a receive that nobody waits for
             gone(over.peer, report::state::closed,
@@ -502,12 +581,15 @@ inline void mpi_transport::leave() {
             if (!over()) pause(until, since);
         }
     };
-    drive([&] { return !session_->requests.receives(); });
+    drive([&] {
+        if (beats()) look_at_the_time(now());  // no longer once we have said goodbye
+        return !session_->requests.receives();
+    });
     for (int peer = 0; peer < size(); ++peer) tell(peer, kind::goodbye, {});
     drive([&] { return lingering_ == 0 && std::find(gone_.begin(), gone_.end(), char{0}) == gone_.end(); });
     test_requests();
 }
 
-static_assert(Transport<mpi_transport>);
+static_assert(WatchfulTransport<mpi_transport> && TimedTransport<mpi_transport>);
 
 }  // namespace ddp

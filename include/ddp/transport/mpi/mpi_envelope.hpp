@@ -13,7 +13,12 @@
 
 namespace ddp::detail::mpi {
 
-enum class envelope_kind : std::uint32_t { message, goodbye, record };
+enum class envelope_kind : std::uint32_t {
+    message,
+    goodbye,
+    record,
+    heartbeat  // id, fingerprint and body: the sender's mark
+};
 
 struct envelope {
     identity id;
@@ -25,7 +30,7 @@ struct envelope {
 };
 inline constexpr std::size_t head_bytes = offsetof(envelope, body);
 static_assert(sizeof(envelope) == 512 && std::has_unique_object_representations_v<envelope>);
-static_assert(sizeof(failure) <= sizeof(envelope::body));
+static_assert(sizeof(failure) <= sizeof(envelope::body) && sizeof(mark::name) <= sizeof(envelope::body));
 
 /// An envelope on its way out, or one that came before its receive.
 struct slot {

@@ -1,0 +1,18 @@
+/// \file
+/// patient_times: short deadlines, except for silence: where many ranks share two cores under a sanitizer, one may not get to
+/// run for a while.
+#pragma once
+
+#include <chrono>
+
+#include <ddp/comm/timing.hpp>
+
+namespace ddp::test {
+
+inline timing patient_times() {
+    timing times = timing::for_tests();
+    times.dead = std::chrono::seconds(20);
+    return times;
+}
+
+}  // namespace ddp::test
