@@ -45,8 +45,8 @@ gradient and the same bits on every rank, communication hidden behind the
 backward pass, and an error that names the culprit instead of a hang.
 .
 This package has the header-only library, a CMake package and pkg-config
-files. TCP needs Boost.Asio and xxHash, and between hosts OpenSSL; the layers need
-Eigen, compressed data needs zlib, and MPI needs Boost.MPI.")
+files. TCP needs Boost.Asio and xxHash, and OpenSSL between hosts; the
+layers need Eigen, compressed data needs zlib, and MPI needs Boost.MPI.")
 
 if(DDP_BUILD_TOOLS)
   list(APPEND CPACK_COMPONENTS_ALL tools)

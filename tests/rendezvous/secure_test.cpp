@@ -1,8 +1,14 @@
 // Connections that prove a secret, or encrypt with it: nothing but the bytes that were sent arrives, and only from who knows
 // the secret. Channels back to back without sockets, where every byte can be changed; then whole jobs.
+#include <openssl/bio.h>
+#include <openssl/ec.h>
+#include <openssl/evp.h>
+#include <openssl/ssl.h>
+#include <openssl/x509.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -225,6 +231,49 @@ TEST_CASE("who does not know the secret is no peer, in either role, and neither 
     CHECK(tls.channel->error() == channel_error::stranger);
 }
 
+TEST_CASE("who has a certificate and ignores the secret is no peer, as listener or as dialler",
+          "[rendezvous][secure]") {
+    ::EVP_PKEY* const key = ::EVP_EC_gen("P-256");
+    ::X509* const certificate = ::X509_new();
+    ::X509_set_version(certificate, 2);
+    ::ASN1_INTEGER_set(::X509_get_serialNumber(certificate), 1);
+    ::X509_gmtime_adj(::X509_getm_notBefore(certificate), 0);
+    ::X509_gmtime_adj(::X509_getm_notAfter(certificate), 3600);
+    ::X509_set_pubkey(certificate, key);
+    REQUIRE(::X509_sign(certificate, key, ::EVP_sha256()) > 0);
+    ::SSL_CTX* const context = ::SSL_CTX_new(::TLS_method());
+    ::SSL_CTX_set_verify(context, SSL_VERIFY_NONE, nullptr);
+    REQUIRE(::SSL_CTX_use_certificate(context, certificate) == 1);
+    REQUIRE(::SSL_CTX_use_PrivateKey(context, key) == 1);
+    for (bool const victim_dials : {true, false}) {
+        end victim{ddp::make_tcp_security(secret_of("0123456789abcdef"), true)->channel(victim_dials)};
+        ::SSL* const impostor = ::SSL_new(context);
+        ::BIO *inside = nullptr, *outside = nullptr;
+        REQUIRE(::BIO_new_bio_pair(&inside, 0, &outside, 0) == 1);
+        ::SSL_set_bio(impostor, inside, inside);
+        victim_dials ? ::SSL_set_accept_state(impostor) : ::SSL_set_connect_state(impostor);
+        for (int turn = 0; turn < 10; ++turn) {
+            static_cast<void>(::SSL_do_handshake(impostor));
+            static_cast<void>(::SSL_write(impostor, "poison", 6));
+            std::array<std::byte, 16384> wire;
+            for (int n = 0; (n = ::BIO_read(outside, wire.data(), static_cast<int>(wire.size()))) > 0;)
+                victim.hear(std::span(wire).first(static_cast<std::size_t>(n)));
+            std::array<ddp::const_bytes, 1> const list = {std::span<std::byte const>(wire).first(10)};
+            CHECK(victim.channel->write(list) == 0);
+            bytes const said = victim.speak();
+            if (!said.empty()) static_cast<void>(::BIO_write(outside, said.data(), static_cast<int>(said.size())));
+        }
+        CHECK_FALSE(victim.channel->established());
+        CHECK(victim.received.empty());
+        CHECK(victim.channel->error() == channel_error::stranger);
+        ::SSL_free(impostor);
+        ::BIO_free(outside);
+    }
+    ::SSL_CTX_free(context);
+    ::X509_free(certificate);
+    ::EVP_PKEY_free(key);
+}
+
 TEST_CASE("a handshake with any byte changed, dropped or added ends in nobody's trust", "[rendezvous][secure]") {
     bool const encrypts = GENERATE(false, true);
     pair honest(encrypts);
@@ -436,6 +485,35 @@ TEST_CASE("a rank with another secret, or none, is told so; strangers change not
     }
     CHECK(zero.get() == "");
     for (int const fd : strangers) ::close(fd);
+}
+
+TEST_CASE("a rank that could prove its secret does not show it, whoever listens at rank 0's port",
+          "[rendezvous][secure]") {
+    listener const at;
+    secret_in_a_file const secret("0123456789abcdef");
+    ddp::tcp_options options;
+    options.security = &ddp::make_tcp_security;
+    options.times = ddp::timing::for_tests();
+    options.times.join = 600ms;
+    auto one = std::async(std::launch::async, outcome, job_of(1, 2, at.port), options);
+    int const fd = ::accept(at.fd, nullptr, nullptr);
+    std::string heard(500, '\0');
+    ::timeval const patience{0, 300000};
+    ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    ssize_t const n = ::recv(fd, heard.data(), heard.size(), MSG_WAITALL);
+    CHECK(n == 40);
+    CHECK_FALSE(has(heard, "0123456789abcdef"));
+    CHECK(has(one.get(), "took the connection but did not answer in time"));
+    ::close(fd);
+
+    // Between two ranks that can, the job is as ever, with channels to the store alone.
+    auto rank0 = options;
+    rank0.times.join = options.times.join = 5s;
+    listener const other;
+    rank0.listen_descriptor = other.inherit();
+    auto zero = std::async(std::launch::async, outcome, job_of(0, 2, other.port), rank0);
+    CHECK(outcome(job_of(1, 2, other.port), options) == "");
+    CHECK(zero.get() == "");
 }
 
 TEST_CASE("an address that other hosts reach wants a secret and OpenSSL, or somebody who says insecure",

@@ -76,6 +76,7 @@ public:
         int rank;
         tcp_stream stream;
         bool same_host;
+        bool greeted = true;  // it has our hello
     };
 
     /// `store` knows of ranks that end or fall silent meanwhile.
@@ -96,7 +97,7 @@ public:
             store_.check();
             all.push_back(dial_to(peer));
         }
-        accept_from_above(all);
+        meet(all);
         for (connection& c : all)
             if (c.rank < mine_.from) check_answer(c);
         return all;
@@ -126,12 +127,28 @@ private:
             throw rendezvous_error(concat({me(), " reaches rank 0, but not ", name(peer), ": ", error.message(),
                                            ". Check firewalls, and that all hosts use the same network"}));
         tune_connected(socket.native_handle(), times_);
-        connection c{peer, tcp_stream(std::move(socket), channel_of(security_, true)), false};
-        peer_hello hello = mine_;
-        hello.to = peer;
-        if (write_all(c.stream, bytes_of(hello), until) != io_end::ok)
-            throw rendezvous_error(concat({name(peer), " closed the connection of ", me()}));
+        connection c{peer, tcp_stream(std::move(socket), channel_of(security_, true)), false, false};
+        greet(c);
         return c;
+    }
+    /// Sends our hello, once the two have proved who they are where they have to.
+    [[gnu::cold]] void greet(connection& c) {
+        stream_result const r = c.stream.flush();
+        if (r.status == stream_status::would_block) return;
+        if (r.why == make_error_code(channel_error::stranger))
+            throw rendezvous_error(concat({"what answers for ", name(c.rank), " does not know this job's secret"}));
+        if (r.status != stream_status::ok) {  // a flood of strangers may have pushed us out
+            if (++redials_ > most_redials) throw closed(c.rank);
+            c = dial_to(c.rank);
+            return;
+        }
+        peer_hello hello = mine_;
+        hello.to = c.rank;
+        c.greeted = write_all(c.stream, bytes_of(hello), monotonic_clock::now() + times_.handshake) == io_end::ok;
+        if (!c.greeted) throw closed(c.rank);
+    }
+    [[nodiscard, gnu::cold]] rendezvous_error closed(int peer) const {
+        return rendezvous_error(concat({name(peer), " closed the connection of ", me()}));
     }
     [[gnu::cold]] void check_answer(connection& c) {
         peer_hello theirs;
@@ -162,16 +179,25 @@ private:
                h.record_bytes == mine_.record_bytes && h.to == mine_.from && h.size == mine_.size &&
                h.from > mine_.from && h.from < mine_.size;
     }
-    [[gnu::cold]] void accept_from_above(std::vector<connection>& all) {
+    /// Everybody greets those whom it has dialled while it hears those who have dialled it.
+    [[gnu::cold]] void meet(std::vector<connection>& all) {
         std::size_t const wanted = static_cast<std::size_t>(mine_.size) - 1;
         std::list<visitor> visitors;
-        while (all.size() < wanted) {
-            if (monotonic_clock::now() >= until_)
-                throw rendezvous_error(concat({me(), " was not reached by ", missing(all)}));
+        auto const greeted = [](connection const& c) { return c.greeted; };
+        while (all.size() < wanted || !std::all_of(all.begin(), all.end(), greeted)) {
+            if (monotonic_clock::now() >= until_) {
+                auto const mute = std::find_if_not(all.begin(), all.end(), greeted);
+                throw rendezvous_error(mute == all.end() ? concat({me(), " was not reached by ", missing(all)})
+                                                         : concat({name(mute->rank), " did not answer ", me()}));
+            }
             store_.check();
             std::vector<::pollfd> polls{{acceptor_.native_handle(), POLLIN, 0}};
             for (visitor& v : visitors) polls.push_back({v.stream.descriptor(), POLLIN, 0});
+            for (connection const& c : all)
+                if (!c.greeted) polls.push_back({c.stream.descriptor(), c.stream.write_event(), 0});
             ::poll(polls.data(), polls.size(), 50);
+            for (connection& c : all)
+                if (!c.greeted) greet(c);
             for (visitor& v : visitors) hear(v, all);
             if (polls[0].revents != 0)
                 welcome(
@@ -212,6 +238,8 @@ private:
     timing times_;
     tcp_security const* security_;
     time_point until_;
+    static constexpr int most_redials = 100;
+    int redials_ = 0;
 };
 
 }  // namespace ddp::detail

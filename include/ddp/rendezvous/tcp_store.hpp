@@ -156,9 +156,10 @@ private:
                 {"rank ", rank, " has reached ", detail::text_of(at_),
                  ", but what answers there does not know this job's secret. Give all ranks the same (DDP_SECRET_FILE), "
                  "and DDP_TLS on all or none, or choose another MASTER_PORT if another program listens there"}));
+        if (said == detail::io_end::late && !several_ports_) throw late();
         if (said != detail::io_end::ok) return false;
         while (in_.size() < sizeof(detail::store_head)) {
-            if (!stream_.buffered() && !detail::poll_until(stream_.descriptor(), POLLIN, until)) break;
+            if (!wait_for_more(until)) break;
             if (!fill() && in_.size() < sizeof(detail::store_head)) return false;
         }
         if (several_ports_ && (in_.size() < sizeof(detail::store_head) || !ours(head()))) return false;
@@ -212,6 +213,14 @@ private:
         }
         return true;
     }
+    /// Until fill() is worth another try; false when `until` has come.
+    [[nodiscard, gnu::cold]] bool wait_for_more(time_point until) {
+        {
+            std::scoped_lock const lock(beating_);
+            if (stream_.buffered()) return true;
+        }
+        return detail::poll_until(stream_.descriptor(), POLLIN, until);
+    }
     [[nodiscard]] detail::store_head head() const noexcept {
         detail::store_head head;
         std::memcpy(&head, in_.data(), sizeof head);
@@ -236,8 +245,7 @@ private:
         while (in_.size() < head.value) {
             bool const open = fill();
             if (in_.size() >= head.value) break;
-            if (!open || (!stream_.buffered() && !detail::poll_until(stream_.descriptor(), POLLIN, until)))
-                throw lost();
+            if (!open || !wait_for_more(until)) throw lost();
         }
         std::string text = in_.substr(0, head.value);
         in_.erase(0, head.value);

@@ -167,7 +167,7 @@ private:
     [[gnu::cold]] void read(visitor& v) {
         std::array<std::byte, 8192> buffer;
         mutable_bytes const all = buffer;
-        while (!v.gone) {
+        for (int turn = 0; !v.gone && (turn < 16 || v.stream.buffered()); ++turn) {
             stream_result const r = v.stream.read_some({&all, 1});
             if (r.status == stream_status::would_block) break;
             if (r.status != stream_status::ok) return hang_up(v);

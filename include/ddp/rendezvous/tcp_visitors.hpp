@@ -23,8 +23,8 @@ inline constexpr std::chrono::milliseconds stranger_grace{100};
     return security != nullptr ? security->channel(dials) : nullptr;
 }
 
-/// Takes in who waits at `acceptor`, and lets hear(visitor) have what each has said already. A Visitor has a `socket` and
-/// a time, `until`, for its hello: `handshake` from now; with `security` its bytes are those of who knows the secret. Where max_strangers of them are strange(visitor), the oldest
+/// Takes in who waits at `acceptor`, and lets hear(visitor) have what each has said already. A Visitor has a `stream` and
+/// a time, `until`, for its hello: `handshake` from now; with `security` its bytes come from someone who knows the secret. Where max_strangers of them are strange(visitor), the oldest
 /// makes room, so that they neither fill memory nor delay the start; the next waits in the kernel while it has its grace.
 template <class Visitor, class Strange, class Hear>
 [[gnu::cold]] void welcome(tcp_acceptor& acceptor, tcp_security const* security, std::list<Visitor>& visitors,

@@ -226,11 +226,15 @@ namespace detail {
     job_secret secret = job_secret::from_environment();
     auto const is_local = [](detail::tcp_endpoint const& at) { return at.address().is_loopback(); };
     bool const local = std::all_of(servers.begin(), servers.end(), is_local);
+    // Rank 0's port can be anybody's, also on loopback: who can prove the secret there does not show it. The nonce that a
+    // rank is given in return is then enough between the ranks of one machine.
+    bool const proves = detail::must_prove(j, servers, secret, options);
     std::unique_ptr<tcp_security> const security =
-        detail::must_prove(j, servers, secret, options) ? options.security(secret, options.encrypt) : nullptr;
-    bool const anywhere = security != nullptr || options.insecure;
+        options.security != nullptr && secret.given() ? options.security(secret, options.encrypt) : nullptr;
+    tcp_security const* const between_ranks = proves ? security.get() : nullptr;
+    bool const anywhere = proves || options.insecure;
     if (security != nullptr || !local) secret = {};  // shown only where nobody else can read it
-    if (!local && security == nullptr && j.rank == 0)
+    if (!local && !proves && j.rank == 0)
         std::fprintf(stderr,
                      "ddp: warning: connections between hosts are neither authenticated nor encrypted "
                      "(insecure was asked for): whoever reaches %s can join this job and read what it sends\n",
@@ -270,11 +274,11 @@ namespace detail {
         mine.nonce = store.nonce();
         mine.host = detail::host_identity();
         mine.early_bytes = options.early_bytes;
-        for (auto& c : detail::tcp_mesh(mine, addresses, acceptor, store, options.times, security.get()).connect()) {
+        for (auto& c : detail::tcp_mesh(mine, addresses, acceptor, store, options.times, between_ranks).connect()) {
             detail::peer_address const& a = addresses[static_cast<std::size_t>(c.rank)];
             detail::choose_congestion_control(c.stream.descriptor(), options.congestion, c.same_host);
             peers.push_back({c.rank, std::move(c.stream), a.who + ", " + detail::text_of(a.at),
-                             security == nullptr && !c.same_host});  // a channel finds changed bytes itself
+                             between_ranks == nullptr && !c.same_host});  // a channel finds changed bytes itself
         }
         store.stop_beating();
         store.put("done/" + number, {}, until);

@@ -103,14 +103,17 @@ class proof_channel final : public tcp_channel {
 public:
     [[gnu::cold]] proof_channel(secure_key const& key, bool dials) : key_(key), dials_(dials) {
         std::size_t const first = dials ? 0 : number_bytes;
-        if (RAND_bytes(octets(numbers_.data() + first), number_bytes) != 1) fail(channel_error::failed);
+        if (RAND_bytes(octets(numbers_.data() + first), number_bytes) != 1) {
+            fail(channel_error::failed);
+            return;
+        }
         if (!dials) return;
         say(greeting);
         say(std::span(numbers_).first(number_bytes));
     }
 
     [[nodiscard]] mutable_bytes space() noexcept override {
-        // Not a byte more than the handshake has: what follows belongs into the larger buffer.
+        // Not a byte more than the handshake has: what follows belongs in the larger buffer.
         if (in_ == nullptr) return std::span(hello_).first(expected()).subspan(have_);
         if (first_ == last_) first_ = last_ = 0;
         if (in_bytes - last_ < in_bytes / 4) {
@@ -126,7 +129,7 @@ public:
             return;
         }
         have_ += bytes;
-        // A stranger is told by its first byte.
+        // A stranger is recognised by its first byte.
         if (!dials_ && std::memcmp(hello_.data(), greeting.data(), std::min(have_, greeting.size())) != 0 && !answered_)
             return fail(channel_error::stranger);
         if (have_ == expected()) shake();
@@ -365,6 +368,7 @@ public:
             std::size_t const taken = gather(from, moved);
             if (taken == 0) break;
             ERR_clear_error();
+            if (++records_ % most_records == 0) SSL_key_update(ssl_.get(), SSL_KEY_UPDATE_NOT_REQUESTED);
             std::size_t n = 0;
             if (SSL_write_ex(ssl_.get(), plain_.data(), taken, &n) != 1) error_ = channel_error::failed;
             moved += n;
@@ -377,13 +381,18 @@ public:
 
 private:
     static constexpr std::size_t buffer_bytes = std::size_t{256} << 10;
+    static constexpr std::uint64_t most_records = std::uint64_t{1} << 23;  // under one key: RFC 8446, 5.5
 
     [[gnu::cold]] void shake() noexcept {
         if (established_ || error_ != channel_error::none) return;
         ERR_clear_error();
         int const r = SSL_do_handshake(ssl_.get());
-        established_ = r == 1;
-        if (established_) return;
+        if (r == 1) {
+            // A handshake with a certificate, which anybody can have, proves nothing: only the key from the secret does.
+            established_ = SSL_session_reused(ssl_.get()) == 1;
+            if (!established_) error_ = channel_error::stranger;
+            return;
+        }
         int const why = SSL_get_error(ssl_.get(), r);
         if (why != SSL_ERROR_WANT_READ && why != SSL_ERROR_WANT_WRITE) error_ = channel_error::stranger;
     }
@@ -414,6 +423,7 @@ private:
     openssl_ptr<BIO> wire_;  // the outer end of the pair
     std::array<std::byte, 16384> plain_;
     std::array<std::byte, 1> spare_;
+    std::uint64_t records_ = 0;  // that were sent
     bool established_ = false;
     channel_error error_ = channel_error::none;
 };

@@ -517,7 +517,7 @@ private:
                 std::array<char, 128> why{};
                 std::snprintf(why.data(), why.size(), "%s%s", l->why ? l->why.message().c_str() : "end of file",
                               l->in.in_frame() ? ", inside a message" : "");
-                close(*l, errc::peer_closed, why.data());
+                close(*l, l->why == std::errc::bad_message ? errc::frame : errc::peer_closed, why.data());
                 if (!aborted_) shut(*l);
             }
             if (watched(*l) && !l->overdue && at - l->heard >= options_.times.dead / 2) {

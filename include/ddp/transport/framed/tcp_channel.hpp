@@ -17,7 +17,7 @@ namespace ddp {
 enum class channel_error : std::uint8_t {
     none,      ///< nothing is wrong
     stranger,  ///< the other side has not proved that it knows the secret
-    altered,   ///< bytes that the other side did not write, or not here
+    altered,   ///< bytes that the other side did not write, or wrote elsewhere
     failed,    ///< the library that proves or encrypts failed
 };
 
@@ -59,7 +59,7 @@ public:
     [[nodiscard]] virtual std::unique_ptr<tcp_channel> channel(bool dials) const = 0;
 };
 
-/// channel_error as a std::error_code.
+/// channel_error as a std::error_code; altered is std::errc::bad_message.
 [[nodiscard]] inline std::error_code make_error_code(channel_error error) noexcept {
     static struct : std::error_category {
         [[nodiscard]] char const* name() const noexcept override { return "ddp::channel_error"; }
@@ -71,6 +71,10 @@ public:
                 case channel_error::failed: return "OpenSSL failed";
             }
             return "no error";
+        }
+        [[nodiscard, gnu::cold]] std::error_condition default_error_condition(int code) const noexcept override {
+            if (static_cast<channel_error>(code) != channel_error::altered) return {code, *this};
+            return std::make_error_condition(std::errc::bad_message);
         }
     } const category;
     return {static_cast<int>(error), category};
