@@ -147,7 +147,7 @@ TEST_CASE("ranks with different operations, types and roots are refused, and bot
         ddp::allreduce(comm, data, ddp::any_allreduce::parse("direct"));
     };
     check_all_name(errors(ranks, allreduce(1000, "direct"), least),
-                   {"is in allreduce #1 of 1000 float", "minimum allreduce #1 of 1000 float (direct)"});
+                   {"in allreduce #1 of 1000 float (direct)", "minimum allreduce #1 of 1000 float (direct)"});
     check_all_name(errors(ranks, allreduce(1000, "direct"), integers),
                    {"allreduce #1 of 1000 float", "allreduce #1 of 1000 int32"});
 }
