@@ -4,8 +4,9 @@
 #   scripts/test.sh [--preset release|debug|clang|asan|tsan] [arguments of ctest, such as -R collective]
 #
 # Presets are CMakePresets.json's. release and debug run everything. The others run, and build, what they can find and these
-# cannot: asan all but pages, packages, messages, the fuzzer and Fashion-MNIST; tsan what has threads; clang what depends on
-# an optimizer's choices (arithmetic, layers, trainings), while asan compiles everything with Clang too.
+# cannot: asan all but pages, packages, messages, the fuzzer and Fashion-MNIST; tsan what has threads; both without
+# process/faults, whose faults process/chaos draws too; clang what depends on an optimizer's choices (arithmetic, layers,
+# trainings), while asan compiles everything with Clang too.
 # Environment: DDP_JOBS (default: the cores), DDP_SETUP=skip, DDP_WERROR=ON.
 set -euo pipefail
 cd "$(dirname "$0")/.."
