@@ -716,6 +716,9 @@ def open_descriptors(pid):
         return 0
 
 
+PROOF = b"ddpprov\x01"  # how the dialling side of a proof begins
+
+
 class Crowd:
     """Strangers at every port that the ranks have ever listened on, until stopped: who is silent, who talks nonsense, who
     sends a byte a second, who says again what a rank of another job has said, who claims to be rank 1."""
@@ -723,7 +726,7 @@ class Crowd:
     def __init__(self, ports, recorded):
         claim = struct.pack("<QIIiiQ72s64s", 0x3165726770646421, 1, 0, 1, 2, 0, b"pid 1 on elsewhere", b"")
         self.words = [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(4096), recorded, claim, recorded[:40], b"\xff" * 64]
-        self.held, self.refused, self.connected, self.answers = collections.deque(), 0, 0, b""
+        self.held, self.refused, self.connected, self.answers = collections.deque(), 0, 0, []
         self.stop = False
         self.go_on(ports, 5000)
         self.thread = threading.Thread(target=self.run, daemon=True)
@@ -741,13 +744,14 @@ class Crowd:
             s.setblocking(False)
         except OSError:
             pass  # dropped already
-        self.held.append(s)
+        self.held.append((s, words))
         if len(self.held) > 1000:
-            self.leave(self.held.popleft())
+            self.leave(*self.held.popleft())
 
-    def leave(self, s):
+    def leave(self, s, words):
         try:
-            self.answers += s.recv(4096)
+            if answer := s.recv(4096):
+                self.answers.append((words, answer))
         except OSError:
             pass
         s.close()
@@ -765,7 +769,7 @@ class Crowd:
             now = time.monotonic()
             if now - dripped > 1:
                 dripped = now
-                for s in list(self.held)[:50]:
+                for s, _ in list(self.held)[:50]:
                     try:
                         s.send(b"x")
                     except OSError:
@@ -779,7 +783,7 @@ class Crowd:
         self.stop = True
         self.thread.join()
         while self.held:
-            self.leave(self.held.popleft())
+            self.leave(*self.held.popleft())
 
 
 def recorded_hello():
@@ -858,8 +862,12 @@ def strangers(pairs, steps, rate=1000):
         alone.append(besieged(steps, None, rate))
         elsewhere.append(besieged(steps, recorded, rate, elsewhere=True))
         beside.append(besieged(steps, recorded, rate))
-        if beside[-1][4].answers:
-            wrong.append(f"a stranger was answered: {beside[-1][4].answers[:80]!r}")
+        # Who begins a proof is told a random number and shown the other side's proof: 64 bytes, never the same.
+        answers = beside[-1][4].answers
+        wrong += [f"{words[:40]!r} was answered: {answer[:80]!r}" for words, answer in answers
+                  if not words.startswith(PROOF) or len(answer) != 64]
+        if len({answer[:32] for _, answer in answers}) != len(answers):
+            wrong.append("a number was given twice")
     if len({run[0] for run in alone + elsewhere + beside}) != 1:
         wrong.append("other weights beside strangers")
     medians = [statistics.median(run[1] for run in runs) for runs in (alone, elsewhere, beside)]
