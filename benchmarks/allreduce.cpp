@@ -4,6 +4,7 @@
 //   ddprun -n 2 --prefix none -- ./allreduce
 //
 // SIZES (bytes, separated by spaces), BUDGET (seconds a size), MINREPS, IMPL and NET (names in the output), ALGORITHM.
+// DDP_SECRET_FILE, DDP_TLS and DDP_INSECURE decide about proofs and encryption, as for any program.
 // COMMUNICATOR=tcp measures a communicator<tcp_transport> instead of a communicator<>, which is over any_transport.
 // MODE=startup prints only the seconds from T0 (epoch seconds) to the end of the first allreduce.
 #include <algorithm>
@@ -13,7 +14,7 @@
 #include <cstring>
 #include <ddp/ddp.hpp>
 #include <ddp/rendezvous/bootstrap.hpp>
-#include <ddp/rendezvous/run_tcp.hpp>
+#include <ddp/rendezvous/run_secure.hpp>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -101,5 +102,5 @@ int main() {
         measure_all(comm);
         return 0;
     }
-    return ddp::run_main<ddp::threads, ddp::tcp>([](ddp::communicator<>& comm) { measure_all(comm); });
+    return ddp::run_main<ddp::threads, ddp::secure_tcp>([](ddp::communicator<>& comm) { measure_all(comm); });
 }

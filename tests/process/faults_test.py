@@ -497,16 +497,7 @@ class Strangers(FaultCase):
 @unittest.skipUnless(DDPRUN, "DDPRUN names no launcher")
 class UnderTheLauncher(FaultCase):
     def launch(self, size, *words):
-        rank = Rank([DDPRUN, "-n", str(size), "--", *command(*words)], environment(), start_new_session=True)
-        end = time.monotonic() + DEADLINE
-        try:
-            while rank.poll() is None:
-                self.assertLess(time.monotonic(), end, f"ddprun hangs\n{rank.out}{rank.err}")
-                time.sleep(0.01)
-            return rank.code, rank.out, rank.err
-        finally:
-            if rank.poll() is None:
-                os.killpg(rank.pid, signal.SIGKILL)
+        return Rank([DDPRUN, "-n", str(size), "--", *command(*words)], environment(), start_new_session=True).finish()
 
     def test_the_rank_that_was_killed_is_named_last(self):
         code, out, err = self.launch(3, "fault=1:kill:backward:3")

@@ -38,19 +38,8 @@ class FlightCase(unittest.TestCase):
         return Rank([DDPRUN, "-n", str(size), *options, "--", FAULT_PROGRAM, "dead=20000", *words],
                     environment(TMPDIR=self.scratch, **variables), start_new_session=True)
 
-    def end(self, rank):
-        end = time.monotonic() + DEADLINE
-        try:
-            while rank.poll() is None:
-                self.assertLess(time.monotonic(), end, f"ddprun hangs\n{rank.out}{rank.err}")
-                time.sleep(0.01)
-            return rank.code, rank.out, rank.err
-        finally:
-            if rank.poll() is None:
-                os.killpg(rank.pid, signal.SIGKILL)
-
     def run_job(self, size, *words, options=(), **variables):
-        return self.end(self.launch(size, *words, options=options, **variables))
+        return self.launch(size, *words, options=options, **variables).finish()
 
     def nothing_left(self):
         self.assertEqual([f for f in os.listdir(self.scratch) if f.startswith("ddprun-")], [])
@@ -190,6 +179,16 @@ class OnRequest(FlightCase):
             time.sleep(0.01)
         time.sleep(0.2 * SCALE)
 
+    def ask(self, job, size, pause=0.0):
+        """SIGUSR2 that long after all are among their steps; then its end."""
+        try:
+            self.ready(job, size)
+            time.sleep(pause * SCALE)
+            os.kill(job.pid, signal.SIGUSR2)
+        finally:
+            ended = job.finish()
+        return ended
+
     def test_a_healthy_job_goes_on_to_the_same_digest(self):
         words = ("pause=20", "steps=100")
         digest = r"digest=(\w+) steps=100 replicas=identical"
@@ -207,7 +206,7 @@ class OnRequest(FlightCase):
                 while job.err.count("SIGUSR2 was passed on") <= again and time.monotonic() < end:
                     time.sleep(0.02)
         finally:
-            code, out, err = self.end(job)
+            code, out, err = job.finish()
         self.assertEqual(code, 0, out + err)
         self.assertEqual(set(re.findall(digest, out)), expected)
         stories = err.split("ddprun: SIGUSR2 was passed on; the ranks here say:")
@@ -222,12 +221,7 @@ class OnRequest(FlightCase):
     def test_on_several_hosts_each_tells_of_its_own_ranks(self):
         job = Rank([DDPRUN, "-H", "localhost:2,127.0.0.1:1", "--", FAULT_PROGRAM, "dead=20000", "fault=2:spin:forward:2:3000",
                     "fault=2:kill:forward:4", "collective=60000"], environment(TMPDIR=self.scratch), start_new_session=True)
-        try:
-            self.ready(job, 3)
-            time.sleep(0.5 * SCALE)
-            os.kill(job.pid, signal.SIGUSR2)
-        finally:
-            code, out, err = self.end(job)
+        code, out, err = self.ask(job, 3, 0.5)
         self.assertEqual(code, 128 + signal.SIGKILL, out + err)
         self.assertRegex(err, r"the ranks here say:\n        ranks 0, 1 waited for the others in step 2 for \d")
         self.assertRegex(err, r"the ranks here say:\n        rank 2 was in forward of step 2 for \d")
@@ -236,23 +230,14 @@ class OnRequest(FlightCase):
 
     def test_a_rank_that_hangs_in_its_own_code_answers(self):
         job = self.launch(2, "fault=1:spin:forward:2:4000", "collective=60000")
-        try:
-            self.ready(job, 2)
-            time.sleep(1.0 * SCALE)
-            os.kill(job.pid, signal.SIGUSR2)
-        finally:
-            code, out, err = self.end(job)
+        code, out, err = self.ask(job, 2, 1.0)
         self.assertEqual(code, 0, out + err)
         self.assertRegex(err, r"the ranks here say:\n        rank 1 was in forward of step 2 for \d+\.\d s\n"
                               r"        rank 0 waited for the others in step 2 for \d+\.\d s\n")
 
     def test_an_answer_from_before_is_no_last_word(self):
         job = self.launch(2, "fault=1:spin:forward:2:2500", "fault=1:kill:forward:3", "collective=60000")
-        try:
-            self.ready(job, 2)
-            os.kill(job.pid, signal.SIGUSR2)
-        finally:
-            code, out, err = self.end(job)
+        code, out, err = self.ask(job, 2)
         self.assertEqual(code, 128 + signal.SIGKILL, out + err)
         self.assertIn("rank 1 wrote nothing: it was killed by SIGKILL", self.story(err))
 

@@ -59,6 +59,19 @@ class Rank:
     def code(self):
         return self.process.returncode
 
+    def finish(self, deadline=None):
+        """Its exit code, output and errors, once it has ended; whatever happens, nothing of it runs after this."""
+        end = time.monotonic() + (deadline or DEADLINE)
+        try:
+            while self.poll() is None:
+                if time.monotonic() > end:
+                    raise AssertionError(f"it hangs\n{self.out}{self.err}")
+                time.sleep(0.01)
+            return self.code, self.out, self.err
+        finally:
+            if self.poll() is None:
+                os.killpg(self.pid, signal.SIGKILL)
+
     @staticmethod
     def read(file):
         # By position, never seek: the process shares our file offset.

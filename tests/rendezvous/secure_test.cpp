@@ -198,7 +198,7 @@ TEST_CASE("who does not know the secret is no peer, in either role, and neither 
         both.talk();
         CHECK_FALSE(both.listens.channel->established());
         std::array<ddp::const_bytes, 1> const list = {hello};
-        CHECK((both.dials.channel->write(list) == 0 || !both.listens.channel->established()));
+        static_cast<void>(both.dials.channel->write(list));  // who dials may believe in a proof that is not taken
         both.talk();
         CHECK(both.listens.received.empty());
         CHECK(both.dials.received.empty());
@@ -349,22 +349,16 @@ TEST_CASE("records that are changed, left out, repeated or from elsewhere are ne
     CHECK(repeated == std::pair(first, channel_error::altered));
     auto const left_out = after([](auto& records) { records.erase(records.begin()); });
     CHECK(left_out == std::pair(bytes{}, channel_error::altered));
-    auto const elsewhere = after([&](auto& records) {
-        pair other(encrypts);
-        other.talk();
-        std::array<ddp::const_bytes, 1> const list = {first};
-        static_cast<void>(other.dials.channel->write(list));
-        records[0] = other.dials.speak();
-    });
-    CHECK(elsewhere == std::pair(bytes{}, channel_error::altered));
-    auto const other_direction = after([&](auto& records) {
-        pair other(encrypts);
-        other.talk();
-        std::array<ddp::const_bytes, 1> const list = {first};
-        static_cast<void>(other.listens.channel->write(list));
-        records[0] = other.listens.speak();
-    });
-    CHECK(other_direction == std::pair(bytes{}, channel_error::altered));
+    for (end pair::* const from : {&pair::dials, &pair::listens}) {  // of another connection, in either direction
+        auto const elsewhere = after([&](auto& records) {
+            pair other(encrypts);
+            other.talk();
+            std::array<ddp::const_bytes, 1> const list = {first};
+            REQUIRE((other.*from).channel->write(list) == first.size());
+            records[0] = (other.*from).speak();
+        });
+        CHECK(elsewhere == std::pair(bytes{}, channel_error::altered));
+    }
     pair thrown_back(encrypts);
     thrown_back.talk();
     std::array<ddp::const_bytes, 1> const list = {first};

@@ -46,8 +46,7 @@ namespace detail {
 ///
 /// Threads  any number may record and dump at once. Nothing is allocated or locked. An entry that a dump finds half
 ///          written, or that was overwritten meanwhile, is left out: each carries a check of its own.
-/// Cost     record: one atomic addition, one reading of the monotonic clock, eight stores: 45 to 70 ns, of which 35 are the
-///          clock. 72 KiB a rank.
+/// Cost     record: one atomic addition, one reading of the monotonic clock, eight stores: 45 to 70 ns. 72 KiB a rank.
 /// Files    dump writes to DDP_FLIGHT_DIR/rank-R.jsonl, or rank-R.1.jsonl to rank-R.9.jsonl where that is there already
 ///          (mode 0600, created by the first dump); without that variable nothing is written. Later dumps append what is
 ///          new. What cannot be written is said once on stderr; no error of the job's comes of it.

@@ -24,9 +24,8 @@ namespace ddp {
 struct tcp_options {
     timing times = {};      ///< `join` bounds the rendezvous
     bool insecure = false;  ///< allows addresses that other hosts reach without a secret; also DDP_INSECURE=1
-    bool encrypt = false;  ///< TLS 1.3 on every connection, loopback too; also DDP_TLS=1. Needs `security` and a secret
-    bool prove =
-        false;  ///< prove the secret on loopback too, where otherwise it is shown. Needs `security` and a secret
+    bool encrypt = false;   ///< TLS 1.3 on all connections, loopback too; needs `security` and a secret; also DDP_TLS=1
+    bool prove = false;     ///< as between hosts on loopback too, where otherwise only rank 0 is asked for a proof
     std::size_t early_bytes = 0;                       ///< see framed_options; the same on every rank
     nanoseconds spin = std::chrono::microseconds{50};  ///< see framed_options
     int listen_descriptor = -1;  ///< rank 0: an inherited listening socket instead of a port; also DDP_LISTEN_FD
@@ -54,9 +53,10 @@ void choose_congestion_control(int fd, std::string const& wanted, bool same_host
 ///
 /// Rank 0 listens at the job's address while the others come; each publishes a port of its own there, on the interface
 /// that reaches rank 0; every pair shakes hands and compares version and configuration.
-/// Secret  the job's (job_secret::from_environment) is shown on loopback, where nobody else can read it. Between hosts
-///         both sides of every connection prove it, and no byte is looked at before; then none can be changed on the way.
-///         Without options.security, or without a secret, addresses that other hosts reach need options.insecure.
+/// Secret  the job's (job_secret::from_environment). Between hosts both sides of every connection prove it, and no byte is
+///         looked at before; then none can be changed on the way. On loopback a rank and rank 0 prove it to each other, and
+///         the number that rank 0 then gives is enough between ranks; without options.security the rank shows it. Without
+///         options.security, or without a secret, addresses that other hosts reach need options.insecure.
 /// Throws  environment_error or rendezvous_error, on every rank that came, with the same cause; after timing.join at
 ///         the latest.
 [[nodiscard]] std::unique_ptr<tcp_transport> connect_tcp(job const& j, tcp_options options = {});

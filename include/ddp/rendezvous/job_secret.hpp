@@ -11,8 +11,8 @@ namespace ddp {
 
 /// A secret that the launcher has given to every rank of a job, and to nobody else; all zeros: none.
 ///
-/// On loopback, where other users of the machine cannot read what passes, it is shown as it is; between hosts it never
-/// travels (secure_tcp).
+/// secure_tcp proves it, and it never travels. tcp shows it as it is, on loopback alone, where other users of the machine
+/// cannot read what passes.
 struct job_secret {
     static constexpr std::size_t least_bytes = 16, most_bytes = 64;
     std::array<std::byte, most_bytes> bytes = {};  ///< as they were read; zeros after them

@@ -19,8 +19,8 @@ namespace ddp {
 ///
 ///     ddp::run<ddp::threads, ddp::secure_tcp>([](auto& comm) { … });
 ///
-/// Every connection beyond loopback begins with a mutual proof of the secret, and nothing that was changed on the way is
-/// used. DDP_TLS=1 or run_options.encrypt: TLS 1.3 on all of them, so that nothing can be read either. See
+/// Every connection beyond loopback, and to rank 0, begins with a mutual proof of the secret, and nothing that was changed on
+/// the way is used. All ranks of a job that has a secret must use it, or all tcp. DDP_TLS=1 or run_options.encrypt: TLS 1.3 on all of them, so that nothing can be read either. See
 /// make_tcp_security (rendezvous/secure_channel.hpp). Links OpenSSL's libssl and libcrypto (ddp::secure).
 struct secure_tcp {
     static constexpr std::string_view name = "tcp";

@@ -27,7 +27,6 @@
 #include <ddp/rendezvous/rendezvous_error.hpp>
 #include <ddp/rendezvous/tcp_socket.hpp>
 #include <ddp/rendezvous/tcp_store_protocol.hpp>
-#include <ddp/rendezvous/tcp_visitors.hpp>
 #include <ddp/transport/framed/frame_stream.hpp>
 #include <ddp/transport/framed/tcp.hpp>
 #include <ddp/transport/framed/tcp_channel.hpp>

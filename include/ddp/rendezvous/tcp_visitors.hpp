@@ -6,7 +6,6 @@
 #include <chrono>
 #include <cstddef>
 #include <list>
-#include <memory>
 #include <utility>
 
 #include <ddp/rendezvous/tcp_socket.hpp>
@@ -18,10 +17,6 @@ namespace ddp::detail {
 inline constexpr std::size_t max_strangers = 64;
 /// A rank that has just connected has this long to say hello before a flood of others may push it out.
 inline constexpr std::chrono::milliseconds stranger_grace{100};
-
-[[nodiscard]] inline std::unique_ptr<tcp_channel> channel_of(tcp_security const* security, bool dials) {
-    return security != nullptr ? security->channel(dials) : nullptr;
-}
 
 /// Takes in who waits at `acceptor`, and lets hear(visitor) have what each has said already. A Visitor has a `stream` and
 /// a time, `until`, for its hello: `handshake` from now; with `security` its bytes come from someone who knows the secret. Where max_strangers of them are strange(visitor), the oldest

@@ -59,6 +59,12 @@ public:
     [[nodiscard]] virtual std::unique_ptr<tcp_channel> channel(bool dials) const = 0;
 };
 
+namespace detail {
+[[nodiscard]] inline std::unique_ptr<tcp_channel> channel_of(tcp_security const* security, bool dials) {
+    return security != nullptr ? security->channel(dials) : nullptr;
+}
+}  // namespace detail
+
 /// channel_error as a std::error_code; altered is std::errc::bad_message.
 [[nodiscard]] inline std::error_code make_error_code(channel_error error) noexcept {
     static struct : std::error_category {
