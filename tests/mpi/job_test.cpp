@@ -113,8 +113,8 @@ TEST_CASE("over MPI a rank that stops is named after timing.dead, where a thread
             std::this_thread::sleep_for(std::chrono::milliseconds(500));  // stopped within it
             ::waitpid(child, nullptr, 0);
         }
-        try {
-            static_cast<void>(ddp::allreduce(comm, 1.0));
+        try {  // what the others had sent it may be enough for one
+            for (int i = 0; i < 3; ++i) static_cast<void>(ddp::allreduce(comm, 1.0));
         } catch (ddp::comm_error const& e) {
             text = e.what();
         }

@@ -48,6 +48,7 @@
 #include <ddp/core/contract.hpp>
 #include <ddp/core/error.hpp>
 #include <ddp/transport/mpi/mpi_envelope.hpp>
+#include <ddp/transport/mpi/mpi_liveness.hpp>
 #include <ddp/transport/mpi/mpi_matching.hpp>
 #include <ddp/transport/mpi/mpi_requests.hpp>
 #include <ddp/transport/mpi/mpi_session.hpp>
@@ -104,13 +105,13 @@ public:
     [[nodiscard]] std::uint64_t host() const noexcept { return options_.host; }
 
     /// When progress() should run although nobody waits.
-    [[nodiscard]] time_point next_timer() const noexcept { return beats() ? beat_due_ : never; }
+    [[nodiscard]] time_point next_timer() const noexcept { return beats() ? life_.due() : never; }
     /// What heartbeats from now on say this rank has entered.
-    void entered(mark const& last) noexcept { mark_ = last; }
+    void entered(mark const& last) noexcept { life_.entered(last); }
     /// What this peer's last heartbeat said.
-    [[nodiscard]] mark const& mark_of(int peer) const { return life_of(peer).said; }
+    [[nodiscard]] mark const& mark_of(int peer) const { return life_.mark_of(peer); }
     /// When anything came from this peer last, or this rank last woke from a long sleep of its own.
-    [[nodiscard]] time_point last_heard(int peer) const { return life_of(peer).heard; }
+    [[nodiscard]] time_point last_heard(int peer) const { return life_.last_heard(peer); }
     /// The least rank that has sent heartbeats and then nothing for timing.dead, if there is one.
     [[nodiscard]] std::optional<int> overdue_peer() const noexcept {
         return overdue_ < 0 || !watched(overdue_) ? std::nullopt : std::optional<int>(overdue_);
@@ -143,17 +144,10 @@ private:
     void tell(int peer, kind what, const_bytes body);
 
     // heartbeats
-    struct life {
-        bool beats = false;    // it has sent one
-        bool beating = false;  // MPI still has our last one for it
-        time_point heard = {};
-        mark said = {};
-    };
-    [[nodiscard]] life const& life_of(int peer) const { return lives_[static_cast<std::size_t>(peer)]; }
     [[nodiscard]] bool beats() const noexcept { return may_own_thread() && size() > 1 && !aborted_; }
     [[nodiscard]] bool watched(int peer) const noexcept {
         auto const at = static_cast<std::size_t>(peer);
-        return lives_[at].beats && !gone_[at] && reports_[at].is == report::state::silent;
+        return life_.beats(peer) && !gone_[at] && reports_[at].is == report::state::silent;
     }
     void look_at_the_time(time_point at);
     void beat(int peer);
@@ -187,9 +181,7 @@ private:
     bool aborted_ = false;
     bool changed_ = false;  // reports, since progress() last returned
     std::vector<report> reports_;
-    std::vector<life> lives_;  // by peer
-    mark mark_;
-    time_point turn_ = {}, beat_due_ = {};  // the last look at the time; the next heartbeat
+    detail::mpi::liveness life_;
     int overdue_ = -1;
     std::vector<char> gone_;              // by peer: it left, or is out of reach; nothing more comes
     std::vector<std::int32_t> next_tag_;  // by peer
@@ -205,14 +197,15 @@ private:
 };
 
 inline mpi_transport::mpi_transport(MPI_Comm users, mpi_options const& options)
-    : options_(options), self_(detail::mpi::place_in(users)) {
+    : options_(options),
+      self_(detail::mpi::place_in(users)),
+      life_(static_cast<std::size_t>(self_.size), options_.times) {
     options_.times.validate();
     if (options_.host == 0) options_.host = this_host();
     DDP_EXPECTS(options_.piece_bytes > 0 && options_.piece_bytes <= std::numeric_limits<int>::max(),
                 "mpi_options::piece_bytes must be between 1 and INT_MAX, the largest MPI count");
     auto const ranks = static_cast<std::size_t>(size());
     reports_.resize(ranks);
-    lives_.resize(ranks);
     gone_.resize(ranks);
     next_tag_.resize(ranks);
     linger_.resize(ranks);
@@ -321,31 +314,19 @@ inline bool mpi_transport::progress(time_point until) {
 
 /// Heartbeats that are due, and who owes some.
 inline void mpi_transport::look_at_the_time(time_point at) {
-    bool const slept = at - std::exchange(turn_, at) > options_.times.dead / 2;
-    if (slept)
-        for (life& l : lives_) l.heard = at;  // nobody is late for what this process slept through
-    if (at < beat_due_) return;
-    beat_due_ = at + options_.times.heartbeat;
+    if (!life_.has_come(at)) return;
     overdue_ = -1;
     for (int peer = size() - 1; peer >= 0; --peer) {
-        if (watched(peer) && at - life_of(peer).heard >= options_.times.dead) overdue_ = peer;
+        if (watched(peer) && life_.late(peer, at)) overdue_ = peer;
         beat(peer);
     }
 }
 
 inline void mpi_transport::beat(int peer) {
-    auto const to = static_cast<std::size_t>(peer);
-    if (gone_[to] || lives_[to].beating) return;  // one that does not run leaves them with MPI
+    if (gone_[static_cast<std::size_t>(peer)] || life_.under_way(peer)) return;
     slot& out = session_->slots.take();
     out.peer = peer;
-    out.what.kind = kind::heartbeat;
-    out.what.id = {.group = mark_.group, .channel = static_cast<std::uint32_t>(mark_.leader), .index = mark_.number};
-    out.what.fingerprint = mark_.fingerprint;
-    out.what.payload = 0;
-    out.what.length = 0;
-    std::memcpy(out.what.body.data(), mark_.name.chars.data(), sizeof mark_.name.chars);
-    lives_[to].beating = true;
-    send_envelope(out, sizeof mark_.name.chars, nullptr);
+    send_envelope(out, life_.write(peer, out.what), nullptr);
 }
 
 inline void mpi_transport::pause(time_point until, time_point since) {
@@ -460,15 +441,9 @@ inline bool mpi_transport::take_envelopes() {
 }
 
 inline void mpi_transport::take(int peer, envelope const& what) {
-    life& sender = lives_[static_cast<std::size_t>(peer)];
-    sender.heard = turn_;
+    life_.heard(peer);
     if (what.kind == kind::heartbeat) {
-        sender.beats = true;
-        sender.said.group = what.id.group;
-        sender.said.leader = static_cast<std::int32_t>(what.id.channel);
-        sender.said.number = what.id.index;
-        sender.said.fingerprint = what.fingerprint;
-        std::memcpy(sender.said.name.chars.data(), what.body.data(), sizeof sender.said.name.chars);
+        life_.heard(peer, what);
     } else if (what.kind == kind::record) {
         report& told = reports_[static_cast<std::size_t>(peer)];
         told.is = report::state::spoke;
@@ -491,7 +466,7 @@ inline bool mpi_transport::test_requests() {
         slot* const out = std::exchange(over.out, nullptr);
         completion* const node = std::exchange(over.node, nullptr);
         if (out != nullptr) {
-            if (out->what.kind == kind::heartbeat) lives_[static_cast<std::size_t>(over.peer)].beating = false;
+            if (out->what.kind == kind::heartbeat) life_.has_gone(over.peer);
             session_->slots.give_back(*out);
         }
         if (how != MPI_SUCCESS) {

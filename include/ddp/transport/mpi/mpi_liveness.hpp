@@ -1,0 +1,87 @@
+/// \file
+/// liveness: heartbeats over MPI, when they are due, and who owes some.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include <ddp/comm/timing.hpp>
+#include <ddp/comm/transport.hpp>
+#include <ddp/transport/mpi/mpi_envelope.hpp>
+
+namespace ddp::detail::mpi {
+
+/// Knows nothing of MPI: it is told what comes and goes. A peer that has never sent a heartbeat owes none, since its MPI may
+/// not allow it a thread to send them.
+class liveness {
+public:
+    liveness(std::size_t ranks, timing const& times) : times_(times), peers_(ranks) {}
+
+    /// What heartbeats from now on say this rank has entered.
+    void entered(mark const& last) noexcept { mark_ = last; }
+    /// The next heartbeat.
+    [[nodiscard]] time_point due() const noexcept { return due_; }
+    /// To be asked often. Whether heartbeats are due, which then are not for another timing.heartbeat. After a long sleep of
+    /// this process's own nobody is late.
+    [[nodiscard]] bool has_come(time_point at) noexcept {
+        if (at - std::exchange(asked_, at) > times_.dead / 2)
+            for (peer& p : peers_) p.heard = at;
+        if (at < due_) return false;
+        due_ = at + times_.heartbeat;
+        return true;
+    }
+
+    /// Something has come from a peer; as of when that was last asked.
+    void heard(int from) noexcept { of(from).heard = asked_; }
+    /// Takes in a heartbeat.
+    void heard(int from, envelope const& what) noexcept {
+        peer& p = of(from);
+        p.beats = true;
+        p.said.group = what.id.group;
+        p.said.leader = static_cast<std::int32_t>(what.id.channel);
+        p.said.number = what.id.index;
+        p.said.fingerprint = what.fingerprint;
+        std::memcpy(p.said.name.chars.data(), what.body.data(), sizeof p.said.name.chars);
+    }
+    /// Makes one for a peer, and returns its bytes after the head. To be told when it has gone.
+    std::size_t write(int to, envelope& what) noexcept {
+        of(to).under_way = true;
+        what.kind = envelope_kind::heartbeat;
+        what.id = {.group = mark_.group, .channel = static_cast<std::uint32_t>(mark_.leader), .index = mark_.number};
+        what.fingerprint = mark_.fingerprint;
+        what.payload = 0;
+        what.length = 0;
+        std::memcpy(what.body.data(), mark_.name.chars.data(), sizeof mark_.name.chars);
+        return sizeof mark_.name.chars;
+    }
+    void has_gone(int to) noexcept { of(to).under_way = false; }
+    /// Whether the last one still waits to be taken, as for a peer that does not run.
+    [[nodiscard]] bool under_way(int to) const noexcept { return of(to).under_way; }
+
+    /// Whether this peer sends heartbeats, and whether it should have sent one by now.
+    [[nodiscard]] bool beats(int who) const noexcept { return of(who).beats; }
+    [[nodiscard]] bool late(int who, time_point at) const noexcept {
+        return of(who).beats && at - of(who).heard >= times_.dead;
+    }
+    [[nodiscard]] time_point last_heard(int who) const noexcept { return of(who).heard; }
+    [[nodiscard]] mark const& mark_of(int who) const noexcept { return of(who).said; }
+
+private:
+    struct peer {
+        bool beats = false, under_way = false;
+        time_point heard = {};
+        mark said = {};
+    };
+    [[nodiscard]] peer& of(int rank) noexcept { return peers_[static_cast<std::size_t>(rank)]; }
+    [[nodiscard]] peer const& of(int rank) const noexcept { return peers_[static_cast<std::size_t>(rank)]; }
+
+    timing times_;
+    std::vector<peer> peers_;
+    mark mark_;
+    time_point asked_ = {}, due_ = {};
+};
+
+}  // namespace ddp::detail::mpi
