@@ -34,6 +34,7 @@
 #include <ddp/train/impl/bucket.ipp>
 #include <ddp/train/impl/ready_reports.ipp>
 #include <ddp/transport/impl/inproc.ipp>
+#include <ddp/transport/shm/impl/memfd.ipp>
 
 #if defined(DDP_DOOR_TCP)
 #include <ddp/rendezvous/impl/bootstrap.ipp>

@@ -317,7 +317,10 @@ TEST_CASE("steps of several trainers begin in the order of the calls, however la
             scripted_model<true, true> background({{"a", {3}}});
             bound_model one(two_parts), two({{"c", {5}}});
             std::atomic<bool> begun = false;
-            data_parallel busy{background, sluggish_sgd{{.lr = 1}, &begun, comm.rank() == 1}, comm};
+            data_parallel busy{background,
+                               sluggish_sgd{{.lr = 1}, &begun, comm.rank() == 1},
+                               comm,
+                               {.update = update::replicated}};  // both ranks step
             auto first = make_trainer(one, comm);
             auto second = make_trainer(two, comm);
             for (int step = 0; step < 3; ++step) {

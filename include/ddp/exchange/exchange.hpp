@@ -140,6 +140,8 @@ public:
     [[nodiscard]] virtual bool blocking() const = 0;
     virtual void exchange_blocking(lane<T> over, bucket_exchange<E> what) = 0;
     virtual void for_each_state(state_visitor visit) = 0;
+    /// Whether ranks that see each other's memory may do it there instead: the canonical sum, times the factor.
+    [[nodiscard]] virtual bool in_memory() const = 0;
 };
 
 template <Transport T, Element E, class X>
@@ -162,6 +164,12 @@ public:
         if constexpr (BlockingExchangeOver<X, T, E>) X::exchange_blocking(policy_, over, *state_, what);
     }
     void for_each_state(state_visitor visit) override { state_->for_each_state(visit); }
+    bool in_memory() const override {
+        if constexpr (requires { policy_.in_memory(); })
+            return policy_.in_memory();
+        else
+            return false;
+    }
 
 private:
     X policy_;

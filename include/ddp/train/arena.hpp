@@ -34,6 +34,18 @@ public:
           values_(make_arena<E>(layout_.size())),
           gradients_(make_arena<E>(layout_.size())),
           owner_(std::make_shared<std::pair<std::shared_ptr<E[]>, std::shared_ptr<E[]>>>(values_, gradients_)) {}
+    /// In memory of somebody else's, bytes(where) of it, zero, on a 64-byte boundary: values, then gradients.
+    arena(layout where, std::shared_ptr<std::byte> const& memory)
+        : layout_(std::move(where)),
+          values_(memory, reinterpret_cast<E*>(memory.get())),
+          gradients_(memory, reinterpret_cast<E*>(memory.get() + half_bytes(layout_.size()))),
+          owner_(memory) {}
+    /// Values and gradients begin on page boundaries.
+    [[nodiscard]] static std::size_t bytes(layout const& where) noexcept { return 2 * half_bytes(where.size()); }
+    [[nodiscard]] static std::size_t half_bytes(std::size_t elements) noexcept {
+        constexpr std::size_t page = 4096;
+        return (elements * sizeof(E) + page - 1) / page * page;
+    }
 
     [[nodiscard]] layout const& where() const noexcept { return layout_; }
     [[nodiscard]] std::span<E> values() const noexcept { return {values_.get(), layout_.size()}; }

@@ -25,6 +25,7 @@
 #include <ddp/train/agreement.hpp>
 #include <ddp/train/bucket.hpp>
 #include <ddp/train/events.hpp>
+#include <ddp/train/memory_engine.hpp>
 #include <ddp/train/options.hpp>
 #include <ddp/train/policies.hpp>
 #include <ddp/train/replica.hpp>
@@ -68,10 +69,13 @@ struct step_times {
 /// Model, communicator and trainer are destroyed in any order: a trainer holds the communicator. One thread calls it. Any
 /// number of trainers may share a communicator, also within their steps; all ranks call them in the same order.
 ///
+/// Where all ranks of the communicator are on one host, the arenas are memory that they share, unless a rank has asked for
+/// an algorithm or exchange of its own: nothing but small messages travels then (memory_engine). The same bits.
+///
 /// Cost    of the constructor: an all-gather of 72 bytes a rank and a broadcast of all values; memory for values,
 ///         gradients and the optimizer's state (with update::sharded 1/P of the state). Of a step: the model's passes,
 ///         one small exchange of weights, one of each bucket (in all 2 (P-1)/P times the gradient's bytes sent a rank,
-///         where buckets are long), and the optimizer's pass.
+///         where buckets are long and memory is not shared), and the optimizer's pass.
 /// Throws  comm_error, the same on every rank: errc::model_differs from the constructor where models, optimizers,
 ///         bucket policies or options differ; errc::gradient where backward leaves a parameter out or reports it twice;
 ///         errc::mismatch, errc::deadline, errc::peer_closed, errc::peer_silent, errc::remote_exception,
@@ -185,6 +189,8 @@ public:
     [[nodiscard]] bool torn() const noexcept { return engine_->torn(); }
     [[nodiscard]] M& model() noexcept { return replica_.model(); }
     [[nodiscard]] communicator<T> const& comm() const noexcept { return comm_; }
+    /// Whether gradients are added, and values stored, in memory that all ranks see; else they travel as messages.
+    [[nodiscard]] bool shares_memory() const noexcept { return shared_; }
     [[nodiscard]] step_times const& times() const noexcept { return times_; }
     void reset_times() noexcept { times_ = {}; }
 
@@ -192,9 +198,9 @@ public:
     [[nodiscard]] std::span<parameter<element> const> parameters() const noexcept { return replica_.parameters(); }
 
     /// Shows each piece of state that is kept from step to step on this rank besides values and the number of steps: first the
-    /// optimizer's slots, by parameter; then what the exchange keeps. With update::sharded this rank holds slices: of all
-    /// ranks together every element is shown once; otherwise every rank shows all, and the same bits. What is shown may be
-    /// written. Between steps; local; allocates.
+    /// optimizer's slots, by parameter; then what the exchange keeps. With update::sharded, which ranks that share memory
+    /// use unless told otherwise, this rank holds slices: of all ranks together every element is shown once; with
+    /// update::replicated every rank shows all, and the same bits. What is shown may be written. Between steps; local; allocates.
     void for_each_state(state_visitor visit) {
         DDP_EXPECTS(!begun_, "a step is under way: finish() it before its state is looked at");
         engine_->for_each_state(visit);
@@ -302,12 +308,17 @@ private:
         auto const since = monotonic_clock::now();
         leave_step();
         engine_->await_from(since);
-        comm_.driver()->run(
-            [&] {
-                engine_->collect();
-                return engine_->finished();
-            },
-            "step", begun_steps_);
+        try {
+            comm_.driver()->run(
+                [&] {
+                    engine_->collect();
+                    return engine_->finished();
+                },
+                "step", begun_steps_);
+        } catch (...) {
+            engine_->keep_values();
+            throw;
+        }
         times_.stepped += engine_->stepped_late();
         times_.waited += monotonic_clock::now() - since - engine_->stepped_late();
         accumulated_ = 0;
@@ -336,6 +347,13 @@ private:
         }
         leave_step();
         comm_.fail(thrown);
+        if (shared_) {  // until all have heard, they write into this rank's values
+            try {
+                comm_.check();
+            } catch (comm_error const&) {
+            }
+            engine_->keep_values();
+        }
         std::rethrow_exception(thrown);
     }
 
@@ -344,6 +362,7 @@ private:
     replica<M> replica_;
     std::thread::id home_;
     std::shared_ptr<void> memory_;  // the arena
+    bool shared_ = false;           // the other ranks see it
     std::unique_ptr<step_engine<T, element>> engine_;
 
     std::uint64_t weight_ = 0;       // of the batch that forward saw last
@@ -364,8 +383,14 @@ data_parallel<M, T>::data_parallel(M& model, communicator<T> const& comm, setup 
     std::vector<std::size_t> const counts = replica_.counts();
     std::size_t const grain = step_engine<T, element>::slice_grain(options_.norm_clip() != nullptr);
     bucket_plan const plan = with.buckets->plan({counts, sizeof(element), grain});
-    arena<element> const memory = replica_.make_arena(plan.order);
+    layout const where(counts, plan.order, sizeof(element));
+    std::shared_ptr<shared_memory> const shared = detail::share_memory(
+        comm_, options_.share_memory && parts.exchange->in_memory() ? arena<element>::bytes(where) : 0);
+    arena<element> const memory = shared ? arena<element>(where, shared->mine()) : arena<element>(where);
+    replica_.fill(memory);
     memory_ = memory.owner();
+    shared_ = shared != nullptr;
+    if (options_.update == update::automatic) options_.update = shared ? update::sharded : update::replicated;
     detail::bucket_map map(plan, memory.where(), grain);
 
     detail::agenda mine;
@@ -376,8 +401,12 @@ data_parallel<M, T>::data_parallel(M& model, communicator<T> const& comm, setup 
         memory.where(),     std::move(map), parameters(), options_, ready_releases<M> && replica<M>::bound,
         memory.gradients(), memory.values()};
     comm_.exclusively([&] {  // it joins the scheduler, which the communication thread may be driving
-        engine_ = std::make_unique<step_engine<T, element>>(comm_.tasks(), comm_.members(), std::move(subject),
-                                                            std::move(parts));
+        if (shared)
+            engine_ = std::make_unique<memory_engine<T, element>>(comm_.tasks(), comm_.members(), std::move(subject),
+                                                                  std::move(parts), shared);
+        else
+            engine_ = std::make_unique<step_engine<T, element>>(comm_.tasks(), comm_.members(), std::move(subject),
+                                                                std::move(parts));
     });
     try {
         mine.hashes[4] = engine_->optimizer_hash();

@@ -18,21 +18,25 @@ namespace ddp {
 /// Who steps what. `replicated`: every rank steps every value. `sharded`: each rank steps its slice of every bucket,
 /// after which new values travel instead of gradients. The same bits either way; sharded divides optimizer state and
 /// its arithmetic by the number of ranks, and values are complete on every rank after each step all the same.
-enum class update : std::uint8_t { replicated, sharded };
+/// `automatic`: sharded where the ranks see each other's memory, else replicated.
+enum class update : std::uint8_t { replicated, sharded, automatic };
 
 /// How a data_parallel trains: pass it anywhere after the communicator.
 ///
 ///     ddp::data_parallel trainer{model, ddp::adamw{}, comm,
 ///                                {.update = ddp::update::sharded, .clip = ddp::clip_by_global_norm{1.0}}};
 ///
-/// The same on all ranks: where they differ (but for step_piece_bytes), the trainer's constructor throws comm_error
+/// The same on all ranks: where they differ (but for share_memory and step_piece_bytes), the trainer's constructor throws comm_error
 /// (errc::model_differs).
 struct training_options {
-    ddp::update update = ddp::update::replicated;  ///< who keeps the optimizer's state
-    std::optional<clipping> clip = {};             ///< of the mean gradient: clip_by_global_norm or clip_by_value
-    ddp::schedule schedule = {};                   ///< factor of the optimizer's learning rate, by update
-    ddp::unused unused = ddp::unused::error;       ///< a parameter that backward leaves out
-    std::size_t buckets_in_flight = 4;             ///< bounds the memory of the reductions under way
+    ddp::update update = ddp::update::automatic;  ///< who keeps the optimizer's state
+    std::optional<clipping> clip = {};            ///< of the mean gradient: clip_by_global_norm or clip_by_value
+    ddp::schedule schedule = {};                  ///< factor of the optimizer's learning rate, by update
+    ddp::unused unused = ddp::unused::error;      ///< a parameter that backward leaves out
+    /// Uses memory that all ranks see where they share a host. DDP_SHARE_MEMORY=0 says no as well. Messages are used if any
+    /// rank says no; the same bits.
+    bool share_memory = true;
+    std::size_t buckets_in_flight = 4;  ///< bounds the memory of the reductions under way
     /// Bytes of values that are stepped at once, at most. After each quarter of it the network is looked after, so that
     /// heartbeats go out, and new values travel while others are stepped. The same bits for any; may differ between ranks.
     std::size_t step_piece_bytes = std::size_t{1} << 20;

@@ -69,9 +69,13 @@ public:
     /// An arena with the model's values; parameters lie in it by `order` (empty: as declared). Allocates.
     [[nodiscard]] arena<element> make_arena(std::vector<std::size_t> order = {}) const {
         arena<element> memory(layout(counts(), std::move(order), sizeof(element)));
+        fill(memory);
+        return memory;
+    }
+    /// Gives an arena that was made for it, or another replica of it, the model's values.
+    void fill(arena<element> const& memory) const {
         for (std::size_t i = 0; i < parameters_.size(); ++i)
             std::copy(parameters_[i].value.begin(), parameters_[i].value.end(), memory.value(i).begin());
-        return memory;
     }
     /// From now on the model has the values of this arena, which was made for it or another replica of it, and is trained
     /// there. May be repeated with another arena.

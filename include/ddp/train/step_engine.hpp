@@ -112,7 +112,10 @@ public:
     /// In the optimizer while the compute side did nothing but wait for the step to end.
     [[nodiscard]] nanoseconds stepped_late() const noexcept { return late_; }
     /// Some values of the current step are new and others are not: after a failure such state must not be kept.
-    [[nodiscard]] bool torn() const noexcept { return torn_; }
+    [[nodiscard]] virtual bool torn() const noexcept { return torn_; }
+
+    /// After a failure: from now on nobody else writes into the values.
+    virtual void keep_values() noexcept {}
 
     /// What messages of the engine's may lie in: has to outlive the transport if that has failed.
     [[nodiscard]] std::shared_ptr<void> posted_memory() const noexcept { return in_use_; }
@@ -141,11 +144,27 @@ protected:
     /// Gradients of bucket b become their mean over all samples: of all elements, or of this rank's slice if sharded. Starts
     /// the next bucket as soon as this one's own exchange is over.
     task<> exchange_gradients(std::size_t b);
+    /// Awaits that the gradients of bucket b are final, and all weights known.
+    [[nodiscard]] event& full(std::size_t b) noexcept { return *go_[b]; }
+    /// Awaits the end of backward.
+    [[nodiscard]] event& released() noexcept { return released_; }
+    /// The mean of bucket b is known on this rank, or that of this rank's slice.
+    void reduced(std::size_t b);
     /// Where clipping asks for the norm: waits until that of all buckets is known. Then until values may be stepped.
     task<> pass_gate(std::size_t b);
     /// Steps this rank's part of bucket b, after those that came here before it. A large one in pieces: the transport is
     /// driven between them.
     task<> step_values(std::size_t b);
+    /// For what is worked through piece by piece, one bucket after the other: awaits the turn of bucket b.
+    [[nodiscard]] event& turn_of(std::size_t b) noexcept { return stepping_.enter(b); }
+    void end_turn() noexcept { stepping_.leave(); }
+    /// Whether so much was worked through since the transport was driven that it is its turn.
+    [[nodiscard]] bool its_turn() const noexcept { return undriven_bytes_ >= options_.step_piece_bytes / 4; }
+    void worked_through(std::size_t elements) noexcept { undriven_bytes_ += elements * sizeof(E); }
+    /// The end of a piece of what is left, of `bytes` at most, or one grain.
+    [[nodiscard]] std::size_t piece_end(std::size_t from, std::size_t to, std::size_t grain,
+                                        std::size_t bytes) const noexcept;
+    void step_piece(std::size_t from, std::size_t to);
     /// With a sharded update: every rank's new slice goes to all.
     task<> gather_values(std::size_t b);
 
@@ -158,6 +177,19 @@ protected:
         return {buckets_.begin(b) + cuts(b)[me()], buckets_.begin(b) + cuts(b)[me() + 1]};
     }
     [[nodiscard]] std::span<std::size_t const> cuts(std::size_t b) const noexcept { return plan_.buckets[b].cuts; }
+    [[nodiscard]] arena_range range(std::size_t b) const noexcept { return {buckets_.begin(b), buckets_.end(b)}; }
+    [[nodiscard]] lane<T> lane_of_bucket(std::size_t b) noexcept {
+        return lane_of(4 + 4 * static_cast<std::uint32_t>(b), hash_);
+    }
+    [[nodiscard]] scheduler<T>& on() const noexcept { return on_; }
+    [[nodiscard]] training_options const& options() const noexcept { return options_; }
+    [[nodiscard]] bool ready_releases() const noexcept { return ready_releases_; }
+    [[nodiscard]] std::span<E> gradients() const noexcept { return gradients_; }
+    [[nodiscard]] std::span<E> values() const noexcept { return values_; }
+    [[nodiscard]] E inverse() const noexcept { return inverse_; }
+    /// Of the step that is under way, or has failed; it counts from 1.
+    [[nodiscard]] std::uint64_t round() const noexcept { return round_; }
+    [[nodiscard]] bool within_step() const noexcept { return !done_.is_set(); }
 
 private:
     static constexpr std::size_t mail_begin = std::numeric_limits<std::size_t>::max();
@@ -167,9 +199,6 @@ private:
     /// All that knows how messages of a step are told apart.
     [[nodiscard]] lane<T> lane_of(std::uint32_t channel, std::uint64_t fingerprint) noexcept {
         return {on_, of_, {.group = context_, .channel = channel, .index = round_}, fingerprint};
-    }
-    [[nodiscard]] lane<T> lane_of_bucket(std::size_t b) noexcept {
-        return lane_of(4 + 4 * static_cast<std::uint32_t>(b), hash_);
     }
     void enter_step() {
         of_.enter({"step", 0, "", "", {.group = context_, .channel = weights_channel, .index = round_}, hash_});
@@ -199,13 +228,6 @@ private:
         return {b, gradients_.subspan(buckets_.begin(b), buckets_.end(b) - buckets_.begin(b)), cuts(b), &*go_[b],
                 &inverse_};
     }
-
-    /// A piece of what is left, small enough to be worked through without a look at the transport.
-    [[nodiscard]] std::size_t piece_end(std::size_t from, std::size_t to, std::size_t grain) const noexcept;
-    /// Whether so much was worked through since the transport was driven that it is its turn.
-    [[nodiscard]] bool its_turn() const noexcept { return undriven_bytes_ >= options_.step_piece_bytes / 4; }
-    void worked_through(std::size_t elements) noexcept { undriven_bytes_ += elements * sizeof(E); }
-    void step_piece(std::size_t from, std::size_t to);
 
     scheduler<T>& on_;
     group& of_;
@@ -496,6 +518,11 @@ task<> step_engine<T, E>::exchange_gradients(std::size_t b) {
     launch();
     if (weight_ == 0) co_return;
     if (!sharded() && !exchange().everywhere(plan_, b)) co_await exchange().gather(over, exchange_of(b));
+    reduced(b);
+}
+
+template <Transport T, Element E>
+void step_engine<T, E>::reduced(std::size_t b) {
     if (--unreduced_ == 0) on_.note(flight::reduced, round_);
     if (observer_ != nullptr)
         observer_->on(bucket_reduced{round_, b, plan_.buckets[b].count * sizeof(E), on_.now() - full_at_[b]});
@@ -507,7 +534,7 @@ task<> step_engine<T, E>::pass_gate(std::size_t b) {
         arena_range const mine = own(b);
         for (std::size_t from = mine.begin, to = from; from != mine.end; from = to) {
             if (its_turn()) co_await on_.yield();
-            to = piece_end(from, mine.end, statistics_block);
+            to = piece_end(from, mine.end, statistics_block, options_.step_piece_bytes);
             statistics().add(std::span<E const>(gradients_), from, to);
             worked_through(to - from);
         }
@@ -531,7 +558,7 @@ task<> step_engine<T, E>::step_values(std::size_t b) {
     arena_range const mine = own(b);
     for (std::size_t from = mine.begin, to = from; from != mine.end; from = to) {
         if (its_turn()) co_await on_.yield();
-        to = piece_end(from, mine.end, 64 / sizeof(E));
+        to = piece_end(from, mine.end, 64 / sizeof(E), options_.step_piece_bytes);
         step_piece(from, to);
         worked_through(to - from);
     }
@@ -540,8 +567,9 @@ task<> step_engine<T, E>::step_values(std::size_t b) {
 }
 
 template <Transport T, Element E>
-std::size_t step_engine<T, E>::piece_end(std::size_t from, std::size_t to, std::size_t grain) const noexcept {
-    std::size_t const most = std::max(grain, options_.step_piece_bytes / sizeof(E));
+std::size_t step_engine<T, E>::piece_end(std::size_t from, std::size_t to, std::size_t grain,
+                                         std::size_t bytes) const noexcept {
+    std::size_t const most = std::max(grain, bytes / sizeof(E));
     if (to - from <= most) return to;
     std::size_t const cut = where_.cut_before(from, from + most, grain);
     return cut == from ? to : cut;

@@ -11,6 +11,7 @@
 
 #include <ddp/comm/communicator.hpp>
 #include <ddp/comm/host.hpp>
+#include <ddp/comm/shared_memory.hpp>
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/separate.hpp>
 
@@ -53,6 +54,7 @@ public:
     [[nodiscard]] bool may_own_thread() const { return held_->may_own_thread(); }
     [[nodiscard]] bool still_writes() const { return held_->still_writes(); }
     [[nodiscard]] std::uint64_t host() const { return held_->host(); }
+    [[nodiscard]] std::unique_ptr<memory_sharing> share_memory() { return held_->share_memory(); }
     [[nodiscard]] time_point next_timer() const { return held_->next_timer(); }
     void entered(mark const& mine) { held_->entered(mine); }
     [[nodiscard]] mark mark_of(int peer) const { return held_->mark_of(peer); }
@@ -78,6 +80,7 @@ private:
         virtual bool may_own_thread() const = 0;
         virtual bool still_writes() const = 0;
         virtual std::uint64_t host() const = 0;
+        virtual std::unique_ptr<memory_sharing> share_memory() = 0;
         virtual time_point next_timer() const = 0;
         virtual void entered(mark const&) = 0;
         virtual mark mark_of(int) const = 0;
@@ -114,6 +117,12 @@ private:
                 return false;
         }
         std::uint64_t host() const override { return host_of(*of); }
+        std::unique_ptr<memory_sharing> share_memory() override {
+            if constexpr (SharingTransport<T>)
+                return of->share_memory();
+            else
+                return nullptr;
+        }
         time_point next_timer() const override {
             if constexpr (TimedTransport<T>)
                 return of->next_timer();
@@ -148,7 +157,7 @@ private:
     int rank_ = 0;
     int size_ = 0;
 };
-static_assert(WatchfulTransport<any_transport> && TimedTransport<any_transport>);
+static_assert(WatchfulTransport<any_transport> && TimedTransport<any_transport> && SharingTransport<any_transport>);
 
 /// A communicator<> over a transport of any type.
 template <Transport T>

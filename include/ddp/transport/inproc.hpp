@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include <ddp/comm/host.hpp>
+#include <ddp/comm/shared_memory.hpp>
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/separate.hpp>
@@ -42,6 +44,7 @@ public:
 
 private:
     friend class inproc_transport;
+    class sharing;
 
     /// What waits at one rank for one of its peers.
     struct inbox {
@@ -73,6 +76,8 @@ private:
     std::mutex board_;
     std::vector<report> reports_;
     std::vector<std::uint64_t> hosts_;
+    std::map<std::uint64_t, std::shared_ptr<std::byte>> memory_;  // offered at the moment; guarded by board_
+    std::uint64_t offers_ = 0;
     std::atomic<std::uint64_t> news_{0};
 };
 
@@ -93,6 +98,8 @@ public:
     [[nodiscard]] time_point now() const { return monotonic_clock::now(); }
     /// Where this rank runs (see host_of).
     [[nodiscard]] std::uint64_t host() const;
+    /// See SharingTransport.
+    [[nodiscard]] std::unique_ptr<memory_sharing> share_memory();
 
     void post_send(int peer, tag what, const_bytes out, completion& done);
 
@@ -123,7 +130,7 @@ private:
     std::uint64_t seen_ = 0;
     std::vector<report> reports_;
 };
-static_assert(Transport<inproc_transport>);
+static_assert(SharingTransport<inproc_transport>);
 
 }  // namespace ddp
 

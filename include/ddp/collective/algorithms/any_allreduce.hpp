@@ -46,6 +46,7 @@ public:
     [[nodiscard]] bool everywhere(std::size_t bytes, int ranks) const {
         return std::visit([&](auto const& held) { return held.everywhere(bytes, ranks); }, held_);
     }
+    [[nodiscard]] bool in_memory() const noexcept { return std::holds_alternative<automatic_allreduce>(held_); }
     [[nodiscard]] std::uint64_t hash() const {
         return std::visit(
             [](auto const& held) {

@@ -203,7 +203,7 @@ namespace detail {
 [[gnu::cold]] DDP_DECL std::unique_ptr<tcp_transport> connect_tcp(job const& j, tcp_options options) {
     DDP_EXPECTS(j.size >= 1 && j.rank >= 0 && j.rank < j.size, "connect_tcp: job.rank must be in [0, job.size)");
     options.times.validate();
-    framed_options framing{options.times, 0, options.early_bytes, options.spin};
+    framed_options framing{.times = options.times, .early_bytes = options.early_bytes, .spin = options.spin};
     std::vector<framed_peer<tcp_stream>> peers;
     if (j.size == 1) return std::make_unique<tcp_transport>(0, 1, std::move(peers), framing);
 

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include <ddp/comm/host.hpp>
+#include <ddp/comm/shared_memory.hpp>
 #include <ddp/comm/timing.hpp>
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/contract.hpp>
@@ -32,6 +33,7 @@
 #include <ddp/transport/framed/frame_losses.hpp>
 #include <ddp/transport/framed/frame_outbox.hpp>
 #include <ddp/transport/framed/frame_stream.hpp>
+#include <ddp/transport/shm/memfd.hpp>
 
 namespace ddp {
 
@@ -117,6 +119,8 @@ public:
     void wake() noexcept { bell_.ring(); }
     /// Where this rank runs (see host_of).
     [[nodiscard]] std::uint64_t host() const noexcept { return options_.host; }
+    /// See SharingTransport.
+    [[nodiscard]] static std::unique_ptr<memory_sharing> share_memory() { return std::make_unique<memfd_sharing>(); }
 
     void post_send(int peer, tag what, const_bytes out, completion& done) {
         link& l = link_to(peer);

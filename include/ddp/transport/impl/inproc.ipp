@@ -5,6 +5,8 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <span>
 #include <utility>
 
 #include <ddp/core/contract.hpp>
@@ -216,6 +218,40 @@ DDP_DECL void inproc_transport::withdraw() {
 }
 DDP_DECL std::uint64_t inproc_transport::host() const {
     return world_->hosts_.empty() ? this_host() : world_->hosts_[static_cast<std::size_t>(rank_)];
+}
+/// Ranks are threads: a number in the world's table finds the memory.
+class inproc_world::sharing final : public memory_sharing {
+public:
+    explicit sharing(std::shared_ptr<inproc_world> world) : world_(std::move(world)) {}
+    ~sharing() override { sharing::settle(); }
+    std::shared_ptr<std::byte> make(std::size_t bytes, memory_offer& mine) override {
+        constexpr std::align_val_t page{header_bytes};
+        auto* const raw = static_cast<std::byte*>(::operator new(header_bytes + bytes, page));
+        std::memset(raw, 0, header_bytes + bytes);
+        std::shared_ptr<std::byte> memory(raw, [](std::byte* p) { ::operator delete(p, page); });
+        std::scoped_lock lock(world_->board_);
+        number_ = mine.where[0] = ++world_->offers_;
+        world_->memory_[number_] = memory;
+        return memory;
+    }
+    bool give(memory_offer const& /*peer*/) noexcept override { return true; }
+    void take(std::span<memory_offer const> /*all*/) noexcept override {}
+    std::shared_ptr<std::byte> view(memory_offer const& peer) noexcept override {
+        std::scoped_lock lock(world_->board_);
+        auto const found = world_->memory_.find(peer.where[0]);
+        return found == world_->memory_.end() ? nullptr : found->second;
+    }
+    void settle() noexcept override {
+        std::scoped_lock lock(world_->board_);
+        world_->memory_.erase(number_);
+    }
+
+private:
+    std::shared_ptr<inproc_world> world_;
+    std::uint64_t number_ = 0;
+};
+DDP_DECL std::unique_ptr<memory_sharing> inproc_transport::share_memory() {
+    return std::make_unique<inproc_world::sharing>(world_);
 }
 DDP_DECL std::unique_ptr<inproc_transport> inproc_world::connect(int rank) {
     DDP_EXPECTS(rank >= 0 && rank < size(), "connect a rank between 0 and size() - 1");

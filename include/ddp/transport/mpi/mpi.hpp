@@ -42,6 +42,7 @@
 #include <vector>
 
 #include <ddp/comm/host.hpp>
+#include <ddp/comm/shared_memory.hpp>
 #include <ddp/comm/timing.hpp>
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/bytes.hpp>
@@ -53,6 +54,7 @@
 #include <ddp/transport/mpi/mpi_requests.hpp>
 #include <ddp/transport/mpi/mpi_session.hpp>
 #include <ddp/transport/mpi/mpi_waiter.hpp>
+#include <ddp/transport/shm/memfd.hpp>
 
 #include <mpi.h>
 #include <boost/mpi/communicator.hpp>
@@ -103,6 +105,8 @@ public:
 
     /// Where this rank runs (see host_of).
     [[nodiscard]] std::uint64_t host() const noexcept { return options_.host; }
+    /// See SharingTransport.
+    [[nodiscard]] static std::unique_ptr<memory_sharing> share_memory() { return std::make_unique<memfd_sharing>(); }
 
     /// When progress() should run although nobody waits.
     [[nodiscard]] time_point next_timer() const noexcept { return beats() ? life_.due() : never; }

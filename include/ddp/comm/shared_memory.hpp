@@ -1,0 +1,155 @@
+/// \file
+/// shared_memory: memory of every rank of a host, which all of them can read and write.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ddp/comm/host.hpp>
+#include <ddp/comm/small_gather.hpp>
+#include <ddp/comm/transport.hpp>
+#include <ddp/core/task.hpp>
+
+namespace ddp {
+
+/// What one rank says of the memory that it offers. Travels as its bytes.
+struct memory_offer {
+    std::uint64_t host = 0;                ///< see host_of; 0: this rank shares no memory
+    std::uint64_t bytes = 0;               ///< of its memory, without the header
+    std::uint64_t refused = 0;             ///< 1: it has no room, and `text` says why
+    std::array<std::uint64_t, 4> where{};  ///< how the others find it: the transport's own words
+    bounded_text<96> text = {};            ///< for people
+};
+
+/// How memory of this rank becomes visible to others: one object for each piece of memory, made by the transport.
+///
+/// Models: memfd_sharing, inproc's.
+class memory_sharing {
+public:
+    static constexpr std::size_t header_bytes = 4096;  ///< before the memory proper; zero at first
+
+    memory_sharing() = default;
+    memory_sharing(memory_sharing const&) = delete;
+    memory_sharing& operator=(memory_sharing const&) = delete;
+    virtual ~memory_sharing() = default;
+
+    /// Makes header and memory, zero, and says in `mine` how to find them. Throws std::exception where there is no room.
+    virtual std::shared_ptr<std::byte> make(std::size_t bytes, memory_offer& mine) = 0;
+    /// Lets the rank with that offer see this rank's. Never waits. Whether that worked.
+    virtual bool give(memory_offer const& peer) noexcept = 0;
+    /// Takes in what others have given so far.
+    virtual void take(std::span<memory_offer const> all) noexcept = 0;
+    /// That rank's header and memory; null: it cannot be seen.
+    virtual std::shared_ptr<std::byte> view(memory_offer const& peer) noexcept = 0;
+    /// Replaces the first `bytes` of this rank's own header and memory by a copy that nobody else sees, at the same
+    /// address. False: they stay shared.
+    virtual bool keep(std::size_t /*bytes*/) noexcept { return false; }
+    /// Every view there will be has been taken: lets go of what only that needed.
+    virtual void settle() noexcept {}
+};
+
+/// Refinement: a transport whose ranks may see each other's memory where they share a host. share_memory() returns null
+/// where they cannot.
+template <class T>
+concept SharingTransport = Transport<T> && requires(T& t) {
+    { t.share_memory() } -> std::same_as<std::unique_ptr<memory_sharing>>;
+};
+
+/// Memory of equal size of all ranks of a group, as this rank sees it.
+class shared_memory {
+public:
+    shared_memory(std::unique_ptr<memory_sharing> how, std::vector<std::shared_ptr<std::byte>> views, int rank)
+        : how_(std::move(how)), views_(std::move(views)), rank_(static_cast<std::size_t>(rank)) {}
+
+    /// That rank's memory, on a page boundary.
+    [[nodiscard]] std::byte* of(std::size_t rank) const noexcept {
+        return views_[rank].get() + memory_sharing::header_bytes;
+    }
+    /// This rank's, for as long as the result lives.
+    [[nodiscard]] std::shared_ptr<std::byte> mine() const noexcept {
+        return {views_[rank_], views_[rank_].get() + memory_sharing::header_bytes};
+    }
+    /// A number that others may leave with that rank: the last round in which its memory was written, say.
+    [[nodiscard]] std::atomic_ref<std::uint64_t> word(std::size_t rank) const noexcept {
+        return std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t*>(views_[rank].get() + 64));
+    }
+    /// From now on others do not see the first `bytes` of this rank's memory, which stay as they are. After a failure: a
+    /// rank that was stopped may still write. Where ranks are threads nobody can be stopped alone, and nothing happens.
+    void keep(std::size_t bytes) noexcept { static_cast<void>(how_->keep(memory_sharing::header_bytes + bytes)); }
+
+private:
+    std::unique_ptr<memory_sharing> how_;
+    std::vector<std::shared_ptr<std::byte>> views_;  // a rank of the group each
+    std::size_t rank_;
+};
+
+/// What came of an attempt to share.
+struct sharing_result {
+    std::shared_ptr<shared_memory> memory = nullptr;  ///< null: these ranks do not see each other's memory
+    std::string refused = {};                         ///< the same words on every rank: no room, and why
+    bool blind = false;                               ///< they share a host, and still do not: containers, perhaps
+};
+
+/// The ranks of a lane share `bytes` each, if all of them are on one host and ask for the same number; 0: this rank does
+/// not want to. The same result on all ranks.
+///
+/// Cost  an all-gather of small things, one for every 8 ranks, and another; a descriptor for every pair of ranks meanwhile.
+template <Transport T>
+task<> share_memory(lane<T> over, std::size_t bytes, sharing_result* result) {
+    std::unique_ptr<memory_sharing> how;
+    if constexpr (SharingTransport<T>) how = over.on->transport().share_memory();
+    std::size_t const ranks = static_cast<std::size_t>(over.size()), me = static_cast<std::size_t>(over.rank());
+    std::vector<memory_offer> offers(ranks);
+    std::vector<std::shared_ptr<std::byte>> views(ranks);
+    memory_offer& mine = offers[me];
+    mine.bytes = bytes;
+    if (how != nullptr && bytes != 0) {
+        mine.host = host_of(over.on->transport());
+        try {
+            views[me] = how->make(bytes, mine);
+        } catch (std::exception const& e) {
+            mine.refused = 1;
+            mine.text = std::string_view(e.what());
+        }
+    }
+    co_await all_gather_small(over, std::span<memory_offer>(offers));
+    for (memory_offer const& one : offers)
+        if (one.host == 0 || one.host != offers[0].host || one.bytes != offers[0].bytes) co_return;
+    for (std::size_t r = 0; r < ranks && result->refused.empty(); ++r)
+        if (offers[r].refused != 0)
+            result->refused =
+                "rank " + std::to_string(over.of->world_rank(static_cast<int>(r))) +
+                " has no room for the memory that the ranks of its host share: " + std::string(offers[r].text.view());
+    if (!result->refused.empty()) co_return;
+
+    std::vector<std::uint8_t> said(ranks);
+    bool sees = true;
+    constexpr std::size_t at_once = 8;  // what a socket's queue holds, by default, is 10
+    for (std::size_t first = 1; first < ranks; first += at_once) {
+        for (std::size_t d = first; d < std::min(ranks, first + at_once); ++d)
+            sees = how->give(offers[(me + d) % ranks]) && sees;
+        co_await all_gather_small(over.phase(1), std::span<std::uint8_t>(said));  // now all have given
+        how->take(offers);
+    }
+    for (std::size_t r = 0; r < ranks; ++r) {
+        if (r != me) views[r] = how->view(offers[r]);
+        sees = sees && views[r] != nullptr;
+    }
+    said[me] = sees ? 1 : 0;
+    co_await all_gather_small(over.phase(2), std::span<std::uint8_t>(said));
+    result->blind = std::find(said.begin(), said.end(), 0) != said.end();
+    if (how != nullptr) how->settle();
+    if (!result->blind) result->memory = std::make_shared<shared_memory>(std::move(how), std::move(views), over.rank());
+}
+
+}  // namespace ddp

@@ -1,0 +1,64 @@
+/// \file
+/// store: copies into memory that another rank will read, later.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <type_traits>
+
+#include <ddp/core/contract.hpp>
+#include <ddp/kernel/kernel.hpp>
+#include <ddp/kernel/operation.hpp>
+
+namespace ddp {
+
+namespace detail::kernels {
+
+#if defined(__x86_64__)
+/// Past the caches: 16 bytes at a time, `to` on a 16-byte boundary.
+DDP_KERNEL inline void stream_lines(std::byte* to, std::byte const* from, std::size_t bytes) {
+    using block [[gnu::vector_size(16)]] = long long;
+    for (std::size_t i = 0; i < bytes; i += 16) {
+        block one;
+        std::memcpy(&one, from + i, 16);
+#if defined(__clang__)
+        __builtin_nontemporal_store(one, reinterpret_cast<block*>(to + i));
+#else
+        __builtin_ia32_movntdq(reinterpret_cast<block*>(to + i), one);
+#endif
+    }
+}
+#endif
+
+}  // namespace detail::kernels
+
+/// to = from, past the caches where the processor has stores for that: for much that nobody reads soon. Ordinary stores
+/// fetch every line before they overwrite it, and push others out. Elsewhere a plain copy.
+///
+/// to, from  of one length; no overlap. finish_streams() comes before anybody is told.
+template <Number E>
+void stream(std::span<E> to, std::span<std::type_identity_t<E> const> from) {
+    DDP_EXPECTS(to.size() == from.size(), "stream: both spans must have one length");
+    auto* const out = reinterpret_cast<std::byte*>(to.data());
+    auto const* const in = reinterpret_cast<std::byte const*>(from.data());
+    std::size_t head = 0, body = 0;
+#if defined(__x86_64__)
+    head = std::min(to.size_bytes(), (16 - reinterpret_cast<std::uintptr_t>(out) % 16) % 16);
+    body = (to.size_bytes() - head) / 16 * 16;
+    detail::kernels::stream_lines(out + head, in + head, body);
+#endif
+    if (head != 0) std::memcpy(out, in, head);
+    if (head + body != to.size_bytes()) std::memcpy(out + head + body, in + head + body, to.size_bytes() - head - body);
+}
+
+/// What stream() has stored comes before whatever this thread stores next, for every rank.
+inline void finish_streams() noexcept {
+#if defined(__x86_64__)
+    __builtin_ia32_sfence();
+#endif
+}
+
+}  // namespace ddp

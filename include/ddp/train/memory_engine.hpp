@@ -1,0 +1,200 @@
+/// \file
+/// memory_engine: a step_engine for ranks that see each other's arenas. Nothing is sent but word that something is ready.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ddp/collective/barrier.hpp>
+#include <ddp/collective/concepts.hpp>
+#include <ddp/comm/communicator.hpp>
+#include <ddp/comm/shared_memory.hpp>
+#include <ddp/core/separate.hpp>
+#include <ddp/kernel/store.hpp>
+#include <ddp/kernel/sum.hpp>
+#include <ddp/train/arena.hpp>
+#include <ddp/train/step_engine.hpp>
+#include <ddp/transport/any.hpp>
+
+namespace ddp {
+
+/// The owner of a slice adds it up from all ranks' gradients where they lie, steps it, and stores the new values into
+/// every replica: piece by piece, so that what one stage leaves is in the cache for the next. With update::replicated it
+/// stores the mean into all ranks' gradients instead.
+///
+/// Grants   a barrier says that a bucket is full on all ranks: gradients may be read. One more, where ready does not say
+///          it already, that values are released: they may be written. A last one ends the bucket.
+/// Cost     a step of n bytes of gradients on P ranks, a rank: reads n bytes of gradients, writes n of values; 1/P of the
+///          optimizer's work; 2 or 3 barriers a bucket. No scratch.
+/// Sums     the canonical tree over ranks, then the factor: the bits of direct_allreduce and a step.
+/// Failure  as over messages. A rank that was stopped, while the others went on to fail, may still have written a piece
+///          of values: torn() says so where one was begun, and keep_values() ends it.
+template <Transport T, Element E>
+class memory_engine final : public step_engine<T, E> {
+public:
+    /// Gradients and values of `subject` lie in this rank's part of `memory`, as arena puts them.
+    memory_engine(scheduler<T>& on, group& of, step_subject<E> subject, step_parts<T, E> parts,
+                  std::shared_ptr<shared_memory> memory)
+        : step_engine<T, E>(on, of, all_at_once(std::move(subject)), std::move(parts)), memory_(std::move(memory)) {
+        std::size_t const bytes = arena<E>::half_bytes(this->values().size());
+        for (std::size_t r = 0; r < this->ranks(); ++r) {
+            values_of_.push_back(reinterpret_cast<E*>(memory_->of(r)));
+            gradients_of_.push_back(reinterpret_cast<E*>(memory_->of(r) + bytes));
+        }
+        sources_.resize(this->ranks());
+        streams_ = this->values().size_bytes() >= stream_from_bytes;
+    }
+
+    bool torn() const noexcept override {
+        return step_engine<T, E>::torn() ||
+               (this->within_step() && memory_->word(this->me()).load(std::memory_order_acquire) == this->round());
+    }
+    void keep_values() noexcept override { memory_->keep(this->values().size_bytes()); }
+
+private:
+    static constexpr std::size_t piece_bytes = std::size_t{64}
+                                               << 10;  ///< of each rank's gradient: all fit the L2 cache
+    static constexpr std::size_t stream_from_bytes = std::size_t{4} << 20;  ///< smaller models stay in the caches
+
+    /// Nothing is posted for a bucket before it is full: there is nothing to bound.
+    static step_subject<E> all_at_once(step_subject<E> subject) {
+        subject.options.buckets_in_flight = std::max<std::size_t>(1, subject.buckets.count());
+        return subject;
+    }
+
+    // Phases of a bucket's messages. The squares of the norm take another.
+    static constexpr std::uint32_t filled = 0, writable = 2, written = 3;
+    task<> meet(std::size_t b, std::uint32_t phase) { return barrier(this->lane_of_bucket(b).phase(phase)); }
+
+    task<> bucket(std::size_t b) override;
+    /// Goes through this rank's slice of bucket b, piece by piece, in its turn.
+    static constexpr unsigned adds = 1, steps = 2, spreads = 4;  // the mean, to all ranks' gradients
+    task<> go_through(std::size_t b, unsigned what);
+    void add(std::size_t from, std::size_t to);
+    void spread(std::vector<E*> const& copies, std::span<E const> mine, std::size_t from, std::size_t to) const;
+    /// Says to every peer that its values are no longer all of one step.
+    void mark() const noexcept {
+        for (std::size_t r = 0; r < this->ranks(); ++r)
+            if (r != this->me()) memory_->word(r).store(this->round(), std::memory_order_release);
+        finish_streams();  // not after what follows
+    }
+
+    std::shared_ptr<shared_memory> memory_;
+    std::vector<E*> values_of_, gradients_of_;  // by rank
+    std::vector<E const*> sources_;
+    bool streams_ = false;
+};
+
+template <Transport T, Element E>
+task<> memory_engine<T, E>::bucket(std::size_t b) {
+    bool const clips = this->options().norm_clip() != nullptr, whole = !this->sharded();
+    bool const fused = !clips && !whole;
+    co_await this->full(b);
+    if (fused && !this->ready_releases()) co_await this->released();
+    co_await meet(b, filled);
+    if (this->weight() == 0) co_return;  // everybody knows: nothing is stepped
+    if (fused) {
+        co_await go_through(b, adds | steps);
+        this->reduced(b);
+        co_await meet(b, written);
+        co_return;
+    }
+    co_await go_through(b, whole ? adds | spreads : adds);
+    if (whole) co_await meet(b, written);
+    this->reduced(b);
+    co_await this->pass_gate(b);
+    if (whole) {
+        co_await this->step_values(b);
+        co_return;
+    }
+    if (!this->ready_releases()) co_await meet(b, writable);  // else a gate that is open says that all are full
+    co_await go_through(b, steps);
+    co_await meet(b, written);
+}
+
+template <Transport T, Element E>
+task<> memory_engine<T, E>::go_through(std::size_t b, unsigned what) {
+    co_await this->turn_of(b);
+    std::size_t const begin = this->range(b).begin;
+    arena_range const mine{begin + this->cuts(b)[this->me()], begin + this->cuts(b)[this->me() + 1]};
+    if ((what & steps) != 0 && mine.size() != 0) mark();
+    for (std::size_t from = mine.begin, to = from; from != mine.end; from = to) {
+        if (this->its_turn()) co_await this->on().yield();
+        to = this->piece_end(from, mine.end, 64 / sizeof(E), piece_bytes);
+        if ((what & adds) != 0) add(from, to);
+        if ((what & spreads) != 0) spread(gradients_of_, this->gradients(), from, to);
+        if ((what & steps) != 0) {
+            this->step_piece(from, to);
+            spread(values_of_, this->values(), from, to);
+        }
+        this->worked_through(to - from);
+    }
+    finish_streams();
+    this->end_turn();
+}
+
+template <Transport T, Element E>
+void memory_engine<T, E>::add(std::size_t from, std::size_t to) {
+    for (std::size_t r = 0; r < sources_.size(); ++r) sources_[r] = gradients_of_[r] + from;
+    sum_tree_scaled(this->gradients().subspan(from, to - from), std::span<E const* const>(sources_), this->inverse());
+}
+
+template <Transport T, Element E>
+void memory_engine<T, E>::spread(std::vector<E*> const& copies, std::span<E const> mine, std::size_t from,
+                                 std::size_t to) const {
+    std::span<E const> const piece = mine.subspan(from, to - from);
+    for (std::size_t d = 1; d < copies.size(); ++d) {  // no rank is everybody's first
+        std::span<E> const copy(copies[(this->me() + d) % copies.size()] + from, piece.size());
+        if (streams_)
+            stream(copy, piece);
+        else
+            std::copy(piece.begin(), piece.end(), copy.begin());
+    }
+}
+
+namespace detail {
+
+/// Memory of `bytes` on every rank of `comm` that all of them see; null where they do not, or where a rank asks for 0 or has
+/// DDP_SHARE_MEMORY=0.
+/// Throws environment_error, the same on every rank, where one has no room.
+template <Transport T>
+[[nodiscard]] std::shared_ptr<shared_memory> share_memory(communicator<T> const& comm, std::size_t bytes) {
+    sharing_result found;
+    if constexpr (SharingTransport<T>) {
+        if (comm.size() == 1) return nullptr;
+        char const* const wanted = std::getenv("DDP_SHARE_MEMORY");
+        if (wanted != nullptr && std::string_view(wanted) == "0") bytes = 0;
+        operation_info what;
+        what.name = "share_memory";
+        what.fingerprint = agree(what.name, 0, "", "");
+        comm.run([&] { return ddp::share_memory(comm.enter(what), bytes, &found); });
+        if (!found.refused.empty())
+            throw environment_error(found.refused +
+                                    ". Give it more memory (ulimit -v, the limit of its container), or set "
+                                    "DDP_SHARE_MEMORY=0: ranks then send each other messages.");
+        if (found.blind && comm.rank() == 0)
+            std::fputs(
+                "ddp: the ranks of this host cannot see each other's memory (are they in containers of their "
+                "own?) and send messages instead\n",
+                stderr);
+    }
+    return found.memory;
+}
+
+}  // namespace detail
+
+#if defined(DDP_SEPARATE_COMPILATION)
+DDP_INSTANTIATE class memory_engine<any_transport, float>;
+DDP_INSTANTIATE class memory_engine<any_transport, double>;
+#endif
+
+}  // namespace ddp

@@ -1,0 +1,187 @@
+/// \file
+/// What transport/shm/memfd.hpp declares.
+#pragma once
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+
+#include <ddp/core/text.hpp>
+#include <ddp/transport/shm/memfd.hpp>
+
+namespace ddp {
+
+namespace detail {
+
+/// The abstract name of a socket, from 128 random bits.
+[[gnu::cold]] DDP_DECL ::socklen_t memfd_address(::sockaddr_un& to, std::uint64_t high, std::uint64_t low) noexcept {
+    static constexpr char digits[] = "0123456789abcdef";
+    static constexpr char prefix[] = "ddp-";
+    to = {};
+    to.sun_family = AF_UNIX;
+    char* at = std::copy_n(prefix, sizeof prefix - 1, to.sun_path + 1);  // a first byte of zero: abstract
+    for (std::uint64_t const part : {high, low})
+        for (int shift = 60; shift >= 0; shift -= 4) *at++ = digits[(part >> shift) & 15];
+    return static_cast<::socklen_t>(at - reinterpret_cast<char*>(&to));
+}
+
+/// Header and memory, in whole pages.
+[[nodiscard]] DDP_DECL std::size_t memfd_bytes(std::size_t bytes) noexcept {
+    constexpr std::size_t page = memory_sharing::header_bytes;
+    return page + (bytes + page - 1) / page * page;
+}
+
+[[gnu::cold]] DDP_DECL std::byte* map_memfd(int descriptor, std::size_t bytes) noexcept {
+    void* const at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, descriptor, 0);
+    return at == MAP_FAILED ? nullptr : static_cast<std::byte*>(at);
+}
+
+[[gnu::cold]] DDP_DECL std::shared_ptr<std::byte> own_mapping(std::byte* at, std::size_t bytes) {
+    return {at, [bytes](std::byte* mapped) { ::munmap(mapped, bytes); }};
+}
+
+}  // namespace detail
+
+[[gnu::cold]] DDP_DECL memfd_sharing::~memfd_sharing() {
+    memfd_sharing::settle();
+}
+
+[[gnu::cold]] DDP_DECL void memfd_sharing::settle() noexcept {
+    for (int* const one : {&memory_, &socket_})
+        if (*one >= 0) ::close(std::exchange(*one, -1));
+    for (taken const& one : taken_)
+        if (one.descriptor >= 0) ::close(one.descriptor);
+    taken_.clear();
+}
+
+[[gnu::cold]] DDP_DECL std::shared_ptr<std::byte> memfd_sharing::make(std::size_t bytes, memory_offer& mine) {
+    auto const check = [](bool well, char const* what) {
+        if (!well) throw std::runtime_error(detail::concat({what, ": ", std::strerror(errno)}));
+    };
+    std::size_t const total = detail::memfd_bytes(bytes);
+    std::string const size = detail::concat({(total + (std::size_t{1} << 20) - 1) >> 20, " MiB"});
+    ::rlimit most{};  // a file beyond it would be the end of the process, by SIGXFSZ
+    errno = EFBIG;
+    check(::getrlimit(RLIMIT_FSIZE, &most) != 0 || most.rlim_cur >= total, (size + " (ulimit -f)").c_str());
+    memory_ = ::memfd_create("ddp", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    check(memory_ >= 0, "memfd_create");
+    int problem = EINTR;
+    while (problem == EINTR) problem = ::posix_fallocate(memory_, 0, static_cast<::off_t>(total));
+    errno = problem;
+    check(problem == 0, size.c_str());
+    check(::fcntl(memory_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0, "F_ADD_SEALS");
+    own_ = detail::map_memfd(memory_, total);
+    check(own_ != nullptr, (size + " of address space").c_str());
+    std::shared_ptr<std::byte> memory = detail::own_mapping(own_, total);
+
+    std::array<std::uint64_t, 4> random{};
+    check(::getentropy(random.data(), sizeof random) == 0, "getentropy");
+    socket_ = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    check(socket_ >= 0, "a Unix-domain socket");
+    ::sockaddr_un name;
+    ::socklen_t const length = detail::memfd_address(name, random[0], random[1]);
+    check(::bind(socket_, reinterpret_cast<::sockaddr*>(&name), length) == 0, "bind of a Unix-domain socket");
+    secret_ = {random[2], random[3]};
+    std::memcpy(own_, secret_.data(), sizeof secret_);
+    mine.where = random;
+    return memory;
+}
+
+[[gnu::cold]] DDP_DECL bool memfd_sharing::give(memory_offer const& peer) noexcept {
+    ::sockaddr_un name;
+    ::iovec words{secret_.data(), sizeof secret_};
+    alignas(::cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+    ::msghdr message{};
+    message.msg_namelen = detail::memfd_address(name, peer.where[0], peer.where[1]);
+    message.msg_name = &name;
+    message.msg_iov = &words;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    ::cmsghdr* const header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(header), &memory_, sizeof memory_);
+    return ::sendmsg(socket_, &message, MSG_NOSIGNAL) == static_cast<::ssize_t>(sizeof secret_);
+}
+
+[[gnu::cold]] DDP_DECL void memfd_sharing::take(std::span<memory_offer const> all) noexcept {
+    for (;;) {
+        taken one{{}, -1};
+        ::iovec words{one.secret.data(), sizeof one.secret};
+        alignas(::cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+        ::msghdr message{};
+        message.msg_iov = &words;
+        message.msg_iovlen = 1;
+        message.msg_control = control.data();
+        message.msg_controllen = control.size();
+        ::ssize_t const got = ::recvmsg(socket_, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return;
+        for (::cmsghdr* at = CMSG_FIRSTHDR(&message); at != nullptr; at = CMSG_NXTHDR(&message, at))
+            if (at->cmsg_level == SOL_SOCKET && at->cmsg_type == SCM_RIGHTS && at->cmsg_len == CMSG_LEN(sizeof(int)))
+                std::memcpy(&one.descriptor, CMSG_DATA(at), sizeof one.descriptor);
+        if (one.descriptor < 0) continue;
+        bool const known = got == static_cast<::ssize_t>(sizeof one.secret) &&
+                           std::any_of(all.begin(), all.end(), [&](memory_offer const& offer) {
+                               return std::equal(one.secret.begin(), one.secret.end(), offer.where.begin() + 2);
+                           });
+        bool kept = false;
+        if (known) try {
+                taken_.push_back(one);
+                kept = true;
+            } catch (std::bad_alloc const&) {  // then that rank cannot be seen
+            }
+        if (!kept) ::close(one.descriptor);
+    }
+}
+
+[[gnu::cold]] DDP_DECL std::shared_ptr<std::byte> memfd_sharing::view(memory_offer const& peer) noexcept try {
+    std::size_t const total = detail::memfd_bytes(peer.bytes);
+    for (taken& one : taken_) {
+        if (one.descriptor < 0 || !std::equal(one.secret.begin(), one.secret.end(), peer.where.begin() + 2)) continue;
+        struct ::stat status{};
+        int const seals = ::fcntl(one.descriptor, F_GET_SEALS);
+        bool const sound = ::fstat(one.descriptor, &status) == 0 && seals >= 0 && (seals & F_SEAL_SHRINK) != 0 &&
+                           static_cast<std::size_t>(status.st_size) == total;
+        std::byte* const at = sound ? detail::map_memfd(one.descriptor, total) : nullptr;
+        ::close(std::exchange(one.descriptor, -1));
+        if (at == nullptr) return nullptr;
+        std::shared_ptr<std::byte> memory = detail::own_mapping(at, total);
+        return std::memcmp(at, one.secret.data(), sizeof one.secret) == 0 ? memory : nullptr;
+    }
+    return nullptr;
+} catch (std::bad_alloc const&) {
+    return nullptr;
+}
+
+[[gnu::cold]] DDP_DECL bool memfd_sharing::keep(std::size_t bytes) noexcept {
+    std::size_t const total = detail::memfd_bytes(bytes - header_bytes);
+    void* const copy = ::mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (copy == MAP_FAILED) return false;
+    std::memcpy(copy, own_, total);
+    if (::mremap(copy, total, total, MREMAP_MAYMOVE | MREMAP_FIXED, own_) != MAP_FAILED) return true;
+    ::munmap(copy, total);
+    return false;
+}
+
+}  // namespace ddp
