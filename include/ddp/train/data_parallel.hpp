@@ -379,6 +379,7 @@ data_parallel<M, T>::data_parallel(M& model, communicator<T> const& comm, setup 
     step_parts<T, element>& parts = with.parts;
     expect_uncontracted_kernels();
     parts.optimizer->validate();
+    static_cast<void>(parts.optimizer->groups_of(parameters()));  // what it throws comes before any peer waits
     options_.template validate<element>();
     std::vector<std::size_t> const counts = replica_.counts();
     std::size_t const grain = step_engine<T, element>::slice_grain(options_.norm_clip() != nullptr);

@@ -28,8 +28,9 @@
 namespace ddp {
 
 /// The owner of a slice adds it up from all ranks' gradients where they lie, steps it, and stores the new values into
-/// every replica: piece by piece, so that what one stage leaves is in the cache for the next. With update::replicated it
-/// stores the mean into all ranks' gradients instead.
+/// every replica. Where a bucket may be stepped as soon as it is full (ready_releases, no clipping by norm), piece by
+/// piece, so that what one stage leaves is in the cache for the next; otherwise the sums are made while backward runs.
+/// With update::replicated the owner stores the mean into all ranks' gradients instead, and every rank steps everything.
 ///
 /// Grants   a barrier says that a bucket is full on all ranks: gradients may be read. One more, where ready does not say
 ///          it already, that values are released: they may be written. A last one ends the bucket.
@@ -76,7 +77,7 @@ private:
     task<> meet(std::size_t b, std::uint32_t phase) { return barrier(this->lane_of_bucket(b).phase(phase)); }
 
     task<> bucket(std::size_t b) override;
-    /// Goes through this rank's slice of bucket b, piece by piece, in its turn.
+    /// Goes through this rank's slice of bucket b, piece by piece; where values are stepped, in its turn.
     static constexpr unsigned adds = 1, steps = 2, spreads = 4;  // the mean, to all ranks' gradients
     task<> go_through(std::size_t b, unsigned what);
     void add(std::size_t from, std::size_t to);
@@ -97,9 +98,8 @@ private:
 template <Transport T, Element E>
 task<> memory_engine<T, E>::bucket(std::size_t b) {
     bool const clips = this->options().norm_clip() != nullptr, whole = !this->sharded();
-    bool const fused = !clips && !whole;
+    bool const fused = !clips && !whole && this->ready_releases();
     co_await this->full(b);
-    if (fused && !this->ready_releases()) co_await this->released();
     co_await meet(b, filled);
     if (this->weight() == 0) co_return;  // everybody knows: nothing is stepped
     if (fused) {
@@ -123,23 +123,24 @@ task<> memory_engine<T, E>::bucket(std::size_t b) {
 
 template <Transport T, Element E>
 task<> memory_engine<T, E>::go_through(std::size_t b, unsigned what) {
-    co_await this->turn_of(b);
+    bool const in_turn = (what & steps) != 0;
+    if (in_turn) co_await this->turn_of(b);
     std::size_t const begin = this->range(b).begin;
     arena_range const mine{begin + this->cuts(b)[this->me()], begin + this->cuts(b)[this->me() + 1]};
-    if ((what & steps) != 0 && mine.size() != 0) mark();
+    if (in_turn && mine.size() != 0) mark();
     for (std::size_t from = mine.begin, to = from; from != mine.end; from = to) {
         if (this->its_turn()) co_await this->on().yield();
-        to = this->piece_end(from, mine.end, 64 / sizeof(E), piece_bytes);
+        to = this->piece_end(from, mine.end, 64 / sizeof(E), std::min(piece_bytes, this->options().step_piece_bytes));
         if ((what & adds) != 0) add(from, to);
         if ((what & spreads) != 0) spread(gradients_of_, this->gradients(), from, to);
-        if ((what & steps) != 0) {
+        if (in_turn) {
             this->step_piece(from, to);
             spread(values_of_, this->values(), from, to);
         }
         this->worked_through(to - from);
     }
     finish_streams();
-    this->end_turn();
+    if (in_turn) this->end_turn();
 }
 
 template <Transport T, Element E>

@@ -1,0 +1,366 @@
+// Ranks of one host train in memory that they share: the bits of messages, the same grants, the same failures.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <future>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <ddp/kernel/store.hpp>
+#include <ddp/transport/shm/memfd.hpp>
+
+#include "support/catch.hpp"
+#include "support/loopback.hpp"
+#include "support/ranks.hpp"
+#include "support/training_checks.hpp"
+#include "train/patience.hpp"
+#include "train/scripted_model.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+/// Every update policy and kind of clipping, in memory and by messages: what differs from the first, or "".
+template <memory Kind>
+std::string compare(communicator<>& comm, std::uint64_t& digest) {
+    std::vector<std::optional<clipping>> const clips{std::nullopt, clip_by_global_norm{.max_norm = 0.3},
+                                                     clip_by_value{.limit = 0.01}};
+    for (auto const& clip : clips) {
+        std::optional<std::uint64_t> first;
+        for (update const how : {update::automatic, update::replicated, update::sharded})
+            for (bool const shares : {false, true}) {
+                recipe const by{.name = "clip " + std::to_string(clip ? clip->index() : 9) + ", update " +
+                                        std::to_string(static_cast<int>(how)) + (shares ? ", in memory" : ""),
+                                .optimizer = adamw{.lr = 0.01},
+                                .buckets = size_capped_buckets{.cap_bytes = 4096, .first_bytes = 512},
+                                .options = {.update = how, .clip = clip, .share_memory = shares}};
+                trained<float> const got = train<float, Kind>(comm, by, 12, 45, 60, 2);
+                if (!got.wrong.empty()) return got.wrong;
+                if (!first) first = got.digest;
+                if (got.digest != *first) return by.name + ": other bits";
+            }
+        digest ^= *first;
+    }
+    return "";
+}
+
+struct memory_trainer {
+    explicit memory_trainer(communicator<>& comm, training_options const& options = {})
+        : net({{"a", {3000}}, {"b", {5}}, {"c", {700}}}),
+          trainer(net, sgd{.lr = 1}, comm, options, size_capped_buckets{.cap_bytes = 8192, .first_bytes = 64}) {}
+    scripted_model<true, true> net;
+    data_parallel<scripted_model<true, true>, any_transport> trainer;
+};
+
+std::size_t descriptors() {
+    std::size_t count = 0;
+    for (int fd = 0; fd < 256; ++fd) count += ::fcntl(fd, F_GETFD) >= 0 ? 1 : 0;
+    return count;
+}
+
+}  // namespace
+
+TEST_CASE("in shared memory a training has the bits of messages, whatever is clipped and whoever steps", "[train]") {
+    int const ranks = GENERATE(2, 3, 5, 9);
+    auto const body = [](communicator<>& comm) {
+        std::uint64_t digest = 0;
+        std::string wrong = compare<memory::releasing>(comm, digest);
+        if (wrong.empty() && comm.size() == 3) wrong = compare<memory::bound>(comm, digest);
+        if (wrong.empty() && comm.size() == 3) wrong = compare<memory::copied>(comm, digest);
+        return std::pair(digest, wrong);
+    };
+    auto const threads = run_ranks(ranks, body, patient());
+    for (auto const& [digest, wrong] : threads) {
+        CHECK(wrong == "");
+        CHECK(digest == threads.front().first);
+    }
+    if (ranks == 9) return;
+    for (auto const& [digest, wrong] : on_ranks(ranks, body)) {  // through memfds
+        CHECK(wrong == "");
+        CHECK(digest == threads.front().first);
+    }
+}
+
+TEST_CASE("ranks share memory where all want to, are on one host and add in the canonical order", "[train]") {
+    auto const shares = [](communicator<>& comm) {
+        auto const made = [&](auto algorithm, training_options const& options) {
+            scripted_model<> net({{"a", {30}}});
+            data_parallel trainer{net, sgd{.lr = 1}, comm, options, algorithm};
+            trainer.step(numbers{{1}});
+            if (net.value(0)[7] != -1) throw std::logic_error("a wrong value");
+            return trainer.shares_memory();
+        };
+        return std::array{made(automatic_allreduce{}, {}),
+                          made(any_allreduce::parse("auto"), {}),
+                          made(direct_allreduce{}, {}),
+                          made(any_allreduce::parse("direct"), {}),
+                          made(automatic_allreduce{}, {.share_memory = comm.rank() != 1}),
+                          made(ring_allreduce{}, {.update = update::sharded})};
+    };
+    for (auto const& one : run_ranks(3, shares, patient()))
+        CHECK(one == std::array{true, true, false, false, false, false});
+    for (auto const& one : on_ranks(3, shares)) CHECK(one == std::array{true, true, false, false, false, false});
+
+    // Two hosts of two ranks: none between them, but within each.
+    auto world = inproc_world::create(4, {7, 7, 8, 8});
+    std::vector<std::future<std::array<bool, 2>>> running;
+    for (int r = 0; r < 4; ++r)
+        running.push_back(std::async(std::launch::async, [&world, r] {
+            communicator<> const comm = any_communicator(world->connect(r), patient());
+            scripted_model<> all({{"a", {30}}}), mine({{"a", {30}}});
+            data_parallel far{all, sgd{.lr = 1}, comm};
+            data_parallel near{mine, sgd{.lr = 1}, comm.host()};
+            far.step(numbers{{1.0 + r}});
+            near.step(numbers{{1.0 + r}});
+            if (all.value(0)[0] != -2.5) throw std::logic_error("a wrong mean of all");
+            if (mine.value(0)[0] != (r < 2 ? -1.5 : -3.5)) throw std::logic_error("a wrong mean of a host");
+            return std::array{far.shares_memory(), near.shares_memory()};
+        }));
+    for (auto& one : running) CHECK(one.get() == std::array{false, true});
+}
+
+TEST_CASE("nothing is left of shared memory but what a bound model holds, and descriptors are closed", "[train]") {
+    std::size_t const before = descriptors();
+    auto const kept = on_ranks(2, [](communicator<>& comm) {
+        auto net =
+            std::make_unique<scripted_model<true, true>>(std::vector<scripted_model<true, true>::part>{{"a", {3000}}});
+        std::size_t const open = descriptors();
+        for (int i = 0; i < 50; ++i) {
+            data_parallel trainer{*net, sgd{.lr = 1}, comm};
+            trainer.step(numbers{{1}});
+            if (!trainer.shares_memory()) throw std::logic_error("nothing was shared");
+        }
+        barrier(comm);
+        if (descriptors() > open + 6) throw std::logic_error("descriptors were left open");
+        return net->value(0)[2999];  // its memory outlives the trainers
+    });
+    for (double const value : kept) CHECK(value == -50);
+    CHECK(descriptors() <= before);
+}
+
+TEST_CASE("a rank that has no room for shared memory is an error on every rank that says what to do", "[train]") {
+    /// Refuses on rank 1.
+    struct cramped : inproc_transport {
+        using inproc_transport::inproc_transport;
+        struct full final : memory_sharing {
+            std::shared_ptr<std::byte> make(std::size_t, memory_offer&) override {
+                throw std::runtime_error("1 MiB: No space left on device");
+            }
+            bool give(memory_offer const&) noexcept override { return false; }
+            void take(std::span<memory_offer const>) noexcept override {}
+            std::shared_ptr<std::byte> view(memory_offer const&) noexcept override { return nullptr; }
+        };
+        /// Sees nobody, on rank 2.
+        struct blind final : memory_sharing {
+            std::shared_ptr<std::byte> make(std::size_t bytes, memory_offer&) override {
+                return std::shared_ptr<std::byte>(new std::byte[bytes + header_bytes](),
+                                                  std::default_delete<std::byte[]>());
+            }
+            bool give(memory_offer const&) noexcept override { return true; }
+            void take(std::span<memory_offer const>) noexcept override {}
+            std::shared_ptr<std::byte> view(memory_offer const&) noexcept override { return nullptr; }
+        };
+        std::unique_ptr<memory_sharing> share_memory() {
+            if (rank() == culprit) return std::make_unique<full>();
+            if (rank() == blinded) return std::make_unique<blind>();
+            return inproc_transport::share_memory();
+        }
+        int culprit = -1, blinded = -1;
+    };
+    auto const errors = [](int culprit, int blinded) {
+        auto world = inproc_world::create(3);
+        std::vector<std::future<std::string>> running;
+        for (int r = 0; r < 3; ++r)
+            running.push_back(std::async(std::launch::async, [&world, r, culprit, blinded] {
+                auto end = std::make_unique<cramped>(world, r);
+                end->culprit = culprit;
+                end->blinded = blinded;
+                communicator<> comm = any_communicator(std::move(end), patient());
+                std::string said = thrown_by([&] { memory_trainer refused(comm); });
+                scripted_model<> net({{"a", {30}}});
+                data_parallel trainer{net, sgd{.lr = 1}, comm, {.share_memory = false}};
+                trainer.step(numbers{{1}});  // the communicator is as good as before
+                return said + (net.value(0)[0] == -1 ? "" : " and a wrong value");
+            }));
+        std::vector<std::string> all;
+        for (auto& one : running) all.push_back(one.get());
+        return all;
+    };
+    for (std::string const& one : errors(1, -1)) {
+        CAPTURE(one);
+        CHECK(one.find("DDP-E101") == 0);
+        for (char const* const word : {"rank 1 has no room", "1 MiB: No space left on device", "DDP_SHARE_MEMORY=0"})
+            CHECK(one.find(word) != one.npos);
+    }
+    for (std::string const& one : errors(-1, 2)) CHECK(one == "");  // messages instead, and a line on stderr
+}
+
+TEST_CASE("values that a failed step has begun to change are torn, and nobody changes them after the error",
+          "[train]") {
+    // Rank 1 fails in backward when one bucket has been stepped on every rank.
+    auto const body = [](communicator<>& comm) -> std::string {
+        memory_trainer with(comm);
+        with.trainer.step(numbers{{1}});
+        if (with.trainer.torn()) return "torn after a whole step";
+        with.net.leaves_out = [&](std::size_t i) {
+            if (i != 0) return false;
+            // All is reported but the first parameter: wait until the last one's bucket was stepped, on every rank.
+            auto const until = monotonic_clock::now() + 20s;
+            while (with.net.value(2)[699] == -3 && monotonic_clock::now() < until) std::this_thread::sleep_for(1ms);
+            if (comm.rank() == 1) throw std::runtime_error("no more");
+            return false;
+        };
+        std::string const said = thrown_by([&] { with.trainer.step(numbers{{1}}); });
+        std::vector<double> const now(with.net.value(0).begin(), with.net.value(0).end());
+        if (said.empty()) return "the step did not fail";
+        if (!with.trainer.torn()) return "not torn";
+        if (with.trainer.completed_steps() != 1) return "another number of steps";
+        std::this_thread::sleep_for(20ms);
+        return std::vector<double>(with.net.value(0).begin(), with.net.value(0).end()) == now ? "" : "changed since";
+    };
+    for (std::string const& wrong : run_ranks(3, body, patient())) CHECK(wrong == "");
+    for (std::string const& wrong : on_ranks(3, body)) CHECK(wrong == "");
+}
+
+TEST_CASE("memory kept after a failure is seen by nobody else, and stays where it is", "[train]") {
+    memfd_sharing one, other;
+    std::array<memory_offer, 2> offers;
+    offers[0].bytes = offers[1].bytes = 10000;
+    auto const mine = one.make(10000, offers[0]);
+    auto const theirs = other.make(10000, offers[1]);
+    CHECK(one.give(offers[1]));
+    CHECK(other.give(offers[0]));
+    one.take(offers);
+    other.take(offers);
+    auto const seen = other.view(offers[0]);
+    REQUIRE(seen != nullptr);
+    REQUIRE(one.view(offers[1]) != nullptr);
+    constexpr std::size_t header = memory_sharing::header_bytes;
+    mine.get()[header + 5] = std::byte{1};
+    CHECK(seen.get()[header + 5] == std::byte{1});
+    REQUIRE(one.keep(header + 6000));
+    CHECK(mine.get()[header + 5] == std::byte{1});
+    seen.get()[header + 5] = std::byte{2};
+    CHECK(mine.get()[header + 5] == std::byte{1});
+    CHECK(seen.get()[header + 5] == std::byte{2});
+}
+
+TEST_CASE("only what comes with the number that a rank gave is mapped, and only if nobody can shrink it", "[train]") {
+    memfd_sharing one, other;
+    std::array<memory_offer, 2> offers;
+    offers[0].bytes = offers[1].bytes = 5000;
+    auto const mine = one.make(5000, offers[0]);
+    auto const theirs = other.make(5000, offers[1]);
+
+    // A stranger that has found the socket's name sends what it likes.
+    auto const send = [&](std::array<std::uint64_t, 2> number, bool with_descriptor, bool sealed, std::size_t bytes) {
+        int const memory = ::memfd_create("stranger", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        REQUIRE(::ftruncate(memory, static_cast<::off_t>(bytes)) == 0);
+        REQUIRE(::pwrite(memory, number.data(), sizeof number, 0) == sizeof number);
+        if (sealed) REQUIRE(::fcntl(memory, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
+        ::sockaddr_un to;
+        ::iovec words{number.data(), sizeof number};
+        alignas(::cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+        ::msghdr message{};
+        message.msg_namelen = detail::memfd_address(to, offers[0].where[0], offers[0].where[1]);
+        message.msg_name = &to;
+        message.msg_iov = &words;
+        message.msg_iovlen = 1;
+        if (with_descriptor) {
+            message.msg_control = control.data();
+            message.msg_controllen = control.size();
+            ::cmsghdr* const header = CMSG_FIRSTHDR(&message);
+            *header = {CMSG_LEN(sizeof(int)), SOL_SOCKET, SCM_RIGHTS};
+            std::memcpy(CMSG_DATA(header), &memory, sizeof memory);
+        }
+        int const from = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+        CHECK(::sendmsg(from, &message, 0) == sizeof number);
+        ::close(from);
+        ::close(memory);
+    };
+    std::array<std::uint64_t, 2> const right{offers[1].where[2], offers[1].where[3]};
+    constexpr std::size_t bytes = 3 * 4096;  // header and 5,000
+    std::size_t const before = descriptors();
+    SECTION("another number") {
+        send({1, 2}, true, true, bytes);
+        one.take(offers);
+        CHECK(descriptors() == before);  // closed at once
+        CHECK(one.view(offers[1]) == nullptr);
+    }
+    SECTION("no descriptor") {
+        send(right, false, true, bytes);
+        one.take(offers);
+        CHECK(one.view(offers[1]) == nullptr);
+    }
+    SECTION("memory that can shrink") {
+        send(right, true, false, bytes);
+        one.take(offers);
+        CHECK(one.view(offers[1]) == nullptr);
+        CHECK(descriptors() == before);
+    }
+    SECTION("too little of it") {
+        send(right, true, true, 4096);
+        one.take(offers);
+        CHECK(one.view(offers[1]) == nullptr);
+    }
+    SECTION("a queue that is full") {
+        int sent = 0;
+        while (sent < 10000 && other.give(offers[0])) ++sent;
+        CHECK(sent < 10000);  // says no, and does not wait
+        one.take(offers);
+        CHECK(one.view(offers[1]) != nullptr);
+        CHECK(other.give(offers[0]));
+    }
+    SECTION("the right one") {
+        CHECK(other.give(offers[0]));
+        one.take(offers);
+        CHECK(one.view(offers[1]) != nullptr);
+        CHECK(one.view(offers[1]) == nullptr);  // once
+    }
+}
+
+TEST_CASE("a limit on the size of files or of memory refuses shared memory with words, not with a signal", "[train]") {
+    auto const refused = [](int which, ::rlim_t most) {
+        ::rlimit before{};
+        REQUIRE(::getrlimit(static_cast<__rlimit_resource>(which), &before) == 0);
+        ::rlimit const less{most, before.rlim_max};
+        REQUIRE(::setrlimit(static_cast<__rlimit_resource>(which), &less) == 0);
+        memfd_sharing one;
+        memory_offer offer;
+        std::string said = thrown_by([&] { (void)one.make(std::size_t{1} << 30, offer); });
+        REQUIRE(::setrlimit(static_cast<__rlimit_resource>(which), &before) == 0);
+        return said;
+    };
+    CHECK(refused(RLIMIT_FSIZE, 1 << 20) == "1025 MiB (ulimit -f): File too large");
+}
+
+TEST_CASE("what is streamed arrives, from and to any boundary", "[train]") {
+    std::vector<float> from(300), to(300);
+    for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<float>(i + 1);
+    for (std::size_t begin = 0; begin < 18; ++begin)
+        for (std::size_t count : {0, 1, 3, 4, 5, 15, 16, 17, 33, 250}) {
+            std::fill(to.begin(), to.end(), 0.0f);
+            stream(std::span(to).subspan(begin, count), std::span<float const>(from).subspan(3, count));
+            finish_streams();
+            for (std::size_t i = 0; i < to.size(); ++i) {
+                bool const inside = i >= begin && i < begin + count;
+                REQUIRE(to[i] == (inside ? from[3 + i - begin] : 0));
+            }
+        }
+}
