@@ -69,7 +69,7 @@ row measure_size(settings const& with, ddp::communicator<> const& comm, std::siz
          .prepares = with.dirty},
         [&] { what.prepare(); }, [&](std::size_t k) { what.run(k); });
     result.seconds.divide_by(C::operations);
-    if (with.check) *result.wrong += count_wrong(comm, what);  // and after many
+    if (with.check) result.wrong = result.wrong.value_or(0) + count_wrong(comm, what);  // after many
     return result;
 }
 

@@ -36,18 +36,16 @@ namespace ddp_perf {
 
 /// Element i of what rank r brings is (i mod period + 1) (r + 1): it and all sums of it are exact in float.
 struct pattern {
-    std::size_t ranks, period;
+    std::size_t factors, period;  // the sum of the ranks' factors r + 1
 
-    explicit pattern(int of_ranks)
-        : ranks(static_cast<std::size_t>(of_ranks)),
-          period(std::clamp((std::size_t{1} << 24) / (ranks * (ranks + 1) / 2), std::size_t{1}, std::size_t{1021})) {}
+    explicit pattern(int ranks)
+        : factors(static_cast<std::size_t>(ranks) * (static_cast<std::size_t>(ranks) + 1) / 2),
+          period(std::clamp((std::size_t{1} << 24) / factors, std::size_t{1}, std::size_t{1021})) {}
 
     [[nodiscard]] float of(std::size_t rank, std::size_t i) const {
         return static_cast<float>((i % period + 1) * (rank + 1));
     }
-    [[nodiscard]] float sum(std::size_t i) const {
-        return static_cast<float>((i % period + 1) * (ranks * (ranks + 1) / 2));
-    }
+    [[nodiscard]] float sum(std::size_t i) const { return static_cast<float>((i % period + 1) * factors); }
 };
 
 /// What all have in common: an array that each operation reads and most write.

@@ -27,6 +27,7 @@ namespace ddp_perf {
         is_beside ? beside : "ddprun", "-n", std::to_string(ranks), "--prefix", "none", "--", self};
     words.insert(words.end(), argv + 1, argv + argc);
     std::vector<char*> pointers;
+    pointers.reserve(words.size() + 1);
     for (std::string& word : words) pointers.push_back(word.data());
     pointers.push_back(nullptr);
     ::execvp(pointers.front(), pointers.data());

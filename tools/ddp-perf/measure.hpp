@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -31,7 +32,7 @@ struct statistics {
 [[nodiscard]] inline statistics summarize(std::vector<double> times) {
     std::sort(times.begin(), times.end());
     auto const at = [&](double q) {
-        return times[static_cast<std::size_t>(q * static_cast<double>(times.size() - 1) + 0.5)];
+        return times[static_cast<std::size_t>(std::lround(q * static_cast<double>(times.size() - 1)))];
     };
     double sum = 0;
     for (double const t : times) sum += t;

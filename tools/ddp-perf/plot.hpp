@@ -96,8 +96,8 @@ inline std::string size_label(int power_of_two) {
         }
         // Beyond the palette, lines are dashed.
         svg += text("<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"2\"%s points=\"", color,
-                    i < colors.size() ? "" : " stroke-dasharray=\"6 4\"") +
-               path + "\"/>\n" + dots;
+                    i < colors.size() ? "" : " stroke-dasharray=\"6 4\"");
+        svg.append(path).append("\"/>\n").append(dots);
         double const y = top + 10 + 20 * static_cast<double>(i);
         svg += text("<rect x=\"%.1f\" y=\"%.1f\" width=\"14\" height=\"4\" fill=\"%s\"/>\n", right + 16, y - 6, color);
         label(right + 36, y, "start", lines[i].label);

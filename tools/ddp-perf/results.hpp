@@ -56,10 +56,10 @@ template <class... V>
 
 [[nodiscard]] inline std::string table_head(results const& of, settings const& with) {
     std::string const much =
-        with.iterations != 0 ? text("%zu repetitions", with.iterations) : text("repeated for %g s a size", with.budget);
+        with.iterations != 0 ? text("%zu repetitions", with.iterations) : text("%g s a size", with.budget);
     return "# ddp-perf " + version_text() + ": " + of.collective + (of.collective == "barrier" ? "" : " of float") +
            ", " + std::to_string(of.ranks) + (of.ranks == 1 ? " rank" : " ranks") + " over " + of.transport + "; " +
-           much + (of.dirty ? "; data is rewritten before each operation, and that time subtracted" : "") + '\n' +
+           much + (of.dirty ? "; dirty, the time of rewriting subtracted" : "") + '\n' +
            text("%12s %12s  %-18s %12s %9s %9s %12s %12s %6s %6s\n", "bytes", "count", "algorithm", "median us",
                 "alg GB/s", "bus GB/s", "p10 us", "p90 us", "reps", "wrong");
 }
