@@ -1,28 +1,31 @@
 // Times training steps of three models: what the step takes, what of it is computing, and what communication adds.
 //
-//   ddprun -n 2 --prefix none -- ./benchmark_train_step [--json FILE] MODEL      or mpirun, or any launcher; alone: one rank
+//   ddprun -n 2 --prefix none -- ./benchmark_train_step [--json FILE] MODEL
 //   ./benchmark_train_step --threads 2 MODEL
+// Any other launcher will do, mpirun too; without one it is a single rank.
 //
 // MODEL    mlp   784-1024-1024-10, 128 samples a rank
 //          wide  784-4096-4096-4096-10, 64 samples a rank
-//          cnn   28 x 28 pixels, two 3 x 3 convolutions (32, 64 filters), each with ReLU and then halved by max-pooling, then
-//                3136-128-10; 64 samples a rank
-// All with ReLU between layers, softmax cross-entropy, float, SGD with rate 0.01 and momentum 0.9, one batch again and again:
-// the models, batches and optimizer that PyTorch's DistributedDataParallel is measured with (train_torch.py of the peers).
+//          cnn   28 x 28 pixels, two 3 x 3 convolutions (32, 64 filters), each with ReLU and then halved by
+//                max-pooling, then 3136-128-10; 64 samples a rank
+// All with ReLU between layers, softmax cross-entropy, float, SGD with rate 0.01 and momentum 0.9, and one batch again
+// and again.
 //
 // Kinds of step, in turn for ROUNDS (3) rounds of about STEP_BUDGET (1.5) seconds; SKIP="sharded" leaves kinds out:
-//   nosync      forward, backward, optimizer in a replica of this rank's own, all ranks at the same time; nothing is exchanged
+//   nosync      forward, backward, optimizer in a replica of this rank's own, on all ranks at the same time; nothing
+//               is exchanged
 //   replicated  data_parallel, where every rank keeps all of the optimizer's state
 //   sharded     data_parallel, where each rank steps its slice and sends the new values
 //
 // Prints, in milliseconds on rank 0 (medians of a round's steps, then of the rounds):
 //   step        the whole step
 //   forward, backward   within the model
-//   optimizer   after backward; the trainers step early buckets during backward, by the communication thread
+//   optimizer   after backward; trainers step early buckets while backward still runs
 //   waiting     the trainer waits for communication after backward
 //   exposed     step - step of nosync, and its share of the step: what communication costs, hidden parts not counted
 //
-// --candidate prints train_torch.py's lines instead: there backward is all of the step but forward and optimizer. NET and TUNE
+// --candidate prints a JSON line for each kind instead, as the program does that measures PyTorch's
+// DistributedDataParallel with the same models: there bwd_ms is all of the step but forward and optimizer. NET and TUNE
 // are names in the output.
 #include <algorithm>
 #include <array>
@@ -258,7 +261,7 @@ struct row {
     bool good = true;
 };
 
-/// A line of train_torch.py's, with what it does not have at the end.
+/// The line of --candidate, with what only this program knows at the end.
 std::string to_json(options const& with, row const& r, int ranks, std::size_t batch, std::size_t parameters,
                     std::string const& transport) {
     sample const& t = r.times;

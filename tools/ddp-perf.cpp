@@ -107,7 +107,7 @@ void write_files(settings const& with, results const& all) {
     write_file(with.plot, plot(all.collective + " of float between " + std::to_string(all.ranks) + " ranks", lines));
 }
 
-/// MODE=startup of the candidate protocol.
+/// --candidate with MODE=startup.
 void print_startup(settings const& with, ddp::communicator<> const& comm) {
     float one = 1;
     ddp::allreduce(comm, std::span<float>(&one, 1), with.algorithm);

@@ -1,4 +1,4 @@
-"""ddp-perf: each collective over threads and over processes, its files, its errors, and the peers' candidate protocol.
+"""ddp-perf: each collective over threads and over processes, its files, its errors, and --candidate.
 
 DDP_PERF names it (else: beside DDPRUN). Nothing is timed; that the numbers are numbers is all that is asked of them.
 """
@@ -23,8 +23,8 @@ COLLECTIVES = ("allreduce", "reduce_scatter", "all_gather", "broadcast", "reduce
 
 
 def perf(*options, launcher=(), **variables):
-    return subprocess.run([*launcher, DDP_PERF, *map(str, options)], env=environment(**variables), stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, timeout=60 * SCALE, check=False)
+    return subprocess.run([*launcher, DDP_PERF, *map(str, options)], env=environment(**variables),
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60 * SCALE, check=False)
 
 
 class DdpPerf(unittest.TestCase):
@@ -64,8 +64,8 @@ class DdpPerf(unittest.TestCase):
 
     def test_three_ranks_take_turns_as_root(self):
         for collective in ("broadcast", "reduce", "all_gather", "pingpong"):
-            self.measured(collective, "--transport", "inproc", "-n", 3, "-b", 4, "-e", "1M", "-f", 512, "--iterations", 2,
-                          "--check")
+            self.measured(collective, "--transport", "inproc", "-n", 3, "-b", 4, "-e", "1M", "-f", 512,
+                          "--iterations", 2, "--check")
 
     def test_bandwidths(self):
         path = self.place / "results.json"
@@ -85,18 +85,20 @@ class DdpPerf(unittest.TestCase):
 
     def test_a_plot_beside_others(self):
         other, plot = self.place / "other.json", self.place / "plot.svg"
-        size = ("-b", 4, "-e", "4K", "-f", 32, "--iterations", 2, "--transport", "inproc")
-        self.measured("allreduce", "--algorithm", "direct", "--json", other, *size)
-        lines = [dict(bench="allreduce", net="lo", impl="<theirs> & others", n=2, bytes=b, med_us=b / 4) for b in (4, 4096)]
+        sizes = ("-b", 4, "-e", "4K", "-f", 32, "--iterations", 2, "--transport", "inproc")
+        self.measured("allreduce", "--algorithm", "direct", "--json", other, *sizes)
+        lines = [dict(bench="allreduce", net="lo", impl="<theirs> & others", n=2, bytes=size, med_us=size / 4)
+                 for size in (4, 4096)]
         lines += [dict(line, n=4, impl="of more ranks") for line in lines]
         lines += [dict(lines[0], bench="broadcast", impl="of another collective")]
         with other.open("a") as file:
             file.write("".join(json.dumps(line) + "\n" for line in lines))
-        self.measured("allreduce", "--plot", plot, "--beside", other, *size)
+        self.measured("allreduce", "--plot", plot, "--beside", other, *sizes)
         root = xml.etree.ElementTree.parse(plot).getroot()
         name = "{http://www.w3.org/2000/svg}"
         texts = [node.text for node in root.iter(name + "text")]
-        for label in ("ddp, inproc", "ddp, inproc, direct", "<theirs> & others, lo", "4 B", "4 KiB", "bus bandwidth, GB/s"):
+        for label in ("ddp, inproc", "ddp, inproc, direct", "<theirs> & others, lo", "4 B", "4 KiB",
+                      "bus bandwidth, GB/s"):
             self.assertIn(label, texts)
         self.assertNotIn("of more ranks", " ".join(texts))
         self.assertNotIn("of another collective", " ".join(texts))
@@ -105,7 +107,7 @@ class DdpPerf(unittest.TestCase):
         for x, y in (point.split(",") for points in curves for point in points):
             self.assertTrue(70 <= float(x) <= 700 and 50 <= float(y) <= 430, (x, y))
 
-    def test_the_candidate_protocol(self):
+    def test_candidate(self):
         variables = dict(SIZES="4 1000 65536", BUDGET="0.01", MINREPS="5", IMPL="ours", NET="lo")
         out = self.measured("allreduce", "--candidate", **variables)
         rows = [json.loads(line) for line in out.splitlines()]
@@ -128,25 +130,28 @@ class DdpPerf(unittest.TestCase):
             self.assertIn("2 ranks over mpi", done.stdout)
 
     def test_what_is_refused(self):
-        for options, words in (((), "say which collective to measure: allreduce, reduce_scatter, "),
-                               (("gather_all",), "there is no collective 'gather_all'; choose one of allreduce"),
-                               (("allreduce", "--transport", "udp"), "there is no transport 'udp'; choose one of inproc, tcp"),
-                               (("allreduce", "--algorithm", "rings"), "there is no algorithm 'rings'; choose one of auto|"),
-                               (("broadcast", "--algorithm", "ring"), "--algorithm is for allreduce and reduce_scatter"),
-                               (("allreduce", "-n", "0"), "-n takes an integer from 1 to 4096, not '0'"),
-                               (("allreduce", "-b", "6"), "-b takes a size such as 4, 64K, 16M or 1G"),
-                               (("allreduce", "-e", "1X"), "not '1X'"),
-                               (("allreduce", "-b", "1M", "-e", "4"), "-e 4 is below -b 1M"),
-                               (("allreduce", "-f", "1"), "-f takes an integer from 2 to 1024, not '1'"),
-                               (("allreduce", "--budget", "-1"), "--budget takes seconds from 0 to 3600"),
-                               (("allreduce", "--frob"), "--frob"),
-                               (("allreduce", "--json", "/nowhere/a.json"), "/nowhere/a.json cannot be written"),
-                               (("allreduce", "--plot", "a.png"), "name it FILE.svg"),
-                               (("barrier", "--plot", "a.svg"), "a barrier has none"),
-                               (("allreduce", "--beside", "a.json"), "say --plot"),
-                               (("pingpong", "-n", "1"), "pingpong needs two ranks"),
-                               (("reduce", "--candidate"), "--candidate is for allreduce, not reduce"),
-                               (("allreduce", "--transport", "mpi"), "MPI")):
+        refused = (
+            ((), "say which collective to measure: allreduce, reduce_scatter, "),
+            (("gather_all",), "there is no collective 'gather_all'; choose one of allreduce"),
+            (("allreduce", "--transport", "udp"), "there is no transport 'udp'; choose one of inproc, tcp"),
+            (("allreduce", "--algorithm", "rings"), "there is no algorithm 'rings'; choose one of auto|"),
+            (("broadcast", "--algorithm", "ring"), "--algorithm is for allreduce and reduce_scatter"),
+            (("allreduce", "-n", "0"), "-n takes an integer from 1 to 4096, not '0'"),
+            (("allreduce", "-b", "6"), "-b takes a size such as 4, 64K, 16M or 1G"),
+            (("allreduce", "-e", "1X"), "not '1X'"),
+            (("allreduce", "-b", "1M", "-e", "4"), "-e 4 is below -b 1M"),
+            (("allreduce", "-f", "1"), "-f takes an integer from 2 to 1024, not '1'"),
+            (("allreduce", "--budget", "-1"), "--budget takes seconds from 0 to 3600"),
+            (("allreduce", "--frob"), "--frob"),
+            (("allreduce", "--json", "/nowhere/a.json"), "/nowhere/a.json cannot be written"),
+            (("allreduce", "--plot", "a.png"), "name it FILE.svg"),
+            (("barrier", "--plot", "a.svg"), "a barrier has none"),
+            (("allreduce", "--beside", "a.json"), "say --plot"),
+            (("pingpong", "-n", "1"), "pingpong needs two ranks"),
+            (("reduce", "--candidate"), "--candidate is for allreduce, not reduce"),
+            (("allreduce", "--transport", "mpi"), "MPI"),
+        )
+        for options, words in refused:
             with self.subTest(options=options):
                 done = perf(*options)
                 self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)

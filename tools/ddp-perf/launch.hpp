@@ -12,8 +12,8 @@
 
 namespace ddp_perf {
 
-/// Becomes "ddprun -n N --prefix none -- ddp-perf …": the ddprun that is beside this program, or else on PATH. Returns only by
-/// throwing.
+/// Becomes "ddprun -n N --prefix none -- ddp-perf …": the ddprun that is beside this program, or else on PATH.
+/// Returns only by throwing.
 [[noreturn]] inline void continue_under_ddprun(int ranks, int argc, char const* const* argv) {
     char own[4096];
     ssize_t const length = ::readlink("/proc/self/exe", own, sizeof own);

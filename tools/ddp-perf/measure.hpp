@@ -50,9 +50,12 @@ struct measuring {
 
 /// Every rank calls it. operation(k) is the k-th operation; prepare() writes what this rank brings to it.
 ///
-/// A sample is the time on rank 0 from the end of one operation to the end of the next, as in the peers' measure(): there is no
-/// barrier between them. In a collective that ends nowhere before it has begun everywhere, no rank can be ahead by more than
-/// one; for others, `turns` operations with the root moving on are one sample.
+/// A sample is the time on rank 0 from the end of one operation to the end of the next; there is no barrier between
+/// them. Where no rank can end an operation before all have begun it, none can be ahead by more than one. In the
+/// other collectives the root moves on with every operation, and one sample is the mean over `turns` of them.
+///
+/// Warm-up, number of samples and percentiles are those of the programs that other libraries are measured with
+/// (options.hpp, --candidate), so that the figures compare.
 /// With `prepares`, the median of prepare() alone, which all ranks call at once as they do in the loop, is subtracted.
 template <class Prepare, class Operation>
 [[nodiscard]] statistics measure(ddp::communicator<> const& comm, measuring const& how, Prepare const& prepare,

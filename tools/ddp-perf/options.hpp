@@ -1,5 +1,6 @@
 /// \file
-/// ddp-perf's command line, and what the candidate protocol of the peers' benchmarks says in the environment.
+/// ddp-perf's command line; and the environment that --candidate reads, by which one script starts the benchmarks of
+/// several libraries in turn.
 #pragma once
 
 #include <algorithm>
@@ -61,8 +62,9 @@ struct settings {
     std::size_t least = 4, most = 4000;
     std::string json, plot, beside;  ///< files; empty: none
 
-    bool candidate = false;  ///< speak the protocol; the rest is of use then only
-    bool startup = false;    ///< MODE=startup: only the seconds from `t0` to the end of the first allreduce
+    bool candidate = false;  ///< settings from the environment, results as JSON lines
+    bool startup =
+        false;  ///< with candidate: MODE=startup: only the seconds from `t0` to the end of the first allreduce
     double t0 = 0;
     std::string impl = "ddp", net = "loopback";
 
@@ -165,8 +167,7 @@ inline void declare(CLI::App& app, command_line& to, settings& result, std::stri
     takes("--json", "FILE", result.json, "the results, with all that they depend on");
     takes("--plot", "FILE.svg", result.plot, "bus bandwidth over size");
     takes("--beside", "FILE", result.beside, "draw results of that file too: of --json or --candidate");
-    flag("--candidate", result.candidate,
-         "allreduce: read SIZES, BUDGET, MINREPS, MAXREPS, IMPL, NET, MODE, T0; print JSON");
+    flag("--candidate", result.candidate, "of allreduce: settings from the environment, JSON lines");
     app.footer("Collectives: " + collectives +
                ".\n"
                "--algorithm is for allreduce and reduce_scatter.\n"
@@ -179,10 +180,14 @@ inline void declare(CLI::App& app, command_line& to, settings& result, std::stri
                "is in 1e9 bytes a second: of the algorithm, size / time; of the bus, what each\n"
                "rank's link carries, with the factors of nccl-tests.\n"
                "\n"
+               "--candidate reads SIZES (bytes), BUDGET (seconds a size), MINREPS, MAXREPS, IMPL\n"
+               "and NET (names in the output); with MODE=startup it prints only the seconds\n"
+               "from T0 (since the epoch) to the end of the first allreduce.\n"
+               "\n"
                "Exit status: 0; 1 wrong elements or a failed job; 2 bad options.");
 }
 
-/// What the protocol says by environment.
+/// What the environment says.
 inline void read_candidate(settings& to) {
     if (to.collective != "allreduce") throw usage_problem("--candidate is for allreduce, not " + to.collective);
     if (!to.json.empty() || !to.plot.empty())

@@ -79,16 +79,14 @@ template <class... V>
     return in + '"';
 }
 
-/// The candidate protocol's keys, which rows of --json have too.
+/// The keys that lines of --candidate and rows of --json share.
 [[nodiscard]] inline std::string shared_fields(results const& of, row const& r) {
     return "\"bench\":" + json_text(of.collective) + ",\"net\":" + json_text(of.net) +
            ",\"impl\":" + json_text(of.impl) +
-           text(
-               ",\"n\":%d,\"bytes\":%zu,\"med_us\":%.3f,\"p10_us\":%.3f,\"p90_us\":%.3f,\"mean_us\":%.3f,\"min_us\":%."
-               "3f,"
-               "\"reps\":%zu",
-               of.ranks, r.bytes, 1e6 * r.seconds.median, 1e6 * r.seconds.p10, 1e6 * r.seconds.p90,
-               1e6 * r.seconds.mean, 1e6 * r.seconds.least, r.seconds.samples);
+           text(",\"n\":%d,\"bytes\":%zu,\"med_us\":%.3f,\"p10_us\":%.3f,\"p90_us\":%.3f", of.ranks, r.bytes,
+                1e6 * r.seconds.median, 1e6 * r.seconds.p10, 1e6 * r.seconds.p90) +
+           text(",\"mean_us\":%.3f,\"min_us\":%.3f,\"reps\":%zu", 1e6 * r.seconds.mean, 1e6 * r.seconds.least,
+                r.seconds.samples);
 }
 [[nodiscard]] inline std::string candidate_line(results const& of, row const& r) {
     return '{' + shared_fields(of, r) + ",\"ok\":" + (r.wrong.value_or(0) == 0 ? "true" : "false") + "}\n";
@@ -136,9 +134,9 @@ inline std::optional<std::string> field(std::string_view object, std::string con
 
 }  // namespace detail
 
-/// The rows of a file that are about the same collective between as many ranks: one series for each implementation and net.
-/// Objects within the file's other text are rows if they are flat and have bytes and med_us, so files of --json and lines of
-/// the candidate protocol are both understood. Of several rows about one size, the median counts.
+/// The rows of a file that are about the same collective between as many ranks: one series for each implementation
+/// and net. Flat objects that have bytes and med_us are rows, whatever is around them, so files of --json and lines of
+/// --candidate are both understood. Of several rows about one size, the median counts.
 [[nodiscard]] inline std::vector<series> read_series(std::string const& path, std::string const& collective, int ranks,
                                                      double bus_factor) {
     std::ifstream file(path, std::ios::binary);
