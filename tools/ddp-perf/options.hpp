@@ -152,23 +152,23 @@ inline void declare(CLI::App& app, command_line& to, settings& result, std::stri
     auto const flag = [&](char const* names, bool& value, char const* text) {
         app.add_flag(names, value, text)->group(group);
     };
-    takes("-n,--ranks", "N", to.n, "how many (2; under a launcher: as many as it started)");
+    takes("-n,--ranks", "N", to.n, "how many (2, or what a launcher has started)");
     takes("--transport", transport_names("|"), to.transport, "what they meet over (tcp)");
     group = "What is measured";
     takes("--algorithm", "NAME", to.algorithm, ddp::any_allreduce::choices);
-    takes("-b,--begin", "SIZE", to.begin, "the smallest size (4 bytes); K, M, G are powers of 1024");
+    takes("-b,--begin", "SIZE", to.begin, "the smallest size (4); K, M, G: powers of 1024");
     takes("-e,--end", "SIZE", to.end, "the largest size (64M)");
     takes("-f,--factor", "F", to.factor, "from one size to the next (4)");
     flag("--dirty", result.dirty, "all ranks rewrite their data before each operation");
-    flag("--check", result.check, "verify results; exit status 1 if any element is wrong");
+    flag("--check", result.check, "verify results; status 1 if an element is wrong");
     takes("--budget", "SECONDS", to.budget, "time for each size (0.25)");
     takes("--iterations", "N", to.iterations, "repeat each size N times instead");
     group = "Output";
     takes("--json", "FILE", result.json, "the results, with all that they depend on");
     takes("--plot", "FILE.svg", result.plot, "bus bandwidth over size");
-    takes("--beside", "FILE", result.beside, "draw results of that file too: of --json or --candidate");
-    flag("--candidate", result.candidate, "of allreduce: settings from the environment, JSON lines");
-    app.footer("Collectives: " + collectives +
+    takes("--beside", "FILE", result.beside, "draw that file's results too (--json, --candidate)");
+    flag("--candidate", result.candidate, "of allreduce: environment in, JSON lines out");
+    app.footer("Collectives:\n  " + collectives +
                ".\n"
                "--algorithm is for allreduce and reduce_scatter.\n"
                "\n"
