@@ -1,4 +1,5 @@
-# `cpack -G DEB` in the build directory makes two Debian packages: libddp-dev (headers, for every architecture) and ddprun.
+# `cpack -G DEB` in the build directory makes Debian packages: libddp-dev (headers, for every architecture), ddprun, and ddp-perf,
+# which is apart because it may link MPI.
 # Only what Debian asks of a package beyond an installation is in packaging/debian/.
 set(debian "${PROJECT_SOURCE_DIR}/packaging/debian")
 set(CPACK_PACKAGE_CONTACT "ddp maintainers <ddp@localhost>" CACHE STRING "Maintainer of the Debian packages: Name <address>")
@@ -48,19 +49,33 @@ This package has the header-only library, a CMake package and pkg-config
 files. TCP needs Boost.Asio and xxHash, and OpenSSL between hosts; the
 layers need Eigen, compressed data needs zlib, and MPI needs Boost.MPI.")
 
+# ddp_debian_tool(<component> <package>): a program, its manual page, and the libraries that it needs
+macro(ddp_debian_tool component package)
+  list(APPEND CPACK_COMPONENTS_ALL ${component})
+  ddp_debian_files(${component} ${package})
+  execute_process(COMMAND gzip --best --no-name --stdout "${debian}/${package}.1"
+    OUTPUT_FILE "${PROJECT_BINARY_DIR}/debian/${package}.1.gz" ERROR_QUIET)
+  install(FILES "${PROJECT_BINARY_DIR}/debian/${package}.1.gz" DESTINATION share/man/man1 COMPONENT ${component}
+    EXCLUDE_FROM_ALL)
+  string(TOUPPER ${component} COMPONENT)
+  set(CPACK_DEBIAN_${COMPONENT}_PACKAGE_NAME ${package})
+  set(CPACK_DEBIAN_${COMPONENT}_PACKAGE_SECTION utils)
+  set(CPACK_DEBIAN_${COMPONENT}_PACKAGE_SHLIBDEPS ON)
+endmacro()
 if(DDP_BUILD_TOOLS)
-  list(APPEND CPACK_COMPONENTS_ALL tools)
-  ddp_debian_files(tools ddprun)
-  execute_process(COMMAND gzip --best --no-name --stdout "${debian}/ddprun.1"
-    OUTPUT_FILE "${PROJECT_BINARY_DIR}/debian/ddprun.1.gz" ERROR_QUIET)
-  install(FILES "${PROJECT_BINARY_DIR}/debian/ddprun.1.gz" DESTINATION share/man/man1 COMPONENT tools EXCLUDE_FROM_ALL)
-  set(CPACK_DEBIAN_TOOLS_PACKAGE_NAME ddprun)
-  set(CPACK_DEBIAN_TOOLS_PACKAGE_SECTION utils)
-  set(CPACK_DEBIAN_TOOLS_PACKAGE_SHLIBDEPS ON)
+  ddp_debian_tool(tools ddprun)
   set(CPACK_DEBIAN_TOOLS_DESCRIPTION "launcher of distributed training programs
 ddprun starts the ranks of a program on one machine or several, tells each
 its rank and where to meet, shows what they print, and ends all of them
 when one fails. The environment it sets is torchrun's, so it starts other
 programs that read RANK and WORLD_SIZE as well.")
+endif()
+if(DDP_BUILD_TOOLS AND TARGET ddp::secure)
+  ddp_debian_tool(perf ddp-perf)
+  set(CPACK_DEBIAN_PERF_PACKAGE_DEPENDS ddprun)
+  set(CPACK_DEBIAN_PERF_DESCRIPTION "measures collective operations between processes
+ddp-perf times allreduce, broadcast and the other collectives of the ddp
+library for a range of sizes, over TCP, MPI or between threads. It prints
+time and bandwidth, verifies results, and writes JSON and plots.")
 endif()
 include(CPack)

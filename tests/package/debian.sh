@@ -27,17 +27,18 @@ on_root() { # libc and its like are this machine's; the packages have no scripts
     dpkg --root="$root" --force-depends --force-script-chrootless "$@" 2>&1
 }
 on_root --install "${packages[@]}"
-on_root --verify libddp-dev ddprun
+on_root --verify libddp-dev ddprun ddp-perf
 
 export PKG_CONFIG_PATH=$root/usr/share/pkgconfig
 flags=()
 eval "flags=($(pkg-config --cflags --libs ddp-tcp ddp-nn))" # pkg-config quotes what the shell would split
 "$compiler" -std=c++20 "$source_dir/examples/quick_start.cpp" "${flags[@]}" -o quick_start
 [[ $("$root/usr/bin/ddprun" -n 2 --prefix none -- ./quick_start) == "y = 2.00 x + 1.00 (ranks: 2)" ]]
+"$root/usr/bin/ddp-perf" allreduce -n 2 -e 64 --iterations 2 --check
 cmake -S "$source_dir/tests/package/find_package" -B consumer -DCMAKE_PREFIX_PATH="$root/usr" -DCMAKE_CXX_COMPILER="$compiler"
 cmake --build consumer
 consumer/consumer
 
-on_root --purge libddp-dev ddprun
+on_root --purge libddp-dev ddprun ddp-perf
 diff before <(contents)
 echo "installed, used and removed"
