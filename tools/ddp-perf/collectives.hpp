@@ -29,10 +29,8 @@
 
 namespace ddp_perf {
 
-/// Memory for what is sent and received: the one place where ddp-perf takes it. Zeroed.
-[[nodiscard]] inline std::shared_ptr<float[]> make_buffer(ddp::communicator<> const& /*comm*/, std::size_t bytes) {
-    return ddp::make_arena<float>(bytes / sizeof(float));
-}
+/// Memory for what is sent and received: the one place where ddp-perf takes it. Zeroed; ranks of one host share it.
+using buffer = ddp::shared_array<float>;
 
 /// Element i of what rank r brings is (i mod period + 1) (r + 1): it and all sums of it are exact in float.
 struct pattern {
@@ -57,11 +55,7 @@ public:
     [[nodiscard]] static std::string chosen() { return "-"; }
 
     collective(ddp::communicator<> const& over, ddp::any_allreduce const& algorithm, std::size_t count)
-        : comm(over),
-          how(algorithm),
-          values(over.size()),
-          memory(make_buffer(over, count * sizeof(float))),
-          data(memory.get(), count) {}
+        : comm(over), how(algorithm), values(over.size()), memory(over, count), data(memory.span()) {}
 
     void prepare() const { rewrite(data, 1); }
     void clear() const { rewrite(data, 0); }
@@ -95,7 +89,7 @@ protected:
     ddp::communicator<> const& comm;
     ddp::any_allreduce const& how;
     pattern values;
-    std::shared_ptr<float[]> memory;
+    buffer memory;
     std::span<float> data;
 };
 
@@ -103,9 +97,17 @@ struct allreduce : collective {
     using collective::collective;
     static constexpr char const* name = "allreduce";
     [[nodiscard]] static double bus_factor(double n) { return 2 * (n - 1) / n; }
-    [[nodiscard]] std::string chosen() const { return chosen_allreduce(); }
+    [[nodiscard]] std::string chosen() const {
+        bool const automatic = how.name == std::string_view(ddp::automatic_allreduce::name);
+        return automatic && ddp::in_memory(memory) ? "memory" : chosen_allreduce();
+    }
     void fill() const { fill_mine(); }
-    void run(std::size_t) const { ddp::allreduce(comm, data, how); }
+    void run(std::size_t) const {
+        if (how.name == std::string_view(ddp::automatic_allreduce::name))
+            ddp::allreduce(comm, memory);
+        else
+            ddp::allreduce(comm, data, how);
+    }
     [[nodiscard]] std::size_t wrong(std::size_t) const {
         return count_wrong(data, 0, data.size(), [&](std::size_t i) { return values.sum(i); });
     }
@@ -180,9 +182,7 @@ struct all_to_all : collective {
     [[nodiscard]] static std::string chosen() { return "direct"; }
 
     all_to_all(ddp::communicator<> const& over, ddp::any_allreduce const& algorithm, std::size_t count)
-        : collective(over, algorithm, count),
-          second(make_buffer(over, count * sizeof(float))),
-          in(second.get(), count) {}
+        : collective(over, algorithm, count), second(over, count), in(second.span()) {}
     void fill() const {
         fill_mine();
         std::fill(in.begin(), in.end(), -1.0f);
@@ -194,7 +194,7 @@ struct all_to_all : collective {
     }
 
 private:
-    std::shared_ptr<float[]> second;
+    buffer second;
     std::span<float> in;
 };
 
@@ -212,9 +212,7 @@ struct pingpong : collective {
     static constexpr int operations = 2;
 
     pingpong(ddp::communicator<> const& over, ddp::any_allreduce const& algorithm, std::size_t count)
-        : collective(over, algorithm, count),
-          second(make_buffer(over, count * sizeof(float))),
-          in(second.get(), count) {}
+        : collective(over, algorithm, count), second(over, count), in(second.span()) {}
     void fill() const {
         fill_mine();
         std::fill(in.begin(), in.end(), -1.0f);
@@ -234,7 +232,7 @@ struct pingpong : collective {
     }
 
 private:
-    std::shared_ptr<float[]> second;
+    buffer second;
     std::span<float> in;
 };
 

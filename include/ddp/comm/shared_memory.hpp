@@ -68,9 +68,12 @@ concept SharingTransport = Transport<T> && requires(T& t) {
 /// Memory of equal size of all ranks of a group, as this rank sees it.
 class shared_memory {
 public:
-    shared_memory(std::unique_ptr<memory_sharing> how, std::vector<std::shared_ptr<std::byte>> views, int rank)
-        : how_(std::move(how)), views_(std::move(views)), rank_(static_cast<std::size_t>(rank)) {}
+    shared_memory(std::unique_ptr<memory_sharing> how, std::vector<std::shared_ptr<std::byte>> views, int rank,
+                  std::uint64_t number)
+        : how_(std::move(how)), views_(std::move(views)), rank_(static_cast<std::size_t>(rank)), number_(number) {}
 
+    /// Another one for other memory, the same on all ranks.
+    [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
     /// That rank's memory, on a page boundary.
     [[nodiscard]] std::byte* of(std::size_t rank) const noexcept {
         return views_[rank].get() + memory_sharing::header_bytes;
@@ -91,6 +94,7 @@ private:
     std::unique_ptr<memory_sharing> how_;
     std::vector<std::shared_ptr<std::byte>> views_;  // a rank of the group each
     std::size_t rank_;
+    std::uint64_t number_;
 };
 
 /// What came of an attempt to share.
@@ -149,7 +153,9 @@ task<> share_memory(lane<T> over, std::size_t bytes, sharing_result* result) {
     co_await all_gather_small(over.phase(2), std::span<std::uint8_t>(said));
     result->blind = std::find(said.begin(), said.end(), 0) != said.end();
     if (how != nullptr) how->settle();
-    if (!result->blind) result->memory = std::make_shared<shared_memory>(std::move(how), std::move(views), over.rank());
+    if (!result->blind)
+        result->memory =
+            std::make_shared<shared_memory>(std::move(how), std::move(views), over.rank(), hash_of(0, over.id));
 }
 
 }  // namespace ddp

@@ -1,0 +1,168 @@
+/// \file
+/// shared_array: numbers of every rank, in memory that all of them see where they share a host; and allreduce there.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include <ddp/collective/algorithms/automatic_allreduce.hpp>
+#include <ddp/collective/barrier.hpp>
+#include <ddp/collective/call.hpp>
+#include <ddp/collective/concepts.hpp>
+#include <ddp/comm/communicator.hpp>
+#include <ddp/comm/shared_memory.hpp>
+#include <ddp/core/separate.hpp>
+#include <ddp/kernel/combine.hpp>
+#include <ddp/transport/any.hpp>
+
+namespace ddp {
+
+namespace detail {
+
+/// Memory of `bytes` on every rank of `comm` that all of them see; null where they do not, or where a rank asks for 0 or has
+/// DDP_SHARE_MEMORY=0. Throws environment_error, the same on every rank, where one has no room.
+template <Transport T>
+[[nodiscard]] std::shared_ptr<shared_memory> share_memory(communicator<T> const& comm, std::size_t bytes) {
+    sharing_result found;
+    if constexpr (SharingTransport<T>) {
+        if (comm.size() == 1) return nullptr;
+        char const* const wanted = std::getenv("DDP_SHARE_MEMORY");
+        if (wanted != nullptr && std::string_view(wanted) == "0") bytes = 0;
+        operation_info what;
+        what.name = "share_memory";
+        what.fingerprint = agree(what.name, 0, "", "");
+        comm.run([&] { return ddp::share_memory(comm.enter(what), bytes, &found); });
+        if (!found.refused.empty())
+            throw environment_error(found.refused +
+                                    ". Give it more memory (ulimit -v, the limit of its container), or set "
+                                    "DDP_SHARE_MEMORY=0: ranks then send each other messages.");
+        if (found.blind && comm.rank() == 0)
+            std::fputs(
+                "ddp: the ranks of this host cannot see each other's memory (are they in containers of their "
+                "own?) and send messages instead\n",
+                stderr);
+    }
+    return found.memory;
+}
+
+}  // namespace detail
+
+/// `count` numbers on every rank of a communicator, zero at first, in memory that all of these ranks see if they are on one
+/// host: allreduce then reads and writes where they lie. Elsewhere memory of this rank's own, and messages.
+///
+///     ddp::shared_array<float> gradient(comm, n);
+///     compute(gradient.span());
+///     ddp::allreduce(comm, gradient);
+///
+/// Collective: all ranks make it with the same count; each destroys its own whenever it likes. Throws comm_error;
+/// environment_error, on every rank, where one of them has no room.
+template <Number E>
+class shared_array {
+public:
+    template <Transport T>
+    shared_array(communicator<T> const& comm, std::size_t count)
+        : memory_(detail::share_memory(comm, count * sizeof(E))),
+          own_(memory_ ? nullptr : std::make_unique<E[]>(count)),
+          numbers_(memory_ ? reinterpret_cast<E*>(memory_->mine().get()) : own_.get(), count) {}
+
+    [[nodiscard]] std::span<E> span() const noexcept { return numbers_; }
+    [[nodiscard]] std::size_t size() const noexcept { return numbers_.size(); }
+    [[nodiscard]] E& operator[](std::size_t i) const noexcept { return numbers_[i]; }
+    /// What all ranks see; null: their memory is their own.
+    [[nodiscard]] std::shared_ptr<shared_memory> const& memory() const noexcept { return memory_; }
+
+private:
+    std::shared_ptr<shared_memory> memory_;
+    std::unique_ptr<E[]> own_;
+    std::span<E> numbers_;
+};
+
+/// An allreduce of `count` numbers that lie in shared memory, over a lane of its ranks: the owner of a slice combines it from
+/// all ranks and stores the result into all.
+///
+/// Cost    two barriers; each rank reads and writes n numbers. No scratch but P pointers.
+/// Order   the canonical tree over ranks.
+/// Throws  collective_aborted inside the scheduler.
+struct memory_allreduce {
+    static constexpr std::size_t piece_bytes = std::size_t{64} << 10;  ///< of each rank: all fit the L2 cache
+    /// Worked through between two looks at the transport.
+    static constexpr std::size_t turn_bytes = std::size_t{1} << 20;
+
+    template <class Op, Transport T, Number E>
+    static task<> combine(lane<T> over, std::shared_ptr<shared_memory> memory, std::size_t count) {
+        std::size_t const ranks = static_cast<std::size_t>(over.size()), me = static_cast<std::size_t>(over.rank());
+        detail::slice_cuts<E> const slices(count, over.size());
+        scratch table(ranks * sizeof(E*) * 2);
+        std::span<E*> const all = table.as<E*>().first(ranks);
+        for (std::size_t r = 0; r < ranks; ++r) all[r] = reinterpret_cast<E*>(memory->of(r));
+        co_await barrier(over);
+        constexpr std::size_t piece = piece_bytes / sizeof(E);
+        std::size_t const end = slices.get()[me + 1];
+        std::size_t done = 0;
+        for (std::size_t at = slices.get()[me]; at < end; at += piece) {
+            if (done >= turn_bytes) {
+                co_await over.on->yield();
+                done = 0;
+            }
+            work<Op, E>(all, me, at, std::min(piece, end - at), table.as<E const*>().subspan(ranks));
+            done += piece_bytes;
+        }
+        co_await barrier(over.phase(1));
+    }
+
+private:
+    template <class Op, Number E>
+    static void work(std::span<E* const> all, std::size_t me, std::size_t at, std::size_t count,
+                     std::span<E const*> sources) {
+        for (std::size_t r = 0; r < all.size(); ++r) sources[r] = all[r] + at;
+        std::span<E> const mine(all[me] + at, count);
+        combine_tree<Op>(mine, std::span<E const* const>(sources.first(all.size())));
+        for (std::size_t d = 1; d < all.size(); ++d)  // no rank is everybody's first
+            std::copy(mine.begin(), mine.end(), all[(me + d) % all.size()] + at);
+    }
+};
+
+/// Whether allreduce of this array reads and writes where the ranks' numbers lie; else it sends messages, which are faster for
+/// up to 16 KiB.
+template <Number E>
+[[nodiscard]] bool in_memory(shared_array<E> const& data) noexcept {
+    return data.memory() != nullptr && data.span().size_bytes() > automatic_allreduce().few_ranks_bytes;
+}
+
+namespace detail {
+template <class How, Transport T, Number E, class Op>
+auto allreduce_array(communicator<T> const& comm, shared_array<E> const& data, Op op) {
+    bool const here = in_memory(data);
+    auto const make = [op, here, numbers = data.span(), memory = data.memory()](lane<T> over) {
+        if (numbers.empty()) return barrier(over);
+        if (!here) return automatic_allreduce::combine({}, over, numbers, op);
+        return memory_allreduce::combine<Op, T, E>(over, memory, numbers.size());
+    };
+    std::uint64_t const which = data.memory() != nullptr ? data.memory()->number() : 0;
+    return How::run(comm, about<E>(name_by<"allreduce", Op>, data.size(), "shared array"), make, which);
+}
+}  // namespace detail
+
+/// Combines the arrays of all ranks; each then holds the result.
+///
+/// Cost    above 16 KiB, where memory is shared: two barriers, and every rank reads and writes each byte once. Otherwise
+///         automatic_allreduce's.
+/// Order   the canonical tree over ranks: the bits of any canonical algorithm.
+/// Throws  comm_error (the same verdict on every rank); data is then unspecified.
+template <Transport T, Number E, OperationOn<E> Op = sum>
+void allreduce(communicator<T> const& comm, shared_array<E> const& data, Op op = {}) {
+    detail::allreduce_array<detail::blocking>(comm, data, op);
+}
+/// Starts it. Data: see request; the array outlives the request.
+template <Transport T, Number E, OperationOn<E> Op = sum>
+[[nodiscard]] request start_allreduce(communicator<T> const& comm, shared_array<E> const& data, Op op = {}) {
+    return detail::allreduce_array<detail::starting>(comm, data, op);
+}
+
+}  // namespace ddp

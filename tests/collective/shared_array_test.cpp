@@ -1,0 +1,92 @@
+// allreduce where all ranks see the numbers: the canonical tree, for every operation, number and group.
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <ddp/collective/algorithms/naive_allreduce.hpp>
+#include <ddp/collective/allreduce.hpp>
+#include <ddp/collective/shared_array.hpp>
+
+#include "support/catch.hpp"
+#include "support/ranks.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+
+namespace {
+
+/// Element i of what rank r brings: sums of them round.
+template <Number E>
+E number(int rank, std::size_t i) {
+    std::size_t const k = (i * 7919 + static_cast<std::size_t>(rank) * 104729) % 1000;
+    if constexpr (std::is_floating_point_v<E>)
+        return static_cast<E>(1) / static_cast<E>(k + 1);
+    else
+        return static_cast<E>(k % 7 + 1);
+}
+
+template <Number E, class Op>
+std::string check(communicator<>& comm, std::size_t count, Op op, bool start = false) {
+    shared_array<E> const mine(comm, count);
+    std::vector<E> plain(count);
+    for (int repeat = 0; repeat < 2; ++repeat) {
+        for (std::size_t i = 0; i < count; ++i) plain[i] = mine[i] = number<E>(comm.rank() + repeat, i);
+        allreduce(comm, plain, op, naive_allreduce{});
+        if (start) {
+            request one = start_allreduce(comm, mine, op);
+            one.wait();
+        } else {
+            allreduce(comm, mine, op);
+        }
+        for (std::size_t i = 0; i < count; ++i)
+            if (plain[i] != mine[i]) return "element " + std::to_string(i) + " of " + std::to_string(count);
+    }
+    return in_memory(mine) == (comm.size() > 1 && count * sizeof(E) > (16 << 10)) ? "" : "the other way was taken";
+}
+
+}  // namespace
+
+TEST_CASE("an array in shared memory is combined in the canonical order", "[collective]") {
+    int const ranks = GENERATE(1, 2, 3, 5, 9);
+    auto const wrong = run_ranks(ranks, [](communicator<>& comm) {
+        for (std::size_t const count : {0, 1, 5000, 16387, 300'001})
+            if (std::string text = check<float>(comm, count, sum{}); !text.empty()) return "float: " + text;
+        for (bool const start : {false, true}) {
+            if (std::string text = check<double>(comm, 70'001, sum{}, start); !text.empty()) return "double: " + text;
+            if (std::string text = check<std::int64_t>(comm, 9001, product{}, start); !text.empty()) return text;
+            if (std::string text = check<float>(comm, 9001, minimum{}, start); !text.empty()) return text;
+        }
+        communicator<> half = comm.split(comm.rank() % 2, -comm.rank());
+        return check<double>(half, 20'000, maximum{});
+    });
+    for (std::string const& one : wrong) CHECK(one == "");
+}
+
+TEST_CASE("ranks that bring different arrays to one allreduce get a mismatch", "[collective]") {
+    auto const errors = errors_of_ranks(2, [](communicator<>& comm) {
+        shared_array<float> const a(comm, 9000), b(comm, 9000);
+        allreduce(comm, comm.rank() == 0 ? a : b);
+    });
+    for (std::string const& one : errors) {
+        CAPTURE(one);
+        CHECK(one.find("DDP-E205") == 0);
+    }
+}
+
+TEST_CASE("an array may go before its request has ended elsewhere, and its communicator before it", "[collective]") {
+    run_ranks(3, [](communicator<>& comm) {
+        auto group = std::make_unique<communicator<>>(comm.split(0, comm.rank()));
+        auto mine = std::make_unique<shared_array<double>>(*group, 10'000);
+        std::iota(mine->span().begin(), mine->span().end(), 0.0);
+        for (int i = 0; i < 20; ++i) allreduce(*group, *mine);
+        mine.reset();  // others may still be in the last barrier
+        shared_array<double> const last(*group, 10'000);
+        group.reset();
+        if (last[9999] != 0) throw std::logic_error("not zero");
+    });
+}
