@@ -53,8 +53,9 @@ ENDLESS = "steps=1000000"
 
 SHAPES = (("tensors=8", "elements=20000"), ("tensors=4", "elements=800", "bucket=4096"),
           ("tensors=3", "elements=300000", "bucket=1000000"))
-WAYS = ((), ("algorithm=ring",), ("update=sharded",), ("algorithm=recursive_doubling",), ("algorithm=direct",),
-        ("algorithm=naive",))
+MESSAGES = (("share=0",), ("algorithm=ring",), ("update=sharded", "share=0"), ("algorithm=recursive_doubling",),
+            ("algorithm=direct",), ("algorithm=naive",))
+WAYS = MESSAGES + ((), (), ("update=replicated",), ("update=sharded",))  # and in memory that ranks share
 OWN_CODE = ("construct", "bind", "forward", "backward", "between", "end", "reduced")  # a rank runs its own code
 INSIDE = ("waiting", "barrier", "allreduce", "broadcast")  # it waits for others in a call
 BEFORE_OR_AFTER = ("construct", "bind", "end")  # no step's number
@@ -109,8 +110,8 @@ def quiet(rank):
     return rf"^DDP-E203 peer silent: rank {rank} has sent nothing"
 
 
-def drawn_words(draw):
-    return draw.choice(SHAPES) + draw.choice(WAYS)
+def drawn_words(draw, ways=WAYS):
+    return draw.choice(SHAPES) + draw.choice(ways)
 
 
 def drawn_place(draw, phases):
@@ -244,7 +245,7 @@ def row_22(draw, size):
 def row_23(draw, size):
     rate = draw.choice((1.25e6, 1.25e5))
     small = ("tensors=4", "elements=800", "bucket=4096")
-    return Plan(size, small + draw.choice(WAYS), steps="steps=20", links={"rate": rate / SCALE}, proxied=True, well=True)
+    return Plan(size, small + draw.choice(MESSAGES), steps="steps=20", links={"rate": rate / SCALE}, proxied=True, well=True)
 
 
 def drawn_link(draw, size):
@@ -273,8 +274,8 @@ def harmed(draw, size, harm, verdicts, bound, **more):
         else:
             time.sleep(pause)
         harm(proxy)
-    return Plan(size, drawn_words(draw), faults, steps=ENDLESS, harm=strike, proxied=True, verdicts=verdicts, bound=bound,
-                **more)
+    return Plan(size, drawn_words(draw, MESSAGES), faults, steps=ENDLESS, harm=strike, proxied=True, verdicts=verdicts,
+                bound=bound, **more)
 
 
 def row_25(draw, size):
@@ -291,9 +292,9 @@ def row_25(draw, size):
             proxy.link(a, b).stall(stalled=False)
             time.sleep(0.02)
     if rate:
-        return Plan(size, draw.choice(SHAPES[:2]) + draw.choice(WAYS), steps="steps=4", links={"rate": rate / SCALE},
+        return Plan(size, draw.choice(SHAPES[:2]) + draw.choice(MESSAGES), steps="steps=4", links={"rate": rate / SCALE},
                     proxied=True, well=True)
-    return Plan(size, draw.choice(SHAPES[:2]) + draw.choice(WAYS), steps="steps=40", more=("pause=10",), harm=harm,
+    return Plan(size, draw.choice(SHAPES[:2]) + draw.choice(MESSAGES), steps="steps=40", more=("pause=10",), harm=harm,
                 proxied=True, well=True)
 
 
@@ -345,7 +346,8 @@ def row_29(draw, size):
             time.sleep(down)
             proxy.link(a, b).stall(stalled=False)
             time.sleep(up)
-    return Plan(size, drawn_words(draw), steps=f"steps={steps}", more=("pause=10",), harm=harm, proxied=True, well=True,
+    return Plan(size, drawn_words(draw, MESSAGES), steps=f"steps={steps}", more=("pause=10",), harm=harm, proxied=True,
+                well=True,
                 links={"delay": delay * SCALE, "jitter": jitter * SCALE})
 
 
@@ -373,7 +375,7 @@ def row_31(draw, size):
 
 
 def row_32(draw, size):
-    small = ("tensors=2", "elements=400", "bucket=4096") + draw.choice(WAYS)
+    small = ("tensors=2", "elements=400", "bucket=4096") + draw.choice(MESSAGES)
     if draw.random() < 0.5 or shutil.which("strace") is None:
         return Plan(size, small, steps="steps=3", links={"segment": draw.choice((1, 7))}, proxied=True, well=True)
     calls = draw.choice(("sendmsg", "recvmsg", "sendmsg,recvmsg", "poll,ppoll"))

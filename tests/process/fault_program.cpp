@@ -112,7 +112,8 @@ struct settings {
     std::size_t tensors = 8, elements = 20000, bucket = 64 << 10;
     int pause = 0;  // milliseconds in every forward
     bool digests = false;
-    std::string algorithm = "auto", update = "replicated";
+    std::string algorithm = "auto", update = "automatic";
+    bool share = true;
     std::vector<fault> faults;
 };
 
@@ -149,6 +150,8 @@ settings parse(int argc, char** argv) {
             with.algorithm = value;
         else if (name == "update")
             with.update = value;
+        else if (name == "share")
+            with.share = value == "1";
         else if (name == "transport")
             with.run.transport = value;
         else if (name == "ranks")
@@ -407,6 +410,8 @@ void train(settings const& with, Comm& comm, trouble& ill) {
     pulled_values model(with, ill);
     ddp::training_options options;
     if (with.update == "sharded") options.update = ddp::update::sharded;
+    if (with.update == "replicated") options.update = ddp::update::replicated;
+    options.share_memory = with.share;
     float const rate = ill.due("rate", "construct", 0) != nullptr ? 0.2f : 0.1f;
     if (rate != 0.1f || ill.due("model", "construct", 0) != nullptr) ill.announce();
     ddp::data_parallel trainer{model,
