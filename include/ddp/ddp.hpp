@@ -16,7 +16,6 @@
 #include <ddp/collective/reduce.hpp>
 #include <ddp/collective/reduce_scatter.hpp>
 #include <ddp/collective/scatter.hpp>
-#include <ddp/collective/shared_array.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/core/random.hpp>
 #include <ddp/core/version.hpp>

@@ -25,6 +25,7 @@
 #include <tuple>
 #include <vector>
 
+#include <ddp/collective/shared_array.hpp>
 #include <ddp/ddp.hpp>
 
 namespace ddp_perf {

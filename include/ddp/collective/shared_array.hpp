@@ -5,16 +5,14 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <span>
-#include <string_view>
 
 #include <ddp/collective/algorithms/automatic_allreduce.hpp>
 #include <ddp/collective/barrier.hpp>
 #include <ddp/collective/call.hpp>
 #include <ddp/collective/concepts.hpp>
+#include <ddp/collective/share_memory.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/comm/shared_memory.hpp>
 #include <ddp/core/separate.hpp>
@@ -22,36 +20,6 @@
 #include <ddp/transport/any.hpp>
 
 namespace ddp {
-
-namespace detail {
-
-/// Memory of `bytes` on every rank of `comm` that all of them see; null where they do not, or where a rank asks for 0 or has
-/// DDP_SHARE_MEMORY=0. Throws environment_error, the same on every rank, where one has no room.
-template <Transport T>
-[[nodiscard]] std::shared_ptr<shared_memory> share_memory(communicator<T> const& comm, std::size_t bytes) {
-    sharing_result found;
-    if constexpr (SharingTransport<T>) {
-        if (comm.size() == 1) return nullptr;
-        char const* const wanted = std::getenv("DDP_SHARE_MEMORY");
-        if (wanted != nullptr && std::string_view(wanted) == "0") bytes = 0;
-        operation_info what;
-        what.name = "share_memory";
-        what.fingerprint = agree(what.name, 0, "", "");
-        comm.run([&] { return ddp::share_memory(comm.enter(what), bytes, &found); });
-        if (!found.refused.empty())
-            throw environment_error(found.refused +
-                                    ". Give it more memory (ulimit -v, the limit of its container), or set "
-                                    "DDP_SHARE_MEMORY=0: ranks then send each other messages.");
-        if (found.blind && comm.rank() == 0)
-            std::fputs(
-                "ddp: the ranks of this host cannot see each other's memory (are they in containers of their "
-                "own?) and send messages instead\n",
-                stderr);
-    }
-    return found.memory;
-}
-
-}  // namespace detail
 
 /// `count` numbers on every rank of a communicator, zero at first, in memory that all of these ranks see if they are on one
 /// host: allreduce then reads and writes where they lie. Elsewhere memory of this rank's own, and messages.

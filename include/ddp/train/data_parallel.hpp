@@ -18,7 +18,7 @@
 #include <vector>
 
 #include <ddp/collective/broadcast.hpp>
-#include <ddp/collective/shared_array.hpp>
+#include <ddp/collective/share_memory.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/kernel/kernel.hpp>
 #include <ddp/model/model.hpp>

@@ -6,7 +6,6 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -76,7 +75,8 @@ private:
     std::mutex board_;
     std::vector<report> reports_;
     std::vector<std::uint64_t> hosts_;
-    std::map<std::uint64_t, std::shared_ptr<std::byte>> memory_;  // offered at the moment; guarded by board_
+    /// Offered at the moment, with its number. Guarded by board_.
+    std::vector<std::pair<std::uint64_t, std::shared_ptr<std::byte>>> memory_;
     std::uint64_t offers_ = 0;
     std::atomic<std::uint64_t> news_{0};
 };

@@ -231,19 +231,20 @@ public:
         std::shared_ptr<std::byte> memory(raw, [](std::byte* p) { ::operator delete(p, page); });
         std::scoped_lock lock(world_->board_);
         number_ = mine.where[0] = ++world_->offers_;
-        world_->memory_[number_] = memory;
+        world_->memory_.emplace_back(number_, memory);
         return memory;
     }
     bool give(memory_offer const& /*peer*/) noexcept override { return true; }
     void take(std::span<memory_offer const> /*all*/) noexcept override {}
     std::shared_ptr<std::byte> view(memory_offer const& peer) noexcept override {
         std::scoped_lock lock(world_->board_);
-        auto const found = world_->memory_.find(peer.where[0]);
-        return found == world_->memory_.end() ? nullptr : found->second;
+        for (auto const& [number, memory] : world_->memory_)
+            if (number == peer.where[0]) return memory;
+        return nullptr;
     }
     void settle() noexcept override {
         std::scoped_lock lock(world_->board_);
-        world_->memory_.erase(number_);
+        std::erase_if(world_->memory_, [this](auto const& one) { return one.first == number_; });
     }
 
 private:

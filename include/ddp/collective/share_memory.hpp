@@ -1,0 +1,43 @@
+/// \file
+/// share_memory among the ranks of a communicator, for what works in memory that all of them see.
+#pragma once
+
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string_view>
+
+#include <ddp/collective/concepts.hpp>
+#include <ddp/comm/communicator.hpp>
+#include <ddp/comm/shared_memory.hpp>
+
+namespace ddp::detail {
+
+/// Memory of `bytes` on every rank of `comm` that all of them see; null where they do not, or where a rank asks for 0 or has
+/// DDP_SHARE_MEMORY=0. Throws environment_error, the same on every rank, where one has no room.
+template <Transport T>
+[[nodiscard]] std::shared_ptr<shared_memory> share_memory(communicator<T> const& comm, std::size_t bytes) {
+    sharing_result found;
+    if constexpr (SharingTransport<T>) {
+        if (comm.size() == 1) return nullptr;
+        char const* const wanted = std::getenv("DDP_SHARE_MEMORY");
+        if (wanted != nullptr && std::string_view(wanted) == "0") bytes = 0;
+        operation_info what;
+        what.name = "share_memory";
+        what.fingerprint = agree(what.name, 0, "", "");
+        comm.run([&] { return ddp::share_memory(comm.enter(what), bytes, &found); });
+        if (!found.refused.empty())
+            throw environment_error(found.refused +
+                                    ". Give it more memory (ulimit -v, the limit of its container), or set "
+                                    "DDP_SHARE_MEMORY=0: ranks then send each other messages.");
+        if (found.blind && comm.rank() == 0)
+            std::fputs(
+                "ddp: the ranks of this host cannot see each other's memory (are they in containers of their "
+                "own?) and send messages instead\n",
+                stderr);
+    }
+    return found.memory;
+}
+
+}  // namespace ddp::detail
