@@ -15,27 +15,27 @@ namespace ddp {
 
 /// Reduce-scatter by recursive halving and all-gather by recursive doubling, in the order of the canonical tree.
 ///
-/// The ranks fall into blocks as in recursive_doubling_allreduce (P = 7: 4, 2, 1). In each block, neighbours first exchange
-/// halves of the data, then ranks at distance 2 exchange quarters, and so on. Each rank adds the part that it keeps. In a
-/// block of b ranks, each rank then holds 1/b of the block's sum. It sends that part to the b'/b ranks of the next larger
-/// block, of b' ranks, that hold pieces of it; they add it on the right. The result returns along the same links.
-/// (reduce leaves partial sums in the slices that are not this rank's.)
+/// The ranks fall into blocks as in recursive_doubling_allreduce (P = 7: 4, 2, 1). In each block, neighbours first
+/// exchange halves of the data, then ranks at distance 2 exchange quarters, and so on. Each rank adds the part that
+/// it keeps. In a block of b ranks, each rank then holds 1/b of the block's sum. It sends that part to the b'/b ranks
+/// of the next larger block, of b' ranks, that hold pieces of it; they add it on the right. The result returns along
+/// the same links. (reduce leaves partial sums in the slices that are not this rank's.)
 ///
 /// data    n elements, the same n on every rank; on return every rank holds the same bits.
-/// Cost    2 floor(log2 P) steps of latency. If P is a power of two, each rank sends 2S(P-1)/P bytes in 2 log2(P) messages.
-///         Otherwise a rank in a block of b sends 2S(b-1)/b bytes in 2 log2(b) messages, and S/b bytes more in b'/b
-///         messages if there is a larger block, and S/b bytes more in 1 message if there is a smaller block: at most 2S
-///         bytes. The data is cut at multiples of 64 bytes, so parts may differ by 64 bytes. A message is sent in chunks
-///         of chunk_bytes, and not at all if it is empty. Scratch of `window` chunks, or of `window` halves of the data
-///         if these are shorter.
-/// Halves  reduce sends what goes towards block 0, all_gather what returns. The ranks of block 0 (b of them) then hold
-///         parts that are not the slices of the cuts, so each half has one step more, which moves slices to or from
-///         their owners: in reduce each rank of block 0 sends at most S/b bytes, in all_gather each rank at most its
-///         slice. With even cuts these are at most 3 messages per rank.
+/// Cost    2 floor(log2 P) steps of latency. If P is a power of two, each rank sends 2S(P-1)/P bytes in 2 log2(P)
+///         messages. Otherwise a rank in a block of b sends 2S(b-1)/b bytes in 2 log2(b) messages, and S/b bytes more
+///         in b'/b messages if there is a larger block, and S/b bytes more in 1 message if there is a smaller block:
+///         at most 2S bytes. The data is cut at multiples of 64 bytes, so parts may differ by 64 bytes. A message is
+///         sent in chunks of chunk_bytes, and not at all if it is empty. Scratch of `window` chunks, or of `window`
+///         halves of the data if these are shorter.
+/// Halves  reduce sends what goes towards block 0, all_gather what returns. The ranks of block 0 (b of them) then
+///         hold parts that are not the slices of the cuts, so each half has one step more, which moves slices to or
+///         from their owners: in reduce each rank of block 0 sends at most S/b bytes, in all_gather each rank at most
+///         its slice. With even cuts these are at most 3 messages per rank.
 /// Sums    the canonical tree over ranks; the factor in the last step; other operations likewise.
 /// Throws  collective_aborted inside the scheduler, comm_error to the caller; data is then unspecified.
-/// Source  Rabenseifner, "Optimization of collective reduction operations", ICCS 2004. Neighbours come first here, for the
-///         order; the order for other counts is our own.
+/// Source  Rabenseifner, "Optimization of collective reduction operations", ICCS 2004. Neighbours come first here, to
+///         add in the canonical order; the scheme for numbers that are not powers of two is our own.
 struct halving_doubling_allreduce {
     static constexpr char const* name = "halving_doubling";
     static constexpr bool canonical = true;
@@ -171,7 +171,7 @@ private:
         for (std::size_t i = 0; i < sends.size(); ++i) co_await sends[i];
     }
 
-    /// Brings the result from the ranks that hold parts of it to all. `results`: receives of what this rank gave, in order.
+    /// Brings the result from the ranks that hold parts of it to all. `results`: receives of what this rank gave.
     template <Transport T, Number E>
     static task<> spread(route<E> const& way, lane<T> over, operations& results) {
         operations sends(way.chunks(&link<E>::keeps));
