@@ -127,7 +127,7 @@ int main(int argc, char** argv) {
         .add("ranks", with.run.ranks, "how many; with --transport inproc they are threads of this process", 0)
         .add("transport", with.run.transport, "inproc, tcp or mpi; left out: what the launcher says")
         .add("model", with.model, "mlp or cnn; the latter wants images of 28 x 28 pixels")
-        .add("algorithm", with.algorithm, "auto, direct, recursive_doubling, ring or naive")
+        .add("algorithm", with.algorithm, "auto, direct, recursive_doubling, halving_doubling, ring or naive")
         .add("buckets", with.buckets, "size of a gradient bucket, such as 1MiB")
         .add("update", with.update, "replicated or sharded")
         .add("epochs", with.epochs, "passes over the data; 0: 8, or 6 of the cnn", 0)

@@ -52,12 +52,13 @@ static_assert(whole<archetype<without::all_gather>> && !sliced<archetype<without
 static_assert(whole<archetype<without::everywhere>> && !sliced<archetype<without::everywhere>>);
 
 static_assert(sliced<ddp::automatic_allreduce> && sliced<ddp::direct_allreduce> && sliced<ddp::ring_allreduce>);
+static_assert(sliced<ddp::halving_doubling_allreduce>);
 static_assert(sliced<ddp::recursive_doubling_allreduce> && sliced<ddp::naive_allreduce> && sliced<any_allreduce>);
 
 }  // namespace
 
 TEST_CASE("any_allreduce is what its name says", "[collective][allreduce]") {
-    for (char const* name : {"auto", "direct", "recursive_doubling", "ring", "naive"}) {
+    for (char const* name : {"auto", "direct", "recursive_doubling", "halving_doubling", "ring", "naive"}) {
         any_allreduce const parsed = any_allreduce::parse(name);
         CHECK(parsed.name == std::string(name));
         CHECK(parsed.canonical == (std::string(name) != "ring"));
@@ -82,6 +83,6 @@ TEST_CASE("an algorithm that does not exist is refused with the list of those th
             text = e.what();
         }
         CHECK(text.find("'" + name + "'") != std::string::npos);
-        CHECK(text.find("auto|direct|recursive_doubling|ring|naive") != std::string::npos);
+        CHECK(text.find("auto|direct|recursive_doubling|halving_doubling|ring|naive") != std::string::npos);
     }
 }

@@ -50,6 +50,16 @@ std::vector<std::size_t> slices(std::size_t count, std::size_t ranks) {
     }
     return all;
 }
+/// Elements that the rank in place `at` of a block of `size` ranks holds after recursive halving, neighbours first.
+std::size_t held(std::vector<std::size_t> const& parts, std::size_t at, std::size_t size) {
+    std::size_t count = 0;
+    for (std::size_t j = 0; j < parts.size(); ++j) {
+        bool here = true;
+        for (std::size_t d = 1; d < size; d *= 2) here = here && ((at & d) != 0) == ((j & (parts.size() / 2 / d)) != 0);
+        if (here) count += parts[j];
+    }
+    return count;
+}
 
 void allreduce(communicator& comm, ddp::any_allreduce const& algorithm, std::size_t count) {
     std::vector<float> data(count, 1);
@@ -70,7 +80,7 @@ TEST_CASE("allreduce algorithms send what their pages say", "[collective][cost]"
     int const p = static_cast<int>(ranks);
     std::size_t const bytes = count * sizeof(float), piece = 200 / sizeof(float);
     std::vector<std::size_t> const slice = slices(count, ranks);
-    std::vector<traffic> direct(ranks), ring(ranks), naive(ranks), doubling(ranks);
+    std::vector<traffic> direct(ranks), ring(ranks), naive(ranks), doubling(ranks), halving(ranks);
 
     for (std::size_t r = 0; r < ranks && ranks > 1; ++r) {
         for (std::size_t k = 0; k < ranks; ++k) {
@@ -90,6 +100,18 @@ TEST_CASE("allreduce algorithms send what their pages say", "[collective][cost]"
         doubling[r].messages = log2_up(size);
         doubling[r].messages += first > 0 ? divide_up(left - place, size) : place < ranks - size ? 1 : 0;
         doubling[r].bytes = doubling[r].messages * bytes;
+
+        auto const parts = slices(count, std::bit_floor(ranks));
+        auto const part = [&](std::size_t at, std::size_t of) {
+            std::size_t const elements = held(parts, at, of);
+            halving[r].messages += divide_up(elements, piece);
+            halving[r].bytes += elements * sizeof(float);
+        };
+        for (std::size_t d = 1; d < size; d *= 2) part(place ^ d, 2 * d), part(place, 2 * d);
+        if (first > 0)
+            for (std::size_t at = place; at < left; at += size) part(at, left);
+        if (first + size < ranks) part(place, size);
+        if (count >= 5000) CHECK(halving[r].bytes <= 2 * bytes + 2 * 64 * log2_up(2 * ranks));  // parts differ by 64
     }
     auto const sent = [&](ddp::any_allreduce const& algorithm) {
         return text(sent_in(p, [&](communicator& comm) { allreduce(comm, algorithm, count); }));
@@ -98,6 +120,7 @@ TEST_CASE("allreduce algorithms send what their pages say", "[collective][cost]"
     CHECK(sent(ddp::ring_allreduce{.segment_bytes = 200}) == text(ring));
     CHECK(sent(ddp::naive_allreduce{}) == text(naive));
     CHECK(sent(ddp::recursive_doubling_allreduce{}) == text(doubling));
+    CHECK(sent(ddp::halving_doubling_allreduce{.chunk_bytes = 200}) == text(halving));
     ddp::automatic_allreduce automatic{.direct = {.chunk_bytes = 200}};
     automatic.two_ranks_bytes = automatic.few_ranks_bytes = automatic.many_ranks_bytes = 1000;
     CHECK(sent(automatic) == text(bytes <= 1000 ? doubling : direct));
@@ -113,6 +136,34 @@ TEST_CASE("halves of the ring and of the direct exchange send half", "[collectiv
                   std::vector<float> data(ranks * each, 1);
                   ddp::reduce_scatter(comm, std::span<float>(data), algorithm);
               })) == text(expected));
+}
+
+TEST_CASE("halving and doubling send the logarithm's number of messages, and a half of them for a half",
+          "[collective][cost]") {
+    std::size_t const each = 64, slice = each * sizeof(float);
+    for (std::size_t const ranks : {2u, 4u, 8u, 16u}) {
+        CAPTURE(ranks);
+        std::vector<traffic> whole(ranks), half(ranks);
+        for (std::size_t r = 0; r < ranks; ++r) {
+            std::size_t mirrored = 0;
+            for (std::size_t d = 1; d < ranks; d *= 2) mirrored = 2 * mirrored + ((r & d) != 0 ? 1 : 0);
+            std::size_t const moves = mirrored == r ? 0 : 1;  // the slice that it has added is another rank's
+            whole[r] = {2 * log2_up(ranks), 2 * (ranks - 1) * slice};
+            half[r] = {log2_up(ranks) + moves, (ranks - 1 + moves) * slice};
+        }
+        int const p = static_cast<int>(ranks);
+        CHECK(text(sent_in(p, [&](communicator& comm) {
+                  allreduce(comm, ddp::halving_doubling_allreduce{}, ranks * each);
+              })) == text(whole));
+        CHECK(text(sent_in(p, [&](communicator& comm) {
+                  std::vector<float> data(ranks * each, 1);
+                  ddp::reduce_scatter(comm, std::span<float>(data), ddp::halving_doubling_allreduce{});
+              })) == text(half));
+    }
+    // 3 ranks: blocks of 2 and 1. 0 and 1 exchange halves and give theirs to 2, which gives them its halves.
+    std::size_t const half = 3 * slice / 2;
+    CHECK(text(sent_in(3, [&](communicator& comm) { allreduce(comm, ddp::halving_doubling_allreduce{}, 3 * each); })) ==
+          text({{3, 3 * half}, {3, 3 * half}, {2, 2 * half}}));
 }
 
 TEST_CASE("moving collectives send what their pages say", "[collective][cost]") {

@@ -100,6 +100,16 @@ struct leftmost {
     }
 };
 
+/// The composition of functions x -> a x + b modulo 2^16, with a above b in the word: associative, not commutative.
+struct composition {
+    static constexpr char const* name = "composition";
+    static constexpr std::uint32_t combine(std::uint32_t left, std::uint32_t right) noexcept {
+        std::uint32_t const a = left >> 16, b = left & 0xffff;
+        return a * (right >> 16) << 16 | ((a * (right & 0xffff) + b) & 0xffff);
+    }
+};
+static_assert(composition::combine(0x0002'0001, 0x0003'0005) == 0x0006'000b);  // 2 (3 x + 5) + 1
+
 }  // namespace
 
 TEST_CASE("an operation of the user's own is applied", "[collective][operations]") {
@@ -121,6 +131,19 @@ TEST_CASE("reduce keeps what lower ranks have on the left, whatever the root and
                 if (comm.rank() == root && (data.front() != 1 || data.back() != 1))
                     all.push_back("root " + std::to_string(root) + " has " + std::to_string(data.front()));
             }
+        return all;
+    });
+}
+
+TEST_CASE("every canonical algorithm keeps what lower ranks have on the left", "[collective][operations]") {
+    run(GENERATE(2, 3, 4, 5, 6, 7, 8, 9), [](auto& comm) {
+        failures all;
+        for (auto const& [name, algorithm] : ddp::test::algorithms())
+            for (std::size_t const count : {std::size_t{1}, std::size_t{1003}})
+                if (algorithm.canonical)
+                    ddp::test::note(all, name + ", " + std::to_string(count),
+                                    ddp::test::check_combine<composition, std::uint32_t>(comm, algorithm, count,
+                                                                                         ddp::test::values::mixed));
         return all;
     });
 }

@@ -53,7 +53,7 @@ using namespace ddp;
 using namespace ddp::test;
 
 TEST_CASE("over MPI a step allocates nothing after the first few", "[mpi][train]") {
-    for (char const* const name : {"auto", "direct", "ring", "naive"})
+    for (char const* const name : {"auto", "direct", "halving_doubling", "ring", "naive"})
         for (bool const sharded : {false, true}) {
             CAPTURE(name, sharded);
             auto comm = mpi_communicator(MPI_COMM_WORLD);

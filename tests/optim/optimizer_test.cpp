@@ -1,6 +1,7 @@
 #include <ddp/optim/optimizer.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <set>

@@ -147,7 +147,7 @@ class SameBits(Demo):
     def test_with_every_canonical_algorithm_bucket_size_and_update(self):
         for clip in ((), ("--clip", "0.5")):
             expected = self.result(inproc(3, *self.small(*clip)))["parameters"]
-            for algorithm in ("auto", "direct", "recursive_doubling", "naive"):
+            for algorithm in ("auto", "direct", "recursive_doubling", "halving_doubling", "naive"):
                 for buckets, update in (("2KiB", "replicated"), ("40000", "sharded"), ("64MiB", "replicated")):
                     words = self.small("--algorithm", algorithm, "--buckets", buckets, "--update", update, *clip)
                     with self.subTest(words=words[8:]):

@@ -84,7 +84,8 @@ class Killed(FaultCase):
     """Every phase, several ranks of jobs of 2, 3 and 4; algorithms and update policies take turns."""
 
     turns = [("algorithm=auto",), ("algorithm=ring",), ("update=sharded",), ("algorithm=recursive_doubling",),
-             ("share=0",), ("algorithm=direct", "bucket=8192"), ("update=replicated",), ("algorithm=naive",)]
+             ("share=0",), ("algorithm=direct", "bucket=8192"), ("update=replicated",), ("algorithm=naive",),
+             ("algorithm=halving_doubling",)]
 
     def phase(self, name, step=3):
         where = [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2), (4, 0), (4, 2)]

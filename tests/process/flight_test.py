@@ -241,6 +241,57 @@ class OnRequest(FlightCase):
         self.assertEqual(code, 128 + signal.SIGKILL, out + err)
         self.assertIn("rank 1 wrote nothing: it was killed by SIGKILL", self.story(err))
 
+    def wait_until(self, job, condition):
+        end = time.monotonic() + DEADLINE
+        while not condition():
+            self.assertLess(time.monotonic(), end, job.out + job.err)
+            self.assertIsNone(job.poll(), job.out + job.err)
+            time.sleep(0.01)
+
+    def test_a_rank_outside_run_is_not_killed(self):
+        """Rank 1 waits before ddp::run, and both ranks after it, in a program that does not handle SIGUSR2."""
+        notes = os.path.join(self.scratch, "notes")
+        os.mkdir(notes)
+        script = ('touch "$NOTES/up$RANK"; while [ $RANK = 1 ] && ! [ -e "$NOTES/go" ]; do sleep 0.05; done; '
+                  '"$0" "$@" || exit; touch "$NOTES/left$RANK"; while ! [ -e "$NOTES/end" ]; do sleep 0.05; done')
+        job = Rank([DDPRUN, "-n", "2", "--", "sh", "-c", script, FAULT_PROGRAM, "dead=20000"],
+                   environment(TMPDIR=self.scratch, NOTES=notes), start_new_session=True)
+
+        def ask(again):
+            os.kill(job.pid, signal.SIGUSR2)
+            self.wait_until(job, lambda: job.err.count("SIGUSR2 was passed on") == again)
+
+        try:
+            for name in ("up0", "up1"):
+                self.wait_until(job, lambda name=name: os.path.exists(os.path.join(notes, name)))
+            ask(1)
+            open(os.path.join(notes, "go"), "w").close()
+            for name in ("left0", "left1"):
+                self.wait_until(job, lambda name=name: os.path.exists(os.path.join(notes, name)))
+            ask(2)
+            open(os.path.join(notes, "end"), "w").close()
+        finally:
+            code, out, err = job.finish()
+        self.assertEqual(code, 0, out + err)
+        self.assertEqual(len(re.findall(r"digest=\w+ .*replicas=identical", out)), 2, out)
+        answer = ("ddprun: SIGUSR2 was passed on; the ranks here say:\n"
+                  "        ranks 0, 1 were not asked, having no handler for SIGUSR2 then\n")
+        self.assertEqual(err, 2 * answer)
+
+    def test_a_rank_before_run_is_not_asked(self):
+        script = f'if [ $RANK = 1 ]; then sleep {3 * SCALE}; fi; exec "$0" "$@"'
+        kept = os.path.join(self.scratch, "kept")
+        job = Rank([DDPRUN, "-n", "2", "--flight-dir", kept, "--", "sh", "-c", script, FAULT_PROGRAM, "dead=20000"],
+                   environment(TMPDIR=self.scratch), start_new_session=True)
+        try:
+            time.sleep(1.0 * SCALE)
+            os.kill(job.pid, signal.SIGUSR2)
+        finally:
+            code, out, err = job.finish()
+        self.assertEqual(code, 0, out + err)
+        self.assertIn("rank 1 was not asked, having no handler for SIGUSR2 then\n", err)
+        self.assertNotIn("rank 0 was not asked", err)
+
     def test_without_a_directory_a_line_says_what_it_does(self):
         with Job(1, [FAULT_PROGRAM, "fault=0:spin:forward:2:2000"]) as job:
             job.wait_for("fault", 0)

@@ -82,8 +82,9 @@ script of(std::uint64_t seed) {
     s.steps = 2 + draw(6);
     ddp::any_allreduce const algorithms[] = {ddp::direct_allreduce{.chunk_bytes = std::size_t{64} << draw(4)},
                                              ddp::recursive_doubling_allreduce{}, ddp::naive_allreduce{},
+                                             ddp::halving_doubling_allreduce{.chunk_bytes = std::size_t{64} << draw(4)},
                                              ddp::ring_allreduce{.segment_bytes = std::size_t{64} << draw(4)}};
-    s.algorithm = algorithms[draw(4)];
+    s.algorithm = algorithms[draw(5)];
     s.network = {.latency = nanoseconds(1000 + static_cast<int>(draw(300'000))),
                  .bytes_per_second = draw(3) == 0 ? 1e6 : 1e9,
                  .extra_delay = nanoseconds(static_cast<std::int64_t>(draw(5'000'000))),

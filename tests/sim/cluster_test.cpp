@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <ddp/collective/algorithms/direct_allreduce.hpp>
+#include <ddp/collective/algorithms/halving_doubling_allreduce.hpp>
 #include <ddp/collective/algorithms/recursive_doubling_allreduce.hpp>
 #include <ddp/collective/algorithms/ring_allreduce.hpp>
 
@@ -74,8 +75,20 @@ TEST_CASE("in virtual time a ring and a doubling take what the textbook says", "
         CHECK(ring == Approx(2 * (p - 1) * (alpha + bytes / p * beta)).epsilon(1e-3));
         double const doubling = seconds_of(ddp::recursive_doubling_allreduce{}, ranks, count, network);
         CHECK(doubling == Approx(std::log2(p) * (alpha + bytes * beta)).epsilon(1e-3));
+        double const halving = seconds_of(ddp::halving_doubling_allreduce{}, ranks, count, network);
+        CHECK(halving == Approx(2 * (std::log2(p) * alpha + (p - 1) / p * bytes * beta)).epsilon(1e-3));
         double const direct = seconds_of(ddp::direct_allreduce{}, ranks, count, network);
         CHECK(direct == Approx(2 * (alpha + (p - 1) / p * bytes * beta)).epsilon(2e-2));
+    }
+}
+
+TEST_CASE("halving and doubling take as many steps as the power of two below the number of ranks", "[sim]") {
+    ddp::network_model const network{.latency = 10us, .bytes_per_second = 1e15};
+    for (int const ranks : {2, 3, 5, 6, 7, 12, 31, 33, 100}) {
+        CAPTURE(ranks);
+        double const steps = 2 * std::floor(std::log2(ranks));
+        CHECK(seconds_of(ddp::halving_doubling_allreduce{}, ranks, 4096, network) ==
+              Approx(steps * 10e-6).epsilon(1e-3));
     }
 }
 
@@ -83,6 +96,7 @@ TEST_CASE("hundreds of ranks run in one thread", "[sim]") {
     ddp::network_model const network{};
     CHECK(seconds_of(ddp::ring_allreduce{}, 512, 8192, network) > 0);
     CHECK(seconds_of(ddp::direct_allreduce{}, 256, 4096, network) > 0);
+    CHECK(seconds_of(ddp::halving_doubling_allreduce{}, 1023, 4096, network) > 0);
 }
 
 TEST_CASE("the same seed gives the same events, another seed others", "[sim]") {
@@ -166,6 +180,7 @@ TEST_CASE("a rank that dies at any of its messages is named by every survivor", 
         ddp::network_model const network{.extra_delay = extra, .early_bytes = early};
         kill_everywhere(ddp::direct_allreduce{.chunk_bytes = 256}, ranks, 500, network);
         kill_everywhere(ddp::recursive_doubling_allreduce{}, ranks, 500, network);
+        kill_everywhere(ddp::halving_doubling_allreduce{.chunk_bytes = 256}, ranks, 500, network);
         kill_everywhere(ddp::ring_allreduce{.segment_bytes = 256}, ranks, 500, network);
     }
 }

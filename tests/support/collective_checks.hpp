@@ -474,10 +474,13 @@ std::string check_in_flight(Comm const& comm, std::vector<any_allreduce> const& 
 /// Every algorithm, those with options also with such as reach every path with little data.
 inline std::vector<std::pair<std::string, any_allreduce>> algorithms() {
     std::vector<std::pair<std::string, any_allreduce>> all;
-    for (char const* name : {"auto", "direct", "recursive_doubling", "ring", "naive"})
+    for (char const* name : {"auto", "direct", "recursive_doubling", "halving_doubling", "ring", "naive"})
         all.emplace_back(name, any_allreduce::parse(name));
     all.emplace_back("direct, one tiny chunk under way", direct_allreduce{.chunk_bytes = 64, .window = 1});
     all.emplace_back("direct, tiny chunks", direct_allreduce{.chunk_bytes = 200, .window = 3});
+    all.emplace_back("halving_doubling, one tiny chunk under way",
+                     halving_doubling_allreduce{.chunk_bytes = 64, .window = 1});
+    all.emplace_back("halving_doubling, tiny chunks", halving_doubling_allreduce{.chunk_bytes = 200, .window = 3});
     all.emplace_back("ring, one tiny segment under way", ring_allreduce{.segment_bytes = 64, .window = 1});
     all.emplace_back("ring, tiny segments", ring_allreduce{.segment_bytes = 200, .window = 3});
     automatic_allreduce never_doubles;

@@ -85,6 +85,7 @@ inline std::vector<std::pair<std::string, any_allreduce>> canonical_algorithms()
             {"direct", direct_allreduce{}},
             {"direct, tiny chunks", direct_allreduce{.chunk_bytes = 256, .window = 2}},
             {"recursive doubling", recursive_doubling_allreduce{}},
+            {"halving and doubling", halving_doubling_allreduce{.chunk_bytes = 256, .window = 2}},
             {"naive", naive_allreduce{}}};
 }
 inline training_options options_of(bool sharded, bool clipped) {

@@ -120,6 +120,7 @@ std::vector<recipe> recipes() {
                  {any_optimizer(sgd{}), any_optimizer(sgd{.momentum = 0.9}), any_optimizer(adam{})})
                 for (any_allreduce const& algorithm :
                      {any_allreduce(automatic_allreduce{}), any_allreduce(direct_allreduce{.chunk_bytes = 256}),
+                      any_allreduce(halving_doubling_allreduce{.chunk_bytes = 256}),
                       any_allreduce(ring_allreduce{.segment_bytes = 256}), any_allreduce(naive_allreduce{})})
                     all.push_back({.name = std::string(algorithm.name) + (sharded ? ", sharded" : ", replicated") +
                                            (clipped ? ", clipped" : ""),
@@ -160,7 +161,7 @@ TEST_CASE("several ranks allocate nothing after their first step", "[train]") {
 }
 
 TEST_CASE("over TCP, too, several ranks allocate nothing after their first step", "[train]") {
-    for (char const* const name : {"auto", "direct", "ring", "naive"})
+    for (char const* const name : {"auto", "direct", "halving_doubling", "ring", "naive"})
         for (bool const sharded : {false, true}) {
             CAPTURE(name, sharded);
             recipe const by{.name = name,

@@ -12,7 +12,7 @@ using namespace ddp::test;
 TEST_CASE("a bucket is reduced before backward reports its last gradient", "[train]") {
     int const ranks = GENERATE(2, 3, 5);
     bool const sharded = GENERATE(false, true), clipped = GENERATE(false, true);
-    for (char const* const algorithm : {"auto", "direct", "ring", "naive"}) {
+    for (char const* const algorithm : {"auto", "direct", "halving_doubling", "ring", "naive"}) {
         recipe const by{
             .name = algorithm, .algorithm = any_allreduce::parse(algorithm), .options = options_of(sharded, clipped)};
         CAPTURE(ranks, sharded, clipped, algorithm);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <ddp/collective/algorithms/direct_allreduce.hpp>
+#include <ddp/collective/algorithms/halving_doubling_allreduce.hpp>
 #include <ddp/collective/algorithms/recursive_doubling_allreduce.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/exchange/choice.hpp>
@@ -271,6 +272,9 @@ TEST_CASE("virtual time and threads give the same bits for random floats", "[tra
     CHECK(same(on_virtual_time(ranks, second, direct_allreduce{})));
     CHECK(same(on_virtual_time(ranks, first, recursive_doubling_allreduce{})));
     CHECK(same(on_virtual_time(ranks, second, recursive_doubling_allreduce{}, {.extra_delay = 1ms, .seed = 4})));
+    CHECK(same(over_threads(ranks, second, halving_doubling_allreduce{.chunk_bytes = 512})));
+    CHECK(same(on_virtual_time(ranks, first, halving_doubling_allreduce{.chunk_bytes = 512})));
+    CHECK(same(on_virtual_time(ranks, second, halving_doubling_allreduce{}, {.extra_delay = 1ms, .seed = 5})));
 }
 
 TEST_CASE("a strategy may leave a stage out", "[train][sim]") {

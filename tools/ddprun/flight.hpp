@@ -151,9 +151,9 @@ namespace detail {
 }
 
 /// A few lines, each after a line feed and eight blanks: who did what for how long, those that did not wait first. Ranks
-/// that have written nothing come with the words in `silent`. Nothing at all where no rank has written.
+/// that have written nothing come with the words in `silent`. Nothing at all where no rank has written, unless `always`.
 [[nodiscard]] inline std::string flight_story(std::map<int, flight_state> const& ranks,
-                                              std::map<int, std::string> const& silent) {
+                                              std::map<int, std::string> const& silent, bool always) {
     struct group {
         std::vector<int> ranks;
         double least = 1e9, most = -1;
@@ -168,7 +168,7 @@ namespace detail {
         all.least = std::min(all.least, state.seconds);
         all.most = std::max(all.most, state.seconds);
     }
-    if (!any) return "";
+    if (!any && !always) return "";
     std::string text;
     constexpr std::size_t shown = 16;
     for (auto const& [what, all] : groups) {

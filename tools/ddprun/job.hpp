@@ -403,8 +403,13 @@ private:
                 asked_at_ = monotonic_clock::now();
                 story_due_ = asked_at_ + answer_within;
             }
-            for (running_rank const& rank : ranks_)
-                if (!rank.end) ::kill(rank.pid, signo);
+            // SIGUSR2 is a question. A rank that is not within ddp::run, or is a shell that waits for it, has no handler and
+            // would die of it. (One that leaves ddp::run between the look and the signal still does: microseconds.)
+            for (running_rank& rank : ranks_) {
+                if (rank.end) continue;
+                rank.asked = signo != SIGUSR2 || takes_signal(rank.pid, signo);
+                if (rank.asked) ::kill(rank.pid, signo);
+            }
             return;
         }
         if (signo == SIGINT && ++interrupts_ > 1) {
@@ -462,14 +467,18 @@ private:
             // An answer to an earlier signal says nothing about now.
             if (asked ? state.asked < std::chrono::nanoseconds(asked_at_.time_since_epoch()).count() : !state.failed)
                 state = {};
-            if (!rank.end)
+            if (!rank.end && !rank.asked)
+                silent[rank.rank] = "was not asked, having no handler for SIGUSR2 then";
+            else if (!rank.end)
                 silent[rank.rank] = "did not answer";
             else
                 silent[rank.rank] = "wrote nothing: " + (rank.end->by_us ? "it was ended by ddprun"
                                                                          : (rank.end->signal() != 0 ? "it was " : "") +
                                                                                detail::how(*rank.end));
         }
-        return flight_story(states, silent);
+        bool const somebody_was_not =
+            std::any_of(ranks_.begin(), ranks_.end(), [](auto const& r) { return !r.end && !r.asked; });
+        return flight_story(states, silent, asked && somebody_was_not);
     }
     [[nodiscard]] std::string records_kept() const {
         return flights_->kept() ? "\n        their flight records are in " + flights_->path() : "";

@@ -3,8 +3,11 @@
 #pragma once
 
 #include <cerrno>
+#include <charconv>
 #include <csignal>
+#include <cstdint>
 #include <cstring>
+#include <fstream>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -65,6 +68,22 @@ struct pipe_ends {
     int fds[2];
     if (::pipe2(fds, O_CLOEXEC) != 0) throw_errno("no more pipes (ulimit -n allows too few open files?)");
     return {unique_fd(fds[0]), unique_fd(fds[1])};
+}
+
+/// Whether a process handles a signal or blocks it (to wait for it), so that the signal does not end it. True if /proc
+/// does not say.
+[[nodiscard]] inline bool takes_signal(pid_t pid, int signo) {
+    std::ifstream file("/proc/" + std::to_string(pid) + "/status");
+    std::uint64_t taken = 0;
+    bool known = false;
+    for (std::string line; std::getline(file, line);)
+        if (line.starts_with("SigBlk:\t") || line.starts_with("SigCgt:\t")) {
+            std::uint64_t mask = 0;
+            std::from_chars(line.data() + 8, line.data() + line.size(), mask, 16);
+            taken |= mask;
+            known = true;
+        }
+    return !known || (taken >> (signo - 1) & 1) != 0;
 }
 
 [[nodiscard]] inline std::string signal_name(int signo) {

@@ -108,6 +108,7 @@ struct running_rank {
     output_of_rank out, err;
     std::optional<ending> end;
     bool group_lives = true;  // some process of its group does
+    bool asked = true;        // it was sent the last SIGUSR2
     std::string host = {};    // see ending::host
     unique_fd control = {};   // a host's: what its ddprun is told
     std::string unsent = {};

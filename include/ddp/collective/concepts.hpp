@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -109,6 +110,21 @@ public:
 private:
     scratch memory_;
 };
+
+/// Ranks that the canonical tree adds among themselves before it adds others: a power of two of them.
+struct rank_block {
+    int first, size;
+};
+/// The ranks fall into blocks, one for each binary digit of their number, largest first (7: 4, 2, 1). The canonical tree
+/// over them is block 0 + (block 1 + (block 2 + ...)). Returns the block of `rank`.
+inline rank_block block_of(int rank, int ranks) noexcept {
+    rank_block b{0, 0};
+    while (rank >= b.first + b.size) {
+        b.first += b.size;
+        b.size = static_cast<int>(std::bit_floor(static_cast<unsigned>(ranks - b.first)));
+    }
+    return b;
+}
 
 /// The task of a collective that has nothing to do.
 inline task<> nothing() {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <array>
-#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include <ddp/core/contract.hpp>
+#include <ddp/core/math.hpp>
 #include <ddp/core/text.hpp>
 #include <ddp/data/batch.hpp>
 #include <ddp/data/classification.hpp>
@@ -36,7 +36,7 @@ public:
     /// `data` must outlive the loader. Throws usage_error for a deviation that is not positive.
     explicit batch_loader(classification_data const& data, std::size_t reserve = 0, normalisation norm = {})
         : data_(&data) {
-        DDP_EXPECTS(std::isfinite(norm.mean) && std::isfinite(norm.deviation) && norm.deviation > 0,
+        DDP_EXPECTS(detail::is_finite(norm.mean) && detail::is_finite(norm.deviation) && norm.deviation > 0,
                     "batch_loader: the mean must be a number and the deviation a positive one; {0, 1} keeps [0, 1]");
         for (std::size_t b = 0; b < number_.size(); ++b)
             number_[b] = static_cast<E>((static_cast<double>(b) / 255.0 - norm.mean) / norm.deviation);

@@ -2,10 +2,10 @@
 /// Square roots of many elements: correctly rounded, hence the same everywhere, and several at a time.
 #pragma once
 
-#include <cmath>
 #include <concepts>
 #include <cstddef>
 
+#include <ddp/core/math.hpp>
 #include <ddp/kernel/kernel.hpp>
 
 #if defined(__clang__)
@@ -43,7 +43,7 @@ DDP_KERNEL void square_roots(E* data, std::size_t count) {
         __builtin_memcpy(data + i, &x, sizeof x);
     }
 #endif
-    for (; i < count; ++i) data[i] = std::sqrt(data[i]);
+    for (; i < count; ++i) data[i] = detail::square_root(data[i]);
 }
 
 }  // namespace ddp::detail::kernels

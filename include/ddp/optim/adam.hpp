@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +13,7 @@
 
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
+#include <ddp/core/math.hpp>
 #include <ddp/kernel/kernel.hpp>
 #include <ddp/kernel/roots.hpp>
 #include <ddp/optim/optimizer.hpp>
@@ -94,12 +94,12 @@ struct adam_numbers {
         return policy_hash(name, lr, beta1, beta2, eps, weight_decay);
     }
     void validate(std::string const& name) const {
-        DDP_EXPECTS(std::isfinite(lr) && lr >= 0,
+        DDP_EXPECTS(detail::is_finite(lr) && lr >= 0,
                     name + ": lr is " + std::to_string(lr) + ", but must be a finite number >= 0; 1e-3 is usual");
         DDP_EXPECTS(beta1 >= 0 && beta1 < 1, name + ": beta1 must lie in [0, 1); 0.9 is usual");
         DDP_EXPECTS(beta2 >= 0 && beta2 < 1, name + ": beta2 must lie in [0, 1); 0.999 is usual");
-        DDP_EXPECTS(std::isfinite(eps) && eps > 0, name + ": eps must be a finite number > 0; 1e-8 is usual");
-        DDP_EXPECTS(std::isfinite(weight_decay) && weight_decay >= 0,
+        DDP_EXPECTS(detail::is_finite(eps) && eps > 0, name + ": eps must be a finite number > 0; 1e-8 is usual");
+        DDP_EXPECTS(detail::is_finite(weight_decay) && weight_decay >= 0,
                     name + ": weight_decay must be a finite number >= 0; 0.01 is usual, 0 means none");
     }
     template <std::floating_point E>
@@ -114,7 +114,7 @@ struct adam_numbers {
                 .beta2 = static_cast<E>(beta2),
                 .rest2 = static_cast<E>(1 - beta2),
                 .step_size = static_cast<E>(at.learning_rate / correction1),
-                .root_correction = static_cast<E>(1 / std::sqrt(correction2)),
+                .root_correction = static_cast<E>(1 / detail::square_root(correction2)),
                 .eps = static_cast<E>(eps)};
     }
 };

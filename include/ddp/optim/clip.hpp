@@ -2,7 +2,6 @@
 /// Clipping of gradients that are too long, all together or element by element.
 #pragma once
 
-#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +12,7 @@
 #include <ddp/core/bytes.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
+#include <ddp/core/math.hpp>
 #include <ddp/kernel/kernel.hpp>
 
 #if defined(__clang__)
@@ -39,7 +39,7 @@ struct clip_by_global_norm {
     [[nodiscard]] std::uint64_t hash() const noexcept { return policy_hash("clip_by_global_norm", max_norm); }
 
     void validate() const {
-        DDP_EXPECTS(std::isfinite(max_norm) && max_norm > 0,
+        DDP_EXPECTS(detail::is_finite(max_norm) && max_norm > 0,
                     "clip_by_global_norm: max_norm must be a finite number > 0; leave clipping out to have none");
     }
 };
@@ -84,7 +84,7 @@ struct clip_by_value {
                     "clip_by_value: the model's element type does not hold this limit");
     }
     void validate() const {
-        DDP_EXPECTS(std::isfinite(limit) && limit > 0,
+        DDP_EXPECTS(detail::is_finite(limit) && limit > 0,
                     "clip_by_value: limit must be a finite number > 0; leave clipping out to have none");
     }
 };

@@ -2,7 +2,6 @@
 /// Learning-rate schedules: pure functions from a step's number to a factor of the base rate.
 #pragma once
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <variant>
@@ -10,6 +9,7 @@
 #include <ddp/core/bytes.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
+#include <ddp/core/math.hpp>
 #include <ddp/kernel/kernel.hpp>
 
 namespace ddp {
@@ -87,16 +87,16 @@ public:
     /// After `warmup` the shape counts from 0 again: its step 0 is step number warmup.steps. Throws usage_error for
     /// numbers that make no schedule.
     schedule(linear_warmup warmup, shape then) : warmup_(warmup), then_(then) {
-        DDP_EXPECTS(std::isfinite(warmup.from) && warmup.from >= 0,
+        DDP_EXPECTS(detail::is_finite(warmup.from) && warmup.from >= 0,
                     "linear_warmup: from must be a finite number >= 0; 1/k when the rate was scaled by k");
         if (auto const* const decay = std::get_if<step_decay>(&then_)) {
             DDP_EXPECTS(decay->every > 0, "step_decay: every must be at least 1 step; use constant_rate for no decay");
-            DDP_EXPECTS(std::isfinite(decay->factor) && decay->factor >= 0,
+            DDP_EXPECTS(detail::is_finite(decay->factor) && decay->factor >= 0,
                         "step_decay: factor must be a finite number >= 0; 0.1 is usual");
         }
         if (auto const* const decay = std::get_if<cosine_decay>(&then_)) {
             DDP_EXPECTS(decay->steps > 0, "cosine_decay: steps must be at least 1; give the number of training steps");
-            DDP_EXPECTS(std::isfinite(decay->floor) && decay->floor >= 0,
+            DDP_EXPECTS(detail::is_finite(decay->floor) && decay->floor >= 0,
                         "cosine_decay: floor must be a finite number >= 0; 0 is usual");
         }
     }

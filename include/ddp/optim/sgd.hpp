@@ -3,7 +3,6 @@
 #pragma once
 
 #include <array>
-#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +12,7 @@
 
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
+#include <ddp/core/math.hpp>
 #include <ddp/kernel/kernel.hpp>
 #include <ddp/optim/optimizer.hpp>
 
@@ -88,10 +88,10 @@ struct sgd {
 
     /// Throws usage_error for hyper-parameters that make no sense.
     void validate() const {
-        DDP_EXPECTS(std::isfinite(lr) && lr >= 0,
+        DDP_EXPECTS(detail::is_finite(lr) && lr >= 0,
                     "sgd: lr is " + std::to_string(lr) + ", but must be a finite number >= 0; 0.01 to 0.1 is usual");
         DDP_EXPECTS(momentum >= 0 && momentum < 1, "sgd: momentum must lie in [0, 1); 0.9 is usual");
-        DDP_EXPECTS(std::isfinite(weight_decay) && weight_decay >= 0,
+        DDP_EXPECTS(detail::is_finite(weight_decay) && weight_decay >= 0,
                     "sgd: weight_decay must be a finite number >= 0; 1e-4 is usual, 0 means none");
         DDP_EXPECTS(!nesterov || momentum > 0, "sgd: nesterov needs momentum; set .momentum = 0.9, say");
     }

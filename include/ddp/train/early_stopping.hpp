@@ -2,7 +2,6 @@
 /// early_stopping: says when a metric has not improved for too long, the same on every rank.
 #pragma once
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -11,6 +10,7 @@
 #include <ddp/collective/broadcast.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/core/contract.hpp>
+#include <ddp/core/math.hpp>
 
 namespace ddp {
 
@@ -47,7 +47,7 @@ public:
         DDP_EXPECTS(options.patience > 0,
                     "early_stopping: patience counts updates without an improvement, and is at "
                     "least 1, which stops at the first of them");
-        DDP_EXPECTS(std::isfinite(options.min_delta) && options.min_delta >= 0,
+        DDP_EXPECTS(detail::is_finite(options.min_delta) && options.min_delta >= 0,
                     "early_stopping: min_delta must be a finite number >= 0; say in `better` which way is up");
     }
 

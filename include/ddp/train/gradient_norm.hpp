@@ -3,11 +3,11 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <span>
 #include <vector>
 
+#include <ddp/core/math.hpp>
 #include <ddp/kernel/norm.hpp>
 #include <ddp/kernel/sum.hpp>
 #include <ddp/model/layout.hpp>
@@ -36,7 +36,7 @@ public:
         for (std::size_t i = 0; i < norms_.size(); ++i)
             norms_[i] =
                 tree_sum(std::span<double const>(squares_).subspan(layout_.first_block(i), layout_.block_count(i)));
-        return std::sqrt(tree_sum(norms_));
+        return detail::square_root(tree_sum(norms_));
     }
 
     /// The first block at or behind an arena position that is a cut. Cost: a binary search.

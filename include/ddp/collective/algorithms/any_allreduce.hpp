@@ -11,6 +11,7 @@
 
 #include <ddp/collective/algorithms/automatic_allreduce.hpp>
 #include <ddp/collective/algorithms/direct_allreduce.hpp>
+#include <ddp/collective/algorithms/halving_doubling_allreduce.hpp>
 #include <ddp/collective/algorithms/naive_allreduce.hpp>
 #include <ddp/collective/algorithms/recursive_doubling_allreduce.hpp>
 #include <ddp/collective/algorithms/ring_allreduce.hpp>
@@ -19,7 +20,7 @@
 namespace ddp {
 
 /// Holds one of the algorithms with its options, and behaves as what it holds. For command lines and matrices of tests:
-/// one trainer is compiled instead of five. Costs one indirect choice a collective.
+/// one trainer is compiled instead of six. Costs one indirect choice a collective.
 class any_allreduce {
 public:
     char const* name;  ///< of what is held; read only
@@ -29,16 +30,18 @@ public:
     any_allreduce(automatic_allreduce const& held) : any_allreduce(held, 0) {}
     any_allreduce(direct_allreduce const& held) : any_allreduce(held, 0) {}
     any_allreduce(recursive_doubling_allreduce const& held) : any_allreduce(held, 0) {}
+    any_allreduce(halving_doubling_allreduce const& held) : any_allreduce(held, 0) {}
     any_allreduce(ring_allreduce const& held) : any_allreduce(held, 0) {}
     any_allreduce(naive_allreduce const& held) : any_allreduce(held, 0) {}
 
-    static constexpr char const* choices = "auto|direct|recursive_doubling|ring|naive";
+    static constexpr char const* choices = "auto|direct|recursive_doubling|halving_doubling|ring|naive";
 
     /// The algorithm of that name, with its default options. Throws usage_error, which lists the choices.
     [[nodiscard]] static any_allreduce parse(std::string_view text) {
-        for (any_allreduce const& known : {any_allreduce(automatic_allreduce{}), any_allreduce(direct_allreduce{}),
-                                           any_allreduce(recursive_doubling_allreduce{}),
-                                           any_allreduce(ring_allreduce{}), any_allreduce(naive_allreduce{})})
+        for (any_allreduce const& known :
+             {any_allreduce(automatic_allreduce{}), any_allreduce(direct_allreduce{}),
+              any_allreduce(recursive_doubling_allreduce{}), any_allreduce(halving_doubling_allreduce{}),
+              any_allreduce(ring_allreduce{}), any_allreduce(naive_allreduce{})})
             if (text == known.name) return known;
         throw usage_error("there is no allreduce algorithm '" + std::string(text) + "'; choose one of " + choices);
     }
@@ -85,7 +88,8 @@ private:
     template <class A>
     any_allreduce(A const& held, int) : name(A::name), canonical(A::canonical), held_(held) {}
 
-    std::variant<automatic_allreduce, direct_allreduce, recursive_doubling_allreduce, ring_allreduce, naive_allreduce>
+    std::variant<automatic_allreduce, direct_allreduce, recursive_doubling_allreduce, halving_doubling_allreduce,
+                 ring_allreduce, naive_allreduce>
         held_;
 };
 

@@ -2,7 +2,6 @@
 /// recursive_doubling_allreduce: neighbours exchange everything, then pairs, then fours: few messages, for small data.
 #pragma once
 
-#include <bit>
 #include <cstddef>
 #include <span>
 
@@ -37,7 +36,7 @@ struct recursive_doubling_allreduce {
     template <Transport T, Number E, OperationOn<E> Op>
     static task<> combine(recursive_doubling_allreduce /*self*/, lane<T> over, std::span<E> data, Op /*op*/) {
         int const me = over.rank();
-        block const mine = block_of(me, over.size());
+        detail::rank_block const mine = detail::block_of(me, over.size());
         scratch memory(data.size_bytes());
         std::span<E> const theirs = memory.as<E>();
         operation in, out;
@@ -57,7 +56,7 @@ struct recursive_doubling_allreduce {
         lane<T> const join = over.phase(1), result = over.phase(2);
         int const right = mine.first + mine.size;
         if (right < over.size()) {
-            block const next = block_of(right, over.size());
+            detail::rank_block const next = detail::block_of(right, over.size());
             join.receive(in, next.first + (me - mine.first) % next.size, as_mutable_bytes(theirs));
             co_await in;
             ddp::combine<Op>(data, std::span<E const>(data), std::span<E const>(theirs));
@@ -69,13 +68,13 @@ struct recursive_doubling_allreduce {
             }
             co_return;
         }
-        block const before = block_of(mine.first - 1, over.size());
+        detail::rank_block const before = detail::block_of(mine.first - 1, over.size());
         int const place = me - mine.first;
         operations joins(static_cast<std::size_t>((before.size - place + mine.size - 1) / mine.size));
         for (std::size_t k = 0; k < joins.size(); ++k)
             join.send(joins[k], before.first + place + static_cast<int>(k) * mine.size, as_const_bytes(data));
         for (std::size_t k = 0; k < joins.size(); ++k) co_await joins[k];  // before data changes
-        result.receive(in, me - block_of(0, over.size()).size, as_mutable_bytes(data));
+        result.receive(in, me - detail::block_of(0, over.size()).size, as_mutable_bytes(data));
         co_await in;
     }
 
@@ -89,20 +88,6 @@ struct recursive_doubling_allreduce {
     static task<> all_gather(recursive_doubling_allreduce /*self*/, lane<T> /*over*/, std::span<E> /*data*/,
                              std::span<std::size_t const> /*cuts*/) {
         co_return;  // reduce left everything everywhere
-    }
-
-private:
-    struct block {
-        int first;
-        int size;
-    };
-    static block block_of(int rank, int ranks) noexcept {
-        int first = 0;
-        while (true) {
-            int const size = static_cast<int>(std::bit_floor(static_cast<unsigned>(ranks - first)));
-            if (rank < first + size) return {first, size};
-            first += size;
-        }
     }
 };
 
