@@ -99,7 +99,8 @@ TEST_CASE("trainers with other settings are refused on every rank, with what the
     expect_refusal(culprit, [](setup& s) { s.buckets = per_parameter_buckets{}; }, {"bucket policy"});
     expect_refusal(culprit, [](setup& s) { s.buckets = size_capped_buckets{.cap_bytes = 64}; }, {"bucket policy"});
     expect_refusal(culprit, [](setup& s) { s.buckets = scrambled_buckets{}; }, {"bucket policy"});
-    expect_refusal(culprit, [](setup& s) { s.options.update = update::replicated; }, {"another training_options.update"});
+    expect_refusal(culprit, [](setup& s) { s.options.update = update::replicated; },
+                   {"another training_options.update"});
     expect_refusal(culprit, [](setup& s) { s.options.schedule = step_decay{}; }, {"another training_options.schedule"});
     expect_refusal(culprit, [](setup& s) { s.options.unused = unused::allowed; }, {"another training_options.unused"});
     expect_refusal(culprit, [](setup& s) { s.options.buckets_in_flight = 1; },

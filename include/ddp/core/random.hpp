@@ -107,7 +107,8 @@ public:
         std::array<std::uint32_t, 4> const block = words();
         double const u = static_cast<double>((low(block) >> 11) + 1) * 0x1p-53;  // (0, 1]: its logarithm is finite
         double const v = static_cast<double>(high(block) >> 11) * 0x1p-53;       // [0, 1)
-        return static_cast<E>(detail::square_root(-2.0 * detail::logarithm(u)) * detail::cosine_of(2.0 * std::numbers::pi * v));
+        return static_cast<E>(detail::square_root(-2.0 * detail::logarithm(u)) *
+                              detail::cosine_of(2.0 * std::numbers::pi * v));
     }
 
 private:
