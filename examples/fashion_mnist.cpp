@@ -3,7 +3,7 @@
 // Two threads:      ./fashion_mnist --ranks 2
 // Two processes:    ddprun -n 2 --prefix none ./fashion_mnist
 // Under MPI:        mpirun -n 2 ./fashion_mnist
-// Prints a line an epoch and, last, "result: test_accuracy=0.88… ranks=2 transport=tcp … parameters=<digest>".
+// Prints a line an epoch and, last, "result: test_accuracy=0.88… ranks=2 transport=tcp memory=shared … parameters=<digest>".
 #include <atomic>
 #include <bit>
 #include <chrono>
@@ -105,13 +105,13 @@ bool train(settings const& with, std::string_view transport, ddp::communicator<>
         }
         bool const identical = trainer.replicas_identical();
         auto const& times = trainer.times();
-        bar.line(
-            text("result: test_accuracy=%.4f ranks=%d transport=%s algorithm=%s epochs=%d seconds=%.1f "
-                 "samples_per_second=%.0f communication_wait=%.1f%% replicas=%s parameters=%016llx",
-                 test.accuracy(), comm.size(), std::string(transport).c_str(), with.algorithm.c_str(), with.epochs,
-                 took, static_cast<double>(samples) / took,
-                 100.0 * static_cast<double>(times.waited.count()) / static_cast<double>(times.total.count()),
-                 identical ? "identical" : "different", static_cast<unsigned long long>(trainer.digest_of_values())));
+        bar.line(text(
+            "result: test_accuracy=%.4f ranks=%d transport=%s memory=%s algorithm=%s epochs=%d seconds=%.1f "
+            "samples_per_second=%.0f communication_wait=%.1f%% replicas=%s parameters=%016llx",
+            test.accuracy(), comm.size(), std::string(transport).c_str(), trainer.shares_memory() ? "shared" : "own",
+            with.algorithm.c_str(), with.epochs, took, static_cast<double>(samples) / took,
+            100.0 * static_cast<double>(times.waited.count()) / static_cast<double>(times.total.count()),
+            identical ? "identical" : "different", static_cast<unsigned long long>(trainer.digest_of_values())));
         if (identical && !with.save.empty())
             ddp::save_weights(trainer, with.save, {{"model", with.model}, {"hidden", std::to_string(with.hidden)}});
         return identical;

@@ -1,4 +1,5 @@
 // allreduce where all ranks see the numbers: the canonical tree, for every operation, number and group.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -65,6 +66,15 @@ TEST_CASE("an array in shared memory is combined in the canonical order", "[coll
         return check<double>(half, 20'000, maximum{});
     });
     for (std::string const& one : wrong) CHECK(one == "");
+}
+
+TEST_CASE("what the page about collectives does with a shared array", "[collective]") {
+    run_ranks(2, [](communicator<>& comm) {
+        ddp::shared_array<float> gradient(comm, 100'000);
+        std::fill(gradient.span().begin(), gradient.span().end(), 1.0f);
+        ddp::allreduce(comm, gradient);
+        if (gradient[99'999] != 2) throw std::logic_error("a wrong sum");
+    });
 }
 
 TEST_CASE("ranks that bring different arrays to one allreduce get a mismatch", "[collective]") {

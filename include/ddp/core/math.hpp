@@ -1,6 +1,6 @@
 /// \file
-/// Of <cmath> what most programs need here, by the compilers' own names: without the standard's special functions, 4,000
-/// lines of every program.
+/// The few functions of the C library that most programs need here, by the compilers' own names: the standard header
+/// brings special functions too, 4,000 lines for every program.
 #pragma once
 
 #include <concepts>
