@@ -55,7 +55,7 @@ std::string check(communicator<>& comm, std::size_t count, Op op, bool start = f
 TEST_CASE("an array in shared memory is combined in the canonical order", "[collective]") {
     int const ranks = GENERATE(1, 2, 3, 5, 9);
     auto const wrong = run_ranks(ranks, [](communicator<>& comm) {
-        for (std::size_t const count : {0, 1, 5000, 16387, 300'001})
+        for (std::size_t const count : {0u, 1u, 5000u, 16387u, 300'001u})
             if (std::string text = check<float>(comm, count, sum{}); !text.empty()) return "float: " + text;
         for (bool const start : {false, true}) {
             if (std::string text = check<double>(comm, 70'001, sum{}, start); !text.empty()) return "double: " + text;

@@ -249,6 +249,25 @@ TEST_CASE("values that a failed step has begun to change are torn, and nobody ch
     for (std::string const& wrong : on_ranks(3, body)) CHECK(wrong == "");
 }
 
+TEST_CASE("nobody writes values before backward has ended here, however long that takes", "[train]") {
+    auto const body = [](communicator<>& comm) -> std::string {
+        scripted_model<true, false> net({{"a", {3000}}, {"b", {3000}}});  // ready releases nothing
+        data_parallel trainer{net, sgd{.lr = 1}, comm, per_parameter_buckets{}};
+        if (!trainer.shares_memory()) return "nothing was shared";
+        bool early = false;
+        net.leaves_out = [&](std::size_t i) {
+            if (i != 0 || comm.rank() != 1) return false;
+            std::this_thread::sleep_for(100ms);  // the others have long ended theirs
+            for (double const value : net.value(1)) early = early || value != 0;
+            return false;
+        };
+        trainer.step(numbers{{1}});
+        if (early) return "values changed during backward";
+        return net.value(1)[2999] == -2 ? "" : "wrong values";
+    };
+    for (std::string const& wrong : run_ranks(3, body, patient())) CHECK(wrong == "");
+}
+
 TEST_CASE("memory kept after a failure is seen by nobody else, and stays where it is", "[train]") {
     memfd_sharing one, other;
     std::array<memory_offer, 2> offers;
@@ -365,7 +384,7 @@ TEST_CASE("what is streamed arrives, from and to any boundary", "[train]") {
     std::vector<float> from(300), to(300);
     for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<float>(i + 1);
     for (std::size_t begin = 0; begin < 18; ++begin)
-        for (std::size_t count : {0, 1, 3, 4, 5, 15, 16, 17, 33, 250}) {
+        for (std::size_t const count : {0u, 1u, 3u, 4u, 5u, 15u, 16u, 17u, 33u, 250u}) {
             std::fill(to.begin(), to.end(), 0.0f);
             stream(std::span(to).subspan(begin, count), std::span<float const>(from).subspan(3, count));
             finish_streams();
