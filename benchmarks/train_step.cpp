@@ -14,8 +14,9 @@
 // Kinds of step, in turn for ROUNDS (3) rounds of about STEP_BUDGET (1.5) seconds; SKIP="sharded" leaves kinds out:
 //   nosync      forward, backward, optimizer in a replica of this rank's own, on all ranks at the same time; nothing
 //               is exchanged
-//   replicated  data_parallel, where every rank keeps all of the optimizer's state
-//   sharded     data_parallel, where each rank steps its slice and sends the new values
+//   default     data_parallel with its default options: in memory that the ranks share, if they are on one host
+//   replicated  by messages; every rank keeps all of the optimizer's state
+//   sharded     by messages; each rank steps its slice and sends the new values
 //
 // Prints, in milliseconds on rank 0 (medians of a round's steps, then of the rounds):
 //   step        the whole step
@@ -205,11 +206,11 @@ private:
 class with_exchange final : public kind {
 public:
     with_exchange(std::string called, std::string_view model, data const& with, ddp::communicator<> const& comm,
-                  ddp::update how)
+                  ddp::training_options const& how)
         : kind(std::move(called)),
           net_(make_model(model)),
           batch_(with.batch()),
-          trainer_(net_, optimizer, comm, {.update = how}) {}
+          trainer_(net_, optimizer, comm, how) {}
     double step(sample& times) override {
         trainer_.reset_times();
         double const loss = trainer_.step(batch_).loss;
@@ -287,10 +288,12 @@ bool measure(options const& with, ddp::communicator<> const& comm) {
     auto const wanted = [&](char const* name) { return skip.find(" " + std::string(name) + " ") == std::string::npos; };
     std::vector<std::unique_ptr<kind>> kinds;
     if (wanted("nosync")) kinds.push_back(std::make_unique<without_exchange>(with.model, mine));
-    for (auto const& [name, how] :
-         {std::pair("replicated", ddp::update::replicated), std::pair("sharded", ddp::update::sharded)})
+    std::vector<std::pair<char const*, ddp::training_options>> const ways{
+        {"default", {}},  // in memory that the ranks share, if they are on one host
+        {"replicated", {.update = ddp::update::replicated, .share_memory = false}},
+        {"sharded", {.update = ddp::update::sharded, .share_memory = false}}};
+    for (auto const& [name, how] : ways)
         if (wanted(name)) kinds.push_back(std::make_unique<with_exchange>(name, with.model, mine, comm, how));
-
     if (kinds.empty()) throw std::runtime_error("SKIP leaves no kind of step");
     double const budget = std::stod(setting("STEP_BUDGET", "1.5"));
     int const rounds = std::max(1, std::stoi(setting("ROUNDS", "3")));
