@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include <ddp/collective/shared_array.hpp>
 #include <ddp/kernel/store.hpp>
 #include <ddp/transport/shm/memfd.hpp>
 
@@ -141,6 +142,20 @@ TEST_CASE("ranks share memory where all want to, are on one host and add in the 
             return std::array{far.shares_memory(), near.shares_memory()};
         }));
     for (auto& one : running) CHECK(one.get() == std::array{false, true});
+}
+
+TEST_CASE("many ranks of one host see each other, again and again", "[train]") {
+    auto const seen = on_ranks(12, [](communicator<>& comm) {
+        int shared = 0;
+        for (int i = 0; i < 5; ++i) {
+            shared_array<float> const mine(comm, 5000);
+            mine[4999] = static_cast<float>(comm.rank());
+            allreduce(comm, mine);
+            if (mine.memory() != nullptr && mine[4999] == 66) ++shared;
+        }
+        return shared;
+    });
+    for (int const shared : seen) CHECK(shared == 5);
 }
 
 TEST_CASE("nothing is left of shared memory but what a bound model holds, and descriptors are closed", "[train]") {

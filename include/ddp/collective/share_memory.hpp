@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <memory>
 #include <string_view>
+#include <utility>
 
 #include <ddp/collective/concepts.hpp>
 #include <ddp/comm/communicator.hpp>
@@ -26,7 +27,8 @@ template <Transport T>
         operation_info what;
         what.name = "share_memory";
         what.fingerprint = agree(what.name, 0, "", "");
-        comm.run([&] { return ddp::share_memory(comm.enter(what), bytes, &found); });
+        offered_memory mine = offer_memory(comm.transport(), bytes);
+        comm.run([&] { return ddp::share_memory(comm.enter(what), std::move(mine), &found); });
         if (!found.refused.empty())
             throw environment_error(found.refused +
                                     ". Give it more memory (ulimit -v, the limit of its container), or set "

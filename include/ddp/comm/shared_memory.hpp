@@ -104,28 +104,45 @@ struct sharing_result {
     bool blind = false;                               ///< they share a host, and still do not: containers, perhaps
 };
 
-/// The ranks of a lane share `bytes` each, if all of them are on one host and ask for the same number; 0: this rank does
-/// not want to. The same result on all ranks.
-///
-/// Cost  an all-gather of small things, one for every 8 ranks, and another; a descriptor for every pair of ranks meanwhile.
+/// Memory of this rank's that others do not see yet.
+struct offered_memory {
+    std::unique_ptr<memory_sharing> how = nullptr;
+    std::shared_ptr<std::byte> memory = nullptr;  ///< with its header
+    memory_offer offer = {};
+};
+
+/// Makes memory of `bytes`, as far as the transport knows how; 0: this rank does not want to share. Takes as long as the
+/// system needs to clear it, so not while driving. The transport may be driven meanwhile.
 template <Transport T>
-task<> share_memory(lane<T> over, std::size_t bytes, sharing_result* result) {
-    std::unique_ptr<memory_sharing> how;
-    if constexpr (SharingTransport<T>) how = over.on->transport().share_memory();
+[[nodiscard]] offered_memory offer_memory([[maybe_unused]] T& transport, std::size_t bytes) {
+    offered_memory mine;
+    mine.offer.bytes = bytes;
+    if constexpr (SharingTransport<T>) {
+        if (bytes != 0) mine.how = transport.share_memory();
+        if (mine.how == nullptr) return mine;
+        mine.offer.host = host_of(transport);
+        try {
+            mine.memory = mine.how->make(bytes, mine.offer);
+        } catch (std::exception const& e) {
+            mine.offer.refused = 1;
+            mine.offer.text = std::string_view(e.what());
+        }
+    }
+    return mine;
+}
+
+/// The ranks of a lane share the memory that each offers, if all of them are on one host and offer as much. The same result
+/// on all ranks.
+///
+/// Cost  an all-gather of small things, one for every 4 ranks, and another; a descriptor for every pair of ranks meanwhile.
+template <Transport T>
+task<> share_memory(lane<T> over, offered_memory mine, sharing_result* result) {
+    std::unique_ptr<memory_sharing> how = std::move(mine.how);
     std::size_t const ranks = static_cast<std::size_t>(over.size()), me = static_cast<std::size_t>(over.rank());
     std::vector<memory_offer> offers(ranks);
     std::vector<std::shared_ptr<std::byte>> views(ranks);
-    memory_offer& mine = offers[me];
-    mine.bytes = bytes;
-    if (how != nullptr && bytes != 0) {
-        mine.host = host_of(over.on->transport());
-        try {
-            views[me] = how->make(bytes, mine);
-        } catch (std::exception const& e) {
-            mine.refused = 1;
-            mine.text = std::string_view(e.what());
-        }
-    }
+    offers[me] = mine.offer;
+    views[me] = std::move(mine.memory);
     co_await all_gather_small(over, std::span<memory_offer>(offers));
     for (memory_offer const& one : offers)
         if (one.host == 0 || one.host != offers[0].host || one.bytes != offers[0].bytes) co_return;
@@ -138,7 +155,7 @@ task<> share_memory(lane<T> over, std::size_t bytes, sharing_result* result) {
 
     std::vector<std::uint8_t> said(ranks);
     bool sees = true;
-    constexpr std::size_t at_once = 8;  // what a socket's queue holds, by default, is 10
+    constexpr std::size_t at_once = 4;  // a socket's queue holds 10 by default, and some ranks are one round ahead
     for (std::size_t first = 1; first < ranks; first += at_once) {
         for (std::size_t d = first; d < std::min(ranks, first + at_once); ++d)
             sees = how->give(offers[(me + d) % ranks]) && sees;

@@ -49,8 +49,10 @@ namespace detail {
     return page + (bytes + page - 1) / page * page;
 }
 
-[[gnu::cold]] DDP_DECL std::byte* map_memfd(int descriptor, std::size_t bytes) noexcept {
-    void* const at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, descriptor, 0);
+/// `whole`: with its page table, which takes time; others are filled as they are used.
+[[gnu::cold]] DDP_DECL std::byte* map_memfd(int descriptor, std::size_t bytes, bool whole) noexcept {
+    int const flags = MAP_SHARED | (whole ? MAP_POPULATE : 0);
+    void* const at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, descriptor, 0);
     return at == MAP_FAILED ? nullptr : static_cast<std::byte*>(at);
 }
 
@@ -88,7 +90,7 @@ namespace detail {
     errno = problem;
     check(problem == 0, size.c_str());
     check(::fcntl(memory_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0, "F_ADD_SEALS");
-    own_ = detail::map_memfd(memory_, total);
+    own_ = detail::map_memfd(memory_, total, true);
     check(own_ != nullptr, (size + " of address space").c_str());
     std::shared_ptr<std::byte> memory = detail::own_mapping(own_, total);
 
@@ -163,7 +165,7 @@ namespace detail {
         int const seals = ::fcntl(one.descriptor, F_GET_SEALS);
         bool const sound = ::fstat(one.descriptor, &status) == 0 && seals >= 0 && (seals & F_SEAL_SHRINK) != 0 &&
                            static_cast<std::size_t>(status.st_size) == total;
-        std::byte* const at = sound ? detail::map_memfd(one.descriptor, total) : nullptr;
+        std::byte* const at = sound ? detail::map_memfd(one.descriptor, total, false) : nullptr;
         ::close(std::exchange(one.descriptor, -1));
         if (at == nullptr) return nullptr;
         std::shared_ptr<std::byte> memory = detail::own_mapping(at, total);
