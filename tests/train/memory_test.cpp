@@ -6,10 +6,13 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cinttypes>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <future>
@@ -76,6 +79,17 @@ struct memory_trainer {
     scripted_model<true, true> net;
     data_parallel<scripted_model<true, true>, any_transport> trainer;
 };
+
+/// The abstract name of the socket on which that rank waits for descriptors.
+::socklen_t address_of(memory_offer const& of, ::sockaddr_un& to) {
+    std::array<char, 40> text{};
+    int const length =
+        std::snprintf(text.data(), text.size(), "ddp-%016" PRIx64 "%016" PRIx64, of.where[0], of.where[1]);
+    to = {};
+    to.sun_family = AF_UNIX;
+    std::copy_n(text.data(), length, to.sun_path + 1);
+    return static_cast<::socklen_t>(sizeof to.sun_family + 1 + static_cast<std::size_t>(length));
+}
 
 std::size_t descriptors() {
     std::size_t count = 0;
@@ -323,7 +337,7 @@ TEST_CASE("only what comes with the number that a rank gave is mapped, and only 
         ::iovec words{number.data(), sizeof number};
         alignas(::cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
         ::msghdr message{};
-        message.msg_namelen = detail::memfd_address(to, offers[0].where[0], offers[0].where[1]);
+        message.msg_namelen = address_of(offers[0], to);
         message.msg_name = &to;
         message.msg_iov = &words;
         message.msg_iovlen = 1;
