@@ -120,7 +120,10 @@ public:
     data_parallel(M& model, Opt optimizer, communicator<T> const& comm, Policies... policies)
         : data_parallel(model, comm, setup(std::move(optimizer), std::tuple<Policies...>(std::move(policies)...))) {}
     ~data_parallel() {
-        if (begun_) comm_.fail("its program left a training step before the step had ended, perhaps by an exception");
+        if (begun_) {
+            comm_.fail("its program left a training step before the step had ended, perhaps by an exception");
+            engine_->keep_values();  // the model may outlive this
+        }
         detach();
     }
 
@@ -299,7 +302,12 @@ private:
             complaint = "rank " + std::to_string(comm_.rank()) + ": " + complaint;
             comm_.exclusively(
                 [&] { comm_.tasks().fail(failure_kind::mismatch, errc::gradient, comm_.rank(), complaint); });
-            comm_.check();
+            try {
+                comm_.check();
+            } catch (...) {
+                engine_->keep_values();
+                throw;
+            }
         }
         accumulated_ += std::exchange(weight_, 0);
     }
