@@ -47,7 +47,8 @@ std::string check(communicator<>& comm, std::size_t count, Op op, bool start = f
         for (std::size_t i = 0; i < count; ++i)
             if (plain[i] != mine[i]) return "element " + std::to_string(i) + " of " + std::to_string(count);
     }
-    return in_memory(mine) == (comm.size() > 1 && count * sizeof(E) > (16 << 10)) ? "" : "the other way was taken";
+    return in_memory(comm, mine) == (comm.size() > 1 && count * sizeof(E) > (16 << 10)) ? ""
+                                                                                        : "the other way was taken";
 }
 
 }  // namespace
@@ -75,6 +76,26 @@ TEST_CASE("what the page about collectives does with a shared array", "[collecti
         ddp::allreduce(comm, gradient);
         if (gradient[99'999] != 2) throw std::logic_error("a wrong sum");
     });
+}
+
+TEST_CASE("an array is combined over other ranks than those that made it by messages", "[collective]") {
+    auto const wrong = run_ranks(4, [](communicator<>& comm) -> std::string {
+        shared_array<double> const all(comm, 9000);
+        communicator<> const half = comm.split(comm.rank() / 2, 0), backwards = comm.split(0, -comm.rank());
+        shared_array<double> const mine(half, 9000);
+        auto const expect = [&](communicator<> const& over, shared_array<double> const& array, double sum) {
+            std::fill(array.span().begin(), array.span().end(), 1.0 + comm.rank());
+            barrier(comm);
+            allreduce(over, array);
+            return array[0] == sum && array[8999] == sum && !in_memory(over, array);
+        };
+        if (!expect(half, all, comm.rank() < 2 ? 3 : 7)) return "fewer ranks";
+        barrier(comm);
+        if (!expect(backwards, all, 10)) return "other numbers";
+        if (!expect(comm, mine, 10)) return "more ranks";
+        return "";
+    });
+    for (std::string const& one : wrong) CHECK(one == "");
 }
 
 TEST_CASE("ranks that bring different arrays to one allreduce get a mismatch", "[collective]") {

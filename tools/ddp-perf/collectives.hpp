@@ -103,7 +103,7 @@ struct allreduce : collective {
     [[nodiscard]] static double bus_factor(double n) { return 2 * (n - 1) / n; }
     [[nodiscard]] std::string chosen() const {
         bool const automatic = how.name == std::string_view(ddp::automatic_allreduce::name);
-        return automatic && ddp::in_memory(memory) ? "memory" : chosen_allreduce();
+        return automatic && ddp::in_memory(comm, memory) ? "memory" : chosen_allreduce();
     }
     void fill() const { fill_mine(); }
     void run(std::size_t) const {

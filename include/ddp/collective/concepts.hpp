@@ -81,6 +81,13 @@ concept BlockingAllreduceOver =
 
 namespace detail {
 
+/// Whether ranks that see each other's memory may add there instead of asking this policy: for types of the library's own
+/// that say so, and none derived from them.
+template <class Policy>
+struct memory_rule {
+    static constexpr bool applies(Policy const& /*policy*/) noexcept { return false; }
+};
+
 /// Slice boundaries that give every rank an equal share of `count` elements, on multiples of `grain` elements.
 inline void even_cuts(std::size_t count, std::size_t grain, std::span<std::size_t> cuts) {
     std::size_t const parts = cuts.size() - 1;

@@ -2,6 +2,7 @@
 /// share_memory among the ranks of a communicator, for what works in memory that all of them see.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -33,11 +34,11 @@ template <Transport T>
             throw environment_error(found.refused +
                                     ". Give it more memory (ulimit -v, the limit of its container), or set "
                                     "DDP_SHARE_MEMORY=0: ranks then send each other messages.");
-        if (found.blind && comm.rank() == 0)
-            std::fputs(
-                "ddp: the ranks of this host cannot see each other's memory (are they in containers of their "
-                "own?) and send messages instead\n",
-                stderr);
+        static std::atomic<bool> said = false;
+        if (!found.blind.empty() && comm.rank() == 0 && !said.exchange(true))
+            std::fprintf(stderr,
+                         "ddp: the ranks of this host cannot see each other's memory (%s) and send messages instead\n",
+                         found.blind.c_str());
     }
     return found.memory;
 }

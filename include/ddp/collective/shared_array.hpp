@@ -96,23 +96,24 @@ private:
     }
 };
 
-/// Whether allreduce of this array reads and writes where the ranks' numbers lie; else it sends messages, which are faster for
-/// up to 16 KiB.
-template <Number E>
-[[nodiscard]] bool in_memory(shared_array<E> const& data) noexcept {
-    return data.memory() != nullptr && data.span().size_bytes() > automatic_allreduce().few_ranks_bytes;
+/// Whether allreduce of this array over these ranks reads and writes where the numbers lie; else it sends messages: for up to
+/// 16 KiB, where that is faster, and over other ranks than those that made the array.
+template <Transport T, Number E>
+[[nodiscard]] bool in_memory(communicator<T> const& comm, shared_array<E> const& data) noexcept {
+    return data.memory() != nullptr && data.memory()->belongs_to(comm.members()) &&
+           data.span().size_bytes() > automatic_allreduce().few_ranks_bytes;
 }
 
 namespace detail {
 template <class How, Transport T, Number E, class Op>
 auto allreduce_array(communicator<T> const& comm, shared_array<E> const& data, Op op) {
-    bool const here = in_memory(data);
+    bool const here = in_memory(comm, data);
     auto const make = [op, here, numbers = data.span(), memory = data.memory()](lane<T> over) {
         if (numbers.empty()) return barrier(over);
         if (!here) return automatic_allreduce::combine({}, over, numbers, op);
         return memory_allreduce::combine<Op, T, E>(over, memory, numbers.size());
     };
-    std::uint64_t const which = data.memory() != nullptr ? data.memory()->number() : 0;
+    std::uint64_t const which = here ? data.memory()->number() : 0;
     return How::run(comm, about<E>(name_by<"allreduce", Op>, data.size(), "shared array"), make, which);
 }
 }  // namespace detail

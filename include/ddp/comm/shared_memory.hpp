@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/comm/group.hpp>
 #include <ddp/comm/host.hpp>
 #include <ddp/comm/small_gather.hpp>
 #include <ddp/comm/transport.hpp>
@@ -26,7 +27,7 @@ namespace ddp {
 struct memory_offer {
     std::uint64_t host = 0;                ///< see host_of; 0: this rank shares no memory
     std::uint64_t bytes = 0;               ///< of its memory, without the header
-    std::uint64_t refused = 0;             ///< 1: it has no room, and `text` says why
+    std::uint64_t refused = 0;             ///< 1: it has no room; 2: it cannot share; `text` says why
     std::array<std::uint64_t, 4> where{};  ///< how the others find it: the transport's own words
     bounded_text<96> text = {};            ///< for people
 };
@@ -43,7 +44,8 @@ public:
     memory_sharing& operator=(memory_sharing const&) = delete;
     virtual ~memory_sharing() = default;
 
-    /// Makes header and memory, zero, and says in `mine` how to find them. Throws std::exception where there is no room.
+    /// Makes header and memory, zero, and says in `mine` how to find them. Throws std::exception where there is no room. Null:
+    /// the system does not let this rank share, for the reason in `mine.text`.
     virtual std::shared_ptr<std::byte> make(std::size_t bytes, memory_offer& mine) = 0;
     /// Lets the rank with that offer see this rank's. Never waits. Whether that worked.
     virtual bool give(memory_offer const& peer) noexcept = 0;
@@ -52,8 +54,8 @@ public:
     /// That rank's header and memory; null: it cannot be seen.
     virtual std::shared_ptr<std::byte> view(memory_offer const& peer) noexcept = 0;
     /// Replaces the first `bytes` of this rank's own header and memory by a copy that nobody else sees, at the same
-    /// address. False: they stay shared.
-    virtual bool keep(std::size_t /*bytes*/) noexcept { return false; }
+    /// address, the header last. False: they stay shared. Where ranks are threads nothing is done.
+    virtual bool keep(std::size_t /*bytes*/) noexcept { return true; }
     /// Every view there will be has been taken: lets go of what only that needed.
     virtual void settle() noexcept {}
 };
@@ -68,12 +70,20 @@ concept SharingTransport = Transport<T> && requires(T& t) {
 /// Memory of equal size of all ranks of a group, as this rank sees it.
 class shared_memory {
 public:
-    shared_memory(std::unique_ptr<memory_sharing> how, std::vector<std::shared_ptr<std::byte>> views, int rank,
+    shared_memory(std::unique_ptr<memory_sharing> how, std::vector<std::shared_ptr<std::byte>> views, group const& of,
                   std::uint64_t number)
-        : how_(std::move(how)), views_(std::move(views)), rank_(static_cast<std::size_t>(rank)), number_(number) {}
+        : how_(std::move(how)),
+          views_(std::move(views)),
+          rank_(static_cast<std::size_t>(of.rank())),
+          group_(of.id()),
+          number_(number) {}
 
     /// Another one for other memory, the same on all ranks.
     [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
+    /// Whether these are the ranks that share it, numbered as here. A rank is in no two groups of one id.
+    [[nodiscard]] bool belongs_to(group const& ranks) const noexcept {
+        return ranks.id() == group_ && static_cast<std::size_t>(ranks.size()) == views_.size();
+    }
     /// That rank's memory, on a page boundary.
     [[nodiscard]] std::byte* of(std::size_t rank) const noexcept {
         return views_[rank].get() + memory_sharing::header_bytes;
@@ -86,22 +96,28 @@ public:
     [[nodiscard]] std::atomic_ref<std::uint64_t> word(std::size_t rank) const noexcept {
         return std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t*>(views_[rank].get() + 64));
     }
-    /// From now on others do not see the first `bytes` of this rank's memory, which stay as they are. After a failure: a
-    /// rank that was stopped may still write. Where ranks are threads nobody can be stopped alone, and nothing happens.
-    void keep(std::size_t bytes) noexcept { static_cast<void>(how_->keep(memory_sharing::header_bytes + bytes)); }
+    /// From now on others do not see the first `bytes` of this rank's memory, which stay as they are: after a failure, as a
+    /// rank that was stopped may still write. Where ranks are threads, one that is in its optimizer for longer than
+    /// timing.verdict may still write all the same. False: there was no room for a copy.
+    bool keep(std::size_t bytes) noexcept {
+        if (!kept_) kept_ = how_->keep(memory_sharing::header_bytes + bytes);
+        return kept_;
+    }
 
 private:
     std::unique_ptr<memory_sharing> how_;
     std::vector<std::shared_ptr<std::byte>> views_;  // a rank of the group each
     std::size_t rank_;
+    std::uint32_t group_;
     std::uint64_t number_;
+    bool kept_ = false;
 };
 
 /// What came of an attempt to share.
 struct sharing_result {
     std::shared_ptr<shared_memory> memory = nullptr;  ///< null: these ranks do not see each other's memory
     std::string refused = {};                         ///< the same words on every rank: no room, and why
-    bool blind = false;                               ///< they share a host, and still do not: containers, perhaps
+    std::string blind = {};  ///< they share a host, and still do not see each other's memory: why, as far as known
 };
 
 /// Memory of this rank's that others do not see yet.
@@ -123,6 +139,7 @@ template <Transport T>
         mine.offer.host = host_of(transport);
         try {
             mine.memory = mine.how->make(bytes, mine.offer);
+            if (mine.memory == nullptr) mine.offer.refused = 2;
         } catch (std::exception const& e) {
             mine.offer.refused = 1;
             mine.offer.text = std::string_view(e.what());
@@ -147,11 +164,13 @@ task<> share_memory(lane<T> over, offered_memory mine, sharing_result* result) {
     for (memory_offer const& one : offers)
         if (one.host == 0 || one.host != offers[0].host || one.bytes != offers[0].bytes) co_return;
     for (std::size_t r = 0; r < ranks && result->refused.empty(); ++r)
-        if (offers[r].refused != 0)
+        if (offers[r].refused == 1)
             result->refused =
                 "rank " + std::to_string(over.of->world_rank(static_cast<int>(r))) +
                 " has no room for the memory that the ranks of its host share: " + std::string(offers[r].text.view());
-    if (!result->refused.empty()) co_return;
+        else if (offers[r].refused == 2)
+            result->blind = offers[r].text.view();
+    if (!result->refused.empty() || !result->blind.empty()) co_return;
 
     std::vector<std::uint8_t> said(ranks);
     bool sees = true;
@@ -168,11 +187,12 @@ task<> share_memory(lane<T> over, offered_memory mine, sharing_result* result) {
     }
     said[me] = sees ? 1 : 0;
     co_await all_gather_small(over.phase(2), std::span<std::uint8_t>(said));
-    result->blind = std::find(said.begin(), said.end(), 0) != said.end();
-    if (how != nullptr) how->settle();
-    if (!result->blind)
+    how->settle();
+    if (std::find(said.begin(), said.end(), 0) != said.end())
+        result->blind = "are they in containers of their own?";
+    else
         result->memory =
-            std::make_shared<shared_memory>(std::move(how), std::move(views), over.rank(), hash_of(0, over.id));
+            std::make_shared<shared_memory>(std::move(how), std::move(views), *over.of, hash_of(0, over.id));
 }
 
 }  // namespace ddp

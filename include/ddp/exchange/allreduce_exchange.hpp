@@ -29,13 +29,6 @@ struct allreduce_exchange {
         else
             return 0;
     }
-    /// Whether ranks that see each other's memory may add there, instead of by this algorithm.
-    [[nodiscard]] bool in_memory() const {
-        if constexpr (requires { algorithm.in_memory(); })
-            return algorithm.in_memory();
-        else
-            return false;
-    }
     template <Element E>
     [[nodiscard]] no_exchange_state prepare(exchange_plan<E> const& /*plan*/) const noexcept {
         return {};
@@ -84,5 +77,14 @@ private:
         }
     }
 };
+
+namespace detail {
+template <class A>
+struct memory_rule<allreduce_exchange<A>> {
+    static bool applies(allreduce_exchange<A> const& policy) noexcept {
+        return memory_rule<A>::applies(policy.algorithm);
+    }
+};
+}  // namespace detail
 
 }  // namespace ddp

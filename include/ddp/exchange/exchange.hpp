@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/collective/concepts.hpp>
 #include <ddp/comm/lane.hpp>
 #include <ddp/core/task.hpp>
 #include <ddp/model/model.hpp>
@@ -164,12 +165,7 @@ public:
         if constexpr (BlockingExchangeOver<X, T, E>) X::exchange_blocking(policy_, over, *state_, what);
     }
     void for_each_state(state_visitor visit) override { state_->for_each_state(visit); }
-    bool in_memory() const override {
-        if constexpr (requires { policy_.in_memory(); })
-            return policy_.in_memory();
-        else
-            return false;
-    }
+    bool in_memory() const override { return memory_rule<X>::applies(policy_); }
 
 private:
     X policy_;

@@ -58,6 +58,8 @@ void stream(std::span<E> to, std::span<std::type_identity_t<E> const> from) {
 inline void finish_streams() noexcept {
 #if defined(__x86_64__)
     __builtin_ia32_sfence();
+#else
+    __sync_synchronize();
 #endif
 }
 

@@ -122,7 +122,7 @@ public:
     ~data_parallel() {
         if (begun_) {
             comm_.fail("its program left a training step before the step had ended, perhaps by an exception");
-            engine_->keep_values();  // the model may outlive this
+            wait_for_verdict();  // the model may outlive this
         }
         detach();
     }
@@ -190,7 +190,10 @@ public:
     /// then failed have completed the step. Equal numbers are equal bits.
     [[nodiscard]] std::uint64_t completed_steps() const noexcept { return engine_->updates(); }
     /// After a failure: whether only some values took part in the step that failed. Such state must not be kept.
-    [[nodiscard]] bool torn() const noexcept { return engine_->torn(); }
+    [[nodiscard]] bool torn() const noexcept {
+        keep_values();
+        return engine_->torn();
+    }
     [[nodiscard]] M& model() noexcept { return replica_.model(); }
     [[nodiscard]] communicator<T> const& comm() const noexcept { return comm_; }
     /// Whether gradients are added, and values stored, in memory that all ranks see; else they travel as messages.
@@ -305,7 +308,7 @@ private:
             try {
                 comm_.check();
             } catch (...) {
-                engine_->keep_values();
+                keep_values();
                 throw;
             }
         }
@@ -325,7 +328,7 @@ private:
                 },
                 "step", begun_steps_);
         } catch (...) {
-            engine_->keep_values();
+            keep_values();
             throw;
         }
         times_.stepped += engine_->stepped_late();
@@ -339,6 +342,19 @@ private:
                         "the batch is empty on every rank: there is no mean over no samples. Nothing was changed; a "
                         "rank that is out of data calls trainer.join().");
         return result;
+    }
+    /// After a failure nobody else shall change this rank's values.
+    void keep_values() const noexcept {
+        if (shared_ && comm_.tasks().failed()) engine_->keep_values();
+    }
+    /// Until all have heard of this rank's failure, they write into its values.
+    void wait_for_verdict() const noexcept {
+        if (!shared_) return;
+        try {
+            comm_.check();
+        } catch (...) {  // the failure; or we are in a hook, where nothing can be waited for
+        }
+        keep_values();
     }
     void account(time_point since) noexcept {
         ++times_.steps;
@@ -356,13 +372,7 @@ private:
         }
         leave_step();
         comm_.fail(thrown);
-        if (shared_) {  // until all have heard, they write into this rank's values
-            try {
-                comm_.check();
-            } catch (comm_error const&) {
-            }
-            engine_->keep_values();
-        }
+        wait_for_verdict();
         std::rethrow_exception(thrown);
     }
 

@@ -12,7 +12,8 @@
 
 namespace ddp {
 
-/// Bucket `bucket` holds the mean gradient (all of it, or this rank's slice with a sharded update).
+/// Bucket `bucket` holds the mean gradient (all of it, or this rank's slice with a sharded update). In shared memory this
+/// rank's slice may have been stepped by then.
 struct bucket_reduced {
     std::uint64_t step = 0;              ///< number of the step, from 1: calls of step(), join() or finish()
     std::size_t bucket = 0;              ///< in the arena's order: the last is reduced first

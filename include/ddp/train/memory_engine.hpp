@@ -51,10 +51,10 @@ public:
     }
 
     bool torn() const noexcept override {
-        return step_engine<T, E>::torn() ||
+        return step_engine<T, E>::torn() || unsafe_ ||
                (this->within_step() && memory_->word(this->me()).load(std::memory_order_acquire) == this->round());
     }
-    void keep_values() noexcept override { memory_->keep(this->values().size_bytes()); }
+    void keep_values() noexcept override { unsafe_ = !memory_->keep(this->values().size_bytes()); }
 
 private:
     static constexpr std::size_t piece_bytes = std::size_t{64}
@@ -88,6 +88,7 @@ private:
     std::vector<E*> values_of_, gradients_of_;  // by rank
     std::vector<E const*> sources_;
     bool streams_ = false;
+    bool unsafe_ = false;  // after a failure: others may still write
 };
 
 template <Transport T, Element E>

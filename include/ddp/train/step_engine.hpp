@@ -579,11 +579,11 @@ template <Transport T, Element E>
 void step_engine<T, E>::step_piece(std::size_t from, std::size_t to) {
     time_point const since = monotonic_clock::now();
     if (auto const* const clip = options_.value_clip()) clip->apply(gradients_.subspan(from, to - from));
+    torn_ = true;  // whatever becomes of it
     stepper_.step({.update = updates_ + 1,
                    .rate_factor = options_.schedule.factor(updates_),
                    .gradient_scale = options_.norm_clip() ? clip_ : 1.0},
                   gradients_, values_, from, to);
-    torn_ = true;
     time_point const end = monotonic_clock::now();
     time_point const awaited = awaited_.load(std::memory_order_relaxed);
     late_ += std::max(end, awaited) - std::max(since, awaited);

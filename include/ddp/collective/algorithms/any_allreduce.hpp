@@ -49,7 +49,6 @@ public:
     [[nodiscard]] bool everywhere(std::size_t bytes, int ranks) const {
         return std::visit([&](auto const& held) { return held.everywhere(bytes, ranks); }, held_);
     }
-    [[nodiscard]] bool in_memory() const noexcept { return std::holds_alternative<automatic_allreduce>(held_); }
     [[nodiscard]] std::uint64_t hash() const {
         return std::visit(
             [](auto const& held) {
@@ -85,6 +84,7 @@ public:
     }
 
 private:
+    friend struct detail::memory_rule<any_allreduce>;
     template <class A>
     any_allreduce(A const& held, int) : name(A::name), canonical(A::canonical), held_(held) {}
 
@@ -92,5 +92,14 @@ private:
                  ring_allreduce, naive_allreduce>
         held_;
 };
+
+namespace detail {
+template <>
+struct memory_rule<any_allreduce> {
+    static bool applies(any_allreduce const& policy) noexcept {
+        return std::holds_alternative<automatic_allreduce>(policy.held_);
+    }
+};
+}  // namespace detail
 
 }  // namespace ddp

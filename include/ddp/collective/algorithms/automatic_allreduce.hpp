@@ -26,8 +26,6 @@ struct automatic_allreduce {
     [[nodiscard]] bool doubles(std::size_t bytes, int ranks) const noexcept {
         return bytes <= (ranks <= 2 ? two_ranks_bytes : ranks < 8 ? few_ranks_bytes : many_ranks_bytes);
     }
-    /// Ranks that see each other's memory need no messages for sums that lie there.
-    [[nodiscard]] static constexpr bool in_memory() noexcept { return true; }
     [[nodiscard]] std::uint64_t hash() const noexcept {
         return policy_hash(name, direct.hash(), two_ranks_bytes, few_ranks_bytes, many_ranks_bytes);
     }
@@ -57,5 +55,12 @@ struct automatic_allreduce {
         return direct_allreduce::all_gather(self.direct, over, data, cuts);
     }
 };
+
+namespace detail {
+template <>
+struct memory_rule<automatic_allreduce> {
+    static constexpr bool applies(automatic_allreduce const& /*policy*/) noexcept { return true; }
+};
+}  // namespace detail
 
 }  // namespace ddp

@@ -75,32 +75,38 @@ namespace detail {
 }
 
 [[gnu::cold]] DDP_DECL std::shared_ptr<std::byte> memfd_sharing::make(std::size_t bytes, memory_offer& mine) {
-    auto const check = [](bool well, char const* what) {
-        if (!well) throw std::runtime_error(detail::concat({what, ": ", std::strerror(errno)}));
-    };
     std::size_t const total = detail::memfd_bytes(bytes);
     std::string const size = detail::concat({(total + (std::size_t{1} << 20) - 1) >> 20, " MiB"});
+    auto const refuse = [&](char const* what) {
+        std::string const text = detail::concat({what, ": ", std::strerror(errno)});
+        mine.text = std::string_view(text);
+        return nullptr;
+    };
+    auto const no_room = [](std::string const& what) {
+        throw std::runtime_error(detail::concat({what, ": ", std::strerror(errno)}));
+    };
     ::rlimit most{};  // a file beyond it would be the end of the process, by SIGXFSZ
     errno = EFBIG;
-    check(::getrlimit(RLIMIT_FSIZE, &most) != 0 || most.rlim_cur >= total, (size + " (ulimit -f)").c_str());
+    if (::getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < total) return refuse("ulimit -f");
     memory_ = ::memfd_create("ddp", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    check(memory_ >= 0, "memfd_create");
+    if (memory_ < 0) return refuse("memfd_create");
+    std::array<std::uint64_t, 4> random{};
+    if (::getentropy(random.data(), sizeof random) != 0) return refuse("getentropy");
+    socket_ = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (socket_ < 0) return refuse("a Unix-domain socket");
+    ::sockaddr_un name;
+    ::socklen_t const length = detail::memfd_address(name, random[0], random[1]);
+    if (::bind(socket_, reinterpret_cast<::sockaddr*>(&name), length) != 0)
+        return refuse("a Unix-domain socket's name");
+
     int problem = EINTR;
     while (problem == EINTR) problem = ::posix_fallocate(memory_, 0, static_cast<::off_t>(total));
     errno = problem;
-    check(problem == 0, size.c_str());
-    check(::fcntl(memory_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0, "F_ADD_SEALS");
+    if (problem != 0) no_room(size);
+    if (::fcntl(memory_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) return refuse("F_ADD_SEALS");
     own_ = detail::map_memfd(memory_, total, true);
-    check(own_ != nullptr, (size + " of address space").c_str());
+    if (own_ == nullptr) no_room(size + " of address space");
     std::shared_ptr<std::byte> memory = detail::own_mapping(own_, total);
-
-    std::array<std::uint64_t, 4> random{};
-    check(::getentropy(random.data(), sizeof random) == 0, "getentropy");
-    socket_ = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    check(socket_ >= 0, "a Unix-domain socket");
-    ::sockaddr_un name;
-    ::socklen_t const length = detail::memfd_address(name, random[0], random[1]);
-    check(::bind(socket_, reinterpret_cast<::sockaddr*>(&name), length) == 0, "bind of a Unix-domain socket");
     secret_ = {random[2], random[3]};
     std::memcpy(own_, secret_.data(), sizeof secret_);
     mine.where = random;
@@ -127,7 +133,7 @@ namespace detail {
 }
 
 [[gnu::cold]] DDP_DECL void memfd_sharing::take(std::span<memory_offer const> all) noexcept {
-    for (;;) {
+    for (int visits = 0; visits < 64; ++visits) {  // a stranger may send as fast as this reads
         taken one{{}, -1};
         ::iovec words{one.secret.data(), sizeof one.secret};
         alignas(::cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
@@ -135,14 +141,15 @@ namespace detail {
         message.msg_iov = &words;
         message.msg_iovlen = 1;
         message.msg_control = control.data();
-        message.msg_controllen = control.size();
+        message.msg_controllen = CMSG_LEN(sizeof(int));  // not CMSG_SPACE, in which a second one would have room
         ::ssize_t const got = ::recvmsg(socket_, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) return;
-        for (::cmsghdr* at = CMSG_FIRSTHDR(&message); at != nullptr; at = CMSG_NXTHDR(&message, at))
-            if (at->cmsg_level == SOL_SOCKET && at->cmsg_type == SCM_RIGHTS && at->cmsg_len == CMSG_LEN(sizeof(int)))
-                std::memcpy(&one.descriptor, CMSG_DATA(at), sizeof one.descriptor);
-        if (one.descriptor < 0) continue;
+        ::cmsghdr const* const header = CMSG_FIRSTHDR(&message);
+        if (header == nullptr || header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS ||
+            header->cmsg_len < CMSG_LEN(sizeof(int)))
+            continue;
+        std::memcpy(&one.descriptor, CMSG_DATA(header), sizeof one.descriptor);
         bool const known = got == static_cast<::ssize_t>(sizeof one.secret) &&
                            std::any_of(all.begin(), all.end(), [&](memory_offer const& offer) {
                                return std::equal(one.secret.begin(), one.secret.end(), offer.where.begin() + 2);
@@ -180,7 +187,10 @@ namespace detail {
     std::size_t const total = detail::memfd_bytes(bytes - header_bytes);
     void* const copy = ::mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (copy == MAP_FAILED) return false;
-    std::memcpy(copy, own_, total);
+    // The header last: it says whether anybody has begun to write what was copied before.
+    std::memcpy(static_cast<std::byte*>(copy) + header_bytes, own_ + header_bytes, total - header_bytes);
+    __sync_synchronize();
+    std::memcpy(copy, own_, header_bytes);
     if (::mremap(copy, total, total, MREMAP_MAYMOVE | MREMAP_FIXED, own_) != MAP_FAILED) return true;
     ::munmap(copy, total);
     return false;
