@@ -57,8 +57,7 @@ public:
     void keep_values() noexcept override { unsafe_ = !memory_->keep(this->values().size_bytes()); }
 
 private:
-    static constexpr std::size_t piece_bytes = std::size_t{64}
-                                               << 10;  ///< of each rank's gradient: all fit the L2 cache
+    static constexpr std::size_t piece_bytes = std::size_t{64} << 10;       ///< all ranks' pieces fit the L2 cache
     static constexpr std::size_t stream_from_bytes = std::size_t{4} << 20;  ///< smaller models stay in the caches
 
     /// Nothing is posted for a bucket before it is full: there is nothing to bound.
@@ -72,8 +71,8 @@ private:
     task<> meet(std::size_t b, std::uint32_t phase) { return barrier(this->lane_of_bucket(b).phase(phase)); }
 
     task<> bucket(std::size_t b) override;
+    static constexpr unsigned adds = 1, steps = 2, spreads = 4;  // spreads: the mean, to all ranks' gradients
     /// Goes through this rank's slice of bucket b, piece by piece; where values are stepped, in its turn.
-    static constexpr unsigned adds = 1, steps = 2, spreads = 4;  // the mean, to all ranks' gradients
     task<> go_through(std::size_t b, unsigned what);
     void add(std::size_t from, std::size_t to);
     void spread(std::vector<E*> const& copies, std::span<E const> mine, std::size_t from, std::size_t to) const;
