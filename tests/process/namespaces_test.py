@@ -142,7 +142,7 @@ class Demo(BetweenHosts):
         words = [FASHION_MNIST, "--epochs", "1", "--hidden", "32", "--batch", "512", "--data", FASHION_DATA]
         here = subprocess.run([DDPRUN, "-n", "4", "--prefix", "none", "--", *words], env=environment(), capture_output=True,
                               text=True, timeout=2 * DEADLINE, check=True)
-        shape = r"result: test_accuracy=(\S+) ranks=4 transport=tcp memory=own .* replicas=identical parameters=([0-9a-f]{16})$"
+        shape = r"result: test_accuracy=(\S+) ranks=4 transport=tcp memory=\w+ .* replicas=identical parameters=([0-9a-f]{16})$"
         expected = re.search(shape, here.stdout.strip())
         self.assertTrue(expected, here.stdout)
         for variables in (self.secret, {**self.secret, "DDP_TLS": "1"}, {"DDP_INSECURE": "1"}):
