@@ -77,8 +77,9 @@ def step_tables(directory):
                    key=lambda k: of(*k, "step_ms"), default=None)
         ratios = "- | -"
         if best is not None and of(*own, "step_ms") is not None:
+            hidden = after(*own) < 0.02 * of(*own, "step_ms")  # too little to divide by
             ratios = (f"{of(*best, 'step_ms') / of(*own, 'step_ms'):.2f} | "
-                      f"{after(*best) / max(1e-3, after(*own)):.1f}")
+                      + ("-" if hidden else f"{after(*best) / after(*own):.1f}"))
         print(f"| {model} | {ranks} | {cell(*own)} | {cell(*messages)} | {cell(*best) if best else '-'} | {ratios} |")
 
 
