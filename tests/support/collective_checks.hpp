@@ -30,7 +30,6 @@
 #include <ddp/collective/reduce_scatter.hpp>
 #include <ddp/collective/reference.hpp>
 #include <ddp/collective/scatter.hpp>
-#include <ddp/core/random.hpp>
 
 #include "support/when_all.hpp"
 
@@ -46,27 +45,45 @@ inline void note(failures& all, std::string const& where, std::string const& fai
 /// mixed, and among them NaN, infinities and zeros of both signs. Mixed integers are any bits.
 enum class values { small_integers, mixed, special };
 
+/// Bits that differ between seeds, ranks and indices: what is drawn for tests costs a few instructions, unoptimised too.
+/// Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+class test_bits {
+public:
+    test_bits(std::uint64_t seed, int rank) : state_(seed * 0xD1B54A32D192ED03u + static_cast<std::uint64_t>(rank)) {
+        state_ = next();
+    }
+    std::uint64_t next() {
+        std::uint64_t z = state_ += 0x9E3779B97F4A7C15u;
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+        return z ^ (z >> 31);
+    }
+
+private:
+    std::uint64_t state_;
+};
+
 template <Number E>
 std::vector<E> addend(values kind, std::uint64_t seed, int rank, std::size_t count) {
-    random_stream const stream(seed, random_use::user, static_cast<std::uint64_t>(rank));
+    test_bits bits(seed, rank);
     std::vector<E> data(count);
     for (std::size_t i = 0; i < count; ++i) {
-        auto const words = stream.at(i).words();
+        std::uint64_t const drawn = bits.next(), chosen = bits.next();
         if (kind == values::small_integers)
-            data[i] = static_cast<E>(static_cast<int>(words[0] % 17) - 8);
+            data[i] = static_cast<E>(static_cast<int>(drawn % 17) - 8);
         else if constexpr (std::integral<E>)
-            data[i] = static_cast<E>(std::uint64_t{words[0]} << 32 | words[1]);
-        else if (kind == values::special && words[2] % 3 == 0)
+            data[i] = static_cast<E>(drawn);
+        else if (kind == values::special && chosen % 3 == 0)
             data[i] = std::array<E, 7>{E(0),
                                        -E(0),
                                        std::numeric_limits<E>::infinity(),
                                        -std::numeric_limits<E>::infinity(),
                                        -std::numeric_limits<E>::quiet_NaN(),
                                        std::numeric_limits<E>::signaling_NaN(),
-                                       std::numeric_limits<E>::denorm_min()}[words[1] % 7];
+                                       std::numeric_limits<E>::denorm_min()}[drawn % 7];
         else
-            data[i] =
-                static_cast<E>(std::ldexp(stream.at(i).symmetric<double>(), static_cast<int>(words[3] % 24) - 12));
+            data[i] = static_cast<E>(
+                std::ldexp(static_cast<double>(drawn >> 11) * 0x1p-52 - 1.0, static_cast<int>(chosen % 24) - 12));
     }
     return data;
 }
@@ -235,11 +252,11 @@ struct pixel {
 template <class V>
 std::vector<V> things(std::uint64_t seed, int rank, std::size_t count) {
     std::vector<V> all(count);
-    random_stream const stream(seed, random_use::user, static_cast<std::uint64_t>(rank));
-    for (std::size_t i = 0; i < count; ++i) {
-        auto const words = stream.at(i).words();
-        static_assert(sizeof(V) <= sizeof words);
-        std::memcpy(&all[i], words.data(), sizeof(V));
+    test_bits bits(seed, rank);
+    for (V& v : all) {
+        std::array<std::uint64_t, 2> const drawn{bits.next(), bits.next()};
+        static_assert(sizeof(V) <= sizeof drawn);
+        std::memcpy(&v, drawn.data(), sizeof(V));
     }
     return all;
 }

@@ -79,7 +79,7 @@ TEST_CASE("TCP keeps the promises of a transport", "[tcp][conformance]") {
 }
 
 TEST_CASE("over TCP every collective equals its oracle", "[tcp][collective]") {
-    int const ranks = GENERATE(1, 2, 3, 4, 5, 7, 9);
+    int const ranks = GENERATE(1, 2, 3, 4, 7);
     CAPTURE(ranks);
     for (auto const& wrong : on_ranks(ranks, [](auto& comm) { return ddp::test::check_all_collectives(comm); }))
         CHECK(wrong == ddp::test::failures{});
@@ -117,7 +117,7 @@ TEST_CASE("over TCP waiting is followed across groups to the rank that is late",
 }
 
 TEST_CASE("over TCP trainings have the bits they have over inproc", "[tcp][train]") {
-    int const ranks = GENERATE(2, 3, 5, 7, 9);
+    int const ranks = GENERATE(2, 3, 6);
     CAPTURE(ranks);
     auto const expected = ddp::test::inproc_bits(ranks);
     for (auto const& [bits, wrong] : on_ranks(ranks, [](auto& comm) { return ddp::test::train_every_way(comm); })) {

@@ -187,11 +187,18 @@ DDP_DECL bool flight_recorder::read(std::uint64_t ticket, words& to) const noexc
     constexpr std::size_t longest_line = 2400;  // the verdict's text, each byte escaped
     std::uint64_t const end = next_.load();
     if (end > capacity) dumped_ = std::max(dumped_, end - capacity);
-    for (words entry; dumped_ < end; ++dumped_) {
-        if (!read(dumped_, entry)) continue;
+    words entry;
+    auto const written = [&](std::uint64_t ticket) {
+        if (!read(ticket, entry)) return false;
         if (out_.size() - filled_ < longest_line) flush();
-        put_entry(dumped_, entry);
-    }
+        put_entry(ticket, entry);
+        return true;
+    };
+    for (std::uint64_t& one : unfinished_)
+        if (one != 0 && (one + capacity <= end || written(one - 1))) one = 0;
+    for (; dumped_ < end; ++dumped_)
+        if (!written(dumped_))
+            if (auto const free = std::ranges::find(unfinished_, 0u); free != unfinished_.end()) *free = dumped_ + 1;
     flush();
     if (has_text_.load() && !std::exchange(wrote_text_, true))
         put_all("{\"event\":\"verdict_text\",\"text\":", quoted{text_.data()}, "}\n");
