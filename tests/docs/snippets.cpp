@@ -33,7 +33,8 @@ std::vector<ddp::regression_batch<float>> const batches(50, {.inputs = x, .targe
 void groups_of_several_algorithms(ddp::communicator<>& comm) {
     auto model = make_model();
     ddp::parameter_groups<ddp::any_optimizer> optimizer{ddp::adamw{}, {{"*.bias", ddp::sgd{.lr = 0.1}}}};
-    ddp::data_parallel trainer{model, optimizer, comm};
+    ddp::training_options const guarded{.nonfinite = ddp::nonfinite::skip};
+    ddp::data_parallel trainer{model, optimizer, comm, guarded};
     trainer.step(batches.front());
 }
 

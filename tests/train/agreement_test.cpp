@@ -103,6 +103,8 @@ TEST_CASE("trainers with other settings are refused on every rank, with what the
                    {"another training_options.update"});
     expect_refusal(culprit, [](setup& s) { s.options.schedule = step_decay{}; }, {"another training_options.schedule"});
     expect_refusal(culprit, [](setup& s) { s.options.unused = unused::allowed; }, {"another training_options.unused"});
+    expect_refusal(culprit, [](setup& s) { s.options.nonfinite = nonfinite::skip; },
+                   {"another training_options.nonfinite"});
     expect_refusal(culprit, [](setup& s) { s.options.buckets_in_flight = 1; },
                    {"another training_options.buckets_in_flight"});
     expect_refusal(culprit, [](setup& s) { s.options.clip = clip_by_global_norm{}; },

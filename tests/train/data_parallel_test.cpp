@@ -84,6 +84,49 @@ TEMPLATE_TEST_CASE("micro-batches accumulate to the gradient of one large batch"
     }
 }
 
+TEST_CASE("under a guard of no_sync backward adds up, as for one large batch", "[train]") {
+    int const ranks = GENERATE(1, 2, 3, 4);
+    auto const got = run_ranks(
+        ranks,
+        [&](auto& comm) {
+            double const r = comm.rank();
+            bound_model small(two_parts), large(two_parts);
+            auto micro = make_trainer(small, comm), whole = make_trainer(large, comm);
+            std::vector<std::string> wrong;
+            auto const pass = [&](numbers const& batch) { micro.forward(batch), micro.backward(); };
+            for (int step = 0; step < 2; ++step) {
+                try {
+                    auto const outer = micro.no_sync();
+                    pass({{1 + r, 2}});
+                    {
+                        auto const inner = micro.no_sync();
+                        pass({{}});
+                        pass({{3}});
+                    }
+                    pass({{r}});  // the outer guard still lives
+                    wrong.push_back(thrown_by([&] { micro.step(numbers{{1}}); }));
+                    wrong.push_back(thrown_by([&] { micro.join(); }));
+                    wrong.push_back(thrown_by([&] { micro.finish(); }));
+                    throw std::runtime_error("out of the scope");
+                } catch (std::runtime_error const&) {
+                }
+                pass({{4, 5}});
+                auto const late = micro.no_sync();  // the step has begun
+                if (micro.finish().weight != 6 * static_cast<std::uint64_t>(ranks)) wrong.push_back("another weight");
+                whole.step(numbers{{1 + r, 2, 3, r, 4, 5}});
+                if (micro.digest_of_values() != whole.digest_of_values()) wrong.push_back("other values");
+            }
+            return wrong;
+        },
+        patient());
+    for (auto const& wrong : got) {
+        REQUIRE(wrong.size() == 6);
+        for (std::size_t i = 0; i < 6; ++i)
+            CHECK(contains(
+                wrong[i], std::array{"step()", "join()", "finish()"}[i % 3] + std::string(" under a no_sync() guard")));
+    }
+}
+
 TEMPLATE_TEST_CASE("an empty micro-batch may come first or last, and a rank may have none but empty ones", "[train]",
                    bound_model, copied_model) {
     auto const got = run_ranks(

@@ -19,6 +19,7 @@ enum class errc : std::uint16_t {
     model_differs = 102,     ///< ranks built different models, plans or optimizers
     gradient = 103,          ///< backward reported a parameter twice, never, or out of range
     no_samples = 104,        ///< the batch has weight zero on every rank
+    nonfinite = 105,         ///< the mean gradient has NaN or an infinity, and training_options say stop
     rendezvous = 201,        ///< ranks could not find each other
     peer_closed = 202,       ///< a rank died or its connection broke
     peer_silent = 203,       ///< a rank is frozen or unreachable: no heartbeats
@@ -38,6 +39,7 @@ enum class errc : std::uint16_t {
         case errc::model_differs: return "model differs";
         case errc::gradient: return "gradient";
         case errc::no_samples: return "no samples";
+        case errc::nonfinite: return "not finite";
         case errc::rendezvous: return "rendezvous";
         case errc::peer_closed: return "peer closed";
         case errc::peer_silent: return "peer silent";

@@ -5,6 +5,7 @@
 #include <ddp/core/language.hpp>  // first
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +13,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -27,6 +29,7 @@
 #include <ddp/train/bucket.hpp>
 #include <ddp/train/events.hpp>
 #include <ddp/train/memory_engine.hpp>
+#include <ddp/train/no_sync.hpp>
 #include <ddp/train/options.hpp>
 #include <ddp/train/policies.hpp>
 #include <ddp/train/replica.hpp>
@@ -37,13 +40,16 @@ namespace ddp {
 /// What finish returns.
 struct finish_result {
     std::uint64_t weight = 0;  ///< samples of all ranks, of every batch that went into the step; never 0
-    double gradient_norm = 0;  ///< of the mean gradient before clipping, where clipping asks for it
+    /// Of the mean gradient before clipping, where clipping by norm or training_options::nonfinite ask for it.
+    double gradient_norm = 0;
+    bool skipped = false;  ///< the mean gradient was not finite: nothing was changed (nonfinite::skip)
 };
 /// What step returns.
 struct step_result {
     double loss = 0;           ///< mean over this rank's samples; 0 where it had none
     std::uint64_t weight = 0;  ///< as finish_result's
     double gradient_norm = 0;  ///< as finish_result's
+    bool skipped = false;      ///< as finish_result's
 };
 
 /// Where the time of the steps went, on the thread that calls them.
@@ -73,7 +79,7 @@ struct step_times {
 /// Where all ranks of the communicator are on one host, the arenas are memory that they share, unless a rank has asked for
 /// an algorithm or exchange of its own: nothing but small messages travels then (memory_engine). The same bits.
 ///
-/// Cost    of the constructor: an all-gather of 72 bytes a rank and a broadcast of all values; memory for values,
+/// Cost    of the constructor: an all-gather of 112 bytes a rank and a broadcast of all values; memory for values,
 ///         gradients and the optimizer's state (with update::sharded 1/P of the state). Of a step: the model's passes,
 ///         one small exchange of weights, one of each bucket (in all 2 (P-1)/P times the gradient's bytes sent a rank,
 ///         where buckets are long and memory is not shared), and the optimizer's pass.
@@ -81,7 +87,7 @@ struct step_times {
 ///         bucket policies or options differ; errc::gradient where backward leaves a parameter out or reports it twice;
 ///         errc::mismatch, errc::deadline, errc::peer_closed, errc::peer_silent, errc::remote_exception,
 ///         errc::transport or errc::frame where ranks or connections fail. error (errc::no_samples) for a batch that is
-///         empty on every rank. usage_error, on the rank that is at fault, for settings that make no sense and for
+///         empty on every rank; error (errc::nonfinite) where options say so. usage_error, on the rank that is at fault, for settings that make no sense and for
 ///         calls in another order than below. What the user's own model throws comes back as itself on that rank.
 ///
 /// After a comm_error the communicator has failed for good; completed_steps() and torn() say what the values are worth
@@ -132,6 +138,7 @@ public:
     template <class Batch>
         requires ModelFor<M, Batch>
     step_result step(Batch const& batch) {
+        expect_synchronising("step()");
         auto const since = monotonic_clock::now();
         weigh(batch);
         begin(0);
@@ -139,13 +146,14 @@ public:
         backward_last();
         finish_result const result = finish(false);
         account(since);
-        return {loss, result.weight, result.gradient_norm};
+        return {loss, result.weight, result.gradient_norm, result.skipped};
     }
 
     /// Takes part in a step of the others without a batch, for a rank that is out of data: while (trainer.join()) {}.
     /// Returns false once every rank has called it: nothing has changed then, and every rank stops. What was accumulated
     /// is no end yet: it goes into this step.
     bool join() {
+        expect_synchronising("join()");
         auto const since = monotonic_clock::now();
         weight_ = 0;
         begin(accumulated_ == 0 ? 1 : 0);
@@ -174,8 +182,20 @@ public:
         weighed_ = false;
         if (weight_ != 0) run_backward(false);
     }
+    /// While the guard lives, backward() is accumulate(), for code that calls the same passes for every batch:
+    ///
+    ///     {
+    ///         auto const guard = trainer.no_sync();
+    ///         for (auto const& batch : micro_batches) trainer.forward(batch), trainer.backward();
+    ///     }
+    ///     trainer.forward(last), trainer.backward(), trainer.finish();
+    ///
+    /// Looked at when backward() begins; what a backward() outside has begun may be finished inside. Throws usage_error where
+    /// step(), join() or a finish() that ends nothing is called under it.
+    [[nodiscard]] no_sync_guard no_sync() noexcept { return no_sync_guard(unsynchronised_); }
     /// Backward that starts the reductions. Nothing may touch the model's values until finish().
     void backward() {
+        if (unsynchronised_ != 0 && !begun_) return accumulate();
         DDP_EXPECTS(!begun_, "a step is under way: finish() it before the next one begins");
         DDP_EXPECTS(weighed_ || accumulated_ != 0,
                     "backward() goes back through trainer.forward(batch): call that first, not the model's");
@@ -184,7 +204,10 @@ public:
     }
     /// Ends the step: waits for the reductions and the optimizer, and returns when all values are new. The result has
     /// the samples of all ranks (`weight`) and, where clipping asks for it, the norm of the mean gradient.
-    finish_result finish() { return finish(false); }
+    finish_result finish() {
+        if (!begun_) expect_synchronising("finish()");
+        return finish(false);
+    }
 
     /// Steps that changed the values. After a failure ranks may differ by one: those who had every gradient of a rank that
     /// then failed have completed the step. Equal numbers are equal bits.
@@ -221,6 +244,12 @@ public:
     }
 
 private:
+    void expect_synchronising(char const* what) const {
+        DDP_EXPECTS(unsynchronised_ == 0,
+                    std::string(what) +
+                        " under a no_sync() guard: backward() only adds up there, and no step ends. "
+                        "Let the guard's scope end first");
+    }
     void detach() noexcept {
         comm_.exclusively([&] {
             // The transport of a failed communicator may not have let go of what was posted.
@@ -334,14 +363,28 @@ private:
         times_.stepped += engine_->stepped_late();
         times_.waited += monotonic_clock::now() - since - engine_->stepped_late();
         accumulated_ = 0;
-        finish_result const result{engine_->weight(), engine_->gradient_norm()};
-        if (result.weight != 0)
+        finish_result const result{engine_->weight(), engine_->gradient_norm(), engine_->skipped()};
+        if (engine_->found_nonfinite()) report_nonfinite();
+        if (result.weight != 0 && !result.skipped)
             tell_peers([&] { replica_.values_changed(); });
-        else if (!may_be_empty || !engine_->everybody_done())
+        else if (result.weight == 0 && (!may_be_empty || !engine_->everybody_done()))
             throw error(errc::no_samples,
                         "the batch is empty on every rank: there is no mean over no samples. Nothing was changed; a "
                         "rank that is out of data calls trainer.join().");
         return result;
+    }
+    /// On every rank alike, but for what rank 0 prints.
+    void report_nonfinite() {
+        std::string const what = detail::describe(
+            engine_->places(), [this](std::size_t i) -> std::string_view { return parameters()[i].name; });
+        if (options_.nonfinite == nonfinite::stop)
+            throw error(errc::nonfinite,
+                        "step " + std::to_string(begun_steps_) + ": the mean gradient is not finite: " + what +
+                            ". Nothing was changed. Look at that rank's batch and at the learning rate; "
+                            "nonfinite::skip leaves such steps out");
+        // Said at the first, second, fourth, … such step: a training that goes on so fills no disk.
+        if (std::has_single_bit(++nonfinite_steps_) && comm_.rank() == 0)
+            detail::say_nonfinite(begun_steps_, engine_->skipped(), nonfinite_steps_, what);
     }
     /// After a failure nobody else shall change this rank's values.
     void keep_values() const noexcept {
@@ -388,7 +431,8 @@ private:
     std::uint64_t accumulated_ = 0;  // of the passes since the last step
     bool weighed_ = false;           // there was a forward that no backward has gone through yet
     bool begun_ = false;
-    std::uint64_t begun_steps_ = 0;
+    int unsynchronised_ = 0;  // guards of no_sync()
+    std::uint64_t begun_steps_ = 0, nonfinite_steps_ = 0;
     step_times times_;
 };
 
@@ -401,7 +445,7 @@ data_parallel<M, T>::data_parallel(M& model, communicator<T> const& comm, setup 
     static_cast<void>(parts.optimizer->groups_of(parameters()));  // what it throws comes before any peer waits
     options_.template validate<element>();
     std::vector<std::size_t> const counts = replica_.counts();
-    std::size_t const grain = step_engine<T, element>::slice_grain(options_.norm_clip() != nullptr);
+    std::size_t const grain = step_engine<T, element>::slice_grain(options_.needs_norm());
     bucket_plan const plan = with.buckets->plan({counts, sizeof(element), grain});
     layout const where(counts, plan.order, sizeof(element));
     std::shared_ptr<shared_memory> const shared = detail::share_memory(

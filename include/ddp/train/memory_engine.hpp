@@ -23,7 +23,7 @@
 namespace ddp {
 
 /// The owner of a slice adds it up from all ranks' gradients where they lie, steps it, and stores the new values into
-/// every replica. Where a bucket may be stepped as soon as it is full (ready_releases, no clipping by norm), piece by
+/// every replica. Where a bucket may be stepped as soon as it is full (ready_releases, the norm is not asked for), piece by
 /// piece, so that what one stage leaves is in the cache for the next; otherwise the sums are made while backward runs.
 /// With update::replicated the owner stores the mean into all ranks' gradients instead, and every rank steps everything.
 ///
@@ -92,7 +92,7 @@ private:
 
 template <Transport T, Element E>
 task<> memory_engine<T, E>::bucket(std::size_t b) {
-    bool const clips = this->options().norm_clip() != nullptr, whole = !this->sharded();
+    bool const clips = this->options().needs_norm(), whole = !this->sharded();
     bool const fused = !clips && !whole && this->ready_releases();
     co_await this->full(b);
     co_await meet(b, filled);
@@ -107,6 +107,7 @@ task<> memory_engine<T, E>::bucket(std::size_t b) {
     if (whole) co_await meet(b, written);
     this->reduced(b);
     co_await this->pass_gate(b);
+    if (this->skipped()) co_return;
     if (whole) {
         co_await this->step_values(b);
         co_return;

@@ -21,6 +21,14 @@ namespace ddp {
 /// `automatic`: sharded where the ranks see each other's memory, else replicated.
 enum class update : std::uint8_t { replicated, sharded, automatic };
 
+/// What becomes of a step whose mean gradient has NaN or an infinity in it, before any value is changed. All ranks decide alike.
+enum class nonfinite : std::uint8_t {
+    unchecked,  ///< nothing: values become NaN
+    stop,       ///< nothing is changed, and every rank throws error (errc::nonfinite); training may go on
+    skip,       ///< nothing is changed: no value, no moment, no counter of updates; finish_result::skipped says so
+    warn        ///< the step is made
+};
+
 /// How a data_parallel trains: pass it anywhere after the communicator.
 ///
 ///     ddp::data_parallel trainer{model, ddp::adamw{}, comm,
@@ -33,6 +41,10 @@ struct training_options {
     std::optional<clipping> clip = {};            ///< of the mean gradient: clip_by_global_norm or clip_by_value
     ddp::schedule schedule = {};                  ///< factor of the optimizer's learning rate, by update
     ddp::unused unused = ddp::unused::error;      ///< a parameter that backward leaves out
+    /// NaN and infinities in the mean gradient. Where they are looked for, values are stepped after the last gradient has come, as
+    /// with clipping by norm, and each rank reads its gradients once more. But for stop, which throws it, rank 0 says on stderr
+    /// whose gradient of which parameter it was, and at which element: at the first, second, fourth, … such step.
+    ddp::nonfinite nonfinite = ddp::nonfinite::unchecked;
     /// Uses memory that all ranks see where they share a host. DDP_SHARE_MEMORY=0 says no as well. Messages are used if any
     /// rank says no; the same bits.
     bool share_memory = true;
@@ -49,6 +61,11 @@ struct training_options {
         return clip ? std::get_if<clip_by_value>(&*clip) : nullptr;
     }
 
+    /// Whether the norm of the mean gradient is asked for, before any value is stepped.
+    [[nodiscard]] bool needs_norm() const noexcept {
+        return norm_clip() != nullptr || nonfinite != ddp::nonfinite::unchecked;
+    }
+
     /// Throws usage_error where clipping has a bound that means nothing, or nothing in elements of type E.
     template <class E>
     void validate() const {
@@ -61,13 +78,19 @@ struct training_options {
             *clip);
     }
     /// Of what ranks must have alike, in the order of hash_names.
-    static constexpr std::array<std::string_view, 5> hash_names = {
-        "training_options.update", "training_options.clip", "training_options.schedule", "training_options.unused",
-        "training_options.buckets_in_flight"};
-    [[nodiscard]] std::array<std::uint64_t, 5> hashes() const {
+    static constexpr std::array<std::string_view, 6> hash_names = {"training_options.update",
+                                                                   "training_options.clip",
+                                                                   "training_options.schedule",
+                                                                   "training_options.unused",
+                                                                   "training_options.buckets_in_flight",
+                                                                   "training_options.nonfinite"};
+    [[nodiscard]] std::array<std::uint64_t, 6> hashes() const {
         return {static_cast<std::uint64_t>(update),
-                clip ? std::visit([](auto const& bound) { return bound.hash(); }, *clip) : 0, schedule.hash(),
-                static_cast<std::uint64_t>(unused), std::uint64_t{buckets_in_flight}};
+                clip ? std::visit([](auto const& bound) { return bound.hash(); }, *clip) : 0,
+                schedule.hash(),
+                static_cast<std::uint64_t>(unused),
+                std::uint64_t{buckets_in_flight},
+                static_cast<std::uint64_t>(nonfinite)};
     }
 };
 

@@ -26,14 +26,17 @@
 #include <ddp/collective/algorithms/direct_allreduce.hpp>
 #include <ddp/collective/all_gather.hpp>
 #include <ddp/comm/lane.hpp>
+#include <ddp/core/math.hpp>
 #include <ddp/core/separate.hpp>
 #include <ddp/exchange/exchange.hpp>
+#include <ddp/kernel/finite.hpp>
 #include <ddp/model/layout.hpp>
 #include <ddp/optim/clip.hpp>
 #include <ddp/optim/optimizer_model.hpp>
 #include <ddp/train/bucket.hpp>
 #include <ddp/train/events.hpp>
 #include <ddp/train/gradient_norm.hpp>
+#include <ddp/train/nonfinite.hpp>
 #include <ddp/train/options.hpp>
 #include <ddp/train/step_observer.hpp>
 #include <ddp/train/stepper.hpp>
@@ -108,6 +111,11 @@ public:
     [[nodiscard]] std::uint64_t weight() const noexcept { return weight_; }
     [[nodiscard]] bool everybody_done() const noexcept { return everybody_done_; }
     [[nodiscard]] double gradient_norm() const noexcept { return norm_; }
+    /// The mean gradient of the last step was not finite; skipped: hence no value was changed.
+    [[nodiscard]] bool found_nonfinite() const noexcept { return nonfinite_; }
+    [[nodiscard]] bool skipped() const noexcept { return nonfinite_ && options_.nonfinite != nonfinite::warn; }
+    /// Then, by rank: the first element of its own gradient that is not finite, if it has one.
+    [[nodiscard]] std::span<detail::nonfinite_place const> places() const noexcept { return in_use_->places; }
     [[nodiscard]] std::uint64_t updates() const noexcept { return updates_; }
     /// In the optimizer while the compute side did nothing but wait for the step to end.
     [[nodiscard]] nanoseconds stepped_late() const noexcept { return late_; }
@@ -194,7 +202,7 @@ protected:
 private:
     static constexpr std::size_t mail_begin = std::numeric_limits<std::size_t>::max();
     static constexpr std::size_t mail_released = mail_begin - 1;
-    static constexpr std::uint32_t weights_channel = 0;  // then four phases a bucket
+    static constexpr std::uint32_t weights_channel = 0, places_channel = 1;  // from 4 on four phases a bucket
 
     /// All that knows how messages of a step are told apart.
     [[nodiscard]] lane<T> lane_of(std::uint32_t channel, std::uint64_t fingerprint) noexcept {
@@ -209,6 +217,7 @@ private:
         std::unique_ptr<detail::exchange_model<T, E>> exchange;
         detail::gradient_norm statistics;
         std::vector<step_ticket> tickets;
+        std::vector<detail::nonfinite_place> places;
     };
     [[nodiscard]] detail::exchange_model<T, E>& exchange() const noexcept { return *in_use_->exchange; }
     [[nodiscard]] detail::gradient_norm& statistics() const noexcept { return in_use_->statistics; }
@@ -219,6 +228,7 @@ private:
     void start(std::size_t slot, task<> body);
     void launch();
     void fill(std::size_t b);
+    void look_at(std::size_t b) noexcept;
     task<> root(task<> body);
     void finish_step() noexcept;
     void reserve() noexcept;
@@ -260,7 +270,7 @@ private:
     std::uint64_t updates_ = 0;  // steps that changed values
     std::uint64_t weight_ = 0;
     bool everybody_done_ = false;
-    bool granted_ = false, torn_ = false;
+    bool granted_ = false, torn_ = false, nonfinite_ = false;
     E inverse_ = 0;
     std::vector<std::uint8_t> full_;
     std::vector<time_point> full_at_;
@@ -291,9 +301,9 @@ step_engine<T, E>::step_engine(scheduler<T>& on, group& of, step_subject<E> subj
       gradients_(subject.gradients),
       values_(subject.values),
       stepper_(std::move(parts.optimizer), where_, parameters_),
-      in_use_(std::make_shared<posted_parts>(posted_parts{
-          std::move(parts.exchange), detail::gradient_norm(options_.norm_clip() != nullptr ? where_ : layout()),
-          std::vector<step_ticket>(ranks())})),
+      in_use_(std::make_shared<posted_parts>(
+          posted_parts{std::move(parts.exchange), detail::gradient_norm(options_.needs_norm() ? where_ : layout()),
+                       std::vector<step_ticket>(ranks()), std::vector<detail::nonfinite_place>(ranks())})),
       observer_(std::move(parts.observer)),
       pending_(buckets_.count()),
       mail_(buckets_.count() + 4),
@@ -314,7 +324,7 @@ step_engine<T, E>::step_engine(scheduler<T>& on, group& of, step_subject<E> subj
     for (std::size_t b = 0; b < buckets_.count(); ++b) {
         go_[b].emplace(on_);
         stepped.push_back(own(b));
-        if (!options_.norm_clip()) continue;
+        if (!options_.needs_norm()) continue;
         first_block_.push_back(statistics().block_at(buckets_.begin(b)));
         block_cuts_.emplace_back();
         for (std::size_t const cut : cuts(b))
@@ -331,7 +341,7 @@ void step_engine<T, E>::make_plan() {
     plan_.ranks = of_.size();
     plan_.sharded = sharded();
     for (parameter<E> const& p : parameters_) plan_.parameters.push_back({p.name, p.shape});
-    std::size_t const grain = slice_grain(options_.norm_clip() != nullptr);
+    std::size_t const grain = slice_grain(options_.needs_norm());
     for (std::size_t b = 0; b < buckets_.count(); ++b) {
         exchange_bucket one{.begin = buckets_.begin(b), .count = buckets_.end(b) - buckets_.begin(b)};
         where_.for_each_in(buckets_.begin(b), buckets_.end(b), [&](std::size_t i, std::size_t from, std::size_t to) {
@@ -400,6 +410,8 @@ void step_engine<T, E>::begin_step() {
     granted_ = false;
     torn_ = false;
     norm_ = 0;
+    nonfinite_ = false;
+    in_use_->places[me()] = {};
     late_ = {};
     std::fill(full_.begin(), full_.end(), std::uint8_t{0});
     for (std::optional<event>& go : go_) go->reset();
@@ -431,7 +443,20 @@ template <Transport T, Element E>
 void step_engine<T, E>::fill(std::size_t b) {
     full_[b] = 1;
     full_at_[b] = on_.now();
+    if (options_.nonfinite != nonfinite::unchecked) look_at(b);
     if (granted_) go_[b]->set();
+}
+/// Whether this rank's gradients of bucket b are finite. What stands first in the order of parameters is remembered.
+template <Transport T, Element E>
+void step_engine<T, E>::look_at(std::size_t b) noexcept {
+    detail::nonfinite_place& first = in_use_->places[me()];
+    where_.for_each_in(buckets_.begin(b), buckets_.end(b), [&](std::size_t i, std::size_t from, std::size_t to) {
+        std::size_t const at = from + first_nonfinite(std::span<E const>(gradients_.subspan(from, to - from)));
+        if (at == to) return;
+        detail::nonfinite_place const here{i, at - where_.begin(i), static_cast<double>(gradients_[at])};
+        if (here.parameter < first.parameter || (here.parameter == first.parameter && here.element < first.element))
+            first = here;
+    });
 }
 template <Transport T, Element E>
 task<> step_engine<T, E>::root(task<> body) {
@@ -450,10 +475,10 @@ template <Transport T, Element E>
 void step_engine<T, E>::finish_step() noexcept {
     if (round_ == 1) reserve();
     torn_ = false;
-    if (weight_ != 0) ++updates_;
+    if (weight_ != 0 && !skipped()) ++updates_;
     on_.note(flight::updated, round_);
     done_.set();
-    if (weight_ == 0 || observer_ == nullptr) return;
+    if (weight_ == 0 || skipped() || observer_ == nullptr) return;
     try {
         observer_->on(step_finished{round_, weight_, norm_});
     } catch (...) {
@@ -507,6 +532,7 @@ task<> step_engine<T, E>::bucket(std::size_t b) {
     co_await exchange_gradients(b);
     if (weight_ == 0) co_return;  // everybody knows: nothing is stepped
     co_await pass_gate(b);
+    if (skipped()) co_return;
     co_await step_values(b);
     if (sharded()) co_await gather_values(b);
 }
@@ -530,7 +556,7 @@ void step_engine<T, E>::reduced(std::size_t b) {
 
 template <Transport T, Element E>
 task<> step_engine<T, E>::pass_gate(std::size_t b) {
-    if (options_.norm_clip()) {
+    if (options_.needs_norm()) {
         arena_range const mine = own(b);
         for (std::size_t from = mine.begin, to = from; from != mine.end; from = to) {
             if (its_turn()) co_await on_.yield();
@@ -544,7 +570,12 @@ task<> step_engine<T, E>::pass_gate(std::size_t b) {
                                                   std::span<std::size_t const>(block_cuts_[b]));
         if (--ungated_ == 0) {
             norm_ = statistics().value();
-            clip_ = options_.norm_clip()->factor(norm_);
+            if (auto const* const clip = options_.norm_clip()) clip_ = clip->factor(norm_);
+            if (options_.nonfinite != nonfinite::unchecked && !detail::is_finite(norm_)) {
+                nonfinite_ = true;  // the norm is the same on every rank
+                co_await all_gather_small(lane_of(places_channel, hash_),
+                                          std::span<detail::nonfinite_place>(in_use_->places));
+            }
             gate_.set();
         }
         co_await gate_;

@@ -1,0 +1,107 @@
+/// \file
+/// flat_model: a model from somewhere else that keeps its parameters in one vector, and computes loss and gradient in one call.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ddp/core/contract.hpp>
+#include <ddp/kernel/scale.hpp>
+#include <ddp/model/model.hpp>
+
+namespace ddp {
+
+/// A part of a flat vector that is a parameter of its own: it has a name in messages and weights files, and may be in a
+/// parameter group.
+struct flat_part {
+    std::string name;                ///< unique within the model
+    std::vector<std::size_t> shape;  ///< its product is the number of elements
+};
+
+/// A model of a foreign library or of a program of one's own whose parameters are one vector and whose gradient comes flat
+/// and all at once:
+///
+///     std::vector<double> values(n), gradient(n);
+///     ddp::flat_model model{values, gradient, [&](batch const& b) { return loss_and_gradient(values, b, gradient); }};
+///     ddp::data_parallel trainer{model, ddp::sgd{.lr = 0.1}, comm};
+///
+/// The function computes the mean loss over a batch by the values as they stand, assigns the gradient of that mean to every
+/// element of `gradient`, and returns the loss. Scaling by the batch's weight, accumulation and copies are the model's: the
+/// program's two vectors stay where they are, and must keep their places while the model is used. An empty batch is never
+/// asked for.
+///
+/// Cost    memory for a second gradient; a step adds one pass over the gradient to what an unbound model costs (two copies).
+///         Nothing overlaps backward: the gradient is there at once.
+/// Throws  usage_error from the constructor, for spans of different lengths and parts that do not fill them.
+template <Element E, class F>
+class flat_model {
+public:
+    using element = E;
+
+    /// One parameter, called "parameters", of as many elements as there are.
+    flat_model(std::span<E> values, std::span<E> gradient, F loss_and_gradient)
+        : flat_model(values, gradient, std::move(loss_and_gradient), {{"parameters", {values.size()}}}) {}
+    /// Parts, one behind the other from the first element to the last.
+    flat_model(std::span<E> values, std::span<E> gradient, F loss_and_gradient, std::vector<flat_part> parts)
+        : values_(values),
+          gradient_(gradient),
+          sums_(values.size()),
+          loss_and_gradient_(std::move(loss_and_gradient)),
+          parts_(std::move(parts)) {
+        DDP_EXPECTS(values.size() == gradient.size(), "flat_model: there are " + std::to_string(values.size()) +
+                                                          " values, but " + std::to_string(gradient.size()) +
+                                                          " elements of the gradient; they must be as many");
+        std::size_t covered = 0;
+        for (flat_part const& part : parts_) covered += elements(part);
+        DDP_EXPECTS(covered == values.size(), "flat_model: the parts have " + std::to_string(covered) +
+                                                  " elements in all, but there are " + std::to_string(values.size()) +
+                                                  " values; parts follow each other without gaps");
+    }
+
+    [[nodiscard]] std::vector<parameter<E>> parameters() {
+        std::vector<parameter<E>> all;
+        std::size_t at = 0;
+        for (flat_part const& part : parts_) {
+            std::size_t const count = elements(part);
+            all.push_back({part.name, part.shape, values_.subspan(at, count), std::span(sums_).subspan(at, count)});
+            at += count;
+        }
+        return all;
+    }
+    template <class Batch>
+        requires std::is_invocable_r_v<double, F&, Batch const&>
+    double forward(Batch const& batch) {
+        return std::invoke(loss_and_gradient_, batch);
+    }
+    template <class Ready>
+    void backward(pass<E> how, Ready const& ready) {
+        if (how.accumulate)
+            detail::kernels::add_times(sums_.data(), sums_.data(), gradient_.data(), sums_.size(), how.scale);
+        else
+            detail::kernels::assign_times(sums_.data(), gradient_.data(), sums_.size(), how.scale);
+        for (std::size_t i = parts_.size(); i-- > 0;) ready(i);
+    }
+
+private:
+    static std::size_t elements(flat_part const& part) noexcept {
+        std::size_t count = 1;
+        for (std::size_t const n : part.shape) count *= n;
+        return count;
+    }
+
+    std::span<E> values_, gradient_;  // the program's
+    std::vector<E> sums_;             // what backward writes
+    F loss_and_gradient_;
+    std::vector<flat_part> parts_;
+};
+
+/// Vectors, arrays and matrices of other libraries, wherever std::span takes them.
+template <class V, class G, class F, class... Parts>
+flat_model(V&&, G&&, F, Parts...) -> flat_model<typename decltype(std::span(std::declval<V&>()))::element_type, F>;
+
+}  // namespace ddp

@@ -1,0 +1,35 @@
+/// \file
+/// What is said about a gradient that is not finite.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include <ddp/core/function_ref.hpp>
+#include <ddp/core/separate.hpp>
+
+namespace ddp::detail {
+
+/// The first element of a rank's own gradient that is NaN or infinite.
+struct nonfinite_place {
+    std::uint64_t parameter = std::numeric_limits<std::uint64_t>::max();  // this: it has none
+    std::uint64_t element = 0;
+    double value = 0;
+};
+
+/// Whose gradient, of which parameter, at which element: of the first three ranks, and how many more there are.
+[[nodiscard]] std::string describe(std::span<nonfinite_place const> by_rank,
+                                   function_ref<std::string_view(std::size_t)> name_of);
+
+/// A line on stderr. `so_far`: such steps, this one included.
+void say_nonfinite(std::uint64_t step, bool skipped, std::uint64_t so_far, std::string const& what) noexcept;
+
+}  // namespace ddp::detail
+
+#if !defined(DDP_SEPARATE_COMPILATION)
+#include <ddp/train/impl/nonfinite.ipp>
+#endif

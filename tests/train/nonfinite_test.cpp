@@ -1,0 +1,226 @@
+// A mean gradient with NaN or an infinity in it: nothing is changed, or all is, and everybody hears whose it was.
+#include <unistd.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <limits>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ddp/optim/adam.hpp>
+#include <ddp/train/data_parallel.hpp>
+
+#include "support/catch.hpp"
+#include "support/ranks.hpp"
+#include "train/patience.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+
+namespace {
+
+constexpr float nan = std::numeric_limits<float>::quiet_NaN(), infinity = std::numeric_limits<float>::infinity();
+
+/// One sample, whose gradient is `all` everywhere, but for one element.
+struct sample {
+    float all = 1;
+    std::size_t parameter = 0, element = 0;
+    float there = 1;
+    [[nodiscard]] std::size_t size() const { return 1; }
+};
+
+template <bool Releases>
+struct model_of {
+    using element = float;
+    static constexpr bool ready_releases = Releases;
+    std::vector<std::pair<std::string, std::size_t>> const parts{{"weight", 1000}, {"bias", 7}, {"head", 30000}};
+    std::vector<std::vector<float>> own;
+    std::vector<std::span<float>> values, gradients;
+    std::shared_ptr<void> owner;
+    sample now;
+
+    model_of() {
+        for (int k = 0; k < 2; ++k)
+            for (auto const& [name, count] : parts) own.emplace_back(count, 0.5f);
+        for (std::size_t i = 0; i < parts.size(); ++i)
+            values.emplace_back(own[i]), gradients.emplace_back(own[parts.size() + i]);
+    }
+    model_of(model_of const&) = delete;
+    std::vector<parameter<float>> parameters() {
+        std::vector<parameter<float>> all;
+        for (std::size_t i = 0; i < parts.size(); ++i)
+            all.push_back({parts[i].first, {parts[i].second}, values[i], gradients[i]});
+        return all;
+    }
+    void bind(storage<float> memory) { values = memory.values, gradients = memory.gradients, owner = memory.owner; }
+    double forward(sample const& one) {
+        now = one;
+        return 0;
+    }
+    template <class Ready>
+    void backward(pass<float> how, Ready const& ready) {
+        for (std::size_t i = parts.size(); i-- > 0;) {
+            for (float& g : gradients[i]) g = now.all * how.scale;
+            if (now.parameter == i) gradients[i][now.element] = now.there * how.scale;
+            ready(i);
+        }
+    }
+};
+
+using model = model_of<false>;
+
+/// Every way in which a step is made.
+std::vector<training_options> ways(nonfinite decision) {
+    std::vector<training_options> all;
+    for (bool const shares : {true, false})
+        for (ddp::update const by : {update::replicated, update::sharded})
+            for (bool const clips : {false, true}) {
+                training_options one{.update = by, .nonfinite = decision, .share_memory = shares};
+                if (clips) one.clip = clip_by_global_norm{0.25};
+                all.push_back(one);
+            }
+    return all;
+}
+/// Last rank: NaN. Rank 0: an infinity, in a parameter that comes later, if `both`.
+sample bad_of(int rank, int ranks, bool both = true) {
+    if (rank == ranks - 1) return {.parameter = 1, .element = 5, .there = nan};
+    if (rank == 0 && both) return {.parameter = 2, .element = 29999, .there = -infinity};
+    return {};
+}
+std::string expected_text(int ranks, bool both = true) {
+    std::string const last =
+        "rank " + std::to_string(ranks - 1) + "'s gradient of parameter \"bias\" is NaN at element 5";
+    return ranks == 1 || !both ? last
+                               : "rank 0's gradient of parameter \"head\" is -infinity at element 29999; " + last;
+}
+
+struct outcome {
+    std::string wrong;
+    std::uint64_t digest = 0;
+};
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("a step whose gradient is not finite changes nothing, and the next one is as if it had not been",
+                   "[train]", model_of<false>, model_of<true>) {
+    int const ranks = GENERATE(1, 2, 3);
+    for (nonfinite const decision : {nonfinite::stop, nonfinite::skip})
+        for (training_options const& options : ways(decision)) {
+            auto const got = run_ranks(
+                ranks,
+                [&](auto& comm) {
+                    outcome all;
+                    auto const expect = [&](bool right, char const* what) {
+                        if (!right) all.wrong += std::string(what) + "; ";
+                    };
+                    TestType disturbed, whole;
+                    data_parallel one{disturbed, adam{.lr = 0.1}, comm, options, size_capped_buckets{20000, 4000}};
+                    data_parallel other{whole, adam{.lr = 0.1}, comm, options, size_capped_buckets{20000, 4000}};
+                    for (int k = 0; k < 3; ++k) {
+                        sample const good{.all = 1 + static_cast<float>(comm.rank() + k)};
+                        step_result const result = one.step(good);
+                        other.step(good);
+                        expect(!result.skipped && result.gradient_norm > 0, "a good step");
+                        expect(one.digest_of_values() == other.digest_of_values(), "other values");
+                        std::string text;
+                        bool skipped = false;
+                        try {
+                            skipped = one.step(bad_of(comm.rank(), comm.size(), k != 1)).skipped;
+                        } catch (error const& e) {
+                            text = e.what();
+                            expect(e.code() == errc::nonfinite, "another code");
+                        }
+                        expect(skipped == (decision == nonfinite::skip), "skipped");
+                        expect(decision == nonfinite::skip ||
+                                   text.find("finite: " + expected_text(comm.size(), k != 1)) != std::string::npos,
+                               text.c_str());
+                        expect(one.digest_of_values() == other.digest_of_values(), "changed");
+                        expect(one.completed_steps() == other.completed_steps() && !one.torn(), "counted");
+                    }
+                    expect(one.replicas_identical(), "replicas differ");
+                    all.digest = one.digest_of_values();
+                    return all;
+                },
+                patient());
+            for (auto const& one : got) {
+                CHECK(one.wrong == "");
+                CHECK(one.digest == got.front().digest);
+            }
+        }
+}
+
+TEST_CASE("with a warning the step is made, unchecked nobody looks", "[train]") {
+    for (nonfinite const decision : {nonfinite::warn, nonfinite::unchecked})
+        for (training_options const& options : ways(decision)) {
+            auto const got = run_ranks(
+                2,
+                [&](auto& comm) {
+                    model one;
+                    data_parallel trainer{one, adam{.lr = 0.1}, comm, options};
+                    step_result const result = trainer.step(bad_of(comm.rank(), comm.size()));
+                    return !result.skipped && trainer.completed_steps() == 1 && std::isnan(one.values[1][5]);
+                },
+                patient());
+            CHECK(got == decltype(got)(2, true));
+        }
+}
+
+TEST_CASE("finite gradients whose sum is not finite are said to be that", "[train]") {
+    auto const got = run_ranks(
+        2,
+        [](auto& comm) -> std::string {
+            model one;
+            data_parallel trainer{one, adam{}, comm, training_options{.nonfinite = nonfinite::stop}};
+            try {
+                trainer.step(sample{.all = 3e38f});
+            } catch (error const& e) {
+                return e.what();
+            }
+            return "";
+        },
+        patient());
+    for (auto const& text : got) {
+        CHECK_THAT(text,
+                   Catch::Contains(
+                       "DDP-E105 not finite: step 1: the mean gradient is not finite: the gradient of each rank is; "
+                       "their sum, or the norm of it, is too large"));
+        CHECK_THAT(text, Catch::Contains("Nothing was changed"));
+    }
+}
+
+TEST_CASE("rank 0 says which step was skipped, or made all the same, and why", "[train]") {
+    std::FILE* const file = std::tmpfile();
+    REQUIRE(file != nullptr);
+    std::fflush(stderr);
+    int const before = ::dup(2);
+    ::dup2(::fileno(file), 2);
+    for (nonfinite const decision : {nonfinite::skip, nonfinite::warn})
+        run_ranks(
+            3,
+            [&](auto& comm) {
+                model one;
+                data_parallel trainer{one, adam{}, comm, training_options{.nonfinite = decision}};
+                trainer.step(sample{});
+                for (int k = 0; k < (decision == nonfinite::skip ? 5 : 1); ++k)
+                    trainer.step(bad_of(comm.rank(), comm.size()));
+                return 0;
+            },
+            patient());
+    std::fflush(stderr);
+    ::dup2(before, 2);
+    ::close(before);
+    std::rewind(file);
+    std::string text(4096, ' ');
+    text.resize(std::fread(text.data(), 1, text.size(), file));
+    std::fclose(file);
+    std::string const why = ": the mean gradient is not finite: " + expected_text(3);
+    CHECK(text == "ddp: step 2 was skipped" + why + " (such steps so far: 1)\n" +      //
+                      "ddp: step 3 was skipped" + why + " (such steps so far: 2)\n" +  //
+                      "ddp: step 5 was skipped" + why + " (such steps so far: 4)\n" +
+                      "ddp: step 2 was made all the same" + why + " (such steps so far: 1)\n");
+}
