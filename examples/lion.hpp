@@ -1,4 +1,4 @@
-// Lion: an optimizer that the library does not have, in its terms.
+// Lion, written from outside of the library (which has one too, ddp::lion).
 // Source: Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023, algorithm 2.
 #pragma once
 

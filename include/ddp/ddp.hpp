@@ -25,9 +25,12 @@
 #include <ddp/data/sampler.hpp>
 #include <ddp/exchange/exchange.hpp>
 #include <ddp/model/model.hpp>
+#include <ddp/optim/adagrad.hpp>
 #include <ddp/optim/adam.hpp>
 #include <ddp/optim/any_optimizer.hpp>
+#include <ddp/optim/lion.hpp>
 #include <ddp/optim/parameter_groups.hpp>
+#include <ddp/optim/rmsprop.hpp>
 #include <ddp/optim/schedule.hpp>
 #include <ddp/optim/sgd.hpp>
 #include <ddp/rendezvous/run.hpp>

@@ -14,7 +14,8 @@ command -v objdump >/dev/null || { echo "no_fma.sh: needs objdump (Debian packag
 
 # Mangled names: those of constrained templates are more than an old demangler can read.
 LC_ALL=C objdump -d --no-show-raw-insn "$file" | awk -v want="$want" '
-    BEGIN { element = "kernels[0-9]+(combine_sources|sum_of_squares|square_roots|sgd_step|adam_moments|adam_values)" }
+    BEGIN { element = "kernels[0-9]+(combine_sources|sum_of_squares|square_roots|sgd_step|adam_moments|adam_values|" \
+                        "rmsprop_moments|rmsprop_values|adagrad_sums|adagrad_values|lion_step)" }
     / <[^ ]*>:$/ {
         name = substr($2, 2, length($2) - 3)
         inside = name ~ /^_ZN3ddp6detail7kernels/

@@ -32,10 +32,16 @@ TEST_CASE("any_optimizer behaves as what it holds", "[optim]") {
     require_same_as_held(ddp::sgd{.lr = 0.3, .momentum = 0.9});
     require_same_as_held(ddp::adam{.lr = 0.2});
     require_same_as_held(ddp::adamw{.lr = 0.1});
+    require_same_as_held(ddp::rmsprop{.lr = 0.1, .momentum = 0.9, .centered = true});
+    require_same_as_held(ddp::adagrad{.lr = 0.2});
+    require_same_as_held(ddp::lion{.lr = 0.3});
 }
 
 TEST_CASE("any_optimizer validates what it holds", "[optim]") {
     REQUIRE_THROWS_AS(ddp::any_optimizer(ddp::sgd{.lr = -1.0}).validate(), ddp::usage_error);
     REQUIRE_THROWS_AS(ddp::any_optimizer(ddp::adam{.lr = -1.0}).validate(), ddp::usage_error);
     REQUIRE_THROWS_AS(ddp::any_optimizer(ddp::adamw{.lr = -1.0}).validate(), ddp::usage_error);
+    REQUIRE_THROWS_AS(ddp::any_optimizer(ddp::rmsprop{.lr = -1.0}).validate(), ddp::usage_error);
+    REQUIRE_THROWS_AS(ddp::any_optimizer(ddp::adagrad{.lr = -1.0}).validate(), ddp::usage_error);
+    REQUIRE_THROWS_AS(ddp::any_optimizer(ddp::lion{.lr = -1.0}).validate(), ddp::usage_error);
 }

@@ -5,12 +5,17 @@
 #include <cstddef>
 #include <limits>
 #include <set>
+#include <string>
 #include <type_traits>
 #include <vector>
 
+#include <ddp/optim/adagrad.hpp>
 #include <ddp/optim/adam.hpp>
 #include <ddp/optim/any_optimizer.hpp>
+#include <ddp/optim/lion.hpp>
+#include <ddp/optim/rmsprop.hpp>
 #include <ddp/optim/sgd.hpp>
+#include <ddp/testing/check_optimizer.hpp>
 
 #include "optim/textbook.hpp"
 #include "support/catch.hpp"
@@ -29,7 +34,15 @@ std::vector<ddp::any_optimizer> every_kind() {
             ddp::adam{},
             ddp::adam{.weight_decay = 0.03},
             ddp::adamw{},
-            ddp::adamw{.weight_decay = 0.0}};
+            ddp::adamw{.weight_decay = 0.0},
+            ddp::rmsprop{},
+            ddp::rmsprop{.momentum = 0.9},
+            ddp::rmsprop{.weight_decay = 0.03, .centered = true},
+            ddp::rmsprop{.weight_decay = 0.03, .momentum = 0.9, .centered = true},
+            ddp::adagrad{},
+            ddp::adagrad{.lr_decay = 0.1, .weight_decay = 0.03},
+            ddp::lion{},
+            ddp::lion{.weight_decay = 0.03}};
 }
 
 enum class without { nothing, slot_count, learning_rate, hash, step };
@@ -52,6 +65,7 @@ static_assert(!ddp::OptimizerFor<optimizer_archetype<without::learning_rate>, fl
 static_assert(!ddp::OptimizerFor<optimizer_archetype<without::hash>, float>);
 static_assert(!ddp::OptimizerFor<optimizer_archetype<without::step>, float>);
 static_assert(std::is_aggregate_v<ddp::sgd> && std::is_aggregate_v<ddp::adam> && std::is_aggregate_v<ddp::adamw>);
+static_assert(std::is_aggregate_v<ddp::rmsprop> && std::is_aggregate_v<ddp::adagrad> && std::is_aggregate_v<ddp::lion>);
 
 }  // namespace
 
@@ -101,6 +115,11 @@ TEMPLATE_TEST_CASE("the gradient's scale is a multiplication in the element's ty
     }
 }
 
+TEMPLATE_TEST_CASE("the check of users' optimizers finds nothing", "[optim]", float, double) {
+    for (auto const& optimizer : every_kind())
+        REQUIRE(ddp::testing::check_optimizer<TestType>(optimizer) == std::vector<std::string>{});
+}
+
 TEST_CASE("an empty range is a range", "[optim]") {
     for (auto const& optimizer : every_kind()) {
         test::stepped_range<float> range({}, optimizer.slot_count());
@@ -137,6 +156,23 @@ TEST_CASE("the hash tells every hyper-parameter and every algorithm apart", "[op
         ddp::adamw{.beta2 = 0.8}.hash(),
         ddp::adamw{.eps = 1e-7}.hash(),
         ddp::adamw{.weight_decay = 0.02}.hash(),
+        ddp::rmsprop{}.hash(),
+        ddp::rmsprop{.lr = 0.02}.hash(),
+        ddp::rmsprop{.alpha = 0.8}.hash(),
+        ddp::rmsprop{.eps = 1e-7}.hash(),
+        ddp::rmsprop{.weight_decay = 0.02}.hash(),
+        ddp::rmsprop{.momentum = 0.02}.hash(),
+        ddp::rmsprop{.centered = true}.hash(),
+        ddp::adagrad{}.hash(),
+        ddp::adagrad{.lr = 0.02}.hash(),
+        ddp::adagrad{.lr_decay = 0.02}.hash(),
+        ddp::adagrad{.eps = 1e-7}.hash(),
+        ddp::adagrad{.weight_decay = 0.02}.hash(),
+        ddp::lion{}.hash(),
+        ddp::lion{.lr = 0.02}.hash(),
+        ddp::lion{.beta1 = 0.8}.hash(),
+        ddp::lion{.beta2 = 0.8}.hash(),
+        ddp::lion{.weight_decay = 0.02}.hash(),
     };
     REQUIRE(std::set<std::uint64_t>(hashes.begin(), hashes.end()).size() == hashes.size());
     REQUIRE(ddp::sgd{.lr = 0.02}.hash() == ddp::sgd{.lr = 0.02}.hash());

@@ -37,6 +37,59 @@ TEST_CASE("cosine decay follows half a cosine to its floor and stays there", "[o
     REQUIRE(cosine.factor(1'000'000) == 0.1);
 }
 
+TEST_CASE("polynomial decay falls to its floor and stays there", "[optim][schedule]") {
+    ddp::schedule const line{ddp::polynomial_decay{.steps = 4}};
+    std::vector<double> const expected{1.0, 0.75, 0.5, 0.25, 0.0, 0.0};
+    for (std::size_t step = 0; step < expected.size(); ++step) REQUIRE(line.factor(step) == expected[step]);
+
+    ddp::schedule const cubic{ddp::polynomial_decay{.steps = 30, .power = 3, .floor = 0.2}};
+    for (int step = 0; step < 30; ++step)
+        REQUIRE(cubic.factor(static_cast<std::uint64_t>(step)) ==
+                Approx(0.2 + 0.8 * std::pow(1 - step / 30.0, 3)).epsilon(1e-14));
+    REQUIRE(cubic.factor(0) == 1.0);
+    REQUIRE(cubic.factor(30) == 0.2);
+    REQUIRE(cubic.factor(1'000'000) == 0.2);
+}
+
+TEST_CASE("exponential decay multiplies after every step", "[optim][schedule]") {
+    ddp::schedule const halves{ddp::exponential_decay{.factor = 0.5}};
+    double expected = 1;
+    for (std::uint64_t step = 0; step < 20; ++step, expected *= 0.5) REQUIRE(halves.factor(step) == expected);
+    REQUIRE(ddp::schedule{ddp::exponential_decay{.factor = 0.999}}.factor(700) ==
+            Approx(std::pow(0.999, 700)).epsilon(1e-12));
+}
+
+TEST_CASE("one cycle rises and falls by half a cosine each", "[optim][schedule]") {
+    ddp::schedule const cycle{ddp::one_cycle{.steps = 44, .initial = 0.25, .final = 0.125, .rise = 0.25}};
+    constexpr double pi = 3.141592653589793238;
+    for (int step = 0; step <= 10; ++step)  // the top is step 0.25 * 44 - 1
+        REQUIRE(cycle.factor(static_cast<std::uint64_t>(step)) ==
+                Approx(0.25 + 0.75 * 0.5 * (1 - std::cos(pi * step / 10))).epsilon(1e-14));
+    for (int step = 10; step <= 43; ++step)
+        REQUIRE(cycle.factor(static_cast<std::uint64_t>(step)) ==
+                Approx(0.125 + 0.875 * 0.5 * (1 + std::cos(pi * (step - 10) / 33))).epsilon(1e-14));
+    REQUIRE(cycle.factor(0) == 0.25);
+    REQUIRE(cycle.factor(10) == 1.0);
+    REQUIRE(cycle.factor(43) == 0.125);
+    REQUIRE(cycle.factor(44) == 0.125);
+    REQUIRE(cycle.factor(1'000'000) == 0.125);
+}
+
+TEST_CASE("one cycle at the ends of what rise may be", "[optim][schedule]") {
+    ddp::schedule const falls{ddp::one_cycle{.steps = 5, .initial = 0.5, .final = 0.0, .rise = 0.0}};
+    REQUIRE(falls.factor(0) == 1.0);
+    REQUIRE(falls.factor(2) == 0.5);
+    REQUIRE(falls.factor(4) == 0.0);
+    ddp::schedule const rises{ddp::one_cycle{.steps = 5, .initial = 0.5, .final = 0.0, .rise = 1.0}};
+    REQUIRE(rises.factor(0) == 0.5);
+    REQUIRE(rises.factor(2) == 0.75);
+    REQUIRE(rises.factor(4) == 1.0);
+    REQUIRE(rises.factor(5) == 0.0);
+    ddp::schedule const shortest{ddp::one_cycle{.steps = 2, .final = 0.0}};
+    REQUIRE(shortest.factor(0) == 1.0);
+    REQUIRE(shortest.factor(1) == 0.0);
+}
+
 TEST_CASE("what follows a warm-up counts from its end", "[optim][schedule]") {
     ddp::linear_warmup const warmup{.steps = 10, .from = 0.25};
     ddp::schedule const both{warmup, ddp::cosine_decay{.steps = 20}};
@@ -45,6 +98,9 @@ TEST_CASE("what follows a warm-up counts from its end", "[optim][schedule]") {
     REQUIRE(both.factor(9) < 1.0);
     for (std::uint64_t step = 0; step < 30; ++step) REQUIRE(both.factor(10 + step) == alone.factor(step));
     REQUIRE(ddp::schedule{warmup, ddp::step_decay{.every = 2, .factor = 0.5}}.factor(12) == 0.5);
+    REQUIRE(ddp::schedule{warmup, ddp::polynomial_decay{.steps = 4}}.factor(12) == 0.5);
+    REQUIRE(ddp::schedule{warmup, ddp::exponential_decay{.factor = 0.5}}.factor(12) == 0.25);
+    REQUIRE(ddp::schedule{warmup, ddp::one_cycle{.steps = 5, .final = 0.0, .rise = 0.0}}.factor(12) == 0.5);
 }
 
 TEST_CASE("the linear scaling rule", "[optim][schedule]") {
@@ -66,6 +122,17 @@ TEST_CASE("the schedule's hash tells every number apart", "[optim][schedule]") {
         ddp::schedule{ddp::cosine_decay{.steps = 7}},
         ddp::schedule{ddp::cosine_decay{.floor = 0.7}},
         ddp::schedule{ddp::linear_warmup{.steps = 5}, ddp::cosine_decay{}},
+        ddp::schedule{ddp::polynomial_decay{}},
+        ddp::schedule{ddp::polynomial_decay{.steps = 7}},
+        ddp::schedule{ddp::polynomial_decay{.power = 7}},
+        ddp::schedule{ddp::polynomial_decay{.floor = 0.7}},
+        ddp::schedule{ddp::exponential_decay{}},
+        ddp::schedule{ddp::exponential_decay{.factor = 0.7}},
+        ddp::schedule{ddp::one_cycle{}},
+        ddp::schedule{ddp::one_cycle{.steps = 7}},
+        ddp::schedule{ddp::one_cycle{.initial = 0.7}},
+        ddp::schedule{ddp::one_cycle{.final = 0.7}},
+        ddp::schedule{ddp::one_cycle{.rise = 0.7}},
     };
     std::set<std::uint64_t> hashes;
     for (auto const& schedule : schedules) hashes.insert(schedule.hash());
@@ -79,4 +146,13 @@ TEST_CASE("numbers that make no schedule are refused", "[optim][schedule]") {
     REQUIRE_THROWS_AS(ddp::schedule(ddp::cosine_decay{.steps = 0}), ddp::usage_error);
     REQUIRE_THROWS_AS(ddp::schedule(ddp::cosine_decay{.floor = -0.1}), ddp::usage_error);
     REQUIRE_THROWS_AS(ddp::schedule(ddp::linear_warmup{.steps = 1, .from = -1.0}), ddp::usage_error);
+    REQUIRE_THROWS_AS(ddp::schedule(ddp::polynomial_decay{.steps = 0}), ddp::usage_error);
+    REQUIRE_THROWS_AS(ddp::schedule(ddp::polynomial_decay{.power = 0}), ddp::usage_error);
+    REQUIRE_THROWS_AS(ddp::schedule(ddp::polynomial_decay{.floor = -0.1}), ddp::usage_error);
+    REQUIRE_THROWS_AS(ddp::schedule(ddp::exponential_decay{.factor = -0.1}), ddp::usage_error);
+    REQUIRE_THROWS_AS(ddp::schedule(ddp::one_cycle{.steps = 1}), ddp::usage_error);
+    REQUIRE_THROWS_AS(ddp::schedule(ddp::one_cycle{.initial = -0.1}), ddp::usage_error);
+    REQUIRE_THROWS_AS(ddp::schedule(ddp::one_cycle{.final = -0.1}), ddp::usage_error);
+    REQUIRE_THROWS_WITH(ddp::schedule(ddp::one_cycle{.rise = 1.1}),
+                        "DDP-E100 usage: one_cycle: rise must lie in [0, 1]; 0.3 is usual");
 }

@@ -65,7 +65,7 @@ std::uint64_t train_with_lion(int ranks, update how, std::size_t bucket_bytes) {
             test::task_data<float> const data(7, 3, 24);
             test::tanh_mlp<float> model(7, 24, 3, 1);
             data_parallel trainer{model,
-                                  lion{.lr = 0.01, .weight_decay = 0.1},
+                                  ::lion{.lr = 0.01, .weight_decay = 0.1},
                                   comm,
                                   training_options{.update = how},
                                   automatic_allreduce{},
@@ -84,7 +84,7 @@ std::uint64_t train_with_lion(int ranks, update how, std::size_t bucket_bytes) {
 TEMPLATE_TEST_CASE("the Lion of the examples is the textbook's to the last bit", "[testing][optimizer]", float,
                    double) {
     using E = TestType;
-    lion const optimizer{.lr = 0.003, .weight_decay = 0.05};
+    ::lion const optimizer{.lr = 0.003, .weight_decay = 0.05};
     std::size_t const count = 333;
     random_stream const draws{5, random_use::user};
     std::vector<E> value(count), momentum(count), gradient(count);
@@ -111,8 +111,8 @@ TEST_CASE("the Lion of the examples trains to the same bits with every update an
 }
 
 TEST_CASE("an optimizer of one's own, checked", "[testing][optimizer]") {
-    REQUIRE(ddp::testing::check_optimizer<float>(lion{}) == std::vector<std::string>{});
-    REQUIRE(ddp::testing::check_optimizer<double>(lion{.weight_decay = 0.1}) == std::vector<std::string>{});
+    REQUIRE(ddp::testing::check_optimizer<float>(::lion{}) == std::vector<std::string>{});
+    REQUIRE(ddp::testing::check_optimizer<double>(::lion{.weight_decay = 0.1}) == std::vector<std::string>{});
 }
 
 namespace {

@@ -8,19 +8,25 @@
 #include <span>
 #include <variant>
 
+#include <ddp/optim/adagrad.hpp>
 #include <ddp/optim/adam.hpp>
+#include <ddp/optim/lion.hpp>
 #include <ddp/optim/optimizer.hpp>
+#include <ddp/optim/rmsprop.hpp>
 #include <ddp/optim/sgd.hpp>
 
 namespace ddp {
 
-/// Holds sgd, adam or adamw, and behaves as what it holds, hash included. For command lines and matrices of tests: one
-/// trainer is compiled instead of three. Costs one indirect choice a range.
+/// Holds sgd, adam, adamw, rmsprop, adagrad or lion, and behaves as what it holds, hash included. For command lines and
+/// matrices of tests: one trainer is compiled instead of six. Costs one indirect choice a range.
 class any_optimizer {
 public:
     any_optimizer(sgd const& held) noexcept : held_(held) {}
     any_optimizer(adam const& held) noexcept : held_(held) {}
     any_optimizer(adamw const& held) noexcept : held_(held) {}
+    any_optimizer(rmsprop const& held) noexcept : held_(held) {}
+    any_optimizer(adagrad const& held) noexcept : held_(held) {}
+    any_optimizer(lion const& held) noexcept : held_(held) {}
 
     [[nodiscard]] std::size_t slot_count() const noexcept {
         return std::visit([](auto const& held) { return held.slot_count(); }, held_);
@@ -43,7 +49,7 @@ public:
     }
 
 private:
-    std::variant<sgd, adam, adamw> held_;
+    std::variant<sgd, adam, adamw, rmsprop, adagrad, lion> held_;
 };
 static_assert(OptimizerFor<any_optimizer, float> && OptimizerFor<any_optimizer, double>);
 

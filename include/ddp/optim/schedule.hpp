@@ -46,6 +46,33 @@ struct cosine_decay {
     double floor = 0.0;          ///< the factor at the end; finite, >= 0
 };
 
+/// floor + (1 - floor) (1 - step / steps)^power: 1 at step 0, `floor` from step number `steps` on; a straight line for
+/// power 1. Powers are whole numbers: no C library's pow gives every rank the same bits. Source: torch's PolynomialLR
+/// (floor 0).
+struct polynomial_decay {
+    std::uint64_t steps = 1000;  ///< steps from 1 down to `floor`; at least 1
+    std::uint64_t power = 1;     ///< at least 1
+    double floor = 0.0;          ///< the factor at the end; finite, >= 0
+};
+
+/// factor^step: times `factor` after every step. Relative error at most about step * 1e-16. Source: torch's
+/// ExponentialLR.
+struct exponential_decay {
+    double factor = 0.999;  ///< finite, >= 0
+};
+
+/// One rise and one fall, each half a cosine: `initial` at step 0, 1 at the top, which is step rise * steps - 1 (where
+/// that is below 0: step 0), `final` from step number steps - 1 on. The optimizer's own rate is the highest one.
+/// Source: Smith and Topin, "Super-convergence", 2018, in the form of torch's OneCycleLR with its cosines and two phases
+/// (its max_lr is the optimizer's rate, pct_start is `rise`, div_factor is 1 / initial, final_div_factor initial /
+/// final), without its cycle of momentum.
+struct one_cycle {
+    std::uint64_t steps = 1000;  ///< of the whole training; at least 2
+    double initial = 0.04;       ///< the factor of step 0; finite, >= 0
+    double final = 4e-6;         ///< the factor of step number steps - 1 and of all later ones; finite, >= 0
+    double rise = 0.3;           ///< the part of the steps that rise; in [0, 1]
+};
+
 namespace detail::kernels {
 
 // Scalars, but kernels all the same: ranks compiled for different processors must get the same rate.
@@ -67,6 +94,26 @@ DDP_KERNEL inline double factor_at(cosine_decay const& decay, std::uint64_t step
     double const done = static_cast<double>(step) / static_cast<double>(decay.steps);
     return decay.floor + (1 - decay.floor) * (0.5 * (1 + cosine(done)));
 }
+DDP_KERNEL inline double factor_at(polynomial_decay const& decay, std::uint64_t step) {
+    DDP_NO_CONTRACTION
+    if (step >= decay.steps) return decay.floor;
+    double const left = static_cast<double>(decay.steps - step) / static_cast<double>(decay.steps);
+    return decay.floor + (1 - decay.floor) * power(left, decay.power);
+}
+DDP_KERNEL inline double factor_at(exponential_decay const& decay, std::uint64_t step) {
+    return power(decay.factor, step);
+}
+DDP_KERNEL inline double factor_at(one_cycle const& cycle, std::uint64_t step) {
+    DDP_NO_CONTRACTION
+    double const at = static_cast<double>(step);
+    double const last = static_cast<double>(cycle.steps - 1);
+    double const over = cycle.rise * static_cast<double>(cycle.steps) - 1;
+    double const top = over > 0 ? over : 0;
+    if (at < top) return cycle.initial + (1 - cycle.initial) * (0.5 * (1 - cosine(at / top)));
+    if (at == top) return 1;
+    if (at >= last) return cycle.final;
+    return cycle.final + (1 - cycle.final) * (0.5 * (1 + cosine((at - top) / (last - top))));
+}
 
 }  // namespace detail::kernels
 
@@ -76,12 +123,15 @@ DDP_KERNEL inline double factor_at(cosine_decay const& decay, std::uint64_t step
 ///     ddp::schedule{ddp::linear_warmup{.steps = 100, .from = 0.25}, ddp::cosine_decay{.steps = 900}}
 class schedule {
 public:
-    using shape = std::variant<constant_rate, step_decay, cosine_decay>;
+    using shape = std::variant<constant_rate, step_decay, cosine_decay, polynomial_decay, exponential_decay, one_cycle>;
 
     schedule() = default;
     schedule(constant_rate then) : schedule(linear_warmup{}, then) {}
     schedule(step_decay then) : schedule(linear_warmup{}, then) {}
     schedule(cosine_decay then) : schedule(linear_warmup{}, then) {}
+    schedule(polynomial_decay then) : schedule(linear_warmup{}, then) {}
+    schedule(exponential_decay then) : schedule(linear_warmup{}, then) {}
+    schedule(one_cycle then) : schedule(linear_warmup{}, then) {}
     schedule(linear_warmup warmup) : schedule(warmup, constant_rate{}) {}
 
     /// After `warmup` the shape counts from 0 again: its step 0 is step number warmup.steps. Throws usage_error for
@@ -98,6 +148,24 @@ public:
             DDP_EXPECTS(decay->steps > 0, "cosine_decay: steps must be at least 1; give the number of training steps");
             DDP_EXPECTS(detail::is_finite(decay->floor) && decay->floor >= 0,
                         "cosine_decay: floor must be a finite number >= 0; 0 is usual");
+        }
+        if (auto const* const decay = std::get_if<polynomial_decay>(&then_)) {
+            DDP_EXPECTS(decay->steps > 0,
+                        "polynomial_decay: steps must be at least 1; give the number of training steps");
+            DDP_EXPECTS(decay->power > 0, "polynomial_decay: power must be at least 1; use constant_rate for no decay");
+            DDP_EXPECTS(detail::is_finite(decay->floor) && decay->floor >= 0,
+                        "polynomial_decay: floor must be a finite number >= 0; 0 is usual");
+        }
+        if (auto const* const decay = std::get_if<exponential_decay>(&then_))
+            DDP_EXPECTS(detail::is_finite(decay->factor) && decay->factor >= 0,
+                        "exponential_decay: factor must be a finite number >= 0; a little below 1 is usual");
+        if (auto const* const cycle = std::get_if<one_cycle>(&then_)) {
+            DDP_EXPECTS(cycle->steps > 1, "one_cycle: steps must be at least 2; give the number of training steps");
+            DDP_EXPECTS(detail::is_finite(cycle->initial) && cycle->initial >= 0,
+                        "one_cycle: initial must be a finite number >= 0; 0.04 is usual");
+            DDP_EXPECTS(detail::is_finite(cycle->final) && cycle->final >= 0,
+                        "one_cycle: final must be a finite number >= 0; 4e-6 is usual");
+            DDP_EXPECTS(cycle->rise >= 0 && cycle->rise <= 1, "one_cycle: rise must lie in [0, 1]; 0.3 is usual");
         }
     }
 
@@ -116,6 +184,11 @@ public:
             all.add(decay->every).add(bytes_of(decay->factor));
         if (auto const* const decay = std::get_if<cosine_decay>(&then_))
             all.add(decay->steps).add(bytes_of(decay->floor));
+        if (auto const* const decay = std::get_if<polynomial_decay>(&then_))
+            all.add(decay->steps).add(decay->power).add(bytes_of(decay->floor));
+        if (auto const* const decay = std::get_if<exponential_decay>(&then_)) all.add(bytes_of(decay->factor));
+        if (auto const* const cycle = std::get_if<one_cycle>(&then_))
+            all.add(cycle->steps).add(bytes_of(cycle->initial)).add(bytes_of(cycle->final)).add(bytes_of(cycle->rise));
         return all.value();
     }
 
