@@ -35,7 +35,16 @@ void groups_of_several_algorithms(ddp::communicator<>& comm) {
     ddp::parameter_groups<ddp::any_optimizer> optimizer{ddp::adamw{}, {{"*.bias", ddp::sgd{.lr = 0.1}}}};
     ddp::training_options const guarded{.nonfinite = ddp::nonfinite::skip};
     ddp::data_parallel trainer{model, optimizer, comm, guarded};
-    trainer.step(batches.front());
+    {
+        auto const guard = trainer.no_sync();
+        for (auto const& batch : batches) {
+            trainer.forward(batch);
+            trainer.backward();  // adds to the gradient; no communication
+        }
+    }
+    trainer.forward(batches.front());
+    trainer.backward();
+    trainer.finish();
 }
 
 double without_a_trainer() {
