@@ -29,8 +29,8 @@ struct network {
         ddp::random_stream const drawn{11, ddp::random_use::user};
         arma::mat x(3, which.size());
         for (std::size_t i = 0; i < which.size(); ++i)
-            x.col(i) = arma::vec{2 * drawn.at(2 * which[i]).symmetric<double>(),
-                                 2 * drawn.at(2 * which[i] + 1).symmetric<double>(), 1};
+            x.col(i) = arma::vec{2 * drawn.at(2 * std::uint64_t{which[i]}).symmetric<double>(),
+                                 2 * drawn.at(2 * std::uint64_t{which[i]} + 1).symmetric<double>(), 1};
         return x;
     }
     static arma::rowvec inside(arma::mat const& x) {

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# clang-tidy over every public header (as one source file that includes them all), the examples and the tools.
+# clang-tidy over every public header (as one source file that includes them all), the examples and the tools, which leave
+# out the definitions that the first has seen.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,7 +12,12 @@ for directory in $(mpicxx --showme:incdirs) /usr/include/eigen3; do
     flags+=(-isystem "$directory")
 done
 mapfile -t sources < <(printf '%s\n' "$all" && find examples tools -name '*.cpp')
-run_one() { clang-tidy-19 --quiet "$1" -- "${@:2}" 2> /dev/null; }
+run_one() {
+    local seen=(-DDDP_SEPARATE_COMPILATION)
+    [[ $1 == "$all" ]] && seen=()
+    clang-tidy-19 --quiet "$1" -- "${@:2}" "${seen[@]}" 2> /dev/null
+}
+export all
 export -f run_one
 printf '%s\0' "${sources[@]}" |
     xargs -0 -I '{}' -P "${DDP_JOBS:-$(nproc)}" bash -c 'run_one "$@"' run_one '{}' "${flags[@]}"
