@@ -153,6 +153,22 @@ TEST_CASE("foreign models keep the rules of passes", "[adapter]") {
     CHECK(testing::check_model(all_at_once, drawn(3, 9)) == std::vector<std::string>{});
 }
 
+TEST_CASE("a copy of an accumulating model works in memory of its own", "[adapter]") {
+    struct one {
+        using element = double;
+        std::vector<double> value{1}, gradient{0};
+        std::vector<parameter<double>> parameters() { return {{"value", {1}, value, gradient}}; }
+        void backward() { gradient[0] = 3; }
+    };
+    accumulating<one> first;
+    auto const ignored = [](std::size_t) {};
+    first.backward({.scale = 2}, ignored);
+    accumulating<one> copy = first;
+    copy.backward({.scale = 1, .accumulate = true}, ignored);
+    CHECK(first.gradient[0] == 6);
+    CHECK(copy.gradient[0] == 9);
+}
+
 TEST_CASE("a flat model's parts fill its vectors", "[adapter]") {
     std::vector<double> four(4), three(3);
     auto const make = [&](std::vector<double>& gradient, std::vector<flat_part> parts) {

@@ -16,6 +16,7 @@
 #include <ddp/train/data_parallel.hpp>
 
 #include "support/catch.hpp"
+#include "support/loopback.hpp"
 #include "support/ranks.hpp"
 #include "train/patience.hpp"
 
@@ -108,45 +109,44 @@ struct outcome {
 
 TEMPLATE_TEST_CASE("a step whose gradient is not finite changes nothing, and the next one is as if it had not been",
                    "[train]", model_of<false>, model_of<true>) {
-    int const ranks = GENERATE(1, 2, 3);
+    int const ranks = GENERATE(1, 2, 3, 4);
+    bool const over_tcp = GENERATE(false, true);
     for (nonfinite const decision : {nonfinite::stop, nonfinite::skip})
         for (training_options const& options : ways(decision)) {
-            auto const got = run_ranks(
-                ranks,
-                [&](auto& comm) {
-                    outcome all;
-                    auto const expect = [&](bool right, char const* what) {
-                        if (!right) all.wrong += std::string(what) + "; ";
-                    };
-                    TestType disturbed, whole;
-                    data_parallel one{disturbed, adam{.lr = 0.1}, comm, options, size_capped_buckets{20000, 4000}};
-                    data_parallel other{whole, adam{.lr = 0.1}, comm, options, size_capped_buckets{20000, 4000}};
-                    for (int k = 0; k < 3; ++k) {
-                        sample const good{.all = 1 + static_cast<float>(comm.rank() + k)};
-                        step_result const result = one.step(good);
-                        other.step(good);
-                        expect(!result.skipped && result.gradient_norm > 0, "a good step");
-                        expect(one.digest_of_values() == other.digest_of_values(), "other values");
-                        std::string text;
-                        bool skipped = false;
-                        try {
-                            skipped = one.step(bad_of(comm.rank(), comm.size(), k != 1)).skipped;
-                        } catch (error const& e) {
-                            text = e.what();
-                            expect(e.code() == errc::nonfinite, "another code");
-                        }
-                        expect(skipped == (decision == nonfinite::skip), "skipped");
-                        expect(decision == nonfinite::skip ||
-                                   text.find("finite: " + expected_text(comm.size(), k != 1)) != std::string::npos,
-                               text.c_str());
-                        expect(one.digest_of_values() == other.digest_of_values(), "changed");
-                        expect(one.completed_steps() == other.completed_steps() && !one.torn(), "counted");
+            auto const follow = [&](auto& comm) {
+                outcome all;
+                auto const expect = [&](bool right, char const* what) {
+                    if (!right) all.wrong += std::string(what) + "; ";
+                };
+                TestType disturbed, whole;
+                data_parallel one{disturbed, adam{.lr = 0.1}, comm, options, size_capped_buckets{20000, 4000}};
+                data_parallel other{whole, adam{.lr = 0.1}, comm, options, size_capped_buckets{20000, 4000}};
+                for (int k = 0; k < 3; ++k) {
+                    sample const good{.all = 1 + static_cast<float>(comm.rank() + k)};
+                    step_result const result = one.step(good);
+                    other.step(good);
+                    expect(!result.skipped && result.gradient_norm > 0, "a good step");
+                    expect(one.digest_of_values() == other.digest_of_values(), "other values");
+                    std::string text;
+                    bool skipped = false;
+                    try {
+                        skipped = one.step(bad_of(comm.rank(), comm.size(), k != 1)).skipped;
+                    } catch (error const& e) {
+                        text = e.what();
+                        expect(e.code() == errc::nonfinite, "another code");
                     }
-                    expect(one.replicas_identical(), "replicas differ");
-                    all.digest = one.digest_of_values();
-                    return all;
-                },
-                patient());
+                    expect(skipped == (decision == nonfinite::skip), "skipped");
+                    expect(decision == nonfinite::skip ||
+                               text.find("finite: " + expected_text(comm.size(), k != 1)) != std::string::npos,
+                           text.c_str());
+                    expect(one.digest_of_values() == other.digest_of_values(), "changed");
+                    expect(one.completed_steps() == other.completed_steps() && !one.torn(), "counted");
+                }
+                expect(one.replicas_identical(), "replicas differ");
+                all.digest = one.digest_of_values();
+                return all;
+            };
+            auto const got = over_tcp ? on_ranks(ranks, follow) : run_ranks(ranks, follow, patient());
             for (auto const& one : got) {
                 CHECK(one.wrong == "");
                 CHECK(one.digest == got.front().digest);
@@ -185,12 +185,21 @@ TEST_CASE("finite gradients whose sum is not finite are said to be that", "[trai
         },
         patient());
     for (auto const& text : got) {
-        CHECK_THAT(text,
-                   Catch::Contains(
-                       "DDP-E105 not finite: step 1: the mean gradient is not finite: the gradient of each rank is; "
-                       "their sum, or the norm of it, is too large"));
-        CHECK_THAT(text, Catch::Contains("Nothing was changed"));
+        CHECK_THAT(
+            text,
+            Catch::Contains("DDP-E105 not finite: step 1: the mean gradient is not finite: each rank's own gradient is "
+                            "finite, but their sum, or its norm, overflows. Nothing was changed"));
     }
+}
+
+TEST_CASE("three ranks are named, and the others counted", "[train]") {
+    std::vector<detail::nonfinite_place> places(7);
+    for (std::size_t const r : {1u, 2u, 4u, 5u, 6u}) places[r] = {r % 2, 10 * r, infinity};
+    auto const name_of = [](std::size_t i) -> std::string_view { return i == 0 ? "weight" : "bi\033as"; };
+    CHECK(detail::describe(places, name_of) ==
+          "rank 1's gradient of parameter \"bi\\x1bas\" is infinity at element 10; rank 2's gradient of parameter "
+          "\"weight\" is infinity at element 20; rank 4's gradient of parameter \"weight\" is infinity at element 40; "
+          "2 more of the ranks have such elements");
 }
 
 TEST_CASE("rank 0 says which step was skipped, or made all the same, and why", "[train]") {

@@ -2,10 +2,8 @@
 /// accumulating: makes a model out of passes that always assign, as those of many libraries do.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include <ddp/kernel/scale.hpp>
@@ -21,57 +19,35 @@ namespace ddp {
 /// M is a Model but for backward: M::backward(ready), or M::backward() for all at once, assigns d(mean loss)/d(parameter i)
 /// to each gradient, and calls ready(i) once it is there. All else that M has (bind, weight, stepped, …) stays as it is.
 ///
-/// Cost    one pass over each gradient for the scale; where batches are accumulated, memory for a second gradient and one
-///         copy more.
+/// Cost    of a backward: one pass over each gradient for the scale, and M::parameters(); where batches are accumulated, one
+///         copy of the gradients more, in memory that is allocated for it.
 template <class M>
 class accumulating : public M {
 public:
     using element = element_of<M>;
     using M::M;
 
-    void bind(storage<element> memory)
-        requires requires(M& model, storage<element> to) { model.bind(to); }
-    {
-        M::bind(std::move(memory));
-        gradients_.clear();
-    }
     template <class Ready>
     void backward(pass<element> how, Ready const& ready) {
-        if (gradients_.empty()) look();
-        if (how.accumulate) {
-            before_.resize(begins_.back());
-            for (std::size_t i = 0; i < gradients_.size(); ++i)
-                std::ranges::copy(gradients_[i], before_.data() + begins_[i]);
-        }
+        auto const all = this->parameters();
+        std::vector<std::vector<element>> before(how.accumulate ? all.size() : 0);
+        for (std::size_t i = 0; i < before.size(); ++i)
+            before[i].assign(all[i].gradient.begin(), all[i].gradient.end());
         auto const finish = [&](std::size_t i) noexcept {
-            std::span<element> const gradient = gradients_[i];
+            std::span<element> const written = all[i].gradient;
             if (how.accumulate)
-                detail::kernels::add_times(gradient.data(), before_.data() + begins_[i], gradient.data(),
-                                           gradient.size(), how.scale);
+                detail::kernels::add_times(written.data(), before[i].data(), written.data(), written.size(), how.scale);
             else
-                detail::kernels::assign_times(gradient.data(), gradient.data(), gradient.size(), how.scale);
+                detail::kernels::assign_times(written.data(), written.data(), written.size(), how.scale);
             ready(i);
         };
         if constexpr (requires { M::backward(finish); }) {
             M::backward(finish);
         } else {
             M::backward();
-            for (std::size_t i = gradients_.size(); i-- > 0;) finish(i);
+            for (std::size_t i = all.size(); i-- > 0;) finish(i);
         }
     }
-
-private:
-    void look() {
-        begins_.assign(1, 0);
-        for (auto const& one : this->parameters()) {
-            gradients_.push_back(one.gradient);
-            begins_.push_back(begins_.back() + one.gradient.size());
-        }
-    }
-
-    std::vector<std::span<element>> gradients_;  // as parameters() lists them; asked for again after bind
-    std::vector<std::size_t> begins_;            // of each in before_
-    std::vector<element> before_;                // what earlier passes have added up
 };
 
 }  // namespace ddp

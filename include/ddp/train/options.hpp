@@ -42,8 +42,8 @@ struct training_options {
     ddp::schedule schedule = {};                  ///< factor of the optimizer's learning rate, by update
     ddp::unused unused = ddp::unused::error;      ///< a parameter that backward leaves out
     /// NaN and infinities in the mean gradient. Where they are looked for, values are stepped after the last gradient has come, as
-    /// with clipping by norm, and each rank reads its gradients once more. But for stop, which throws it, rank 0 says on stderr
-    /// whose gradient of which parameter it was, and at which element: at the first, second, fourth, … such step.
+    /// with clipping by norm, and each rank reads its gradients once more. What is said names ranks, parameters and elements:
+    /// the error of stop; with skip and warn a line of rank 0's on stderr, at the first, second, fourth, … such step.
     ddp::nonfinite nonfinite = ddp::nonfinite::unchecked;
     /// Uses memory that all ranks see where they share a host. DDP_SHARE_MEMORY=0 says no as well. Messages are used if any
     /// rank says no; the same bits.

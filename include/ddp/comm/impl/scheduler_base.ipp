@@ -45,7 +45,8 @@ namespace ddp {
         std::rethrow_exception(thrown);
     } catch (error const& e) {
         std::string_view const text = e.what();
-        if (e.code() == errc::no_samples || e.code() == errc::nonfinite)  // every rank finds out by itself; one that left first says the same
+        if (e.code() == errc::no_samples ||
+            e.code() == errc::nonfinite)  // every rank finds out by itself; one that left first says the same
             fail(failure_kind::mismatch, e.code(), -1, text.substr(text.find(": ") + 2));
         else
             fail(failure_kind::threw, errc::remote_exception, -1, text);

@@ -33,8 +33,8 @@ namespace ddp::detail {
                         printable(name_of(static_cast<std::size_t>(at.parameter))), "\" is ", value, " at element ",
                         at.element});
     }
-    if (found > 3) text += concat({"; and so have ", found - 3, " ranks more"});
-    if (found == 0) text = "the gradient of each rank is; their sum, or the norm of it, is too large for its type";
+    if (found > 3) text += concat({"; ", found - 3, " more of the ranks have such elements"});
+    if (found == 0) text = "each rank's own gradient is finite, but their sum, or its norm, overflows";
     return text;
 }
 
