@@ -37,6 +37,7 @@ import tempfile
 import threading
 import time
 import typing
+import zlib
 
 from chaos_proxy import Harm, Proxy
 from jobs import DEADLINE, SCALE, Job, listening_ports, program
@@ -602,8 +603,8 @@ def inject(plan):
     """Seconds until the last rank threw; None where the job ended well, as it should."""
     with tempfile.TemporaryDirectory(prefix="chaos") as scratch:
         variables = {"TMPDIR": scratch}
-        if plan.apart:
-            variables["CHAOS_APART"] = "1"
+        if plan.proxied or zlib.crc32(" ".join(plan.words + plan.faults).encode()) % 3 == 0:
+            variables["DDP_SHARE_MEMORY"] = "0"  # the proxy is to see the bytes; of the others, a third
         if plan.tracer:  # leaks cannot be looked for under ptrace
             variables["ASAN_OPTIONS"] = os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"
         words = [*plan.words, plan.steps, *plan.more, *(f"fault={f}" for f in plan.faults)]
@@ -617,7 +618,10 @@ def inject(plan):
         if plan.inproc or plan.mpi:
             variables.update({"RANK": None, "WORLD_SIZE": None, "MASTER_ADDR": None, "MASTER_PORT": None})
             size = 1
-        with Job(size, started, variables, without=range(size)) as job:
+        def with_host(rank):
+            return {**variables, "DDP_HOST": f"host{rank}"} if plan.apart else variables
+
+        with Job(size, started, with_host, without=range(size)) as job:
             proxy = Proxy(owner_finder(job), plan.links) if plan.proxied else None
             try:
                 if proxy:

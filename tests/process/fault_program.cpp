@@ -15,8 +15,8 @@
 //   step rank=0 number=… took=… digest=…   took: in nanoseconds
 //
 // CHAOS_PROXY=PORT lets the rank reach the others' own ports by way of a proxy at that port of 127.0.0.1
-// (chaos_proxy.py); its connection to the rendezvous stays direct. CHAOS_APART=1 lets ranks take each other for ranks of
-// other hosts. Both stand in for system calls, so they work whatever ranks say to each other.
+// (chaos_proxy.py); its connection to the rendezvous stays direct. It stands in for a system call, so it works
+// whatever ranks say to each other.
 //
 // DDP_TEST_TIME_SCALE multiplies all times, for programs that a sanitizer slows down.
 #include <arpa/inet.h>
@@ -51,9 +51,8 @@
 
 extern char** environ;
 
-// The system's connect and readlink, under names of our own: the program's definitions come before the C library's.
+// The system's connect, under a name of our own: the program's definition comes before the C library's.
 extern "C" int chaos_connect(int fd, ::sockaddr const* to, ::socklen_t size) __asm__("connect");
-extern "C" ssize_t chaos_readlink(char const* path, char* target, std::size_t size) __asm__("readlink");
 
 int chaos_connect(int fd, ::sockaddr const* to, ::socklen_t size) {
     char const* const proxy = std::getenv("CHAOS_PROXY");
@@ -75,15 +74,6 @@ int chaos_connect(int fd, ::sockaddr const* to, ::socklen_t size) {
     if (result == 0 && ::send(fd, words, sizeof words, MSG_NOSIGNAL) != sizeof words) result = -1;
     ::fcntl(fd, F_SETFL, flags);
     return result;
-}
-
-ssize_t chaos_readlink(char const* path, char* target, std::size_t size) {
-    char const* const rank = std::getenv("RANK");
-    if (std::getenv("CHAOS_APART") == nullptr || rank == nullptr || std::string_view(path) != "/proc/self/ns/net")
-        return ::syscall(SYS_readlinkat, AT_FDCWD, path, target, size);
-    std::string const text = std::string("the network of rank ") + rank;
-    std::size_t const bytes = text.copy(target, size);
-    return static_cast<ssize_t>(bytes);
 }
 
 namespace {

@@ -10,6 +10,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
@@ -686,4 +687,50 @@ TEST_CASE("a descriptor that does not listen is refused by rank 0", "[rendezvous
     ddp::tcp_options options = quick();
     options.listen_descriptor = deaf.inherit();
     CHECK(has(outcome(job_of(0, 2, deaf.port), options), "is no listening socket"));
+}
+
+TEST_CASE("ranks of one host send through memory, but for one that does not want to or plays another host",
+          "[rendezvous][tcp]") {
+    struct says {
+        bool shares = true;
+        char const* host = "";
+    };
+    auto const paths = [](std::vector<says> const& ranks) {
+        listener const at;
+        std::vector<std::future<std::string>> futures;
+        int const size = static_cast<int>(ranks.size());
+        for (int rank = 0; rank < size; ++rank)
+            futures.push_back(std::async(std::launch::async, [&, rank] {
+                ddp::tcp_options options = quick();
+                options.share_memory = ranks[static_cast<std::size_t>(rank)].shares;
+                options.host = ranks[static_cast<std::size_t>(rank)].host;
+                if (rank == 0) options.listen_descriptor = at.inherit();
+                auto const transport = ddp::connect_tcp(job_of(rank, size, at.port), std::move(options));
+                std::string in_memory;
+                for (int peer = 0; peer < size; ++peer)
+                    in_memory += peer == rank ? '-' : transport->in_memory(peer) ? 'm' : 't';
+                return in_memory;
+            }));
+        std::vector<std::string> all;
+        for (auto& one : futures) all.push_back(one.get());
+        return all;
+    };
+    using table = std::vector<std::string>;
+    CHECK(paths({{}, {}, {}}) == table{"-mm", "m-m", "mm-"});
+    CHECK(paths({{}, {.shares = false}, {}}) == table{"-tm", "t-t", "mt-"});
+    CHECK(paths({{.host = "a"}, {.host = "b"}, {.host = "a"}, {}}) == table{"-tmt", "t-tt", "mt-t", "ttt-"});
+    ::setenv("DDP_SHARE_MEMORY", "0", 1);
+    CHECK(paths({{}, {}}) == table{"-t", "t-"});
+    ::unsetenv("DDP_SHARE_MEMORY");
+    ::setenv("DDP_HOST", "elsewhere", 1);
+    CHECK(paths({{}, {.host = "here"}, {}}) == table{"-tm", "t-t", "mt-"});
+    ::unsetenv("DDP_HOST");
+    // A host where a rank cannot make room: TCP, and a line on stderr.
+    ::rlimit before{};
+    REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
+    ::rlimit const small{1 << 14, before.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
+    table const without_room = paths({{}, {}});
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &before) == 0);
+    CHECK(without_room == table{"-t", "t-"});
 }

@@ -141,6 +141,7 @@ ddp::tcp_options with_secret(bool encrypts) {
     options.prove = true;
     options.encrypt = encrypts;
     options.security = &ddp::make_tcp_security;
+    options.share_memory = false;
     return options;
 }
 
@@ -416,6 +417,12 @@ TEST_CASE("with a secret TCP keeps the promises of a transport, and trainings th
     CAPTURE(encrypts);
     auto const world = [&](int n) { return std::make_unique<loopback_world>(n, with_secret(encrypts)); };
     CHECK(ddp::testing::check_transport(3, world) == std::vector<std::string>{});
+    auto const through_memory = [&](int n) {
+        ddp::tcp_options options = with_secret(encrypts);
+        options.share_memory = true;
+        return std::make_unique<loopback_world>(n, options);
+    };
+    CHECK(ddp::testing::check_transport(3, through_memory) == std::vector<std::string>{});
 
     auto const expected = ddp::test::inproc_bits(3);
     auto const at = world(3);

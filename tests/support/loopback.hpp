@@ -30,6 +30,7 @@ inline timing loopback_patience() {
 class loopback_world {
 public:
     explicit loopback_world(int ranks, tcp_options const& with = {}) : ranks_(ranks), with_(with) {}
+    loopback_world(int ranks, bool memory) : ranks_(ranks) { with_.share_memory = memory; }
 
     std::unique_ptr<tcp_transport> connect(int rank) const {
         job where;
@@ -48,10 +49,10 @@ private:
     listener at_;
 };
 
-/// body(comm) on every rank.
+/// body(comm) on every rank. `memory`: messages go through memory.
 template <class Body>
-auto on_ranks(int ranks, Body const& body) {
-    loopback_world const world(ranks);
+auto on_ranks(int ranks, Body const& body, bool memory = false) {
+    loopback_world const world(ranks, memory);
     using result = decltype(body(std::declval<communicator<>&>()));
     std::vector<std::future<result>> running;
     for (int rank = 0; rank < ranks; ++rank)

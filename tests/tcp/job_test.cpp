@@ -74,14 +74,17 @@ void check_one_verdict(int ranks, Check const& check) {
 
 TEST_CASE("TCP keeps the promises of a transport", "[tcp][conformance]") {
     int const ranks = GENERATE(2, 3, 5);
-    auto const world = [](int n) { return std::make_unique<loopback_world>(n); };
+    bool const memory = GENERATE(false, true);
+    CAPTURE(ranks, memory);
+    auto const world = [memory](int n) { return std::make_unique<loopback_world>(n, memory); };
     CHECK(ddp::testing::check_transport(ranks, world) == std::vector<std::string>{});
 }
 
 TEST_CASE("over TCP every collective equals its oracle", "[tcp][collective]") {
     int const ranks = GENERATE(1, 2, 3, 4, 7);
-    CAPTURE(ranks);
-    for (auto const& wrong : on_ranks(ranks, [](auto& comm) { return ddp::test::check_all_collectives(comm); }))
+    bool const memory = GENERATE(false, true);
+    CAPTURE(ranks, memory);
+    for (auto const& wrong : on_ranks(ranks, [](auto& comm) { return ddp::test::check_all_collectives(comm); }, memory))
         CHECK(wrong == ddp::test::failures{});
 }
 
@@ -118,9 +121,11 @@ TEST_CASE("over TCP waiting is followed across groups to the rank that is late",
 
 TEST_CASE("over TCP trainings have the bits they have over inproc", "[tcp][train]") {
     int const ranks = GENERATE(2, 3, 6);
-    CAPTURE(ranks);
+    bool const memory = GENERATE(false, true);
+    CAPTURE(ranks, memory);
     auto const expected = ddp::test::inproc_bits(ranks);
-    for (auto const& [bits, wrong] : on_ranks(ranks, [](auto& comm) { return ddp::test::train_every_way(comm); })) {
+    auto const train = [](auto& comm) { return ddp::test::train_every_way(comm); };
+    for (auto const& [bits, wrong] : on_ranks(ranks, train, memory)) {
         CHECK(wrong == "");
         CHECK(bits == expected);
     }
@@ -128,6 +133,7 @@ TEST_CASE("over TCP trainings have the bits they have over inproc", "[tcp][train
 
 TEST_CASE("over TCP buckets are reduced during backward", "[tcp][train]") {
     int const ranks = GENERATE(2, 3);
-    for (auto const& wrong : on_ranks(ranks, [](auto& comm) { return ddp::test::check_overlap(comm); }))
+    bool const memory = GENERATE(false, true);
+    for (auto const& wrong : on_ranks(ranks, [](auto& comm) { return ddp::test::check_overlap(comm); }, memory))
         CHECK(wrong == ddp::test::failures{});
 }

@@ -102,6 +102,7 @@ TEST_CASE("every rank exchanges with every other over tcp, with and without earl
     auto const size = GENERATE(2, 3, 5);
     auto const spin = GENERATE(0us, 50us);
     ddp::tcp_options options;
+    options.share_memory = GENERATE(false, true);
     options.times = ddp::timing::for_tests();
     options.spin = spin;
     boost::asio::ip::tcp::acceptor acceptor(ddp::tcp_context(), {boost::asio::ip::make_address("127.0.0.1"), 0});
@@ -115,6 +116,7 @@ TEST_CASE("every rank exchanges with every other over tcp, with and without earl
             if (r == 0) own.listen_descriptor = ::dup(acceptor.native_handle());
             auto const t = ddp::connect_tcp(mine, own);
             int wrong = 0;
+            for (int p = 0; p < size; ++p) wrong += p != r && t->in_memory(p) != own.share_memory ? 1 : 0;
             for (unsigned round = 0; round < 30; ++round) {
                 std::deque<op> in, out;
                 std::size_t const count = round % 10 == 9 ? 700'000 : round * 1000;

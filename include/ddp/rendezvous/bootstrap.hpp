@@ -37,6 +37,12 @@ struct tcp_options {
     /// that is free, so give as many as the host has ranks, of all jobs. Empty: the system chooses. Rank 0 listens at the
     /// job's port besides.
     std::string ports = {};
+    /// Ranks of one host exchange messages through memory; also no with DDP_SHARE_MEMORY=0. The pairs that cannot say so once
+    /// and use TCP.
+    bool share_memory = true;
+    /// Ranks that give different names count as ranks of different hosts, even on one machine; also DDP_HOST. Ranks of
+    /// different machines are never on one host.
+    std::string host = {};
     /// Proves, or encrypts, with the job's secret: make_tcp_security (rendezvous/secure_channel.hpp), which needs OpenSSL.
     /// Between hosts it is used wherever there is a secret.
     std::unique_ptr<tcp_security> (*security)(job_secret const& secret, bool encrypts) = nullptr;

@@ -22,12 +22,14 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/comm/host.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/core/text.hpp>
 #include <ddp/rendezvous/bootstrap.hpp>
 #include <ddp/rendezvous/environment.hpp>
 #include <ddp/rendezvous/job_secret.hpp>
+#include <ddp/rendezvous/tcp_memory_paths.hpp>
 #include <ddp/rendezvous/tcp_mesh.hpp>
 #include <ddp/rendezvous/tcp_socket.hpp>
 #include <ddp/rendezvous/tcp_store.hpp>
@@ -45,17 +47,6 @@ namespace detail {
     if (::getentropy(&number, sizeof number) != 0)
         throw rendezvous_error("the system gives no random numbers (getentropy)");
     return number;
-}
-
-/// Equal for two processes exactly if they share a kernel and a network namespace.
-[[gnu::cold]] DDP_DECL std::uint64_t host_identity() {
-    char boot[64] = {}, space[128] = {};
-    int const file = ::open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    ssize_t const known = file < 0 ? -1 : ::read(file, boot, sizeof boot - 1);
-    if (file >= 0) ::close(file);
-    if (known <= 0 || ::readlink("/proc/self/ns/net", space, sizeof space - 1) <= 0)
-        return random_number() | std::uint64_t{1} << 63;  // nobody's
-    return digest{}.add(std::string_view(boot)).add(std::string_view(space)).value();
 }
 
 [[gnu::cold]] DDP_DECL std::vector<std::uint16_t> master_ports(job const& j) {
@@ -219,6 +210,10 @@ namespace detail {
 
     if (options.ports.empty()) options.ports = variable("DDP_PORTS");
     if (options.congestion.empty()) options.congestion = variable("DDP_TCP_CONGESTION");
+    if (options.host.empty()) options.host = variable("DDP_HOST");
+    bool const in_memory = options.share_memory && variable("DDP_SHARE_MEMORY") != "0";
+    framing.host = this_host();
+    if (!options.host.empty()) framing.host = digest{}.add(std::string_view(options.host)).add(framing.host).value();
 
     std::pair<int, int> const ports = detail::port_range(options.ports);
     std::uint64_t const id = j.id.empty() ? 0 : digest{}.add(std::string_view(j.id)).value();
@@ -272,17 +267,24 @@ namespace detail {
         mine.from = j.rank;
         mine.size = j.size;
         mine.nonce = store.nonce();
-        mine.host = detail::host_identity();
+        mine.host = framing.host;
         mine.early_bytes = options.early_bytes;
-        for (auto& c : detail::tcp_mesh(mine, addresses, acceptor, store, options.times, between_ranks).connect()) {
+        auto met = detail::tcp_mesh(mine, addresses, acceptor, store, options.times, between_ranks).connect();
+        detail::memory_paths paths(j.rank, met, framing.host, in_memory);
+        paths.exchange(store, j.size, until);
+        store.stop_beating();
+        store.put("done/" + number, paths.seen(), until);
+        for (auto const& [key, value] : store.all("done/", static_cast<std::uint32_t>(j.size), until))
+            paths.seen_by(detail::environment_number("a published rank", detail::printable(key.substr(5), 20), 0,
+                                                     j.size - 1, "a rank"),
+                          value);
+        paths.tell();
+        for (auto& c : met) {
             detail::peer_address const& a = addresses[static_cast<std::size_t>(c.rank)];
             detail::choose_congestion_control(c.stream.descriptor(), options.congestion, c.same_host);
             peers.push_back({c.rank, std::move(c.stream), a.who + ", " + detail::text_of(a.at),
                              between_ranks == nullptr && !c.same_host});  // a channel finds changed bytes itself
         }
-        store.stop_beating();
-        store.put("done/" + number, {}, until);
-        static_cast<void>(store.all("done/", static_cast<std::uint32_t>(j.size), until));
     } catch (rendezvous_error const& e) {
         std::string const text = e.what();  // the others wait for us
         std::string const told =

@@ -40,6 +40,9 @@ struct stream_result {
 /// that is silent behind a slow link, to which bytes still move, is not taken for dead then.
 /// A stream with buffers of its own has `bool buffered() noexcept`, whether read_some would return bytes that poll() does
 /// not see, and `stream_result flush() noexcept`, which is ok once everything that write_some took has been sent.
+/// A stream whose bytes do not go through its descriptor has `bool in_memory() const noexcept`, whether they do not,
+/// `bool may_sleep(bool reads, bool writes) noexcept`, after which the descriptor becomes readable when there is something to
+/// read, or room to write (false: there is), and `void woken(bool readable) noexcept`, which follows it.
 ///
 /// Models: descriptor_stream, tcp_stream.
 template <class S>

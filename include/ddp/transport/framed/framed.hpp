@@ -106,6 +106,8 @@ public:
         }
         polls_.resize(links_.size() + 1);
         if (!links_.empty()) memory_ = std::make_unique_for_overwrite<std::byte[]>(staging_bytes + inbox::max_read);
+        sockets_ = static_cast<std::size_t>(
+            std::count_if(links_.begin(), links_.end(), [](auto const& l) { return !in_memory(*l); }));
         restart_clocks(now());
     }
     framed(framed const&) = delete;
@@ -117,6 +119,8 @@ public:
     [[nodiscard]] time_point now() const noexcept { return monotonic_clock::now(); }
     [[nodiscard]] std::span<report const> reports() const noexcept { return reports_; }
     void wake() noexcept { bell_.ring(); }
+    /// Whether bytes for this peer go through memory.
+    [[nodiscard]] bool in_memory(int peer) const { return in_memory(link_to(peer)); }
     /// Where this rank runs (see host_of).
     [[nodiscard]] std::uint64_t host() const noexcept { return options_.host; }
     /// See SharingTransport.
@@ -161,7 +165,7 @@ public:
             if (at >= spin_until) {
                 sleep(std::min({until, next_timer(), at + options_.times.dead / 4}));
                 fresh = true;
-            } else if (options_.yields) {
+            } else if (options_.yields && !glance()) {
                 ::sched_yield();
             }
             at = now();
@@ -311,16 +315,34 @@ private:
         last_turn_ = at;
     }
 
-    /// Writes and reads what can be. Few links are simply tried; of many, poll says which.
+    /// Writes and reads what can be. Few sockets are simply tried; of many, poll says which.
     bool pump(time_point at, bool fresh) {
-        bool const try_all = !fresh && links_.size() <= 3;
-        if (!try_all && !fresh) look(0);
+        bool const try_sockets = !fresh && sockets_ <= 3;
+        if (!try_sockets && !fresh) look(0);
         bool moved = false;
         for (auto const& l : links_) {
-            if (try_all || !l->blocked) moved |= write(*l, at);
-            if (l->in_open && (try_all || l->readable)) moved |= read(*l, at);
+            bool const tried = try_sockets || in_memory(*l);
+            if (tried || !l->blocked) moved |= write(*l, at);
+            if (l->in_open && (tried || l->readable)) moved |= read(*l, at);
         }
         return moved;
+    }
+    /// Looks a few times whether bytes come through memory, which costs less than giving up the core.
+    [[nodiscard]] bool glance() const noexcept {
+        if (sockets_ == links_.size()) return false;
+        for (int look = 0; look < 20; ++look) {
+            for (auto const& l : links_)
+                if (in_memory(*l) && buffered(*l)) return true;
+            pause();
+        }
+        return false;
+    }
+    static void pause() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        asm volatile("yield");
+#endif
     }
     bool write(link& l, time_point at) noexcept {
         std::array<const_bytes, outbox::max_buffers> list;
@@ -384,6 +406,12 @@ private:
             return l.stream.flush();
         else
             return {};
+    }
+    [[nodiscard]] static bool in_memory(link const& l) noexcept {
+        if constexpr (requires { l.stream.in_memory(); })
+            return l.stream.in_memory();
+        else
+            return false;
     }
     [[nodiscard]] static bool buffered(link& l) noexcept {
         if constexpr (requires { l.stream.buffered(); })
@@ -551,7 +579,8 @@ private:
     bool look(::nfds_t extra, ::timespec const* wait = nullptr) noexcept {
         for (std::size_t i = 0; i < links_.size(); ++i) {
             link const& l = *links_[i];
-            short const events = static_cast<short>((l.in_open ? POLLIN : 0) | (l.out_open && l.blocked ? POLLOUT : 0));
+            bool const full = l.out_open && l.blocked && !in_memory(l);
+            short const events = static_cast<short>((l.in_open ? POLLIN : 0) | (full ? POLLOUT : 0));
             polls_[i] = {events != 0 ? links_[i]->stream.descriptor() : -1, events, 0};
         }
         polls_[links_.size()] = {bell_.descriptor(), POLLIN, 0};
@@ -559,6 +588,7 @@ private:
         ::ppoll(polls_.data(), links_.size() + extra, wait != nullptr ? wait : &at_once, nullptr);
         for (std::size_t i = 0; i < links_.size(); ++i) {
             int const seen = polls_[i].revents;
+            if constexpr (requires { links_[i]->stream.woken(true); }) links_[i]->stream.woken(seen != 0);
             links_[i]->readable = (seen & (POLLIN | POLLHUP | POLLERR)) != 0 || buffered(*links_[i]);
             if ((seen & (POLLOUT | POLLHUP | POLLERR)) != 0) links_[i]->blocked = false;
         }
@@ -566,12 +596,16 @@ private:
     }
     void sleep(time_point until) noexcept {
         using namespace std::chrono;
-        for (auto const& l : links_)
+        for (auto const& l : links_) {
             if (buffered(*l)) until = {};
+            if constexpr (requires { l->stream.may_sleep(true, true); })
+                if (!l->stream.may_sleep(l->in_open, l->out_open && l->blocked)) until = {};
+        }
         nanoseconds const wait = std::clamp<nanoseconds>(until - now(), nanoseconds{0}, hours{1});
         ::timespec const time{wait.count() / 1'000'000'000, wait.count() % 1'000'000'000};
-        if (!bell_.fall_asleep()) return;
-        bell_.wake_up(look(1, &time));
+        if (bell_.fall_asleep()) return bell_.wake_up(look(1, &time));
+        for (auto const& l : links_)
+            if constexpr (requires { l->stream.woken(false); }) l->stream.woken(false);
     }
 
     int rank_;
@@ -580,6 +614,7 @@ private:
     frame_losses losses_;
     std::vector<std::unique_ptr<link>> links_;
     std::vector<link*> by_rank_;
+    std::size_t sockets_ = 0;  // links whose bytes do not go through memory
     std::vector<::pollfd> polls_;
     std::unique_ptr<std::byte[]> memory_;  // staging, then spill: shared by the links, empty between two reads
     completion_list ready_;                // ended, not run

@@ -43,6 +43,7 @@
 #include <ddp/transport/framed/frame_checksum.hpp>
 #include <ddp/transport/framed/frame_stream.hpp>
 #include <ddp/transport/framed/framed.hpp>
+#include <ddp/transport/framed/memory_path.hpp>
 #include <ddp/transport/framed/tcp_channel.hpp>
 
 namespace ddp {
@@ -84,7 +85,7 @@ inline void tune_connected(int fd, timing const& times) noexcept {
 }
 
 /// A connected TCP socket as a Stream, through a channel where there is one. Without: one sendmsg or recvmsg a call; Asio's
-/// composed operations move at most 64 KiB.
+/// composed operations move at most 64 KiB. Between processes of one host bytes may go through memory (see memory_path).
 class tcp_stream {
 public:
     /// Over io_context's own executor: ip::tcp::socket's any_io_executor is a page of code a function.
@@ -97,14 +98,25 @@ public:
         socket_.non_blocking(true, ignored);
     }
 
+    /// From now on bytes go through memory; the far end does the same. None may be under way.
+    void go_through(std::unique_ptr<memory_path> memory) noexcept { memory_ = std::move(memory); }
+    /// Whether they do: then a read or write that moves nothing costs no system call.
+    [[nodiscard]] bool in_memory() const noexcept { return memory_ != nullptr; }
+
     stream_result read_some(std::span<mutable_bytes const> buffers) noexcept {
+        return memory_ != nullptr ? read_memory(buffers) : read_socket(buffers);
+    }
+    stream_result write_some(std::span<const_bytes const> buffers) noexcept {
+        return memory_ != nullptr ? write_memory(buffers) : write_socket(buffers);
+    }
+    stream_result read_socket(std::span<mutable_bytes const> buffers) noexcept {
         if (channel_ != nullptr) return read_channel(buffers);
         std::array<boost::asio::mutable_buffer, 64> list;
         boost::system::error_code error;
         std::size_t const n = socket_.read_some(convert(buffers, list), error);
         return result(n, error);
     }
-    stream_result write_some(std::span<const_bytes const> buffers) noexcept {
+    stream_result write_socket(std::span<const_bytes const> buffers) noexcept {
         if (channel_ != nullptr) return write_channel(buffers);
         std::array<boost::asio::const_buffer, 64> list;
         boost::system::error_code error;
@@ -113,7 +125,20 @@ public:
     }
     /// Whether read_some would return bytes that poll() does not see.
     [[nodiscard]] bool buffered() const noexcept {
+        if (memory_ != nullptr && memory_->in.has_bytes()) return true;
         return channel_ != nullptr && (channel_->readable() || channel_->error() != channel_error::none);
+    }
+    /// Before a wait for the descriptor to become readable, which the far end will then see to. False: do not wait.
+    [[nodiscard]] bool may_sleep(bool reads, bool writes) noexcept {
+        return memory_ == nullptr ||
+               ((!reads || memory_->in.reader_may_sleep()) && (!writes || memory_->out.writer_may_sleep()));
+    }
+    /// After it. `readable`: the descriptor was.
+    void woken(bool readable) noexcept {
+        if (memory_ == nullptr) return;
+        memory_->in.reader_wakes();
+        memory_->out.writer_wakes();
+        memory_->rung |= readable;
     }
     /// Ok once the channel is established, and all that write_some took is on its way.
     stream_result flush() noexcept {
@@ -131,8 +156,9 @@ public:
     [[nodiscard]] bool unsent() const noexcept { return channel_ != nullptr && !channel_->pending().empty(); }
     [[nodiscard]] socket& base() noexcept { return socket_; }
 
-    /// How many bytes the far end has acknowledged; 0 where the system does not say.
+    /// How many bytes the far end has acknowledged, or taken from the memory; 0 where the system does not say.
     [[nodiscard]] std::uint64_t delivered() const noexcept {
+        if (memory_ != nullptr) return memory_->out.delivered();
         struct {
             ::tcp_info known;  // glibc's ends where Linux 2.6 did
             std::uint64_t pacing, max_pacing, acked;
@@ -163,6 +189,44 @@ private:
             error == asio::error::no_buffer_space || error == asio::error::no_memory)
             return {0, stream_status::would_block, {}};
         return {0, stream_status::error, std::error_code(error.value(), std::generic_category())};
+    }
+
+    stream_result read_memory(std::span<mutable_bytes const> buffers) noexcept {
+        for (;;) {
+            byte_ring::result const got = memory_->in.take(buffers);
+            if (got.wakes) static_cast<void>(wake_other());
+            if (got.bytes != 0) return {got.bytes};
+            if (memory_->in.broken()) return {0, stream_status::error, std::make_error_code(std::errc::bad_message)};
+            if (memory_->ended.status != stream_status::ok) return memory_->ended;
+            if (!memory_->rung && ++memory_->idle < looks_a_call) return {0, stream_status::would_block, {}};
+            memory_->idle = 0;
+            if (stream_result const r = hear_bell(); r.status == stream_status::would_block) return r;
+        }
+    }
+    stream_result write_memory(std::span<const_bytes const> buffers) noexcept {
+        byte_ring::result const put = memory_->out.write(buffers);
+        if (put.wakes) static_cast<void>(wake_other());
+        if (put.bytes != 0) return {put.bytes};
+        if (memory_->out.broken()) return {0, stream_status::error, std::make_error_code(std::errc::bad_message)};
+        // A far end that has gone leaves the memory full: the socket knows.
+        stream_result const bell = memory_->ended.status == stream_status::end ? wake_other() : stream_result{};
+        if (bell.status == stream_status::error) return bell;
+        return {0, stream_status::would_block, {}};
+    }
+    /// A byte on the socket. One that does not fit is not needed: there are others.
+    stream_result wake_other() noexcept {
+        static constexpr std::array<std::byte, 1> bell{};
+        const_bytes const one(bell);
+        return write_socket({&one, 1});
+    }
+    /// Takes such bytes in. What the socket ends with counts once the memory is empty.
+    stream_result hear_bell() noexcept {
+        std::array<std::byte, 64> bells;
+        mutable_bytes const all(bells);
+        memory_->rung = false;
+        stream_result const r = read_socket({&all, 1});
+        if (r.status == stream_status::end || r.status == stream_status::error) memory_->ended = r;
+        return r;
     }
 
     stream_result read_channel(std::span<mutable_bytes const> buffers) noexcept {
@@ -230,8 +294,11 @@ private:
         return {0, stream_status::error, make_error_code(error == channel_error::none ? channel_error::failed : error)};
     }
 
+    static constexpr int looks_a_call = 64;  // at the memory, for one at the socket
+
     socket socket_;
     std::unique_ptr<tcp_channel> channel_;
+    std::unique_ptr<memory_path> memory_;
 };
 static_assert(Stream<tcp_stream>);
 

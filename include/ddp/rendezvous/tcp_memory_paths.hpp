@@ -1,0 +1,147 @@
+/// \file
+/// tcp_memory_paths: connections between ranks of one host, which from here on go through memory.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <ddp/comm/shared_memory.hpp>
+#include <ddp/comm/transport.hpp>
+#include <ddp/core/bytes.hpp>
+#include <ddp/core/text.hpp>
+#include <ddp/rendezvous/tcp_mesh.hpp>
+#include <ddp/rendezvous/tcp_store.hpp>
+#include <ddp/transport/framed/memory_path.hpp>
+#include <ddp/transport/shm/byte_ring.hpp>
+#include <ddp/transport/shm/memfd.hpp>
+
+namespace ddp::detail {
+
+/// Every rank makes one piece of memory with a ring for each other rank of its host, in which it writes, and says through the
+/// store where it is. Descriptors travel as in memfd_sharing. A pair whose ranks both see the other's uses it; others stay
+/// with TCP.
+class memory_paths {
+public:
+    /// `wanted`: this rank shares memory, if it can. Rings take 64 to 256 KiB for each pair and direction.
+    [[gnu::cold]] memory_paths(int rank, std::vector<tcp_mesh::connection>& all, std::uint64_t host, bool wanted)
+        : me_(rank) {
+        for (tcp_mesh::connection& c : all)
+            if (c.same_host) peers_.push_back({c.rank, &c.stream});
+        if (peers_.empty() || !wanted) return;
+        std::sort(peers_.begin(), peers_.end(), [](peer const& a, peer const& b) { return a.rank < b.rank; });
+        capacity_ = std::clamp(std::bit_floor((std::size_t{2} << 20) / peers_.size()), std::size_t{64} << 10,
+                               std::size_t{256} << 10);
+        try {
+            mine_.bytes = peers_.size() * slot_bytes();
+            memory_ = how_.make(mine_.bytes, mine_);
+        } catch (std::exception const& e) {
+            mine_.text = std::string_view(e.what());
+        }
+        if (memory_ != nullptr) mine_.host = host;
+    }
+
+    /// Before anything is sent over the connections. Ends at `until`, whether or not the others are there.
+    [[gnu::cold]] void exchange(tcp_store& store, int size, time_point until) {
+        const_bytes const offer = bytes_of(mine_);
+        store.put(concat({"memory/", me_}), {reinterpret_cast<char const*>(offer.data()), offer.size()}, until);
+        if (peers_.empty()) return;
+        for (auto const& [key, value] : store.all("memory/", static_cast<std::uint32_t>(size), until))
+            for (peer& p : peers_)
+                if (key == concat({"memory/", p.rank}) && value.size() == sizeof p.offer)
+                    std::memcpy(&p.offer, value.data(), sizeof p.offer);
+        if (memory_ == nullptr) return;
+        auto const shares = [&](peer const& p) { return p.offer.host == mine_.host && p.offer.bytes == mine_.bytes; };
+        std::vector<memory_offer> offers;
+        for (peer const& p : peers_)
+            if (shares(p)) offers.push_back(p.offer);
+        time_point const late = std::min(until, monotonic_clock::now() + std::chrono::seconds(1));
+        for (bool complete = offers.empty(); !complete && monotonic_clock::now() < late;) {
+            complete = true;
+            how_.take(offers);
+            for (peer& p : peers_) {
+                if (!shares(p)) continue;
+                if (!p.given) p.given = how_.give(p.offer);  // its queue may be full
+                if (p.view == nullptr) p.view = how_.view(p.offer);
+                complete = complete && p.given && p.view != nullptr;
+            }
+            if (!complete) std::this_thread::sleep_for(std::chrono::microseconds(200));
+        }
+    }
+    /// Which ranks' memory this one sees: a number and a space each.
+    [[nodiscard, gnu::cold]] std::string seen() const {
+        std::string text;
+        for (peer const& p : peers_)
+            if (p.view != nullptr) text += concat({p.rank, " "});
+        return text;
+    }
+    /// `who` sees these: then the connection to it goes through memory, if this rank sees it as well.
+    [[gnu::cold]] void seen_by(int who, std::string_view ranks) {
+        auto const at = std::find_if(peers_.begin(), peers_.end(), [&](peer const& p) { return p.rank == who; });
+        if (at == peers_.end() || at->view == nullptr) return;
+        std::string const all = concat({" ", ranks}), me = concat({" ", me_, " "});
+        if (all.find(me) == std::string::npos) return;
+        std::size_t const place = static_cast<std::size_t>(at - peers_.begin());  // of its ring in our memory
+        // In its memory, those before it are the same, and this rank is not one of its own peers' places but it is of its.
+        std::size_t const below = static_cast<std::size_t>(
+            std::count_if(peers_.begin(), peers_.end(), [&](peer const& p) { return p.rank < me_ && p.rank != who; }));
+        auto path = std::make_unique<memory_path>();
+        path->out = byte_ring(slot(memory_, place), capacity_);
+        path->in = byte_ring(slot(at->view, below), capacity_);
+        path->mine = memory_;
+        path->theirs = at->view;
+        at->stream->go_through(std::move(path));
+        at->used = true;
+    }
+    /// Says once, at the least rank that shares memory in vain, that and why messages go over TCP.
+    [[gnu::cold]] void tell() noexcept {
+        how_.settle();
+        auto const blind = std::find_if(peers_.begin(), peers_.end(), [](peer const& p) {
+            return !p.used && (p.offer.host != 0 || !p.offer.text.view().empty());
+        });
+        bool const alone = mine_.host == 0 && mine_.text.view().empty();
+        if (alone || blind == peers_.end() || blind->rank < me_) return;
+        std::string_view const why = !mine_.text.view().empty()          ? mine_.text.view()
+                                     : !blind->offer.text.view().empty() ? blind->offer.text.view()
+                                                                         : "are they in containers of their own?";
+        std::fprintf(
+            stderr,
+            "ddp: ranks %d and %d are on one host and do not see each other's memory (%.*s): their messages go "
+            "over TCP\n",
+            me_, blind->rank, static_cast<int>(why.size()), why.data());
+    }
+
+private:
+    struct peer {
+        int rank;
+        tcp_stream* stream;
+        memory_offer offer = {};
+        std::shared_ptr<std::byte> view = nullptr;
+        bool given = false, used = false;
+    };
+
+    [[nodiscard]] std::size_t slot_bytes() const noexcept { return byte_ring::header_bytes + capacity_; }
+    [[nodiscard]] std::byte* slot(std::shared_ptr<std::byte> const& of, std::size_t place) const noexcept {
+        return of.get() + memory_sharing::header_bytes + place * slot_bytes();
+    }
+
+    int me_;
+    std::vector<peer> peers_;  // the other ranks of this host, in order
+    std::size_t capacity_ = 0;
+    memfd_sharing how_;
+    memory_offer mine_;
+    std::shared_ptr<std::byte> memory_;
+};
+
+}  // namespace ddp::detail

@@ -1,0 +1,28 @@
+/// \file
+/// memory_path: the two rings through which a connection of two processes of one host goes.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include <ddp/core/bytes.hpp>
+#include <ddp/transport/framed/frame_stream.hpp>
+#include <ddp/transport/shm/byte_ring.hpp>
+
+namespace ddp {
+
+/// What a stream has beside its socket where both ends see each other's memory: bytes go through here, and the socket is
+/// left with two uses. A byte on it wakes an end that sleeps, and its end is the connection's.
+struct memory_path {
+    byte_ring out;                    ///< this end writes
+    byte_ring in;                     ///< this end reads
+    std::shared_ptr<std::byte> mine;  ///< where `out` is
+    std::shared_ptr<std::byte> theirs;
+    int idle = 0;              ///< how often nothing was found to read since the socket was last looked at
+    bool rung = false;         ///< poll has seen something on the socket
+    stream_result ended = {};  ///< what the socket said when it ended; ok: it has not
+};
+
+}  // namespace ddp
