@@ -71,8 +71,10 @@ public:
         inner_->entered(mine);
     }
 
-private:
+protected:
     std::unique_ptr<Inner> inner_;
+
+private:
     traffic sent_;
 };
 

@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cstddef>
+#include <span>
 
 #include <ddp/collective/call.hpp>
 #include <ddp/core/separate.hpp>
@@ -16,15 +17,19 @@ namespace ddp {
 /// Cost    ceil(log2 P) rounds; every rank sends ceil(log2 P) empty messages.
 /// Throws  collective_aborted inside the scheduler.
 /// Source  Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", IJPP 17(1), 1988.
+///
+/// `members`: some ranks of the lane, of whom this one is members[place], to do without the others; empty: all.
 template <Transport T>
-task<> barrier(lane<T> over) {
-    std::size_t const ranks = static_cast<std::size_t>(over.size()), me = static_cast<std::size_t>(over.rank());
+task<> barrier(lane<T> over, std::span<std::size_t const> members = {}, std::size_t place = 0) {
+    std::size_t const ranks = members.empty() ? static_cast<std::size_t>(over.size()) : members.size(),
+                      me = members.empty() ? static_cast<std::size_t>(over.rank()) : place;
     std::size_t const rounds = static_cast<std::size_t>(std::bit_width(ranks - 1));
+    auto const rank = [members](std::size_t r) { return static_cast<int>(members.empty() ? r : members[r]); };
     operations in(rounds), out(rounds);
     for (std::size_t k = 0; k < rounds; ++k)
-        over.receive(in[k], static_cast<int>((me + ranks - (std::size_t{1} << k)) % ranks), {});
+        over.receive(in[k], rank((me + ranks - (std::size_t{1} << k)) % ranks), {});
     for (std::size_t k = 0; k < rounds; ++k) {
-        over.send(out[k], static_cast<int>((me + (std::size_t{1} << k)) % ranks), {});
+        over.send(out[k], rank((me + (std::size_t{1} << k)) % ranks), {});
         co_await in[k];
     }
     for (std::size_t k = 0; k < rounds; ++k) co_await out[k];
@@ -55,7 +60,7 @@ template <Transport T>
 }
 
 #if defined(DDP_SEPARATE_COMPILATION)
-DDP_INSTANTIATE task<> barrier(lane<any_transport>);
+DDP_INSTANTIATE task<> barrier(lane<any_transport>, std::span<std::size_t const>, std::size_t);
 DDP_INSTANTIATE void barrier(communicator<any_transport> const&);
 #endif
 

@@ -16,10 +16,11 @@
 
 namespace ddp::detail {
 
-/// Memory of `bytes` on every rank of `comm` that all of them see; null where they do not, or where a rank asks for 0 or has
-/// DDP_SHARE_MEMORY=0. Throws environment_error, the same on every rank, where one has no room.
+/// Memory of `bytes` on every rank of `comm` that all of them see, or all of its host; null where they do not, or where a
+/// rank asks for 0 or has DDP_SHARE_MEMORY=0. Throws environment_error, the same on every rank, where one has no room.
 template <Transport T>
-[[nodiscard]] std::shared_ptr<shared_memory> share_memory(communicator<T> const& comm, std::size_t bytes) {
+[[nodiscard]] std::shared_ptr<shared_memory> share_memory(communicator<T> const& comm, std::size_t bytes,
+                                                          sharing_among among = sharing_among::one_host) {
     sharing_result found;
     if constexpr (SharingTransport<T>) {
         if (comm.size() == 1) return nullptr;
@@ -27,9 +28,10 @@ template <Transport T>
         if (wanted != nullptr && std::string_view(wanted) == "0") bytes = 0;
         operation_info what;
         what.name = "share_memory";
-        what.fingerprint = agree(what.name, 0, "", "");
+        what.detail = among == sharing_among::hosts ? "on each host" : "on one host";
+        what.fingerprint = agree(what.name, 0, "", what.detail);
         offered_memory mine = offer_memory(comm.transport(), bytes);
-        comm.run([&] { return ddp::share_memory(comm.enter(what), std::move(mine), &found); });
+        comm.run([&] { return ddp::share_memory(comm.enter(what), std::move(mine), among, &found); });
         if (!found.refused.empty())
             throw environment_error(found.refused +
                                     ". Give it more memory (ulimit -v, the limit of its container), or set "

@@ -67,16 +67,21 @@ concept SharingTransport = Transport<T> && requires(T& t) {
     { t.share_memory() } -> std::same_as<std::unique_ptr<memory_sharing>>;
 };
 
-/// Memory of equal size of all ranks of a group, as this rank sees it.
+/// Memory of equal size of all ranks of a group, as this rank sees it: that of the ranks of its own host.
 class shared_memory {
 public:
-    shared_memory(std::unique_ptr<memory_sharing> how, std::vector<std::shared_ptr<std::byte>> views, group const& of,
-                  std::uint64_t number)
+    /// `views`: one a rank, null for those of other hosts. `hosts`: where each rank is.
+    shared_memory(std::unique_ptr<memory_sharing> how, std::vector<std::shared_ptr<std::byte>> views,
+                  std::vector<std::size_t> hosts, group const& of, std::uint64_t number)
         : how_(std::move(how)),
           views_(std::move(views)),
+          hosts_(std::move(hosts)),
           rank_(static_cast<std::size_t>(of.rank())),
           group_(of.id()),
-          number_(number) {}
+          number_(number) {
+        for (std::size_t r = 0; r < views_.size(); ++r)
+            if (views_[r] != nullptr) here_.push_back(r);
+    }
 
     /// Another one for other memory, the same on all ranks.
     [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
@@ -84,7 +89,11 @@ public:
     [[nodiscard]] bool belongs_to(group const& ranks) const noexcept {
         return ranks.id() == group_ && static_cast<std::size_t>(ranks.size()) == views_.size();
     }
-    /// That rank's memory, on a page boundary.
+    /// The ranks of this host, ascending.
+    [[nodiscard]] std::span<std::size_t const> here() const noexcept { return here_; }
+    /// Of each rank, the number of its host: 0 for that of rank 0, then as they first come.
+    [[nodiscard]] std::span<std::size_t const> hosts() const noexcept { return hosts_; }
+    /// That rank's memory, on a page boundary. It must be on this host.
     [[nodiscard]] std::byte* of(std::size_t rank) const noexcept {
         return views_[rank].get() + memory_sharing::header_bytes;
     }
@@ -107,6 +116,8 @@ public:
 private:
     std::unique_ptr<memory_sharing> how_;
     std::vector<std::shared_ptr<std::byte>> views_;  // a rank of the group each
+    std::vector<std::size_t> hosts_;
+    std::vector<std::size_t> here_;
     std::size_t rank_;
     std::uint32_t group_;
     std::uint64_t number_;
@@ -148,12 +159,33 @@ template <Transport T>
     return mine;
 }
 
-/// The ranks of a lane share the memory that each offers, if all of them are on one host and offer as much. The same result
-/// on all ranks.
+/// Which ranks may share memory.
+enum class sharing_among : std::uint8_t {
+    one_host,  ///< all, who are on one host, or none
+    hosts,     ///< those of each host, if there are several on one of them
+};
+
+namespace detail {
+/// Of each rank, the number of its host, in the order in which hosts first come.
+[[nodiscard]] inline std::vector<std::size_t> host_numbers(std::span<memory_offer const> offers) {
+    std::vector<std::uint64_t> known;
+    std::vector<std::size_t> numbers;
+    for (memory_offer const& one : offers) {
+        auto const at = std::find(known.begin(), known.end(), one.host);
+        numbers.push_back(static_cast<std::size_t>(at - known.begin()));
+        if (at == known.end()) known.push_back(one.host);
+    }
+    return numbers;
+}
+}  // namespace detail
+
+/// The ranks of a lane share the memory that each offers, with those of their host, if all of them offer as much. The same
+/// result on all ranks.
 ///
-/// Cost  an all-gather of small things, one for every 4 ranks, and another; a descriptor for every pair of ranks meanwhile.
+/// Cost  an all-gather of small things, one for every 4 ranks of a host, and another; a descriptor for every pair of ranks of
+///       a host meanwhile.
 template <Transport T>
-task<> share_memory(lane<T> over, offered_memory mine, sharing_result* result) {
+task<> share_memory(lane<T> over, offered_memory mine, sharing_among among, sharing_result* result) {
     std::unique_ptr<memory_sharing> how = std::move(mine.how);
     std::size_t const ranks = static_cast<std::size_t>(over.size()), me = static_cast<std::size_t>(over.rank());
     std::vector<memory_offer> offers(ranks);
@@ -162,7 +194,15 @@ task<> share_memory(lane<T> over, offered_memory mine, sharing_result* result) {
     views[me] = std::move(mine.memory);
     co_await all_gather_small(over, std::span<memory_offer>(offers));
     for (memory_offer const& one : offers)
-        if (one.host == 0 || one.host != offers[0].host || one.bytes != offers[0].bytes) co_return;
+        if (one.host == 0 || one.bytes != offers[0].bytes) co_return;
+    std::vector<std::size_t> hosts = detail::host_numbers(offers), here;
+    std::size_t most = 0, place = 0;
+    for (std::size_t r = 0; r < ranks; ++r) {
+        if (r == me) place = here.size();
+        if (hosts[r] == hosts[me]) here.push_back(r);
+        most = std::max(most, static_cast<std::size_t>(std::count(hosts.begin(), hosts.end(), hosts[r])));
+    }
+    if (most == 1 || (most != ranks && among == sharing_among::one_host)) co_return;
     for (std::size_t r = 0; r < ranks && result->refused.empty(); ++r)
         if (offers[r].refused == 1)
             result->refused =
@@ -175,13 +215,13 @@ task<> share_memory(lane<T> over, offered_memory mine, sharing_result* result) {
     std::vector<std::uint8_t> said(ranks);
     bool sees = true;
     constexpr std::size_t at_once = 4;  // a socket's queue holds 10 by default, and some ranks are one round ahead
-    for (std::size_t first = 1; first < ranks; first += at_once) {
-        for (std::size_t d = first; d < std::min(ranks, first + at_once); ++d)
-            sees = how->give(offers[(me + d) % ranks]) && sees;
+    for (std::size_t first = 1; first < most; first += at_once) {
+        for (std::size_t d = first; d < std::min(here.size(), first + at_once); ++d)
+            sees = how->give(offers[here[(place + d) % here.size()]]) && sees;
         co_await all_gather_small(over.phase(1), std::span<std::uint8_t>(said));  // now all have given
         how->take(offers);
     }
-    for (std::size_t r = 0; r < ranks; ++r) {
+    for (std::size_t const r : here) {
         if (r != me) views[r] = how->view(offers[r]);
         sees = sees && views[r] != nullptr;
     }
@@ -191,8 +231,8 @@ task<> share_memory(lane<T> over, offered_memory mine, sharing_result* result) {
     if (std::find(said.begin(), said.end(), 0) != said.end())
         result->blind = "are they in containers of their own?";
     else
-        result->memory =
-            std::make_shared<shared_memory>(std::move(how), std::move(views), *over.of, hash_of(0, over.id));
+        result->memory = std::make_shared<shared_memory>(std::move(how), std::move(views), std::move(hosts), *over.of,
+                                                         hash_of(0, over.id));
 }
 
 }  // namespace ddp

@@ -28,6 +28,7 @@
 #include <ddp/train/agreement.hpp>
 #include <ddp/train/bucket.hpp>
 #include <ddp/train/events.hpp>
+#include <ddp/train/hosts_engine.hpp>
 #include <ddp/train/memory_engine.hpp>
 #include <ddp/train/no_sync.hpp>
 #include <ddp/train/options.hpp>
@@ -449,7 +450,8 @@ data_parallel<M, T>::data_parallel(M& model, communicator<T> const& comm, setup 
     bucket_plan const plan = with.buckets->plan({counts, sizeof(element), grain});
     layout const where(counts, plan.order, sizeof(element));
     std::shared_ptr<shared_memory> const shared = detail::share_memory(
-        comm_, options_.share_memory && parts.exchange->in_memory() ? arena<element>::bytes(where) : 0);
+        comm_, options_.share_memory && parts.exchange->in_memory() ? arena<element>::bytes(where) : 0,
+        options_.hierarchy ? sharing_among::hosts : sharing_among::one_host);
     arena<element> const memory = shared ? arena<element>(where, shared->mine()) : arena<element>(where);
     replica_.fill(memory);
     memory_ = memory.owner();
@@ -465,7 +467,10 @@ data_parallel<M, T>::data_parallel(M& model, communicator<T> const& comm, setup 
         memory.where(),     std::move(map), parameters(), options_, ready_releases<M> && replica<M>::bound,
         memory.gradients(), memory.values()};
     comm_.exclusively([&] {  // it joins the scheduler, which the communication thread may be driving
-        if (shared)
+        if (shared && shared->here().size() != static_cast<std::size_t>(comm_.size()))
+            engine_ = std::make_unique<hosts_engine<T, element>>(comm_.tasks(), comm_.members(), std::move(subject),
+                                                                 std::move(parts), shared);
+        else if (shared)
             engine_ = std::make_unique<memory_engine<T, element>>(comm_.tasks(), comm_.members(), std::move(subject),
                                                                   std::move(parts), shared);
         else

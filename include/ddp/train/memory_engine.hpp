@@ -35,18 +35,19 @@ namespace ddp {
 /// Failure  as over messages. A rank that was stopped, while the others went on to fail, may still have written a piece
 ///          of values: torn() says so where one was begun, and keep_values() ends it.
 template <Transport T, Element E>
-class memory_engine final : public step_engine<T, E> {
+class memory_engine : public step_engine<T, E> {
 public:
     /// Gradients and values of `subject` lie in this rank's part of `memory`, as arena puts them.
     memory_engine(scheduler<T>& on, group& of, step_subject<E> subject, step_parts<T, E> parts,
                   std::shared_ptr<shared_memory> memory)
         : step_engine<T, E>(on, of, all_at_once(std::move(subject)), std::move(parts)), memory_(std::move(memory)) {
         std::size_t const bytes = arena<E>::half_bytes(this->values().size());
-        for (std::size_t r = 0; r < this->ranks(); ++r) {
+        for (std::size_t const r : memory_->here()) {
+            if (r == this->me()) place_ = values_of_.size();
             values_of_.push_back(reinterpret_cast<E*>(memory_->of(r)));
             gradients_of_.push_back(reinterpret_cast<E*>(memory_->of(r) + bytes));
         }
-        sources_.resize(this->ranks());
+        sources_.resize(gradients_of_.size());
         streams_ = this->values().size_bytes() >= stream_from_bytes;
     }
 
@@ -56,7 +57,7 @@ public:
     }
     void keep_values() noexcept override { unsafe_ = !memory_->keep(this->values().size_bytes()); }
 
-private:
+protected:
     static constexpr std::size_t piece_bytes = std::size_t{64} << 10;       ///< all ranks' pieces fit the L2 cache
     static constexpr std::size_t stream_from_bytes = std::size_t{4} << 20;  ///< smaller models stay in the caches
 
@@ -68,23 +69,44 @@ private:
 
     // Phases of a bucket's messages. The squares of the norm take another.
     static constexpr std::uint32_t filled = 0, writable = 2, written = 3;
-    task<> meet(std::size_t b, std::uint32_t phase) { return barrier(this->lane_of_bucket(b).phase(phase)); }
+    /// All ranks of this host have come so far.
+    task<> meet(std::size_t b, std::uint32_t phase) {
+        return barrier(this->lane_of_bucket(b).phase(phase), memory_->here(), place_);
+    }
 
+    [[nodiscard]] shared_memory const& memory() const noexcept { return *memory_; }
+    /// What the ranks of this host have, in their order.
+    [[nodiscard]] std::vector<E*> const& values_here() const noexcept { return values_of_; }
+    [[nodiscard]] std::vector<E*> const& gradients_here() const noexcept { return gradients_of_; }
+    /// Of bucket b, what rank r adds up and steps.
+    [[nodiscard]] arena_range slice(std::size_t b, std::size_t r) const noexcept {
+        std::size_t const begin = this->range(b).begin;
+        return {begin + this->cuts(b)[r], begin + this->cuts(b)[r + 1]};
+    }
+    [[nodiscard]] std::size_t piece_to(std::size_t from, std::size_t to) const noexcept {
+        return this->piece_end(from, to, 64 / sizeof(E), std::min(piece_bytes, this->options().step_piece_bytes));
+    }
     task<> bucket(std::size_t b) override;
     static constexpr unsigned adds = 1, steps = 2, spreads = 4;  // spreads: the mean, to all ranks' gradients
     /// Goes through this rank's slice of bucket b, piece by piece; where values are stepped, in its turn.
     task<> go_through(std::size_t b, unsigned what);
-    void add(std::size_t from, std::size_t to);
+    /// To the other ranks of this host.
     void spread(std::vector<E*> const& copies, std::span<E const> mine, std::size_t from, std::size_t to) const;
-    /// Says to every peer that its values are no longer all of one step.
+    /// Says to every other rank of this host that its values are no longer all of one step.
     void mark() const noexcept {
-        for (std::size_t r = 0; r < this->ranks(); ++r)
+        for (std::size_t const r : memory_->here())
             if (r != this->me()) memory_->word(r).store(this->round(), std::memory_order_release);
         finish_streams();  // not after what follows
     }
+    /// For so many pointers, at most one for each rank of this host.
+    [[nodiscard]] std::span<E const*> sources(std::size_t count) noexcept { return std::span(sources_).first(count); }
+
+private:
+    void add(std::size_t from, std::size_t to);
 
     std::shared_ptr<shared_memory> memory_;
-    std::vector<E*> values_of_, gradients_of_;  // by rank
+    std::vector<E*> values_of_, gradients_of_;  // by place among the ranks of this host
+    std::size_t place_ = 0;                     // this rank's
     std::vector<E const*> sources_;
     bool streams_ = false;
     bool unsafe_ = false;  // after a failure: others may still write
@@ -121,12 +143,11 @@ template <Transport T, Element E>
 task<> memory_engine<T, E>::go_through(std::size_t b, unsigned what) {
     bool const in_turn = (what & steps) != 0;
     if (in_turn) co_await this->turn_of(b);
-    std::size_t const begin = this->range(b).begin;
-    arena_range const mine{begin + this->cuts(b)[this->me()], begin + this->cuts(b)[this->me() + 1]};
+    arena_range const mine = slice(b, this->me());
     if (in_turn && mine.size() != 0) mark();
     for (std::size_t from = mine.begin, to = from; from != mine.end; from = to) {
         if (this->its_turn()) co_await this->on().yield();
-        to = this->piece_end(from, mine.end, 64 / sizeof(E), std::min(piece_bytes, this->options().step_piece_bytes));
+        to = piece_to(from, mine.end);
         if ((what & adds) != 0) add(from, to);
         if ((what & spreads) != 0) spread(gradients_of_, this->gradients(), from, to);
         if (in_turn) {
@@ -150,7 +171,7 @@ void memory_engine<T, E>::spread(std::vector<E*> const& copies, std::span<E cons
                                  std::size_t to) const {
     std::span<E const> const piece = mine.subspan(from, to - from);
     for (std::size_t d = 1; d < copies.size(); ++d) {  // no rank is everybody's first
-        std::span<E> const copy(copies[(this->me() + d) % copies.size()] + from, piece.size());
+        std::span<E> const copy(copies[(place_ + d) % copies.size()] + from, piece.size());
         if (streams_)
             stream(copy, piece);
         else

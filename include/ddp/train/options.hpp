@@ -48,6 +48,9 @@ struct training_options {
     /// Uses memory that all ranks see where they share a host. DDP_SHARE_MEMORY=0 says no as well. Messages are used if any
     /// rank says no; the same bits.
     bool share_memory = true;
+    /// With ranks on several hosts, those of each host still share memory, and only sums of theirs travel between hosts: see
+    /// hosts_engine. The same on all ranks; the same bits. Only with share_memory.
+    bool hierarchy = true;
     std::size_t buckets_in_flight = 4;  ///< bounds the memory of the reductions under way
     /// Bytes of values that are stepped at once, at most. After each quarter of it the network is looked after, so that
     /// heartbeats go out, and new values travel while others are stepped. The same bits for any; may differ between ranks.

@@ -1,0 +1,114 @@
+/// \file
+/// host_trees: how the canonical tree over ranks lies across their hosts.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include <ddp/core/contract.hpp>
+#include <ddp/kernel/combine.hpp>
+#include <ddp/kernel/operation.hpp>
+#include <ddp/model/model.hpp>
+
+namespace ddp {
+
+/// The canonical tree falls into subtrees whose ranks are all on one host, each as large as it can be. A host can add up each
+/// of its subtrees by itself; what hosts then have to exchange are these sums.
+///
+/// Ranks in blocks of a power of two for each host have one subtree a host. Other placements have more; ranks placed
+/// round-robin have one a rank, which is right and saves nothing.
+class host_trees {
+public:
+    /// Ranks [begin, end), all of one host.
+    struct subtree {
+        std::size_t begin, end;
+        std::size_t host;
+        [[nodiscard]] std::size_t size() const noexcept { return end - begin; }
+    };
+
+    /// `hosts`: of each rank, the number of its host, from 0 on without gaps.
+    explicit host_trees(std::span<std::size_t const> hosts) : host_of_(hosts.begin(), hosts.end()) {
+        DDP_EXPECTS(!hosts.empty(), "host_trees: there must be a rank");
+        ranks_.resize(1 + *std::max_element(hosts.begin(), hosts.end()));
+        for (std::size_t r = 0; r < hosts.size(); ++r) ranks_[hosts[r]].push_back(r);
+        find(0, hosts.size());
+        regular_ = same_shape(0, hosts.size(), 0, subtrees_.size());
+    }
+
+    /// In the order of their ranks.
+    [[nodiscard]] std::span<subtree const> subtrees() const noexcept { return subtrees_; }
+    [[nodiscard]] std::size_t hosts() const noexcept { return ranks_.size(); }
+    [[nodiscard]] std::size_t host_of(std::size_t rank) const noexcept { return host_of_[rank]; }
+    [[nodiscard]] std::span<std::size_t const> ranks_of(std::size_t host) const noexcept { return ranks_[host]; }
+    /// Who stands for rank `of` on another host: the rank at its own place there, counted round where there are fewer.
+    [[nodiscard]] std::size_t counterpart(std::size_t of, std::size_t host) const noexcept {
+        std::vector<std::size_t> const &own = ranks_[host_of_[of]], &there = ranks_[host];
+        std::size_t const place = static_cast<std::size_t>(std::find(own.begin(), own.end(), of) - own.begin());
+        return there[place % there.size()];
+    }
+
+    /// The canonical tree over all ranks, times a factor, from the sums of the subtrees: the bits of sum_tree_scaled over the
+    /// ranks' own addends.
+    ///
+    /// out      n elements; may be exactly one of the sources.
+    /// sources  n elements for each subtree, in order.
+    /// Cost     one pass; where the subtrees do not lie as ranks in a canonical tree do, through 4 KiB of stack a level.
+    template <Element E>
+    void add(std::span<E> out, std::span<E const* const> sources, E factor) const {
+        if (regular_) return combine_tree_scaled<sum>(out, sources, factor);
+        for (std::size_t at = 0; at < out.size(); at += block) {
+            std::size_t next = 0;
+            join(out.data() + at, {0, host_of_.size()}, next, sources, at, std::min(block, out.size() - at), factor);
+        }
+    }
+
+private:
+    static constexpr std::size_t block = detail::kernels::combine_block;
+    struct range {
+        std::size_t begin, end;
+        [[nodiscard]] std::size_t middle() const noexcept { return begin + canonical_split(end - begin); }
+    };
+
+    void find(std::size_t begin, std::size_t end) {
+        auto const first = host_of_.begin() + static_cast<std::ptrdiff_t>(begin),
+                   last = host_of_.begin() + static_cast<std::ptrdiff_t>(end);
+        if (std::all_of(first, last, [&](std::size_t host) { return host == *first; })) {
+            subtrees_.push_back({begin, end, *first});
+            return;
+        }
+        std::size_t const middle = begin + canonical_split(end - begin);
+        find(begin, middle);
+        find(middle, end);
+    }
+    /// Whether the tree over ranks [begin, end) joins these subtrees as one over so many ranks joins these.
+    [[nodiscard]] bool same_shape(std::size_t begin, std::size_t end, std::size_t first, std::size_t count) const {
+        if (count == 1) return true;
+        std::size_t const half = canonical_split(count), middle = begin + canonical_split(end - begin);
+        return subtrees_[first + half].begin == middle && same_shape(begin, middle, first, half) &&
+               same_shape(middle, end, first + half, count - half);
+    }
+    /// Element range [at, at + count) of the tree over some ranks, in `out`. `next`: their first subtree.
+    template <Element E>
+    void join(E* out, range ranks, std::size_t& next, std::span<E const* const> sources, std::size_t at,
+              std::size_t count, E factor) const {
+        if (subtrees_[next].end == ranks.end) {  // one subtree
+            E const* const source = sources[next++] + at;
+            return detail::kernels::combine_sources<sum, E, 1>(out, &source, 0, count, factor);
+        }
+        E left[block];
+        E right[block];
+        join(left, {ranks.begin, ranks.middle()}, next, sources, at, count, E(1));
+        join(right, {ranks.middle(), ranks.end}, next, sources, at, count, E(1));
+        E const* const halves[] = {left, right};
+        detail::kernels::combine_sources<sum, E, 2>(out, halves, 0, count, factor);
+    }
+
+    std::vector<std::size_t> host_of_;
+    std::vector<std::vector<std::size_t>> ranks_;  // by host
+    std::vector<subtree> subtrees_;
+    bool regular_ = false;
+};
+
+}  // namespace ddp

@@ -1,0 +1,234 @@
+/// \file
+/// hosts_engine: a step_engine for ranks on several hosts, where those of a host see each other's arenas.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <ddp/comm/lane.hpp>
+#include <ddp/comm/shared_memory.hpp>
+#include <ddp/core/separate.hpp>
+#include <ddp/kernel/store.hpp>
+#include <ddp/kernel/sum.hpp>
+#include <ddp/train/host_trees.hpp>
+#include <ddp/train/memory_engine.hpp>
+#include <ddp/train/step_engine.hpp>
+#include <ddp/transport/any.hpp>
+
+namespace ddp {
+
+/// As in memory_engine each rank owns a slice of every bucket, and stores what becomes of it into every replica of its host.
+/// On each other host its counterpart, the rank at the same place there, adds up that host's subtrees of the canonical
+/// tree, sends their sums to the owner, and later stores what the owner has made of the slice into that host's replicas.
+///
+/// Grants   barriers among the ranks of a host, as in memory_engine. A receive into values is posted when the values of all
+///          ranks of the host may be written.
+/// Cost     with h hosts of g ranks, in blocks of a power of two, a step of n bytes of gradients: a rank sends
+///          2 n (h-1) / (h g) bytes to other hosts, in messages of 256 KiB, and adds up n / g bytes of each rank of its host.
+///          Scratch: 4 chunks for each subtree of another host and bucket under way.
+/// Sums     the canonical tree over ranks, then the factor: the bits of direct_allreduce and a step.
+/// Failure  as in memory_engine.
+template <Transport T, Element E>
+class hosts_engine final : public memory_engine<T, E> {
+    using base = memory_engine<T, E>;
+
+public:
+    hosts_engine(scheduler<T>& on, group& of, step_subject<E> subject, step_parts<T, E> parts,
+                 std::shared_ptr<shared_memory> memory)
+        : base(on, of, std::move(subject), std::move(parts), std::move(memory)), trees_(this->memory().hosts()) {
+        std::size_t const here = trees_.host_of(this->me());
+        for (std::size_t r = 0; r < this->ranks(); ++r)
+            if (trees_.host_of(r) != here && trees_.counterpart(r, here) == this->me()) carried_.push_back(r);
+        for (std::size_t h = 0; h < trees_.hosts(); ++h)
+            if (h != here) counterparts_.push_back(trees_.counterpart(this->me(), h));
+        for (host_trees::subtree const& one : trees_.subtrees()) {
+            if (one.host == here) ours_.push_back(one);
+            senders_.push_back(one.host == here ? this->me() : trees_.counterpart(this->me(), one.host));
+        }
+        std::span<std::size_t const> const ranks = trees_.ranks_of(here);
+        for (host_trees::subtree const& one : ours_)
+            first_.push_back(
+                static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), one.begin) - ranks.begin()));
+    }
+
+private:
+    static constexpr std::size_t chunk = (std::size_t{256} << 10) / sizeof(E);
+    static constexpr std::size_t window = 4;
+
+    // Phases of messages between hosts. Barriers of a host take the same numbers: their messages never leave it.
+    static constexpr std::uint32_t addends = 0, results = 2;
+    [[nodiscard]] lane<T> stream(std::size_t b, std::uint32_t phase) noexcept {
+        return this->lane_of_bucket(b).phase(phase);
+    }
+    [[nodiscard]] static std::size_t chunks(arena_range const& part) noexcept {
+        return (part.size() + chunk - 1) / chunk;
+    }
+    [[nodiscard]] static arena_range chunk_of(arena_range const& part, std::size_t c) noexcept {
+        return {part.begin + c * chunk, std::min(part.begin + (c + 1) * chunk, part.end)};
+    }
+    [[nodiscard]] std::size_t carried_chunks(std::size_t b) const noexcept {
+        std::size_t count = 0;
+        for (std::size_t const owner : carried_) count += chunks(this->slice(b, owner));
+        return count;
+    }
+
+    task<> bucket(std::size_t b) override;
+    /// Leaves the mean of this rank's slice in its gradients.
+    task<> add_up(std::size_t b);
+    /// Brings this rank's slice of `mine`, which the ranks of this host have, to the other hosts, and theirs to this host's
+    /// `copies`.
+    task<> exchange_slices(std::size_t b, std::vector<E*> const& copies, std::span<E> mine);
+    /// The sum of one of this host's subtrees, [from, to), where the gradients of its first rank lie.
+    [[nodiscard]] E* add_subtree(std::size_t k, std::size_t from, std::size_t to);
+
+    host_trees trees_;
+    std::vector<host_trees::subtree> ours_;  // of this host
+    std::vector<std::size_t> first_;         // places of their first ranks
+    std::vector<std::size_t> senders_;       // of each subtree's sum, for our slice
+    std::vector<std::size_t> carried_;       // ranks of other hosts for whose slices this one stands here
+    std::vector<std::size_t> counterparts_;  // who stands for this rank, a host each
+};
+
+template <Transport T, Element E>
+task<> hosts_engine<T, E>::bucket(std::size_t b) {
+    bool const whole = !this->sharded();
+    co_await this->full(b);
+    co_await this->meet(b, base::filled);
+    if (this->weight() == 0) co_return;  // everybody knows: nothing is stepped
+    co_await add_up(b);
+    if (whole) {
+        arena_range const mine = this->slice(b, this->me());
+        for (std::size_t from = mine.begin, to = from; from != mine.end; from = to) {
+            if (this->its_turn()) co_await this->on().yield();
+            to = this->piece_to(from, mine.end);
+            this->spread(this->gradients_here(), this->gradients(), from, to);
+            this->worked_through(to - from);
+        }
+        co_await exchange_slices(b, this->gradients_here(), this->gradients());
+        co_await this->meet(b, base::written);
+    }
+    this->reduced(b);
+    co_await this->pass_gate(b);
+    if (this->skipped()) co_return;
+    if (whole) {
+        co_await this->step_values(b);
+        co_return;
+    }
+    if (!this->ready_releases()) co_await this->meet(b, base::writable);
+    co_await this->go_through(b, base::steps);
+    this->mark();
+    this->memory().word(this->me()).store(this->round(), std::memory_order_relaxed);  // others' slices come one by one
+    co_await exchange_slices(b, this->values_here(), this->values());
+    co_await this->meet(b, base::written);
+}
+
+template <Transport T, Element E>
+E* hosts_engine<T, E>::add_subtree(std::size_t k, std::size_t from, std::size_t to) {
+    std::vector<E*> const& here = this->gradients_here();
+    E* const sum = here[first_[k]] + from;
+    if (ours_[k].size() == 1) return sum;
+    std::span<E const*> const sources = this->sources(ours_[k].size());
+    // Ranks of a subtree follow each other, on this host as in the job.
+    for (std::size_t i = 0; i < sources.size(); ++i) sources[i] = here[first_[k] + i] + from;
+    sum_tree_scaled(std::span<E>(sum, to - from), std::span<E const* const>(sources), E(1));
+    return sum;
+}
+
+template <Transport T, Element E>
+task<> hosts_engine<T, E>::add_up(std::size_t b) {
+    std::size_t const me = this->me(), trees = senders_.size(), others = trees - ours_.size();
+    arena_range const mine = this->slice(b, me);
+    std::size_t const count = chunks(mine), ahead = std::min(count, window),
+                      room = std::min(chunk, (mine.size() * sizeof(E) + 63) / 64 * 64 / sizeof(E));
+    lane<T> const over = stream(b, addends);
+    scratch memory(ahead * others * room * sizeof(E)), table(trees * sizeof(E const*));
+    operations receives(count * others), sends(carried_chunks(b) * ours_.size());
+    std::span<E const*> const sources = table.as<E const*>();
+
+    auto const slot = [&](std::size_t c, std::size_t k) {
+        return memory.as<E>().subspan(((c % window) * others + k) * room, chunk_of(mine, c).size());
+    };
+    auto const expect = [&](std::size_t c) {
+        for (std::size_t t = 0, k = 0; t < trees; ++t)
+            if (senders_[t] != me) {
+                over.receive(receives[c * others + k], static_cast<int>(senders_[t]), as_mutable_bytes(slot(c, k)));
+                ++k;
+            }
+    };
+    for (std::size_t c = 0; c < ahead; ++c) expect(c);
+
+    std::size_t posted = 0;
+    for (std::size_t const owner : carried_) {
+        arena_range const theirs = this->slice(b, owner);
+        for (std::size_t c = 0; c < chunks(theirs); ++c) {
+            if (this->its_turn()) co_await this->on().yield();
+            arena_range const part = chunk_of(theirs, c);
+            for (std::size_t k = 0; k < ours_.size(); ++k) {
+                std::span<E const> const sum(add_subtree(k, part.begin, part.end), part.size());
+                over.send(sends[posted++], static_cast<int>(owner), as_const_bytes(sum));
+            }
+            this->worked_through(part.size());
+        }
+    }
+    for (std::size_t c = 0; c < count; ++c) {
+        if (this->its_turn()) co_await this->on().yield();
+        arena_range const part = chunk_of(mine, c);
+        for (std::size_t k = 0; k < others; ++k) co_await receives[c * others + k];
+        for (std::size_t t = 0, here = 0, k = 0; t < trees; ++t) {
+            if (senders_[t] == me)
+                sources[t] = add_subtree(here++, part.begin, part.end);
+            else
+                sources[t] = slot(c, k++).data();
+        }
+        trees_.add(this->gradients().subspan(part.begin, part.size()), std::span<E const* const>(sources),
+                   this->inverse());
+        if (c + window < count) expect(c + window);
+        this->worked_through(part.size());
+    }
+    for (std::size_t i = 0; i < posted; ++i) co_await sends[i];
+}
+
+template <Transport T, Element E>
+task<> hosts_engine<T, E>::exchange_slices(std::size_t b, std::vector<E*> const& copies, std::span<E> mine) {
+    lane<T> const over = stream(b, results);
+    arena_range const own = this->slice(b, this->me());
+    operations receives(carried_chunks(b)), sends(counterparts_.size() * chunks(own));
+    std::size_t expected = 0, sent = 0, come = 0;
+    for (std::size_t const owner : carried_) {
+        arena_range const theirs = this->slice(b, owner);
+        for (std::size_t c = 0; c < chunks(theirs); ++c) {
+            arena_range const part = chunk_of(theirs, c);
+            over.receive(receives[expected++], static_cast<int>(owner),
+                         as_mutable_bytes(mine.subspan(part.begin, part.size())));
+        }
+    }
+    for (std::size_t c = 0; c < chunks(own); ++c) {
+        arena_range const part = chunk_of(own, c);
+        for (std::size_t const peer : counterparts_)
+            over.send(sends[sent++], static_cast<int>(peer), as_const_bytes(mine.subspan(part.begin, part.size())));
+    }
+    for (std::size_t const owner : carried_) {
+        arena_range const theirs = this->slice(b, owner);
+        for (std::size_t c = 0; c < chunks(theirs); ++c) {
+            if (this->its_turn()) co_await this->on().yield();
+            co_await receives[come++];
+            arena_range const part = chunk_of(theirs, c);
+            this->spread(copies, mine, part.begin, part.end);
+            this->worked_through(part.size());
+        }
+    }
+    finish_streams();
+    for (std::size_t i = 0; i < sent; ++i) co_await sends[i];
+}
+
+#if defined(DDP_SEPARATE_COMPILATION)
+DDP_INSTANTIATE class hosts_engine<any_transport, float>;
+DDP_INSTANTIATE class hosts_engine<any_transport, double>;
+#endif
+
+}  // namespace ddp
