@@ -33,6 +33,7 @@
 #include <ddp/rendezvous/impl/slurm_node_list.ipp>
 #include <ddp/train/impl/bucket.ipp>
 #include <ddp/train/impl/nonfinite.ipp>
+#include <ddp/train/impl/odd_ranks.ipp>
 #include <ddp/train/impl/ready_reports.ipp>
 #include <ddp/transport/impl/inproc.ipp>
 #include <ddp/transport/shm/impl/memfd.ipp>

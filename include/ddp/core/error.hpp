@@ -20,6 +20,7 @@ enum class errc : std::uint16_t {
     gradient = 103,          ///< backward reported a parameter twice, never, or out of range
     no_samples = 104,        ///< the batch has weight zero on every rank
     nonfinite = 105,         ///< the mean gradient has NaN or an infinity, and training_options say stop
+    replicas_differ = 106,   ///< ranks hold other values, or another state of the optimizer
     rendezvous = 201,        ///< ranks could not find each other
     peer_closed = 202,       ///< a rank died or its connection broke
     peer_silent = 203,       ///< a rank is frozen or unreachable: no heartbeats
@@ -40,6 +41,7 @@ enum class errc : std::uint16_t {
         case errc::gradient: return "gradient";
         case errc::no_samples: return "no samples";
         case errc::nonfinite: return "not finite";
+        case errc::replicas_differ: return "replicas differ";
         case errc::rendezvous: return "rendezvous";
         case errc::peer_closed: return "peer closed";
         case errc::peer_silent: return "peer silent";

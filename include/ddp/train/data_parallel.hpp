@@ -80,7 +80,7 @@ struct step_times {
 /// Where all ranks of the communicator are on one host, the arenas are memory that they share, unless a rank has asked for
 /// an algorithm or exchange of its own: nothing but small messages travels then (memory_engine). The same bits.
 ///
-/// Cost    of the constructor: an all-gather of 112 bytes a rank and a broadcast of all values; memory for values,
+/// Cost    of the constructor: an all-gather of 120 bytes a rank and a broadcast of all values; memory for values,
 ///         gradients and the optimizer's state (with update::sharded 1/P of the state). Of a step: the model's passes,
 ///         one small exchange of weights, one of each bucket (in all 2 (P-1)/P times the gradient's bytes sent a rank,
 ///         where buckets are long and memory is not shared), and the optimizer's pass.
@@ -88,7 +88,8 @@ struct step_times {
 ///         bucket policies or options differ; errc::gradient where backward leaves a parameter out or reports it twice;
 ///         errc::mismatch, errc::deadline, errc::peer_closed, errc::peer_silent, errc::remote_exception,
 ///         errc::transport or errc::frame where ranks or connections fail. error (errc::no_samples) for a batch that is
-///         empty on every rank; error (errc::nonfinite) where options say so. usage_error, on the rank that is at fault, for settings that make no sense and for
+///         empty on every rank; error (errc::nonfinite) where options say so; comm_error (errc::replicas_differ) where
+///         ranks hold other values. usage_error, on the rank that is at fault, for settings that make no sense and for
 ///         calls in another order than below. What the user's own model throws comes back as itself on that rank.
 ///
 /// After a comm_error the communicator has failed for good; completed_steps() and torn() say what the values are worth

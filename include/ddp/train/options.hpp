@@ -51,6 +51,10 @@ struct training_options {
     /// With ranks on several hosts, those of each host still share memory, and only sums of theirs travel between hosts: see
     /// hosts_engine. The same on all ranks; the same bits. Only with share_memory.
     bool hierarchy = true;
+    /// Every value is compared between ranks once in so many steps, a part of them in each, before a step changes any; with
+    /// update::replicated the optimizer's state too. E106 names the ranks that differ. Costs one pass over 1/256 of the values
+    /// a step, and 8 bytes to each rank. 0: never. The same on all ranks.
+    std::size_t agreement_steps = 256;
     std::size_t buckets_in_flight = 4;  ///< bounds the memory of the reductions under way
     /// Bytes of values that are stepped at once, at most. After each quarter of it the network is looked after, so that
     /// heartbeats go out, and new values travel while others are stepped. The same bits for any; may differ between ranks.
@@ -81,19 +85,21 @@ struct training_options {
             *clip);
     }
     /// Of what ranks must have alike, in the order of hash_names.
-    static constexpr std::array<std::string_view, 6> hash_names = {"training_options.update",
+    static constexpr std::array<std::string_view, 7> hash_names = {"training_options.update",
                                                                    "training_options.clip",
                                                                    "training_options.schedule",
                                                                    "training_options.unused",
                                                                    "training_options.buckets_in_flight",
-                                                                   "training_options.nonfinite"};
-    [[nodiscard]] std::array<std::uint64_t, 6> hashes() const {
+                                                                   "training_options.nonfinite",
+                                                                   "training_options.agreement_steps"};
+    [[nodiscard]] std::array<std::uint64_t, 7> hashes() const {
         return {static_cast<std::uint64_t>(update),
                 clip ? std::visit([](auto const& bound) { return bound.hash(); }, *clip) : 0,
                 schedule.hash(),
                 static_cast<std::uint64_t>(unused),
                 std::uint64_t{buckets_in_flight},
-                static_cast<std::uint64_t>(nonfinite)};
+                static_cast<std::uint64_t>(nonfinite),
+                std::uint64_t{agreement_steps}};
     }
 };
 

@@ -20,6 +20,7 @@
 #include <new>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -37,6 +38,7 @@
 #include <ddp/train/events.hpp>
 #include <ddp/train/gradient_norm.hpp>
 #include <ddp/train/nonfinite.hpp>
+#include <ddp/train/odd_ranks.hpp>
 #include <ddp/train/options.hpp>
 #include <ddp/train/step_observer.hpp>
 #include <ddp/train/stepper.hpp>
@@ -49,6 +51,7 @@ namespace ddp {
 struct step_ticket {
     std::uint64_t weight = 0;  // samples this rank's gradient sums over
     std::uint64_t done = 0;    // 1: this rank is out of data
+    std::uint64_t digest = 0;  // of the part of values and state that is compared in this step
 };
 
 /// What an engine works on. Both arenas have where.size() elements and outlive it.
@@ -87,7 +90,7 @@ public:
 
     // The compute side: one call at a time, none of them throws, blocks or allocates.
 
-    void begin(step_ticket const& mine) noexcept;
+    void begin(step_ticket mine) noexcept;
     /// Gradient i is final, once a step. Says whether there is mail now.
     bool ready(std::size_t i) noexcept;
     void backward_done() noexcept { post(mail_released); }
@@ -223,6 +226,13 @@ private:
     [[nodiscard]] detail::gradient_norm& statistics() const noexcept { return in_use_->statistics; }
 
     void make_plan();
+    /// The elements of the arena that are compared in a step, which counts from 1.
+    [[nodiscard]] arena_range compared_in(std::uint64_t step) const noexcept {
+        std::uint64_t const parts = options_.agreement_steps, n = values_.size(), k = (step - 1) % parts;
+        return {static_cast<std::size_t>(n / parts * k + n % parts * k / parts),
+                static_cast<std::size_t>(n / parts * (k + 1) + n % parts * (k + 1) / parts)};
+    }
+    void expect_alike();
     void post(std::size_t message) noexcept;
     void begin_step();
     void start(std::size_t slot, task<> body);
@@ -258,6 +268,7 @@ private:
     // the compute side's
     std::atomic<bool> under_way_{false};
     std::vector<std::size_t> pending_;  // reports that bucket b still waits for
+    std::uint64_t begun_ = 0;           // steps
 
     // between the sides: one writer, one reader, never more than one step's messages
     std::vector<std::size_t> mail_;
@@ -356,7 +367,15 @@ void step_engine<T, E>::make_plan() {
 // The compute side
 
 template <Transport T, Element E>
-void step_engine<T, E>::begin(step_ticket const& mine) noexcept {
+void step_engine<T, E>::begin(step_ticket mine) noexcept {
+    ++begun_;
+    if (options_.agreement_steps != 0 && ranks() > 1) {
+        arena_range const part = compared_in(begun_);
+        digest all;
+        all.add(std::span<E const>(values_.subspan(part.begin, part.size())));
+        if (!sharded()) stepper_.digest_state(all, part.begin, part.end);
+        mine.digest = all.value();
+    }
     for (std::size_t b = 0; b < pending_.size(); ++b) pending_[b] = buckets_.members(b);
     ticket_ = mine;
     await_from(never);
@@ -504,6 +523,7 @@ task<> step_engine<T, E>::weigh() {
     tickets[me()] = ticket_;
     if (exchange().blocking()) co_await finishing_;  // once all weights are here, so are all ranks
     co_await all_gather_small(lane_of(weights_channel, of_.history()), std::span<step_ticket>(tickets));
+    expect_alike();
     weight_ = 0;
     everybody_done_ = true;
     for (step_ticket const& t : tickets) {
@@ -515,6 +535,22 @@ task<> step_engine<T, E>::weigh() {
     granted_ = true;
     for (std::size_t b = 0; b < full_.size(); ++b)
         if (full_[b] != 0) go_[b]->set();
+}
+/// All ranks find the same, and say so alike: whom most contradict, or all where there is no majority.
+template <Transport T, Element E>
+void step_engine<T, E>::expect_alike() {
+    std::vector<step_ticket> const& tickets = in_use_->tickets;
+    auto const first = [](step_ticket const& t) { return t.digest; };
+    if (std::ranges::all_of(tickets, [&](step_ticket const& t) { return t.digest == tickets.front().digest; })) return;
+    arena_range const part = compared_in(round_);
+    std::vector<std::string_view> names;
+    where_.for_each_in(part.begin, part.end,
+                       [&](std::size_t i, std::size_t, std::size_t) { names.push_back(parameters_[i].name); });
+    std::vector<std::uint64_t> digests(tickets.size());
+    std::ranges::transform(tickets, digests.begin(), first);
+    on_.fail(failure_kind::mismatch, errc::replicas_differ, -1,
+             detail::describe_difference(digests, of_.members(), round_, names));
+    throw collective_aborted();
 }
 /// All buckets before any is stepped: no code of the user's comes between that might throw on one rank only, and leave
 /// the others waiting in a call that has no deadline.

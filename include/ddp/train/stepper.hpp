@@ -118,6 +118,15 @@ public:
                 });
     }
 
+    /// Adds the state held for elements [from, to) of the arena.
+    void digest_state(digest& all, std::size_t from, std::size_t to) const noexcept {
+        for (held_range const& range : held_) {
+            std::size_t const a = std::max(from, range.in_arena.begin), z = std::min(to, range.in_arena.end);
+            for (std::size_t k = 0; a < z && k < slots_.size(); ++k)
+                all.add(std::span<E const>(state_).subspan(k * elements_ + range.state + (a - range.in_arena.begin),
+                                                           z - a));
+        }
+    }
     /// Of the optimizer and of how it groups the parameters: ranks compare it.
     [[nodiscard]] std::uint64_t hash() const {
         return digest{}.add(optimizer_->hash()).add(std::span<std::size_t const>(groups_)).value();

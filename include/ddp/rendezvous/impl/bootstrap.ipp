@@ -279,6 +279,8 @@ namespace detail {
                                                      j.size - 1, "a rank"),
                           value);
         paths.tell();
+        long const here = 1 + std::count_if(met.begin(), met.end(), [](auto const& c) { return c.same_host; });
+        if (here > ::sysconf(_SC_NPROCESSORS_ONLN)) framing.looks = 0;
         for (auto& c : met) {
             detail::peer_address const& a = addresses[static_cast<std::size_t>(c.rank)];
             detail::choose_congestion_control(c.stream.descriptor(), options.congestion, c.same_host);

@@ -1,0 +1,49 @@
+/// \file
+/// What train/odd_ranks.hpp declares.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include <ddp/core/text.hpp>
+#include <ddp/train/odd_ranks.hpp>
+
+namespace ddp::detail {
+
+[[gnu::cold]] DDP_DECL std::string describe_difference(std::span<std::uint64_t const> digests,
+                                                       std::span<int const> ranks, std::uint64_t step,
+                                                       std::span<std::string_view const> names) {
+    std::uint64_t usual = 0;
+    std::size_t votes = 0;
+    for (std::uint64_t const one : digests) {
+        std::size_t const equal = static_cast<std::size_t>(std::count(digests.begin(), digests.end(), one));
+        if (equal > votes) {
+            votes = equal;
+            usual = one;
+        }
+    }
+    bool const majority = 2 * votes > digests.size();
+    std::string odd;
+    std::size_t count = 0;
+    for (std::size_t r = 0; r < digests.size(); ++r) {
+        if (majority && digests[r] == usual) continue;
+        if (++count <= 4) odd += concat({count == 1 ? "" : ", ", ranks[r]});
+    }
+    if (count > 4) odd += concat({" and ", static_cast<std::uint64_t>(count - 4), " more"});
+    std::string text = concat({count == 1 ? "rank " : "ranks ", odd});
+    text += majority
+                ? concat({count == 1 ? " holds" : " hold", " other values (or another optimizer state) than the other ",
+                          static_cast<std::uint64_t>(votes)})
+                : " hold different values (or optimizer states), without a majority";
+    text += concat({", seen before step ", step});
+    if (!names.empty())
+        text += concat({" in ", "\"", printable(names.front()), "\"",
+                        names.size() > 1 ? concat({" to \"", printable(names.back()), "\""}) : std::string()});
+    return text + ". Did a rank change its model by itself, or is its memory faulty?";
+}
+
+}  // namespace ddp::detail

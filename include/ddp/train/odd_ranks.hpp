@@ -1,0 +1,23 @@
+/// \file
+/// What is said where ranks turn out to hold different values.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include <ddp/core/separate.hpp>
+
+namespace ddp::detail {
+
+/// Which ranks differ from the majority, or that there is none. `digests`: one a rank, not all equal; `ranks`: what each is
+/// called; `names`: the parameters, first and last, of which some elements were compared before step `step`.
+[[nodiscard]] std::string describe_difference(std::span<std::uint64_t const> digests, std::span<int const> ranks,
+                                              std::uint64_t step, std::span<std::string_view const> names);
+
+}  // namespace ddp::detail
+
+#if !defined(DDP_SEPARATE_COMPILATION)
+#include <ddp/train/impl/odd_ranks.ipp>
+#endif

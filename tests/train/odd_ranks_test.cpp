@@ -1,0 +1,103 @@
+// Ranks whose values or optimizer states have drifted apart: found within agreement_steps steps, and named.
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <ddp/optim/adam.hpp>
+#include <ddp/train/data_parallel.hpp>
+
+#include "support/catch.hpp"
+#include "support/ranks.hpp"
+#include "train/patience.hpp"
+#include "train/scripted_model.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+
+namespace {
+
+enum class harm { none, value, state };
+
+struct outcome {
+    std::string text;
+    std::uint64_t steps = 0;  // that were made
+};
+
+/// What becomes of 12 steps if some ranks do harm to one of their elements after the third.
+std::vector<outcome> train(int ranks, harm what, std::vector<int> const& culprits, training_options const& options) {
+    auto const body = [&](communicator<>& comm) {
+        scripted_model<> net({{"first", {900}}, {"second", {5}}, {"third", {95}}}, 1.0);
+        data_parallel trainer{net, adam{.lr = 0.1}, comm, options};
+        bool const guilty = std::find(culprits.begin(), culprits.end(), comm.rank()) != culprits.end();
+        outcome result;
+        try {
+            for (int step = 0; step < 12; ++step) {
+                if (step == 3 && guilty && what == harm::value) net.value(2)[40] += comm.rank() + 1;
+                if (step == 3 && guilty && what == harm::state)
+                    trainer.for_each_state([&](state_slice const& s) {
+                        if (s.of == "second" && s.name == "exp_avg_sq") s.as<double>()[1] *= 2;
+                    });
+                trainer.step(numbers{{1}});
+                ++result.steps;
+            }
+        } catch (std::exception const& e) {
+            result.text = e.what();
+        }
+        return result;
+    };
+    return run_ranks(ranks, body, patient());
+}
+
+}  // namespace
+
+TEST_CASE("ranks that hold other values or states are named before a step changes anything", "[train]") {
+    bool const shares = GENERATE(false, true);
+    CAPTURE(shares);
+    training_options const options{.update = update::replicated, .share_memory = shares, .agreement_steps = 4};
+    struct example {
+        int ranks;
+        harm what;
+        std::vector<int> culprits;
+        std::string who, where;
+    };
+    for (example const& one : std::vector<example>{
+             {3,
+              harm::value,
+              {2},
+              "rank 2 holds other values (or another optimizer state) than the other 2",
+              "\"first\" to \"third\""},
+             {4, harm::value, {1, 3}, "ranks 0, 1, 2, 3 hold different values", "\"first\" to \"third\""},
+             {5,
+              harm::state,
+              {1, 4},
+              "ranks 1, 4 hold other values (or another optimizer state) than the other 3",
+              "\"first\" to \"third\""},
+             {2, harm::state, {0}, "ranks 0, 1 hold different values", "\"first\" to \"third\""},
+         }) {
+        auto const all = train(one.ranks, one.what, one.culprits, options);
+        for (outcome const& rank : all) {
+            CAPTURE(rank.text);
+            CHECK(rank.text == all.front().text);
+            CHECK(rank.text.find("DDP-E106 replicas differ: ") == 0);
+            CHECK(rank.text.find(one.who) != std::string::npos);
+            CHECK(rank.text.find(" in " + one.where) != std::string::npos);
+            CHECK(rank.steps >= 3);
+            CHECK(rank.steps <= 6);  // each element is looked at in one of four steps
+        }
+    }
+}
+
+TEST_CASE("what ranks hold apart on purpose is not compared, nor anything where nobody wants it", "[train]") {
+    for (auto const& [what, options] : std::vector<std::pair<harm, training_options>>{
+             {harm::none, {.update = update::replicated, .agreement_steps = 1}},
+             {harm::none, {.update = update::sharded, .agreement_steps = 5000}},
+             {harm::state, {.update = update::sharded, .agreement_steps = 4}},
+             {harm::value, {.agreement_steps = 0}}})
+        for (outcome const& rank : train(3, what, {0}, options)) {
+            CHECK(rank.text == "");
+            CHECK(rank.steps == 12);
+        }
+    for (outcome const& rank : train(1, harm::value, {0}, {.agreement_steps = 1})) CHECK(rank.text == "");
+}
