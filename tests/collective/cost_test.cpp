@@ -1,8 +1,12 @@
 /// \file
 /// Messages and bytes that each rank sends: what the docstrings say, counted.
+#include <ddp/collective/measure_network.hpp>
+
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "support/catch.hpp"
@@ -121,9 +125,60 @@ TEST_CASE("allreduce algorithms send what their pages say", "[collective][cost]"
     CHECK(sent(ddp::naive_allreduce{}) == text(naive));
     CHECK(sent(ddp::recursive_doubling_allreduce{}) == text(doubling));
     CHECK(sent(ddp::halving_doubling_allreduce{.chunk_bytes = 200}) == text(halving));
-    ddp::automatic_allreduce automatic{.direct = {.chunk_bytes = 200}};
-    automatic.two_ranks_bytes = automatic.few_ranks_bytes = automatic.many_ranks_bytes = 1000;
-    CHECK(sent(automatic) == text(bytes <= 1000 ? doubling : direct));
+    ddp::automatic_allreduce automatic{.direct = {.chunk_bytes = 200}, .halving = {.chunk_bytes = 200}};
+    for (ddp::network_cost const& cost : {ddp::network_cost{}, ddp::network_cost{.byte = 0.1},
+                                          ddp::network_cost{.message = 0, .post = 9, .byte = 1e-4, .addition = 1e-3}}) {
+        automatic.cost = cost;
+        std::string const name = automatic.choice(bytes, p);
+        CHECK(sent(automatic) == text(name == "direct" ? direct : name == "halving_doubling" ? halving : doubling));
+    }
+}
+
+TEST_CASE("automatic takes what its model of the network says is cheapest", "[collective][cost]") {
+    ddp::network_cost const cost{.message = 10, .post = 1, .byte = 1e-3, .addition = 1e-4};
+    CHECK(cost.doubling(1000, 2) == Approx(11.1));
+    CHECK(cost.doubling(1000, 8) == Approx(33.3));
+    CHECK(cost.doubling(1000, 7) == Approx(44.4));  // 4 + 2 + 1 ranks
+    CHECK(cost.direct(1000, 4) == Approx(2 * 13 + 0.75 * 2.1));
+    CHECK(cost.halving(1000, 4) == Approx(40 + 1.5 + 0.1));
+    ddp::automatic_allreduce const by{.cost = cost};
+    CHECK(by.choice(100, 4) == std::string("recursive_doubling"));
+    CHECK(by.choice(100'000, 4) == std::string("direct"));
+    CHECK(by.choice(100'000, 256) == std::string("halving_doubling"));
+    for (int const ranks : {2, 3, 4, 8, 100})
+        for (std::size_t bytes = 1; bytes < 1 << 28; bytes *= 3) {
+            std::string const name = by.choice(bytes, ranks);
+            double const chosen = name == "direct"             ? cost.direct(bytes, ranks)
+                                  : name == "halving_doubling" ? cost.halving(bytes, ranks)
+                                                               : cost.doubling(bytes, ranks);
+            CHECK(chosen <= cost.direct(bytes, ranks));
+            CHECK(chosen <= cost.halving(bytes, ranks));
+            CHECK(chosen <= cost.doubling(bytes, ranks));
+            CHECK(by.everywhere(bytes, ranks) == (name == "recursive_doubling"));
+        }
+    ddp::automatic_allreduce const usual;  // where these were measured to meet on loopback
+    CHECK(usual.choice(256 << 10, 2) == std::string("recursive_doubling"));
+    CHECK(usual.choice(1 << 20, 2) == std::string("direct"));
+    CHECK(usual.choice(16 << 10, 4) == std::string("recursive_doubling"));
+    CHECK(usual.choice(256 << 10, 4) == std::string("direct"));
+    CHECK(usual.choice(1 << 20, 64) == std::string("halving_doubling"));
+    CHECK(usual.hash() != by.hash());
+}
+
+TEST_CASE("what a network costs is measured alike on all ranks", "[collective][cost]") {
+    int const ranks = GENERATE(1, 2, 3);
+    auto const since = std::chrono::steady_clock::now();
+    auto const all = ddp::test::run_ranks(ranks, [](auto& comm) { return ddp::measure_network(comm); });
+    CHECK(std::chrono::steady_clock::now() - since <
+          std::chrono::seconds(5));  // 0.05 on a machine that does nothing else
+    for (ddp::network_cost const& one : all) {
+        CHECK(one == all.front());
+        CHECK(one.message > 0);
+        CHECK(one.post >= 0);
+        CHECK(one.byte >= 0);
+        CHECK(one.addition > 0);
+        CHECK((one == ddp::network_cost{}) == (ranks == 1));
+    }
 }
 
 TEST_CASE("halves of the ring and of the direct exchange send half", "[collective][cost]") {

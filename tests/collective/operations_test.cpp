@@ -27,8 +27,9 @@ ddp::timing patient() {
 /// The default, by few messages and by slices.
 std::vector<ddp::automatic_allreduce> both_ways() {
     ddp::automatic_allreduce slices{.direct = {.chunk_bytes = 200, .window = 2}};
-    slices.two_ranks_bytes = slices.few_ranks_bytes = slices.many_ranks_bytes = 0;
-    return {ddp::automatic_allreduce{}, slices};
+    slices.cost = ddp::test::costs_of_direct;
+    ddp::automatic_allreduce halves{.halving = {.chunk_bytes = 200, .window = 2}, .cost = ddp::test::costs_of_halving};
+    return {ddp::automatic_allreduce{}, slices, halves};
 }
 
 template <class... Checks>

@@ -1,6 +1,7 @@
 // What pages show and no example contains. Compiled and run over threads; with MPI, where there is one, under it too.
 #include <cstdint>
 #include <cstdio>
+#include <ddp/collective/measure_network.hpp>
 #include <ddp/ddp.hpp>
 #include <ddp/nn/nn.hpp>
 #include <ddp/rendezvous/run_tcp.hpp>
@@ -47,6 +48,13 @@ void groups_of_several_algorithms(ddp::communicator<>& comm) {
     trainer.finish();
 }
 
+void fitted_to_the_network(ddp::communicator<>& comm) {
+    std::vector<float> all(1000, 1.0f);
+    ddp::automatic_allreduce const fitted{.cost = ddp::measure_network(comm)};
+    if (comm.rank() == 0) std::printf("1 MiB goes by %s\n", fitted.choice(1 << 20, comm.size()));
+    ddp::allreduce(comm, all, fitted);
+}
+
 double without_a_trainer() {
     auto model = make_model();
     ddp::replica net{model};
@@ -64,6 +72,7 @@ double without_a_trainer() {
 
 void body(ddp::communicator<>& comm) {
     groups_of_several_algorithms(comm);
+    fitted_to_the_network(comm);
     my_metrics mine;
     mine.loss.add(1.0 + comm.rank(), 1);
     mine.exact = 1;

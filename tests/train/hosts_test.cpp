@@ -160,6 +160,29 @@ TEST_CASE("on several hosts a training has the bits of messages, wherever the ra
         }
 }
 
+TEST_CASE("slices of many chunks travel between hosts as those of one do", "[train]") {
+    auto const body = [](communicator<>& comm) {
+        std::vector<std::pair<std::uint64_t, std::string>> all;
+        for (bool const hierarchy : {false, true})
+            for (update const how : {update::sharded, update::replicated}) {
+                recipe const by{.name = "large",
+                                .optimizer = sgd{.lr = 0.1, .momentum = 0.9},
+                                .buckets = single_bucket{},
+                                .options = {.update = how, .share_memory = hierarchy}};
+                auto const got = train<float, memory::releasing>(comm, by, 3, 45, 60'000, 2);
+                all.emplace_back(got.digest, got.wrong);
+            }
+        return all;
+    };
+    std::optional<std::uint64_t> first;
+    for (auto const& all : on_hosts({1, 1, 2, 2}, body))
+        for (auto const& [digest, wrong] : all) {
+            CHECK(wrong == "");
+            if (!first) first = digest;
+            CHECK(digest == *first);
+        }
+}
+
 TEST_CASE("between hosts a rank sends its share of the sums and of the values, and no more", "[train]") {
     constexpr std::size_t n = 160'000;
     struct sent {
@@ -256,4 +279,23 @@ TEST_CASE("processes on several hosts, as their transport sees it, have the bits
             if (!first) first = digest;
             CHECK(digest == *first);
         }
+}
+
+TEST_CASE("ranks that disagree about the hierarchy are told so, all alike", "[train]") {
+    auto const said = on_hosts({1, 1, 2, 2}, [](communicator<>& comm) -> std::string {
+        scripted_model<> net({{"a", {30}}});
+        try {
+            data_parallel trainer{net, sgd{.lr = 1}, comm, {.hierarchy = comm.rank() != 2}};
+            return "no error";
+        } catch (comm_error const& e) {
+            return e.what();
+        }
+    });
+    for (std::string const& one : said) {
+        CAPTURE(one);
+        CHECK(one == said.front());
+        CHECK(one.find("DDP-E205") == 0);
+        CHECK(one.find("on one host") != std::string::npos);
+        CHECK(one.find("on each host") != std::string::npos);
+    }
 }

@@ -152,22 +152,23 @@ TEST_CASE("ranks share memory where all want to, are on one host and add in the 
         CHECK(one == std::array{true, true, false, false, false, false});
     for (auto const& one : on_ranks(3, shares)) CHECK(one == std::array{true, true, false, false, false, false});
 
-    // Two hosts of two ranks: none between them, but within each.
+    // Two hosts of two ranks: within each, and for all where they may differ from messages between all.
     auto world = inproc_world::create(4, {7, 7, 8, 8});
-    std::vector<std::future<std::array<bool, 2>>> running;
+    std::vector<std::future<std::array<bool, 3>>> running;
     for (int r = 0; r < 4; ++r)
         running.push_back(std::async(std::launch::async, [&world, r] {
             communicator<> const comm = any_communicator(world->connect(r), patient());
-            scripted_model<> all({{"a", {30}}}), mine({{"a", {30}}});
+            scripted_model<> all({{"a", {30}}}), flat({{"a", {30}}}), mine({{"a", {30}}});
             data_parallel far{all, sgd{.lr = 1}, comm};
+            data_parallel by_messages{flat, sgd{.lr = 1}, comm, {.hierarchy = false}};
             data_parallel near{mine, sgd{.lr = 1}, comm.host()};
             far.step(numbers{{1.0 + r}});
             near.step(numbers{{1.0 + r}});
             if (all.value(0)[0] != -2.5) throw std::logic_error("a wrong mean of all");
             if (mine.value(0)[0] != (r < 2 ? -1.5 : -3.5)) throw std::logic_error("a wrong mean of a host");
-            return std::array{far.shares_memory(), near.shares_memory()};
+            return std::array{far.shares_memory(), by_messages.shares_memory(), near.shares_memory()};
         }));
-    for (auto& one : running) CHECK(one.get() == std::array{false, true});
+    for (auto& one : running) CHECK(one.get() == std::array{true, false, true});
 }
 
 TEST_CASE("many ranks of one host see each other, again and again", "[train]") {

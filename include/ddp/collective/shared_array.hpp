@@ -58,7 +58,8 @@ private:
 /// Order   the canonical tree over ranks.
 /// Throws  collective_aborted inside the scheduler.
 struct memory_allreduce {
-    static constexpr std::size_t piece_bytes = std::size_t{64} << 10;  ///< of each rank: all fit the L2 cache
+    static constexpr std::size_t messages_up_to = std::size_t{16} << 10;  ///< bytes for which messages are faster
+    static constexpr std::size_t piece_bytes = std::size_t{64} << 10;     ///< of each rank: all fit the L2 cache
     /// Worked through between two looks at the transport.
     static constexpr std::size_t turn_bytes = std::size_t{1} << 20;
 
@@ -101,7 +102,7 @@ private:
 template <Transport T, Number E>
 [[nodiscard]] bool in_memory(communicator<T> const& comm, shared_array<E> const& data) noexcept {
     return data.memory() != nullptr && data.memory()->belongs_to(comm.members()) &&
-           data.span().size_bytes() > automatic_allreduce().few_ranks_bytes;
+           data.span().size_bytes() > memory_allreduce::messages_up_to;
 }
 
 namespace detail {

@@ -1,36 +1,48 @@
 /// \file
-/// automatic_allreduce: recursive doubling for small data, the direct exchange for the rest; the bits are the same.
+/// automatic_allreduce: the cheapest of the canonical algorithms for the size of the data; the bits are the same.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 #include <ddp/collective/algorithms/direct_allreduce.hpp>
+#include <ddp/collective/algorithms/halving_doubling_allreduce.hpp>
 #include <ddp/collective/algorithms/recursive_doubling_allreduce.hpp>
+#include <ddp/collective/network_cost.hpp>
 
 namespace ddp {
 
-/// The default: chooses by size among the canonical algorithms, so that the choice is never seen in the result.
-/// The limits are where the two were measured to meet on loopback (docs/performance.md); they follow from the size and the
-/// number of ranks alone, so every rank chooses alike.
+/// The default: chooses among the canonical algorithms, so that the choice is never seen in the result.
+///
+///     ddp::automatic_allreduce fitted{.cost = ddp::measure_network(comm)};
+///     std::puts(fitted.choice(1 << 20, comm.size()));  // "direct"
+///
+/// It follows from the size, the number of ranks and `cost` alone, so every rank chooses alike.
 struct automatic_allreduce {
     static constexpr char const* name = "auto";
     static constexpr bool canonical = true;
 
-    direct_allreduce direct = {};                          ///< for longer arrays
-    recursive_doubling_allreduce doubling = {};            ///< for shorter ones
-    std::size_t two_ranks_bytes = std::size_t{256} << 10;  ///< P = 2: exchanging everything wins up to here
-    std::size_t few_ranks_bytes = std::size_t{16} << 10;   ///< P = 3 … 7
-    std::size_t many_ranks_bytes = std::size_t{64} << 10;  ///< P >= 8: P(P-1) messages cost more
+    direct_allreduce direct = {};                ///< two steps, many messages
+    recursive_doubling_allreduce doubling = {};  ///< for short arrays: few messages, everything in each
+    halving_doubling_allreduce halving = {};     ///< for many ranks
+    network_cost cost = {};                      ///< what they are compared by
 
-    [[nodiscard]] bool doubles(std::size_t bytes, int ranks) const noexcept {
-        return bytes <= (ranks <= 2 ? two_ranks_bytes : ranks < 8 ? few_ranks_bytes : many_ranks_bytes);
+    /// The name of the algorithm that is used for so many bytes.
+    [[nodiscard]] char const* choice(std::size_t bytes, int ranks) const noexcept {
+        switch (chosen(bytes, ranks)) {
+            case by::doubling: return doubling.name;
+            case by::halving: return halving.name;
+            case by::direct: break;
+        }
+        return direct.name;
     }
     [[nodiscard]] std::uint64_t hash() const noexcept {
-        return policy_hash(name, direct.hash(), two_ranks_bytes, few_ranks_bytes, many_ranks_bytes);
+        return policy_hash(name, direct.hash(), halving.hash(), cost.message, cost.post, cost.byte, cost.addition);
     }
     [[nodiscard]] bool everywhere(std::size_t bytes, int ranks) const noexcept {
-        return ranks == 1 || doubles(bytes, ranks);
+        return ranks == 1 || chosen(bytes, ranks) == by::doubling;
     }
 
     template <Transport T, Number E>
@@ -39,20 +51,37 @@ struct automatic_allreduce {
     }
     template <Transport T, Number E, OperationOn<E> Op>
     static task<> combine(automatic_allreduce self, lane<T> over, std::span<E> data, Op op) {
-        if (self.doubles(data.size_bytes(), over.size()))
-            return recursive_doubling_allreduce::combine(self.doubling, over, data, op);
+        switch (self.chosen(data.size_bytes(), over.size())) {
+            case by::doubling: return recursive_doubling_allreduce::combine(self.doubling, over, data, op);
+            case by::halving: return halving_doubling_allreduce::combine(self.halving, over, data, op);
+            case by::direct: break;
+        }
         return direct_allreduce::combine(self.direct, over, data, op);
     }
     template <Transport T, Number E, OperationOn<E> Op>
     static task<> reduce(automatic_allreduce self, lane<T> over, reduction<E, Op> what) {
-        if (self.doubles(what.data.size_bytes(), over.size()))
-            return recursive_doubling_allreduce::reduce(self.doubling, over, what);
+        switch (self.chosen(what.data.size_bytes(), over.size())) {
+            case by::doubling: return recursive_doubling_allreduce::reduce(self.doubling, over, what);
+            case by::halving: return halving_doubling_allreduce::reduce(self.halving, over, what);
+            case by::direct: break;
+        }
         return direct_allreduce::reduce(self.direct, over, what);
     }
     template <Transport T, Number E>
     static task<> all_gather(automatic_allreduce self, lane<T> over, std::span<E> data,
                              std::span<std::size_t const> cuts) {
+        if (self.chosen(data.size_bytes(), over.size()) == by::halving)
+            return halving_doubling_allreduce::all_gather(self.halving, over, data, cuts);
         return direct_allreduce::all_gather(self.direct, over, data, cuts);
+    }
+
+private:
+    enum class by : std::uint8_t { doubling, direct, halving };
+    [[nodiscard]] by chosen(std::size_t bytes, int ranks) const noexcept {
+        if (ranks < 2) return by::doubling;
+        double const all = cost.doubling(bytes, ranks), two = cost.direct(bytes, ranks),
+                     halves = cost.halving(bytes, ranks), least = std::min({all, two, halves});
+        return all == least ? by::doubling : two == least ? by::direct : by::halving;
     }
 };
 
