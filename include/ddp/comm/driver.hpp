@@ -151,7 +151,7 @@ private:
     /// One round of the loop, where an error of the transport itself has nobody to be thrown at.
     void turn(time_point until) noexcept;
     void background();
-    /// Stays away while callers drive, and a little longer: most calls are followed by another.
+    /// Stays away while callers drive, and until none has for 5 ms or there is mail: most calls are followed by another.
     void park(std::unique_lock<std::mutex>& token);
 
     std::unique_ptr<T> transport_;
@@ -162,8 +162,9 @@ private:
 
     std::mutex token_;  // held by whoever drives
     std::atomic<std::thread::id> driver_{};
-    std::atomic<int> callers_{0};       // threads that hold the token or want it: they go first
-    std::atomic<bool> driving_{false};  // the communication thread may be asleep in the transport
+    std::atomic<int> callers_{0};          // threads that hold the token or want it: they go first
+    std::atomic<std::uint64_t> calls_{0};  // that have driven, so far
+    std::atomic<bool> driving_{false};     // the communication thread may be asleep in the transport
     std::atomic<bool> stop_{false};
     std::mutex park_;
     std::condition_variable parked_;
@@ -315,10 +316,13 @@ void driver<T>::park(std::unique_lock<std::mutex>& token) {
     token.unlock();
     {
         std::unique_lock lock(park_);
-        do {
+        for (bool stays = true; stays;) {
+            std::uint64_t const before = calls_.load(std::memory_order_relaxed);
             parked_.wait_for(lock, std::chrono::milliseconds(5), [this] { return poked_ || stop_.load(); });
+            bool const others_drive = !poked_ && calls_.load(std::memory_order_relaxed) != before;
             poked_ = false;
-        } while (callers_.load() > 0 && !stop_.load());
+            stays = (callers_.load() > 0 || others_drive) && !stop_.load();
+        }
     }
     token.lock();
 }
@@ -374,6 +378,7 @@ void driver<T>::fail(function_ref<void()> how) noexcept {
 }
 template <Transport T>
 void driver<T>::drive_until(function_ref<bool()> done) {
+    calls_.fetch_add(1, std::memory_order_relaxed);
     while (!done()) {
         scheduler_.pump();
         if (!done() && !scheduler_.progress(never)) rest();

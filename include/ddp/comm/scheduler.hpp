@@ -146,7 +146,8 @@ bool scheduler<T>::knows_verdict() {
 template <Transport T>
 void scheduler<T>::compare_marks() {
     if constexpr (WatchfulTransport<T>) {
-        if (first_deadline() == never || now() < first_deadline() - times().collective + 2 * times().heartbeat) return;
+        if (first_deadline() == never || driven() < first_deadline() - times().collective + 2 * times().heartbeat)
+            return;
         for (int peer = 0; peer < size() && !failed_; ++peer) {
             if (peer == rank()) continue;
             mark const& theirs = transport_.mark_of(peer);

@@ -125,11 +125,14 @@ protected:
         return first_ == nullptr ? never : std::min(first_deadline(), driven_ + times_.collective / 4);
     }
     void goes_away(time_point due) noexcept {
-        if (now() - driven_ > times_.verdict) came_back(driven_);  // stopped within a turn, whose own time all share
-        driven_ = now();
+        time_point const at = now();
+        if (at - driven_ > times_.verdict) came_back(driven_);  // stopped within a turn, whose own time all share
+        driven_ = std::max(driven_, at);
         due_ = due;
         polled_ = true;
     }
+    /// When this turn began, or was last interrupted.
+    [[nodiscard]] time_point driven() const noexcept { return driven_; }
     [[nodiscard]] bool yielding() const noexcept { return !yielded_.empty(); }
     /// This rank's record of what it is doing, when the failure is somebody else's: in the group that `heard` is about,
     /// where this rank is a member and waits there; else what it waits for anywhere, so that chains of waiting ranks can
