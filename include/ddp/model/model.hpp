@@ -85,7 +85,11 @@ concept HasWeight = requires(M& model, Batch const& batch) {
 ///  bind(storage)          use this memory from now on: zero copy
 ///  intact()               false if bound memory was lost; asked before each forward
 ///  stepped(i)             called after value i has changed
-///  buffers()              a vector of model_buffer; asked afresh each time weights are saved or loaded
+///  buffers()              a vector of model_buffer, alike on all ranks; asked afresh each time: when a trainer is made, after
+///                         each step, and when weights are saved or loaded
+///  join_ranks(sums)       a std::shared_ptr<rank_sums> to add over all ranks with, in forward and backward
+///  needs_all_ranks()      whether it does: then passes are made on ranks without samples too, as often as on others
+///  forward_absent()       forward where there is not even a batch; a backward follows. Needed for join()
 ///  hash()                 of settings besides the parameters, such as the seed of what is drawn: ranks compare it
 ///  begin_step(n)          step number n, from 0 and the same on every rank, comes next: before the step's first forward
 ///  training(bool)         mode

@@ -24,6 +24,7 @@
 #include <ddp/core/random.hpp>
 #include <ddp/core/text.hpp>
 #include <ddp/model/model.hpp>
+#include <ddp/model/rank_sums.hpp>
 
 // With -march=native and AVX-512, -Wall finds fault with Eigen's and GCC's own headers, at a user's cost.
 #if defined(__GNUC__) && !defined(__clang__)
@@ -195,12 +196,14 @@ struct forward_mode {
     std::uint64_t step = 0;                       ///< the training step's number, the same on every rank
     std::size_t layer = 0;                        ///< this layer's place in the model
     std::span<std::uint32_t const> samples = {};  ///< of each sample of the batch, its number in the data set; or empty
+    rank_sums* ranks = nullptr;                   ///< of all ranks that train the model; null: there is no other
 };
 
 /// What a backward pass wants.
 struct backward_mode {
     bool input_gradient = true;  ///< nobody needs the gradient of the batch: false for the first layer with parameters
     bool accumulate = false;     ///< add to the parameters' gradients instead of assigning them
+    rank_sums* ranks = nullptr;  ///< as forward's
 };
 
 /// A differentiable function of matrices.
@@ -217,6 +220,9 @@ struct backward_mode {
 ///  inputs(), outputs()      columns of x and y, where they are fixed; without them y has the columns of x
 ///  forward_in_place(y, mode)  forward whose result takes the place of its argument, for layers whose backward does not
 ///                           need x. Called instead of forward where the layer before has
+///  buffers()                -> std::vector<model_buffer>: state that is not trained
+///  joins_ranks()            -> bool: in training, forward and backward call mode.ranks, on all ranks alike; they are called
+///                           with no rows on ranks without samples
 ///  hash()                   of settings besides the parameters that ranks must have alike; 0: none
 ///  output_is_free           static constexpr bool: y is this layer's own memory and backward does not read it, so the
 ///                           next layer may overwrite it

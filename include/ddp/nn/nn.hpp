@@ -6,6 +6,7 @@
 
 #include <ddp/data/batch.hpp>
 #include <ddp/nn/activation.hpp>
+#include <ddp/nn/batch_norm.hpp>
 #include <ddp/nn/conv2d.hpp>
 #include <ddp/nn/dropout.hpp>
 #include <ddp/nn/embedding.hpp>

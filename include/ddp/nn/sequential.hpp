@@ -17,6 +17,7 @@
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/model/model.hpp>
+#include <ddp/model/rank_sums.hpp>
 #include <ddp/nn/layer.hpp>
 #include <ddp/nn/linear.hpp>
 #include <ddp/nn/loss.hpp>
@@ -38,6 +39,8 @@ struct any_layer {
     [[nodiscard]] virtual std::size_t inputs() const = 0;   // 0: any
     [[nodiscard]] virtual std::size_t outputs() const = 0;  // 0: as many as inputs
     [[nodiscard]] virtual bool output_is_free() const = 0;
+    [[nodiscard]] virtual std::vector<model_buffer> buffers() = 0;
+    [[nodiscard]] virtual bool joins_ranks() const = 0;
     [[nodiscard]] virtual std::uint64_t hash() const = 0;  // 0: nothing that ranks have to compare
 };
 
@@ -77,6 +80,18 @@ struct holder final : any_layer<E> {
     [[nodiscard]] bool output_is_free() const override {
         if constexpr (requires { L::output_is_free; })
             return L::output_is_free;
+        else
+            return false;
+    }
+    [[nodiscard]] std::vector<model_buffer> buffers() override {
+        if constexpr (requires { layer.buffers(); })
+            return layer.buffers();
+        else
+            return {};
+    }
+    [[nodiscard]] bool joins_ranks() const override {
+        if constexpr (requires { layer.joins_ranks(); })
+            return layer.joins_ranks();
         else
             return false;
     }
@@ -154,6 +169,24 @@ public:
         return all;
     }
 
+    /// State that is not trained, by the layer's place as parameters are: "1.running_mean".
+    [[nodiscard]] std::vector<model_buffer> buffers() {
+        std::vector<model_buffer> all;
+        for (std::size_t l = 0; l < layers_.size(); ++l)
+            for (model_buffer& b : layers_[l]->buffers()) {
+                b.name = std::to_string(l) + "." + b.name;
+                all.push_back(std::move(b));
+            }
+        return all;
+    }
+    /// Where layers need sums over all ranks, this is where they get them. The trainer calls it.
+    void join_ranks(std::shared_ptr<rank_sums> ranks) noexcept { ranks_ = std::move(ranks); }
+    /// Whether all ranks have to take part in each pass of training, with samples or without.
+    [[nodiscard]] bool needs_all_ranks() const noexcept {
+        return ranks_ != nullptr && mode_.training &&
+               std::any_of(layers_.begin(), layers_.end(), [](auto const& layer) { return layer->joins_ranks(); });
+    }
+
     /// Works in `memory` from now on; what stands there are the values. Throws usage_error, and changes nothing, unless
     /// it has a span of the right length for each parameter.
     void bind(storage<E> memory) {
@@ -200,11 +233,29 @@ public:
     template <BatchOf<E> Batch>
         requires LossFor<Loss, Batch>
     double forward(Batch const& batch) {
+        if (batch.rows == 0) {
+            forward_absent();
+            return 0;
+        }
         ran_ = false;
         rows_ = batch.rows;
-        double const loss = rows_ == 0 ? 0 : loss_.forward(outputs(batch, mode_), batch) / static_cast<double>(rows_);
+        double const loss = loss_.forward(outputs(batch, mode_of_pass()), batch) / static_cast<double>(rows_);
         ran_ = true;
         return loss;
+    }
+    /// The same without samples, and without a batch.
+    void forward_absent() {
+        ran_ = false;
+        rows_ = 0;
+        if (needs_all_ranks())
+            for (std::size_t l = 0; l < layers_.size(); ++l)
+                if (layers_[l]->joins_ranks()) {
+                    forward_mode mode = mode_of_pass();
+                    mode.layer = l;
+                    static_cast<void>(
+                        layers_[l]->forward(as_matrix(std::span<E const>(), 0, layers_[l]->inputs()), mode));
+                }
+        ran_ = true;
     }
 
     /// Gradients of the last forward, last layer first. Of a batch of no rows they are +0. May be repeated.
@@ -218,7 +269,12 @@ public:
             std::span<trainable<E>> const own = layers_[l]->parameters();
             std::size_t const first = end - own.size();
             if (rows_ > 0)
-                d.emplace(layers_[l]->backward(*d, {.input_gradient = first > 0, .accumulate = how.accumulate}));
+                d.emplace(layers_[l]->backward(
+                    *d, {.input_gradient = first > 0, .accumulate = how.accumulate, .ranks = ranks_.get()}));
+            else if (needs_all_ranks() && layers_[l]->joins_ranks())
+                static_cast<void>(layers_[l]->backward(
+                    as_matrix(std::span<E>(), 0, layers_[l]->outputs()),
+                    {.input_gradient = first > 0, .accumulate = how.accumulate, .ranks = ranks_.get()}));
             else if (!how.accumulate)
                 for (trainable<E>& p : own) std::fill(p.gradient().begin(), p.gradient().end(), E{0});
             while (end > first) ready(--end);
@@ -263,6 +319,11 @@ private:
         parameter_count_ += added.parameters().size();
     }
 
+    [[nodiscard]] forward_mode mode_of_pass() const noexcept {
+        forward_mode mode = mode_;
+        mode.ranks = ranks_.get();
+        return mode;
+    }
     template <class Batch>
     const_matrix_view<E> outputs(Batch const& batch, forward_mode mode) {
         std::span<E const> const inputs(batch.inputs);
@@ -293,6 +354,7 @@ private:
     std::size_t parameter_count_ = 0;
     std::size_t rows_ = 0;  // of the last forward
     bool ran_ = false;      // there was one
+    std::shared_ptr<rank_sums> ranks_;
     forward_mode mode_;
 };
 

@@ -140,10 +140,11 @@ struct start_agreement {
     std::uint32_t context = 0;
 };
 
-/// Compares what ranks are about to train. Throws comm_error, the same on every rank, where they differ.
+/// Compares what ranks are about to train. `buffers`: in words. Throws comm_error, the same on every rank, where they differ.
 template <Transport T, Element E>
-start_agreement agree_on_start(communicator<T> const& comm, std::span<parameter<E> const> parameters, agenda mine) {
-    std::string const description = describe(parameters);
+start_agreement agree_on_start(communicator<T> const& comm, std::span<parameter<E> const> parameters,
+                               std::string const& buffers, agenda mine) {
+    std::string const description = describe(parameters) + buffers;
     mine.parameters = digest().add(description).value();
     mine.description = description.size();
     operation_info what;
@@ -171,9 +172,9 @@ bool all_alike(communicator<T> const& comm, char const* operation, std::uint64_t
 
 #if defined(DDP_SEPARATE_COMPILATION)
 DDP_INSTANTIATE start_agreement agree_on_start(communicator<any_transport> const&, std::span<parameter<float> const>,
-                                               agenda);
+                                               std::string const&, agenda);
 DDP_INSTANTIATE start_agreement agree_on_start(communicator<any_transport> const&, std::span<parameter<double> const>,
-                                               agenda);
+                                               std::string const&, agenda);
 DDP_INSTANTIATE bool all_alike(communicator<any_transport> const&, char const*, std::uint64_t, std::uint64_t);
 DDP_INSTANTIATE task<> expect_agreement(lane<any_transport>, std::string_view, agenda, std::uint32_t*);
 #endif

@@ -27,6 +27,7 @@
 #include <ddp/model/state_slice.hpp>
 #include <ddp/train/agreement.hpp>
 #include <ddp/train/bucket.hpp>
+#include <ddp/train/buffers.hpp>
 #include <ddp/train/events.hpp>
 #include <ddp/train/hosts_engine.hpp>
 #include <ddp/train/memory_engine.hpp>
@@ -80,7 +81,7 @@ struct step_times {
 /// Where all ranks of the communicator are on one host, the arenas are memory that they share, unless a rank has asked for
 /// an algorithm or exchange of its own: nothing but small messages travels then (memory_engine). The same bits.
 ///
-/// Cost    of the constructor: an all-gather of 120 bytes a rank and a broadcast of all values; memory for values,
+/// Cost    of the constructor: an all-gather of 128 bytes a rank and a broadcast of all values; memory for values,
 ///         gradients and the optimizer's state (with update::sharded 1/P of the state). Of a step: the model's passes,
 ///         one small exchange of weights, one of each bucket (in all 2 (P-1)/P times the gradient's bytes sent a rank,
 ///         where buckets are long and memory is not shared), and the optimizer's pass.
@@ -132,6 +133,7 @@ public:
             comm_.fail("its program left a training step before the step had ended, perhaps by an exception");
             wait_for_verdict();  // the model may outlive this
         }
+        if (sums_ != nullptr) sums_->leave();
         detach();
     }
 
@@ -159,6 +161,11 @@ public:
         auto const since = monotonic_clock::now();
         weight_ = 0;
         begin(accumulated_ == 0 ? 1 : 0);
+        if (replica_.needs_all_ranks())
+            tell_peers([&] {
+                if (accumulated_ == 0) replica_.begin_step(engine_->updates());
+                replica_.forward_absent();
+            });
         backward_last();
         finish(true);
         account(since);
@@ -182,7 +189,7 @@ public:
         DDP_EXPECTS(weighed_,
                     "accumulate() goes back through trainer.forward(batch): call that first, not the model's");
         weighed_ = false;
-        if (weight_ != 0) run_backward(false);
+        if (weight_ != 0 || replica_.needs_all_ranks()) run_backward(false);
     }
     /// While the guard lives, backward() is accumulate(), for code that calls the same passes for every batch:
     ///
@@ -238,11 +245,26 @@ public:
         engine_->for_each_state(visit);
     }
 
+    /// Makes the model's buffers alike on all ranks, as training_options::buffers says, or else by rank 0's. Collective, between
+    /// steps; without buffers nothing happens. After each step it is done already, unless they are left_alone.
+    void synchronise_buffers() {
+        if (comm_.size() == 1) return;
+        std::vector<model_buffer> all;
+        tell_peers([&] { all = replica_.buffers(); });
+        if (all.empty()) return;
+        if (options_.buffers == buffers::averaged)
+            detail::average_buffers(comm_, std::span<model_buffer const>(all));
+        else
+            detail::broadcast_buffers(comm_, std::span<model_buffer const>(all));
+    }
+
     /// Digest of all values, in the order of parameters(). Local; cost: one pass over the values.
     [[nodiscard]] std::uint64_t digest_of_values() const { return replica_.digest_of_values(); }
-    /// Collective: whether all ranks hold the same bits.
+    /// Collective: whether all ranks hold the same bits; in buffers too, unless they are left_alone.
     [[nodiscard]] bool replicas_identical() {
-        return detail::all_alike(comm_, "replicas_identical", engine_->hash(), digest_of_values());
+        std::uint64_t mine = digest_of_values();
+        if (options_.buffers != buffers::left_alone) mine ^= detail::digest_of(replica_.buffers());
+        return detail::all_alike(comm_, "replicas_identical", engine_->hash(), mine);
     }
 
 private:
@@ -300,7 +322,7 @@ private:
 
     template <class Batch>
     double forward_weighed(Batch const& batch) {
-        if (weight_ == 0) return 0;  // skipped; backward will be as well
+        if (weight_ == 0 && !replica_.needs_all_ranks()) return 0;  // skipped; backward will be as well
         return tell_peers([&] {
             if (accumulated_ == 0) replica_.begin_step(engine_->updates());
             note(flight::forward);
@@ -321,12 +343,15 @@ private:
         std::string complaint;
         tell_peers([&] {
             try {
-                replica_.backward(
-                    {.weight = weight_, .accumulate = accumulated_ != 0, .last = last, .unused = options_.unused},
-                    [this, &silent](std::size_t i) noexcept {
-                        if (std::exchange(silent, false)) note(flight::gradient);
-                        if (engine_->ready(i)) move_on();
-                    });
+                replica_.backward({.weight = weight_,
+                                   .empty = replica_.needs_all_ranks(),
+                                   .accumulate = accumulated_ != 0,
+                                   .last = last,
+                                   .unused = options_.unused},
+                                  [this, &silent](std::size_t i) noexcept {
+                                      if (std::exchange(silent, false)) note(flight::gradient);
+                                      if (engine_->ready(i)) move_on();
+                                  });
             } catch (gradient_error const& e) {
                 complaint = e.complaint();
             }
@@ -367,9 +392,9 @@ private:
         accumulated_ = 0;
         finish_result const result{engine_->weight(), engine_->gradient_norm(), engine_->skipped()};
         if (engine_->found_nonfinite()) report_nonfinite();
-        if (result.weight != 0 && !result.skipped)
-            tell_peers([&] { replica_.values_changed(); });
-        else if (result.weight == 0 && (!may_be_empty || !engine_->everybody_done()))
+        if (result.weight != 0 && !result.skipped) tell_peers([&] { replica_.values_changed(); });
+        if (result.weight != 0 && options_.buffers != buffers::left_alone) synchronise_buffers();
+        if (result.weight == 0 && (!may_be_empty || !engine_->everybody_done()))
             throw error(errc::no_samples,
                         "the batch is empty on every rank: there is no mean over no samples. Nothing was changed; a "
                         "rank that is out of data calls trainer.join().");
@@ -428,6 +453,7 @@ private:
     std::shared_ptr<void> memory_;  // the arena
     bool shared_ = false;           // the other ranks see it
     std::unique_ptr<step_engine<T, element>> engine_;
+    std::shared_ptr<detail::trainer_sums<T>> sums_;  // what the model adds by, where it does
 
     std::uint64_t weight_ = 0;       // of the batch that forward saw last
     std::uint64_t accumulated_ = 0;  // of the passes since the last step
@@ -480,9 +506,16 @@ data_parallel<M, T>::data_parallel(M& model, communicator<T> const& comm, setup 
     });
     try {
         mine.hashes[4] = engine_->optimizer_hash();
-        detail::start_agreement const agreed = detail::agree_on_start(comm_, parameters(), mine);
+        std::vector<model_buffer> const buffers = replica_.buffers();
+        detail::start_agreement const agreed =
+            detail::agree_on_start(comm_, parameters(), detail::describe(std::span(buffers)), mine);
         engine_->agree_on(agreed.hash, agreed.context);
         if (comm_.size() > 1) broadcast(comm_, memory.values(), 0);
+        if (comm_.size() > 1) detail::broadcast_buffers(comm_, std::span(buffers));
+        if constexpr (requires { model.join_ranks(sums_); }) {
+            sums_ = std::make_shared<detail::trainer_sums<T>>(comm_);
+            model.join_ranks(sums_);
+        }
         replica_.attach(memory);
     } catch (...) {
         detach();

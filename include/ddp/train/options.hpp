@@ -21,6 +21,13 @@ namespace ddp {
 /// `automatic`: sharded where the ranks see each other's memory, else replicated.
 enum class update : std::uint8_t { replicated, sharded, automatic };
 
+/// What becomes of a model's buffers (running statistics, counters), after rank 0's have gone to all when a trainer was made.
+enum class buffers : std::uint8_t {
+    from_rank_0,  ///< rank 0's go to all after each step
+    averaged,     ///< after each step: the mean over ranks of those of float and double, rank 0's of others
+    left_alone,   ///< each rank keeps its own; synchronise_buffers() before an evaluation, say
+};
+
 /// What becomes of a step whose mean gradient has NaN or an infinity in it, before any value is changed. All ranks decide alike.
 enum class nonfinite : std::uint8_t {
     unchecked,  ///< nothing: values become NaN
@@ -55,7 +62,8 @@ struct training_options {
     /// update::replicated the optimizer's state too. E106 names the ranks that differ. Costs one pass over 1/256 of the values
     /// a step, and 8 bytes to each rank. 0: never. The same on all ranks.
     std::size_t agreement_steps = 256;
-    std::size_t buckets_in_flight = 4;  ///< bounds the memory of the reductions under way
+    ddp::buffers buffers = ddp::buffers::from_rank_0;  ///< of a model that has some: one small collective a step
+    std::size_t buckets_in_flight = 4;                 ///< bounds the memory of the reductions under way
     /// Bytes of values that are stepped at once, at most. After each quarter of it the network is looked after, so that
     /// heartbeats go out, and new values travel while others are stepped. The same bits for any; may differ between ranks.
     std::size_t step_piece_bytes = std::size_t{1} << 20;
@@ -85,21 +93,23 @@ struct training_options {
             *clip);
     }
     /// Of what ranks must have alike, in the order of hash_names.
-    static constexpr std::array<std::string_view, 7> hash_names = {"training_options.update",
+    static constexpr std::array<std::string_view, 8> hash_names = {"training_options.update",
                                                                    "training_options.clip",
                                                                    "training_options.schedule",
                                                                    "training_options.unused",
                                                                    "training_options.buckets_in_flight",
                                                                    "training_options.nonfinite",
-                                                                   "training_options.agreement_steps"};
-    [[nodiscard]] std::array<std::uint64_t, 7> hashes() const {
+                                                                   "training_options.agreement_steps",
+                                                                   "training_options.buffers"};
+    [[nodiscard]] std::array<std::uint64_t, 8> hashes() const {
         return {static_cast<std::uint64_t>(update),
                 clip ? std::visit([](auto const& bound) { return bound.hash(); }, *clip) : 0,
                 schedule.hash(),
                 static_cast<std::uint64_t>(unused),
                 std::uint64_t{buckets_in_flight},
                 static_cast<std::uint64_t>(nonfinite),
-                std::uint64_t{agreement_steps}};
+                std::uint64_t{agreement_steps},
+                static_cast<std::uint64_t>(buffers)};
     }
 };
 

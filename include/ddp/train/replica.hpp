@@ -23,7 +23,8 @@ namespace ddp {
 
 /// How a replica goes back through a batch.
 struct backward_pass {
-    std::uint64_t weight = 1;  ///< of the batch: gradients become sums over so many samples. 0: there was no batch
+    std::uint64_t weight = 1;  ///< of the batch: gradients become sums over so many samples. 0: there was none
+    bool empty = false;        ///< the model goes back through a batch of weight 0 as well
     bool accumulate = false;   ///< add to the gradients instead of assigning them
     bool last = true;          ///< no pass of this step follows: gradients are reported, and in the arena afterwards
     ddp::unused unused = ddp::unused::error;  ///< a parameter that backward leaves out
@@ -102,6 +103,24 @@ public:
     void begin_step([[maybe_unused]] std::uint64_t n) {
         if constexpr (requires { model_->begin_step(n); }) model_->begin_step(n);
     }
+    /// Whether passes are made without samples too, because other ranks have some.
+    [[nodiscard]] bool needs_all_ranks() const {
+        if constexpr (requires { model_->needs_all_ranks(); })
+            return model_->needs_all_ranks();
+        else
+            return false;
+    }
+    /// A pass without a batch. Nothing where the model does not ask for it.
+    void forward_absent() {
+        if constexpr (requires { model_->forward_absent(); }) model_->forward_absent();
+    }
+    /// State that is not trained, as the model lists it now.
+    [[nodiscard]] std::vector<model_buffer> buffers() const {
+        if constexpr (requires { model_->buffers(); })
+            return model_->buffers();
+        else
+            return {};
+    }
     /// Mean loss over the batch.
     template <class Batch>
         requires ModelFor<M, Batch>
@@ -124,7 +143,7 @@ public:
             copy_gradient(i);
             on_ready(i);
         };
-        if (how.weight == 0) {  // what was accumulated stands; nothing at all is +0
+        if (how.weight == 0 && !how.empty) {  // what was accumulated stands; nothing at all is +0
             for (std::size_t i = 0; i < parameters_.size(); ++i) {
                 clear(i);
                 report(i);

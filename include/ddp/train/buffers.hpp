@@ -1,0 +1,93 @@
+/// \file
+/// What ranks do with buffers: state of a model that is not trained.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <ddp/collective/allreduce.hpp>
+#include <ddp/collective/broadcast.hpp>
+#include <ddp/comm/communicator.hpp>
+#include <ddp/core/bytes.hpp>
+#include <ddp/core/digest.hpp>
+#include <ddp/core/element_type.hpp>
+#include <ddp/data/safetensors_header.hpp>
+#include <ddp/model/model.hpp>
+#include <ddp/model/rank_sums.hpp>
+
+namespace ddp::detail {
+
+/// One line a buffer, for what ranks compare.
+[[nodiscard]] inline std::string describe(std::span<model_buffer const> buffers) {
+    std::string text;
+    for (model_buffer const& b : buffers) text += "buffer '" + b.name + "' " + type_and_shape(b.type, b.shape) + "\n";
+    return text;
+}
+
+[[nodiscard]] inline std::uint64_t digest_of(std::span<model_buffer const> buffers) noexcept {
+    digest all;
+    for (model_buffer const& b : buffers) all.add(const_bytes(b.bytes));
+    return all.value();
+}
+
+/// Rank 0's bytes on every rank. Collective, one broadcast.
+template <Transport T>
+void broadcast_buffers(communicator<T> const& comm, std::span<model_buffer const> buffers) {
+    std::vector<std::byte> all;
+    for (model_buffer const& b : buffers) all.insert(all.end(), b.bytes.begin(), b.bytes.end());
+    if (all.empty()) return;
+    broadcast(comm, std::span<std::byte>(all), 0);
+    std::byte const* from = all.data();
+    for (model_buffer const& b : buffers) {
+        if (!b.bytes.empty()) std::memcpy(b.bytes.data(), from, b.bytes.size());
+        from += b.bytes.size();
+    }
+}
+
+/// The mean over ranks, added in double in the canonical order, of buffers of float and double; of others rank 0's.
+template <Transport T>
+void average_buffers(communicator<T> const& comm, std::span<model_buffer const> buffers) {
+    std::vector<double> sums;
+    std::vector<model_buffer> others;
+    auto const each = [&](auto f) {
+        for (model_buffer const& b : buffers) {
+            std::size_t const count = b.bytes.size() * 8 / bits_of(b.type);
+            for (std::size_t i = 0; b.type == element_type::f32 && i < count; ++i) f(b.bytes.data() + i * 4, float());
+            for (std::size_t i = 0; b.type == element_type::f64 && i < count; ++i) f(b.bytes.data() + i * 8, double());
+        }
+    };
+    for (model_buffer const& b : buffers)
+        if (b.type != element_type::f32 && b.type != element_type::f64) others.push_back(b);
+    each([&](std::byte const* at, auto value) {
+        std::memcpy(&value, at, sizeof value);
+        sums.push_back(static_cast<double>(value));
+    });
+    allreduce(comm, std::span<double>(sums));
+    double const* from = sums.data();
+    each([&](std::byte* at, auto value) {
+        value = static_cast<decltype(value)>(*from++ / comm.size());
+        std::memcpy(at, &value, sizeof value);
+    });
+    broadcast_buffers(comm, std::span<model_buffer const>(others));
+}
+
+/// The trainer's ranks, for a model that adds over them. The model may outlive the trainer, which leaves first.
+template <Transport T>
+class trainer_sums final : public rank_sums {
+public:
+    explicit trainer_sums(communicator<T> const& comm) : comm_(comm) {}
+    void add(std::span<double> mine) override {
+        if (comm_) allreduce(*comm_, mine);
+    }
+    void leave() noexcept { comm_.reset(); }
+
+private:
+    std::optional<communicator<T>> comm_;
+};
+
+}  // namespace ddp::detail

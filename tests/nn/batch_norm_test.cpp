@@ -1,0 +1,248 @@
+// batch_norm: its gradients, its running statistics, and the same result on any number of ranks where it is synchronised.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ddp/data/batch.hpp>
+#include <ddp/nn/activation.hpp>
+#include <ddp/nn/batch_norm.hpp>
+#include <ddp/nn/conv2d.hpp>
+#include <ddp/nn/layer_norm.hpp>
+#include <ddp/nn/linear.hpp>
+#include <ddp/nn/loss.hpp>
+#include <ddp/nn/sequential.hpp>
+#include <ddp/optim/sgd.hpp>
+#include <ddp/train/data_parallel.hpp>
+
+#include "gradients.hpp"
+#include "support/catch.hpp"
+#include "support/ranks.hpp"
+#include "train/patience.hpp"
+
+using namespace ddp;
+
+namespace {
+
+constexpr nn::batch_norm_options together{.statistics = nn::batch_statistics::synchronised};
+
+template <class L>
+std::span<double> buffer_of(L& of, std::string const& name) {
+    for (model_buffer const& b : of.buffers())
+        if (b.name == name) return {reinterpret_cast<double*>(b.bytes.data()), b.bytes.size() / sizeof(double)};
+    throw std::logic_error("there is no buffer " + name);
+}
+
+using batch = regression_batch<double>;
+
+/// Rows of random inputs and targets.
+struct samples {
+    std::size_t features, outputs;
+    std::vector<double> x = test::random_numbers<double>(64 * features, 3),
+                        y = test::random_numbers<double>(64 * outputs, 4);
+    [[nodiscard]] batch rows(std::size_t begin, std::size_t end) const {
+        return {.inputs = std::span(x).subspan(begin * features, (end - begin) * features),
+                .targets = std::span(y).subspan(begin * outputs, (end - begin) * outputs),
+                .rows = end - begin,
+                .features = features};
+    }
+};
+
+auto dense_net(nn::batch_norm_options options) {
+    return nn::sequential{
+        nn::linear<double>(6, 8), nn::batch_norm<double>(8, options), nn::relu<double>(),
+        nn::linear<double>(8, 5), nn::batch_norm<double>(5, options), nn::mean_squared_error<double>()};
+}
+auto image_net(nn::batch_norm_options options) {
+    nn::image_shape const in{.channels = 2, .height = 4, .width = 5};
+    nn::conv2d<double> first(in, {.filters = 3, .kernel = 3, .padding = 1});
+    nn::image_shape const out = first.output_shape();
+    return nn::sequential{nn::batch_norm<double>(in, options),  std::move(first),
+                          nn::batch_norm<double>(out, options), nn::relu<double>(),
+                          nn::linear<double>(out.size(), 3),    nn::mean_squared_error<double>()};
+}
+
+/// Everything that a training leaves: values and buffers.
+template <class Net>
+std::vector<double> all_of(Net& net) {
+    std::vector<double> all;
+    for (auto const& p : net.parameters()) all.insert(all.end(), p.value.begin(), p.value.end());
+    for (model_buffer const& b : net.buffers())
+        if (b.type == element_type::f64) {
+            auto const* const first = reinterpret_cast<double const*>(b.bytes.data());
+            all.insert(all.end(), first, first + b.bytes.size() / sizeof(double));
+        }
+    return all;
+}
+
+enum class way { steps, accumulated, joined };
+
+/// Trains on batches of 12 rows: this rank's uneven share, in one or two passes a step. With `joined` rank 0 alone has rows
+/// in the last steps, and the others join.
+template <class Net>
+std::vector<double> train(communicator<>& comm, Net net, samples const& data, way how,
+                          training_options const& options) {
+    data_parallel trainer{net, sgd{.lr = 0.1, .momentum = 0.9}, comm, options};
+    auto const share = [&](std::size_t first, std::size_t count, std::size_t step) {
+        std::size_t const p = static_cast<std::size_t>(comm.size()), r = static_cast<std::size_t>(comm.rank());
+        if (step % 3 == 2) return r == 0 ? data.rows(first, first + count) : data.rows(first, first);  // one has all
+        std::size_t const cut = count / (p + 1);  // the last rank has about two shares
+        return data.rows(first + r * cut, r + 1 == p ? first + count : first + (r + 1) * cut);
+    };
+    for (std::size_t step = 0; step < 9; ++step) {
+        std::size_t const first = step * 5;
+        if (how == way::accumulated) {
+            trainer.forward(share(first, 7, step));
+            trainer.accumulate();
+            trainer.forward(share(first + 7, 5, step));
+            trainer.backward();
+            trainer.finish();
+        } else if (how == way::joined && step >= 6 && comm.rank() != 0) {
+            if (!trainer.join()) throw std::logic_error("rank 0 still trains");
+        } else if (how == way::joined && step >= 6) {
+            trainer.step(data.rows(first, first + 12));
+        } else {
+            trainer.step(share(first, 12, step));
+        }
+        if (!trainer.replicas_identical()) throw std::logic_error("ranks differ");
+    }
+    return all_of(net);
+}
+
+double worst(std::vector<double> const& a, std::vector<double> const& b) {
+    double most = a.size() == b.size() ? 0 : HUGE_VAL;
+    for (std::size_t i = 0; i < a.size() && i < b.size(); ++i) most = std::max(most, std::abs(a[i] - b[i]));
+    return most;
+}
+
+}  // namespace
+
+TEST_CASE("batch_norm's gradients are the slopes of its result", "[nn][gradient]") {
+    nn::batch_norm<double> rows(3), images({.channels = 2, .height = 2, .width = 3});
+    for (auto* const layer : {&rows, &images})
+        for (std::size_t p = 0; p < 2; ++p) {
+            auto const values = test::random_numbers<double>(layer->parameters()[p].size(), 5 + p);
+            std::copy(values.begin(), values.end(), layer->parameters()[p].value().begin());
+        }
+    CHECK(test::worst_gradient_error(rows, 5, 3) < 2e-7);
+    CHECK(test::worst_gradient_error(rows, 2, 3) < 2e-6);
+    CHECK(test::worst_gradient_error(images, 3, 12) < 2e-7);
+    CHECK(test::worst_gradient_error(images, 1, 12) < 2e-7);
+    CHECK(test::worst_gradient_error(rows, 4, 3, {.training = false}) < 2e-7);
+    CHECK(test::same_in_place(rows, 4, 3));
+}
+
+TEST_CASE("batch_norm keeps running statistics as PyTorch does, and evaluates by them", "[nn]") {
+    nn::batch_norm<double> layer(2, {.momentum = 0.5});
+    std::vector<double> const x{1, 10, 3, 10, 5, 40};
+    auto const in = nn::as_matrix(std::span<double const>(x), 3, 2);
+    auto const y = layer.forward(in, {});
+    CHECK(y(0, 0) == Approx(-2 / std::sqrt(8.0 / 3 + 1e-5)));
+    CHECK(y(1, 0) == Approx(0).margin(1e-12));
+    CHECK(buffer_of(layer, "running_mean")[0] == Approx(1.5));  // half of 0, half of 3
+    CHECK(buffer_of(layer, "running_var")[0] == Approx(2.5));   // half of 1, half of 4: over n - 1
+    CHECK(buffer_of(layer, "running_mean")[1] == Approx(10));
+    CHECK(buffer_of(layer, "running_var")[1] == Approx(150.5));
+    std::int64_t count = 0;
+    std::memcpy(&count, layer.buffers()[2].bytes.data(), sizeof count);
+    CHECK(count == 1);
+    CHECK(layer.parameters()[0].name() == "weight");
+    auto const used = layer.forward(in, {.training = false});
+    CHECK(used(2, 0) == Approx((5 - 1.5) / std::sqrt(2.5 + 1e-5)));
+    CHECK(buffer_of(layer, "running_mean")[0] == Approx(1.5));
+    layer.initialize(0, 0);
+    CHECK(buffer_of(layer, "running_var")[1] == 1);
+}
+
+TEST_CASE("batch_norm refuses what has no deviation, and samples of another size", "[nn]") {
+    nn::batch_norm<float> layer(3);
+    std::vector<float> const x(7);
+    CHECK_THROWS_WITH(layer.forward(nn::as_matrix(std::span<float const>(x).first(3), 1, 3), {}),
+                      Catch::Contains("one number a channel has no deviation"));
+    CHECK_THROWS_WITH(layer.forward(nn::as_matrix(std::span<float const>(x), 1, 7), {}),
+                      Catch::Contains("samples of 7"));
+    CHECK_NOTHROW(layer.forward(nn::as_matrix(std::span<float const>(x).first(3), 1, 3), {.training = false}));
+    CHECK_THROWS_AS(nn::batch_norm(0), usage_error);
+    CHECK_THROWS_AS(nn::batch_norm(3, {.momentum = 2}), usage_error);
+    CHECK_THROWS_AS(nn::batch_norm(3, {.epsilon = 0}), usage_error);
+    CHECK(nn::batch_norm(3).hash() != nn::batch_norm(3, {.momentum = 0.2}).hash());
+}
+
+TEST_CASE("synchronised, any number of ranks trains as one process with the whole batch", "[nn][train]") {
+    way const how = GENERATE(way::steps, way::accumulated, way::joined);
+    bool const images = GENERATE(false, true);
+    bool const sharded = GENERATE(false, true);
+    CAPTURE(static_cast<int>(how), images, sharded);
+    samples const data{images ? std::size_t{40} : std::size_t{6}, images ? std::size_t{3} : std::size_t{5}};
+    training_options const options{.update = sharded ? update::sharded : update::replicated,
+                                   .share_memory = sharded,
+                                   .buffers = sharded ? buffers::left_alone : buffers::from_rank_0};
+    auto const body = [&](communicator<>& comm) {
+        return images ? train(comm, image_net(together), data, how, options)
+                      : train(comm, dense_net(together), data, how, options);
+    };
+    auto const expected = test::run_ranks(1, body, test::patient()).front();
+    for (int const ranks : {2, 3, 4}) {
+        CAPTURE(ranks);
+        for (auto const& got : test::run_ranks(ranks, body, test::patient())) CHECK(worst(got, expected) < 1e-10);
+    }
+}
+
+TEST_CASE("local statistics differ, and buffers become alike as the options say", "[nn][train]") {
+    samples const data{6, 5};
+    auto const after_a_step = [&](training_options const& options, bool asks) {
+        return test::run_ranks(
+            2,
+            [&](communicator<>& comm) {
+                auto net = dense_net({});
+                for (double& one : buffer_of(net, "1.running_mean"))
+                    one = comm.rank() + 1;  // rank 0's are to start with
+                data_parallel trainer{net, sgd{.lr = 0.1}, comm, options};
+                double const start = buffer_of(net, "1.running_mean")[0];
+                std::size_t const r = static_cast<std::size_t>(comm.rank());
+                trainer.step(data.rows(r * 6, r * 6 + 6));
+                if (asks) trainer.synchronise_buffers();
+                return std::array{start, buffer_of(net, "1.running_mean")[0], trainer.replicas_identical() ? 1.0 : 0.0};
+            },
+            test::patient());
+    };
+    auto const alone = after_a_step({.buffers = buffers::left_alone}, false);
+    CHECK(alone[0][0] == 1);
+    CHECK(alone[1][0] == 1);
+    CHECK(alone[0][1] != alone[1][1]);
+    CHECK(alone[0][2] == 1);  // not compared
+    auto const from_0 = after_a_step({}, false);
+    CHECK(from_0[0][1] == alone[0][1]);
+    CHECK(from_0[1][1] == alone[0][1]);
+    CHECK(from_0[1][2] == 1);
+    auto const mean = after_a_step({.buffers = buffers::averaged}, false);
+    CHECK(mean[0][1] == Approx((alone[0][1] + alone[1][1]) / 2).epsilon(1e-14));
+    CHECK(mean[1][1] == mean[0][1]);
+    auto const asked = after_a_step({.buffers = buffers::left_alone}, true);
+    CHECK(asked[1][1] == alone[0][1]);
+}
+
+TEST_CASE("ranks with other buffers are told so when they begin", "[nn][train]") {
+    auto const said = test::errors_of_ranks(
+        2,
+        [](communicator<>& comm) {
+            auto net =
+                nn::sequential{nn::linear<double>(6, 8), nn::batch_norm<double>(8), nn::mean_squared_error<double>()};
+            auto other =
+                nn::sequential{nn::linear<double>(6, 8), nn::layer_norm<double>(8), nn::mean_squared_error<double>()};
+            if (comm.rank() == 0)
+                data_parallel trainer{net, sgd{.lr = 0.1}, comm};
+            else
+                data_parallel trainer{other, sgd{.lr = 0.1}, comm};
+        },
+        test::patient());
+    CHECK(said[0] == said[1]);
+    CHECK(said[0].find("DDP-E102") == 0);
+}
