@@ -104,6 +104,7 @@ enum class batch_statistics : std::uint8_t {
     synchronised,  ///< of the whole batch, as one process would: all ranks take part in each pass, also without samples
 };
 
+/// How a batch_norm takes and keeps statistics.
 struct batch_norm_options {
     batch_statistics statistics = batch_statistics::local;  ///< see there
     double momentum = 0.1;                                  ///< of the running statistics: the new batch's part
