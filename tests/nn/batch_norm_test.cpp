@@ -245,4 +245,6 @@ TEST_CASE("ranks with other buffers are told so when they begin", "[nn][train]")
         test::patient());
     CHECK(said[0] == said[1]);
     CHECK(said[0].find("DDP-E102") == 0);
+    CHECK(said[0].find("their buffers differ: buffer '1.running_mean' F64 [8] on rank 0 and absent on rank 1") !=
+          std::string::npos);
 }

@@ -80,8 +80,9 @@ inline std::string first_difference(std::string_view zero, std::string_view othe
         std::string_view const a = line(zero), b = line(other);
         if (a == b) continue;
         auto const say = [](std::string_view what) { return what.empty() ? std::string("absent") : std::string(what); };
-        return "parameter #" + std::to_string(i) + " is " + say(a) + " on " + name_of_zero + " and " + say(b) + " on " +
-               name_of_other;
+        bool const buffer = a.starts_with("buffer ") || b.starts_with("buffer ");  // they come after all parameters
+        return (buffer ? "their buffers differ: " : "parameter #" + std::to_string(i) + " is ") + say(a) + " on " +
+               name_of_zero + " and " + say(b) + " on " + name_of_other;
     }
     return "the parameters are listed differently";
 }
