@@ -2,6 +2,7 @@
 #include <ddp/checkpoint/checkpoints.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -91,6 +92,51 @@ TEST_CASE("the same over TCP, by messages and in shared memory, and written in t
             REQUIRE(got == std::vector<std::uint64_t>(3, undisturbed(3, by, 11)));
         }
     }
+}
+
+TEST_CASE("what an exchange keeps on each rank is kept for that rank; another number of ranks begins without",
+          "[checkpoint]") {
+    for (int const ranks : {1, 2, 3})
+        for (bool const sharded : {false, true}) {
+            CAPTURE(ranks, sharded);
+            kept_recipe const by{.options = options_of(sharded, false), .rounded = true};
+            auto const got = kept_and_resumed([&](auto const& body) { return run_ranks(ranks, body, patient()); }, by);
+            REQUIRE(got == std::vector<std::uint64_t>(got.size(), undisturbed(ranks, by, 11)));
+        }
+    scratch_directory const scratch;
+    captured_stderr said(scratch);
+    kept_recipe const by{.rounded = true};
+    auto const sum_of_residuals = [](auto& one) {
+        double sum = 0;
+        one.trainer.for_each_state([&](state_slice const& s) {
+            if (s.per_rank)
+                for (float const x : s.as<float>()) sum += std::abs(static_cast<double>(x));
+        });
+        return sum;
+    };
+    auto const kept_sum = run_ranks(
+        3,
+        [&](auto& comm) {
+            kept_training one(comm, by);
+            checkpoints(in(scratch)).save(one.go_to(3).trainer, one.batches);
+            return sum_of_residuals(one);
+        },
+        patient());
+    for (double const sum : kept_sum) REQUIRE(sum > 0);
+    auto const sums = run_ranks(
+        2,
+        [&](auto& comm) {
+            kept_training one(comm, by);
+            one.go_to(2);
+            (void)checkpoints(in(scratch)).resume(one.trainer, one.batches);
+            double const sum = sum_of_residuals(one);
+            return one.go_to(5).digest() == 0 ? -1 : sum;
+        },
+        patient());
+    REQUIRE(sums == std::vector<double>{0, 0});
+    REQUIRE(said.text() == "ddp: " + in(scratch) +
+                               "/step-000000000003: was written by 3 ranks: state that each rank has for itself begins "
+                               "at zero\n");
 }
 
 namespace {
@@ -263,7 +309,7 @@ struct odd_model : scripted_model<> {
     std::vector<model_buffer> buffers() { return {{"batches", element_type::i64, {}, bytes_of(batches)}}; }
 };
 std::vector<odd_model::part> const odd_parts = {
-    {"a/b", {2, 3}, {1, 2}}, {"a", {4}}, {"50%[1:2]", {5}}, {"none", {0}}, {"\u00e9 \" \\", {1}}};
+    {"a/b", {2, 3}, {1, 2}}, {"a", {4}}, {"50%[1:2]", {5}}, {"none", {0}}, {"\u00e9 \" \\", {1}}, {"two\nlines", {2}}};
 
 }  // namespace
 
@@ -291,6 +337,36 @@ TEST_CASE("buffers, memory that is not row-major and names with any characters a
         },
         patient());
     REQUIRE(got == std::vector<bool>{true, true});
+}
+
+TEST_CASE("what is written in the background is what was there when it was saved", "[checkpoint]") {
+    scratch_directory const scratch;
+    auto const got = run_ranks(
+        2,
+        [&](auto& comm) {
+            scripted_model<> net({{"large", {400'000}}}, 1.0);
+            data_parallel trainer{net, sgd{.lr = 0.1, .momentum = 0.9}, comm};
+            checkpoints kept(in(scratch), {.keep = 2, .background = true});
+            for (int round = 0; round < 3; ++round) {
+                trainer.step(numbers{{1.0}});
+                std::uint64_t const before = trainer.digest_of_values();
+                kept.save(trainer);
+                trainer.step(numbers{{2.0}});
+                std::uint64_t const beyond = trainer.digest_of_values();
+                for (int i = 0; i < 5; ++i) trainer.step(numbers{{3.0}});
+                while (!kept.poll()) trainer.step(numbers{{4.0}});
+                if (!kept.poll() || !kept.resume(trainer) || trainer.digest_of_values() != before) return false;
+                trainer.step(numbers{{2.0}});
+                if (trainer.digest_of_values() != beyond) return false;
+            }
+            trainer.step(numbers{{1.0}});
+            kept.save(trainer);
+            return true;  // without wait(): what was written last is no checkpoint
+        },
+        patient());
+    REQUIRE(got == std::vector<bool>{true, true});
+    REQUIRE(names_in(scratch.path() / "kept") ==
+            std::vector<std::string>{"latest", "step-000000000003", "step-000000000005", "step-000000000007.tmp"});
 }
 
 TEST_CASE("without a directory or a checkpoint there is nothing to resume, and nothing is made", "[checkpoint]") {

@@ -44,30 +44,6 @@ T only(std::vector<T> const& all) {
     return all.front();
 }
 
-/// stderr in a file for as long as it lives.
-class captured_stderr {
-public:
-    explicit captured_stderr(scratch_directory const& scratch) : path_(scratch.path() / "stderr"), kept_(::dup(2)) {
-        std::fflush(stderr);
-        std::FILE* const file = std::fopen(path_.c_str(), "w");
-        ::dup2(::fileno(file), 2);
-        std::fclose(file);
-    }
-    ~captured_stderr() { (void)text(); }
-    std::string text() {
-        if (kept_ >= 0) {
-            std::fflush(stderr);
-            ::dup2(kept_, 2);
-            ::close(std::exchange(kept_, -1));
-        }
-        return content_of(path_);
-    }
-
-private:
-    std::filesystem::path path_;
-    int kept_;
-};
-
 kept_recipe const by{.optimizer = adam{.lr = 0.01}, .options = options_of(true, false)};
 constexpr char const* second = "step-000000000004";
 
@@ -258,18 +234,24 @@ TEST_CASE("a full disk is one error on all ranks, and nothing older is lost", "[
             struct rlimit before{};
             REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
             auto const handler = std::signal(SIGXFSZ, SIG_IGN);
+            std::vector<std::string> left_behind;
             std::string const said = failing_save(
                 scratch,
                 [&] {
                     struct rlimit const small{limit, before.rlim_max};
                     ::setrlimit(RLIMIT_FSIZE, &small);
                 },
-                [&] { ::setrlimit(RLIMIT_FSIZE, &before); }, background);
+                [&] {
+                    ::setrlimit(RLIMIT_FSIZE, &before);
+                    left_behind = names_in(in(scratch));
+                },
+                background);
             ::setrlimit(RLIMIT_FSIZE, &before);
             std::signal(SIGXFSZ, handler);
             CAPTURE(said);
             REQUIRE(has(said, "DDP-E301 file: rank 0: " + in(scratch) + "/step-000000000003.tmp/shard-00000-of-00003"));
             REQUIRE(has(said, "File too large"));
+            REQUIRE(left_behind == std::vector<std::string>{"latest", "step-000000000002"});
         }
 }
 

@@ -2,13 +2,18 @@
 /// A small training with everything that a checkpoint has to keep, for tests.
 #pragma once
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ddp/checkpoint/checkpoints.hpp>
@@ -16,6 +21,7 @@
 #include <ddp/optim/any_optimizer.hpp>
 #include <ddp/train/data_parallel.hpp>
 
+#include "../../examples/rounded_exchange.hpp"
 #include "data/files.hpp"
 #include "support/ranks.hpp"
 #include "support/training_checks.hpp"
@@ -32,6 +38,7 @@ struct kept_recipe {
     any_optimizer optimizer = sgd{.lr = 0.05, .momentum = 0.9};
     training_options options = {};
     any_buckets buckets = size_capped_buckets{.cap_bytes = 512, .first_bytes = 128};
+    bool rounded = false;    // gradients travel rounded, each rank keeps what that leaves out
     std::uint64_t seed = 5;  // of the initial values: a training that is resumed does not depend on it
 };
 
@@ -40,9 +47,15 @@ struct kept_training {
     kept_training(Comm& on, kept_recipe const& by)
         : comm(on),
           model(7, 24, 3, by.seed + static_cast<std::uint64_t>(on.rank())),
-          trainer{model, by.optimizer, on, scheduled(by.options), any_allreduce{}, by.buckets},
+          trainer(make_trainer(by)),
           batches(kept_sampler, on) {}
 
+    using trainer_type = data_parallel<tanh_mlp<float>, typename Comm::transport_type>;
+    trainer_type make_trainer(kept_recipe const& by) {
+        training_options const options = scheduled(by.options);
+        if (by.rounded) return trainer_type(model, by.optimizer, comm, options, rounded_exchange{}, by.buckets);
+        return trainer_type(model, by.optimizer, comm, options, any_allreduce{}, by.buckets);
+    }
     static training_options scheduled(training_options options) {
         options.schedule = schedule{cosine_decay{.steps = 30, .floor = 0.05}};
         return options;
@@ -67,7 +80,7 @@ struct kept_training {
 
     Comm& comm;
     tanh_mlp<float> model;
-    data_parallel<tanh_mlp<float>, typename Comm::transport_type> trainer;
+    trainer_type trainer;
     sampler batches;
     task_data<float> data{7, 3, kept_sampler.samples};
     std::vector<float> x, y;
@@ -100,5 +113,30 @@ inline void flip_bit(std::filesystem::path const& path, std::size_t byte, int bi
     content.at(byte) = static_cast<char>(content[byte] ^ (1 << bit));
     put_content(path, content);
 }
+
+/// stderr in a file for as long as it lives.
+class captured_stderr {
+public:
+    explicit captured_stderr(::test::scratch_directory const& scratch)
+        : path_(scratch.path() / "stderr"), kept_(::dup(2)) {
+        std::fflush(stderr);
+        std::FILE* const file = std::fopen(path_.c_str(), "w");
+        ::dup2(::fileno(file), 2);
+        std::fclose(file);
+    }
+    ~captured_stderr() { (void)text(); }
+    std::string text() {
+        if (kept_ >= 0) {
+            std::fflush(stderr);
+            ::dup2(kept_, 2);
+            ::close(std::exchange(kept_, -1));
+        }
+        return content_of(path_);
+    }
+
+private:
+    std::filesystem::path path_;
+    int kept_;
+};
 
 }  // namespace ddp::test
