@@ -251,7 +251,7 @@ private:
             content.tensors.push_back({detail::state_tensor_name(s), s.type, std::move(shape), s.bytes});
             shared.push_back(!s.per_rank);
             if (!s.per_rank) names.push_back(content.tensors.back().name);
-            shapes.emplace_back(detail::state_key(s), detail::shape_text(s.shape));
+            shapes.emplace_back(detail::state_key(s), detail::extents_text(s.shape));
         });
         std::vector<std::string> rank_0s = detail::lines_of(detail::text_of_rank_0(
             trainer.comm(), trainer.comm().rank() == 0 ? detail::joined_lines(names) : std::string()));

@@ -31,7 +31,7 @@ inline constexpr std::string_view model_prefix = "model/", state_prefix = "state
 /// Key, element type and whole shape on one line: what a trainer and a checkpoint must have alike.
 [[nodiscard]] std::string state_line(state_slice const& slice);
 /// The whole's shape, as a shard's metadata say it: "512 784".
-[[nodiscard]] std::string shape_text(std::span<std::size_t const> shape);
+[[nodiscard]] std::string extents_text(std::span<std::size_t const> shape);
 
 /// Throws  data_error: errc::file if a file is missing or cannot be read, errc::format if the manifest, a digest or a
 ///         header is wrong.

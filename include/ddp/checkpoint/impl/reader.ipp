@@ -42,13 +42,13 @@ namespace ddp::detail {
 [[gnu::cold]] DDP_DECL std::string state_tensor_name(state_slice const& slice) {
     return concat({state_key(slice), "[", slice.begin, ":", slice.begin + slice.count(), "]"});
 }
-[[gnu::cold]] DDP_DECL std::string shape_text(std::span<std::size_t const> shape) {
+[[gnu::cold]] DDP_DECL std::string extents_text(std::span<std::size_t const> shape) {
     std::string text;
     for (std::size_t const extent : shape) text += concat({text.empty() ? "" : " ", extent});
     return text;
 }
 [[gnu::cold]] DDP_DECL std::string state_line(state_slice const& slice) {
-    return concat({state_key(slice), "\t", name_of(slice.type), " [", shape_text(slice.shape), "]"});
+    return concat({state_key(slice), "\t", name_of(slice.type), " [", extents_text(slice.shape), "]"});
 }
 
 [[gnu::cold]] DDP_DECL checkpoint_reader::checkpoint_reader(checkpoint_directory const& in, std::string const& name,
