@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -270,7 +271,7 @@ TEST_CASE("so many of the newest checkpoints stay, and nothing else is touched",
         [&](auto& comm) {
             kept_training one(comm, {});
             checkpoints kept(in(scratch), {.keep = 2});
-            for (std::uint64_t const step : {1, 2, 2, 3, 5}) {
+            for (std::uint64_t const step : {1u, 2u, 2u, 3u, 5u}) {
                 one.go_to(step);
                 kept.save(one.trainer, one.batches, {{"step", std::to_string(step)}});
                 if (kept.resume(one.trainer, one.batches)->step != step) throw std::logic_error("another one");
@@ -344,10 +345,10 @@ TEST_CASE("what is written in the background is what was there when it was saved
     auto const got = run_ranks(
         2,
         [&](auto& comm) {
-            scripted_model<> net({{"large", {400'000}}}, 1.0);
+            scripted_model<> net({{"large", {2'000'000}}}, 1.0);  // written for longer than a step takes
             data_parallel trainer{net, sgd{.lr = 0.1, .momentum = 0.9}, comm};
             checkpoints kept(in(scratch), {.keep = 2, .background = true});
-            for (int round = 0; round < 3; ++round) {
+            for (int round = 0; round < 2; ++round) {
                 trainer.step(numbers{{1.0}});
                 std::uint64_t const before = trainer.digest_of_values();
                 kept.save(trainer);
@@ -366,7 +367,19 @@ TEST_CASE("what is written in the background is what was there when it was saved
         patient());
     REQUIRE(got == std::vector<bool>{true, true});
     REQUIRE(names_in(scratch.path() / "kept") ==
-            std::vector<std::string>{"latest", "step-000000000003", "step-000000000005", "step-000000000007.tmp"});
+            std::vector<std::string>{"latest", "step-000000000001", "step-000000000003", "step-000000000005.tmp"});
+}
+
+TEST_CASE("no two pieces of state are kept under one name", "[checkpoint]") {
+    auto const key = [](std::string_view of, std::string_view name, bool per_rank = false) {
+        return ddp::detail::state_key({.of = of, .name = name, .per_rank = per_rank});
+    };
+    REQUIRE(key("0.weight", "exp_avg") == "state/0.weight/exp_avg");
+    REQUIRE(key("0.weight", "exp_avg", true) == "rank_state/0.weight/exp_avg");
+    REQUIRE(key("a/b", "c") != key("a", "b/c"));
+    REQUIRE(key("a/b", "c") == "state/a%2Fb/c");
+    REQUIRE(key("a%2Fb", "c") == "state/a%252Fb/c");
+    REQUIRE(key("a[0:3]", "\n\t") == "state/a%5B0:3%5D/%0A%09");
 }
 
 TEST_CASE("without a directory or a checkpoint there is nothing to resume, and nothing is made", "[checkpoint]") {

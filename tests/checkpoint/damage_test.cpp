@@ -54,7 +54,7 @@ void keep_two(scratch_directory const& scratch) {
         [&](auto& comm) {
             kept_training one(comm, by);
             checkpoints kept(in(scratch));
-            for (std::uint64_t const step : {2, 4}) kept.save(one.go_to(step).trainer, one.batches);
+            for (std::uint64_t const step : {2u, 4u}) kept.save(one.go_to(step).trainer, one.batches);
             return 0;
         },
         patient());
@@ -228,7 +228,7 @@ std::string failing_save(scratch_directory const& scratch, std::function<void()>
 
 TEST_CASE("a full disk is one error on all ranks, and nothing older is lost", "[checkpoint]") {
     for (bool const background : {false, true})
-        for (rlim_t const limit : {100, 1500}) {
+        for (rlim_t const limit : {100u, 1500u}) {
             CAPTURE(background, limit);
             scratch_directory const scratch;
             struct rlimit before{};
