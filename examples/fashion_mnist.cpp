@@ -4,18 +4,22 @@
 // Two processes:    ddprun -n 2 --prefix none ./fashion_mnist
 // Under MPI:        mpirun -n 2 ./fashion_mnist
 // Prints a line an epoch and, last, "result: test_accuracy=0.88… ranks=2 transport=tcp memory=shared … parameters=<digest>".
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <ddp/checkpoint/checkpoints.hpp>
+#include <ddp/checkpoint/stop_signals.hpp>
 #include <ddp/data/gzip.hpp>
 #include <ddp/ddp.hpp>
 #include <ddp/nn/nn.hpp>
 #include <ddp/rendezvous/run_secure.hpp>
 #include <ddp/train/weights.hpp>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,13 +36,16 @@ namespace {
 struct settings {
     ddp::run_options run;
     std::string model = "mlp", algorithm = "auto", update = "replicated", data = "/usr/share/datasets/fashion-mnist",
-                buckets = "1MiB", save, load;
+                buckets = "1MiB", save, load, checkpoint;
     int epochs = 0;
     std::uint64_t seed = 7;
-    std::size_t batch = 128, hidden = 512, losses = 0;
+    std::size_t batch = 128, hidden = 512, losses = 0, every = 0, keep = 3;
     double lr = 2e-3, clip = 0;
     int flip = -1;
+    bool resume = false, background = false;
 };
+
+enum class outcome : std::uint8_t { good, replicas_differ, interrupted };
 
 std::string text(char const* format, auto... values) {
     char line[256];
@@ -46,7 +53,7 @@ std::string text(char const* format, auto... values) {
     return line;
 }
 
-bool train(settings const& with, std::string_view transport, ddp::communicator<>& comm) {
+outcome train(settings const& with, std::string_view transport, ddp::communicator<>& comm) {
     auto const directory = std::filesystem::path(with.save).parent_path();  // rank 0 writes there after the training
     if (comm.rank() == 0 && !directory.empty() && !std::filesystem::is_directory(directory))
         throw std::invalid_argument("--save " + with.save + ": there is no directory " + directory.string());
@@ -71,16 +78,27 @@ bool train(settings const& with, std::string_view transport, ddp::communicator<>
 
     if (!with.load.empty()) ddp::load_weights(trainer, with.load);
 
+    std::optional<ddp::checkpoints> kept;
+    std::optional<ddp::stop_signals> signals;
+    if (!with.checkpoint.empty()) {
+        kept.emplace(with.checkpoint, ddp::checkpoint_options{.keep = with.keep, .background = with.background});
+        signals.emplace();
+    }
+    std::optional<ddp::resumed_checkpoint> from;
+    if (kept && with.resume) from = kept->resume(trainer, batches);
+
     ddp::batch_loader<float> load(images, batches.largest_share());
     progress_bar bar(comm.rank() == 0, steps);
     auto const began = std::chrono::steady_clock::now();
     auto const seconds = [&] {
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     };
-    std::size_t step = 0, samples = 0;
-    for (int epoch = 1; epoch <= with.epochs; ++epoch) {
+    std::size_t step = trainer.completed_steps(), samples = 0;
+    if (from) bar.line(text("resumed after step %zu", step));
+    for (int epoch = 1 + static_cast<int>(batches.epoch()); epoch <= with.epochs; ++epoch) {
         ddp::mean_metric loss;
         while (auto const indices = batches.next()) {
+            if (signals && signals->received()) trainer.request_stop();
             auto const result = trainer.step(load(*indices));
             loss.add(result.loss, indices->size());
             samples += result.weight;
@@ -89,6 +107,11 @@ bool train(settings const& with, std::string_view transport, ddp::communicator<>
                 bar.line(text("loss %zu %.9g", step, all.mean()));
             }
             bar.show(step, static_cast<double>(samples) / seconds(), text("epoch %d  loss %.3f", epoch, result.loss));
+            if (kept && (result.stop || (with.every != 0 && step % with.every == 0))) kept->save(trainer, batches);
+            if (!result.stop) continue;
+            if (kept) kept->wait();
+            bar.line(text("stopped after step %zu", step));
+            return outcome::interrupted;
         }
         double const training_loss = ddp::sum_over_ranks(comm, loss).mean();
         ddp::sampler order({.samples = unseen.size(), .global_batch = 1000, .shuffle = false}, comm);
@@ -103,6 +126,7 @@ bool train(settings const& with, std::string_view transport, ddp::communicator<>
             float& weight = trainer.parameters()[0].value[0];
             weight = std::bit_cast<float>(std::bit_cast<std::uint32_t>(weight) ^ 1u);
         }
+        if (kept) kept->wait();
         bool const identical = trainer.replicas_identical();
         auto const& times = trainer.times();
         bar.line(text(
@@ -110,13 +134,15 @@ bool train(settings const& with, std::string_view transport, ddp::communicator<>
             "samples_per_second=%.0f communication_wait=%.1f%% replicas=%s parameters=%016llx",
             test.accuracy(), comm.size(), std::string(transport).c_str(), trainer.shares_memory() ? "shared" : "own",
             with.algorithm.c_str(), with.epochs, took, static_cast<double>(samples) / took,
-            100.0 * static_cast<double>(times.waited.count()) / static_cast<double>(times.total.count()),
+            100.0 * static_cast<double>(times.waited.count()) /
+                static_cast<double>(std::max<std::int64_t>(1, times.total.count())),
             identical ? "identical" : "different", static_cast<unsigned long long>(trainer.digest_of_values())));
         if (identical && !with.save.empty())
             ddp::save_weights(trainer, with.save, {{"model", with.model}, {"hidden", std::to_string(with.hidden)}});
-        return identical;
+        return identical ? outcome::good : outcome::replicas_differ;
     }
-    return true;
+    bar.line("nothing was left to do");
+    return outcome::good;
 }
 
 }  // namespace
@@ -134,6 +160,12 @@ int main(int argc, char** argv) {
         .add("batch", with.batch, "samples a step, over all ranks", 1)
         .add("save", with.save, "after training, write the weights to this .safetensors file")
         .add("load", with.load, "begin with the weights in this file")
+        .add("checkpoint", with.checkpoint, "keep checkpoints in this directory")
+        .add("every", with.every,
+             "steps from one checkpoint to the next; 0: only when SIGTERM or SIGUSR1 stops training")
+        .add("keep", with.keep, "so many of the newest checkpoints stay", 1)
+        .add("resume", with.resume, "go on from the newest checkpoint, if there is one")
+        .add("background", with.background, "write checkpoints while training goes on")
         .add("hidden", with.hidden, "units of the mlp's first hidden layer", 1)
         .add("lr", with.lr, "learning rate of AdamW, decayed along a cosine", 0)
         .add("clip", with.clip, "global norm to which gradients are clipped; 0: not at all", 0)
@@ -151,9 +183,10 @@ int main(int argc, char** argv) {
         return 2;
     }
     if (with.epochs == 0) with.epochs = with.model == "cnn" ? 6 : 8;
-    std::atomic<bool> good{true};
+    std::atomic<outcome> worst{outcome::good};
     auto const body = [&](ddp::communicator<>& comm) {
-        if (!train(with, comm.transport().name(), comm)) good = false;
+        outcome const mine = train(with, comm.transport().name(), comm);
+        if (mine != outcome::good) worst = mine;
     };
     if (with.run.ranks > 0 && with.run.transport.empty() && !ddp::secure_tcp::detected()) with.run.transport = "inproc";
 #ifdef EXAMPLE_WITH_MPI
@@ -161,5 +194,7 @@ int main(int argc, char** argv) {
 #else
     int const code = ddp::run_main<ddp::threads, ddp::secure_tcp>(with.run, body);
 #endif
-    return code != EXIT_SUCCESS ? code : good ? EXIT_SUCCESS : EXIT_FAILURE;
+    if (code != EXIT_SUCCESS) return code;
+    if (worst == outcome::interrupted) return ddp::exit_to_be_resumed;
+    return worst == outcome::good ? EXIT_SUCCESS : EXIT_FAILURE;
 }

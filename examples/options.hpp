@@ -24,6 +24,12 @@ public:
         return add_taker(name, help, [&value, name](std::string const& text) { set(value, text, name); });
     }
 
+    // "--name" alone says yes.
+    options& add(std::string const& name, bool& value, std::string const& help) {
+        flags_[name] = &value;
+        return add_taker(name, help, [](std::string const&) {});
+    }
+
     // A number from `least` to `most`; no other is taken.
     template <class V>
     options& add(std::string const& name, V& value, std::string const& help, std::type_identity_t<V> least,
@@ -60,6 +66,11 @@ public:
                 }
                 auto const taker = takers_.find(name);
                 if (taker == takers_.end()) throw std::invalid_argument("there is no option --" + name);
+                if (auto const flag = flags_.find(name); flag != flags_.end()) {
+                    if (joined) throw std::invalid_argument("--" + name + " takes no value");
+                    *flag->second = true;
+                    continue;
+                }
                 if (!joined) {
                     if (++i == argc) throw std::invalid_argument("--" + name + " needs a value");
                     value = argv[i];
@@ -113,4 +124,5 @@ private:
     std::string about_;
     std::string help_;
     std::map<std::string, std::function<void(std::string const&)>> takers_;
+    std::map<std::string, bool*> flags_;
 };

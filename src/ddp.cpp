@@ -8,6 +8,9 @@
 #define DDP_SOURCE_FILE
 #include <ddp/ddp.hpp>
 
+#include <ddp/checkpoint/impl/directory.ipp>
+#include <ddp/checkpoint/impl/manifest.ipp>
+#include <ddp/checkpoint/impl/reader.ipp>
 #include <ddp/comm/impl/fault.ipp>
 #include <ddp/comm/impl/flight_recorder.ipp>
 #include <ddp/comm/impl/group.ipp>
@@ -20,6 +23,7 @@
 #include <ddp/core/impl/text.ipp>
 #include <ddp/data/impl/classification.ipp>
 #include <ddp/data/impl/idx.ipp>
+#include <ddp/data/impl/json_reader.ipp>
 #include <ddp/data/impl/safetensors.ipp>
 #include <ddp/data/impl/safetensors_header.ipp>
 #include <ddp/data/impl/safetensors_parser.ipp>

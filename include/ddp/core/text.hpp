@@ -1,5 +1,5 @@
 /// \file
-/// concat: a text made of pieces and numbers, in one call.
+/// concat: a text made of pieces and numbers, in one call; and what is needed to show texts from outside.
 #pragma once
 
 #include <ddp/core/language.hpp>  // first
@@ -44,6 +44,15 @@ private:
 /// What came from outside, for people to read: at most `most` bytes, control characters but line feeds and tabs written
 /// as \xNN, so that no terminal obeys them.
 [[nodiscard]] std::string printable(std::string_view text, std::size_t most = 4096);
+
+/// Bytes of the valid UTF-8 sequence that `text` begins with, 1 to 4; 0 if there is none: overlong, surrogate, too large.
+[[nodiscard]] std::size_t utf8_length(std::string_view text) noexcept;
+
+/// A name from outside for an error message: in quotes, on one line, of bounded length.
+[[nodiscard]] std::string in_quotes(std::string_view name);
+
+/// Whether all of it is.
+[[nodiscard]] bool is_utf8(std::string_view text) noexcept;
 
 }  // namespace ddp::detail
 

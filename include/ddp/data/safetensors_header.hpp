@@ -12,6 +12,7 @@
 
 #include <ddp/core/element_type.hpp>
 #include <ddp/core/separate.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/data/string_map.hpp>
 
 namespace ddp {
@@ -33,12 +34,6 @@ struct safetensors_header {
 };
 
 namespace detail {
-
-/// Bytes of the valid UTF-8 sequence that `text` begins with, 1 to 4; 0 if there is none: overlong, surrogate, too large.
-[[nodiscard]] std::size_t utf8_length(std::string_view text) noexcept;
-
-/// A name out of a file for an error message: in quotes, on one line, of bounded length.
-[[nodiscard]] std::string in_quotes(std::string_view name);
 
 /// Such as "F32 [128 x 784]".
 [[nodiscard]] std::string type_and_shape(element_type type, std::span<std::size_t const> shape);

@@ -13,7 +13,8 @@
 
 namespace ddp {
 
-/// Elements [begin, begin + count()) of the state `name` of `of`. Valid while it is visited; `bytes` may be written.
+/// Elements [begin, begin + count()) of the state `name` of `of`. Names are valid while it is visited, `bytes` until the next
+/// step; they may be written.
 struct state_slice {
     std::string_view of;                      ///< a parameter's name, or what else the state belongs to
     std::string_view name;                    ///< "momentum", "exp_avg", "residual"

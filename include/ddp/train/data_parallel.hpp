@@ -5,6 +5,7 @@
 #include <ddp/core/language.hpp>  // first
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <chrono>
 #include <cstddef>
@@ -45,6 +46,7 @@ struct finish_result {
     /// Of the mean gradient before clipping, where clipping by norm or training_options::nonfinite ask for it.
     double gradient_norm = 0;
     bool skipped = false;  ///< the mean gradient was not finite: nothing was changed (nonfinite::skip)
+    bool stop = false;     ///< some rank had called request_stop() before it began this step; the same on all ranks
 };
 /// What step returns.
 struct step_result {
@@ -52,6 +54,7 @@ struct step_result {
     std::uint64_t weight = 0;  ///< as finish_result's
     double gradient_norm = 0;  ///< as finish_result's
     bool skipped = false;      ///< as finish_result's
+    bool stop = false;         ///< as finish_result's
 };
 
 /// Where the time of the steps went, on the thread that calls them.
@@ -150,7 +153,7 @@ public:
         backward_last();
         finish_result const result = finish(false);
         account(since);
-        return {loss, result.weight, result.gradient_norm, result.skipped};
+        return {loss, result.weight, result.gradient_norm, result.skipped, result.stop};
     }
 
     /// Takes part in a step of the others without a batch, for a rank that is out of data: while (trainer.join()) {}.
@@ -221,6 +224,21 @@ public:
     /// Steps that changed the values. After a failure ranks may differ by one: those who had every gradient of a rank that
     /// then failed have completed the step. Equal numbers are equal bits.
     [[nodiscard]] std::uint64_t completed_steps() const noexcept { return engine_->updates(); }
+    /// Goes on as if so many steps had been completed: schedules and corrections of bias count from there. Between steps,
+    /// the same on all ranks; for who brings back values and state (checkpoints does).
+    void set_completed_steps(std::uint64_t count) {
+        DDP_EXPECTS(between_steps(), "set_completed_steps: a step is under way; finish() it first");
+        comm_.exclusively([&] { engine_->set_updates(count); });
+    }
+    /// Neither is a step under way, nor has accumulate() left gradients for the next one.
+    [[nodiscard]] bool between_steps() const noexcept { return !begun_ && accumulated_ == 0; }
+
+    /// This rank wants training to stop: all ranks learn it in the same step, the next one that this rank begins
+    /// (`finish_result::stop`; after join(), stop_agreed()), and in every one after that. What they do then is theirs.
+    /// Costs no message. From any thread, and from a signal handler.
+    void request_stop() noexcept { stop_requested_.store(true); }
+    /// What the last step's result said, for loops that end in join().
+    [[nodiscard]] bool stop_agreed() const noexcept { return engine_->stop(); }
     /// After a failure: whether only some values took part in the step that failed. Such state must not be kept.
     [[nodiscard]] bool torn() const noexcept {
         keep_values();
@@ -289,7 +307,7 @@ private:
         });
     }
 
-    void begin(std::uint64_t done) {
+    void begin(std::uint32_t done) {
         DDP_EXPECTS(!begun_, "a step is under way: finish() it before the next one begins");
         comm_.check();
         replica_.expect_intact();
@@ -298,7 +316,7 @@ private:
         if (comm_.tasks().has_mail()) comm_.exclusively([&] { comm_.tasks().pump(); });
         begun_ = true;
         ++begun_steps_;
-        engine_->begin({.weight = accumulated_ + weight_, .done = done});
+        engine_->begin({.weight = accumulated_ + weight_, .done = done, .stop = stop_requested_.load() ? 1u : 0u});
         move_on();
     }
     /// For the flight recorder: the program begins this part of the step that is under way, or comes next.
@@ -390,7 +408,7 @@ private:
         times_.stepped += engine_->stepped_late();
         times_.waited += monotonic_clock::now() - since - engine_->stepped_late();
         accumulated_ = 0;
-        finish_result const result{engine_->weight(), engine_->gradient_norm(), engine_->skipped()};
+        finish_result const result{engine_->weight(), engine_->gradient_norm(), engine_->skipped(), engine_->stop()};
         if (engine_->found_nonfinite()) report_nonfinite();
         if (result.weight != 0 && !result.skipped) tell_peers([&] { replica_.values_changed(); });
         if (result.weight != 0 && options_.buffers != buffers::left_alone) synchronise_buffers();
@@ -460,6 +478,7 @@ private:
     bool weighed_ = false;           // there was a forward that no backward has gone through yet
     bool begun_ = false;
     int unsynchronised_ = 0;  // guards of no_sync()
+    std::atomic<bool> stop_requested_{false};
     std::uint64_t begun_steps_ = 0, nonfinite_steps_ = 0;
     step_times times_;
 };

@@ -50,7 +50,8 @@ namespace ddp {
 /// What one rank says at the start of a step; the sum of weights divides the sum of gradients.
 struct step_ticket {
     std::uint64_t weight = 0;  // samples this rank's gradient sums over
-    std::uint64_t done = 0;    // 1: this rank is out of data
+    std::uint32_t done = 0;    // 1: this rank is out of data
+    std::uint32_t stop = 0;    // 1: this rank wants training to stop
     std::uint64_t digest = 0;  // of the part of values and state that is compared in this step
 };
 
@@ -113,6 +114,8 @@ public:
     /// Of the last finished step.
     [[nodiscard]] std::uint64_t weight() const noexcept { return weight_; }
     [[nodiscard]] bool everybody_done() const noexcept { return everybody_done_; }
+    /// Some rank wanted training to stop when the step began: the same on all ranks.
+    [[nodiscard]] bool stop() const noexcept { return stop_; }
     [[nodiscard]] double gradient_norm() const noexcept { return norm_; }
     /// The mean gradient of the last step was not finite; skipped: hence no value was changed.
     [[nodiscard]] bool found_nonfinite() const noexcept { return nonfinite_; }
@@ -120,6 +123,8 @@ public:
     /// Then, by rank: the first element of its own gradient that is not finite, if it has one.
     [[nodiscard]] std::span<detail::nonfinite_place const> places() const noexcept { return in_use_->places; }
     [[nodiscard]] std::uint64_t updates() const noexcept { return updates_; }
+    /// Goes on as if so many steps had changed the values. Between steps, while nobody drives; on all ranks alike.
+    void set_updates(std::uint64_t count) noexcept { updates_ = count; }
     /// In the optimizer while the compute side did nothing but wait for the step to end.
     [[nodiscard]] nanoseconds stepped_late() const noexcept { return late_; }
     /// Some values of the current step are new and others are not: after a failure such state must not be kept.
@@ -280,7 +285,7 @@ private:
     std::uint64_t round_ = 0;    // steps begun
     std::uint64_t updates_ = 0;  // steps that changed values
     std::uint64_t weight_ = 0;
-    bool everybody_done_ = false;
+    bool everybody_done_ = false, stop_ = false;
     bool granted_ = false, torn_ = false, nonfinite_ = false;
     E inverse_ = 0;
     std::vector<std::uint8_t> full_;
@@ -526,9 +531,11 @@ task<> step_engine<T, E>::weigh() {
     expect_alike();
     weight_ = 0;
     everybody_done_ = true;
+    stop_ = false;
     for (step_ticket const& t : tickets) {
         weight_ += t.weight;
         everybody_done_ = everybody_done_ && t.done != 0;
+        stop_ = stop_ || t.stop != 0;
     }
     inverse_ = weight_ == 0 ? E(0) : static_cast<E>(1.0 / static_cast<double>(weight_));
     if (exchange().blocking()) exchange_blocking();

@@ -87,24 +87,55 @@ void in_row_major_order(kept_tensor const& t, F&& f) {
     }
 }
 
-template <Model M>
-void write_weights(M& model, std::string const& path, string_map metadata) {
-    metadata.emplace("ddp.version", std::to_string(version_major) + "." + std::to_string(version_minor) + "." +
-                                        std::to_string(version_patch));
-    std::vector<kept_tensor> const kept = kept_tensors(model);
-    std::vector<std::vector<std::byte>> rearranged;
+/// What is written of them, row-major. Those that lie otherwise are copied into `rearranged`.
+inline std::vector<tensor_view> views_of(std::vector<kept_tensor> const& kept,
+                                         std::vector<std::vector<std::byte>>& rearranged) {
     std::vector<tensor_view> views;
     for (kept_tensor const& t : kept) {
         views.push_back({t.name, t.type, t.shape, t.bytes});
         if (t.strides.empty()) continue;
-        std::size_t const size = sizeof(element_of<M>);
+        std::size_t const size = bits_of(t.type) / 8;
         std::vector<std::byte>& copy = rearranged.emplace_back(t.bytes.size());
         in_row_major_order(t, [&](std::size_t k, std::size_t at) {
             std::memcpy(copy.data() + k * size, t.bytes.data() + at * size, size);
         });
         views.back().bytes = copy;
     }
+    return views;
+}
+
+template <Model M>
+void write_weights(M& model, std::string const& path, string_map metadata) {
+    metadata.emplace("ddp.version", std::to_string(version_major) + "." + std::to_string(version_minor) + "." +
+                                        std::to_string(version_patch));
+    std::vector<kept_tensor> const kept = kept_tensors(model);
+    std::vector<std::vector<std::byte>> rearranged;
+    std::vector<tensor_view> const views = views_of(kept, rearranged);
     write_safetensors(path, views, metadata);
+}
+
+/// Reads a tensor of a file and adds it to `all`; `into_model`: into its place. Cost: one pass, and memory in `aside` for one
+/// piece (for all of a tensor that has strides).
+inline void read_kept(safetensors_file const& file, tensor_info const& t, kept_tensor const& own, bool into_model,
+                      std::vector<std::byte>& aside, digest& all) {
+    constexpr std::size_t piece = std::size_t{1} << 20;
+    bool const straight = into_model && own.strides.empty();
+    std::size_t const size = own.bytes.size();
+    if (!straight) aside.resize(std::max(aside.size(), into_model ? size : std::min(size, piece)));
+    for (std::size_t at = 0; at < size; at += piece) {
+        std::size_t const count = std::min(piece, size - at);
+        mutable_bytes const to = straight     ? own.bytes.subspan(at, count)
+                                 : into_model ? mutable_bytes(aside).subspan(at, count)
+                                              : mutable_bytes(aside).first(count);
+        file.read(t, at, to);
+        all.add(to);
+    }
+    if (into_model && !straight) {
+        std::size_t const element = bits_of(own.type) / 8;
+        in_row_major_order(own, [&](std::size_t k, std::size_t to) {
+            std::memcpy(own.bytes.data() + to * element, aside.data() + k * element, element);
+        });
+    }
 }
 
 /// A file whose tensors are those of a model: same names, types and shapes.
@@ -161,32 +192,13 @@ public:
         std::vector<std::byte> aside;
         for (std::size_t i = 0; i < file_.tensors().size(); ++i) {
             tensor_info const& t = file_.tensors()[i];
-            kept_tensor const& own = *places_[i];
-            bool const straight = into_model && own.strides.empty();
-            std::size_t const size = own.bytes.size();
-            if (!straight) aside.resize(std::max(aside.size(), into_model ? size : std::min(size, piece)));
             all.add(t.name);
-            for (std::size_t at = 0; at < size; at += piece) {
-                std::size_t const count = std::min(piece, size - at);
-                mutable_bytes const to = straight     ? own.bytes.subspan(at, count)
-                                         : into_model ? mutable_bytes(aside).subspan(at, count)
-                                                      : mutable_bytes(aside).first(count);
-                file_.read(t, at, to);
-                all.add(to);
-            }
-            if (into_model && !straight) {
-                std::size_t const element = bits_of(own.type) / 8;
-                in_row_major_order(own, [&](std::size_t k, std::size_t to) {
-                    std::memcpy(own.bytes.data() + to * element, aside.data() + k * element, element);
-                });
-            }
+            read_kept(file_, t, *places_[i], into_model, aside, all);
         }
         return all.value();
     }
 
 private:
-    static constexpr std::size_t piece = std::size_t{1} << 20;
-
     safetensors_file file_;
     std::vector<kept_tensor> model_;
     std::vector<kept_tensor const*> places_;  // places_[i]: where the file's tensor i goes

@@ -1,0 +1,472 @@
+/// \file
+/// checkpoints: all that a training is made of, kept on disk now and then, so that a job that ends can be continued.
+#pragma once
+
+#include <ddp/core/language.hpp>  // first
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <ddp/checkpoint/directory.hpp>
+#include <ddp/checkpoint/manifest.hpp>
+#include <ddp/checkpoint/reader.hpp>
+#include <ddp/collective/all_gather.hpp>
+#include <ddp/collective/broadcast.hpp>
+#include <ddp/comm/communicator.hpp>
+#include <ddp/core/bytes.hpp>
+#include <ddp/core/contract.hpp>
+#include <ddp/core/error.hpp>
+#include <ddp/core/version.hpp>
+#include <ddp/data/safetensors.hpp>
+#include <ddp/data/sampler.hpp>
+#include <ddp/data/string_map.hpp>
+#include <ddp/model/state_slice.hpp>
+#include <ddp/train/weights.hpp>
+#include <ddp/train/weights_file.hpp>
+
+namespace ddp {
+
+namespace detail {
+
+template <class C>
+concept KeptTrainer = TrainerLike<C> && requires(C& trainer, state_visitor visit) {
+    trainer.for_each_state(visit);
+    trainer.set_completed_steps(std::uint64_t{});
+    trainer.between_steps();
+};
+
+/// Collective: rank 0's text.
+template <Transport T>
+[[nodiscard]] std::string text_of_rank_0(communicator<T> const& comm, std::string text) {
+    std::uint64_t size = text.size();
+    broadcast(comm, size, 0);
+    text.resize(static_cast<std::size_t>(size));
+    broadcast(comm, std::span<char>(text), 0);
+    return text;
+}
+
+[[nodiscard]] inline std::string joined_lines(std::vector<std::string> const& lines) {
+    std::string text;
+    for (std::string const& line : lines) (text += line) += '\n';
+    return text;
+}
+[[nodiscard]] inline std::vector<std::string> lines_of(std::string_view text) {
+    std::vector<std::string> lines;
+    for (std::size_t end = 0; (end = text.find('\n')) != text.npos; text.remove_prefix(end + 1))
+        lines.emplace_back(text.substr(0, end));
+    return lines;
+}
+inline void sort_unique(std::vector<std::string>& lines) {
+    std::sort(lines.begin(), lines.end());
+    lines.erase(std::unique(lines.begin(), lines.end()), lines.end());
+}
+
+/// Collective: the lines of all ranks, sorted, each once. Cost: those of rank 0 are broadcast, what else ranks have is
+/// gathered.
+template <Transport T>
+[[nodiscard]] std::vector<std::string> lines_of_all(communicator<T> const& comm, std::vector<std::string> mine) {
+    sort_unique(mine);
+    std::vector<std::string> all =
+        lines_of(text_of_rank_0(comm, comm.rank() == 0 ? joined_lines(mine) : std::string()));
+    std::erase_if(mine, [&](std::string const& line) { return std::binary_search(all.begin(), all.end(), line); });
+    std::string const more = joined_lines(mine);
+    std::vector<std::size_t> const counts = all_gather(comm, more.size());
+    std::size_t total = 0;
+    for (std::size_t const count : counts) total += count;
+    std::string rest(total, '\0');
+    all_gather(comm, std::span<char const>(more), std::span<std::size_t const>(counts), std::span<char>(rest));
+    for (std::string& line : lines_of(rest)) all.push_back(std::move(line));
+    sort_unique(all);
+    return all;
+}
+
+/// What one rank writes of a checkpoint.
+struct checkpoint_content {
+    std::vector<tensor_view> tensors;
+    string_map metadata;
+    std::vector<std::vector<std::byte>> rearranged;  // values that do not lie row-major
+};
+
+}  // namespace detail
+
+/// How a directory of checkpoints is kept.
+struct checkpoint_options {
+    std::size_t keep = 3;  ///< so many of the newest stay; at least 1
+    /// save() copies everything to memory and returns; a thread of its own writes it. It becomes a checkpoint in the next
+    /// call of save, poll or wait.
+    bool background = false;
+};
+
+/// Where a training goes on.
+struct resumed_checkpoint {
+    std::uint64_t step = 0;  ///< completed steps: the trainer's completed_steps()
+    string_map entries;      ///< what save was given
+    std::string path;        ///< of the checkpoint's directory
+};
+
+/// A directory of checkpoints. A training that is killed and resumed goes on to the same bits as one that was not.
+///
+///     ddp::checkpoints kept("checkpoints");
+///     auto const from = kept.resume(trainer, batches);   // nothing there: training begins
+///     while (auto const batch = batches.next()) {
+///         trainer.step(load(*batch));
+///         if (trainer.completed_steps() % 100 == 0) kept.save(trainer, batches, {{"note", "so far so good"}});
+///     }
+///
+///  Kept     parameters and buffers (rank 0's), the optimizer's state and the exchange's, the number of completed steps
+///           (on which schedules and corrections of bias depend), the sampler's place, the caller's entries. Not kept:
+///           gradients that were accumulated, what is random in the caller's own code, metrics.
+///  Whole    A checkpoint is there as a whole or not at all: ranks write into a temporary directory, flush, agree, and rank 0
+///           renames it. A process that is killed at any moment leaves all earlier checkpoints as they were.
+///  Ranks    A checkpoint is continued by any number of ranks, with any update policy, bucket plan and transport. With the
+///           same number of ranks, to the same bits. State that differs by rank (an exchange's residuals) begins at zero
+///           where the number of ranks is another.
+///  Where    All ranks see the same directory.
+///
+/// All calls are collective, between steps, by the same thread as the trainer's; each rank has an object of its own. See
+/// docs/checkpoints.md.
+class checkpoints {
+public:
+    /// Nothing happens yet; the directory is made by the first save, its parent must be there. Throws usage_error if
+    /// nothing would be kept.
+    explicit checkpoints(std::string directory, checkpoint_options options = {})
+        : directory_(std::move(directory)), options_(options) {
+        DDP_EXPECTS(!directory_.path().empty(), "checkpoints: give the directory a name");
+        DDP_EXPECTS(options_.keep > 0, "checkpoints: keep is zero; the newest checkpoint has to stay");
+    }
+    checkpoints(checkpoints const&) = delete;
+    checkpoints& operator=(checkpoints const&) = delete;
+    /// Waits for a writer in the background. What it has written is no checkpoint unless wait() was called.
+    ~checkpoints() { join(); }
+
+    /// Writes a checkpoint of the trainer, and removes those that are too old. `entries`: rank 0's count.
+    ///
+    /// Cost    values and buffers are written by rank 0; state by who holds it: with update::sharded every rank its part.
+    ///         One pass more over the files, for their digests; flushes; four small exchanges. All wait for the slowest
+    ///         rank's disk, timing.collective at most.
+    /// Throws  data_error (errc::file), the same on every rank, if a rank cannot write: nothing has happened then, earlier
+    ///         checkpoints are there, and training may go on. With options.background also what became of the one before;
+    ///         this one is then not begun. usage_error within a step, or for texts that are no UTF-8. comm_error.
+    template <detail::KeptTrainer C>
+    void save(C& trainer, string_map const& entries = {}) {
+        save_with(trainer, nullptr, entries);
+    }
+    /// The sampler's place is kept with it.
+    template <detail::KeptTrainer C>
+    void save(C& trainer, sampler const& batches, string_map const& entries = {}) {
+        save_with(trainer, &batches, entries);
+    }
+
+    /// Brings the trainer to where the newest whole checkpoint was written; nothing if there is none yet. One that is
+    /// damaged (a digest, a file that is missing) is named on stderr by rank 0, and the one before it is taken.
+    ///
+    /// Cost    each rank reads all values, and of the state what it holds; every file's digest is looked at by one rank.
+    /// Throws  data_error, the same on every rank: errc::format for a checkpoint of another model, optimizer or sampler, with
+    ///         all differences (20 are shown), or if none of those that are there is whole: nothing has changed then.
+    ///         errc::file if the directory cannot be read. usage_error within a step. comm_error. Where a file fails while
+    ///         it is put in place, the communicator has failed with it.
+    template <detail::KeptTrainer C>
+    std::optional<resumed_checkpoint> resume(C& trainer) {
+        return resume_with(trainer, nullptr);
+    }
+    /// The sampler goes to its place; its options must be what they were.
+    template <detail::KeptTrainer C>
+    std::optional<resumed_checkpoint> resume(C& trainer, sampler& batches) {
+        return resume_with(trainer, &batches);
+    }
+
+    /// With options.background: whether nothing is being written. Collective; a small exchange, which makes a checkpoint of
+    /// what all ranks have written. Throws as save.
+    bool poll() { return pending_ == nullptr || finish(false); }
+    /// Waits until what was saved is a checkpoint. Collective. Throws as save. To be called at the end.
+    void wait() {
+        if (pending_ != nullptr) (void)finish(true);
+    }
+
+    [[nodiscard]] std::string const& directory() const noexcept { return directory_.path(); }
+
+private:
+    /// A checkpoint that is being written.
+    struct writing {
+        detail::checkpoint_manifest manifest;
+        detail::checkpoint_shard shard{.rank = -1};  // this rank's; none
+        std::exception_ptr error;
+        std::atomic<bool> written{false};
+        std::thread thread;
+        std::function<bool(bool)> finish;  // over the trainer's communicator
+    };
+
+    template <class C>
+    static void expect_between_steps(C& trainer) {
+        detail::expect_between_steps(trainer.comm());  // a failure may tear values
+        DDP_EXPECTS(
+            trainer.between_steps(),
+            "checkpoints are saved and resumed between steps: finish() the step, what was accumulated included");
+    }
+    static void say(std::string_view text) noexcept {
+        std::fprintf(stderr, "ddp: %.*s\n", static_cast<int>(text.size()), text.data());
+    }
+    void join() noexcept {
+        if (pending_ != nullptr && pending_->thread.joinable()) pending_->thread.join();
+    }
+    bool finish(bool block) {
+        writing& one = *pending_;
+        try {
+            if (!one.finish(block)) return false;
+        } catch (...) {
+            join();
+            pending_.reset();
+            throw;
+        }
+        pending_.reset();
+        return true;
+    }
+
+    /// Which state there is on this rank, and what of it this rank writes: what no other does.
+    template <class C>
+    void list_state(C& trainer, detail::checkpoint_content& content) {
+        std::vector<std::pair<std::string, std::string>> shapes;
+        std::vector<std::string> names;
+        std::vector<bool> shared;
+        trainer.for_each_state([&](state_slice const& s) {
+            if (s.count() == 0) return;
+            std::size_t whole = 1;
+            for (std::size_t const extent : s.shape) whole *= extent;
+            std::vector<std::size_t> shape{s.count()};
+            if (whole == s.count()) shape.assign(s.shape.begin(), s.shape.end());
+            content.tensors.push_back({detail::state_tensor_name(s), s.type, std::move(shape), s.bytes});
+            shared.push_back(!s.per_rank);
+            if (!s.per_rank) names.push_back(content.tensors.back().name);
+            shapes.emplace_back(detail::state_key(s), detail::extents_text(s.shape));
+        });
+        std::vector<std::string> rank_0s = detail::lines_of(detail::text_of_rank_0(
+            trainer.comm(), trainer.comm().rank() == 0 ? detail::joined_lines(names) : std::string()));
+        detail::sort_unique(rank_0s);
+        if (trainer.comm().rank() != 0) {
+            std::size_t left = 0;
+            for (std::size_t i = 0; i < shared.size(); ++i)
+                if (!shared[i] || !std::binary_search(rank_0s.begin(), rank_0s.end(), content.tensors[i].name)) {
+                    if (left != i) content.tensors[left] = std::move(content.tensors[i]);
+                    ++left;
+                }
+            content.tensors.resize(left);
+        }
+        std::sort(shapes.begin(), shapes.end());  // so that adding them takes no time
+        for (auto& [key, shape] : shapes) content.metadata.emplace(std::move(key), std::move(shape));
+    }
+
+    template <class C>
+    void save_with(C& trainer, sampler const* batches, string_map const& entries) {
+        auto const& comm = trainer.comm();
+        expect_between_steps(trainer);
+        wait();
+        auto one = std::make_unique<writing>();
+        one->manifest.library = detail::concat({version_major, ".", version_minor, ".", version_patch});
+        one->manifest.step = trainer.completed_steps();
+        one->manifest.ranks = comm.size();
+        one->manifest.entries = entries;
+        if (batches != nullptr) one->manifest.sampler = {batches->options(), batches->epoch(), batches->position()};
+
+        detail::checkpoint_content content;
+        list_state(trainer, content);
+        detail::file_outcome mine;
+        std::string text = directory_.path();
+        detail::attempt(comm, mine, text, [&] {
+            if (comm.rank() == 0) {
+                for (auto const& [key, value] : entries)
+                    DDP_EXPECTS(detail::is_utf8(key) && detail::is_utf8(value),
+                                "checkpoints: the entries must be UTF-8: " + detail::in_quotes(key) + " is not");
+                auto const kept = detail::kept_tensors(trainer.model());
+                for (tensor_view& v : detail::views_of(kept, content.rearranged)) {
+                    v.name.insert(0, detail::model_prefix);
+                    content.tensors.push_back(std::move(v));
+                }
+                directory_.begin(one->manifest.step);
+            }
+            return std::uint64_t{0};
+        });
+        detail::agree_on_outcome(comm, mine, text, "checkpoint");
+
+        one->finish = [this, comm](bool block) { return commit(comm, block); };
+        pending_ = std::move(one);
+        if (options_.background) {
+            start_writer(std::move(content), comm.rank());
+        } else {
+            write(*pending_, content, comm.rank());
+            wait();
+        }
+    }
+    /// This rank's file, without any exchange.
+    void write(writing& one, detail::checkpoint_content const& content, int rank) const noexcept {
+        try {
+            if (!content.tensors.empty())
+                one.shard = directory_.write_shard(one.manifest.step, rank, one.manifest.ranks, content.tensors,
+                                                   content.metadata);
+        } catch (...) {
+            one.error = std::current_exception();
+        }
+        one.written.store(true);
+    }
+    void start_writer(detail::checkpoint_content content, int rank) {
+        std::size_t total = 0;
+        for (tensor_view const& t : content.tensors) total += t.bytes.size();
+        if (memory_.size() < total) memory_.resize(total);
+        std::byte* to = memory_.data();
+        for (tensor_view& t : content.tensors) {
+            if (!t.bytes.empty()) std::memcpy(to, t.bytes.data(), t.bytes.size());
+            t.bytes = {to, t.bytes.size()};
+            to += t.bytes.size();
+        }
+        content.rearranged.clear();
+        pending_->thread = std::thread([this, rank, content = std::move(content)] { write(*pending_, content, rank); });
+    }
+
+    /// All ranks have written: it becomes a checkpoint, or all throw what went wrong. Not `block`: false if some rank still
+    /// writes.
+    template <Transport T>
+    bool commit(communicator<T> const& comm, bool block) {
+        writing& one = *pending_;
+        if (!block) {
+            std::vector<std::uint8_t> const written = all_gather(comm, static_cast<std::uint8_t>(one.written.load()));
+            if (std::count(written.begin(), written.end(), 0) != 0) return false;
+        }
+        join();
+        try {
+            detail::file_outcome mine;
+            std::string text = directory_.path();
+            detail::attempt(comm, mine, text, [&] {
+                if (one.error) std::rethrow_exception(one.error);
+                return std::uint64_t{0};
+            });
+            detail::agree_on_outcome(comm, mine, text, "checkpoint");
+            for (detail::checkpoint_shard const& s : all_gather(comm, one.shard))
+                if (s.rank >= 0) one.manifest.shards.push_back(s);
+            text = directory_.path();
+            detail::attempt(comm, mine, text, [&] {
+                if (comm.rank() == 0) directory_.commit(one.manifest);
+                return std::uint64_t{0};
+            });
+            detail::agree_on_outcome(comm, mine, text, "checkpoint");
+        } catch (data_error const&) {
+            if (comm.rank() == 0) directory_.abandon(one.manifest.step);
+            throw;
+        }
+        if (comm.rank() == 0)
+            if (std::string const wrong = directory_.remove_older(one.manifest.step, options_.keep); !wrong.empty())
+                say("an older checkpoint cannot be removed: " + wrong);
+        return true;
+    }
+
+    /// Collective: what to try, and in which order.
+    template <Transport T>
+    std::vector<std::string> candidates(communicator<T> const& comm) {
+        std::vector<std::string> names;
+        detail::file_outcome mine;
+        std::string text = directory_.path(), complaint;
+        detail::attempt(comm, mine, text, [&] {
+            if (comm.rank() == 0) names = directory_.candidates(complaint);
+            return std::uint64_t{0};
+        });
+        detail::agree_on_outcome(comm, mine, text, "resume");
+        if (!complaint.empty()) say(complaint);
+        return detail::lines_of(detail::text_of_rank_0(comm, detail::joined_lines(names)));
+    }
+
+    template <class C>
+    std::optional<resumed_checkpoint> resume_with(C& trainer, sampler* batches) {
+        auto const& comm = trainer.comm();
+        expect_between_steps(trainer);
+        wait();
+        std::vector<std::string> const names = candidates(comm);
+        std::string damage;
+        for (std::string const& name : names) {
+            detail::file_outcome mine;
+            std::string text = directory_.of(name);
+            std::optional<detail::checkpoint_reader> reader;
+            detail::attempt(comm, mine, text, [&] {
+                return reader.emplace(directory_, name, comm.rank(), comm.size()).digest_of_manifest();
+            });
+            try {
+                detail::agree_on_outcome(comm, mine, text, "resume");
+            } catch (data_error const& e) {
+                damage = detail::text_of(e);
+                if (comm.rank() == 0) say("a checkpoint is not used: " + damage);
+                continue;
+            }
+            continue_from(trainer, batches, *reader);
+            return resumed_checkpoint{reader->manifest().step, reader->manifest().entries, reader->path()};
+        }
+        if (!names.empty())
+            throw data_error(errc::format,
+                             directory_.path() + ": none of its checkpoints is whole; of the last one: " + damage);
+        return std::nullopt;
+    }
+    template <class C>
+    void continue_from(C& trainer, sampler* batches, detail::checkpoint_reader& from) {
+        auto const& comm = trainer.comm();
+        bool const as_many = from.manifest().ranks == comm.size();
+        std::vector<std::string> lines;
+        trainer.for_each_state([&](state_slice const& s) {
+            if (s.count() != 0) lines.push_back(detail::state_line(s));
+        });
+        lines = detail::lines_of_all(comm, std::move(lines));
+        std::vector<detail::kept_tensor> model;
+        detail::file_outcome mine;
+        std::string text = from.path();
+        detail::attempt(comm, mine, text, [&] {
+            model = detail::kept_tensors(trainer.model());
+            from.expect_like(model, lines, batches);
+            trainer.for_each_state([&](state_slice const& s) {
+                if (as_many || !s.per_rank) from.expect_covered(s, comm.rank());
+            });
+            return std::uint64_t{0};
+        });
+        detail::agree_on_outcome(comm, mine, text, "resume");
+
+        text = from.path();
+        detail::attempt(comm, mine, text, [&] {
+            std::uint64_t const values = from.read_model(model);
+            trainer.for_each_state([&](state_slice const& s) {
+                if (as_many || !s.per_rank)
+                    from.read_state(s, comm.rank());
+                else
+                    std::fill(s.bytes.begin(), s.bytes.end(), std::byte{0});
+            });
+            return values;
+        });
+        try {
+            detail::agree_on_outcome(comm, mine, text, "resume");
+        } catch (data_error const&) {  // some ranks hold the new values, some a mixture: nobody may train on
+            comm.fail(std::current_exception());
+            throw;
+        }
+        if constexpr (requires { trainer.model().stepped(std::size_t{}); })
+            for (std::size_t i = 0, n = trainer.model().parameters().size(); i < n; ++i) trainer.model().stepped(i);
+        trainer.set_completed_steps(from.manifest().step);
+        if (batches != nullptr) batches->seek(from.manifest().sampler->epoch, from.manifest().sampler->position);
+        if (!as_many && from.has_rank_state() && comm.rank() == 0)
+            say(from.path() + ": was written by " + std::to_string(from.manifest().ranks) +
+                " ranks: state that each rank has for itself begins at zero");
+    }
+
+    detail::checkpoint_directory directory_;
+    checkpoint_options options_;
+    std::unique_ptr<writing> pending_;
+    std::vector<std::byte> memory_;  // what a writer in the background reads
+};
+
+}  // namespace ddp

@@ -1,0 +1,71 @@
+/// \file
+/// checkpoint_directory: checkpoints as directories of files, each there as a whole or not at all.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ddp/checkpoint/manifest.hpp>
+#include <ddp/core/separate.hpp>
+#include <ddp/data/safetensors.hpp>
+
+namespace ddp::detail {
+
+/// "step-000000000100".
+[[nodiscard]] std::string step_name(std::uint64_t step);
+
+/// Of the file's bytes. Throws data_error (errc::file) if it cannot be read. Cost: one pass.
+[[nodiscard]] std::uint64_t digest_of_file(std::string const& path);
+
+/// What a directory of checkpoints looks like, and the order in which that changes. All but write_shard is rank 0's.
+///
+///     step-000000000100/            a checkpoint: manifest.json, shard-….safetensors
+///     step-000000000200.tmp/        one that is being written, or was when its job was killed
+///     latest                        the name of the newest
+///
+/// Throws  data_error (errc::file) with the system's reason.
+/// Source  the order of fsync and rename: Pillai et al., "All file systems are not created equal", OSDI 2014.
+class checkpoint_directory {
+public:
+    explicit checkpoint_directory(std::string path) : path_(std::move(path)) {}
+
+    [[nodiscard]] std::string const& path() const noexcept { return path_; }
+    [[nodiscard]] std::string of(std::string const& name) const { return path_ + "/" + name; }
+
+    /// Makes the directory, if there is none, and an empty one to write the checkpoint of this step into; removes what
+    /// killed jobs have left.
+    void begin(std::uint64_t step) const;
+    /// Writes a rank's file there. Returns when it is on the disk.
+    [[nodiscard]] checkpoint_shard write_shard(std::uint64_t step, int rank, int ranks,
+                                               std::vector<tensor_view> const& tensors,
+                                               string_map const& metadata) const;
+    /// All ranks have written: the checkpoint becomes one. Returns when it, and that it is the latest, are on the disk. One
+    /// of the same step is replaced.
+    void commit(checkpoint_manifest const& manifest) const;
+    /// It does not become one. Removes what there is of it.
+    void abandon(std::uint64_t step) const noexcept;
+    /// Leaves the `keep` newest of those up to `step`, this one included, and all that are newer. Says what went wrong, "" if
+    /// nothing did: the checkpoints that stay are none the worse.
+    [[nodiscard]] std::string remove_older(std::uint64_t step, std::size_t keep) const noexcept;
+
+    /// Names of checkpoints in the order in which they are to be tried: the latest, older ones from the newest on, then those
+    /// that are newer than the latest. None where there is no directory. `complaint`: what is wrong with `latest`.
+    [[nodiscard]] std::vector<std::string> candidates(std::string& complaint) const;
+    /// The manifest of one. data_error also if it is damaged (errc::format), or of another step than its name says.
+    /// `text_digest`: of the file's bytes.
+    [[nodiscard]] checkpoint_manifest manifest_of(std::string const& name, std::uint64_t& text_digest) const;
+
+private:
+    [[nodiscard]] std::vector<std::uint64_t> steps() const;
+    [[nodiscard]] std::string temporary(std::uint64_t step) const { return of(step_name(step) + ".tmp"); }
+
+    std::string path_;
+};
+
+}  // namespace ddp::detail
+
+#if !defined(DDP_SEPARATE_COMPILATION)
+#include <ddp/checkpoint/impl/directory.ipp>
+#endif

@@ -1,0 +1,229 @@
+/// \file
+/// What checkpoint/directory.hpp declares.
+#pragma once
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <ddp/checkpoint/directory.hpp>
+#include <ddp/checkpoint/manifest.hpp>
+#include <ddp/core/bytes.hpp>
+#include <ddp/core/digest.hpp>
+#include <ddp/core/error.hpp>
+#include <ddp/core/text.hpp>
+#include <ddp/data/source.hpp>
+#include <ddp/data/whole_file.hpp>
+
+namespace ddp::detail {
+
+[[noreturn, gnu::cold]] inline void file_failed(std::string const& path, std::string_view what, int reason) {
+    throw data_error(errc::file, concat({path, ": ", what, ": ", std::generic_category().message(reason)}));
+}
+
+/// Names in a directory, but for . and .. ; none if it is not there.
+[[nodiscard, gnu::cold]] inline std::vector<std::string> names_in(std::string const& path) {
+    std::vector<std::string> names;
+    struct closer {
+        void operator()(DIR* d) const noexcept { ::closedir(d); }
+    };
+    std::unique_ptr<DIR, closer> const all(::opendir(path.c_str()));
+    if (all == nullptr && errno == ENOENT) return names;
+    if (all == nullptr) file_failed(path, "cannot be listed", errno);
+    for (;;) {
+        errno = 0;
+        dirent const* const one = ::readdir(all.get());
+        if (one == nullptr && errno != 0) file_failed(path, "cannot be listed", errno);
+        if (one == nullptr) return names;
+        std::string_view const name = one->d_name;
+        if (name != "." && name != "..") names.emplace_back(name);
+    }
+}
+
+/// A directory of files, and all in it. What is not there is no error.
+[[gnu::cold]] inline void remove_directory(std::string const& path) {
+    for (std::string const& name : names_in(path))
+        if (::unlink((path + "/" + name).c_str()) != 0 && errno != ENOENT)
+            file_failed(path + "/" + name, "cannot be removed", errno);
+    if (::rmdir(path.c_str()) != 0 && errno != ENOENT) file_failed(path, "cannot be removed", errno);
+}
+
+/// Makes the names in a directory last.
+[[gnu::cold]] inline void flush_directory(std::string const& path) {
+    int const directory = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int const flushed = directory < 0 ? -1 : ::fsync(directory), reason = errno;
+    if (directory >= 0) ::close(directory);
+    // Some file systems cannot flush a directory, and some directories may be written but not read.
+    if (flushed != 0 && reason != EINVAL && reason != EACCES) file_failed(path, "cannot be flushed", reason);
+}
+
+/// Gives a directory a name, which another may have: that one then has the old name.
+[[gnu::cold]] inline void put_in_place_of(std::string const& from, std::string const& to) {
+    struct stat there{};
+    if (::lstat(to.c_str(), &there) == 0) {
+#if defined(SYS_renameat2)
+        constexpr unsigned exchange = 2;  // RENAME_EXCHANGE
+        if (::syscall(SYS_renameat2, AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), exchange) == 0) return;
+#endif
+        // A file system that cannot exchange names: for a moment there is neither.
+        std::string const aside = from.substr(0, from.size() - 4) + ".old.tmp";
+        if (std::rename(to.c_str(), aside.c_str()) != 0) file_failed(to, "cannot be replaced", errno);
+    }
+    if (std::rename(from.c_str(), to.c_str()) != 0) file_failed(from, "cannot be put in place", errno);
+}
+
+[[gnu::cold]] DDP_DECL std::string step_name(std::uint64_t step) {
+    char text[32];
+    std::snprintf(text, sizeof text, "step-%012llu", static_cast<unsigned long long>(step));
+    return text;
+}
+
+/// The step of a checkpoint's directory of that name.
+[[nodiscard, gnu::cold]] inline std::optional<std::uint64_t> step_of(std::string_view name) {
+    if (!name.starts_with("step-") || name.size() > 25) return std::nullopt;
+    std::uint64_t step = 0;
+    for (char const c : name.substr(5)) {
+        if (c < '0' || c > '9') return std::nullopt;
+        step = 10 * step + static_cast<std::uint64_t>(c - '0');
+    }
+    return step_name(step) == name ? std::optional(step) : std::nullopt;
+}
+
+[[gnu::cold]] DDP_DECL std::uint64_t digest_of_file(std::string const& path) {
+    file_source file(path);
+    std::vector<std::byte> piece(std::size_t{1} << 20);
+    digest all;
+    while (std::size_t const count = file.read(piece)) all.add(const_bytes(piece).first(count));
+    return all.value();
+}
+
+[[gnu::cold]] DDP_DECL void checkpoint_directory::begin(std::uint64_t step) const {
+    if (::mkdir(path_.c_str(), 0777) != 0 && errno != EEXIST) file_failed(path_, "cannot be created", errno);
+    for (std::string const& name : names_in(path_))
+        if (name.starts_with("step-") && name.ends_with(".tmp"))
+            remove_directory(of(name));
+        else if (name.starts_with("latest.") && name.ends_with(".tmp"))
+            ::unlink(of(name).c_str());
+    if (::mkdir(temporary(step).c_str(), 0777) != 0) file_failed(temporary(step), "cannot be created", errno);
+}
+
+[[gnu::cold]] DDP_DECL checkpoint_shard checkpoint_directory::write_shard(std::uint64_t step, int rank, int ranks,
+                                                                          std::vector<tensor_view> const& tensors,
+                                                                          string_map const& metadata) const {
+    std::string const path = temporary(step) + "/" + shard_name(rank, ranks);
+    write_safetensors(path, tensors, metadata);
+    return {rank, file_source(path).size(), digest_of_file(path)};
+}
+
+[[gnu::cold]] DDP_DECL void checkpoint_directory::commit(checkpoint_manifest const& manifest) const {
+    std::string const name = step_name(manifest.step), from = temporary(manifest.step);
+    for (checkpoint_shard const& s : manifest.shards) {
+        std::string const path = from + "/" + shard_name(s.rank, manifest.ranks);
+        if (file_source(path).size() != s.bytes)
+            throw data_error(errc::file, path + ": is not what that rank wrote; do all ranks see the same directory?");
+    }
+    auto const write = [](std::string const& path, std::string_view text) {
+        whole_file file(path);
+        file.write(as_const_bytes(std::span<char const>(text)));
+        file.commit();
+    };
+    write(from + "/manifest.json", manifest_text(manifest));
+    flush_directory(from);
+    put_in_place_of(from, of(name));
+    flush_directory(path_);
+    write(of("latest"), name + "\n");
+}
+
+[[gnu::cold]] DDP_DECL void checkpoint_directory::abandon(std::uint64_t step) const noexcept {
+    try {
+        remove_directory(temporary(step));
+    } catch (...) {  // the next begin() tries again
+    }
+}
+
+[[gnu::cold]] DDP_DECL std::string checkpoint_directory::remove_older(std::uint64_t step,
+                                                                      std::size_t keep) const noexcept try {
+    std::vector<std::uint64_t> all = steps();
+    std::erase_if(all, [&](std::uint64_t s) { return s > step; });
+    for (std::size_t i = keep; i < all.size(); ++i) {
+        std::string const name = of(step_name(all[i]));
+        // First its name: half a checkpoint is none.
+        if (std::rename(name.c_str(), (name + ".tmp").c_str()) != 0) file_failed(name, "cannot be removed", errno);
+        remove_directory(name + ".tmp");
+    }
+    remove_directory(temporary(step));  // one of the same step, which was replaced
+    return {};
+} catch (std::exception const& e) {
+    try {
+        return e.what();
+    } catch (...) {
+        return {};
+    }
+}
+
+/// From the newest on.
+[[gnu::cold]] DDP_DECL std::vector<std::uint64_t> checkpoint_directory::steps() const {
+    std::vector<std::uint64_t> all;
+    for (std::string const& name : names_in(path_))
+        if (auto const step = step_of(name)) all.push_back(*step);
+    std::sort(all.rbegin(), all.rend());
+    return all;
+}
+
+[[gnu::cold]] DDP_DECL std::vector<std::string> checkpoint_directory::candidates(std::string& complaint) const {
+    std::vector<std::uint64_t> const all = steps();
+    std::vector<std::string> names;
+    std::optional<std::uint64_t> latest;
+    struct stat there{};
+    bool const said = ::stat(of("latest").c_str(), &there) == 0;
+    if (all.empty() && !said) return names;
+    try {
+        file_source file(of("latest"));
+        std::string text(64, '\0');
+        text.resize(file.read(as_mutable_bytes(std::span<char>(text))));
+        if (text.ends_with('\n')) latest = step_of(std::string_view(text).substr(0, text.size() - 1));
+        if (!latest) complaint = of("latest") + ": does not name a checkpoint";
+    } catch (data_error const& e) {
+        complaint = e.what();
+    }
+    if (!latest && all.empty()) throw data_error(errc::format, complaint + ", and there is none beside it");
+    if (latest) names.push_back(step_name(*latest));
+    for (std::uint64_t const step : all)
+        if (!latest || step < *latest) names.push_back(step_name(step));
+    for (std::uint64_t const step : all)
+        if (latest && step > *latest) names.push_back(step_name(step));
+    return names;
+}
+
+[[gnu::cold]] DDP_DECL checkpoint_manifest checkpoint_directory::manifest_of(std::string const& name,
+                                                                             std::uint64_t& text_digest) const {
+    constexpr std::uint64_t most = 100'000'000;
+    std::string const path = of(name) + "/manifest.json";
+    file_source file(path);
+    if (file.size() > most) throw data_error(errc::format, concat({path, ": is larger than ", most, " bytes"}));
+    std::string text(static_cast<std::size_t>(file.size()), '\0');
+    text.resize(file.read(as_mutable_bytes(std::span<char>(text))));
+    text_digest = digest().add(text).value();
+    checkpoint_manifest manifest = parse_manifest(text, path);
+    if (step_name(manifest.step) != name)
+        throw data_error(errc::format, concat({path, ": is that of step ", manifest.step}));
+    return manifest;
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,177 @@
+/// \file
+/// What checkpoint/manifest.hpp declares.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <ddp/checkpoint/manifest.hpp>
+#include <ddp/core/digest.hpp>
+#include <ddp/core/text.hpp>
+#include <ddp/core/version.hpp>
+#include <ddp/data/json_reader.hpp>
+#include <ddp/data/safetensors_header.hpp>
+
+namespace ddp::detail {
+
+inline constexpr std::uint64_t manifest_format = 1;
+inline constexpr std::uint64_t most_ranks_of_a_manifest = std::uint64_t{1} << 24;
+
+[[nodiscard]] inline std::string hexadecimal(std::uint64_t value) {
+    char text[17];
+    std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
+    return text;
+}
+
+[[gnu::cold]] DDP_DECL std::string shard_name(int rank, int ranks) {
+    char text[64];
+    std::snprintf(text, sizeof text, "shard-%05d-of-%05d.safetensors", rank, ranks);
+    return text;
+}
+
+[[gnu::cold]] DDP_DECL std::string manifest_text(checkpoint_manifest const& manifest) {
+    auto const word = [](bool value) { return value ? "true" : "false"; };
+    std::string json =
+        concat({"{\n  \"format\": \"ddp checkpoint\",\n  \"format_version\": ", manifest_format, ",\n  \"library\": "});
+    append_json_string(json, manifest.library);
+    json += concat({",\n  \"step\": ", manifest.step, ",\n  \"ranks\": ", manifest.ranks, ",\n  \"shards\": ["});
+    for (checkpoint_shard const& s : manifest.shards)
+        json +=
+            concat({&s == manifest.shards.data() ? "" : ",", "\n    {\"file\": \"", shard_name(s.rank, manifest.ranks),
+                    "\", \"bytes\": ", s.bytes, ", \"digest\": \"", hexadecimal(s.digest), "\"}"});
+    json += "\n  ],\n";
+    if (manifest.sampler) {
+        sampler_place const& at = *manifest.sampler;
+        json += concat({"  \"sampler\": {\"epoch\": ", at.epoch, ", \"position\": ", at.position,
+                        ", \"samples\": ", at.options.samples, ", \"global_batch\": ", at.options.global_batch,
+                        ", \"seed\": ", at.options.seed, ", \"shuffle\": ", word(at.options.shuffle),
+                        ", \"drop_last\": ", word(at.options.drop_last), "},\n"});
+    }
+    json += "  \"entries\": {";
+    for (bool first = true; auto const& [key, text] : manifest.entries) {
+        json += std::exchange(first, false) ? "\n    " : ",\n    ";
+        append_json_string(json, key);
+        json += ": ";
+        append_json_string(json, text);
+    }
+    json += manifest.entries.empty() ? "},\n  " : "\n  },\n  ";
+    std::uint64_t const sum = digest().add(json).value();
+    return json + concat({"\"digest\": \"", hexadecimal(sum), "\"\n}\n"});
+}
+
+/// Reads the one kind of JSON that a manifest may be.
+class manifest_parser {
+public:
+    manifest_parser(std::string_view text, std::string const& file) : text_(text), json_(text, file, "manifest") {}
+
+    checkpoint_manifest parse() {
+        checkpoint_manifest all;
+        json_.expect('{');
+        name("format");
+        if (json_.string() != "ddp checkpoint") json_.fail("this is no manifest of a checkpoint");
+        next("format_version");
+        if (std::uint64_t const version = json_.number(); version != manifest_format)
+            json_.fail(concat({"format_version is ", version, ", this library reads ", manifest_format}));
+        next("library");
+        all.library = json_.string();
+        next("step");
+        all.step = json_.number();
+        next("ranks");
+        std::uint64_t const ranks = json_.number();
+        if (ranks == 0 || ranks > most_ranks_of_a_manifest) json_.fail(concat({"no job has ", ranks, " ranks"}));
+        all.ranks = static_cast<int>(ranks);
+        next("shards");
+        for (bool more = json_.opens('[', ']'); more; more = json_.another(']')) shard(all);
+        if (all.shards.empty() || all.shards.front().rank != 0) json_.fail("rank 0 has no shard");
+        json_.expect(',');
+        std::string key = json_.string();
+        if (key == "sampler") {
+            json_.expect(':');
+            all.sampler = sampler();
+            json_.expect(',');
+            key = json_.string();
+        }
+        if (key != "entries") json_.fail("expected 'entries', found " + in_quotes(key));
+        json_.expect(':');
+        all.entries = json_.strings("entries");
+        json_.expect(',');
+        (void)json_.peek();
+        std::uint64_t const sum = digest().add(text_.substr(0, json_.position())).value();
+        name("digest");
+        if (hexadecimal(sum) != json_.string()) json_.fail("its digest is not that of what it says: it is damaged");
+        json_.expect('}');
+        json_.expect_end("\n");
+        return all;
+    }
+
+private:
+    void name(std::string_view expected) {
+        std::string const found = json_.string();
+        if (found != expected) json_.fail(concat({"expected ", in_quotes(expected), ", found ", in_quotes(found)}));
+        json_.expect(':');
+    }
+    void next(std::string_view expected) {
+        json_.expect(',');
+        name(expected);
+    }
+    void shard(checkpoint_manifest& all) {
+        checkpoint_shard one;
+        json_.expect('{');
+        name("file");
+        std::string const file = json_.string();
+        int rank = all.shards.empty() ? 0 : all.shards.back().rank + 1;
+        while (rank < all.ranks && shard_name(rank, all.ranks) != file) ++rank;
+        if (rank == all.ranks) json_.fail(in_quotes(file) + " is no shard that comes next");
+        one.rank = rank;
+        next("bytes");
+        one.bytes = json_.number();
+        next("digest");
+        one.digest = hash();
+        json_.expect('}');
+        all.shards.push_back(one);
+    }
+    sampler_place sampler() {
+        sampler_place at{};
+        json_.expect('{');
+        name("epoch");
+        at.epoch = json_.number();
+        next("position");
+        at.position = json_.number();
+        next("samples");
+        at.options.samples = json_.number();
+        next("global_batch");
+        at.options.global_batch = json_.number();
+        next("seed");
+        at.options.seed = json_.number();
+        next("shuffle");
+        at.options.shuffle = json_.boolean();
+        next("drop_last");
+        at.options.drop_last = json_.boolean();
+        json_.expect('}');
+        return at;
+    }
+    std::uint64_t hash() {
+        std::string const text = json_.string();
+        std::uint64_t value = 0;
+        for (char const c : text) {
+            std::size_t const digit = std::string_view("0123456789abcdef").find(c);
+            if (digit == std::string_view::npos) break;
+            value = value << 4 | digit;
+        }
+        if (hexadecimal(value) != text) json_.fail("a digest has 16 hexadecimal digits");
+        return value;
+    }
+
+    std::string_view text_;
+    json_reader json_;
+};
+
+[[gnu::cold]] DDP_DECL checkpoint_manifest parse_manifest(std::string_view text, std::string const& file) {
+    return manifest_parser(text, file).parse();
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,55 @@
+/// \file
+/// checkpoint_manifest: what a checkpoint says about itself, as JSON that ends in a digest of its own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ddp/core/separate.hpp>
+#include <ddp/data/sampler.hpp>
+#include <ddp/data/string_map.hpp>
+
+namespace ddp::detail {
+
+/// The one file of a rank.
+struct checkpoint_shard {
+    int rank = 0;
+    std::uint64_t bytes = 0;
+    std::uint64_t digest = 0;  // of the file, see digest_of_file
+};
+
+/// A sampler that is to be continued.
+struct sampler_place {
+    sampler_options options;
+    std::uint64_t epoch = 0;
+    std::size_t position = 0;
+};
+
+struct checkpoint_manifest {
+    std::string library;  // the version that wrote it
+    std::uint64_t step = 0;
+    int ranks = 0;
+    std::vector<checkpoint_shard> shards;  // by rank; ranks that have nothing to keep write none
+    std::optional<sampler_place> sampler;
+    string_map entries;  // the user's
+};
+
+/// "shard-00002-of-00004.safetensors".
+[[nodiscard]] std::string shard_name(int rank, int ranks);
+
+/// Texts must be UTF-8. The same manifest gives the same text.
+[[nodiscard]] std::string manifest_text(checkpoint_manifest const& manifest);
+
+/// Strict: members in the order of manifest_text, nothing unknown, the digest right. Pure.
+/// Throws data_error (errc::format), naming `file`, the position and what was expected.
+[[nodiscard]] checkpoint_manifest parse_manifest(std::string_view text, std::string const& file);
+
+}  // namespace ddp::detail
+
+#if !defined(DDP_SEPARATE_COMPILATION)
+#include <ddp/checkpoint/impl/manifest.ipp>
+#endif

@@ -1,0 +1,429 @@
+// Trainings that are kept and resumed: the bits of those that nothing has disturbed.
+#include <ddp/checkpoint/checkpoints.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <ddp/optim/parameter_groups.hpp>
+
+#include "checkpoint/training.hpp"
+#include "support/catch.hpp"
+#include "support/loopback.hpp"
+#include "train/scripted_model.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+using ::test::scratch_directory;
+
+namespace {
+
+std::string in(scratch_directory const& scratch) {
+    return (scratch.path() / "kept").string();
+}
+
+std::vector<std::pair<std::string, any_optimizer>> every_optimizer() {
+    auto all = optimizers();
+    all.emplace_back("rmsprop", rmsprop{.lr = 0.01, .momentum = 0.5, .centered = true});
+    all.emplace_back("adagrad", adagrad{.lr = 0.05});
+    all.emplace_back("lion", lion{.lr = 0.003});
+    return all;
+}
+
+/// One job trains and keeps step 5, which is in the middle of the second epoch; another, which began elsewhere, goes on to
+/// step 11.
+template <class Run>
+std::vector<std::uint64_t> kept_and_resumed(Run const& run, kept_recipe const& by, checkpoint_options how = {}) {
+    scratch_directory const scratch;
+    run([&](auto& comm) {
+        kept_training one(comm, by);
+        checkpoints kept(in(scratch), how);
+        if (kept.resume(one.trainer, one.batches)) return std::uint64_t{1};
+        one.go_to(5);
+        kept.save(one.trainer, one.batches, {{"loss", "0.5"}});
+        one.go_to(7);  // saving has changed nothing, and what comes after it is forgotten
+        kept.wait();
+        return one.digest();
+    });
+    return run([&](auto& comm) {
+        kept_recipe other = by;
+        other.seed = 99;
+        kept_training one(comm, other);
+        one.go_to(2);  // a trainer that has a past
+        checkpoints kept(in(scratch), how);
+        auto const from = kept.resume(one.trainer, one.batches);
+        if (!from || from->step != 5 || from->entries.at("loss") != "0.5" || one.trainer.completed_steps() != 5 ||
+            one.batches.epoch() != 1 || one.batches.position() != 1)
+            return std::uint64_t{2};
+        return one.go_to(11).digest();
+    });
+}
+
+}  // namespace
+
+TEST_CASE("a training that is kept and resumed ends with the bits of one that was not disturbed", "[checkpoint]") {
+    int const ranks = GENERATE(1, 2, 3);
+    for (auto const& [name, optimizer] : every_optimizer())
+        for (bool const sharded : {false, true})
+            for (bool const clipped : {false, true}) {
+                CAPTURE(ranks, name, sharded, clipped);
+                kept_recipe const by{.optimizer = optimizer, .options = options_of(sharded, clipped)};
+                auto const got =
+                    kept_and_resumed([&](auto const& body) { return run_ranks(ranks, body, patient()); }, by);
+                REQUIRE(got == std::vector<std::uint64_t>(got.size(), undisturbed(ranks, by, 11)));
+            }
+}
+
+TEST_CASE("the same over TCP, by messages and in shared memory, and written in the background", "[checkpoint]") {
+    for (bool const memory : {false, true}) {
+        kept_recipe by{.optimizer = adam{.lr = 0.01}, .options = options_of(true, true)};
+        by.options.share_memory = memory;
+        for (bool const background : {false, true}) {
+            CAPTURE(memory, background);
+            auto const got =
+                kept_and_resumed([&](auto const& body) { return on_ranks(3, body); }, by, {.background = background});
+            REQUIRE(got == std::vector<std::uint64_t>(3, undisturbed(3, by, 11)));
+        }
+    }
+}
+
+TEST_CASE("what an exchange keeps on each rank is kept for that rank; another number of ranks begins without",
+          "[checkpoint]") {
+    for (int const ranks : {1, 2, 3})
+        for (bool const sharded : {false, true}) {
+            CAPTURE(ranks, sharded);
+            kept_recipe const by{.options = options_of(sharded, false), .rounded = true};
+            auto const got = kept_and_resumed([&](auto const& body) { return run_ranks(ranks, body, patient()); }, by);
+            REQUIRE(got == std::vector<std::uint64_t>(got.size(), undisturbed(ranks, by, 11)));
+        }
+    scratch_directory const scratch;
+    captured_stderr said(scratch);
+    kept_recipe const by{.rounded = true};
+    auto const sum_of_residuals = [](auto& one) {
+        double sum = 0;
+        one.trainer.for_each_state([&](state_slice const& s) {
+            if (s.per_rank)
+                for (float const x : s.as<float>()) sum += std::abs(static_cast<double>(x));
+        });
+        return sum;
+    };
+    auto const kept_sum = run_ranks(
+        3,
+        [&](auto& comm) {
+            kept_training one(comm, by);
+            checkpoints(in(scratch)).save(one.go_to(3).trainer, one.batches);
+            return sum_of_residuals(one);
+        },
+        patient());
+    for (double const sum : kept_sum) REQUIRE(sum > 0);
+    auto const sums = run_ranks(
+        2,
+        [&](auto& comm) {
+            kept_training one(comm, by);
+            one.go_to(2);
+            (void)checkpoints(in(scratch)).resume(one.trainer, one.batches);
+            double const sum = sum_of_residuals(one);
+            return one.go_to(5).digest() == 0 ? -1 : sum;
+        },
+        patient());
+    REQUIRE(sums == std::vector<double>{0, 0});
+    REQUIRE(said.text() == "ddp: " + in(scratch) +
+                               "/step-000000000003: was written by 3 ranks: state that each rank has for itself begins "
+                               "at zero\n");
+}
+
+namespace {
+
+/// Elements of all state, by (parameter, slot), put together from what ranks hold; with it the values.
+using whole_state = std::map<std::pair<std::string, std::string>, std::vector<float>>;
+
+template <class Training>
+whole_state state_of(Training& one) {
+    whole_state all;
+    for (auto const& p : one.trainer.parameters()) all[{p.name, ""}].assign(p.value.begin(), p.value.end());
+    one.trainer.for_each_state([&](state_slice const& s) {
+        auto& into = all[{std::string(s.of), std::string(s.name)}];
+        std::size_t count = 1;
+        for (std::size_t const extent : s.shape) count *= extent;
+        into.resize(count);
+        auto const values = s.as<float>();
+        std::copy(values.begin(), values.end(), into.begin() + static_cast<std::ptrdiff_t>(s.begin));
+    });
+    return all;
+}
+/// Where ranks hold parts, the others are zero.
+whole_state put_together(std::vector<whole_state> const& ranks) {
+    whole_state all = ranks.front();
+    for (whole_state const& rank : ranks)
+        for (auto const& [key, values] : rank) {
+            auto& into = all[key];
+            into.resize(values.size());
+            for (std::size_t i = 0; i < values.size(); ++i)
+                if (values[i] != 0) into[i] = values[i];
+        }
+    return all;
+}
+
+}  // namespace
+
+TEST_CASE("another number of ranks, update policy and bucket plan find exactly the same state", "[checkpoint]") {
+    struct side {
+        int ranks;
+        bool sharded;
+        any_buckets buckets;
+    };
+    side const plain{2, true, size_capped_buckets{.cap_bytes = 512, .first_bytes = 128}};
+    std::vector<side> const sides = {plain,
+                                     {3, true, size_capped_buckets{.cap_bytes = 256, .first_bytes = 64}},
+                                     {3, false, single_bucket{}},
+                                     {1, false, per_parameter_buckets{}},
+                                     {4, true, scrambled_buckets{}}};
+    for (std::size_t from = 0; from < sides.size(); ++from)
+        for (std::size_t to = 0; to < sides.size(); ++to) {
+            CAPTURE(from, to);
+            scratch_directory const scratch;
+            auto const recipe = [](side const& s) {
+                return kept_recipe{
+                    .optimizer = adam{.lr = 0.01}, .options = options_of(s.sharded, false), .buckets = s.buckets};
+            };
+            auto const before = run_ranks(
+                sides[from].ranks,
+                [&](auto& comm) {
+                    kept_training one(comm, recipe(sides[from]));
+                    one.go_to(5);
+                    checkpoints(in(scratch)).save(one.trainer, one.batches);
+                    return state_of(one);
+                },
+                patient());
+            auto const after = run_ranks(
+                sides[to].ranks,
+                [&](auto& comm) {
+                    kept_training one(comm, recipe(sides[to]));
+                    one.go_to(1);
+                    if (!checkpoints(in(scratch)).resume(one.trainer, one.batches))
+                        throw std::logic_error("nothing was found");
+                    whole_state const found = state_of(one);
+                    if (one.go_to(8).digest() == 0) throw std::logic_error("ranks differ");
+                    return found;
+                },
+                patient());
+            REQUIRE(put_together(after) == put_together(before));
+        }
+}
+
+TEST_CASE("with a sharded update every rank writes its own part, with a replicated one rank 0 writes all",
+          "[checkpoint]") {
+    bool const sharded = GENERATE(false, true);
+    scratch_directory const scratch;
+    run_ranks(
+        3,
+        [&](auto& comm) {
+            kept_training one(comm, {.options = options_of(sharded, false)});
+            one.go_to(1);
+            checkpoints(in(scratch)).save(one.trainer, one.batches);
+            return 0;
+        },
+        patient());
+    std::vector<std::string> expected{"manifest.json", "shard-00000-of-00003.safetensors"};
+    if (sharded) {
+        expected.emplace_back("shard-00001-of-00003.safetensors");
+        expected.emplace_back("shard-00002-of-00003.safetensors");
+    }
+    REQUIRE(names_in(scratch.path() / "kept" / "step-000000000001") == expected);
+    std::map<std::string, std::size_t> elements;
+    for (std::size_t r = 0; r + 1 < expected.size(); ++r) {
+        safetensors_file const file((scratch.path() / "kept" / "step-000000000001" / expected[r + 1]).string());
+        for (tensor_info const& t : file.tensors()) {
+            REQUIRE((r == 0 || !t.name.starts_with("model/")));
+            elements[t.name.substr(0, t.name.find('['))] += (t.end - t.begin) / sizeof(float);
+        }
+    }
+    REQUIRE(elements == std::map<std::string, std::size_t>{{"model/b1", 24},
+                                                           {"model/b2", 3},
+                                                           {"model/none", 0},
+                                                           {"model/w1", 168},
+                                                           {"model/w2", 72},
+                                                           {"state/b1/momentum", 24},
+                                                           {"state/b2/momentum", 3},
+                                                           {"state/w1/momentum", 168},
+                                                           {"state/w2/momentum", 72}});
+}
+
+TEST_CASE("so many of the newest checkpoints stay, and nothing else is touched", "[checkpoint]") {
+    scratch_directory const scratch;
+    std::filesystem::path const kept_in = scratch.path() / "kept";
+    std::filesystem::create_directories(kept_in / "step-000000000002.tmp");  // of a job that was killed
+    put_content(kept_in / "step-000000000002.tmp" / "shard-00000-of-00009.safetensors", "half");
+    put_content(kept_in / "latest.77.0.tmp", "step");
+    put_content(kept_in / "notes.txt", "mine");
+    std::filesystem::create_directories(kept_in / "step-7");
+    std::filesystem::create_directories(kept_in / "step-000000000900");  // of a future that was given up
+    run_ranks(
+        2,
+        [&](auto& comm) {
+            kept_training one(comm, {});
+            checkpoints kept(in(scratch), {.keep = 2});
+            for (std::uint64_t const step : {1u, 2u, 2u, 3u, 5u}) {
+                one.go_to(step);
+                kept.save(one.trainer, one.batches, {{"step", std::to_string(step)}});
+                if (kept.resume(one.trainer, one.batches)->step != step) throw std::logic_error("another one");
+            }
+            return 0;
+        },
+        patient());
+    REQUIRE(names_in(kept_in) == std::vector<std::string>{"latest", "notes.txt", "step-000000000003",
+                                                          "step-000000000005", "step-000000000900", "step-7"});
+    REQUIRE(content_of(kept_in / "latest") == "step-000000000005\n");
+}
+
+TEST_CASE("a checkpoint of the same step is replaced", "[checkpoint]") {
+    scratch_directory const scratch;
+    auto const got = run_ranks(
+        2,
+        [&](auto& comm) {
+            kept_training one(comm, {});
+            checkpoints kept(in(scratch), {.keep = 1});
+            one.go_to(2);
+            kept.save(one.trainer, {{"which", "first"}});
+            kept.save(one.trainer, {{"which", "second"}});
+            return kept.resume(one.trainer)->entries.at("which");
+        },
+        patient());
+    REQUIRE(got == std::vector<std::string>{"second", "second"});
+    REQUIRE(names_in(scratch.path() / "kept") == std::vector<std::string>{"latest", "step-000000000002"});
+}
+
+namespace {
+
+/// A model whose buffers and names are not the simplest.
+struct odd_model : scripted_model<> {
+    using scripted_model<>::scripted_model;
+    std::int64_t batches = 0;
+    std::vector<model_buffer> buffers() { return {{"batches", element_type::i64, {}, bytes_of(batches)}}; }
+};
+std::vector<odd_model::part> const odd_parts = {
+    {"a/b", {2, 3}, {1, 2}}, {"a", {4}}, {"50%[1:2]", {5}}, {"none", {0}}, {"\u00e9 \" \\", {1}}, {"two\nlines", {2}}};
+
+}  // namespace
+
+TEST_CASE("buffers, memory that is not row-major and names with any characters are kept", "[checkpoint]") {
+    scratch_directory const scratch;
+    auto const got = run_ranks(
+        2,
+        [&](auto& comm) {
+            odd_model net(odd_parts, 1.0);
+            data_parallel trainer{net, sgd{.lr = 0.1, .momentum = 0.9}, comm, {.update = update::sharded}};
+            trainer.step(numbers{{1.0}});
+            net.batches = 10 + comm.rank();
+            for (std::size_t i = 0; i < 6; ++i) net.value(0)[i] = static_cast<double>(i);
+            std::uint64_t const before = trainer.digest_of_values();
+            checkpoints kept(in(scratch));
+            kept.save(trainer, {{"", "\n\t\"\\\u00e9"}, {"empty", ""}});
+            trainer.step(numbers{{3.0}});
+            std::uint64_t const beyond = trainer.digest_of_values();
+            net.batches = 0;
+            auto const from = kept.resume(trainer);
+            if (trainer.digest_of_values() != before || net.batches != 10) return false;
+            trainer.step(numbers{{3.0}});
+            return trainer.digest_of_values() == beyond && from->entries.at("") == "\n\t\"\\\u00e9" &&
+                   from->entries.at("empty").empty() && from->entries.size() == 2;
+        },
+        patient());
+    REQUIRE(got == std::vector<bool>{true, true});
+}
+
+TEST_CASE("what is written in the background is what was there when it was saved", "[checkpoint]") {
+    scratch_directory const scratch;
+    auto const got = run_ranks(
+        2,
+        [&](auto& comm) {
+            scripted_model<> net({{"large", {2'000'000}}}, 1.0);  // written for longer than a step takes
+            data_parallel trainer{net, sgd{.lr = 0.1, .momentum = 0.9}, comm};
+            checkpoints kept(in(scratch), {.keep = 2, .background = true});
+            for (int round = 0; round < 2; ++round) {
+                trainer.step(numbers{{1.0}});
+                std::uint64_t const before = trainer.digest_of_values();
+                kept.save(trainer);
+                trainer.step(numbers{{2.0}});
+                std::uint64_t const beyond = trainer.digest_of_values();
+                for (int i = 0; i < 5; ++i) trainer.step(numbers{{3.0}});
+                while (!kept.poll()) trainer.step(numbers{{4.0}});
+                if (!kept.poll() || !kept.resume(trainer) || trainer.digest_of_values() != before) return false;
+                trainer.step(numbers{{2.0}});
+                if (trainer.digest_of_values() != beyond) return false;
+            }
+            trainer.step(numbers{{1.0}});
+            kept.save(trainer);
+            return true;  // without wait(): what was written last is no checkpoint
+        },
+        patient());
+    REQUIRE(got == std::vector<bool>{true, true});
+    REQUIRE(names_in(scratch.path() / "kept") ==
+            std::vector<std::string>{"latest", "step-000000000001", "step-000000000003", "step-000000000005.tmp"});
+}
+
+TEST_CASE("no two pieces of state are kept under one name", "[checkpoint]") {
+    auto const key = [](std::string_view of, std::string_view name, bool per_rank = false) {
+        return ddp::detail::state_key({.of = of, .name = name, .per_rank = per_rank});
+    };
+    REQUIRE(key("0.weight", "exp_avg") == "state/0.weight/exp_avg");
+    REQUIRE(key("0.weight", "exp_avg", true) == "rank_state/0.weight/exp_avg");
+    REQUIRE(key("a/b", "c") != key("a", "b/c"));
+    REQUIRE(key("a/b", "c") == "state/a%2Fb/c");
+    REQUIRE(key("a%2Fb", "c") == "state/a%252Fb/c");
+    REQUIRE(key("a[0:3]", "\n\t") == "state/a%5B0:3%5D/%0A%09");
+}
+
+TEST_CASE("without a directory or a checkpoint there is nothing to resume, and nothing is made", "[checkpoint]") {
+    scratch_directory const scratch;
+    std::filesystem::create_directories(scratch.path() / "empty" / "step-000000000002.tmp");
+    auto const got = run_ranks(
+        2,
+        [&](auto& comm) {
+            kept_training one(comm, {});
+            return !checkpoints((scratch.path() / "nowhere").string()).resume(one.trainer, one.batches) &&
+                   !checkpoints((scratch.path() / "empty").string()).resume(one.trainer);
+        },
+        patient());
+    REQUIRE(got == std::vector<bool>{true, true});
+    REQUIRE(names_in(scratch.path()) == std::vector<std::string>{"empty"});
+}
+
+TEST_CASE("within a step, or with gradients accumulated, nothing is saved or resumed", "[checkpoint]") {
+    scratch_directory const scratch;
+    auto const said = run_ranks(1, [&](auto& comm) {
+        scripted_model<> net({{"a", {3}}});
+        data_parallel trainer{net, sgd{}, comm};
+        checkpoints kept(in(scratch));
+        trainer.forward(numbers{{1}});
+        trainer.accumulate();
+        std::string text = thrown_by([&] { kept.save(trainer); }) + thrown_by([&] { kept.resume(trainer); }) +
+                           thrown_by([&] { trainer.set_completed_steps(3); });
+        trainer.forward(numbers{{1}});
+        trainer.backward();
+        text += thrown_by([&] { kept.save(trainer); });
+        trainer.finish();
+        kept.save(trainer);
+        return text + thrown_by([&] { kept.save(trainer, {{"x", "\xff"}}); }) +
+               thrown_by([&] { checkpoints(in(scratch), {.keep = 0}); }) + thrown_by([&] { checkpoints(""); });
+    })[0];
+    auto const count = [&](std::string const& words) {
+        std::size_t found = 0;
+        for (std::size_t at = 0; (at = said.find(words, at)) != said.npos; ++at) ++found;
+        return found;
+    };
+    CAPTURE(said);
+    REQUIRE(count("between steps: finish() the step") == 2);
+    REQUIRE(count("a step is under way") == 2);
+    REQUIRE(count("must be UTF-8: 'x' is not") == 1);
+    REQUIRE(count("keep is zero") == 1);
+    REQUIRE(count("give the directory a name") == 1);
+}

@@ -1,0 +1,334 @@
+// Disks that fail and files that are damaged: one error on all ranks, or the checkpoint before.
+#include <ddp/checkpoint/checkpoints.hpp>
+
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ddp/collective/barrier.hpp>
+
+#include "checkpoint/training.hpp"
+#include "support/catch.hpp"
+#include "train/scripted_model.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+using ::test::scratch_directory;
+
+namespace {
+
+std::string in(scratch_directory const& scratch) {
+    return (scratch.path() / "kept").string();
+}
+bool has(std::string const& text, std::string const& part) {
+    return text.find(part) != std::string::npos;
+}
+/// What all of them are, if they are one.
+template <class T>
+T only(std::vector<T> const& all) {
+    for (T const& one : all) REQUIRE(one == all.front());
+    return all.front();
+}
+
+kept_recipe const by{.optimizer = adam{.lr = 0.01}, .options = options_of(true, false)};
+constexpr char const* second = "step-000000000004";
+
+/// Checkpoints of steps 2 and 4 in a directory.
+void keep_two(scratch_directory const& scratch) {
+    run_ranks(
+        3,
+        [&](auto& comm) {
+            kept_training one(comm, by);
+            checkpoints kept(in(scratch));
+            for (std::uint64_t const step : {2u, 4u}) kept.save(one.go_to(step).trainer, one.batches);
+            return 0;
+        },
+        patient());
+}
+/// The step that is resumed, or the error; and whether training goes on from there to the right bits.
+std::string resume_and_finish(scratch_directory const& scratch, int ranks = 3) {
+    return only(run_ranks(
+        ranks,
+        [&](auto& comm) -> std::string {
+            kept_training one(comm, by);
+            std::uint64_t const before = one.digest();
+            std::optional<resumed_checkpoint> from;
+            std::string const error =
+                thrown_by([&] { from = checkpoints(in(scratch)).resume(one.trainer, one.batches); });
+            if (!from) {
+                if (one.digest() != before || one.trainer.completed_steps() != 0 || one.batches.position() != 0)
+                    return "changed";
+                return error + (one.go_to(1).digest() != 0 ? " and trained on" : "");
+            }
+            one.go_to(6);
+            return std::to_string(from->step) + " " + std::to_string(one.digest());
+        },
+        patient()));
+}
+
+}  // namespace
+
+TEST_CASE("a damaged checkpoint is named, and the one before it is taken, on all ranks alike", "[checkpoint]") {
+    std::string const right = " " + std::to_string(undisturbed(3, by, 6));
+    using std::filesystem::path;
+    struct fault {
+        std::string name;
+        std::function<void(path const&)> damage;  // of the newest
+        std::string words;
+    };
+    std::string const shard_0 = "shard-00000-of-00003.safetensors", shard_2 = "shard-00002-of-00003.safetensors";
+    std::vector<fault> const faults = {
+        {"half a manifest", [](path const& p) { std::filesystem::resize_file(p / "manifest.json", 200); },
+         "manifest.json: byte "},
+        {"no manifest", [](path const& p) { std::filesystem::remove(p / "manifest.json"); }, "manifest.json: "},
+        {"an empty manifest", [](path const& p) { put_content(p / "manifest.json", ""); }, "ends too early"},
+        {"a flipped bit in the manifest",
+         [](path const& p) {
+             flip_bit(p / "manifest.json", content_of(p / "manifest.json").find("\"epoch\": ") + 9, 0);
+         },
+         "its digest is not that"},
+        {"a missing shard", [&](path const& p) { std::filesystem::remove(p / shard_2); }, shard_2},
+        {"a short shard", [&](path const& p) { std::filesystem::resize_file(p / shard_2, 300); }, "has 300 bytes"},
+        {"a flipped bit in the last byte of a shard",
+         [&](path const& p) { flip_bit(p / shard_2, std::filesystem::file_size(p / shard_2) - 1); }, "is damaged"},
+        {"a flipped bit in the values",
+         [&](path const& p) { flip_bit(p / shard_0, std::filesystem::file_size(p / shard_0) - 9); }, "is damaged"},
+        {"a flipped bit in a header", [&](path const& p) { flip_bit(p / shard_2, 30); }, shard_2},
+        {"a directory in place of a shard",
+         [&](path const& p) {
+             std::filesystem::remove(p / shard_2);
+             std::filesystem::create_directory(p / shard_2);
+         },
+         shard_2},
+        {"the manifest of another step",
+         [](path const& p) {
+             std::filesystem::copy_file(p.parent_path() / "step-000000000002" / "manifest.json", p / "manifest.json",
+                                        std::filesystem::copy_options::overwrite_existing);
+         },
+         "is that of step 2"},
+        {"no directory", [](path const& p) { std::filesystem::remove_all(p); }, second},
+    };
+    for (fault const& f : faults)
+        for (int const ranks : {3, 2}) {
+            CAPTURE(f.name, ranks);
+            scratch_directory const scratch;
+            keep_two(scratch);
+            f.damage(std::filesystem::path(in(scratch)) / second);
+            captured_stderr said(scratch);
+            std::string const got = resume_and_finish(scratch, ranks);
+            std::string const text = said.text();
+            CAPTURE(text);
+            REQUIRE(got.substr(0, 1) == "2");
+            if (ranks == 3) REQUIRE(got == "2" + right);
+            REQUIRE(has(text, "ddp: a checkpoint is not used: "));
+            REQUIRE(has(text, f.words));
+            REQUIRE(std::count(text.begin(), text.end(), '\n') == 1);
+        }
+}
+
+TEST_CASE("every flipped bit of a shard is found", "[checkpoint]") {
+    scratch_directory const scratch;
+    keep_two(scratch);
+    std::filesystem::path const shard =
+        std::filesystem::path(in(scratch)) / second / "shard-00001-of-00003.safetensors";
+    std::string const whole = content_of(shard);
+    ddp::detail::checkpoint_directory const directory(in(scratch));
+    for (std::size_t byte = 0; byte < whole.size(); byte += 13) {
+        flip_bit(shard, byte, static_cast<int>(byte % 8));
+        CAPTURE(byte);
+        REQUIRE_THROWS_AS(ddp::detail::checkpoint_reader(directory, second, 0, 1), data_error);
+        put_content(shard, whole);
+    }
+    REQUIRE_NOTHROW(ddp::detail::checkpoint_reader(directory, second, 0, 1));
+}
+
+TEST_CASE("a word of the latest that is lost or damaged loses no checkpoint", "[checkpoint]") {
+    std::string const right = " " + std::to_string(undisturbed(3, by, 6));
+    for (char const* const content : {"", "step-000000000004", "step-4\n", "../kept\n", "no"}) {
+        scratch_directory const scratch;
+        keep_two(scratch);
+        auto const latest = std::filesystem::path(in(scratch)) / "latest";
+        if (std::string_view(content) == "no")
+            std::filesystem::remove(latest);
+        else
+            put_content(latest, content);
+        captured_stderr said(scratch);
+        REQUIRE(resume_and_finish(scratch) == "4" + right);
+        REQUIRE(has(said.text(), "latest: "));
+    }
+    scratch_directory const scratch;  // killed between the two renames: the older one counts, the newer is whole
+    keep_two(scratch);
+    put_content(std::filesystem::path(in(scratch)) / "latest", "step-000000000002\n");
+    REQUIRE(resume_and_finish(scratch) == "2" + right);
+    std::filesystem::remove(std::filesystem::path(in(scratch)) / "step-000000000002" / "manifest.json");
+    captured_stderr said(scratch);
+    REQUIRE(resume_and_finish(scratch) == "4" + right);
+}
+
+TEST_CASE("where no checkpoint is whole, training does not begin anew by itself", "[checkpoint]") {
+    scratch_directory const scratch;
+    keep_two(scratch);
+    for (char const* const step : {"step-000000000002", second})
+        std::filesystem::remove(std::filesystem::path(in(scratch)) / step / "manifest.json");
+    captured_stderr said(scratch);
+    std::string const got = resume_and_finish(scratch);
+    REQUIRE(has(got, "DDP-E302 format: " + in(scratch) + ": none of its checkpoints is whole"));
+    REQUIRE(has(got, " and trained on"));  // training can go on all the same
+}
+
+namespace {
+
+/// What save throws on every rank; afterwards a step is made, and the older checkpoint is there.
+std::string failing_save(scratch_directory const& scratch, std::function<void()> const& before_save,
+                         std::function<void()> const& after_save, bool background = false) {
+    std::atomic<int> arrived = 0, left = 0;
+    std::string const text = only(run_ranks(
+        3,
+        [&](auto& comm) {
+            kept_training one(comm, by);
+            checkpoints kept(in(scratch), {.background = background});
+            kept.save(one.go_to(2).trainer, one.batches);
+            kept.wait();
+            one.go_to(3);
+            comm.check();
+            if (arrived.fetch_add(1) == 2) before_save();
+            ddp::barrier(comm);
+            std::string const said = thrown_by([&] {
+                kept.save(one.trainer, one.batches);
+                kept.wait();
+            });
+            if (left.fetch_add(1) == 2) after_save();
+            ddp::barrier(comm);
+            one.go_to(4);
+            kept.save(one.trainer, one.batches);
+            kept.wait();
+            return said + (one.digest() != 0 ? "" : " ranks differ");
+        },
+        patient()));
+    REQUIRE(names_in(in(scratch)) == std::vector<std::string>{"latest", "step-000000000002", second});
+    REQUIRE(resume_and_finish(scratch) == "4 " + std::to_string(undisturbed(3, by, 6)));
+    return text;
+}
+
+}  // namespace
+
+TEST_CASE("a full disk is one error on all ranks, and nothing older is lost", "[checkpoint]") {
+    for (bool const background : {false, true})
+        for (rlim_t const limit : {100u, 1500u}) {
+            CAPTURE(background, limit);
+            scratch_directory const scratch;
+            struct rlimit before{};
+            REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
+            auto const handler = std::signal(SIGXFSZ, SIG_IGN);
+            std::vector<std::string> left_behind;
+            std::string const said = failing_save(
+                scratch,
+                [&] {
+                    struct rlimit const small{limit, before.rlim_max};
+                    ::setrlimit(RLIMIT_FSIZE, &small);
+                },
+                [&] {
+                    ::setrlimit(RLIMIT_FSIZE, &before);
+                    left_behind = names_in(in(scratch));
+                },
+                background);
+            ::setrlimit(RLIMIT_FSIZE, &before);
+            std::signal(SIGXFSZ, handler);
+            CAPTURE(said);
+            REQUIRE(has(said, "DDP-E301 file: rank 0: " + in(scratch) + "/step-000000000003.tmp/shard-00000-of-00003"));
+            REQUIRE(has(said, "File too large"));
+            REQUIRE(left_behind == std::vector<std::string>{"latest", "step-000000000002"});
+        }
+}
+
+TEST_CASE("a directory that cannot be written to is one error on all ranks", "[checkpoint]") {
+    scratch_directory const scratch;
+    std::filesystem::path const kept = in(scratch), away = scratch.path() / "away";
+    std::string const said = failing_save(
+        scratch,
+        [&] {  // whoever runs the tests may be allowed everything: a file in its place is no directory for anybody
+            std::filesystem::rename(kept, away);
+            put_content(kept, "a file");
+        },
+        [&] {
+            std::filesystem::remove(kept);
+            std::filesystem::rename(away, kept);
+        });
+    REQUIRE(has(said, "DDP-E301 file: rank 0: " + in(scratch) + ": cannot be listed: Not a directory"));
+    if (::geteuid() != 0) {
+        scratch_directory const locked;
+        REQUIRE(has(failing_save(
+                        locked, [&] { ::chmod(in(locked).c_str(), 0555); }, [&] { ::chmod(in(locked).c_str(), 0755); }),
+                    "step-000000000003.tmp: cannot be created: Permission denied"));
+    }
+    scratch_directory const none;
+    auto const errors = run_ranks(
+        2,
+        [&](auto& comm) {
+            kept_training one(comm, {});
+            return thrown_by([&] { checkpoints(in(none) + "/deeper").save(one.trainer); });
+        },
+        patient());
+    REQUIRE(only(errors) ==
+            "DDP-E301 file: rank 0: " + in(none) + "/deeper: cannot be created: No such file or directory");
+}
+
+TEST_CASE("a checkpoint of another training is refused with all differences, alike on all ranks", "[checkpoint]") {
+    scratch_directory const scratch;
+    run_ranks(
+        2,
+        [&](auto& comm) {
+            scripted_model<> net({{"a", {2, 3}}, {"b", {4}}, {"c", {1}}});
+            data_parallel trainer{net, sgd{.lr = 0.1, .momentum = 0.9}, comm, {.update = update::sharded}};
+            trainer.step(numbers{{1.0}});
+            checkpoints(in(scratch)).save(trainer, sampler({.samples = 10, .global_batch = 2, .seed = 1}, comm));
+            return 0;
+        },
+        patient());
+    auto const errors = run_ranks(
+        3,
+        [&](auto& comm) {
+            scripted_model<> net({{"a", {3, 2}}, {"b", {4}}, {"d", {1}}}, 5.0);
+            data_parallel trainer{net, adam{.lr = 0.1}, comm, {.update = update::sharded}};
+            trainer.step(numbers{{1.0}});
+            std::uint64_t const before = trainer.digest_of_values();
+            sampler batches({.samples = 10, .global_batch = 5, .seed = 1}, comm);
+            std::string const text = thrown_by([&] { checkpoints(in(scratch)).resume(trainer, batches); });
+            if (trainer.digest_of_values() != before || trainer.completed_steps() != 1) return "changed: " + text;
+            trainer.step(numbers{{1.0}});
+            return text;
+        },
+        patient());
+    std::string expected =
+        "DDP-E302 format: " + in(scratch) + "/step-000000000001: is a checkpoint of another training:";
+    for (char const* const line : {"tensor 'a': F64 [2 x 3] in the checkpoint, F64 [3 x 2] in this one",
+                                   "tensor 'c': F64 [1] in the checkpoint, not in this one",
+                                   "tensor 'd': not in the checkpoint, F64 [1] in this one",
+                                   "state 'state/a/exp_avg': not in the checkpoint, F64 [3 2] in this one",
+                                   "state 'state/a/exp_avg_sq': not in the checkpoint, F64 [3 2] in this one",
+                                   "state 'state/a/momentum': F64 [2 3] in the checkpoint, not in this one",
+                                   "state 'state/b/exp_avg': not in the checkpoint, F64 [4] in this one",
+                                   "state 'state/b/exp_avg_sq': not in the checkpoint, F64 [4] in this one",
+                                   "state 'state/b/momentum': F64 [4] in the checkpoint, not in this one",
+                                   "state 'state/c/momentum': F64 [1] in the checkpoint, not in this one",
+                                   "state 'state/d/exp_avg': not in the checkpoint, F64 [1] in this one",
+                                   "state 'state/d/exp_avg_sq': not in the checkpoint, F64 [1] in this one",
+                                   "sampler's 'global_batch': 2 in the checkpoint, 5 in this one"})
+        expected += std::string("\n  ") + line;
+    REQUIRE(only(errors) == expected);
+    REQUIRE(names_in(in(scratch)) == std::vector<std::string>{"latest", "step-000000000001"});
+}

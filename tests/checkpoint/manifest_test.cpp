@@ -1,0 +1,124 @@
+// The manifest of a checkpoint: the same text for the same thing, and a strict reader.
+#include <ddp/checkpoint/manifest.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ddp/core/digest.hpp>
+
+#include "data/files.hpp"
+#include "support/catch.hpp"
+
+using namespace ddp;
+using namespace ddp::detail;
+using ::test::catch_error;
+
+namespace {
+
+checkpoint_manifest example() {
+    checkpoint_manifest all;
+    all.library = "0.1.0";
+    all.step = 100;
+    all.ranks = 4;
+    all.shards = {{0, 4096, 0x0123456789abcdef}, {2, 17, 1}};
+    all.sampler = {{.samples = 60000, .global_batch = 128, .seed = 18446744073709551615u, .shuffle = false}, 3, 41};
+    all.entries = {{"note", "so far \"so\" good\n"}, {"\u00e9", ""}};
+    return all;
+}
+/// A text with a digest that is right, whatever else is wrong.
+std::string signed_again(std::string text) {
+    std::size_t const at = text.rfind("\"digest\": ");
+    char sum[17];
+    std::snprintf(sum, sizeof sum, "%016llx",
+                  static_cast<unsigned long long>(digest().add(std::string_view(text).substr(0, at)).value()));
+    return text.substr(0, at) + "\"digest\": \"" + sum + "\"\n}\n";
+}
+std::string with(std::string text, std::string_view from, std::string_view to) {
+    std::size_t const at = text.find(from);
+    REQUIRE(at != text.npos);
+    return signed_again(text.replace(at, from.size(), to));
+}
+std::string refused(std::string const& text) {
+    auto const got = catch_error([&] { (void)parse_manifest(text, "m.json"); });
+    REQUIRE(got.code == errc::format);
+    REQUIRE(got.says("m.json: byte "));
+    return got.text;
+}
+bool has(std::string const& text, std::string_view part) {
+    return text.find(part) != text.npos;
+}
+
+}  // namespace
+
+TEST_CASE("a manifest says what it was given, in the form that the manual shows", "[checkpoint]") {
+    std::string const text = manifest_text(example());
+    REQUIRE(text == signed_again(R"({
+  "format": "ddp checkpoint",
+  "format_version": 1,
+  "library": "0.1.0",
+  "step": 100,
+  "ranks": 4,
+  "shards": [
+    {"file": "shard-00000-of-00004.safetensors", "bytes": 4096, "digest": "0123456789abcdef"},
+    {"file": "shard-00002-of-00004.safetensors", "bytes": 17, "digest": "0000000000000001"}
+  ],
+  "sampler": {"epoch": 3, "position": 41, "samples": 60000, "global_batch": 128, "seed": 18446744073709551615, "shuffle": false, "drop_last": false},
+  "entries": {
+    "note": "so far \"so\" good\n",
+    "é": ""
+  },
+  "digest": "?"
+}
+)"));
+    checkpoint_manifest const again = parse_manifest(text, "m.json");
+    REQUIRE(manifest_text(again) == text);
+    REQUIRE(again.step == 100);
+    REQUIRE(again.shards[1].rank == 2);
+    REQUIRE(again.sampler->position == 41);
+    REQUIRE(again.entries == example().entries);
+
+    checkpoint_manifest small = example();
+    small.sampler.reset();
+    small.entries = {};
+    REQUIRE_FALSE(parse_manifest(manifest_text(small), "m.json").sampler.has_value());
+}
+
+TEST_CASE("every beginning of a manifest, and every flipped bit in it, is an error with words", "[checkpoint]") {
+    std::string const text = manifest_text(example());
+    for (std::size_t n = 0; n + 1 < text.size(); ++n) (void)refused(text.substr(0, n));
+    REQUIRE(has(refused(""), "the manifest ends too early"));
+    for (std::size_t i = 0; i < text.size(); ++i)
+        for (int bit = 0; bit < 8; ++bit) {
+            std::string damaged = text;
+            damaged[i] = static_cast<char>(damaged[i] ^ (1 << bit));
+            CAPTURE(i, bit);
+            std::size_t const last = text.rfind("\"digest\"");
+            // white space behind the digest says nothing
+            if (i > last && (text[i] == ' ' || text[i] == '\n') &&
+                std::string_view(" \n\t\r").find(damaged[i]) != std::string_view::npos)
+                continue;
+            (void)refused(damaged);
+        }
+}
+
+TEST_CASE("what no manifest says is refused, whatever its digest", "[checkpoint]") {
+    std::string const text = manifest_text(example());
+    REQUIRE(has(refused(with(text, "ddp checkpoint", "ddp")), "this is no manifest of a checkpoint"));
+    REQUIRE(has(refused(with(text, "\"format_version\": 1", "\"format_version\": 2")),
+                "format_version is 2, this library reads 1"));
+    REQUIRE(has(refused(with(text, "\"step\"", "\"stop\"")), "expected 'step', found 'stop'"));
+    REQUIRE(has(refused(with(text, "\"ranks\": 4", "\"ranks\": 0")), "no job has 0 ranks"));
+    REQUIRE(has(refused(with(text, "\"ranks\": 4", "\"ranks\": 99999999999")), "no job has 99999999999 ranks"));
+    REQUIRE(has(refused(with(text, "shard-00002-of-00004", "../../../etc/passwd")), "is no shard that comes next"));
+    REQUIRE(has(refused(with(text, "shard-00002-of-00004", "shard-00000-of-00004")), "is no shard that comes next"));
+    REQUIRE(has(refused(with(text, "shard-00002-of-00004", "shard-00004-of-00004")), "is no shard that comes next"));
+    REQUIRE(has(refused(with(text, "shard-00000-of-00004", "shard-00001-of-00004")), "rank 0 has no shard"));
+    REQUIRE(has(refused(with(text, "0123456789abcdef", "0123456789ABCDEF")), "16 hexadecimal digits"));
+    REQUIRE(has(refused(with(text, "\"bytes\": 17", "\"bytes\": -17")), "whole number that is not negative"));
+    REQUIRE(has(refused(with(text, "false", "no")), "expected true or false"));
+    REQUIRE(has(refused(with(text, "\"note\"", "\"\u00e9\"")), "twice"));
+    REQUIRE(has(refused(text + "{"), "something after the manifest's last '}'"));
+}

@@ -1,0 +1,118 @@
+// A wish to stop, from any rank and by any way, is known on all ranks after the same step.
+#include <ddp/checkpoint/stop_signals.hpp>
+
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "checkpoint/training.hpp"
+#include "support/catch.hpp"
+#include "support/loopback.hpp"
+#include "train/scripted_model.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+
+TEST_CASE("one rank's request stops all ranks after the same step, and changes no bit", "[checkpoint]") {
+    for (int const ranks : {1, 2, 3})
+        for (bool const shared : {false, true}) {
+            kept_recipe by{.optimizer = adam{.lr = 0.01}};
+            by.options.share_memory = shared;
+            CAPTURE(ranks, shared);
+            struct end {
+                std::uint64_t steps, digest;
+                bool again;
+            };
+            auto const ends = run_ranks(
+                ranks,
+                [&](auto& comm) {
+                    kept_training one(comm, by);
+                    auto const rows = one.data.batch(0, 4);
+                    for (;;) {
+                        if (comm.rank() == comm.size() - 1 && one.trainer.completed_steps() == 3)
+                            std::thread([&] { one.trainer.request_stop(); }).join();
+                        step_result const result = one.trainer.step(rows);
+                        if (result.stop != one.trainer.stop_agreed()) throw std::logic_error("two opinions");
+                        if (result.stop) break;
+                    }
+                    std::uint64_t const steps = one.trainer.completed_steps(), digest = one.digest();
+                    return end{steps, digest, one.trainer.step(rows).stop};
+                },
+                patient());
+            auto const expected = run_ranks(
+                ranks,
+                [&](auto& comm) {
+                    kept_training one(comm, by);
+                    for (int i = 0; i < 4; ++i) one.trainer.step(one.data.batch(0, 4));
+                    return one.digest();
+                },
+                patient());
+            for (end const& e : ends) {
+                REQUIRE(e.steps == 4);
+                REQUIRE(e.digest == expected.front());
+                REQUIRE(e.again);
+            }
+        }
+}
+
+TEST_CASE("ranks that are out of data hear of a request, and so do steps that are skipped", "[checkpoint]") {
+    auto const steps = run_ranks(
+        3,
+        [&](auto& comm) {
+            scripted_model<> net({{"a", {3}}});
+            data_parallel trainer{net, sgd{.lr = 0.1}, comm};
+            if (comm.rank() == 1) trainer.request_stop();
+            int count = 0;
+            if (comm.rank() == 2) {
+                while (trainer.join()) {
+                    ++count;
+                    if (trainer.stop_agreed()) break;
+                }
+            } else {
+                bool stop = false;
+                while (!stop) {
+                    ++count;
+                    trainer.forward(numbers{{1}});
+                    trainer.backward();
+                    stop = trainer.finish().stop;
+                }
+            }
+            return count;
+        },
+        patient());
+    REQUIRE(steps == std::vector<int>{1, 1, 1});
+}
+
+TEST_CASE("SIGTERM and SIGUSR1 set a flag while a guard lives, and are what they were afterwards", "[checkpoint]") {
+    auto const handler_of = [](int signo) {
+        struct ::sigaction now{};
+        ::sigaction(signo, nullptr, &now);
+        return now.sa_handler;
+    };
+    for (int const signo : {SIGTERM, SIGUSR1}) {
+        auto const before = handler_of(signo);
+        {
+            stop_signals const one;
+            REQUIRE_FALSE(one.received());
+            std::raise(signo);
+            REQUIRE(one.received());
+            {
+                stop_signals const two;  // another rank of this process
+                REQUIRE(two.received());
+            }
+            REQUIRE(handler_of(signo) != before);
+            std::raise(signo);
+        }
+        REQUIRE(handler_of(signo) == before);
+        stop_signals const later;
+        REQUIRE_FALSE(later.received());
+        std::signal(signo, SIG_IGN);  // the program's own
+    }
+    REQUIRE(handler_of(SIGTERM) == SIG_IGN);
+    std::signal(SIGTERM, SIG_DFL);
+    std::signal(SIGUSR1, SIG_DFL);
+    STATIC_REQUIRE(exit_to_be_resumed == 75);
+}

@@ -1,0 +1,142 @@
+/// \file
+/// A small training with everything that a checkpoint has to keep, for tests.
+#pragma once
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ddp/checkpoint/checkpoints.hpp>
+#include <ddp/data/sampler.hpp>
+#include <ddp/optim/any_optimizer.hpp>
+#include <ddp/train/data_parallel.hpp>
+
+#include "../../examples/rounded_exchange.hpp"
+#include "data/files.hpp"
+#include "support/ranks.hpp"
+#include "support/training_checks.hpp"
+#include "train/patience.hpp"
+#include "train/tanh_mlp.hpp"
+
+namespace ddp::test {
+
+/// Three and a bit batches an epoch; short ones leave ranks with fewer.
+inline constexpr sampler_options kept_sampler{.samples = 40, .global_batch = 12, .seed = 5};
+
+/// What differs between two trainings of the same thing.
+struct kept_recipe {
+    any_optimizer optimizer = sgd{.lr = 0.05, .momentum = 0.9};
+    training_options options = {};
+    any_buckets buckets = size_capped_buckets{.cap_bytes = 512, .first_bytes = 128};
+    bool rounded = false;    // gradients travel rounded, each rank keeps what that leaves out
+    std::uint64_t seed = 5;  // of the initial values: a training that is resumed does not depend on it
+};
+
+template <class Comm>
+struct kept_training {
+    kept_training(Comm& on, kept_recipe const& by)
+        : comm(on),
+          model(7, 24, 3, by.seed + static_cast<std::uint64_t>(on.rank())),
+          trainer(make_trainer(by)),
+          batches(kept_sampler, on) {}
+
+    using trainer_type = data_parallel<tanh_mlp<float>, typename Comm::transport_type>;
+    trainer_type make_trainer(kept_recipe const& by) {
+        training_options const options = scheduled(by.options);
+        if (by.rounded) return trainer_type(model, by.optimizer, comm, options, rounded_exchange{}, by.buckets);
+        return trainer_type(model, by.optimizer, comm, options, any_allreduce{}, by.buckets);
+    }
+    static training_options scheduled(training_options options) {
+        options.schedule = schedule{cosine_decay{.steps = 30, .floor = 0.05}};
+        return options;
+    }
+    /// Steps until so many are completed, through the ends of epochs.
+    kept_training& go_to(std::uint64_t steps) {
+        while (trainer.completed_steps() < steps) {
+            auto const mine = batches.next();
+            if (!mine) continue;
+            x.clear(), y.clear();
+            for (std::uint32_t const i : *mine) {
+                auto const row = data.batch(i, i + 1);
+                x.insert(x.end(), row.x.begin(), row.x.end());
+                y.insert(y.end(), row.y.begin(), row.y.end());
+            }
+            trainer.step(regression<float>{x, y, mine->size()});
+        }
+        return *this;
+    }
+    /// Of the values, once all ranks are known to hold the same.
+    [[nodiscard]] std::uint64_t digest() { return trainer.replicas_identical() ? trainer.digest_of_values() : 0; }
+
+    Comm& comm;
+    tanh_mlp<float> model;
+    trainer_type trainer;
+    sampler batches;
+    task_data<float> data{7, 3, kept_sampler.samples};
+    std::vector<float> x, y;
+};
+template <class Comm>
+kept_training(Comm&, kept_recipe const&) -> kept_training<Comm>;
+
+/// The digest of a training that nothing has disturbed.
+inline std::uint64_t undisturbed(int ranks, kept_recipe const& by, std::uint64_t steps) {
+    return run_ranks(
+               ranks, [&](auto& comm) { return kept_training(comm, by).go_to(steps).digest(); }, patient())
+        .front();
+}
+/// Names in a directory, sorted.
+inline std::vector<std::string> names_in(std::filesystem::path const& path) {
+    std::vector<std::string> all;
+    for (auto const& entry : std::filesystem::directory_iterator(path)) all.push_back(entry.path().filename().string());
+    std::sort(all.begin(), all.end());
+    return all;
+}
+inline std::string content_of(std::filesystem::path const& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+}
+inline void put_content(std::filesystem::path const& path, std::string const& content) {
+    std::ofstream(path, std::ios::binary | std::ios::trunc) << content;
+}
+inline void flip_bit(std::filesystem::path const& path, std::size_t byte, int bit = 3) {
+    std::string content = content_of(path);
+    content.at(byte) = static_cast<char>(content[byte] ^ (1 << bit));
+    put_content(path, content);
+}
+
+/// stderr in a file for as long as it lives.
+class captured_stderr {
+public:
+    explicit captured_stderr(::test::scratch_directory const& scratch)
+        : path_(scratch.path() / "stderr"), kept_(::dup(2)) {
+        std::fflush(stderr);
+        std::FILE* const file = std::fopen(path_.c_str(), "w");
+        ::dup2(::fileno(file), 2);
+        std::fclose(file);
+    }
+    ~captured_stderr() { (void)text(); }
+    std::string text() {
+        if (kept_ >= 0) {
+            std::fflush(stderr);
+            ::dup2(kept_, 2);
+            ::close(std::exchange(kept_, -1));
+        }
+        return content_of(path_);
+    }
+
+private:
+    std::filesystem::path path_;
+    int kept_;
+};
+
+}  // namespace ddp::test

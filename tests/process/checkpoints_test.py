@@ -1,0 +1,146 @@
+"""Jobs that are killed while they write checkpoints, or told to stop, and then resumed: they end with the bits of one that
+nothing has disturbed.
+
+FASHION_MNIST (or DDP_EXAMPLES, its directory) names the binary. `checkpoints_test.py --kills N` tries N moments instead of 20;
+DDP_TEST_SEED repeats them. The data is made here: nothing is needed but the program.
+"""
+
+import os
+import random
+import re
+import signal
+import struct
+import sys
+import tempfile
+import time
+import unittest
+
+from jobs import Job, SCALE, environment, program
+
+FASHION_MNIST = program("FASHION_MNIST", "DDP_EXAMPLES", "fashion_mnist")
+RANKS = 3
+KILLS = 20
+SEED = int(os.environ.get("DDP_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
+TO_BE_RESUMED = 75
+
+
+def write_data(directory):
+    """Images of noise in IDX files: what they show does not matter."""
+    draws = random.Random(1)
+    for split, count in (("train", 1200), ("t10k", 100)):
+        with open(os.path.join(directory, f"{split}-images-idx3-ubyte"), "wb") as file:
+            file.write(struct.pack(">4I", 0x803, count, 12, 12) + draws.randbytes(count * 144))
+        with open(os.path.join(directory, f"{split}-labels-idx1-ubyte"), "wb") as file:
+            file.write(struct.pack(">2I", 0x801, count) + bytes(draws.randrange(10) for _ in range(count)))
+
+
+class Checkpoints(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.owner = tempfile.TemporaryDirectory(prefix="ddp-checkpoints-test-")
+        cls.data = os.path.join(cls.owner.name, "data")
+        os.mkdir(cls.data)
+        write_data(cls.data)
+        cls.expected = {update: cls.finished(cls, update) for update in ("sharded", "replicated")}
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.owner.cleanup()
+
+    def command(self, update, *words):
+        return [FASHION_MNIST, "--data", self.data, "--hidden", "64", "--epochs", "3", "--batch", "60", "--update", update,
+                "--transport", "tcp", *words]
+
+    def digest(self, job):
+        for rank in job.ranks.values():
+            assert rank.code == 0, job.story()
+        found = re.search(r"(?m)^result: .* replicas=identical parameters=([0-9a-f]{16})$", job.ranks[0].out)
+        assert found, job.story()
+        return found.group(1)
+
+    def finished(self, update, *words, ranks=RANKS):
+        with Job(ranks, Checkpoints.command(self, update, *words)) as job:
+            job.wait()
+            return Checkpoints.digest(self, job)
+
+    def kept(self, directory, *more):
+        return ("--checkpoint", directory, "--every", "1", "--keep", "2", "--resume", *more)
+
+    def test_killed_at_any_moment(self):
+        draws = random.Random(SEED)
+        resumed = writing = 0
+        with tempfile.TemporaryDirectory(dir=self.owner.name) as parent:
+            directory, update, words = "", "", ()
+            for attempt in range(KILLS):
+                if not directory:  # every fourth job or so begins anew
+                    directory = os.path.join(parent, f"kept-{attempt}")
+                    update = draws.choice(("sharded", "replicated"))
+                    words = self.kept(directory, *draws.choice(((), ("--background",))))
+                with Job(RANKS, self.command(update, *words)) as job:
+                    victim = job.ranks[draws.randrange(RANKS)]
+                    goal, end = self.newest(directory) + draws.randrange(1, 6), time.monotonic() + 30 * SCALE
+                    while self.newest(directory) < goal and victim.poll() is None and time.monotonic() < end:
+                        time.sleep(0.0005)
+                    time.sleep(draws.uniform(0, 0.03))  # a few steps, each with a checkpoint
+                    if victim.poll() is None:
+                        os.kill(victim.pid, signal.SIGKILL)
+                    job.wait()
+                    resumed += "resumed after step" in job.ranks[0].out
+                    ended = all(rank.code == 0 for rank in job.ranks.values())  # it came too late
+                    story = job.story()
+                left = [name for name in os.listdir(directory) if name.endswith(".tmp")] if os.path.isdir(directory) else []
+                writing += bool(left)
+                self.assertNotIn("is not used", story)  # no kill damages a checkpoint
+                if ended or draws.random() < 0.25:
+                    self.assertEqual(self.finished(update, *words), self.expected[update], f"DDP_TEST_SEED={SEED}\n{story}")
+                    self.assertEqual([n for n in os.listdir(directory) if n.endswith(".tmp")], [])
+                    directory = ""
+            if directory:
+                self.assertEqual(self.finished(update, *words), self.expected[update], f"DDP_TEST_SEED={SEED}")
+        print(f"{KILLS} kills, {writing} while a checkpoint was written, {resumed} jobs resumed", file=sys.stderr)
+        self.assertGreater(resumed, 0)
+
+    @staticmethod
+    def newest(directory):
+        try:
+            names = os.listdir(directory)
+        except OSError:
+            return 0
+        return max((int(n[5:]) for n in names if re.fullmatch(r"step-\d{12}", n)), default=0)
+
+    def test_a_signal_to_one_rank_stops_all_and_loses_nothing(self):
+        for signo in (signal.SIGTERM, signal.SIGUSR1):
+            with self.subTest(signo=signo), tempfile.TemporaryDirectory(dir=self.owner.name) as parent:
+                directory = os.path.join(parent, "kept")
+                words = ("--checkpoint", directory, "--every", "7", "--resume")
+                with Job(RANKS, self.command("sharded", *words)) as job:
+                    end = time.monotonic() + 30 * SCALE
+                    while self.newest(directory) == 0 and time.monotonic() < end:
+                        time.sleep(0.001)
+                    os.kill(job.ranks[1].pid, signo)
+                    job.wait()
+                    self.assertEqual({r.code for r in job.ranks.values()}, {TO_BE_RESUMED}, job.story())
+                    stopped = int(re.search(r"(?m)^stopped after step (\d+)$", job.ranks[0].out)[1])
+                self.assertEqual(self.newest(directory), stopped)
+                self.assertEqual(self.finished("sharded", *words), self.expected["sharded"])
+
+    def test_another_number_of_ranks_goes_on(self):
+        with tempfile.TemporaryDirectory(dir=self.owner.name) as parent:
+            words = self.kept(os.path.join(parent, "kept"))
+            with Job(RANKS, self.command("sharded", *words)) as job:
+                while self.newest(words[1]) < 5:
+                    self.assertIsNone(job.ranks[0].poll(), job.story())
+                os.kill(job.ranks[2].pid, signal.SIGKILL)
+                job.wait()
+            with Job(2, self.command("replicated", *words)) as job:
+                job.wait()
+                self.digest(job)
+                self.assertIn("resumed after step", job.ranks[0].out)
+
+
+if __name__ == "__main__":
+    if "--kills" in sys.argv:
+        at = sys.argv.index("--kills")
+        KILLS = int(sys.argv[at + 1])
+        del sys.argv[at:at + 2]
+    unittest.main()
