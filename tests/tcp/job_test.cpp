@@ -76,6 +76,7 @@ TEST_CASE("TCP keeps the promises of a transport", "[tcp][conformance]") {
     int const ranks = GENERATE(2, 3, 5);
     bool const memory = GENERATE(false, true);
     CAPTURE(ranks, memory);
+    if (ddp::test::fewer != 1 && ranks != 3) return;  // sanitizers take one
     auto const world = [memory](int n) { return std::make_unique<loopback_world>(n, memory); };
     CHECK(ddp::testing::check_transport(ranks, world) == std::vector<std::string>{});
 }
@@ -84,6 +85,7 @@ TEST_CASE("over TCP every collective equals its oracle", "[tcp][collective]") {
     int const ranks = GENERATE(1, 2, 3, 4, 7);
     bool const memory = GENERATE(false, true);
     CAPTURE(ranks, memory);
+    if (ddp::test::fewer != 1 && memory != (ranks == 3 || ranks == 4)) return;
     for (auto const& wrong : on_ranks(ranks, [](auto& comm) { return ddp::test::check_all_collectives(comm); }, memory))
         CHECK(wrong == ddp::test::failures{});
 }
@@ -123,6 +125,7 @@ TEST_CASE("over TCP trainings have the bits they have over inproc", "[tcp][train
     int const ranks = GENERATE(2, 3, 6);
     bool const memory = GENERATE(false, true);
     CAPTURE(ranks, memory);
+    if (ddp::test::fewer != 1 && memory != (ranks == 3)) return;
     auto const expected = ddp::test::inproc_bits(ranks);
     auto const train = [](auto& comm) { return ddp::test::train_every_way(comm); };
     for (auto const& [bits, wrong] : on_ranks(ranks, train, memory)) {
