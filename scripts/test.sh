@@ -4,10 +4,10 @@
 #   scripts/test.sh [--preset release|debug|clang|asan|tsan] [arguments of ctest, such as -R collective]
 #
 # Presets are CMakePresets.json's. release and debug run everything. The others build and run what they can find and these
-# cannot: asan all but examples, pages, packages, messages, the fuzzer, Fashion-MNIST and the launchers; tsan what has
-# threads, over MPI where ranks have some; asan one sample of faults in processes (process/chaos) and the middle of the rank
-# counts over MPI; clang what
-# depends on an optimizer's choices (arithmetic and layers), while asan compiles all other tests with Clang.
+# cannot: asan all but examples, pages, packages, messages, the fuzzer, Fashion-MNIST and the launchers, with one sample of
+# faults in processes (process/chaos) and the middle of the rank counts over MPI; tsan what has threads, over MPI where ranks
+# have some; clang what depends on an optimizer's choices (arithmetic and layers), while asan compiles all other tests with
+# Clang.
 # Environment: DDP_JOBS (default: the cores), DDP_SETUP=skip, DDP_WERROR=ON.
 set -euo pipefail
 cd "$(dirname "$0")/.."
