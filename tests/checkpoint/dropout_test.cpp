@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <numeric>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <ddp/checkpoint/checkpoints.hpp>
@@ -25,8 +26,9 @@ namespace {
 template <class Comm>
 std::uint64_t train(Comm& comm, std::size_t first, std::size_t last, checkpoints* kept) {
     ddp::test::task_data<float> const data(7, 3, 64);
-    nn::sequential model{nn::dropout(0.1), nn::linear(7, 24), nn::relu(),
-                         nn::dropout(0.5), nn::linear(24, 3), nn::mean_squared_error()};
+    nn::batch_norm whole(24, {.statistics = nn::batch_statistics::synchronised});
+    nn::sequential model{nn::dropout(0.1), nn::linear(7, 24), std::move(whole),  nn::relu(),
+                         nn::dropout(0.5), nn::linear(24, 3), nn::batch_norm(3), nn::mean_squared_error()};
     model.initialize(9);
     data_parallel trainer{model, adamw{.lr = 0.01}, comm};
     std::vector<std::uint32_t> numbers(64);
@@ -49,12 +51,15 @@ std::uint64_t train(Comm& comm, std::size_t first, std::size_t last, checkpoints
         trainer.finish();
     }
     if (kept != nullptr) kept->save(trainer);
-    return trainer.digest_of_values();
+    digest all;
+    for (model_buffer const& b : model.buffers()) all.add(const_bytes(b.bytes));
+    return all.add(trainer.digest_of_values()).value();
 }
 
 }  // namespace
 
-TEST_CASE("with dropout and accumulation, a resumed training leaves out the same units", "[checkpoint]") {
+TEST_CASE("with dropout, batch normalisation and accumulation, a resumed training leaves out the same units",
+          "[checkpoint]") {
     for (int const ranks : {1, 2, 3}) {
         ::test::scratch_directory const scratch;
         auto const expected =

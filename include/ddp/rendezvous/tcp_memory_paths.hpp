@@ -34,14 +34,14 @@ namespace ddp::detail {
 /// with TCP.
 class memory_paths {
 public:
-    /// `wanted`: this rank shares memory, if it can. Rings take 64 to 256 KiB for each pair and direction.
+    /// `wanted`: this rank shares memory, if it can. A rank's rings take 2 MiB in all, 16 to 256 KiB each.
     [[gnu::cold]] memory_paths(int rank, std::vector<tcp_mesh::connection>& all, std::uint64_t host, bool wanted)
         : me_(rank) {
         for (tcp_mesh::connection& c : all)
             if (c.same_host) peers_.push_back({c.rank, &c.stream});
         if (peers_.empty() || !wanted) return;
         std::sort(peers_.begin(), peers_.end(), [](peer const& a, peer const& b) { return a.rank < b.rank; });
-        capacity_ = std::clamp(std::bit_floor((std::size_t{2} << 20) / peers_.size()), std::size_t{64} << 10,
+        capacity_ = std::clamp(std::bit_floor((std::size_t{2} << 20) / peers_.size()), std::size_t{16} << 10,
                                std::size_t{256} << 10);
         try {
             mine_.bytes = peers_.size() * slot_bytes();
