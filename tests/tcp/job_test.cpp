@@ -15,6 +15,7 @@
 #include "support/group_checks.hpp"
 #include "support/job_checks.hpp"
 #include "support/loopback.hpp"
+#include "train/patience.hpp"
 
 using ddp::test::loopback_world;
 using ddp::test::on_ranks;
