@@ -223,7 +223,7 @@ TEST_CASE("between hosts a rank sends its share of the sums and of the values, a
 }
 
 TEST_CASE("a rank that throws on one of several hosts ends the step on all", "[train]") {
-    bool const steps = GENERATE(false, true);  // in the optimizer, or in backward
+    bool const steps = GENERATE(false, true);  // in the optimizer, or in forward
     auto const body = [steps](communicator<>& comm) -> std::string {
         scripted_model<true, true> net({{"a", {300'000}}, {"b", {5}}});
         breaking by;
@@ -233,7 +233,7 @@ TEST_CASE("a rank that throws on one of several hosts ends the step on all", "[t
         try {
             trainer.step(numbers{{1}});
             if (!steps && comm.rank() == 2)
-                net.at_end = [](auto const&) { throw std::runtime_error("the backward of rank 2 broke"); };
+                net.in_forward = [] { throw std::runtime_error("the forward of rank 2 broke"); };
             trainer.step(numbers{{1}});
         } catch (std::exception const& e) {
             return e.what();
