@@ -17,6 +17,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -203,7 +204,8 @@ private:
     /// A checkpoint that is being written.
     struct writing {
         detail::checkpoint_manifest manifest;
-        detail::checkpoint_shard shard{.rank = -1};  // this rank's; none
+        detail::checkpoint_content content;          // of this rank's
+        detail::checkpoint_shard shard{.rank = -1};  // none
         std::exception_ptr error;
         std::atomic<bool> written{false};
         std::thread thread;
@@ -281,7 +283,7 @@ private:
         one->manifest.entries = entries;
         if (batches != nullptr) one->manifest.sampler = {batches->options(), batches->epoch(), batches->position()};
 
-        detail::checkpoint_content content;
+        detail::checkpoint_content& content = one->content;
         list_state(trainer, content);
         detail::file_outcome mine;
         std::string text = directory_.path();
@@ -304,35 +306,41 @@ private:
         one->finish = [this, comm](bool block) { return commit(comm, block); };
         pending_ = std::move(one);
         if (options_.background) {
-            start_writer(std::move(content), comm.rank());
+            start_writer(*pending_, comm.rank());
         } else {
-            write(*pending_, content, comm.rank());
+            write(*pending_, comm.rank());
             wait();
         }
     }
     /// This rank's file, without any exchange.
-    void write(writing& one, detail::checkpoint_content const& content, int rank) const noexcept {
+    void write(writing& one, int rank) const noexcept {
         try {
-            if (!content.tensors.empty())
-                one.shard = directory_.write_shard(one.manifest.step, rank, one.manifest.ranks, content.tensors,
-                                                   content.metadata);
+            if (!one.content.tensors.empty())
+                one.shard = directory_.write_shard(one.manifest.step, rank, one.manifest.ranks, one.content.tensors,
+                                                   one.content.metadata);
         } catch (...) {
             one.error = std::current_exception();
         }
         one.written.store(true);
     }
-    void start_writer(detail::checkpoint_content content, int rank) {
+    void start_writer(writing& one, int rank) {
         std::size_t total = 0;
-        for (tensor_view const& t : content.tensors) total += t.bytes.size();
+        for (tensor_view const& t : one.content.tensors) total += t.bytes.size();
         if (memory_.size() < total) memory_.resize(total);
         std::byte* to = memory_.data();
-        for (tensor_view& t : content.tensors) {
+        for (tensor_view& t : one.content.tensors) {
             if (!t.bytes.empty()) std::memcpy(to, t.bytes.data(), t.bytes.size());
             t.bytes = {to, t.bytes.size()};
             to += t.bytes.size();
         }
-        content.rearranged.clear();
-        pending_->thread = std::thread([this, rank, content = std::move(content)] { write(*pending_, content, rank); });
+        one.content.rearranged.clear();
+        try {
+            one.thread = std::thread([this, &one, rank] { write(one, rank); });
+        } catch (
+            std::
+                system_error const&) {  // no thread is to be had on this rank: it writes now, and the others do not wait
+            write(one, rank);
+        }
     }
 
     /// All ranks have written: it becomes a checkpoint, or all throw what went wrong. Not `block`: false if some rank still

@@ -102,13 +102,7 @@ task<> hosts_engine<T, E>::bucket(std::size_t b) {
     if (this->weight() == 0) co_return;  // everybody knows: nothing is stepped
     co_await add_up(b);
     if (whole) {
-        arena_range const mine = this->slice(b, this->me());
-        for (std::size_t from = mine.begin, to = from; from != mine.end; from = to) {
-            if (this->its_turn()) co_await this->on().yield();
-            to = this->piece_to(from, mine.end);
-            this->spread(this->gradients_here(), this->gradients(), from, to);
-            this->worked_through(to - from);
-        }
+        co_await this->go_through(b, base::spreads);
         co_await exchange_slices(b, this->gradients_here(), this->gradients());
         co_await this->meet(b, base::written);
     }

@@ -547,14 +547,13 @@ task<> step_engine<T, E>::weigh() {
 template <Transport T, Element E>
 void step_engine<T, E>::expect_alike() {
     std::vector<step_ticket> const& tickets = in_use_->tickets;
-    auto const first = [](step_ticket const& t) { return t.digest; };
     if (std::ranges::all_of(tickets, [&](step_ticket const& t) { return t.digest == tickets.front().digest; })) return;
     arena_range const part = compared_in(round_);
     std::vector<std::string_view> names;
     where_.for_each_in(part.begin, part.end,
                        [&](std::size_t i, std::size_t, std::size_t) { names.push_back(parameters_[i].name); });
-    std::vector<std::uint64_t> digests(tickets.size());
-    std::ranges::transform(tickets, digests.begin(), first);
+    std::vector<std::uint64_t> digests;
+    for (step_ticket const& t : tickets) digests.push_back(t.digest);
     on_.fail(failure_kind::mismatch, errc::replicas_differ, -1,
              detail::describe_difference(digests, of_.members(), round_, names));
     throw collective_aborted();
