@@ -15,6 +15,9 @@
 #include <ddp/checkpoint/stop_signals.hpp>
 #include <ddp/data/gzip.hpp>
 #include <ddp/ddp.hpp>
+#include <ddp/exchange/narrow.hpp>
+#include <ddp/exchange/power_sgd.hpp>
+#include <ddp/exchange/sparse.hpp>
 #include <ddp/nn/nn.hpp>
 #include <ddp/rendezvous/run_secure.hpp>
 #include <ddp/train/weights.hpp>
@@ -36,11 +39,11 @@ namespace {
 struct settings {
     ddp::run_options run;
     std::string model = "mlp", algorithm = "auto", update = "replicated", data = "/usr/share/datasets/fashion-mnist",
-                buckets = "1MiB", save, load, checkpoint;
+                buckets = "1MiB", exchange = "none", save, load, checkpoint;
     int epochs = 0;
     std::uint64_t seed = 7;
-    std::size_t batch = 128, hidden = 512, losses = 0, every = 0, keep = 3;
-    double lr = 2e-3, clip = 0;
+    std::size_t batch = 128, hidden = 512, losses = 0, every = 0, keep = 3, rank = 4;
+    double lr = 2e-3, clip = 0, ratio = 0.01;
     int flip = -1;
     bool resume = false, background = false;
 };
@@ -69,12 +72,19 @@ outcome train(settings const& with, std::string_view transport, ddp::communicato
     options.update = with.update == "sharded" ? ddp::update::sharded : ddp::update::replicated;
     if (with.clip > 0) options.clip = ddp::clip_by_global_norm{.max_norm = with.clip};
     std::size_t const cap = options::bytes(with.buckets, "buckets");
-    ddp::data_parallel trainer{model,
-                               ddp::adamw{.lr = with.lr},
-                               comm,
-                               options,
-                               ddp::any_allreduce::parse(with.algorithm),
-                               ddp::size_capped_buckets{.cap_bytes = cap, .first_bytes = cap / 4 + 1}};
+    auto const exchanging = [&](auto exchange) {
+        return ddp::data_parallel{
+            model,   ddp::adamw{.lr = with.lr}, comm,
+            options, std::move(exchange),       ddp::size_capped_buckets{.cap_bytes = cap, .first_bytes = cap / 4 + 1}};
+    };
+    ddp::data_parallel trainer = [&] {
+        if (with.exchange == "bf16") return exchanging(ddp::bfloat16_exchange{});
+        if (with.exchange == "fp16") return exchanging(ddp::half_exchange{});
+        if (with.exchange == "int8") return exchanging(ddp::int8_exchange{});
+        if (with.exchange == "topk") return exchanging(ddp::top_k_exchange{.ratio = with.ratio});
+        if (with.exchange == "powersgd") return exchanging(ddp::power_sgd_exchange{.rank = with.rank});
+        return exchanging(ddp::any_allreduce::parse(with.algorithm));
+    }();
 
     if (!with.load.empty()) ddp::load_weights(trainer, with.load);
 
@@ -93,13 +103,16 @@ outcome train(settings const& with, std::string_view transport, ddp::communicato
     auto const seconds = [&] {
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     };
-    std::size_t step = trainer.completed_steps(), samples = 0;
+    std::size_t step = trainer.completed_steps(), samples = 0, sent = 0, taken = 0;
     if (from) bar.line(text("resumed after step %zu", step));
     for (int epoch = 1 + static_cast<int>(batches.epoch()); epoch <= with.epochs; ++epoch) {
         ddp::mean_metric loss;
         while (auto const indices = batches.next()) {
+            std::uint64_t const sent_before = comm.bytes_sent();
             if (signals && signals->received()) trainer.request_stop();
             auto const result = trainer.step(load(*indices));
+            sent += comm.bytes_sent() - sent_before;
+            ++taken;
             loss.add(result.loss, indices->size());
             samples += result.weight;
             if (++step <= with.losses) {
@@ -130,10 +143,11 @@ outcome train(settings const& with, std::string_view transport, ddp::communicato
         bool const identical = trainer.replicas_identical();
         auto const& times = trainer.times();
         bar.line(text(
-            "result: test_accuracy=%.4f ranks=%d transport=%s memory=%s algorithm=%s epochs=%d seconds=%.1f "
-            "samples_per_second=%.0f communication_wait=%.1f%% replicas=%s parameters=%016llx",
+            "result: test_accuracy=%.4f ranks=%d transport=%s memory=%s algorithm=%s exchange=%s bytes_per_step=%zu "
+            "epochs=%d seconds=%.1f samples_per_second=%.0f communication_wait=%.1f%% replicas=%s parameters=%016llx",
             test.accuracy(), comm.size(), std::string(transport).c_str(), trainer.shares_memory() ? "shared" : "own",
-            with.algorithm.c_str(), with.epochs, took, static_cast<double>(samples) / took,
+            with.algorithm.c_str(), with.exchange.c_str(), sent / std::max<std::size_t>(1, taken), with.epochs, took,
+            static_cast<double>(samples) / took,
             100.0 * static_cast<double>(times.waited.count()) /
                 static_cast<double>(std::max<std::int64_t>(1, times.total.count())),
             identical ? "identical" : "different", static_cast<unsigned long long>(trainer.digest_of_values())));
@@ -154,6 +168,10 @@ int main(int argc, char** argv) {
         .add("transport", with.run.transport, "inproc, tcp or mpi; left out: what the launcher says")
         .add("model", with.model, "mlp or cnn; the latter wants images of 28 x 28 pixels")
         .add("algorithm", with.algorithm, "auto, direct, recursive_doubling, halving_doubling, ring or naive")
+        .add("exchange", with.exchange,
+             "what travels instead of gradients: none, bf16, fp16, int8, topk (see --ratio) or powersgd (see --rank)")
+        .add("ratio", with.ratio, "part of the gradient that topk sends")
+        .add("rank", with.rank, "columns of powersgd's matrices")
         .add("buckets", with.buckets, "size of a gradient bucket, such as 1MiB")
         .add("update", with.update, "replicated or sharded")
         .add("epochs", with.epochs, "passes over the data; 0: 8, or 6 of the cnn", 0)
@@ -176,6 +194,12 @@ int main(int argc, char** argv) {
         .parse(argc, argv);
     if (with.update != "replicated" && with.update != "sharded") {
         std::fprintf(stderr, "--update is replicated or sharded, not '%s'\n", with.update.c_str());
+        return 2;
+    }
+    if (std::string const known[] = {"none", "bf16", "fp16", "int8", "topk", "powersgd"};
+        std::find(std::begin(known), std::end(known), with.exchange) == std::end(known)) {
+        std::fprintf(stderr, "--exchange is none, bf16, fp16, int8, topk or powersgd, not '%s'\n",
+                     with.exchange.c_str());
         return 2;
     }
     if (with.model != "mlp" && with.model != "cnn") {

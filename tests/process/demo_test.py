@@ -31,7 +31,8 @@ FILES = {"train-images-idx3-ubyte": 2000, "train-labels-idx1-ubyte": 2000,
 
 RESULT = re.compile(
     r"^result: test_accuracy=(?P<accuracy>[01]\.\d{4}) ranks=(?P<ranks>\d+) transport=(?P<transport>inproc|tcp|mpi)"
-    r" memory=(?P<memory>shared|own) algorithm=(?P<algorithm>\w+) epochs=(?P<epochs>\d+) seconds=\d+\.\d samples_per_second=\d+"
+    r" memory=(?P<memory>shared|own) algorithm=(?P<algorithm>\w+) exchange=(?P<exchange>\w+)"
+    r" bytes_per_step=(?P<bytes>\d+) epochs=(?P<epochs>\d+) seconds=\d+\.\d samples_per_second=\d+"
     r" communication_wait=\d+\.\d% replicas=(?P<replicas>identical|different) parameters=(?P<parameters>[0-9a-f]{16})$")
 
 
@@ -105,6 +106,16 @@ class ResultLine(Demo):
         for command in (tcp(3, *self.small()), inproc(2, *self.small()), tcp(3, *self.small("--algorithm", "ring")),
                         [FASHION_MNIST, *self.small()]):
             self.assertEqual(self.result(command)["parameters"], self.result(command)["parameters"], command)
+
+    def test_less_on_the_wire(self):
+        plain = self.result(tcp(2, *self.small()), env={"DDP_SHARE_MEMORY": "0"})
+        for exchange, most in (("bf16", 0.51), ("fp16", 0.51), ("int8", 0.26), ("topk", 0.03), ("powersgd", 0.06)):
+            command = tcp(2, *self.small("--exchange", exchange))
+            got = self.result(command)
+            self.assertEqual((got["exchange"], got["replicas"], got["memory"]), (exchange, "identical", "own"))
+            self.assertLess(int(got["bytes"]), most * int(plain["bytes"]), exchange)
+            self.assertGreater(int(got["bytes"]), 1000, exchange)
+            self.assertEqual(self.result(inproc(2, *self.small("--exchange", exchange)))["parameters"], got["parameters"])
 
     def test_the_seed_counts(self):
         digests = {self.result(inproc(2, *self.small("--seed", seed)))["parameters"] for seed in ("7", "8")}
@@ -269,7 +280,8 @@ class CommandLine(Demo):
                                (("--epochs",), "--epochs needs a value"), (("--buckets", "1MB"), "--buckets .*1MB"),
                                (("--buckets", "0"), "--buckets"), (("5",), "'5'"),
                                (("--algorithm", "tree"), "tree"), (("--update", "shared"), "shared"),
-                               (("--transport", "udp"), "udp"), (("--epochs", "-1"), "--epochs .* not '-1'"),
+                               (("--transport", "udp"), "udp"), (("--exchange", "zip"), "--exchange .*zip"),
+                               (("--exchange", "topk", "--ratio", "0"), "top_k: ratio"), (("--epochs", "-1"), "--epochs .* not '-1'"),
                                (("--batch", "0"), "batch"), (("--hidden", "0"), "--hidden takes .* from 1 on, not '0'"), (("--ranks", "-1"), "ranks")):
             with self.subTest(words=words):
                 code, out, err = run(FASHION_MNIST, *self.small(*words))

@@ -82,6 +82,12 @@ public:
     /// The driver of the job, for what outlives this handle.
     [[nodiscard]] std::shared_ptr<ddp::driver<T>> const& driver() const noexcept { return driver_; }
 
+    /// Bytes that this rank has sent to other ranks of the job in messages, in all groups, since it joined: what trainers and
+    /// collectives hand to the transport, without its headers. What ranks read in each other's memory was not sent.
+    [[nodiscard]] std::uint64_t bytes_sent() const {
+        return exclusively([this] { return tasks().bytes_sent(); });
+    }
+
     /// Whether a thread of ours moves things on between calls.
     [[nodiscard]] bool has_thread() const noexcept { return driver_->has_thread(); }
     /// Moves things on without waiting. Needed only where no thread of ours does; harmless elsewhere.

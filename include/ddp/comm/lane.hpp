@@ -43,6 +43,7 @@ struct lane {
     void send(operation& op, int peer, const_bytes out) const {
         begin(op, peer, out.size(), true);
         if (op.done_) return;
+        on->count_sent(out.size());
         on->transport().post_send(op.peer, op.tag, out, op);
     }
     /// `reader`: the send that still reads `in`, where there is one.

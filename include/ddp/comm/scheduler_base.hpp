@@ -45,6 +45,10 @@ public:
     /// How many times this rank has entered a collective or a step, in any group.
     [[nodiscard]] std::uint64_t entered() const noexcept { return entered_; }
 
+    /// What this rank has sent to others in messages of the library's, in all groups.
+    [[nodiscard]] std::uint64_t bytes_sent() const noexcept { return bytes_sent_; }
+    void count_sent(std::size_t bytes) noexcept { bytes_sent_ += bytes; }
+
     /// Where this rank keeps what it did last. Null, as in simulations: nowhere. Outlives the scheduler.
     void keep_in(flight_recorder* recorder) noexcept { recorder_ = recorder; }
     [[nodiscard]] flight_recorder* recorder() const noexcept { return recorder_; }
@@ -176,6 +180,7 @@ private:
     std::unique_ptr<group> world_;
     flight_recorder* recorder_ = nullptr;
     std::uint64_t entered_ = 0;
+    std::uint64_t bytes_sent_ = 0;
     std::uint32_t next_context_ = 1;
     time_point driven_ = {};               // when we were driven last
     time_point due_ = never;               // when we asked to be driven again

@@ -2,6 +2,7 @@
 /// Exchange: what makes the mean gradient of a bucket out of what each rank has. A policy with state of its own.
 #pragma once
 
+#include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -67,6 +68,20 @@ struct no_exchange_state {
     void for_each_state(state_visitor /*visit*/) const noexcept {}
 };
 
+/// What an exchange that sends less than the gradients themselves has done since the trainer was made, on this rank.
+struct exchange_statistics {
+    std::uint64_t dense_bytes =
+        0;  ///< what a reduce-scatter would have sent, and an all-gather unless the update is sharded
+    std::uint64_t sent_bytes = 0;  ///< what it has sent instead
+    double error = 0;  ///< of the last step that was looked at, one in 16: |left out| / |contribution|, 2-norms
+    std::chrono::nanoseconds time{};  ///< spent in converting, selecting and restoring
+
+    /// How many times less was sent; 1 where nothing was.
+    [[nodiscard]] double ratio() const noexcept {
+        return sent_bytes == 0 ? 1 : static_cast<double>(dense_bytes) / static_cast<double>(sent_bytes);
+    }
+};
+
 /// What prepare() of an exchange returns.
 template <class X, class E>
 using exchange_state =
@@ -85,6 +100,7 @@ using exchange_state =
 ///                                   where a rank needs more than exchange has left it
 ///  state.for_each_state(visit)      shows all that has to be kept for training to go on from there as if it had not ended.
 ///                                   Called between steps; what is shown may be written
+///  state.statistics()               optional: exchange_statistics, called between steps
 ///
 /// What the compiler cannot check, and every policy promises:
 ///  1. Bits     every rank ends with the same bits. Rounding for the wire on the way back belongs into exchange if sharded and
@@ -94,7 +110,8 @@ using exchange_state =
 ///  3. Zero     where the factor is 0 the messages go all the same, and nothing else happens: the result is not used, and the
 ///              state stays as it was.
 ///  4. Between  when the coroutines of a step have ended, nothing is posted and nothing in flight.
-///  5. Early    scratch and state are made in prepare or come from the pool (ddp::scratch): steps allocate nothing.
+///  5. Gaps     what lies between the pieces of a bucket is zero afterwards, as it was before.
+///  6. Early    scratch and state are made in prepare or come from the pool (ddp::scratch): steps allocate nothing.
 template <class X, class T, class E>
 concept ExchangeOver =
     Transport<T> && Element<E> && requires(X const& policy, exchange_plan<E> const& plan, std::size_t bucket) {
@@ -141,6 +158,7 @@ public:
     [[nodiscard]] virtual bool blocking() const = 0;
     virtual void exchange_blocking(lane<T> over, bucket_exchange<E> what) = 0;
     virtual void for_each_state(state_visitor visit) = 0;
+    [[nodiscard]] virtual exchange_statistics statistics() const = 0;
     /// Whether ranks that see each other's memory may do it there instead: the canonical sum, times the factor.
     [[nodiscard]] virtual bool in_memory() const = 0;
 };
@@ -165,6 +183,12 @@ public:
         if constexpr (BlockingExchangeOver<X, T, E>) X::exchange_blocking(policy_, over, *state_, what);
     }
     void for_each_state(state_visitor visit) override { state_->for_each_state(visit); }
+    exchange_statistics statistics() const override {
+        if constexpr (requires { state_->statistics(); })
+            return state_->statistics();
+        else
+            return {};
+    }
     bool in_memory() const override { return memory_rule<X>::applies(policy_); }
 
 private:

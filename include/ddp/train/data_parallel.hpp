@@ -250,6 +250,12 @@ public:
     [[nodiscard]] bool shares_memory() const noexcept { return shared_; }
     [[nodiscard]] step_times const& times() const noexcept { return times_; }
     void reset_times() noexcept { times_ = {}; }
+    /// What an exchange that sends less has done since the trainer was made: how much less, how exactly, in what time. All zero where
+    /// it keeps no account (a plain allreduce). Local; between steps.
+    [[nodiscard]] exchange_statistics statistics() const {
+        DDP_EXPECTS(!begun_, "a step is under way: finish() it before its exchange's figures are looked at");
+        return engine_->exchange_statistics();
+    }
 
     /// The parameters, their values in memory that is current between steps.
     [[nodiscard]] std::span<parameter<element> const> parameters() const noexcept { return replica_.parameters(); }

@@ -152,6 +152,9 @@ public:
         exchange().for_each_state(visit);
     }
 
+    /// What the exchange says of itself. Between steps.
+    [[nodiscard]] ddp::exchange_statistics exchange_statistics() const { return exchange().statistics(); }
+
 protected:
     // The stages of a step, one bucket each, for a bucket() of another strategy that leaves one out.
 

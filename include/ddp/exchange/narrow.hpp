@@ -1,0 +1,241 @@
+/// \file
+/// narrow_exchange: gradients travel as numbers of 16 or 8 bits, and are added as what they are.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <ddp/comm/lane.hpp>
+#include <ddp/core/digest.hpp>
+#include <ddp/core/task.hpp>
+#include <ddp/exchange/compression.hpp>
+#include <ddp/exchange/exchange.hpp>
+#include <ddp/kernel/int8_groups.hpp>
+#include <ddp/kernel/sixteen_bit.hpp>
+#include <ddp/kernel/sum.hpp>
+
+namespace ddp {
+
+namespace detail {
+
+/// How elements travel: encode and decode work on any number of them; what is cut at multiples of narrow_block stays the same.
+inline constexpr std::size_t narrow_block = 1024;
+
+template <class Format>
+struct sixteen_bit_wire {
+    static constexpr char const* name = Format::name;
+    static constexpr bool feedback = false;
+    static constexpr std::size_t bytes(std::size_t count) noexcept { return count * sizeof(std::uint16_t); }
+    template <Element E>
+    static void encode(E const* in, std::byte* out, std::size_t count) {
+        kernels::narrow<Format>(in, reinterpret_cast<std::uint16_t*>(out), count);
+    }
+    template <Element E>
+    static void decode(std::byte const* in, E* out, std::size_t count) {
+        kernels::widen<Format>(reinterpret_cast<std::uint16_t const*>(in), out, count);
+    }
+};
+struct int8_wire {
+    static constexpr char const* name = "int8";
+    static constexpr bool feedback = true;
+    static constexpr std::size_t bytes(std::size_t count) noexcept { return kernels::int8_bytes(count); }
+    template <Element E>
+    static void encode(E const* in, std::byte* out, std::size_t count) {
+        kernels::to_int8(in, out, count);
+    }
+    template <Element E>
+    static void decode(std::byte const* in, E* out, std::size_t count) {
+        kernels::from_int8(in, out, count);
+    }
+};
+static_assert(narrow_block % kernels::int8_group == 0);
+
+}  // namespace detail
+
+/// Each rank sends what it contributes to the mean (its gradient / samples of all ranks) in a narrow form, each slice to its owner;
+/// the owner adds them in the model's own type, rounds the mean to the narrow form, and sends that to all.
+///
+/// Cost    b bytes in all of a bucket's narrow form (2 n, or n + 4 ceil(n / 256)): b(P-1)/P sent per rank, and as much again
+///         with a replicated update; 2 steps of latency; scratch of 2b bytes. With update::sharded the means stay with their
+///         owners, and new values travel as they are.
+/// Error   two roundings, whatever P. With feedback, what a rank's rounding leaves out is added to its next contribution, and
+///         what the owner's rounding leaves out to its next mean: over many steps nothing is lost.
+/// Sums    the canonical tree over the ranks' decoded contributions. The same bits for both updates; others than without it,
+///         and others for other bucket plans if the format has groups (int8). One rank alone rounds as well.
+/// NaN     a contribution that is not finite makes the mean of that element (int8: of its group of 256) NaN or infinite, and
+///         leaves nothing behind.
+/// Source  Wire's roundings: PyTorch's fp16_compress_hook and bf16_compress_hook, which add in the narrow type; the two steps
+///         as in ByteGrad (Gan et al., "Bagua", VLDB 2021); feedback as in Tang et al., "DoubleSqueeze", ICML 2019.
+template <class Wire>
+struct narrow_exchange {
+    static constexpr char const* name = Wire::name;
+
+    bool feedback =
+        Wire::feedback;  ///< keeps what roundings leave out: n elements a rank, and n/P of the means it owns
+
+    [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, feedback); }
+
+    template <Element E>
+    class state {
+    public:
+        state(exchange_plan<E> const& plan, bool feedback) : own_(plan, feedback), left_of_mean_(plan.buckets.size()) {
+            if (!feedback) return;
+            for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
+                std::span<std::size_t const> const cuts = plan.buckets[b].cuts;
+                std::size_t const me = static_cast<std::size_t>(plan.rank);
+                left_of_mean_[b].resize(cuts[me + 1] - cuts[me]);
+            }
+        }
+        void for_each_state(state_visitor visit) {
+            own_.for_each_state(visit);
+            std::size_t const me = static_cast<std::size_t>(own_.plan().rank);
+            for (std::size_t b = 0; b < left_of_mean_.size(); ++b)
+                if (!left_of_mean_[b].empty())
+                    own_.show(own_.plan(), b, "residual_of_mean", left_of_mean_[b], own_.bucket(b).cuts[me],
+                              own_.bucket(b).cuts[me + 1], false, visit);
+        }
+        [[nodiscard]] exchange_statistics statistics() const noexcept { return own_.statistics(); }
+
+    private:
+        friend struct narrow_exchange;
+        detail::compression<E> own_;
+        std::vector<std::vector<E>> left_of_mean_;  // of this rank's slice, by bucket
+    };
+
+    template <Element E>
+    [[nodiscard]] state<E> prepare(exchange_plan<E> const& plan) const {
+        return {plan, feedback};
+    }
+    template <Element E>
+    [[nodiscard]] bool everywhere(exchange_plan<E> const& plan, std::size_t /*bucket*/) const noexcept {
+        return !plan.sharded;
+    }
+
+    template <Transport T, Element E>
+    static task<> exchange(narrow_exchange /*self*/, lane<T> over, state<E>& kept, bucket_exchange<E> what) {
+        std::size_t const ranks = static_cast<std::size_t>(over.size()), me = static_cast<std::size_t>(over.rank());
+        std::span<std::size_t const> const cuts = what.cuts;
+        auto const bytes_of = [&](std::size_t r) { return Wire::bytes(cuts[r + 1] - cuts[r]); };
+        std::size_t total = 0;
+        for (std::size_t r = 0; r < ranks; ++r) total += bytes_of(r);
+        bool const returns = !kept.own_.plan().sharded;
+        scratch outgoing(total), incoming(ranks * bytes_of(me)), results(returns ? total : bytes_of(me)),
+            blocks((ranks + 2) * detail::narrow_block * sizeof(E)), table(ranks * sizeof(std::byte const*)),
+            starts(ranks * sizeof(std::size_t));
+        std::span<std::size_t> const start = starts.as<std::size_t>();
+        for (std::size_t r = 0, at = 0; r < ranks; at += bytes_of(r++)) start[r] = at;
+        auto const out = [&](std::size_t r) { return outgoing.bytes().subspan(start[r], bytes_of(r)); };
+        auto const in = [&](std::size_t r) {
+            return r == me ? out(me) : incoming.bytes().subspan(r * bytes_of(me), bytes_of(me));
+        };
+        auto const mean = [&](std::size_t r) { return results.bytes().subspan(returns ? start[r] : 0, bytes_of(r)); };
+        operations receives(ranks), sends(ranks), returned(returns ? ranks : 0), forwards(returns ? ranks : 0);
+        lane<T> const back = over.phase(1);
+        for (std::size_t d = 1; d < ranks; ++d) {
+            std::size_t const r = (me + d) % ranks;
+            over.receive(receives[r], static_cast<int>(r), in(r));
+            if (returns) back.receive(returned[r], static_cast<int>(r), mean(r));
+        }
+        co_await *what.go;
+
+        bool const used = *what.factor != 0;
+        if (used) kept.own_.begin(what.bucket, total - bytes_of(me) + (returns ? (ranks - 1) * bytes_of(me) : 0));
+        for (std::size_t d = 1; d <= ranks; ++d) {  // our own last
+            std::size_t const r = (me + d) % ranks;
+            if (used) encode(kept, what, r, out(r), blocks.as<E>());
+            if (r != me) over.send(sends[r], static_cast<int>(r), out(r));
+        }
+        for (std::size_t r = 0; r < ranks; ++r)
+            if (r != me) co_await receives[r];
+        if (used) {
+            for (std::size_t r = 0; r < ranks; ++r) table.as<std::byte const*>()[r] = in(r).data();
+            add_up(kept, what, table.as<std::byte const*>(), mean(me), blocks.as<E>());
+        }
+        if (returns) {
+            for (std::size_t d = 1; d < ranks; ++d) {
+                std::size_t const r = (me + d) % ranks;
+                back.send(forwards[r], static_cast<int>(r), mean(me));
+            }
+            for (std::size_t d = 1; d < ranks; ++d) {
+                std::size_t const r = (me + d) % ranks;
+                co_await returned[r];
+                if (used) decode(kept, what, r, mean(r));
+            }
+            for (std::size_t r = 0; r < ranks; ++r)
+                if (r != me) co_await forwards[r];
+        }
+        if (used) kept.own_.clear_gaps(what.bucket, what.data);  // a group that is NaN reaches into them
+        for (std::size_t r = 0; r < ranks; ++r)
+            if (r != me) co_await sends[r];
+    }
+    template <Transport T, Element E>
+    static task<> gather(narrow_exchange /*self*/, lane<T> /*over*/, state<E>& /*kept*/, bucket_exchange<E> /*what*/) {
+        co_return;  // exchange has left the mean everywhere
+    }
+
+private:
+    /// Our contribution to slice r.
+    template <Element E>
+    static void encode(state<E>& kept, bucket_exchange<E> const& what, std::size_t r, mutable_bytes out,
+                       std::span<E> space) {
+        typename detail::compression<E>::stopwatch const time(kept.own_);
+        std::byte* to = out.data();
+        for (std::size_t at = what.cuts[r]; at < what.cuts[r + 1]; at += detail::narrow_block) {
+            std::size_t const count = std::min(detail::narrow_block, what.cuts[r + 1] - at);
+            std::span<E> const wanted = space.first(count), sent = space.subspan(detail::narrow_block, count);
+            kept.own_.contribution(what.bucket, what.data.data(), *what.factor, at, wanted);
+            Wire::encode(wanted.data(), to, count);
+            if (kept.own_.asks(what.bucket)) {
+                Wire::decode(to, sent.data(), count);
+                kept.own_.sent(what.bucket, at, wanted, sent);
+            }
+            to += Wire::bytes(count);
+        }
+    }
+    /// The mean of our slice, rounded, from all contributions.
+    template <Element E>
+    static void add_up(state<E>& kept, bucket_exchange<E> const& what, std::span<std::byte const* const> from,
+                       mutable_bytes out, std::span<E> space) {
+        typename detail::compression<E>::stopwatch const time(kept.own_);
+        std::size_t const ranks = from.size(), me = static_cast<std::size_t>(kept.own_.plan().rank);
+        std::vector<E>& left = kept.left_of_mean_[what.bucket];
+        scratch table(ranks * sizeof(E const*));
+        std::span<E const*> const sources = table.as<E const*>();
+        std::span<E> const mean = what.data.subspan(what.cuts[me], what.cuts[me + 1] - what.cuts[me]);
+        std::byte* to = out.data();
+        for (std::size_t at = 0; at < mean.size(); at += detail::narrow_block) {
+            std::size_t const count = std::min(detail::narrow_block, mean.size() - at);
+            std::span<E> const wanted = space.subspan(ranks * detail::narrow_block, count),
+                               part = mean.subspan(at, count);
+            for (std::size_t r = 0; r < ranks; ++r) {
+                E* const decoded = space.data() + r * detail::narrow_block;
+                Wire::decode(from[r] + Wire::bytes(at), decoded, count);
+                sources[r] = decoded;
+            }
+            sum_tree(wanted, std::span<E const* const>(sources));
+            if (!left.empty())
+                detail::kernels::contribution(wanted.data(), E(1), left.data() + at, wanted.data(), count);
+            Wire::encode(wanted.data(), to, count);
+            Wire::decode(to, part.data(), count);
+            if (!left.empty()) detail::kernels::leave_out(wanted.data(), part.data(), left.data() + at, count);
+            to += Wire::bytes(count);
+        }
+    }
+    template <Element E>
+    static void decode(state<E>& kept, bucket_exchange<E> const& what, std::size_t r, const_bytes in) {
+        typename detail::compression<E>::stopwatch const time(kept.own_);
+        Wire::decode(in.data(), what.data.data() + what.cuts[r], what.cuts[r + 1] - what.cuts[r]);
+    }
+};
+
+/// 2 bytes an element, the range of float, 8 bits of precision: the first thing to try.
+using bfloat16_exchange = narrow_exchange<detail::sixteen_bit_wire<bfloat16>>;
+/// 2 bytes an element, 11 bits of precision; contributions beyond 65504 become infinite, below 2^-25 zero.
+using half_exchange = narrow_exchange<detail::sixteen_bit_wire<half>>;
+/// 1 byte an element and 4 for each 256, which share a scale. With feedback, unless told otherwise.
+using int8_exchange = narrow_exchange<detail::int8_wire>;
+
+}  // namespace ddp

@@ -1,0 +1,377 @@
+/// \file
+/// power_sgd_exchange: gradients of matrices travel as products of two thin ones.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ddp/collective/algorithms/direct_allreduce.hpp>
+#include <ddp/comm/lane.hpp>
+#include <ddp/core/contract.hpp>
+#include <ddp/core/digest.hpp>
+#include <ddp/core/random.hpp>
+#include <ddp/core/task.hpp>
+#include <ddp/exchange/compression.hpp>
+#include <ddp/exchange/exchange.hpp>
+#include <ddp/kernel/finite.hpp>
+#include <ddp/kernel/kernel.hpp>
+
+namespace ddp {
+
+namespace detail::kernels {
+
+/// left (rows x rank) = matrix (rows x columns) times the transpose of right (rank x columns). Column j of a row goes to lane
+/// j mod 16; then the canonical tree over the lanes.
+template <Element E>
+DDP_KERNEL void times_thin(E const* matrix, E const* right, E* left, std::size_t rows, std::size_t columns,
+                           std::size_t rank) {
+    DDP_NO_CONTRACTION
+    constexpr std::size_t lanes = 16;
+    for (std::size_t i = 0; i < rows; ++i, matrix += columns)
+        for (std::size_t k = 0; k < rank; ++k) {
+            E const* const with = right + k * columns;
+            E sums[lanes] = {};
+            std::size_t j = 0;
+            for (; j + lanes <= columns; j += lanes)
+                for (std::size_t lane = 0; lane < lanes; ++lane) sums[lane] += matrix[j + lane] * with[j + lane];
+            for (std::size_t lane = 0; j + lane < columns; ++lane) sums[lane] += matrix[j + lane] * with[j + lane];
+            for (std::size_t width = 1; width < lanes; width *= 2)
+                for (std::size_t lane = 0; lane < lanes; lane += 2 * width) sums[lane] += sums[lane + width];
+            left[i * rank + k] = sums[0];
+        }
+}
+/// right (rank x columns) = transpose of left (rows x rank) times matrix, from the first row to the last.
+template <Element E>
+DDP_KERNEL void transposed_times(E const* matrix, E const* left, E* right, std::size_t rows, std::size_t columns,
+                                 std::size_t rank) {
+    DDP_NO_CONTRACTION
+    for (std::size_t j = 0; j < rank * columns; ++j) right[j] = 0;
+    for (std::size_t i = 0; i < rows; ++i, matrix += columns)
+        for (std::size_t k = 0; k < rank; ++k) {
+            E const factor = left[i * rank + k];
+            E* const to = right + k * columns;
+            DDP_INDEPENDENT
+            for (std::size_t j = 0; j < columns; ++j) to[j] += factor * matrix[j];
+        }
+}
+/// matrix = left times right, from the first column of left to the last.
+template <Element E>
+DDP_KERNEL void product_of_thin(E const* left, E const* right, E* matrix, std::size_t rows, std::size_t columns,
+                                std::size_t rank) {
+    DDP_NO_CONTRACTION
+    for (std::size_t i = 0; i < rows; ++i, matrix += columns)
+        for (std::size_t k = 0; k < rank; ++k) {
+            E const factor = left[i * rank + k];
+            E const* const from = right + k * columns;
+            if (k == 0) {
+                DDP_INDEPENDENT
+                for (std::size_t j = 0; j < columns; ++j) matrix[j] = factor * from[j];
+            } else {
+                DDP_INDEPENDENT
+                for (std::size_t j = 0; j < columns; ++j) matrix[j] += factor * from[j];
+            }
+        }
+}
+/// Makes the columns of left orthonormal: Gram-Schmidt in double, each column twice. One that the columns before it span becomes 0.
+template <Element E>
+DDP_KERNEL void orthonormalise(E* left, std::size_t rows, std::size_t rank) {
+    DDP_NO_CONTRACTION
+    for (std::size_t k = 0; k < rank; ++k) {
+        double before = 0;
+        for (std::size_t i = 0; i < rows; ++i) {
+            double const x = static_cast<double>(left[i * rank + k]);
+            before += x * x;
+        }
+        double norm = before;
+        for (int again = 0; again < 2; ++again) {
+            for (std::size_t other = 0; other < k; ++other) {
+                double along = 0;
+                for (std::size_t i = 0; i < rows; ++i)
+                    along += static_cast<double>(left[i * rank + k]) * static_cast<double>(left[i * rank + other]);
+                for (std::size_t i = 0; i < rows; ++i)
+                    left[i * rank + k] = static_cast<E>(static_cast<double>(left[i * rank + k]) -
+                                                        along * static_cast<double>(left[i * rank + other]));
+            }
+            norm = 0;
+            for (std::size_t i = 0; i < rows; ++i) {
+                double const x = static_cast<double>(left[i * rank + k]);
+                norm += x * x;
+            }
+            constexpr double lost = sizeof(E) == sizeof(float) ? 1e-12 : 1e-26;  // squares of the rounding of E
+            double const factor = norm > lost * before ? 1 / std::sqrt(norm) : 0;
+            for (std::size_t i = 0; i < rows; ++i)
+                left[i * rank + k] = static_cast<E>(static_cast<double>(left[i * rank + k]) * factor);
+            before = factor == 0 ? 0 : 1;
+        }
+    }
+}
+
+}  // namespace detail::kernels
+
+/// The gradient of a matrix of m rows and n columns travels as P (m x rank) and Q (n x rank), both summed over the ranks: P = M Q
+/// with the Q of the step before, made orthonormal; then Q = M^T P; the mean is P Q^T. What that leaves out of a rank's
+/// contribution is added to its next one.
+///
+/// Matrices are parameters of two dimensions or more, seen as the first by all others; of one that lies in several buckets, the
+/// whole rows in each. A matrix is left as it is, with vectors and rows that a bucket cuts, unless (m + n) rank
+/// min_compression_rate < m n: all those travel in one message with P.
+///
+/// Cost    in two sums, one after the other, of rank m + v and rank n elements, of all matrices of a bucket, v elements left as they
+///         are: 2 (P-1)/P of it sent per rank, 4 steps of latency; 2 m n rank multiplications each for P, Q and the product.
+///         With update::sharded the same, and new values travel besides.
+/// Error   with feedback what is left out travels later.
+/// Sums    P and Q in the canonical tree; P made orthonormal in double, by the same code on all ranks. The same bits for both
+///         updates; others for other bucket plans, where these cut matrices.
+/// NaN     a mean P or Q that is not finite makes the whole matrix NaN; what was left out before stays, and Q is drawn anew.
+/// Throws  usage_error where a trainer is made: rank 0, min_compression_rate below 1, no parameter that it can compress.
+/// Source  Vogels, Karimireddy and Jaggi, "PowerSGD", NeurIPS 2019, algorithm 1 and 2; the rule for what is compressed is
+///         PyTorch's (powerSGD_hook, whose default start_step is 1000).
+struct power_sgd_exchange {
+    static constexpr char const* name = "power_sgd";
+
+    std::size_t rank = 4;             ///< columns of P and Q
+    bool feedback = true;             ///< keeps what is left out: n elements a rank
+    bool warm_start = true;           ///< Q of the step before; else drawn anew in each step
+    double min_compression_rate = 2;  ///< a matrix has to become smaller by more than this
+    std::uint64_t start_step = 0;     ///< so many steps, of those that change values, go without compression
+    std::uint64_t seed = 0;           ///< of the first Q; the same on all ranks
+
+    [[nodiscard]] std::uint64_t hash() const {
+        return policy_hash(name, rank, feedback, warm_start, min_compression_rate, start_step, seed);
+    }
+
+    /// Whole rows of a parameter in a bucket, and their Q, rank x columns.
+    template <Element E>
+    struct matrix {
+        std::size_t parameter = 0, row = 0;  ///< which, and its first row
+        std::size_t begin = 0;               ///< where that lies in the bucket
+        std::size_t rows = 0, columns = 0;
+        std::vector<E> q = {};
+
+        [[nodiscard]] std::size_t size() const noexcept { return rows * columns; }
+    };
+    struct stretch {
+        std::size_t begin = 0, count = 0;
+    };
+    template <Element E>
+    struct bucket_state {
+        std::vector<matrix<E>> matrices = {};
+        std::vector<stretch> plain = {};  ///< what lies between them, and is not compressed
+        std::size_t plain_count = 0, p_count = 0, q_count = 0;
+        bool compressing = false;  ///< in this step
+    };
+    template <Element E>
+    struct state {
+        detail::compression<E> own;
+        std::vector<bucket_state<E>> buckets = {};
+        std::vector<std::uint64_t> steps = {};  // by bucket
+
+        void for_each_state(state_visitor visit) {
+            own.for_each_state(visit);
+            for (bucket_state<E>& one : buckets)
+                for (matrix<E>& m : one.matrices) {
+                    std::size_t const shape[] = {m.q.size() / m.columns, m.columns};
+                    std::string const called = "power_sgd_q" + (m.row == 0 ? "" : "_from_row_" + std::to_string(m.row));
+                    visit({.of = own.plan().parameters[m.parameter].name,
+                           .name = called,
+                           .shape = shape,
+                           .type = element_type_of<E>(),
+                           .begin = 0,
+                           .bytes = as_mutable_bytes(std::span(m.q))});
+                }
+            std::size_t const shape[] = {steps.size()};
+            visit({.of = "exchange",
+                   .name = "power_sgd_steps",
+                   .shape = shape,
+                   .type = element_type::u64,
+                   .begin = 0,
+                   .bytes = as_mutable_bytes(std::span(steps))});
+        }
+        [[nodiscard]] exchange_statistics statistics() const noexcept { return own.statistics(); }
+    };
+
+    template <Element E>
+    [[nodiscard]] state<E> prepare(exchange_plan<E> const& plan) const;
+    template <Element E>
+    [[nodiscard]] bool everywhere(exchange_plan<E> const& /*plan*/, std::size_t /*bucket*/) const noexcept {
+        return true;
+    }
+
+    template <Transport T, Element E>
+    static task<> exchange(power_sgd_exchange self, lane<T> over, state<E>& kept, bucket_exchange<E> what) {
+        bucket_state<E>& of = kept.buckets[what.bucket];
+        scratch space(2 * what.data.size() * sizeof(E)),
+            thin((of.p_count + std::max(what.data.size(), of.q_count)) * sizeof(E));
+        std::span<E> const wanted = space.as<E>().first(what.data.size());
+        co_await *what.go;
+        bool const used = *what.factor != 0;
+        // In steps that change nothing the messages are what they would be otherwise.
+        of.compressing = kept.steps[what.bucket] >= self.start_step && !of.matrices.empty();
+        std::span<E> const first = thin.as<E>().first(of.compressing ? of.p_count + of.plain_count : what.data.size());
+        if (used) project(self, kept, what, wanted, first);
+        co_await direct_allreduce::sum({}, over, first);
+        if (of.compressing) {
+            std::span<E> const p = first.first(of.p_count), second = thin.as<E>().subspan(of.p_count, of.q_count);
+            if (used) take_plain(kept, what, first.subspan(of.p_count));
+            if (used) project_back(self, kept, what, wanted, p, second);
+            co_await direct_allreduce::sum({}, over, second);
+            if (used) restore(self, kept, what, wanted, p, second, space.as<E>().subspan(what.data.size()));
+        } else if (used) {
+            std::copy(first.begin(), first.end(), what.data.begin());
+            if (kept.own.asks(what.bucket)) kept.own.sent(what.bucket, 0, wanted, wanted);
+        }
+        if (used) ++kept.steps[what.bucket];
+    }
+    template <Transport T, Element E>
+    static task<> gather(power_sgd_exchange /*self*/, lane<T> /*over*/, state<E>& /*kept*/,
+                         bucket_exchange<E> /*what*/) {
+        co_return;  // exchange has left the mean everywhere
+    }
+
+private:
+    [[nodiscard]] bool worthwhile(std::size_t rows, std::size_t columns) const noexcept {
+        return static_cast<double>(rows + columns) * static_cast<double>(rank) * min_compression_rate <
+               static_cast<double>(rows) * static_cast<double>(columns);
+    }
+    template <Element E>
+    void draw(state<E> const& kept, std::size_t bucket, matrix<E>& m, std::size_t k) const {
+        random_stream const draws{seed, random_use::initial_values, m.parameter};
+        std::uint64_t const step = kept.steps[bucket];
+        for (std::size_t j = 0; j < m.columns; ++j)
+            m.q[k * m.columns + j] =
+                draws.at((step << 40) + (m.row * rank + k) * m.columns + j).template symmetric<E>();
+    }
+
+    template <Element E>
+    static void project(power_sgd_exchange const& self, state<E>& kept, bucket_exchange<E> const& what,
+                        std::span<E> wanted, std::span<E> first) {
+        typename detail::compression<E>::stopwatch const time(kept.own);
+        bucket_state<E>& of = kept.buckets[what.bucket];
+        int const me = kept.own.plan().rank, ranks = kept.own.plan().ranks;
+        kept.own.begin(what.bucket, detail::direct_bytes<E>(first.size(), me, ranks) +
+                                        (of.compressing ? detail::direct_bytes<E>(of.q_count, me, ranks) : 0));
+        kept.own.contribution(what.bucket, what.data.data(), *what.factor, 0, wanted);
+        if (!of.compressing) {
+            std::copy(wanted.begin(), wanted.end(), first.begin());
+            return;
+        }
+        E* p = first.data();
+        for (matrix<E>& m : of.matrices) {
+            for (std::size_t k = 0; k < self.rank; ++k) {
+                auto const column = std::span<E const>(m.q).subspan(k * m.columns, m.columns);
+                bool const usable =
+                    std::ranges::any_of(column, [](E x) { return x != 0; }) && first_nonfinite(column) == column.size();
+                if (!usable || !self.warm_start) self.draw(kept, what.bucket, m, k);
+            }
+            detail::kernels::times_thin(wanted.data() + m.begin, m.q.data(), p, m.rows, m.columns, self.rank);
+            p += m.rows * self.rank;
+        }
+        for (stretch const& s : of.plain) p = std::copy_n(wanted.data() + s.begin, s.count, p);
+    }
+    template <Element E>
+    static void take_plain(state<E>& kept, bucket_exchange<E> const& what,
+                           std::span<std::type_identity_t<E> const> sums) {
+        E const* from = sums.data();
+        for (stretch const& s : kept.buckets[what.bucket].plain) {
+            std::copy_n(from, s.count, what.data.data() + s.begin);
+            from += s.count;
+        }
+    }
+    template <Element E>
+    static void project_back(power_sgd_exchange const& self, state<E>& kept, bucket_exchange<E> const& what,
+                             std::span<std::type_identity_t<E> const> wanted, std::span<E> p, std::span<E> second) {
+        typename detail::compression<E>::stopwatch const time(kept.own);
+        E* left = p.data();
+        E* right = second.data();
+        for (matrix<E> const& m : kept.buckets[what.bucket].matrices) {
+            // NaN or an infinity in P leaves NaN there, which restore() finds.
+            detail::kernels::orthonormalise(left, m.rows, self.rank);
+            detail::kernels::transposed_times(wanted.data() + m.begin, left, right, m.rows, m.columns, self.rank);
+            left += m.rows * self.rank;
+            right += m.columns * self.rank;
+        }
+    }
+    template <Element E>
+    static void restore(power_sgd_exchange const& self, state<E>& kept, bucket_exchange<E> const& what,
+                        std::span<std::type_identity_t<E> const> wanted, std::span<std::type_identity_t<E> const> p,
+                        std::span<std::type_identity_t<E> const> second, std::span<E> sent) {
+        typename detail::compression<E>::stopwatch const time(kept.own);
+        bucket_state<E>& of = kept.buckets[what.bucket];
+        bool const asks = kept.own.asks(what.bucket);
+        E const share = E(1) / static_cast<E>(kept.own.plan().ranks);
+        E const* left = p.data();
+        E const* right = second.data();
+        for (matrix<E>& m : of.matrices) {
+            std::span<E> const mean = what.data.subspan(m.begin, m.size());
+            std::size_t const q = m.columns * self.rank, rows = m.rows * self.rank;
+            bool const finite = first_nonfinite(std::span<E const>(left, rows)) == rows &&
+                                first_nonfinite(std::span<E const>(right, q)) == q;
+            if (finite)
+                detail::kernels::product_of_thin(left, right, mean.data(), m.rows, m.columns, self.rank);
+            else
+                std::fill(mean.begin(), mean.end(), std::numeric_limits<E>::quiet_NaN());
+            if (finite && asks) {  // each rank has sent an equal part of the product
+                std::span<E> const part = sent.subspan(m.begin, m.size());
+                detail::kernels::contribution(mean.data(), share, part.data(), part.size());
+                kept.own.sent(what.bucket, m.begin, wanted.subspan(m.begin, m.size()), part);
+            }
+            std::copy_n(right, q, m.q.data());
+            left += rows;
+            right += q;
+        }
+        if (asks)
+            for (stretch const& s : of.plain)
+                kept.own.sent(what.bucket, s.begin, wanted.subspan(s.begin, s.count), wanted.subspan(s.begin, s.count));
+    }
+};
+
+template <Element E>
+power_sgd_exchange::state<E> power_sgd_exchange::prepare(exchange_plan<E> const& plan) const {
+    DDP_EXPECTS(rank >= 1, "power_sgd: rank is 0; P and Q need a column at least");
+    DDP_EXPECTS(min_compression_rate >= 1,
+                "power_sgd: min_compression_rate is " + std::to_string(min_compression_rate) +
+                    "; at 1 whatever becomes smaller is compressed, and nothing sensible lies below");
+    state<E> all{detail::compression<E>(plan, feedback)};
+    all.steps.resize(plan.buckets.size());
+    std::size_t compressed = 0;
+    for (exchange_bucket const& bucket : plan.buckets) {
+        bucket_state<E>& one = all.buckets.emplace_back();
+        std::size_t at = 0;
+        for (exchange_piece const& piece : bucket.pieces) {
+            std::vector<std::size_t> const& shape = plan.parameters[piece.parameter].shape;
+            std::size_t columns = 1;
+            for (std::size_t d = 1; d < shape.size(); ++d) columns *= shape[d];
+            if (shape.size() < 2 || columns == 0) continue;
+            std::size_t const row = (piece.offset + columns - 1) / columns,
+                              end = (piece.offset + piece.count) / columns;
+            if (row >= end || !worthwhile(end - row, columns)) continue;
+            matrix<E> m{piece.parameter, row, piece.begin + (row * columns - piece.offset), end - row, columns};
+            m.q.resize(rank * columns);
+            if (m.begin > at) one.plain.push_back({at, m.begin - at});
+            at = m.begin + m.size();
+            one.p_count += m.rows * rank;
+            one.q_count += columns * rank;
+            one.matrices.push_back(std::move(m));
+        }
+        if (at < bucket.count) one.plain.push_back({at, bucket.count - at});
+        for (stretch const& s : one.plain) one.plain_count += s.count;
+        compressed += one.matrices.size();
+    }
+    DDP_EXPECTS(compressed != 0,
+                "power_sgd: with rank " + std::to_string(rank) + " and min_compression_rate " +
+                    std::to_string(min_compression_rate) +
+                    " no parameter of this model becomes smaller. Only matrices are compressed, where "
+                    "(rows + columns) * rank * min_compression_rate < rows * columns; choose a smaller "
+                    "rank, larger buckets if they cut matrices into few rows, or another exchange");
+    return all;
+}
+
+}  // namespace ddp

@@ -1,0 +1,255 @@
+/// \file
+/// top_k_exchange, random_k_exchange: a few elements of each bucket travel, the others wait.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <ddp/collective/algorithms/direct_allreduce.hpp>
+#include <ddp/comm/lane.hpp>
+#include <ddp/core/contract.hpp>
+#include <ddp/core/digest.hpp>
+#include <ddp/core/random.hpp>
+#include <ddp/core/task.hpp>
+#include <ddp/exchange/compression.hpp>
+#include <ddp/exchange/exchange.hpp>
+#include <ddp/kernel/largest.hpp>
+
+namespace ddp {
+
+namespace detail {
+
+/// How many elements of a bucket travel: the nearest to ratio times its elements, at least one.
+template <Element E>
+[[nodiscard]] std::size_t sparse_count(exchange_bucket const& bucket, double ratio) {
+    std::size_t elements = 0;
+    for (exchange_piece const& piece : bucket.pieces) elements += piece.count;
+    if (elements == 0) return 0;
+    auto const wanted = static_cast<std::size_t>(std::llround(ratio * static_cast<double>(elements)));
+    return std::clamp<std::size_t>(wanted, 1, elements);
+}
+inline void expect_ratio(char const* name, double ratio) {
+    DDP_EXPECTS(ratio > 0 && ratio <= 1,
+                std::string(name) + ": ratio is " + std::to_string(ratio) +
+                    "; it is the part of each bucket's elements that travels, above 0 and at most 1");
+}
+
+}  // namespace detail
+
+/// Each rank sends, of each bucket, the k elements of largest magnitude that it contributes to the mean, with their indices, to all;
+/// what it does not send is added to its next contribution.
+///
+/// Cost    k (4 + sizeof(E))(P-1) bytes sent per rank and bucket, k = ratio n: more than a sum of all elements as soon as
+///         ratio P (4 + sizeof(E)) > 2 sizeof(E). 1 step of latency; 4 to 7 passes over the bucket; scratch of n elements and
+///         of all messages. With update::sharded the same, and new values travel besides.
+/// Error   with feedback everything travels sooner or later; without, what is never large never does.
+/// Sums    in the order of the ranks, from 0. The same bits for both updates; others for other bucket plans.
+/// NaN     counts as largest: it travels, and stays visible.
+/// Throws  usage_error where a trainer is made: ratio not in (0, 1]; buckets of 2^32 elements or more.
+/// Source  Aji and Heafield, EMNLP 2017; Lin et al., "Deep gradient compression", ICLR 2018 (without its momentum correction).
+struct top_k_exchange {
+    static constexpr char const* name = "top_k";
+
+    double ratio = 0.01;   ///< of each bucket's elements, rounded to a whole number, at least one
+    bool feedback = true;  ///< keeps what is not sent: n elements a rank
+
+    [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, ratio, feedback); }
+
+    template <Element E>
+    struct state {
+        detail::compression<E> own;
+        std::vector<std::size_t> k = {};  // by bucket
+
+        void for_each_state(state_visitor visit) { own.for_each_state(visit); }
+        [[nodiscard]] exchange_statistics statistics() const noexcept { return own.statistics(); }
+    };
+
+    template <Element E>
+    [[nodiscard]] state<E> prepare(exchange_plan<E> const& plan) const {
+        detail::expect_ratio(name, ratio);
+        state<E> all{detail::compression<E>(plan, feedback)};
+        for (exchange_bucket const& bucket : plan.buckets) {
+            DDP_EXPECTS(bucket.count <= 0xffffffffu,
+                        "top_k: a bucket of 2^32 elements or more; choose smaller buckets");
+            all.k.push_back(detail::sparse_count<E>(bucket, ratio));
+        }
+        return all;
+    }
+    template <Element E>
+    [[nodiscard]] bool everywhere(exchange_plan<E> const& /*plan*/, std::size_t /*bucket*/) const noexcept {
+        return true;
+    }
+
+    template <Transport T, Element E>
+    static task<> exchange(top_k_exchange /*self*/, lane<T> over, state<E>& kept, bucket_exchange<E> what) {
+        std::size_t const ranks = static_cast<std::size_t>(over.size()), me = static_cast<std::size_t>(over.rank());
+        std::size_t const k = kept.k[what.bucket], room = message<E>(k);
+        scratch messages(ranks * room), space(what.data.size() * sizeof(E));
+        auto const part = [&](std::size_t r) { return messages.bytes().subspan(r * room, room); };
+        operations receives(ranks), sends(ranks);
+        for (std::size_t d = 1; d < ranks; ++d)
+            over.receive(receives[(me + d) % ranks], static_cast<int>((me + d) % ranks), part((me + d) % ranks));
+        co_await *what.go;
+
+        bool const used = *what.factor != 0;
+        if (used) select(kept, what, k, part(me), space.as<E>());
+        for (std::size_t d = 1; d < ranks; ++d)
+            over.send(sends[(me + d) % ranks], static_cast<int>((me + d) % ranks), part(me));
+        for (std::size_t r = 0; r < ranks; ++r)
+            if (r != me) co_await receives[r];
+        if (used) add_up(kept, what, k, messages.bytes(), ranks);
+        for (std::size_t r = 0; r < ranks; ++r)
+            if (r != me) co_await sends[r];
+    }
+    template <Transport T, Element E>
+    static task<> gather(top_k_exchange /*self*/, lane<T> /*over*/, state<E>& /*kept*/, bucket_exchange<E> /*what*/) {
+        co_return;  // exchange has left the mean everywhere
+    }
+
+private:
+    /// The values, then their indices: aligned for both. A multiple of 8 bytes, where the next message begins.
+    template <Element E>
+    static std::size_t message(std::size_t k) noexcept {
+        return (k * (sizeof(E) + sizeof(std::uint32_t)) + 7) / 8 * 8;
+    }
+    template <Element E>
+    static std::span<E> values(mutable_bytes message, std::size_t k) noexcept {
+        return {reinterpret_cast<E*>(message.data()), k};
+    }
+    template <Element E>
+    static std::span<std::uint32_t> indices(mutable_bytes message, std::size_t k) noexcept {
+        return {reinterpret_cast<std::uint32_t*>(message.data() + k * sizeof(E)), k};
+    }
+
+    template <Element E>
+    static void select(state<E>& kept, bucket_exchange<E> const& what, std::size_t k, mutable_bytes out,
+                       std::span<E> wanted) {
+        typename detail::compression<E>::stopwatch const time(kept.own);
+        kept.own.begin(what.bucket, static_cast<std::size_t>(kept.own.plan().ranks - 1) * out.size());
+        kept.own.contribution(what.bucket, what.data.data(), *what.factor, 0, wanted);
+        std::span<E> const values = top_k_exchange::values<E>(out, k);
+        std::span<std::uint32_t> const at = indices<E>(out, k);
+        largest_elements(std::span<E const>(wanted), at);
+        for (std::size_t i = 0; i < k; ++i) values[i] = wanted[at[i]];
+        if (!kept.own.asks(what.bucket)) return;
+        std::fill(what.data.begin(), what.data.end(), E(0));  // what peers receive of us; the mean overwrites it
+        for (std::size_t i = 0; i < k; ++i) what.data[at[i]] = values[i];
+        kept.own.sent(what.bucket, 0, wanted, what.data);
+    }
+    template <Element E>
+    static void add_up(state<E>& kept, bucket_exchange<E> const& what, std::size_t k, mutable_bytes messages,
+                       std::size_t ranks) {
+        typename detail::compression<E>::stopwatch const time(kept.own);
+        std::fill(what.data.begin(), what.data.end(), E(0));
+        for (std::size_t r = 0; r < ranks; ++r) {
+            mutable_bytes const one = messages.subspan(r * message<E>(k), message<E>(k));
+            std::span<E const> const values = top_k_exchange::values<E>(one, k);
+            std::span<std::uint32_t const> const at = indices<E>(one, k);
+            for (std::size_t i = 0; i < k; ++i)
+                if (at[i] < what.data.size()) what.data[at[i]] += values[i];
+        }
+    }
+};
+
+/// Of each bucket a part of the elements is summed over the ranks, the same on all of them and drawn anew in each step; what is not
+/// sent is added to the next contribution.
+///
+/// Cost    2 k sizeof(E)(P-1)/P bytes sent per rank and bucket, k = ratio n; 2 steps of latency; 2 passes over the bucket.
+///         With update::sharded the same, and new values travel besides.
+/// Draws   element j of k lies anywhere between n j / k and n (j + 1) / k with equal chance: random_use::user with `seed`, part:
+///         the bucket, index: the bucket's steps so far, and j.
+/// Sums    the canonical tree. The same bits for both updates; others for other bucket plans.
+/// Throws  usage_error where a trainer is made: ratio not in (0, 1].
+/// Source  Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018; here one draw for each of k equal parts.
+struct random_k_exchange {
+    static constexpr char const* name = "random_k";
+
+    double ratio = 0.05;     ///< of each bucket's elements, rounded to a whole number, at least one
+    bool feedback = true;    ///< keeps what is not sent: n elements a rank
+    std::uint64_t seed = 0;  ///< of the draws; the same on all ranks
+
+    [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, ratio, feedback, seed); }
+
+    template <Element E>
+    struct state {
+        detail::compression<E> own;
+        std::vector<std::size_t> k = {};  // by bucket
+        std::vector<std::uint64_t> steps = {};
+
+        void for_each_state(state_visitor visit) {
+            own.for_each_state(visit);
+            std::size_t const shape[] = {steps.size()};
+            visit({.of = "exchange",
+                   .name = "random_k_steps",
+                   .shape = shape,
+                   .type = element_type::u64,
+                   .begin = 0,
+                   .bytes = as_mutable_bytes(std::span(steps))});
+        }
+        [[nodiscard]] exchange_statistics statistics() const noexcept { return own.statistics(); }
+    };
+
+    template <Element E>
+    [[nodiscard]] state<E> prepare(exchange_plan<E> const& plan) const {
+        detail::expect_ratio(name, ratio);
+        state<E> all{detail::compression<E>(plan, feedback)};
+        for (exchange_bucket const& bucket : plan.buckets) all.k.push_back(detail::sparse_count<E>(bucket, ratio));
+        all.steps.resize(plan.buckets.size());
+        return all;
+    }
+    template <Element E>
+    [[nodiscard]] bool everywhere(exchange_plan<E> const& /*plan*/, std::size_t /*bucket*/) const noexcept {
+        return true;
+    }
+
+    template <Transport T, Element E>
+    static task<> exchange(random_k_exchange self, lane<T> over, state<E>& kept, bucket_exchange<E> what) {
+        std::size_t const k = kept.k[what.bucket];
+        scratch drawn(k * sizeof(std::size_t)), chosen(k * sizeof(E)), space(what.data.size() * sizeof(E));
+        co_await *what.go;
+        bool const used = *what.factor != 0;
+        if (used) select(self, kept, what, drawn.as<std::size_t>(), chosen.as<E>(), space.as<E>());
+        co_await direct_allreduce::sum({}, over, chosen.as<E>());
+        if (used) spread(kept, what, drawn.as<std::size_t>(), chosen.as<E>());
+    }
+    template <Transport T, Element E>
+    static task<> gather(random_k_exchange /*self*/, lane<T> /*over*/, state<E>& /*kept*/,
+                         bucket_exchange<E> /*what*/) {
+        co_return;  // exchange has left the mean everywhere
+    }
+
+private:
+    template <Element E>
+    static void select(random_k_exchange const& self, state<E>& kept, bucket_exchange<E> const& what,
+                       std::span<std::size_t> at, std::span<E> out, std::span<E> wanted) {
+        typename detail::compression<E>::stopwatch const time(kept.own);
+        kept.own.begin(what.bucket, detail::direct_bytes<E>(out.size(), kept.own.plan().rank, kept.own.plan().ranks));
+        kept.own.contribution(what.bucket, what.data.data(), *what.factor, 0, wanted);
+        random_stream const draws{self.seed, random_use::user, what.bucket};
+        std::uint64_t const step = kept.steps[what.bucket]++, n = wanted.size(), k = at.size();
+        for (std::uint64_t j = 0; j < k; ++j) {
+            std::uint64_t const begin = n / k * j + n % k * j / k, end = n / k * (j + 1) + n % k * (j + 1) / k;
+            at[j] = static_cast<std::size_t>(begin + draws.at(step << 32 | j).below(end - begin));
+            out[j] = wanted[at[j]];
+        }
+        if (!kept.own.asks(what.bucket)) return;
+        std::fill(what.data.begin(), what.data.end(), E(0));
+        for (std::size_t j = 0; j < k; ++j) what.data[at[j]] = out[j];
+        kept.own.sent(what.bucket, 0, wanted, what.data);
+    }
+    template <Element E>
+    static void spread(state<E>& kept, bucket_exchange<E> const& what, std::span<std::size_t const> at,
+                       std::span<std::type_identity_t<E> const> sums) {
+        typename detail::compression<E>::stopwatch const time(kept.own);
+        std::fill(what.data.begin(), what.data.end(), E(0));
+        for (std::size_t j = 0; j < at.size(); ++j) what.data[at[j]] = sums[j];
+    }
+};
+
+}  // namespace ddp

@@ -1,0 +1,218 @@
+#!/usr/bin/env python3
+"""Accuracy, bytes and time of exchanges and strategies on Fashion-MNIST, as docs/less_communication.md shows them.
+
+usage: scripts/less_communication.py [--out DIRECTORY] [--ranks N…] [--networks NAME…] [--models mlp cnn] [--seeds S…]
+                                     [--epochs E] [--what NAME…]
+
+Builds the example in build/less_communication, with all of the processor's instructions. Accuracy by epoch and bytes a step are of
+processes on loopback, for every seed. Time is of one epoch on each network: loopback, or two network namespaces joined by a cable of
+that rate (which needs root), with half of the ranks in each. Writes results.json, table.md, and for each model and number of
+ranks accuracy over bytes and over seconds as SVG. What is there already in results.json is not measured
+again. Leave the machine alone meanwhile; with the defaults it takes hours.
+"""
+import argparse
+import json
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build" / "less_communication"
+DATA = {"mlp": 469, "cnn": 469}  # steps an epoch with 128 samples each
+NETWORKS = {"loopback": None, "1gbit": "1gbit", "100mbit": "100mbit"}
+EXCHANGES = {"every gradient": [], "bf16": ["--exchange", "bf16"], "fp16": ["--exchange", "fp16"],
+             "int8": ["--exchange", "int8"], "top-k 1 %": ["--exchange", "topk", "--ratio", "0.01"],
+             "PowerSGD 4": ["--exchange", "powersgd", "--rank", "4"]}
+STRATEGIES = {"local SGD 8": ["--strategy", "local_sgd", "--period", "8"],
+              "post-local SGD 8": ["--strategy", "post_local", "--period", "8"],
+              "DiLoCo 16": ["--strategy", "diloco", "--period", "16"],
+              "gossip": ["--strategy", "gossip"]}
+EPOCH = re.compile(r"^epoch (\d+)/\d+  loss (\S+)  test accuracy (\S+)  (\S+) s", re.MULTILINE)
+RESULT = re.compile(r"^result: (.*)$", re.MULTILINE)
+
+
+def build():
+    subprocess.run(["cmake", "-S", ROOT, "-B", BUILD, "-G", "Ninja", "--log-level=NOTICE", "-DCMAKE_BUILD_TYPE=Release",
+                    "-DDDP_ARCH=native", "-DDDP_BUILD_TESTS=OFF", "-DDDP_BUILD_EXAMPLES=ON"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["cmake", "--build", BUILD, "--target", "fashion_mnist", "ddprun"], check=True, stdout=subprocess.DEVNULL)
+
+
+def ip(*words, check=True):
+    subprocess.run(["ip", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=check)
+
+
+class Cable:
+    """Two hosts, which are network namespaces, at a rate both ways."""
+
+    def __init__(self, rate):
+        self.names = [f"ddp-less-{os.getpid()}-{side}" for side in "ab"]
+        self.rate = rate
+
+    def __enter__(self):
+        plugs = [f"less{os.getpid()}{side}" for side in "ab"]
+        for name in self.names:
+            ip("netns", "add", name)
+        ip("link", "add", plugs[0], "netns", self.names[0], "type", "veth", "peer", "name", plugs[1], "netns", self.names[1])
+        for number, (name, plug) in enumerate(zip(self.names, plugs), 1):
+            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", plug)
+            for device in ("lo", plug):
+                ip("-n", name, "link", "set", device, "up")
+            subprocess.run(["ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", plug, "root", "tbf", "rate", self.rate,
+                            "burst", "256k", "latency", "20ms"], check=True)
+        return self
+
+    def __exit__(self, *_):
+        for name in self.names:
+            ip("netns", "del", name, check=False)
+
+
+def train(ranks, words, cable=None):
+    """What rank 0 prints. Ranks are processes, on loopback or at both ends of the cable."""
+    program = [str(BUILD / "examples" / "fashion_mnist"), *words]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("DDP_", "OMPI_", "PMI"))}
+    environment["OMP_NUM_THREADS"] = "1"
+    if cable is None:
+        done = subprocess.run([BUILD / "tools" / "ddprun", "-n", str(ranks), "--prefix", "none", "--", *program],
+                              env=environment, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            sys.exit(f"{' '.join(program)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        return done.stdout
+    running = []
+    for rank in range(ranks):
+        mine = environment | {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank % (ranks // 2)),
+                              "LOCAL_WORLD_SIZE": str(ranks // 2), "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29511",
+                              "DDP_INSECURE": "1"}
+        running.append(subprocess.Popen(["ip", "netns", "exec", cable.names[rank * 2 // ranks], *program], env=mine,
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    outputs = [process.communicate() for process in running]
+    if any(process.returncode != 0 for process in running):
+        sys.exit(f"{' '.join(program)}:\n" + "\n".join(out + err for out, err in outputs))
+    return outputs[0][0]
+
+
+def fields(output):
+    return dict(word.split("=", 1) for word in RESULT.search(output).group(1).split())
+
+
+def measure(options):
+    """Fills what options.out has not got yet, and writes it down after every run."""
+    file = options.out / "results.json"
+    results = json.loads(file.read_text()) if file.exists() else []
+    kinds = {name: words for name, words in (EXCHANGES | STRATEGIES).items() if not options.what or name in options.what}
+
+    def entry(model, ranks, name):
+        for one in results:
+            if (one["model"], one["ranks"], one["name"]) == (model, ranks, name):
+                return one
+        results.append({"model": model, "ranks": ranks, "name": name, "bytes": 0, "accuracy": {}, "rate": {}})
+        return results[-1]
+
+    def done(one, *words):
+        file.write_text(json.dumps(results, indent=1) + "\n")
+        print(one["model"], one["ranks"], one["name"], *words, flush=True)
+
+    for model in options.models:
+        for ranks in options.ranks:
+            for name, words in kinds.items():
+                one = entry(model, ranks, name)
+                for seed in (str(s) for s in options.seeds if str(s) not in one["accuracy"]):
+                    output = train(ranks, ["--model", model, "--epochs", str(options.epochs), "--seed", seed, *words])
+                    one["accuracy"][seed] = [float(line[2]) for line in EPOCH.findall(output)]
+                    one["bytes"] = max(one["bytes"], int(fields(output)["bytes_per_step"]))
+                    done(one, "seed", seed, one["accuracy"][seed][-1])
+            for network in options.networks:
+                for name, words in kinds.items():
+                    one = entry(model, ranks, name)
+                    if network in one["rate"]:
+                        continue
+                    words = ["--model", model, "--epochs", "1", *words]
+                    if NETWORKS[network] is None:
+                        found = fields(train(ranks, words))
+                    else:
+                        with Cable(NETWORKS[network]) as cable:
+                            found = fields(train(ranks, words, cable))
+                    one["rate"][network] = float(found["samples_per_second"])
+                    if network != "loopback":  # where ranks of one host share memory, little is sent
+                        one["bytes"] = int(found["bytes_per_step"])
+                    done(one, network, one["rate"][network], "samples/s")
+    return results
+
+
+def table(results, out):
+    networks = [n for n in NETWORKS if any(n in r["rate"] for r in results)]
+    lines = []
+    for model in dict.fromkeys(r["model"] for r in results):
+        for ranks in dict.fromkeys(r["ranks"] for r in results):
+            rows = [r for r in results if r["model"] == model and r["ranks"] == ranks]
+            base = statistics.mean(run[-1] for run in rows[0]["accuracy"].values())
+            lines += [f"\n{model}, {ranks} ranks\n",
+                      "| | test accuracy | against the first | KB a step and rank | "
+                      + " | ".join(f"s an epoch, {n}" for n in networks) + " |", "|---|---:|---:|---:|" + "---:|" * len(networks)]
+            for r in rows:
+                mean = statistics.mean(run[-1] for run in r["accuracy"].values())
+                seconds = " | ".join(f"{60000 / r['rate'][n]:.1f}" if n in r["rate"] else "-" for n in networks)
+                lines.append(f"| {r['name']} | {100 * mean:.2f} % | {100 * (mean - base):+.2f} | {r['bytes'] / 1000:.0f} | {seconds} |")
+    (out / "table.md").write_text("\n".join(lines) + "\n")
+
+
+def plot(rows, out, name, title, where):
+    """Accuracy over what `where` gives for a row and an epoch, logarithmic, as SVG."""
+    import math
+    lines = []
+    for r in rows:
+        runs = list(r["accuracy"].values())
+        lines.append((r["name"], [(where(r, e + 1), statistics.mean(run[e] for run in runs)) for e in range(len(runs[0]))]))
+    points = [p for _, line in lines for p in line if p[0] > 0]
+    if not points:
+        return
+    left, right = (math.log10(f(p[0] for p in points)) for f in (min, max))
+    low, high = min(p[1] for p in points), max(p[1] for p in points)
+    width, height, edge = 640, 400, 60
+    x = lambda v: edge + (math.log10(v) - left) / max(right - left, 1e-9) * (width - edge - 170)
+    y = lambda v: height - edge - (v - low) / max(high - low, 1e-9) * (height - 2 * edge)
+    colours = ["#000", "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf", "#7f7f7f"]
+    svg = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="12">',
+           f'<rect width="{width}" height="{height}" fill="white"/><text x="{edge}" y="24" font-size="14">{title}</text>',
+           f'<path d="M{edge} {edge}V{height - edge}H{width - 170}" fill="none" stroke="#888"/>']
+    for power in range(math.ceil(left), math.floor(right) + 1):
+        svg.append(f'<text x="{x(10.0 ** power):.1f}" y="{height - edge + 18}" text-anchor="middle">1e{power}</text>')
+    for value in (low, (low + high) / 2, high):
+        svg.append(f'<text x="{edge - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{100 * value:.1f} %</text>')
+    for number, (label, line) in enumerate(lines):
+        colour = colours[number % len(colours)]
+        path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in line if a > 0)
+        svg.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        svg.append(f'<text x="{width - 160}" y="{edge + 18 * number}" fill="{colour}">{label}</text>')
+    (out / name).write_text("\n".join(svg) + "\n</svg>\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=pathlib.Path, default=BUILD / "results")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--networks", nargs="*", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--models", nargs="+", choices=DATA, default=list(DATA))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8, 9])
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--what", nargs="+", choices=EXCHANGES | STRATEGIES)
+    options = parser.parse_args()
+    build()
+    options.out.mkdir(parents=True, exist_ok=True)
+    results = measure(options)
+    table(results, options.out)
+    for model in options.models:
+        for ranks in options.ranks:
+            rows = [r for r in results if r["model"] == model and r["ranks"] == ranks]
+            plot(rows, options.out, f"{model}_{ranks}_bytes.svg", f"{model}, {ranks} ranks: accuracy over MB sent by a rank",
+                 lambda r, e: r["bytes"] * DATA[r["model"]] * e / 1e6)
+            for network in options.networks:
+                plot([r for r in rows if network in r["rate"]], options.out, f"{model}_{ranks}_{network}.svg", f"{model}, {ranks} ranks, {network}: accuracy over seconds",
+                     lambda r, e, n=network: 60000 * e / r["rate"][n])
+    print((options.out / "table.md").read_text())
+
+
+if __name__ == "__main__":
+    main()

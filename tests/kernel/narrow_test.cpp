@@ -1,0 +1,168 @@
+// Numbers of 16 and 8 bits, and the choice of the largest, against slow definitions.
+#include <ddp/kernel/int8_groups.hpp>
+#include <ddp/kernel/largest.hpp>
+#include <ddp/kernel/sixteen_bit.hpp>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <span>
+#include <vector>
+
+#include <ddp/core/random.hpp>
+
+#include "support/catch.hpp"
+
+using namespace ddp;
+
+namespace {
+
+/// What 16 bits mean, by definition: exponent bits, mantissa bits.
+double meaning(std::uint16_t x, int exponent_bits) {
+    int const mantissa_bits = 15 - exponent_bits, bias = (1 << (exponent_bits - 1)) - 1;
+    int const e = x >> mantissa_bits & ((1 << exponent_bits) - 1), m = x & ((1 << mantissa_bits) - 1);
+    double const sign = x >> 15 != 0 ? -1 : 1;
+    if (e == (1 << exponent_bits) - 1)
+        return m != 0 ? std::numeric_limits<double>::quiet_NaN() : sign * std::numeric_limits<double>::infinity();
+    if (e == 0) return sign * std::ldexp(m, 1 - bias - mantissa_bits);
+    return sign * std::ldexp(m + (1 << mantissa_bits), e - bias - mantissa_bits);
+}
+
+template <class Format>
+void check(int exponent_bits) {
+    std::vector<double> numbers;  // the positive finite ones, ascending, as are their bits
+    for (std::uint32_t x = 0; x < 0x10000; ++x) {
+        double const right = meaning(static_cast<std::uint16_t>(x), exponent_bits);
+        float const got = Format::widen(static_cast<std::uint16_t>(x));
+        if (std::isnan(right)) {
+            REQUIRE(std::isnan(got));
+            REQUIRE(std::isnan(Format::widen(Format::narrow(got))));
+            continue;
+        }
+        REQUIRE((static_cast<double>(got) == right && std::signbit(got) == (x >> 15 != 0)));
+        REQUIRE(Format::narrow(got) == x);
+        if (x < 0x8000 && std::isfinite(right)) numbers.push_back(right);
+    }
+    // Between two neighbours: to the nearer, in the middle to the even one; beyond the last as if there were one more.
+    std::size_t const last = numbers.size() - 1;
+    for (std::size_t i = 0; i <= last; ++i) {
+        double const low = numbers[i], high = i == last ? 2 * numbers[i] - numbers[i - 1] : numbers[i + 1];
+        auto const middle = static_cast<float>((low + high) / 2);
+        auto const at = static_cast<std::uint16_t>(i), above = static_cast<std::uint16_t>(i + 1);
+        bool const exact = static_cast<double>(middle) == (low + high) / 2;
+        if (exact) REQUIRE(Format::narrow(middle) == (i % 2 == 0 ? at : above));
+        float const below_middle = std::nextafter(middle, 0.0f), above_middle = std::nextafter(middle, INFINITY);
+        if (static_cast<double>(below_middle) > low) REQUIRE(Format::narrow(below_middle) == at);
+        if (static_cast<double>(above_middle) < high) REQUIRE(Format::narrow(above_middle) == above);
+        if (static_cast<double>(above_middle) < high) REQUIRE(Format::narrow(-above_middle) == (above | 0x8000));
+    }
+    REQUIRE(Format::narrow(INFINITY) == Format::narrow(std::numeric_limits<float>::max()));
+}
+
+}  // namespace
+
+TEST_CASE("bfloat16 and half: every number, every neighbour, ties to even", "[kernel]") {
+    check<bfloat16>(8);
+    check<half>(5);
+    // The kernels are the functions, at every place of a vector and behind it; a double is rounded to float first.
+    std::vector<float> in;
+    random_stream const draws{1, random_use::user, 0};
+    for (std::uint32_t i = 0; i < 5003; ++i) in.push_back(std::bit_cast<float>(draws.at(i).words()[0]));
+    std::vector<double> const wide(in.begin(), in.end());
+    std::vector<std::uint16_t> out(in.size()), other(in.size());
+    std::vector<float> back(in.size());
+    detail::kernels::narrow<half>(in.data(), out.data(), in.size());
+    detail::kernels::narrow<half>(wide.data(), other.data(), in.size());
+    detail::kernels::widen<half>(out.data(), back.data(), in.size());
+    for (std::size_t i = 0; i < in.size(); ++i) {
+        REQUIRE(out[i] == half::narrow(in[i]));
+        REQUIRE(other[i] == out[i]);
+        REQUIRE(std::bit_cast<std::uint32_t>(back[i]) == std::bit_cast<std::uint32_t>(half::widen(out[i])));
+    }
+}
+
+TEMPLATE_TEST_CASE("8 bits with a scale a group", "[kernel]", float, double) {
+    using E = TestType;
+    namespace kernels = ddp::detail::kernels;
+    random_stream const draws{2, random_use::user, 0};
+    for (std::size_t const count :
+         {std::size_t{0}, std::size_t{1}, std::size_t{255}, std::size_t{256}, std::size_t{777}}) {
+        std::vector<E> in, out(count, E(7));
+        for (std::size_t i = 0; i < count; ++i)
+            in.push_back(draws.at(i).symmetric<E>() *
+                         static_cast<E>(std::pow(10.0, static_cast<double>(i / 256) * 3 - 4)));
+        std::vector<std::byte> wire(kernels::int8_bytes(count));
+        REQUIRE(wire.size() == count + 4 * ((count + 255) / 256));
+        kernels::to_int8(in.data(), wire.data(), count);
+        kernels::from_int8(wire.data(), out.data(), count);
+        for (std::size_t group = 0; group < count; group += 256) {
+            E most = 0;
+            std::size_t const end = std::min(count, group + 256);
+            for (std::size_t i = group; i < end; ++i) most = std::max(most, std::abs(in[i]));
+            for (std::size_t i = group; i < end; ++i) {
+                REQUIRE(std::abs(out[i] - in[i]) <= most / E(127) * E(0.50001));
+                // By definition, but for the scale's own rounding.
+                double const scale = static_cast<double>(static_cast<float>(most) / 127.0f);
+                REQUIRE(std::abs(static_cast<double>(out[i]) / scale -
+                                 std::nearbyint(static_cast<double>(in[i]) / scale)) < 1.0001);
+                if (std::abs(in[i]) == most) REQUIRE(std::abs(out[i] - in[i]) <= most * E(1e-6));
+            }
+        }
+    }
+    for (E const odd : {std::numeric_limits<E>::quiet_NaN(), std::numeric_limits<E>::infinity()}) {
+        std::vector<E> in(600, E(1)), out(600);
+        in[300] = odd;
+        std::vector<std::byte> wire(kernels::int8_bytes(in.size()));
+        kernels::to_int8(in.data(), wire.data(), in.size());
+        kernels::from_int8(wire.data(), out.data(), in.size());
+        for (std::size_t i = 0; i < in.size(); ++i) {
+            if (i / 256 == 1)
+                REQUIRE(std::isnan(out[i]));
+            else
+                REQUIRE(std::abs(out[i] - E(1)) < E(1e-6));
+        }
+    }
+    std::vector<E> tiny(10, std::numeric_limits<E>::denorm_min()), out(10, E(1));
+    std::vector<std::byte> wire(kernels::int8_bytes(10));
+    kernels::to_int8(tiny.data(), wire.data(), 10);
+    kernels::from_int8(wire.data(), out.data(), 10);
+    REQUIRE(out == std::vector<E>(10));
+}
+
+TEMPLATE_TEST_CASE("the largest elements are those of a sort", "[kernel]", float, double) {
+    using E = TestType;
+    random_stream const draws{3, random_use::user, 0};
+    for (std::size_t const count : {std::size_t{1}, std::size_t{2}, std::size_t{97}, std::size_t{3000}})
+        for (int const kind : {0, 1, 2}) {
+            std::vector<E> data;
+            for (std::size_t i = 0; i < count; ++i) {
+                auto const words = draws.at(i).words();
+                E const drawn = kind == 0 ? draws.at(i).symmetric<E>()
+                                          : static_cast<E>(words[0] % 5) * (words[1] % 2 == 0 ? E(-1) : E(1));
+                data.push_back(kind == 2 && words[2] % 50 == 0 ? std::numeric_limits<E>::quiet_NaN() : drawn);
+            }
+            std::vector<std::uint32_t> order(count);
+            std::iota(order.begin(), order.end(), 0u);
+            auto const magnitude = [&](std::uint32_t i) {
+                return std::isnan(data[i]) ? std::numeric_limits<E>::infinity() : std::abs(data[i]);
+            };
+            std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+                return magnitude(a) != magnitude(b) ? magnitude(a) > magnitude(b) : a < b;
+            });
+            for (std::size_t const k : {std::size_t{0}, std::size_t{1}, count / 3, count - 1, count}) {
+                std::vector<std::uint32_t> expected(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(k)),
+                    got(k);
+                std::sort(expected.begin(), expected.end());
+                largest_elements(std::span<E const>(data), got);
+                CAPTURE(count, kind, k);
+                REQUIRE(got == expected);
+            }
+        }
+    std::vector<E> const few(3);
+    std::vector<std::uint32_t> many(4);
+    REQUIRE_THROWS_AS(largest_elements(std::span<E const>(few), many), usage_error);
+}
