@@ -109,7 +109,7 @@ class ResultLine(Demo):
 
     def test_less_on_the_wire(self):
         plain = self.result(tcp(2, *self.small()), env={"DDP_SHARE_MEMORY": "0"})
-        for exchange, most in (("bf16", 0.51), ("fp16", 0.51), ("int8", 0.26), ("topk", 0.03), ("powersgd", 0.06)):
+        for exchange, most in (("bf16", 0.51), ("fp16", 0.51), ("int8", 0.26), ("topk", 0.03), ("powersgd", 0.12)):
             command = tcp(2, *self.small("--exchange", exchange))
             got = self.result(command)
             self.assertEqual((got["exchange"], got["replicas"], got["memory"]), (exchange, "identical", "own"))

@@ -53,6 +53,7 @@ struct any_exchange {
         [[nodiscard]] exchange_statistics statistics() const { return inner->statistics(); }
     };
     [[nodiscard]] std::uint64_t hash() const { return settings; }
+    void validate(std::span<exchange_parameter const> parameters) const { make()->validate(parameters); }
     [[nodiscard]] state prepare(exchange_plan<double> const& plan) const {
         if (told != nullptr) *told = plan;
         state all{make()};

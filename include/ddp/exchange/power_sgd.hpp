@@ -17,6 +17,7 @@
 #include <ddp/comm/lane.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
+#include <ddp/core/error.hpp>
 #include <ddp/core/random.hpp>
 #include <ddp/core/task.hpp>
 #include <ddp/exchange/compression.hpp>
@@ -121,7 +122,7 @@ DDP_KERNEL void orthonormalise(E* left, std::size_t rows, std::size_t rank) {
 /// contribution is added to its next one.
 ///
 /// Matrices are parameters of two dimensions or more, seen as the first by all others; of one that lies in several buckets, the
-/// whole rows in each. A matrix is left as it is, with vectors and rows that a bucket cuts, unless (m + n) rank
+/// whole rows in each; where these are too few, nothing of it is compressed. A matrix is left as it is, with vectors and rows that a bucket cuts, unless (m + n) rank
 /// min_compression_rate < m n: all those travel in one message with P.
 ///
 /// Cost    in two sums, one after the other, of rank m + v and rank n elements, of all matrices of a bucket, v elements left as they
@@ -198,6 +199,20 @@ struct power_sgd_exchange {
         [[nodiscard]] exchange_statistics statistics() const noexcept { return own.statistics(); }
     };
 
+    void validate(std::span<exchange_parameter const> parameters) const {
+        DDP_EXPECTS(rank >= 1, "power_sgd: rank is 0; P and Q need a column at least");
+        DDP_EXPECTS(min_compression_rate >= 1,
+                    "power_sgd: min_compression_rate is " + std::to_string(min_compression_rate) +
+                        "; at 1 whatever becomes smaller is compressed, and nothing sensible lies below");
+        for (exchange_parameter const& p : parameters)
+            if (std::size_t const columns = columns_of(p.shape); columns != 0 && worthwhile(p.shape[0], columns))
+                return;
+        throw usage_error(
+            "power_sgd: with rank " + std::to_string(rank) + " and min_compression_rate " +
+            std::to_string(min_compression_rate) +
+            " no parameter of this model becomes smaller. Only matrices are compressed, where (rows + columns) * "
+            "rank * min_compression_rate < rows * columns; choose a smaller rank or another exchange");
+    }
     template <Element E>
     [[nodiscard]] state<E> prepare(exchange_plan<E> const& plan) const;
     template <Element E>
@@ -237,6 +252,12 @@ struct power_sgd_exchange {
     }
 
 private:
+    /// Of the matrix as which a parameter is seen; 0 where it is none.
+    [[nodiscard]] static std::size_t columns_of(std::vector<std::size_t> const& shape) noexcept {
+        std::size_t columns = shape.size() < 2 ? 0 : 1;
+        for (std::size_t d = 1; d < shape.size(); ++d) columns *= shape[d];
+        return columns;
+    }
     [[nodiscard]] bool worthwhile(std::size_t rows, std::size_t columns) const noexcept {
         return static_cast<double>(rows + columns) * static_cast<double>(rank) * min_compression_rate <
                static_cast<double>(rows) * static_cast<double>(columns);
@@ -335,21 +356,15 @@ private:
 
 template <Element E>
 power_sgd_exchange::state<E> power_sgd_exchange::prepare(exchange_plan<E> const& plan) const {
-    DDP_EXPECTS(rank >= 1, "power_sgd: rank is 0; P and Q need a column at least");
-    DDP_EXPECTS(min_compression_rate >= 1,
-                "power_sgd: min_compression_rate is " + std::to_string(min_compression_rate) +
-                    "; at 1 whatever becomes smaller is compressed, and nothing sensible lies below");
     state<E> all{detail::compression<E>(plan, feedback)};
     all.steps.resize(plan.buckets.size());
-    std::size_t compressed = 0;
     for (exchange_bucket const& bucket : plan.buckets) {
         bucket_state<E>& one = all.buckets.emplace_back();
         std::size_t at = 0;
         for (exchange_piece const& piece : bucket.pieces) {
             std::vector<std::size_t> const& shape = plan.parameters[piece.parameter].shape;
-            std::size_t columns = 1;
-            for (std::size_t d = 1; d < shape.size(); ++d) columns *= shape[d];
-            if (shape.size() < 2 || columns == 0) continue;
+            std::size_t const columns = columns_of(shape);
+            if (columns == 0) continue;
             std::size_t const row = (piece.offset + columns - 1) / columns,
                               end = (piece.offset + piece.count) / columns;
             if (row >= end || !worthwhile(end - row, columns)) continue;
@@ -363,14 +378,7 @@ power_sgd_exchange::state<E> power_sgd_exchange::prepare(exchange_plan<E> const&
         }
         if (at < bucket.count) one.plain.push_back({at, bucket.count - at});
         for (stretch const& s : one.plain) one.plain_count += s.count;
-        compressed += one.matrices.size();
     }
-    DDP_EXPECTS(compressed != 0,
-                "power_sgd: with rank " + std::to_string(rank) + " and min_compression_rate " +
-                    std::to_string(min_compression_rate) +
-                    " no parameter of this model becomes smaller. Only matrices are compressed, where "
-                    "(rows + columns) * rank * min_compression_rate < rows * columns; choose a smaller "
-                    "rank, larger buckets if they cut matrices into few rows, or another exchange");
     return all;
 }
 

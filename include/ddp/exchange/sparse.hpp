@@ -60,6 +60,7 @@ struct top_k_exchange {
     bool feedback = true;  ///< keeps what is not sent: n elements a rank
 
     [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, ratio, feedback); }
+    void validate(std::span<exchange_parameter const> /*parameters*/) const { detail::expect_ratio(name, ratio); }
 
     template <Element E>
     struct state {
@@ -72,7 +73,6 @@ struct top_k_exchange {
 
     template <Element E>
     [[nodiscard]] state<E> prepare(exchange_plan<E> const& plan) const {
-        detail::expect_ratio(name, ratio);
         state<E> all{detail::compression<E>(plan, feedback)};
         for (exchange_bucket const& bucket : plan.buckets) {
             DDP_EXPECTS(bucket.count <= 0xffffffffu,
@@ -175,6 +175,7 @@ struct random_k_exchange {
     std::uint64_t seed = 0;  ///< of the draws; the same on all ranks
 
     [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, ratio, feedback, seed); }
+    void validate(std::span<exchange_parameter const> /*parameters*/) const { detail::expect_ratio(name, ratio); }
 
     template <Element E>
     struct state {
@@ -197,7 +198,6 @@ struct random_k_exchange {
 
     template <Element E>
     [[nodiscard]] state<E> prepare(exchange_plan<E> const& plan) const {
-        detail::expect_ratio(name, ratio);
         state<E> all{detail::compression<E>(plan, feedback)};
         for (exchange_bucket const& bucket : plan.buckets) all.k.push_back(detail::sparse_count<E>(bucket, ratio));
         all.steps.resize(plan.buckets.size());

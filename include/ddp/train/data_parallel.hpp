@@ -495,6 +495,9 @@ data_parallel<M, T>::data_parallel(M& model, communicator<T> const& comm, setup 
     step_parts<T, element>& parts = with.parts;
     expect_uncontracted_kernels();
     parts.optimizer->validate();
+    std::vector<exchange_parameter> shapes;
+    for (parameter<element> const& p : parameters()) shapes.push_back({p.name, p.shape});
+    parts.exchange->validate(shapes);
     static_cast<void>(parts.optimizer->groups_of(parameters()));  // what it throws comes before any peer waits
     options_.template validate<element>();
     std::vector<std::size_t> const counts = replica_.counts();
