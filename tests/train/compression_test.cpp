@@ -634,6 +634,7 @@ TEST_CASE("only vectors, nothing, and zeros: power_sgd leaves as it is what it c
 TEST_CASE("check_exchange finds nothing in the library's own", "[train]") {
     REQUIRE(testing::check_exchange(int8_exchange{}).empty());
     REQUIRE(testing::check_exchange(top_k_exchange{.ratio = 0.1}).empty());
+    REQUIRE(testing::check_exchange(random_k_exchange{.ratio = 0.1}).empty());
     REQUIRE(testing::check_exchange(power_sgd_exchange{.rank = 1}).empty());
 }
 
