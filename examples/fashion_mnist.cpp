@@ -20,6 +20,10 @@
 #include <ddp/exchange/sparse.hpp>
 #include <ddp/nn/nn.hpp>
 #include <ddp/rendezvous/run_secure.hpp>
+#include <ddp/strategy/averaging.hpp>
+#include <ddp/strategy/local_parallel.hpp>
+#include <ddp/strategy/loose.hpp>
+#include <ddp/strategy/outer_step.hpp>
 #include <ddp/train/weights.hpp>
 #include <filesystem>
 #include <optional>
@@ -39,10 +43,10 @@ namespace {
 struct settings {
     ddp::run_options run;
     std::string model = "mlp", algorithm = "auto", update = "replicated", data = "/usr/share/datasets/fashion-mnist",
-                buckets = "1MiB", exchange = "none", save, load, checkpoint;
+                buckets = "1MiB", exchange = "none", strategy = "every_step", save, load, checkpoint;
     int epochs = 0;
     std::uint64_t seed = 7;
-    std::size_t batch = 128, hidden = 512, losses = 0, every = 0, keep = 3, rank = 4;
+    std::size_t batch = 128, hidden = 512, losses = 0, every = 0, keep = 3, rank = 4, period = 0;
     double lr = 2e-3, clip = 0, ratio = 0.01;
     int flip = -1;
     bool resume = false, background = false;
@@ -56,36 +60,21 @@ std::string text(char const* format, auto... values) {
     return line;
 }
 
-outcome train(settings const& with, std::string_view transport, ddp::communicator<>& comm) {
-    auto const directory = std::filesystem::path(with.save).parent_path();  // rank 0 writes there after the training
-    if (comm.rank() == 0 && !directory.empty() && !std::filesystem::is_directory(directory))
-        throw std::invalid_argument("--save " + with.save + ": there is no directory " + directory.string());
-    auto const limits = ddp::idx_limits{};
-    auto const images = ddp::load_idx_classification<ddp::gzip_source>(with.data, ddp::data_split::train, limits);
-    auto const unseen = ddp::load_idx_classification<ddp::gzip_source>(with.data, ddp::data_split::test, limits);
+/// Whether values lie in memory that ranks share. A trainer whose ranks step by themselves shares none.
+template <class Trainer>
+bool shares_memory(Trainer const& trainer) {
+    if constexpr (requires { trainer.shares_memory(); })
+        return trainer.shares_memory();
+    else
+        return false;
+}
 
-    ddp::sampler batches({.samples = images.size(), .global_batch = with.batch, .seed = with.seed}, comm);
+/// Trains as the trainer does it. Steps of all ranks see with.batch samples together.
+template <class Trainer>
+outcome train_by(Trainer& trainer, settings const& with, std::string_view transport, ddp::sampler& batches,
+                 ddp::classification_data const& images, ddp::classification_data const& unseen) {
+    ddp::communicator<> const& comm = trainer.comm();
     std::size_t const steps = batches.steps_per_epoch() * static_cast<std::size_t>(with.epochs);
-    fashion_model model = make_model(with.model, images.sample_shape, with.hidden);
-    model.initialize(with.seed);
-    ddp::training_options options{.schedule = ddp::schedule{ddp::cosine_decay{.steps = steps, .floor = 0.05}}};
-    options.update = with.update == "sharded" ? ddp::update::sharded : ddp::update::replicated;
-    if (with.clip > 0) options.clip = ddp::clip_by_global_norm{.max_norm = with.clip};
-    std::size_t const cap = options::bytes(with.buckets, "buckets");
-    auto const exchanging = [&](auto exchange) {
-        return ddp::data_parallel{
-            model,   ddp::adamw{.lr = with.lr}, comm,
-            options, std::move(exchange),       ddp::size_capped_buckets{.cap_bytes = cap, .first_bytes = cap / 4 + 1}};
-    };
-    ddp::data_parallel trainer = [&] {
-        if (with.exchange == "bf16") return exchanging(ddp::bfloat16_exchange{});
-        if (with.exchange == "fp16") return exchanging(ddp::half_exchange{});
-        if (with.exchange == "int8") return exchanging(ddp::int8_exchange{});
-        if (with.exchange == "topk") return exchanging(ddp::top_k_exchange{.ratio = with.ratio});
-        if (with.exchange == "powersgd") return exchanging(ddp::power_sgd_exchange{.rank = with.rank});
-        return exchanging(ddp::any_allreduce::parse(with.algorithm));
-    }();
-
     if (!with.load.empty()) ddp::load_weights(trainer, with.load);
 
     std::optional<ddp::checkpoints> kept;
@@ -114,7 +103,7 @@ outcome train(settings const& with, std::string_view transport, ddp::communicato
             sent += comm.bytes_sent() - sent_before;
             ++taken;
             loss.add(result.loss, indices->size());
-            samples += result.weight;
+            samples += std::min(with.batch, images.size());
             if (++step <= with.losses) {
                 auto const all = ddp::sum_over_ranks(comm, ddp::mean_metric{}.add(result.loss, indices->size()));
                 bar.line(text("loss %zu %.9g", step, all.mean()));
@@ -126,10 +115,11 @@ outcome train(settings const& with, std::string_view transport, ddp::communicato
             bar.line(text("stopped after step %zu", step));
             return outcome::interrupted;
         }
+        if constexpr (requires { trainer.synchronise(); }) trainer.synchronise();
         double const training_loss = ddp::sum_over_ranks(comm, loss).mean();
         ddp::sampler order({.samples = unseen.size(), .global_batch = 1000, .shuffle = false}, comm);
         ddp::batch_loader<float> load_unseen(unseen);
-        auto const test = ddp::evaluate(comm, model, [&] { return order.next(); }, load_unseen);
+        auto const test = ddp::evaluate(comm, trainer.model(), [&] { return order.next(); }, load_unseen);
         bar.line(text("epoch %d/%d  loss %.4f  test accuracy %.4f  %.1f s", epoch, with.epochs, training_loss,
                       test.accuracy(), seconds()));
         if (epoch != with.epochs) continue;
@@ -143,11 +133,12 @@ outcome train(settings const& with, std::string_view transport, ddp::communicato
         bool const identical = trainer.replicas_identical();
         auto const& times = trainer.times();
         bar.line(text(
-            "result: test_accuracy=%.4f ranks=%d transport=%s memory=%s algorithm=%s exchange=%s bytes_per_step=%zu "
-            "epochs=%d seconds=%.1f samples_per_second=%.0f communication_wait=%.1f%% replicas=%s parameters=%016llx",
-            test.accuracy(), comm.size(), std::string(transport).c_str(), trainer.shares_memory() ? "shared" : "own",
-            with.algorithm.c_str(), with.exchange.c_str(), sent / std::max<std::size_t>(1, taken), with.epochs, took,
-            static_cast<double>(samples) / took,
+            "result: test_accuracy=%.4f ranks=%d transport=%s memory=%s algorithm=%s exchange=%s strategy=%s "
+            "bytes_per_step=%zu epochs=%d seconds=%.1f samples_per_second=%.0f communication_wait=%.1f%% replicas=%s "
+            "parameters=%016llx",
+            test.accuracy(), comm.size(), std::string(transport).c_str(), shares_memory(trainer) ? "shared" : "own",
+            with.algorithm.c_str(), with.exchange.c_str(), with.strategy.c_str(),
+            sent / std::max<std::size_t>(1, taken), with.epochs, took, static_cast<double>(samples) / took,
             100.0 * static_cast<double>(times.waited.count()) /
                 static_cast<double>(std::max<std::int64_t>(1, times.total.count())),
             identical ? "identical" : "different", static_cast<unsigned long long>(trainer.digest_of_values())));
@@ -157,6 +148,55 @@ outcome train(settings const& with, std::string_view transport, ddp::communicato
     }
     bar.line("nothing was left to do");
     return outcome::good;
+}
+
+outcome train(settings const& with, std::string_view transport, ddp::communicator<>& comm) {
+    auto const directory = std::filesystem::path(with.save).parent_path();  // rank 0 writes there after the training
+    if (comm.rank() == 0 && !directory.empty() && !std::filesystem::is_directory(directory))
+        throw std::invalid_argument("--save " + with.save + ": there is no directory " + directory.string());
+    auto const limits = ddp::idx_limits{};
+    auto const images = ddp::load_idx_classification<ddp::gzip_source>(with.data, ddp::data_split::train, limits);
+    auto const unseen = ddp::load_idx_classification<ddp::gzip_source>(with.data, ddp::data_split::test, limits);
+
+    ddp::sampler batches({.samples = images.size(), .global_batch = with.batch, .seed = with.seed}, comm);
+    std::size_t const steps = batches.steps_per_epoch() * static_cast<std::size_t>(with.epochs);
+    fashion_model model = make_model(with.model, images.sample_shape, with.hidden);
+    model.initialize(with.seed);
+    ddp::adamw const optimizer{.lr = with.lr};
+    ddp::training_options options{.schedule = ddp::schedule{ddp::cosine_decay{.steps = steps, .floor = 0.05}}};
+    options.update = with.update == "sharded" ? ddp::update::sharded : ddp::update::replicated;
+    if (with.clip > 0) options.clip = ddp::clip_by_global_norm{.max_norm = with.clip};
+    if (with.strategy != "every_step") {
+        auto const locally = [&](auto strategy) {
+            return ddp::local_parallel{
+                model, optimizer, comm, strategy, {.clip = options.clip, .schedule = options.schedule}};
+        };
+        std::uint64_t const period = with.period != 0 ? with.period : with.strategy == "gossip" ? 1 : 8;
+        ddp::local_parallel trainer = [&] {
+            if (with.strategy == "local_sgd") return locally(ddp::local_sgd{.period = period});
+            if (with.strategy == "post_local")
+                return locally(ddp::local_sgd{.period = period, .warm_up_steps = steps / 4});
+            if (with.strategy == "diloco") return locally(ddp::diloco{.period = period});
+            return locally(ddp::gossip{.period = period});
+        }();
+        return train_by(trainer, with, transport, batches, images, unseen);
+    }
+
+    std::size_t const cap = options::bytes(with.buckets, "buckets");
+    auto const exchanging = [&](auto exchange) {
+        return ddp::data_parallel{
+            model,   optimizer,           comm,
+            options, std::move(exchange), ddp::size_capped_buckets{.cap_bytes = cap, .first_bytes = cap / 4 + 1}};
+    };
+    ddp::data_parallel trainer = [&] {
+        if (with.exchange == "bf16") return exchanging(ddp::bfloat16_exchange{});
+        if (with.exchange == "fp16") return exchanging(ddp::half_exchange{});
+        if (with.exchange == "int8") return exchanging(ddp::int8_exchange{});
+        if (with.exchange == "topk") return exchanging(ddp::top_k_exchange{.ratio = with.ratio});
+        if (with.exchange == "powersgd") return exchanging(ddp::power_sgd_exchange{.rank = with.rank});
+        return exchanging(ddp::any_allreduce::parse(with.algorithm));
+    }();
+    return train_by(trainer, with, transport, batches, images, unseen);
 }
 
 }  // namespace
@@ -170,6 +210,10 @@ int main(int argc, char** argv) {
         .add("algorithm", with.algorithm, "auto, direct, recursive_doubling, halving_doubling, ring or naive")
         .add("exchange", with.exchange,
              "what travels instead of gradients: none, bf16, fp16, int8, topk (see --ratio) or powersgd (see --rank)")
+        .add("strategy", with.strategy,
+             "when ranks talk: every_step, local_sgd, post_local, diloco or gossip; by their values in all but the "
+             "first")
+        .add("period", with.period, "steps from one meeting to the next; 0: 8, or 1 with gossip")
         .add("ratio", with.ratio, "part of the gradient that topk sends")
         .add("rank", with.rank, "columns of powersgd's matrices")
         .add("buckets", with.buckets, "size of a gradient bucket, such as 1MiB")
@@ -200,6 +244,18 @@ int main(int argc, char** argv) {
         std::find(std::begin(known), std::end(known), with.exchange) == std::end(known)) {
         std::fprintf(stderr, "--exchange is none, bf16, fp16, int8, topk or powersgd, not '%s'\n",
                      with.exchange.c_str());
+        return 2;
+    }
+    if (std::string const known[] = {"every_step", "local_sgd", "post_local", "diloco", "gossip"};
+        std::find(std::begin(known), std::end(known), with.strategy) == std::end(known)) {
+        std::fprintf(stderr, "--strategy is every_step, local_sgd, post_local, diloco or gossip, not '%s'\n",
+                     with.strategy.c_str());
+        return 2;
+    }
+    if (with.strategy != "every_step" && (with.exchange != "none" || with.update == "sharded")) {
+        std::fprintf(stderr,
+                     "--strategy %s sends values, by steps of its own: it goes with neither --exchange nor --update\n",
+                     with.strategy.c_str());
         return 2;
     }
     if (with.model != "mlp" && with.model != "cnn") {

@@ -32,7 +32,7 @@ FILES = {"train-images-idx3-ubyte": 2000, "train-labels-idx1-ubyte": 2000,
 RESULT = re.compile(
     r"^result: test_accuracy=(?P<accuracy>[01]\.\d{4}) ranks=(?P<ranks>\d+) transport=(?P<transport>inproc|tcp|mpi)"
     r" memory=(?P<memory>shared|own) algorithm=(?P<algorithm>\w+) exchange=(?P<exchange>\w+)"
-    r" bytes_per_step=(?P<bytes>\d+) epochs=(?P<epochs>\d+) seconds=\d+\.\d samples_per_second=\d+"
+    r" strategy=(?P<strategy>\w+) bytes_per_step=(?P<bytes>\d+) epochs=(?P<epochs>\d+) seconds=\d+\.\d samples_per_second=\d+"
     r" communication_wait=\d+\.\d% replicas=(?P<replicas>identical|different) parameters=(?P<parameters>[0-9a-f]{16})$")
 
 

@@ -48,7 +48,7 @@ std::string describe(std::span<parameter<E> const> parameters) {
 struct agenda {
     static constexpr std::array<std::string_view, 5> names = {
         "version of the library", "hash() of the model (such as the seed of dropout)", "bucket policy",
-        "allreduce algorithm or exchange", "optimizer or its settings"};
+        "allreduce algorithm, exchange or strategy", "optimizer or its settings"};
     std::array<std::uint64_t, names.size() + training_options::hash_names.size()> hashes = {};
     [[nodiscard]] static std::string_view name_of(std::size_t k) {
         return k < names.size() ? names[k] : training_options::hash_names[k - names.size()];

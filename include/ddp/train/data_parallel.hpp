@@ -57,14 +57,6 @@ struct step_result {
     bool stop = false;         ///< as finish_result's
 };
 
-/// Where the time of the steps went, on the thread that calls them.
-struct step_times {
-    std::uint64_t steps = 0;             ///< calls of step()
-    std::chrono::nanoseconds total{};    ///< in step(); loops of one's own are not counted
-    std::chrono::nanoseconds waited{};   ///< in step() or finish(): waiting for communication after backward had ended
-    std::chrono::nanoseconds stepped{};  ///< likewise, in the optimizer; no part of waited
-};
-
 /// Data-parallel training: the gradient of every step is the mean over the samples of all ranks, and after every step all
 /// ranks hold the same bits.
 ///

@@ -12,6 +12,14 @@
 
 namespace ddp {
 
+/// Where the time of the steps went, on the thread that calls them.
+struct step_times {
+    std::uint64_t steps = 0;             ///< calls of step()
+    std::chrono::nanoseconds total{};    ///< in step(); loops of one's own are not counted
+    std::chrono::nanoseconds waited{};   ///< in step() or finish(): waiting for communication after backward had ended
+    std::chrono::nanoseconds stepped{};  ///< likewise, in the optimizer; no part of waited
+};
+
 /// Bucket `bucket` holds the mean gradient (all of it, or this rank's slice with a sharded update). In shared memory this
 /// rank's slice may have been stepped by then.
 struct bucket_reduced {

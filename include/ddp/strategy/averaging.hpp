@@ -1,0 +1,90 @@
+/// \file
+/// local_sgd, hierarchical_averaging: ranks train by themselves, and take the mean of their values now and then.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <ddp/core/contract.hpp>
+#include <ddp/core/digest.hpp>
+#include <ddp/strategy/strategy.hpp>
+
+namespace ddp {
+
+/// After every `period` local steps each rank goes on with the mean of all ranks' values, weighted by the samples that each has trained
+/// on since they met last. Replicas hold the same bits right after a meeting, and other ones in between.
+///
+/// The first warm_up_steps steps end with a meeting each (post-local SGD); then periods are counted from there. With plain
+/// SGD or SGD with momentum, a step that ends with a meeting is a step of data-parallel training, up to rounding. Each rank keeps its own
+/// optimizer state: it is not averaged.
+///
+/// Cost    a meeting: one small all-gather, and one allreduce of the values.
+/// Source  Zinkevich et al., NIPS 2010; Stich, ICLR 2019; warm-up: Lin, Stich, Patel and Jaggi, "Don't use large mini-batches, use
+///         local SGD", ICLR 2020. Weights as in McMahan et al., AISTATS 2017. PyTorch's PeriodicModelAverager takes the plain mean, and
+///         averages first after step warmup_steps + 1.
+struct local_sgd {
+    static constexpr char const* name = "local_sgd";
+    static constexpr bool agrees = true;
+
+    std::uint64_t period = 8;         ///< local steps from one meeting to the next
+    std::uint64_t warm_up_steps = 0;  ///< so many steps at the start end with a meeting each
+
+    [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, period, warm_up_steps); }
+    void validate() const {
+        DDP_EXPECTS(period >= 1, "local_sgd: a period of 0 steps; ranks meet after each step with 1");
+    }
+    [[nodiscard]] bool due(std::uint64_t step) const noexcept {
+        return step <= warm_up_steps || (step - warm_up_steps) % period == 0;
+    }
+    template <Element E>
+    [[nodiscard]] no_strategy_state prepare(strategy_plan<E> const& /*plan*/) const noexcept {
+        return {};
+    }
+    template <Transport T, Element E>
+    void meet(no_strategy_state& /*state*/, meeting<T, E> const& with) const {
+        detail::average(with, with.values);
+    }
+};
+
+/// Every `inner_period` steps the ranks of a group (those of a host, say) take the mean of their values, every `period` steps all ranks
+/// do. Replicas hold the same bits right after a meeting of all ranks; within a group, after each of its meetings.
+///
+///     ddp::hierarchical_averaging{.inner = comm.host(), .inner_period = 4, .period = 32}
+///
+/// The groups divide the trainer's ranks: each rank gives the communicator of its own.
+///
+/// Cost    as local_sgd's, within the group or among all ranks.
+/// Source  Lin et al., ICLR 2020, section 5; PyTorch's HierarchicalModelAverager.
+template <Transport T = any_transport>
+struct hierarchical_averaging {
+    static constexpr char const* name = "hierarchical_averaging";
+    static constexpr bool agrees = true;
+
+    communicator<T> inner;           ///< this rank's group
+    std::uint64_t inner_period = 4;  ///< local steps between its meetings
+    std::uint64_t period = 32;       ///< likewise of all ranks; a multiple of inner_period
+
+    [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, inner_period, period); }
+    void validate() const {
+        DDP_EXPECTS(inner_period >= 1 && period >= inner_period && period % inner_period == 0,
+                    "hierarchical_averaging: inner_period is " + std::to_string(inner_period) + " and period " +
+                        std::to_string(period) + "; the latter has to be a multiple of the former, and neither 0");
+    }
+    [[nodiscard]] bool due(std::uint64_t step) const noexcept { return step % inner_period == 0; }
+    [[nodiscard]] communicator<T> const* group(std::uint64_t step) const noexcept {
+        return step % period == 0 ? nullptr : &inner;
+    }
+    template <Element E>
+    [[nodiscard]] no_strategy_state prepare(strategy_plan<E> const& /*plan*/) const noexcept {
+        return {};
+    }
+    template <Element E>
+    void meet(no_strategy_state& /*state*/, meeting<T, E> const& with) const {
+        detail::average(with, with.values);
+    }
+};
+
+}  // namespace ddp

@@ -1,0 +1,143 @@
+/// \file
+/// elastic_averaging, gossip: strategies under which ranks hold different values for good.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <ddp/collective/point_to_point.hpp>
+#include <ddp/core/contract.hpp>
+#include <ddp/core/digest.hpp>
+#include <ddp/kernel/kernel.hpp>
+#include <ddp/strategy/strategy.hpp>
+
+namespace ddp {
+
+namespace detail::kernels {
+
+/// pull = alpha (values - centre); values = values - pull.
+template <Element E>
+DDP_KERNEL void elastic_pull(E* values, E const* centre, E* pull, std::size_t count, E alpha) {
+    DDP_NO_CONTRACTION
+    DDP_INDEPENDENT
+    for (std::size_t i = 0; i < count; ++i) {
+        pull[i] = alpha * (values[i] - centre[i]);
+        values[i] = values[i] - pull[i];
+    }
+}
+template <Element E>
+DDP_KERNEL void add_to(E* sum, E const* addend, std::size_t count) {
+    DDP_NO_CONTRACTION
+    DDP_INDEPENDENT
+    for (std::size_t i = 0; i < count; ++i) sum[i] = sum[i] + addend[i];
+}
+
+}  // namespace detail::kernels
+
+/// Ranks never hold the same bits: every `period` local steps each is pulled towards a common centre, and the centre towards the mean of
+/// all. The centre is the same on all ranks; trainer.synchronise() gives every rank the mean of the values.
+///
+/// Cost    as local_sgd's, and two passes; memory for two arrays of the model's size.
+/// Sums    d = alpha (x - c); x = x - d; c = c + the sum of all d, in the canonical order.
+/// Source  Zhang, Choromanska and LeCun, "Deep learning with elastic averaging SGD", NIPS 2015, the synchronous form:
+///         alpha is their learning rate times rho, P alpha their beta.
+struct elastic_averaging {
+    static constexpr char const* name = "elastic_averaging";
+    static constexpr bool agrees = false;
+
+    std::uint64_t period = 8;  ///< local steps from one meeting to the next
+    double alpha = 0.1;        ///< how far each is pulled; P alpha at most 1, or the centre overshoots
+
+    [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, period, alpha); }
+    void validate() const {
+        DDP_EXPECTS(period >= 1, "elastic_averaging: a period of 0 steps; ranks meet after each step with 1");
+        DDP_EXPECTS(alpha > 0 && alpha < 1,
+                    "elastic_averaging: alpha is " + std::to_string(alpha) + "; it lies between 0 and 1");
+    }
+    [[nodiscard]] bool due(std::uint64_t step) const noexcept { return step % period == 0; }
+
+    template <Element E>
+    struct state {
+        detail::kept_array<E> centre;
+        std::vector<E> pull;
+        void for_each_state(state_visitor visit) { centre.show(visit); }
+    };
+    template <Element E>
+    [[nodiscard]] state<E> prepare(strategy_plan<E> const& plan) const {
+        return {{plan, "elastic_centre", true}, std::vector<E>(plan.values.size())};
+    }
+    template <Transport T, Element E>
+    void meet(state<E>& kept, meeting<T, E> const& with) const {
+        detail::kernels::elastic_pull(with.values.data(), kept.centre.all().data(), kept.pull.data(),
+                                      with.values.size(), static_cast<E>(alpha));
+        allreduce(with.comm, std::span<E>(kept.pull));
+        detail::kernels::add_to(kept.centre.all().data(), kept.pull.data(), kept.pull.size());
+    }
+};
+
+/// Who exchanges values with whom in gossip.
+enum class gossip_graph : std::uint8_t {
+    ring,  ///< both neighbours: each rank goes on with the mean of three values (of two where there are two ranks)
+    exponential  ///< in meeting k the rank 2^(k mod log2 P) further on: the mean of two
+};
+
+/// Ranks never hold the same bits: every `period` local steps each exchanges values with its neighbours only, and goes on with the mean
+/// of theirs and its own. Differences die out over several meetings; trainer.synchronise() gives every rank the mean of all.
+///
+/// A meeting still waits for the neighbours of that meeting, so that a rank is never far ahead. Where shares differ, the plain mean is
+/// taken all the same: the mean over all ranks stays what it was.
+///
+/// Cost    S bytes sent per rank and meeting (ring: 2 S), whatever the number of ranks, besides a small all-gather; memory for one or
+///         two arrays of the model's size.
+/// Sums    ring: (own + (left + right)) times 1/3; exponential: (own + other) times 1/2.
+/// Source  Lian et al., "Can decentralized algorithms outperform centralized algorithms?", NIPS 2017 (ring); Assran et al., "Stochastic
+///         gradient push", ICML 2019 (one-peer exponential graph).
+struct gossip {
+    static constexpr char const* name = "gossip";
+    static constexpr bool agrees = false;
+
+    gossip_graph graph = gossip_graph::exponential;  ///< who are neighbours
+    std::uint64_t period = 1;                        ///< local steps from one meeting to the next
+
+    [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, graph, period); }
+    void validate() const {
+        DDP_EXPECTS(period >= 1, "gossip: a period of 0 steps; ranks meet after each step with 1");
+    }
+    [[nodiscard]] bool due(std::uint64_t step) const noexcept { return step % period == 0; }
+
+    template <Element E>
+    struct state {
+        std::vector<E> from_left, from_right;  // scratch
+        void for_each_state(state_visitor /*visit*/) const noexcept {}
+    };
+    template <Element E>
+    [[nodiscard]] state<E> prepare(strategy_plan<E> const& plan) const {
+        bool const two = graph == gossip_graph::ring && plan.ranks > 2;
+        return {std::vector<E>(plan.values.size()), std::vector<E>(two ? plan.values.size() : 0)};
+    }
+    template <Transport T, Element E>
+    void meet(state<E>& kept, meeting<T, E> const& with) const {
+        int const ranks = with.comm.size(), me = with.comm.rank();
+        if (ranks == 1) return;
+        if (graph == gossip_graph::ring && ranks > 2) {
+            int const left = (me + ranks - 1) % ranks, right = (me + 1) % ranks;
+            send_receive(with.comm, with.values, right, kept.from_left, left);
+            send_receive(with.comm, with.values, left, kept.from_right, right);
+            detail::kernels::add_to(kept.from_left.data(), kept.from_right.data(), kept.from_left.size());
+            detail::kernels::add_to(with.values.data(), kept.from_left.data(), kept.from_left.size());
+            scale(with.values, E(1) / E(3));
+            return;
+        }
+        int hops = 0;  // 2^hops < P <= 2^(hops + 1)
+        while (2 << hops < ranks) ++hops;
+        int const far = 1 << static_cast<int>((with.number - 1) % static_cast<std::uint64_t>(hops + 1));
+        send_receive(with.comm, with.values, (me + far) % ranks, kept.from_left, (me + ranks - far) % ranks);
+        detail::kernels::add_to(with.values.data(), kept.from_left.data(), kept.from_left.size());
+        scale(with.values, E(0.5));
+    }
+};
+
+}  // namespace ddp

@@ -1,0 +1,124 @@
+/// \file
+/// diloco, slow_momentum: what ranks have moved by on their own is a gradient, by which an outer optimizer steps.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include <ddp/core/contract.hpp>
+#include <ddp/core/digest.hpp>
+#include <ddp/kernel/kernel.hpp>
+#include <ddp/strategy/strategy.hpp>
+
+namespace ddp {
+
+namespace detail {
+
+namespace kernels {
+
+/// moved = anchor - mean; momentum = beta momentum + moved / rate; step = look_ahead ? moved / rate + beta momentum : momentum;
+/// anchor = anchor - rate lr step; values = anchor.
+template <Element E>
+DDP_KERNEL void outer_step(E* anchor, E* momentum, E* values, std::size_t count, E lr, E beta, E rate,
+                           bool look_ahead) {
+    DDP_NO_CONTRACTION
+    E const along = look_ahead ? beta : E(1), own = look_ahead ? E(1) : E(0);
+    DDP_INDEPENDENT
+    for (std::size_t i = 0; i < count; ++i) {
+        E const moved = (anchor[i] - values[i]) / rate;
+        momentum[i] = beta * momentum[i] + moved;
+        anchor[i] = anchor[i] - rate * lr * (own * moved + along * momentum[i]);
+        values[i] = anchor[i];
+    }
+}
+
+}  // namespace kernels
+
+/// Where all ranks were after their last meeting, and the momentum of their moves: the same bits on all of them.
+template <Element E>
+struct outer_state {
+    kept_array<E> anchor, momentum;
+    void for_each_state(state_visitor visit) {
+        anchor.show(visit);
+        momentum.show(visit);
+    }
+};
+inline void expect_outer(char const* name, std::uint64_t period, double lr, double momentum) {
+    DDP_EXPECTS(period >= 1, std::string(name) + ": a period of 0 steps; ranks meet after each step with 1");
+    DDP_EXPECTS(lr > 0 && lr < 1e6, std::string(name) + ": the outer learning rate is " + std::to_string(lr) +
+                                        "; it has to be positive (1 goes to the mean)");
+    DDP_EXPECTS(momentum >= 0 && momentum < 1,
+                std::string(name) + ": the outer momentum is " + std::to_string(momentum) + "; it lies in [0, 1)");
+}
+
+}  // namespace detail
+
+/// Every `period` local steps: the way from where ranks met last to the mean of their values is a gradient, by which SGD with Nesterov's
+/// momentum steps; all ranks go on from there. Replicas hold the same bits right after a meeting, and other ones in between.
+///
+/// The inner optimizer is the trainer's (AdamW in the paper), and each rank keeps its own state of it.
+///
+/// Cost    as local_sgd's, and one pass over four arrays; memory for two arrays of the model's size.
+/// Sums    mean as local_sgd's; m = mu m + d, x = x - lr (d + mu m), each operation rounded.
+/// Source  Douillard et al., "DiLoCo: distributed low-communication training of language models", 2023, algorithm 1; the
+///         outer step is PyTorch's SGD with nesterov=True.
+struct diloco {
+    static constexpr char const* name = "diloco";
+    static constexpr bool agrees = true;
+
+    std::uint64_t period = 64;    ///< local steps from one meeting to the next (500 in the paper)
+    double outer_lr = 0.7;        ///< of the outer optimizer
+    double outer_momentum = 0.9;  ///< likewise
+
+    [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, period, outer_lr, outer_momentum); }
+    void validate() const { detail::expect_outer(name, period, outer_lr, outer_momentum); }
+    [[nodiscard]] bool due(std::uint64_t step) const noexcept { return step % period == 0; }
+    template <Element E>
+    [[nodiscard]] detail::outer_state<E> prepare(strategy_plan<E> const& plan) const {
+        return {{plan, "outer_anchor", true}, {plan, "outer_momentum", false}};
+    }
+    template <Transport T, Element E>
+    void meet(detail::outer_state<E>& state, meeting<T, E> const& with) const {
+        detail::average(with, with.values);
+        detail::kernels::outer_step(state.anchor.all().data(), state.momentum.all().data(), with.values.data(),
+                                    with.values.size(), static_cast<E>(outer_lr), static_cast<E>(outer_momentum), E(1),
+                                    true);
+    }
+};
+
+/// Every `period` local steps: as diloco, with heavy-ball momentum, in units of the inner learning rate, so that a schedule
+/// does not change what the momentum means. Replicas hold the same bits right after a meeting, and other ones in between.
+///
+/// Each rank keeps its own state of the inner optimizer ("maintain" in the paper).
+///
+/// Cost    as diloco's.
+/// Sums    mean as local_sgd's; u = beta u + (x - mean) / f, x = x - lr f u, with f the schedule's factor of the last step.
+/// Source  Wang, Tantia, Ballas and Rabbat, "SlowMo", ICLR 2020, algorithm 1, where u is in units of the whole learning rate;
+///         PyTorch's SlowMomentumOptimizer, with its defaults but for the period (48).
+struct slow_momentum {
+    static constexpr char const* name = "slow_momentum";
+    static constexpr bool agrees = true;
+
+    std::uint64_t period = 48;  ///< local steps from one meeting to the next
+    double lr = 1;              ///< "slow learning rate": 1 goes to the mean and on along the momentum
+    double momentum = 0.5;      ///< "slow momentum factor"
+
+    [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, period, lr, momentum); }
+    void validate() const { detail::expect_outer(name, period, lr, momentum); }
+    [[nodiscard]] bool due(std::uint64_t step) const noexcept { return step % period == 0; }
+    template <Element E>
+    [[nodiscard]] detail::outer_state<E> prepare(strategy_plan<E> const& plan) const {
+        return {{plan, "slow_anchor", true}, {plan, "slow_momentum", false}};
+    }
+    template <Transport T, Element E>
+    void meet(detail::outer_state<E>& state, meeting<T, E> const& with) const {
+        detail::average(with, with.values);
+        E const rate = with.rate_factor > 0 ? static_cast<E>(with.rate_factor) : E(1);  // 0: nobody has moved
+        detail::kernels::outer_step(state.anchor.all().data(), state.momentum.all().data(), with.values.data(),
+                                    with.values.size(), static_cast<E>(lr), static_cast<E>(momentum), rate, false);
+    }
+};
+
+}  // namespace ddp

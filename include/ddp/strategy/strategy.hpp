@@ -1,0 +1,166 @@
+/// \file
+/// Strategy: when ranks that train by themselves meet, and what becomes of their values then.
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ddp/collective/allreduce.hpp>
+#include <ddp/comm/communicator.hpp>
+#include <ddp/core/bytes.hpp>
+#include <ddp/core/element_type.hpp>
+#include <ddp/kernel/combine.hpp>
+#include <ddp/model/layout.hpp>
+#include <ddp/model/model.hpp>
+#include <ddp/model/state_slice.hpp>
+
+namespace ddp {
+
+/// What a strategy is told once, when a trainer is made. All of it outlives the state.
+template <Element E>
+struct strategy_plan {
+    int rank = 0;                                   ///< this rank, in the trainer's communicator
+    int ranks = 1;                                  ///< their number
+    layout const* where = nullptr;                  ///< of the values
+    std::span<parameter<E> const> parameters = {};  ///< their names and shapes
+    std::span<E const> values = {};                 ///< as all ranks have them at the start
+};
+
+/// One meeting: between two local steps, on the thread that trains.
+template <Transport T, Element E>
+struct meeting {
+    communicator<T> const& comm;  ///< who meets: the trainer's ranks, or the group that the strategy has named
+    std::span<E> values;          ///< this rank's, of the whole arena; becomes what it goes on with
+    std::uint64_t number = 1;     ///< of this trainer's meetings of all ranks, from 1
+    std::uint64_t step = 0;       ///< local steps so far, the same on all ranks
+    double share = 1;  ///< this rank's part of the samples since these ranks have met last; all shares add up to 1
+    double rate_factor = 1;  ///< the schedule's, of the last step
+};
+
+/// Brings values of ranks together. The policy is an aggregate of settings; what it keeps is in an object of its own.
+///
+///  name, hash()             for messages; ranks compare both, so hash() covers every setting
+///  validate()               throws usage_error for settings that mean nothing
+///  agrees                   a static constant: after each meeting of all ranks their values have the same bits
+///  due(step)                whether ranks meet after local step number `step`, from 1: the same on all ranks
+///  group(step)              optional: the communicator of those who meet then; null: all of the trainer's ranks
+///  prepare(plan)            returns the state, as it is before the first step
+///  meet(state, meeting)     collective over meeting.comm: leaves in meeting.values what this rank goes on with
+///  state.for_each_state(visit)   shows all that has to be kept for training to go on from there
+///
+/// What the compiler cannot check: meet calls the same collectives on all ranks, whatever the values; where it agrees, the values that
+/// it leaves come from the same arithmetic on the same bits.
+template <class S, class T, class E>
+concept StrategyOver =
+    Transport<T> && Element<E> &&
+    requires(S const& policy, strategy_plan<E> const& plan, std::uint64_t step) {
+        { policy.name } -> std::convertible_to<char const*>;
+        { policy.hash() } -> std::convertible_to<std::uint64_t>;
+        policy.validate();
+        { S::agrees } -> std::convertible_to<bool>;
+        { policy.due(step) } -> std::convertible_to<bool>;
+        policy.prepare(plan);
+    } &&
+    requires(S const& policy, std::remove_cvref_t<decltype(policy.prepare(strategy_plan<E>{}))>& state,
+             meeting<T, E> const& with, state_visitor visit) {
+        policy.meet(state, with);
+        state.for_each_state(visit);
+    };
+
+/// What a strategy keeps where that is nothing.
+struct no_strategy_state {
+    void for_each_state(state_visitor /*visit*/) const noexcept {}
+};
+
+namespace detail {
+
+/// values = the mean over the meeting's ranks, weighted by their shares. Each share is rounded to E, and so is each product; the sum is the
+/// allreduce's, in the canonical order: the same bits on all ranks.
+template <Transport T, Element E>
+void average(meeting<T, E> const& with, std::span<E> values) {
+    if (with.comm.size() == 1) return;
+    scale(values, static_cast<E>(with.share));
+    allreduce(with.comm, values);
+}
+
+/// An array like the arena, kept by a strategy, under the parameters' names.
+template <Element E>
+class kept_array {
+public:
+    kept_array(strategy_plan<E> const& plan, std::string_view name, bool from_values)
+        : where_(*plan.where), parameters_(plan.parameters), name_(name), all_(plan.where->size()) {
+        if (from_values) std::copy(plan.values.begin(), plan.values.end(), all_.begin());
+    }
+    [[nodiscard]] std::span<E> all() noexcept { return all_; }
+    void show(state_visitor visit) {
+        where_.for_each_in(0, where_.size(), [&](std::size_t i, std::size_t from, std::size_t to) {
+            visit({.of = parameters_[i].name,
+                   .name = name_,
+                   .shape = parameters_[i].shape,
+                   .type = element_type_of<E>(),
+                   .begin = from - where_.begin(i),
+                   .bytes = as_mutable_bytes(std::span<E>(all_).subspan(from, to - from))});
+        });
+    }
+
+private:
+    layout where_;
+    std::span<parameter<E> const> parameters_;
+    std::string_view name_;
+    std::vector<E> all_;
+};
+
+/// A strategy behind virtual calls, so that a trainer's type does not know it.
+template <Transport T, Element E>
+class strategy_model {
+public:
+    strategy_model() = default;
+    strategy_model(strategy_model const&) = delete;
+    strategy_model& operator=(strategy_model const&) = delete;
+    virtual ~strategy_model() = default;
+
+    [[nodiscard]] virtual char const* name() const = 0;
+    [[nodiscard]] virtual std::uint64_t hash() const = 0;
+    virtual void validate() const = 0;
+    [[nodiscard]] virtual bool agrees() const = 0;
+    [[nodiscard]] virtual bool due(std::uint64_t step) const = 0;
+    [[nodiscard]] virtual communicator<T> const* group(std::uint64_t step) const = 0;
+    virtual void prepare(strategy_plan<E> const& plan) = 0;
+    virtual void meet(meeting<T, E> const& with) = 0;
+    virtual void for_each_state(state_visitor visit) = 0;
+};
+template <Transport T, Element E, class S>
+    requires StrategyOver<S, T, E>
+class strategy_model_of final : public strategy_model<T, E> {
+public:
+    explicit strategy_model_of(S policy) : policy_(std::move(policy)) {}
+    char const* name() const override { return policy_.name; }
+    std::uint64_t hash() const override { return static_cast<std::uint64_t>(policy_.hash()); }
+    void validate() const override { policy_.validate(); }
+    bool agrees() const override { return S::agrees; }
+    bool due(std::uint64_t step) const override { return policy_.due(step); }
+    communicator<T> const* group([[maybe_unused]] std::uint64_t step) const override {
+        if constexpr (requires { policy_.group(step); })
+            return policy_.group(step);
+        else
+            return nullptr;
+    }
+    void prepare(strategy_plan<E> const& plan) override { state_.emplace(policy_.prepare(plan)); }
+    void meet(meeting<T, E> const& with) override { policy_.meet(state_.value(), with); }
+    void for_each_state(state_visitor visit) override { state_.value().for_each_state(visit); }
+
+private:
+    S policy_;
+    std::optional<std::remove_cvref_t<decltype(std::declval<S const&>().prepare(strategy_plan<E>{}))>> state_;
+};
+
+}  // namespace detail
+}  // namespace ddp

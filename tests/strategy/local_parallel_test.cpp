@@ -1,0 +1,545 @@
+// Training with meetings now and then, against simulations in plain loops, one rank after the other.
+#include <ddp/strategy/averaging.hpp>
+#include <ddp/strategy/local_parallel.hpp>
+#include <ddp/strategy/loose.hpp>
+#include <ddp/strategy/outer_step.hpp>
+
+#include <unistd.h>
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ddp/checkpoint/checkpoints.hpp>
+#include <ddp/optim/any_optimizer.hpp>
+#include <ddp/train/data_parallel.hpp>
+
+#include "support/catch.hpp"
+#include "support/ranks.hpp"
+#include "train/patience.hpp"
+#include "train/scripted_model.hpp"
+#include "train/tanh_mlp.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+
+namespace {
+
+using numbers_of = std::vector<double>;
+constexpr std::size_t in = 7, hidden = 11, out = 3;
+
+/// A strategy chosen at run time: one trainer is compiled.
+template <bool Agrees>
+struct strategy_of {
+    using model = ddp::detail::strategy_model<any_transport, double>;
+    std::function<std::unique_ptr<model>()> make;
+    std::shared_ptr<model> asked;
+    char const* name;
+    static constexpr bool agrees = Agrees;
+
+    template <class S>
+    strategy_of(S policy)
+        : make([policy] { return std::make_unique<ddp::detail::strategy_model_of<any_transport, double, S>>(policy); }),
+          asked(make()),
+          name(S::name) {}
+    [[nodiscard]] std::uint64_t hash() const { return asked->hash(); }
+    void validate() const { asked->validate(); }
+    [[nodiscard]] bool due(std::uint64_t step) const { return asked->due(step); }
+    [[nodiscard]] communicator<> const* group(std::uint64_t step) const { return asked->group(step); }
+    struct state {
+        std::unique_ptr<model> held;
+        void for_each_state(state_visitor visit) { held->for_each_state(visit); }
+    };
+    [[nodiscard]] state prepare(strategy_plan<double> const& plan) const {
+        state all{make()};
+        all.held->prepare(plan);
+        return all;
+    }
+    void meet(state& kept, meeting<any_transport, double> const& with) const { kept.held->meet(with); }
+};
+
+using any_strategy = strategy_of<true>;
+
+/// Samples of `rank` in its local step number `step`, from 1: uneven, none now and then, and no more than its data.
+std::size_t rows_of(int rank, std::size_t step) {
+    std::size_t const r = static_cast<std::size_t>(rank);
+    if (step > 20 - r % 3) return 0;  // out of data: join()
+    return (step + r) % 7 == 3 && step <= 17 ? 0 : 2 + (r + step) % 3;
+}
+std::size_t offset_of(int rank, std::size_t step) {
+    return (static_cast<std::size_t>(rank) * 13 + step * 5) % 50;
+}
+
+/// Of a rank, whose thread must not use the test framework.
+void expect(bool good, char const* what) {
+    if (!good) throw std::logic_error(what);
+}
+
+struct ending {
+    numbers_of values;
+    std::vector<std::uint64_t> after_meetings;  // digests
+    std::size_t sent = 0, steps = 0;
+    std::string wrong;
+};
+numbers_of flat(auto const& parameters) {
+    numbers_of all;
+    for (auto const& p : parameters) all.insert(all.end(), p.value.begin(), p.value.end());
+    return all;
+}
+
+template <bool Agrees = true>
+ending train_on(communicator<>& comm, strategy_of<Agrees> const& strategy, any_optimizer const& optimizer) {
+    task_data<double> const data(in, out, 64);
+    tanh_mlp<double> model(in, hidden, out, 1 + static_cast<std::uint64_t>(comm.rank()));  // rank 0's go everywhere
+    local_parallel trainer{model,
+                           optimizer,
+                           comm,
+                           strategy,
+                           {.clip = clip_by_global_norm{.max_norm = 2.0},
+                            .schedule = ddp::schedule{cosine_decay{.steps = 40, .floor = 0.2}}}};
+    ending end;
+    std::uint64_t const before = comm.bytes_sent();
+    for (std::size_t step = 1; rows_of(comm.rank(), step) != 0 || step <= 17; ++step) {
+        std::size_t const from = offset_of(comm.rank(), step);
+        local_result const done = trainer.step(data.batch(from, from + rows_of(comm.rank(), step)));
+        if (done.weight != rows_of(comm.rank(), step)) end.wrong = "another weight";
+        if (done.met && Agrees) {
+            end.after_meetings.push_back(trainer.digest_of_values());
+            if (step <= 17 && !trainer.replicas_identical()) end.wrong = "ranks differ after a meeting";
+        }
+    }
+    while (trainer.join()) end.after_meetings.push_back(trainer.digest_of_values());
+    end.sent = static_cast<std::size_t>(comm.bytes_sent() - before);
+    end.steps = static_cast<std::size_t>(trainer.completed_steps());
+    end.values = flat(trainer.parameters());
+    return end;
+}
+
+/// What a meeting does to all ranks' values, by hand.
+using by_hand = std::function<void(std::vector<numbers_of>& values, numbers_of& since, std::size_t step, double rate)>;
+
+/// The same, one rank after the other. due: whether ranks meet after a step. weigh: over which ranks shares add up to 1.
+std::vector<numbers_of> simulate(int ranks, any_optimizer const& optimizer, std::function<bool(std::size_t)> const& due,
+                                 by_hand const& meet, std::size_t last) {
+    task_data<double> const data(in, out, 64);
+    tanh_mlp<double> model(in, hidden, out, 1);
+    auto const parameters = model.parameters();
+    std::size_t const slots = any_optimizer(optimizer).slot_count();
+    std::vector<numbers_of> values(static_cast<std::size_t>(ranks), flat(parameters));
+    std::vector<std::vector<numbers_of>> state(static_cast<std::size_t>(ranks),
+                                               std::vector<numbers_of>(slots, numbers_of(values[0].size())));
+    std::vector<std::uint64_t> updates(static_cast<std::size_t>(ranks));
+    numbers_of since(static_cast<std::size_t>(ranks));
+    ddp::schedule const decay{cosine_decay{.steps = 40, .floor = 0.2}};
+    for (std::size_t step = 1; step <= last; ++step) {
+        for (std::size_t r = 0; r < values.size(); ++r) {
+            std::size_t const rows = rows_of(static_cast<int>(r), step), from = offset_of(static_cast<int>(r), step);
+            if (rows == 0) continue;
+            std::size_t at = 0;
+            for (auto const& p : parameters) {
+                std::copy_n(values[r].begin() + static_cast<std::ptrdiff_t>(at), p.value.size(), p.value.begin());
+                at += p.value.size();
+            }
+            (void)model.forward(data.batch(from, from + rows));
+            model.backward({.scale = static_cast<double>(rows)}, [](std::size_t) {});
+            numbers_of gradient;
+            double squares = 0;
+            for (auto const& p : parameters)
+                for (double const g : p.gradient) {
+                    gradient.push_back(g / static_cast<double>(rows));
+                    squares += gradient.back() * gradient.back();
+                }
+            double const clip = std::min(1.0, 2.0 / (std::sqrt(squares) + 1e-6));
+            for (double& g : gradient) g *= clip;
+            std::vector<std::span<double>> held;
+            for (numbers_of& slot : state[r]) held.emplace_back(slot);
+            optimizer.step(
+                {.step = updates[r] + 1, .learning_rate = optimizer.learning_rate() * decay.factor(step - 1)},
+                std::span<double const>(gradient), std::span<double>(values[r]), slot_spans<double>(held));
+            ++updates[r];
+            since[r] += static_cast<double>(rows);
+        }
+        if (!due(step)) continue;
+        meet(values, since, step, decay.factor(step - 1));
+    }
+    return values;
+}
+numbers_of mean_of(std::vector<numbers_of> const& values, std::vector<std::size_t> const& ranks,
+                   numbers_of const& since) {
+    double all = 0;
+    for (std::size_t const r : ranks) all += since[r];
+    numbers_of mean(values[0].size());
+    for (std::size_t const r : ranks)
+        for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += values[r][i] * (since[r] / all);
+    return mean;
+}
+std::vector<std::size_t> everybody(std::size_t ranks) {
+    std::vector<std::size_t> all(ranks);
+    for (std::size_t r = 0; r < ranks; ++r) all[r] = r;
+    return all;
+}
+double total(numbers_of const& all) {
+    double sum = 0;
+    for (double const x : all) sum += x;
+    return sum;
+}
+
+void compare(std::vector<ending> const& got, std::vector<numbers_of> const& expected) {
+    for (std::size_t r = 0; r < got.size(); ++r) {
+        REQUIRE(got[r].wrong == "");
+        REQUIRE(got[r].values.size() == expected[r].size());
+        for (std::size_t i = 0; i < expected[r].size(); ++i)
+            REQUIRE(std::abs(got[r].values[i] - expected[r][i]) < 1e-10);
+    }
+}
+std::vector<std::pair<std::string, any_optimizer>> two_optimizers() {
+    return {{"sgd", sgd{.lr = 0.05, .momentum = 0.9}}, {"adamw", adamw{.lr = 0.01, .weight_decay = 0.1}}};
+}
+
+}  // namespace
+
+TEST_CASE("local SGD, with warm-up and without, is what plain loops give", "[strategy]") {
+    int const ranks = GENERATE(1, 2, 3, 4, 7);
+    for (auto const& [name, optimizer] : two_optimizers())
+        for (std::size_t const warm_up : {std::size_t{0}, std::size_t{3}}) {
+            CAPTURE(ranks, name, warm_up);
+            local_sgd const strategy{.period = 4, .warm_up_steps = warm_up};
+            auto const got = run_ranks(
+                ranks, [&, &by = optimizer](auto& comm) { return train_on(comm, any_strategy(strategy), by); },
+                patient());
+            for (ending const& one : got) REQUIRE(one.after_meetings == got[0].after_meetings);
+            std::size_t meetings = 0;
+            auto const expected = simulate(
+                ranks, optimizer, [&](std::size_t s) { return s <= warm_up || (s - warm_up) % 4 == 0; },
+                [&](auto& values, numbers_of& since, std::size_t, double) {
+                    ++meetings;
+                    if (total(since) == 0) return;
+                    numbers_of const mean = mean_of(values, everybody(values.size()), since);
+                    for (auto& one : values) one = mean;
+                    std::fill(since.begin(), since.end(), 0.0);
+                },
+                got[0].steps);
+            compare(got, expected);
+            REQUIRE(got[0].after_meetings.size() + 1 == meetings);
+        }
+}
+
+TEST_CASE("DiLoCo and slow momentum are what the papers' pseudo-code gives", "[strategy]") {
+    int const ranks = GENERATE(1, 2, 3, 4, 7);
+    for (auto const& [name, optimizer] : two_optimizers())
+        for (bool const nesterov : {true, false}) {
+            CAPTURE(ranks, name, nesterov);
+            any_strategy const strategy =
+                nesterov ? any_strategy(diloco{.period = 5, .outer_lr = 0.6, .outer_momentum = 0.8})
+                         : any_strategy(slow_momentum{.period = 5, .lr = 0.9, .momentum = 0.4});
+            auto const got = run_ranks(
+                ranks, [&, &by = optimizer](auto& comm) { return train_on(comm, any_strategy(strategy), by); },
+                patient());
+            numbers_of anchor, momentum;
+            double const base = optimizer.learning_rate();
+            task_data<double> const data(in, out, 64);
+            tanh_mlp<double> start(in, hidden, out, 1);
+            anchor = flat(start.parameters());
+            momentum.resize(anchor.size());
+            auto const expected = simulate(
+                ranks, optimizer, [](std::size_t s) { return s % 5 == 0; },
+                [&](auto& values, numbers_of& since, std::size_t, double factor) {
+                    if (total(since) == 0) return;
+                    numbers_of const mean = mean_of(values, everybody(values.size()), since);
+                    for (std::size_t i = 0; i < mean.size(); ++i) {
+                        if (nesterov) {  // torch.optim.SGD(lr=0.6, momentum=0.8, nesterov=True) on anchor - mean
+                            double const gradient = anchor[i] - mean[i];
+                            momentum[i] = 0.8 * momentum[i] + gradient;
+                            anchor[i] -= 0.6 * (gradient + 0.8 * momentum[i]);
+                        } else {  // SlowMo, lines 7 and 8, with gamma = base * factor
+                            double const gamma = base * factor;
+                            momentum[i] = 0.4 * momentum[i] + (anchor[i] - mean[i]) / gamma;
+                            anchor[i] -= 0.9 * gamma * momentum[i];
+                        }
+                    }
+                    for (auto& one : values) one = anchor;
+                    std::fill(since.begin(), since.end(), 0.0);
+                },
+                got[0].steps);
+            compare(got, expected);
+        }
+}
+
+TEST_CASE("elastic averaging and gossip are what plain loops give", "[strategy]") {
+    int const ranks = GENERATE(1, 2, 3, 4, 7);
+    std::size_t const count = static_cast<std::size_t>(ranks);
+    for (int const kind : {0, 1, 2}) {
+        CAPTURE(ranks, kind);
+        any_optimizer const optimizer = two_optimizers()[static_cast<std::size_t>(kind) % 2].second;
+        strategy_of<false> const strategy =
+            kind == 0   ? strategy_of<false>(elastic_averaging{.period = 3, .alpha = 0.125})
+            : kind == 1 ? strategy_of<false>(gossip{.graph = gossip_graph::ring, .period = 2})
+                        : strategy_of<false>(gossip{.graph = gossip_graph::exponential, .period = 1});
+        auto const got = run_ranks(ranks, [&](auto& comm) { return train_on(comm, strategy, optimizer); }, patient());
+        task_data<double> const data(in, out, 64);
+        tanh_mlp<double> start(in, hidden, out, 1);
+        numbers_of centre = flat(start.parameters());
+        std::size_t meetings = 0;
+        std::size_t const period = kind == 0 ? 3 : kind == 1 ? 2 : 1;
+        auto const expected = simulate(
+            ranks, optimizer, [&](std::size_t s) { return s % period == 0; },
+            [&](auto& values, numbers_of& since, std::size_t, double) {
+                if (total(since) == 0) return;
+                std::fill(since.begin(), since.end(), 0.0);
+                ++meetings;
+                auto const before = values;
+                for (std::size_t i = 0; i < centre.size(); ++i) {
+                    double pulled = 0;
+                    for (std::size_t r = 0; r < count; ++r) {
+                        if (kind == 0) {
+                            values[r][i] = before[r][i] - 0.125 * (before[r][i] - centre[i]);
+                            pulled += 0.125 * (before[r][i] - centre[i]);
+                        } else if (count == 1) {
+                            continue;
+                        } else if (kind == 1 && count > 2) {
+                            values[r][i] =
+                                (before[r][i] + before[(r + 1) % count][i] + before[(r + count - 1) % count][i]) / 3;
+                        } else {
+                            std::size_t distances = 0;  // of 1, 2, 4, … those below P
+                            while ((std::size_t{1} << distances) < count) ++distances;
+                            std::size_t const far = std::size_t{1} << (meetings - 1) % distances;
+                            values[r][i] = (before[r][i] + before[(r + count - far) % count][i]) / 2;
+                        }
+                    }
+                    centre[i] += pulled;
+                }
+            },
+            got[0].steps);
+        compare(got, expected);
+        if (ranks > 2) REQUIRE(got[0].values != got[1].values);
+    }
+}
+
+TEST_CASE("groups meet more often than all ranks", "[strategy]") {
+    auto const got = run_ranks(
+        6,
+        [&](auto& comm) {
+            communicator<> const pair = comm.split(comm.rank() / 2);
+            return train_on(comm, any_strategy(hierarchical_averaging<>{.inner = pair, .inner_period = 2, .period = 6}),
+                            two_optimizers()[0].second);
+        },
+        patient());
+    numbers_of since_group(6);
+    std::vector<numbers_of> seen;
+    numbers_of before(6);
+    auto const expected = simulate(
+        6, two_optimizers()[0].second, [](std::size_t s) { return s % 2 == 0; },
+        [&](auto& values, numbers_of& since, std::size_t step, double) {
+            // since: samples after the last meeting of all; before: those of them that the last meeting of the group knew.
+            if (step % 6 == 0) {
+                if (total(since) != 0) {
+                    numbers_of const mean = mean_of(values, everybody(6), since);
+                    for (auto& one : values) one = mean;
+                }
+                std::fill(since.begin(), since.end(), 0.0);
+                std::fill(before.begin(), before.end(), 0.0);
+                return;
+            }
+            numbers_of lately(6);
+            for (std::size_t r = 0; r < 6; ++r) lately[r] = since[r] - before[r];
+            for (std::size_t r = 0; r < 6; r += 2)
+                if (lately[r] + lately[r + 1] != 0) {
+                    numbers_of const mean = mean_of(values, {r, r + 1}, lately);
+                    values[r] = values[r + 1] = mean;
+                }
+            before = since;
+        },
+        got[0].steps);
+    compare(got, expected);
+}
+
+TEST_CASE("where ranks meet after each step, local SGD is data-parallel training; alone, it has its bits",
+          "[strategy]") {
+    int const ranks = GENERATE(1, 3);
+    auto const differences = run_ranks(
+        ranks,
+        [](auto& comm) {
+            task_data<double> const data(in, out, 64);
+            tanh_mlp<double> one(in, hidden, out, 1), other(in, hidden, out, 1);
+            local_parallel local{one, any_optimizer(sgd{.lr = 0.1, .momentum = 0.9}), comm,
+                                 any_strategy(local_sgd{.period = 1})};
+            data_parallel whole{other,
+                                any_optimizer(sgd{.lr = 0.1, .momentum = 0.9}),
+                                comm,
+                                training_options{.update = update::replicated},
+                                any_allreduce{},
+                                per_parameter_buckets{}};
+            for (std::size_t step = 0; step < 8; ++step) {
+                std::size_t const from = step * 3 + static_cast<std::size_t>(comm.rank()) * 9;
+                for (std::size_t part = 0; part < 2; ++part) {  // accumulated
+                    auto const batch = data.batch(from + part * 2, from + part * 2 + 2);
+                    local.forward(batch);
+                    part == 0 ? local.accumulate() : local.backward();
+                    whole.forward(batch);
+                    part == 0 ? whole.accumulate() : whole.backward();
+                }
+                expect(local.finish().weight == 4, "weight");
+                whole.finish();
+            }
+            double worst = 0;
+            numbers_of const a = flat(local.parameters()), b = flat(whole.parameters());
+            for (std::size_t i = 0; i < a.size(); ++i) worst = std::max(worst, std::abs(a[i] - b[i]));
+            return worst;
+        },
+        patient());
+    for (double const worst : differences) REQUIRE((ranks == 1 ? worst == 0 : worst < 1e-13));
+}
+
+TEST_CASE("a meeting sends what its strategy says", "[strategy]") {
+    constexpr std::size_t ranks = 4, ticket = 5 * sizeof(std::uint64_t) * (ranks - 1);
+    auto const sent_by = [&](auto strategy) {
+        return run_ranks(
+            static_cast<int>(ranks),
+            [&](auto& comm) {
+                scripted_model<> net({{"a", {64}}});
+                local_parallel trainer{net, any_optimizer(sgd{.lr = 1}), comm, strategy};
+                std::uint64_t const before = comm.bytes_sent();
+                trainer.step(numbers{{1}});
+                expect(comm.bytes_sent() == before, "nothing is sent");
+                trainer.step(numbers{{2}});
+                return static_cast<std::size_t>(comm.bytes_sent() - before) - ticket;
+            },
+            patient());
+    };
+    constexpr std::size_t values = 64 * sizeof(double);
+    for (std::size_t const bytes : sent_by(strategy_of<false>(gossip{.period = 2}))) REQUIRE(bytes == values);
+    for (std::size_t const bytes : sent_by(strategy_of<false>(gossip{.graph = gossip_graph::ring, .period = 2})))
+        REQUIRE(bytes == 2 * values);
+    for (std::size_t const bytes : sent_by(any_strategy(local_sgd{.period = 2})))
+        REQUIRE((bytes >= 2 * values * (ranks - 1) / ranks && bytes <= 3 * values));  // the allreduce's choice
+}
+
+TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
+    using Catch::Matchers::Contains;
+    run_ranks(1, [](auto& comm) {
+        scripted_model<> net({{"a", {2}}});
+        auto const refusal = [&](auto strategy) {
+            return thrown_by([&] { local_parallel trainer{net, any_optimizer(sgd{}), comm, strategy}; });
+        };
+        REQUIRE_THAT(refusal(any_strategy(local_sgd{.period = 0})), Contains("local_sgd: a period of 0"));
+        REQUIRE_THAT(refusal(any_strategy(diloco{.outer_lr = 0})), Contains("diloco: the outer learning rate is 0.0"));
+        REQUIRE_THAT(refusal(any_strategy(slow_momentum{.momentum = 1})),
+                     Contains("slow_momentum: the outer momentum is 1.0"));
+        REQUIRE_THAT(refusal(strategy_of<false>(elastic_averaging{.alpha = 2})), Contains("alpha is 2.0"));
+        REQUIRE_THAT(refusal(strategy_of<false>(gossip{.period = 0})), Contains("gossip: a period of 0"));
+        REQUIRE_THAT(refusal(any_strategy(hierarchical_averaging<>{.inner = comm, .inner_period = 3, .period = 4})),
+                     Contains("inner_period is 3 and period 4"));
+    });
+    auto const apart = run_ranks(2, [](auto& comm) {
+        scripted_model<> net({{"a", {2}}});
+        std::vector<std::string> said;
+        {
+            local_parallel trainer{net, any_optimizer(sgd{.lr = 1}), comm, any_strategy(local_sgd{.period = 3})};
+            trainer.step(numbers{{static_cast<double>(comm.rank())}});
+            expect(!trainer.between_steps(), "apart");
+            said.push_back(thrown_by([&] { (void)trainer.replicas_identical(); }));
+            trainer.synchronise();
+            expect(trainer.replicas_identical() && trainer.between_steps(), "together");
+            expect(net.value(0)[0] == -0.5, "the mean");
+            trainer.forward(numbers{{1}});
+            said.push_back(thrown_by([&] { trainer.finish(); }));
+            trainer.backward();
+            said.push_back(thrown_by([&] { trainer.synchronise(); }));
+            trainer.finish();
+        }
+        local_parallel trainer{net, any_optimizer(sgd{.lr = 1}), comm, strategy_of<false>(gossip{.period = 2})};
+        trainer.step(numbers{{static_cast<double>(comm.rank())}});
+        trainer.step(numbers{{static_cast<double>(comm.rank())}});
+        said.push_back(thrown_by([&] { (void)trainer.replicas_identical(); }));
+        trainer.synchronise();
+        expect(trainer.replicas_identical(), "synchronised");
+        // One rank meets, the other synchronises.
+        said.push_back(thrown_by([&] {
+            if (comm.rank() == 0)
+                trainer.synchronise();
+            else
+                (void)trainer.join();
+        }));
+        return said;
+    });
+    REQUIRE(apart[0] == apart[1]);
+    REQUIRE_THAT(apart[0][0], Contains("under local_sgd ranks hold the same values right after a meeting only"));
+    REQUIRE_THAT(apart[0][1], Contains("finish() ends a step that backward() has begun"));
+    REQUIRE_THAT(apart[0][2], Contains("synchronise() within a step"));
+    REQUIRE_THAT(apart[0][3], Contains("under gossip ranks hold different values for good"));
+    REQUIRE_THAT(apart[0][4], Contains("different numbers of local steps: 0 on rank 0, 4 on rank 1"));
+}
+
+TEST_CASE("ranks that differ or fail say so on all of them", "[strategy]") {
+    using Catch::Matchers::Contains;
+    auto const settings = errors_of_ranks(2, [](auto& comm) {
+        scripted_model<> net({{"a", {2}}});
+        local_parallel trainer{net, any_optimizer(sgd{}), comm,
+                               any_strategy(local_sgd{.period = 3 + static_cast<std::uint64_t>(comm.rank())})};
+    });
+    for (std::string const& text : settings) REQUIRE_THAT(text, Contains("E102") && Contains("strategy"));
+    auto const thrown = errors_of_ranks(3, [](auto& comm) {
+        scripted_model<> net({{"a", {2}}});
+        local_parallel trainer{net, any_optimizer(sgd{}), comm, any_strategy(local_sgd{.period = 2})};
+        if (comm.rank() == 1) net.in_forward = [] { throw std::runtime_error("the lamp fell over"); };
+        for (int step = 0; step < 4; ++step) trainer.step(numbers{{1}});
+    });
+    REQUIRE(thrown[1] == "the lamp fell over");
+    for (std::size_t const r : {0u, 2u}) REQUIRE_THAT(thrown[r], Contains("rank 1") && Contains("the lamp fell over"));
+}
+
+TEST_CASE("stopping is agreed when ranks meet", "[strategy]") {
+    auto const seen = run_ranks(2, [](auto& comm) {
+        scripted_model<> net({{"a", {2}}});
+        local_parallel trainer{net, any_optimizer(sgd{}), comm, any_strategy(local_sgd{.period = 3})};
+        std::vector<bool> stops;
+        for (int step = 1; step <= 6; ++step) {
+            if (step == 4 && comm.rank() == 1) trainer.request_stop();
+            stops.push_back(trainer.step(numbers{{1}}).stop);
+        }
+        return stops;
+    });
+    for (auto const& one : seen) REQUIRE(one == std::vector<bool>{false, false, false, false, false, true});
+}
+
+TEST_CASE("a checkpoint of a meeting continues to the same bits", "[strategy]") {
+    auto const directory = std::filesystem::temp_directory_path() / ("ddp-strategy-test-" + std::to_string(::getpid()));
+    for (int const kind : {0, 1}) {
+        std::filesystem::remove_all(directory);
+        auto const train = [&](auto& comm, std::size_t from, std::size_t to, bool resume, std::size_t save_at) {
+            task_data<double> const data(in, out, 64);
+            tanh_mlp<double> model(in, hidden, out, resume ? 9 : 1);
+            local_parallel trainer{
+                model,
+                any_optimizer(adamw{.lr = 0.01}),
+                comm,
+                kind == 0 ? any_strategy(diloco{.period = 4}) : any_strategy(slow_momentum{.period = 4}),
+                {.schedule = ddp::schedule{cosine_decay{.steps = 40}}}};
+            checkpoints kept(directory.string());
+            if (resume) expect(kept.resume(trainer).has_value(), "there is a checkpoint");
+            for (std::size_t step = from; step < to; ++step) {
+                std::size_t const at = static_cast<std::size_t>(comm.rank()) * 11 + step % 20;
+                trainer.step(data.batch(at, at + 3));
+                if (step + 1 == save_at) kept.save(trainer);
+                if (step + 2 == save_at && !resume) {
+                    auto const early = thrown_by([&] { kept.save(trainer); });
+                    expect(early.find("between steps") != early.npos, "saved while ranks are apart");
+                }
+            }
+            return trainer.digest_of_values();
+        };
+        auto const whole = run_ranks(2, [&](auto& comm) { return train(comm, 0, 16, false, 8); }, patient());
+        auto const rest = run_ranks(2, [&](auto& comm) { return train(comm, 8, 16, true, 99); }, patient());
+        REQUIRE(rest == whole);
+        REQUIRE(whole[0] == whole[1]);
+    }
+    std::filesystem::remove_all(directory);
+}
