@@ -46,6 +46,11 @@ void groups_of_several_algorithms(ddp::communicator<>& comm) {
     trainer.forward(batches.front());
     trainer.backward();
     trainer.finish();
+
+    ddp::reduce_on_plateau plateau{{.factor = 0.5, .patience = 2}};
+    double const loss = trainer.step(batches.front()).loss;
+    plateau.update(comm, loss);  // rank 0's metric decides
+    trainer.set_rate_factor(plateau.factor());
 }
 
 void fitted_to_the_network(ddp::communicator<>& comm) {
