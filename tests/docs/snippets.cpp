@@ -1,10 +1,12 @@
 // What pages show and no example contains. Compiled and run over threads; with MPI, where there is one, under it too.
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <ddp/collective/measure_network.hpp>
 #include <ddp/ddp.hpp>
 #include <ddp/nn/nn.hpp>
 #include <ddp/rendezvous/run_tcp.hpp>
+#include <string>
 #include <vector>
 #ifdef SNIPPETS_WITH_MPI
 #include <boost/mpi/communicator.hpp>
@@ -51,6 +53,12 @@ void groups_of_several_algorithms(ddp::communicator<>& comm) {
     double const loss = trainer.step(batches.front()).loss;
     plateau.update(comm, loss);  // rank 0's metric decides
     trainer.set_rate_factor(plateau.factor());
+
+    if (char const* const path = std::getenv("WEIGHTS")) {
+        ddp::load_report const report = ddp::load_weights_as(
+            trainer, path, {.strict = false, .cast = true, .file_prefix = "module.", .model_prefix = "0."});
+        for (std::string const& name : report.missing) std::printf("%s is left as it was\n", name.c_str());
+    }
 }
 
 void fitted_to_the_network(ddp::communicator<>& comm) {
