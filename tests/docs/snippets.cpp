@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ddp/collective/measure_network.hpp>
+#include <ddp/data/prefetch_loader.hpp>
 #include <ddp/ddp.hpp>
 #include <ddp/nn/nn.hpp>
 #include <ddp/rendezvous/run_tcp.hpp>
@@ -61,6 +62,20 @@ void groups_of_several_algorithms(ddp::communicator<>& comm) {
     }
 }
 
+void prefetched(ddp::communicator<>& comm) {
+    ddp::classification_data const data{.sample_shape = {2, 2},
+                                        .features = 4,
+                                        .classes = 2,
+                                        .inputs = std::vector<std::uint8_t>(800),
+                                        .labels = std::vector<std::uint32_t>(200)};
+    ddp::nn::sequential model{ddp::nn::linear(4, 2), ddp::nn::softmax_cross_entropy()};
+    ddp::data_parallel trainer{model, ddp::sgd{.lr = 0.1}, comm};
+    ddp::prefetch_loader<float> load{data,
+                                     ddp::sampler{{.samples = data.size(), .global_batch = 100}, comm},
+                                     {.augment = {.crop_padding = 4, .flip = true, .seed = 7}}};
+    while (auto const batch = load.next()) trainer.step(*batch);  // an epoch
+}
+
 void fitted_to_the_network(ddp::communicator<>& comm) {
     std::vector<float> all(1000, 1.0f);
     ddp::automatic_allreduce const fitted{.cost = ddp::measure_network(comm)};
@@ -85,6 +100,7 @@ double without_a_trainer() {
 
 void body(ddp::communicator<>& comm) {
     groups_of_several_algorithms(comm);
+    prefetched(comm);
     fitted_to_the_network(comm);
     my_metrics mine;
     mine.loss.add(1.0 + comm.rank(), 1);
