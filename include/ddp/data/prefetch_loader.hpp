@@ -55,7 +55,7 @@ class prefetch_loader {
 public:
     /// `data` must outlive the loader and not change. Begins at the sampler's epoch and position. Throws usage_error for
     /// a depth of 0, a normalisation that is none or as many as neither 1 nor the channels, and augmentation of samples that are
-    /// no pictures, or with a padding of more than 4,096 pixels.
+    /// no pictures, or with a padding of more than 4,096 pixels; also where sample_shape and features do not fit each other.
     prefetch_loader(classification_data const& data, sampler batches, prefetch_options options = {})
         : data_(&data), options_(std::move(options)), batches_(std::move(batches)), place_(batches_) {
         DDP_EXPECTS(options_.depth > 0,
@@ -66,6 +66,11 @@ public:
                     "prefetch_loader: only samples of height x width or channels x height x width can be augmented");
         DDP_EXPECTS(options_.augment.crop_padding <= 4096,
                     "prefetch_loader: crop_padding is a number of pixels, at most 4,096; 4 is usual");
+        std::size_t product = 1;
+        for (std::size_t const extent : shape) product *= extent;
+        DDP_EXPECTS(product == data.features && product > 0,
+                    detail::concat({"prefetch_loader: the data set's sample_shape has ", product,
+                                    " bytes and features is ", data.features, "; make them one number above 0"}));
         channels_ = shape.size() == 3 ? shape[0] : 1;
         width_ = changes ? shape.back() : 0;
         height_ = changes ? shape[shape.size() - 2] : 0;
