@@ -208,7 +208,9 @@ TEST_CASE("what is no NPY file, or promises too much, is refused", "[data][npy]"
     };
     header(shaped("(1048576, 1048576)"),
            "promises 1048576 x 1048576 elements of F32, more than the limit of 1048576 bytes");
-    header(shaped("(4294967296, 4294967296, 2)"), "more than the limit");  // 2^65: must not wrap round
+    // Products of 2^64 and more: they must not wrap round to something small.
+    header(shaped("(4611686018427387904, 3)"), "more than the limit");
+    header(shaped("(4294967296, 4294967296, 2)"), "more than the limit");
     header(shaped("(18446744073709551616, 1)"), "the number is too large");
     header(shaped("(6)"), "a tuple of one size is written (3,)");
     header(shaped("(-6,)"), "byte 61 of its header: expected a size or ')'");
