@@ -21,9 +21,12 @@
 #include <ddp/core/impl/error.ipp>
 #include <ddp/core/impl/task.ipp>
 #include <ddp/core/impl/text.ipp>
+#include <ddp/data/impl/cifar.ipp>
 #include <ddp/data/impl/classification.ipp>
+#include <ddp/data/impl/csv.ipp>
 #include <ddp/data/impl/idx.ipp>
 #include <ddp/data/impl/json_reader.ipp>
+#include <ddp/data/impl/npy.ipp>
 #include <ddp/data/impl/safetensors.ipp>
 #include <ddp/data/impl/safetensors_header.ipp>
 #include <ddp/data/impl/safetensors_parser.ipp>

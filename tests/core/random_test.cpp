@@ -61,12 +61,12 @@ TEST_CASE("seed, use, part and index each select a block of their own", "[core][
 
     std::vector<words> blocks;
     for (std::uint64_t const seed : {0ull, 1ull, 1ull << 32, 1ull << 63})
-        for (random_use const use :
-             {random_use::shuffle, random_use::initial_values, random_use::dropout, random_use::user})
+        for (random_use const use : {random_use::shuffle, random_use::initial_values, random_use::dropout,
+                                     random_use::augmentation, random_use::user})
             for (std::uint64_t const part : {0ull, 1ull, 1ull << 16, 1ull << 32, 1ull << 47})
                 for (std::uint64_t const index : {0ull, 1ull, 1ull << 16, 1ull << 32, 1ull << 63})
                     blocks.push_back(random_stream(seed, use, part).at(index).words());
-    REQUIRE(blocks.size() == 400);
+    REQUIRE(blocks.size() == 500);
     std::sort(blocks.begin(), blocks.end());
     CHECK(std::adjacent_find(blocks.begin(), blocks.end()) == blocks.end());
 

@@ -11,6 +11,7 @@
 #include <numeric>
 #include <vector>
 
+#include "data/files.hpp"
 #include "support/catch.hpp"
 
 using ddp::sampler;
@@ -221,6 +222,34 @@ TEST_CASE("a sampler asks a communicator for rank and size", "[data][sampler]") 
     auto const share = s.next();
     REQUIRE(share);
     CHECK(indices(share->begin(), share->end()) == indices{6, 7, 8});
+}
+
+TEST_CASE("a list of samples is walked as its positions would be, on any number of ranks", "[data][sampler]") {
+    indices const list{40, 3, 17, 3, 99, 0, 8, 21, 5, 4000000000u, 6};
+    for (bool const shuffle : {false, true}) {
+        sampler_options const options{.samples = list.size(), .global_batch = 4, .seed = 2, .shuffle = shuffle};
+        for (int const ranks : {1, 2, 3, 5}) {
+            indices walked;
+            std::vector<sampler> each;
+            for (int rank = 0; rank < ranks; ++rank) each.emplace_back(options, list, rank, ranks);
+            for (sampler& s : each) s.seek(3, 1);
+            for (std::size_t step = 1; step < each.front().steps_per_epoch(); ++step)
+                for (sampler& s : each) {
+                    auto const share = s.next();
+                    REQUIRE(share);
+                    walked.insert(walked.end(), share->begin(), share->end());
+                }
+            indices wanted;  // of the positions, from the second batch on
+            indices const positions = global_order(options, 1, 3);
+            for (std::size_t k = 4; k < positions.size(); ++k) wanted.push_back(list[positions[k]]);
+            CAPTURE(shuffle, ranks);
+            CHECK(walked == wanted);
+        }
+    }
+    sampler third{{.samples = 11, .global_batch = 11, .shuffle = false}, list, ranked{}};
+    CHECK(flat(epoch_of(third)) == indices{21, 5, 4000000000u, 6});
+    auto const e = test::catch_error([&] { sampler wrong({.samples = 12, .global_batch = 4}, list, 0, 1); });
+    CHECK(e.says("the list has 11 samples and options.samples is 12; give the list's size"));
 }
 
 TEST_CASE("options that would train on nothing are refused with advice", "[data][sampler]") {

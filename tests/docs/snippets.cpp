@@ -1,10 +1,13 @@
 // What pages show and no example contains. Compiled and run over threads; with MPI, where there is one, under it too.
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <ddp/collective/measure_network.hpp>
+#include <ddp/data/prefetch_loader.hpp>
 #include <ddp/ddp.hpp>
 #include <ddp/nn/nn.hpp>
 #include <ddp/rendezvous/run_tcp.hpp>
+#include <string>
 #include <vector>
 #ifdef SNIPPETS_WITH_MPI
 #include <boost/mpi/communicator.hpp>
@@ -46,6 +49,31 @@ void groups_of_several_algorithms(ddp::communicator<>& comm) {
     trainer.forward(batches.front());
     trainer.backward();
     trainer.finish();
+
+    ddp::reduce_on_plateau plateau{{.factor = 0.5, .patience = 2}};
+    double const loss = trainer.step(batches.front()).loss;
+    plateau.update(comm, loss);  // rank 0's metric decides
+    trainer.set_rate_factor(plateau.factor());
+
+    if (char const* const path = std::getenv("WEIGHTS")) {
+        ddp::load_report const report = ddp::load_weights_as(
+            trainer, path, {.strict = false, .cast = true, .file_prefix = "module.", .model_prefix = "0."});
+        for (std::string const& name : report.missing) std::printf("%s is left as it was\n", name.c_str());
+    }
+}
+
+void prefetched(ddp::communicator<>& comm) {
+    ddp::classification_data const data{.sample_shape = {2, 2},
+                                        .features = 4,
+                                        .classes = 2,
+                                        .inputs = std::vector<std::uint8_t>(800),
+                                        .labels = std::vector<std::uint32_t>(200)};
+    ddp::nn::sequential model{ddp::nn::linear(4, 2), ddp::nn::softmax_cross_entropy()};
+    ddp::data_parallel trainer{model, ddp::sgd{.lr = 0.1}, comm};
+    ddp::prefetch_loader<float> load{data,
+                                     ddp::sampler{{.samples = data.size(), .global_batch = 100}, comm},
+                                     {.augment = {.crop_padding = 4, .flip = true, .seed = 7}}};
+    while (auto const batch = load.next()) trainer.step(*batch);  // an epoch
 }
 
 void fitted_to_the_network(ddp::communicator<>& comm) {
@@ -72,6 +100,7 @@ double without_a_trainer() {
 
 void body(ddp::communicator<>& comm) {
     groups_of_several_algorithms(comm);
+    prefetched(comm);
     fitted_to_the_network(comm);
     my_metrics mine;
     mine.loss.add(1.0 + comm.rank(), 1);

@@ -220,6 +220,87 @@ TEST_CASE("a file of another model: all differences in one error, the same on ev
     REQUIRE(std::count(got.text.begin(), got.text.end(), '\n') == 21);
 }
 
+TEST_CASE("a file of other names, types or parts is loaded as far as the options say, and what differs is listed",
+          "[train]") {
+    scratch_directory const scratch;
+    using names = std::vector<std::string>;
+    auto const all_of = [](auto& net, std::size_t i) {
+        return std::vector<double>(net.value(i).begin(), net.value(i).end());
+    };
+    model source({{"module.a", {2, 3}}, {"module.b", {4}}, {"module.head", {2}}, {"other", {1}}});
+    for (std::size_t i = 0; i < 4; ++i)
+        for (std::size_t k = 0; k < source.value(i).size(); ++k)
+            source.value(i)[k] = static_cast<double>(10 * i + k) + 0.1;
+    save_weights(source, in(scratch), {{"of", "module"}});
+
+    // All ranks load the part that fits, into memory that is not row-major; the rest stays.
+    auto const reports = run_ranks(
+        3,
+        [&](auto& comm) {
+            model net({{"net.a", {2, 3}, {1, 2}}, {"net.b", {4}}, {"net.c", {1}}, {"head", {2}}}, 7);
+            load_report const got = load_weights_as(
+                comm, net, in(scratch), {.strict = false, .file_prefix = "module.", .model_prefix = "net."});
+            bool const right = got.missing == names{"head", "net.c"} &&
+                               got.unexpected == names{"module.head", "other"} && got.converted.empty() &&
+                               got.metadata.at("of") == "module" &&
+                               all_of(net, 0) == std::vector{0.1, 3.1, 1.1, 4.1, 2.1, 5.1} &&
+                               all_of(net, 1) == std::vector{10.1, 11.1, 12.1, 13.1} &&
+                               all_of(net, 2) == std::vector{7.0} && all_of(net, 3) == std::vector{7.0, 7.0};
+            std::string const strict = thrown_by([&] {
+                (void)load_weights_as(comm, net, in(scratch), {.file_prefix = "module.", .model_prefix = "net."});
+            });
+            std::string const apart = thrown_by([&] {
+                (void)load_weights_as(comm, net, in(scratch),
+                                      {.strict = false,
+                                       .file_prefix = comm.rank() == 1 ? "module.h" : "module.",
+                                       .model_prefix = comm.rank() == 1 ? "h" : "net."});
+            });
+            return std::pair(right, strict + "\n" + apart);
+        },
+        patient());
+    for (auto const& [right, text] : reports) {
+        CHECK(right);
+        CHECK(text == reports.front().second);
+        CHECK(contains(text, "tensor 'other': F64 [1] in the file, not in the model\n"));
+        CHECK(contains(text, "tensor 'net.c': not in the file, F64 [1] in the model\n"));
+        CHECK(contains(text, "rank 1: " + in(scratch) + ": holds other values, or says other things about itself"));
+    }
+
+    model wrong({{"a", {3, 2}}, {"b", {4}}}, 2);
+    load_options const partly{.strict = false, .file_prefix = "module."};
+    auto got = catch_error([&] { (void)load_weights_as(wrong, in(scratch), partly); });
+    CHECK(got.says("tensor 'module.a': F64 [2 x 3] in the file, F64 [3 x 2] in the model"));
+    CHECK(!got.says("'b'"));
+    CHECK(all_of(wrong, 1) == std::vector{2.0, 2.0, 2.0, 2.0});
+    got = catch_error([&] { (void)load_weights_as(wrong, in(scratch), {.strict = false, .file_prefix = "modul."}); });
+    CHECK(got.says("holds no tensor of the model. It has 'module."));
+    CHECK(got.says("the model 'a'; look at file_prefix and model_prefix"));
+
+    // float into double and back: every float comes back to the bit; what no float holds is refused before anything changes
+    tanh_mlp<float> floats(3, 5, 2, 1), again(3, 5, 2, 2);
+    tanh_mlp<double> doubles(3, 5, 2, 3);
+    save_weights(floats, in(scratch));
+    CHECK(load_weights_as(doubles, in(scratch), {.cast = true}).converted == names{"b1", "b2", "none", "w1", "w2"});
+    for (std::size_t i = 0; i < 5; ++i)
+        for (std::size_t k = 0; k < doubles.parameters()[i].value.size(); ++k)
+            CHECK(doubles.parameters()[i].value[k] == static_cast<double>(floats.parameters()[i].value[k]));
+    doubles.parameters()[0].value[0] = 0.1;
+    save_weights(doubles, in(scratch));
+    (void)load_weights_as(again, in(scratch), {.cast = true});
+    CHECK(again.parameters()[0].value[0] == 0.1f);
+    CHECK(again.parameters()[3].value[4] == floats.parameters()[3].value[4]);
+    CHECK(catch_error([&] {
+              (void)load_weights_as(again, in(scratch), {});
+          }).says("F64 [5 x 3] in the file, F32 [5 x 3]"));
+    doubles.parameters()[3].value[4] = -1e300;
+    doubles.parameters()[0].value[0] = 0.5;
+    save_weights(doubles, in(scratch));
+    got = catch_error([&] { (void)load_weights_as(again, in(scratch), {.cast = true}); });
+    CHECK(got.code == errc::format);
+    CHECK(got.says("tensor 'w2': element 4 of its 10 is too large for a float"));
+    CHECK(again.parameters()[0].value[0] == 0.1f);
+}
+
 TEST_CASE("a rank without the file, or with another, is named on every rank, and nobody's model has changed",
           "[train]") {
     scratch_directory const scratch;

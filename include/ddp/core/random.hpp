@@ -34,6 +34,7 @@ enum class random_use : std::uint8_t {
     shuffle = 1,         ///< part: epoch; index: position in the shuffle
     initial_values = 2,  ///< part: parameter; index: element
     dropout = 3,         ///< part: step and layer; index: global sample and element
+    augmentation = 4,    ///< part: epoch; index: sample
     user = 255,          ///< the caller's own
 };
 

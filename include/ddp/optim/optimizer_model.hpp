@@ -36,6 +36,13 @@ public:
     [[nodiscard]] virtual std::vector<std::size_t> groups_of(std::span<parameter<E> const> parameters) const = 0;
     virtual void step(step_info const& at, std::span<E const> gradient, std::span<E> value,
                       slot_spans<E> slots) const = 0;
+
+    /// What every group's learning rate is multiplied with besides the schedule.
+    [[nodiscard]] double rate_factor() const noexcept { return rate_factor_; }
+    void set_rate_factor(double factor) noexcept { rate_factor_ = factor; }
+
+private:
+    double rate_factor_ = 1;
 };
 
 template <Element E, OptimizerFor<E> Opt>

@@ -84,7 +84,8 @@ public:
 
     template <class Opt, class S>
         requires Model<M> && OptimizerFor<Opt, element_of<M>> && StrategyOver<S, T, element_of<M>>
-    local_parallel(M& model, Opt const& optimizer, communicator<T> const& comm, S strategy, local_options options = {});
+    local_parallel(M& model, Opt const& optimizer, communicator<T> const& comm, S strategy,
+                   local_options const& options = {});
     local_parallel(local_parallel const&) = delete;
     local_parallel& operator=(local_parallel const&) = delete;
 
@@ -364,9 +365,9 @@ template <class M, class T>
 template <class Opt, class S>
     requires Model<M> && OptimizerFor<Opt, element_of<M>> && StrategyOver<S, T, element_of<M>>
 local_parallel<M, T>::local_parallel(M& model, Opt const& optimizer, communicator<T> const& comm, S strategy,
-                                     local_options options)
+                                     local_options const& options)
     : comm_(comm),
-      options_(std::move(options)),
+      options_(options),
       replica_(model),
       strategy_(std::make_unique<detail::strategy_model_of<T, element, S>>(std::move(strategy))),
       stepper_(optimizer, layout(replica_.counts(), {}, sizeof(element)), replica_.parameters()),

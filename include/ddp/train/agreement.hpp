@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,7 +16,10 @@
 #include <ddp/comm/communicator.hpp>
 #include <ddp/comm/small_gather.hpp>
 #include <ddp/core/digest.hpp>
+#include <ddp/core/error.hpp>
+#include <ddp/core/math.hpp>
 #include <ddp/core/separate.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/core/version.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/train/options.hpp>
@@ -159,6 +163,35 @@ start_agreement agree_on_start(communicator<T> const& comm, std::span<parameter<
     return result;
 }
 
+/// Returns if all ranks bring the same factor, a finite number >= 0; otherwise all of them throw the same usage_error, which
+/// names a rank and its factor. Collective; the communicator lives on.
+template <Transport T>
+void agree_on_factor(communicator<T> const& comm, char const* operation, std::uint64_t fingerprint, double mine) {
+    std::vector<double> all(static_cast<std::size_t>(comm.size()), mine);
+    if (comm.size() > 1) {
+        operation_info what;
+        what.name = operation;
+        what.fingerprint = fingerprint;
+        comm.run([&] { return all_gather_small(comm.enter(what), std::span<double>(all)); });
+    }
+    auto const text = [](double number) {
+        std::ostringstream out;
+        out.precision(17);
+        out << number;
+        return out.str();
+    };
+    for (std::size_t rank = 0; rank < all.size(); ++rank)
+        if (!is_finite(all[rank]) || all[rank] < 0)
+            throw usage_error(concat({operation, ": rank ", rank, " passes ", text(all[rank]),
+                                      "; a factor of the learning rate is a finite number >= 0"}));
+    for (std::size_t rank = 1; rank < all.size(); ++rank)
+        if (all[rank] != all[0])
+            throw usage_error(
+                concat({operation, ": rank 0 passes ", text(all[0]), " and rank ", rank, " ", text(all[rank]),
+                        "; nothing was changed. Pass the same on all ranks: let rank 0 decide, and "
+                        "broadcast what it has decided"}));
+}
+
 /// Whether all ranks bring the same value.
 template <Transport T>
 bool all_alike(communicator<T> const& comm, char const* operation, std::uint64_t fingerprint, std::uint64_t value) {
@@ -176,6 +209,7 @@ DDP_INSTANTIATE start_agreement agree_on_start(communicator<any_transport> const
                                                std::string const&, agenda);
 DDP_INSTANTIATE start_agreement agree_on_start(communicator<any_transport> const&, std::span<parameter<double> const>,
                                                std::string const&, agenda);
+DDP_INSTANTIATE void agree_on_factor(communicator<any_transport> const&, char const*, std::uint64_t, double);
 DDP_INSTANTIATE bool all_alike(communicator<any_transport> const&, char const*, std::uint64_t, std::uint64_t);
 DDP_INSTANTIATE task<> expect_agreement(lane<any_transport>, std::string_view, agenda, std::uint32_t*);
 #endif

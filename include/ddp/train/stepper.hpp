@@ -88,10 +88,11 @@ public:
             count = std::min(to, run->end) - from;
             for (std::size_t k = 0; k < slots_.size(); ++k)
                 slots_[k] = std::span<E>(state_).subspan(k * elements_ + state, count);
-            step_info const info{.step = how.update,
-                                 .learning_rate = optimizer_->learning_rate(run->group) * how.rate_factor,
-                                 .gradient_scale = how.gradient_scale,
-                                 .group = run->group};
+            step_info const info{
+                .step = how.update,
+                .learning_rate = optimizer_->learning_rate(run->group) * optimizer_->rate_factor() * how.rate_factor,
+                .gradient_scale = how.gradient_scale,
+                .group = run->group};
             optimizer_->step(info, gradients.subspan(from, count), values.subspan(from, count), slot_spans<E>(slots_));
         }
     }

@@ -129,11 +129,19 @@ void save_weights(communicator<T> const& comm, M& model, std::string const& path
 template <Transport T, Model M>
 string_map load_weights(communicator<T> const& comm, M& model, std::string const& path,
                         safetensors_limits const& limits = {}) {
+    return load_weights_as(comm, model, path, {.limits = limits}).metadata;
+}
+
+/// As load_weights, from a file whose names and types may differ from the model's as `options` say, the same on every rank;
+/// where options differ in what they load, ranks have read different things. Collective. See the form without ranks.
+template <Transport T, Model M>
+load_report load_weights_as(communicator<T> const& comm, M& model, std::string const& path,
+                            load_options const& options) {
     detail::expect_between_steps(comm);
     detail::file_outcome mine;
     std::string text = path;
     std::optional<detail::weights_file> file;
-    detail::attempt(comm, mine, text, [&] { return file.emplace(model, path, limits).read(false); });
+    detail::attempt(comm, mine, text, [&] { return file.emplace(model, path, options).read(false); });
     detail::agree_on_outcome(comm, mine, text, "load_weights");
     detail::attempt(comm, mine, text, [&] { return detail::put_in_place(model, *file, mine.digest); });
     try {
@@ -142,7 +150,7 @@ string_map load_weights(communicator<T> const& comm, M& model, std::string const
         comm.fail(std::current_exception());
         throw;
     }
-    return file->metadata();
+    return file->report();
 }
 
 /// The trainer's model, and as "ddp.steps" how many steps it has made. Collective. Throws as the form that takes a
@@ -159,6 +167,12 @@ void save_weights(C& trainer, std::string const& path, string_map metadata = {})
 template <detail::TrainerLike C>
 string_map load_weights(C& trainer, std::string const& path, safetensors_limits const& limits = {}) {
     return load_weights(trainer.comm(), trainer.model(), path, limits);
+}
+
+/// Into the trainer's model, as `options` say. Collective.
+template <detail::TrainerLike C>
+load_report load_weights_as(C& trainer, std::string const& path, load_options const& options) {
+    return load_weights_as(trainer.comm(), trainer.model(), path, options);
 }
 
 }  // namespace ddp

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,11 +18,31 @@
 #include <ddp/core/digest.hpp>
 #include <ddp/core/element_type.hpp>
 #include <ddp/core/error.hpp>
+#include <ddp/core/math.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/core/version.hpp>
 #include <ddp/data/safetensors.hpp>
 #include <ddp/model/model.hpp>
 
 namespace ddp {
+
+/// How the names and types of a file may differ from a model's. The tensor that the file calls `file_prefix` + n is the one
+/// that the model calls `model_prefix` + n; names that do not begin so are the file's or the model's alone.
+struct load_options {
+    bool strict = true;              ///< false: tensors that only one of them has are no error, but listed
+    bool cast = false;               ///< converts between float and double
+    std::string file_prefix = {};    ///< such as "module.", which PyTorch's DistributedDataParallel adds
+    std::string model_prefix = {};   ///< such as "backbone.", to load a part of the model
+    safetensors_limits limits = {};  ///< of the file's header
+};
+
+/// What became of the names, as PyTorch's load_state_dict returns them. Each list in ascending order.
+struct load_report {
+    std::vector<std::string> missing;     ///< of the model, and not in the file: left as they were
+    std::vector<std::string> unexpected;  ///< of the file, and not in the model: not read
+    std::vector<std::string> converted;   ///< of the model: were of another type in the file
+    string_map metadata;                  ///< the file's
+};
 
 namespace detail {
 
@@ -138,13 +159,42 @@ inline void read_kept(safetensors_file const& file, tensor_info const& t, kept_t
     }
 }
 
-/// A file whose tensors are those of a model: same names, types and shapes.
+/// As read_kept, for a tensor of float in the file and double in the model, or the other way round. Throws data_error
+/// (errc::format) for a number that is too large to be a float. Cost: one pass, and memory in `aside` for the file's tensor.
+template <class From, class To>
+void read_converted(safetensors_file const& file, tensor_info const& t, kept_tensor const& own, bool into_model,
+                    std::vector<std::byte>& aside, digest& all) {
+    std::size_t const count = own.bytes.size() / sizeof(To);
+    aside.resize(std::max(aside.size(), count * sizeof(From)));
+    mutable_bytes const from = mutable_bytes(aside).first(count * sizeof(From));
+    file.read(t, 0, from);
+    all.add(from);
+    auto const put = [&](std::size_t k, std::size_t at) {
+        From number{};
+        std::memcpy(&number, from.data() + k * sizeof(From), sizeof(From));
+        if constexpr (sizeof(To) < sizeof(From)) {
+            From const most = From(std::numeric_limits<To>::max());
+            if (is_finite(number) && (number > most || number < -most))
+                throw data_error(errc::format,
+                                 concat({file.name(), ": tensor ", in_quotes(t.name), ": element ", k, " of its ",
+                                         count, " is too large for a float; load it into a model of double"}));
+        }
+        To const as = static_cast<To>(number);
+        if (into_model) std::memcpy(own.bytes.data() + at * sizeof(To), &as, sizeof(To));
+    };
+    if (own.strides.empty())
+        for (std::size_t k = 0; k < count; ++k) put(k, k);
+    else
+        in_row_major_order(own, put);
+}
+
+/// A file whose tensors are those of a model: same names, types and shapes, but for what the options allow.
 class weights_file {
 public:
     /// Throws data_error, with all differences, unless they are.
     template <Model M>
-    weights_file(M& model, std::string const& path, safetensors_limits const& limits)
-        : file_(path, limits), model_(kept_tensors(model)) {
+    weights_file(M& model, std::string const& path, load_options const& options)
+        : file_(path, options.limits), model_(kept_tensors(model)) {
         std::vector<kept_tensor const*> wanted;  // by name
         for (kept_tensor const& t : model_) wanted.push_back(&t);
         std::sort(wanted.begin(), wanted.end(), [](auto const* a, auto const* b) { return a->name < b->name; });
@@ -162,20 +212,40 @@ public:
             if (++differences <= shown)
                 text += "\n  tensor " + in_quotes(name) + ": " + in_file + "in the file, " + in_model + "in the model";
         };
+        auto const is_float = [](element_type type) { return type == element_type::f32 || type == element_type::f64; };
+        std::size_t loaded = 0;
         for (tensor_info const& t : file_.tensors()) {
-            std::size_t const found = index_of(t.name);
+            std::size_t const found = t.name.starts_with(options.file_prefix)
+                                          ? index_of(options.model_prefix + t.name.substr(options.file_prefix.size()))
+                                          : wanted.size();
             if (found == wanted.size()) {
-                differs(t.name, type_and_shape(t.type, t.shape) + " ", "not ");
+                if (options.strict) differs(t.name, type_and_shape(t.type, t.shape) + " ", "not ");
+                report_.unexpected.push_back(t.name);
+                places_.push_back(nullptr);
                 continue;
             }
             kept_tensor const& own = *wanted[found];
-            if (own.type != t.type || own.shape != t.shape)
+            bool const converts = options.cast && own.type != t.type && is_float(own.type) && is_float(t.type);
+            if ((own.type != t.type && !converts) || own.shape != t.shape)
                 differs(t.name, type_and_shape(t.type, t.shape) + " ", type_and_shape(own.type, own.shape) + " ");
+            if (converts) report_.converted.push_back(own.name);
             places_.push_back(&own);
             found_in_file[found] = true;
+            ++loaded;
         }
         for (kept_tensor const& t : model_)
-            if (!found_in_file[index_of(t.name)]) differs(t.name, "not ", type_and_shape(t.type, t.shape) + " ");
+            if (!found_in_file[index_of(t.name)]) {
+                if (options.strict) differs(t.name, "not ", type_and_shape(t.type, t.shape) + " ");
+                report_.missing.push_back(t.name);
+            }
+        for (auto* const names : {&report_.missing, &report_.unexpected, &report_.converted})
+            std::sort(names->begin(), names->end());
+        if (!options.strict && loaded == 0 && !model_.empty())
+            throw data_error(errc::format,
+                             concat({path, ": holds no tensor of the model. It has ",
+                                     file_.tensors().empty() ? std::string("none") : in_quotes(file_.tensors()[0].name),
+                                     file_.tensors().size() > 1 ? " and others" : "", ", the model ",
+                                     in_quotes(model_[0].name), "; look at file_prefix and model_prefix"}));
         if (differences == 0) return;
         if (differences > shown) text += "\n  and " + std::to_string(differences - shown) + " more";
         throw data_error(errc::format, text);
@@ -183,6 +253,11 @@ public:
 
     [[nodiscard]] std::string const& name() const noexcept { return file_.name(); }
     [[nodiscard]] string_map const& metadata() const noexcept { return file_.metadata(); }
+    [[nodiscard]] load_report report() const {
+        load_report all = report_;
+        all.metadata = file_.metadata();
+        return all;
+    }
 
     /// Reads everything, and says what it was; `into_model`: into its place. Cost: one pass over the file, and memory
     /// for one piece (for a whole tensor where it has strides).
@@ -193,7 +268,15 @@ public:
         for (std::size_t i = 0; i < file_.tensors().size(); ++i) {
             tensor_info const& t = file_.tensors()[i];
             all.add(t.name);
-            read_kept(file_, t, *places_[i], into_model, aside, all);
+            if (places_[i] == nullptr) continue;
+            kept_tensor const& own = *places_[i];
+            all.add(own.name);
+            if (own.type == t.type)
+                read_kept(file_, t, own, into_model, aside, all);
+            else if (own.type == element_type::f32)
+                read_converted<double, float>(file_, t, own, into_model, aside, all);
+            else
+                read_converted<float, double>(file_, t, own, into_model, aside, all);
         }
         return all.value();
     }
@@ -201,7 +284,8 @@ public:
 private:
     safetensors_file file_;
     std::vector<kept_tensor> model_;
-    std::vector<kept_tensor const*> places_;  // places_[i]: where the file's tensor i goes
+    std::vector<kept_tensor const*> places_;  // places_[i]: where the file's tensor i goes; null: nowhere
+    load_report report_;
 };
 
 /// The text of an error without the code that its constructor puts before it.
@@ -245,9 +329,23 @@ void save_weights(M& model, std::string const& path, string_map metadata = {}) {
 ///         changed then, unless the disk failed, or the file was overwritten in place, between the two passes.
 template <Model M>
 string_map load_weights(M& model, std::string const& path, safetensors_limits const& limits = {}) {
-    detail::weights_file const file(model, path, limits);
+    detail::weights_file const file(model, path, {.limits = limits});
     (void)detail::put_in_place(model, file, file.read(false));
     return file.metadata();
+}
+
+/// As load_weights, from a file whose names and types may differ from the model's as `options` say:
+///
+///     auto const report = ddp::load_weights_as(model, "of_pytorch.safetensors", {.strict = false, .file_prefix = "module."});
+///     for (std::string const& name : report.missing) …  // left as it was
+///
+/// Throws  as load_weights; a shape that differs stays an error, as does a type unless `cast` converts it, a finite number
+///         that is too large for a float, and (not strict) a file of which nothing fits.
+template <Model M>
+load_report load_weights_as(M& model, std::string const& path, load_options const& options) {
+    detail::weights_file const file(model, path, options);
+    (void)detail::put_in_place(model, file, file.read(false));
+    return file.report();
 }
 
 }  // namespace ddp

@@ -8,9 +8,11 @@
 #include <optional>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include <ddp/core/contract.hpp>
 #include <ddp/core/random.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/data/sampler.hpp>
 
 namespace ddp {
@@ -35,6 +37,15 @@ DDP_DECL void shuffled_order(std::span<std::uint32_t> order, std::uint64_t seed,
     for (std::size_t i = 0; i < order_.size(); ++i) order_[i] = static_cast<std::uint32_t>(i);
 }
 
+[[gnu::cold]] DDP_DECL sampler::sampler(sampler_options options, std::vector<std::uint32_t> list, int rank, int ranks)
+    : sampler(options, rank, ranks) {
+    DDP_EXPECTS(list.size() == options.samples,
+                detail::concat({"sampler: the list has ", list.size(), " samples and options.samples is ",
+                                options.samples, "; give the list's size"}));
+    list_ = std::move(list);
+    order_ = list_;
+}
+
 DDP_DECL std::optional<std::span<std::uint32_t const>> sampler::next() {
     if (position_ == steps_per_epoch()) {
         set_epoch(epoch_ + 1);
@@ -42,6 +53,8 @@ DDP_DECL std::optional<std::span<std::uint32_t const>> sampler::next() {
     }
     if (options_.shuffle && ordered_ != epoch_) {
         shuffled_order(order_, options_.seed, epoch_);
+        if (!list_.empty())
+            for (std::uint32_t& place : order_) place = list_[place];
         ordered_ = epoch_;
     }
     sample_range const batch = batch_at(position_++);

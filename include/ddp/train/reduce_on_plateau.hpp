@@ -1,0 +1,118 @@
+/// \file
+/// reduce_on_plateau: lowers the learning rate when a metric has stopped improving, the same on every rank.
+#pragma once
+
+#include <cstddef>
+#include <limits>
+#include <span>
+
+#include <ddp/collective/broadcast.hpp>
+#include <ddp/comm/communicator.hpp>
+#include <ddp/core/contract.hpp>
+#include <ddp/core/math.hpp>
+#include <ddp/train/early_stopping.hpp>
+
+namespace ddp {
+
+/// When the rate is lowered, and by how much. The same on every rank, or rank 0's decide.
+struct reduce_on_plateau_options {
+    double factor = 0.1;  ///< what the rate is multiplied with; in [0, 1)
+    std::size_t patience =
+        10;  ///< updates in a row without an improvement that are allowed: the next one lowers the rate
+    double threshold = 1e-4;   ///< how much better than the best so far counts as an improvement: more than this
+    bool relative = true;      ///< `threshold` is a part of the best metric; false: it is a difference
+    std::size_t cooldown = 0;  ///< updates after a reduction in which nothing is counted
+    double floor = 0;          ///< the rate's factor is never below; in [0, 1]
+    ddp::better better = ddp::better::lower;  ///< which way is up: `lower` for losses
+};
+
+/// A factor of the learning rate that begins at 1 and falls with a metric that does not improve:
+///
+///     ddp::reduce_on_plateau plateau{{.patience = 2}};
+///     for (int epoch = 0; epoch < 50; ++epoch) {
+///         …                                                // the epoch, and its evaluation
+///         plateau.update(comm, metrics.loss());            // collective
+///         trainer.set_rate_factor(plateau.factor());       // collective
+///     }
+///
+/// update(comm, metric): rank 0's metric decides, and every rank takes over rank 0's state, options included.
+/// update(metric) decides by itself, without a message: for one rank, or for metrics with the same bits everywhere, as
+/// evaluate and sum_over_ranks return them.
+///
+/// NaN is no improvement. A relative threshold is for metrics above 0. Trivially copyable; checkpoints do not keep it.
+/// Source: torch's ReduceLROnPlateau, whose threshold_mode is `relative`, and whose min_lr is `floor` times the
+/// optimizer's rate; without its eps.
+class reduce_on_plateau {
+public:
+    /// Throws usage_error for a factor outside [0, 1), a threshold that is negative or not finite (relative: or not below
+    /// 1), and a floor outside [0, 1].
+    explicit reduce_on_plateau(reduce_on_plateau_options options = {}) : options_(options) {
+        DDP_EXPECTS(options.factor >= 0 && options.factor < 1,
+                    "reduce_on_plateau: factor must lie in [0, 1); 0.1 is usual");
+        DDP_EXPECTS(detail::is_finite(options.threshold) && options.threshold >= 0 &&
+                        (!options.relative || options.threshold < 1),
+                    "reduce_on_plateau: threshold must be a finite number >= 0, below 1 where it is relative; say in "
+                    "`better` which way is up");
+        DDP_EXPECTS(options.floor >= 0 && options.floor <= 1,
+                    "reduce_on_plateau: floor must lie in [0, 1]; 0 is usual");
+        double const infinity = std::numeric_limits<double>::infinity();
+        best_ = options.better == better::lower ? infinity : -infinity;
+    }
+
+    /// Takes the next metric; returns factor().
+    double update(double metric) noexcept {
+        ++updates_;
+        if (improves(metric)) {
+            best_ = metric;
+            bad_ = 0;
+        } else {
+            ++bad_;
+        }
+        if (cooling_ > 0) {
+            --cooling_;
+            bad_ = 0;
+        }
+        reduced_ = bad_ > options_.patience;
+        if (reduced_) {
+            double const next = factor_ * options_.factor;
+            factor_ = next < options_.floor ? options_.floor : next;
+            cooling_ = options_.cooldown;
+            bad_ = 0;
+        }
+        return factor_;
+    }
+
+    /// The same on every rank, by rank 0's metric and state. Collective: every rank calls it.
+    /// Cost: one broadcast of some 110 bytes. Throws comm_error.
+    template <Transport T>
+    double update(communicator<T> const& comm, double metric) {
+        update(metric);
+        broadcast(comm, std::span<reduce_on_plateau>(this, 1));
+        return factor_;
+    }
+
+    /// Of the optimizer's learning rate, for data_parallel::set_rate_factor.
+    [[nodiscard]] double factor() const noexcept { return factor_; }
+    /// Whether the last update lowered the factor, or would have but for the floor.
+    [[nodiscard]] bool reduced() const noexcept { return reduced_; }
+    /// The best metric; before the first improvement the infinity that everything is better than.
+    [[nodiscard]] double best() const noexcept { return best_; }
+    [[nodiscard]] std::size_t updates() const noexcept { return updates_; }
+
+private:
+    [[nodiscard]] bool improves(double metric) const noexcept {
+        double const by = options_.threshold;
+        if (options_.better == better::lower) return metric < (options_.relative ? best_ * (1 - by) : best_ - by);
+        return metric > (options_.relative ? best_ * (1 + by) : best_ + by);
+    }
+
+    reduce_on_plateau_options options_;
+    double best_;
+    double factor_ = 1;
+    std::size_t bad_ = 0;      // updates in a row without an improvement
+    std::size_t cooling_ = 0;  // updates that are still not counted
+    std::size_t updates_ = 0;
+    bool reduced_ = false;
+};
+
+}  // namespace ddp
