@@ -388,7 +388,7 @@ any_buckets const two_buckets = size_capped_buckets{.cap_bytes = 3000, .first_by
 
 }  // namespace
 
-TEST_CASE("what is sent less trains to what plain loops give, on any ranks, sharded and not", "[train]") {
+TEST_CASE("what is sent less trains to what plain loops give, on any ranks, sharded and not", "[exchange]") {
     int const ranks = GENERATE(1, 2, 3, 4, 7);
     for (named const& one : all_exchanges())
         for (bool const cut : {false, true}) {
@@ -428,7 +428,7 @@ TEST_CASE("what is sent less trains to what plain loops give, on any ranks, shar
         }
 }
 
-TEST_CASE("bytes sent are those of the formulas, error and time are accounted for", "[train]") {
+TEST_CASE("bytes sent are those of the formulas, error and time are accounted for", "[exchange]") {
     std::size_t const ranks = static_cast<std::size_t>(GENERATE(2, 3, 4));
     for (named const& one : all_exchanges())
         for (bool const sharded : {false, true}) {
@@ -484,7 +484,7 @@ TEST_CASE("bytes sent are those of the formulas, error and time are accounted fo
         }
 }
 
-TEST_CASE("clipping sees the mean as it was sent, with the same bits for both updates", "[train]") {
+TEST_CASE("clipping sees the mean as it was sent, with the same bits for both updates", "[exchange]") {
     for (named const& one : all_exchanges()) {
         CAPTURE(one.name);
         auto const plain = train_on(3, {one.exchange, two_buckets}),
@@ -497,7 +497,7 @@ TEST_CASE("clipping sees the mean as it was sent, with the same bits for both up
 }
 
 TEST_CASE("a training that is continued with values and state has the bits of one that was not interrupted",
-          "[train]") {
+          "[exchange]") {
     for (named const& one : all_exchanges())
         for (bool const sharded : {false, true}) {
             CAPTURE(one.name, sharded);
@@ -534,7 +534,7 @@ TEST_CASE("a training that is continued with values and state has the bits of on
         }
 }
 
-TEST_CASE("a gradient that is not finite stays visible in its step, and does not outlive it", "[train]") {
+TEST_CASE("a gradient that is not finite stays visible in its step, and does not outlive it", "[exchange]") {
     for (named const& one : all_exchanges())
         for (double const odd : {std::nan(""), static_cast<double>(INFINITY)}) {
             CAPTURE(one.name, odd);
@@ -576,7 +576,7 @@ TEST_CASE("a gradient that is not finite stays visible in its step, and does not
         }
 }
 
-TEST_CASE("settings that mean nothing are refused in words, on every rank, before anything is sent", "[train]") {
+TEST_CASE("settings that mean nothing are refused in words, on every rank, before anything is sent", "[exchange]") {
     auto const refused = [](any_exchange const& exchange) {
         auto const errors = errors_of_ranks(2, [&](auto& comm) {
             scripted_model<> net({{"matrix", {8, 8}}, {"vector", {5}}});
@@ -608,7 +608,7 @@ TEST_CASE("settings that mean nothing are refused in words, on every rank, befor
     for (std::string const& text : errors) REQUIRE_THAT(text, Contains("E102"));
 }
 
-TEST_CASE("only vectors, nothing, and zeros: power_sgd leaves as it is what it cannot compress", "[train]") {
+TEST_CASE("only vectors, nothing, and zeros: power_sgd leaves as it is what it cannot compress", "[exchange]") {
     auto const values = run_ranks(
         2,
         [](auto& comm) {
@@ -631,7 +631,7 @@ TEST_CASE("only vectors, nothing, and zeros: power_sgd leaves as it is what it c
     REQUIRE((values[0][1] == -(2 + 1) * 3 && values[0][2] == -(2 + 1) * 5));
 }
 
-TEST_CASE("check_exchange finds nothing in the library's own", "[train]") {
+TEST_CASE("check_exchange finds nothing in the library's own", "[exchange]") {
     REQUIRE(testing::check_exchange(int8_exchange{}).empty());
     REQUIRE(testing::check_exchange(top_k_exchange{.ratio = 0.1}).empty());
     REQUIRE(testing::check_exchange(random_k_exchange{.ratio = 0.1}).empty());
@@ -672,7 +672,7 @@ struct flawed {
 };
 }  // namespace
 
-TEST_CASE("check_exchange says what is wrong", "[train]") {
+TEST_CASE("check_exchange says what is wrong", "[exchange]") {
     auto const complaint = [](flaw kind) {
         auto const all = testing::check_exchange(flawed{kind});
         std::string text;
