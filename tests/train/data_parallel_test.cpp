@@ -213,6 +213,41 @@ TEST_CASE("ranks with different numbers of batches stop in the same call", "[tra
                                   std::array{-2 * most, -4 * most}, true));
 }
 
+TEST_CASE("the loss over all ranks' samples comes with the next step", "[train]") {
+    int const ranks = GENERATE(1, 2, 3, 4);
+    auto const got = run_ranks(
+        ranks,
+        [&](auto& comm) {
+            double const r = comm.rank();
+            bound_model model(two_parts);
+            auto trainer = make_trainer(model, comm, options_of(comm.size() == 4, false));
+            std::vector<double> seen;
+            seen.push_back(trainer.step(numbers{{r, r + 1, 5}}).previous_loss);
+            seen.push_back(trainer.step(comm.rank() == 0 ? numbers{{7}} : numbers{{}}).previous_loss);
+            trainer.forward(numbers{{r}});
+            trainer.accumulate();
+            trainer.forward(numbers{{r + 1, 2}});
+            trainer.backward();
+            seen.push_back(trainer.finish().previous_loss);
+            trainer.join();
+            seen.push_back(trainer.previous_loss());
+            return seen;
+        },
+        patient());
+    double first = 0, third = 0;  // the mean over all samples, by hand
+    for (double r = 0; r < ranks; ++r) {
+        first += (r + (r + 1) + 5) / (3 * ranks);
+        third += (r + (r + 1) + 2) / (3 * ranks);
+    }
+    for (auto const& one : got) {
+        REQUIRE(std::isnan(one[0]));
+        REQUIRE(std::abs(one[1] - first) < 1e-13);
+        REQUIRE(one[2] == 7);
+        REQUIRE(std::abs(one[3] - third) < 1e-13);
+        for (std::size_t i = 1; i < one.size(); ++i) REQUIRE(one[i] == got[0][i]);
+    }
+}
+
 TEST_CASE("batches that are empty on every rank are an error on every rank, and training goes on", "[train]") {
     int const ranks = GENERATE(1, 3);
     auto const got = run_ranks(

@@ -48,6 +48,10 @@ struct finish_result {
     double gradient_norm = 0;
     bool skipped = false;  ///< the mean gradient was not finite: nothing was changed (nonfinite::skip)
     bool stop = false;     ///< some rank had called request_stop() before it began this step; the same on all ranks
+    /// Mean loss over the samples of all ranks in the step before this one, the same bits on all ranks: it travels with this
+    /// step's weights, so it costs no message. NaN in the first step, and after one without samples. Losses are summed in the
+    /// order of ranks, each times its samples. After join(): trainer.previous_loss().
+    double previous_loss = 0;
 };
 /// What step returns.
 struct step_result {
@@ -56,6 +60,7 @@ struct step_result {
     double gradient_norm = 0;  ///< as finish_result's
     bool skipped = false;      ///< as finish_result's
     bool stop = false;         ///< as finish_result's
+    double previous_loss = 0;  ///< as finish_result's
 };
 
 /// Data-parallel training: the gradient of every step is the mean over the samples of all ranks, and after every step all
@@ -146,7 +151,7 @@ public:
         backward_last();
         finish_result const result = finish(false);
         account(since);
-        return {loss, result.weight, result.gradient_norm, result.skipped, result.stop};
+        return {loss, result.weight, result.gradient_norm, result.skipped, result.stop, result.previous_loss};
     }
 
     /// Takes part in a step of the others without a batch, for a rank that is out of data: while (trainer.join()) {}.
@@ -245,6 +250,8 @@ public:
     void request_stop() noexcept { stop_requested_.store(true); }
     /// What the last step's result said, for loops that end in join().
     [[nodiscard]] bool stop_agreed() const noexcept { return engine_->stop(); }
+    /// Mean loss over all ranks' samples of the step before the last one: what the last step's result said.
+    [[nodiscard]] double previous_loss() const noexcept { return engine_->previous_loss(); }
     /// After a failure: whether only some values took part in the step that failed. Such state must not be kept.
     [[nodiscard]] bool torn() const noexcept {
         keep_values();
@@ -328,7 +335,10 @@ private:
         if (comm_.tasks().has_mail()) comm_.exclusively([&] { comm_.tasks().pump(); });
         begun_ = true;
         ++begun_steps_;
-        engine_->begin({.weight = accumulated_ + weight_, .done = done, .stop = stop_requested_.load() ? 1u : 0u});
+        engine_->begin({.weight = accumulated_ + weight_,
+                        .done = done,
+                        .stop = stop_requested_.load() ? 1u : 0u,
+                        .loss = loss_before_});
         move_on();
     }
     /// For the flight recorder: the program begins this part of the step that is under way, or comes next.
@@ -356,7 +366,9 @@ private:
         return tell_peers([&] {
             if (accumulated_ == 0) replica_.begin_step(engine_->updates());
             note(flight::forward);
-            return replica_.forward(batch);
+            double const loss = replica_.forward(batch);
+            loss_ += loss * static_cast<double>(weight_);
+            return loss;
         });
     }
 
@@ -420,7 +432,9 @@ private:
         times_.stepped += engine_->stepped_late();
         times_.waited += monotonic_clock::now() - since - engine_->stepped_late();
         accumulated_ = 0;
-        finish_result const result{engine_->weight(), engine_->gradient_norm(), engine_->skipped(), engine_->stop()};
+        loss_before_ = std::exchange(loss_, 0.0);
+        finish_result const result{engine_->weight(), engine_->gradient_norm(), engine_->skipped(), engine_->stop(),
+                                   engine_->previous_loss()};
         if (engine_->found_nonfinite()) report_nonfinite();
         if (result.weight != 0 && !result.skipped) tell_peers([&] { replica_.values_changed(); });
         if (result.weight != 0 && options_.buffers != buffers::left_alone) synchronise_buffers();
@@ -488,6 +502,8 @@ private:
 
     std::uint64_t weight_ = 0;       // of the batch that forward saw last
     std::uint64_t accumulated_ = 0;  // of the passes since the last step
+    double loss_ = 0;                // of the forwards since the last step: mean times weight, added up
+    double loss_before_ = 0;         // of the last step
     bool weighed_ = false;           // there was a forward that no backward has gone through yet
     bool begun_ = false;
     int unsynchronised_ = 0;  // guards of no_sync()

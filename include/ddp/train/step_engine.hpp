@@ -52,6 +52,7 @@ struct step_ticket {
     std::uint64_t weight = 0;  // samples this rank's gradient sums over
     std::uint32_t done = 0;    // 1: this rank is out of data
     std::uint32_t stop = 0;    // 1: this rank wants training to stop
+    double loss = 0;           // of the step before: this rank's mean loss times its samples
     std::uint64_t digest = 0;  // of the part of values and state that is compared in this step
 };
 
@@ -114,6 +115,8 @@ public:
     /// Of the last finished step.
     [[nodiscard]] std::uint64_t weight() const noexcept { return weight_; }
     [[nodiscard]] bool everybody_done() const noexcept { return everybody_done_; }
+    /// Mean loss over the samples of all ranks in the step before it, the same bits on all ranks; NaN where there was none.
+    [[nodiscard]] double previous_loss() const noexcept { return previous_loss_; }
     /// Some rank wanted training to stop when the step began: the same on all ranks.
     [[nodiscard]] bool stop() const noexcept { return stop_; }
     [[nodiscard]] double gradient_norm() const noexcept { return norm_; }
@@ -302,7 +305,7 @@ private:
 
     std::vector<std::vector<std::size_t>> block_cuts_;  // slices of bucket b in statistics blocks
     std::vector<std::size_t> first_block_;
-    double norm_ = 0, clip_ = 1;
+    double norm_ = 0, clip_ = 1, previous_loss_ = 0;
     nanoseconds late_{};
 };
 
@@ -532,14 +535,18 @@ task<> step_engine<T, E>::weigh() {
     if (exchange().blocking()) co_await finishing_;  // once all weights are here, so are all ranks
     co_await all_gather_small(lane_of(weights_channel, of_.history()), std::span<step_ticket>(tickets));
     expect_alike();
-    weight_ = 0;
+    std::uint64_t const weight_before = std::exchange(weight_, 0);
+    double losses = 0;
     everybody_done_ = true;
     stop_ = false;
     for (step_ticket const& t : tickets) {
+        losses += t.loss;
         weight_ += t.weight;
         everybody_done_ = everybody_done_ && t.done != 0;
         stop_ = stop_ || t.stop != 0;
     }
+    previous_loss_ =
+        weight_before == 0 ? std::numeric_limits<double>::quiet_NaN() : losses / static_cast<double>(weight_before);
     inverse_ = weight_ == 0 ? E(0) : static_cast<E>(1.0 / static_cast<double>(weight_));
     if (exchange().blocking()) exchange_blocking();
     granted_ = true;
