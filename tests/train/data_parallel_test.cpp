@@ -308,6 +308,68 @@ TEMPLATE_TEST_CASE("where unused parameters are allowed, their gradient is zero 
     }
 }
 
+TEST_CASE("what no rank has used keeps its value and its optimizer's state; what one has used is stepped everywhere",
+          "[train]") {
+    int const ranks = GENERATE(1, 2, 3, 4);
+    bool const shares = GENERATE(true, false);
+    constexpr std::size_t count = 70, each = 40;  // more parameters than bits in a word
+    std::vector<bound_model::part> parts;
+    for (std::size_t i = 0; i < count; ++i) parts.push_back({"p" + std::to_string(i), {each}});
+    // In step s parameter i is used by the ranks r with (i + s + r) divisible by 5: of 4 ranks, one step in five by none.
+    auto const uses = [](std::size_t i, std::size_t step, int rank) {
+        return (i + step + static_cast<std::size_t>(rank)) % 5 == 0;
+    };
+    std::vector<double> value(count, 1.0), momentum(count), moved(count);
+    for (std::size_t step = 0; step < 6; ++step)
+        for (std::size_t i = 0; i < count; ++i) {
+            double sum = 0;
+            bool used = false;
+            for (int r = 0; r < ranks; ++r)
+                if (uses(i, step, r)) {
+                    sum += static_cast<double>(i + 1) * (r + 1);
+                    used = true;
+                }
+            if (!used) continue;
+            double const gradient = sum / ranks + 0.125 * value[i];
+            momentum[i] = moved[i] == 0 ? gradient : 0.5 * momentum[i] + gradient;
+            moved[i] = 1;
+            value[i] -= 0.0625 * momentum[i];
+        }
+    for (bool const sharded : {false, true})
+        for (bool const clipped : {false, true}) {
+            CAPTURE(ranks, shares, sharded, clipped);
+            auto const got = run_ranks(
+                ranks,
+                [&](auto& comm) {
+                    bound_model model(parts, 1.0);
+                    training_options options = options_of(sharded, false);
+                    if (clipped) options.clip = clip_by_global_norm{.max_norm = 1e9};  // a gate, and nothing else
+                    options.share_memory = shares;
+                    options.unused = unused::allowed;
+                    auto trainer =
+                        make_trainer(model, comm, options, sgd{.lr = 0.0625, .momentum = 0.5, .weight_decay = 0.125},
+                                     any_allreduce{}, size_capped_buckets{.cap_bytes = 4096, .first_bytes = 1000});
+                    for (std::size_t step = 0; step < 6; ++step) {
+                        model.leaves_out = [&](std::size_t i) { return !uses(i, step, comm.rank()); };
+                        trainer.step(numbers{{1.0 + comm.rank()}});
+                    }
+                    std::vector<double> all, state;
+                    for (std::size_t i = 0; i < count; ++i) all.push_back(model.value(i)[each / 2]);
+                    bool same = trainer.replicas_identical();
+                    trainer.for_each_state([&](state_slice const& s) {
+                        std::size_t const i = static_cast<std::size_t>(std::stoi(std::string(s.of.substr(1))));
+                        for (double const m : s.as<double>()) same = same && std::abs(m - momentum[i]) < 1e-10;
+                    });
+                    return std::pair(all, same);
+                },
+                patient());
+            for (auto const& [all, same] : got) {
+                REQUIRE(same);
+                for (std::size_t i = 0; i < count; ++i) REQUIRE(std::abs(all[i] - value[i]) < 1e-11);
+            }
+        }
+}
+
 TEMPLATE_TEST_CASE("rank 0's values go everywhere at the start, and values may be edited between steps", "[train]",
                    bound_model, copied_model) {
     bool const sharded = GENERATE(false, true);

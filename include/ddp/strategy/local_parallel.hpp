@@ -255,8 +255,15 @@ private:
             }
         }
         auto const since = monotonic_clock::now();
-        stepper_.step({.update = updates_ + 1, .rate_factor = options_.schedule.factor(steps_), .gradient_scale = clip},
-                      gradients, replica_.values());
+        update_info const how{
+            .update = updates_ + 1, .rate_factor = options_.schedule.factor(steps_), .gradient_scale = clip};
+        if (options_.unused == unused::error)
+            stepper_.step(how, gradients, replica_.values());
+        else  // what this rank has not used stays as it is
+            for (std::size_t i = 0; i < parameters().size(); ++i)
+                if (replica_.used()[i] != 0)
+                    stepper_.step(how, gradients, replica_.values(), replica_.where().begin(i),
+                                  replica_.where().end(i));
         times_.stepped += monotonic_clock::now() - since;
         ++updates_;
         since_all_ += weight;

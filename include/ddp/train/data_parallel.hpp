@@ -374,6 +374,7 @@ private:
 
     void backward_last() {
         run_backward(true);
+        engine_->use(replica_.used());
         engine_->backward_done();
         note(flight::reported);
         move_on();

@@ -19,8 +19,11 @@ namespace ddp {
 
 /// What to do about a parameter that backward does not report.
 enum class unused : std::uint8_t {
-    error,    ///< the step fails on all ranks, and the error names the parameter
-    allowed,  ///< its gradient is +0 in an assigning pass, and stays what it is in an accumulating one
+    error,  ///< the step fails on all ranks, and the error names the parameter
+    /// Its gradient is +0 in an assigning pass, and stays what it is in an accumulating one. A parameter that no rank has reported
+    /// in the step is left as it is: value, optimizer's state, weight decay. Costs a bit a parameter to each rank, and no
+    /// value is stepped before backward has ended on all ranks. So parameters are frozen by a model that leaves them out.
+    allowed,
 };
 
 /// Backward left a gradient out, or reported one twice. The text names the parameter.

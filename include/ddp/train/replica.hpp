@@ -56,7 +56,10 @@ public:
 
     /// Lists the parameters. The model works in its own memory until attach().
     explicit replica(M& model)
-        : model_(&model), parameters_(detail::list_parameters(model)), reports_(parameters_.size()) {}
+        : model_(&model),
+          parameters_(detail::list_parameters(model)),
+          reports_(parameters_.size()),
+          used_(parameters_.size()) {}
 
     [[nodiscard]] M& model() const noexcept { return *model_; }
     /// The parameters as the model declares them, their values in memory that is current between steps.
@@ -143,6 +146,7 @@ public:
             copy_gradient(i);
             on_ready(i);
         };
+        if (assigns) std::fill(used_.begin(), used_.end(), std::uint8_t{0});
         if (how.weight == 0 && !how.empty) {  // what was accumulated stands; nothing at all is +0
             for (std::size_t i = 0; i < parameters_.size(); ++i) {
                 clear(i);
@@ -155,11 +159,14 @@ public:
             if (reports_.add(i)) report(i);
         };
         model_->backward(pass<element>{.scale = static_cast<element>(how.weight), .accumulate = how.accumulate}, ready);
-        for (std::size_t i = 0; i < parameters_.size(); ++i)
-            if (reports_.missing(i) && how.unused == unused::allowed) {
+        for (std::size_t i = 0; i < parameters_.size(); ++i) {
+            if (!reports_.missing(i)) {
+                used_[i] = 1;
+            } else if (how.unused == unused::allowed) {
                 clear(i);
                 ready(i);
             }
+        }
         if (!reports_.each_once())  // before any word is allocated
             throw gradient_error(
                 reports_.complaint([&](std::size_t i) { return std::string_view(parameters_[i].name); }));
@@ -167,6 +174,9 @@ public:
     void backward(backward_pass const& how) {
         backward(how, [](std::size_t) {});
     }
+
+    /// By parameter: whether the model has reported it since the last assigning backward.
+    [[nodiscard]] std::span<std::uint8_t const> used() const noexcept { return used_; }
 
     /// Takes over what the user has written into the values of a model that cannot be bound. Others need none of it.
     void copy_values_in() {
@@ -200,6 +210,7 @@ private:
     std::vector<parameter<element>> parameters_;
     arena<element> memory_;
     detail::ready_reports reports_;
+    std::vector<std::uint8_t> used_;
 };
 
 }  // namespace ddp

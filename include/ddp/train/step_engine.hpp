@@ -95,6 +95,8 @@ public:
     void begin(step_ticket mine) noexcept;
     /// Gradient i is final, once a step. Says whether there is mail now.
     bool ready(std::size_t i) noexcept;
+    /// Which parameters this rank's backward has reported, by parameter: before backward_done(). Asked for with unused::allowed.
+    void use(std::span<std::uint8_t const> parameters) noexcept;
     void backward_done() noexcept { post(mail_released); }
     /// The step is over for the compute side, or was left by an exception.
     void end() noexcept { under_way_ = false; }
@@ -216,7 +218,8 @@ protected:
 private:
     static constexpr std::size_t mail_begin = std::numeric_limits<std::size_t>::max();
     static constexpr std::size_t mail_released = mail_begin - 1;
-    static constexpr std::uint32_t weights_channel = 0, places_channel = 1;  // from 4 on four phases a bucket
+    static constexpr std::uint32_t weights_channel = 0, places_channel = 1,
+                                   used_channel = 2;  // from 4 on four phases a bucket
 
     /// All that knows how messages of a step are told apart.
     [[nodiscard]] lane<T> lane_of(std::uint32_t channel, std::uint64_t fingerprint) noexcept {
@@ -232,6 +235,7 @@ private:
         detail::gradient_norm statistics;
         std::vector<step_ticket> tickets;
         std::vector<detail::nonfinite_place> places;
+        std::vector<std::uint64_t> used;  // a bit a parameter, rank after rank; empty: all are
     };
     [[nodiscard]] detail::exchange_model<T, E>& exchange() const noexcept { return *in_use_->exchange; }
     [[nodiscard]] detail::gradient_norm& statistics() const noexcept { return in_use_->statistics; }
@@ -254,6 +258,9 @@ private:
     void finish_step() noexcept;
     void reserve() noexcept;
     task<> weigh();
+    task<> agree_on_used();
+    [[nodiscard]] bool tracks_used() const noexcept { return !in_use_->used.empty(); }
+    [[nodiscard]] std::size_t words_of_used() const noexcept { return in_use_->used.size() / ranks(); }
     void exchange_blocking();
     [[nodiscard]] bucket_exchange<E> exchange_of(std::size_t b) noexcept {
         return {b, gradients_.subspan(buckets_.begin(b), buckets_.end(b) - buckets_.begin(b)), cuts(b), &*go_[b],
@@ -297,7 +304,8 @@ private:
     std::vector<std::uint8_t> full_;
     std::vector<time_point> full_at_;
     std::vector<std::optional<event>> go_;
-    event released_, finishing_, gate_, done_;
+    event released_, finishing_, gate_, used_known_, done_;
+    std::vector<std::uint64_t> used_;  // by any rank, a bit a parameter; empty: all are
     detail::turnstile stepping_;
     std::vector<task<>> roots_;  // one a bucket, and the weights
     std::size_t unfinished_ = 0, launched_ = 0, ungated_ = 0, unreduced_ = 0;
@@ -319,13 +327,15 @@ step_engine<T, E>::step_engine(scheduler<T>& on, group& of, step_subject<E> subj
       buckets_(std::move(subject.buckets)),
       parameters_(subject.parameters),
       options_(subject.options),
-      ready_releases_(subject.ready_releases),
+      ready_releases_(subject.ready_releases && options_.unused == unused::error),  // else some may not be stepped
       gradients_(subject.gradients),
       values_(subject.values),
       stepper_(std::move(parts.optimizer), where_, parameters_),
-      in_use_(std::make_shared<posted_parts>(
-          posted_parts{std::move(parts.exchange), detail::gradient_norm(options_.needs_norm() ? where_ : layout()),
-                       std::vector<step_ticket>(ranks()), std::vector<detail::nonfinite_place>(ranks())})),
+      in_use_(std::make_shared<posted_parts>(posted_parts{
+          std::move(parts.exchange), detail::gradient_norm(options_.needs_norm() ? where_ : layout()),
+          std::vector<step_ticket>(ranks()), std::vector<detail::nonfinite_place>(ranks()),
+          std::vector<std::uint64_t>(options_.unused == unused::allowed ? ranks() * ((parameters_.size() + 63) / 64)
+                                                                        : 0)})),
       observer_(std::move(parts.observer)),
       pending_(buckets_.count()),
       mail_(buckets_.count() + 4),
@@ -335,9 +345,10 @@ step_engine<T, E>::step_engine(scheduler<T>& on, group& of, step_subject<E> subj
       released_(on),
       finishing_(on),
       gate_(on),
+      used_known_(on),
       done_(on),
       stepping_(on, buckets_.count()),
-      roots_(buckets_.count() + 1) {
+      roots_(buckets_.count() + 2) {
     if (ranks() == 1) options_.buckets_in_flight = buckets_.count();  // nothing to wait for, nothing to bound
     options_.buckets_in_flight = std::max<std::size_t>(1, options_.buckets_in_flight);
     make_plan();
@@ -448,15 +459,17 @@ void step_engine<T, E>::begin_step() {
     released_.reset();
     finishing_.reset();
     gate_.reset();
+    used_known_.reset();
     done_.reset();
     stepping_.reset();
     ungated_ = unreduced_ = buckets_.count();
-    unfinished_ = buckets_.count() + 1;
+    unfinished_ = buckets_.count() + (tracks_used() ? 2 : 1);
     launched_ = 0;
     enter_step();
     // The receives of the first buckets, then our weight: a weight that arrives says that its sender is prepared.
     while (launched_ < std::min(options_.buckets_in_flight, buckets_.count())) launch();
     start(buckets_.count(), weigh());
+    if (tracks_used()) start(buckets_.count() + 1, agree_on_used());
 }
 template <Transport T, Element E>
 void step_engine<T, E>::start(std::size_t slot, task<> body) {
@@ -553,6 +566,29 @@ task<> step_engine<T, E>::weigh() {
     for (std::size_t b = 0; b < full_.size(); ++b)
         if (full_[b] != 0) go_[b]->set();
 }
+template <Transport T, Element E>
+void step_engine<T, E>::use(std::span<std::uint8_t const> parameters) noexcept {
+    if (!tracks_used()) return;
+    std::span<std::uint64_t> const mine = std::span(in_use_->used).subspan(me() * words_of_used(), words_of_used());
+    std::ranges::fill(mine, std::uint64_t{0});
+    for (std::size_t i = 0; i < parameters.size(); ++i) mine[i / 64] |= std::uint64_t{parameters[i]} << i % 64;
+}
+/// Which parameters some rank has used in this step: no other one is stepped.
+template <Transport T, Element E>
+task<> step_engine<T, E>::agree_on_used() {
+    co_await released_;
+    std::size_t const words = words_of_used();
+    if (ranks() > 1) {
+        scratch const table((ranks() + 1) * sizeof(std::size_t));
+        std::span<std::size_t> const cuts = table.as<std::size_t>();
+        for (std::size_t r = 0; r < cuts.size(); ++r) cuts[r] = r * words;
+        co_await direct_allreduce::all_gather({}, lane_of(used_channel, hash_), std::span(in_use_->used),
+                                              std::span<std::size_t const>(cuts));
+    }
+    used_.assign(words, 0);
+    for (std::size_t k = 0; k < in_use_->used.size(); ++k) used_[k % words] |= in_use_->used[k];
+    used_known_.set();
+}
 /// All ranks find the same, and say so alike: whom most contradict, or all where there is no majority.
 template <Transport T, Element E>
 void step_engine<T, E>::expect_alike() {
@@ -633,6 +669,7 @@ task<> step_engine<T, E>::pass_gate(std::size_t b) {
         co_await gate_;
     }
     if (!ready_releases_) co_await released_;
+    if (tracks_used()) co_await used_known_;
 }
 
 template <Transport T, Element E>
@@ -663,10 +700,15 @@ void step_engine<T, E>::step_piece(std::size_t from, std::size_t to) {
     time_point const since = monotonic_clock::now();
     if (auto const* const clip = options_.value_clip()) clip->apply(gradients_.subspan(from, to - from));
     torn_ = true;  // whatever becomes of it
-    stepper_.step({.update = updates_ + 1,
-                   .rate_factor = options_.schedule.factor(updates_),
-                   .gradient_scale = options_.norm_clip() ? clip_ : 1.0},
-                  gradients_, values_, from, to);
+    update_info const how{.update = updates_ + 1,
+                          .rate_factor = options_.schedule.factor(updates_),
+                          .gradient_scale = options_.norm_clip() ? clip_ : 1.0};
+    if (!tracks_used())
+        stepper_.step(how, gradients_, values_, from, to);
+    else
+        where_.for_each_in(from, to, [&](std::size_t i, std::size_t a, std::size_t z) {
+            if ((used_[i / 64] >> i % 64 & 1) != 0) stepper_.step(how, gradients_, values_, a, z);
+        });
     time_point const end = monotonic_clock::now();
     time_point const awaited = awaited_.load(std::memory_order_relaxed);
     late_ += std::max(end, awaited) - std::max(since, awaited);
