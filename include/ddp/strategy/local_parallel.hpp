@@ -321,9 +321,11 @@ private:
     void meet_by(communicator<T> const& over, ticket const& all, std::uint64_t mine) {
         if (&over == &comm_) ++meetings_;
         replica_.copy_values_in();
-        torn_ = true;  // should it fail, values are somewhere between
-        strategy_->meet({over, replica_.values(), meetings_, steps_,
-                         static_cast<double>(mine) / static_cast<double>(all.weight), rate()});
+        torn_ = true;     // should it fail, values are somewhere between
+        tell_peers([&] {  // the strategy may be the user's
+            strategy_->meet({over, replica_.values(), meetings_, steps_,
+                             static_cast<double>(mine) / static_cast<double>(all.weight), rate()});
+        });
         torn_ = false;
         synchronised_ = strategy_->agrees() && &over == &comm_;
         tell_peers([&] { replica_.values_changed(); });
