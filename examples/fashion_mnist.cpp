@@ -55,7 +55,7 @@ struct settings {
 enum class outcome : std::uint8_t { good, replicas_differ, interrupted };
 
 std::string text(char const* format, auto... values) {
-    char line[256];
+    char line[512];
     std::snprintf(line, sizeof line, format, values...);
     return line;
 }

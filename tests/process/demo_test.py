@@ -117,6 +117,16 @@ class ResultLine(Demo):
             self.assertGreater(int(got["bytes"]), 1000, exchange)
             self.assertEqual(self.result(inproc(2, *self.small("--exchange", exchange)))["parameters"], got["parameters"])
 
+    def test_fewer_meetings(self):
+        digests = set()
+        for strategy, period in (("local_sgd", "4"), ("post_local", "4"), ("diloco", "5"), ("gossip", "0")):
+            words = self.small("--strategy", strategy, "--period", period)
+            got = self.result(tcp(3, *words))
+            self.assertEqual((got["strategy"], got["replicas"]), (strategy, "identical"))
+            self.assertEqual(self.result(inproc(3, *words))["parameters"], got["parameters"])
+            digests.add(got["parameters"])
+        self.assertEqual(len(digests), 4)
+
     def test_the_seed_counts(self):
         digests = {self.result(inproc(2, *self.small("--seed", seed)))["parameters"] for seed in ("7", "8")}
         self.assertEqual(len(digests), 2)
@@ -281,6 +291,8 @@ class CommandLine(Demo):
                                (("--buckets", "0"), "--buckets"), (("5",), "'5'"),
                                (("--algorithm", "tree"), "tree"), (("--update", "shared"), "shared"),
                                (("--transport", "udp"), "udp"), (("--exchange", "zip"), "--exchange .*zip"),
+                               (("--strategy", "lazy"), "--strategy .*lazy"),
+                               (("--strategy", "diloco", "--exchange", "bf16"), "goes with neither --exchange nor --update"),
                                (("--exchange", "topk", "--ratio", "0"), "top_k: ratio"), (("--epochs", "-1"), "--epochs .* not '-1'"),
                                (("--batch", "0"), "batch"), (("--hidden", "0"), "--hidden takes .* from 1 on, not '0'"), (("--ranks", "-1"), "ranks")):
             with self.subTest(words=words):
