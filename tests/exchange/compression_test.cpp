@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <ddp/collective/reference.hpp>
+#include <ddp/kernel/kernel.hpp>
 #include <ddp/testing/check_exchange.hpp>
 
 #include "support/catch.hpp"
@@ -140,6 +141,11 @@ struct by_hand {
     bool feedback = true;
 };
 
+/// A product that is rounded before it is added to anything, whatever the compiler's flags.
+DDP_KERNEL double times(double a, double b) {
+    return a * b;
+}
+
 /// The same training in one program. Returns the values, and each rank's residuals by bucket.
 std::pair<std::vector<numbers_of>, std::vector<std::vector<numbers_of>>> simulate(exchange_plan<double> const& plan,
                                                                                   by_hand const& algorithm) {
@@ -165,8 +171,9 @@ std::pair<std::vector<numbers_of>, std::vector<std::vector<numbers_of>>> simulat
                 numbers_of& mine = wanted[b].emplace_back(plan.buckets[b].count);
                 for (exchange_piece const& piece : plan.buckets[b].pieces)
                     for (std::size_t k = 0; k < piece.count; ++k)
-                        mine[piece.begin + k] = parameters[piece.parameter].gradient[piece.offset + k] * (1.0 / rows) +
-                                                left[r][b][piece.begin + k];
+                        mine[piece.begin + k] =
+                            times(parameters[piece.parameter].gradient[piece.offset + k], 1.0 / rows) +
+                            left[r][b][piece.begin + k];
             }
         }
         for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
@@ -177,8 +184,8 @@ std::pair<std::vector<numbers_of>, std::vector<std::vector<numbers_of>>> simulat
             for (exchange_piece const& piece : plan.buckets[b].pieces)
                 for (std::size_t k = 0; k < piece.count; ++k) {
                     double& v = velocity[piece.parameter][piece.offset + k];
-                    v = step == 0 ? mean[piece.begin + k] : momentum * v + mean[piece.begin + k];
-                    parameters[piece.parameter].value[piece.offset + k] -= lr * v;
+                    v = step == 0 ? mean[piece.begin + k] : times(momentum, v) + mean[piece.begin + k];
+                    parameters[piece.parameter].value[piece.offset + k] -= times(lr, v);
                 }
         }
     }
