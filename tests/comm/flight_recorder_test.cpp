@@ -170,7 +170,7 @@ TEST_CASE("a flight record is written whole while threads record", "[comm][fligh
             for (int w = 0; w < writers; ++w)
                 threads.emplace_back([&ring, &dumped, w] {
                     char const name[] = {static_cast<char>('a' + w), '\0'};
-                    for (std::uint64_t i = 1; dumped.load() < dumps; ++i)
+                    for (std::uint64_t i = 1; dumped.load() < dumps || i <= flight_recorder::capacity; ++i)
                         ring.record(flight::entered, i, w, i * 3 + static_cast<std::uint64_t>(w), name);
                 });
             for (int d = 0; d < 2; ++d)

@@ -336,9 +336,9 @@ private:
         begun_ = true;
         ++begun_steps_;
         engine_->begin({.weight = accumulated_ + weight_,
-                        .loss = loss_before_,
-                        .done = static_cast<std::uint16_t>(done),
-                        .stop = static_cast<std::uint16_t>(stop_requested_.load() ? 1 : 0)});
+                        .done = done,
+                        .stop = stop_requested_.load() ? 1u : 0u,
+                        .loss = loss_before_});
         move_on();
     }
     /// For the flight recorder: the program begins this part of the step that is under way, or comes next.

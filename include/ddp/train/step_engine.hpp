@@ -50,10 +50,10 @@ namespace ddp {
 /// What one rank says at the start of a step; the sum of weights divides the sum of gradients.
 struct step_ticket {
     std::uint64_t weight = 0;  // samples this rank's gradient sums over
+    std::uint32_t done = 0;    // 1: this rank is out of data
+    std::uint32_t stop = 0;    // 1: this rank wants training to stop
     double loss = 0;           // of the step before: this rank's mean loss times its samples
-    std::uint32_t digest = 0;  // of the part of values and state that is compared in this step
-    std::uint16_t done = 0;    // 1: this rank is out of data
-    std::uint16_t stop = 0;    // 1: this rank wants training to stop
+    std::uint64_t digest = 0;  // of the part of values and state that is compared in this step
 };
 
 /// What an engine works on. Both arenas have where.size() elements and outlive it.
@@ -396,7 +396,7 @@ void step_engine<T, E>::begin(step_ticket mine) noexcept {
         digest all;
         all.add(std::span<E const>(values_.subspan(part.begin, part.size())));
         if (!sharded()) stepper_.digest_state(all, part.begin, part.end);
-        mine.digest = static_cast<std::uint32_t>(all.value());
+        mine.digest = all.value();
     }
     for (std::size_t b = 0; b < pending_.size(); ++b) pending_[b] = buckets_.members(b);
     ticket_ = mine;
@@ -473,6 +473,7 @@ void step_engine<T, E>::begin_step() {
 }
 template <Transport T, Element E>
 void step_engine<T, E>::start(std::size_t slot, task<> body) {
+    roots_[slot] = {};  // its frame can be the new one's: reserve() has counted one a slot
     roots_[slot] = root(std::move(body));
     roots_[slot].start();
 }
