@@ -5,8 +5,9 @@
 #
 # Presets are CMakePresets.json's. release and debug run everything. The others build and run what they can find and these
 # cannot: asan all but examples, pages, packages, messages, the fuzzer, Fashion-MNIST and the launchers, with one sample of
-# faults in processes (process/chaos) and the middle of the rank counts over MPI; tsan what has threads, over MPI where ranks
-# have some; clang what depends on an optimizer's choices (arithmetic), while asan compiles all other tests with Clang.
+# faults in processes (process/chaos) and the middle of the rank counts over MPI; tsan the test files whose threads differ
+# (DDP_TEST_FILES), over MPI where ranks have some; clang what depends on an optimizer's choices (arithmetic), while asan
+# compiles all other tests with Clang.
 # Environment: DDP_JOBS (default: the cores), DDP_SETUP=skip, DDP_WERROR=ON.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -33,7 +34,7 @@ targets=()
 case $preset in
     clang) targets=(--target ddp_floor_tests ddp_kernels_object) ;;
     asan) targets=(--target ddp_floor_tests ddp_comm_tests ddp_tcp_tests ddp_train_tests ddp_checkpoint_tests ddp_nn_tests ddp_kernels_object) ;;&
-    tsan) targets=(--target ddp_comm_tests ddp_tcp_tests ddp_train_tests) ;;&
+    tsan) targets=(--target ddp_floor_tests ddp_comm_tests ddp_tcp_tests ddp_train_tests ddp_checkpoint_tests) ;;&
     asan | tsan) targets+=(ddp_mpi_tests ddp_mpi_leaving_program process_programs) ;;
 esac
 stage "build with $jobs jobs"

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <functional>
+#include <future>
 #include <span>
 #include <string>
 #include <vector>

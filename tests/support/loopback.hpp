@@ -3,10 +3,7 @@
 #pragma once
 
 #include <chrono>
-#include <future>
 #include <memory>
-#include <utility>
-#include <vector>
 
 #include <ddp/comm/communicator.hpp>
 #include <ddp/rendezvous/bootstrap.hpp>
@@ -14,6 +11,7 @@
 #include <ddp/transport/framed/tcp.hpp>
 
 #include "support/listener.hpp"
+#include "support/on_threads.hpp"
 
 namespace ddp::test {
 
@@ -53,16 +51,10 @@ private:
 template <class Body>
 auto on_ranks(int ranks, Body const& body, bool memory = false) {
     loopback_world const world(ranks, memory);
-    using result = decltype(body(std::declval<communicator<>&>()));
-    std::vector<std::future<result>> running;
-    for (int rank = 0; rank < ranks; ++rank)
-        running.push_back(std::async(std::launch::async, [&world, &body, rank] {
-            communicator<> comm = any_communicator(world.connect(rank), loopback_patience());
-            return body(comm);
-        }));
-    std::vector<result> all;
-    for (auto& r : running) all.push_back(r.get());
-    return all;
+    return on_threads(ranks, [&](int rank) {
+        communicator<> comm = any_communicator(world.connect(rank), loopback_patience());
+        return body(comm);
+    });
 }
 
 }  // namespace ddp::test

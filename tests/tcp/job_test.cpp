@@ -54,17 +54,14 @@ void check_one_verdict(int ranks, Check const& check) {
     ddp::timing times = ddp::test::loopback_patience();
     times.collective = 1s;
     loopback_world const world(ranks);
-    std::vector<std::future<std::pair<ddp::test::failures, std::string>>> running;
-    for (int rank = 0; rank < ranks; ++rank)
-        running.push_back(std::async(std::launch::async, [&world, &check, &times, rank] {
-            ddp::communicator<> const comm = ddp::any_communicator(world.connect(rank), times);
-            std::string text;
-            auto wrong = check(comm, text);
-            return std::pair(std::move(wrong), std::move(text));
-        }));
+    auto const found = ddp::test::on_threads(ranks, [&](int rank) {
+        ddp::communicator<> const comm = ddp::any_communicator(world.connect(rank), times);
+        std::string text;
+        auto wrong = check(comm, text);
+        return std::pair(std::move(wrong), std::move(text));
+    });
     std::string first;
-    for (auto& r : running) {
-        auto const [wrong, text] = r.get();
+    for (auto const& [wrong, text] : found) {
         CHECK(wrong == ddp::test::failures{});
         if (first.empty()) first = text;
         CHECK(text == first);

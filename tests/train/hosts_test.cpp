@@ -36,16 +36,10 @@ using placement = std::vector<std::uint64_t>;  // the host of each rank
 template <class Body>
 auto on_hosts(placement const& hosts, Body const& body, timing const& times = patient()) {
     auto const world = inproc_world::create(static_cast<int>(hosts.size()), hosts);
-    using result = decltype(body(std::declval<communicator<>&>()));
-    std::vector<std::future<result>> running;
-    for (std::size_t r = 0; r < hosts.size(); ++r)
-        running.push_back(std::async(std::launch::async, [&, r] {
-            communicator<> comm = any_communicator(world->connect(static_cast<int>(r)), times);
-            return body(comm);
-        }));
-    std::vector<result> all;
-    for (auto& one : running) all.push_back(one.get());
-    return all;
+    return on_threads(static_cast<int>(hosts.size()), [&](int rank) {
+        communicator<> comm = any_communicator(world->connect(rank), times);
+        return body(comm);
+    });
 }
 
 /// The digest of a training of so many ranks with each kind of clipping, by messages between all or as `hierarchy` says.

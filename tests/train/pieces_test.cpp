@@ -2,7 +2,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <future>
 #include <memory>
 #include <optional>
 #include <span>
@@ -96,35 +95,30 @@ template <class Buckets>
 std::vector<outcome> one_step(int ranks, std::vector<std::size_t> const& sizes, training_options const& options,
                               Buckets const& buckets, std::size_t fails_in = 0) {
     auto world = inproc_world::create(ranks);
-    std::vector<std::future<outcome>> running;
-    for (int r = 0; r < ranks; ++r)
-        running.push_back(std::async(std::launch::async, [&, r] {
-            outcome result;
-            try {
-                auto mine = std::make_unique<watched_transport>(world->connect(r));
-                watched_transport* const over = mine.get();
-                communicator<watched_transport> comm(std::move(mine), patient());
-                std::vector<scripted_model<>::part> parts;
-                for (std::size_t i = 0; i < sizes.size(); ++i) parts.push_back({"p" + std::to_string(i), {sizes[i]}});
-                scripted_model<> net(parts);
-                data_parallel trainer{net,
-                                      watchful_sgd{over, &result.calls, r == 0 ? fails_in : 0},
-                                      comm,
-                                      options,
-                                      automatic_allreduce{},
-                                      buckets};
-                result.error = thrown_by([&] { trainer.step(numbers{{1}}); });
-                result.torn = trainer.torn();
-                result.first_and_last = {net.value(0)[0], net.value(sizes.size() - 1)[sizes.back() - 1]};
-                if (result.error.empty() && !trainer.replicas_identical()) result.error = "replicas differ";
-            } catch (std::exception const& e) {
-                result.error = e.what();
-            }
-            return result;
-        }));
-    std::vector<outcome> all;
-    for (auto& f : running) all.push_back(f.get());
-    return all;
+    return on_threads(ranks, [&](int r) {
+        outcome result;
+        try {
+            auto mine = std::make_unique<watched_transport>(world->connect(r));
+            watched_transport* const over = mine.get();
+            communicator<watched_transport> comm(std::move(mine), patient());
+            std::vector<scripted_model<>::part> parts;
+            for (std::size_t i = 0; i < sizes.size(); ++i) parts.push_back({"p" + std::to_string(i), {sizes[i]}});
+            scripted_model<> net(parts);
+            data_parallel trainer{net,
+                                  watchful_sgd{over, &result.calls, r == 0 ? fails_in : 0},
+                                  comm,
+                                  options,
+                                  automatic_allreduce{},
+                                  buckets};
+            result.error = thrown_by([&] { trainer.step(numbers{{1}}); });
+            result.torn = trainer.torn();
+            result.first_and_last = {net.value(0)[0], net.value(sizes.size() - 1)[sizes.back() - 1]};
+            if (result.error.empty() && !trainer.replicas_identical()) result.error = "replicas differ";
+        } catch (std::exception const& e) {
+            result.error = e.what();
+        }
+        return result;
+    });
 }
 
 training_options gated(update how, std::size_t piece) {

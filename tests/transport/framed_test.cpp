@@ -7,7 +7,6 @@
 #include <cstring>
 #include <deque>
 #include <functional>
-#include <future>
 #include <memory>
 #include <random>
 #include <stdexcept>
@@ -18,6 +17,7 @@
 #include <ddp/transport/framed/frame_descriptor.hpp>
 
 #include "support/catch.hpp"
+#include "support/on_threads.hpp"
 
 namespace {
 
@@ -121,16 +121,10 @@ bool drive_or_leave(T& t, Ready ready, std::chrono::milliseconds limit = 10s) {
 /// destroys its transport, so that all leave together.
 template <class T, class Body>
 auto run_ranks(std::vector<std::unique_ptr<T>> all, Body body) {
-    using result = std::invoke_result_t<Body, T&>;
-    std::vector<std::future<result>> futures;
-    for (auto& t : all)
-        futures.push_back(std::async(std::launch::async, [own = std::move(t), &body]() mutable {
-            auto const mine = std::move(own);
-            return body(*mine);
-        }));
-    std::vector<result> results;
-    for (auto& f : futures) results.push_back(f.get());
-    return results;
+    return ddp::test::on_threads(static_cast<int>(all.size()), [&](int rank) {
+        auto const mine = std::move(all[static_cast<std::size_t>(rank)]);
+        return body(*mine);
+    });
 }
 
 /// Both ends in one thread, turn by turn.
