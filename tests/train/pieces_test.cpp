@@ -104,12 +104,9 @@ std::vector<outcome> one_step(int ranks, std::vector<std::size_t> const& sizes, 
             std::vector<scripted_model<>::part> parts;
             for (std::size_t i = 0; i < sizes.size(); ++i) parts.push_back({"p" + std::to_string(i), {sizes[i]}});
             scripted_model<> net(parts);
-            data_parallel trainer{net,
-                                  watchful_sgd{over, &result.calls, r == 0 ? fails_in : 0},
-                                  comm,
-                                  options,
-                                  automatic_allreduce{},
-                                  buckets};
+            data_parallel trainer{
+                net,    watchful_sgd{over, &result.calls, r == 0 ? fails_in : 0}, comm, options, automatic_allreduce{},
+                buckets};
             result.error = thrown_by([&] { trainer.step(numbers{{1}}); });
             result.torn = trainer.torn();
             result.first_and_last = {net.value(0)[0], net.value(sizes.size() - 1)[sizes.back() - 1]};
