@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What torch's DistributedDataParallel makes of two small networks, as a record for tests/nn/torch_oracle_test.cpp.
+"""What torch's DistributedDataParallel makes of small networks, as a record for tests/nn/torch_networks_test.cpp, and for
+tests/exchange/torch_less_test.cpp what becomes of them with PowerSGD, with post-local SGD and with DiLoCo.
 
     build/torch/bin/python tests/oracle/networks.py           writes tests/oracle/networks.csv anew
     build/torch/bin/python tests/oracle/networks.py --check   compares the record with this torch, to 1e-11
@@ -12,18 +13,28 @@ them to the last bit. Lines of the record, behind a line of column names:
 
     case,"loss",the mean loss over all ranks at steps 1, 2, 10, 50, 100
     case,name of a parameter, or of a buffer of rank 0,its elements after the last step
+
+PowerSGD is torch's hook; the first Q comes from SplitMix64 too. Its cases end after 50 steps: what each step leaves out
+comes back in the next, and differences of rounding grow tenfold every ten steps. Post-local SGD is torch's optimizer,
+averager and hook. DiLoCo is the paper's algorithm 1 with torch's AdamW and torch's SGD with nesterov=True.
 """
 
 import itertools
+import json
 import os
 import pathlib
 import socket
 import sys
+import tempfile
 
 import torch
 import torch.distributed as dist
+import torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook as post_local
+import torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook as power_sgd
 import torch.multiprocessing as mp
 from torch import nn
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.optim import PostLocalSGDOptimizer
 
 RECORD = pathlib.Path(__file__).with_name("networks.csv")
 STEPS, BATCH, SHOWN = 100, 12, (1, 2, 10, 50, 100)
@@ -39,6 +50,8 @@ OPTIMIZERS = {
     "adagrad": (torch.optim.Adagrad, dict(lr=0.05, eps=1e-4)),
 }
 CLIP = 0.5  # of the gradient's norm
+WARM_UP, PERIOD = 12, 4  # of post-local SGD
+OUTER_PERIOD, OUTER = 10, dict(lr=0.7, momentum=0.9, nesterov=True)  # of DiLoCo
 
 
 def numbers(seed, count):
@@ -57,6 +70,8 @@ def numbers(seed, count):
 def make_net(kind):
     if kind == "mlp":
         net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+    elif kind == "wide":
+        net = nn.Sequential(nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 10), nn.ReLU(), nn.Linear(10, 4))
     else:
         net = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
                             nn.Linear(12, 4))
@@ -73,42 +88,102 @@ def make_net(kind):
 
 
 def batch(kind, step, rank, ranks):
-    features = 6 if kind == "mlp" else 2 * 4 * 4
+    features = {"mlp": 6, "wide": 24, "cnn": 2 * 4 * 4}[kind]
     x = numbers(1000 + step, BATCH * features).reshape(BATCH, features)
     labels = ((numbers(5000 + step, BATCH) + 1) * 2).floor().long()
     share = slice(rank * BATCH // ranks, (rank + 1) * BATCH // ranks)
-    x = x[share] if kind == "mlp" else x[share].reshape(-1, 2, 4, 4)
+    x = x[share].reshape(-1, 2, 4, 4) if kind == "cnn" else x[share]
     return x, labels[share]
 
 
-def train(rank, ranks, port, results):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=ranks)
-    torch.set_num_threads(1)
-    lines = []
+def run(kind, rank, ranks, model, step, steps=STEPS):
+    """`steps` steps of a network, on this rank's shares; step(k) follows backward. The losses that the record shows."""
+    losses = []
+    for k in range(1, steps + 1):
+        x, labels = batch(kind, k, rank, ranks)
+        model.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), labels)
+        loss.backward()
+        step(k)
+        if k in SHOWN:
+            mean = loss.detach().clone()
+            dist.all_reduce(mean)
+            losses.append(mean.item() / ranks)
+    return losses
+
+
+def every_gradient(rank, ranks):
     for kind, (name, (make, settings)), clips in itertools.product(("mlp", "cnn"), OPTIMIZERS.items(), (False, True)):
         net = make_net(kind)
         model = nn.parallel.DistributedDataParallel(net)
         optimizer = make(net.parameters(), **settings)
-        losses = []
-        for step in range(1, STEPS + 1):
-            x, labels = batch(kind, step, rank, ranks)
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(x), labels)
-            loss.backward()
+
+        def step(_, net=net, optimizer=optimizer, clips=clips):
             if clips:
                 torch.nn.utils.clip_grad_norm_(net.parameters(), CLIP)
             optimizer.step()
-            if step in SHOWN:
-                mean = loss.detach().clone()
-                dist.all_reduce(mean)
-                losses.append(mean.item() / ranks)
-        case = f"{kind} {name}{' clipped' if clips else ''} {ranks}"
+
+        losses = run(kind, rank, ranks, model, step)
+        yield f"{kind} {name}{' clipped' if clips else ''} {ranks}", losses, net
+
+
+def less_communication(rank, ranks):
+    for name in ("momentum", "adamw"):
+        net = make_net("wide")
+        model = nn.parallel.DistributedDataParallel(net)
+        hook = power_sgd.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=2)
+        model.register_comm_hook(hook, power_sgd.powerSGD_hook)
+        make, settings = OPTIMIZERS[name]
+        optimizer = make(net.parameters(), **settings)
+        drawn, torch.randn = torch.randn, lambda *shape, **_: numbers(7000 + shape[-2], shape[-2] * shape[-1]).reshape(shape)
+        losses = run("wide", rank, ranks, model, lambda _, optimizer=optimizer: optimizer.step(), 50)
+        torch.randn = drawn
+        yield f"power_sgd {name} {ranks}", losses, net
+
+    net = make_net("wide")
+    model = nn.parallel.DistributedDataParallel(net)
+    alone = [dist.new_group([r]) for r in range(ranks)][rank]
+    model.register_comm_hook(
+        post_local.PostLocalSGDState(None, alone, start_localSGD_iter=WARM_UP, post_local_gradient_allreduce=False),
+        post_local.post_localSGD_hook)
+    # The averager counts from 0 and averages at once when its warm-up ends: the first time after PERIOD local steps.
+    optimizer = PostLocalSGDOptimizer(torch.optim.SGD(net.parameters(), lr=0.05),
+                                      PeriodicModelAverager(period=PERIOD, warmup_steps=WARM_UP + PERIOD - 1))
+    yield f"post_local {ranks}", run("wide", rank, ranks, model, lambda _: optimizer.step()), net
+
+    net = make_net("wide")
+    make, settings = OPTIMIZERS["adamw"]
+    inner = make(net.parameters(), **settings)
+    anchor = [nn.Parameter(p.detach().clone()) for p in net.parameters()]
+    outer = torch.optim.SGD(anchor, **OUTER)
+
+    def step(k):
+        inner.step()
+        if k % OUTER_PERIOD != 0:
+            return
+        for old, new in zip(anchor, net.parameters()):
+            mean = new.detach().clone()
+            dist.all_reduce(mean)
+            old.grad = old.detach() - mean / ranks
+        outer.step()
+        with torch.no_grad():
+            for old, new in zip(anchor, net.parameters()):
+                new.copy_(old)
+
+    yield f"diloco {ranks}", run("wide", rank, ranks, net, step), net
+
+
+def train(rank, ranks, port, path):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=ranks)
+    torch.set_num_threads(1)
+    lines = []
+    for case, losses, net in itertools.chain(every_gradient(rank, ranks), less_communication(rank, ranks)):
         lines.append((case, "loss", losses))
         for what, tensor in itertools.chain(net.named_parameters(), net.named_buffers()):
             lines.append((case, what, tensor.detach().reshape(-1).tolist()))
     if rank == 0:
-        results.put(lines)
+        path.write_text(json.dumps(lines))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -119,10 +194,10 @@ def measure():
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        results = mp.get_context("spawn").Queue()
-        context = mp.start_processes(train, (ranks, port, results), nprocs=ranks, join=False, start_method="spawn")
-        lines += results.get()
-        context.join()
+        with tempfile.TemporaryDirectory() as directory:
+            path = pathlib.Path(directory, "lines.json")
+            mp.start_processes(train, (ranks, port, path), nprocs=ranks, start_method="spawn")
+            lines += [tuple(line) for line in json.loads(path.read_text())]
     return lines
 
 
