@@ -24,6 +24,7 @@
 #include <ddp/strategy/local_parallel.hpp>
 #include <ddp/strategy/loose.hpp>
 #include <ddp/strategy/outer_step.hpp>
+#include <ddp/strategy/stale_synchronous.hpp>
 #include <ddp/train/weights.hpp>
 #include <filesystem>
 #include <optional>
@@ -171,12 +172,15 @@ outcome train(settings const& with, std::string_view transport, ddp::communicato
             return ddp::local_parallel{
                 model, optimizer, comm, strategy, {.clip = options.clip, .schedule = options.schedule}};
         };
-        std::uint64_t const period = with.period != 0 ? with.period : with.strategy == "gossip" ? 1 : 8;
+        std::uint64_t const period = with.period != 0                                        ? with.period
+                                     : with.strategy == "gossip" || with.strategy == "stale" ? 1
+                                                                                             : 8;
         ddp::local_parallel trainer = [&] {
             if (with.strategy == "local_sgd") return locally(ddp::local_sgd{.period = period});
             if (with.strategy == "post_local")
                 return locally(ddp::local_sgd{.period = period, .warm_up_steps = steps / 4});
             if (with.strategy == "diloco") return locally(ddp::diloco{.period = period});
+            if (with.strategy == "stale") return locally(ddp::stale_synchronous{.staleness = period});
             return locally(ddp::gossip{.period = period});
         }();
         return train_by(trainer, with, transport, batches, images, unseen);
@@ -211,9 +215,11 @@ int main(int argc, char** argv) {
         .add("exchange", with.exchange,
              "what travels instead of gradients: none, bf16, fp16, int8, topk (see --ratio) or powersgd (see --rank)")
         .add("strategy", with.strategy,
-             "when ranks talk: every_step, local_sgd, post_local, diloco or gossip; by their values in all but the "
+             "when ranks talk: every_step, local_sgd, post_local, diloco, gossip or stale; by their values in all but "
+             "the "
              "first")
-        .add("period", with.period, "steps from one meeting to the next; 0: 8, or 1 with gossip")
+        .add("period", with.period,
+             "steps from one meeting to the next, or, with stale, to what others did; 0: 8, or 1 with gossip and stale")
         .add("ratio", with.ratio, "part of the gradient that topk sends")
         .add("rank", with.rank, "columns of powersgd's matrices")
         .add("buckets", with.buckets, "size of a gradient bucket, such as 1MiB")
@@ -246,9 +252,9 @@ int main(int argc, char** argv) {
                      with.exchange.c_str());
         return 2;
     }
-    if (std::string const known[] = {"every_step", "local_sgd", "post_local", "diloco", "gossip"};
+    if (std::string const known[] = {"every_step", "local_sgd", "post_local", "diloco", "gossip", "stale"};
         std::find(std::begin(known), std::end(known), with.strategy) == std::end(known)) {
-        std::fprintf(stderr, "--strategy is every_step, local_sgd, post_local, diloco or gossip, not '%s'\n",
+        std::fprintf(stderr, "--strategy is every_step, local_sgd, post_local, diloco, gossip or stale, not '%s'\n",
                      with.strategy.c_str());
         return 2;
     }

@@ -27,6 +27,7 @@ EXCHANGES = {"every gradient": [], "bf16": ["--exchange", "bf16"], "fp16": ["--e
              "int8": ["--exchange", "int8"], "top-k 1 %": ["--exchange", "topk", "--ratio", "0.01"],
              "PowerSGD 4": ["--exchange", "powersgd", "--rank", "4"]}
 STRATEGIES = {"local SGD 8": ["--strategy", "local_sgd", "--period", "8"],
+              "stale by 2": ["--strategy", "stale", "--period", "2"],
               "post-local SGD 8": ["--strategy", "post_local", "--period", "8"],
               "DiLoCo 16": ["--strategy", "diloco", "--period", "16"],
               "gossip": ["--strategy", "gossip"]}

@@ -119,13 +119,13 @@ class ResultLine(Demo):
 
     def test_fewer_meetings(self):
         digests = set()
-        for strategy, period in (("local_sgd", "4"), ("post_local", "4"), ("diloco", "5"), ("gossip", "0")):
+        for strategy, period in (("local_sgd", "4"), ("post_local", "4"), ("diloco", "5"), ("gossip", "0"), ("stale", "2")):
             words = self.small("--strategy", strategy, "--period", period)
             got = self.result(tcp(3, *words))
             self.assertEqual((got["strategy"], got["replicas"]), (strategy, "identical"))
             self.assertEqual(self.result(inproc(3, *words))["parameters"], got["parameters"])
             digests.add(got["parameters"])
-        self.assertEqual(len(digests), 4)
+        self.assertEqual(len(digests), 5)
 
     def test_the_seed_counts(self):
         digests = {self.result(inproc(2, *self.small("--seed", seed)))["parameters"] for seed in ("7", "8")}

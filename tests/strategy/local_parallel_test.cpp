@@ -3,10 +3,13 @@
 #include <ddp/strategy/local_parallel.hpp>
 #include <ddp/strategy/loose.hpp>
 #include <ddp/strategy/outer_step.hpp>
+#include <ddp/strategy/stale_synchronous.hpp>
 
 #include <unistd.h>
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -15,6 +18,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -95,8 +99,9 @@ numbers_of flat(auto const& parameters) {
     return all;
 }
 
-template <bool Agrees = true>
-ending train_on(communicator<>& comm, strategy_of<Agrees> const& strategy, any_optimizer const& optimizer) {
+template <class Strategy>
+ending train_on(communicator<>& comm, Strategy const& strategy, any_optimizer const& optimizer) {
+    constexpr bool agrees = Strategy::agrees;
     task_data<double> const data(in, out, 64);
     tanh_mlp<double> model(in, hidden, out, 1 + static_cast<std::uint64_t>(comm.rank()));  // rank 0's go everywhere
     local_parallel trainer{model,
@@ -111,7 +116,7 @@ ending train_on(communicator<>& comm, strategy_of<Agrees> const& strategy, any_o
         std::size_t const from = offset_of(comm.rank(), step);
         local_result const done = trainer.step(data.batch(from, from + rows_of(comm.rank(), step)));
         if (done.weight != rows_of(comm.rank(), step)) end.wrong = "another weight";
-        if (done.met && Agrees) {
+        if (done.met && agrees) {
             end.after_meetings.push_back(trainer.digest_of_values());
             if (step <= 17 && !trainer.replicas_identical()) end.wrong = "ranks differ after a meeting";
         }
@@ -119,6 +124,12 @@ ending train_on(communicator<>& comm, strategy_of<Agrees> const& strategy, any_o
     while (trainer.join()) end.after_meetings.push_back(trainer.digest_of_values());
     end.sent = static_cast<std::size_t>(comm.bytes_sent() - before);
     end.steps = static_cast<std::size_t>(trainer.completed_steps());
+    if constexpr (std::same_as<Strategy, stale_synchronous>) {
+        if (trainer.between_steps()) end.wrong = "sums are under way";
+        trainer.synchronise();
+        if (!trainer.replicas_identical()) end.wrong = "ranks differ after synchronise()";
+        trainer.synchronise();  // nothing is under way
+    }
     end.values = flat(trainer.parameters());
     return end;
 }
@@ -323,6 +334,106 @@ TEST_CASE("elastic averaging and gossip are what plain loops give", "[strategy]"
     }
 }
 
+TEST_CASE("steps of others that come later are what plain loops give", "[strategy]") {
+    int const ranks = GENERATE(1, 2, 3, 4, 7);
+    for (auto const& [name, optimizer] : two_optimizers())
+        for (std::size_t const staleness : {std::size_t{1}, std::size_t{3}}) {
+            CAPTURE(ranks, name, staleness);
+            auto const train = [&, &by = optimizer](auto& comm) {
+                return train_on(comm, stale_synchronous{.staleness = staleness}, by);
+            };
+            auto const got = run_ranks(ranks, train, patient());
+            task_data<double> const data(in, out, 64);
+            tanh_mlp<double> start(in, hidden, out, 1);
+            numbers_of common = flat(start.parameters());
+            std::vector<numbers_of> before(static_cast<std::size_t>(ranks), common);
+            std::vector<std::vector<numbers_of>> moved;  // by step, by rank
+            std::vector<numbers_of> weights;
+            std::size_t used = 0;
+            auto const use_one = [&] {
+                double const all = total(weights[used]);
+                for (std::size_t r = 0; all > 0 && r < before.size(); ++r)
+                    for (std::size_t i = 0; i < common.size(); ++i)
+                        common[i] += moved[used][r][i] * (weights[used][r] / all);
+                ++used;
+            };
+            (void)simulate(
+                ranks, optimizer, [](std::size_t) { return true; },
+                [&](auto& values, numbers_of& since, std::size_t, double) {
+                    weights.push_back(since);
+                    std::fill(since.begin(), since.end(), 0.0);
+                    moved.emplace_back(values);
+                    for (std::size_t r = 0; r < before.size(); ++r)
+                        for (std::size_t i = 0; i < common.size(); ++i) moved.back()[r][i] -= before[r][i];
+                    if (moved.size() > staleness) use_one();
+                    for (std::size_t r = 0; r < before.size(); ++r) {
+                        values[r] = common;
+                        for (std::size_t k = used; k < moved.size(); ++k)
+                            for (std::size_t i = 0; i < common.size(); ++i) values[r][i] += moved[k][r][i];
+                        before[r] = values[r];
+                    }
+                },
+                got[0].steps);
+            while (used < moved.size()) use_one();
+            for (ending const& one : got) REQUIRE(one.steps == got[0].steps);
+            compare(got, std::vector<numbers_of>(before.size(), common));
+            for (std::size_t r = 0; r < got.size(); ++r) REQUIRE(got[r].values == got[0].values);
+            auto const again = run_ranks(ranks, train, patient());
+            REQUIRE(again[0].values == got[0].values);  // the same bits, however messages came
+        }
+}
+
+TEST_CASE("a rank is ahead of the slowest by as many steps as it may, and what it learns is as old", "[strategy]") {
+    using Catch::Matchers::Contains;
+    std::atomic<int> ahead{0};
+    auto const seen = run_ranks(
+        2,
+        [&](auto& comm) {
+            scripted_model<> net({{"a", {2}}});
+            local_parallel trainer{net, any_optimizer(sgd{.lr = 1}), comm, stale_synchronous{.staleness = 2}};
+            std::vector<double> values;
+            std::vector<bool> stops;
+            for (int step = 1; step <= 5; ++step) {
+                if (comm.rank() == 1)  // each step after rank 0 has made that one and the next
+                    while (ahead.load() < std::min(step + 1, 5)) std::this_thread::yield();
+                if (step == 2 && comm.rank() == 1) trainer.request_stop();
+                stops.push_back(trainer.step(numbers{{comm.rank() == 0 ? 1.0 : 3.0}}).stop);
+                values.push_back(net.value(0)[0]);
+                if (comm.rank() == 0) ahead.store(step);
+            }
+            expect(stops == std::vector<bool>{false, false, false, true, true}, "who stops is learnt two steps later");
+            (void)thrown_by([&] { (void)trainer.replicas_identical(); });
+            trainer.synchronise();
+            values.push_back(net.value(0)[0]);
+            return values;
+        },
+        patient());
+    REQUIRE(seen[0] == std::vector<double>{-1, -2, -4, -6, -8, -10});
+    REQUIRE(seen[1] == std::vector<double>{-3, -6, -8, -10, -12, -10});
+
+    run_ranks(1, [](auto& comm) {
+        scripted_model<> net({{"a", {2}}});
+        REQUIRE_THAT(thrown_by([&] {
+                         local_parallel trainer{net, any_optimizer(sgd{}), comm, stale_synchronous{.staleness = 0}};
+                     }),
+                     Contains("stale_synchronous: staleness is 0"));
+        local_parallel trainer{net, any_optimizer(sgd{}), comm, stale_synchronous{}};
+        trainer.step(numbers{{1}});
+        REQUIRE_THAT(thrown_by([&] { (void)trainer.replicas_identical(); }),
+                     Contains("under stale_synchronous ranks hold different values for good"));
+    });
+    auto const thrown = errors_of_ranks(3, [](auto& comm) {
+        scripted_model<> net({{"a", {2}}});
+        local_parallel trainer{net, any_optimizer(sgd{}), comm, stale_synchronous{.staleness = 2}};
+        for (int step = 0; step < 9; ++step) {
+            if (comm.rank() == 1 && step == 3) net.in_forward = [] { throw std::runtime_error("the lamp fell over"); };
+            trainer.step(numbers{{1}});
+        }
+    });
+    REQUIRE(thrown[1] == "the lamp fell over");
+    for (std::size_t const r : {0u, 2u}) REQUIRE_THAT(thrown[r], Contains("rank 1") && Contains("the lamp fell over"));
+}
+
 TEST_CASE("groups meet more often than all ranks", "[strategy]") {
     auto const got = run_ranks(
         6,
@@ -512,34 +623,40 @@ TEST_CASE("stopping is agreed when ranks meet", "[strategy]") {
 
 TEST_CASE("a checkpoint of a meeting continues to the same bits", "[strategy]") {
     auto const directory = std::filesystem::temp_directory_path() / ("ddp-strategy-test-" + std::to_string(::getpid()));
-    for (int const kind : {0, 1}) {
+    auto const kept_and_resumed = [&](auto const& strategy, bool agrees) {
         std::filesystem::remove_all(directory);
         auto const train = [&](auto& comm, std::size_t from, std::size_t to, bool resume, std::size_t save_at) {
             task_data<double> const data(in, out, 64);
             tanh_mlp<double> model(in, hidden, out, resume ? 9 : 1);
-            local_parallel trainer{
-                model,
-                any_optimizer(adamw{.lr = 0.01}),
-                comm,
-                kind == 0 ? any_strategy(diloco{.period = 4}) : any_strategy(slow_momentum{.period = 4}),
-                {.schedule = ddp::schedule{cosine_decay{.steps = 40}}}};
+            local_parallel trainer{model,
+                                   any_optimizer(adamw{.lr = 0.01}),
+                                   comm,
+                                   strategy,
+                                   {.schedule = ddp::schedule{cosine_decay{.steps = 40}}}};
             checkpoints kept(directory.string());
             if (resume) expect(kept.resume(trainer).has_value(), "there is a checkpoint");
             for (std::size_t step = from; step < to; ++step) {
                 std::size_t const at = static_cast<std::size_t>(comm.rank()) * 11 + step % 20;
                 trainer.step(data.batch(at, at + 3));
-                if (step + 1 == save_at) kept.save(trainer);
+                if (step + 1 == save_at) {
+                    if (!agrees) trainer.synchronise();
+                    kept.save(trainer);
+                }
                 if (step + 2 == save_at && !resume) {
                     auto const early = thrown_by([&] { kept.save(trainer); });
                     expect(early.find("between steps") != early.npos, "saved while ranks are apart");
                 }
             }
+            if (!agrees) trainer.synchronise();
             return trainer.digest_of_values();
         };
         auto const whole = run_ranks(2, [&](auto& comm) { return train(comm, 0, 16, false, 8); }, patient());
         auto const rest = run_ranks(2, [&](auto& comm) { return train(comm, 8, 16, true, 99); }, patient());
         REQUIRE(rest == whole);
         REQUIRE(whole[0] == whole[1]);
-    }
+    };
+    kept_and_resumed(any_strategy(diloco{.period = 4}), true);
+    kept_and_resumed(any_strategy(slow_momentum{.period = 4}), true);
+    kept_and_resumed(stale_synchronous{.staleness = 3}, false);
     std::filesystem::remove_all(directory);
 }

@@ -149,12 +149,18 @@ public:
     }
 
     /// Gives all ranks the mean of their values, after any number of steps; of a strategy whose ranks agree when they meet, by a meeting
-    /// outside the period, unless they have just met. Collective. For evaluation, saving, and the end of the training.
+    /// outside the period, unless they have just met; of one whose exchanges end later, by their end. Collective. For evaluation, saving, and the end of the training.
     void synchronise() {
         expect_between("synchronise()");
         comm_.check();
         ticket const all = exchange_tickets(comm_, {.weight = since_all_, .step = 0, .done = 0});
-        if (strategy_->agrees()) {
+        if (strategy_->passes()) {
+            replica_.copy_values_in();
+            tell_peers([&] {
+                strategy_->drain(replica_.values());
+                replica_.values_changed();
+            });
+        } else if (strategy_->agrees()) {
             if (all.weight != 0) meet_by(comm_, all, since_all_);
         } else {
             replica_.copy_values_in();
@@ -268,6 +274,7 @@ private:
         ++updates_;
         since_all_ += weight;
         since_group_ += weight;
+        since_pass_ += weight;
         synchronised_ = false;
         tell_peers([&] { replica_.values_changed(); });
     }
@@ -304,7 +311,21 @@ private:
         times_.waited += monotonic_clock::now() - since;
         return result;
     }
+    /// After a step under a strategy whose exchanges end later: nobody waits for what others do in this step.
+    met pass(bool done) {
+        std::uint64_t const mine = std::exchange(since_pass_, 0);
+        replica_.copy_values_in();
+        torn_ = true;
+        passed const late = tell_peers([&] {
+            return strategy_->pass({comm_, replica_.values(), mine, done && mine == 0, stop_requested_.load()});
+        });
+        torn_ = false;
+        tell_peers([&] { replica_.values_changed(); });
+        stop_ = stop_ || late.stop;
+        return {false, late.done};
+    }
     met meet_now(bool done) {
+        if (strategy_->passes()) return pass(done);
         communicator<T> const* const group = strategy_->group(steps_);
         communicator<T> const& over = group == nullptr ? comm_ : *group;
         std::uint64_t const mine = group == nullptr ? since_all_ : since_group_;
@@ -364,6 +385,7 @@ private:
 
     std::uint64_t weight_ = 0, accumulated_ = 0;            // of the last batch; of the step under way
     std::uint64_t since_all_ = 0, since_group_ = 0;         // samples since the last meeting of all; of the group
+    std::uint64_t since_pass_ = 0;                          // samples of the last step
     std::uint64_t steps_ = 0, updates_ = 0, meetings_ = 0;  // updates: steps with samples
     bool weighed_ = false, stepping_ = false, stop_ = false, torn_ = false, synchronised_ = true;
     step_times times_;

@@ -45,6 +45,33 @@ struct meeting {
     double rate_factor = 1;  ///< the schedule's, of the last step
 };
 
+/// What a rank says after a step, under a strategy whose exchanges end later.
+template <Transport T, Element E>
+struct passing {
+    communicator<T> const& comm;  ///< all of the trainer's ranks
+    std::span<E> values;          ///< this rank's, of the whole arena; becomes what it goes on with
+    std::uint64_t weight = 0;     ///< its samples in this step
+    bool done = false;            ///< it is out of data
+    bool stop = false;            ///< it wants training to stop
+};
+/// What all ranks said after an earlier step; the same on all of them.
+struct passed {
+    bool done = false;  ///< all were out of data
+    bool stop = false;  ///< some rank wanted to stop
+};
+
+namespace detail {
+template <class S, class T, class E>
+concept Meets = requires(S const& policy, std::remove_cvref_t<decltype(policy.prepare(strategy_plan<E>{}))>& state,
+                         meeting<T, E> const& with) { policy.meet(state, with); };
+template <class S, class T, class E>
+concept Passes = requires(S const& policy, std::remove_cvref_t<decltype(policy.prepare(strategy_plan<E>{}))>& state,
+                          passing<T, E> const& with, std::span<E> values) {
+    { policy.pass(state, with) } -> std::same_as<passed>;
+    policy.drain(state, values);
+};
+}  // namespace detail
+
 /// Brings values of ranks together. The policy is an aggregate of settings; what it keeps is in an object of its own.
 ///
 ///  name, hash()             for messages; ranks compare both, so hash() covers every setting
@@ -55,6 +82,11 @@ struct meeting {
 ///  prepare(plan)            returns the state, as it is before the first step
 ///  meet(state, meeting)     collective over meeting.comm: leaves in meeting.values what this rank goes on with
 ///  state.for_each_state(visit)   shows all that has to be kept for training to go on from there
+///
+/// Instead of meet, where no rank is to wait for what the others do in the same step:
+///
+///  pass(state, passing)     after each step: starts an exchange, ends an older one, and returns what that has told
+///  drain(state, values)     ends all exchanges; leaves in values what all ranks then hold, the same bits
 ///
 /// What the compiler cannot check: meet calls the same collectives on all ranks, whatever the values; where it agrees, the values that
 /// it leaves come from the same arithmetic on the same bits.
@@ -70,10 +102,8 @@ concept StrategyOver =
         policy.prepare(plan);
     } &&
     requires(S const& policy, std::remove_cvref_t<decltype(policy.prepare(strategy_plan<E>{}))>& state,
-             meeting<T, E> const& with, state_visitor visit) {
-        policy.meet(state, with);
-        state.for_each_state(visit);
-    };
+             state_visitor visit) { state.for_each_state(visit); } &&
+    (detail::Meets<S, T, E> || detail::Passes<S, T, E>);
 
 /// What a strategy keeps where that is nothing.
 struct no_strategy_state {
@@ -134,7 +164,10 @@ public:
     [[nodiscard]] virtual bool due(std::uint64_t step) const = 0;
     [[nodiscard]] virtual communicator<T> const* group(std::uint64_t step) const = 0;
     virtual void prepare(strategy_plan<E> const& plan) = 0;
+    [[nodiscard]] virtual bool passes() const = 0;  // then pass and drain, else meet
     virtual void meet(meeting<T, E> const& with) = 0;
+    virtual passed pass(passing<T, E> const& with) = 0;
+    virtual void drain(std::span<E> values) = 0;
     virtual void for_each_state(state_visitor visit) = 0;
 };
 template <Transport T, Element E, class S>
@@ -154,7 +187,19 @@ public:
             return nullptr;
     }
     void prepare(strategy_plan<E> const& plan) override { state_.emplace(policy_.prepare(plan)); }
-    void meet(meeting<T, E> const& with) override { policy_.meet(state_.value(), with); }
+    bool passes() const override { return Passes<S, T, E>; }
+    void meet([[maybe_unused]] meeting<T, E> const& with) override {
+        if constexpr (Meets<S, T, E>) policy_.meet(state_.value(), with);
+    }
+    passed pass([[maybe_unused]] passing<T, E> const& with) override {
+        if constexpr (Passes<S, T, E>)
+            return policy_.pass(state_.value(), with);
+        else
+            return {};
+    }
+    void drain([[maybe_unused]] std::span<E> values) override {
+        if constexpr (Passes<S, T, E>) policy_.drain(state_.value(), values);
+    }
     void for_each_state(state_visitor visit) override { state_.value().for_each_state(visit); }
 
 private:

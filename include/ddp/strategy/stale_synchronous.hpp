@@ -1,0 +1,155 @@
+/// \file
+/// stale_synchronous: ranks that step at once, and learn a few steps later what the others have done.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <ddp/collective/allreduce.hpp>
+#include <ddp/collective/request.hpp>
+#include <ddp/core/contract.hpp>
+#include <ddp/core/digest.hpp>
+#include <ddp/kernel/kernel.hpp>
+#include <ddp/strategy/strategy.hpp>
+
+#if defined(__clang__)
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers' checks keep loops scalar, and nobody minds
+#endif
+
+namespace ddp {
+
+namespace detail::kernels {
+
+/// own = values - before; sum = weight own.
+template <Element E>
+DDP_KERNEL void what_a_step_did(E const* values, E const* before, E* own, E* sum, std::size_t count, E weight) {
+    DDP_NO_CONTRACTION
+    DDP_INDEPENDENT
+    for (std::size_t i = 0; i < count; ++i) {
+        own[i] = values[i] - before[i];
+        sum[i] = weight * own[i];
+    }
+}
+/// base = base + inverse sum.
+template <Element E>
+DDP_KERNEL void take_mean_step(E* base, E const* sum, std::size_t count, E inverse) {
+    DDP_NO_CONTRACTION
+    DDP_INDEPENDENT
+    for (std::size_t i = 0; i < count; ++i) base[i] = base[i] + inverse * sum[i];
+}
+/// to = to + addend.
+template <Element E>
+DDP_KERNEL void add_own_step(E* to, E const* addend, std::size_t count) {
+    DDP_NO_CONTRACTION
+    DDP_INDEPENDENT
+    for (std::size_t i = 0; i < count; ++i) to[i] = to[i] + addend[i];
+}
+
+}  // namespace detail::kernels
+
+/// Ranks never hold the same bits: each has its own last `staleness` steps, and the mean of all ranks' steps before those.
+/// trainer.synchronise() ends what is under way and gives every rank the mean of all steps.
+///
+/// After a step a rank starts the sum of what all ranks' steps have changed, and goes on; it waits for the sum that it has
+/// started `staleness` steps before. So messages have that many steps of time, and no rank is ever further ahead of another
+/// than that. A sum takes effect exactly `staleness` steps later, however early it is there: the same run gives the same
+/// bits again. What ranks say of their end and of request_stop() comes so much later too.
+///
+/// Cost    of a step: an allreduce of S bytes, where S is the size of the values, beside the next steps, on the communicator's
+///         thread where the transport allows one; staleness + 3 passes. Memory for 2 staleness + 3 arrays of the model's size.
+/// Sums    d = x - x before the step; c = c + (the sum of weight d, in the canonical order) times 1 / (the sum of weights),
+///         weights being samples; x = c + the rank's own d of the steps since, the oldest first.
+/// Source  Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", NIPS 2013, without a
+///         server; a bound that is always used up makes it Zhou et al., "DaSGD", 2020.
+struct stale_synchronous {
+    static constexpr char const* name = "stale_synchronous";
+    static constexpr bool agrees = false;
+
+    std::uint64_t staleness = 1;  ///< steps from the start of a sum to its use
+
+    [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, staleness); }
+    void validate() const {
+        DDP_EXPECTS(staleness >= 1 && staleness <= 1024,
+                    "stale_synchronous: staleness is " + std::to_string(staleness) +
+                        "; it lies between 1 and 1024 (with 0 ranks would wait for each other in each step, as with "
+                        "local_sgd{.period = 1})");
+    }
+    [[nodiscard]] bool due(std::uint64_t /*step*/) const noexcept { return true; }
+
+    /// One step of this rank, and its sum over all ranks.
+    template <Element E>
+    struct exchange {
+        std::vector<E> own;
+        std::vector<E> sum;  // and the weight, who is done, who wants to stop
+        request under_way;   // the last member: it ends before its data go
+    };
+    template <Element E>
+    struct state {
+        detail::kept_array<E> base;  // the start, and the mean of all steps whose sums have been used
+        std::vector<E> before;       // this rank's values after the last step
+        std::vector<exchange<E>> ring;
+        std::uint64_t begun = 0, ended = 0;
+
+        void for_each_state(state_visitor visit) { base.show(visit); }
+    };
+    template <Element E>
+    [[nodiscard]] state<E> prepare(strategy_plan<E> const& plan) const {
+        state<E> all{{plan, "stale_base", true}, {plan.values.begin(), plan.values.end()}, {}};
+        for (std::uint64_t k = 0; k <= staleness; ++k)
+            all.ring.push_back({std::vector<E>(plan.values.size()), std::vector<E>(plan.values.size() + 3), {}});
+        return all;
+    }
+
+    template <Transport T, Element E>
+    passed pass(state<E>& kept, passing<T, E> const& with) const {
+        std::size_t const n = with.values.size();
+        if (kept.begun == kept.ended) std::ranges::copy(kept.base.all(), kept.before.begin());
+        exchange<E>& now = kept.ring[kept.begun++ % kept.ring.size()];
+        detail::kernels::what_a_step_did(with.values.data(), kept.before.data(), now.own.data(), now.sum.data(), n,
+                                         static_cast<E>(with.weight));
+        now.sum[n] = static_cast<E>(with.weight);
+        now.sum[n + 1] = with.done ? E(1) : E(0);
+        now.sum[n + 2] = with.stop ? E(1) : E(0);
+        now.under_way = start_allreduce(with.comm, std::span<E>(now.sum));
+        passed late;
+        if (kept.begun - kept.ended > staleness) {
+            std::span<E const> const said = end_oldest(kept);
+            late.done = said[1] == static_cast<E>(with.comm.size());
+            late.stop = said[2] != 0;
+        }
+        std::ranges::copy(kept.base.all(), with.values.begin());
+        for (std::uint64_t k = kept.ended; k < kept.begun; ++k)
+            detail::kernels::add_own_step(with.values.data(), kept.ring[k % kept.ring.size()].own.data(), n);
+        std::ranges::copy(with.values, kept.before.begin());
+        return late;
+    }
+    template <Element E>
+    void drain(state<E>& kept, std::span<E> values) const {
+        while (kept.ended != kept.begun) (void)end_oldest(kept);
+        std::ranges::copy(kept.base.all(), values.begin());
+    }
+
+private:
+    /// The weights of all ranks, how many are done, how many want to stop.
+    template <Element E>
+    static std::span<E const> end_oldest(state<E>& kept) {
+        exchange<E>& old = kept.ring[kept.ended % kept.ring.size()];
+        old.under_way.wait();
+        ++kept.ended;
+        std::size_t const n = old.own.size();
+        if (old.sum[n] > 0)
+            detail::kernels::take_mean_step(kept.base.all().data(), old.sum.data(), n, E(1) / old.sum[n]);
+        return std::span<E const>(old.sum).subspan(n);
+    }
+};
+
+}  // namespace ddp
+
+#if defined(__clang__)
+#pragma clang diagnostic pop
+#endif
