@@ -32,6 +32,7 @@
 #include "support/listener.hpp"
 #include "support/loopback.hpp"
 #include "support/secret.hpp"
+#include "train/patience.hpp"
 
 using namespace std::chrono_literals;
 using ddp::channel_error;
@@ -416,13 +417,14 @@ TEST_CASE("with a secret TCP keeps the promises of a transport, and trainings th
     bool const encrypts = GENERATE(false, true);
     CAPTURE(encrypts);
     auto const world = [&](int n) { return std::make_unique<loopback_world>(n, with_secret(encrypts)); };
-    CHECK(ddp::testing::check_transport(3, world) == std::vector<std::string>{});
+    if (ddp::test::fewer == 1 || encrypts) CHECK(ddp::testing::check_transport(3, world) == std::vector<std::string>{});
     auto const through_memory = [&](int n) {
         ddp::tcp_options options = with_secret(encrypts);
         options.share_memory = true;
         return std::make_unique<loopback_world>(n, options);
     };
-    CHECK(ddp::testing::check_transport(3, through_memory) == std::vector<std::string>{});
+    if (ddp::test::fewer == 1 || !encrypts)
+        CHECK(ddp::testing::check_transport(3, through_memory) == std::vector<std::string>{});
 
     auto const expected = ddp::test::inproc_bits(3);
     auto const at = world(3);

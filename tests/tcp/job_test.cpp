@@ -83,7 +83,7 @@ TEST_CASE("over TCP every collective equals its oracle", "[tcp][collective]") {
     int const ranks = GENERATE(1, 2, 3, 4, 7);
     bool const memory = GENERATE(false, true);
     CAPTURE(ranks, memory);
-    if (ddp::test::fewer != 1 && memory != (ranks == 3 || ranks == 4)) return;
+    if (ddp::test::fewer != 1 && (ranks != (memory ? 3 : 4))) return;
     for (auto const& wrong : on_ranks(ranks, [](auto& comm) { return ddp::test::check_all_collectives(comm); }, memory))
         CHECK(wrong == ddp::test::failures{});
 }
@@ -123,7 +123,7 @@ TEST_CASE("over TCP trainings have the bits they have over inproc", "[tcp][train
     int const ranks = GENERATE(2, 3, 6);
     bool const memory = GENERATE(false, true);
     CAPTURE(ranks, memory);
-    if (ddp::test::fewer != 1 && memory != (ranks == 3)) return;
+    if (ddp::test::fewer != 1 && ranks != (memory ? 3 : 2)) return;
     auto const expected = ddp::test::inproc_bits(ranks);
     auto const train = [](auto& comm) { return ddp::test::train_every_way(comm); };
     for (auto const& [bits, wrong] : on_ranks(ranks, train, memory)) {

@@ -1,0 +1,43 @@
+#include "support/job_checks.hpp"
+
+#include <map>
+
+#include "support/ranks.hpp"
+#include "support/training_checks.hpp"
+
+namespace ddp::test {
+
+failures check_all_collectives(communicator<>& comm) {
+    failures all;
+    auto const take = [&](failures some) { all.insert(all.end(), some.begin(), some.end()); };
+    take(check_all_sums<float>(comm));
+    take(check_all_sums<double>(comm));
+    take(check_all_halves<float>(comm));
+    take(check_all_operations(comm));
+    take(check_all_moves(comm));
+    return all;
+}
+
+std::pair<std::uint64_t, std::string> train_every_way(communicator<>& comm) {
+    return check_same_bits<float>(comm, 2, adamw{.lr = 0.01});
+}
+std::uint64_t inproc_bits(int ranks) {
+    static std::map<int, std::uint64_t> known;
+    auto const [at, fresh] = known.try_emplace(ranks, 0);
+    if (fresh) at->second = run_ranks(ranks, [](auto& comm) { return train_every_way(comm); }).front().first;
+    return at->second;
+}
+
+failures check_overlap(communicator<>& comm) {
+    failures all;
+    for (char const* const name : {"auto", "direct", "ring"})
+        for (bool const sharded : {false, true}) {
+            recipe const by{.name = std::string(name) + (sharded ? ", sharded" : ""),
+                            .algorithm = any_allreduce::parse(name),
+                            .options = options_of(sharded, false)};
+            note(all, "overlap", overlap_check::run(comm, by));
+        }
+    return all;
+}
+
+}  // namespace ddp::test
