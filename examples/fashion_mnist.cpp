@@ -172,9 +172,8 @@ outcome train(settings const& with, std::string_view transport, ddp::communicato
             return ddp::local_parallel{
                 model, optimizer, comm, strategy, {.clip = options.clip, .schedule = options.schedule}};
         };
-        std::uint64_t const period = with.period != 0                                        ? with.period
-                                     : with.strategy == "gossip" || with.strategy == "stale" ? 1
-                                                                                             : 8;
+        std::uint64_t const usual = with.strategy == "gossip" || with.strategy == "stale" ? 1 : 8;
+        std::uint64_t const period = with.period != 0 ? with.period : usual;
         ddp::local_parallel trainer = [&] {
             if (with.strategy == "local_sgd") return locally(ddp::local_sgd{.period = period});
             if (with.strategy == "post_local")
@@ -215,9 +214,7 @@ int main(int argc, char** argv) {
         .add("exchange", with.exchange,
              "what travels instead of gradients: none, bf16, fp16, int8, topk (see --ratio) or powersgd (see --rank)")
         .add("strategy", with.strategy,
-             "when ranks talk: every_step, local_sgd, post_local, diloco, gossip or stale; by their values in all but "
-             "the "
-             "first")
+             "when ranks talk: every_step (gradients), local_sgd, post_local, diloco, gossip or stale (values)")
         .add("period", with.period,
              "steps from one meeting to the next, or, with stale, to what others did; 0: 8, or 1 with gossip and stale")
         .add("ratio", with.ratio, "part of the gradient that topk sends")

@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <span>
@@ -165,4 +167,28 @@ TEMPLATE_TEST_CASE("the largest elements are those of a sort", "[kernel]", float
     std::vector<E> const few(3);
     std::vector<std::uint32_t> many(4);
     REQUIRE_THROWS_AS(largest_elements(std::span<E const>(few), many), usage_error);
+}
+
+TEST_CASE("how fast floats are converted and selected", "[.][kernel][measure]") {
+    std::vector<float> in(std::size_t{1} << 22), copy(in.size());
+    std::vector<std::uint16_t> narrow(in.size());
+    std::vector<std::byte> whole(detail::kernels::int8_bytes(in.size()));
+    std::vector<std::uint32_t> largest(in.size() / 100);
+    random_stream const draws{1, random_use::initial_values, 0};
+    for (std::size_t i = 0; i < in.size(); ++i) in[i] = draws.at(i).symmetric<float>();
+    auto const measure = [&](char const* what, auto const& run) {
+        double best = 1e9;
+        for (int round = 0; round < 12; ++round) {
+            auto const since = std::chrono::steady_clock::now();
+            run();
+            std::chrono::duration<double> const taken = std::chrono::steady_clock::now() - since;
+            best = std::min(best, taken.count());
+        }
+        WARN(what << ": " << static_cast<double>(in.size() * sizeof(float)) / best / 1e9 << " GB/s of floats");
+    };
+    measure("memcpy", [&] { std::memcpy(copy.data(), in.data(), in.size() * sizeof(float)); });
+    measure("to bfloat16", [&] { detail::kernels::narrow<bfloat16>(in.data(), narrow.data(), in.size()); });
+    measure("to half", [&] { detail::kernels::narrow<half>(in.data(), narrow.data(), in.size()); });
+    measure("to int8", [&] { detail::kernels::to_int8(in.data(), whole.data(), in.size()); });
+    measure("largest 1 %", [&] { largest_elements(std::span<float const>(in), std::span(largest)); });
 }

@@ -74,7 +74,8 @@ struct local_result {
 /// Model, communicator and trainer may be destroyed in any order. One thread calls it; any number of them may share a communicator.
 ///
 /// Cost    of the constructor: as data_parallel's. Of a step: the model's passes and the optimizer's pass over all values, no
-///         communication. Of a meeting: an all-gather of 40 bytes a rank, and the strategy's.
+///         communication (but that of stale_synchronous). Of a meeting: an all-gather of 40 bytes a rank, and the
+///         strategy's.
 /// Throws  as data_parallel: comm_error, the same on all ranks, where models or settings differ, or ranks fail; error
 ///         (errc::mismatch), the same on all ranks, where they meet after different numbers of steps; what the user's model throws comes back as itself on that rank, and fails the others at the next meeting.
 template <class M, class T>
@@ -148,8 +149,9 @@ public:
         return result;
     }
 
-    /// Gives all ranks the mean of their values, after any number of steps; of a strategy whose ranks agree when they meet, by a meeting
-    /// outside the period, unless they have just met; of one whose exchanges end later, by their end. Collective. For evaluation, saving, and the end of the training.
+    /// Gives all ranks the mean of their values, after any number of steps; of a strategy whose ranks agree when they meet,
+    /// by a meeting outside the period, unless they have just met; of one whose exchanges end later, by their end.
+    /// Collective. For evaluation, saving, and the end of the training.
     void synchronise() {
         expect_between("synchronise()");
         comm_.check();

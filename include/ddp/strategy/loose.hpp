@@ -11,6 +11,7 @@
 #include <ddp/collective/point_to_point.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
+#include <ddp/kernel/combine.hpp>
 #include <ddp/kernel/kernel.hpp>
 #include <ddp/strategy/strategy.hpp>
 
@@ -32,12 +33,6 @@ DDP_KERNEL void elastic_pull(E* values, E const* centre, E* pull, std::size_t co
         pull[i] = alpha * (values[i] - centre[i]);
         values[i] = values[i] - pull[i];
     }
-}
-template <Element E>
-DDP_KERNEL void add_to(E* sum, E const* addend, std::size_t count) {
-    DDP_NO_CONTRACTION
-    DDP_INDEPENDENT
-    for (std::size_t i = 0; i < count; ++i) sum[i] = sum[i] + addend[i];
 }
 
 }  // namespace detail::kernels
@@ -79,7 +74,7 @@ struct elastic_averaging {
         detail::kernels::elastic_pull(with.values.data(), kept.centre.all().data(), kept.pull.data(),
                                       with.values.size(), static_cast<E>(alpha));
         allreduce(with.comm, std::span<E>(kept.pull));
-        detail::kernels::add_to(kept.centre.all().data(), kept.pull.data(), kept.pull.size());
+        combine<sum>(kept.centre.all(), kept.centre.all(), kept.pull);
     }
 };
 
@@ -131,8 +126,8 @@ struct gossip {
             int const left = (me + ranks - 1) % ranks, right = (me + 1) % ranks;
             send_receive(with.comm, with.values, right, kept.from_left, left);
             send_receive(with.comm, with.values, left, kept.from_right, right);
-            detail::kernels::add_to(kept.from_left.data(), kept.from_right.data(), kept.from_left.size());
-            detail::kernels::add_to(with.values.data(), kept.from_left.data(), kept.from_left.size());
+            combine<sum>(std::span<E>(kept.from_left), kept.from_left, kept.from_right);
+            combine<sum>(with.values, with.values, kept.from_left);
             scale(with.values, E(1) / E(3));
             return;
         }
@@ -140,7 +135,7 @@ struct gossip {
         while (2 << hops < ranks) ++hops;
         int const far = 1 << static_cast<int>((with.number - 1) % static_cast<std::uint64_t>(hops + 1));
         send_receive(with.comm, with.values, (me + far) % ranks, kept.from_left, (me + ranks - far) % ranks);
-        detail::kernels::add_to(with.values.data(), kept.from_left.data(), kept.from_left.size());
+        combine<sum>(with.values, with.values, kept.from_left);
         scale(with.values, E(0.5));
     }
 };

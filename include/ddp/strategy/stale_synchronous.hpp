@@ -13,6 +13,7 @@
 #include <ddp/collective/request.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
+#include <ddp/kernel/combine.hpp>
 #include <ddp/kernel/kernel.hpp>
 #include <ddp/strategy/strategy.hpp>
 
@@ -42,13 +43,6 @@ DDP_KERNEL void take_mean_step(E* base, E const* sum, std::size_t count, E inver
     DDP_INDEPENDENT
     for (std::size_t i = 0; i < count; ++i) base[i] = base[i] + inverse * sum[i];
 }
-/// to = to + addend.
-template <Element E>
-DDP_KERNEL void add_own_step(E* to, E const* addend, std::size_t count) {
-    DDP_NO_CONTRACTION
-    DDP_INDEPENDENT
-    for (std::size_t i = 0; i < count; ++i) to[i] = to[i] + addend[i];
-}
 
 }  // namespace detail::kernels
 
@@ -61,7 +55,7 @@ DDP_KERNEL void add_own_step(E* to, E const* addend, std::size_t count) {
 /// bits again. What ranks say of their end and of request_stop() comes so much later too.
 ///
 /// Cost    of a step: an allreduce of S bytes, where S is the size of the values, beside the next steps, on the communicator's
-///         thread where the transport allows one; staleness + 3 passes. Memory for 2 staleness + 3 arrays of the model's size.
+///         thread where the transport allows one; staleness + 4 passes. Memory for 2 staleness + 4 arrays of the model's size.
 /// Sums    d = x - x before the step; c = c + (the sum of weight d, in the canonical order) times 1 / (the sum of weights),
 ///         weights being samples; x = c + the rank's own d of the steps since, the oldest first.
 /// Source  Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", NIPS 2013, without a
@@ -124,7 +118,7 @@ struct stale_synchronous {
         }
         std::ranges::copy(kept.base.all(), with.values.begin());
         for (std::uint64_t k = kept.ended; k < kept.begun; ++k)
-            detail::kernels::add_own_step(with.values.data(), kept.ring[k % kept.ring.size()].own.data(), n);
+            combine<sum>(with.values, with.values, kept.ring[k % kept.ring.size()].own);
         std::ranges::copy(with.values, kept.before.begin());
         return late;
     }
