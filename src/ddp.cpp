@@ -39,6 +39,7 @@
 #include <ddp/rendezvous/impl/run.ipp>
 #include <ddp/rendezvous/impl/slurm_node_list.ipp>
 #include <ddp/train/impl/bucket.ipp>
+#include <ddp/train/impl/frozen.ipp>
 #include <ddp/train/impl/nonfinite.ipp>
 #include <ddp/train/impl/odd_ranks.ipp>
 #include <ddp/train/impl/ready_reports.ipp>

@@ -28,6 +28,8 @@
 #include <ddp/optim/adagrad.hpp>
 #include <ddp/optim/adam.hpp>
 #include <ddp/optim/any_optimizer.hpp>
+#include <ddp/optim/lamb.hpp>
+#include <ddp/optim/lars.hpp>
 #include <ddp/optim/lion.hpp>
 #include <ddp/optim/parameter_groups.hpp>
 #include <ddp/optim/rmsprop.hpp>

@@ -17,7 +17,7 @@
 
 #include "checkpoint/training.hpp"
 #include "support/catch.hpp"
-#include "support/loopback.hpp"
+#include "support/on_ranks.hpp"
 #include "train/scripted_model.hpp"
 
 using namespace ddp;

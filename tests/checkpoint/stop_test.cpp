@@ -10,7 +10,6 @@
 
 #include "checkpoint/training.hpp"
 #include "support/catch.hpp"
-#include "support/loopback.hpp"
 #include "train/scripted_model.hpp"
 
 using namespace ddp;

@@ -27,6 +27,15 @@ struct my_metrics {
     }
 };
 
+struct gradient_noise {
+    void on(ddp::mean_gradient<float> const& event) const {
+        ddp::random_stream const draws{7, ddp::random_use::user, event.step};
+        std::uint64_t const first = (std::uint64_t{event.parameter} << 32) + event.begin;
+        for (std::size_t k = 0; k < event.gradient.size(); ++k)
+            event.gradient[k] += draws.at(first + k).symmetric<float>() * 0x1p-10f;  // exact: nothing to contract
+    }
+};
+
 auto make_model() {
     return ddp::nn::sequential{ddp::nn::linear(1, 1), ddp::nn::mean_squared_error()};
 }
@@ -60,6 +69,17 @@ void groups_of_several_algorithms(ddp::communicator<>& comm) {
             trainer, path, {.strict = false, .cast = true, .file_prefix = "module.", .model_prefix = "0."});
         for (std::string const& name : report.missing) std::printf("%s is left as it was\n", name.c_str());
     }
+}
+
+void frozen(ddp::communicator<>& comm) {
+    auto model = make_model(), other = make_model();
+    ddp::data_parallel noisy{model, ddp::sgd{.lr = 0.1}, comm, gradient_noise{}};
+    noisy.step(batches.front());
+    ddp::data_parallel tuned{other, ddp::adamw{}, comm, {.frozen = {"0.*"}}};
+    tuned.step(batches.front());
+    tuned.unfreeze("0.bias");
+    tuned.freeze("*.weight");
+    tuned.step(batches.front());
 }
 
 void prefetched(ddp::communicator<>& comm) {
@@ -100,6 +120,7 @@ double without_a_trainer() {
 
 void body(ddp::communicator<>& comm) {
     groups_of_several_algorithms(comm);
+    frozen(comm);
     prefetched(comm);
     fitted_to_the_network(comm);
     my_metrics mine;

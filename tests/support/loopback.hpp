@@ -1,5 +1,5 @@
 /// \file
-/// loopback_world, on_ranks: ranks that are threads, over TCP on loopback.
+/// loopback_world: ends of a job whose ranks are threads, over TCP on loopback. See on_ranks.hpp for a test's body on all of them.
 #pragma once
 
 #include <chrono>
@@ -11,7 +11,6 @@
 #include <ddp/transport/framed/tcp.hpp>
 
 #include "support/listener.hpp"
-#include "support/on_threads.hpp"
 
 namespace ddp::test {
 
@@ -46,15 +45,5 @@ private:
     tcp_options with_;
     listener at_;
 };
-
-/// body(comm) on every rank. `memory`: messages go through memory.
-template <class Body>
-auto on_ranks(int ranks, Body const& body, bool memory = false) {
-    loopback_world const world(ranks, memory);
-    return on_threads(ranks, [&](int rank) {
-        communicator<> comm = any_communicator(world.connect(rank), loopback_patience());
-        return body(comm);
-    });
-}
 
 }  // namespace ddp::test

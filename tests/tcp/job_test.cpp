@@ -15,6 +15,7 @@
 #include "support/group_checks.hpp"
 #include "support/job_checks.hpp"
 #include "support/loopback.hpp"
+#include "support/on_ranks.hpp"
 #include "train/patience.hpp"
 
 using ddp::test::loopback_world;

@@ -18,7 +18,7 @@
 #include <ddp/optim/parameter_groups.hpp>
 
 #include "support/catch.hpp"
-#include "support/loopback.hpp"
+#include "support/on_ranks.hpp"
 #include "support/ranks.hpp"
 #include "support/training_checks.hpp"
 #include "train/patience.hpp"

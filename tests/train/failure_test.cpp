@@ -1,6 +1,7 @@
 // When a rank's own code fails, it gets its own error back, all others are told of it, and nobody hangs.
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <stdexcept>
@@ -9,6 +10,9 @@
 #include <vector>
 
 #include <ddp/collective/allreduce.hpp>
+#include <ddp/collective/barrier.hpp>
+#include <ddp/strategy/averaging.hpp>
+#include <ddp/strategy/local_parallel.hpp>
 
 #include "support/catch.hpp"
 #include "support/lingering_transport.hpp"
@@ -87,6 +91,39 @@ TEST_CASE("a gradient that is not reported is an error on every rank that names 
                          {"DDP-E103", "rank 1: backward never reported parameter #1 'b'", "unused::allowed"});
     expect_on_every_rank(errors_after([](model& m) { m.leaves_out = [](std::size_t i) { return i == 2; }; }),
                          {"DDP-E103", "rank 1", "parameter #2 'c'"});  // an empty parameter counts
+}
+
+TEST_CASE("in a group, ranks are named by their numbers in the job", "[train]") {
+    std::string const how = GENERATE("left out", "left out locally", "not finite", "factor", "patterns");
+    auto const errors = run_ranks(
+        3,
+        [&](auto& comm) {
+            auto const pair = comm.subgroup({2, 1});  // rank 1 of the job is its rank 1, rank 2 its rank 0
+            bool const odd = comm.rank() == 2;
+            model net({{"a", {30}}, {"b", {20}}});
+            if (how.starts_with("left out") && odd) net.leaves_out = [](std::size_t i) { return i == 1; };
+            std::string text = "rank 2";
+            if (how == "left out locally" && pair) {
+                text = thrown_by([&] {
+                    local_parallel trainer{net, sgd{.lr = 0.1}, *pair, local_sgd{.period = 1}};
+                    trainer.step(numbers{{1}});
+                });
+            } else if (pair) {
+                text = thrown_by([&] {
+                    data_parallel trainer{net, sgd{.lr = 0.1}, *pair, training_options{.nonfinite = nonfinite::stop}};
+                    if (how == "factor") trainer.set_rate_factor(odd ? -1 : 1);
+                    if (how == "patterns") trainer.freeze(odd ? "a" : "b");
+                    trainer.step(numbers{{odd && how == "not finite" ? NAN : 1}});
+                });
+            }
+            std::string const verdict = thrown_by([&] { barrier(comm); });  // where it is everybody's
+            return verdict.empty() ? text : verdict;
+        },
+        patient());
+    for (std::size_t rank = 0; rank < 3; ++rank)
+        if (how != "patterns" || rank != 1) CHECK_THAT(errors[rank], Catch::Contains("rank 2"));
+    if (how.starts_with("left out"))
+        for (auto const& text : errors) CHECK_THAT(text, Catch::Contains("DDP-E103"));
 }
 
 TEST_CASE("a gradient that is reported twice is an error on every rank that names rank and parameter", "[train]") {
@@ -262,7 +299,8 @@ TEST_CASE("what a failed step has posted outlives the transport, which may still
     for (int rank = 0; rank < ranks; ++rank)
         all.emplace_back([&, rank] {
             try {
-                communicator comm(std::make_unique<lingering_transport>(world->connect(rank)), patient());
+                communicator<> comm =
+                    any_communicator(std::make_unique<lingering_transport>(world->connect(rank)), patient());
                 model net({{"a", {300}}, {"b", {3}}, {"c", {70}}});
                 data_parallel trainer{net, sgd{.lr = 0.1}, comm, options_of(sharded, clipped), per_parameter_buckets{}};
                 for (int step = 0; step < 5; ++step) {

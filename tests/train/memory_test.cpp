@@ -28,7 +28,7 @@
 #include <ddp/transport/shm/memfd.hpp>
 
 #include "support/catch.hpp"
-#include "support/loopback.hpp"
+#include "support/on_ranks.hpp"
 #include "support/ranks.hpp"
 #include "support/training_checks.hpp"
 #include "train/patience.hpp"

@@ -100,7 +100,7 @@ std::vector<outcome> one_step(int ranks, std::vector<std::size_t> const& sizes, 
         try {
             auto mine = std::make_unique<watched_transport>(world->connect(r));
             watched_transport* const over = mine.get();
-            communicator<watched_transport> comm(std::move(mine), patient());
+            communicator<> comm = any_communicator(std::move(mine), patient());
             std::vector<scripted_model<>::part> parts;
             for (std::size_t i = 0; i < sizes.size(); ++i) parts.push_back({"p" + std::to_string(i), {sizes[i]}});
             scripted_model<> net(parts);

@@ -13,6 +13,8 @@
 #include <ddp/collective/concepts.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/comm/shared_memory.hpp>
+#include <ddp/core/separate.hpp>
+#include <ddp/transport/any.hpp>
 
 namespace ddp::detail {
 
@@ -44,5 +46,10 @@ template <Transport T>
     }
     return found.memory;
 }
+
+#if defined(DDP_SEPARATE_COMPILATION)
+DDP_INSTANTIATE std::shared_ptr<shared_memory> share_memory(communicator<any_transport> const&, std::size_t,
+                                                            sharing_among);
+#endif
 
 }  // namespace ddp::detail

@@ -45,6 +45,8 @@ public:
         return (counts_[i] + statistics_block - 1) / statistics_block;
     }
     [[nodiscard]] std::size_t blocks() const noexcept { return all_blocks_; }
+    /// The first block at or behind an arena position that is a cut. Cost: a binary search.
+    [[nodiscard]] std::size_t block_at(std::size_t position) const noexcept;
 
     /// Calls f(i, from, to) for every parameter that has elements in the arena's [from, to), clipped to it. Cost: a binary
     /// search, and one call a parameter.

@@ -6,19 +6,23 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 #include <variant>
 
 #include <ddp/optim/adagrad.hpp>
 #include <ddp/optim/adam.hpp>
+#include <ddp/optim/lamb.hpp>
+#include <ddp/optim/lars.hpp>
 #include <ddp/optim/lion.hpp>
 #include <ddp/optim/optimizer.hpp>
+#include <ddp/optim/optimizer_model.hpp>
 #include <ddp/optim/rmsprop.hpp>
 #include <ddp/optim/sgd.hpp>
 
 namespace ddp {
 
-/// Holds sgd, adam, adamw, rmsprop, adagrad or lion, and behaves as what it holds, hash included. For command lines and
-/// matrices of tests: one trainer is compiled instead of six. Costs one indirect choice a range.
+/// Holds sgd, adam, adamw, rmsprop, adagrad, lion, lamb or lars, and behaves as what it holds, hash included. For command lines and
+/// matrices of tests: one trainer is compiled instead of eight. Costs one indirect choice a range.
 class any_optimizer {
 public:
     any_optimizer(sgd const& held) noexcept : held_(held) {}
@@ -27,6 +31,8 @@ public:
     any_optimizer(rmsprop const& held) noexcept : held_(held) {}
     any_optimizer(adagrad const& held) noexcept : held_(held) {}
     any_optimizer(lion const& held) noexcept : held_(held) {}
+    any_optimizer(lamb const& held) noexcept : held_(held) {}
+    any_optimizer(lars const& held) noexcept : held_(held) {}
 
     [[nodiscard]] std::size_t slot_count() const noexcept {
         return std::visit([](auto const& held) { return held.slot_count(); }, held_);
@@ -43,13 +49,25 @@ public:
     void validate() const {
         std::visit([](auto const& held) { held.validate(); }, held_);
     }
+    [[nodiscard]] bool needs_norms() const noexcept {
+        return std::holds_alternative<lamb>(held_) || std::holds_alternative<lars>(held_);
+    }
+    template <std::floating_point E>
+    void prepare(step_info const& at, std::span<E> gradient, std::span<E const> value, slot_spans<E> slots) const {
+        std::visit(
+            [&](auto const& held) {
+                if constexpr (detail::HasPrepare<std::remove_cvref_t<decltype(held)>, E>)
+                    held.prepare(at, gradient, value, slots);
+            },
+            held_);
+    }
     template <std::floating_point E>
     void step(step_info const& at, std::span<E const> gradient, std::span<E> value, slot_spans<E> slots) const {
         std::visit([&](auto const& held) { held.step(at, gradient, value, slots); }, held_);
     }
 
 private:
-    std::variant<sgd, adam, adamw, rmsprop, adagrad, lion> held_;
+    std::variant<sgd, adam, adamw, rmsprop, adagrad, lion, lamb, lars> held_;
 };
 static_assert(OptimizerFor<any_optimizer, float> && OptimizerFor<any_optimizer, double>);
 

@@ -17,6 +17,8 @@ struct step_info {
     double learning_rate = 0.0;   ///< the optimizer's lr (or its group's) times the schedule's factor
     double gradient_scale = 1.0;  ///< the clip factor; multiply each gradient by it, in E, first. 1: no clipping
     std::size_t group = 0;        ///< of the parameters in this range, where the optimizer has groups
+    double value_norm = 0.0;      ///< of the whole parameter before the step, where the optimizer has prepare()
+    double gradient_norm = 0.0;   ///< of what prepare() has left of the whole parameter's gradient, likewise
 };
 
 /// An optimizer's state for a range: slots[k] runs beside the values. In the library's arena, zero at the start.
@@ -51,6 +53,12 @@ concept StepIsConst =
 ///  slot_names()              a range of slot_count() words, what slots[k] is called where state is listed or kept
 ///                            ("momentum"); without it "slot 0", "slot 1", …
 ///  slot_names(group)         the same for the slots that this group uses, where groups differ in it
+///  prepare(info, gradient, value, slots)
+///                            for a step that needs norms of whole parameters (lamb, lars): called once for each range,
+///                            before any is stepped; gradient is std::span<E> and may be rewritten, value is const. The norms of
+///                            value and gradient, summed in double by blocks, then stand in the step's info, and a step's range
+///                            lies in one parameter. Values are stepped after backward then
+///  needs_norms()             false for an optimizer whose prepare() is not needed this time
 ///
 /// Ranks compare the groups as they compare hash(). parameter_groups makes such an optimizer of several plain ones.
 ///

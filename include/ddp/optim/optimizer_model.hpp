@@ -34,6 +34,10 @@ public:
     [[nodiscard]] virtual double learning_rate(std::size_t group) const = 0;
     /// The group of each parameter; empty where the optimizer has none.
     [[nodiscard]] virtual std::vector<std::size_t> groups_of(std::span<parameter<E> const> parameters) const = 0;
+    /// Whether prepare() comes before step(), and the norms of parameters between them.
+    [[nodiscard]] virtual bool needs_norms() const = 0;
+    virtual void prepare(step_info const& at, std::span<E> gradient, std::span<E const> value,
+                         slot_spans<E> slots) const = 0;
     virtual void step(step_info const& at, std::span<E const> gradient, std::span<E> value,
                       slot_spans<E> slots) const = 0;
 
@@ -44,6 +48,25 @@ public:
 private:
     double rate_factor_ = 1;
 };
+
+template <class Opt, class E>
+concept HasPrepare =
+    requires(Opt const& optimizer, step_info const& at, std::span<E> gradient, std::span<E const> value,
+             slot_spans<E> slots) { optimizer.prepare(at, gradient, value, slots); };
+/// Whether this optimizer steps by norms of whole parameters.
+template <class E, class Opt>
+[[nodiscard]] bool needs_norms(Opt const& optimizer) {
+    if constexpr (!HasPrepare<Opt, E>) {
+        static_assert(
+            !requires { &Opt::prepare; },
+            "prepare of an optimizer is const and takes step_info, std::span<E>, std::span<E const>, slot_spans<E>");
+        return false;
+    } else if constexpr (requires { optimizer.needs_norms(); }) {
+        return optimizer.needs_norms();
+    } else {
+        return true;
+    }
+}
 
 template <Element E, OptimizerFor<E> Opt>
 class optimizer_model_of final : public optimizer_model<E> {
@@ -74,6 +97,11 @@ public:
                 "groups_of of an optimizer is const and takes a std::span<ddp::parameter<E> const>");
             return {};
         }
+    }
+    bool needs_norms() const override { return detail::needs_norms<E>(held_); }
+    void prepare([[maybe_unused]] step_info const& at, [[maybe_unused]] std::span<E> gradient,
+                 [[maybe_unused]] std::span<E const> value, [[maybe_unused]] slot_spans<E> slots) const override {
+        if constexpr (HasPrepare<Opt, E>) held_.prepare(at, gradient, value, slots);
     }
     void step(step_info const& at, std::span<E const> gradient, std::span<E> value,
               slot_spans<E> slots) const override {

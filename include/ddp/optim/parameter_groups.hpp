@@ -15,6 +15,7 @@
 #include <ddp/core/digest.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/optim/optimizer.hpp>
+#include <ddp/optim/optimizer_model.hpp>
 #include <ddp/optim/sgd.hpp>
 #include <ddp/optim/slot_names.hpp>
 
@@ -115,6 +116,18 @@ public:
         for (std::size_t g = 0; g + 1 < groups_.size(); ++g)
             DDP_EXPECTS(sizes[g] != 0, nothing_for(groups_[g].names, parameters));
         return result;
+    }
+
+    /// Whether some member steps by norms of whole parameters.
+    [[nodiscard]] bool needs_norms() const {
+        return std::ranges::any_of(groups_, [](auto const& g) { return detail::needs_norms<float>(g.optimizer); });
+    }
+    /// What comes before the step of a range of group at.group, where its member has prepare().
+    template <Element E>
+        requires detail::HasPrepare<Opt, E>
+    void prepare(step_info const& at, std::span<E> gradient, std::span<E const> value, slot_spans<E> slots) const {
+        Opt const& member = groups_[at.group].optimizer;
+        member.prepare(at, gradient, value, slots.first(member.slot_count()));
     }
 
     /// Steps a range that lies in parameters of group at.group.

@@ -244,10 +244,16 @@ private:
         weighed_ = false;
         std::uint64_t const weight = std::exchange(weight_, 0);
         bool const adds = accumulated_ != 0;
+        std::string complaint;
         if (weight != 0 || (last && adds))
             tell_peers([&] {
-                replica_.backward({.weight = weight, .accumulate = adds, .last = last, .unused = options_.unused});
+                try {
+                    replica_.backward({.weight = weight, .accumulate = adds, .last = last, .unused = options_.unused});
+                } catch (gradient_error const& e) {
+                    complaint = e.complaint();
+                }
             });
+        if (!complaint.empty()) detail::fail_gradient(comm_, complaint);
         accumulated_ += weight;
     }
     void update(std::uint64_t weight) {
@@ -263,15 +269,24 @@ private:
             }
         }
         auto const since = monotonic_clock::now();
-        update_info const how{
+        update_info how{
             .update = updates_ + 1, .rate_factor = options_.schedule.factor(steps_), .gradient_scale = clip};
-        if (options_.unused == unused::error)
-            stepper_.step(how, gradients, replica_.values());
-        else  // what this rank has not used stays as it is
+        auto const for_each_used = [&](auto const& f) {  // what this rank has not used stays as it is
+            if (options_.unused == unused::error) return f(std::size_t{0}, gradients.size());
             for (std::size_t i = 0; i < parameters().size(); ++i)
-                if (replica_.used()[i] != 0)
-                    stepper_.step(how, gradients, replica_.values(), replica_.where().begin(i),
-                                  replica_.where().end(i));
+                if (replica_.used()[i] != 0) f(replica_.where().begin(i), replica_.where().end(i));
+        };
+        if (stepper_.needs_norms()) {
+            for_each_used([&](std::size_t from, std::size_t to) {
+                stepper_.prepare(how, gradients, replica_.values(), from, to);
+            });
+            value_norms_.add(std::span<element const>(replica_.values()), 0, gradients.size());
+            norm_.add(std::span<element const>(gradients), 0, gradients.size());
+            how.value_norms = value_norms_.of_parameters();
+            how.gradient_norms = norm_.of_parameters();
+        }
+        for_each_used(
+            [&](std::size_t from, std::size_t to) { stepper_.step(how, gradients, replica_.values(), from, to); });
         times_.stepped += monotonic_clock::now() - since;
         ++updates_;
         since_all_ += weight;
@@ -300,7 +315,8 @@ private:
         if (sum.odd != 0) {
             std::string text = "ranks meet after different numbers of local steps:";
             for (std::size_t r = 0; r < all.size(); ++r)
-                text += (r == 0 ? " " : ", ") + std::to_string(all[r].step) + " on rank " + std::to_string(r);
+                text += (r == 0 ? " " : ", ") + std::to_string(all[r].step) + " on rank " +
+                        std::to_string(over.members().members()[r]);
             throw error(errc::mismatch, text +
                                             " of this meeting (0: synchronise()). A rank that has fewer batches calls "
                                             "join(), and all call synchronise() together");
@@ -382,7 +398,7 @@ private:
     replica<M> replica_;
     std::unique_ptr<detail::strategy_model<T, element>> strategy_;
     stepper<element> stepper_;
-    detail::gradient_norm norm_;
+    detail::gradient_norm norm_, value_norms_;
     std::uint64_t hash_ = 1;
 
     std::uint64_t weight_ = 0, accumulated_ = 0;            // of the last batch; of the step under way
@@ -404,7 +420,8 @@ local_parallel<M, T>::local_parallel(M& model, Opt const& optimizer, communicato
       replica_(model),
       strategy_(std::make_unique<detail::strategy_model_of<T, element, S>>(std::move(strategy))),
       stepper_(optimizer, layout(replica_.counts(), {}, sizeof(element)), replica_.parameters()),
-      norm_(layout(replica_.counts(), {}, sizeof(element))) {
+      norm_(layout(replica_.counts(), {}, sizeof(element))),
+      value_norms_(layout(replica_.counts(), {}, sizeof(element))) {
     expect_uncontracted_kernels();
     strategy_->validate();
     training_options alike;

@@ -10,9 +10,12 @@
 #include <string>
 #include <vector>
 
+#include <ddp/core/math.hpp>
 #include <ddp/core/random.hpp>
+#include <ddp/kernel/norm.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/optim/optimizer.hpp>
+#include <ddp/optim/optimizer_model.hpp>
 
 namespace ddp::testing {
 
@@ -23,6 +26,11 @@ struct as_compiled {
     static void step(O const& optimizer, step_info const& info, std::span<E const> gradient, std::span<E> value,
                      slot_spans<E> slots) {
         optimizer.step(info, gradient, value, slots);
+    }
+    template <class O, class E>
+    static void prepare(O const& optimizer, step_info const& info, std::span<E> gradient, std::span<E const> value,
+                        slot_spans<E> slots) {
+        optimizer.prepare(info, gradient, value, slots);
     }
 };
 
@@ -37,6 +45,12 @@ struct fused {
         slot_spans<E> slots) {
         optimizer.step(info, gradient, value, slots);
     }
+    template <class O, class E>
+    __attribute__((noinline, flatten, target("fma"), optimize("O2", "fp-contract=fast"))) static void prepare(
+        O const& optimizer, step_info const& info, std::span<E> gradient, std::span<E const> value,
+        slot_spans<E> slots) {
+        optimizer.prepare(info, gradient, value, slots);
+    }
 };
 struct rounded {
     template <class O, class E>
@@ -45,10 +59,24 @@ struct rounded {
         slot_spans<E> slots) {
         optimizer.step(info, gradient, value, slots);
     }
+    template <class O, class E>
+    __attribute__((noinline, flatten, target("fma"), optimize("O2", "fp-contract=off"))) static void prepare(
+        O const& optimizer, step_info const& info, std::span<E> gradient, std::span<E const> value,
+        slot_spans<E> slots) {
+        optimizer.prepare(info, gradient, value, slots);
+    }
 };
 #else
 #define DDP_CAN_FORCE_CONTRACTION 0
 #endif
+
+/// Of at most one statistics block.
+template <Element E>
+double norm_of(std::span<E const> all) {
+    double square = 0;
+    block_squares(all, std::span(&square, 1));
+    return ddp::detail::square_root(square);
+}
 
 /// A few steps over the same random numbers, in pieces of `piece` elements, the last one first. Returns the values, then
 /// the state: all that a step may change.
@@ -61,15 +89,28 @@ std::vector<E> stepped(O const& optimizer, std::size_t piece, step_info info, do
     for (info.step = 1; info.step <= 5; ++info.step) {
         for (std::size_t i = 0; i < count; ++i)
             gradient[i] = static_cast<E>(gradients) * draws.at(info.step * count + i).symmetric<E>();
-        for (std::size_t end = count; end > 0;) {
-            std::size_t const begin = end - std::min(end, piece), length = end - begin;
-            std::vector<std::span<E>> slots;
-            for (std::size_t k = 0; k < optimizer.slot_count(); ++k)
-                slots.push_back(std::span<E>(state).subspan(k * count + begin, length));
-            How::step(optimizer, info, std::span<E const>(gradient).subspan(begin, length),
-                      std::span<E>(value).subspan(begin, length), slot_spans<E>(slots));
-            end = begin;
+        auto const for_each_piece = [&](auto const& f) {
+            for (std::size_t end = count; end > 0;) {
+                std::size_t const begin = end - std::min(end, piece), length = end - begin;
+                std::vector<std::span<E>> slots;
+                for (std::size_t k = 0; k < optimizer.slot_count(); ++k)
+                    slots.push_back(std::span<E>(state).subspan(k * count + begin, length));
+                f(begin, length, slot_spans<E>(slots));
+                end = begin;
+            }
+        };
+        if constexpr (ddp::detail::HasPrepare<O, E>) {
+            for_each_piece([&](std::size_t begin, std::size_t length, slot_spans<E> slots) {
+                How::prepare(optimizer, info, std::span<E>(gradient).subspan(begin, length),
+                             std::span<E const>(value).subspan(begin, length), slots);
+            });
+            info.value_norm = norm_of<E>(value);
+            info.gradient_norm = norm_of<E>(gradient);
         }
+        for_each_piece([&](std::size_t begin, std::size_t length, slot_spans<E> slots) {
+            How::step(optimizer, info, std::span<E const>(gradient).subspan(begin, length),
+                      std::span<E>(value).subspan(begin, length), slots);
+        });
     }
     value.insert(value.end(), state.begin(), state.end());
     return value;

@@ -174,6 +174,7 @@ void agree_on_factor(communicator<T> const& comm, char const* operation, std::ui
         what.fingerprint = fingerprint;
         comm.run([&] { return all_gather_small(comm.enter(what), std::span<double>(all)); });
     }
+    auto const name = [&](std::size_t rank) { return comm.members().members()[rank]; };
     auto const text = [](double number) {
         std::ostringstream out;
         out.precision(17);
@@ -182,14 +183,14 @@ void agree_on_factor(communicator<T> const& comm, char const* operation, std::ui
     };
     for (std::size_t rank = 0; rank < all.size(); ++rank)
         if (!is_finite(all[rank]) || all[rank] < 0)
-            throw usage_error(concat({operation, ": rank ", rank, " passes ", text(all[rank]),
+            throw usage_error(concat({operation, ": rank ", name(rank), " passes ", text(all[rank]),
                                       "; a factor of the learning rate is a finite number >= 0"}));
     for (std::size_t rank = 1; rank < all.size(); ++rank)
         if (all[rank] != all[0])
-            throw usage_error(
-                concat({operation, ": rank 0 passes ", text(all[0]), " and rank ", rank, " ", text(all[rank]),
-                        "; nothing was changed. Pass the same on all ranks: let rank 0 decide, and "
-                        "broadcast what it has decided"}));
+            throw usage_error(concat({operation, ": rank ", name(0), " passes ", text(all[0]), " and rank ", name(rank),
+                                      " ", text(all[rank]),
+                                      "; nothing was changed. Pass the same on all ranks: let rank 0 decide, and "
+                                      "broadcast what it has decided"}));
 }
 
 /// Whether all ranks bring the same value.
@@ -204,7 +205,18 @@ bool all_alike(communicator<T> const& comm, char const* operation, std::uint64_t
     return std::all_of(all.begin(), all.end(), [&](std::uint64_t one) { return one == all.front(); });
 }
 
+/// This rank's backward has reported parameters wrongly: throws what every rank throws.
+template <Transport T>
+[[noreturn]] void fail_gradient(communicator<T> const& comm, std::string const& complaint) {
+    int const rank = comm.members().world_rank(comm.rank());
+    std::string const text = "rank " + std::to_string(rank) + ": " + complaint;
+    comm.exclusively([&] { comm.tasks().fail(failure_kind::mismatch, errc::gradient, rank, text); });
+    comm.check();
+    throw error(errc::gradient, text);  // not reached: the communicator has failed
+}
+
 #if defined(DDP_SEPARATE_COMPILATION)
+DDP_INSTANTIATE void fail_gradient(communicator<any_transport> const&, std::string const&);
 DDP_INSTANTIATE start_agreement agree_on_start(communicator<any_transport> const&, std::span<parameter<float> const>,
                                                std::string const&, agenda);
 DDP_INSTANTIATE start_agreement agree_on_start(communicator<any_transport> const&, std::span<parameter<double> const>,

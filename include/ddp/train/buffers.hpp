@@ -16,9 +16,11 @@
 #include <ddp/core/bytes.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/core/element_type.hpp>
+#include <ddp/core/separate.hpp>
 #include <ddp/data/safetensors_header.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/model/rank_sums.hpp>
+#include <ddp/transport/any.hpp>
 
 namespace ddp::detail {
 
@@ -89,5 +91,11 @@ public:
 private:
     std::optional<communicator<T>> comm_;
 };
+
+#if defined(DDP_SEPARATE_COMPILATION)
+DDP_INSTANTIATE void broadcast_buffers(communicator<any_transport> const&, std::span<model_buffer const>);
+DDP_INSTANTIATE void average_buffers(communicator<any_transport> const&, std::span<model_buffer const>);
+DDP_INSTANTIATE class trainer_sums<any_transport>;
+#endif
 
 }  // namespace ddp::detail

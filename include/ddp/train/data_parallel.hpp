@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -15,44 +14,25 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include <ddp/collective/broadcast.hpp>
-#include <ddp/collective/share_memory.hpp>
 #include <ddp/comm/communicator.hpp>
-#include <ddp/kernel/kernel.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/model/state_slice.hpp>
-#include <ddp/optim/optimizer_model.hpp>
 #include <ddp/train/agreement.hpp>
-#include <ddp/train/bucket.hpp>
 #include <ddp/train/buffers.hpp>
 #include <ddp/train/events.hpp>
-#include <ddp/train/hosts_engine.hpp>
-#include <ddp/train/memory_engine.hpp>
 #include <ddp/train/no_sync.hpp>
 #include <ddp/train/options.hpp>
 #include <ddp/train/policies.hpp>
 #include <ddp/train/replica.hpp>
 #include <ddp/train/step_engine.hpp>
+#include <ddp/train/trainer_core.hpp>
 
 namespace ddp {
 
-/// What finish returns.
-struct finish_result {
-    std::uint64_t weight = 0;  ///< samples of all ranks, of every batch that went into the step; never 0
-    /// Of the mean gradient before clipping, where clipping by norm or training_options::nonfinite ask for it.
-    double gradient_norm = 0;
-    bool skipped = false;  ///< the mean gradient was not finite: nothing was changed (nonfinite::skip)
-    bool stop = false;     ///< some rank had called request_stop() before it began this step; the same on all ranks
-    /// Mean loss over the samples of all ranks in the step before this one, the same bits on all ranks: it travels with this
-    /// step's weights, so it costs no message. NaN in the first step, and after one without samples. Losses are summed in the
-    /// order of ranks, each times its samples. After join(): trainer.previous_loss().
-    double previous_loss = 0;
-};
 /// What step returns.
 struct step_result {
     double loss = 0;           ///< mean over this rank's samples; 0 where it had none
@@ -130,12 +110,8 @@ public:
     data_parallel(M& model, Opt optimizer, communicator<T> const& comm, Policies... policies)
         : data_parallel(model, comm, setup(std::move(optimizer), std::tuple<Policies...>(std::move(policies)...))) {}
     ~data_parallel() {
-        if (begun_) {
-            comm_.fail("its program left a training step before the step had ended, perhaps by an exception");
-            wait_for_verdict();  // the model may outlive this
-        }
+        if (core_.begun()) core_.abandon_step();
         if (sums_ != nullptr) sums_->leave();
-        detach();
     }
 
     /// One step on this rank's batch: forward, backward, mean over all ranks' samples, update. Batches may differ in size
@@ -164,13 +140,13 @@ public:
         begin(accumulated_ == 0 ? 1 : 0);
         if (replica_.needs_all_ranks())
             tell_peers([&] {
-                if (accumulated_ == 0) replica_.begin_step(engine_->updates());
+                if (accumulated_ == 0) replica_.begin_step(engine().updates());
                 replica_.forward_absent();
             });
         backward_last();
         finish(true);
         account(since);
-        return !engine_->everybody_done();
+        return !engine().everybody_done();
     }
 
     // The calls behind step, for gradient accumulation and for loops of one's own:
@@ -186,7 +162,7 @@ public:
     }
     /// Backward without communication: adds this batch to the next step's gradient.
     void accumulate() {
-        DDP_EXPECTS(!begun_, "accumulate() comes before the synchronising backward(); finish() the step first");
+        DDP_EXPECTS(!core_.begun(), "accumulate() comes before the synchronising backward(); finish() the step first");
         DDP_EXPECTS(weighed_,
                     "accumulate() goes back through trainer.forward(batch): call that first, not the model's");
         weighed_ = false;
@@ -205,8 +181,8 @@ public:
     [[nodiscard]] no_sync_guard no_sync() noexcept { return no_sync_guard(unsynchronised_); }
     /// Backward that starts the reductions. Nothing may touch the model's values until finish().
     void backward() {
-        if (unsynchronised_ != 0 && !begun_) return accumulate();
-        DDP_EXPECTS(!begun_, "a step is under way: finish() it before the next one begins");
+        if (unsynchronised_ != 0 && !core_.begun()) return accumulate();
+        DDP_EXPECTS(!core_.begun(), "a step is under way: finish() it before the next one begins");
         DDP_EXPECTS(weighed_ || accumulated_ != 0,
                     "backward() goes back through trainer.forward(batch): call that first, not the model's");
         begin(0);
@@ -215,59 +191,66 @@ public:
     /// Ends the step: waits for the reductions and the optimizer, and returns when all values are new. The result has
     /// the samples of all ranks (`weight`) and, where clipping asks for it, the norm of the mean gradient.
     finish_result finish() {
-        if (!begun_) expect_synchronising("finish()");
+        if (!core_.begun()) expect_synchronising("finish()");
         return finish(false);
     }
 
     /// Steps that changed the values. After a failure ranks may differ by one: those who had every gradient of a rank that
     /// then failed have completed the step. Equal numbers are equal bits.
-    [[nodiscard]] std::uint64_t completed_steps() const noexcept { return engine_->updates(); }
+    [[nodiscard]] std::uint64_t completed_steps() const noexcept { return engine().updates(); }
     /// Goes on as if so many steps had been completed: schedules and corrections of bias count from there. Between steps,
     /// the same on all ranks; for who brings back values and state (checkpoints does).
     void set_completed_steps(std::uint64_t count) {
         DDP_EXPECTS(between_steps(), "set_completed_steps: a step is under way; finish() it first");
-        comm_.exclusively([&] { engine_->set_updates(count); });
+        core_.set_updates(count);
     }
     /// From the next step on each group's learning rate is multiplied with `factor` as well as with the schedule's: for rates
     /// that the program decides on while it trains (reduce_on_plateau). Stays until the next call; checkpoints do not keep it.
     /// Collective, between steps: ranks compare what they pass before anything changes.
     /// Cost: an all-gather of 8 bytes a rank. Throws usage_error, the same on every rank, where ranks pass different factors, or
     /// one that is negative or not finite: the factor then stays what it was.
-    void set_rate_factor(double factor) {
-        DDP_EXPECTS(!begun_, "set_rate_factor: a step is under way; finish() it first");
-        detail::agree_on_factor(comm_, "set_rate_factor", digest{}.add("set_rate_factor").add(engine_->hash()).value(),
-                                factor);
-        comm_.exclusively([&] { optimizer_->set_rate_factor(factor); });
-    }
+    void set_rate_factor(double factor) { core_.set_rate_factor(factor); }
     /// As set_rate_factor said; 1 before that.
-    [[nodiscard]] double rate_factor() const noexcept { return optimizer_->rate_factor(); }
+    [[nodiscard]] double rate_factor() const noexcept { return core_.optimizer().rate_factor(); }
+    /// Freezes every parameter whose name fits the pattern (see name_fits), from the next step on: neither value nor optimizer state
+    /// changes, decay included, whatever backward reports; its gradient counts as 0 in the norm. A bucket of nothing but frozen
+    /// parameters is not exchanged: those frozen by training_options::frozen have buckets of their own, others share theirs
+    /// and travel as zeros. Checkpoints keep what is frozen like all else, but not that it is frozen.
+    /// Collective, between steps: ranks compare what they pass before anything changes. Cost: an all-gather of 8 bytes a rank.
+    /// Throws usage_error, the same on every rank, where ranks pass different patterns, or no name fits.
+    void freeze(std::string_view pattern) { set_frozen("freeze", pattern, 1); }
+    /// Undoes freeze(), also of training_options::frozen, for every parameter whose name fits. Optimizer state goes on from where it
+    /// was. As freeze().
+    void unfreeze(std::string_view pattern) { set_frozen("unfreeze", pattern, 0); }
+    /// By parameter: not 0 where it is frozen.
+    [[nodiscard]] std::span<std::uint8_t const> frozen() const noexcept { return core_.frozen(); }
     /// Neither is a step under way, nor has accumulate() left gradients for the next one.
-    [[nodiscard]] bool between_steps() const noexcept { return !begun_ && accumulated_ == 0; }
+    [[nodiscard]] bool between_steps() const noexcept { return !core_.begun() && accumulated_ == 0; }
 
     /// This rank wants training to stop: all ranks learn it in the same step, the next one that this rank begins
     /// (`finish_result::stop`; after join(), stop_agreed()), and in every one after that. What they do then is theirs.
     /// Costs no message. From any thread, and from a signal handler.
     void request_stop() noexcept { stop_requested_.store(true); }
     /// What the last step's result said, for loops that end in join().
-    [[nodiscard]] bool stop_agreed() const noexcept { return engine_->stop(); }
+    [[nodiscard]] bool stop_agreed() const noexcept { return engine().stop(); }
     /// Mean loss over all ranks' samples of the step before the last one: what the last step's result said.
-    [[nodiscard]] double previous_loss() const noexcept { return engine_->previous_loss(); }
+    [[nodiscard]] double previous_loss() const noexcept { return engine().previous_loss(); }
     /// After a failure: whether only some values took part in the step that failed. Such state must not be kept.
     [[nodiscard]] bool torn() const noexcept {
-        keep_values();
-        return engine_->torn();
+        core_.keep_values();
+        return engine().torn();
     }
     [[nodiscard]] M& model() noexcept { return replica_.model(); }
-    [[nodiscard]] communicator<T> const& comm() const noexcept { return comm_; }
+    [[nodiscard]] communicator<T> const& comm() const noexcept { return core_.comm(); }
     /// Whether gradients are added, and values stored, in memory that all ranks see; else they travel as messages.
-    [[nodiscard]] bool shares_memory() const noexcept { return shared_; }
-    [[nodiscard]] step_times const& times() const noexcept { return times_; }
-    void reset_times() noexcept { times_ = {}; }
+    [[nodiscard]] bool shares_memory() const noexcept { return core_.shares_memory(); }
+    [[nodiscard]] step_times const& times() const noexcept { return core_.times(); }
+    void reset_times() noexcept { core_.times() = {}; }
     /// What an exchange that sends less has done since the trainer was made: how much less, how exactly, in what time. All zero where
     /// it keeps no account (a plain allreduce). Local; between steps.
     [[nodiscard]] exchange_statistics statistics() const {
-        DDP_EXPECTS(!begun_, "a step is under way: finish() it before its exchange's figures are looked at");
-        return engine_->exchange_statistics();
+        DDP_EXPECTS(!core_.begun(), "a step is under way: finish() it before its exchange's figures are looked at");
+        return engine().exchange_statistics();
     }
 
     /// The parameters, their values in memory that is current between steps.
@@ -278,21 +261,17 @@ public:
     /// use unless told otherwise, this rank holds slices: of all ranks together every element is shown once; with
     /// update::replicated every rank shows all, and the same bits. What is shown may be written. Between steps; local; allocates.
     void for_each_state(state_visitor visit) {
-        DDP_EXPECTS(!begun_, "a step is under way: finish() it before its state is looked at");
-        engine_->for_each_state(visit);
+        DDP_EXPECTS(!core_.begun(), "a step is under way: finish() it before its state is looked at");
+        engine().for_each_state(visit);
     }
 
     /// Makes the model's buffers alike on all ranks, as training_options::buffers says, or else by rank 0's. Collective, between
     /// steps; without buffers nothing happens. After each step it is done already, unless they are left_alone.
     void synchronise_buffers() {
-        if (comm_.size() == 1) return;
+        if (comm().size() == 1) return;
         std::vector<model_buffer> all;
         tell_peers([&] { all = replica_.buffers(); });
-        if (all.empty()) return;
-        if (options_.buffers == buffers::averaged)
-            detail::average_buffers(comm_, std::span<model_buffer const>(all));
-        else
-            detail::broadcast_buffers(comm_, std::span<model_buffer const>(all));
+        core_.synchronise_buffers(all);
     }
 
     /// Digest of all values, in the order of parameters(). Local; cost: one pass over the values.
@@ -300,8 +279,8 @@ public:
     /// Collective: whether all ranks hold the same bits; in buffers too, unless they are left_alone.
     [[nodiscard]] bool replicas_identical() {
         std::uint64_t mine = digest_of_values();
-        if (options_.buffers != buffers::left_alone) mine ^= detail::digest_of(replica_.buffers());
-        return detail::all_alike(comm_, "replicas_identical", engine_->hash(), mine);
+        if (core_.options().buffers != buffers::left_alone) mine ^= detail::digest_of(replica_.buffers());
+        return core_.all_alike(mine);
     }
 
 private:
@@ -311,61 +290,34 @@ private:
                         " under a no_sync() guard: backward() only adds up there, and no step ends. "
                         "Let the guard's scope end first");
     }
-    void detach() noexcept {
-        comm_.exclusively([&] {
-            // The transport of a failed communicator may not have let go of what was posted.
-            if (comm_.tasks().failed()) {
-                comm_.keep(memory_);
-                comm_.keep(engine_->posted_memory());
-            }
-            if (!engine_->idle()) {  // its coroutines end before it does
-                comm_.tasks().fail(failure_kind::threw, errc::remote_exception, -1, "a trainer ended within a step");
-                comm_.tasks().pump();
-            }
-            engine_.reset();
-        });
+    [[nodiscard]] step_engine<T, element>& engine() const noexcept { return core_.engine(); }
+    void set_frozen(char const* what, std::string_view pattern, std::uint8_t frozen) {
+        DDP_EXPECTS(between_steps(), std::string(what) + ": a step is under way; finish() it first");
+        core_.set_frozen(what, pattern, frozen);
     }
 
     void begin(std::uint32_t done) {
-        DDP_EXPECTS(!begun_, "a step is under way: finish() it before the next one begins");
-        comm_.check();
+        DDP_EXPECTS(!core_.begun(), "a step is under way: finish() it before the next one begins");
+        comm().check();
         replica_.expect_intact();
         replica_.copy_values_in();  // the user may have changed them
-        // Another trainer's step may have begun and not been entered yet: all ranks enter them in the order of the calls.
-        if (comm_.tasks().has_mail()) comm_.exclusively([&] { comm_.tasks().pump(); });
-        begun_ = true;
-        ++begun_steps_;
-        engine_->begin({.weight = accumulated_ + weight_,
-                        .done = done,
-                        .stop = stop_requested_.load() ? 1u : 0u,
-                        .loss = loss_before_});
-        move_on();
-    }
-    /// For the flight recorder: the program begins this part of the step that is under way, or comes next.
-    void note(flight what) const noexcept { comm_.tasks().note(what, begun_steps_ + (begun_ ? 0 : 1)); }
-    void leave_step() noexcept {
-        begun_ = false;
-        engine_->end();
+        core_.begin({.weight = accumulated_ + weight_,
+                     .done = done,
+                     .stop = stop_requested_.load() ? 1u : 0u,
+                     .loss = loss_before_});
     }
     template <class Batch>
     void weigh(Batch const& batch) {
         tell_peers([&] { weight_ = weight_of(model(), batch); });
         weighed_ = true;
     }
-    /// There is mail: somebody has to fetch it.
-    void move_on() noexcept {
-        if (comm_.has_thread())
-            comm_.poke();
-        else if (comm_.size() > 1 && std::this_thread::get_id() == home_)
-            comm_.progress();
-    }
 
     template <class Batch>
     double forward_weighed(Batch const& batch) {
         if (weight_ == 0 && !replica_.needs_all_ranks()) return 0;  // skipped; backward will be as well
         return tell_peers([&] {
-            if (accumulated_ == 0) replica_.begin_step(engine_->updates());
-            note(flight::forward);
+            if (accumulated_ == 0) replica_.begin_step(engine().updates());
+            core_.note(flight::forward);
             double const loss = replica_.forward(batch);
             loss_ += loss * static_cast<double>(weight_);
             return loss;
@@ -374,15 +326,12 @@ private:
 
     void backward_last() {
         run_backward(true);
-        engine_->use(replica_.used());
-        engine_->backward_done();
-        note(flight::reported);
-        move_on();
+        core_.backward_done(replica_.used());
     }
     void run_backward(bool last) {
         weighed_ = false;
         bool silent = true;
-        note(flight::backward);
+        core_.note(flight::backward);
         std::string complaint;
         tell_peers([&] {
             try {
@@ -390,90 +339,37 @@ private:
                                    .empty = replica_.needs_all_ranks(),
                                    .accumulate = accumulated_ != 0,
                                    .last = last,
-                                   .unused = options_.unused},
+                                   .unused = core_.options().unused,
+                                   .frozen = core_.frozen()},
                                   [this, &silent](std::size_t i) noexcept {
-                                      if (std::exchange(silent, false)) note(flight::gradient);
-                                      if (engine_->ready(i)) move_on();
+                                      if (std::exchange(silent, false)) core_.note(flight::gradient);
+                                      core_.report(i);
                                   });
             } catch (gradient_error const& e) {
                 complaint = e.complaint();
             }
         });
-        if (!complaint.empty()) {
-            leave_step();
-            complaint = "rank " + std::to_string(comm_.rank()) + ": " + complaint;
-            comm_.exclusively(
-                [&] { comm_.tasks().fail(failure_kind::mismatch, errc::gradient, comm_.rank(), complaint); });
-            try {
-                comm_.check();
-            } catch (...) {
-                keep_values();
-                throw;
-            }
-        }
+        if (!complaint.empty()) core_.fail_gradient(complaint);
         accumulated_ += std::exchange(weight_, 0);
     }
 
     finish_result finish(bool may_be_empty) {
-        DDP_EXPECTS(begun_, "finish() ends a step that backward() has begun");
-        auto const since = monotonic_clock::now();
-        leave_step();
-        engine_->await_from(since);
-        try {
-            comm_.driver()->run(
-                [&] {
-                    engine_->collect();
-                    return engine_->finished();
-                },
-                "step", begun_steps_);
-        } catch (...) {
-            keep_values();
-            throw;
-        }
-        times_.stepped += engine_->stepped_late();
-        times_.waited += monotonic_clock::now() - since - engine_->stepped_late();
+        DDP_EXPECTS(core_.begun(), "finish() ends a step that backward() has begun");
+        finish_result const result = core_.wait(monotonic_clock::now());
         accumulated_ = 0;
         loss_before_ = std::exchange(loss_, 0.0);
-        finish_result const result{engine_->weight(), engine_->gradient_norm(), engine_->skipped(), engine_->stop(),
-                                   engine_->previous_loss()};
-        if (engine_->found_nonfinite()) report_nonfinite();
+        if (engine().found_nonfinite()) core_.report_nonfinite();
         if (result.weight != 0 && !result.skipped) tell_peers([&] { replica_.values_changed(); });
-        if (result.weight != 0 && options_.buffers != buffers::left_alone) synchronise_buffers();
-        if (result.weight == 0 && (!may_be_empty || !engine_->everybody_done()))
+        if (result.weight != 0 && core_.options().buffers != buffers::left_alone) synchronise_buffers();
+        if (result.weight == 0 && (!may_be_empty || !engine().everybody_done()))
             throw error(errc::no_samples,
                         "the batch is empty on every rank: there is no mean over no samples. Nothing was changed; a "
                         "rank that is out of data calls trainer.join().");
         return result;
     }
-    /// On every rank alike, but for what rank 0 prints.
-    void report_nonfinite() {
-        std::string const what = detail::describe(
-            engine_->places(), [this](std::size_t i) -> std::string_view { return parameters()[i].name; });
-        if (options_.nonfinite == nonfinite::stop)
-            throw error(errc::nonfinite,
-                        "step " + std::to_string(begun_steps_) + ": the mean gradient is not finite: " + what +
-                            ". Nothing was changed. Look at that rank's batch and at the learning rate; "
-                            "nonfinite::skip leaves such steps out");
-        // Said at the first, second, fourth, … such step: a training that goes on so fills no disk.
-        if (std::has_single_bit(++nonfinite_steps_) && comm_.rank() == 0)
-            detail::say_nonfinite(begun_steps_, engine_->skipped(), nonfinite_steps_, what);
-    }
-    /// After a failure nobody else shall change this rank's values.
-    void keep_values() const noexcept {
-        if (shared_ && comm_.tasks().failed()) engine_->keep_values();
-    }
-    /// Until all have heard of this rank's failure, they write into its values.
-    void wait_for_verdict() const noexcept {
-        if (!shared_) return;
-        try {
-            comm_.check();
-        } catch (...) {  // the failure; or we are in a hook, where nothing can be waited for
-        }
-        keep_values();
-    }
     void account(time_point since) noexcept {
-        ++times_.steps;
-        times_.total += monotonic_clock::now() - since;
+        ++core_.times().steps;
+        core_.times().total += monotonic_clock::now() - since;
     }
 
     /// Runs the user's code; what it throws fails the step on every rank and comes back as itself here.
@@ -485,20 +381,12 @@ private:
         } catch (...) {
             thrown = std::current_exception();
         }
-        leave_step();
-        comm_.fail(thrown);
-        wait_for_verdict();
+        core_.fail(thrown);
         std::rethrow_exception(thrown);
     }
 
-    communicator<T> comm_;
-    training_options options_;
     replica<M> replica_;
-    std::thread::id home_;
-    std::shared_ptr<void> memory_;                           // the arena
-    bool shared_ = false;                                    // the other ranks see it
-    detail::optimizer_model<element>* optimizer_ = nullptr;  // the engine's
-    std::unique_ptr<step_engine<T, element>> engine_;
+    detail::trainer_core<T, element> core_;
     std::shared_ptr<detail::trainer_sums<T>> sums_;  // what the model adds by, where it does
 
     std::uint64_t weight_ = 0;       // of the batch that forward saw last
@@ -506,74 +394,20 @@ private:
     double loss_ = 0;                // of the forwards since the last step: mean times weight, added up
     double loss_before_ = 0;         // of the last step
     bool weighed_ = false;           // there was a forward that no backward has gone through yet
-    bool begun_ = false;
-    int unsynchronised_ = 0;  // guards of no_sync()
+    int unsynchronised_ = 0;         // guards of no_sync()
     std::atomic<bool> stop_requested_{false};
-    std::uint64_t begun_steps_ = 0, nonfinite_steps_ = 0;
-    step_times times_;
 };
 
 template <class M, class T>
 data_parallel<M, T>::data_parallel(M& model, communicator<T> const& comm, setup with)
-    : comm_(comm), options_(with.options), replica_(model), home_(std::this_thread::get_id()) {
-    step_parts<T, element>& parts = with.parts;
-    expect_uncontracted_kernels();
-    optimizer_ = parts.optimizer.get();
-    optimizer_->validate();
-    std::vector<exchange_parameter> shapes;
-    for (parameter<element> const& p : parameters()) shapes.push_back({p.name, p.shape});
-    parts.exchange->validate(shapes);
-    static_cast<void>(parts.optimizer->groups_of(parameters()));  // what it throws comes before any peer waits
-    options_.template validate<element>();
-    std::vector<std::size_t> const counts = replica_.counts();
-    std::size_t const grain = step_engine<T, element>::slice_grain(options_.needs_norm());
-    bucket_plan const plan = with.buckets->plan({counts, sizeof(element), grain});
-    layout const where(counts, plan.order, sizeof(element));
-    std::shared_ptr<shared_memory> const shared = detail::share_memory(
-        comm_, options_.share_memory && parts.exchange->in_memory() ? arena<element>::bytes(where) : 0,
-        options_.hierarchy ? sharing_among::hosts : sharing_among::one_host);
-    arena<element> const memory = shared ? arena<element>(where, shared->mine()) : arena<element>(where);
-    replica_.fill(memory);
-    memory_ = memory.owner();
-    shared_ = shared != nullptr;
-    if (options_.update == update::automatic) options_.update = shared ? update::sharded : update::replicated;
-    detail::bucket_map map(plan, memory.where(), grain);
-
-    detail::agenda mine;
-    mine.hashes = {version_number, detail::hash_of(model), map.hash(memory.where()),
-                   digest{}.add(parts.exchange->name()).add(parts.exchange->hash()).value(), 0};
-    std::ranges::copy(options_.hashes(), mine.hashes.begin() + detail::agenda::names.size());
-    step_subject<element> subject{
-        memory.where(),     std::move(map), parameters(), options_, ready_releases<M> && replica<M>::bound,
-        memory.gradients(), memory.values()};
-    comm_.exclusively([&] {  // it joins the scheduler, which the communication thread may be driving
-        if (shared && shared->here().size() != static_cast<std::size_t>(comm_.size()))
-            engine_ = std::make_unique<hosts_engine<T, element>>(comm_.tasks(), comm_.members(), std::move(subject),
-                                                                 std::move(parts), shared);
-        else if (shared)
-            engine_ = std::make_unique<memory_engine<T, element>>(comm_.tasks(), comm_.members(), std::move(subject),
-                                                                  std::move(parts), shared);
-        else
-            engine_ = std::make_unique<step_engine<T, element>>(comm_.tasks(), comm_.members(), std::move(subject),
-                                                                std::move(parts));
-    });
-    try {
-        mine.hashes[4] = engine_->optimizer_hash();
-        std::vector<model_buffer> const buffers = replica_.buffers();
-        detail::start_agreement const agreed =
-            detail::agree_on_start(comm_, parameters(), detail::describe(std::span(buffers)), mine);
-        engine_->agree_on(agreed.hash, agreed.context);
-        if (comm_.size() > 1) broadcast(comm_, memory.values(), 0);
-        if (comm_.size() > 1) detail::broadcast_buffers(comm_, std::span(buffers));
-        if constexpr (requires { model.join_ranks(sums_); }) {
-            sums_ = std::make_shared<detail::trainer_sums<T>>(comm_);
-            model.join_ranks(sums_);
-        }
-        replica_.attach(memory);
-    } catch (...) {
-        detach();
-        throw;
+    : replica_(model),
+      core_(comm, std::move(with), replica_.parameters(),
+            {detail::hash_of(model), ready_releases<M> && replica<M>::bound, replica_.buffers()}) {
+    if constexpr (requires { model.join_ranks(sums_); }) {
+        sums_ = std::make_shared<detail::trainer_sums<T>>(comm);
+        model.join_ranks(sums_);
     }
+    replica_.attach(core_.memory());
 }
 
 }  // namespace ddp

@@ -1,12 +1,13 @@
 /// \file
 /// What a trainer tells its observer, on the thread that drives the communication: hooks are short, and call nothing on the
-/// communicator. What one throws fails the step on every rank.
+/// communicator. What one throws fails the step on every rank. One hook may change what it is told: the mean gradient.
 #pragma once
 
 #include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include <ddp/core/observe.hpp>
 
@@ -36,10 +37,35 @@ struct step_finished {
     double gradient_norm = 0.0;  ///< of the mean gradient before clipping; 0 where nobody asked for it
 };
 
+/// The mean gradient of elements [begin, begin + gradient.size()) of a parameter, before clipping and the update, which see what
+/// the hook leaves in it: noise, masks, a penalty's gradient. Every rank calls the hook for what it steps: for all elements, or
+/// with a sharded update for its slice of each bucket, piece by piece in any order.
+///
+/// Bits     Ranks stay alike if what becomes of an element follows from this event's numbers, the element's place (begin + k)
+///          and what all ranks have alike, and from no other element: pieces are cut differently for other numbers of ranks,
+///          buckets and transports. Arithmetic belongs into a DDP_KERNEL function, random numbers into a random_stream that is asked
+///          for begin + k.
+/// Cost     of a trainer whose observer has the hook: where ranks share memory, adding and stepping in one pass becomes two.
+template <class E>
+struct mean_gradient {
+    std::uint64_t step = 0;          ///< number of the step, from 1: calls of step(), join() or finish()
+    std::uint64_t weight = 0;        ///< samples of all ranks
+    std::size_t parameter = 0;       ///< as in parameters()
+    std::size_t begin = 0;           ///< the first element's place in its parameter
+    std::span<E> gradient = {};      ///< may be written
+    std::span<E const> values = {};  ///< of the same elements, before the update
+};
+
+namespace detail {
+template <class Obs, class E>
+concept ChangesGradients = requires(Obs& observer, mean_gradient<E> const& event) { observer.on(event); };
+}  // namespace detail
+
 /// Any of the hooks, so that a misspelt one does not compile; null_observer has none, by name.
 template <class Obs>
-concept TrainingObserver = requires(Obs& observer, bucket_reduced const& event) {
-    observer.on(event);
-} || requires(Obs& observer, step_finished const& event) { observer.on(event); } || std::same_as<Obs, null_observer>;
+concept TrainingObserver =
+    requires(Obs& observer, bucket_reduced const& event) { observer.on(event); } ||
+    requires(Obs& observer, step_finished const& event) { observer.on(event); } ||
+    detail::ChangesGradients<Obs, float> || detail::ChangesGradients<Obs, double> || std::same_as<Obs, null_observer>;
 
 }  // namespace ddp

@@ -1,5 +1,5 @@
 /// \file
-/// The norm of a gradient from squares over fixed blocks, so that neither buckets nor slices show in its bits.
+/// Norms of gradients and values from squares over fixed blocks, so that neither buckets nor slices show in its bits.
 #pragma once
 
 #include <algorithm>
@@ -33,29 +33,32 @@ public:
     }
     /// Once every block has been added here, or on another rank and gathered into squares().
     [[nodiscard]] double value() {
-        for (std::size_t i = 0; i < norms_.size(); ++i)
-            norms_[i] =
-                tree_sum(std::span<double const>(squares_).subspan(layout_.first_block(i), layout_.block_count(i)));
+        add_up();
         return detail::square_root(tree_sum(norms_));
     }
-
-    /// The first block at or behind an arena position that is a cut. Cost: a binary search.
-    [[nodiscard]] std::size_t block_at(std::size_t position) const noexcept {
-        std::span<std::size_t const> const order = layout_.order();
-        auto const after = std::partition_point(order.begin(), order.end(),
-                                                [&](std::size_t i) { return layout_.begin(i) < position; });
-        if (after == order.begin()) return 0;
-        std::size_t const i = *(after - 1);
-        return layout_.first_block(i) + norm_blocks(std::min(position, layout_.end(i)) - layout_.begin(i));
+    /// Likewise, but the norm of each parameter.
+    [[nodiscard]] std::span<double const> of_parameters() {
+        add_up();
+        for (double& norm : norms_) norm = detail::square_root(norm);
+        return norms_;
     }
+    /// As if every element were 0.
+    void clear() noexcept { std::ranges::fill(squares_, 0.0); }
+
     [[nodiscard]] std::span<double> squares(std::size_t first, std::size_t count) noexcept {
         return std::span<double>(squares_).subspan(first, count);
     }
 
 private:
+    void add_up() {
+        for (std::size_t i = 0; i < norms_.size(); ++i)
+            norms_[i] =
+                tree_sum(std::span<double const>(squares_).subspan(layout_.first_block(i), layout_.block_count(i)));
+    }
+
     layout layout_;
     std::vector<double> squares_;  // by block
-    std::vector<double> norms_;    // squared, by parameter
+    std::vector<double> norms_;    // by parameter
 };
 
 }  // namespace ddp::detail

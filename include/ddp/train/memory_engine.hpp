@@ -114,8 +114,8 @@ private:
 
 template <Transport T, Element E>
 task<> memory_engine<T, E>::bucket(std::size_t b) {
-    bool const clips = this->options().needs_norm(), whole = !this->sharded();
-    bool const fused = !clips && !whole && this->ready_releases();
+    bool const whole = !this->sharded();
+    bool const fused = !this->two_passes() && !whole && this->ready_releases();
     co_await this->full(b);
     co_await meet(b, filled);
     if (this->weight() == 0) co_return;  // everybody knows: nothing is stepped

@@ -21,8 +21,9 @@ struct nonfinite_place {
     double value = 0;
 };
 
-/// Whose gradient, of which parameter, at which element: of the first three ranks, and how many more there are.
-[[nodiscard]] std::string describe(std::span<nonfinite_place const> by_rank,
+/// Whose gradient, of which parameter, at which element: of the first three ranks, and how many more there are. `members` are the
+/// ranks of the job that they are.
+[[nodiscard]] std::string describe(std::span<nonfinite_place const> by_rank, std::span<int const> members,
                                    function_ref<std::string_view(std::size_t)> name_of);
 
 /// A line on stderr. `so_far`: such steps, this one included.

@@ -6,9 +6,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
+#include <ddp/core/digest.hpp>
 #include <ddp/optim/clip.hpp>
 #include <ddp/optim/schedule.hpp>
 #include <ddp/train/ready_reports.hpp>
@@ -48,6 +51,9 @@ struct training_options {
     std::optional<clipping> clip = {};            ///< of the mean gradient: clip_by_global_norm or clip_by_value
     ddp::schedule schedule = {};                  ///< factor of the optimizer's learning rate, by update
     ddp::unused unused = ddp::unused::error;      ///< a parameter that backward leaves out
+    /// Parameters whose names fit one of these patterns (see name_fits) are frozen from the start: trainer.freeze(). They get buckets
+    /// of their own, so that nothing of them travels.
+    std::vector<std::string> frozen = {};
     /// NaN and infinities in the mean gradient. Where they are looked for, values are stepped after the last gradient has come, as
     /// with clipping by norm, and each rank reads its gradients once more. What is said names ranks, parameters and elements:
     /// the error of stop; with skip and warn a line of rank 0's on stderr, at the first, second, fourth, … such step.
@@ -96,7 +102,7 @@ struct training_options {
     static constexpr std::array<std::string_view, 8> hash_names = {"training_options.update",
                                                                    "training_options.clip",
                                                                    "training_options.schedule",
-                                                                   "training_options.unused",
+                                                                   "training_options.unused or frozen",
                                                                    "training_options.buckets_in_flight",
                                                                    "training_options.nonfinite",
                                                                    "training_options.agreement_steps",
@@ -105,11 +111,20 @@ struct training_options {
         return {static_cast<std::uint64_t>(update),
                 clip ? std::visit([](auto const& bound) { return bound.hash(); }, *clip) : 0,
                 schedule.hash(),
-                static_cast<std::uint64_t>(unused),
+                hash_of_unused(),
                 std::uint64_t{buckets_in_flight},
                 static_cast<std::uint64_t>(nonfinite),
                 std::uint64_t{agreement_steps},
                 static_cast<std::uint64_t>(buffers)};
+    }
+
+private:
+    [[nodiscard]] std::uint64_t hash_of_unused() const {
+        if (frozen.empty()) return static_cast<std::uint64_t>(unused);
+        digest all;
+        all.add(static_cast<std::uint64_t>(unused));
+        for (std::string const& pattern : frozen) all.add(pattern);
+        return all.value();
     }
 };
 

@@ -21,6 +21,7 @@
 #include <ddp/optim/optimizer_model.hpp>
 #include <ddp/train/bucket.hpp>
 #include <ddp/train/events.hpp>
+#include <ddp/train/frozen.hpp>
 #include <ddp/train/options.hpp>
 #include <ddp/train/step_engine.hpp>
 #include <ddp/train/step_observer.hpp>
@@ -101,21 +102,6 @@ concept TrainerArguments =
     ExchangeOver<exchange_among<exchange_given<T, element_of<M>, Policies...>, element_of<M>>, T, element_of<M>> &&
     BucketPolicy<buckets_given<T, element_of<M>, Policies...>>;
 
-/// A bucket policy that is asked once.
-struct planner {
-    planner() = default;
-    planner(planner const&) = delete;
-    planner& operator=(planner const&) = delete;
-    virtual ~planner() = default;
-    [[nodiscard]] virtual bucket_plan plan(bucket_request const& request) const = 0;
-};
-template <BucketPolicy B>
-struct planner_of final : planner {
-    explicit planner_of(B policy) : held(std::move(policy)) {}
-    [[nodiscard]] bucket_plan plan(bucket_request const& request) const override { return held.plan(request); }
-    B held;
-};
-
 /// The arguments of a trainer, each in its place.
 template <Transport T, Element E>
 struct trainer_setup {
@@ -135,7 +121,13 @@ struct trainer_setup {
             policies_are_known<T, E, Policies...>,
             "ddp::data_parallel: after the communicator come training_options, an allreduce algorithm (such as "
             "ring_allreduce) or an exchange, a bucket policy (with plan(bucket_request)), an observer (with "
-            "on(bucket_reduced) or on(step_finished)); one of the arguments is none of these");
+            "on(bucket_reduced), on(step_finished) or on(mean_gradient<E>)); one of the arguments is none of these");
+        using observer = std::unwrap_reference_t<
+            typename policy_among<policy_kind::observer, T, E, null_observer, Policies...>::type>;
+        using other = std::conditional_t<std::is_same_v<E, float>, double, float>;
+        static_assert(ChangesGradients<observer, E> || !ChangesGradients<observer, other>,
+                      "ddp::data_parallel: the observer's on(mean_gradient<E>) takes another element type than the "
+                      "model's parameters have: it would never be called");
         static_assert(policies_differ<T, E, Policies...>,
                       "ddp::data_parallel: two of the arguments after the communicator are of one kind; give it "
                       "training_options, an allreduce or exchange, a bucket policy and an observer once each");

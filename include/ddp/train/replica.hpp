@@ -27,7 +27,8 @@ struct backward_pass {
     bool empty = false;        ///< the model goes back through a batch of weight 0 as well
     bool accumulate = false;   ///< add to the gradients instead of assigning them
     bool last = true;          ///< no pass of this step follows: gradients are reported, and in the arena afterwards
-    ddp::unused unused = ddp::unused::error;  ///< a parameter that backward leaves out
+    ddp::unused unused = ddp::unused::error;    ///< a parameter that backward leaves out
+    std::span<std::uint8_t const> frozen = {};  ///< by parameter, not 0: may be left out; empty: none
 };
 
 /// A model, its parameters in an arena, and passes over it. Everything that needs no peer: what is done with gradients and
@@ -162,7 +163,7 @@ public:
         for (std::size_t i = 0; i < parameters_.size(); ++i) {
             if (!reports_.missing(i)) {
                 used_[i] = 1;
-            } else if (how.unused == unused::allowed) {
+            } else if (how.unused == unused::allowed || (!how.frozen.empty() && how.frozen[i] != 0)) {
                 clear(i);
                 ready(i);
             }

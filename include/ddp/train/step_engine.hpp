@@ -128,6 +128,9 @@ public:
     /// Then, by rank: the first element of its own gradient that is not finite, if it has one.
     [[nodiscard]] std::span<detail::nonfinite_place const> places() const noexcept { return in_use_->places; }
     [[nodiscard]] std::uint64_t updates() const noexcept { return updates_; }
+    /// From now on parameters i with frozen[i] != 0 are neither stepped nor, where a whole bucket is frozen, exchanged. Between
+    /// steps, while nobody drives; on all ranks alike.
+    void freeze(std::span<std::uint8_t const> frozen);
     /// Goes on as if so many steps had changed the values. Between steps, while nobody drives; on all ranks alike.
     void set_updates(std::uint64_t count) noexcept { updates_ = count; }
     /// In the optimizer while the compute side did nothing but wait for the step to end.
@@ -189,6 +192,10 @@ protected:
     [[nodiscard]] std::size_t piece_end(std::size_t from, std::size_t to, std::size_t grain,
                                         std::size_t bytes) const noexcept;
     void step_piece(std::size_t from, std::size_t to);
+    /// Whether something has to be known, or done, between a bucket's mean and its step.
+    [[nodiscard]] bool two_passes() const noexcept {
+        return options_.needs_norm() || stepper_.needs_norms() || changes_gradients_;
+    }
     /// With a sharded update: every rank's new slice goes to all.
     task<> gather_values(std::size_t b);
 
@@ -232,13 +239,27 @@ private:
     /// What messages lie in, besides the arenas and the pool.
     struct posted_parts {
         std::unique_ptr<detail::exchange_model<T, E>> exchange;
-        detail::gradient_norm statistics;
+        detail::gradient_norm statistics;                    // of the mean gradient
+        detail::gradient_norm value_norms, direction_norms;  // of each parameter, for the optimizer
         std::vector<step_ticket> tickets;
         std::vector<detail::nonfinite_place> places;
         std::vector<std::uint64_t> used;  // a bit a parameter, rank after rank; empty: all are
     };
     [[nodiscard]] detail::exchange_model<T, E>& exchange() const noexcept { return *in_use_->exchange; }
     [[nodiscard]] detail::gradient_norm& statistics() const noexcept { return in_use_->statistics; }
+    /// What this rank has added for its slice of bucket b goes to all.
+    task<> gather_squares(std::size_t b, detail::gradient_norm& of);
+    /// For an optimizer that steps by norms of parameters: prepares this rank's part of bucket b, and waits until all are known.
+    task<> measure_parameters(std::size_t b);
+    [[nodiscard]] update_info update_now() const;
+    /// f(a, z) for what is stepped of [from, to): all of it, or parameter by parameter those that are.
+    template <class F>
+    void for_each_stepped(std::size_t from, std::size_t to, F&& f) {
+        if (!tracks_used() && !any_frozen_) return f(from, to);
+        where_.for_each_in(from, to, [&](std::size_t i, std::size_t a, std::size_t z) {
+            if (!frozen_[i] && (!tracks_used() || (used_[i / 64] >> i % 64 & 1) != 0)) f(a, z);
+        });
+    }
 
     void make_plan();
     /// The elements of the arena that are compared in a step, which counts from 1.
@@ -288,6 +309,12 @@ private:
     std::vector<std::size_t> pending_;  // reports that bucket b still waits for
     std::uint64_t begun_ = 0;           // steps
 
+    // between steps written, within them read by both
+    std::vector<std::uint8_t> frozen_, silent_;  // by parameter; by bucket: all in it are frozen
+    bool any_frozen_ = false;
+    std::size_t active_buckets_;
+    bool changes_gradients_;
+
     // between the sides: one writer, one reader, never more than one step's messages
     std::vector<std::size_t> mail_;
     std::atomic<std::size_t> posted_{0}, taken_{0};
@@ -304,16 +331,17 @@ private:
     std::vector<std::uint8_t> full_;
     std::vector<time_point> full_at_;
     std::vector<std::optional<event>> go_;
-    event released_, finishing_, gate_, used_known_, done_;
+    event released_, finishing_, gate_, measured_, used_known_, done_;
     std::vector<std::uint64_t> used_;  // by any rank, a bit a parameter; empty: all are
     detail::turnstile stepping_;
     std::vector<task<>> roots_;  // one a bucket, and the weights
-    std::size_t unfinished_ = 0, launched_ = 0, ungated_ = 0, unreduced_ = 0;
+    std::size_t unfinished_ = 0, launched_ = 0, ungated_ = 0, unmeasured_ = 0, unreduced_ = 0;
     std::size_t undriven_bytes_ = 0;  // worked through since we were driven last
 
     std::vector<std::vector<std::size_t>> block_cuts_;  // slices of bucket b in statistics blocks
     std::vector<std::size_t> first_block_;
     double norm_ = 0, clip_ = 1, previous_loss_ = 0;
+    std::span<double const> norms_of_values_, norms_of_directions_;  // by parameter
     nanoseconds late_{};
 };
 
@@ -333,11 +361,17 @@ step_engine<T, E>::step_engine(scheduler<T>& on, group& of, step_subject<E> subj
       stepper_(std::move(parts.optimizer), where_, parameters_),
       in_use_(std::make_shared<posted_parts>(posted_parts{
           std::move(parts.exchange), detail::gradient_norm(options_.needs_norm() ? where_ : layout()),
-          std::vector<step_ticket>(ranks()), std::vector<detail::nonfinite_place>(ranks()),
+          detail::gradient_norm(stepper_.needs_norms() ? where_ : layout()),
+          detail::gradient_norm(stepper_.needs_norms() ? where_ : layout()), std::vector<step_ticket>(ranks()),
+          std::vector<detail::nonfinite_place>(ranks()),
           std::vector<std::uint64_t>(options_.unused == unused::allowed ? ranks() * ((parameters_.size() + 63) / 64)
                                                                         : 0)})),
       observer_(std::move(parts.observer)),
       pending_(buckets_.count()),
+      frozen_(parameters_.size()),
+      silent_(buckets_.count()),
+      active_buckets_(buckets_.count()),
+      changes_gradients_(observer_ != nullptr && observer_->changes_gradients()),
       mail_(buckets_.count() + 4),
       full_(buckets_.count()),
       full_at_(buckets_.count()),
@@ -345,6 +379,7 @@ step_engine<T, E>::step_engine(scheduler<T>& on, group& of, step_subject<E> subj
       released_(on),
       finishing_(on),
       gate_(on),
+      measured_(on),
       used_known_(on),
       done_(on),
       stepping_(on, buckets_.count()),
@@ -357,11 +392,11 @@ step_engine<T, E>::step_engine(scheduler<T>& on, group& of, step_subject<E> subj
     for (std::size_t b = 0; b < buckets_.count(); ++b) {
         go_[b].emplace(on_);
         stepped.push_back(own(b));
-        if (!options_.needs_norm()) continue;
-        first_block_.push_back(statistics().block_at(buckets_.begin(b)));
+        if (!options_.needs_norm() && !stepper_.needs_norms()) continue;
+        first_block_.push_back(where_.block_at(buckets_.begin(b)));
         block_cuts_.emplace_back();
         for (std::size_t const cut : cuts(b))
-            block_cuts_[b].push_back(statistics().block_at(buckets_.begin(b) + cut) - first_block_[b]);
+            block_cuts_[b].push_back(where_.block_at(buckets_.begin(b) + cut) - first_block_[b]);
     }
     stepper_.hold(stepped);
     done_.set();
@@ -374,7 +409,7 @@ void step_engine<T, E>::make_plan() {
     plan_.ranks = of_.size();
     plan_.sharded = sharded();
     for (parameter<E> const& p : parameters_) plan_.parameters.push_back({p.name, p.shape});
-    std::size_t const grain = slice_grain(options_.needs_norm());
+    std::size_t const grain = slice_grain(options_.needs_norm() || stepper_.needs_norms());
     for (std::size_t b = 0; b < buckets_.count(); ++b) {
         exchange_bucket one{.begin = buckets_.begin(b), .count = buckets_.end(b) - buckets_.begin(b)};
         where_.for_each_in(buckets_.begin(b), buckets_.end(b), [&](std::size_t i, std::size_t from, std::size_t to) {
@@ -384,6 +419,18 @@ void step_engine<T, E>::make_plan() {
         for (std::size_t& cut : one.cuts) cut -= buckets_.begin(b);
         plan_.buckets.push_back(std::move(one));
     }
+}
+
+template <Transport T, Element E>
+void step_engine<T, E>::freeze(std::span<std::uint8_t const> frozen) {
+    frozen_.assign(frozen.begin(), frozen.end());
+    any_frozen_ = std::ranges::any_of(frozen_, [](std::uint8_t one) { return one != 0; });
+    std::ranges::fill(silent_, std::uint8_t{any_frozen_});
+    for (std::size_t i = 0; i < frozen_.size(); ++i)
+        if (frozen_[i] == 0)
+            for (std::size_t const b : buckets_.touches(i)) silent_[b] = 0;
+    active_buckets_ = static_cast<std::size_t>(std::ranges::count(silent_, std::uint8_t{0}));
+    statistics().clear();  // what is frozen counts as 0
 }
 
 // The compute side
@@ -404,13 +451,14 @@ void step_engine<T, E>::begin(step_ticket mine) noexcept {
     under_way_ = true;
     post(mail_begin);
     for (std::size_t b = 0; b < pending_.size(); ++b)
-        if (pending_[b] == 0) post(b);
+        if (pending_[b] == 0 && silent_[b] == 0) post(b);
 }
 template <Transport T, Element E>
 bool step_engine<T, E>::ready(std::size_t i) noexcept {
     bool mail = false;
+    if (any_frozen_ && frozen_[i] != 0) std::ranges::fill(gradients_.subspan(where_.begin(i), where_.count(i)), E(0));
     for (std::size_t const b : buckets_.touches(i))
-        if (--pending_[b] == 0) {
+        if (--pending_[b] == 0 && silent_[b] == 0) {
             post(b);
             mail = true;
         }
@@ -459,15 +507,16 @@ void step_engine<T, E>::begin_step() {
     released_.reset();
     finishing_.reset();
     gate_.reset();
+    measured_.reset();
     used_known_.reset();
     done_.reset();
     stepping_.reset();
-    ungated_ = unreduced_ = buckets_.count();
-    unfinished_ = buckets_.count() + (tracks_used() ? 2 : 1);
+    ungated_ = unmeasured_ = unreduced_ = active_buckets_;
+    unfinished_ = active_buckets_ + (tracks_used() ? 2 : 1);
     launched_ = 0;
     enter_step();
     // The receives of the first buckets, then our weight: a weight that arrives says that its sender is prepared.
-    while (launched_ < std::min(options_.buckets_in_flight, buckets_.count())) launch();
+    for (std::size_t k = 0; k < std::min(options_.buckets_in_flight, active_buckets_); ++k) launch();
     start(buckets_.count(), weigh());
     if (tracks_used()) start(buckets_.count() + 1, agree_on_used());
 }
@@ -479,6 +528,7 @@ void step_engine<T, E>::start(std::size_t slot, task<> body) {
 }
 template <Transport T, Element E>
 void step_engine<T, E>::launch() {
+    while (launched_ != buckets_.count() && silent_[buckets_.launch()[launched_]] != 0) ++launched_;
     if (launched_ == buckets_.count()) return;
     std::size_t const b = buckets_.launch()[launched_++];
     start(b, bucket(b));
@@ -611,7 +661,8 @@ template <Transport T, Element E>
 void step_engine<T, E>::exchange_blocking() {
     if (on_.failed()) throw collective_aborted();  // somebody has left: MPI would wait for good
     if (weight_ == 0) return;
-    for (std::size_t const b : buckets_.launch()) exchange().exchange_blocking(lane_of_bucket(b), exchange_of(b));
+    for (std::size_t const b : buckets_.launch())
+        if (silent_[b] == 0) exchange().exchange_blocking(lane_of_bucket(b), exchange_of(b));
 }
 
 // The stages of a bucket
@@ -639,8 +690,14 @@ task<> step_engine<T, E>::exchange_gradients(std::size_t b) {
 template <Transport T, Element E>
 void step_engine<T, E>::reduced(std::size_t b) {
     if (--unreduced_ == 0) on_.note(flight::reduced, round_);
-    if (observer_ != nullptr)
-        observer_->on(bucket_reduced{round_, b, plan_.buckets[b].count * sizeof(E), on_.now() - full_at_[b]});
+    if (observer_ == nullptr) return;
+    observer_->on(bucket_reduced{round_, b, plan_.buckets[b].count * sizeof(E), on_.now() - full_at_[b]});
+    if (!changes_gradients_) return;
+    where_.for_each_in(own(b).begin, own(b).end, [&](std::size_t i, std::size_t from, std::size_t to) {
+        if (frozen_[i] == 0)
+            observer_->on(mean_gradient<E>{round_, weight_, i, from - where_.begin(i),
+                                           gradients_.subspan(from, to - from), values_.subspan(from, to - from)});
+    });
 }
 
 template <Transport T, Element E>
@@ -653,10 +710,7 @@ task<> step_engine<T, E>::pass_gate(std::size_t b) {
             statistics().add(std::span<E const>(gradients_), from, to);
             worked_through(to - from);
         }
-        if (sharded())
-            co_await direct_allreduce::all_gather({}, lane_of_bucket(b),
-                                                  statistics().squares(first_block_[b], block_cuts_[b].back()),
-                                                  std::span<std::size_t const>(block_cuts_[b]));
+        if (sharded()) co_await gather_squares(b, statistics());
         if (--ungated_ == 0) {
             norm_ = statistics().value();
             if (auto const* const clip = options_.norm_clip()) clip_ = clip->factor(norm_);
@@ -671,6 +725,37 @@ task<> step_engine<T, E>::pass_gate(std::size_t b) {
     }
     if (!ready_releases_) co_await released_;
     if (tracks_used()) co_await used_known_;
+    if (stepper_.needs_norms() && !skipped()) co_await measure_parameters(b);
+}
+template <Transport T, Element E>
+task<> step_engine<T, E>::gather_squares(std::size_t b, detail::gradient_norm& of) {
+    return direct_allreduce::all_gather({}, lane_of_bucket(b), of.squares(first_block_[b], block_cuts_[b].back()),
+                                        std::span<std::size_t const>(block_cuts_[b]));
+}
+template <Transport T, Element E>
+task<> step_engine<T, E>::measure_parameters(std::size_t b) {
+    arena_range const mine = own(b);
+    for (std::size_t from = mine.begin, to = from; from != mine.end; from = to) {
+        if (its_turn()) co_await on_.yield();
+        to = piece_end(from, mine.end, statistics_block, options_.step_piece_bytes);
+        if (auto const* const clip = options_.value_clip()) clip->apply(gradients_.subspan(from, to - from));
+        torn_ = true;  // the optimizer's state is a new one from here on
+        for_each_stepped(
+            from, to, [&](std::size_t a, std::size_t z) { stepper_.prepare(update_now(), gradients_, values_, a, z); });
+        in_use_->value_norms.add(std::span<E const>(values_), from, to);
+        in_use_->direction_norms.add(std::span<E const>(gradients_), from, to);
+        worked_through(2 * (to - from));
+    }
+    if (sharded()) {
+        co_await gather_squares(b, in_use_->value_norms);
+        co_await gather_squares(b, in_use_->direction_norms);
+    }
+    if (--unmeasured_ == 0) {
+        norms_of_values_ = in_use_->value_norms.of_parameters();
+        norms_of_directions_ = in_use_->direction_norms.of_parameters();
+        measured_.set();
+    }
+    co_await measured_;
 }
 
 template <Transport T, Element E>
@@ -697,19 +782,21 @@ std::size_t step_engine<T, E>::piece_end(std::size_t from, std::size_t to, std::
 }
 
 template <Transport T, Element E>
+update_info step_engine<T, E>::update_now() const {
+    return {.update = updates_ + 1,
+            .rate_factor = options_.schedule.factor(updates_),
+            .gradient_scale = options_.norm_clip() ? clip_ : 1.0,
+            .value_norms = norms_of_values_,
+            .gradient_norms = norms_of_directions_};
+}
+template <Transport T, Element E>
 void step_engine<T, E>::step_piece(std::size_t from, std::size_t to) {
     time_point const since = monotonic_clock::now();
-    if (auto const* const clip = options_.value_clip()) clip->apply(gradients_.subspan(from, to - from));
+    auto const* const clip = options_.value_clip();
+    if (clip != nullptr && !stepper_.needs_norms()) clip->apply(gradients_.subspan(from, to - from));
     torn_ = true;  // whatever becomes of it
-    update_info const how{.update = updates_ + 1,
-                          .rate_factor = options_.schedule.factor(updates_),
-                          .gradient_scale = options_.norm_clip() ? clip_ : 1.0};
-    if (!tracks_used())
-        stepper_.step(how, gradients_, values_, from, to);
-    else
-        where_.for_each_in(from, to, [&](std::size_t i, std::size_t a, std::size_t z) {
-            if ((used_[i / 64] >> i % 64 & 1) != 0) stepper_.step(how, gradients_, values_, a, z);
-        });
+    for_each_stepped(from, to,
+                     [&](std::size_t a, std::size_t z) { stepper_.step(update_now(), gradients_, values_, a, z); });
     time_point const end = monotonic_clock::now();
     time_point const awaited = awaited_.load(std::memory_order_relaxed);
     late_ += std::max(end, awaited) - std::max(since, awaited);

@@ -20,6 +20,10 @@ public:
 
     virtual void on(bucket_reduced const& event) = 0;
     virtual void on(step_finished const& event) = 0;
+    virtual void on(mean_gradient<float> const& event) = 0;
+    virtual void on(mean_gradient<double> const& event) = 0;
+    /// Whether the mean gradient has to be shown.
+    [[nodiscard]] virtual bool changes_gradients() const noexcept = 0;
 };
 
 template <class Obs>
@@ -29,8 +33,14 @@ public:
     explicit step_observer_of(Obs held) : held_(std::move(held)) {}
     void on(bucket_reduced const& event) override { notify(observer(), event); }
     void on(step_finished const& event) override { notify(observer(), event); }
+    void on(mean_gradient<float> const& event) override { notify(observer(), event); }
+    void on(mean_gradient<double> const& event) override { notify(observer(), event); }
+    bool changes_gradients() const noexcept override { return changes<float> || changes<double>; }
 
 private:
+    template <class E>
+    static constexpr bool changes = ChangesGradients<std::unwrap_reference_t<Obs>, E>;
+
     [[nodiscard]] std::unwrap_reference_t<Obs>& observer() noexcept { return held_; }
 
     Obs held_;  // the observer, or a std::reference_wrapper of it

@@ -24,9 +24,11 @@ namespace ddp {
 
 /// What one update is told besides the elements.
 struct update_info {
-    std::uint64_t update = 1;     ///< counts from 1
-    double rate_factor = 1;       ///< of each group's own learning rate: the schedule's
-    double gradient_scale = 1.0;  ///< multiplies each gradient first
+    std::uint64_t update = 1;                     ///< counts from 1
+    double rate_factor = 1;                       ///< of each group's own learning rate: the schedule's
+    double gradient_scale = 1.0;                  ///< multiplies each gradient first
+    std::span<double const> value_norms = {};     ///< by parameter, where needs_norms(): of its values
+    std::span<double const> gradient_norms = {};  ///< likewise, of what prepare() has left of its gradient
 };
 
 /// Owns slot_count() arrays of state for the elements that are stepped here: all of the arena's, or some ranges. Needs no
@@ -53,12 +55,13 @@ public:
         optimizer_->validate();
         slots_.resize(optimizer_->slot_count());
         groups_ = optimizer_->groups_of(parameters);
+        needs_norms_ = optimizer_->needs_norms();
         for (std::size_t i = 0; i < parameters.size(); ++i) (void)optimizer_->slot_names(group_of(i));  // as promised?
         for (std::size_t const i : where.order()) {
             std::size_t const group = group_of(i);
-            if (where.count(i) == 0 || (!runs_.empty() && runs_.back().group == group)) continue;
+            if (where.count(i) == 0 || (!needs_norms_ && !runs_.empty() && runs_.back().group == group)) continue;
             if (!runs_.empty()) runs_.back().end = where.begin(i);
-            runs_.push_back({where.size(), group});
+            runs_.push_back({where.size(), group, i});
         }
     }
 
@@ -77,24 +80,23 @@ public:
         state_.assign(total * slots_.size(), E(0));
     }
 
+    /// Whether this optimizer steps by norms of whole parameters. Then prepare() comes first, over everything, then the norms.
+    [[nodiscard]] bool needs_norms() const noexcept { return needs_norms_; }
+    /// The optimizer's prepare() over [from, to), which lies in one of the ranges held: once for each element and update.
+    void prepare(update_info const& how, std::span<E> gradients, std::span<E const> values, std::size_t from,
+                 std::size_t to) {
+        for_each_run(how, from, to, [&](step_info const& info, std::size_t at, std::size_t count) {
+            optimizer_->prepare(info, gradients.subspan(at, count), values.subspan(at, count), slot_spans<E>(slots_));
+        });
+    }
     /// Steps values[from, to) of the arena, which lies in one of the ranges held. The same bits in one piece or in many.
     void step(update_info const& how, std::span<E const> gradients, std::span<E> values, std::size_t from,
               std::size_t to) {
-        if (from == to) return;
-        std::size_t state = state_at(from, to);
-        auto run = std::upper_bound(runs_.begin(), runs_.end(), from,
-                                    [](std::size_t at, group_run const& r) { return at < r.end; });
-        for (std::size_t count = 0; from != to; from += count, state += count, ++run) {
-            count = std::min(to, run->end) - from;
-            for (std::size_t k = 0; k < slots_.size(); ++k)
-                slots_[k] = std::span<E>(state_).subspan(k * elements_ + state, count);
-            step_info const info{
-                .step = how.update,
-                .learning_rate = optimizer_->learning_rate(run->group) * optimizer_->rate_factor() * how.rate_factor,
-                .gradient_scale = how.gradient_scale,
-                .group = run->group};
-            optimizer_->step(info, gradients.subspan(from, count), values.subspan(from, count), slot_spans<E>(slots_));
-        }
+        DDP_EXPECTS(!needs_norms_ || (!how.value_norms.empty() && !how.gradient_norms.empty()),
+                    "stepper: this optimizer steps by norms of parameters; prepare() all, and pass their norms");
+        for_each_run(how, from, to, [&](step_info const& info, std::size_t at, std::size_t count) {
+            optimizer_->step(info, gradients.subspan(at, count), values.subspan(at, count), slot_spans<E>(slots_));
+        });
     }
     /// Steps everything that is held.
     void step(update_info const& how, std::span<E const> gradients, std::span<E> values) {
@@ -134,16 +136,39 @@ public:
     }
 
 private:
-    /// Neighbours of one group in the arena, with the gaps behind them, which are stepped in one call.
+    /// Neighbours of one group in the arena, with the gaps behind them, which are stepped in one call; or one parameter.
     struct group_run {
         std::size_t end;
         std::size_t group;
+        std::size_t parameter;  // the first, or with needs_norms the only one
     };
     struct held_range {
         arena_range in_arena;
         std::size_t state;  // where its state begins in each slot
     };
 
+    template <class F>
+    void for_each_run(update_info const& how, std::size_t from, std::size_t to, F&& f) {
+        if (from == to) return;
+        std::size_t state = state_at(from, to);
+        auto run = std::upper_bound(runs_.begin(), runs_.end(), from,
+                                    [](std::size_t at, group_run const& r) { return at < r.end; });
+        for (std::size_t count = 0; from != to; from += count, state += count, ++run) {
+            count = std::min(to, run->end) - from;
+            for (std::size_t k = 0; k < slots_.size(); ++k)
+                slots_[k] = std::span<E>(state_).subspan(k * elements_ + state, count);
+            step_info info{
+                .step = how.update,
+                .learning_rate = optimizer_->learning_rate(run->group) * optimizer_->rate_factor() * how.rate_factor,
+                .gradient_scale = how.gradient_scale,
+                .group = run->group};
+            if (!how.value_norms.empty()) {
+                info.value_norm = how.value_norms[run->parameter];
+                info.gradient_norm = how.gradient_norms[run->parameter];
+            }
+            f(info, from, count);
+        }
+    }
     [[nodiscard]] std::size_t group_of(std::size_t i) const noexcept { return groups_.empty() ? 0 : groups_[i]; }
     [[nodiscard]] std::size_t state_at(std::size_t from, std::size_t to) const {
         auto const range = std::upper_bound(held_.begin(), held_.end(), from,
@@ -154,6 +179,7 @@ private:
     }
 
     std::unique_ptr<detail::optimizer_model<E>> optimizer_;
+    bool needs_norms_ = false;
     std::vector<std::size_t> groups_;  // of each parameter; empty: there is one
     std::vector<group_run> runs_;      // they cover the arena
     std::vector<held_range> held_;     // ascending

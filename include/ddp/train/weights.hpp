@@ -71,12 +71,12 @@ void agree_on_outcome(communicator<T> const& comm, file_outcome const& mine, std
          [&](auto over) { return broadcast(over, as_mutable_bytes(std::span<char>(text)), speaker); });
     bool const everywhere = std::all_of(
         all.begin(), all.end(), [&](auto const& o) { return o.code == worst->code && o.digest == worst->digest; });
-    if (!everywhere) text = "rank " + std::to_string(speaker) + ": " + text;
+    if (!everywhere) text = "rank " + std::to_string(comm.members().world_rank(speaker)) + ": " + text;
     if (differs) text += ": holds other values, or says other things about itself, than the file that rank 0 read";
     std::string others;
     for (auto o = worst + 1; o != all.end(); ++o)
         if (!everywhere && (differs ? o->digest != all.front().digest : failed(*o)))
-            others += (others.empty() ? "" : ", ") + std::to_string(rank_of(o));
+            others += (others.empty() ? "" : ", ") + std::to_string(comm.members().world_rank(rank_of(o)));
     if (!others.empty()) text += " (something went wrong on other ranks as well: " + others + ")";
     if (static_cast<errc>(worst->code) == errc::usage) throw usage_error(text);
     throw data_error(differs ? errc::format : static_cast<errc>(worst->code), text);

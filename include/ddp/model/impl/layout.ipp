@@ -37,6 +37,13 @@ DDP_DECL std::size_t layout::cut_before(std::size_t from, std::size_t target, st
     std::size_t const i = *(after - 1), inside = std::min(target, end(i)) - begin(i);
     return std::max(from, begin(i) + inside / grain * grain);
 }
+DDP_DECL std::size_t layout::block_at(std::size_t position) const noexcept {
+    auto const after =
+        std::partition_point(order_.begin(), order_.end(), [&](std::size_t i) { return begin(i) < position; });
+    if (after == order_.begin()) return 0;
+    std::size_t const i = *(after - 1), inside = std::min(position, end(i)) - begin(i);
+    return blocks_[i] + (inside + statistics_block - 1) / statistics_block;
+}
 DDP_DECL std::vector<std::size_t> layout::slices(std::size_t from, std::size_t to, std::size_t parts,
                                                  std::size_t grain) const {
     std::vector<std::size_t> cuts(parts + 1, to);

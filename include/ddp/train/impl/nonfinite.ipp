@@ -21,7 +21,7 @@ namespace ddp::detail {
                  static_cast<unsigned long long>(step), skipped ? "was skipped" : "was made all the same", what.c_str(),
                  static_cast<unsigned long long>(so_far));
 }
-[[gnu::cold]] DDP_DECL std::string describe(std::span<nonfinite_place const> by_rank,
+[[gnu::cold]] DDP_DECL std::string describe(std::span<nonfinite_place const> by_rank, std::span<int const> members,
                                             function_ref<std::string_view(std::size_t)> name_of) {
     std::string text;
     std::size_t found = 0;
@@ -29,7 +29,7 @@ namespace ddp::detail {
         nonfinite_place const& at = by_rank[r];
         if (at.parameter == std::numeric_limits<std::uint64_t>::max() || ++found > 3) continue;
         std::string_view const value = at.value != at.value ? "NaN" : at.value > 0 ? "infinity" : "-infinity";
-        text += concat({found == 1 ? "" : "; ", "rank ", r, "'s gradient of parameter \"",
+        text += concat({found == 1 ? "" : "; ", "rank ", members[r], "'s gradient of parameter \"",
                         printable(name_of(static_cast<std::size_t>(at.parameter))), "\" is ", value, " at element ",
                         at.element});
     }

@@ -1,0 +1,125 @@
+/// \file
+/// lars: SGD with momentum, whose rate for each parameter follows from the norms of its values and of its gradient.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include <ddp/core/contract.hpp>
+#include <ddp/core/digest.hpp>
+#include <ddp/core/math.hpp>
+#include <ddp/kernel/kernel.hpp>
+#include <ddp/optim/optimizer.hpp>
+
+#if defined(__clang__)
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers' checks keep loops scalar, and nobody minds
+#endif
+
+namespace ddp {
+
+namespace detail::kernels {
+
+/// Constants of one lars step over one parameter, computed in double and rounded once each.
+template <std::floating_point E>
+struct lars_constants {
+    E gradient_scale;
+    E weight_decay;
+    E momentum;
+    E rate;  // learning_rate * ratio
+};
+
+template <std::floating_point E>
+DDP_KERNEL void lars_step(E const* gradient, E* value, E* momentum, std::size_t count, lars_constants<E> const* with) {
+    DDP_NO_CONTRACTION
+    lars_constants<E> const by = *with;
+    DDP_INDEPENDENT
+    for (std::size_t i = 0; i < count; ++i) {
+        E const g = gradient[i] * by.gradient_scale + by.weight_decay * value[i];
+        E const m = by.momentum * momentum[i] + by.rate * g;
+        momentum[i] = m;
+        value[i] = value[i] - m;
+    }
+}
+
+DDP_KERNEL inline double lars_ratio(double trust, double value_norm, double gradient_norm, double weight_decay,
+                                    double eps) {
+    DDP_NO_CONTRACTION
+    if (value_norm == 0 || gradient_norm == 0) return 1;
+    return trust * value_norm / (gradient_norm + weight_decay * value_norm + eps);
+}
+
+}  // namespace detail::kernels
+
+/// LARS (layer-wise adaptive rate scaling), for SGD with large batches: each parameter moves by a fraction of its own norm.
+///
+///     g = gradient_scale * gradient
+///     ratio = trust * |value| / (|g| + weight_decay * |value| + eps), norms over the whole parameter; 1 where one is 0
+///     m = momentum * m + lr * ratio * (g + weight_decay * value)
+///     value = value - m
+///
+/// Biases and the scales of normalisation are usually left out of it, by parameter_groups with sgd for them.
+///
+/// State   one array (m, named "momentum_buffer").
+/// Cost    two passes over memory; values are stepped after the last gradient has come.
+/// Numbers norms are summed in double by blocks of the parameter, so that neither buckets nor ranks show in their bits; ratio and
+///         its product with lr are computed in double and rounded once.
+/// Source  You, Gitman and Ginsburg, "Large batch training of convolutional networks", 2017, algorithm 1; eps as in NVIDIA's
+///         LARC.
+struct lars {
+    double lr = 0.1;            ///< learning rate; finite, >= 0
+    double momentum = 0.9;      ///< how much of m is kept each step; in [0, 1)
+    double weight_decay = 0.0;  ///< times value, added to the gradient; finite, >= 0
+    double trust = 1e-3;        ///< what part of its norm a parameter may move by, at a rate of 1; finite, > 0
+    double eps = 1e-8;          ///< keeps the ratio finite; finite, >= 0
+
+    [[nodiscard]] std::size_t slot_count() const noexcept { return 1; }
+    [[nodiscard]] slot_words slot_names() const noexcept {
+        static constexpr char const* names[] = {"momentum_buffer"};
+        return names;
+    }
+    [[nodiscard]] double learning_rate() const noexcept { return lr; }
+    [[nodiscard]] std::uint64_t hash() const noexcept {
+        return policy_hash("lars", lr, momentum, weight_decay, trust, eps);
+    }
+
+    /// Throws usage_error for hyper-parameters that make no sense.
+    void validate() const {
+        DDP_EXPECTS(detail::is_finite(lr) && lr >= 0,
+                    "lars: lr is " + std::to_string(lr) + ", but must be a finite number >= 0; 0.1 to 10 are usual");
+        DDP_EXPECTS(momentum >= 0 && momentum < 1, "lars: momentum must lie in [0, 1); 0.9 is usual");
+        DDP_EXPECTS(detail::is_finite(weight_decay) && weight_decay >= 0,
+                    "lars: weight_decay must be a finite number >= 0; 5e-4 is usual, 0 means none");
+        DDP_EXPECTS(detail::is_finite(trust) && trust > 0, "lars: trust must be a finite number > 0; 1e-3 is usual");
+        DDP_EXPECTS(detail::is_finite(eps) && eps >= 0, "lars: eps must be a finite number >= 0; 1e-8 is usual");
+    }
+
+    /// Nothing: the norms are those of value and gradient as they are.
+    template <std::floating_point E>
+    void prepare(step_info const& /*at*/, std::span<E> /*gradient*/, std::span<E const> /*value*/,
+                 slot_spans<E> /*slots*/) const noexcept {}
+
+    /// Steps a range of one parameter; the same bits in one piece or in many. Throws usage_error if the lengths differ.
+    template <std::floating_point E>
+    void step(step_info const& at, std::span<E const> gradient, std::span<E> value, slot_spans<E> slots) const {
+        DDP_EXPECTS(gradient.size() == value.size() && slots.size() >= 1 && slots[0].size() == value.size(),
+                    "lars: step needs as many gradients as values, and one slot of that length");
+        double const ratio =
+            detail::kernels::lars_ratio(trust, at.value_norm, at.gradient_norm * at.gradient_scale, weight_decay, eps);
+        detail::kernels::lars_constants<E> const with{.gradient_scale = static_cast<E>(at.gradient_scale),
+                                                      .weight_decay = static_cast<E>(weight_decay),
+                                                      .momentum = static_cast<E>(momentum),
+                                                      .rate = static_cast<E>(at.learning_rate * ratio)};
+        detail::kernels::lars_step(gradient.data(), value.data(), slots[0].data(), value.size(), &with);
+    }
+};
+static_assert(OptimizerFor<lars, float> && OptimizerFor<lars, double>);
+
+}  // namespace ddp
+
+#if defined(__clang__)
+#pragma clang diagnostic pop
+#endif

@@ -1,0 +1,56 @@
+/// \file
+/// Frozen parameters: which they are, and buckets of their own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ddp/core/separate.hpp>
+#include <ddp/model/model.hpp>
+#include <ddp/optim/parameter_groups.hpp>
+#include <ddp/train/bucket.hpp>
+
+namespace ddp::detail {
+
+/// A bucket policy that is asked once.
+struct planner {
+    planner() = default;
+    planner(planner const&) = delete;
+    planner& operator=(planner const&) = delete;
+    virtual ~planner() = default;
+    [[nodiscard]] virtual bucket_plan plan(bucket_request const& request) const = 0;
+};
+template <BucketPolicy B>
+struct planner_of final : planner {
+    explicit planner_of(B policy) : held(std::move(policy)) {}
+    [[nodiscard]] bucket_plan plan(bucket_request const& request) const override { return held.plan(request); }
+    B held;
+};
+
+/// Sets marks[i] of every parameter whose name fits. Says whether there is one.
+template <Element E>
+bool mark_fitting(std::span<parameter<E> const> parameters, std::string_view pattern, std::uint8_t mark,
+                  std::vector<std::uint8_t>& marks) {
+    bool found = false;
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+        if (name_fits(pattern, parameters[i].name)) {
+            marks[i] = mark;
+            found = true;
+        }
+    return found;
+}
+
+/// The policy's plan for the parameters that are not marked, which lie last in the arena, and another for those that are, so that
+/// no bucket holds both. Buckets of marked ones are launched last. The policy's own plan where none is marked, or all are.
+[[nodiscard]] bucket_plan plan_apart(planner const& buckets, bucket_request const& request,
+                                     std::span<std::uint8_t const> marks);
+
+}  // namespace ddp::detail
+
+#if !defined(DDP_SEPARATE_COMPILATION)
+#include <ddp/train/impl/frozen.ipp>
+#endif

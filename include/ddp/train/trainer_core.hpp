@@ -1,0 +1,365 @@
+/// \file
+/// trainer_core: what of a data_parallel depends on no model's type, so that it is compiled once for all of them.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <limits>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <ddp/collective/broadcast.hpp>
+#include <ddp/collective/share_memory.hpp>
+#include <ddp/comm/communicator.hpp>
+#include <ddp/core/separate.hpp>
+#include <ddp/kernel/kernel.hpp>
+#include <ddp/model/model.hpp>
+#include <ddp/train/agreement.hpp>
+#include <ddp/train/arena.hpp>
+#include <ddp/train/bucket.hpp>
+#include <ddp/train/buffers.hpp>
+#include <ddp/train/events.hpp>
+#include <ddp/train/frozen.hpp>
+#include <ddp/train/hosts_engine.hpp>
+#include <ddp/train/memory_engine.hpp>
+#include <ddp/train/options.hpp>
+#include <ddp/train/policies.hpp>
+#include <ddp/train/step_engine.hpp>
+#include <ddp/transport/any.hpp>
+
+namespace ddp {
+
+/// What finish returns.
+struct finish_result {
+    std::uint64_t weight = 0;  ///< samples of all ranks, of every batch that went into the step; never 0
+    /// Of the mean gradient before clipping, where clipping by norm or training_options::nonfinite ask for it.
+    double gradient_norm = 0;
+    bool skipped = false;  ///< the mean gradient was not finite: nothing was changed (nonfinite::skip)
+    bool stop = false;     ///< some rank had called request_stop() before it began this step; the same on all ranks
+    /// Mean loss over the samples of all ranks in the step before this one, the same bits on all ranks: it travels with this
+    /// step's weights, so it costs no message. NaN in the first step, and after one without samples. Losses are summed in the
+    /// order of ranks, each times its samples. After join(): trainer.previous_loss().
+    double previous_loss = 0;
+};
+
+namespace detail {
+
+/// What a trainer's ranks compare of a model besides its parameters, and what the engine has to know of it.
+struct model_facts {
+    std::uint64_t hash = 0;       // hash(), where the model has one
+    bool ready_releases = false;  // and is bound
+    std::vector<model_buffer> buffers;
+};
+
+/// The engine, the arena it works in, and what ranks do with them: from the comparison of models to the end of a step.
+template <Transport T, Element E>
+class trainer_core {
+public:
+    /// Collective. The arena has rank 0's values then. `parameters` outlive this.
+    trainer_core(communicator<T> const& comm, trainer_setup<T, E> with, std::span<parameter<E> const> parameters,
+                 model_facts const& model);
+    ~trainer_core() { detach(); }
+    trainer_core(trainer_core const&) = delete;
+    trainer_core& operator=(trainer_core const&) = delete;
+
+    [[nodiscard]] communicator<T> const& comm() const noexcept { return comm_; }
+    [[nodiscard]] training_options const& options() const noexcept { return options_; }
+    [[nodiscard]] step_engine<T, E>& engine() const noexcept { return *engine_; }
+    [[nodiscard]] optimizer_model<E>& optimizer() const noexcept { return *optimizer_; }
+    [[nodiscard]] arena<E> const& memory() const noexcept { return memory_; }
+    [[nodiscard]] bool shares_memory() const noexcept { return shared_; }
+    [[nodiscard]] bool begun() const noexcept { return begun_; }
+    [[nodiscard]] std::span<std::uint8_t const> frozen() const noexcept { return frozen_; }
+    [[nodiscard]] step_times& times() noexcept { return times_; }
+    [[nodiscard]] step_times const& times() const noexcept { return times_; }
+
+    // Between steps.
+
+    void set_updates(std::uint64_t count);
+    void set_rate_factor(double factor);
+    void set_frozen(char const* what, std::string_view pattern, std::uint8_t frozen);
+    void synchronise_buffers(std::span<model_buffer const> all);
+    [[nodiscard]] bool all_alike(std::uint64_t digest);
+
+    // A step.
+
+    /// From then on the engine waits for gradients. The values are current.
+    void begin(step_ticket const& mine);
+    /// Reports gradient i.
+    void report(std::size_t i) noexcept {
+        if (engine_->ready(i)) move_on();
+    }
+    void backward_done(std::span<std::uint8_t const> used);
+    /// This rank's backward has reported wrongly: throws the error of all ranks.
+    void fail_gradient(std::string const& complaint);
+    /// Waits for the end of the step, since `since`. Throws the error of all ranks.
+    finish_result wait(time_point since);
+    /// On every rank alike, but for what rank 0 prints.
+    void report_nonfinite();
+    /// This rank's own code has thrown: the step, or what is done between steps, fails on every rank.
+    void fail(std::exception_ptr thrown);
+    /// The trainer is left within a step.
+    void abandon_step();
+    /// After a failure nobody else shall change this rank's values.
+    void keep_values() const noexcept {
+        if (shared_ && comm_.tasks().failed()) engine_->keep_values();
+    }
+    /// For the flight recorder: the program begins this part of the step that is under way, or comes next.
+    void note(flight what) const noexcept { comm_.tasks().note(what, begun_steps_ + (begun_ ? 0 : 1)); }
+
+    /// The engine goes; its memory stays as long as the transport may write there.
+    void detach() noexcept;
+
+private:
+    void start_engine(trainer_setup<T, E>& with, std::span<parameter<E> const> parameters, model_facts const& model);
+    void leave_step() noexcept {
+        begun_ = false;
+        engine_->end();
+    }
+    void wait_for_verdict() const noexcept;
+    /// There is mail: somebody has to fetch it.
+    void move_on() noexcept {
+        if (comm_.has_thread())
+            comm_.poke();
+        else if (comm_.size() > 1 && std::this_thread::get_id() == home_)
+            comm_.progress();
+    }
+
+    communicator<T> comm_;
+    training_options options_;
+    std::span<parameter<E> const> parameters_;
+    std::thread::id home_;
+    std::vector<std::uint8_t> frozen_;  // by parameter
+    arena<E> memory_;
+    bool shared_ = false;                      // the other ranks see it
+    optimizer_model<E>* optimizer_ = nullptr;  // the engine's
+    std::unique_ptr<step_engine<T, E>> engine_;
+    bool begun_ = false;
+    std::uint64_t begun_steps_ = 0, nonfinite_steps_ = 0;
+    step_times times_;
+};
+
+template <Transport T, Element E>
+trainer_core<T, E>::trainer_core(communicator<T> const& comm, trainer_setup<T, E> with,
+                                 std::span<parameter<E> const> parameters, model_facts const& model)
+    : comm_(comm),
+      options_(std::move(with.options)),
+      parameters_(parameters),
+      home_(std::this_thread::get_id()),
+      frozen_(parameters.size()) {
+    expect_uncontracted_kernels();
+    optimizer_ = with.parts.optimizer.get();
+    optimizer_->validate();
+    std::vector<exchange_parameter> shapes;
+    for (parameter<E> const& p : parameters) shapes.push_back({p.name, p.shape});
+    with.parts.exchange->validate(shapes);
+    static_cast<void>(optimizer_->groups_of(parameters));  // what it throws comes before any peer waits
+    options_.template validate<E>();
+    for (std::string const& pattern : options_.frozen)
+        DDP_EXPECTS(mark_fitting(parameters, pattern, 1, frozen_),
+                    "training_options.frozen: no parameter's name fits '" + pattern +
+                        "'; '*' stands for any characters, '?' for one");
+    try {
+        start_engine(with, parameters, model);
+    } catch (...) {
+        detach();
+        throw;
+    }
+}
+
+template <Transport T, Element E>
+void trainer_core<T, E>::start_engine(trainer_setup<T, E>& with, std::span<parameter<E> const> parameters,
+                                      model_facts const& model) {
+    std::vector<std::size_t> counts;
+    for (parameter<E> const& p : parameters) counts.push_back(p.value.size());
+    std::size_t const grain = step_engine<T, E>::slice_grain(options_.needs_norm() || optimizer_->needs_norms());
+    bucket_plan const plan = plan_apart(*with.buckets, {counts, sizeof(E), grain}, frozen_);
+    layout const where(counts, plan.order, sizeof(E));
+    std::shared_ptr<shared_memory> const shared =
+        share_memory(comm_, options_.share_memory && with.parts.exchange->in_memory() ? arena<E>::bytes(where) : 0,
+                     options_.hierarchy ? sharing_among::hosts : sharing_among::one_host);
+    memory_ = shared ? arena<E>(where, shared->mine()) : arena<E>(where);
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+        std::copy(parameters[i].value.begin(), parameters[i].value.end(), memory_.value(i).begin());
+    shared_ = shared != nullptr;
+    if (options_.update == update::automatic) options_.update = shared ? update::sharded : update::replicated;
+    bucket_map map(plan, where, grain);
+
+    agenda mine;
+    mine.hashes = {version_number, model.hash, map.hash(where),
+                   digest{}.add(with.parts.exchange->name()).add(with.parts.exchange->hash()).value(), 0};
+    std::ranges::copy(options_.hashes(), mine.hashes.begin() + agenda::names.size());
+    step_subject<E> subject{
+        where, std::move(map), parameters, options_, model.ready_releases, memory_.gradients(), memory_.values()};
+    comm_.exclusively([&] {  // it joins the scheduler, which the communication thread may be driving
+        if (shared && shared->here().size() != static_cast<std::size_t>(comm_.size()))
+            engine_ = std::make_unique<hosts_engine<T, E>>(comm_.tasks(), comm_.members(), std::move(subject),
+                                                           std::move(with.parts), shared);
+        else if (shared)
+            engine_ = std::make_unique<memory_engine<T, E>>(comm_.tasks(), comm_.members(), std::move(subject),
+                                                            std::move(with.parts), shared);
+        else
+            engine_ = std::make_unique<step_engine<T, E>>(comm_.tasks(), comm_.members(), std::move(subject),
+                                                          std::move(with.parts));
+        if (!options_.frozen.empty()) engine_->freeze(frozen_);
+    });
+    mine.hashes[4] = engine_->optimizer_hash();
+    start_agreement const agreed = agree_on_start(comm_, parameters, describe(std::span(model.buffers)), mine);
+    engine_->agree_on(agreed.hash, agreed.context);
+    if (comm_.size() > 1) broadcast(comm_, memory_.values(), 0);
+    if (comm_.size() > 1) broadcast_buffers(comm_, std::span(model.buffers));
+}
+
+template <Transport T, Element E>
+void trainer_core<T, E>::detach() noexcept {
+    if (engine_ == nullptr) return;
+    comm_.exclusively([&] {
+        // The transport of a failed communicator may not have let go of what was posted.
+        if (comm_.tasks().failed()) {
+            comm_.keep(memory_.owner());
+            comm_.keep(engine_->posted_memory());
+        }
+        if (!engine_->idle()) {  // its coroutines end before it does
+            comm_.tasks().fail(failure_kind::threw, errc::remote_exception, -1, "a trainer ended within a step");
+            comm_.tasks().pump();
+        }
+        engine_.reset();
+    });
+}
+
+// Between steps
+
+template <Transport T, Element E>
+void trainer_core<T, E>::set_updates(std::uint64_t count) {
+    comm_.exclusively([&] { engine_->set_updates(count); });
+}
+template <Transport T, Element E>
+void trainer_core<T, E>::set_rate_factor(double factor) {
+    DDP_EXPECTS(!begun_, "set_rate_factor: a step is under way; finish() it first");
+    agree_on_factor(comm_, "set_rate_factor", digest{}.add("set_rate_factor").add(engine_->hash()).value(), factor);
+    comm_.exclusively([&] { optimizer_->set_rate_factor(factor); });
+}
+template <Transport T, Element E>
+void trainer_core<T, E>::set_frozen(char const* what, std::string_view pattern, std::uint8_t frozen) {
+    bool const alike =
+        comm_.size() == 1 ||
+        detail::all_alike(comm_, what, digest{}.add(what).add(engine_->hash()).value(), digest{}.add(pattern).value());
+    DDP_EXPECTS(alike, std::string(what) + ": ranks pass different patterns ('" + std::string(pattern) + "' on rank " +
+                           std::to_string(comm_.members().world_rank(comm_.rank())) + "); nothing was changed");
+    DDP_EXPECTS(mark_fitting(parameters_, pattern, frozen, frozen_),
+                std::string(what) + ": no parameter's name fits '" + std::string(pattern) +
+                    "'; '*' stands for any characters, '?' for one");
+    comm_.exclusively([&] { engine_->freeze(frozen_); });
+}
+template <Transport T, Element E>
+void trainer_core<T, E>::synchronise_buffers(std::span<model_buffer const> all) {
+    if (all.empty()) return;
+    if (options_.buffers == buffers::averaged)
+        average_buffers(comm_, all);
+    else
+        broadcast_buffers(comm_, all);
+}
+template <Transport T, Element E>
+bool trainer_core<T, E>::all_alike(std::uint64_t digest) {
+    return detail::all_alike(comm_, "replicas_identical", engine_->hash(), digest);
+}
+
+// A step
+
+template <Transport T, Element E>
+void trainer_core<T, E>::begin(step_ticket const& mine) {
+    // Another trainer's step may have begun and not been entered yet: all ranks enter them in the order of the calls.
+    if (comm_.tasks().has_mail()) comm_.exclusively([&] { comm_.tasks().pump(); });
+    begun_ = true;
+    ++begun_steps_;
+    engine_->begin(mine);
+    move_on();
+}
+template <Transport T, Element E>
+void trainer_core<T, E>::backward_done(std::span<std::uint8_t const> used) {
+    engine_->use(used);
+    engine_->backward_done();
+    note(flight::reported);
+    move_on();
+}
+template <Transport T, Element E>
+void trainer_core<T, E>::fail_gradient(std::string const& complaint) {
+    leave_step();
+    try {
+        detail::fail_gradient(comm_, complaint);
+    } catch (...) {
+        keep_values();
+        throw;
+    }
+}
+template <Transport T, Element E>
+finish_result trainer_core<T, E>::wait(time_point since) {
+    leave_step();
+    engine_->await_from(since);
+    try {
+        comm_.driver()->run(
+            [&] {
+                engine_->collect();
+                return engine_->finished();
+            },
+            "step", begun_steps_);
+    } catch (...) {
+        keep_values();
+        throw;
+    }
+    times_.stepped += engine_->stepped_late();
+    times_.waited += monotonic_clock::now() - since - engine_->stepped_late();
+    return {engine_->weight(), engine_->gradient_norm(), engine_->skipped(), engine_->stop(), engine_->previous_loss()};
+}
+template <Transport T, Element E>
+void trainer_core<T, E>::report_nonfinite() {
+    std::string const what =
+        detail::describe(engine_->places(), comm_.members().members(),
+                         [this](std::size_t i) -> std::string_view { return parameters_[i].name; });
+    if (options_.nonfinite == nonfinite::stop)
+        throw error(errc::nonfinite, "step " + std::to_string(begun_steps_) +
+                                         ": the mean gradient is not finite: " + what +
+                                         ". Nothing was changed. Look at that rank's batch and at the learning rate; "
+                                         "nonfinite::skip leaves such steps out");
+    // Said at the first, second, fourth, … such step: a training that goes on so fills no disk.
+    if (std::has_single_bit(++nonfinite_steps_) && comm_.rank() == 0)
+        say_nonfinite(begun_steps_, engine_->skipped(), nonfinite_steps_, what);
+}
+template <Transport T, Element E>
+void trainer_core<T, E>::fail(std::exception_ptr thrown) {
+    leave_step();
+    comm_.fail(thrown);
+    wait_for_verdict();
+}
+template <Transport T, Element E>
+void trainer_core<T, E>::abandon_step() {
+    comm_.fail("its program left a training step before the step had ended, perhaps by an exception");
+    wait_for_verdict();  // the model may outlive this
+}
+/// Until all have heard of this rank's failure, they write into its values.
+template <Transport T, Element E>
+void trainer_core<T, E>::wait_for_verdict() const noexcept {
+    if (!shared_) return;
+    try {
+        comm_.check();
+    } catch (...) {  // the failure; or we are in a hook, where nothing can be waited for
+    }
+    keep_values();
+}
+
+#if defined(DDP_SEPARATE_COMPILATION)
+DDP_INSTANTIATE class trainer_core<any_transport, float>;
+DDP_INSTANTIATE class trainer_core<any_transport, double>;
+#endif
+
+}  // namespace detail
+}  // namespace ddp
