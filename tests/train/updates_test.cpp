@@ -22,76 +22,13 @@
 #include "support/counting_transport.hpp"
 #include "support/on_ranks.hpp"
 #include "support/ranks.hpp"
+#include "train/distance_model.hpp"
 #include "train/patience.hpp"
 
 using namespace ddp;
 using namespace ddp::test;
 
 namespace {
-
-struct part {
-    char const* name;
-    std::size_t count;
-};
-constexpr std::array<part, 5> parts = {
-    {{"first.weight", 9000}, {"first.bias", 7}, {"empty", 0}, {"second.weight", 13000}, {"second.bias", 3}}};
-
-/// Numbers of samples.
-using batch = std::vector<std::uint64_t>;
-
-/// What sample s wants element j of parameter i to be.
-double target(std::uint64_t s, std::size_t i, std::size_t j) {
-    return random_stream(3, random_use::user, 1 + i).at(s * 100'000 + j).symmetric<double>();
-}
-double start(std::size_t i, std::size_t j) {
-    return random_stream(5, random_use::user, 1 + i).at(j).symmetric<double>();
-}
-
-/// Half the squared distance from every sample's target. Leaves out the gradients of the parameters named in `silent`.
-template <bool Releases>
-struct distance {
-    using element = double;
-    static constexpr bool ready_releases = Releases;
-    std::vector<std::vector<double>> own;
-    std::vector<std::span<double>> values, gradients;
-    std::shared_ptr<void> owner;
-    batch now;
-    std::string silent;  // a pattern
-
-    distance() {
-        for (int k = 0; k < 2; ++k)
-            for (part const& p : parts) own.emplace_back(p.count);
-        for (std::size_t i = 0; i < parts.size(); ++i) {
-            for (std::size_t j = 0; j < parts[i].count; ++j) own[i][j] = start(i, j);
-            values.emplace_back(own[i]), gradients.emplace_back(own[parts.size() + i]);
-        }
-    }
-    distance(distance const&) = delete;
-    std::vector<parameter<double>> parameters() {
-        std::vector<parameter<double>> all;
-        for (std::size_t i = 0; i < parts.size(); ++i)
-            all.push_back({parts[i].name, {parts[i].count}, values[i], gradients[i]});
-        return all;
-    }
-    void bind(storage<double> memory) { values = memory.values, gradients = memory.gradients, owner = memory.owner; }
-    double forward(batch const& samples) {
-        now = samples;
-        return 0;
-    }
-    template <class Ready>
-    void backward(pass<double> how, Ready const& ready) {
-        for (std::size_t i = parts.size(); i-- > 0;) {
-            if (!silent.empty() && name_fits(silent, parts[i].name)) continue;
-            for (std::size_t j = 0; j < parts[i].count; ++j) {
-                double sum = how.accumulate ? gradients[i][j] : 0;
-                for (std::uint64_t const s : now)
-                    sum += (values[i][j] - target(s, i, j)) * how.scale / static_cast<double>(now.size());
-                gradients[i][j] = sum;
-            }
-            ready(i);
-        }
-    }
-};
 
 /// What one process makes of whole batches, in plain loops.
 struct oracle {
@@ -151,21 +88,6 @@ struct oracle {
         }
     }
 };
-
-/// Samples of step k, and rank r's of them: uneven, none on the last of four.
-batch whole(std::uint64_t k) {
-    batch all(7);
-    std::iota(all.begin(), all.end(), 7 * k);
-    return all;
-}
-batch share(std::uint64_t k, int rank, int ranks) {
-    batch const all = whole(k);
-    auto const cut = [&](int r) {
-        return r >= 3 ? 7 : ranks == 1 ? 7 * r : ranks == 2 ? 3 * r : r == 2 && ranks == 3 ? 4 : r == 2 ? 7 : r;
-    };
-    int const from = cut(rank), to = rank + 1 == ranks ? 7 : cut(rank + 1);
-    return {all.begin() + from, all.begin() + to};
-}
 
 template <class M>
 double distance_from(M const& model, oracle const& other) {

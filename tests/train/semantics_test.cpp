@@ -1,0 +1,235 @@
+// What a training step means, all at once, against one process with the whole batch in plain loops: threads and TCP, 1 to 4 ranks.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ddp/optim/any_optimizer.hpp>
+#include <ddp/optim/parameter_groups.hpp>
+#include <ddp/train/data_parallel.hpp>
+#include <ddp/train/evaluate.hpp>
+
+#include "support/catch.hpp"
+#include "support/on_ranks.hpp"
+#include "support/ranks.hpp"
+#include "train/distance_model.hpp"
+#include "train/patience.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+
+namespace {
+
+constexpr std::uint64_t steps = 6;
+constexpr double factors[steps] = {0.25, 0.5, 0.75, 1, 0.5, 0.5};  // of the schedule, and from step 4 on of the program
+adamw const by_adam{.lr = 0.05, .weight_decay = 0.1};
+sgd const by_sgd{.lr = 0.2, .momentum = 0.5};
+constexpr double bound = 20;
+
+/// What of step k is left out by ranks below the last, and by all.
+std::string left_out(std::uint64_t k, bool last) {
+    return k != 3 ? "" : last ? "second.bias" : "*.bias";
+}
+/// The samples of step k on rank r: in the last step the last rank has all.
+batch samples(std::uint64_t k, int rank, int ranks) {
+    if (k + 1 < steps) return share(k, rank, ranks);
+    return rank + 1 == ranks ? whole(k) : batch{};
+}
+
+struct one_process {
+    std::vector<std::vector<double>> x, m, v;
+    std::vector<double> losses, norms, seen;  // by step; seen by rank, and then for all
+
+    explicit one_process(int ranks) {
+        for (std::size_t i = 0; i < parts.size(); ++i) {
+            x.emplace_back();
+            for (std::size_t j = 0; j < parts[i].count; ++j) x[i].push_back(start(i, j));
+        }
+        m = v = x;
+        for (auto* const all : {&m, &v})
+            for (auto& one : *all) one.assign(one.size(), 0);
+        double running = 0;
+        for (std::uint64_t k = 0; k < steps; ++k) {
+            step(k, ranks);
+            running = mean_seen(k, ranks, running);
+            seen.push_back(running);
+        }
+    }
+    /// The mean over ranks of each rank's running mean after step k, which makes as many passes as there are below.
+    static double mean_seen(std::uint64_t k, int ranks, double before) {
+        double sum = 0;
+        for (int r = 0; r < ranks; ++r) {
+            double mine = before;
+            batch const all = samples(k, r, ranks);
+            for (auto const& [from, to] : passes(k, all.size())) {
+                double ids = 0;
+                for (std::size_t s = from; s < to; ++s) ids += static_cast<double>(all[s]);
+                if (from != to) mine = 0.9 * mine + 0.1 * ids / static_cast<double>(to - from);
+            }
+            sum += mine;
+        }
+        return sum / ranks;
+    }
+    /// The passes that a rank makes in step k over its samples.
+    static std::vector<std::pair<std::size_t, std::size_t>> passes(std::uint64_t k, std::size_t count) {
+        std::size_t const cut = count == 0 ? 0 : 1;
+        if (k == 1) return {{0, cut}, {cut, count}};
+        if (k == 2) return {{0, cut}, {cut, cut}, {cut, count}};
+        return {{0, count}};
+    }
+    void step(std::uint64_t k, int ranks) {
+        auto g = x;
+        double loss = 0, square = 0;
+        for (auto& one : g) one.assign(one.size(), 0);
+        for (int r = 0; r < ranks; ++r)
+            for (std::uint64_t const s : samples(k, r, ranks))
+                for (std::size_t i = 0; i < parts.size(); ++i) {
+                    bool const out = name_fits(left_out(k, r + 1 == ranks), parts[i].name);
+                    for (std::size_t j = 0; j < parts[i].count; ++j) {
+                        double const off = x[i][j] - target(s, i, j);
+                        if (!out) g[i][j] += off / 7;
+                        if (j % 100 == 0) loss += off * off / 7;
+                    }
+                }
+        for (auto const& one : g)
+            for (double const each : one) square += each * each;
+        double const norm = std::sqrt(square), clip = std::min(1.0, bound / (norm + 1e-6));
+        losses.push_back(loss);
+        norms.push_back(norm);
+        double const t = static_cast<double>(k + 1);
+        for (std::size_t i = 0; i < parts.size(); ++i) {
+            // No rank has used it: neither value nor state changes. On 2 to 4 ranks the last has samples in that step only with 2.
+            bool used = false;
+            for (int r = 0; r < ranks; ++r)
+                used =
+                    used || (!name_fits(left_out(k, r + 1 == ranks), parts[i].name) && !samples(k, r, ranks).empty());
+            if (!used) continue;
+            for (std::size_t j = 0; j < parts[i].count; ++j) {
+                double const grad = g[i][j] * clip;
+                if (name_fits("*.bias", parts[i].name)) {
+                    m[i][j] = by_sgd.momentum * m[i][j] + grad;
+                    x[i][j] -= by_sgd.lr * factors[k] * m[i][j];
+                    continue;
+                }
+                m[i][j] = by_adam.beta1 * m[i][j] + (1 - by_adam.beta1) * grad;
+                v[i][j] = by_adam.beta2 * v[i][j] + (1 - by_adam.beta2) * grad * grad;
+                double const lr = by_adam.lr * factors[k];
+                x[i][j] *= 1 - lr * by_adam.weight_decay;
+                x[i][j] -= lr * m[i][j] / (1 - std::pow(by_adam.beta1, t)) /
+                           (std::sqrt(v[i][j] / (1 - std::pow(by_adam.beta2, t))) + by_adam.eps);
+            }
+        }
+    }
+};
+
+bool near(double a, double b) {
+    return std::abs(a - b) <= 1e-10 * std::max(1.0, std::abs(b));
+}
+
+/// One rank's part of the training; what differs from one process.
+std::string train(communicator<>& comm, update how, one_process const& expected) {
+    std::string wrong;
+    auto const expect = [&](bool right, std::string const& what) {
+        if (!right) wrong += what + "; ";
+    };
+    distance<true> model;
+    parameter_groups<any_optimizer> const optimizer{by_adam, {{"*.bias", by_sgd}}};
+    data_parallel trainer{model, optimizer, comm,
+                          training_options{.update = how,
+                                           .clip = clip_by_global_norm{bound},
+                                           .schedule = {linear_warmup{.steps = 3, .from = 0.25}, constant_rate{}},
+                                           .unused = unused::allowed,
+                                           .buffers = buffers::averaged},
+                          size_capped_buckets{30'000, 5'000}};
+    for (std::uint64_t k = 0; k < steps; ++k) {
+        std::string const at = "step " + std::to_string(k);
+        batch const mine = samples(k, comm.rank(), comm.size());
+        bool const last = comm.rank() + 1 == comm.size();
+        model.silent = left_out(k, last);
+        if (k == 4) trainer.set_rate_factor(0.5);
+        finish_result result;
+        auto const pass = [&](std::size_t which) {
+            auto const [from, to] = one_process::passes(k, mine.size())[which];
+            trainer.forward(batch(mine.begin() + static_cast<std::ptrdiff_t>(from),
+                                  mine.begin() + static_cast<std::ptrdiff_t>(to)));
+        };
+        if (k == 1) {
+            pass(0), trainer.accumulate();
+            pass(1), trainer.backward();
+            result = trainer.finish();
+        } else if (k == 2) {
+            {
+                auto const guard = trainer.no_sync();
+                pass(0), trainer.backward();
+                pass(1), trainer.backward();
+            }
+            pass(2), trainer.backward();
+            result = trainer.finish();
+        } else if (k + 1 == steps && !last) {
+            expect(trainer.join(), "join() says that all are done");
+            result.weight = 7;
+            result.gradient_norm = expected.norms[k];
+            result.previous_loss = trainer.previous_loss();
+        } else {
+            step_result const one = trainer.step(mine);
+            result = {one.weight, one.gradient_norm, one.skipped, one.stop, one.previous_loss};
+        }
+        expect(result.weight == 7, at + ": " + std::to_string(result.weight) + " samples");
+        expect(near(result.gradient_norm, expected.norms[k]), at + ": norm " + std::to_string(result.gradient_norm));
+        expect(k == 0 ? std::isnan(result.previous_loss) : near(result.previous_loss, expected.losses[k - 1]),
+               at + ": loss before " + std::to_string(result.previous_loss));
+        expect(near(model.seen, expected.seen[k]), at + ": buffer " + std::to_string(model.seen));
+        expect(trainer.replicas_identical(), at + ": replicas differ");
+    }
+    double most = 0;
+    for (std::size_t i = 0; i < parts.size(); ++i)
+        for (std::size_t j = 0; j < parts[i].count; ++j)
+            most = std::max(most, std::abs(model.values[i][j] - expected.x[i][j]));
+    expect(most < 1e-10, "values are off by " + std::to_string(most * 1e10) + "e-10");
+
+    struct metric {
+        mean_metric number;
+        metric& operator+=(metric const& other) {
+            number += other.number;
+            return *this;
+        }
+    } sums;
+    for (std::uint64_t const s : share(8, comm.rank(), comm.size())) sums.number.add(static_cast<double>(s), 1);
+    expect(near(sum_over_ranks(comm, sums).number.mean(), 8 * 7 + 3), "evaluation");
+
+    while (trainer.join()) {
+    }  // all of them
+    expect(trainer.completed_steps() == steps, "steps");
+    if (comm.size() > 1) {  // a value that one rank changes is found before the next step
+        if (comm.rank() == 0 && how == update::replicated) model.values[0][0] += 1;
+        std::string text;
+        try {
+            for (int k = 0; how == update::replicated && k < 256; ++k)
+                trainer.step(samples(0, comm.rank(), comm.size()));
+        } catch (comm_error const& e) {
+            text = e.what();
+        }
+        expect(how != update::replicated || text.find("DDP-E106") == 0, "not found: " + text);
+    }
+    return wrong;
+}
+
+}  // namespace
+
+TEST_CASE("a training means what one process does, whatever the ranks and the transport", "[train]") {
+    int const ranks = GENERATE(1, 2, 3, 4);
+    if (fewer != 1 && ranks != 3) return;
+    one_process const expected(ranks);
+    for (update const how : {update::replicated, update::sharded, update::automatic}) {
+        auto const body = [&](communicator<>& comm) { return train(comm, how, expected); };
+        for (bool const tcp : {false, true}) {
+            CAPTURE(ranks, static_cast<int>(how), tcp);
+            for (auto const& wrong :
+                 tcp ? on_ranks(ranks, body, how == update::automatic) : run_ranks(ranks, body, patient()))
+                CHECK(wrong == "");
+        }
+    }
+}
