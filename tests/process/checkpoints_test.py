@@ -80,7 +80,7 @@ class Checkpoints(unittest.TestCase):
                 if not directory:  # every fourth job or so begins anew
                     directory = os.path.join(parent, f"kept-{attempt}")
                     update = draws.choice(("sharded", "replicated"))
-                    words = self.kept(directory, *draws.choice(((), ("--background",))))
+                    words = self.kept(directory, *draws.choice(((), ("--background",), ("--loader", "background"))))
                 with Job(RANKS, self.command(update, *words)) as job:
                     victim = job.ranks[draws.randrange(RANKS)]
                     goal, end = self.newest(directory) + draws.randrange(1, 6), time.monotonic() + 30 * SCALE
