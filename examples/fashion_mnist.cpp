@@ -14,6 +14,7 @@
 #include <ddp/checkpoint/checkpoints.hpp>
 #include <ddp/checkpoint/stop_signals.hpp>
 #include <ddp/data/gzip.hpp>
+#include <ddp/data/prefetch_loader.hpp>
 #include <ddp/ddp.hpp>
 #include <ddp/exchange/narrow.hpp>
 #include <ddp/exchange/power_sgd.hpp>
@@ -43,8 +44,9 @@ namespace {
 
 struct settings {
     ddp::run_options run;
-    std::string model = "mlp", algorithm = "auto", update = "replicated", data = "/usr/share/datasets/fashion-mnist",
-                buckets = "1MiB", exchange = "none", strategy = "every_step", save, load, checkpoint;
+    std::string model = "mlp", algorithm = "auto", update = "replicated", loader = "direct",
+                data = "/usr/share/datasets/fashion-mnist", buckets = "1MiB", exchange = "none",
+                strategy = "every_step", save, load, checkpoint;
     int epochs = 0;
     std::uint64_t seed = 7;
     std::size_t batch = 128, hidden = 512, losses = 0, every = 0, keep = 3, rank = 4, period = 0;
@@ -87,7 +89,15 @@ outcome train_by(Trainer& trainer, settings const& with, std::string_view transp
     std::optional<ddp::resumed_checkpoint> from;
     if (kept && with.resume) from = kept->resume(trainer, batches);
 
+    std::optional<ddp::prefetch_loader<float>> ahead;  // a thread of its own prepares the next batches
+    if (with.loader == "background") ahead.emplace(images, batches);
     ddp::batch_loader<float> load(images, batches.largest_share());
+    auto const next = [&]() -> std::optional<ddp::classification_batch<float>> {
+        if (ahead) return ahead->next();
+        if (auto const indices = batches.next()) return load(*indices);
+        return std::nullopt;
+    };
+    ddp::sampler const& place = ahead ? ahead->place() : batches;  // behind the last batch that was handed out
     progress_bar bar(comm.rank() == 0, steps);
     auto const began = std::chrono::steady_clock::now();
     auto const seconds = [&] {
@@ -97,20 +107,20 @@ outcome train_by(Trainer& trainer, settings const& with, std::string_view transp
     if (from) bar.line(text("resumed after step %zu", step));
     for (int epoch = 1 + static_cast<int>(batches.epoch()); epoch <= with.epochs; ++epoch) {
         ddp::mean_metric loss;
-        while (auto const indices = batches.next()) {
+        while (auto const batch = next()) {
             std::uint64_t const sent_before = comm.bytes_sent();
             if (signals && signals->received()) trainer.request_stop();
-            auto const result = trainer.step(load(*indices));
+            auto const result = trainer.step(*batch);
             sent += comm.bytes_sent() - sent_before;
             ++taken;
-            loss.add(result.loss, indices->size());
+            loss.add(result.loss, batch->size());
             samples += std::min(with.batch, images.size());
             if (++step <= with.losses) {
-                auto const all = ddp::sum_over_ranks(comm, ddp::mean_metric{}.add(result.loss, indices->size()));
+                auto const all = ddp::sum_over_ranks(comm, ddp::mean_metric{}.add(result.loss, batch->size()));
                 bar.line(text("loss %zu %.9g", step, all.mean()));
             }
             bar.show(step, static_cast<double>(samples) / seconds(), text("epoch %d  loss %.3f", epoch, result.loss));
-            if (kept && (result.stop || (with.every != 0 && step % with.every == 0))) kept->save(trainer, batches);
+            if (kept && (result.stop || (with.every != 0 && step % with.every == 0))) kept->save(trainer, place);
             if (!result.stop) continue;
             if (kept) kept->wait();
             bar.line(text("stopped after step %zu", step));
@@ -231,6 +241,7 @@ int main(int argc, char** argv) {
         .add("keep", with.keep, "so many of the newest checkpoints stay", 1)
         .add("resume", with.resume, "go on from the newest checkpoint, if there is one")
         .add("background", with.background, "write checkpoints while training goes on")
+        .add("loader", with.loader, "who prepares batches: direct, the thread that trains; background, another one")
         .add("hidden", with.hidden, "units of the mlp's first hidden layer", 1)
         .add("lr", with.lr, "learning rate of AdamW, decayed along a cosine", 0)
         .add("clip", with.clip, "global norm to which gradients are clipped; 0: not at all", 0)
@@ -259,6 +270,10 @@ int main(int argc, char** argv) {
         std::fprintf(stderr,
                      "--strategy %s sends values, by steps of its own: it goes with neither --exchange nor --update\n",
                      with.strategy.c_str());
+        return 2;
+    }
+    if (with.loader != "direct" && with.loader != "background") {
+        std::fprintf(stderr, "--loader is direct or background, not '%s'\n", with.loader.c_str());
         return 2;
     }
     if (with.model != "mlp" && with.model != "cnn") {

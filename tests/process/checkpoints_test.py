@@ -1,7 +1,7 @@
 """Jobs that are killed while they write checkpoints, or told to stop, and then resumed: they end with the bits of one that
 nothing has disturbed.
 
-FASHION_MNIST (or DDP_EXAMPLES, its directory) names the binary. `checkpoints_test.py --kills N` tries N moments instead of 20;
+FASHION_MNIST (or DDP_EXAMPLES, its directory) and DDPRUN name the binaries. `checkpoints_test.py --kills N` tries N moments instead of 20;
 DDP_TEST_SEED repeats them. The data is made here: nothing is needed but the program.
 """
 
@@ -15,9 +15,10 @@ import tempfile
 import time
 import unittest
 
-from jobs import Job, SCALE, environment, program
+from jobs import Job, Rank, SCALE, environment, program
 
 FASHION_MNIST = program("FASHION_MNIST", "DDP_EXAMPLES", "fashion_mnist")
+DDPRUN = os.environ.get("DDPRUN", "")
 RANKS = 3
 KILLS = 20
 SEED = int(os.environ.get("DDP_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
@@ -54,8 +55,12 @@ class Checkpoints(unittest.TestCase):
     def digest(self, job):
         for rank in job.ranks.values():
             assert rank.code == 0, job.story()
-        found = re.search(r"(?m)^result: .* replicas=identical parameters=([0-9a-f]{16})$", job.ranks[0].out)
-        assert found, job.story()
+        return self.digest_in(job.ranks[0].out, job.story())
+
+    @staticmethod
+    def digest_in(out, story):
+        found = re.search(r"(?m)^result: .* replicas=identical parameters=([0-9a-f]{16})$", out)
+        assert found, story
         return found.group(1)
 
     def finished(self, update, *words, ranks=RANKS):
@@ -75,7 +80,7 @@ class Checkpoints(unittest.TestCase):
                 if not directory:  # every fourth job or so begins anew
                     directory = os.path.join(parent, f"kept-{attempt}")
                     update = draws.choice(("sharded", "replicated"))
-                    words = self.kept(directory, *draws.choice(((), ("--background",))))
+                    words = self.kept(directory, *draws.choice(((), ("--background",), ("--loader", "background"))))
                 with Job(RANKS, self.command(update, *words)) as job:
                     victim = job.ranks[draws.randrange(RANKS)]
                     goal, end = self.newest(directory) + draws.randrange(1, 6), time.monotonic() + 30 * SCALE
@@ -136,6 +141,49 @@ class Checkpoints(unittest.TestCase):
                 job.wait()
                 self.digest(job)
                 self.assertIn("resumed after step", job.ranks[0].out)
+
+    @staticmethod
+    def latest(directory):
+        """What a job that resumes begins with: the newest directory may be there a moment before it is named."""
+        try:
+            with open(os.path.join(directory, "latest")) as file:
+                return int(file.read().removeprefix("step-"))
+        except OSError:
+            return 0
+
+    def test_ddprun_starts_a_killed_job_again(self):
+        if not os.path.isfile(DDPRUN):
+            self.fail("DDPRUN names no launcher")
+        expected = self.finished("sharded", ranks=2)
+        with tempfile.TemporaryDirectory(dir=self.owner.name) as parent:
+            directory = os.path.join(parent, "kept")
+            noting = 'echo $$ > "$NOTES/$DDP_RESTART_COUNT.$RANK"; exec "$@"'  # each rank leaves its process id
+            job = Rank([DDPRUN, "-n", "2", "--max-restarts", "2", "--prefix", "none", "--", "sh", "-c", noting, "sh",
+                        *self.command("sharded", *self.kept(directory))], environment(NOTES=parent), start_new_session=True)
+            self.addCleanup(job.err_file.close)
+            self.addCleanup(job.out_file.close)
+            try:
+                goals = []
+                for attempt, victim in enumerate((1, 0)):
+                    goals.append(self.latest(directory) + 5)  # of 60 steps
+                    end = time.monotonic() + 30 * SCALE
+                    while self.latest(directory) < goals[-1]:
+                        self.assertIsNone(job.poll(), f"it ended before its rank was killed\n{job.out}{job.err}")
+                        self.assertLess(time.monotonic(), end, job.out + job.err)
+                        time.sleep(0.0005)
+                    with open(os.path.join(parent, f"{attempt}.{victim}")) as file:
+                        os.kill(int(file.read()), signal.SIGKILL)
+            finally:
+                code, out, err = job.finish()
+            story = f"{out}{err}"
+            self.assertEqual(code, 0, story)
+            self.assertEqual(re.findall(r"(?m)^ddprun: starting all ranks again: restart (\d) of 2$", err), ["1", "2"], story)
+            steps = [int(step) for step in re.findall(r"(?m)^resumed after step (\d+)$", out)]
+            self.assertEqual(len(steps), 2, story)
+            for step, goal in zip(steps, goals):
+                self.assertGreaterEqual(step, goal, story)
+            self.assertNotIn("is not used", story)
+            self.assertEqual(self.digest_in(out, story), expected)
 
 
 if __name__ == "__main__":

@@ -149,6 +149,12 @@ class SameBits(Demo):
             expected = self.result(inproc(ranks, *self.small()))["parameters"]
             self.assertEqual(self.result(tcp(ranks, *self.small()))["parameters"], expected, ranks)
 
+    def test_of_either_loader(self):
+        for launch in (inproc, tcp):
+            digests = {self.result(launch(3, *self.small("--epochs", "2", "--loader", loader)))["parameters"]
+                       for loader in ("direct", "background")}
+            self.assertEqual(len(digests), 1)
+
     def test_of_the_cnn(self):  # whose dropout draws by sample, not by rank
         expected = self.result(inproc(3, *self.small("--model", "cnn")))
         self.assertEqual(self.result(tcp(3, *self.small("--model", "cnn")))["parameters"], expected["parameters"])
@@ -293,6 +299,7 @@ class CommandLine(Demo):
                                (("--transport", "udp"), "udp"), (("--exchange", "zip"), "--exchange .*zip"),
                                (("--strategy", "lazy"), "--strategy .*lazy"),
                                (("--strategy", "diloco", "--exchange", "bf16"), "goes with neither --exchange nor --update"),
+                               (("--loader", "lazy"), "--loader .*lazy"),
                                (("--exchange", "topk", "--ratio", "0"), "top_k: ratio"), (("--epochs", "-1"), "--epochs .* not '-1'"),
                                (("--batch", "0"), "batch"), (("--hidden", "0"), "--hidden takes .* from 1 on, not '0'"), (("--ranks", "-1"), "ranks")):
             with self.subTest(words=words):

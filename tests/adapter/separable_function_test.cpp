@@ -1,0 +1,97 @@
+// A function as ensmallen's optimizers take it, trained by several ranks. ensmallen itself is not used (Debian 12 does not
+// have it): its interface and the rule of its MomentumSGD are written out.
+#include <armadillo>
+#include <cstddef>
+#include <vector>
+
+#include <ddp/adapter/flat_model.hpp>
+#include <ddp/core/random.hpp>
+#include <ddp/data/sampler.hpp>
+#include <ddp/optim/sgd.hpp>
+#include <ddp/testing/check_model.hpp>
+#include <ddp/train/data_parallel.hpp>
+
+#include "support/catch.hpp"
+#include "support/ranks.hpp"
+#include "train/patience.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+
+namespace {
+
+constexpr arma::uword features = 5, samples = 61;  // shares of 2, 3 and 4 ranks differ in size
+
+/// Logistic regression with regularisation, a differentiable separable function in ensmallen's words: Evaluate... adds up
+/// `count` samples from `begin` on, each with its part of the penalty. The first parameter is the intercept.
+class logistic_regression {
+public:
+    logistic_regression() : points_(features, samples), labels_(samples) {
+        random_stream const drawn{3, random_use::user};
+        for (arma::uword i = 0; i < points_.n_elem; ++i) points_[i] = drawn.at(i).symmetric<double>();
+        for (arma::uword i = 0; i < samples; ++i)
+            labels_[i] = points_(0, i) - 2 * points_(3, i) + 0.5 * drawn.at(10000 + i).symmetric<double>() > 0 ? 1 : 0;
+    }
+    [[nodiscard]] std::size_t NumFunctions() const { return points_.n_cols; }
+    double EvaluateWithGradient(arma::mat const& at, std::size_t begin, arma::mat& gradient, std::size_t count) const {
+        auto const x = points_.cols(begin, begin + count - 1);
+        auto const y = labels_.subvec(begin, begin + count - 1);
+        arma::rowvec const guess = 1 / (1 + arma::exp(-(at[0] + at.tail_cols(features) * x)));
+        double const part = penalty * static_cast<double>(count) / samples;
+        gradient.set_size(1, 1 + features);
+        gradient[0] = arma::accu(guess - y);
+        gradient.tail_cols(features) = (guess - y) * x.t() + part * at.tail_cols(features);
+        return part / 2 * arma::dot(at.tail_cols(features), at.tail_cols(features)) -
+               arma::accu(arma::log(1 - y + guess % (2 * y - 1)));
+    }
+
+private:
+    static constexpr double penalty = 0.3;
+    arma::mat points_;  // a column a sample
+    arma::rowvec labels_;
+};
+
+/// What ensmallen's MomentumSGD does with all samples in one batch: its gradient is the batch's sum.
+arma::mat trained_alone(double step_size, double momentum, int steps) {
+    logistic_regression const function;
+    arma::mat at(1, 1 + features, arma::fill::zeros), velocity = at, gradient = at;
+    for (int step = 0; step < steps; ++step) {
+        function.EvaluateWithGradient(at, 0, gradient, function.NumFunctions());
+        velocity = momentum * velocity - step_size * gradient;
+        at += velocity;
+    }
+    return at;
+}
+
+}  // namespace
+
+TEST_CASE("a separable function trains as its own library's optimizer trains it", "[adapter]") {
+    int const ranks = GENERATE(1, 2, 3, 4);
+    double const momentum = GENERATE(0.0, 0.5);
+    CAPTURE(ranks, momentum);
+    arma::mat const expected = trained_alone(0.5 / samples, momentum, 40);
+    auto const got = run_ranks(
+        ranks,
+        [&](auto& comm) {
+            logistic_regression function;
+            std::vector<double> values(1 + features), slopes(1 + features);
+            // of the vectors' memory, and strict: Armadillo must not put other memory in its place
+            arma::mat const at(values.data(), 1, values.size(), false, true);
+            arma::mat gradient(slopes.data(), 1, slopes.size(), false, true);
+            flat_model model{values, slopes, [&](sample_range mine) {
+                                 double const sum =
+                                     function.EvaluateWithGradient(at, mine.begin, gradient, mine.size());
+                                 gradient /= static_cast<double>(mine.size());
+                                 return sum / static_cast<double>(mine.size());
+                             }};
+            data_parallel trainer{model, sgd{.lr = 0.5, .momentum = momentum}, comm};
+            for (int step = 0; step < 40; ++step)
+                trainer.step(share_of(function.NumFunctions(), comm.rank(), comm.size()));
+            return values;
+        },
+        patient());
+    for (auto const& values : got)
+        for (std::size_t i = 0; i < values.size(); ++i) CHECK(values[i] == Approx(expected[i]).epsilon(1e-10));
+    CHECK(got == std::vector(got.size(), got.front()));
+    CHECK(std::abs(expected[4]) > 1);  // it has learnt something
+}
