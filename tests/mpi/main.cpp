@@ -32,7 +32,7 @@ extern "C" int dlclose(void*) noexcept {
     return 0;
 }
 extern "C" char const* __asan_default_options() {
-    return "fast_unwind_on_malloc=0";
+    return "fast_unwind_on_malloc=0:malloc_context_size=6";
 }
 #endif
 
