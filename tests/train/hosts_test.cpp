@@ -21,6 +21,7 @@
 #include "support/collective_checks.hpp"
 #include "support/counting_transport.hpp"
 #include "support/loopback.hpp"
+#include "support/on_threads.hpp"
 #include "support/training_checks.hpp"
 #include "train/patience.hpp"
 #include "train/scripted_model.hpp"
