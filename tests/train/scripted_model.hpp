@@ -17,6 +17,8 @@
 #include <ddp/optim/any_optimizer.hpp>
 #include <ddp/train/data_parallel.hpp>
 
+#include "support/thrown_by.hpp"
+
 namespace ddp::test {
 
 /// Samples that are numbers: the loss is their mean, the gradient of parameter i's elements i + 1 times their mean.
@@ -129,17 +131,6 @@ auto make_trainer(M& model, communicator<T>& comm, training_options const& optio
                   any_optimizer const& optimizer = sgd{.lr = 1}, any_allreduce const& algorithm = {},
                   B const& buckets = {}) {
     return data_parallel<M, T>(model, optimizer, comm, options, algorithm, buckets);
-}
-
-/// What it threw, in words; "" if it did not.
-template <class F>
-std::string thrown_by(F&& f) {
-    try {
-        std::forward<F>(f)();
-        return {};
-    } catch (std::exception const& e) {
-        return e.what();
-    }
 }
 
 }  // namespace ddp::test

@@ -15,6 +15,7 @@
 #include "support/catch.hpp"
 #include "support/on_ranks.hpp"
 #include "support/ranks.hpp"
+#include "support/thrown_by.hpp"
 #include "train/distance_model.hpp"
 #include "train/patience.hpp"
 
@@ -205,13 +206,10 @@ std::string train(communicator<>& comm, update how, one_process const& expected)
     expect(trainer.completed_steps() == steps, "steps");
     if (comm.size() > 1) {  // a value that one rank changes is found before the next step
         if (comm.rank() == 0 && how == update::replicated) model.values[0][0] += 1;
-        std::string text;
-        try {
+        std::string const text = thrown_by([&] {
             for (int k = 0; how == update::replicated && k < 256; ++k)
                 trainer.step(samples(0, comm.rank(), comm.size()));
-        } catch (comm_error const& e) {
-            text = e.what();
-        }
+        });
         expect(how != update::replicated || text.find("DDP-E106") == 0, "not found: " + text);
     }
     return wrong;

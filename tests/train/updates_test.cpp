@@ -22,6 +22,7 @@
 #include "support/counting_transport.hpp"
 #include "support/on_ranks.hpp"
 #include "support/ranks.hpp"
+#include "support/thrown_by.hpp"
 #include "train/distance_model.hpp"
 #include "train/patience.hpp"
 
@@ -189,16 +190,6 @@ struct noisy {
     }
 };
 
-template <class Trainer>
-std::string message_of(Trainer&& call) {
-    try {
-        call();
-    } catch (std::exception const& e) {
-        return e.what();
-    }
-    return "";
-}
-
 }  // namespace
 
 TEST_CASE("optimizers that step by norms of parameters keep the promises of an optimizer", "[train]") {
@@ -326,7 +317,7 @@ TEST_CASE("an observer that throws at the mean gradient fails the step on every 
         [](auto& comm) {
             distance<false> model;
             data_parallel trainer{model, sgd{}, comm, training_options{.update = update::sharded}, broken{}};
-            return message_of([&] {
+            return thrown_by([&] {
                 for (std::uint64_t k = 0; k < 3; ++k) trainer.step(share(k, comm.rank(), comm.size()));
             });
         },
@@ -436,16 +427,16 @@ TEST_CASE("ranks freeze alike, or not at all", "[train]") {
         [](auto& comm) {
             distance<false> model;
             data_parallel trainer{model, sgd{.lr = 0.1}, comm};
-            std::string all = message_of([&] { trainer.freeze("third.*"); }) + "\n";
-            all += message_of([&] { trainer.freeze(comm.rank() == 0 ? "first.*" : "second.*"); }) + "\n";
-            all += message_of([&] {
+            std::string all = thrown_by([&] { trainer.freeze("third.*"); }) + "\n";
+            all += thrown_by([&] { trainer.freeze(comm.rank() == 0 ? "first.*" : "second.*"); }) + "\n";
+            all += thrown_by([&] {
                        distance<false> other;
                        data_parallel wrong{other, sgd{}, comm, training_options{.frozen = {"third.*"}}};
                    }) +
                    "\n";
             trainer.forward(share(0, comm.rank(), 2));
             trainer.accumulate();
-            all += message_of([&] { trainer.unfreeze("*"); });
+            all += thrown_by([&] { trainer.unfreeze("*"); });
             trainer.forward(share(0, comm.rank(), 2));
             trainer.backward();
             trainer.finish();

@@ -50,7 +50,7 @@ public:
         std::visit([](auto const& held) { held.validate(); }, held_);
     }
     [[nodiscard]] bool needs_norms() const noexcept {
-        return std::holds_alternative<lamb>(held_) || std::holds_alternative<lars>(held_);
+        return std::visit([](auto const& held) { return detail::needs_norms<float>(held); }, held_);
     }
     template <std::floating_point E>
     void prepare(step_info const& at, std::span<E> gradient, std::span<E const> value, slot_spans<E> slots) const {

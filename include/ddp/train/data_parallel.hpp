@@ -217,7 +217,7 @@ public:
     /// parameters is not exchanged: those frozen by training_options::frozen have buckets of their own, others share theirs
     /// and travel as zeros. Checkpoints keep what is frozen like all else, but not that it is frozen.
     /// Collective, between steps: ranks compare what they pass before anything changes. Cost: an all-gather of 8 bytes a rank.
-    /// Throws usage_error, the same on every rank, where ranks pass different patterns, or no name fits.
+    /// Throws usage_error on every rank where ranks pass different patterns, or no name fits.
     void freeze(std::string_view pattern) { set_frozen("freeze", pattern, 1); }
     /// Undoes freeze(), also of training_options::frozen, for every parameter whose name fits. Optimizer state goes on from where it
     /// was. As freeze().
