@@ -1,6 +1,6 @@
 /// \file
-/// patient_times: short deadlines, except for silence: where many ranks share two cores under a sanitizer, one may not get to
-/// run for a while.
+/// patient_times: short deadlines, except for silence and for the ranks' meeting: where many ranks share two cores under a
+/// sanitizer, one may not get to run for a while, and what each works out by itself takes some longer than others.
 #pragma once
 
 #include <chrono>
@@ -12,6 +12,7 @@ namespace ddp::test {
 inline timing patient_times() {
     timing times = timing::for_tests();
     times.dead = std::chrono::seconds(20);
+    times.join = std::chrono::minutes(2);
     return times;
 }
 
