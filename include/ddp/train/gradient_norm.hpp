@@ -20,6 +20,8 @@ static_assert(statistics_block == norm_block);
 /// parameter, then over the parameters.
 class gradient_norm {
 public:
+    /// Of nothing.
+    gradient_norm() = default;
     explicit gradient_norm(layout const& where)
         : layout_(where), squares_(where.blocks()), norms_(where.parameters()) {}
 

@@ -11,6 +11,8 @@
 
 #include <ddp/core/function_ref.hpp>
 #include <ddp/core/separate.hpp>
+#include <ddp/kernel/finite.hpp>
+#include <ddp/model/layout.hpp>
 
 namespace ddp::detail {
 
@@ -20,6 +22,19 @@ struct nonfinite_place {
     std::uint64_t element = 0;
     double value = 0;
 };
+
+/// Looks at gradients[from, to) of the arena `where`. `first` becomes what stands first in the order of parameters.
+template <class E>
+void find_nonfinite(layout const& where, std::span<E const> gradients, std::size_t from, std::size_t to,
+                    nonfinite_place& first) noexcept {
+    where.for_each_in(from, to, [&](std::size_t i, std::size_t a, std::size_t z) {
+        std::size_t const at = a + first_nonfinite(gradients.subspan(a, z - a));
+        if (at == z) return;
+        nonfinite_place const here{i, at - where.begin(i), static_cast<double>(gradients[at])};
+        if (here.parameter < first.parameter || (here.parameter == first.parameter && here.element < first.element))
+            first = here;
+    });
+}
 
 /// Whose gradient, of which parameter, at which element: of the first three ranks, and how many more there are. `members` are the
 /// ranks of the job that they are.

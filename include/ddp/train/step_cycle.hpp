@@ -1,0 +1,492 @@
+/// \file
+/// step_cycle: takes a step from begin() to its end, on one rank: two sides, what ranks say first, a coroutine a bucket.
+///
+/// Two sides that never share a thread's time: the compute side calls begin, ready, backward_done and await_from, which
+/// only count down and leave mail; the communication side collects the mail and runs the coroutines. Nothing here owns a
+/// thread: a thousand cycles run in one. What becomes of a bucket is for step_engine, which derives from this.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <limits>
+#include <memory>
+#include <new>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ddp/collective/algorithms/direct_allreduce.hpp>
+#include <ddp/collective/all_gather.hpp>
+#include <ddp/comm/lane.hpp>
+#include <ddp/core/separate.hpp>
+#include <ddp/model/layout.hpp>
+#include <ddp/train/bucket.hpp>
+#include <ddp/train/nonfinite.hpp>
+#include <ddp/train/odd_ranks.hpp>
+#include <ddp/train/options.hpp>
+#include <ddp/train/step_mail.hpp>
+#include <ddp/train/step_ticket.hpp>
+#include <ddp/train/used_map.hpp>
+#include <ddp/transport/any.hpp>
+
+namespace ddp {
+
+/// What an engine works on. Both arenas have where.size() elements and outlive it.
+template <Element E>
+struct step_subject {
+    layout where;
+    detail::bucket_map buckets;
+    std::span<parameter<E> const> parameters;  // names and shapes; outlives the engine
+    training_options options;
+    bool ready_releases = false;  // values may be stepped as soon as their bucket is reduced
+    std::span<E> gradients;
+    std::span<E> values;
+};
+
+namespace detail {
+
+/// What messages of a cycle lie in: has to outlive the transport if that has failed.
+struct step_messages {
+    virtual ~step_messages() = default;
+
+    std::vector<step_ticket> tickets;
+    std::vector<nonfinite_place> places;
+    used_map used;
+};
+
+}  // namespace detail
+
+template <Transport T, Element E>
+class step_cycle : public mailbox_client {
+public:
+    virtual ~step_cycle() { on_.remove(*this); }
+    step_cycle(step_cycle const&) = delete;
+    step_cycle& operator=(step_cycle const&) = delete;
+
+    // The compute side: one call at a time, none of them throws, blocks or allocates.
+
+    void begin(step_ticket mine) noexcept;
+    /// Gradient i is final, once a step. Says whether there is mail now.
+    bool ready(std::size_t i) noexcept;
+    /// Which parameters this rank's backward has reported, by parameter: before backward_done(). Asked for with unused::allowed.
+    void use(std::span<std::uint8_t const> parameters) noexcept {
+        if (messages_->used.tracks()) messages_->used.set(me(), parameters);
+    }
+    void backward_done() noexcept { mail_.release(); }
+    /// The step is over for the compute side, or was left by an exception.
+    void end() noexcept { under_way_ = false; }
+    /// From then on the compute side does nothing but wait for the end of the step.
+    void await_from(time_point since) noexcept { awaited_.store(since, std::memory_order_relaxed); }
+
+    // The communication side: for whoever drives the scheduler.
+
+    void collect() override;
+    [[nodiscard]] bool has_mail() const noexcept override { return !mail_.empty(); }
+    [[nodiscard]] bool under_way(group const& ranks) const noexcept override { return under_way_ && &ranks == &of_; }
+    /// Ends when every value is new. Collect first, so that the step has begun.
+    task<> finished();
+    [[nodiscard]] bool idle() const noexcept { return unfinished_ == 0; }
+
+    /// Of the last finished step.
+    [[nodiscard]] std::uint64_t weight() const noexcept { return totals_.weight; }
+    [[nodiscard]] bool everybody_done() const noexcept { return totals_.everybody_done; }
+    /// Mean loss over the samples of all ranks in the step before it, the same bits on all ranks; NaN where there was none.
+    [[nodiscard]] double previous_loss() const noexcept { return previous_loss_; }
+    /// Some rank wanted training to stop when the step began: the same on all ranks.
+    [[nodiscard]] bool stop() const noexcept { return totals_.stop; }
+    /// The mean gradient of the last step was not finite; skipped: hence no value was changed.
+    [[nodiscard]] bool found_nonfinite() const noexcept { return nonfinite_; }
+    [[nodiscard]] bool skipped() const noexcept { return nonfinite_ && options_.nonfinite != nonfinite::warn; }
+    /// Then, by rank: the first element of its own gradient that is not finite, if it has one.
+    [[nodiscard]] std::span<detail::nonfinite_place const> places() const noexcept { return messages_->places; }
+    [[nodiscard]] std::uint64_t updates() const noexcept { return updates_; }
+    /// Goes on as if so many steps had changed the values. Between steps, while nobody drives; on all ranks alike.
+    void set_updates(std::uint64_t count) noexcept { updates_ = count; }
+    /// From now on parameters i with frozen[i] != 0 are neither stepped nor, where a whole bucket is frozen, exchanged. Between
+    /// steps, while nobody drives; on all ranks alike.
+    virtual void freeze(std::span<std::uint8_t const> frozen);
+
+    /// What messages of the cycle's may lie in: has to outlive the transport if that has failed.
+    [[nodiscard]] std::shared_ptr<void> posted_memory() const noexcept { return messages_; }
+
+    /// Before the first step: the hash of what all ranks have alike, which messages carry, and a message context of the
+    /// cycle's own. The same on all ranks.
+    void agree_on(std::uint64_t hash, std::uint32_t context) noexcept {
+        hash_ = hash | 1;
+        context_ = context;
+    }
+    [[nodiscard]] std::uint64_t hash() const noexcept { return hash_; }
+
+protected:
+    /// Among the ranks of `of`, which outlives the cycle.
+    step_cycle(scheduler<T>& on, group& of, step_subject<E> subject, std::shared_ptr<detail::step_messages> messages);
+
+    // For a derived class to say.
+
+    /// What becomes of bucket b in a step. Ends when this rank's part of it is over; some bucket has to call launch() for the
+    /// next one.
+    virtual task<> bucket(std::size_t b) = 0;
+    /// A step begins, before its first bucket().
+    virtual void step_begins() noexcept = 0;
+    /// A step has changed the values.
+    virtual void step_ended() = 0;
+    /// Adds the state beside the values [part.begin, part.end) that ranks have alike.
+    virtual void add_state(digest& all, arena_range part) const noexcept = 0;
+    /// Whether everything is exchanged at once, in a call that blocks, when all ranks wait for the end of the step.
+    [[nodiscard]] virtual bool blocking() const noexcept { return false; }
+    virtual void exchange_blocking() {}
+
+    // What bucket() is made of.
+
+    /// Starts the next bucket, if one is left.
+    void launch();
+    /// Awaits that the gradients of bucket b are final, and all weights known.
+    [[nodiscard]] event& full(std::size_t b) noexcept { return *go_[b]; }
+    [[nodiscard]] time_point full_since(std::size_t b) const noexcept { return full_at_[b]; }
+    /// Awaits the end of backward.
+    [[nodiscard]] event& released() noexcept { return released_; }
+    /// With unused::allowed: awaits that is_stepped() is known.
+    [[nodiscard]] event& used_known() noexcept { return used_known_; }
+    [[nodiscard]] bool tracks_used() const noexcept { return messages_->used.tracks(); }
+    /// f(a, z) for what is stepped of [from, to): all of it, or parameter by parameter those that are.
+    template <class F>
+    void for_each_stepped(std::size_t from, std::size_t to, F&& f) {
+        if (!tracks_used() && !any_frozen_) return f(from, to);
+        where_.for_each_in(from, to, [&](std::size_t i, std::size_t a, std::size_t z) {
+            if (!frozen(i) && messages_->used.by_any(i)) f(a, z);
+        });
+    }
+    /// The mean gradient is not finite, as all ranks find alike: where, on each of them.
+    task<> agree_on_nonfinite();
+
+    [[nodiscard]] bool frozen(std::size_t i) const noexcept { return frozen_[i] != 0; }
+    /// Nothing of bucket b is exchanged.
+    [[nodiscard]] bool silent(std::size_t b) const noexcept { return silent_[b] != 0; }
+    [[nodiscard]] std::size_t active_buckets() const noexcept { return active_buckets_; }
+    [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(of_.size()); }
+    [[nodiscard]] std::size_t me() const noexcept { return static_cast<std::size_t>(of_.rank()); }
+    [[nodiscard]] lane<T> lane_of_bucket(std::size_t b) noexcept {
+        return lane_of(4 + 4 * static_cast<std::uint32_t>(b), hash_);
+    }
+    [[nodiscard]] scheduler<T>& on() const noexcept { return on_; }
+    [[nodiscard]] layout const& where() const noexcept { return where_; }
+    [[nodiscard]] detail::bucket_map const& buckets() const noexcept { return buckets_; }
+    [[nodiscard]] arena_range range(std::size_t b) const noexcept { return {buckets_.begin(b), buckets_.end(b)}; }
+    [[nodiscard]] std::span<parameter<E> const> parameters() const noexcept { return parameters_; }
+    [[nodiscard]] training_options const& options() const noexcept { return options_; }
+    /// Values may be stepped as soon as their bucket is reduced.
+    [[nodiscard]] bool ready_releases() const noexcept { return ready_releases_; }
+    [[nodiscard]] std::span<E> gradients() const noexcept { return gradients_; }
+    [[nodiscard]] std::span<E> values() const noexcept { return values_; }
+    /// 1 / weight(), or 0.
+    [[nodiscard]] E const& inverse() const noexcept { return inverse_; }
+    /// Of the step that is under way, or has failed; it counts from 1.
+    [[nodiscard]] std::uint64_t round() const noexcept { return round_; }
+    [[nodiscard]] bool within_step() const noexcept { return !done_.is_set(); }
+    [[nodiscard]] time_point awaited() const noexcept { return awaited_.load(std::memory_order_relaxed); }
+    /// Whether so much was worked through since the transport was driven that it is its turn.
+    [[nodiscard]] bool its_turn() const noexcept { return undriven_bytes_ >= options_.step_piece_bytes / 4; }
+    void worked_through(std::size_t elements) noexcept { undriven_bytes_ += elements * sizeof(E); }
+
+private:
+    static constexpr std::uint32_t weights_channel = 0, places_channel = 1,
+                                   used_channel = 2;  // from 4 on four phases a bucket
+
+    /// All that knows how messages of a step are told apart.
+    [[nodiscard]] lane<T> lane_of(std::uint32_t channel, std::uint64_t fingerprint) noexcept {
+        return {on_, of_, {.group = context_, .channel = channel, .index = round_}, fingerprint};
+    }
+    void enter_step() {
+        of_.enter({"step", 0, "", "", {.group = context_, .channel = weights_channel, .index = round_}, hash_});
+    }
+
+    void begin_step();
+    void start(std::size_t slot, task<> body);
+    void fill(std::size_t b);
+    task<> root(task<> body);
+    void finish_step() noexcept;
+    void reserve() noexcept;
+    task<> weigh();
+    task<> agree_on_used();
+    void report_difference();
+
+    scheduler<T>& on_;
+    group& of_;
+    std::uint32_t context_ = 0;  // of its messages
+    layout where_;
+    detail::bucket_map buckets_;
+    std::span<parameter<E> const> parameters_;
+    training_options options_;
+    bool ready_releases_;
+    std::span<E> gradients_;
+    std::span<E> values_;
+    std::shared_ptr<detail::step_messages> messages_;
+    std::uint64_t hash_ = 1;
+
+    // the compute side's
+    std::atomic<bool> under_way_{false};
+    std::uint64_t begun_ = 0;  // steps
+
+    // between steps written, within them read by both
+    std::vector<std::uint8_t> frozen_, silent_;  // by parameter; by bucket: all in it are frozen
+    bool any_frozen_ = false;
+    std::size_t active_buckets_;
+
+    // between the sides
+    detail::step_mail mail_;
+    step_ticket ticket_;
+    std::atomic<time_point> awaited_{never};
+
+    // the communication side's
+    std::uint64_t round_ = 0;    // steps begun
+    std::uint64_t updates_ = 0;  // steps that changed values
+    detail::step_totals totals_{.everybody_done = false};
+    double previous_loss_ = 0;
+    E inverse_ = 0;
+    bool granted_ = false, nonfinite_ = false;
+    std::vector<std::uint8_t> full_;
+    std::vector<time_point> full_at_;
+    std::vector<std::optional<event>> go_;
+    event released_, finishing_, used_known_, done_;
+    std::vector<task<>> roots_;  // one a bucket, the weights, and which parameters are used
+    std::size_t unfinished_ = 0, launched_ = 0;
+    std::size_t undriven_bytes_ = 0;  // worked through since we were driven last
+};
+
+// Made of
+
+template <Transport T, Element E>
+step_cycle<T, E>::step_cycle(scheduler<T>& on, group& of, step_subject<E> subject,
+                             std::shared_ptr<detail::step_messages> messages)
+    : on_(on),
+      of_(of),
+      where_(std::move(subject.where)),
+      buckets_(std::move(subject.buckets)),
+      parameters_(subject.parameters),
+      options_(subject.options),
+      ready_releases_(subject.ready_releases && options_.unused == unused::error),  // else some may not be stepped
+      gradients_(subject.gradients),
+      values_(subject.values),
+      messages_(std::move(messages)),
+      frozen_(parameters_.size()),
+      silent_(buckets_.count()),
+      active_buckets_(buckets_.count()),
+      mail_(buckets_),
+      full_(buckets_.count()),
+      full_at_(buckets_.count()),
+      go_(buckets_.count()),
+      released_(on),
+      finishing_(on),
+      used_known_(on),
+      done_(on),
+      roots_(buckets_.count() + 2) {
+    if (ranks() == 1) options_.buckets_in_flight = buckets_.count();  // nothing to wait for, nothing to bound
+    options_.buckets_in_flight = std::max<std::size_t>(1, options_.buckets_in_flight);
+    messages_->tickets.resize(ranks());
+    messages_->places.resize(ranks());
+    if (options_.unused == unused::allowed) messages_->used = detail::used_map(ranks(), parameters_.size());
+    for (std::optional<event>& go : go_) go.emplace(on_);
+    done_.set();
+    on_.add(*this);
+}
+
+template <Transport T, Element E>
+void step_cycle<T, E>::freeze(std::span<std::uint8_t const> frozen) {
+    frozen_.assign(frozen.begin(), frozen.end());
+    any_frozen_ = std::ranges::any_of(frozen_, [](std::uint8_t one) { return one != 0; });
+    std::ranges::fill(silent_, std::uint8_t{any_frozen_});
+    for (std::size_t i = 0; i < frozen_.size(); ++i)
+        if (frozen_[i] == 0)
+            for (std::size_t const b : buckets_.touches(i)) silent_[b] = 0;
+    active_buckets_ = static_cast<std::size_t>(std::ranges::count(silent_, std::uint8_t{0}));
+}
+
+// The compute side
+
+template <Transport T, Element E>
+void step_cycle<T, E>::begin(step_ticket mine) noexcept {
+    ++begun_;
+    if (options_.agreement_steps != 0 && ranks() > 1) {
+        arena_range const part = detail::compared_in(begun_, options_.agreement_steps, values_.size());
+        digest all;
+        all.add(std::span<E const>(values_.subspan(part.begin, part.size())));
+        add_state(all, part);
+        mine.digest = all.value();
+    }
+    ticket_ = mine;
+    await_from(never);
+    under_way_ = true;
+    mail_.begin(buckets_, silent_);
+}
+template <Transport T, Element E>
+bool step_cycle<T, E>::ready(std::size_t i) noexcept {
+    if (any_frozen_ && frozen(i)) std::ranges::fill(gradients_.subspan(where_.begin(i), where_.count(i)), E(0));
+    return mail_.ready(buckets_, silent_, i);
+}
+
+// The communication side: how a step begins and ends
+
+template <Transport T, Element E>
+void step_cycle<T, E>::collect() {
+    undriven_bytes_ = 0;  // called at every turn of the driver's
+    mail_.take([&](std::size_t message) {
+        if (message == detail::step_mail::begun)
+            begin_step();
+        else if (message == detail::step_mail::released)
+            released_.set();
+        else
+            fill(message);
+    });
+}
+template <Transport T, Element E>
+task<> step_cycle<T, E>::finished() {
+    finishing_.set();
+    co_await done_;
+}
+template <Transport T, Element E>
+void step_cycle<T, E>::begin_step() {
+    if (++round_ == 1) on_.frames().count();
+    granted_ = false;
+    nonfinite_ = false;
+    messages_->places[me()] = {};
+    std::fill(full_.begin(), full_.end(), std::uint8_t{0});
+    for (std::optional<event>& go : go_) go->reset();
+    released_.reset();
+    finishing_.reset();
+    used_known_.reset();
+    done_.reset();
+    unfinished_ = active_buckets_ + (tracks_used() ? 2 : 1);
+    launched_ = 0;
+    step_begins();
+    enter_step();
+    // The receives of the first buckets, then our weight: a weight that arrives says that its sender is prepared.
+    for (std::size_t k = 0; k < std::min(options_.buckets_in_flight, active_buckets_); ++k) launch();
+    start(buckets_.count(), weigh());
+    if (tracks_used()) start(buckets_.count() + 1, agree_on_used());
+}
+template <Transport T, Element E>
+void step_cycle<T, E>::start(std::size_t slot, task<> body) {
+    roots_[slot] = {};  // its frame can be the new one's: reserve() has counted one a slot
+    roots_[slot] = root(std::move(body));
+    roots_[slot].start();
+}
+template <Transport T, Element E>
+void step_cycle<T, E>::launch() {
+    while (launched_ != buckets_.count() && silent(buckets_.launch()[launched_])) ++launched_;
+    if (launched_ == buckets_.count()) return;
+    std::size_t const b = buckets_.launch()[launched_++];
+    start(b, bucket(b));
+}
+template <Transport T, Element E>
+void step_cycle<T, E>::fill(std::size_t b) {
+    full_[b] = 1;
+    full_at_[b] = on_.now();
+    if (options_.nonfinite != nonfinite::unchecked)
+        detail::find_nonfinite(where_, std::span<E const>(gradients_), buckets_.begin(b), buckets_.end(b),
+                               messages_->places[me()]);
+    if (granted_) go_[b]->set();
+}
+template <Transport T, Element E>
+task<> step_cycle<T, E>::root(task<> body) {
+    std::exception_ptr error;
+    try {
+        co_await body;
+    } catch (collective_aborted const&) {
+    } catch (...) {
+        error = std::current_exception();
+    }
+    body = {};
+    if (error) on_.fail(error);
+    if (--unfinished_ == 0 && !on_.failed()) finish_step();
+}
+template <Transport T, Element E>
+void step_cycle<T, E>::finish_step() noexcept {
+    bool const changed = weight() != 0 && !skipped();
+    if (round_ == 1) reserve();
+    if (changed) ++updates_;
+    on_.note(flight::updated, round_);
+    done_.set();
+    try {
+        if (changed) step_ended();
+    } catch (...) {
+        on_.fail(std::current_exception());
+    }
+}
+/// From the second step on nothing is allocated, whatever overlaps: buckets that are being reduced are bounded, their
+/// later stages hold no scratch.
+template <Transport T, Element E>
+void step_cycle<T, E>::reserve() noexcept {
+    try {
+        on_.frames().reserve_counted(std::size_t{16} << 10, options_.buckets_in_flight + 1);
+    } catch (std::bad_alloc const&) {  // then it grows when it has to
+    }
+}
+
+// What the ranks agree on
+
+/// Gathers what every rank says; from then on buckets may be sent.
+template <Transport T, Element E>
+task<> step_cycle<T, E>::weigh() {
+    std::vector<step_ticket>& tickets = messages_->tickets;
+    tickets[me()] = ticket_;
+    if (blocking()) co_await finishing_;  // once all weights are here, so are all ranks
+    co_await all_gather_small(lane_of(weights_channel, of_.history()), std::span<step_ticket>(tickets));
+    detail::step_totals const all = detail::total(tickets);
+    if (!all.alike) report_difference();
+    previous_loss_ = totals_.weight == 0 ? std::numeric_limits<double>::quiet_NaN()
+                                         : all.losses / static_cast<double>(totals_.weight);
+    totals_ = all;
+    inverse_ = weight() == 0 ? E(0) : static_cast<E>(1.0 / static_cast<double>(weight()));
+    if (blocking()) {
+        if (on_.failed()) throw collective_aborted();  // somebody has left: the call would wait for good
+        exchange_blocking();
+    }
+    granted_ = true;
+    for (std::size_t b = 0; b < full_.size(); ++b)
+        if (full_[b] != 0) go_[b]->set();
+}
+/// Which parameters some rank has used in this step: no other one is stepped.
+template <Transport T, Element E>
+task<> step_cycle<T, E>::agree_on_used() {
+    co_await released_;
+    detail::used_map& used = messages_->used;
+    if (ranks() > 1) {
+        scratch const table((ranks() + 1) * sizeof(std::size_t));
+        std::span<std::size_t> const cuts = table.as<std::size_t>();
+        for (std::size_t r = 0; r < cuts.size(); ++r) cuts[r] = r * used.words_a_rank();
+        co_await direct_allreduce::all_gather({}, lane_of(used_channel, hash_), used.table(),
+                                              std::span<std::size_t const>(cuts));
+    }
+    used.merge();
+    used_known_.set();
+}
+template <Transport T, Element E>
+task<> step_cycle<T, E>::agree_on_nonfinite() {
+    nonfinite_ = true;
+    return all_gather_small(lane_of(places_channel, hash_), std::span<detail::nonfinite_place>(messages_->places));
+}
+/// All ranks find the same, and say so alike: whom most contradict, or all where there is no majority.
+template <Transport T, Element E>
+[[gnu::cold]] void step_cycle<T, E>::report_difference() {
+    arena_range const part = detail::compared_in(round_, options_.agreement_steps, values_.size());
+    std::vector<std::string_view> names;
+    where_.for_each_in(part.begin, part.end,
+                       [&](std::size_t i, std::size_t, std::size_t) { names.push_back(parameters_[i].name); });
+    std::vector<std::uint64_t> digests;
+    for (step_ticket const& t : messages_->tickets) digests.push_back(t.digest);
+    on_.fail(failure_kind::mismatch, errc::replicas_differ, -1,
+             detail::describe_difference(digests, of_.members(), round_, names));
+    throw collective_aborted();
+}
+
+#if defined(DDP_SEPARATE_COMPILATION)
+DDP_INSTANTIATE class step_cycle<any_transport, float>;
+DDP_INSTANTIATE class step_cycle<any_transport, double>;
+#endif
+
+}  // namespace ddp

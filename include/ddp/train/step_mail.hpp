@@ -1,0 +1,73 @@
+/// \file
+/// step_mail: what the compute side of a step leaves for the communication side.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include <ddp/train/bucket.hpp>
+
+namespace ddp::detail {
+
+/// A mailbox with one writer and one reader: "the step begins", "bucket b is full", "backward is done", in the order in which
+/// they happened. Never more than one step's messages, so it has a fixed size.
+class step_mail {
+public:
+    static constexpr std::size_t begun = std::numeric_limits<std::size_t>::max();
+    static constexpr std::size_t released = begun - 1;
+
+    explicit step_mail(bucket_map const& buckets) : pending_(buckets.count()), messages_(buckets.count() + 4) {}
+
+    // The writer: none of these throws, blocks or allocates.
+
+    /// Buckets b with silent[b] != 0 are never reported.
+    void begin(bucket_map const& buckets, std::span<std::uint8_t const> silent) noexcept {
+        for (std::size_t b = 0; b < pending_.size(); ++b) pending_[b] = buckets.members(b);
+        post(begun);
+        for (std::size_t b = 0; b < pending_.size(); ++b)
+            if (pending_[b] == 0 && silent[b] == 0) post(b);
+    }
+    /// Parameter i is final. Says whether a bucket became full with it.
+    bool ready(bucket_map const& buckets, std::span<std::uint8_t const> silent, std::size_t i) noexcept {
+        bool mail = false;
+        for (std::size_t const b : buckets.touches(i))
+            if (--pending_[b] == 0 && silent[b] == 0) {
+                post(b);
+                mail = true;
+            }
+        return mail;
+    }
+    void release() noexcept { post(released); }
+
+    // The reader.
+
+    [[nodiscard]] bool empty() const noexcept {
+        return taken_.load(std::memory_order_acquire) == posted_.load(std::memory_order_relaxed);
+    }
+    /// f(message) for each: `begun`, `released`, or a bucket that is full.
+    template <class F>
+    void take(F&& f) {
+        std::size_t const end = posted_.load(std::memory_order_acquire);
+        for (std::size_t at = taken_.load(std::memory_order_relaxed); at != end; ++at) {
+            f(messages_[at % messages_.size()]);
+            taken_.store(at + 1, std::memory_order_release);
+        }
+    }
+
+private:
+    void post(std::size_t message) noexcept {
+        std::size_t const at = posted_.load(std::memory_order_relaxed);
+        messages_[at % messages_.size()] = message;
+        posted_.store(at + 1, std::memory_order_release);
+    }
+
+    std::vector<std::size_t> pending_;  // reports that bucket b still waits for
+    std::vector<std::size_t> messages_;
+    std::atomic<std::size_t> posted_{0}, taken_{0};
+};
+
+}  // namespace ddp::detail
