@@ -21,6 +21,7 @@
 
 #include "support/catch.hpp"
 #include "support/counting_transport.hpp"
+#include "support/on_ranks.hpp"
 #include "support/ranks.hpp"
 #include "support/training_checks.hpp"
 #include "train/patience.hpp"
@@ -129,8 +130,8 @@ ending train_part(communicator<>& comm, training const& with, std::size_t from, 
     end.statistics = trainer.statistics();
     return end;
 }
-std::vector<ending> train_on(int ranks, training const& with) {
-    return run_ranks(ranks, [&](auto& comm) { return train_part(comm, with, 0, steps, nullptr); }, patient());
+std::vector<ending> train_on(int ranks, training const& with, bool tcp = false) {
+    return ranks_over(tcp, ranks, [&](auto& comm) { return train_part(comm, with, 0, steps, nullptr); }, patient());
 }
 
 /// One bucket's exchange by hand: contributions of all ranks become the mean; what each rank's peers received stands in `received`.
@@ -396,14 +397,14 @@ any_buckets const two_buckets = size_capped_buckets{.cap_bytes = 3000, .first_by
 }  // namespace
 
 TEST_CASE("what is sent less trains to what plain loops give, on any ranks, sharded and not", "[exchange]") {
-    int const ranks = GENERATE(1, 2, 3, 4, 7);
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
     for (named const& one : all_exchanges())
         for (bool const cut : {false, true}) {
-            CAPTURE(one.name, ranks, cut);
+            CAPTURE(one.name, ranks, cut, tcp);
             std::vector<ending> last;
             for (bool const sharded : {false, true}) {
                 auto const got =
-                    train_on(ranks, {one.exchange, cut ? two_buckets : any_buckets(single_bucket{}), sharded});
+                    train_on(ranks, {one.exchange, cut ? two_buckets : any_buckets(single_bucket{}), sharded}, tcp);
                 REQUIRE((got[0].plan.buckets.size() > 1) == cut);
                 auto const [values, left] = simulate(got[0].plan, one.simulation(got[0].plan));
                 for (std::size_t r = 0; r < got.size(); ++r) {

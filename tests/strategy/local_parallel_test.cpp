@@ -27,6 +27,7 @@
 #include <ddp/train/data_parallel.hpp>
 
 #include "support/catch.hpp"
+#include "support/on_ranks.hpp"
 #include "support/ranks.hpp"
 #include "train/patience.hpp"
 #include "train/scripted_model.hpp"
@@ -218,13 +219,13 @@ std::vector<std::pair<std::string, any_optimizer>> two_optimizers() {
 }  // namespace
 
 TEST_CASE("local SGD, with warm-up and without, is what plain loops give", "[strategy]") {
-    int const ranks = GENERATE(1, 2, 3, 4, 7);
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
     for (auto const& [name, optimizer] : two_optimizers())
         for (std::size_t const warm_up : {std::size_t{0}, std::size_t{3}}) {
-            CAPTURE(ranks, name, warm_up);
+            CAPTURE(ranks, tcp, name, warm_up);
             local_sgd const strategy{.period = 4, .warm_up_steps = warm_up};
-            auto const got = run_ranks(
-                ranks, [&, &by = optimizer](auto& comm) { return train_on(comm, any_strategy(strategy), by); },
+            auto const got = ranks_over(
+                tcp, ranks, [&, &by = optimizer](auto& comm) { return train_on(comm, any_strategy(strategy), by); },
                 patient());
             for (ending const& one : got) REQUIRE(one.after_meetings == got[0].after_meetings);
             std::size_t meetings = 0;
@@ -244,15 +245,15 @@ TEST_CASE("local SGD, with warm-up and without, is what plain loops give", "[str
 }
 
 TEST_CASE("DiLoCo and slow momentum are what the papers' pseudo-code gives", "[strategy]") {
-    int const ranks = GENERATE(1, 2, 3, 4, 7);
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
     for (auto const& [name, optimizer] : two_optimizers())
         for (bool const nesterov : {true, false}) {
-            CAPTURE(ranks, name, nesterov);
+            CAPTURE(ranks, tcp, name, nesterov);
             any_strategy const strategy =
                 nesterov ? any_strategy(diloco{.period = 5, .outer_lr = 0.6, .outer_momentum = 0.8})
                          : any_strategy(slow_momentum{.period = 5, .lr = 0.9, .momentum = 0.4});
-            auto const got = run_ranks(
-                ranks, [&, &by = optimizer](auto& comm) { return train_on(comm, any_strategy(strategy), by); },
+            auto const got = ranks_over(
+                tcp, ranks, [&, &by = optimizer](auto& comm) { return train_on(comm, any_strategy(strategy), by); },
                 patient());
             numbers_of anchor, momentum;
             double const base = optimizer.learning_rate();
@@ -285,16 +286,17 @@ TEST_CASE("DiLoCo and slow momentum are what the papers' pseudo-code gives", "[s
 }
 
 TEST_CASE("elastic averaging and gossip are what plain loops give", "[strategy]") {
-    int const ranks = GENERATE(1, 2, 3, 4, 7);
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
     std::size_t const count = static_cast<std::size_t>(ranks);
     for (int const kind : {0, 1, 2}) {
-        CAPTURE(ranks, kind);
+        CAPTURE(ranks, tcp, kind);
         any_optimizer const optimizer = two_optimizers()[static_cast<std::size_t>(kind) % 2].second;
         strategy_of<false> const strategy =
             kind == 0   ? strategy_of<false>(elastic_averaging{.period = 3, .alpha = 0.125})
             : kind == 1 ? strategy_of<false>(gossip{.graph = gossip_graph::ring, .period = 2})
                         : strategy_of<false>(gossip{.graph = gossip_graph::exponential, .period = 1});
-        auto const got = run_ranks(ranks, [&](auto& comm) { return train_on(comm, strategy, optimizer); }, patient());
+        auto const got =
+            ranks_over(tcp, ranks, [&](auto& comm) { return train_on(comm, strategy, optimizer); }, patient());
         task_data<double> const data(in, out, 64);
         tanh_mlp<double> start(in, hidden, out, 1);
         numbers_of centre = flat(start.parameters());
@@ -335,14 +337,14 @@ TEST_CASE("elastic averaging and gossip are what plain loops give", "[strategy]"
 }
 
 TEST_CASE("steps of others that come later are what plain loops give", "[strategy]") {
-    int const ranks = GENERATE(1, 2, 3, 4, 7);
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
     for (auto const& [name, optimizer] : two_optimizers())
         for (std::size_t const staleness : {std::size_t{1}, std::size_t{3}}) {
-            CAPTURE(ranks, name, staleness);
+            CAPTURE(ranks, tcp, name, staleness);
             auto const train = [&, &by = optimizer](auto& comm) {
                 return train_on(comm, stale_synchronous{.staleness = staleness}, by);
             };
-            auto const got = run_ranks(ranks, train, patient());
+            auto const got = ranks_over(tcp, ranks, train, patient());
             task_data<double> const data(in, out, 64);
             tanh_mlp<double> start(in, hidden, out, 1);
             numbers_of common = flat(start.parameters());
@@ -378,7 +380,7 @@ TEST_CASE("steps of others that come later are what plain loops give", "[strateg
             for (ending const& one : got) REQUIRE(one.steps == got[0].steps);
             compare(got, std::vector<numbers_of>(before.size(), common));
             for (std::size_t r = 0; r < got.size(); ++r) REQUIRE(got[r].values == got[0].values);
-            auto const again = run_ranks(ranks, train, patient());
+            auto const again = ranks_over(!tcp && ranks > 1, ranks, train, patient());
             REQUIRE(again[0].values == got[0].values);  // the same bits, however messages came
         }
 }
@@ -597,14 +599,32 @@ TEST_CASE("ranks that differ or fail say so on all of them", "[strategy]") {
                                any_strategy(local_sgd{.period = 3 + static_cast<std::uint64_t>(comm.rank())})};
     });
     for (std::string const& text : settings) REQUIRE_THAT(text, Contains("E102") && Contains("strategy"));
-    auto const thrown = errors_of_ranks(3, [](auto& comm) {
-        scripted_model<> net({{"a", {2}}});
-        local_parallel trainer{net, any_optimizer(sgd{}), comm, any_strategy(local_sgd{.period = 2})};
-        if (comm.rank() == 1) net.in_forward = [] { throw std::runtime_error("the lamp fell over"); };
-        for (int step = 0; step < 4; ++step) trainer.step(numbers{{1}});
-    });
-    REQUIRE(thrown[1] == "the lamp fell over");
-    for (std::size_t const r : {0u, 2u}) REQUIRE_THAT(thrown[r], Contains("rank 1") && Contains("the lamp fell over"));
+    bool const tcp = GENERATE(false, true);
+    CAPTURE(tcp);
+    auto const fails_alike = [&](auto const& strategy) {
+        auto const thrown = errors_over(
+            tcp, 3,
+            [&](auto& comm) {
+                scripted_model<> net({{"a", {2}}});
+                local_parallel trainer{net, any_optimizer(sgd{}), comm, strategy};
+                if (comm.rank() == 1)
+                    net.in_forward = [&, at = 0]() mutable {
+                        if (++at == 3) throw std::runtime_error("the lamp fell over");
+                    };
+                for (int step = 0; step < 8; ++step) trainer.step(numbers{{1}});
+            },
+            patient());
+        REQUIRE(thrown[1] == "the lamp fell over");
+        for (std::size_t const r : {0u, 2u})
+            REQUIRE_THAT(thrown[r], Contains("rank 1") && Contains("the lamp fell over"));
+    };
+    fails_alike(any_strategy(local_sgd{.period = 2}));
+    fails_alike(any_strategy(diloco{.period = 2}));
+    fails_alike(any_strategy(slow_momentum{.period = 2}));
+    fails_alike(strategy_of<false>(elastic_averaging{.period = 2}));
+    fails_alike(strategy_of<false>(gossip{.graph = gossip_graph::ring, .period = 2}));
+    fails_alike(strategy_of<false>(gossip{.graph = gossip_graph::exponential, .period = 2}));
+    fails_alike(stale_synchronous{.staleness = 2});
 }
 
 TEST_CASE("stopping is agreed when ranks meet", "[strategy]") {
