@@ -78,7 +78,7 @@ inline constexpr char const* name_by<Name, sum> = name_text<Name>;
 
 /// What the ranks of a collective have to agree about. `more`: besides name, count, element type, particulars and root.
 inline void fingerprint(operation_info& what, std::uint64_t more = 0) noexcept {
-    std::uint64_t const root = static_cast<std::uint64_t>(what.root + 1);
+    std::uint64_t const root = static_cast<std::uint64_t>(what.root) + 1;  // -1: none
     what.fingerprint = agree(what.name, what.count, what.element, what.detail, more ^ root << 32);
 }
 template <Transport T, class Make>

@@ -134,7 +134,7 @@ template <std::size_t N>
 struct bounded_text {
     std::array<char, N> chars{};
     bounded_text() = default;
-    bounded_text(std::string_view text) noexcept { std::copy_n(text.data(), std::min(text.size(), N), chars.data()); }
+    bounded_text(std::string_view text) noexcept { std::copy_n(text.begin(), std::min(text.size(), N), chars.begin()); }
     [[nodiscard]] std::string_view view() const noexcept {
         return {chars.data(), static_cast<std::size_t>(std::find(chars.begin(), chars.end(), '\0') - chars.begin())};
     }

@@ -29,10 +29,10 @@ enum class idx_type : std::uint8_t {
 /// Bytes of one element; zero for what is no type.
 [[nodiscard]] constexpr std::size_t size_of(idx_type type) noexcept {
     switch (type) {
-        case idx_type::unsigned_byte: return 1;
+        case idx_type::unsigned_byte:
         case idx_type::signed_byte: return 1;
         case idx_type::int16: return 2;
-        case idx_type::int32: return 4;
+        case idx_type::int32:
         case idx_type::float32: return 4;
         case idx_type::float64: return 8;
     }

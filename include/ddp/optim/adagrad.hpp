@@ -114,7 +114,7 @@ struct adagrad {
     template <std::floating_point E>
     void step(step_info const& at, std::span<E const> gradient, std::span<E> value, slot_spans<E> slots) const {
         DDP_EXPECTS(at.step >= 1, "adagrad: step_info::step counts from 1; the decay of the rate begins there");
-        DDP_EXPECTS(gradient.size() == value.size() && slots.size() >= 1 && slots[0].size() == value.size(),
+        DDP_EXPECTS(gradient.size() == value.size() && !slots.empty() && slots[0].size() == value.size(),
                     "adagrad: step needs as many gradients as values, and one slot of that length");
         namespace kernels = detail::kernels;
         double const divisor = kernels::minus_product(1, -lr_decay, static_cast<double>(at.step - 1));

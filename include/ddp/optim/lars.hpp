@@ -105,7 +105,7 @@ struct lars {
     /// Steps a range of one parameter; the same bits in one piece or in many. Throws usage_error if the lengths differ.
     template <std::floating_point E>
     void step(step_info const& at, std::span<E const> gradient, std::span<E> value, slot_spans<E> slots) const {
-        DDP_EXPECTS(gradient.size() == value.size() && slots.size() >= 1 && slots[0].size() == value.size(),
+        DDP_EXPECTS(gradient.size() == value.size() && !slots.empty() && slots[0].size() == value.size(),
                     "lars: step needs as many gradients as values, and one slot of that length");
         double const ratio =
             detail::kernels::lars_ratio(trust, at.value_norm, at.gradient_norm * at.gradient_scale, weight_decay, eps);

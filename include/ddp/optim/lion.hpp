@@ -95,7 +95,7 @@ struct lion {
     /// Steps a range; the same bits in one piece or in many. Throws usage_error if the lengths differ.
     template <std::floating_point E>
     void step(step_info const& at, std::span<E const> gradient, std::span<E> value, slot_spans<E> slots) const {
-        DDP_EXPECTS(gradient.size() == value.size() && slots.size() >= 1 && slots[0].size() == value.size(),
+        DDP_EXPECTS(gradient.size() == value.size() && !slots.empty() && slots[0].size() == value.size(),
                     "lion: step needs as many gradients as values, and one slot of that length");
         namespace kernels = detail::kernels;
         double const keep = kernels::minus_product(1, at.learning_rate, weight_decay);

@@ -103,14 +103,15 @@ task<> large(stage<T>* s) {
         in.push_back(s->memory(s->options.large_bytes));
         peers.push_back(s->before(d));
         s->receive(s->before(d), s->what(1), in.back());
-        s->send(s->after(d), s->what(1),
-                s->pattern(s->options.large_bytes, static_cast<std::size_t>(s->rank() + 10 * s->after(d))));
+        int const pair = s->rank() + 10 * s->after(d);
+        s->send(s->after(d), s->what(1), s->pattern(s->options.large_bytes, static_cast<std::size_t>(pair)));
     }
     bool const completed = co_await stage<T>::all(s);
     if (!completed) co_return;
-    for (std::size_t k = 0; k < in.size(); ++k)
-        s->expect(stage<T>::has_pattern(in[k], static_cast<std::size_t>(peers[k] + 10 * s->rank())),
-                  "a large message arrived changed");
+    for (std::size_t k = 0; k < in.size(); ++k) {
+        int const pair = peers[k] + 10 * s->rank();
+        s->expect(stage<T>::has_pattern(in[k], static_cast<std::size_t>(pair)), "a large message arrived changed");
+    }
 }
 
 template <Transport T>
@@ -245,17 +246,19 @@ task<> all_to_all(stage<T>* s) {
         for (int peer = 0; peer < s->size(); ++peer) {
             in.push_back(s->memory(bytes + static_cast<std::size_t>(peer)));
             if (peer == s->rank()) continue;
-            auto const pair = static_cast<std::size_t>(s->rank() * 100 + peer);
+            int const pair = s->rank() * 100 + peer;
             s->receive(peer, s->what(bytes), in.back());
-            s->send(peer, s->what(bytes), s->pattern(bytes + static_cast<std::size_t>(s->rank()), pair));
+            s->send(peer, s->what(bytes),
+                    s->pattern(bytes + static_cast<std::size_t>(s->rank()), static_cast<std::size_t>(pair)));
         }
         bool const completed = co_await stage<T>::all(s);
         if (!completed) co_return;
-        for (int peer = 0; peer < s->size(); ++peer)
+        for (int peer = 0; peer < s->size(); ++peer) {
+            int const pair = peer * 100 + s->rank();
             if (peer != s->rank())
-                s->expect(stage<T>::has_pattern(in[static_cast<std::size_t>(peer)],
-                                                static_cast<std::size_t>(peer * 100 + s->rank())),
+                s->expect(stage<T>::has_pattern(in[static_cast<std::size_t>(peer)], static_cast<std::size_t>(pair)),
                           "with all ranks talking at once, a message arrived changed");
+        }
     }
 }
 

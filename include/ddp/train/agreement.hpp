@@ -83,10 +83,10 @@ inline std::string first_difference(std::string_view zero, std::string_view othe
     for (std::size_t i = 0; !zero.empty() || !other.empty(); ++i) {
         std::string_view const a = line(zero), b = line(other);
         if (a == b) continue;
-        auto const say = [](std::string_view what) { return what.empty() ? std::string("absent") : std::string(what); };
+        auto const say = [](std::string_view text) { return text.empty() ? std::string_view("absent") : text; };
         bool const buffer = a.starts_with("buffer ") || b.starts_with("buffer ");  // they come after all parameters
-        return (buffer ? "their buffers differ: " : "parameter #" + std::to_string(i) + " is ") + say(a) + " on " +
-               name_of_zero + " and " + say(b) + " on " + name_of_other;
+        std::string const what = buffer ? "their buffers differ: " : concat({"parameter #", i, " is "});
+        return concat({what, say(a), " on ", name_of_zero, " and ", say(b), " on ", name_of_other});
     }
     return "the parameters are listed differently";
 }

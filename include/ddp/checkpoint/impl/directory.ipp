@@ -58,9 +58,10 @@ namespace ddp::detail {
 
 /// A directory of files, and all in it. What is not there is no error.
 [[gnu::cold]] inline void remove_directory(std::string const& path) {
-    for (std::string const& name : names_in(path))
-        if (::unlink((path + "/" + name).c_str()) != 0 && errno != ENOENT)
-            file_failed(path + "/" + name, "cannot be removed", errno);
+    for (std::string const& name : names_in(path)) {
+        std::string const file = concat({path, "/", name});
+        if (::unlink(file.c_str()) != 0 && errno != ENOENT) file_failed(file, "cannot be removed", errno);
+    }
     if (::rmdir(path.c_str()) != 0 && errno != ENOENT) file_failed(path, "cannot be removed", errno);
 }
 

@@ -24,7 +24,7 @@ namespace ddp::detail {
 
 [[gnu::cold]] DDP_DECL void append_cifar10(classification_data& to, function_ref<std::size_t(mutable_bytes)> read,
                                            std::string const& name, std::size_t max_bytes) {
-    constexpr std::size_t image = 3 * 32 * 32, record = 1 + image;
+    constexpr std::size_t image = std::size_t{3} * 32 * 32, record = 1 + image;
     std::vector<std::size_t> const shape{3, 32, 32};
     DDP_EXPECTS(
         to.size() == 0 || to.sample_shape == shape,

@@ -64,7 +64,10 @@ private:
             if (at < text.size() && text[at] == '"') {
                 for (++at;; ++at) {
                     if (at == text.size()) fail(table_.names.size() + 1, "the quote is not closed on this line");
-                    if (text[at] == '"' && (++at == text.size() || text[at] != '"')) break;
+                    if (text[at] == '"') {  // the end, or one of two
+                        ++at;
+                        if (at == text.size() || text[at] != '"') break;
+                    }
                     field += text[at];
                 }
                 std::string_view const rest = text.substr(at, text.find(options_.separator, at) - at);

@@ -407,7 +407,10 @@ private:
         std::size_t const at = static_cast<std::size_t>(request - requests_.begin());
         if (at != first_request_) {
             requests_.erase(request);
-        } else if (++first_request_ == requests_.size() || first_request_ >= 4096) {
+            return;
+        }
+        ++first_request_;
+        if (first_request_ == requests_.size() || first_request_ >= 4096) {
             requests_.erase(requests_.begin(), requests_.begin() + static_cast<std::ptrdiff_t>(first_request_));
             first_request_ = 0;
         }

@@ -266,7 +266,7 @@ private:
     }
     /// How many wait whose identity falls on the same counter: spares the walk in all but few cases.
     [[nodiscard]] std::uint32_t& waiting_of(identity const& id) noexcept {
-        return waiting_counts_[(id.index * 31 + id.channel * 7 + id.group) % waiting_counts_.size()];
+        return waiting_counts_[(id.index * 31 + std::uint64_t{id.channel} * 7 + id.group) % waiting_counts_.size()];
     }
     void push_urgent(frame_header header, const_bytes payload) noexcept {
         header.word = urgent_checksum(payload);

@@ -72,7 +72,7 @@ struct place {
     self.check(MPI_Comm_size(comm, &self.size), "MPI_Comm_size");
     int* tags = nullptr;
     int known = 0;
-    self.check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &tags, &known), "MPI_Comm_get_attr");
+    self.check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&tags), &known), "MPI_Comm_get_attr");
     if (known != 0) self.largest_tag = *tags;
     return self;
 }
