@@ -17,6 +17,8 @@
 //   default     data_parallel with its default options: in memory that the ranks share, if they are on one host
 //   replicated  by messages; every rank keeps all of the optimizer's state
 //   sharded     by messages; each rank steps its slice and sends the new values
+// WITH="bf16 int8 powersgd topk" adds kinds whose exchange sends less, by messages: bfloat16_exchange, int8_exchange,
+// power_sgd_exchange of rank 4, top_k_exchange of 1 %. STEPS is the least number of steps in a round (4).
 //
 // Prints, in milliseconds on rank 0 (medians of a round's steps, then of the rounds):
 //   step        the whole step
@@ -47,6 +49,9 @@
 #include <vector>
 
 #include <ddp/ddp.hpp>
+#include <ddp/exchange/narrow.hpp>
+#include <ddp/exchange/power_sgd.hpp>
+#include <ddp/exchange/sparse.hpp>
 #include <ddp/nn/nn.hpp>
 #include <ddp/rendezvous/run_secure.hpp>
 #if defined(DDP_DOOR_MPI)
@@ -205,12 +210,13 @@ private:
 
 class with_exchange final : public kind {
 public:
+    template <class... Policies>
     with_exchange(std::string called, std::string_view model, data const& with, ddp::communicator<> const& comm,
-                  ddp::training_options const& how)
+                  Policies const&... policies)
         : kind(std::move(called)),
           net_(make_model(model)),
           batch_(with.batch()),
-          trainer_(net_, optimizer, comm, how) {}
+          trainer_(net_, optimizer, comm, policies...) {}
     double step(sample& times) override {
         trainer_.reset_times();
         double const loss = trainer_.step(batch_).loss;
@@ -240,7 +246,8 @@ void run_round(ddp::communicator<> const& comm, kind& how, double budget, bool f
     if (first) how.first_loss = how.last_loss;
     for (int i = 0; i < (first ? 2 : 0); ++i) last = once();
     ddp::barrier(comm);
-    auto steps = static_cast<std::uint64_t>(std::clamp(budget / std::max(last.step, 1e-4), 4.0, 200.0));
+    double const least = std::stod(setting("STEPS", "4"));
+    auto steps = static_cast<std::uint64_t>(std::clamp(budget / std::max(last.step, 1e-4), least, 200.0));
     ddp::broadcast(comm, steps);
     std::vector<sample> all;
     all.reserve(steps);
@@ -294,6 +301,16 @@ bool measure(options const& with, ddp::communicator<> const& comm) {
         {"sharded", {.update = ddp::update::sharded, .share_memory = false}}};
     for (auto const& [name, how] : ways)
         if (wanted(name)) kinds.push_back(std::make_unique<with_exchange>(name, with.model, mine, comm, how));
+    std::string const extra = " " + setting("WITH", "") + " ";
+    auto const add = [&](char const* name, auto const& exchange) {
+        if (extra.find(" " + std::string(name) + " ") != std::string::npos)
+            kinds.push_back(std::make_unique<with_exchange>(name, with.model, mine, comm,
+                                                            ddp::training_options{.share_memory = false}, exchange));
+    };
+    add("bf16", ddp::bfloat16_exchange{});
+    add("int8", ddp::int8_exchange{});
+    add("powersgd", ddp::power_sgd_exchange{.rank = 4});
+    add("topk", ddp::top_k_exchange{.ratio = 0.01});
     if (kinds.empty()) throw std::runtime_error("SKIP leaves no kind of step");
     double const budget = std::stod(setting("STEP_BUDGET", "1.5"));
     int const rounds = std::max(1, std::stoi(setting("ROUNDS", "3")));

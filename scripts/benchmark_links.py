@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Training steps over slow links, ours beside PyTorch's DDP with its own hooks; prints a table in Markdown.
+
+usage: scripts/benchmark_links.py [--rates 1gbit,100mbit] [--ranks 2,4] [--rounds 3] [--model wide] [--json FILE]
+
+Each rank is in a network namespace of its own (root is needed) behind a link that tbf limits in both directions, cubic on both
+sides; the two programs take turns, a round each. A figure is the median over the rounds of a round's median step. Of PyTorch's
+two bucket sizes (25 MiB and one bucket) the better one counts. Exchanges: none, bfloat16, PowerSGD of rank 4.
+Needs build/benchmark/benchmarks/benchmark_train_step (scripts/benchmark.sh --quick makes it) and PyTorch in build/torch
+(scripts/setup.sh torch). DDP_INSECURE=1: neither side protects its connections. Leave the machine alone meanwhile.
+"""
+import argparse
+import collections
+import json
+import os
+import pathlib
+import random
+import statistics
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+KINDS = {"none": ("replicated", ("ddp", "ddp1")), "bfloat16": ("bf16", ("bf16", "bf16_1")),
+         "PowerSGD, rank 4": ("powersgd", ("powersgd", "powersgd_1"))}
+
+
+def ip(*words, check=True):
+    subprocess.run(["ip", *words], check=check, stderr=None if check else subprocess.DEVNULL)
+
+
+class Links:
+    """Namespaces ddpl0, ddpl1, … on one bridge, each behind a link of that rate."""
+
+    def __init__(self, ranks, rate):
+        self.names = [f"ddpl{r}" for r in range(ranks)]
+        self.rate = rate
+
+    def __enter__(self):
+        self.__exit__()
+        listed = pathlib.Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")  # a namespace may only pick among these
+        allowed = listed.read_text().split()
+        if "cubic" not in allowed:
+            listed.write_text(" ".join([*allowed, "cubic"]))
+        shaped = ["tbf", "rate", self.rate, "burst", "128k", "limit", "1m"]
+        ip("netns", "add", "ddplhub")
+        ip("-n", "ddplhub", "link", "add", "name", "hub", "type", "bridge")
+        ip("-n", "ddplhub", "link", "set", "hub", "up")
+        for r, name in enumerate(self.names):
+            ip("netns", "add", name)
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", "ddplhub", "link", "add", "name", f"p{r}", "type", "veth", "peer", "name", "eth0", "netns", name)
+            ip("-n", name, "addr", "add", f"10.88.0.{r + 1}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "eth0", "up")
+            ip("-n", "ddplhub", "link", "set", f"p{r}", "master", "hub", "up")
+            ip("netns", "exec", name, "sysctl", "-qw", "net.ipv4.tcp_congestion_control=cubic")
+            ip("netns", "exec", name, "tc", "qdisc", "add", "dev", "eth0", "root", *shaped)
+            ip("netns", "exec", "ddplhub", "tc", "qdisc", "add", "dev", f"p{r}", "root", *shaped)
+        return self
+
+    def __exit__(self, *_):
+        for name in [*self.names, "ddplhub"]:
+            ip("netns", "del", name, check=False)
+
+    def run(self, command, settings):
+        port = str(random.randint(20000, 30000))
+        processes = []
+        for r, name in enumerate(self.names):
+            own = {"RANK": str(r), "WORLD_SIZE": str(len(self.names)), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+                   "MASTER_ADDR": "10.88.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "eth0", "DDP_INTERFACE": "eth0",
+                   "DDP_INSECURE": "1", "OMP_NUM_THREADS": "1", **settings}
+            processes.append(subprocess.Popen(["ip", "netns", "exec", name, *command], env={**os.environ, **own}, text=True,
+                                              stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        answers = [p.communicate(timeout=1800) for p in processes]
+        if any(p.returncode for p in processes):
+            sys.exit(f"{command}: exit codes {[p.returncode for p in processes]}\n{answers[0][1]}")
+        rows = [json.loads(line) for line in answers[0][0].splitlines() if line.startswith("{")]
+        wrong = [row["kind"] for row in rows if not row["ok"]]
+        if wrong:
+            sys.exit(f"{command}: {wrong}: replicas differ, or the loss has not fallen")
+        return {row["kind"]: row["step_ms"] for row in rows}
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--rates", default="1gbit,100mbit")
+    options.add_argument("--ranks", default="2,4")
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--model", default="wide")
+    options.add_argument("--json")
+    with_ = options.parse_args()
+    ours = [str(ROOT / "build/benchmark/benchmarks/benchmark_train_step"), "--candidate", with_.model]
+    theirs = [str(ROOT / "build/torch/bin/python"), str(ROOT / "benchmarks/train_torch.py"), with_.model]
+    settings = {"ROUNDS": "1", "STEP_BUDGET": "1.5", "STEPS": "3", "WITH": "bf16 powersgd", "NET": "links"}
+    figures = []
+    print("| rate | ranks | exchange | ours, ms | PyTorch, ms | ratio |\n|---|---:|---|---:|---:|---:|", flush=True)
+    for rate in with_.rates.split(","):
+        for ranks in (int(n) for n in with_.ranks.split(",")):
+            seen = collections.defaultdict(list)
+            with Links(ranks, rate) as links:
+                for _ in range(with_.rounds):
+                    for kind, step in links.run(ours, {**settings, "SKIP": "nosync default sharded"}).items():
+                        seen["ours", kind].append(step)
+                    for kind, step in links.run(theirs, {**settings, "SKIP": "nosync"}).items():
+                        seen["theirs", kind].append(step)
+            for called, (own, others) in KINDS.items():
+                a = statistics.median(seen["ours", own])
+                b = min(statistics.median(seen["theirs", kind]) for kind in others)
+                figures.append({"rate": rate, "ranks": ranks, "exchange": called, "ours_ms": a, "torch_ms": b,
+                                "all": {" ".join(key): value for key, value in seen.items()}})
+                print(f"| {rate} | {ranks} | {called} | {a:,.0f} | {b:,.0f} | {b / a:.2f} |", flush=True)
+    if with_.json:
+        pathlib.Path(with_.json).write_text(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()
