@@ -55,6 +55,12 @@ class Hosts:
     def command(self, side, *words):
         return ["ip", "netns", "exec", self.names[side], *words]
 
+    def lose_full_packets(self):
+        """What the second host receives has at most 600 bytes a packet, and nobody says so to the first."""
+        ip("-n", self.names[1], "link", "set", self.plugs[1], "mtu", "600")
+        ip("-n", self.names[1], "route", "change", "10.77.0.0/24", "dev", self.plugs[1], "advmss", "1460")
+        ip("-n", self.names[0], "link", "set", self.plugs[0], "gso_max_segs", "1")
+
     def cable(self, state):
         ip("-n", self.names[1], "link", "set", self.plugs[1], state)
 
@@ -246,6 +252,14 @@ class Network(BetweenHosts):
         self.wait(ranks)
         digests = {line["digest"] for r in ranks for line in r.said("done")}
         self.assertEqual((len(digests), [r.code for r in ranks]), (1, [0, 0, 0]), self.story(ranks))
+
+    def test_full_packets_are_lost_on_the_way(self):
+        self.hosts.lose_full_packets()
+        ranks = [self.rank(side, side, 2, [FAULT_PROGRAM, "pause=10", "steps=100000"], **self.secret) for side in (0, 1)]
+        self.wait(ranks)
+        for process in ranks:
+            self.assertRegex(process.error(), r"^DDP-E203 .* At most \d+ bytes at once have come from rank 0: large packets "
+                             r"may be lost on the way \(MTU\)\.", self.story(ranks))
 
     def test_a_reset_connection(self):
         if subprocess.run(["ss", "-h"], capture_output=True, timeout=30, check=False).returncode != 0:

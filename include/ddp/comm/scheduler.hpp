@@ -197,6 +197,7 @@ void scheduler<T>::listen() {
             record.kind = failure_kind::silent;
             record.code = errc::peer_silent;
             record.peer = *peer;
+            record.text = all[static_cast<std::size_t>(*peer)].record.text;
             record.waited_ns = static_cast<std::uint64_t>((transport_.now() - transport_.last_heard(*peer)).count());
             fail(record);
         }

@@ -88,7 +88,7 @@ inline constexpr char const* both_alive =
         case fault_rule::silent:
             return concat({culprit, " has sent nothing, not even a heartbeat, for ", waited, " (seen by ", speaker,
                            " in ", during, "). Its process is stopped or swapped out, or its host is unreachable.",
-                           unheard});
+                           own_words.empty() ? "" : " ", own_words, unheard});
         case fault_rule::late: {
             bool const through = found.culprit != from.peer;
             return concat({culprit, " did not take part in ", during, " in time: ", speaker, " waited ", waited,
@@ -116,7 +116,8 @@ inline constexpr char const* both_alive =
                            ")", detail::both_alive});
         case fault_rule::silent_link:
             return concat({"the connection between ", speaker, " and ", peer,
-                           " carried nothing, not even a heartbeat, for ", waited, " in ", during, detail::both_alive});
+                           " carried nothing, not even a heartbeat, for ", waited, " in ", during,
+                           own_words.empty() ? detail::both_alive : ", though both are alive. ", own_words});
         case fault_rule::gave_up:
             return concat({speaker, " gave up in ", during,
                            own_words.empty() ? ", and no rank says why: the record that does was lost. Look for the "

@@ -34,7 +34,8 @@ namespace ddp::detail {
                         at.element});
     }
     if (found > 3) text += concat({"; ", found - 3, " more of the ranks have such elements"});
-    if (found == 0) text = "each rank's own gradient is finite, but their sum, or its norm, overflows";
+    if (found == 0)
+        text = "each rank's own gradient is finite, but their sum, its norm, or what an observer made of it, is not";
     return text;
 }
 

@@ -244,7 +244,8 @@ private:
     using outbox = frame_outbox<Sum>;
     using inbox = frame_inbox<Sum>;
     static constexpr std::size_t staging_bytes = std::size_t{64} << 10;
-    static constexpr int turns = 4;  // reads and writes of one link before others have theirs
+    static constexpr std::size_t full_packet = 1280;  // what every IPv6 link carries, and less than Ethernet's MSS
+    static constexpr int turns = 4;                   // reads and writes of one link before others have theirs
 
     struct link {
         link(int rank, framed_peer<S>& p, std::uint64_t job, std::uint32_t blocks)
@@ -266,6 +267,7 @@ private:
         bool readable = true;            // as far as we know
         bool shut_when_written = false;  // half-close once everything is out
         bool overdue = false;
+        std::size_t largest_read = 0;
         bool gone = false;  // no operation can move any more
         std::error_code why;
     };
@@ -389,6 +391,7 @@ private:
             moved = true;
             l.heard = at;
             l.overdue = false;
+            l.largest_read = std::max(l.largest_read, r.bytes);
             l.delivered.reset();
             bool const clean = l.in.error().empty();
             try {
@@ -557,11 +560,29 @@ private:
             if (watched(*l) && !l->overdue && at - l->heard >= options_.times.dead / 2) {
                 if (sign_of_life(*l))
                     l->heard = at - options_.times.dead / 2;
-                else if (at - l->heard >= options_.times.dead)
+                else if (at - l->heard >= options_.times.dead) {
                     late = l->overdue = true;
+                    say_what_is_stuck(*l);
+                }
             }
         }
         return late;
+    }
+
+    /// What is known of the way to a peer that has become overdue, for the verdict.
+    void say_what_is_stuck(link& l) noexcept {
+        if constexpr (requires { l.stream.leaves_host(); }) {
+            if (!l.stream.leaves_host()) return;
+            auto& text = reports_[index(l.peer)].record.text;
+            if (l.largest_read < full_packet)
+                std::snprintf(
+                    text.chars.data(), text.chars.size(),
+                    "At most %zu bytes at once have come from rank %d: large packets may be lost on the way (MTU).",
+                    l.largest_read, l.peer);
+            else if (l.stream.unacknowledged())
+                std::snprintf(text.chars.data(), text.chars.size(), "What is sent to rank %d is not acknowledged.",
+                              l.peer);
+        }
     }
 
     /// Where our bytes fill the way to a peer, its own may be stuck behind others: as long as the far end acknowledges

@@ -158,15 +158,19 @@ public:
 
     /// How many bytes the far end has acknowledged, or taken from the memory; 0 where the system does not say.
     [[nodiscard]] std::uint64_t delivered() const noexcept {
-        if (memory_ != nullptr) return memory_->out.delivered();
-        struct {
-            ::tcp_info known;  // glibc's ends where Linux 2.6 did
-            std::uint64_t pacing, max_pacing, acked;
-        } info{};
-        ::socklen_t size = sizeof info;
-        static_assert(sizeof info == 128, "linux/tcp.h: tcpi_bytes_acked is at 120");
-        if (::getsockopt(descriptor(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0 || size < sizeof info) return 0;
-        return info.acked;
+        return memory_ != nullptr ? memory_->out.delivered() : info().acked;
+    }
+    /// Whether bytes go over a network.
+    [[nodiscard]] bool leaves_host() const noexcept {
+        boost::system::error_code error;
+        auto const near = socket_.local_endpoint(error).address(), far = socket_.remote_endpoint(error).address();
+        return memory_ == nullptr && !error && near != far && !far.is_loopback();
+    }
+    /// Whether the system sends again and again what the far end's system does not acknowledge. That of a process that is
+    /// stopped does.
+    [[nodiscard]] bool unacknowledged() const noexcept {
+        ::tcp_info const now = info().known;
+        return now.tcpi_unacked != 0 && now.tcpi_retransmits != 0;
     }
     [[nodiscard]] int descriptor() const noexcept { return const_cast<socket&>(socket_).native_handle(); }
     void shutdown_send() noexcept {
@@ -175,6 +179,19 @@ public:
     }
 
 private:
+    struct tcp_facts {
+        ::tcp_info known;  // glibc's ends where Linux 2.6 did
+        std::uint64_t pacing, max_pacing, acked;
+    };
+    /// Zeros where the system does not say.
+    [[nodiscard]] tcp_facts info() const noexcept {
+        tcp_facts facts{};
+        ::socklen_t size = sizeof facts;
+        static_assert(sizeof facts == 128, "linux/tcp.h: tcpi_bytes_acked is at 120");
+        bool const got = ::getsockopt(descriptor(), IPPROTO_TCP, TCP_INFO, &facts, &size) == 0;
+        return got && size >= sizeof facts ? facts : tcp_facts{};
+    }
+
     template <class Buffer>
     static std::span<Buffer const> convert(auto buffers, std::array<Buffer, 64>& list) noexcept {
         std::size_t const count = std::min(list.size(), buffers.size());
