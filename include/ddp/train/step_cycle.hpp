@@ -23,6 +23,7 @@
 #include <ddp/collective/algorithms/direct_allreduce.hpp>
 #include <ddp/collective/all_gather.hpp>
 #include <ddp/comm/lane.hpp>
+#include <ddp/core/digest.hpp>
 #include <ddp/core/separate.hpp>
 #include <ddp/model/layout.hpp>
 #include <ddp/train/bucket.hpp>
@@ -150,7 +151,7 @@ protected:
     [[nodiscard]] time_point full_since(std::size_t b) const noexcept { return full_at_[b]; }
     /// Awaits the end of backward.
     [[nodiscard]] event& released() noexcept { return released_; }
-    /// With unused::allowed: awaits that is_stepped() is known.
+    /// With unused::allowed: awaits that it is known which parameters are stepped.
     [[nodiscard]] event& used_known() noexcept { return used_known_; }
     [[nodiscard]] bool tracks_used() const noexcept { return messages_->used.tracks(); }
     /// f(a, z) for what is stepped of [from, to): all of it, or parameter by parameter those that are.

@@ -2,7 +2,6 @@
 /// step_ticket: what ranks tell each other at the start of a step, and what follows from it.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>

@@ -574,6 +574,7 @@ private:
         if constexpr (requires { l.stream.leaves_host(); }) {
             if (!l.stream.leaves_host()) return;
             auto& text = reports_[index(l.peer)].record.text;
+            text = {};
             if (l.largest_read < full_packet)
                 std::snprintf(
                     text.chars.data(), text.chars.size(),
