@@ -13,7 +13,7 @@
 #include <ddp/train/data_parallel.hpp>
 
 #include "support/catch.hpp"
-#include "support/ranks.hpp"
+#include "support/on_ranks.hpp"
 #include "train/patience.hpp"
 
 using namespace ddp;
@@ -97,7 +97,7 @@ std::uint64_t train(M& model, Comm const& comm) {
         std::size_t const begin = 60 * update;  // rank r: samples r, r + P, …, in three parts
         samples mine;
         for (std::size_t i = rank; i < 60; i += ranks) mine.push_back(drawn(begin + i, 1)[0]);
-        std::size_t const first = 1 + rank, second = 4;
+        std::size_t const first = 1 + rank % 4, second = 4;
         trainer.forward(samples(mine.begin(), mine.begin() + static_cast<std::ptrdiff_t>(first)));
         trainer.accumulate();
         trainer.forward(samples(mine.begin() + static_cast<std::ptrdiff_t>(first),
@@ -119,10 +119,10 @@ TEST_CASE("foreign models train as one process with the whole batch does", "[ada
         for (std::size_t i = 0; i < unknowns; ++i)
             expected[i] -= 0.05 * (momentum[i] = 0.5 * momentum[i] + gradient[i]);
     }
-    int const ranks = GENERATE(1, 2, 3, 4);
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
     using found = std::pair<std::vector<std::uint64_t>, std::vector<double>>;
-    auto const got = run_ranks(
-        ranks,
+    auto const got = ranks_over(
+        tcp, ranks,
         [&](auto& comm) {
             std::vector<double> values(unknowns), slopes(unknowns);
             flat_model flat{values, slopes, [&](samples const& batch) { return mean_loss(values, batch, slopes); },

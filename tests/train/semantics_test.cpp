@@ -1,4 +1,5 @@
-// What a training step means, all at once, against one process with the whole batch in plain loops: threads and TCP, 1 to 4 ranks.
+// What a training step means, all at once, against one process with the whole batch in plain loops: threads and TCP, 1 to 4 ranks, one
+// host and two.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -11,9 +12,11 @@
 #include <ddp/optim/parameter_groups.hpp>
 #include <ddp/train/data_parallel.hpp>
 #include <ddp/train/evaluate.hpp>
+#include <ddp/transport/inproc.hpp>
 
 #include "support/catch.hpp"
 #include "support/on_ranks.hpp"
+#include "support/on_threads.hpp"
 #include "support/ranks.hpp"
 #include "support/thrown_by.hpp"
 #include "train/distance_model.hpp"
@@ -229,5 +232,14 @@ TEST_CASE("a training means what one process does, whatever the ranks and the tr
                  tcp ? on_ranks(ranks, body, how == update::automatic) : run_ranks(ranks, body, patient()))
                 CHECK(wrong == "");
         }
+        if (ranks < 3) continue;  // two hosts, ranks placed round-robin: memory inside each, messages between them
+        std::vector<std::uint64_t> const hosts{8, 9, 8, 9};
+        auto const world = inproc_world::create(ranks, {hosts.begin(), hosts.begin() + ranks});
+        CAPTURE(ranks, static_cast<int>(how));
+        for (auto const& wrong : on_threads(ranks, [&](int rank) {
+                 communicator<> comm = any_communicator(world->connect(rank), patient());
+                 return body(comm);
+             }))
+            CHECK(wrong == "");
     }
 }
