@@ -18,7 +18,7 @@
 //   replicated  by messages; every rank keeps all of the optimizer's state
 //   sharded     by messages; each rank steps its slice and sends the new values
 // WITH="bf16 int8 powersgd topk" adds kinds whose exchange sends less, by messages: bfloat16_exchange, int8_exchange,
-// power_sgd_exchange of rank 4, top_k_exchange of 1 %. STEPS is the least number of steps in a round (4).
+// power_sgd_exchange of rank 4, top_k_exchange of 1 %; "unchecked", the default without agreement_steps. STEPS is the least number of steps in a round (4).
 //
 // Prints, in milliseconds on rank 0 (medians of a round's steps, then of the rounds):
 //   step        the whole step
@@ -311,6 +311,9 @@ bool measure(options const& with, ddp::communicator<> const& comm) {
     add("int8", ddp::int8_exchange{});
     add("powersgd", ddp::power_sgd_exchange{.rank = 4});
     add("topk", ddp::top_k_exchange{.ratio = 0.01});
+    if (extra.find(" unchecked ") != std::string::npos)
+        kinds.push_back(std::make_unique<with_exchange>("unchecked", with.model, mine, comm,
+                                                        ddp::training_options{.agreement_steps = 0}));
     if (kinds.empty()) throw std::runtime_error("SKIP leaves no kind of step");
     double const budget = std::stod(setting("STEP_BUDGET", "1.5"));
     int const rounds = std::max(1, std::stoi(setting("ROUNDS", "3")));
