@@ -18,7 +18,8 @@
 //   replicated  by messages; every rank keeps all of the optimizer's state
 //   sharded     by messages; each rank steps its slice and sends the new values
 // WITH="bf16 int8 powersgd topk" adds kinds whose exchange sends less, by messages: bfloat16_exchange, int8_exchange,
-// power_sgd_exchange of rank 4, top_k_exchange of 1 %; "unchecked", the default without agreement_steps. STEPS is the least number of steps in a round (4).
+// power_sgd_exchange of rank 4, top_k_exchange of 1 %. WITH="unchecked" adds the default without agreement_steps.
+// STEPS is the least number of steps in a round (4).
 //
 // Prints, in milliseconds on rank 0 (medians of a round's steps, then of the rounds):
 //   step        the whole step

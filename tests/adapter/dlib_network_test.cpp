@@ -55,10 +55,8 @@ struct dlib_passes {
         dlib::visit_layer_parameters(net, [&](std::size_t i, dlib::tensor& values) {
             all.push_back({"layer " + std::to_string(i), {values.size()}, {values.host(), values.size()}, {}});
         });
-        dlib::visit_layer_parameter_gradients(net, [&](std::size_t i, dlib::tensor& gradient) {
-            for (parameter<float>& one : all)
-                if (one.name == "layer " + std::to_string(i)) one.gradient = {gradient.host(), gradient.size()};
-        });
+        dlib::visit_layer_parameter_gradients(
+            net, [&](std::size_t i, dlib::tensor& gradient) { all[i].gradient = {gradient.host(), gradient.size()}; });
         std::erase_if(all, [](parameter<float> const& one) { return one.value.empty(); });
         return all;
     }

@@ -1,5 +1,5 @@
-// What a training step means, all at once, against one process with the whole batch in plain loops: threads and TCP, 1 to 4 ranks, one
-// host and two.
+// What a training step means, all at once, against one process with the whole batch in plain loops: threads and TCP, 1 to 4 ranks,
+// one host and two.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
