@@ -4,7 +4,7 @@
 usage: compile_time.py [--runs N] [--against TREE] [COMPILER]    default: three runs of g++
 
 Prints a Markdown table: processor seconds and the most memory of `-O2 -c`, the least of N runs, without a compiler cache.
---against compiles the same program with another checkout's headers in turn with ours, since machines have moods: compare
+--against compiles another checkout's quick start with its headers in turn with ours, since machines have moods: compare
 what one call has printed. docs/compiling.md says what to do about it.
 """
 import argparse
@@ -16,7 +16,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PROGRAM = ROOT / "examples/quick_start.cpp"
+PROGRAM = "examples/quick_start.cpp"
 
 
 def compile_once(command: list[str]) -> tuple[float, float]:
@@ -41,12 +41,12 @@ def main() -> None:
 
     once = ["-DDDP_SEPARATE_COMPILATION", "-DDDP_DOOR_TCP", "-DDDP_DOOR_NN"]
     cases = [
-        ("the quick start, headers alone", command(ROOT, PROGRAM)),
-        ("the quick start, with `ddp::compiled`", command(ROOT, PROGRAM, *once)),
+        ("the quick start, headers alone", command(ROOT, ROOT / PROGRAM)),
+        ("the quick start, with `ddp::compiled`", command(ROOT, ROOT / PROGRAM, *once)),
         ("`src/ddp.cpp`, once a program", command(ROOT, ROOT / "src/ddp.cpp", *once)),
     ]
     if options.against:
-        cases.insert(0, (f"the quick start, headers of {options.against}", command(options.against, PROGRAM)))
+        cases.insert(0, (f"the quick start, headers of {options.against}", command(options.against, options.against / PROGRAM)))
     least = {title: (float("inf"), float("inf")) for title, _ in cases}
     with tempfile.TemporaryDirectory() as place:
         for _ in range(options.runs):
