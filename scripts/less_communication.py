@@ -2,27 +2,33 @@
 """Accuracy, bytes and time of exchanges and strategies on Fashion-MNIST, as docs/less_communication.md shows them.
 
 usage: scripts/less_communication.py [--out DIRECTORY] [--ranks N…] [--networks NAME…] [--models mlp cnn] [--seeds S…]
-                                     [--epochs E] [--what NAME…]
+                                     [--epochs E] [--what NAME…] [--data DIRECTORY]
 
-Builds the example in build/less_communication, with all of the processor's instructions. Accuracy by epoch and bytes a step are of
-processes on loopback, for every seed. Time is of one epoch on each network: loopback, or two network namespaces joined by a cable of
-that rate (which needs root), with half of the ranks in each. Writes results.json, table.md, and for each model and number of
-ranks accuracy over bytes and over seconds as SVG. What is there already in results.json is not measured
-again. Leave the machine alone meanwhile; with the defaults it takes hours.
+Builds the example in build/less_communication, with all of the processor's instructions. Accuracy by epoch is of processes on
+loopback, for every seed. Time and bytes are of an epoch of a fifth of the samples on each network: loopback, or two network
+namespaces (which needs root) with half of the ranks in each, joined by a cable of 1 Gbit/s, or by one of 100 Mbit/s with a round
+trip of 20 ms (scripts/relayed_cable.py). Writes results.json, table.md, and for each model and number of ranks accuracy over bytes
+and over seconds as SVG. What is there already in results.json is not measured again. Leave the machine alone meanwhile: with the
+defaults it takes four hours, most of them for the CNN's 528 epochs.
 """
 import argparse
+import contextlib
+import gzip
 import json
+import math
 import os
 import pathlib
 import re
 import statistics
+import struct
 import subprocess
 import sys
+
+from relayed_cable import RelayedCable, ip
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "less_communication"
 DATA = {"mlp": 469, "cnn": 469}  # steps an epoch with 128 samples each
-NETWORKS = {"loopback": None, "1gbit": "1gbit", "100mbit": "100mbit"}
 EXCHANGES = {"every gradient": [], "bf16": ["--exchange", "bf16"], "fp16": ["--exchange", "fp16"],
              "int8": ["--exchange", "int8"], "top-k 1 %": ["--exchange", "topk", "--ratio", "0.01"],
              "PowerSGD 4": ["--exchange", "powersgd", "--rank", "4"]}
@@ -41,12 +47,10 @@ def build():
     subprocess.run(["cmake", "--build", BUILD, "--target", "fashion_mnist", "ddprun"], check=True, stdout=subprocess.DEVNULL)
 
 
-def ip(*words, check=True):
-    subprocess.run(["ip", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=check)
-
-
 class Cable:
-    """Two hosts, which are network namespaces, at a rate both ways."""
+    """Two hosts, which are network namespaces, joined at a rate both ways."""
+
+    addresses = ("10.77.0.1", "10.77.0.2")
 
     def __init__(self, rate):
         self.names = [f"ddp-less-{os.getpid()}-{side}" for side in "ab"]
@@ -57,8 +61,8 @@ class Cable:
         for name in self.names:
             ip("netns", "add", name)
         ip("link", "add", plugs[0], "netns", self.names[0], "type", "veth", "peer", "name", plugs[1], "netns", self.names[1])
-        for number, (name, plug) in enumerate(zip(self.names, plugs), 1):
-            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", plug)
+        for name, plug, address in zip(self.names, plugs, self.addresses):
+            ip("-n", name, "addr", "add", address + "/24", "dev", plug)
             for device in ("lo", plug):
                 ip("-n", name, "link", "set", device, "up")
             subprocess.run(["ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", plug, "root", "tbf", "rate", self.rate,
@@ -68,6 +72,23 @@ class Cable:
     def __exit__(self, *_):
         for name in self.names:
             ip("netns", "del", name, check=False)
+
+
+NETWORKS = {"loopback": contextlib.nullcontext, "1 Gbit/s": lambda: Cable("1gbit"),
+            "100 Mbit/s, 20 ms": lambda: RelayedCable(rate=100e6, delay=0.010)}
+
+
+def shortened(data, out):
+    """A directory with the first fifth of the images and labels."""
+    out.mkdir(parents=True, exist_ok=True)
+    for file in pathlib.Path(data).glob("*-ubyte*"):
+        raw = gzip.open(file, "rb").read() if file.suffix == ".gz" else file.read_bytes()
+        kind, count = struct.unpack(">II", raw[:8])
+        header = 4 + 4 * (kind & 0xFF)
+        kept = count // 5
+        (out / file.name.removesuffix(".gz")).write_bytes(
+            struct.pack(">II", kind, kept) + raw[8:header] + raw[header:header + kept * ((len(raw) - header) // count)])
+    return out
 
 
 def train(ranks, words, cable=None):
@@ -84,7 +105,7 @@ def train(ranks, words, cable=None):
     running = []
     for rank in range(ranks):
         mine = environment | {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank % (ranks // 2)),
-                              "LOCAL_WORLD_SIZE": str(ranks // 2), "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29511",
+                              "LOCAL_WORLD_SIZE": str(ranks // 2), "MASTER_ADDR": cable.addresses[0], "MASTER_PORT": "29511",
                               "DDP_INSECURE": "1"}
         running.append(subprocess.Popen(["ip", "netns", "exec", cable.names[rank * 2 // ranks], *program], env=mine,
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
@@ -102,6 +123,8 @@ def measure(options):
     """Fills what options.out has not got yet, and writes it down after every run."""
     file = options.out / "results.json"
     results = json.loads(file.read_text()) if file.exists() else []
+    data = ["--data", str(options.data)]
+    fifth = ["--data", str(shortened(options.data, options.out / "fifth"))]
     kinds = {name: words for name, words in (EXCHANGES | STRATEGIES).items() if not options.what or name in options.what}
 
     def entry(model, ranks, name):
@@ -120,7 +143,7 @@ def measure(options):
             for name, words in kinds.items():
                 one = entry(model, ranks, name)
                 for seed in (str(s) for s in options.seeds if str(s) not in one["accuracy"]):
-                    output = train(ranks, ["--model", model, "--epochs", str(options.epochs), "--seed", seed, *words])
+                    output = train(ranks, ["--model", model, "--epochs", str(options.epochs), "--seed", seed, *data, *words])
                     one["accuracy"][seed] = [float(line[2]) for line in EPOCH.findall(output)]
                     one["bytes"] = max(one["bytes"], int(fields(output)["bytes_per_step"]))
                     done(one, "seed", seed, one["accuracy"][seed][-1])
@@ -129,12 +152,8 @@ def measure(options):
                     one = entry(model, ranks, name)
                     if network in one["rate"]:
                         continue
-                    words = ["--model", model, "--epochs", "1", *words]
-                    if NETWORKS[network] is None:
-                        found = fields(train(ranks, words))
-                    else:
-                        with Cable(NETWORKS[network]) as cable:
-                            found = fields(train(ranks, words, cable))
+                    with NETWORKS[network]() as cable:
+                        found = fields(train(ranks, ["--model", model, "--epochs", "1", *fifth, *words], cable))
                     one["rate"][network] = float(found["samples_per_second"])
                     if network != "loopback":  # where ranks of one host share memory, little is sent
                         one["bytes"] = int(found["bytes_per_step"])
@@ -161,7 +180,6 @@ def table(results, out):
 
 def plot(rows, out, name, title, where):
     """Accuracy over what `where` gives for a row and an epoch, logarithmic, as SVG."""
-    import math
     lines = []
     for r in rows:
         runs = list(r["accuracy"].values())
@@ -198,6 +216,7 @@ def main():
     parser.add_argument("--models", nargs="+", choices=DATA, default=list(DATA))
     parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8, 9])
     parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--data", type=pathlib.Path, default="/usr/share/datasets/fashion-mnist")
     parser.add_argument("--what", nargs="+", choices=EXCHANGES | STRATEGIES)
     options = parser.parse_args()
     build()
@@ -210,7 +229,9 @@ def main():
             plot(rows, options.out, f"{model}_{ranks}_bytes.svg", f"{model}, {ranks} ranks: accuracy over MB sent by a rank",
                  lambda r, e: r["bytes"] * DATA[r["model"]] * e / 1e6)
             for network in options.networks:
-                plot([r for r in rows if network in r["rate"]], options.out, f"{model}_{ranks}_{network}.svg", f"{model}, {ranks} ranks, {network}: accuracy over seconds",
+                plot([r for r in rows if network in r["rate"]], options.out,
+                     f"{model}_{ranks}_{re.sub('[^0-9A-Za-z]+', '_', network)}.svg",
+                     f"{model}, {ranks} ranks, {network}: accuracy over seconds",
                      lambda r, e, n=network: 60000 * e / r["rate"][n])
     print((options.out / "table.md").read_text())
 

@@ -7,6 +7,7 @@ set's directory, if not where Debian puts it.
 
 import functools
 import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -16,6 +17,9 @@ import time
 import unittest
 
 from jobs import DEADLINE, Rank, environment, program
+
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "scripts"))
+from relayed_cable import RelayedCable  # noqa: E402
 
 FASHION_MNIST = program("FASHION_MNIST", "DDP_EXAMPLES", "fashion_mnist")
 FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
@@ -279,6 +283,35 @@ class Network(BetweenHosts):
             self.assertRegex(ranks[r].error(), rf"^DDP-E202 .*: rank {1 - r} is gone", self.story(ranks))
 
 
+class Lossy(BetweenHosts):
+    """A cable that loses packets at random, in both directions. Whatever arrives in the end arrives right."""
+
+    def setUp(self):
+        self.running = []
+        self.addCleanup(self.end_all)
+
+    def train(self, loss, *words):
+        self.hosts = RelayedCable(rate=100e6, delay=0.001, loss=loss)
+        command = [FAULT_PROGRAM, "times=default", "steps=8", *words]
+        with self.hosts:
+            ranks = [self.rank(side, r, 3, command, **self.secret) for r, side in enumerate((0, 1, 1))]
+            self.wait(ranks, 3 * DEADLINE)
+            self.end_all()
+        self.assertEqual([r.code for r in ranks], [0, 0, 0], self.story(ranks))
+        digests = {line["digest"] for r in ranks for line in r.said("done")}
+        self.assertEqual(len(digests), 1, self.story(ranks))
+        return digests.pop(), self.hosts.lost
+
+    def test_lost_packets_cost_time_and_nothing_else(self):
+        whole, none = self.train(0)
+        self.assertEqual(none, 0)
+        for loss, words in ((0.05, ()), (0.2, ("dead=30000",))):
+            with self.subTest(loss=loss):
+                digest, lost = self.train(loss, *words)
+                self.assertEqual(digest, whole)
+                self.assertGreater(lost, 50)
+
+
 class Star(Hosts):
     """Three namespaces and a router between them: hosts 10.78.0.1, 10.78.0.2, 10.78.0.3."""
 
@@ -336,6 +369,15 @@ class Links(BetweenHosts):
         a, b = sorted(ways[0])
         self.assertEqual(len(errors), 1, self.story(ranks))
         self.assertRegex(errors.pop(), rf"the connection between rank ({a} and rank {b}|{b} and rank {a})\b")
+
+    def test_a_rank_that_cannot_be_reached_at_the_start(self):
+        self.hosts.sever(1, 2)  # rank 1 gets rank 2's packets, and its answers get lost
+        ranks = [self.rank(r, r, 3, [FAULT_PROGRAM], **self.secret) for r in range(3)]
+        self.wait(ranks)
+        errors = {r.error() for r in ranks}
+        self.assertEqual(len(errors), 1, self.story(ranks))
+        self.assertRegex(errors.pop(), r"^DDP-E201 .*: rank 2 reaches rank 0, but not rank 1 \(pid \d+ on \S+\) at 10\.78\.0\.2:"
+                         r"\d+: Connection timed out\. Check firewalls, and that all hosts use the same network$")
 
     def test_between_0_and_1(self):
         self.cut((0, 1), (1, 0))

@@ -121,15 +121,20 @@ private:
     }
     [[nodiscard]] std::string me() const { return concat({"rank ", mine_.from}); }
     [[nodiscard, gnu::cold]] connection dial_to(int peer) {
-        tcp_socket socket(tcp_context());
-        time_point const until = std::min(until_, monotonic_clock::now() + times_.handshake);
-        if (auto const error = dial(socket, addresses_[static_cast<std::size_t>(peer)].at, until))
-            throw rendezvous_error(concat({me(), " reaches rank 0, but not ", name(peer), ": ", error.message(),
-                                           ". Check firewalls, and that all hosts use the same network"}));
-        tune_connected(socket.native_handle(), times_);
-        connection c{peer, tcp_stream(std::move(socket), channel_of(security_, true)), false, false};
-        greet(c);
-        return c;
+        // Where packets get lost TCP asks again after 1, 3 and 7 s: several attempts are sooner through.
+        for (time_point const last = monotonic_clock::now() + times_.join / 2;; store_.check()) {
+            tcp_socket socket(tcp_context());
+            time_point const until = std::min(until_, monotonic_clock::now() + times_.handshake);
+            auto const error = dial(socket, addresses_[static_cast<std::size_t>(peer)].at, until);
+            if (error == boost::asio::error::timed_out && monotonic_clock::now() < last) continue;
+            if (error)
+                throw rendezvous_error(concat({me(), " reaches rank 0, but not ", name(peer), ": ", error.message(),
+                                               ". Check firewalls, and that all hosts use the same network"}));
+            tune_connected(socket.native_handle(), times_);
+            connection c{peer, tcp_stream(std::move(socket), channel_of(security_, true)), false, false};
+            greet(c);
+            return c;
+        }
     }
     /// Sends our hello, once the two have proved who they are where they have to.
     [[gnu::cold]] void greet(connection& c) {
