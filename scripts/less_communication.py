@@ -178,8 +178,8 @@ def table(results, out):
     (out / "table.md").write_text("\n".join(lines) + "\n")
 
 
-def plot(rows, out, name, title, where):
-    """Accuracy over what `where` gives for a row and an epoch, logarithmic, as SVG."""
+def plot(rows, out, name, title, unit, where):
+    """Accuracy over what `where` gives for a row and an epoch, in `unit`, logarithmic, as SVG."""
     lines = []
     for r in rows:
         runs = list(r["accuracy"].values())
@@ -188,18 +188,19 @@ def plot(rows, out, name, title, where):
     if not points:
         return
     left, right = (math.log10(f(p[0] for p in points)) for f in (min, max))
-    low, high = min(p[1] for p in points), max(p[1] for p in points)
+    low, high = math.floor(100 * min(p[1] for p in points)), math.ceil(100 * max(p[1] for p in points))
     width, height, edge = 640, 400, 60
     x = lambda v: edge + (math.log10(v) - left) / max(right - left, 1e-9) * (width - edge - 170)
-    y = lambda v: height - edge - (v - low) / max(high - low, 1e-9) * (height - 2 * edge)
-    colours = ["#000", "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf", "#7f7f7f"]
+    y = lambda v: height - edge - (100 * v - low) / max(high - low, 1) * (height - 2 * edge)
+    colours = ["#000", "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf", "#bcbd22", "#7f7f7f"]
     svg = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="12">',
            f'<rect width="{width}" height="{height}" fill="white"/><text x="{edge}" y="24" font-size="14">{title}</text>',
            f'<path d="M{edge} {edge}V{height - edge}H{width - 170}" fill="none" stroke="#888"/>']
     for power in range(math.ceil(left), math.floor(right) + 1):
-        svg.append(f'<text x="{x(10.0 ** power):.1f}" y="{height - edge + 18}" text-anchor="middle">1e{power}</text>')
-    for value in (low, (low + high) / 2, high):
-        svg.append(f'<text x="{edge - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{100 * value:.1f} %</text>')
+        svg.append(f'<text x="{x(10.0 ** power):.1f}" y="{height - edge + 18}" text-anchor="middle">{10.0 ** power:g}</text>')
+    svg.append(f'<text x="{(width - 170 + edge) / 2:.0f}" y="{height - edge + 38}" text-anchor="middle">{unit}</text>')
+    for value in range(low, high + 1, max(1, (high - low) // 6)):
+        svg.append(f'<text x="{edge - 6}" y="{y(value / 100) + 4:.1f}" text-anchor="end">{value} %</text>')
     for number, (label, line) in enumerate(lines):
         colour = colours[number % len(colours)]
         path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in line if a > 0)
@@ -226,12 +227,12 @@ def main():
     for model in options.models:
         for ranks in options.ranks:
             rows = [r for r in results if r["model"] == model and r["ranks"] == ranks]
-            plot(rows, options.out, f"{model}_{ranks}_bytes.svg", f"{model}, {ranks} ranks: accuracy over MB sent by a rank",
-                 lambda r, e: r["bytes"] * DATA[r["model"]] * e / 1e6)
+            plot(rows, options.out, f"{model}_{ranks}_bytes.svg", f"{model}, {ranks} ranks: test accuracy after each epoch",
+                 "MB sent by a rank", lambda r, e: r["bytes"] * DATA[r["model"]] * e / 1e6)
             for network in options.networks:
                 plot([r for r in rows if network in r["rate"]], options.out,
                      f"{model}_{ranks}_{re.sub('[^0-9A-Za-z]+', '_', network)}.svg",
-                     f"{model}, {ranks} ranks, {network}: accuracy over seconds",
+                     f"{model}, {ranks} ranks, {network}: test accuracy after each epoch", "seconds",
                      lambda r, e, n=network: 60000 * e / r["rate"][n])
     print((options.out / "table.md").read_text())
 
