@@ -346,6 +346,9 @@ class Star(Hosts):
         """Nothing that `side` sends arrives at `other` any more."""
         ip("-n", self.names[side], "route", "add", "blackhole", self.addresses[other] + "/32")
 
+    def mend(self, side, other):
+        ip("-n", self.names[side], "route", "del", "blackhole", self.addresses[other] + "/32")
+
 
 class Links(BetweenHosts):
     """One connection of three fails, and all hosts run: everybody names that connection, alike."""
@@ -378,6 +381,14 @@ class Links(BetweenHosts):
         self.assertEqual(len(errors), 1, self.story(ranks))
         self.assertRegex(errors.pop(), r"^DDP-E201 .*: rank 2 reaches rank 0, but not rank 1 \(pid \d+ on \S+\) at 10\.78\.0\.2:"
                          r"\d+: Connection timed out\. Check firewalls, and that all hosts use the same network$")
+
+    def test_a_rank_that_can_be_reached_late(self):
+        self.hosts.sever(1, 2)
+        ranks = [self.rank(r, r, 3, [FAULT_PROGRAM, "times=default"], **self.secret) for r in range(3)]
+        time.sleep(4.5)  # longer than the first attempt to connect may take
+        self.hosts.mend(1, 2)
+        self.wait(ranks)
+        self.assertEqual([r.code for r in ranks], [0, 0, 0], self.story(ranks))
 
     def test_between_0_and_1(self):
         self.cut((0, 1), (1, 0))

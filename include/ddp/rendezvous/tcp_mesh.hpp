@@ -88,15 +88,14 @@ public:
           store_(store),
           times_(times),
           security_(security),
-          until_(monotonic_clock::now() + times.join) {}
+          until_(monotonic_clock::now() + times.join),
+          dial_until_(monotonic_clock::now() + times.join / 2) {}
 
     /// Throws rendezvous_error that names the rank that could not be reached.
     [[nodiscard, gnu::cold]] std::vector<connection> connect() {
+        store_.check();
         std::vector<connection> all;
-        for (int peer = 0; peer < mine_.from; ++peer) {
-            store_.check();
-            all.push_back(dial_to(peer));
-        }
+        for (int peer = 0; peer < mine_.from; ++peer) dial_to(peer);
         meet(all);
         for (connection& c : all)
             if (c.rank < mine_.from) check_answer(c);
@@ -111,6 +110,11 @@ private:
         std::size_t have = 0;
         bool left = false;  // hung up on, or taken in
     };
+    struct attempt {
+        int rank;
+        tcp_socket socket;
+        time_point until;
+    };
 
     [[nodiscard, gnu::cold]] std::string name(int peer) const {
         peer_address const& a = addresses_[static_cast<std::size_t>(peer)];
@@ -120,37 +124,55 @@ private:
         return std::min(until_, monotonic_clock::now() + std::chrono::milliseconds(50));
     }
     [[nodiscard]] std::string me() const { return concat({"rank ", mine_.from}); }
-    [[nodiscard, gnu::cold]] connection dial_to(int peer) {
-        // Where packets get lost TCP asks again after 1, 3 and 7 s: several attempts are sooner through.
-        for (time_point const last = monotonic_clock::now() + times_.join / 2;; store_.check()) {
-            tcp_socket socket(tcp_context());
-            time_point const until = std::min(until_, monotonic_clock::now() + times_.handshake);
-            auto const error = dial(socket, addresses_[static_cast<std::size_t>(peer)].at, until);
-            if (error == boost::asio::error::timed_out && monotonic_clock::now() < last) continue;
-            if (error)
-                throw rendezvous_error(concat({me(), " reaches rank 0, but not ", name(peer), ": ", error.message(),
-                                               ". Check firewalls, and that all hosts use the same network"}));
-            tune_connected(socket.native_handle(), times_);
-            connection c{peer, tcp_stream(std::move(socket), channel_of(security_, true)), false, false};
-            greet(c);
-            return c;
+    [[nodiscard, gnu::cold]] rendezvous_error unreachable(int peer, boost::system::error_code error) const {
+        return rendezvous_error(concat({me(), " reaches rank 0, but not ", name(peer), ": ", error.message(),
+                                        ". Check firewalls, and that all hosts use the same network"}));
+    }
+    [[gnu::cold]] void dial_to(int peer) {
+        tcp_socket socket(tcp_context());
+        if (auto const error = begin_dial(socket, addresses_[static_cast<std::size_t>(peer)].at))
+            throw unreachable(peer, error);
+        dialling_.push_back({peer, std::move(socket), monotonic_clock::now() + times_.handshake});
+    }
+    /// Takes in who has answered by now. Where packets get lost TCP asks again after 1, 3 and 7 s: several attempts are
+    /// sooner through.
+    [[gnu::cold]] void dialled(std::vector<connection>& all) {
+        std::vector<attempt> attempts = std::exchange(dialling_, {});
+        for (attempt& a : attempts) {
+            auto const error = end_dial(a.socket, time_point{});
+            time_point const now = monotonic_clock::now();
+            if (!error) {
+                tune_connected(a.socket.native_handle(), times_);
+                all.push_back({a.rank, tcp_stream(std::move(a.socket), channel_of(security_, true)), false, false});
+            } else if (error != boost::asio::error::timed_out || now >= dial_until_) {
+                throw unreachable(a.rank, error);
+            } else if (now >= a.until) {
+                dial_to(a.rank);
+            } else {
+                dialling_.push_back(std::move(a));
+            }
         }
     }
-    /// Sends our hello, once the two have proved who they are where they have to.
-    [[gnu::cold]] void greet(connection& c) {
+    /// Sends our hello, once the two have proved who they are where they have to. False if the connection was lost.
+    [[nodiscard, gnu::cold]] bool greet(connection& c) {
         stream_result const r = c.stream.flush();
-        if (r.status == stream_status::would_block) return;
+        if (r.status == stream_status::would_block) return true;
         if (r.why == make_error_code(channel_error::stranger))
             throw rendezvous_error(concat({"what answers for ", name(c.rank), " does not know this job's secret"}));
-        if (r.status != stream_status::ok) {  // a flood of strangers may have pushed us out
-            if (++redials_ > most_redials) throw closed(c.rank);
-            c = dial_to(c.rank);
-            return;
-        }
+        if (r.status != stream_status::ok) return false;
         peer_hello hello = mine_;
         hello.to = c.rank;
         c.greeted = write_all(c.stream, bytes_of(hello), monotonic_clock::now() + times_.handshake) == io_end::ok;
-        if (!c.greeted) throw closed(c.rank);
+        return c.greeted;
+    }
+    /// A connection that is lost before our hello was sent is made again: a flood of strangers may have pushed us out.
+    [[gnu::cold]] void greet_all(std::vector<connection>& all) {
+        std::erase_if(all, [&](connection& c) {
+            if (c.greeted || greet(c)) return false;
+            if (++redials_ > most_redials) throw closed(c.rank);
+            dial_to(c.rank);
+            return true;
+        });
     }
     [[nodiscard, gnu::cold]] rendezvous_error closed(int peer) const {
         return rendezvous_error(concat({name(peer), " closed the connection of ", me()}));
@@ -191,6 +213,7 @@ private:
         auto const greeted = [](connection const& c) { return c.greeted; };
         while (all.size() < wanted || !std::all_of(all.begin(), all.end(), greeted)) {
             if (monotonic_clock::now() >= until_) {
+                if (!dialling_.empty()) throw unreachable(dialling_.front().rank, boost::asio::error::timed_out);
                 auto const mute = std::find_if_not(all.begin(), all.end(), greeted);
                 throw rendezvous_error(mute == all.end() ? concat({me(), " was not reached by ", missing(all)})
                                                          : concat({name(mute->rank), " did not answer ", me()}));
@@ -200,9 +223,10 @@ private:
             for (visitor& v : visitors) polls.push_back({v.stream.descriptor(), POLLIN, 0});
             for (connection const& c : all)
                 if (!c.greeted) polls.push_back({c.stream.descriptor(), c.stream.write_event(), 0});
+            for (attempt& a : dialling_) polls.push_back({a.socket.native_handle(), POLLOUT, 0});
             ::poll(polls.data(), polls.size(), 50);
-            for (connection& c : all)
-                if (!c.greeted) greet(c);
+            dialled(all);
+            greet_all(all);
             for (visitor& v : visitors) hear(v, all);
             if (polls[0].revents != 0)
                 welcome(
@@ -242,7 +266,8 @@ private:
     tcp_store& store_;
     timing times_;
     tcp_security const* security_;
-    time_point until_;
+    time_point until_, dial_until_;
+    std::vector<attempt> dialling_;
     static constexpr int most_redials = 100;
     int redials_ = 0;
 };

@@ -74,22 +74,32 @@ enum class io_end : std::uint8_t { ok, closed, late };
     return io_end::ok;
 }
 
-/// Connects without ever waiting past `until`. The error is timed_out then.
-[[gnu::cold]] inline boost::system::error_code dial(tcp_socket& socket, tcp_endpoint const& to, time_point until) {
+/// Begins to connect a new socket; it can be written to when that has ended. Asio's connect waits for ever, also on a
+/// non-blocking socket.
+[[gnu::cold]] inline boost::system::error_code begin_dial(tcp_socket& socket, tcp_endpoint const& to) {
     boost::system::error_code error;
     socket.close(error);
     if (socket.open(to.protocol(), error)) return error;
     socket.non_blocking(true, error);
     int const fd = socket.native_handle();
     tune_unconnected(fd);
-    // Asio's connect waits for ever, also on a non-blocking socket.
-    if (::connect(fd, to.data(), static_cast<::socklen_t>(to.size())) == 0) return {};
-    if (errno != EINPROGRESS) return {errno, boost::system::system_category()};
+    if (::connect(fd, to.data(), static_cast<::socklen_t>(to.size())) != 0 && errno != EINPROGRESS)
+        return {errno, boost::system::system_category()};
+    return {};
+}
+/// What has become of it by `until`: timed_out if nothing yet.
+[[gnu::cold]] inline boost::system::error_code end_dial(tcp_socket& socket, time_point until) {
+    int const fd = socket.native_handle();
     if (!poll_until(fd, POLLOUT, until)) return boost::asio::error::timed_out;
     int code = 0;
     ::socklen_t size = sizeof code;
     ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &code, &size);
     return {code, boost::system::system_category()};
+}
+/// Connects without ever waiting past `until`. The error is timed_out then.
+[[gnu::cold]] inline boost::system::error_code dial(tcp_socket& socket, tcp_endpoint const& to, time_point until) {
+    if (auto const error = begin_dial(socket, to)) return error;
+    return end_dial(socket, until);
 }
 
 /// Listens at `at` (port 0: any free one).
