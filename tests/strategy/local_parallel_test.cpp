@@ -512,27 +512,58 @@ TEST_CASE("where ranks meet after each step, local SGD is data-parallel training
 }
 
 TEST_CASE("a meeting sends what its strategy says", "[strategy]") {
-    constexpr std::size_t ranks = 4, ticket = 5 * sizeof(std::uint64_t) * (ranks - 1);
-    auto const sent_by = [&](auto strategy) {
+    constexpr std::size_t ranks = 4, count = 65536, values = count * sizeof(double);
+    constexpr auto ticket = [](std::size_t among) { return 5 * sizeof(std::uint64_t) * (among - 1); };
+    constexpr auto allreduce = [](std::size_t among) { return 2 * values * (among - 1) / among; };
+    auto const sent_by = [](auto make, std::uint64_t meets) {
         return run_ranks(
             static_cast<int>(ranks),
             [&](auto& comm) {
-                scripted_model<> net({{"a", {64}}});
+                auto const strategy = make(comm);
+                scripted_model<> net({{"a", {count}}});
                 local_parallel trainer{net, any_optimizer(sgd{.lr = 1}), comm, strategy};
-                std::uint64_t const before = comm.bytes_sent();
-                trainer.step(numbers{{1}});
-                expect(comm.bytes_sent() == before, "nothing is sent");
-                trainer.step(numbers{{2}});
-                return static_cast<std::size_t>(comm.bytes_sent() - before) - ticket;
+                std::uint64_t before = 0, sent = 0;
+                for (std::uint64_t step = 1; step <= meets; ++step) {
+                    expect(sent == 0, "nothing is sent");
+                    before = comm.bytes_sent();
+                    trainer.step(numbers{{static_cast<double>(step)}});
+                    sent = comm.bytes_sent() - before;
+                }
+                return static_cast<std::size_t>(sent);
             },
             patient());
     };
-    constexpr std::size_t values = 64 * sizeof(double);
-    for (std::size_t const bytes : sent_by(strategy_of<false>(gossip{.period = 2}))) REQUIRE(bytes == values);
-    for (std::size_t const bytes : sent_by(strategy_of<false>(gossip{.graph = gossip_graph::ring, .period = 2})))
-        REQUIRE(bytes == 2 * values);
-    for (std::size_t const bytes : sent_by(any_strategy(local_sgd{.period = 2})))
-        REQUIRE((bytes >= 2 * values * (ranks - 1) / ranks && bytes <= 3 * values));  // the allreduce's choice
+    auto const all_send = [&](std::size_t expected, auto make, std::uint64_t meets = 2) {
+        for (std::size_t const bytes : sent_by(make, meets)) REQUIRE(bytes == expected);
+    };
+    std::size_t const among_all = ticket(ranks) + allreduce(ranks);
+    all_send(among_all, [](auto&) { return any_strategy(local_sgd{.period = 2}); });
+    all_send(among_all, [](auto&) { return any_strategy(local_sgd{.period = 8, .warm_up_steps = 1}); }, 1);
+    all_send(among_all, [](auto&) { return any_strategy(diloco{.period = 2}); });
+    all_send(among_all, [](auto&) { return any_strategy(slow_momentum{.period = 2}); });
+    all_send(among_all, [](auto&) { return strategy_of<false>(elastic_averaging{.period = 2}); });
+    all_send(ticket(2) + allreduce(2), [](auto& comm) {
+        return any_strategy(hierarchical_averaging<>{
+            .inner = comm.split(comm.rank() / 2, comm.rank()), .inner_period = 2, .period = 4});
+    });
+    all_send(ticket(ranks) + values, [](auto&) { return strategy_of<false>(gossip{.period = 2}); });
+    all_send(ticket(ranks) + 2 * values,
+             [](auto&) { return strategy_of<false>(gossip{.graph = gossip_graph::ring, .period = 2}); });
+
+    auto const late = run_ranks(
+        static_cast<int>(ranks),
+        [&](auto& comm) {  // an allreduce in each step, all of them done at the end
+            scripted_model<> net({{"a", {count}}});
+            local_parallel trainer{net, any_optimizer(sgd{.lr = 1}), comm, stale_synchronous{.staleness = 2}};
+            std::uint64_t const before = comm.bytes_sent();
+            for (int step = 1; step <= 5; ++step) trainer.step(numbers{{static_cast<double>(step)}});
+            trainer.synchronise();
+            return static_cast<std::size_t>(comm.bytes_sent() - before);
+        },
+        patient());
+    std::size_t all = 0;  // slices are not equal; the weight and two signals travel along
+    for (std::size_t const bytes : late) all += bytes;
+    REQUIRE(all == ranks * ticket(ranks) + 5 * 2 * (ranks - 1) * (values + 3 * sizeof(double)));
 }
 
 TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
