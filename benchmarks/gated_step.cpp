@@ -128,7 +128,7 @@ int main() {
         };
         std::size_t const rounds = 3;
         for (std::size_t round = 0; round < rounds; ++round)
-            for (mode& m : modes) run(m, setting("STEPS", 15) / rounds);
+            for (mode& m : modes) run(m, std::max<std::size_t>(setting("STEPS", 15) / rounds, 1));
         comm.exclusively([&] { comm.tasks().remove(turns); });
         if (comm.rank() != 0) return;
         for (mode const& m : modes)
