@@ -162,19 +162,28 @@ def measure(options):
 
 
 def table(results, out):
+    """A table a model; in a cell, for each number of ranks: accuracy of the first row, of others in points against it."""
     networks = [n for n in NETWORKS if any(n in r["rate"] for r in results)]
     lines = []
+
+    def accuracy(r):
+        return 100 * statistics.mean(run[-1] for run in r["accuracy"].values())
+
+    def cell(rows, text):
+        return " / ".join(text(r) for r in rows)
+
     for model in dict.fromkeys(r["model"] for r in results):
-        for ranks in dict.fromkeys(r["ranks"] for r in results):
-            rows = [r for r in results if r["model"] == model and r["ranks"] == ranks]
-            base = statistics.mean(run[-1] for run in rows[0]["accuracy"].values())
-            lines += [f"\n{model}, {ranks} ranks\n",
-                      "| | test accuracy | against the first | KB a step and rank | "
-                      + " | ".join(f"s an epoch, {n}" for n in networks) + " |", "|---|---:|---:|---:|" + "---:|" * len(networks)]
-            for r in rows:
-                mean = statistics.mean(run[-1] for run in r["accuracy"].values())
-                seconds = " | ".join(f"{60000 / r['rate'][n]:.1f}" if n in r["rate"] else "-" for n in networks)
-                lines.append(f"| {r['name']} | {100 * mean:.2f} % | {100 * (mean - base):+.2f} | {r['bytes'] / 1000:.0f} | {seconds} |")
+        of_model = [r for r in results if r["model"] == model]
+        names = list(dict.fromkeys(r["name"] for r in of_model))
+        base = {r["ranks"]: accuracy(r) for r in of_model if r["name"] == names[0]}
+        lines += [f"\n{model}, {' / '.join(map(str, base))} ranks\n", "| | points | KB a step | s an epoch, " + " | ".join(networks) + " |",
+                  "|---|---:|---:|" + "---:|" * len(networks)]
+        for name in names:
+            rows = [r for r in of_model if r["name"] == name]
+            points = cell(rows, lambda r: f"{accuracy(r):.2f} %" if r["name"] == names[0]
+                          else f"{accuracy(r) - base[r['ranks']]:+.2f}".replace("-", "−"))
+            times = [cell(rows, lambda r, n=n: f"{60000 / r['rate'][n]:.1f}" if n in r["rate"] else "-") for n in networks]
+            lines.append(f"| {name} | {points} | {cell(rows, lambda r: format(r['bytes'] / 1000, '.0f'))} | " + " | ".join(times) + " |")
     (out / "table.md").write_text("\n".join(lines) + "\n")
 
 
