@@ -16,6 +16,7 @@
 
 #include "support/catch.hpp"
 #include "support/lingering_transport.hpp"
+#include "support/on_ranks.hpp"
 #include "support/ranks.hpp"
 #include "support/training_checks.hpp"
 #include "train/patience.hpp"
@@ -35,9 +36,10 @@ bool contains(std::string const& text, std::string const& part) {
 
 /// What three ranks throw that have trained for two steps when `spoil(model)` happens to one of them. Every later call
 /// must throw again.
-std::vector<std::string> errors_after(std::function<void(model&)> const& spoil, training_options const& options = {}) {
-    return errors_of_ranks(
-        ranks,
+std::vector<std::string> errors_after(std::function<void(model&)> const& spoil, training_options const& options = {},
+                                      bool tcp = false) {
+    return errors_over(
+        tcp, ranks,
         [&](auto& comm) {
             model net({{"a", {30}}, {"b", {20}}, {"c", {0}}, {"d", {10}}});
             auto trainer = make_trainer(net, comm, options);
@@ -93,6 +95,42 @@ TEST_CASE("a gradient that is not reported is an error on every rank that names 
                          {"DDP-E103", "rank 1", "parameter #2 'c'"});  // an empty parameter counts
 }
 
+TEST_CASE("parameters that are not reported are all named, as far as the text has room", "[train]") {
+    bool const tcp = GENERATE(false, true);
+    struct example {
+        std::size_t parts;
+        std::string stem, said;
+    };
+    for (auto const& [parts, stem, said] : std::vector<example>{
+             {3, "bias", "parameters: #0 'bias.0', #1 'bias.1': call"},
+             {11, "b",
+              "10 parameters: #0 'b.0', #1 'b.1', #2 'b.2', #3 'b.3', #4 'b.4', #5 'b.5', #6 'b.6', #7 'b.7', "
+              "#8 'b.8', #9 'b.9': call"},
+             {31, "b",
+              "30 parameters: #0 'b.0', #1 'b.1', #2 'b.2', #3 'b.3', #4 'b.4', #5 'b.5', #6 'b.6', #7 'b.7', "
+              "#8 'b.8', #9 'b.9' and 20 more: call"},
+             {31, "decoder.layers.attention.output.projection",
+              "30 parameters: #0 'decoder.layers.attention.output.projection.0', "
+              "#1 'decoder.layers.attention.output.projection.1', "
+              "#2 'decoder.layers.attention.output.projection.2' and 27 more: call"},
+         }) {
+        auto const errors = errors_over(
+            tcp, ranks,
+            [&](auto& comm) {
+                std::vector<model::part> all;
+                for (std::size_t i = 0; i < parts; ++i) all.push_back({stem + "." + std::to_string(i), {2}});
+                model net(all);
+                auto trainer = make_trainer(net, comm);
+                if (comm.rank() == culprit) net.leaves_out = [&](std::size_t i) { return i + 1 < all.size(); };
+                trainer.step(numbers{{1}});
+            },
+            patient());
+        expect_on_every_rank(errors, {"DDP-E103 gradient: rank 1: backward never reported ", said,
+                                      " ready(i) for each, or set training_options.unused = ddp::unused::allowed"});
+        for (std::string const& one : errors) CHECK(one.ends_with("ddp::unused::allowed"));
+    }
+}
+
 TEST_CASE("in a group, ranks are named by their numbers in the job", "[train]") {
     std::string const how = GENERATE("left out", "left out locally", "not finite", "factor", "patterns");
     auto const errors = run_ranks(
@@ -128,8 +166,9 @@ TEST_CASE("in a group, ranks are named by their numbers in the job", "[train]") 
 
 TEST_CASE("a gradient that is reported twice is an error on every rank that names rank and parameter", "[train]") {
     std::size_t const which = GENERATE(0u, 2u, 3u);
+    bool const tcp = GENERATE(false, true);
     expect_on_every_rank(
-        errors_after([&](model& m) { m.at_end = [&](auto const& ready) { ready(which), ready(which); }; }),
+        errors_after([&](model& m) { m.at_end = [&](auto const& ready) { ready(which), ready(which); }; }, {}, tcp),
         {"DDP-E103", "rank 1: backward reported parameter #" + std::to_string(which), "twice"});
 }
 
@@ -147,8 +186,9 @@ TEST_CASE("parameters that nobody may leave out are not excused by those that ma
 }
 
 TEST_CASE("what a rank's forward throws comes back as itself, and the others are told", "[train]") {
+    bool const tcp = GENERATE(false, true);
     expect_own_and_told(
-        errors_after([](model& m) { m.in_forward = [] { throw std::runtime_error("the file is empty"); }; }),
+        errors_after([](model& m) { m.in_forward = [] { throw std::runtime_error("the file is empty"); }; }, {}, tcp),
         "the file is empty");
 }
 

@@ -19,7 +19,7 @@ namespace ddp {
 
 /// What to do about a parameter that backward does not report.
 enum class unused : std::uint8_t {
-    error,  ///< the step fails on all ranks, and the error names the parameter
+    error,  ///< the step fails on all ranks, and the error names up to ten of the parameters
     /// Its gradient is +0 in an assigning pass, and stays what it is in an accumulating one. A parameter that no rank has reported
     /// in the step is left as it is: value, optimizer's state, weight decay. Costs a bit a parameter to each rank, and no
     /// value is stepped before backward has ended on all ranks. So parameters are frozen by a model that leaves them out.

@@ -15,16 +15,28 @@ namespace ddp::detail {
     if (stray_)
         return concat({"backward reported parameter #", *stray_, ", but the model has ", times_.size(),
                        ": ready(i) takes the index in parameters()"});
+    std::size_t missing = 0;
     for (std::size_t i = 0; i < times_.size(); ++i) {
         if (times_[i] > 1)
             return concat({"backward reported parameter #", i, " '", name_of(i),
                            "' twice: call ready(i) once, when gradient i is final"});
-        if (times_[i] == 0)
-            return concat({"backward never reported parameter #", i, " '", name_of(i),
-                           "': call ready(i) for every parameter, or set training_options.unused = "
-                           "ddp::unused::allowed if it takes no part in this loss"});
+        missing += times_[i] == 0 ? 1 : 0;
     }
-    return {};
+    if (missing == 0) return {};
+    // A rank's record has room for 320 characters, in which what to do has to be said as well.
+    constexpr std::size_t most_names = 10, room = 170;
+    std::string names;
+    std::size_t named = 0;
+    for (std::size_t i = 0; i < times_.size() && named < most_names; ++i) {
+        if (times_[i] != 0) continue;
+        std::string const one = concat({named == 0 ? "#" : ", #", i, " '", name_of(i), "'"});
+        if (named != 0 && names.size() + one.size() > room) break;
+        names += one;
+        ++named;
+    }
+    std::string const more = named == missing ? std::string() : concat({" and ", missing - named, " more"});
+    return concat({"backward never reported ", missing == 1 ? "parameter " : concat({missing, " parameters: "}), names,
+                   more, ": call ready(i) for each, or set training_options.unused = ddp::unused::allowed"});
 }
 
 }  // namespace ddp::detail
