@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "support/catch.hpp"
+#include "support/on_ranks.hpp"
 #include "support/ranks.hpp"
 #include "support/training_checks.hpp"
 #include "train/patience.hpp"
@@ -27,11 +28,12 @@ struct setup {
 };
 
 /// The errors of three ranks, of which `culprit` has another setup.
-std::vector<std::string> errors(int culprit, std::function<void(setup&)> const& change) {
-    return errors_of_ranks(
-        3,
+std::vector<std::string> errors(int culprit, std::function<void(setup&)> const& change, bool tcp,
+                                std::vector<model::part> const& parts = setup().parts) {
+    return errors_over(
+        tcp, 3,
         [&](auto& comm) {
-            setup mine;
+            setup mine{.parts = parts};
             if (comm.rank() == culprit) change(mine);
             model net(mine.parts);
             auto trainer = make_trainer(net, comm, mine.options, mine.optimizer, mine.algorithm, mine.buckets);
@@ -40,8 +42,9 @@ std::vector<std::string> errors(int culprit, std::function<void(setup&)> const& 
         patient());
 }
 
-void expect_refusal(int culprit, std::function<void(setup&)> const& change, std::vector<std::string> const& words) {
-    auto const all = errors(culprit, change);
+void expect_refusal(int culprit, std::function<void(setup&)> const& change, std::vector<std::string> const& words,
+                    bool tcp = false, std::vector<model::part> const& parts = setup().parts) {
+    auto const all = errors(culprit, change, tcp, parts);
     for (std::string const& one : all) {
         CAPTURE(one);
         REQUIRE(one == all.front());
@@ -55,7 +58,7 @@ void expect_refusal(int culprit, std::function<void(setup&)> const& change, std:
 }  // namespace
 
 TEST_CASE("ranks with the same setup agree", "[train]") {
-    for (std::string const& one : errors(1, [](setup&) {})) REQUIRE(one == "");
+    for (std::string const& one : errors(1, [](setup&) {}, false)) REQUIRE(one == "");
 }
 
 TEST_CASE("models that differ are refused on every rank, with the first parameter that differs", "[train]") {
@@ -109,7 +112,21 @@ TEST_CASE("trainers with other settings are refused on every rank, with what the
                    {"another training_options.buckets_in_flight"});
     expect_refusal(culprit, [](setup& s) { s.options.clip = clip_by_global_norm{}; },
                    {"another training_options.clip"});
-    expect_refusal(0, [](setup& s) { s.optimizer = adam{}, s.options.update = update::sharded; }, {"optimizer"});
+    // The optimizer's state and the bucket plan depend on options: what the caller has set is named.
+    expect_refusal(0, [](setup& s) { s.optimizer = adam{}, s.options.update = update::replicated; },
+                   {"another training_options.update"});
+    expect_refusal(culprit, [](setup& s) { s.options.frozen = {"b"}; }, {"another training_options.unused or frozen"});
+    expect_refusal(culprit, [](setup& s) { s.options.clip = clip_by_global_norm{}; }, {"another training_options.clip"},
+                   false, {{"long", {40'000}}, {"short", {3}}});
+}
+
+TEST_CASE("what differs is said over TCP as well", "[train]") {
+    int const culprit = GENERATE(0, 2);
+    expect_refusal(culprit, [](setup& s) { s.parts[0].shape = {3, 2}; }, {"parameter #0", "[2 x 3]", "[3 x 2]"}, true);
+    expect_refusal(culprit, [](setup& s) { s.parts.pop_back(); }, {"parameter #2", "'c' [6]", "absent"}, true);
+    expect_refusal(
+        culprit, [](setup& s) { s.options.frozen = {"a"}; }, {"another training_options.unused or frozen"}, true);
+    expect_refusal(culprit, [](setup& s) { s.optimizer = adam{}; }, {"optimizer"}, true);
 }
 
 TEST_CASE("an order of parameters that only one rank's policy has is seen", "[train]") {

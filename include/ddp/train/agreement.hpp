@@ -57,6 +57,12 @@ struct agenda {
     [[nodiscard]] static std::string_view name_of(std::size_t k) {
         return k < names.size() ? names[k] : training_options::hash_names[k - names.size()];
     }
+    /// The n-th hash to be compared: options come before what depends on them too, as the bucket plan does on clipping and frozen
+    /// parameters.
+    [[nodiscard]] static constexpr std::size_t in_order(std::size_t n) {
+        constexpr std::size_t first = 2, options = training_options::hash_names.size();
+        return n < first ? n : n < first + options ? names.size() + n - first : n - options;
+    }
     std::uint64_t parameters = 0;   // of the description
     std::uint64_t description = 0;  // its bytes
     std::uint64_t next_context = 0;
@@ -121,8 +127,8 @@ task<> expect_agreement(lane<T> over, std::string_view description, agenda mine,
                 co_await in;
                 text += first_difference({from_zero.data(), from_zero.size()}, description, name(0), name(rank));
             } else {
-                for (std::size_t k = 0; k < mine.hashes.size(); ++k)
-                    if (zero.hashes[k] != other.hashes[k]) {
+                for (std::size_t n = 0; n < mine.hashes.size(); ++n)
+                    if (std::size_t const k = agenda::in_order(n); zero.hashes[k] != other.hashes[k]) {
                         text += "another " + std::string(agenda::name_of(k));
                         break;
                     }
