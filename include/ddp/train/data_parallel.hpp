@@ -266,7 +266,8 @@ public:
     }
 
     /// Makes the model's buffers alike on all ranks, as training_options::buffers says, or else by rank 0's. Collective, between
-    /// steps; without buffers nothing happens. After each step it is done already, unless they are left_alone.
+    /// steps; without buffers nothing happens. After each step it is done already, unless they are left_alone or go to all
+    /// from_rank_0_at_evaluation.
     void synchronise_buffers() {
         if (comm().size() == 1) return;
         std::vector<model_buffer> all;
@@ -274,12 +275,20 @@ public:
         core_.synchronise_buffers(all);
     }
 
+    /// What evaluate(trainer, …) begins with: gives every rank rank 0's buffers where training_options::buffers asks for it at
+    /// each evaluation. Collective. Throws usage_error, on this rank, if a step is under way.
+    void prepare_evaluation() {
+        DDP_EXPECTS(!core_.begun(), "evaluate: a step is under way, and may change values; finish() it first");
+        if (core_.options().buffers == buffers::from_rank_0_at_evaluation) synchronise_buffers();
+    }
+
     /// Digest of all values, in the order of parameters(). Local; cost: one pass over the values.
     [[nodiscard]] std::uint64_t digest_of_values() const { return replica_.digest_of_values(); }
-    /// Collective: whether all ranks hold the same bits; in buffers too, unless they are left_alone.
+    /// Collective: whether all ranks hold the same bits; in buffers too, where training_options::buffers makes them alike after
+    /// each step.
     [[nodiscard]] bool replicas_identical() {
         std::uint64_t mine = digest_of_values();
-        if (core_.options().buffers != buffers::left_alone) mine ^= detail::digest_of(replica_.buffers());
+        if (core_.options().buffers_alike()) mine ^= detail::digest_of(replica_.buffers());
         return core_.all_alike(mine);
     }
 
@@ -360,7 +369,7 @@ private:
         loss_before_ = std::exchange(loss_, 0.0);
         if (engine().found_nonfinite()) core_.report_nonfinite();
         if (result.weight != 0 && !result.skipped) tell_peers([&] { replica_.values_changed(); });
-        if (result.weight != 0 && core_.options().buffers != buffers::left_alone) synchronise_buffers();
+        if (result.weight != 0 && core_.options().buffers_alike()) synchronise_buffers();
         if (result.weight == 0 && (!may_be_empty || !engine().everybody_done()))
             throw error(errc::no_samples,
                         "the batch is empty on every rank: there is no mean over no samples. Nothing was changed; a "

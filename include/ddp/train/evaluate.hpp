@@ -17,6 +17,9 @@
 
 namespace ddp {
 
+template <class M, class T>
+class data_parallel;
+
 /// Sums that may be added in any grouping: losses, right answers, and the weights that they are divided by.
 template <class S>
 concept Metrics = std::default_initializable<S> && std::is_trivially_copyable_v<S> &&
@@ -111,6 +114,19 @@ template <Transport T, class M, class Next, class Load>
         }
     }
     return sum_over_ranks(comm, mine);
+}
+
+/// The same for the model of a trainer, between its steps, on all ranks: where training_options::buffers says
+/// from_rank_0_at_evaluation, every rank has rank 0's buffers before the first batch, and keeps them.
+///
+///     auto const metrics = ddp::evaluate(trainer, [&] { return order.next(); }, load);
+///
+/// Cost    as above; with that policy, a broadcast of the buffers more.
+/// Throws  as above; usage_error, on the rank that is at fault, if a step is under way.
+template <class M, class T, class Next, class Load>
+[[nodiscard]] auto evaluate(data_parallel<M, T>& trainer, Next&& next, Load&& load) {
+    trainer.prepare_evaluation();
+    return evaluate(trainer.comm(), trainer.model(), std::forward<Next>(next), std::forward<Load>(load));
 }
 
 }  // namespace ddp

@@ -28,7 +28,10 @@ enum class update : std::uint8_t { replicated, sharded, automatic };
 enum class buffers : std::uint8_t {
     from_rank_0,  ///< rank 0's go to all after each step
     averaged,     ///< after each step: the mean over ranks of those of float and double, rank 0's of others
-    left_alone,   ///< each rank keeps its own; synchronise_buffers() before an evaluation, say
+    left_alone,   ///< each rank keeps its own until all call synchronise_buffers()
+    /// Each rank keeps its own until evaluate(trainer, …) begins: rank 0's go to all then, and each continues from them.
+    /// No collective in a step. In local_parallel as from_rank_0.
+    from_rank_0_at_evaluation,
 };
 
 /// What becomes of a step whose mean gradient has NaN or an infinity in it, before any value is changed. All ranks decide alike.
@@ -82,6 +85,10 @@ struct training_options {
         return clip ? std::get_if<clip_by_value>(&*clip) : nullptr;
     }
 
+    /// Whether buffers are the same on all ranks after each step.
+    [[nodiscard]] bool buffers_alike() const noexcept {
+        return buffers == ddp::buffers::from_rank_0 || buffers == ddp::buffers::averaged;
+    }
     /// Whether the norm of the mean gradient is asked for, before any value is stepped.
     [[nodiscard]] bool needs_norm() const noexcept {
         return norm_clip() != nullptr || nonfinite != ddp::nonfinite::unchecked;

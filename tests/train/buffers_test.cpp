@@ -1,0 +1,201 @@
+// State that is not trained: what becomes of it on every rank, by policy, of any element type and wherever it lies.
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ddp/core/bytes.hpp>
+#include <ddp/train/data_parallel.hpp>
+#include <ddp/train/evaluate.hpp>
+
+#include "support/catch.hpp"
+#include "support/on_ranks.hpp"
+#include "support/ranks.hpp"
+#include "support/thrown_by.hpp"
+#include "train/patience.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+
+namespace {
+
+struct held {
+    std::array<float, 3> mean = {1, 2, 3};
+    double square = 4;
+    std::array<std::int64_t, 2> count = {5, 1};
+    std::array<std::uint8_t, 5> mask = {1, 2, 3, 4, 5};
+
+    void see(std::vector<double> const& batch) {
+        double sum = 0, squares = 0;
+        for (double const x : batch) sum += x, squares += x * x;
+        double const n = static_cast<double>(batch.size());
+        for (std::size_t j = 0; j < mean.size(); ++j)
+            mean[j] = static_cast<float>(0.5 * mean[j] + 0.5 * sum / n * static_cast<double>(j + 1));
+        square = 0.75 * square + 0.25 * squares / n;
+        count[0] += static_cast<std::int64_t>(batch.size()), count[1] *= -3;
+        for (std::uint8_t& one : mask) one = static_cast<std::uint8_t>(one * 3 + static_cast<int>(sum));
+    }
+    [[nodiscard]] bool near(held const& other) const {
+        bool same = std::abs(square - other.square) <= 1e-12 * std::abs(other.square) && count == other.count &&
+                    mask == other.mask;
+        for (std::size_t j = 0; j < mean.size(); ++j)
+            same = same && std::abs(mean[j] - other.mean[j]) <= 1e-6f * std::abs(other.mean[j]);
+        return same;
+    }
+};
+
+struct batch {
+    std::vector<double> of;
+    [[nodiscard]] std::size_t size() const noexcept { return of.size(); }
+};
+
+/// One weight, and buffers that lie somewhere else after each forward.
+struct moving {
+    using element = double;
+    std::vector<double> value = {1}, gradient = {0};
+    std::unique_ptr<held> state = std::make_unique<held>();
+    bool trains = true, seen_in_training = false;
+
+    std::vector<parameter<double>> parameters() { return {{"w", {1}, value, gradient}}; }
+    std::vector<model_buffer> buffers() {
+        return {{"mean", element_type::f32, {3}, as_mutable_bytes(std::span<float>(state->mean))},
+                {"square", element_type::f64, {}, as_mutable_bytes(std::span(&state->square, 1))},
+                {"count", element_type::i64, {2}, as_mutable_bytes(std::span<std::int64_t>(state->count))},
+                {"mask", element_type::u8, {5}, as_mutable_bytes(std::span<std::uint8_t>(state->mask))}};
+    }
+    void training(bool on) { trains = on; }
+    [[nodiscard]] bool training() const { return trains; }
+    double forward(batch const& samples) {
+        auto next = std::make_unique<held>(*state);
+        next->see(samples.of);
+        state->mask = {};  // of no use from here on
+        state = std::move(next);
+        return 0;
+    }
+    template <class Ready>
+    void backward(pass<double> how, Ready const& ready) {
+        gradient[0] = (how.accumulate ? gradient[0] : 0) + how.scale;
+        ready(0);
+    }
+    mean_metric evaluate(batch const& samples) {
+        seen_in_training = seen_in_training || trains;
+        return mean_metric().add(state->mean[0] + static_cast<double>(state->mask[4]), samples.size());
+    }
+};
+
+/// What rank r sees in a step: another number of samples on each, and none on the last of three in the second one.
+batch samples(int step, int rank, int ranks) {
+    batch all;
+    if (step == 1 && ranks == 3 && rank == 2) return all;
+    for (int k = 0; k <= rank; ++k) all.of.push_back(8 * rank + 2 * k + step + 1);
+    return all;
+}
+
+constexpr int steps = 4;
+
+/// What every rank has after each step, in plain loops; by step, then by rank.
+std::vector<std::vector<held>> by_hand(int ranks, buffers policy) {
+    std::vector<held> now(static_cast<std::size_t>(ranks));
+    std::vector<std::vector<held>> all;
+    for (int step = 0; step < steps; ++step) {
+        held mean = {.mean = {}, .square = 0};
+        for (int r = 0; r < ranks; ++r) {
+            held& mine = now[static_cast<std::size_t>(r)];
+            if (batch const seen = samples(step, r, ranks); seen.size() != 0) mine.see(seen.of);
+            for (std::size_t j = 0; j < 3; ++j) mean.mean[j] += mine.mean[j] / static_cast<float>(ranks);
+            mean.square += mine.square / ranks;
+        }
+        mean.count = now[0].count, mean.mask = now[0].mask;
+        for (held& one : now) {
+            if (policy == buffers::averaged) one = mean;
+            if (policy == buffers::from_rank_0) one = now[0];
+        }
+        all.push_back(now);
+    }
+    return all;
+}
+
+std::vector<std::string> train(communicator<>& comm, buffers policy, std::vector<std::vector<held>> const& expected) {
+    std::vector<std::string> wrong;
+    auto const expect = [&](bool right, std::string const& what) {
+        if (!right) wrong.push_back(what);
+    };
+    moving model;
+    auto const me = static_cast<std::size_t>(comm.rank());
+    if (comm.rank() != 0) model.state->see({7});  // rank 0's are what all begin with
+    data_parallel trainer{model, sgd{.lr = 0.1}, comm, training_options{.buffers = policy}};
+    expect(model.state->near({}), "at the start");
+    for (int step = 0; step < steps; ++step) {
+        trainer.step(samples(step, comm.rank(), comm.size()));
+        expect(model.state->near(expected[static_cast<std::size_t>(step)][me]),
+               "step " + std::to_string(step) + ": count " + std::to_string(model.state->count[0]) + ", square " +
+                   std::to_string(model.state->square));
+    }
+
+    bool const alike = policy == buffers::from_rank_0 || policy == buffers::averaged;
+    bool const from_0 = policy == buffers::from_rank_0_at_evaluation;
+    int left = comm.rank() == 0 ? 2 : 1;
+    auto const mean = evaluate(
+        trainer, [&] { return left-- > 0 ? std::optional(1) : std::nullopt; }, [](int) { return batch{{1, 1}}; });
+    double sum = 0;
+    for (std::size_t r = 0; r < expected.back().size(); ++r) {
+        held const& used = expected.back()[from_0 ? 0 : r];
+        sum += (r == 0 ? 4 : 2) * (used.mean[0] + static_cast<double>(used.mask[4]));
+    }
+    expect(std::abs(mean.sum - sum) <= 1e-5 * std::abs(sum), "evaluation: " + std::to_string(mean.sum));
+    expect(mean.weight == 2 * (comm.size() + 1), "evaluation of other samples");
+    expect(model.trains && !model.seen_in_training, "the mode");
+    expect(model.state->near(expected.back()[from_0 ? 0 : me]), "after evaluation");
+
+    trainer.forward(samples(0, comm.rank(), comm.size()));
+    trainer.backward();
+    std::string const early = thrown_by([&] {
+        static_cast<void>(evaluate(trainer, [] { return std::optional<int>(); }, [](int) { return batch{}; }));
+    });
+    expect(early == "DDP-E100 usage: evaluate: a step is under way, and may change values; finish() it first", early);
+    trainer.finish();
+
+    expect(trainer.replicas_identical(), "ranks differ");
+    if (comm.rank() + 1 == comm.size()) model.state->mask[4] ^= 1;
+    expect(trainer.replicas_identical() == (!alike || comm.size() == 1), "a bit of one rank's is not seen");
+    trainer.synchronise_buffers();
+    expect(trainer.replicas_identical(), "not alike when asked for");
+    return wrong;
+}
+
+}  // namespace
+
+TEST_CASE("buffers are alike, or each rank's own, as options say, of any type and wherever they lie", "[train]") {
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    for (buffers const policy :
+         {buffers::from_rank_0, buffers::averaged, buffers::left_alone, buffers::from_rank_0_at_evaluation}) {
+        CAPTURE(ranks, tcp, static_cast<int>(policy));
+        auto const expected = by_hand(ranks, policy);
+        for (auto const& wrong :
+             ranks_over(tcp, ranks, [&](communicator<>& comm) { return train(comm, policy, expected); }, patient()))
+            CHECK(wrong == std::vector<std::string>{});
+    }
+}
+
+TEST_CASE("ranks with another policy of buffers are told so", "[train]") {
+    bool const tcp = GENERATE(false, true);
+    auto const said = errors_over(
+        tcp, 3,
+        [](communicator<>& comm) {
+            moving model;
+            data_parallel trainer{model, sgd{.lr = 0.1}, comm,
+                                  training_options{.buffers = comm.rank() == 2 ? buffers::left_alone
+                                                                               : buffers::from_rank_0_at_evaluation}};
+        },
+        patient());
+    for (std::string const& one : said)
+        CHECK(one ==
+              "DDP-E102 model differs: rank 2 differs from rank 0: another training_options.buffers. Build the same "
+              "model with the same trainer settings on all ranks.");
+}
