@@ -70,7 +70,10 @@ inline std::vector<std::pair<std::string, any_optimizer>> optimizers() {
             {"nesterov", sgd{.lr = 0.05, .momentum = 0.9, .weight_decay = 1e-3, .nesterov = true}},
             {"decay", sgd{.lr = 0.2, .weight_decay = 1e-2}},
             {"adam", adam{.lr = 0.01, .weight_decay = 1e-3}},
-            {"adamw", adamw{.lr = 0.01, .weight_decay = 1e-2}}};
+            {"adamw", adamw{.lr = 0.01, .weight_decay = 1e-2}},
+            {"rmsprop", rmsprop{.lr = 0.002, .weight_decay = 1e-3, .momentum = 0.5, .centered = true}},
+            {"adagrad", adagrad{.lr = 0.02, .lr_decay = 1e-2, .weight_decay = 1e-3}},
+            {"lion", lion{.lr = 1e-3, .weight_decay = 1e-2}}};
 }
 /// Bucket policies, with caps so small that a few hundred elements fill several.
 inline std::vector<std::pair<std::string, any_buckets>> bucket_policies() {

@@ -15,6 +15,7 @@
 #include <ddp/core/element_type.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/optim/parameter_groups.hpp>
+#include <ddp/train/evaluate.hpp>
 
 namespace ddp::test {
 
@@ -84,6 +85,15 @@ struct distance {
         if (now.empty()) return 0;
         seen = 0.9 * seen + 0.1 * ids / static_cast<double>(now.size());
         return sum / static_cast<double>(now.size());
+    }
+    /// The mean distance of every hundredth element, times `seen`.
+    mean_metric evaluate(batch const& samples) const {
+        mean_metric result;
+        for (std::uint64_t const s : samples)
+            for (std::size_t i = 0; i < parts.size(); ++i)
+                for (std::size_t j = 0; j < parts[i].count; j += 100)
+                    result.add(seen * (values[i][j] - target(s, i, j)), 1);
+        return result;
     }
     std::vector<model_buffer> buffers() {
         return {model_buffer{"seen", element_type::f64, {}, as_mutable_bytes(std::span(&seen, 1))}};

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "support/catch.hpp"
+#include "support/on_ranks.hpp"
 #include "support/ranks.hpp"
 #include "support/training_checks.hpp"
 #include "train/patience.hpp"
@@ -94,6 +95,22 @@ void compare_all(double tolerance, std::size_t stride) {
 // Strides are prime to the length of every loop: each pair of choices is tried with every other choice.
 TEST_CASE("ranks that share a batch train in double as one rank with all of it", "[train]") {
     compare_all<double>(1e-10, fewer == 1 ? 11 : 31);
+}
+
+TEST_CASE("every optimizer trains over TCP as one rank with all of the batch", "[train]") {
+    std::size_t const o = GENERATE(range(std::size_t{0}, optimizers().size()));
+    for (int const ranks : {2, 3, 4}) {
+        bool const sharded = (o + static_cast<std::size_t>(ranks)) % 2 == 0, clipped = ranks == 3;
+        recipe by{.name = optimizers()[o].first,
+                  .optimizer = optimizers()[o].second,
+                  .options = options_of(sharded, clipped)};
+        by.options.share_memory = ranks == 4;  // else by messages
+        CAPTURE(by.name, ranks, sharded);
+        for (auto const& one : on_ranks(ranks, [&](auto& comm) { return train<double>(comm, by, steps); })) {
+            REQUIRE(one.wrong.empty());
+            REQUIRE(distance(one, alone<double>(o, clipped)) <= 1e-10);
+        }
+    }
 }
 
 TEST_CASE("ranks that share a batch train in float as one rank with all of it", "[train]") {

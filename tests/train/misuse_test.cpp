@@ -147,7 +147,23 @@ TEST_CASE("backward without the trainer's forward is refused, not taken for an e
         net.forward(numbers{{1.0}});
         trainer.backward();
     });
-    CHECK(said(errors.front(), "trainer.forward(batch)"));
+    CHECK(said(errors.front(), "backward() goes back through trainer.forward(batch)"));
+    auto const again = run_ranks(1, [](auto& comm) {  // nor is one forward gone back through twice
+        model net(two_parts());
+        data_parallel trainer{net, sgd{.lr = 1}, comm};
+        trainer.forward(numbers{{1.0}});
+        trainer.accumulate();
+        std::string const accumulated = thrown_by([&] { trainer.accumulate(); });
+        trainer.backward();
+        std::string const begun = thrown_by([&] { trainer.backward(); });
+        trainer.finish();
+        std::string const over = thrown_by([&] { trainer.backward(); });
+        return std::vector{accumulated, begun, over, std::to_string(net.value(0)[0])};
+    });
+    CHECK(said(again[0][0], "accumulate() goes back through trainer.forward(batch)"));
+    CHECK(said(again[0][1], "a step is under way: finish() it before the next one begins"));
+    CHECK(said(again[0][2], "backward() goes back through trainer.forward(batch)"));
+    CHECK(again[0][3] == "-1.000000");
 }
 
 TEST_CASE("algorithms with other message sizes are refused when the trainers are made", "[train]") {

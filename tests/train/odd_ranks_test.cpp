@@ -9,6 +9,7 @@
 #include <ddp/train/data_parallel.hpp>
 
 #include "support/catch.hpp"
+#include "support/on_ranks.hpp"
 #include "support/ranks.hpp"
 #include "train/patience.hpp"
 #include "train/scripted_model.hpp"
@@ -26,7 +27,8 @@ struct outcome {
 };
 
 /// What becomes of 12 steps if some ranks do harm to one of their elements after the third.
-std::vector<outcome> train(int ranks, harm what, std::vector<int> const& culprits, training_options const& options) {
+std::vector<outcome> train(int ranks, harm what, std::vector<int> const& culprits, training_options const& options,
+                           bool tcp = false) {
     auto const body = [&](communicator<>& comm) {
         scripted_model<> net({{"first", {900}}, {"second", {5}}, {"third", {95}}}, 1.0);
         data_parallel trainer{net, adam{.lr = 0.1}, comm, options};
@@ -47,14 +49,14 @@ std::vector<outcome> train(int ranks, harm what, std::vector<int> const& culprit
         }
         return result;
     };
-    return run_ranks(ranks, body, patient());
+    return ranks_over(tcp, ranks, body, patient());
 }
 
 }  // namespace
 
 TEST_CASE("ranks that hold other values or states are named before a step changes anything", "[train]") {
-    bool const shares = GENERATE(false, true);
-    CAPTURE(shares);
+    auto const [shares, tcp] = GENERATE(table<bool, bool>({{false, false}, {true, false}, {false, true}}));
+    CAPTURE(shares, tcp);
     training_options const options{.update = update::replicated, .share_memory = shares, .agreement_steps = 4};
     struct example {
         int ranks;
@@ -76,7 +78,7 @@ TEST_CASE("ranks that hold other values or states are named before a step change
               "\"first\" to \"third\""},
              {2, harm::state, {0}, "ranks 0, 1 hold different values", "\"first\" to \"third\""},
          }) {
-        auto const all = train(one.ranks, one.what, one.culprits, options);
+        auto const all = train(one.ranks, one.what, one.culprits, options, tcp);
         for (outcome const& rank : all) {
             CAPTURE(rank.text);
             CHECK(rank.text == all.front().text);
