@@ -170,9 +170,14 @@ TEST_CASE("batch_norm refuses what has no deviation, and samples of another size
     CHECK_THROWS_WITH(layer.forward(nn::as_matrix(std::span<float const>(x), 1, 7), {}),
                       Catch::Contains("samples of 7"));
     CHECK_NOTHROW(layer.forward(nn::as_matrix(std::span<float const>(x).first(3), 1, 3), {.training = false}));
-    CHECK_THROWS_AS(nn::batch_norm(0), usage_error);
-    CHECK_THROWS_AS(nn::batch_norm(3, {.momentum = 2}), usage_error);
-    CHECK_THROWS_AS(nn::batch_norm(3, {.epsilon = 0}), usage_error);
+    CHECK_THROWS_WITH(nn::batch_norm(0),
+                      Catch::Contains("batch_norm: give it a positive number of features, or of channels and pixels"));
+    CHECK_THROWS_WITH(
+        nn::batch_norm(3, {.momentum = 2}),
+        Catch::Contains("batch_norm: momentum is the new batch's part of the running statistics, in [0, 1]"));
+    CHECK_THROWS_WITH(
+        nn::batch_norm(3, {.epsilon = 0}),
+        Catch::Contains("batch_norm: epsilon keeps channels of equal numbers finite; pass a positive one"));
     CHECK(nn::batch_norm(3).hash() != nn::batch_norm(3, {.momentum = 0.2}).hash());
 }
 
@@ -196,6 +201,34 @@ TEST_CASE("synchronised, any number of ranks trains as one process with the whol
         if (test::fewer != 1 && ranks != 3) continue;
         for (auto const& got : test::on_ranks(ranks, body)) CHECK(worst(got, expected) < 1e-10);  // over TCP
     }
+}
+
+TEST_CASE("groups that train at the same time keep their statistics apart", "[nn][train]") {
+    bool const tcp = GENERATE(false, true);
+    int const ranks = GENERATE(2, 3, 4);
+    CAPTURE(tcp, ranks);
+    samples const data{6, 5};
+    training_options const options{.share_memory = ranks != 3, .buffers = buffers::left_alone};
+    auto const body = [&](communicator<>& comm, way how) {
+        return train(comm, dense_net(together), data, how, options);
+    };
+    std::vector<double> expected[2];
+    for (int const odd : {0, 1})
+        expected[odd] =
+            test::run_ranks(
+                1, [&](communicator<>& comm) { return body(comm, odd == 1 ? way::accumulated : way::steps); },
+                test::patient())
+                .front();
+    REQUIRE(worst(expected[0], expected[1]) > 1e-3);
+    auto const got = test::ranks_over(
+        tcp, ranks,
+        [&](communicator<>& comm) {
+            int const odd = comm.rank() % 2;
+            communicator<> mine = comm.split(odd, -comm.rank());
+            return body(mine, odd == 1 ? way::accumulated : way::steps);
+        },
+        test::patient());
+    for (std::size_t rank = 0; rank < got.size(); ++rank) CHECK(worst(got[rank], expected[rank % 2]) < 1e-10);
 }
 
 TEST_CASE("local statistics differ, and buffers become alike as the options say", "[nn][train]") {

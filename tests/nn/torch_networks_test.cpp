@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +24,7 @@
 #include <ddp/train/evaluate.hpp>
 
 #include "support/catch.hpp"
+#include "support/on_ranks.hpp"
 #include "support/ranks.hpp"
 #include "support/torch_record.hpp"
 #include "train/patience.hpp"
@@ -50,11 +52,13 @@ auto make_cnn() {
 }
 
 template <class Net>
-record train(communicator<>& comm, Net net, std::size_t features, any_optimizer const& optimizer, bool clips) {
+record train(communicator<>& comm, Net net, std::size_t features, any_optimizer const& optimizer, bool clips,
+             bool shares) {
     set_initial_values(net);
-    training_options options;
+    training_options options{.share_memory = shares};
     if (clips) options.clip = clip_by_global_norm{.max_norm = 0.5};
     data_parallel trainer{net, optimizer, comm, options};
+    if (trainer.shares_memory() != shares) throw std::logic_error("gradients travel in another way");
     record result;
     auto const [begin, end] = share_of(torch_batch::rows, comm.rank(), comm.size());
     for (std::uint64_t step = 1; step <= torch_steps; ++step) {
@@ -103,13 +107,16 @@ TEST_CASE("100 steps of networks with batch normalisation are those of PyTorch's
                                               (clips ? " clipped " : " ") + std::to_string(ranks);
                     CAPTURE(which);
                     record const& theirs = expected.at(which);
-                    auto const ours = run_ranks(
-                        ranks,
-                        [&](communicator<>& comm) {
-                            return images ? train(comm, make_cnn(), 32, optimizer, clips)
-                                          : train(comm, make_mlp(), 6, optimizer, clips);
-                        },
-                        patient());
+                    auto const body = [&](bool shares) {
+                        return [&, shares](communicator<>& comm) {
+                            return images ? train(comm, make_cnn(), 32, optimizer, clips, shares)
+                                          : train(comm, make_mlp(), 6, optimizer, clips, shares);
+                        };
+                    };
+                    auto ours = run_ranks(ranks, body(true), patient());
+                    if (name == std::string("momentum") || name == std::string("adam"))  // over TCP, and by messages
+                        for (bool const shares : {true, false})
+                            for (record& one : on_ranks(ranks, body(shares), !shares)) ours.push_back(std::move(one));
                     for (record const& rank : ours) {
                         REQUIRE(rank.size() == theirs.size());
                         for (auto const& [what, numbers] : theirs) {
