@@ -14,7 +14,7 @@
 #include <ddp/train/data_parallel.hpp>
 
 #include "support/catch.hpp"
-#include "support/ranks.hpp"
+#include "support/on_ranks.hpp"
 #include "train/patience.hpp"
 
 using namespace ddp;
@@ -106,10 +106,10 @@ TEST_CASE("a network of dlib trains as dlib's own solver trains it", "[adapter]"
     }
     CHECK(last_loss < first_loss / 2);  // it has learnt something
 
-    int const ranks = GENERATE(1, 2, 3, 4);
-    CAPTURE(ranks);
-    auto const got = run_ranks(
-        ranks,
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    CAPTURE(ranks, tcp);
+    auto const got = ranks_over(
+        tcp, ranks,
         [&](auto& comm) {
             accumulating<dlib_passes> model(start, data);
             data_parallel trainer{model, ddp::sgd{.lr = rate, .momentum = momentum}, comm};

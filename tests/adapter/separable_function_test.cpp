@@ -2,6 +2,9 @@
 // have it): its interface and the rule of its MomentumSGD are written out.
 #include <armadillo>
 #include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include <ddp/adapter/flat_model.hpp>
@@ -12,7 +15,7 @@
 #include <ddp/train/data_parallel.hpp>
 
 #include "support/catch.hpp"
-#include "support/ranks.hpp"
+#include "support/on_ranks.hpp"
 #include "train/patience.hpp"
 
 using namespace ddp;
@@ -63,15 +66,91 @@ arma::mat trained_alone(double step_size, double momentum, int steps) {
     return at;
 }
 
+/// All parameters as one matrix that looks into the trainer's memory.
+class one_matrix {
+public:
+    using element = double;
+
+    one_matrix() { look_at(own_values_, own_gradient_); }
+    std::vector<parameter<double>> parameters() {
+        return {{"parameters", {at_->n_elem}, {at_->memptr(), at_->n_elem}, {gradient_->memptr(), at_->n_elem}}};
+    }
+    void bind(storage<double> memory) {
+        owner_ = memory.owner;
+        look_at(memory.values[0], memory.gradients[0]);
+    }
+    double forward(sample_range mine) {
+        count_ = static_cast<double>(mine.size());
+        return function_.EvaluateWithGradient(*at_, mine.begin, sum_, mine.size()) / count_;
+    }
+    template <class Ready>
+    void backward(pass<double> how, Ready const& ready) {
+        if (how.accumulate)
+            *gradient_ += sum_ * (how.scale / count_);
+        else
+            *gradient_ = sum_ * (how.scale / count_);
+        ready(0);
+    }
+
+private:
+    void look_at(std::span<double> values, std::span<double> gradient) {  // strict: no other memory in its place
+        at_.emplace(values.data(), 1, values.size(), false, true);
+        gradient_.emplace(gradient.data(), 1, gradient.size(), false, true);
+    }
+
+    logistic_regression function_;
+    std::vector<double> own_values_ = std::vector<double>(1 + features),
+                        own_gradient_ = std::vector<double>(1 + features);
+    std::optional<arma::mat> at_, gradient_;
+    std::shared_ptr<void> owner_;
+    arma::mat sum_;  // of the gradients of the last batch
+    double count_ = 0;
+};
+
 }  // namespace
 
+TEST_CASE("one matrix in the trainer's memory is trained without copies, as the separable function is", "[adapter]") {
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    CAPTURE(ranks, tcp);
+    arma::mat const expected = trained_alone(0.5 / samples, 0.5, 40);
+    auto const got = ranks_over(
+        tcp, ranks,
+        [](auto& comm) {
+            one_matrix model;
+            double const* const before = model.parameters()[0].value.data();
+            data_parallel trainer{model, sgd{.lr = 0.5, .momentum = 0.5}, comm};
+            auto const values = model.parameters()[0].value;
+            for (int step = 0; step < 40; ++step) {
+                sample_range const mine = share_of(samples, comm.rank(), comm.size());
+                if (step % 2 == 0) {
+                    trainer.step(mine);
+                    continue;
+                }
+                trainer.forward(sample_range{mine.begin, mine.begin + 3});
+                trainer.accumulate();
+                trainer.forward(sample_range{mine.begin + 3, mine.end});
+                trainer.backward();
+                trainer.finish();
+            }
+            bool const bound = values.data() != before && trainer.parameters()[0].value.data() == values.data() &&
+                               model.parameters()[0].value.data() == values.data();
+            return bound ? std::vector<double>(values.begin(), values.end()) : std::vector<double>();
+        },
+        patient());
+    for (auto const& values : got) {
+        REQUIRE(values.size() == expected.n_elem);
+        for (std::size_t i = 0; i < values.size(); ++i) CHECK(values[i] == Approx(expected[i]).epsilon(1e-10));
+    }
+    CHECK(got == std::vector(got.size(), got.front()));
+}
+
 TEST_CASE("a separable function trains as its own library's optimizer trains it", "[adapter]") {
-    int const ranks = GENERATE(1, 2, 3, 4);
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
     double const momentum = GENERATE(0.0, 0.5);
-    CAPTURE(ranks, momentum);
+    CAPTURE(ranks, tcp, momentum);
     arma::mat const expected = trained_alone(0.5 / samples, momentum, 40);
-    auto const got = run_ranks(
-        ranks,
+    auto const got = ranks_over(
+        tcp, ranks,
         [&](auto& comm) {
             logistic_regression function;
             std::vector<double> values(1 + features), slopes(1 + features);

@@ -1,7 +1,11 @@
 // What pages show and no example contains. Compiled and run over threads; with MPI, where there is one, under it too.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <ddp/adapter/flat_model.hpp>
 #include <ddp/collective/measure_network.hpp>
 #include <ddp/data/prefetch_loader.hpp>
 #include <ddp/ddp.hpp>
@@ -140,6 +144,56 @@ void vendors_sum(boost::mpi::communicator const& world, std::vector<float>& numb
     ddp::data_parallel trainer{model, ddp::adamw{}, comm, ddp::native_allreduce{}};
     trainer.step(batches.front());
 }
+
+/// A straight line through points: values are intercept and slope. What your program has.
+struct line {
+    struct point {
+        double x, y;
+    };
+    std::vector<double> values = {0, 0}, gradient = {0, 0};
+    double loss_and_gradient(std::vector<point> const& batch) {  // of the mean over the batch
+        double loss = 0;
+        gradient = {0, 0};
+        for (auto const& [x, y] : batch) {
+            double const off = (values[0] + values[1] * x - y) / static_cast<double>(batch.size());
+            loss += off * (values[0] + values[1] * x - y) / 2;
+            gradient[0] += off, gradient[1] += off * x;
+        }
+        return loss;
+    }
+};
+
+std::vector<double> by_hand(MPI_Comm comm, std::vector<line::point> const& batch) {
+    line net;
+    int ranks = 0;
+    MPI_Comm_size(comm, &ranks);
+    MPI_Bcast(net.values.data(), 2, MPI_DOUBLE, 0, comm);
+    for (int step = 0; step < 100; ++step) {
+        net.loss_and_gradient(batch);
+        MPI_Allreduce(MPI_IN_PLACE, net.gradient.data(), 2, MPI_DOUBLE, MPI_SUM, comm);
+        for (std::size_t i = 0; i < 2; ++i) net.values[i] -= 0.1 * net.gradient[i] / ranks;
+    }
+    return net.values;
+}
+
+std::vector<double> by_trainer(boost::mpi::communicator const& world, std::vector<line::point> const& batch) {
+    line net;
+    auto const passes = [&](std::vector<line::point> const& points) { return net.loss_and_gradient(points); };
+    ddp::flat_model model{net.values, net.gradient, passes};
+    auto comm = ddp::mpi_communicator(world);
+    ddp::data_parallel trainer{model, ddp::sgd{.lr = 0.1}, comm};
+    for (int step = 0; step < 100; ++step) trainer.step(batch);
+    return net.values;
+}
+
+/// The largest difference of the two: shares are of one size.
+double between_the_loops(boost::mpi::communicator const& world) {
+    double const r = world.rank();
+    std::vector<line::point> const batch{{r, 3 - r}, {r + 0.5, 1}, {-r, 2 * r}};
+    std::vector<double> const ours = by_trainer(world, batch), theirs = by_hand(world, batch);
+    return std::max(std::abs(ours[0] - theirs[0]), std::abs(ours[1] - theirs[1]));
+}
+
 int run_anywhere() {
     return ddp::run_main<ddp::threads, ddp::tcp, ddp::mpi>(body);
 }
@@ -153,7 +207,9 @@ int main(int argc, char** argv) {
         boost::mpi::environment environment(argc, argv);
         std::vector<float> numbers{1, 2};
         vendors_sum({}, numbers);
-        std::printf("the vendor's sum is %.0f\n", static_cast<double>(numbers[1]));
+        double const apart = between_the_loops({});
+        std::printf("the vendor's sum is %.0f, the two loops %s\n", static_cast<double>(numbers[1]),
+                    apart < 1e-12 ? "agree" : "differ");
         return 0;
     }
     if (argc < 0) return run_anywhere();

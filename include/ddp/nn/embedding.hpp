@@ -22,7 +22,8 @@ namespace ddp::nn {
 /// Ids come as the numbers of the batch's inputs: whole, and below `vocabulary`. A float holds every whole number up to
 /// 2^24. They have no gradient, so the layer is the model's first.
 ///
-/// Parameter "weight" (vocabulary, width): PyTorch's. Its gradient is dense, for that is what travels between ranks.
+/// Parameter "weight" (vocabulary, width): PyTorch's. Its gradient is dense, also where a batch uses few rows: that is what
+/// travels between ranks, and what the optimizer steps. There are no sparse gradients.
 /// Initial values  standard normal, PyTorch's default.
 /// Cost            a copy of `width` numbers an id forward, an addition backward, and the clearing of the gradient.
 /// Throws          usage_error naming value, row and vocabulary for an id that is not in it; if x has other than
