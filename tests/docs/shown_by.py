@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""shown_by.py ROOT: docs/coming-from-pytorch.md names every argument of DistributedDataParallel's constructor, tests that exist, and
+for each row either a test or the words *not there*. shown_by.py --self-test checks the checker."""
+import inspect
+import pathlib
+import re
+import sys
+
+# Of PyTorch 2.13, whose signature is compared with this where it is installed.
+ARGUMENTS = """module device_ids output_device dim broadcast_buffers init_sync process_group bucket_cap_mb find_unused_parameters
+    check_reduction gradient_as_bucket_view static_graph delay_all_reduce_named_params param_to_hook_all_reduce mixed_precision
+    device_mesh skip_all_reduce_unused_params bucket_cap_mb_list batched_grad_copy forward_sync_buffers""".split()
+SECTION = "## What the constructor of DistributedDataParallel takes\n"
+
+
+def tests_of(root: pathlib.Path) -> set[str]:
+    files = [p for kind in ("cpp", "py", "sh") for p in (root / "tests").glob(f"*/*_test.{kind}")]
+    return {f"{p.parent.name}/{p.stem.removesuffix('_test')}" for p in files}
+
+
+def rows_of(page: str) -> list[list[str]]:
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in page.splitlines() if line.startswith("| ")]
+    return [row for row in rows if row[-1] != "shown by"]
+
+
+def check(page: str, tests: set[str], arguments: list[str]) -> list[str]:
+    problems = []
+    for row in rows_of(page):
+        if len(row) != 3:
+            problems.append(f"the row of {row[0]} has {len(row)} cells")
+            continue
+        named = re.findall(r"`([^`]*)`", row[2])
+        if not named and "*not there*" not in row[1]:
+            problems.append(f"the row of {row[0]} names no test, and does not say that it is not there")
+        problems += [f"{name}: there is no such test" for name in named if name not in tests]
+    section = page.partition(SECTION)[2].partition("\n## ")[0].partition("\nWhat ")[0]
+    first = " ".join(row[0] for row in rows_of(section))
+    problems += [f"the argument {one} is not on the page" for one in arguments if not re.search(rf"`{one}\b", first)]
+    problems += [f"{one} is no argument of the constructor" for one in re.findall(r"`(\w+)", first) if one not in arguments]
+    return problems
+
+
+def self_test() -> None:
+    page = (SECTION + "\n| argument | here | shown by |\n|---|---|---|\n| `module` | a model | `room/file` |\n"
+            "| `dim`, `extra=False` | *not there* | |\n\nWhat else:\n\n| `y` | x | `room/file` |\n")
+    tests, arguments = {"room/file"}, ["module", "dim", "extra"]
+    assert not check(page, tests, arguments), check(page, tests, arguments)
+    assert check(page, {"room/other"}, arguments)
+    assert check(page, tests, arguments + ["more"]) == ["the argument more is not on the page"]
+    assert check(page, tests, arguments[:2]) == ["extra is no argument of the constructor"]
+    assert check(page.replace("*not there*", "there"), tests, arguments)
+    assert check(page.replace("`y` | x | `room/file`", "`y` | `room/file`"), tests, arguments)
+    print("the checker finds what it should")
+
+
+def main() -> None:
+    if sys.argv[1:] == ["--self-test"]:
+        return self_test()
+    root = pathlib.Path(sys.argv[1])
+    page = (root / "docs/coming-from-pytorch.md").read_text(encoding="utf-8")
+    problems = check(page, tests_of(root), ARGUMENTS)
+    compared = "not compared with PyTorch, which is not installed"
+    try:
+        import torch
+        from torch.nn.parallel import DistributedDataParallel
+        if torch.__version__.startswith("2.13"):
+            now = list(inspect.signature(DistributedDataParallel.__init__).parameters)[1:]
+            problems += [f"{one}: only in one of PyTorch's signature and the list" for one in set(now) ^ set(ARGUMENTS)]
+            compared = f"as PyTorch {torch.__version__} has them"
+    except ImportError:
+        pass
+    print("\n".join(problems) or f"{len(rows_of(page))} rows with their tests; {len(ARGUMENTS)} arguments, {compared}")
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()
