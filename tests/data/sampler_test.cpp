@@ -138,8 +138,8 @@ TEST_CASE("shares are contiguous, nest when ranks double, and do not overflow", 
     constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
     CHECK(ddp::share_of(most, 999, 1000).end == most);
     CHECK(ddp::share_of(most, 999, 1000).size() - most / 1000 <= 1);
-    CHECK_THROWS_AS(ddp::share_of(10, 3, 3), ddp::usage_error);
-    CHECK_THROWS_AS(ddp::share_of(10, -1, 3), ddp::usage_error);
+    CHECK_THROWS_WITH(ddp::share_of(10, 3, 3), Catch::Contains("share_of: the rank must be in [0, ranks)"));
+    CHECK_THROWS_WITH(ddp::share_of(10, -1, 3), Catch::Contains("share_of: the rank must be in [0, ranks)"));
 }
 
 TEST_CASE("epochs advance by themselves and by set_epoch to the same orders", "[data][sampler]") {
@@ -196,7 +196,8 @@ TEST_CASE("an epoch that was left in the middle goes on where it was, on any num
     first.set_epoch(2);  // begins anew instead
     CHECK(first.position() == 0);
     CHECK(epoch_of(first).size() == 11);
-    CHECK_THROWS_AS(first.seek(0, 12), ddp::usage_error);
+    CHECK_THROWS_WITH(first.seek(0, 12),
+                      Catch::Contains("sampler::seek: past the epoch's end; were the options the same?"));
 }
 
 TEST_CASE("the shuffle gives every permutation equally often", "[data][sampler]") {
@@ -253,11 +254,19 @@ TEST_CASE("a list of samples is walked as its positions would be, on any number 
 }
 
 TEST_CASE("options that would train on nothing are refused with advice", "[data][sampler]") {
-    CHECK_THROWS_AS(sampler({.samples = 0, .global_batch = 8}, 0, 1), ddp::usage_error);
-    CHECK_THROWS_AS(sampler({.samples = 8, .global_batch = 0}, 0, 1), ddp::usage_error);
-    CHECK_THROWS_AS(sampler({.samples = 8, .global_batch = 9, .drop_last = true}, 0, 1), ddp::usage_error);
-    CHECK_THROWS_AS(sampler({.samples = std::size_t{1} << 32, .global_batch = 9}, 0, 1), ddp::usage_error);
-    CHECK_THROWS_AS(sampler({.samples = 8, .global_batch = 8}, 2, 2), ddp::usage_error);
-    CHECK_THROWS_AS(sampler({.samples = 8, .global_batch = 8}, -1, 2), ddp::usage_error);
+    CHECK_THROWS_WITH(sampler({.samples = 0, .global_batch = 8}, 0, 1),
+                      Catch::Contains("sampler: there are no samples; load a data set that holds some"));
+    CHECK_THROWS_WITH(sampler({.samples = 8, .global_batch = 0}, 0, 1),
+                      Catch::Contains("sampler: global_batch is zero; it counts samples a step over all ranks"));
+    CHECK_THROWS_WITH(
+        sampler({.samples = 8, .global_batch = 9, .drop_last = true}, 0, 1),
+        Catch::Contains(
+            "sampler: drop_last drops the only batch, since global_batch exceeds samples; make it smaller"));
+    CHECK_THROWS_WITH(sampler({.samples = std::size_t{1} << 32, .global_batch = 9}, 0, 1),
+                      Catch::Contains("sampler: indices have 32 bits; split a data set of 2^32 samples or more"));
+    CHECK_THROWS_WITH(sampler({.samples = 8, .global_batch = 8}, 2, 2),
+                      Catch::Contains("sampler: the rank must be in [0, ranks)"));
+    CHECK_THROWS_WITH(sampler({.samples = 8, .global_batch = 8}, -1, 2),
+                      Catch::Contains("sampler: the rank must be in [0, ranks)"));
     CHECK_NOTHROW(sampler({.samples = 8, .global_batch = std::numeric_limits<std::size_t>::max()}, 0, 2).next());
 }

@@ -166,7 +166,9 @@ TEMPLATE_TEST_CASE("the largest elements are those of a sort", "[kernel]", float
         }
     std::vector<E> const few(3);
     std::vector<std::uint32_t> many(4);
-    REQUIRE_THROWS_AS(largest_elements(std::span<E const>(few), many), usage_error);
+    REQUIRE_THROWS_WITH(
+        largest_elements(std::span<E const>(few), many),
+        Catch::Contains("largest_elements: as many elements as are asked for, and no more than 2^32 - 1"));
 }
 
 TEST_CASE("how fast floats are converted and selected", "[.][kernel][measure]") {

@@ -108,9 +108,17 @@ TEST_CASE("linear starts with values of the deviation that keeps signals in rang
 TEST_CASE("linear refuses samples of another width, and widths of zero", "[nn][bad-input]") {
     nn::linear<float> layer(4, 3);
     std::vector<float> const x(10);
-    REQUIRE_THROWS_AS(layer.forward(nn::as_matrix(std::span<float const>(x), 2, 5), {}), usage_error);
-    REQUIRE_THROWS_AS(nn::linear<float>(0, 3), usage_error);
-    REQUIRE_THROWS_AS(nn::linear<float>(3, 0), usage_error);
+    REQUIRE_THROWS_WITH(
+        layer.forward(nn::as_matrix(std::span<float const>(x), 2, 5), {}),
+        Catch::Contains("linear(4, 3) was given samples of 5 features: make its first argument that number"));
+    REQUIRE_THROWS_WITH(
+        nn::linear<float>(0, 3),
+        Catch::Contains(
+            "linear: a layer of width 0 has nothing to learn; pass positive numbers of inputs and outputs"));
+    REQUIRE_THROWS_WITH(
+        nn::linear<float>(3, 0),
+        Catch::Contains(
+            "linear: a layer of width 0 has nothing to learn; pass positive numbers of inputs and outputs"));
 }
 
 TEST_CASE("a layer for which there is no memory says how large it is", "[nn]") {

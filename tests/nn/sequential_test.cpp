@@ -429,7 +429,9 @@ TEST_CASE("sequential says what does not fit", "[nn][bad-input]") {
             }).find("4 rows of 7 features, but holds 35") != std::string::npos);
     net.forward(data.all());
     REQUIRE(refusal([&] { net.forward(classes.all()); }).find("label 4 at position 3") != std::string::npos);
-    REQUIRE_THROWS_AS(net.backward({}, nobody), usage_error);  // not through the forward before the one that failed
+    REQUIRE_THROWS_WITH(net.backward({}, nobody),
+                        Catch::Contains("backward: there is no forward pass to go back through; call forward(batch) "
+                                        "first"));  // not through the forward before the one that failed
 
     auto arena = arena_for(net);
     auto const before = net.parameters()[0].value.data();

@@ -112,8 +112,10 @@ TEST_CASE("the hash of groups covers patterns, members and their order", "[optim
 
 TEST_CASE("every member of groups is validated", "[optim]") {
     REQUIRE_NOTHROW(groups{ddp::sgd{}, {{"a", ddp::adam{}}}}.validate());
-    REQUIRE_THROWS_AS((groups{ddp::sgd{.lr = -1}, {{"a", ddp::adam{}}}}.validate()), ddp::usage_error);
-    REQUIRE_THROWS_AS((groups{ddp::sgd{}, {{"a", ddp::adam{.eps = -1}}}}.validate()), ddp::usage_error);
+    REQUIRE_THROWS_WITH((groups{ddp::sgd{.lr = -1}, {{"a", ddp::adam{}}}}.validate()),
+                        Catch::Contains("sgd: lr is -1.000000, but must be a finite number >= 0"));
+    REQUIRE_THROWS_WITH((groups{ddp::sgd{}, {{"a", ddp::adam{.eps = -1}}}}.validate()),
+                        Catch::Contains("adam: eps must be a finite number > 0; 1e-8 is usual"));
 }
 
 TEMPLATE_TEST_CASE("a range is stepped as its group's optimizer steps it", "[optim]", float, double) {
@@ -138,5 +140,6 @@ TEMPLATE_TEST_CASE("a range is stepped as its group's optimizer steps it", "[opt
     expect_as(steady, 2);
 
     test::stepped_range<TestType> range(start, 2);
-    REQUIRE_THROWS_AS(range.step(all, {.step = 1, .learning_rate = 0.25, .group = 3}, gradient), ddp::usage_error);
+    REQUIRE_THROWS_WITH(range.step(all, {.step = 1, .learning_rate = 0.25, .group = 3}, gradient),
+                        Catch::Contains("parameter_groups: step_info::group must be one that groups_of() gave"));
 }

@@ -224,9 +224,12 @@ TEST_CASE("a plan that makes no sense is refused with advice", "[train]") {
     REQUIRE(refusal({.cuts = {{1, 0}, {0, 16}}}).find("ascend") != std::string::npos);
     REQUIRE(refusal({.cuts = {{1, 0}}, .launch = {0}}).find("exactly once") != std::string::npos);
     REQUIRE(refusal({.cuts = {{1, 0}}, .launch = {1, 1}}).find("exactly once") != std::string::npos);
-    REQUIRE_THROWS_AS(layout({1, 2}, {0}, 4), usage_error);
-    REQUIRE_THROWS_AS(layout({1, 2}, {0, 0}, 4), usage_error);
-    REQUIRE_THROWS_AS(size_capped_buckets{.cap_bytes = 0}.plan({{}, 4, 16}), usage_error);
+    REQUIRE_THROWS_WITH(layout({1, 2}, {0}, 4),
+                        Catch::Contains("a bucket plan's order must name every parameter exactly once"));
+    REQUIRE_THROWS_WITH(layout({1, 2}, {0, 0}, 4),
+                        Catch::Contains("a bucket plan's order must name every parameter exactly once"));
+    REQUIRE_THROWS_WITH(size_capped_buckets{.cap_bytes = 0}.plan({{}, 4, 16}),
+                        Catch::Contains("size_capped_buckets: caps are positive numbers of bytes"));
 }
 
 TEST_CASE("the hash of a plan covers cuts, launches and the order of equally long parameters", "[train]") {

@@ -68,11 +68,15 @@ TEST_CASE("the rate falls when a metric has not improved for longer than the pat
     CHECK((low.reduced() && low.best() == 1 && low.updates() == 5));
 
     for (double const factor : {1.0, -0.5, not_a_number, infinity})
-        CHECK_THROWS_AS(reduce_on_plateau({.factor = factor}), usage_error);
+        CHECK_THROWS_WITH(reduce_on_plateau({.factor = factor}),
+                          Catch::Contains("reduce_on_plateau: factor must lie in [0, 1); 0.1 is usual"));
     for (double const threshold : {1.0, -1e-4, not_a_number})
-        CHECK_THROWS_AS(reduce_on_plateau({.threshold = threshold}), usage_error);
+        CHECK_THROWS_WITH(
+            reduce_on_plateau({.threshold = threshold}),
+            Catch::Contains("reduce_on_plateau: threshold must be a finite number >= 0, below 1 where it is relative"));
     for (double const floor : {1.5, -1.0, not_a_number})
-        CHECK_THROWS_AS(reduce_on_plateau({.floor = floor}), usage_error);
+        CHECK_THROWS_WITH(reduce_on_plateau({.floor = floor}),
+                          Catch::Contains("reduce_on_plateau: floor must lie in [0, 1]; 0 is usual"));
 }
 
 TEST_CASE("ranks with different metrics lower the rate together, by rank 0's", "[train]") {
