@@ -94,7 +94,7 @@ void compare_all(double tolerance, std::size_t stride) {
 
 // Strides are prime to the length of every loop: each pair of choices is tried with every other choice.
 TEST_CASE("ranks that share a batch train in double as one rank with all of it", "[train]") {
-    compare_all<double>(1e-10, fewer == 1 ? 11 : 31);
+    compare_all<double>(1e-10, fewer == 1 ? 17 : 47);
 }
 
 TEST_CASE("every optimizer trains over TCP as one rank with all of the batch", "[train]") {
@@ -114,7 +114,7 @@ TEST_CASE("every optimizer trains over TCP as one rank with all of the batch", "
 }
 
 TEST_CASE("ranks that share a batch train in float as one rank with all of it", "[train]") {
-    compare_all<float>(2e-5, fewer == 1 ? 23 : 53);
+    compare_all<float>(2e-5, fewer == 1 ? 29 : 79);
 }
 
 TEST_CASE("every combination of ranks that share a batch trains as one rank with all of it", "[.full]") {
