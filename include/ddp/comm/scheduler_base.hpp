@@ -139,8 +139,8 @@ protected:
     [[nodiscard]] time_point driven() const noexcept { return driven_; }
     [[nodiscard]] bool yielding() const noexcept { return !yielded_.empty(); }
     /// This rank's record of what it is doing, when the failure is somebody else's: in the group that `heard` is about,
-    /// where this rank is a member and waits there; else what it waits for anywhere, so that chains of waiting ranks can
-    /// be followed from group to group. Where this rank has entered another thing under the number that was heard, it says
+    /// where this rank is a member and waits there; else what it waits for anywhere, or entered last, so that chains of waiting
+    /// ranks can be followed from group to group. `heard` is {} where nobody has said anything: of a death or silence. Where this rank has entered another thing under the number that was heard, it says
     /// that: it may have gone on since.
     [[nodiscard]] failure bystander(mark const& heard) const noexcept;
     /// The group that a peer's mark is about; null where this rank is no member.

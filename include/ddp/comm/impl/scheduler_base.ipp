@@ -104,7 +104,7 @@ DDP_DECL void scheduler_base::came_back(time_point expected) noexcept {
     favoured_ = first_;  // once for each wait: a stall every minute must not keep a deadline from ever passing
 }
 [[gnu::cold]] DDP_DECL failure scheduler_base::bystander(mark const& heard) const noexcept {
-    group const* const same = find(heard);
+    group const* const same = heard.name.view().empty() ? nullptr : find(heard);  // {}: nothing was heard
     operation const* waits = first_;
     for (operation const* op = first_; op != nullptr && same != nullptr; op = op->after_)
         if (op->of_ == same) {
