@@ -9,13 +9,16 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ddp/collective/algorithms/any_allreduce.hpp>
+#include <ddp/comm/split.hpp>
 #include <ddp/core/digest.hpp>
 
 #include "support/catch.hpp"
@@ -47,12 +50,16 @@ struct strike {
     std::uint64_t step;
 };
 
+/// In which groups ranks sum before they do so in the whole job, which they then do in every second step only.
+enum class grouping { none, halves, neighbours };  // neighbours: in two groups each, so that groups form a row
+
 /// What a seed stands for.
 struct script {
     std::uint64_t seed = 0;
     int ranks = 2;
     std::size_t count = 1;
     std::uint64_t steps = 4;
+    grouping groups = grouping::none;
     ddp::any_allreduce algorithm;
     ddp::network_model network;
     std::vector<strike> strikes;
@@ -97,10 +104,35 @@ script of(std::uint64_t seed) {
         one.other = (one.victim + 1 + static_cast<int>(draw(static_cast<std::uint64_t>(s.ranks - 1)))) % s.ranks;
         s.strikes.push_back(one);
     }
+    s.groups = static_cast<grouping>(draw(3));
     return s;
 }
 
-ddp::task<> train(virtual_cluster* cluster, script const* of, int rank, on_type* on, std::vector<float>* data) {
+using groups_type = std::vector<std::unique_ptr<ddp::group>>;
+
+/// Enters a collective of this group.
+lane next(on_type* on, ddp::group* of, char const* name, std::size_t count) {
+    ddp::operation_info what;
+    what.name = name;
+    what.count = count;
+    what.element = "float";
+    what.id = {.group = of->id(), .channel = ddp::channel::user, .index = of->next_call()};
+    what.fingerprint = 17 + 1000 * count;
+    of->enter(what);
+    return {*on, *of, what.id, of->history()};
+}
+
+ddp::task<> train(virtual_cluster* cluster, script const* of, int rank, on_type* on, std::vector<float>* data,
+                  groups_type* groups) {
+    std::vector<int> colors;
+    if (of->groups == grouping::halves) colors = {rank % 2};
+    if (of->groups == grouping::neighbours) colors = {rank / 2, (rank + 1) / 2};
+    for (int const color : colors) {
+        std::unique_ptr<ddp::group> made;
+        lane const over = next(on, &on->world(), "split", 0);
+        co_await ddp::detail::split(over, static_cast<std::uint64_t>(color), 0, &made);
+        groups->push_back(std::move(made));
+    }
     for (std::uint64_t step = 0; step < of->steps; ++step) {
         nanoseconds compute(static_cast<std::int64_t>(
             (of->seed * 7919 + step * 104729 + static_cast<std::uint64_t>(rank) * 31) % 10'000'000));
@@ -112,11 +144,14 @@ ddp::task<> train(virtual_cluster* cluster, script const* of, int rank, on_type*
             if (s.kind == fault::stall) compute += 300ms;
         }
         co_await cluster->compute(rank, compute);
-        ddp::identity const id{.channel = ddp::channel::user, .index = step + 1};
-        std::uint64_t const print = 17 + 1000 * data->size();
-        on->world().enter({"allreduce", data->size(), "float", "", id, print});
-        co_await ddp::any_allreduce::sum(of->algorithm, lane{on, id, print}, std::span<float>(*data));
-        for (float& v : *data) v *= 0.5f / static_cast<float>(of->ranks);
+        std::vector<ddp::group*> sums;
+        for (auto const& each : *groups) sums.push_back(each.get());
+        if (sums.empty() || step % 2 == 0) sums.push_back(&on->world());
+        for (ddp::group* const each : sums) {
+            lane const over = next(on, each, "allreduce", data->size());
+            co_await ddp::any_allreduce::sum(of->algorithm, over, std::span<float>(*data));
+            for (float& v : *data) v *= 0.5f / static_cast<float>(each->size());
+        }
     }
 }
 
@@ -141,12 +176,14 @@ result run(script const& with, bool faults) {
     script calm = with;
     if (!faults) calm.strikes.clear();
     std::vector<std::vector<float>> data(static_cast<std::size_t>(with.ranks));
+    std::vector<groups_type> groups(data.size());  // they outlive the programs, as those of a communicator's user do
     for (std::size_t r = 0; r < data.size(); ++r)
         for (std::size_t i = 0; i < with.count; ++i)
             data[r].push_back(static_cast<float>((r * 31 + i * 7 + with.seed) % 1009) / 7);
     result all;
     all.outcome = cluster.run([&](int rank, on_type& on) {
-        return train(&cluster, &calm, rank, &on, &data[static_cast<std::size_t>(rank)]);
+        std::size_t const r = static_cast<std::size_t>(rank);
+        return train(&cluster, &calm, rank, &on, &data[r], &groups[r]);
     });
     for (auto const& d : data) all.digests.push_back(ddp::digest{}.add(std::span<float const>(d)).value());
     all.trace = cluster.world().trace();
@@ -190,7 +227,7 @@ TEST_CASE("whatever delays and faults a seed stands for, a job ends as it must",
                               : many != nullptr ? std::strtoull(many, nullptr, 10)
                                                 : (ddp::test::fewer > 1 ? 1000 : 20000);
     std::size_t failed = 0, fine = 0;
-    std::map<fault, std::size_t> struck;
+    std::map<std::pair<fault, grouping>, std::size_t> struck;
     for (std::uint64_t seed = begin; seed < end; ++seed) {
         script const with = of(seed);
         CAPTURE(seed, with.ranks, with.strikes.size());
@@ -215,7 +252,7 @@ TEST_CASE("whatever delays and faults a seed stands for, a job ends as it must",
                                      [](ddp::rank_outcome const& r) { return r.verdict.has_value(); });
         (any ? failed : fine) += 1;
         if (any)
-            for (strike const& s : with.strikes) ++struck[s.kind];
+            for (strike const& s : with.strikes) ++struck[{s.kind, with.groups}];
         if (seed % 100 == 0) REQUIRE(run(with, true).trace == got.trace);  // a seed replays exactly
     }
     if (only != nullptr) return;
@@ -223,5 +260,5 @@ TEST_CASE("whatever delays and faults a seed stands for, a job ends as it must",
                 static_cast<unsigned long long>(end - begin), failed, fine);
     CHECK(failed > (end - begin) / 4);
     CHECK(fine > (end - begin) / 4);
-    CHECK(struck.size() == fault_kinds);
+    CHECK(struck.size() == 3 * fault_kinds);  // each in each grouping
 }
