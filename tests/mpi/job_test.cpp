@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +15,7 @@
 
 #include <ddp/collective/allreduce.hpp>
 #include <ddp/collective/barrier.hpp>
+#include <ddp/collective/point_to_point.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/testing/conformance.hpp>
 #include <ddp/transport/mpi/mpi.hpp>
@@ -128,6 +130,30 @@ TEST_CASE("over MPI a rank that stops is named after timing.dead, where a thread
     CHECK(text == first.data());
 }
 
+TEST_CASE("over MPI a failed call writes nothing into its memory once it has thrown", "[mpi][faults]") {
+    boost::mpi::communicator const world;
+    if (world.size() < 2) return;
+    std::vector<std::uint8_t> data(std::size_t{32} << 20, 1);  // outlives the transport: MPI may read it until then
+    ddp::communicator<> comm = ddp::any_communicator(connect(), patient());
+    world.barrier();         // not one of ours, which the failure could still meet
+    if (comm.rank() == 1) {  // fails in the middle of a message
+        ddp::request const sending = ddp::start_send(comm, data, 0);
+        comm.progress();
+        comm.fail("it gives up");
+    } else if (comm.rank() == 0) {
+        CHECK_THROWS_AS(ddp::receive(comm, data, 1), ddp::comm_error);
+        CHECK(!comm.transport().still_writes());
+        std::fill(data.begin(), data.end(), std::uint8_t{7});
+    }
+    // MPI is driven on both sides: what it still had to write would be written now.
+    auto const until = ddp::monotonic_clock::now() + std::chrono::milliseconds(300);
+    while (ddp::monotonic_clock::now() < until) {
+        int some = 0;
+        MPI_Iprobe(MPI_ANY_SOURCE, 0, MPI_COMM_WORLD, &some, MPI_STATUS_IGNORE);
+    }
+    if (comm.rank() == 0) CHECK(std::count(data.begin(), data.end(), std::uint8_t{7}) == std::ssize(data));
+}
+
 TEST_CASE("over MPI groups whose collectives are called in opposite order get one verdict", "[mpi][group]") {
     if (boost::mpi::communicator().size() < 2) return;
     check_one_verdict([](auto& comm, std::string& text) { return ddp::test::check_opposite_order(comm, text); });
@@ -145,6 +171,12 @@ TEST_CASE("over MPI trainings have the bits they have over inproc", "[mpi][train
     auto const [bits, wrong] = ddp::test::train_every_way(comm);
     CHECK(wrong == "");
     CHECK(bits == ddp::test::inproc_bits(comm.size()));
+}
+
+TEST_CASE("over MPI trainers in groups have the bits they have over inproc", "[mpi][train][group]") {
+    if (boost::mpi::communicator().size() < 3) return;
+    ddp::communicator<> comm = ddp::any_communicator(connect(), patient());
+    CHECK(ddp::test::train_in_groups(comm) == ddp::test::failures{});
 }
 
 TEST_CASE("over MPI buckets are reduced during backward", "[mpi][train]") {

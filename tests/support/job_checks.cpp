@@ -1,6 +1,7 @@
 #include "support/job_checks.hpp"
 
 #include <map>
+#include <mutex>
 
 #include "support/ranks.hpp"
 #include "support/training_checks.hpp"
@@ -23,9 +24,20 @@ std::pair<std::uint64_t, std::string> train_every_way(communicator<>& comm) {
 }
 std::uint64_t inproc_bits(int ranks) {
     static std::map<int, std::uint64_t> known;
+    static std::mutex one_at_a_time;  // ranks of a test may be threads
+    std::scoped_lock const lock(one_at_a_time);
     auto const [at, fresh] = known.try_emplace(ranks, 0);
     if (fresh) at->second = run_ranks(ranks, [](auto& comm) { return train_every_way(comm); }).front().first;
     return at->second;
+}
+
+failures train_in_groups(communicator<>& comm) {
+    communicator<> part = comm.split(comm.rank() % 2, -comm.rank());
+    auto const [bits, wrong] = train_every_way(part);
+    failures all;
+    note(all, "in a group of " + std::to_string(part.size()), wrong);
+    if (bits != inproc_bits(part.size())) all.push_back("other bits than over inproc");
+    return all;
 }
 
 failures check_overlap(communicator<>& comm) {

@@ -21,6 +21,9 @@ std::pair<std::uint64_t, std::string> train_every_way(communicator<>& comm);
 /// The same on threads of this process, once a rank count.
 std::uint64_t inproc_bits(int ranks);
 
+/// The same in two groups at once, the even ranks and the odd ones, each numbered from the last; what differs from inproc.
+failures train_in_groups(communicator<>& comm);
+
 /// Whether buckets are reduced during backward, for the algorithms that differ in how they begin.
 failures check_overlap(communicator<>& comm);
 

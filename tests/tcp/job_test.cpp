@@ -17,6 +17,7 @@
 #include "support/loopback.hpp"
 #include "support/on_ranks.hpp"
 #include "train/patience.hpp"
+#include "train/tanh_mlp.hpp"
 
 using ddp::test::loopback_world;
 using ddp::test::on_ranks;
@@ -47,6 +48,18 @@ std::vector<std::unique_ptr<ddp::tcp_transport>> ranks_on_hosts(std::vector<std:
                                                            std::move(peers[r]), options));
     }
     return all;
+}
+
+/// A few steps of a small model; the digest of its values.
+template <class Comm>
+std::uint64_t train_a_little(Comm& comm, ddp::update how) {
+    using ddp::test::addend;
+    ddp::test::tanh_mlp<float> model(3, 5, 2, 7);
+    ddp::data_parallel trainer{model, ddp::adamw{.lr = 0.01}, comm, ddp::training_options{.update = how}};
+    auto const x = addend<float>(ddp::test::values::small_integers, 1, comm.rank(), 3 * 4),
+               y = addend<float>(ddp::test::values::small_integers, 2, comm.rank(), 2 * 4);
+    for (int step = 0; step < 4; ++step) trainer.step(ddp::test::regression<float>{x, y, 4});
+    return trainer.digest_of_values();
 }
 
 /// What a check of group_checks.hpp finds on each rank, with collectives that may take one second.
@@ -130,6 +143,47 @@ TEST_CASE("over TCP trainings have the bits they have over inproc", "[tcp][train
     for (auto const& [bits, wrong] : on_ranks(ranks, train, memory)) {
         CHECK(wrong == "");
         CHECK(bits == expected);
+    }
+}
+
+TEST_CASE("over TCP trainers in groups have the bits they have over inproc", "[tcp][train][group]") {
+    if (ddp::test::fewer != 1) return;
+    for (auto const& wrong : on_ranks(5, [](auto& comm) { return ddp::test::train_in_groups(comm); }))
+        CHECK(wrong == ddp::test::failures{});
+}
+
+TEST_CASE("over TCP seven and nine ranks hold the bits of the canonical sum, and train to those of inproc",
+          "[tcp][collective][train]") {
+    if (ddp::test::fewer != 1) return;
+    auto const [ranks, memory] = GENERATE(table<int, bool>({{7, false}, {9, false}, {9, true}}));
+    auto const check = [](auto& comm) {
+        ddp::test::failures all;
+        for (auto const& [name, algorithm] : ddp::test::algorithms())
+            ddp::test::note(all, name,
+                            ddp::test::check_allreduce<float>(comm, algorithm, 1003, ddp::test::values::mixed));
+        return std::pair(train_a_little(comm, ddp::update::sharded), std::move(all));
+    };
+    auto const expected = ddp::test::run_ranks(
+        ranks, [](auto& comm) { return train_a_little(comm, ddp::update::replicated); }, ddp::test::patient());
+    for (auto const& [bits, wrong] : on_ranks(ranks, check, memory)) {
+        CHECK(wrong == ddp::test::failures{});
+        CHECK(bits == expected.front());
+    }
+}
+
+TEST_CASE("a communicator that knows its transport's type carries collectives and trainers", "[tcp][train]") {
+    constexpr int ranks = 3;
+    loopback_world const world(ranks);
+    auto const got = ddp::test::on_threads(ranks, [&](int rank) {
+        ddp::communicator<ddp::tcp_transport> const comm(world.connect(rank), ddp::test::loopback_patience());
+        auto wrong = ddp::test::check_every_collective(comm);
+        return std::pair(train_a_little(comm, ddp::update::replicated), std::move(wrong));
+    });
+    auto const expected = ddp::test::run_ranks(
+        ranks, [](auto& comm) { return train_a_little(comm, ddp::update::replicated); }, ddp::test::patient());
+    for (auto const& [bits, wrong] : got) {
+        CHECK(wrong == ddp::test::failures{});
+        CHECK(bits == expected.front());
     }
 }
 

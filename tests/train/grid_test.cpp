@@ -93,6 +93,49 @@ TEST_CASE("a grid trains along its columns while it sums along its rows", "[trai
     }
 }
 
+TEST_CASE("trainers along the rows and the columns of a grid are inside a step at the same time", "[train][group]") {
+    bool const sharded = GENERATE(false, true);
+    constexpr int steps = 6;
+    auto const got = run_ranks(
+        rows * columns,
+        [&](auto& comm) {
+            int const row = comm.rank() / columns, column = comm.rank() % columns;
+            auto const along_row = comm.split(row), along_column = comm.split(column);
+            tanh_mlp<float> by_row(3, 5, 2, static_cast<std::uint64_t>(columns + row)),
+                by_column(3, 5, 2, static_cast<std::uint64_t>(column));
+            data_parallel across{by_row, adam{.lr = 0.01}, along_row, options_for(sharded)};
+            data_parallel down{by_column, adam{.lr = 0.01}, along_column, options_for(!sharded)};
+            for (int s = 0; s < steps; ++s) {
+                samples const of_row(columns + row, column, s), of_column(column, row, s);
+                across.forward(of_row.batch());
+                down.forward(of_column.batch());
+                if ((row + column + s) % 2 == 0) {  // neighbours in other orders: both have begun everywhere
+                    across.backward();
+                    down.backward();
+                } else {
+                    down.backward();
+                    across.backward();
+                }
+                down.finish();
+                across.finish();
+            }
+            return std::pair(across.digest_of_values(), down.digest_of_values());
+        },
+        patient());
+    auto const alone = [&](int ranks, int task, bool as_sharded) {
+        return run_ranks(
+                   ranks, [&](auto& comm) { return train_column(comm, task, steps, as_sharded); }, patient())
+            .front();
+    };
+    std::vector<std::uint64_t> by_row, by_column;
+    for (int row = 0; row < rows; ++row) by_row.push_back(alone(columns, columns + row, sharded));
+    for (int column = 0; column < columns; ++column) by_column.push_back(alone(rows, column, !sharded));
+    for (std::size_t r = 0; r < got.size(); ++r) {
+        CHECK(got[r].first == by_row[r / columns]);
+        CHECK(got[r].second == by_column[r % columns]);
+    }
+}
+
 TEST_CASE("one model trained on the whole and on groups by turns", "[train][group]") {
     // Two trainers share a model's replica on each rank: steps on a group change it, a broadcast makes it equal again.
     auto const equal = run_ranks(

@@ -14,6 +14,7 @@
 #include <ddp/collective/algorithms/halving_doubling_allreduce.hpp>
 #include <ddp/collective/algorithms/recursive_doubling_allreduce.hpp>
 #include <ddp/comm/communicator.hpp>
+#include <ddp/comm/split.hpp>
 #include <ddp/exchange/choice.hpp>
 #include <ddp/optim/sgd.hpp>
 #include <ddp/sim/cluster.hpp>
@@ -52,7 +53,7 @@ struct subject {
         return make_as<step_engine<T, float>>(on, exchange);
     }
     template <class Engine, class T, class X>
-    std::unique_ptr<Engine> make_as(scheduler<T>& on, X exchange) {
+    std::unique_ptr<Engine> make_as(scheduler<T>& on, X exchange, group* among = nullptr) {
         std::size_t const grain = step_engine<T, float>::slice_grain(how_.clip);
         std::vector<std::size_t> counts;
         for (std::size_t i = 0; i < where.parameters(); ++i) counts.push_back(where.count(i));
@@ -61,7 +62,8 @@ struct subject {
         detail::bucket_map const buckets(plan, where, grain);
         bucket_count = buckets.count();
         return std::make_unique<Engine>(
-            on, on.world(), step_subject<float>{where, buckets, parameters, options, false, gradients, values},
+            on, among == nullptr ? on.world() : *among,
+            step_subject<float>{where, buckets, parameters, options, false, gradients, values},
             step_parts<T, float>{detail::make_optimizer_model<float>(sgd{.lr = 0.5, .momentum = 0.5}),
                                  detail::make_exchange_model<T, float>(exchange)});
     }
@@ -104,9 +106,10 @@ protected:
     }
 };
 
-/// The engine is not this coroutine's own: after a failure its coroutines end beside this one.
-task<> train(virtual_cluster* cluster, scheduler<virtual_transport>* on, subject* mine, virtual_engine* work) {
-    auto const rank = static_cast<std::size_t>(on->rank());
+/// `own_rank`: in the engine's group. The engine is not this coroutine's own: after a failure its coroutines end beside it.
+task<> train(virtual_cluster* cluster, scheduler<virtual_transport>* on, subject* mine, virtual_engine* work,
+             int own_rank) {
+    auto const rank = static_cast<std::size_t>(own_rank);
     for (std::size_t step = 0; step < steps; ++step) {
         work->begin({.weight = 1 + rank % 3, .done = 0});
         work->collect();
@@ -123,14 +126,17 @@ task<> train(virtual_cluster* cluster, scheduler<virtual_transport>* on, subject
     }
 }
 
+/// `groups`: of each rank, in which its engine trains; none: the whole cluster.
 template <class Engine = virtual_engine, class A>
-cluster_outcome run_on(virtual_cluster& cluster, std::vector<std::unique_ptr<subject>> const& all, A algorithm) {
+cluster_outcome run_on(virtual_cluster& cluster, std::vector<std::unique_ptr<subject>> const& all, A algorithm,
+                       std::vector<std::unique_ptr<group>> const& groups = {}) {
     std::vector<std::unique_ptr<virtual_engine>> work;
-    for (int r = 0; r < cluster.size(); ++r)
-        work.push_back(all[static_cast<std::size_t>(r)]->template make_as<Engine>(cluster.scheduler_of(r), algorithm));
+    for (std::size_t r = 0; r < all.size(); ++r)
+        work.push_back(all[r]->template make_as<Engine>(cluster.scheduler_of(static_cast<int>(r)), algorithm,
+                                                        groups.empty() ? nullptr : groups[r].get()));
     return cluster.run([&](int rank, auto& on) {
         auto const r = static_cast<std::size_t>(rank);
-        return train(&cluster, &on, all[r].get(), work[r].get());
+        return train(&cluster, &on, all[r].get(), work[r].get(), groups.empty() ? rank : groups[r]->rank());
     });
 }
 
@@ -275,6 +281,38 @@ TEST_CASE("virtual time and threads give the same bits for random floats", "[tra
     CHECK(same(over_threads(ranks, second, halving_doubling_allreduce{.chunk_bytes = 512})));
     CHECK(same(on_virtual_time(ranks, first, halving_doubling_allreduce{.chunk_bytes = 512})));
     CHECK(same(on_virtual_time(ranks, second, halving_doubling_allreduce{}, {.extra_delay = 1ms, .seed = 5})));
+}
+
+namespace {
+
+task<> divide(scheduler<virtual_transport>* on, int color, std::int64_t key, std::unique_ptr<group>* mine) {
+    lane<virtual_transport> const over(on, {.channel = channel::user, .index = 1}, 5);
+    co_await detail::split(over, static_cast<std::uint64_t>(color), key, mine);
+}
+
+}  // namespace
+
+TEST_CASE("engines in groups of a cluster train at once, each to the bits of its group alone", "[train][sim]") {
+    auto const update = GENERATE(ddp::update::replicated, ddp::update::sharded);
+    setup const how{.update = update, .clip = true, .random_floats = true};
+    constexpr int ranks = 8;  // in groups {6, 3, 0}, {7, 4, 1} and {5, 2}
+    for (std::uint64_t seed = 0; seed < 3; ++seed) {
+        std::vector<std::unique_ptr<subject>> all;
+        for (int r = 0; r < ranks; ++r) all.push_back(std::make_unique<subject>(how));
+        virtual_cluster cluster(ranks, {.extra_delay = 400us, .seed = seed});
+        std::vector<std::unique_ptr<group>> groups(ranks);
+        cluster.run(
+            [&](int rank, auto& on) { return divide(&on, rank % 3, -rank, &groups[static_cast<std::size_t>(rank)]); });
+        auto const outcome = run_on(cluster, all, direct_allreduce{.chunk_bytes = 512}, groups);
+        for (std::size_t r = 0; r < ranks; ++r) {
+            REQUIRE((outcome.ranks[r].finished && !outcome.ranks[r].verdict));
+            int const size = r % 3 == 2 ? 2 : 3;
+            REQUIRE(groups[r]->size() == size);
+            auto const expected = on_virtual_time(size, how, recursive_doubling_allreduce{});
+            CHECK(all[r]->values == expected[0]->values);
+            CHECK(all[r]->norms == expected[0]->norms);
+        }
+    }
 }
 
 TEST_CASE("a strategy may leave a stage out", "[train][sim]") {
