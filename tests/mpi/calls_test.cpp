@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include <ddp/collective/allreduce.hpp>
+#include <ddp/collective/barrier.hpp>
 #include <ddp/rendezvous/run_mpi.hpp>
 #include <ddp/train/data_parallel.hpp>
 
@@ -16,10 +18,12 @@
 
 #include "mpi/patience.hpp"
 #include "support/catch.hpp"
+#include "support/group_checks.hpp"
 #include "train/scripted_model.hpp"
 
 namespace {
-std::atomic<int> sends_to_refuse = 0;
+std::atomic<int> sends_to_refuse = 0, tests_to_refuse = 0, tests_of_many_to_refuse = 0;
+std::atomic<int> communicators_made = 0;
 std::atomic<int> foreign_calls = 0;  // of threads other than `home`, while that is set
 std::atomic<std::thread::id> home{};
 
@@ -40,7 +44,43 @@ extern "C" int MPI_Isend(void const* data, int count, MPI_Datatype type, int to,
 }
 extern "C" int MPI_Test(MPI_Request* request, int* over, MPI_Status* status) {
     note_caller();
+    if (tests_to_refuse.load() > 0 && tests_to_refuse.fetch_sub(1) > 0) return MPI_ERR_OTHER;
     return PMPI_Test(request, over, status);
+}
+extern "C" int MPI_Testsome(int in, MPI_Request* requests, int* out, int* indices, MPI_Status* statuses) {
+    note_caller();
+    if (tests_of_many_to_refuse.load() > 0 && tests_of_many_to_refuse.fetch_sub(1) > 0) return MPI_ERR_OTHER;
+    return PMPI_Testsome(in, requests, out, indices, statuses);
+}
+
+// All by which this version of MPI makes a communicator out of another one.
+extern "C" int MPI_Comm_create(MPI_Comm from, MPI_Group of, MPI_Comm* made) {
+    ++communicators_made;
+    return PMPI_Comm_create(from, of, made);
+}
+extern "C" int MPI_Comm_create_group(MPI_Comm from, MPI_Group of, int tag, MPI_Comm* made) {
+    ++communicators_made;
+    return PMPI_Comm_create_group(from, of, tag, made);
+}
+extern "C" int MPI_Comm_split(MPI_Comm from, int color, int key, MPI_Comm* made) {
+    ++communicators_made;
+    return PMPI_Comm_split(from, color, key, made);
+}
+extern "C" int MPI_Comm_split_type(MPI_Comm from, int type, int key, MPI_Info info, MPI_Comm* made) {
+    ++communicators_made;
+    return PMPI_Comm_split_type(from, type, key, info, made);
+}
+extern "C" int MPI_Comm_dup(MPI_Comm from, MPI_Comm* made) {
+    ++communicators_made;
+    return PMPI_Comm_dup(from, made);
+}
+extern "C" int MPI_Comm_dup_with_info(MPI_Comm from, MPI_Info info, MPI_Comm* made) {
+    ++communicators_made;
+    return PMPI_Comm_dup_with_info(from, info, made);
+}
+extern "C" int MPI_Comm_idup(MPI_Comm from, MPI_Comm* made, MPI_Request* request) {
+    ++communicators_made;
+    return PMPI_Comm_idup(from, made, request);
 }
 
 using namespace std::chrono_literals;
@@ -70,6 +110,43 @@ TEST_CASE("a send that MPI refuses closes the peer and ends no job", "[mpi]") {
     for (ddp::completion const& each : ended) CHECK(each.status == ddp::op_status::closed);
     MPI_Comm_free(&strict);
     world.barrier();
+}
+
+TEST_CASE("an error of MPI while the transport looks for progress is one verdict, in MPI's words", "[mpi][faults]") {
+    boost::mpi::communicator const world;
+    if (world.size() == 1) return;
+    bool const of_many = GENERATE(false, true);
+    std::string text;
+    {
+        std::vector<double> data(1 << 16, 1.0);  // outlives the transport
+        ddp::communicator<> comm = ddp::mpi_communicator(world, ddp::test::patient_times());
+        world.barrier();  // not one of ours, which the failure could still meet
+        if (comm.rank() == 1) (of_many ? tests_of_many_to_refuse : tests_to_refuse) = 1;
+        try {
+            for (int i = 0; i < 10; ++i) ddp::allreduce(comm, data);
+        } catch (ddp::comm_error const& e) {
+            text = e.what();
+        }
+        tests_to_refuse = tests_of_many_to_refuse = 0;
+    }
+    CAPTURE(of_many, text);
+    CHECK(text.find("DDP-E208 transport: the transport of rank 1 failed") == 0);
+    CHECK(text.find(of_many ? "MPI_Testsome failed: MPI_ERR_OTHER" : "MPI_Test failed: MPI_ERR_OTHER") !=
+          std::string::npos);
+    world.barrier();
+}
+
+TEST_CASE("groups make no communicators of MPI's", "[mpi][group]") {
+    boost::mpi::communicator const world;
+    if (world.size() == 1) return;
+    communicators_made = 0;
+    ddp::communicator<> const comm = ddp::mpi_communicator(world, ddp::test::patient_times());
+    CHECK(communicators_made == 1);
+    CHECK(ddp::test::check_grid(comm, 2) == ddp::test::failures{});
+    ddp::communicator<> const odd = comm.split(comm.rank() % 2, -comm.rank()), inner = odd.split(0);
+    ddp::barrier(inner);
+    ddp::barrier(comm.host());
+    CHECK(communicators_made == 1);
 }
 
 TEST_CASE("below MPI_THREAD_MULTIPLE no thread of a model's own calls MPI", "[mpi]") {

@@ -435,6 +435,14 @@ def over_mpi(make, **change):
     return plan
 
 
+def row_18_mpi(draw, size):
+    """Stopped for good. Who calls MPI without a thread of its own sends no heartbeats: peers wait until the deadline."""
+    rank = draw.randrange(size)
+    phase, step = drawn_place(draw, ("forward", "backward", "between", *INSIDE))
+    return Plan(size, drawn_words(draw), (f"{rank}:stop:{phase}:{step}",), more=("collective=600",),
+                verdicts=((without(size, rank), rf"^DDP-E204 deadline: rank {rank} did not take part in .* in time"),))
+
+
 @dataclasses.dataclass
 class Row:
     number: str
@@ -470,6 +478,8 @@ ROWS = [Row("10", "a rank other than 0 is killed", row_10),
         Row("34", "bytes or frames are left out, doubled, swapped, inserted, cut off", row_34),
         Row("10m", "over MPI a rank is killed: the whole job ends", over_mpi(row_10, killed=True, bound=3.0 * SCALE), 1, 0.25),
         Row("13m", "over MPI a rank throws", over_mpi(row_13), 1, 0.25),
+        Row("18m", "over MPI a rank stops for good (`collective`: 0.6 s)",
+            over_mpi(row_18_mpi, bound=2.2 * SCALE + SOON), 1, 0.25),
         Row("21m", "over MPI a rank is stuck in its own code (`collective`: 0.6 s)",
             over_mpi(row_21, bound=1.2 * SCALE + SOON), 1, 0.25),
         Row("22m", "over MPI ranks do different things", over_mpi(row_22), 1, 0.25)]
