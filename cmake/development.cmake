@@ -54,7 +54,8 @@ function(ddp_add_once name)
 endfunction()
 ddp_add_once(ddp_once tcp secure nn gzip)
 if(TARGET ddp::mpi)  # the same, and what that door adds
-  file(CONFIGURE OUTPUT once_mpi.cpp CONTENT "#include <ddp/rendezvous/impl/run_mpi.ipp>\n")
+  file(CONFIGURE OUTPUT once_mpi.cpp
+    CONTENT "#include <ddp/rendezvous/impl/run_mpi.ipp>\n#include <ddp/transport/mpi/impl/mpi.ipp>\n")
   add_library(ddp_once_mpi STATIC EXCLUDE_FROM_ALL "${CMAKE_CURRENT_BINARY_DIR}/once_mpi.cpp")
   target_link_libraries(ddp_once_mpi PUBLIC ddp_once PRIVATE ddp::mpi)
 endif()

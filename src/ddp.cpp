@@ -45,6 +45,7 @@
 #include <ddp/train/impl/ready_reports.ipp>
 #include <ddp/transport/impl/inproc.ipp>
 #include <ddp/transport/shm/impl/memfd.ipp>
+#include <ddp/transport/virtual/impl/virtual_world.ipp>
 
 #if defined(DDP_DOOR_TCP)
 #include <ddp/rendezvous/impl/bootstrap.ipp>
@@ -58,6 +59,7 @@
 
 #if defined(DDP_DOOR_MPI)
 #include <ddp/rendezvous/impl/run_mpi.ipp>
+#include <ddp/transport/mpi/impl/mpi.ipp>
 #endif
 
 #if defined(DDP_DOOR_NN)
