@@ -1,5 +1,5 @@
 /// \file
-/// step_cycle: takes a step from begin() to its end, on one rank: two sides, what ranks say first, a coroutine a bucket.
+/// step_cycle: takes a step from begin() to its end, on one rank: two sides, and a coroutine a bucket.
 ///
 /// Two sides that never share a thread's time: the compute side calls begin, ready, backward_done and await_from, which
 /// only count down and leave mail; the communication side collects the mail and runs the coroutines. Nothing here owns a
@@ -11,28 +11,23 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <limits>
 #include <memory>
 #include <new>
 #include <optional>
 #include <span>
-#include <string_view>
 #include <utility>
 #include <vector>
 
-#include <ddp/collective/algorithms/direct_allreduce.hpp>
-#include <ddp/collective/all_gather.hpp>
 #include <ddp/comm/lane.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/core/separate.hpp>
 #include <ddp/model/layout.hpp>
 #include <ddp/train/bucket.hpp>
 #include <ddp/train/nonfinite.hpp>
-#include <ddp/train/odd_ranks.hpp>
 #include <ddp/train/options.hpp>
+#include <ddp/train/step_agreements.hpp>
 #include <ddp/train/step_mail.hpp>
 #include <ddp/train/step_ticket.hpp>
-#include <ddp/train/used_map.hpp>
 #include <ddp/transport/any.hpp>
 
 namespace ddp {
@@ -49,19 +44,6 @@ struct step_subject {
     std::span<E> values;
 };
 
-namespace detail {
-
-/// What messages of a cycle lie in: has to outlive the transport if that has failed.
-struct step_messages {
-    virtual ~step_messages() = default;
-
-    std::vector<step_ticket> tickets;
-    std::vector<nonfinite_place> places;
-    used_map used;
-};
-
-}  // namespace detail
-
 template <Transport T, Element E>
 class step_cycle : public mailbox_client {
 public:
@@ -75,9 +57,7 @@ public:
     /// Gradient i is final, once a step. Says whether there is mail now.
     bool ready(std::size_t i) noexcept;
     /// Which parameters this rank's backward has reported, by parameter: before backward_done(). Asked for with unused::allowed.
-    void use(std::span<std::uint8_t const> parameters) noexcept {
-        if (messages_->used.tracks()) messages_->used.set(me(), parameters);
-    }
+    void use(std::span<std::uint8_t const> parameters) noexcept { agreements_.use(parameters); }
     void backward_done() noexcept { mail_.release(); }
     /// The step is over for the compute side, or was left by an exception.
     void end() noexcept { under_way_ = false; }
@@ -94,17 +74,17 @@ public:
     [[nodiscard]] bool idle() const noexcept { return unfinished_ == 0; }
 
     /// Of the last finished step.
-    [[nodiscard]] std::uint64_t weight() const noexcept { return totals_.weight; }
-    [[nodiscard]] bool everybody_done() const noexcept { return totals_.everybody_done; }
+    [[nodiscard]] std::uint64_t weight() const noexcept { return agreements_.totals().weight; }
+    [[nodiscard]] bool everybody_done() const noexcept { return agreements_.totals().everybody_done; }
     /// Mean loss over the samples of all ranks in the step before it, the same bits on all ranks; NaN where there was none.
-    [[nodiscard]] double previous_loss() const noexcept { return previous_loss_; }
+    [[nodiscard]] double previous_loss() const noexcept { return agreements_.previous_loss(); }
     /// Some rank wanted training to stop when the step began: the same on all ranks.
-    [[nodiscard]] bool stop() const noexcept { return totals_.stop; }
+    [[nodiscard]] bool stop() const noexcept { return agreements_.totals().stop; }
     /// The mean gradient of the last step was not finite; skipped: hence no value was changed.
     [[nodiscard]] bool found_nonfinite() const noexcept { return nonfinite_; }
     [[nodiscard]] bool skipped() const noexcept { return nonfinite_ && options_.nonfinite != nonfinite::warn; }
     /// Then, by rank: the first element of its own gradient that is not finite, if it has one.
-    [[nodiscard]] std::span<detail::nonfinite_place const> places() const noexcept { return messages_->places; }
+    [[nodiscard]] std::span<detail::nonfinite_place const> places() const noexcept { return agreements_.places(); }
     [[nodiscard]] std::uint64_t updates() const noexcept { return updates_; }
     /// Goes on as if so many steps had changed the values. Between steps, while nobody drives; on all ranks alike.
     void set_updates(std::uint64_t count) noexcept { updates_ = count; }
@@ -113,15 +93,12 @@ public:
     virtual void freeze(std::span<std::uint8_t const> frozen);
 
     /// What messages of the cycle's may lie in: has to outlive the transport if that has failed.
-    [[nodiscard]] std::shared_ptr<void> posted_memory() const noexcept { return messages_; }
+    [[nodiscard]] std::shared_ptr<void> posted_memory() const noexcept { return agreements_.posted_memory(); }
 
     /// Before the first step: the hash of what all ranks have alike, which messages carry, and a message context of the
     /// cycle's own. The same on all ranks.
-    void agree_on(std::uint64_t hash, std::uint32_t context) noexcept {
-        hash_ = hash | 1;
-        context_ = context;
-    }
-    [[nodiscard]] std::uint64_t hash() const noexcept { return hash_; }
+    void agree_on(std::uint64_t hash, std::uint32_t context) noexcept { agreements_.agree_on(hash, context); }
+    [[nodiscard]] std::uint64_t hash() const noexcept { return agreements_.hash(); }
 
 protected:
     /// Among the ranks of `of`, which outlives the cycle.
@@ -153,17 +130,20 @@ protected:
     [[nodiscard]] event& released() noexcept { return released_; }
     /// With unused::allowed: awaits that it is known which parameters are stepped.
     [[nodiscard]] event& used_known() noexcept { return used_known_; }
-    [[nodiscard]] bool tracks_used() const noexcept { return messages_->used.tracks(); }
+    [[nodiscard]] bool tracks_used() const noexcept { return agreements_.tracks_used(); }
     /// f(a, z) for what is stepped of [from, to): all of it, or parameter by parameter those that are.
     template <class F>
     void for_each_stepped(std::size_t from, std::size_t to, F&& f) {
         if (!tracks_used() && !any_frozen_) return f(from, to);
         where_.for_each_in(from, to, [&](std::size_t i, std::size_t a, std::size_t z) {
-            if (!frozen(i) && messages_->used.by_any(i)) f(a, z);
+            if (!frozen(i) && agreements_.used(i)) f(a, z);
         });
     }
     /// The mean gradient is not finite, as all ranks find alike: where, on each of them.
-    task<> agree_on_nonfinite();
+    task<> agree_on_nonfinite() {
+        nonfinite_ = true;
+        return agreements_.gather_places();
+    }
 
     [[nodiscard]] bool frozen(std::size_t i) const noexcept { return frozen_[i] != 0; }
     /// Nothing of bucket b is exchanged.
@@ -171,9 +151,7 @@ protected:
     [[nodiscard]] std::size_t active_buckets() const noexcept { return active_buckets_; }
     [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(of_.size()); }
     [[nodiscard]] std::size_t me() const noexcept { return static_cast<std::size_t>(of_.rank()); }
-    [[nodiscard]] lane<T> lane_of_bucket(std::size_t b) noexcept {
-        return lane_of(4 + 4 * static_cast<std::uint32_t>(b), hash_);
-    }
+    [[nodiscard]] lane<T> lane_of_bucket(std::size_t b) noexcept { return agreements_.lane_of_bucket(b); }
     [[nodiscard]] scheduler<T>& on() const noexcept { return on_; }
     [[nodiscard]] layout const& where() const noexcept { return where_; }
     [[nodiscard]] detail::bucket_map const& buckets() const noexcept { return buckets_; }
@@ -187,7 +165,7 @@ protected:
     /// 1 / weight(), or 0.
     [[nodiscard]] E const& inverse() const noexcept { return inverse_; }
     /// Of the step that is under way, or has failed; it counts from 1.
-    [[nodiscard]] std::uint64_t round() const noexcept { return round_; }
+    [[nodiscard]] std::uint64_t round() const noexcept { return agreements_.round(); }
     [[nodiscard]] bool within_step() const noexcept { return !done_.is_set(); }
     [[nodiscard]] time_point awaited() const noexcept { return awaited_.load(std::memory_order_relaxed); }
     /// Whether so much was worked through since the transport was driven that it is its turn.
@@ -195,17 +173,6 @@ protected:
     void worked_through(std::size_t elements) noexcept { undriven_bytes_ += elements * sizeof(E); }
 
 private:
-    static constexpr std::uint32_t weights_channel = 0, places_channel = 1,
-                                   used_channel = 2;  // from 4 on four phases a bucket
-
-    /// All that knows how messages of a step are told apart.
-    [[nodiscard]] lane<T> lane_of(std::uint32_t channel, std::uint64_t fingerprint) noexcept {
-        return {on_, of_, {.group = context_, .channel = channel, .index = round_}, fingerprint};
-    }
-    void enter_step() {
-        of_.enter({"step", 0, "", "", {.group = context_, .channel = weights_channel, .index = round_}, hash_});
-    }
-
     void begin_step();
     void start(std::size_t slot, task<> body);
     void fill(std::size_t b);
@@ -214,11 +181,9 @@ private:
     void reserve() noexcept;
     task<> weigh();
     task<> agree_on_used();
-    void report_difference();
 
     scheduler<T>& on_;
     group& of_;
-    std::uint32_t context_ = 0;  // of its messages
     layout where_;
     detail::bucket_map buckets_;
     std::span<parameter<E> const> parameters_;
@@ -226,8 +191,7 @@ private:
     bool ready_releases_;
     std::span<E> gradients_;
     std::span<E> values_;
-    std::shared_ptr<detail::step_messages> messages_;
-    std::uint64_t hash_ = 1;
+    detail::step_agreements<T, E> agreements_;
 
     // the compute side's
     std::atomic<bool> under_way_{false};
@@ -244,10 +208,7 @@ private:
     std::atomic<time_point> awaited_{never};
 
     // the communication side's
-    std::uint64_t round_ = 0;    // steps begun
     std::uint64_t updates_ = 0;  // steps that changed values
-    detail::step_totals totals_{.everybody_done = false};
-    double previous_loss_ = 0;
     E inverse_ = 0;
     bool granted_ = false, nonfinite_ = false;
     std::vector<std::uint8_t> full_;
@@ -273,7 +234,8 @@ step_cycle<T, E>::step_cycle(scheduler<T>& on, group& of, step_subject<E> subjec
       ready_releases_(subject.ready_releases && options_.unused == unused::error),  // else some may not be stepped
       gradients_(subject.gradients),
       values_(subject.values),
-      messages_(std::move(messages)),
+      agreements_(on, of, where_, parameters_, std::move(messages), options_.unused == unused::allowed,
+                  options_.agreement_steps),
       frozen_(parameters_.size()),
       silent_(buckets_.count()),
       active_buckets_(buckets_.count()),
@@ -288,9 +250,6 @@ step_cycle<T, E>::step_cycle(scheduler<T>& on, group& of, step_subject<E> subjec
       roots_(buckets_.count() + 2) {
     if (ranks() == 1) options_.buckets_in_flight = buckets_.count();  // nothing to wait for, nothing to bound
     options_.buckets_in_flight = std::max<std::size_t>(1, options_.buckets_in_flight);
-    messages_->tickets.resize(ranks());
-    messages_->places.resize(ranks());
-    if (options_.unused == unused::allowed) messages_->used = detail::used_map(ranks(), parameters_.size());
     for (std::optional<event>& go : go_) go.emplace(on_);
     done_.set();
     on_.add(*this);
@@ -312,8 +271,7 @@ void step_cycle<T, E>::freeze(std::span<std::uint8_t const> frozen) {
 template <Transport T, Element E>
 void step_cycle<T, E>::begin(step_ticket mine) noexcept {
     ++begun_;
-    if (options_.agreement_steps != 0 && ranks() > 1) {
-        arena_range const part = detail::compared_in(begun_, options_.agreement_steps, values_.size());
+    if (arena_range const part = agreements_.compared(begun_); part.size() != 0) {
         digest all;
         all.add(std::span<E const>(values_.subspan(part.begin, part.size())));
         add_state(all, part);
@@ -351,10 +309,10 @@ task<> step_cycle<T, E>::finished() {
 }
 template <Transport T, Element E>
 void step_cycle<T, E>::begin_step() {
-    if (++round_ == 1) on_.frames().count();
+    agreements_.begin();
+    if (round() == 1) on_.frames().count();
     granted_ = false;
     nonfinite_ = false;
-    messages_->places[me()] = {};
     std::fill(full_.begin(), full_.end(), std::uint8_t{0});
     for (std::optional<event>& go : go_) go->reset();
     released_.reset();
@@ -364,7 +322,7 @@ void step_cycle<T, E>::begin_step() {
     unfinished_ = active_buckets_ + (tracks_used() ? 2 : 1);
     launched_ = 0;
     step_begins();
-    enter_step();
+    agreements_.enter();
     // The receives of the first buckets, then our weight: a weight that arrives says that its sender is prepared.
     for (std::size_t k = 0; k < std::min(options_.buckets_in_flight, active_buckets_); ++k) launch();
     start(buckets_.count(), weigh());
@@ -389,7 +347,7 @@ void step_cycle<T, E>::fill(std::size_t b) {
     full_at_[b] = on_.now();
     if (options_.nonfinite != nonfinite::unchecked)
         detail::find_nonfinite(where_, std::span<E const>(gradients_), buckets_.begin(b), buckets_.end(b),
-                               messages_->places[me()]);
+                               agreements_.place());
     if (granted_) go_[b]->set();
 }
 template <Transport T, Element E>
@@ -408,9 +366,9 @@ task<> step_cycle<T, E>::root(task<> body) {
 template <Transport T, Element E>
 void step_cycle<T, E>::finish_step() noexcept {
     bool const changed = weight() != 0 && !skipped();
-    if (round_ == 1) reserve();
+    if (round() == 1) reserve();
     if (changed) ++updates_;
-    on_.note(flight::updated, round_);
+    on_.note(flight::updated, round());
     done_.set();
     try {
         if (changed) step_ended();
@@ -433,15 +391,9 @@ void step_cycle<T, E>::reserve() noexcept {
 /// Gathers what every rank says; from then on buckets may be sent.
 template <Transport T, Element E>
 task<> step_cycle<T, E>::weigh() {
-    std::vector<step_ticket>& tickets = messages_->tickets;
-    tickets[me()] = ticket_;
     if (blocking()) co_await finishing_;  // once all weights are here, so are all ranks
-    co_await all_gather_small(lane_of(weights_channel, of_.history()), std::span<step_ticket>(tickets));
-    detail::step_totals const all = detail::total(tickets);
-    if (!all.alike) report_difference();
-    previous_loss_ = totals_.weight == 0 ? std::numeric_limits<double>::quiet_NaN()
-                                         : all.losses / static_cast<double>(totals_.weight);
-    totals_ = all;
+    co_await agreements_.gather_tickets(ticket_);
+    agreements_.total();
     inverse_ = weight() == 0 ? E(0) : static_cast<E>(1.0 / static_cast<double>(weight()));
     if (blocking()) {
         if (on_.failed()) throw collective_aborted();  // somebody has left: the call would wait for good
@@ -455,34 +407,8 @@ task<> step_cycle<T, E>::weigh() {
 template <Transport T, Element E>
 task<> step_cycle<T, E>::agree_on_used() {
     co_await released_;
-    detail::used_map& used = messages_->used;
-    if (ranks() > 1) {
-        scratch const table((ranks() + 1) * sizeof(std::size_t));
-        std::span<std::size_t> const cuts = table.as<std::size_t>();
-        for (std::size_t r = 0; r < cuts.size(); ++r) cuts[r] = r * used.words_a_rank();
-        co_await direct_allreduce::all_gather({}, lane_of(used_channel, hash_), used.table(),
-                                              std::span<std::size_t const>(cuts));
-    }
-    used.merge();
+    co_await agreements_.gather_used();
     used_known_.set();
-}
-template <Transport T, Element E>
-task<> step_cycle<T, E>::agree_on_nonfinite() {
-    nonfinite_ = true;
-    return all_gather_small(lane_of(places_channel, hash_), std::span<detail::nonfinite_place>(messages_->places));
-}
-/// All ranks find the same, and say so alike: whom most contradict, or all where there is no majority.
-template <Transport T, Element E>
-[[gnu::cold]] void step_cycle<T, E>::report_difference() {
-    arena_range const part = detail::compared_in(round_, options_.agreement_steps, values_.size());
-    std::vector<std::string_view> names;
-    where_.for_each_in(part.begin, part.end,
-                       [&](std::size_t i, std::size_t, std::size_t) { names.push_back(parameters_[i].name); });
-    std::vector<std::uint64_t> digests;
-    for (step_ticket const& t : messages_->tickets) digests.push_back(t.digest);
-    on_.fail(failure_kind::mismatch, errc::replicas_differ, -1,
-             detail::describe_difference(digests, of_.members(), round_, names));
-    throw collective_aborted();
 }
 
 #if defined(DDP_SEPARATE_COMPILATION)

@@ -1,0 +1,177 @@
+/// \file
+/// step_agreements: what ranks tell each other in a step besides gradients and values, and what follows from it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ddp/collective/algorithms/direct_allreduce.hpp>
+#include <ddp/comm/lane.hpp>
+#include <ddp/comm/small_gather.hpp>
+#include <ddp/core/separate.hpp>
+#include <ddp/model/layout.hpp>
+#include <ddp/model/model.hpp>
+#include <ddp/train/nonfinite.hpp>
+#include <ddp/train/odd_ranks.hpp>
+#include <ddp/train/step_ticket.hpp>
+#include <ddp/train/used_map.hpp>
+#include <ddp/transport/any.hpp>
+
+namespace ddp::detail {
+
+/// What messages of a step lie in: has to outlive the transport if that has failed.
+struct step_messages {
+    virtual ~step_messages() = default;
+
+    std::vector<step_ticket> tickets;
+    std::vector<nonfinite_place> places;
+    used_map used;
+};
+
+/// The small exchanges of a trainer's steps, and how the messages of a step are told apart. Each ends alike on all ranks. The
+/// communication side's, but for hash(), compared() and use().
+///
+/// Cost  all_gather_small of a step_ticket at the start of each step; of a bit a parameter where parameters may be left out; of
+///       a place where the mean gradient is not finite.
+template <Transport T, Element E>
+class step_agreements {
+public:
+    /// Among the ranks of `of`. `where` and `parameters` are of the arena with the values. All outlive this.
+    step_agreements(scheduler<T>& on, group& of, layout const& where, std::span<parameter<E> const> parameters,
+                    std::shared_ptr<step_messages> messages, bool tracks_used, std::uint64_t agreement_steps)
+        : on_(on),
+          of_(of),
+          where_(where),
+          parameters_(parameters),
+          agreement_steps_(agreement_steps),
+          messages_(std::move(messages)) {
+        messages_->tickets.resize(ranks());
+        messages_->places.resize(ranks());
+        if (tracks_used) messages_->used = used_map(ranks(), parameters_.size());
+    }
+
+    /// See step_cycle.
+    void agree_on(std::uint64_t hash, std::uint32_t context) noexcept {
+        hash_ = hash | 1;
+        context_ = context;
+    }
+    [[nodiscard]] std::uint64_t hash() const noexcept { return hash_; }
+    [[nodiscard]] std::shared_ptr<void> posted_memory() const noexcept { return messages_; }
+
+    /// The elements whose bits are compared in step `step`, of an arena of n; none: none ever.
+    [[nodiscard]] arena_range compared(std::uint64_t step) const noexcept {
+        return agreement_steps_ == 0 || ranks() == 1 ? arena_range{}
+                                                     : compared_in(step, agreement_steps_, where_.size());
+    }
+
+    /// The next step begins.
+    void begin() noexcept {
+        ++round_;
+        messages_->places[me()] = {};
+    }
+    /// Says so in the group.
+    void enter() {
+        of_.enter({"step", 0, "", "", {.group = context_, .channel = weights_channel, .index = round_}, hash_});
+    }
+    /// Of the step that is under way, or was last; it counts from 1.
+    [[nodiscard]] std::uint64_t round() const noexcept { return round_; }
+    /// Of the messages that are bucket b's in this step.
+    [[nodiscard]] lane<T> lane_of_bucket(std::size_t b) noexcept {
+        return lane_of(4 + 4 * static_cast<std::uint32_t>(b), hash_);
+    }
+
+    /// First what all ranks bring; then total().
+    [[nodiscard]] task<> gather_tickets(step_ticket const& mine) {
+        messages_->tickets[me()] = mine;
+        return all_gather_small(lane_of(weights_channel, of_.history()), std::span<step_ticket>(messages_->tickets));
+    }
+    /// What the tickets of all ranks come to. Where their bits differ it fails the job, and throws collective_aborted.
+    void total() {
+        step_totals const all = detail::total(messages_->tickets);
+        if (!all.alike) report_difference();
+        previous_loss_ = totals_.weight == 0 ? std::numeric_limits<double>::quiet_NaN()
+                                             : all.losses / static_cast<double>(totals_.weight);
+        totals_ = all;
+    }
+    [[nodiscard]] step_totals const& totals() const noexcept { return totals_; }
+    /// Mean loss over the samples of all ranks in the step before; NaN where there was none.
+    [[nodiscard]] double previous_loss() const noexcept { return previous_loss_; }
+
+    [[nodiscard]] bool tracks_used() const noexcept { return messages_->used.tracks(); }
+    /// used[i] != 0: this rank's backward has reported parameter i.
+    void use(std::span<std::uint8_t const> used) noexcept {
+        if (tracks_used()) messages_->used.set(me(), used);
+    }
+    /// Which parameters some rank has used in this step.
+    task<> gather_used();
+    [[nodiscard]] bool used(std::size_t i) const noexcept { return messages_->used.by_any(i); }
+
+    /// Where this rank's own gradient is not finite first; written until gather_places().
+    [[nodiscard]] nonfinite_place& place() noexcept { return messages_->places[me()]; }
+    [[nodiscard]] std::span<nonfinite_place const> places() const noexcept { return messages_->places; }
+    [[nodiscard]] task<> gather_places() {
+        return all_gather_small(lane_of(places_channel, hash_), std::span<nonfinite_place>(messages_->places));
+    }
+
+private:
+    static constexpr std::uint32_t weights_channel = 0, places_channel = 1,
+                                   used_channel = 2;  // from 4 on four phases a bucket
+
+    [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(of_.size()); }
+    [[nodiscard]] std::size_t me() const noexcept { return static_cast<std::size_t>(of_.rank()); }
+    [[nodiscard]] lane<T> lane_of(std::uint32_t channel, std::uint64_t fingerprint) noexcept {
+        return {on_, of_, {.group = context_, .channel = channel, .index = round_}, fingerprint};
+    }
+    void report_difference();
+
+    scheduler<T>& on_;
+    group& of_;
+    layout const& where_;
+    std::span<parameter<E> const> parameters_;
+    std::uint64_t agreement_steps_;
+    std::shared_ptr<step_messages> messages_;
+    std::uint64_t hash_ = 1;
+    std::uint32_t context_ = 0;
+    std::uint64_t round_ = 0;
+    step_totals totals_{.everybody_done = false};
+    double previous_loss_ = 0;
+};
+
+template <Transport T, Element E>
+task<> step_agreements<T, E>::gather_used() {
+    used_map& used = messages_->used;
+    if (ranks() > 1) {
+        scratch const table((ranks() + 1) * sizeof(std::size_t));
+        std::span<std::size_t> const cuts = table.as<std::size_t>();
+        for (std::size_t r = 0; r < cuts.size(); ++r) cuts[r] = r * used.words_a_rank();
+        co_await direct_allreduce::all_gather({}, lane_of(used_channel, hash_), used.table(),
+                                              std::span<std::size_t const>(cuts));
+    }
+    used.merge();
+}
+/// All ranks find the same, and say so alike: whom most contradict, or all where there is no majority.
+template <Transport T, Element E>
+[[gnu::cold]] void step_agreements<T, E>::report_difference() {
+    arena_range const part = compared(round_);
+    std::vector<std::string_view> names;
+    where_.for_each_in(part.begin, part.end,
+                       [&](std::size_t i, std::size_t, std::size_t) { names.push_back(parameters_[i].name); });
+    std::vector<std::uint64_t> digests;
+    for (step_ticket const& t : messages_->tickets) digests.push_back(t.digest);
+    on_.fail(failure_kind::mismatch, errc::replicas_differ, -1,
+             describe_difference(digests, of_.members(), round_, names));
+    throw collective_aborted();
+}
+
+#if defined(DDP_SEPARATE_COMPILATION)
+DDP_INSTANTIATE class step_agreements<any_transport, float>;
+DDP_INSTANTIATE class step_agreements<any_transport, double>;
+#endif
+
+}  // namespace ddp::detail
