@@ -326,6 +326,51 @@ std::vector<std::string> torn_after_half_a_step() {
 }
 }  // namespace
 
+namespace {
+
+struct full_log {
+    bool here;
+    void on(step_finished const& event) const {
+        if (here && event.step == 2) throw std::runtime_error("the log is full");
+    }
+};
+
+}  // namespace
+
+TEST_CASE("what an observer throws at the end of a step on one rank is heard by the others at once", "[train]") {
+    bool const sharded = GENERATE(false, true);
+    auto const since = monotonic_clock::now();
+    auto const errors = errors_of_ranks(
+        ranks,
+        [&](auto& comm) {
+            model net({{"a", {30}}, {"b", {3}}});
+            data_parallel trainer{net, sgd{.lr = 0.1}, comm, options_of(sharded, false),
+                                  full_log{comm.rank() == culprit}};
+            for (int step = 0; step < 4; ++step) trainer.step(numbers{{1}});
+        },
+        patient());
+    CHECK(monotonic_clock::now() - since < std::chrono::seconds(20));  // a deadline is 60
+    expect_on_every_rank(errors, {"DDP-E206", "rank 1 failed in its own code during step #2: the log is full"});
+}
+
+TEST_CASE("what is thrown after a step is said to be after it", "[train]") {
+    auto const errors = errors_of_ranks(
+        2,
+        [](auto& comm) {
+            model net({{"a", {30}}});
+            data_parallel trainer{net, sgd{.lr = 0.1}, comm};
+            trainer.step(numbers{{1}});
+            trainer.step(numbers{{1}});
+            if (comm.rank() == 1) {
+                comm.fail("out of paper");
+                throw std::runtime_error("out of paper");
+            }
+            trainer.step(numbers{{1}});
+        },
+        patient());
+    CHECK_THAT(errors[0], Catch::Contains("rank 1 failed in its own code after step #2: out of paper"));
+}
+
 TEST_CASE("values of which only some took part in the step that failed are called torn", "[train]") {
     REQUIRE(torn_after_half_a_step<true>() == std::vector<std::string>{"torn after 1", "torn after 1"});
     REQUIRE(torn_after_half_a_step<false>() == std::vector<std::string>{"whole after 1", "whole after 1"});

@@ -1,5 +1,8 @@
 // Large steps are cut into pieces, between which the transport is driven: the same bits, and messages that travel meanwhile.
+#include <sys/socket.h>
+
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -7,10 +10,13 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include <ddp/optim/parameter_groups.hpp>
+#include <ddp/transport/framed/frame_descriptor.hpp>
+#include <ddp/transport/framed/framed.hpp>
 
 #include "support/catch.hpp"
 #include "support/ranks.hpp"
@@ -20,6 +26,7 @@
 
 using namespace ddp;
 using namespace ddp::test;
+using namespace std::chrono_literals;
 
 namespace ddp::test::pieces {  // not an unnamed one: coroutines of the library hold its types
 
@@ -214,6 +221,53 @@ TEST_CASE("behind a gate the first new values are sent before the last are stepp
     };
     REQUIRE(sent_meanwhile(16 << 10) >= sizes.size() - 3);
     REQUIRE(sent_meanwhile(std::size_t{1} << 30) == 0);  // in one turn nothing but the optimizer has one
+}
+
+namespace {
+
+/// Gradient descent that takes its time over each piece, as if there were a thousand times as many values.
+struct slow_sgd {
+    std::chrono::milliseconds takes;
+
+    [[nodiscard]] std::size_t slot_count() const { return 0; }
+    [[nodiscard]] double learning_rate() const { return 1; }
+    [[nodiscard]] std::uint64_t hash() const { return 1; }
+    void step(step_info const& at, std::span<double const> gradient, std::span<double> value,
+              slot_spans<double> slots) const {
+        std::this_thread::sleep_for(takes);
+        sgd{.lr = 1}.step(at, gradient, value, slots);
+    }
+};
+
+constexpr auto dead = 800ms;
+
+/// What two ranks over sockets throw in a step in which rank 0 steps its half of the values for twice `dead`.
+std::vector<std::string> errors_of_a_long_step(std::size_t piece) {
+    constexpr std::size_t count = std::size_t{16} << 13;  // 8 pieces of 64 KiB for each rank
+    int ends[2];
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+    timing times = patient();
+    times.dead = dead;
+    return on_threads(2, [&](int r) {
+        std::vector<framed_peer<descriptor_stream>> peers;
+        peers.push_back({1 - r, descriptor_stream(ends[r])});
+        communicator<> comm = any_communicator(
+            std::make_unique<framed<descriptor_stream>>(r, 2, std::move(peers), framed_options{.times = times}), times);
+        scripted_model<> net({{"p", {count}}});
+        data_parallel trainer{
+            net, slow_sgd{r == 0 ? 2 * dead / (piece < count ? 8 : 1) : 0ms}, comm,
+            training_options{.update = update::sharded, .share_memory = false, .step_piece_bytes = piece},
+            single_bucket{}};
+        return thrown_by([&] { trainer.step(numbers{{1}}); });
+    });
+}
+
+}  // namespace
+
+TEST_CASE("heartbeats are sent while a rank steps many values for longer than timing.dead", "[train]") {
+    CHECK(errors_of_a_long_step(64 << 10) == std::vector<std::string>(2));
+    // In one piece none are sent: so the pieces are what does it.
+    CHECK_THAT(errors_of_a_long_step(std::size_t{1} << 30)[1], Catch::Contains("rank 0 has sent nothing"));
 }
 
 TEST_CASE("an optimizer that throws between pieces fails the step on all ranks, and the values are torn", "[train]") {
