@@ -1,8 +1,18 @@
 // What a compiler says about arguments that no collective takes. See mistakes.cpp.
+#include <ctime>
 #include <string>
 #include <vector>
 
 #include <ddp/ddp.hpp>
+
+// Names of the C library are no names of ours: this compiles, corrected or not.
+namespace with_all_names {
+using namespace ddp;
+using namespace std;
+inline clock_t processor_time() {
+    return clock();
+}
+}  // namespace with_all_names
 
 using job = ddp::communicator<ddp::inproc_transport>;
 using numbers = std::vector<float>;

@@ -110,6 +110,8 @@ TEST_CASE("trainers with other settings are refused on every rank, with what the
                    {"another training_options.nonfinite"});
     expect_refusal(culprit, [](setup& s) { s.options.buckets_in_flight = 1; },
                    {"another training_options.buckets_in_flight"});
+    expect_refusal(culprit, [](setup& s) { s.options.agreement_steps = 7; },
+                   {"another training_options.agreement_steps"});
     expect_refusal(culprit, [](setup& s) { s.options.clip = clip_by_global_norm{}; },
                    {"another training_options.clip"});
     // The optimizer's state and the bucket plan depend on options: what the caller has set is named.

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include <ddp/collective/allreduce.hpp>
 #include <ddp/collective/barrier.hpp>
 #include <ddp/optim/parameter_groups.hpp>
 
@@ -138,6 +139,23 @@ TEST_CASE("what allocates is seen", "[train]") {
     int* const volatile one = new int(1);  // volatile: compilers leave out what nobody sees
     delete one;
     REQUIRE(allocations.load() > before);
+}
+
+TEST_CASE("what the direct algorithm needs beside the data is as large as slices, where these are shorter than chunks",
+          "[train]") {
+    std::atomic<std::size_t> before = 0, after = 0;
+    run_ranks(4, [&](auto& comm) {
+        std::vector<float> data(100, 1.0f);
+        barrier(comm);
+        if (comm.rank() == 0) before = allocated.load();
+        barrier(comm);
+        allreduce(comm, data, direct_allreduce{.chunk_bytes = std::size_t{1} << 20});
+        barrier(comm);
+        if (comm.rank() == 0) after = allocated.load();
+        barrier(comm);
+        return data[99];
+    });
+    CHECK(after - before < 256 * 1024);  // of four ranks; three chunks each would be 12 MiB
 }
 
 TEST_CASE("one rank allocates nothing after its first step", "[train]") {
