@@ -24,7 +24,7 @@ FLOORS = {
     3: ["collective", "rendezvous"],
     4: ["exchange"],
     5: ["train"],
-    6: ["strategy", "sim", "parallel", "adapter", "checkpoint", "testing"],
+    6: ["strategy", "sim", "adapter", "checkpoint", "testing"],
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 UMBRELLA = "ddp/ddp.hpp"

@@ -120,6 +120,14 @@ class Meeting(Case):
         self.assertEqual(done.returncode, 1, done.stderr)
         self.says(done.stderr, "DDP-E101", "thread", "start", "ulimit -u")
 
+    @unittest.skipIf(SCALE > 1, "sanitizers need address space of their own")
+    def test_no_room_for_the_thread_of_the_store(self):
+        done = subprocess.run(["bash", "-c", 'ulimit -s 1000000 -v 1000000; exec "$0" "$@"', NEWCOMER],
+                              env=environment(RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port())),
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE, check=False)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.says(done.stderr, "DDP-E101", "the thread of the rendezvous store did not start", "ulimit -u")
+
     def test_fewer_ranks_than_world_size_says(self):
         with Job(3, [NEWCOMER], without=[2]) as job:
             job.wait()

@@ -53,6 +53,7 @@ task<> bruck_all_gather(lane<T> over, mutable_bytes table, std::size_t block) {
 
 /// Small things of all ranks, over a lane: `table[r]` is rank r's; on entry only this rank's need be set.
 ///
+/// Values  all bytes of a V travel: one with padding would send what lay in memory there before.
 /// Cost    ceil(log2 P) messages, (P-1) sizeof(V) bytes sent per rank; scratch for one table.
 /// Throws  collective_aborted inside the scheduler.
 template <Transport T, Movable V>

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -23,6 +23,7 @@ struct split_entry {
     std::uint32_t next_context = 0;  // the least context id that is free on this rank
     std::uint32_t reserved = 0;
 };
+static_assert(std::has_unique_object_representations_v<split_entry>);  // it travels: no padding
 
 /// Divides the group of a lane: ranks of one color form a group, in the order of (key, rank). `*result` is this rank's.
 ///

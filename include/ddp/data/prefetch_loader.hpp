@@ -19,6 +19,7 @@
 #include <ddp/core/contract.hpp>
 #include <ddp/core/math.hpp>
 #include <ddp/core/text.hpp>
+#include <ddp/core/thread.hpp>
 #include <ddp/data/augment.hpp>
 #include <ddp/data/batch.hpp>
 #include <ddp/data/batch_loader.hpp>
@@ -143,7 +144,7 @@ private:
 
     void start() {
         stopped_ = false;
-        thread_ = std::thread([this] { work(); });
+        thread_ = detail::start_thread("the thread of prefetch_loader", [this] { work(); });
     }
     void stop() noexcept {
         {

@@ -15,7 +15,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -23,6 +22,7 @@
 #include <ddp/comm/timing.hpp>
 #include <ddp/core/error.hpp>
 #include <ddp/core/text.hpp>
+#include <ddp/core/thread.hpp>
 #include <ddp/rendezvous/job_secret.hpp>
 #include <ddp/rendezvous/rendezvous_error.hpp>
 #include <ddp/rendezvous/tcp_socket.hpp>
@@ -184,19 +184,14 @@ private:
         return answer(until);
     }
     [[gnu::cold]] void start_beating() {
-        try {
-            beats_ = std::thread([this] {
-                std::unique_lock lock(beating_);
-                while (!stopped_.wait_for(lock, times_.heartbeat, [this] { return stop_; })) {
-                    detail::store_head const alive{detail::store_op::alive, 0, 0, 0};
-                    static_cast<void>(
-                        detail::write_all(stream_, bytes_of(alive), monotonic_clock::now() + times_.heartbeat));
-                }
-            });
-        } catch (std::system_error const& e) {
-            throw environment_error(detail::concat({"a thread did not start: ", std::string_view(e.what()),
-                                                    ". Raise the limit on threads (ulimit -u) or memory (ulimit -v)"}));
-        }
+        beats_ = detail::start_thread("the thread of its heartbeats to rank 0's store", [this] {
+            std::unique_lock lock(beating_);
+            while (!stopped_.wait_for(lock, times_.heartbeat, [this] { return stop_; })) {
+                detail::store_head const alive{detail::store_op::alive, 0, 0, 0};
+                static_cast<void>(
+                    detail::write_all(stream_, bytes_of(alive), monotonic_clock::now() + times_.heartbeat));
+            }
+        });
     }
     /// Takes what is here; any byte is a sign of life. False: the connection is over.
     [[nodiscard, gnu::cold]] bool fill() {

@@ -22,6 +22,7 @@
 
 #include <ddp/comm/timing.hpp>
 #include <ddp/core/text.hpp>
+#include <ddp/core/thread.hpp>
 #include <ddp/core/version.hpp>
 #include <ddp/rendezvous/job_secret.hpp>
 #include <ddp/rendezvous/tcp_socket.hpp>
@@ -56,7 +57,7 @@ public:
           came_(present_.size()) {
         boost::system::error_code ignored;
         acceptor_.non_blocking(true, ignored);
-        thread_ = std::thread([this] { serve(); });
+        thread_ = detail::start_thread("the thread of the rendezvous store", [this] { serve(); });
     }
     tcp_store_server(tcp_store_server const&) = delete;
     tcp_store_server& operator=(tcp_store_server const&) = delete;

@@ -18,6 +18,7 @@ struct step_ticket {
     double loss = 0;           // of the step before: this rank's mean loss times its samples
     std::uint64_t digest = 0;  // of the part of values and state that is compared in this step
 };
+static_assert(sizeof(step_ticket) == 32);  // it travels: no padding
 
 namespace detail {
 
