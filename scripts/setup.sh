@@ -13,8 +13,8 @@ demo_packages=(g++ cmake ninja-build libboost-dev libeigen3-dev zlib1g-dev libxx
     dataset-fashion-mnist)
 mpi_packages=(libopenmpi-dev openmpi-bin libboost-mpi-dev)
 tests_packages=(catch2 ccache python3 python3-pip strace binutils iproute2 procps pkg-config clang-19 libclang-rt-19-dev doxygen
-    doxygen-awesome-css lintian)
-ci_packages=(clang-format-19 clang-tidy-19 shellcheck libarmadillo-dev libdlib-dev)
+    doxygen-awesome-css lintian libarmadillo-dev libdlib-dev)
+ci_packages=(clang-format-19 clang-tidy-19 shellcheck)
 slurm_packages=(slurmctld slurmd slurm-client)
 ssh_packages=(openssh-server openssh-client)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every test: sets up, configures, builds and runs CTest.
+# Every test: sets up, configures, builds and runs CTest. The last lines say what was skipped.
 #
 #   scripts/test.sh [--preset release|debug|clang|asan|tsan] [arguments of ctest, such as -R collective]
 #
@@ -43,8 +43,13 @@ cmake --build --preset "$preset" --parallel "$jobs" "${targets[@]}"
 stage test
 status=0
 ctest --preset "$preset" --parallel "$jobs" --output-log "build/$preset/ctest.log" "${arguments[@]}" || status=$?
-skipped=$(grep -E '\*\*\*(Skipped|Not Run)' "build/$preset/ctest.log" || true)
-printf '== %s: %s\n' "$preset" "${skipped:+these were skipped; their output in build/$preset/ctest.log says why:}${skipped:-no test was skipped}"
+skipped=$(scripts/skipped_tests.sh "$preset" | tee "build/$preset/skipped.txt")
+if [[ -z $skipped ]]; then
+    printf '== %s: no test was skipped\n' "$preset"
+else
+    printf '== %s: these were skipped (why a whole test was, build/%s/ctest.log says):\n%s\n' "$preset" "$preset" "$skipped"
+    printf '== what CI installs for tests of other programs: scripts/setup.sh slurm ssh; scripts/setup.sh torch; scripts/setup.sh launchers\n'
+fi
 awk -v preset="$preset" '/ Testing: fuzz\// { name = $3 }
     /^stat::number_of_executed_units/ { printf "== %s: %s tried %d inputs\n", preset, name, $2 }' \
     "build/$preset/Testing/Temporary/LastTest.log"

@@ -7,9 +7,21 @@ import socket
 import subprocess
 import tempfile
 import time
+import unittest
 
 SCALE = int(os.environ.get("DDP_TEST_TIME_SCALE", "1"))  # of all times: sanitizers are slow
 DEADLINE = 60.0 * SCALE  # for what must not hang: far above every bound of the library, so that a slow machine is no failure
+
+
+class _ResultThatSaysWhy(unittest.TextTestResult):
+    """unittest says of a skipped case nothing but `s`: scripts/skipped_tests.sh looks for this line."""
+
+    def addSkip(self, test, reason):
+        super().addSkip(test, reason)
+        print(f"\ncase skipped: {test.id().removeprefix('__main__.')}: {reason}", flush=True)
+
+
+unittest.TextTestRunner.resultclass = _ResultThatSaysWhy
 
 
 def program(variable, directory_variable, name):
