@@ -689,8 +689,10 @@ TEST_CASE("a descriptor that does not listen is refused by rank 0", "[rendezvous
     CHECK(has(outcome(job_of(0, 2, deaf.port), options), "is no listening socket"));
 }
 
-TEST_CASE("ranks of one host send through memory, but for one that does not want to or plays another host",
-          "[rendezvous][tcp]") {
+TEST_CASE(
+    "ranks of one host send through memory, but for one that does not want to or plays another host; only what "
+    "leaves the host is checked",
+    "[rendezvous][tcp]") {
     struct says {
         bool shares = true;
         char const* host = "";
@@ -706,9 +708,12 @@ TEST_CASE("ranks of one host send through memory, but for one that does not want
                 options.host = ranks[static_cast<std::size_t>(rank)].host;
                 if (rank == 0) options.listen_descriptor = at.inherit();
                 auto const transport = ddp::connect_tcp(job_of(rank, size, at.port), std::move(options));
-                std::string in_memory;
-                for (int peer = 0; peer < size; ++peer)
-                    in_memory += peer == rank ? '-' : transport->in_memory(peer) ? 'm' : 't';
+                std::string in_memory;  // m: through memory, t: over TCP; a capital: checked
+                for (int peer = 0; peer < size; ++peer) {
+                    char const way = peer == rank ? '-' : transport->in_memory(peer) ? 'm' : 't';
+                    bool const checked = peer != rank && transport->checked(peer);
+                    in_memory += checked ? static_cast<char>(way - 'a' + 'A') : way;
+                }
                 return in_memory;
             }));
         std::vector<std::string> all;
@@ -718,12 +723,12 @@ TEST_CASE("ranks of one host send through memory, but for one that does not want
     using table = std::vector<std::string>;
     CHECK(paths({{}, {}, {}}) == table{"-mm", "m-m", "mm-"});
     CHECK(paths({{}, {.shares = false}, {}}) == table{"-tm", "t-t", "mt-"});
-    CHECK(paths({{.host = "a"}, {.host = "b"}, {.host = "a"}, {}}) == table{"-tmt", "t-tt", "mt-t", "ttt-"});
+    CHECK(paths({{.host = "a"}, {.host = "b"}, {.host = "a"}, {}}) == table{"-TmT", "T-TT", "mT-T", "TTT-"});
     ::setenv("DDP_SHARE_MEMORY", "0", 1);
     CHECK(paths({{}, {}}) == table{"-t", "t-"});
     ::unsetenv("DDP_SHARE_MEMORY");
     ::setenv("DDP_HOST", "elsewhere", 1);
-    CHECK(paths({{}, {.host = "here"}, {}}) == table{"-tm", "t-t", "mt-"});
+    CHECK(paths({{}, {.host = "here"}, {}}) == table{"-Tm", "T-T", "mT-"});
     ::unsetenv("DDP_HOST");
     // A host where a rank cannot make room: TCP, and a line on stderr.
     ::rlimit before{};

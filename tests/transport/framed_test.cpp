@@ -733,6 +733,68 @@ TEST_CASE("ranks that slept together accuse nobody", "[comm][framed]") {
     }
 }
 
+TEST_CASE("while much moves over sockets, a paced wait leaves them alone; the bell and memory end it",
+          "[comm][framed]") {
+    struct fake_stream {
+        int fd;
+        [[nodiscard]] int descriptor() const { return fd; }
+    };
+    struct fake_link {
+        fake_stream stream;
+        bool memory;
+        bool in_open = true, out_open = true, blocked = false, readable = false;
+        [[nodiscard]] bool in_memory() const { return memory; }
+        [[nodiscard]] static bool buffered() { return false; }
+    };
+    using wait = ddp::frame_wait<fake_link>;
+    auto const [near, far] = connected();
+    wait::link_list sockets, memory;
+    sockets.push_back(std::make_unique<fake_link>(fake_link{{near}, false}));
+    memory.push_back(std::make_unique<fake_link>(fake_link{{near}, true}));
+    REQUIRE(::write(far, "x", 1) == 1);  // there is always something to read
+    struct outcome {
+        bool polled = false;
+        std::chrono::nanoseconds took{};
+    };
+    // Sleeps twice, the pace apart, after so many bytes each; what comes of the second.
+    auto const second = [](wait::link_list const& links, std::chrono::nanoseconds pace, std::size_t bytes,
+                           bool rings = false) {
+        wait w;
+        w.make_room(1);
+        w.pace(pace);
+        auto const start = ddp::monotonic_clock::now();
+        w.moved(bytes);
+        if (!w.sleep(links, start, start + 10s)) throw std::runtime_error("paced before anything was counted");
+        w.moved(bytes);
+        std::jthread bell;
+        if (rings)
+            bell = std::jthread([&] {
+                std::this_thread::sleep_for(20ms);
+                w.wake();
+            });
+        auto const since = ddp::monotonic_clock::now();
+        bool const polled = w.sleep(links, start + pace, start + 20s);
+        return outcome{polled, ddp::monotonic_clock::now() - since};
+    };
+    outcome const batched = second(sockets, 50ms, wait::bulk_bytes);
+    CHECK_FALSE(batched.polled);
+    CHECK(batched.took >= 45ms);
+    outcome const few = second(sockets, 5s, wait::bulk_bytes - 1);
+    CHECK(few.polled);
+    CHECK(few.took < 4s);
+    outcome const unpaced = second(sockets, 0s, wait::bulk_bytes);
+    CHECK(unpaced.polled);
+    CHECK(unpaced.took < 4s);
+    outcome const through_memory = second(memory, 5s, wait::bulk_bytes);
+    CHECK_FALSE(through_memory.polled);
+    CHECK(through_memory.took < 4s);
+    outcome const rung = second(sockets, 5s, wait::bulk_bytes, true);
+    CHECK_FALSE(rung.polled);
+    CHECK(rung.took < 4s);
+    ::close(near);
+    ::close(far);
+}
+
 TEST_CASE("a doorbell is quiet again once it has been answered", "[comm][framed]") {
     ddp::doorbell bell;
     auto const readable = [&] {

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -18,14 +17,9 @@
 #include <ddp/transport/framed/frame_early.hpp>
 #include <ddp/transport/framed/frame_header.hpp>
 #include <ddp/transport/framed/frame_outbox.hpp>
+#include <ddp/transport/framed/frame_urgent.hpp>
 
 namespace ddp {
-
-/// What a peer says about another rank after a failure.
-struct word_of_peer {
-    std::uint64_t subject;          ///< the rank; unchecked
-    std::optional<failure> record;  ///< what it has published; nothing: the peer has lost its connection to it
-};
 
 /// Parses one direction of a stream. plan() guesses what comes next (the rest of this message, then the oldest posted
 /// receives) so that one scattered read fills headers and payloads where they belong; took() checks the guess and puts
@@ -155,18 +149,13 @@ public:
     /// Empty, or why the bytes are not what this library writes.
     [[nodiscard]] std::string_view error() const noexcept { return error_; }
     [[nodiscard]] std::uint32_t frames() const noexcept { return sequence_; }
-    [[nodiscard]] bool said_goodbye() const noexcept { return goodbye_; }
+    [[nodiscard]] bool said_goodbye() const noexcept { return urgent_.said_goodbye(); }
     [[nodiscard]] bool in_frame() const noexcept { return header_have_ != 0 || payload_left_ != 0 || in_message_; }
-    [[nodiscard]] mark const& last_mark() const noexcept { return mark_; }
+    [[nodiscard]] mark const& last_mark() const noexcept { return urgent_.last_mark(); }
     /// The peer's record, once for each that arrives.
-    [[nodiscard]] bool take_record(failure& record) noexcept {
-        if (!has_record_) return false;
-        has_record_ = false;
-        record = record_;
-        return true;
-    }
+    [[nodiscard]] bool take_record(failure& record) noexcept { return urgent_.take_record(record); }
     /// What the peer has said about other ranks since this was asked last.
-    [[nodiscard]] std::vector<word_of_peer> take_words() noexcept { return std::exchange(words_, {}); }
+    [[nodiscard]] std::vector<word_of_peer> take_words() noexcept { return urgent_.take_words(); }
     /// Whether a complete message of this identity is here: it can be received though its sender has gone.
     [[nodiscard]] bool has_complete(identity const& id) const noexcept {
         std::uint32_t const message = early_.find(id);
@@ -231,7 +220,7 @@ private:
             } else if (sink_ == sink::early) {
                 early_.append(early_message_, piece);
             } else if (sink_ == sink::urgent) {
-                std::memcpy(urgent_bytes_.data() + (frame_.payload - payload_left_), piece.data(), piece.size());
+                urgent_.take(frame_.payload - payload_left_, piece);
             }
             advance(piece.size(), done);
         }
@@ -243,14 +232,11 @@ private:
         if (!frame_.intact(key_)) return fail("a header fails its check");
         if (frame_.sequence != sequence_) return fail("a frame is missing, doubled or out of order");
         ++sequence_;
-        if (goodbye_) return fail("a frame after goodbye");
+        if (urgent_.said_goodbye()) return fail("a frame after goodbye");
         if (!out_.returned(frame_.consumed)) return fail("credit is given back that was never used");
         if (frame_.type == frame_type::data) return data_header(done);
         if (frame_.flags != 0) return fail("an urgent frame has flags");
-        bool const record = frame_.type == frame_type::abort || frame_.type == frame_type::relay;
-        std::size_t const size = record                                 ? sizeof(failure)
-                                 : frame_.type == frame_type::heartbeat ? sizeof(mark::name)
-                                                                        : 0;
+        std::size_t const size = frame_urgent::size_of(frame_.type);
         if (frame_.payload != size) return fail("an urgent frame has another length than its type");
         resume_ = sink_;
         sink_ = sink::urgent;
@@ -363,32 +349,10 @@ private:
 
     void urgent_complete() {
         sink_ = resume_;
-        if (frame_.payload != 0 && frame_.word != urgent_checksum(std::span(urgent_bytes_).first(frame_.payload)))
-            return fail("the payload of an urgent frame fails its checksum");
-        switch (frame_.type) {
-            case frame_type::request: return requested();
-            case frame_type::clear:
-                if (!out_.cleared(frame_.word)) fail("leave is given for a message that did not ask");
-                return;
-            case frame_type::heartbeat:
-                mark_.group = frame_.id.group;
-                mark_.leader = static_cast<std::int32_t>(frame_.id.channel);
-                mark_.number = frame_.id.index;
-                mark_.fingerprint = frame_.fingerprint;
-                std::memcpy(mark_.name.chars.data(), urgent_bytes_.data(), sizeof mark_.name.chars);
-                return;
-            case frame_type::goodbye:
-                if (in_message_) return fail("goodbye inside a message");
-                goodbye_ = true;
-                return;
-            case frame_type::abort: has_record_ = read_record(record_); return;
-            case frame_type::relay:
-                if (failure record; read_record(record)) words_.push_back({frame_.id.index, record});
-                return;
-            case frame_type::lost: words_.push_back({frame_.id.index, std::nullopt}); return;
-            case frame_type::credit:
-            case frame_type::data: return;
-        }
+        if (std::string_view const why = urgent_.complete(frame_, in_message_); !why.empty()) return fail(why);
+        if (frame_.type == frame_type::request) requested();
+        if (frame_.type == frame_type::clear && !out_.cleared(frame_.word))
+            fail("leave is given for a message that did not ask");
     }
     void requested() {
         if (discarding_) return;
@@ -415,16 +379,6 @@ private:
             first_request_ = 0;
         }
     }
-    bool read_record(failure& record) noexcept {
-        // Only values that the types allow may become a failure.
-        auto const raw = [&](std::size_t offset) { return std::to_integer<unsigned>(urgent_bytes_[offset]); };
-        if (raw(offsetof(failure, kind)) > static_cast<unsigned>(failure_kind::idle) ||
-            raw(offsetof(failure, is_verdict)) > 1 || raw(offsetof(failure, inside)) > 1)
-            return fail("a record of unknown kind"), false;
-        std::memcpy(&record, urgent_bytes_.data(), sizeof record);
-        return true;
-    }
-
     std::uint64_t key_;
     bool checked_;
     early_store early_;
@@ -446,17 +400,14 @@ private:
     sink sink_ = sink::nowhere, resume_ = sink::nowhere;
     completion* node_ = nullptr;  // the receive that the arriving message fills
     std::uint32_t early_message_ = early_store::none;
-    std::array<std::byte, sizeof(failure)> urgent_bytes_;
+    frame_urgent urgent_;
 
     std::uint32_t spent_ = 0, consumed_ = 0;  // the peer's blocks here, modulo 2^32
     std::array<segment, max_segments> segments_;
     std::size_t planned_ = 0;
     std::array<std::byte, max_segments * sizeof(frame_header)> ahead_bytes_;
 
-    std::vector<word_of_peer> words_;
-    bool discards_input_ = false, discarding_ = false, goodbye_ = false, has_record_ = false;
-    mark mark_;
-    failure record_;
+    bool discards_input_ = false, discarding_ = false;
     std::string_view error_;
 };
 

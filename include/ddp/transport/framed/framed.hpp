@@ -2,7 +2,6 @@
 /// framed: a transport over one connected byte stream a peer.
 #pragma once
 
-#include <poll.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -28,39 +27,16 @@
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/transport/framed/frame_checksum.hpp>
-#include <ddp/transport/framed/frame_doorbell.hpp>
 #include <ddp/transport/framed/frame_inbox.hpp>
-#include <ddp/transport/framed/frame_losses.hpp>
+#include <ddp/transport/framed/frame_link.hpp>
+#include <ddp/transport/framed/frame_news.hpp>
 #include <ddp/transport/framed/frame_outbox.hpp>
 #include <ddp/transport/framed/frame_stream.hpp>
+#include <ddp/transport/framed/frame_wait.hpp>
+#include <ddp/transport/framed/framed_options.hpp>
 #include <ddp/transport/shm/memfd.hpp>
 
 namespace ddp {
-
-/// One connection, and who is at its other end.
-template <Stream S>
-struct framed_peer {
-    int rank = -1;          ///< who is at the other end
-    S stream;               ///< connected
-    std::string name = {};  ///< for messages: address and process, say
-    bool checked = false;   ///< payloads carry a checksum; the same at both ends
-};
-
-/// The same on all ranks, except the times.
-struct framed_options {
-    timing times = {};      ///< heartbeats, deadlines, the end
-    std::uint64_t job = 0;  ///< frames of another job are refused
-    /// Kept for messages that come before their receive, a peer. 0: 16 MiB in all, at least 1 MiB a peer.
-    std::size_t early_bytes = 0;
-    nanoseconds spin{0};  ///< how long progress() tries again before it sleeps
-    /// Gives up the core between two tries. Costs 0.3 us where every rank has a core of its own; where ranks share one,
-    /// an exchange of 4 bytes took 25 us with it and 70 to 130 us without.
-    bool yields = true;
-    /// How often it looks at memory before it gives up the core: 20 to 30 ns a look. 0 where there are more ranks than cores.
-    int looks = 20;
-    /// Ranks that give the same number share a host; 0: the machine's own. So one machine can play several hosts.
-    std::uint64_t host = 0;
-};
 
 /// The transport contract over streams that somebody has connected already.
 ///
@@ -87,14 +63,13 @@ public:
     framed(int rank, int size, std::vector<framed_peer<S>> peers, framed_options options = {})
         : rank_(rank),
           options_(options),
-          reports_(static_cast<std::size_t>(size)),
-          losses_(size),
-          by_rank_(reports_.size(), nullptr) {
+          by_rank_(static_cast<std::size_t>(std::max(size, 0)), nullptr),
+          news_(rank, by_rank_) {
         DDP_EXPECTS(rank >= 0 && rank < size, "framed: rank must be in [0, size)");
-        DDP_EXPECTS(peers.size() + 1 == reports_.size(), "framed: give one stream for every other rank");
+        DDP_EXPECTS(peers.size() + 1 == by_rank_.size(), "framed: give one stream for every other rank");
         options_.times.validate();
         if (options_.host == 0) options_.host = this_host();
-        std::size_t const share = (std::size_t{16} << 20) / reports_.size();
+        std::size_t const share = (std::size_t{16} << 20) / by_rank_.size();
         std::size_t const bytes =
             options_.early_bytes != 0 ? options_.early_bytes : std::max(std::size_t{1} << 20, share);
         std::size_t const blocks = std::clamp<std::size_t>(bytes / sizeof(early_store::block), 1, std::size_t{1} << 30);
@@ -106,10 +81,10 @@ public:
             links_.push_back(std::make_unique<link>(rank, peer, options_.job, static_cast<std::uint32_t>(blocks)));
             by_rank_[index(peer.rank)] = links_.back().get();
         }
-        polls_.resize(links_.size() + 1);
+        wait_.make_room(links_.size());
         if (!links_.empty()) memory_ = std::make_unique_for_overwrite<std::byte[]>(staging_bytes + inbox::max_read);
         sockets_ = static_cast<std::size_t>(
-            std::count_if(links_.begin(), links_.end(), [](auto const& l) { return !in_memory(*l); }));
+            std::count_if(links_.begin(), links_.end(), [](auto const& l) { return !l->in_memory(); }));
         restart_clocks(now());
     }
     framed(framed const&) = delete;
@@ -117,12 +92,18 @@ public:
     ~framed() { leave(); }
 
     [[nodiscard]] int rank() const noexcept { return rank_; }
-    [[nodiscard]] int size() const noexcept { return static_cast<int>(reports_.size()); }
+    [[nodiscard]] int size() const noexcept { return static_cast<int>(by_rank_.size()); }
     [[nodiscard]] time_point now() const noexcept { return monotonic_clock::now(); }
-    [[nodiscard]] std::span<report const> reports() const noexcept { return reports_; }
-    void wake() noexcept { bell_.ring(); }
+    [[nodiscard]] std::span<report const> reports() const noexcept { return news_.reports(); }
+    /// From now on, while many bytes go over sockets, a wait lasts at least so long: whoever reads them in batches needs
+    /// less of the processor than who is woken by each arrival. wake() and what comes through memory end a wait at once. 0: as
+    /// soon as anything moves.
+    void pace(nanoseconds least) noexcept { wait_.pace(least); }
+    void wake() noexcept { wait_.wake(); }
     /// Whether bytes for this peer go through memory.
-    [[nodiscard]] bool in_memory(int peer) const { return in_memory(link_to(peer)); }
+    [[nodiscard]] bool in_memory(int peer) const { return link_to(peer).in_memory(); }
+    /// Whether payloads to and from this peer carry a checksum: where they leave the host, and nothing else protects them.
+    [[nodiscard]] bool checked(int peer) const { return link_to(peer).checked; }
     /// Where this rank runs (see host_of).
     [[nodiscard]] std::uint64_t host() const noexcept { return options_.host; }
     /// See SharingTransport.
@@ -147,26 +128,25 @@ public:
     bool progress(time_point until) {
         time_point at = now();
         bool fresh = false;  // the links' flags are from a poll just made
-        for (time_point spin_until = at + options_.spin;;) {
+        for (time_point spin_until = at + spin();;) {
             bool const frozen = at - last_turn_ > options_.times.dead / 2;
             bool const moved = pump(at, fresh);
             if (frozen) restart_clocks(at);  // nobody is late for what this process slept through
             last_turn_ = at;
             bool const late = run_timers(at);
-            if (aborted_) share_losses();
+            if (aborted_) news_.share_losses();
             bool const ran = run_ready();
-            bool const changed = std::exchange(changed_, false);
+            bool const changed = news_.have_changed();
             bool const stirred = std::exchange(stirred_, false);
-            if (bell_.answered() || ran || changed || late || stirred || at >= until) return changed;
+            if (wait_.woken() || ran || changed || late || stirred || at >= until) return changed;
             fresh = false;
             if (moved) {
                 at = now();
-                spin_until = at + options_.spin;
+                spin_until = at + spin();
                 continue;
             }
             if (at >= spin_until) {
-                sleep(std::min({until, next_timer(), at + options_.times.dead / 4}));
-                fresh = true;
+                fresh = wait_.sleep(links_, at, std::min({until, next_timer(), at + options_.times.dead / 4}));
             } else if (options_.yields && !glance()) {
                 ::sched_yield();
             }
@@ -180,10 +160,10 @@ public:
             if (!l->out.abort(record)) shut(*l);
             end_operations(*l, op_status::aborted);
         }
-        aborted_ = changed_ = true;
-        reports_[index(rank_)] = {report::state::spoke, record};
+        aborted_ = true;
+        news_.change(rank_) = {report::state::spoke, record};
         try {
-            share_losses();                // with the record: who has heard both may leave
+            news_.share_losses();          // with the record: who has heard both may leave
         } catch (std::bad_alloc const&) {  // the next turn tries again
         }
         for (auto const& l : links_) write(*l, now());
@@ -243,34 +223,9 @@ public:
 private:
     using outbox = frame_outbox<Sum>;
     using inbox = frame_inbox<Sum>;
+    using link = frame_link<S, Sum>;
     static constexpr std::size_t staging_bytes = std::size_t{64} << 10;
-    static constexpr std::size_t full_packet = 1280;  // what every IPv6 link carries, and less than Ethernet's MSS
-    static constexpr int turns = 4;                   // reads and writes of one link before others have theirs
-
-    struct link {
-        link(int rank, framed_peer<S>& p, std::uint64_t job, std::uint32_t blocks)
-            : peer(p.rank),
-              stream(std::move(p.stream)),
-              name(std::move(p.name)),
-              out(frame_key(job, rank, peer), p.checked, blocks),
-              in(frame_key(job, peer, rank), p.checked, blocks, out) {}
-
-        int peer;
-        S stream;
-        std::string name;
-        outbox out;
-        inbox in;
-        time_point heard, sent, ended;
-        std::optional<std::uint64_t> delivered;  // see sign_of_life
-        bool out_open = true, in_open = true;
-        bool blocked = false;            // the stream takes no more bytes
-        bool readable = true;            // as far as we know
-        bool shut_when_written = false;  // half-close once everything is out
-        bool overdue = false;
-        std::size_t largest_read = 0;
-        bool gone = false;  // no operation can move any more
-        std::error_code why;
-    };
+    static constexpr int turns = 4;  // reads and writes of one link before others have theirs
 
     static std::size_t total(auto buffers) noexcept {
         std::size_t sum = 0;
@@ -308,7 +263,7 @@ private:
         return any;
     }
     [[nodiscard]] bool watched(link const& l) const noexcept {
-        return l.in_open && !l.gone && reports_[index(l.peer)].is == report::state::silent;
+        return l.in_open && !l.gone && news_.of(l.peer).is == report::state::silent;
     }
     void restart_clocks(time_point at) noexcept {
         for (auto const& l : links_) {
@@ -322,39 +277,26 @@ private:
     /// Writes and reads what can be. Few sockets are simply tried; of many, poll says which.
     bool pump(time_point at, bool fresh) {
         bool const try_sockets = !fresh && sockets_ <= 3;
-        if (!try_sockets && !fresh) look(0);
+        if (!try_sockets && !fresh) wait_.look(links_);
         bool moved = false;
         for (auto const& l : links_) {
-            bool const tried = try_sockets || in_memory(*l);
+            bool const tried = try_sockets || l->in_memory();
             if (tried || !l->blocked) moved |= write(*l, at);
             if (l->in_open && (tried || l->readable)) moved |= read(*l, at);
         }
         return moved;
     }
-    /// Looks a few times whether bytes come through memory, which costs less than giving up the core.
     [[nodiscard]] bool glance() const noexcept {
-        if (sockets_ == links_.size()) return false;
-        for (int look = 0; look < options_.looks; ++look) {
-            for (auto const& l : links_)
-                if (in_memory(*l) && buffered(*l)) return true;
-            pause();
-        }
-        return false;
+        return sockets_ != links_.size() && wait_.glance(links_, options_.looks);
     }
-    static void pause() noexcept {
-#if defined(__x86_64__) || defined(__i386__)
-        __builtin_ia32_pause();
-#elif defined(__aarch64__)
-        asm volatile("yield");
-#endif
-    }
+    [[nodiscard]] nanoseconds spin() const noexcept { return wait_.paced() ? nanoseconds{0} : options_.spin; }
     bool write(link& l, time_point at) noexcept {
         std::array<const_bytes, outbox::max_buffers> list;
         bool moved = false;
         for (int turn = 0; l.out_open && turn < turns; ++turn) {
             l.out.fill(l.in.consumed());
             std::size_t const count = l.out.gather(list);
-            stream_result const r = count != 0 ? l.stream.write_some(std::span(list).first(count)) : flush(l);
+            stream_result const r = count != 0 ? l.stream.write_some(std::span(list).first(count)) : l.flush();
             if (count == 0 && r.status == stream_status::ok) {
                 if (l.shut_when_written) shut(l);
                 break;
@@ -363,6 +305,7 @@ private:
                 l.out.wrote(r.bytes, ready_);
                 l.sent = at;
                 moved = true;
+                if (!l.in_memory()) wait_.moved(r.bytes);
             }
             l.blocked = r.status == stream_status::would_block ||
                         (r.status == stream_status::ok && r.bytes < total(std::span(list).first(count)));
@@ -389,6 +332,7 @@ private:
                 return true;
             }
             moved = true;
+            if (!l.in_memory()) wait_.moved(r.bytes);
             l.heard = at;
             l.overdue = false;
             l.largest_read = std::max(l.largest_read, r.bytes);
@@ -406,114 +350,32 @@ private:
         l.readable = false;
         return moved;
     }
-    [[nodiscard]] static stream_result flush(link& l) noexcept {
-        if constexpr (requires { l.stream.flush(); })
-            return l.stream.flush();
-        else
-            return {};
-    }
-    [[nodiscard]] static bool in_memory(link const& l) noexcept {
-        if constexpr (requires { l.stream.in_memory(); })
-            return l.stream.in_memory();
-        else
-            return false;
-    }
-    [[nodiscard]] static bool buffered(link& l) noexcept {
-        if constexpr (requires { l.stream.buffered(); })
-            return l.in_open && l.stream.buffered();
-        else
-            return false;
-    }
     void heard_from(link& l, bool was_clean) {
-        report& about = reports_[index(l.peer)];
-        failure record;
-        if (l.in.take_record(record)) {
-            if (is_of(record, l.peer))
-                learn(l.peer, record);
-            else
-                distrust(l);
-        }
-        for (word_of_peer const& word : l.in.take_words()) {
-            int const subject = word.subject < reports_.size() ? static_cast<int>(word.subject) : -1;
-            if (subject < 0 || subject == l.peer || (word.record && !is_of(*word.record, subject))) {
-                distrust(l);
-                break;
-            }
-            if (word.record) {
-                if (subject != rank_) learn(subject, *word.record);
-            } else if (losses_.note(l.peer, subject)) {
-                pass_on(subject, l.peer);
-                pass_on(l.peer, subject);
-                confirm(subject);
-            }
-        }
+        if (!news_.hear(l)) distrust(l);
+        report& about = news_.of(l.peer);
         if (l.in.said_goodbye() && about.is == report::state::silent) {
-            about.is = report::state::left;
-            changed_ = true;
+            news_.change(l.peer).is = report::state::left;
             let_go(l);
         }
         if (was_clean && !l.in.error().empty()) close(l, errc::frame, l.in.error());
-    }
-    /// A record says itself whose it is, in its own words; a verdict may repeat another's.
-    [[nodiscard]] bool is_of(failure const& record, int subject) const noexcept {
-        auto const known = [&](int rank) { return rank >= -1 && rank < size(); };
-        return known(record.rank) && known(record.peer) && (record.is_verdict || record.rank == subject);
     }
     void distrust(link& l) noexcept {
         l.in.discard_input();
         close(l, errc::frame, "a record of a rank that does not exist, or of another than its sender");
     }
-    /// `subject` has published `record`, which has come from it or by way of another rank. The last word is a verdict.
-    void learn(int subject, failure const& record) {
-        report& about = reports_[index(subject)];
-        if (about.is == report::state::spoke && (about.record.is_verdict || !record.is_verdict)) return;
-        about = {report::state::spoke, record};
-        changed_ = true;
-        bool const accuses = record.kind == failure_kind::closed || record.kind == failure_kind::silent;
-        if (accuses && record.rank >= 0 && record.peer >= 0 && losses_.note(record.rank, record.peer)) {
-            pass_on(record.rank, record.peer);
-            pass_on(record.peer, record.rank);
-            confirm(record.peer);  // the loss itself, when its sender tells of it, is no news any more
-        }
-        for (auto const& l : links_)
-            if (losses_.severed(subject, l->peer)) pass_on(subject, l->peer);
-    }
-    /// Tells `to` what `subject` has published, which may not reach it otherwise.
-    void pass_on(int subject, int to) {
-        report const& about = reports_[index(subject)];
-        if (subject == to || subject == rank_ || to == rank_ || about.is != report::state::spoke) return;
-        if (link_to(to).out_open) link_to(to).out.relay(subject, about.record);
-    }
-    /// Tells everybody whom this rank no longer reaches: who does reach both passes their records on.
-    void share_losses() {
-        for (auto const& l : links_) {
-            bool const lost = l->overdue || (l->gone && reports_[index(l->peer)].is != report::state::left);
-            if (!lost || !losses_.note(rank_, l->peer)) continue;
-            for (auto const& other : links_)
-                if (other != l && other->out_open) other->out.lost(l->peer);
-        }
-    }
-    /// A closed rank is dead if all that this rank still hears have lost it too. Otherwise its record may be on its way.
-    void confirm(int rank) noexcept {
-        report& about = reports_[index(rank)];
-        if (about.is != report::state::closed || about.confirmed) return;
-        for (auto const& l : links_)
-            if (l->peer != rank && !l->gone && !losses_.has_lost(l->peer, rank)) return;
-        about.confirmed = changed_ = true;
-    }
     void stream_ended(link& l, time_point at) noexcept {
         l.ended = at;
         stirred_ = true;
-        report::state const is = reports_[index(l.peer)].is;
+        report::state const is = news_.of(l.peer).is;
         if (l.gone || leaving_ || is != report::state::silent)
             let_go(l);  // it had its say, or owes us nothing any more
     }
     /// No operation with this peer moves from here on, and it need not hear of us.
     void let_go(link& l) noexcept {
         l.gone = true;
-        for (int rank = 0; rank < size(); ++rank) confirm(rank);
+        news_.confirm_all();
         end_operations(l, op_status::closed);
-        if (!l.out.abort_pending() && flush(l).status != stream_status::would_block) shut(l);
+        if (!l.out.abort_pending() && l.flush().status != stream_status::would_block) shut(l);
     }
     void shut(link& l) noexcept {
         l.out.drop();
@@ -523,8 +385,7 @@ private:
     /// The peer is lost. Bytes that made no sense close one direction only: our record may still reach it.
     void close(link& l, errc code, std::string_view why) noexcept {
         l.gone = true;
-        report& about = reports_[index(l.peer)];
-        if (about.is == report::state::silent) {
+        if (news_.of(l.peer).is == report::state::silent) {
             failure record;
             record.kind = failure_kind::closed;
             record.code = code;
@@ -535,10 +396,9 @@ private:
                           l.name.empty() ? "" : " (", l.name.c_str(), l.name.empty() ? "" : ")",
                           code == errc::frame ? "carries bytes that ddp did not write" : "ended without goodbye",
                           static_cast<int>(why.size()), why.data(), l.in.frames());
-            about = {report::state::closed, record, false};
-            changed_ = true;
+            news_.change(l.peer) = {report::state::closed, record, false};
         }
-        for (int rank = 0; rank < size(); ++rank) confirm(rank);  // one less to be asked
+        news_.confirm_all();  // one less to be asked
         end_operations(l, op_status::closed);
     }
     /// True if a peer has just become overdue.
@@ -558,94 +418,29 @@ private:
                 if (!aborted_) shut(*l);
             }
             if (watched(*l) && !l->overdue && at - l->heard >= options_.times.dead / 2) {
-                if (sign_of_life(*l))
+                if (l->sign_of_life())
                     l->heard = at - options_.times.dead / 2;
                 else if (at - l->heard >= options_.times.dead) {
                     late = l->overdue = true;
-                    say_what_is_stuck(*l);
+                    l->say_what_is_stuck(news_.of(l->peer).record.text);
                 }
             }
         }
         return late;
     }
 
-    /// What is known of the way to a peer that has become overdue, for the verdict.
-    void say_what_is_stuck(link& l) noexcept {
-        if constexpr (requires { l.stream.leaves_host(); }) {
-            if (!l.stream.leaves_host()) return;
-            auto& text = reports_[index(l.peer)].record.text;
-            text = {};
-            if (l.largest_read < full_packet)
-                std::snprintf(
-                    text.chars.data(), text.chars.size(),
-                    "At most %zu bytes at once have come from rank %d: large packets may be lost on the way (MTU).",
-                    l.largest_read, l.peer);
-            else if (l.stream.unacknowledged())
-                std::snprintf(text.chars.data(), text.chars.size(), "What is sent to rank %d is not acknowledged.",
-                              l.peer);
-        }
-    }
-
-    /// Where our bytes fill the way to a peer, its own may be stuck behind others: as long as the far end acknowledges
-    /// more, the link is slow, not dead. (The kernel of a stopped process acknowledges too, until its buffer is full: so
-    /// this counts only while the stream takes no more bytes.)
-    [[nodiscard]] static bool sign_of_life(link& l) noexcept {
-        if constexpr (requires { l.stream.delivered(); }) {
-            if (!l.blocked || !l.out_open) return false;
-            std::uint64_t const now = l.stream.delivered();
-            return now > std::exchange(l.delivered, now).value_or(now);
-        } else {
-            return false;
-        }
-    }
-
-    /// Polls all links and the bell for at most `wait`, and remembers what it saw.
-    bool look(::nfds_t extra, ::timespec const* wait = nullptr) noexcept {
-        for (std::size_t i = 0; i < links_.size(); ++i) {
-            link const& l = *links_[i];
-            bool const full = l.out_open && l.blocked && !in_memory(l);
-            short const events = static_cast<short>((l.in_open ? POLLIN : 0) | (full ? POLLOUT : 0));
-            polls_[i] = {events != 0 ? links_[i]->stream.descriptor() : -1, events, 0};
-        }
-        polls_[links_.size()] = {bell_.descriptor(), POLLIN, 0};
-        static constexpr ::timespec at_once{};
-        ::ppoll(polls_.data(), links_.size() + extra, wait != nullptr ? wait : &at_once, nullptr);
-        for (std::size_t i = 0; i < links_.size(); ++i) {
-            int const seen = polls_[i].revents;
-            if constexpr (requires { links_[i]->stream.woken(true); }) links_[i]->stream.woken(seen != 0);
-            links_[i]->readable = (seen & (POLLIN | POLLHUP | POLLERR)) != 0 || buffered(*links_[i]);
-            if ((seen & (POLLOUT | POLLHUP | POLLERR)) != 0) links_[i]->blocked = false;
-        }
-        return polls_[links_.size()].revents != 0;
-    }
-    void sleep(time_point until) noexcept {
-        using namespace std::chrono;
-        for (auto const& l : links_) {
-            if (buffered(*l)) until = {};
-            if constexpr (requires { l->stream.may_sleep(true, true); })
-                if (!l->stream.may_sleep(l->in_open, l->out_open && l->blocked)) until = {};
-        }
-        nanoseconds const wait = std::clamp<nanoseconds>(until - now(), nanoseconds{0}, hours{1});
-        ::timespec const time{wait.count() / 1'000'000'000, wait.count() % 1'000'000'000};
-        if (bell_.fall_asleep()) return bell_.wake_up(look(1, &time));
-        for (auto const& l : links_)
-            if constexpr (requires { l->stream.woken(false); }) l->stream.woken(false);
-    }
-
     int rank_;
     framed_options options_;
-    std::vector<report> reports_;
-    frame_losses losses_;
     std::vector<std::unique_ptr<link>> links_;
-    std::vector<link*> by_rank_;
-    std::size_t sockets_ = 0;  // links whose bytes do not go through memory
-    std::vector<::pollfd> polls_;
+    std::vector<link*> by_rank_;  // null: this one
+    frame_news<link> news_;
+    std::size_t sockets_ = 0;              // links whose bytes do not go through memory
     std::unique_ptr<std::byte[]> memory_;  // staging, then spill: shared by the links, empty between two reads
     completion_list ready_;                // ended, not run
-    doorbell bell_;
+    frame_wait<link> wait_;
     mark mark_;
     time_point last_turn_;
-    bool changed_ = false, aborted_ = false, leaving_ = false, left_ = false;
+    bool aborted_ = false, leaving_ = false, left_ = false;
     bool stirred_ = false;  // a stream has ended or was shut
 };
 

@@ -1,0 +1,105 @@
+/// \file
+/// frame_link: one connection of a framed transport, both halves of it, and what is known of the way to the peer.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include <ddp/comm/transport.hpp>
+#include <ddp/transport/framed/frame_checksum.hpp>
+#include <ddp/transport/framed/frame_header.hpp>
+#include <ddp/transport/framed/frame_inbox.hpp>
+#include <ddp/transport/framed/frame_outbox.hpp>
+#include <ddp/transport/framed/frame_stream.hpp>
+#include <ddp/transport/framed/framed_options.hpp>
+
+namespace ddp {
+
+/// Part of framed, which drives it; users never see it.
+template <Stream S, Checksum Sum>
+struct frame_link {
+    frame_link(int rank, framed_peer<S>& p, std::uint64_t job, std::uint32_t blocks)
+        : peer(p.rank),
+          checked(p.checked),
+          stream(std::move(p.stream)),
+          name(std::move(p.name)),
+          out(frame_key(job, rank, peer), p.checked, blocks),
+          in(frame_key(job, peer, rank), p.checked, blocks, out) {}
+
+    int peer;
+    bool checked;  // payloads carry a checksum
+    S stream;
+    std::string name;
+    frame_outbox<Sum> out;
+    frame_inbox<Sum> in;
+    time_point heard, sent, ended;
+    std::optional<std::uint64_t> delivered;  // see sign_of_life
+    bool out_open = true, in_open = true;
+    bool blocked = false;            // the stream takes no more bytes
+    bool readable = true;            // as far as we know
+    bool shut_when_written = false;  // half-close once everything is out
+    bool overdue = false;
+    std::size_t largest_read = 0;
+    bool gone = false;  // no operation can move any more
+    std::error_code why;
+
+    /// Whether its bytes go through memory.
+    [[nodiscard]] bool in_memory() const noexcept {
+        if constexpr (requires { stream.in_memory(); })
+            return stream.in_memory();
+        else
+            return false;
+    }
+    /// Whether a read would return bytes that poll() does not see.
+    [[nodiscard]] bool buffered() noexcept {
+        if constexpr (requires { stream.buffered(); })
+            return in_open && stream.buffered();
+        else
+            return false;
+    }
+    /// Ok once the stream keeps back nothing of what was written.
+    stream_result flush() noexcept {
+        if constexpr (requires { stream.flush(); })
+            return stream.flush();
+        else
+            return {};
+    }
+
+    /// What is known of the way to a peer that has become overdue, for the verdict. Unchanged where that is nothing.
+    void say_what_is_stuck(auto& text) noexcept {
+        if constexpr (requires { stream.leaves_host(); }) {
+            if (!stream.leaves_host()) return;
+            text = {};
+            if (largest_read < full_packet)
+                std::snprintf(
+                    text.chars.data(), text.chars.size(),
+                    "At most %zu bytes at once have come from rank %d: large packets may be lost on the way (MTU).",
+                    largest_read, peer);
+            else if (stream.unacknowledged())
+                std::snprintf(text.chars.data(), text.chars.size(), "What is sent to rank %d is not acknowledged.",
+                              peer);
+        }
+    }
+    /// Where our bytes fill the way to a peer, its own may be stuck behind others: as long as the far end acknowledges
+    /// more, the link is slow, not dead. (The kernel of a stopped process acknowledges too, until its buffer is full: so
+    /// this counts only while the stream takes no more bytes.)
+    [[nodiscard]] bool sign_of_life() noexcept {
+        if constexpr (requires { stream.delivered(); }) {
+            if (!blocked || !out_open) return false;
+            std::uint64_t const now = stream.delivered();
+            return now > std::exchange(delivered, now).value_or(now);
+        } else {
+            return false;
+        }
+    }
+
+private:
+    static constexpr std::size_t full_packet = 1280;  // what every IPv6 link carries, and less than Ethernet's MSS
+};
+
+}  // namespace ddp

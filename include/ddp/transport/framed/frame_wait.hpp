@@ -1,0 +1,123 @@
+/// \file
+/// frame_wait: how a framed transport waits for its links: looks at memory, polls, sleeps, and how often it is woken.
+#pragma once
+
+#include <poll.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <ddp/comm/transport.hpp>
+#include <ddp/transport/framed/frame_doorbell.hpp>
+
+namespace ddp {
+
+/// Part of framed. `links` is always the same list.
+///
+/// Pace  a thread that works beside others of its core is best woken seldom: 64 MiB at 10 Gbit/s cost 43 to 52 ms of a core
+///       where each arrival wakes it, and 30 ms where it reads what has come once a millisecond, which socket buffers hold.
+///       So where pace() says so, and at least bulk_bytes have moved over sockets since about so long ago, the sockets are
+///       left alone for that time. The bell and links through memory wake it as ever, and so does everything else while
+///       less is moving. (The road not taken: SO_RCVLOWAT. A record of a failure is shorter than any mark worth setting.)
+template <class Link>
+class frame_wait {
+public:
+    using link_list = std::vector<std::unique_ptr<Link>>;
+    static constexpr std::size_t bulk_bytes = std::size_t{64} << 10;
+
+    void make_room(std::size_t links) { polls_.resize(links + 1); }
+
+    /// From any thread: ends a sleep, or the next one.
+    void wake() noexcept { bell_.ring(); }
+    /// Whether somebody has called wake() since this was asked last.
+    [[nodiscard]] bool woken() noexcept { return bell_.answered(); }
+
+    void pace(nanoseconds least) noexcept { pace_ = least; }
+    [[nodiscard]] bool paced() const noexcept { return pace_ > nanoseconds{0}; }
+    /// So many bytes have gone through a socket.
+    void moved(std::size_t bytes) noexcept { moved_ += bytes; }
+
+    /// Looks a few times whether bytes come through memory, which costs less than giving up the core.
+    [[nodiscard]] bool glance(link_list const& links, int looks) const noexcept {
+        for (int look = 0; look < looks; ++look) {
+            for (auto const& l : links)
+                if (l->in_memory() && l->buffered()) return true;
+            pause();
+        }
+        return false;
+    }
+    /// Polls all links, and remembers what it saw.
+    void look(link_list const& links) noexcept { poll(links, 0, {}, true); }
+    /// Waits for the links and the bell, at the latest until `until`. Returns whether the links' flags are now those of a
+    /// poll: they are not where the sockets were left alone.
+    bool sleep(link_list const& links, time_point at, time_point until) noexcept {
+        using namespace std::chrono;
+        bool const sockets = !moves_much(at);
+        if (!sockets) until = std::min(until, at + pace_);
+        for (auto const& l : links) {
+            if (l->buffered()) until = {};
+            if constexpr (requires { l->stream.may_sleep(true, true); })
+                if (!l->stream.may_sleep(l->in_open, l->out_open && l->blocked)) until = {};
+        }
+        nanoseconds const wait = std::clamp<nanoseconds>(until - monotonic_clock::now(), nanoseconds{0}, hours{1});
+        if (bell_.fall_asleep()) {
+            bell_.wake_up(poll(links, 1, wait, sockets));
+            return sockets;
+        }
+        for (auto const& l : links)
+            if constexpr (requires { l->stream.woken(false); }) l->stream.woken(false);
+        return true;
+    }
+
+private:
+    static void pause() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        asm volatile("yield");
+#endif
+    }
+    [[nodiscard]] bool moves_much(time_point at) noexcept {
+        if (!paced()) return false;
+        if (nanoseconds const window = at - since_; window >= pace_) {
+            much_ = moved_ >= bulk_bytes && window < 4 * pace_;
+            since_ = at;
+            moved_ = 0;
+        }
+        return much_;
+    }
+    /// Returns whether the bell, polled with `extra` = 1, has rung.
+    bool poll(link_list const& links, ::nfds_t extra, nanoseconds wait, bool sockets) noexcept {
+        for (std::size_t i = 0; i < links.size(); ++i) {
+            Link const& l = *links[i];
+            bool const memory = l.in_memory();
+            bool const full = l.out_open && l.blocked && !memory;
+            short const events = static_cast<short>((l.in_open ? POLLIN : 0) | (full ? POLLOUT : 0));
+            polls_[i] = {events != 0 && (sockets || memory) ? l.stream.descriptor() : -1, events, 0};
+        }
+        polls_[links.size()] = {bell_.descriptor(), POLLIN, 0};
+        ::timespec const time{wait.count() / 1'000'000'000, wait.count() % 1'000'000'000};
+        ::ppoll(polls_.data(), links.size() + extra, &time, nullptr);
+        for (std::size_t i = 0; i < links.size(); ++i) {
+            Link& l = *links[i];
+            int const seen = polls_[i].revents;
+            if constexpr (requires { l.stream.woken(true); }) l.stream.woken(seen != 0);
+            l.readable = (seen & (POLLIN | POLLHUP | POLLERR)) != 0 || l.buffered();
+            if ((seen & (POLLOUT | POLLHUP | POLLERR)) != 0) l.blocked = false;
+        }
+        return polls_[links.size()].revents != 0;
+    }
+
+    doorbell bell_;
+    std::vector<::pollfd> polls_;
+    nanoseconds pace_{0};
+    time_point since_;       // when counting began
+    std::size_t moved_ = 0;  // since then
+    bool much_ = false;      // until the next count
+};
+
+}  // namespace ddp
