@@ -11,6 +11,8 @@
 #include <ddp/checkpoint/impl/directory.ipp>
 #include <ddp/checkpoint/impl/manifest.ipp>
 #include <ddp/checkpoint/impl/reader.ipp>
+#include <ddp/comm/impl/communication_thread.ipp>
+#include <ddp/comm/impl/cores.ipp>
 #include <ddp/comm/impl/fault.ipp>
 #include <ddp/comm/impl/flight_recorder.ipp>
 #include <ddp/comm/impl/group.ipp>

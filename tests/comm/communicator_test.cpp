@@ -16,6 +16,7 @@
 
 #include <ddp/collective/algorithms/direct_allreduce.hpp>
 #include <ddp/collective/algorithms/recursive_doubling_allreduce.hpp>
+#include <ddp/collective/allreduce.hpp>
 #include <ddp/collective/barrier.hpp>
 #include <ddp/transport/inproc.hpp>
 
@@ -69,7 +70,11 @@ public:
     void post_receive(int peer, tag what, mutable_bytes in, completion& done) {
         inner_->post_receive(peer, what, in, done);
     }
+    std::atomic<std::int64_t> pace_now{0}, paced_callers{0};  // in nanoseconds; how often one was
+
+    void pace(nanoseconds least) { pace_now = least.count(); }
     bool progress(time_point until) {
+        if (std::this_thread::get_id() == maker_ && pace_now != 0) ++paced_callers;
         if (throws_after.fetch_sub(1) <= 0) throw error(errc::frame, "the cable is cut");
         return inner_->progress(until);
     }
@@ -82,6 +87,7 @@ public:
 private:
     std::unique_ptr<inproc_transport> inner_;
     bool own_thread_;
+    std::thread::id maker_ = std::this_thread::get_id();
 };
 static_assert(Transport<odd_transport>);
 
@@ -244,6 +250,106 @@ TEST_CASE("mail is collected in the background, and by whoever calls next", "[co
         comm.exclusively([&] { work.reset(); });
     });
     CHECK(said == std::vector<std::string>(2));
+}
+
+TEST_CASE("who drives between calls: as asked, as the environment says, or by how many cores there are",
+          "[comm][communicator]") {
+    using enum communication_thread;
+    struct answer {
+        communication_thread crowded, roomy;
+    };
+    auto const of = [](communication_thread asked) {
+        return answer{detail::chosen_thread(asked, true), detail::chosen_thread(asked, false)};
+    };
+    CHECK((of(automatic).crowded == rests && of(automatic).roomy == drives));
+    CHECK((of(drives).crowded == drives && of(rests).roomy == rests));
+    ::setenv("DDP_COMMUNICATION_THREAD", "rests", 1);
+    CHECK((of(drives).crowded == rests && of(automatic).roomy == rests));
+    ::setenv("DDP_COMMUNICATION_THREAD", "automatic", 1);
+    CHECK((of(drives).crowded == rests && of(rests).roomy == drives));
+    ::setenv("DDP_COMMUNICATION_THREAD", "no", 1);
+    std::string said;
+    try {
+        static_cast<void>(of(automatic));
+    } catch (environment_error const& e) {
+        said = e.what();
+    }
+    ::unsetenv("DDP_COMMUNICATION_THREAD");
+    CHECK(said.find("DDP_COMMUNICATION_THREAD is \"no\"; expected automatic, drives or rests") != std::string::npos);
+
+    auto const world = inproc_world::create(2);
+    comm_type const quiet = any_communicator(world->connect(0), patient(), rests);
+    comm_type const busy = any_communicator(world->connect(1), patient(), drives);
+    CHECK((quiet.thread() == rests && !quiet.has_thread()));
+    CHECK((busy.thread() == drives && busy.has_thread()));
+    comm_type const alone = any_communicator(inproc_world::create(1)->connect(0));
+    CHECK(alone.thread() == none);
+    CHECK_THROWS_AS(any_communicator(inproc_world::create(1)->connect(0), patient(), none), usage_error);
+}
+
+TEST_CASE("only the communication thread reads in batches: whoever waits for an answer gets it at once",
+          "[comm][communicator]") {
+    auto const said = run_odd_ranks(2, true, patient(), [](auto& comm) {
+        odd_transport& at = comm.transport();
+        for (int i = 0; i < 20; ++i) {
+            sum_of_ones(comm);
+            if (i % 5 == 0) wait_until([&] { return at.pace_now == std::chrono::nanoseconds(1ms).count(); });
+        }
+        if (at.pace_now.load() == 0) wait_until([&] { return at.pace_now != 0; });
+        if (at.pace_now == 0) throw std::runtime_error("the thread does not batch");
+        if (at.paced_callers != 0) throw std::runtime_error("a caller was paced");
+    });
+    CHECK(said == std::vector<std::string>(2));
+}
+
+TEST_CASE("a thread that rests still finds a failure while its rank computes, and takes next to no time",
+          "[comm][communicator][faults]") {
+    auto const world = inproc_world::create(2);
+    comm_type computing = any_communicator(world->connect(0), quick(), communication_thread::rests);
+    auto fails = std::make_unique<comm_type>(any_communicator(world->connect(1), quick()));
+    auto const before = computing.thread_time();
+    std::this_thread::sleep_for(300ms);
+    CHECK_FALSE(computing.tasks().failed());
+    CHECK(computing.thread_time() - before < 30ms);
+    CHECK(computing.thread_time() > 0ns);  // it has listened
+    fails->fail("out of disk");
+    wait_until([&] { return computing.tasks().failed(); });  // nobody calls anything here
+    CHECK(computing.tasks().failed());
+    std::string said;
+    try {
+        sum_of_ones(computing);
+    } catch (comm_error const& e) {
+        said = e.what();
+    }
+    CHECK(said.find("rank 1 failed in its own code: out of disk") != std::string::npos);
+}
+
+TEST_CASE("while the thread rests, requests move on in progress(), and deadlines of what is started hold",
+          "[comm][communicator][faults]") {
+    auto const world = inproc_world::create(2);
+    comm_type a = any_communicator(world->connect(0), quick(), communication_thread::rests);
+    comm_type b = any_communicator(world->connect(1), quick(), communication_thread::rests);
+    float x = 1, y = 2;
+    auto first = start_allreduce(a, std::span<float>(&x, 1)), second = start_allreduce(b, std::span<float>(&y, 1));
+    wait_until([&] {
+        a.progress();
+        b.progress();
+        return first.test() && second.test();
+    });
+    first.wait();
+    second.wait();
+    CHECK((x == 3 && y == 3));
+    auto late = start_allreduce(a, std::span<float>(&x, 1));  // and b never comes; nobody drives but the threads
+    auto const start = monotonic_clock::now();
+    wait_until([&] { return a.tasks().failed(); });
+    CHECK(monotonic_clock::now() - start < 3 * quick().collective + 2s);
+    std::string said;
+    try {
+        late.wait();
+    } catch (comm_error const& e) {
+        said = e.what();
+    }
+    CHECK(said.find("DDP-E204") == 0);
 }
 
 TEST_CASE("a rank that never comes is named in time, with the same words on every rank",

@@ -95,12 +95,13 @@ TEST_CASE("over MPI a rank that stops is named after timing.dead, where a thread
           "[mpi][faults]") {
     ddp::timing times = patient();
     times.dead = std::chrono::milliseconds(1500);
+    auto const thread = GENERATE(ddp::communication_thread::drives, ddp::communication_thread::rests);
     auto own = std::make_unique<ddp::mpi_transport>(boost::mpi::communicator(), ddp::mpi_options{.times = times});
     if (own->size() != 3 || !own->may_own_thread()) return;
     std::string text;
     auto waited = std::chrono::nanoseconds{0};
     {
-        ddp::communicator<> comm = ddp::any_communicator(std::move(own), times);
+        ddp::communicator<> comm = ddp::any_communicator(std::move(own), times, thread);
         int const rank = comm.rank();
         ddp::barrier(comm);
         std::this_thread::sleep_for(3 * times.heartbeat);  // all have been heard
@@ -182,6 +183,13 @@ TEST_CASE("over MPI trainers in groups have the bits they have over inproc", "[m
 TEST_CASE("over MPI buckets are reduced during backward", "[mpi][train]") {
     if (boost::mpi::communicator().size() == 1) return;
     ddp::communicator<> comm = ddp::any_communicator(connect(), patient());
-    CHECK(comm.has_thread() == ddp::may_own_thread(comm.transport()));
+    bool const allowed = ddp::may_own_thread(comm.transport());
+    CHECK((comm.thread() != ddp::communication_thread::none) == allowed);
+    CHECK(comm.has_thread() == (allowed && !ddp::shares_cores(comm.transport())));
     CHECK(ddp::test::check_overlap(comm) == ddp::test::failures{});
+    for (auto const asked : {ddp::communication_thread::drives, ddp::communication_thread::rests}) {
+        ddp::communicator<> other = ddp::any_communicator(connect(), patient(), asked);
+        if (allowed) CHECK(other.thread() == asked);
+        CHECK(ddp::test::check_overlap(other) == ddp::test::failures{});
+    }
 }

@@ -142,6 +142,8 @@ settings parse(int argc, char** argv) {
             with.update = value;
         else if (name == "share")
             with.share = value == "1";
+        else if (name == "thread" && value == "rests")
+            with.run.thread = ddp::communication_thread::rests;
         else if (name == "transport")
             with.run.transport = value;
         else if (name == "ranks")

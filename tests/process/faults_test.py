@@ -85,7 +85,7 @@ class Killed(FaultCase):
 
     turns = [("algorithm=auto",), ("algorithm=ring",), ("update=sharded",), ("algorithm=recursive_doubling",),
              ("share=0",), ("algorithm=direct", "bucket=8192"), ("update=replicated",), ("algorithm=naive",),
-             ("algorithm=halving_doubling",)]
+             ("algorithm=halving_doubling",), ("thread=rests",), ("thread=rests", "share=0")]
 
     def phase(self, name, step=3):
         where = [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2), (4, 0), (4, 2)]
@@ -227,6 +227,30 @@ class Late(FaultCase):
             self.assertEqual([r.code for r in job.ranks.values()], [0, 0, 0], job.story())
 
 
+class Idle(FaultCase):
+    """Ranks that wait for one that is long in its own code sleep, whether or not there is a core for each."""
+
+    @staticmethod
+    def processor_seconds(rank):
+        with open(f"/proc/{rank.pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def test_waiting_ranks_leave_the_processor_alone(self):
+        for size, words in ((2, ()), (8, ()), (3, ("share=0", "thread=rests"))):
+            with self.subTest(size=size, words=words):
+                with Job(size, command("fault=1:sleep:between:2:2000", *words)) as job:
+                    job.wait_for("fault", 1)
+                    time.sleep(0.3)  # who was about to wait does
+                    waiting = [r for r in range(size) if r != 1]
+                    before = {r: self.processor_seconds(job.ranks[r]) for r in waiting}
+                    time.sleep(1.2)
+                    used = {r: self.processor_seconds(job.ranks[r]) - before[r] for r in waiting}
+                    self.assertLess(max(used.values()), 0.1, used)  # eight that spin on two cores would take 0.3 each
+                    job.wait()
+                    self.assertEqual([r.code for r in job.ranks.values()], [0] * size, job.story())
+
+
 class Frozen(FaultCase):
     def undisturbed(self, size, *words):
         with Job(size, command(*words)) as job:
@@ -242,10 +266,11 @@ class Frozen(FaultCase):
         return done[0]["digest"]
 
     def test_for_good(self):
-        for size, rank, phase in ((2, 1, "forward"), (3, 0, "backward"), (4, 2, "reduced"), (3, 1, "barrier")):
-            with self.subTest(size=size, rank=rank, phase=phase):
+        for size, rank, phase, *words in ((2, 1, "forward"), (3, 0, "backward"), (4, 2, "reduced"), (3, 1, "barrier"),
+                                          (3, 2, "backward", "thread=rests")):
+            with self.subTest(size=size, rank=rank, phase=phase, words=words):
                 def attempt():
-                    with Job(size, command(f"fault={rank}:stop:{phase}:3")) as job:
+                    with Job(size, command(f"fault={rank}:stop:{phase}:3", *words)) as job:
                         others = [r for r in range(size) if r != rank]
                         job.wait(which=others)
                         os.kill(job.ranks[rank].pid, signal.SIGKILL)

@@ -100,7 +100,7 @@ class Files(FlightCase):
         with open(os.path.join(kept, "rank-1.jsonl"), "w") as earlier:
             earlier.write("from an earlier job\n")
         code, out, err = self.run_job(3, "collective=2000", "fault=0:sleep:backward:3:60000", options=("--flight-dir", kept),
-                                      DDP_JOB_ID='a "job"\n')
+                                      DDP_JOB_ID='a "job"\n', DDP_COMMUNICATION_THREAD="rests")
         self.assertEqual(code, 1, out + err)
         self.assertIn(f"\n        their flight records are in {kept}\n", self.story(err))
         for rank in range(3):
@@ -109,6 +109,7 @@ class Files(FlightCase):
             lines = read(path)
             start = lines[0]
             self.assertEqual((start["event"], start["rank"], start["size"], start["transport"]), ("start", rank, 3, "tcp"))
+            self.assertEqual(start["thread"], "rests")
             entries = [line for line in lines if "seq" in line]
             self.assertEqual([e["seq"] for e in entries], list(range(len(entries))))
             of_step_2 = [e["event"] for e in entries if e.get("number") == 2 and

@@ -9,6 +9,7 @@
 #include <span>
 #include <utility>
 
+#include <ddp/comm/communication_thread.hpp>
 #include <ddp/comm/transport.hpp>
 
 namespace ddp::test {
@@ -45,6 +46,12 @@ public:
     [[nodiscard]] time_point now() const { return inner_->now(); }
 
     [[nodiscard]] bool may_own_thread() const { return ddp::may_own_thread(*inner_); }
+    [[nodiscard]] bool shares_cores() const { return ddp::shares_cores(*inner_); }
+    void pace(nanoseconds least)
+        requires requires(Inner& inner) { inner.pace(least); }
+    {
+        inner_->pace(least);
+    }
     [[nodiscard]] time_point next_timer() const
         requires TimedTransport<Inner>
     {

@@ -290,7 +290,8 @@ TEST_CASE("clipping by value lets buckets be stepped while backward runs; by nor
             calls->fetch_add(1);
         }
     };
-    auto const stepped_early = [](std::optional<clipping> const& clip, std::chrono::milliseconds patience) {
+    bool const in_memory = GENERATE(true, false);
+    auto const stepped_early = [&](std::optional<clipping> const& clip, std::chrono::milliseconds patience) {
         auto const of_ranks = run_ranks(
             2,
             [&](auto& comm) {
@@ -309,7 +310,7 @@ TEST_CASE("clipping by value lets buckets be stepped while backward runs; by nor
                 data_parallel trainer{net,
                                       counting{{}, &calls},
                                       comm,
-                                      training_options{.clip = clip},
+                                      training_options{.clip = clip, .share_memory = in_memory},
                                       automatic_allreduce{},
                                       per_parameter_buckets{}};
                 trainer.step(numbers{{1.0}});

@@ -38,6 +38,8 @@ public:
     [[nodiscard]] time_point now() const { return inner_->now(); }
 
     [[nodiscard]] bool may_own_thread() const { return false; }
+    [[nodiscard]] bool shares_cores() const { return true; }
+    void pace(nanoseconds least) { paced = least; }
     [[nodiscard]] std::uint64_t host() const { return 42; }
     [[nodiscard]] time_point next_timer() const { return time_point(nanoseconds(7)); }
     void entered(mark const& mine) { last = mine; }
@@ -45,6 +47,7 @@ public:
     [[nodiscard]] std::optional<int> overdue_peer() const { return 3; }
     [[nodiscard]] time_point last_heard(int peer) const { return time_point(nanoseconds(peer)); }
     mark last;
+    nanoseconds paced{0};
 
 private:
     std::unique_ptr<inproc_transport> inner_;
@@ -63,6 +66,7 @@ TEST_CASE("any_transport keeps the promises of a transport", "[transport][confor
 TEST_CASE("any_transport passes every refinement on", "[transport]") {
     any_transport held(std::make_unique<refined>(inproc_world::create(1)->connect(0)));
     CHECK_FALSE(may_own_thread(held));
+    CHECK(shares_cores(held));
     CHECK(host_of(held) == 42);
     CHECK(held.name() == "refined");
     CHECK(held.next_timer() == time_point(nanoseconds(7)));
@@ -72,12 +76,16 @@ TEST_CASE("any_transport passes every refinement on", "[transport]") {
     held.entered({.number = 11});
     REQUIRE(held.target<refined>() != nullptr);
     CHECK(held.target<refined>()->last.number == 11);
+    held.pace(nanoseconds(5));
+    CHECK(held.target<refined>()->paced == nanoseconds(5));
     CHECK(held.target<inproc_transport>() == nullptr);
 }
 
 TEST_CASE("any_transport has answers where the transport has no refinement", "[transport]") {
     any_transport held(inproc_world::create(1, {8})->connect(0));
     CHECK(may_own_thread(held));
+    CHECK_FALSE(shares_cores(held));
+    held.pace(nanoseconds(5));
     CHECK(host_of(held) == 8);
     CHECK(held.next_timer() == never);
     CHECK(held.mark_of(0).fingerprint == 0);

@@ -4,10 +4,11 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <fstream>
 #include <vector>
 
 #include <sched.h>
+
+#include <ddp/comm/cores.hpp>
 
 namespace ddprun {
 
@@ -24,11 +25,7 @@ namespace ddprun {
 
 /// How many cores this process may use, container quota included.
 [[nodiscard]] inline int usable_cores() {
-    int cores = static_cast<int>(cores_in_mask().size());
-    std::ifstream quota("/sys/fs/cgroup/cpu.max");  // "max 100000" or "<microseconds> <per microseconds>"
-    double allowed = 0, period = 0;
-    if (quota >> allowed >> period && period > 0) cores = std::min(cores, static_cast<int>(allowed / period + 0.5));
-    return std::max(cores, 1);
+    return ddp::detail::usable_cores(ddp::detail::cores_of_process(), ddp::detail::core_quota());
 }
 
 /// The cores of rank `local` of `ranks`: neighbours, none shared. None where there are more ranks than cores.

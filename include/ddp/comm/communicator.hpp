@@ -39,8 +39,9 @@ class communicator {
 public:
     using transport_type = T;
 
-    /// The group of all ranks.
-    explicit communicator(std::unique_ptr<T> transport, timing const& times = {});
+    /// The group of all ranks. DDP_COMMUNICATION_THREAD overrules `thread`.
+    explicit communicator(std::unique_ptr<T> transport, timing const& times = {},
+                          communication_thread thread = communication_thread::automatic);
 
     [[nodiscard]] int rank() const noexcept { return group_->rank(); }
     [[nodiscard]] int size() const noexcept { return group_->size(); }
@@ -88,9 +89,14 @@ public:
         return exclusively([this] { return tasks().bytes_sent(); });
     }
 
-    /// Whether a thread of ours moves things on between calls.
+    /// What became of the communication thread: drives, rests or none.
+    [[nodiscard]] communication_thread thread() const noexcept { return driver_->thread(); }
+    /// Whether a thread of ours moves things on between calls: thread() is communication_thread::drives.
     [[nodiscard]] bool has_thread() const noexcept { return driver_->has_thread(); }
-    /// Moves things on without waiting. Needed only where no thread of ours does; harmless elsewhere.
+    /// Processor time that this thread has taken so far, in all groups of the job; 0 without one. What blocking calls spend on
+    /// messages is their callers' time.
+    [[nodiscard]] nanoseconds thread_time() const noexcept { return driver_->thread_time(); }
+    /// Moves things on without waiting. Needed only where no thread of ours does (has_thread()); harmless elsewhere.
     void progress() const noexcept { driver_->progress(); }
     /// Tells whoever drives that there is mail for it (see mailbox_client). From any thread; never blocks for long.
     void poke() const noexcept { driver_->poke(); }
@@ -122,8 +128,8 @@ private:
 // Defined out of the class, so that one source file can compile them for any_transport.
 
 template <Transport T>
-communicator<T>::communicator(std::unique_ptr<T> transport, timing const& times)
-    : driver_(std::make_shared<ddp::driver<T>>(std::move(transport), times)),
+communicator<T>::communicator(std::unique_ptr<T> transport, timing const& times, communication_thread thread)
+    : driver_(std::make_shared<ddp::driver<T>>(std::move(transport), times, thread)),
       group_(driver_, &driver_->tasks().world()) {}
 template <Transport T>
 communicator<T> communicator<T>::split(int color, int key) const {

@@ -3,6 +3,10 @@
 /// thread take turns to drive.
 #pragma once
 
+#include <pthread.h>
+#include <time.h>
+
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -17,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/comm/communication_thread.hpp>
 #include <ddp/comm/flight_recorder.hpp>
 #include <ddp/comm/scheduler.hpp>
 #include <ddp/core/contract.hpp>
@@ -31,18 +36,25 @@ namespace ddp {
 ///
 /// Blocking calls drive the transport on the caller's thread: no hand-over inside a collective. Between calls a
 /// communication thread drives it (heartbeats, buckets during backward), where the transport allows one; where it does not
-/// (MPI below THREAD_MULTIPLE), hooks and progress() do.
+/// (MPI below THREAD_MULTIPLE), or the thread rests (see communication_thread), hooks and progress() do.
 /// Destruction: says goodbye to the peers; while an exception unwinds, it tells them so instead.
 template <Transport T>
 class driver {
 public:
-    driver(std::unique_ptr<T> transport, timing const& times)
+    driver(std::unique_ptr<T> transport, timing const& times,
+           communication_thread asked = communication_thread::automatic)
         : transport_(std::move(transport)),
           recorder_(transport_->rank(), transport_->size(), name_of(*transport_)),
           scheduler_(*transport_, times),
           unwinding_(std::uncaught_exceptions()) {
+        DDP_EXPECTS(
+            asked != communication_thread::none,
+            "communication_thread: ask for automatic, drives or rests; none is what thread() says of a transport "
+            "that allows no thread");
         scheduler_.keep_in(&recorder_);
-        if (transport_->size() > 1 && may_own_thread(*transport_)) start_thread();
+        communication_thread const chosen = detail::chosen_thread(asked, shares_cores(*transport_));
+        if (transport_->size() > 1 && may_own_thread(*transport_)) start_thread(chosen);
+        recorder_.say_thread(ddp::name_of(thread_is_).data());
     }
     driver(driver const&) = delete;
     driver& operator=(driver const&) = delete;
@@ -50,8 +62,13 @@ public:
 
     [[nodiscard]] T& transport() noexcept { return *transport_; }
     [[nodiscard]] scheduler<T>& tasks() noexcept { return scheduler_; }
-    [[nodiscard]] bool has_thread() const noexcept { return thread_.joinable(); }
+    /// What became of the communication thread: never automatic.
+    [[nodiscard]] communication_thread thread() const noexcept { return thread_is_; }
+    /// Whether it moves things on between calls.
+    [[nodiscard]] bool has_thread() const noexcept { return thread_is_ == communication_thread::drives; }
     [[nodiscard]] flight_recorder& recorder() noexcept { return recorder_; }
+    /// Processor time that the communication thread has taken so far; 0 without one.
+    [[nodiscard]] nanoseconds thread_time() noexcept;
 
     /// Runs the task that `make` returns to its end, and everything else in flight beside it.
     /// Throws the verdict (comm_error) if the job failed, or what the task itself threw, after the peers were told.
@@ -120,7 +137,7 @@ private:
             of_.driver_.store({});
             of_.token_.unlock();
             of_.callers_.fetch_sub(1);
-            if (busy && of_.thread_.joinable()) of_.poke();
+            if (busy && of_.has_thread()) of_.poke();
         }
 
     private:
@@ -147,10 +164,17 @@ private:
     /// A transport that reports an error may do so every time: nobody shall spin on it.
     static void rest() noexcept { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }
 
-    void start_thread();
+    void start_thread(communication_thread chosen);
+    /// While nobody waits, messages may come in batches (see framed::pace).
+    static constexpr std::chrono::milliseconds between_batches{1};
+    void pace(nanoseconds least) noexcept {
+        if constexpr (requires { transport_->pace(least); }) transport_->pace(least);
+    }
     /// One round of the loop, where an error of the transport itself has nobody to be thrown at.
     void turn(time_point until) noexcept;
     void background();
+    /// The loop of a thread that rests.
+    void rest_and_listen();
     /// Stays away while callers drive, and until none has for 5 ms or there is mail: most calls are followed by another.
     void park(std::unique_lock<std::mutex>& token);
 
@@ -169,15 +193,18 @@ private:
     std::mutex park_;
     std::condition_variable parked_;
     bool poked_ = false;
+    communication_thread thread_is_ = communication_thread::none;
     std::thread thread_;
 };
 
 // Defined out of the class, so that one source file can compile them for any_transport.
 
 template <Transport T>
-void driver<T>::start_thread() {
+void driver<T>::start_thread(communication_thread chosen) {
+    bool const drives = chosen == communication_thread::drives;
     try {
-        thread_ = std::thread([this] { background(); });
+        thread_ = std::thread([this, drives] { drives ? background() : rest_and_listen(); });
+        thread_is_ = chosen;
     } catch (std::system_error const& e) {
         std::string_view const why = e.what();
         scheduler_.fail(failure_kind::threw, errc::remote_exception, -1, "its communication thread did not start");
@@ -185,6 +212,14 @@ void driver<T>::start_thread() {
             {"the communication thread did not start: ", why,
              ". Raise the limit on threads (ulimit -u) or memory (ulimit -v), or start fewer ranks on this host."}));
     }
+}
+template <Transport T>
+nanoseconds driver<T>::thread_time() noexcept {
+    ::clockid_t clock{};
+    ::timespec spent{};
+    if (!thread_.joinable() || ::pthread_getcpuclockid(thread_.native_handle(), &clock) != 0) return {};
+    if (::clock_gettime(clock, &spent) != 0) return {};
+    return std::chrono::seconds(spent.tv_sec) + nanoseconds(spent.tv_nsec);
 }
 template <Transport T>
 driver<T>::~driver() {
@@ -240,7 +275,7 @@ void driver<T>::abandon(task<> body) noexcept {
 }
 template <Transport T>
 void driver<T>::progress() noexcept {
-    if (thread_.joinable()) return poke();
+    if (has_thread()) return poke();
     if (driver_.load() == std::this_thread::get_id()) return;  // a hook: we are being driven
     std::unique_lock lock(token_, std::try_to_lock);
     if (!lock) return;  // somebody drives already
@@ -300,16 +335,41 @@ void driver<T>::turn(time_point until) noexcept {
     }
 }
 template <Transport T>
+void driver<T>::rest_and_listen() {
+    nanoseconds const longest = nanoseconds(scheduler_.times().heartbeat) / 2;
+    nanoseconds const shortest = std::min<nanoseconds>(longest, std::chrono::milliseconds(5));
+    for (nanoseconds pause = longest; !stop_.load();) {
+        {
+            std::unique_lock lock(park_);
+            parked_.wait_for(lock, pause, [this] { return stop_.load(); });
+        }
+        if (stop_.load() || callers_.load() > 0) continue;  // who calls drives
+        std::scoped_lock const token(token_);
+        driver_.store(std::this_thread::get_id());
+        turn(time_point{});
+        time_point const now = transport_->now();
+        time_point const due = std::clamp(scheduler_.next_deadline(), now + shortest, now + longest);
+        scheduler_.rests_until(due);
+        pause = due - now;
+        driver_.store({});
+    }
+}
+template <Transport T>
 void driver<T>::background() {
     std::unique_lock token(token_);
+    pace(between_batches);
     while (!stop_.load()) {
         driving_.store(true);
         driver_.store(std::this_thread::get_id());
         if (callers_.load() == 0 && !stop_.load()) turn(never);  // whoever comes later sees driving_, and wakes us
         driver_.store({});
         driving_.store(false);
-        if (callers_.load() > 0) park(token);
+        if (callers_.load() == 0) continue;
+        pace(nanoseconds{0});  // who waits for an answer wants it at once
+        park(token);
+        pace(between_batches);
     }
+    pace(nanoseconds{0});
 }
 template <Transport T>
 void driver<T>::park(std::unique_lock<std::mutex>& token) {

@@ -60,6 +60,8 @@ public:
     flight_recorder& operator=(flight_recorder const&) = delete;
     ~flight_recorder();
 
+    /// What became of the communication thread, for the head of the file. `is` is a literal.
+    void say_thread(char const* is) noexcept { thread_.store(is); }
     /// `whose`: the group, or the peer. Of `name` 24 bytes are kept.
     void record(flight what, std::uint64_t number = 0, std::int64_t whose = 0, std::uint64_t count = 0,
                 char const* name = "") noexcept;
@@ -98,6 +100,7 @@ private:
     std::array<std::array<std::atomic<std::uint64_t>, 8>, capacity> ring_{};
     std::atomic<std::uint64_t> next_{0};  // the ticket of the next entry: it stands at ticket % capacity
     int rank_, size_;
+    std::atomic<char const*> thread_{"none"};
     std::array<char, 16> transport_{};
     std::array<char, 64> host_{}, job_{};
     std::array<char, 512> directory_{};  // absolute; empty: there is none

@@ -43,6 +43,9 @@ public:
     /// the transport still works; one that does not may return at once every time.
     bool progress(time_point until) noexcept;
 
+    /// Nobody will drive before `due`, on purpose: that time counts for the deadlines of whoever waits.
+    void rests_until(time_point due) noexcept { goes_away(due); }
+
     /// When pump() has something to do even if no message comes.
     [[nodiscard]] time_point next_deadline() const noexcept;
 

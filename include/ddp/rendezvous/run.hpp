@@ -26,8 +26,10 @@ struct run_options {
     std::string transport = {};  ///< "inproc", "tcp", "mpi"; empty: what the environment says
     int ranks = 0;               ///< of threads; elsewhere the launcher says how many, and this must agree or be 0
     timing times = {};           ///< how long anything may take; the environment overrules it, see run
-    bool encrypt = false;        ///< secure_tcp: TLS 1.3 on all connections; also DDP_TLS=1
-    bool insecure = false;       ///< tcp beyond loopback without a secret: anybody who reaches the port can take part
+    /// Who moves messages on while the program computes; DDP_COMMUNICATION_THREAD overrules it.
+    communication_thread thread = communication_thread::automatic;
+    bool encrypt = false;   ///< secure_tcp: TLS 1.3 on all connections; also DDP_TLS=1
+    bool insecure = false;  ///< tcp beyond loopback without a secret: anybody who reaches the port can take part
 };
 
 /// A way to start the ranks that a program was built with: threads, tcp, mpi.
@@ -83,6 +85,7 @@ static_assert(Launch<threads>);
 ///         for none, tcp, where what srun or mpirun say is enough to meet (job_from_environment).
 /// Times   DDP_TIMEOUT_DEAD, DDP_TIMEOUT_COLLECTIVE and DDP_TIMEOUT_JOIN (seconds, "0.5" or "600"; the same for all ranks)
 ///         overrule options.times.
+/// Thread  DDP_COMMUNICATION_THREAD (automatic, drives, rests) overrules options.thread; comm.thread() says what was chosen.
 /// Signals SIGUSR2 writes what this rank did last (docs/faults.md), where ranks are processes and the program does not
 ///         handle that signal itself. DDP_FLIGHT_DIR says where; the same is written when the job fails.
 /// Cost    tcp: a rendezvous at rank 0 and a connection for every pair of ranks, for at most timing.join (30 s).

@@ -23,12 +23,14 @@ namespace ddp {
 ///
 /// `users` is an MPI_Comm or a boost::mpi::communicator, which converts. Collective over it; it may be any intracommunicator: of all ranks, or of those that train. The user's messages
 /// and ours never meet, in whatever order the two are used. Destroy it before MPI ends. Throws as mpi_transport does.
-[[nodiscard]] communicator<> mpi_communicator(MPI_Comm users, timing const& times = {});
+[[nodiscard]] communicator<> mpi_communicator(MPI_Comm users, timing const& times = {},
+                                              communication_thread thread = communication_thread::automatic);
 
 /// Ranks are the processes of MPI_COMM_WORLD (of a duplicate: the user's messages and ours never meet). MPI is initialised
 /// here if it is not yet, at MPI_THREAD_FUNNELED: the library then calls MPI on the thread that calls the library, during
 /// hooks and blocking calls, and in comm.progress(). A program that has initialised MPI at MPI_THREAD_MULTIPLE gets a
-/// communication thread.
+/// communication thread, which drives where this host has two cores for each of its ranks, and else rests
+/// (communication_thread).
 ///
 /// Failure: every rank throws the same verdict; MPI cannot go on after that, so the job ends once every rank has said
 /// what it has to say. A killed rank ends the job at once: mpirun does that.

@@ -52,6 +52,8 @@ public:
 
     // Refinements; where the transport that is held has none, what does no harm.
     [[nodiscard]] bool may_own_thread() const { return held_->may_own_thread(); }
+    [[nodiscard]] bool shares_cores() const { return held_->shares_cores(); }
+    void pace(nanoseconds least) { held_->pace(least); }
     [[nodiscard]] bool still_writes() const { return held_->still_writes(); }
     [[nodiscard]] std::uint64_t host() const { return held_->host(); }
     [[nodiscard]] std::unique_ptr<memory_sharing> share_memory() { return held_->share_memory(); }
@@ -78,6 +80,8 @@ private:
         virtual void wake() = 0;
         virtual time_point now() const = 0;
         virtual bool may_own_thread() const = 0;
+        virtual bool shares_cores() const = 0;
+        virtual void pace(nanoseconds) = 0;
         virtual bool still_writes() const = 0;
         virtual std::uint64_t host() const = 0;
         virtual std::unique_ptr<memory_sharing> share_memory() = 0;
@@ -110,6 +114,10 @@ private:
         void wake() override { of->wake(); }
         time_point now() const override { return of->now(); }
         bool may_own_thread() const override { return ddp::may_own_thread(*of); }
+        bool shares_cores() const override { return ddp::shares_cores(*of); }
+        void pace([[maybe_unused]] nanoseconds least) override {
+            if constexpr (requires { of->pace(least); }) of->pace(least);
+        }
         bool still_writes() const override {
             if constexpr (requires { of->still_writes(); })
                 return of->still_writes();
@@ -161,8 +169,10 @@ static_assert(WatchfulTransport<any_transport> && TimedTransport<any_transport> 
 
 /// A communicator<> over a transport of any type.
 template <Transport T>
-[[nodiscard]] communicator<any_transport> any_communicator(std::unique_ptr<T> transport, timing const& times = {}) {
-    return communicator<any_transport>(std::make_unique<any_transport>(std::move(transport)), times);
+[[nodiscard]] communicator<any_transport> any_communicator(
+    std::unique_ptr<T> transport, timing const& times = {},
+    communication_thread thread = communication_thread::automatic) {
+    return communicator<any_transport>(std::make_unique<any_transport>(std::move(transport)), times, thread);
 }
 
 #if defined(DDP_SEPARATE_COMPILATION)

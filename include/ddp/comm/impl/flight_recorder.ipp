@@ -179,7 +179,7 @@ DDP_DECL bool flight_recorder::read(std::uint64_t ticket, words& to) const noexc
     }
     put_all("{\"event\":\"start\",\"version\":1,\"rank\":", rank_, ",\"size\":", size_, ",\"pid\":", ::getpid(),
             ",\"host\":", quoted{host_.data()}, ",\"transport\":", quoted{transport_.data()},
-            ",\"job\":", quoted{job_.data()}, "}\n");
+            ",\"thread\":", quoted{thread_.load()}, ",\"job\":", quoted{job_.data()}, "}\n");
     return true;
 }
 [[gnu::cold]] DDP_DECL void flight_recorder::dump_once(char const* why) noexcept {

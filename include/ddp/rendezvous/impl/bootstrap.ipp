@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/comm/cores.hpp>
 #include <ddp/comm/host.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
@@ -273,14 +274,20 @@ namespace detail {
         detail::memory_paths paths(j.rank, met, framing.host, in_memory);
         paths.exchange(store, j.size, until);
         store.stop_beating();
-        store.put("done/" + number, paths.seen(), until);
-        for (auto const& [key, value] : store.all("done/", static_cast<std::uint32_t>(j.size), until))
-            paths.seen_by(detail::environment_number("a published rank", detail::printable(key.substr(5), 20), 0,
-                                                     j.size - 1, "a rank"),
-                          value);
+        detail::core_set cores = detail::cores_of_process();
+        store.put("done/" + number, paths.seen() + ";" + cores.text(), until);  // which ranks' memory, on which cores
+        for (auto const& [key, value] : store.all("done/", static_cast<std::uint32_t>(j.size), until)) {
+            int const who = detail::environment_number("a published rank", detail::printable(key.substr(5), 20), 0,
+                                                       j.size - 1, "a rank");
+            std::size_t const end = std::min(value.find(';'), value.size());
+            paths.seen_by(who, std::string_view(value).substr(0, end));
+            bool const here =
+                std::any_of(met.begin(), met.end(), [&](auto const& c) { return c.rank == who && c.same_host; });
+            if (here && end < value.size()) cores.add(detail::core_set::parse(value.substr(end + 1)));
+        }
         paths.tell();
         long const here = 1 + std::count_if(met.begin(), met.end(), [](auto const& c) { return c.same_host; });
-        if (here > ::sysconf(_SC_NPROCESSORS_ONLN)) framing.looks = 0;
+        if (here > detail::usable_cores(cores, detail::core_quota())) framing.looks = 0;
         for (auto& c : met) {
             detail::peer_address const& a = addresses[static_cast<std::size_t>(c.rank)];
             detail::choose_congestion_control(c.stream.descriptor(), options.congestion, c.same_host);

@@ -150,7 +150,7 @@ namespace ddp {
     std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(ranks));
     auto const one = [&](int rank) {
         try {
-            communicator<> comm = any_communicator(world->connect(rank), options.times);
+            communicator<> comm = any_communicator(world->connect(rank), options.times, options.thread);
             detail::call_body(body, comm);
         } catch (...) {
             thrown[static_cast<std::size_t>(rank)] = std::current_exception();

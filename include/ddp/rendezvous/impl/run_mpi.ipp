@@ -24,8 +24,9 @@
 
 namespace ddp {
 
-[[gnu::cold]] DDP_DECL communicator<> mpi_communicator(MPI_Comm users, timing const& times) {
-    return any_communicator(std::make_unique<mpi_transport>(users, mpi_options{.times = times}), times);
+[[gnu::cold]] DDP_DECL communicator<> mpi_communicator(MPI_Comm users, timing const& times,
+                                                       communication_thread thread) {
+    return any_communicator(std::make_unique<mpi_transport>(users, mpi_options{.times = times}), times, thread);
 }
 
 namespace detail {
@@ -83,7 +84,7 @@ namespace detail {
     detail::flight_signal const on_request;
     std::exception_ptr thrown;
     try {
-        communicator<> comm = mpi_communicator(world, options.times);
+        communicator<> comm = mpi_communicator(world, options.times, options.thread);
         detail::flight_signal::target const whose(comm.driver()->recorder());
         detail::call_body(body, comm);
     } catch (...) {

@@ -59,7 +59,7 @@ namespace ddp {
         text.erase(0, text.find(": ") + 2);          // the code, which comes again
         throw rendezvous_error(detail::concat({text, ". ", found->advice}));
     }
-    communicator<> comm = any_communicator(std::move(transport), options.times);
+    communicator<> comm = any_communicator(std::move(transport), options.times, options.thread);
     detail::flight_signal::target const whose(comm.driver()->recorder());
     detail::call_body(body, comm);
 }

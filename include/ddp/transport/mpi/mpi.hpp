@@ -89,6 +89,9 @@ public:
     [[nodiscard]] time_point now() const { return monotonic_clock::now(); }
     [[nodiscard]] std::span<report const> reports() const noexcept { return reports_; }
     [[nodiscard]] bool may_own_thread() const noexcept { return self_.level == MPI_THREAD_MULTIPLE; }
+    /// Whether this host has fewer than two cores for each of its ranks: one that computes, and one for a thread that waits by
+    /// looking again and again.
+    [[nodiscard]] bool shares_cores() const noexcept { return shares_cores_; }
     [[nodiscard]] bool still_writes() const noexcept { return session_->requests.receives(); }
 
     void post_send(int peer, tag what, const_bytes out, completion& done);
@@ -177,6 +180,7 @@ private:
     detail::mpi::place self_;
     int exceptions_ = std::uncaught_exceptions();
     bool aborted_ = false;
+    bool shares_cores_ = false;
     bool changed_ = false;  // reports, since progress() last returned
     std::vector<report> reports_;
     detail::mpi::liveness life_;

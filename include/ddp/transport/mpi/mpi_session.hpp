@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/comm/cores.hpp>
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
@@ -82,6 +83,7 @@ struct session {
     /// What ranks tell each other first.
     struct hello {
         std::uint64_t piece_bytes = 0, layout = 0, host = 0;
+        core_set cores = {};  // that the rank may run on
     };
 
     MPI_Comm comm = MPI_COMM_NULL;
@@ -95,14 +97,20 @@ struct session {
 
     session() { ring_requests.fill(MPI_REQUEST_NULL); }
 
-    /// Collective. Duplicates `users`, refuses what would corrupt memory later, and makes the ring listen. Returns how
-    /// many of the ranks share this host. Each of its two collective calls is bounded by `join`.
-    std::size_t open(MPI_Comm users, place const& self, std::size_t piece_bytes, nanoseconds join) {
+    /// The ranks of this host, and the cores that they may run on together.
+    struct neighbourhood {
+        int ranks = 0;
+        core_set cores = {};
+    };
+
+    /// Collective. Duplicates `users`, refuses what would corrupt memory later, and makes the ring listen. Returns who
+    /// shares this host. Each of its two collective calls is bounded by `join`.
+    neighbourhood open(MPI_Comm users, place const& self, std::size_t piece_bytes, nanoseconds join) {
         MPI_Request request = MPI_REQUEST_NULL;
         self.check(MPI_Comm_idup(users, &comm, &request), "MPI_Comm_idup");
         await(request, "MPI_Comm_idup", self, monotonic_clock::now() + join);
         self.check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-        std::size_t const neighbours = agree(self, piece_bytes, join);
+        neighbourhood const neighbours = agree(self, piece_bytes, join);
         for (std::size_t i = 0; i < ring.size(); ++i)
             self.check(MPI_Recv_init(&ring[i], sizeof(envelope), MPI_BYTE, MPI_ANY_SOURCE, 0, comm, &ring_requests[i]),
                        "MPI_Recv_init");
@@ -170,17 +178,19 @@ private:
         return digest{}.add(std::string_view(host.data(), static_cast<std::size_t>(length))).value();
     }
 
-    std::size_t agree(place const& self, std::size_t piece_bytes, nanoseconds join) {
+    neighbourhood agree(place const& self, std::size_t piece_bytes, nanoseconds join) {
         auto const ranks = static_cast<std::size_t>(self.size);
         hellos.resize(ranks + 1);  // the last is our own: MPI forbids sending from where it receives
-        hello const& own = hellos.back() = {
-            .piece_bytes = piece_bytes, .layout = sizeof(envelope) << 16 | sizeof(failure), .host = hash_of_host(self)};
+        hello const& own = hellos.back() = {.piece_bytes = piece_bytes,
+                                            .layout = sizeof(envelope) << 16 | sizeof(failure),
+                                            .host = hash_of_host(self),
+                                            .cores = cores_of_process()};
         MPI_Request request = MPI_REQUEST_NULL;
         self.check(
             MPI_Iallgather(&own, sizeof(hello), MPI_BYTE, hellos.data(), sizeof(hello), MPI_BYTE, comm, &request),
             "MPI_Iallgather");
         await(request, "MPI_Iallgather", self, monotonic_clock::now() + join);
-        std::size_t neighbours = 0;
+        neighbourhood neighbours;
         for (std::size_t peer = 0; peer < ranks; ++peer) {
             hello const& first = hellos[0];
             hello const& its = hellos[peer];
@@ -191,7 +201,9 @@ private:
                                                 std::to_string(first.piece_bytes) + ", record layout " +
                                                 std::to_string(its.layout) + " and " + std::to_string(first.layout) +
                                                 ". Use one build and the same mpi_options on every rank.");
-            if (its.host == own.host) ++neighbours;
+            if (its.host != own.host) continue;
+            ++neighbours.ranks;
+            neighbours.cores.add(its.cores);
         }
         return neighbours;
     }

@@ -12,9 +12,9 @@
 #include <limits>
 #include <memory>
 #include <string_view>
-#include <thread>
 #include <utility>
 
+#include <ddp/comm/cores.hpp>
 #include <ddp/comm/host.hpp>
 #include <ddp/core/bytes.hpp>
 #include <ddp/core/contract.hpp>
@@ -41,9 +41,10 @@ DDP_DECL mpi_transport::mpi_transport(MPI_Comm users, mpi_options const& options
     session_->slots.add(3 * ranks);  // abort() finds some
     session_->requests.make_room(64 + 3 * ranks);
     try {
-        std::size_t const neighbours = session_->open(users, self_, options_.piece_bytes, options_.times.join);
-        std::size_t const busy = neighbours * (may_own_thread() ? 2 : 1);
-        waiter_.share_core(busy > std::max(1u, std::thread::hardware_concurrency()));
+        auto const here = session_->open(users, self_, options_.piece_bytes, options_.times.join);
+        int const cores = detail::usable_cores(here.cores, detail::core_quota());
+        shares_cores_ = 2 * here.ranks > cores;
+        waiter_.share_core(may_own_thread() ? shares_cores_ : here.ranks > cores);
     } catch (...) {
         detail::mpi::keep_for_good(std::move(session_));  // a collective call that never ended writes there one day
         throw;

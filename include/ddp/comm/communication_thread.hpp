@@ -1,0 +1,57 @@
+/// \file
+/// communication_thread: whether a thread of ours drives the transport between calls.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include <ddp/comm/transport.hpp>
+#include <ddp/core/separate.hpp>
+
+namespace ddp {
+
+/// Who moves messages on while the program computes. Results have the same bits either way; heartbeats are sent and
+/// failures found either way, where there is a thread at all.
+enum class communication_thread : std::uint8_t {
+    /// drives, unless the transport waits by looking again and again (MPI) and this host has fewer than two cores for each
+    /// of its ranks: then rests.
+    automatic,
+    drives,  ///< a thread drives whenever no call does: messages travel during backward
+    /// The thread wakes twice in a heartbeat, to send heartbeats and to listen. `ready`, blocking calls and progress() move
+    /// messages on, on the caller's thread: it costs no time of a core that computes.
+    rests,
+    none,  ///< there is none: a single rank, or a transport that allows no thread (MPI below THREAD_MULTIPLE)
+};
+
+/// "automatic", "drives", "rests", "none".
+[[nodiscard]] constexpr std::string_view name_of(communication_thread which) noexcept {
+    switch (which) {
+        case communication_thread::automatic: return "automatic";
+        case communication_thread::drives: return "drives";
+        case communication_thread::rests: return "rests";
+        case communication_thread::none: break;
+    }
+    return "none";
+}
+
+/// Whether a thread that drives this transport takes the time of ranks that compute. A transport says so with
+/// `bool shares_cores() const`, as MPI does where ranks and threads outnumber the cores.
+template <Transport T>
+[[nodiscard]] bool shares_cores(T const& transport) {
+    if constexpr (requires { transport.shares_cores(); })
+        return transport.shares_cores();
+    else
+        return false;
+}
+
+namespace detail {
+/// What DDP_COMMUNICATION_THREAD says ("automatic", "drives" or "rests"), else `asked`. Never automatic: `crowded` decides.
+/// Throws environment_error where the variable says something else.
+[[nodiscard]] communication_thread chosen_thread(communication_thread asked, bool crowded);
+}  // namespace detail
+
+}  // namespace ddp
+
+#if !defined(DDP_SEPARATE_COMPILATION)
+#include <ddp/comm/impl/communication_thread.ipp>
+#endif
