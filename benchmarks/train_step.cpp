@@ -27,10 +27,16 @@
 //   optimizer   after backward; trainers step early buckets while backward still runs
 //   waiting     the trainer waits for communication after backward
 //   exposed     step - step of nosync, and its share of the step: what communication costs, hidden parts not counted
+//   cpu         processor time of a rank a step, all its threads: the mean of the ranks
+//   comm cpu    cpu - cpu of nosync: what communication costs the processor, hidden or not
+//   thread      what of it was the communication thread's; what a rank spends while it waits is its caller's
+//   a 64 MiB    comm cpu for 64 MiB that a rank has sent in messages
 //
 // --candidate prints a JSON line for each kind instead, as the program does that measures PyTorch's
 // DistributedDataParallel with the same models: there bwd_ms is all of the step but forward and optimizer. NET and TUNE
 // are names in the output.
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -148,9 +154,12 @@ struct data {
     [[nodiscard]] ddp::classification_batch<float> batch() const { return {inputs, labels, rows, features}; }
 };
 
-/// Seconds of one step, or medians of many.
+/// Seconds of one step, or medians of many. What a process has used is known of a whole round: `cpu`, `thread` and `sent`
+/// are a round's, divided by its steps, and means of all ranks.
 struct sample {
     double forward = 0, backward = 0, optimizer = 0, waiting = 0, step = 0;
+    double cpu = 0, thread = 0;  ///< processor time of a rank, and of its communication thread
+    double sent = 0;             ///< bytes in messages
 };
 sample median_of(std::vector<sample> const& all) {
     auto const of = [&](double sample::* part) {
@@ -160,7 +169,7 @@ sample median_of(std::vector<sample> const& all) {
         return median(values);
     };
     return {of(&sample::forward), of(&sample::backward), of(&sample::optimizer), of(&sample::waiting),
-            of(&sample::step)};
+            of(&sample::step),    of(&sample::cpu),      of(&sample::thread),    of(&sample::sent)};
 }
 
 /// A way to train the model.
@@ -235,6 +244,20 @@ private:
     ddp::data_parallel<timed_network, ddp::any_transport> trainer_;
 };
 
+/// What this rank's process has used so far.
+struct usage {
+    double cpu = 0, thread = 0, sent = 0;
+};
+usage usage_of(ddp::communicator<> const& comm) {
+    ::rusage self{};
+    ::getrusage(RUSAGE_SELF, &self);
+    auto const seconds = [](::timeval const& t) {
+        return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+    };
+    return {seconds(self.ru_utime) + seconds(self.ru_stime), std::chrono::duration<double>(comm.thread_time()).count(),
+            static_cast<double>(comm.bytes_sent())};
+}
+
 void run_round(ddp::communicator<> const& comm, kind& how, double budget, bool first) {
     auto const once = [&] {
         sample times;
@@ -252,8 +275,21 @@ void run_round(ddp::communicator<> const& comm, kind& how, double budget, bool f
     ddp::broadcast(comm, steps);
     std::vector<sample> all;
     all.reserve(steps);
+    ddp::barrier(comm);
+    usage const before = usage_of(comm);
     for (std::uint64_t i = 0; i < steps; ++i) all.push_back(once());
-    how.rounds.push_back(median_of(all));
+    usage const after = usage_of(comm);
+    // Ranks that are threads share one process, whose time each of them reads.
+    double const sharing = comm.transport().name() == "inproc" ? comm.size() : 1;
+    std::array<double, 3> used{(after.cpu - before.cpu) / sharing, after.thread - before.thread,
+                               after.sent - before.sent};
+    ddp::allreduce(comm, std::span<double>(used));
+    sample result = median_of(all);
+    double const divisor = static_cast<double>(steps) * comm.size();
+    result.cpu = used[0] / divisor;
+    result.thread = used[1] / divisor;
+    result.sent = used[2] / divisor;
+    how.rounds.push_back(result);
 }
 
 struct options {
@@ -267,16 +303,19 @@ struct row {
     sample times;
     double least = 0, most = 0;  // of the rounds' steps
     double exposed = 0;          // of the step; 0 where nosync was left out
+    double comm_cpu = 0;         // likewise of the processor time
+    [[nodiscard]] double cpu_a_64_mib() const { return times.sent > 0 ? comm_cpu * 67108864 / times.sent : 0; }
     bool good = true;
 };
 
 /// The line of --candidate, with what only this program knows at the end.
 std::string to_json(options const& with, row const& r, int ranks, std::size_t batch, std::size_t parameters,
-                    std::string const& transport) {
+                    std::string const& transport, std::string const& thread) {
     sample const& t = r.times;
     std::string const words = "{\"bench\":\"ddp\",\"impl\":\"ddp\",\"net\":\"" + setting("NET", "loopback") +
                               "\",\"model\":\"" + with.model + "\",\"kind\":\"" + r.kind + "\",\"tune\":\"" +
-                              setting("TUNE", "") + "\",\"transport\":\"" + transport + "\"";
+                              setting("TUNE", "") + "\",\"transport\":\"" + transport + "\",\"thread\":\"" + thread +
+                              "\"";
     return words +
            text(
                ",\"n\":%d,\"batch\":%zu,\"params\":%zu,\"grad_bytes\":%zu,\"fwd_ms\":%.3f,\"bwd_ms\":%.3f,"
@@ -284,9 +323,14 @@ std::string to_json(options const& with, row const& r, int ranks, std::size_t ba
                ranks, batch, parameters, 4 * parameters, 1e3 * t.forward, 1e3 * (t.step - t.forward - t.optimizer),
                1e3 * t.optimizer, 1e3 * t.step, 1e3 * (t.step - t.optimizer), 1e3 * r.least, 1e3 * r.most,
                r.good ? "true" : "false") +
-           text(",\"compute_ms\":%.3f,\"wait_ms\":%.3f,\"exposed_ms\":%.3f,\"samples_per_s\":%.1f}",
-                1e3 * (t.forward + t.backward), 1e3 * t.waiting, 1e3 * r.exposed,
-                static_cast<double>(ranks) * static_cast<double>(batch) / t.step);
+           text(
+               ",\"compute_ms\":%.3f,\"wait_ms\":%.3f,\"exposed_ms\":%.3f,\"exposed_share\":%.4f,\"samples_per_s\":%."
+               "1f",
+               1e3 * (t.forward + t.backward), 1e3 * t.waiting, 1e3 * r.exposed, r.exposed / t.step,
+               static_cast<double>(ranks) * static_cast<double>(batch) / t.step) +
+           text(
+               ",\"cpu_ms\":%.3f,\"comm_cpu_ms\":%.3f,\"thread_ms\":%.3f,\"sent_bytes\":%.0f,\"cpu_ms_a_64_mib\":%.3f}",
+               1e3 * t.cpu, 1e3 * r.comm_cpu, 1e3 * t.thread, t.sent, 1e3 * r.cpu_a_64_mib());
 }
 
 /// Whether every kind was good.
@@ -332,31 +376,38 @@ bool measure(options const& with, ddp::communicator<> const& comm) {
                                                        [](auto const& a, auto const& b) { return a.step < b.step; });
         r.least = least->step;
         r.most = most->step;
-        if (kinds.front()->name == "nosync") r.exposed = r.times.step - median_of(kinds.front()->rounds).step;
+        if (kinds.front()->name == "nosync") {
+            sample const alone = median_of(kinds.front()->rounds);
+            r.exposed = r.times.step - alone.step;
+            r.comm_cpu = r.times.cpu - alone.cpu;
+        }
         r.good = one->good();
         all_good = all_good && r.good;
         rows.push_back(r);
     }
     if (comm.rank() != 0) return all_good;
 
-    std::string const transport(comm.transport().name());
+    std::string const transport(comm.transport().name()), thread(name_of(comm.thread()));
     std::string lines;
     if (!with.candidate)
-        std::cout << text("# %s, %d rank%s over %s, %zu samples a rank, %zu parameters\n", with.model.c_str(),
-                          comm.size(), comm.size() == 1 ? "" : "s", transport.c_str(), mine.rows, parameters)
-                  << text("%-11s %9s %9s %9s %9s %9s %9s %7s %11s\n", "ms", "step", "forward", "backward", "optimizer",
-                          "waiting", "exposed", "share", "samples/s");
+        std::cout << text("# %s, %d rank%s over %s, %zu samples a rank, %zu parameters; communication thread: %s\n",
+                          with.model.c_str(), comm.size(), comm.size() == 1 ? "" : "s", transport.c_str(), mine.rows,
+                          parameters, thread.c_str())
+                  << text("%-11s %9s %9s %9s %9s %9s %9s %7s %11s %9s %9s %9s %9s\n", "ms", "step", "forward",
+                          "backward", "optimizer", "waiting", "exposed", "share", "samples/s", "cpu", "comm cpu",
+                          "thread", "a 64 MiB");
     for (row const& r : rows) {
-        std::string const line = to_json(with, r, comm.size(), mine.rows, parameters, transport);
+        std::string const line = to_json(with, r, comm.size(), mine.rows, parameters, transport, thread);
         lines += (lines.empty() ? "  " : ",\n  ") + line;
         sample const& t = r.times;
         if (with.candidate)
             std::cout << line << '\n';
         else
-            std::cout << text("%-11s %9.2f %9.2f %9.2f %9.2f %9.2f %9.2f %6.1f%% %11.0f%s\n", r.kind.c_str(),
-                              1e3 * t.step, 1e3 * t.forward, 1e3 * t.backward, 1e3 * t.optimizer, 1e3 * t.waiting,
-                              1e3 * r.exposed, 100 * r.exposed / t.step,
-                              static_cast<double>(comm.size()) * static_cast<double>(mine.rows) / t.step,
+            std::cout << text("%-11s %9.2f %9.2f %9.2f %9.2f %9.2f %9.2f %6.1f%% %11.0f %9.2f %9.2f %9.2f %9.2f%s\n",
+                              r.kind.c_str(), 1e3 * t.step, 1e3 * t.forward, 1e3 * t.backward, 1e3 * t.optimizer,
+                              1e3 * t.waiting, 1e3 * r.exposed, 100 * r.exposed / t.step,
+                              static_cast<double>(comm.size()) * static_cast<double>(mine.rows) / t.step, 1e3 * t.cpu,
+                              1e3 * r.comm_cpu, 1e3 * t.thread, 1e3 * r.cpu_a_64_mib(),
                               r.good ? "" : "  WRONG: replicas differ, or the loss has not fallen");
     }
     std::cout << std::flush;

@@ -7,6 +7,9 @@ Each rank is in a network namespace of its own (root is needed) behind a link th
 sides; the two programs take turns, a round each. A figure is the median over the rounds of a round's median step. Of PyTorch's
 two bucket sizes (25 MiB and one bucket) the better one counts. Exchanges: none, bfloat16, PowerSGD of rank 4 (PyTorch's in one
 bucket: over Gloo it fails in several).
+The last column, of exchange none, is the step divided by what neither program can be faster than: the longer of its own computing
+(nosync: forward, backward, optimizer, nothing exchanged) and of the wire's time for 2(P-1)/P of the gradient at the rate that is left
+for payload (1448 of 1538 bytes a packet). 1 would be perfect overlap; PyTorch's by its own nosync.
 Needs build/benchmark/benchmarks/benchmark_train_step (scripts/benchmark.sh --quick makes it) and PyTorch in build/torch
 (scripts/setup.sh torch). DDP_INSECURE=1: neither side protects its connections. Leave the machine alone meanwhile.
 """
@@ -16,6 +19,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -78,7 +82,14 @@ class Links:
         wrong = [row["kind"] for row in rows if not row["ok"]]
         if wrong:
             sys.exit(f"{command}: {wrong}: replicas differ, or the loss has not fallen")
-        return {row["kind"]: row["step_ms"] for row in rows}
+        return {row["kind"]: row for row in rows}
+
+
+def wire_ms(rate, ranks, gradient_bytes):
+    """How long a link of this rate is busy with what a rank sends in an allreduce."""
+    number, unit = re.fullmatch(r"([\d.]+)([mg])bit", rate).groups()
+    bits = float(number) * {"m": 1e6, "g": 1e9}[unit] * 1448 / 1538
+    return 2 * (ranks - 1) / ranks * gradient_bytes * 8 / bits * 1e3
 
 
 def main():
@@ -93,22 +104,30 @@ def main():
     theirs = [str(ROOT / "build/torch/bin/python"), str(ROOT / "benchmarks/train_torch.py"), with_.model]
     settings = {"ROUNDS": "1", "STEP_BUDGET": "1.5", "STEPS": "3", "NET": "links"}
     figures = []
-    print("| rate | ranks | exchange | ours, ms | PyTorch, ms | ratio |\n|---|---:|---|---:|---:|---:|", flush=True)
+    print("| rate | ranks | exchange | ours, ms | PyTorch, ms | ratio | step : max(compute, wire), ours and PyTorch's |\n"
+          "|---|---:|---|---:|---:|---:|---|", flush=True)
     for rate in with_.rates.split(","):
         for ranks in (int(n) for n in with_.ranks.split(",")):
             seen = collections.defaultdict(list)
+            gradient = 0
             with Links(ranks, rate) as links:
                 for _ in range(with_.rounds):
-                    for kind, step in links.run(ours, {**settings, "WITH": "bf16 powersgd", "SKIP": "nosync default sharded"}).items():
-                        seen["ours", kind].append(step)
-                    for kind, step in links.run(theirs, {**settings, "WITH": "bf16 bf16_1 powersgd_1", "SKIP": "nosync"}).items():
-                        seen["theirs", kind].append(step)
+                    for kind, row in links.run(ours, {**settings, "WITH": "bf16 powersgd", "SKIP": "default sharded"}).items():
+                        seen["ours", kind].append(row["step_ms"])
+                        gradient = row["grad_bytes"]
+                    for kind, row in links.run(theirs, {**settings, "WITH": "bf16 bf16_1 powersgd_1"}).items():
+                        seen["theirs", kind].append(row["step_ms"])
+            wire = wire_ms(rate, ranks, gradient)
             for called, (own, others) in KINDS.items():
                 a = statistics.median(seen["ours", own])
                 b = min(statistics.median(seen["theirs", kind]) for kind in others)
-                figures.append({"rate": rate, "ranks": ranks, "exchange": called, "ours_ms": a, "torch_ms": b,
+                computes = {who: statistics.median(seen[who, "nosync"]) for who in ("ours", "theirs")}
+                bounds = {who: max(compute, wire) for who, compute in computes.items()}
+                figures.append({"rate": rate, "ranks": ranks, "exchange": called, "ours_ms": a, "torch_ms": b, "wire_ms": wire,
+                                "compute_ms": computes["ours"], "torch_compute_ms": computes["theirs"],
                                 "all": {" ".join(key): value for key, value in seen.items()}})
-                print(f"| {rate} | {ranks} | {called} | {a:,.0f} | {b:,.0f} | {b / a:.2f} |", flush=True)
+                beside = f"{a / bounds['ours']:.2f}, {b / bounds['theirs']:.2f}" if called == "none" else ""
+                print(f"| {rate} | {ranks} | {called} | {a:,.0f} | {b:,.0f} | {b / a:.2f} | {beside} |", flush=True)
     if with_.json:
         pathlib.Path(with_.json).write_text(json.dumps(figures, indent=1))
 
