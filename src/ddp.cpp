@@ -47,6 +47,7 @@
 #include <ddp/train/impl/ready_reports.ipp>
 #include <ddp/transport/impl/inproc.ipp>
 #include <ddp/transport/shm/impl/memfd.ipp>
+#include <ddp/transport/shm/impl/memory_limits.ipp>
 #include <ddp/transport/virtual/impl/virtual_world.ipp>
 
 #if defined(DDP_DOOR_TCP)

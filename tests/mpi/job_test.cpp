@@ -17,7 +17,9 @@
 #include <ddp/collective/barrier.hpp>
 #include <ddp/collective/point_to_point.hpp>
 #include <ddp/comm/communicator.hpp>
+#include <ddp/optim/sgd.hpp>
 #include <ddp/testing/conformance.hpp>
+#include <ddp/train/data_parallel.hpp>
 #include <ddp/transport/mpi/mpi.hpp>
 
 #include <boost/mpi/communicator.hpp>
@@ -26,6 +28,7 @@
 #include "support/catch.hpp"
 #include "support/group_checks.hpp"
 #include "support/job_checks.hpp"
+#include "train/scripted_model.hpp"
 
 namespace {
 
@@ -178,6 +181,25 @@ TEST_CASE("over MPI trainers in groups have the bits they have over inproc", "[m
     if (boost::mpi::communicator().size() < 3) return;
     ddp::communicator<> comm = ddp::any_communicator(connect(), patient());
     CHECK(ddp::test::train_in_groups(comm) == ddp::test::failures{});
+}
+
+TEST_CASE("over MPI ranks of several hosts, of uneven size, train in the memory of each: the same bits",
+          "[mpi][train]") {
+    std::vector<std::uint64_t> const places = {5, 9, 5, 5, 9};
+    boost::mpi::communicator const world;
+    if (world.size() < 3) return;  // two ranks would be on two hosts
+    ddp::communicator<> comm =
+        ddp::any_communicator(connect(places[static_cast<std::size_t>(world.rank())]), patient());
+    auto const [bits, wrong] = ddp::test::train_every_way(comm);
+    CHECK(wrong == "");
+    CHECK(bits == ddp::test::inproc_bits(comm.size()));
+    for (bool const hierarchy : {true, false}) {
+        ddp::test::scripted_model<> net({{"a", {300}}});
+        ddp::data_parallel trainer{net, ddp::sgd{.lr = 1}, comm, ddp::training_options{.hierarchy = hierarchy}};
+        CHECK(trainer.shares_memory() == hierarchy);
+        trainer.step(ddp::test::numbers{{1.0 + comm.rank()}});
+        CHECK(net.value(0)[299] == -0.5 - 0.5 * comm.size());
+    }
 }
 
 TEST_CASE("over MPI buckets are reduced during backward", "[mpi][train]") {

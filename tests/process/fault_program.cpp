@@ -428,7 +428,9 @@ void train(settings const& with, Comm& comm, trouble& ill) {
     ill.at("end", 0);
     bool const same = trainer.replicas_identical();
     say("done rank=" + std::to_string(comm.rank()) + " digest=" + hex() +
-        " steps=" + std::to_string(trainer.completed_steps()) + " replicas=" + (same ? "identical" : "different"));
+        " steps=" + std::to_string(trainer.completed_steps()) + " replicas=" + (same ? "identical" : "different") +
+        " memory=" + (trainer.shares_memory() ? "shared" : "own") +
+        " here=" + std::to_string(comm.host().size()));
 }
 
 }  // namespace

@@ -152,7 +152,7 @@ class Demo(BetweenHosts):
         words = [FASHION_MNIST, "--epochs", "1", "--hidden", "32", "--batch", "512", "--data", FASHION_DATA]
         here = subprocess.run([DDPRUN, "-n", "4", "--prefix", "none", "--", *words], env=environment(), capture_output=True,
                               text=True, timeout=2 * DEADLINE, check=True)
-        shape = r"result: test_accuracy=(\S+) ranks=4 transport=tcp memory=\w+ .* replicas=identical parameters=([0-9a-f]{16})$"
+        shape = r"result: test_accuracy=(\S+) ranks=4 transport=tcp memory=shared .* replicas=identical parameters=([0-9a-f]{16})$"
         expected = re.search(shape, here.stdout.strip())
         self.assertTrue(expected, here.stdout)
         for variables in (self.secret, {**self.secret, "DDP_TLS": "1"}, {"DDP_INSECURE": "1"}):
@@ -164,6 +164,9 @@ class Demo(BetweenHosts):
                 found = re.search(shape, there[0].out.strip())
                 self.assertTrue(found, there[0].out)
                 self.assertEqual(found.groups(), expected.groups())
+                # The two ranks of each host see each other's memory; those of the other are not expected to, and not told off.
+                for process in there:
+                    self.assertNotIn("each other's memory", process.err)
                 self.assertEqual("ddp: warning: connections between hosts" in there[0].err, "DDP_INSECURE" in variables)
 
     def test_it_has_to_be_asked_for(self):

@@ -14,8 +14,11 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <future>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -26,6 +29,7 @@
 #include <ddp/collective/shared_array.hpp>
 #include <ddp/kernel/store.hpp>
 #include <ddp/transport/shm/memfd.hpp>
+#include <ddp/transport/shm/memory_limits.hpp>
 
 #include "support/catch.hpp"
 #include "support/on_ranks.hpp"
@@ -130,6 +134,37 @@ TEST_CASE("in shared memory a training has the bits of messages, whatever is cli
         CHECK(wrong == "");
         CHECK(digest == threads.front().first);
     }
+}
+
+TEST_CASE("on one host a step and an allreduce in memory send the same few bytes, whatever their size", "[train]") {
+    int const ranks = GENERATE(2, 3, 5);
+    auto const sent = run_ranks(
+        ranks,
+        [](communicator<>& comm) {
+            std::vector<std::uint64_t> all;
+            auto const count = [&](auto const& work) {
+                work();  // the first time
+                std::uint64_t const before = comm.bytes_sent();
+                work();
+                all.push_back(comm.bytes_sent() - before);
+            };
+            for (std::size_t const n : {30'000u, 300'000u}) {
+                for (update const how : {update::sharded, update::replicated}) {
+                    scripted_model<true, true> net({{"a", {n}}});
+                    data_parallel trainer{net, sgd{.lr = 1}, comm, single_bucket{}, training_options{.update = how}};
+                    count([&] { trainer.step(numbers{{1}}); });
+                }
+                shared_array<double> const numbers(comm, n);
+                count([&] { allreduce(comm, numbers); });
+            }
+            return all;
+        },
+        patient());
+    for (auto const& rank : sent)
+        for (std::size_t i = 0; i < 3; ++i) {
+            CHECK(rank[i] == rank[i + 3]);
+            CHECK(rank[i] < 1000);
+        }
 }
 
 TEST_CASE("ranks share memory where all want to, are on one host and add in the canonical order", "[train]") {
@@ -341,10 +376,12 @@ TEST_CASE("only what comes with the number that a rank gave is mapped, and only 
     auto const theirs = other.make(5000, offers[1]);
 
     // A stranger that has found the socket's name sends what it likes.
-    auto const send = [&](std::array<std::uint64_t, 2> number, int how_many, bool sealed, std::size_t bytes) {
+    auto const send = [&](std::array<std::uint64_t, 2> number, int how_many, bool sealed, std::size_t bytes,
+                          std::optional<std::array<std::uint64_t, 2>> inside = {}) {
         int const memory = ::memfd_create("stranger", MFD_CLOEXEC | MFD_ALLOW_SEALING);
         REQUIRE(::ftruncate(memory, static_cast<::off_t>(bytes)) == 0);
-        REQUIRE(::pwrite(memory, number.data(), sizeof number, 0) == sizeof number);
+        std::array<std::uint64_t, 2> const shown = inside.value_or(number);
+        REQUIRE(::pwrite(memory, shown.data(), sizeof shown, 0) == sizeof shown);
         if (sealed) REQUIRE(::fcntl(memory, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
         ::sockaddr_un to;
         ::iovec words{number.data(), sizeof number};
@@ -392,6 +429,12 @@ TEST_CASE("only what comes with the number that a rank gave is mapped, and only 
     }
     SECTION("memory that can shrink") {
         send(right, 1, false, bytes);
+        one.take(offers);
+        CHECK(one.view(offers[1]) == nullptr);
+        CHECK(descriptors() == before);
+    }
+    SECTION("the right number, and another one in the memory") {
+        send(right, 1, true, bytes, std::array<std::uint64_t, 2>{right[0], right[1] + 1});
         one.take(offers);
         CHECK(one.view(offers[1]) == nullptr);
         CHECK(descriptors() == before);
@@ -471,6 +514,96 @@ TEST_CASE("a limit on the size of files or of memory refuses shared memory with 
     if (fewer == 1)  // sanitizers reserve more
         CHECK(refused(RLIMIT_AS, std::size_t{1} << 29).find(" MiB of address space: Cannot allocate memory, ") !=
               std::string::npos);
+}
+
+TEST_CASE("what a host and its containers leave is read from /proc and the cgroups, nested, of both versions",
+          "[train]") {
+    using memory_limits = ddp::detail::memory_limits;
+    struct tree {
+        std::string root = "/tmp/ddp-limits-XXXXXX";
+        tree() { REQUIRE(::mkdtemp(root.data()) != nullptr); }
+        ~tree() { std::filesystem::remove_all(root); }
+        void file(std::string const& path, std::string const& text) const {
+            std::filesystem::path const at = root + path;
+            std::filesystem::create_directories(at.parent_path());
+            std::ofstream(at) << text;
+        }
+        void unified(std::string const& group, char const* most, long used, char const* more = "") const {
+            file(group + "/memory.max", most + std::string("\n"));
+            file(group + "/memory.current", std::to_string(used << 20) + "\n");
+            file(group + "/memory.stat",
+                 "anon 7\nfile 99999999\ninactive_file 3145728\nactive_file 2097152\n" + std::string(more));
+        }
+        void legacy(std::string const& group, long most, long used) const {
+            file(group + "/memory.limit_in_bytes", std::to_string(most << 20) + "\n");
+            file(group + "/memory.usage_in_bytes", std::to_string(used << 20) + "\n");
+            file(group + "/memory.stat",
+                 "inactive_file 1\nactive_file 1\ntotal_inactive_file 4194304\ntotal_active_file 0\n");
+        }
+        [[nodiscard]] std::string left() const {
+            auto const now = memory_limits(root).left();
+            return std::to_string(now.bytes >> 20) + ", " + now.limit;
+        }
+    } const at;
+    CHECK(memory_limits(at.root).left().bytes == std::numeric_limits<std::uint64_t>::max());
+    std::string const memory = "MemTotal: 9999999 kB\nMemFree:  1 kB\nMemAvailable:   1048576 kB\n";
+    at.file("/proc/meminfo", memory + "SwapTotal: 1 kB\nSwapFree: 2048 kB\n");
+    CHECK(at.left() == "1026, MemAvailable of its host");
+    at.file("/proc/meminfo", memory + "SwapFree: 0 kB\n");
+
+    SECTION("version 2: the tightest on the way up") {
+        at.file("/proc/self/cgroup", "0::/pod/box/task\n");
+        at.file("/proc/self/mountinfo",
+                "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n");
+        at.unified("/sys/fs/cgroup/pod/box/task", "max", 10);
+        at.unified("/sys/fs/cgroup/pod/box", "104857600", 40);
+        at.unified("/sys/fs/cgroup/pod", "1073741824", 200);
+        CHECK(at.left() == "65, memory.max is 100 MiB");  // files can be dropped
+        at.unified("/sys/fs/cgroup/pod", "209715200", 180);
+        CHECK(at.left() == "25, memory.max is 200 MiB");
+        at.unified("/sys/fs/cgroup/pod/box/task", "1048576", 10);
+        CHECK(at.left() == "0, memory.max is 1 MiB");
+    }
+    SECTION("version 2: swap counts as far as the group may use it") {
+        at.file("/proc/meminfo", memory + "SwapFree: 51200 kB\n");
+        at.file("/proc/self/cgroup", "0::/\n");
+        at.file("/proc/self/mountinfo", "30 23 0:26 /../../box /sys/fs/cgroup rw - cgroup2 cgroup rw\n");
+        at.unified("/sys/fs/cgroup", "104857600", 40);
+        CHECK(at.left() == "115, memory.max is 100 MiB");
+        at.file("/sys/fs/cgroup/memory.swap.max", "10485760\n");
+        at.file("/sys/fs/cgroup/memory.swap.current", "1048576\n");
+        CHECK(at.left() == "74, memory.max is 100 MiB");
+    }
+    SECTION("version 1, beside a version 2 that has no memory: a container shows its own group as the root") {
+        at.file("/proc/self/cgroup", "5:devices:/a\n4:cpu,memory:/docker/box/task\n0::/\n");
+        at.file("/proc/self/mountinfo",
+                "34 31 0:34 /docker/box /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
+                "35 31 0:35 /docker/box /sys/fs/cgroup/memory rw - cgroup cgroup rw,cpu,memory\n"
+                "41 31 0:41 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
+        at.legacy("/sys/fs/cgroup/memory", 100, 40);
+        CHECK(at.left() == "64, memory.limit_in_bytes is 100 MiB");
+        at.legacy("/sys/fs/cgroup/memory/task", 50, 40);
+        CHECK(at.left() == "14, memory.limit_in_bytes is 50 MiB");
+        at.file("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes", "104857600\n");
+        at.file("/sys/fs/cgroup/memory/memory.memsw.usage_in_bytes", "101711872\n");
+        CHECK(at.left() == "7, memory.limit_in_bytes is 100 MiB");
+    }
+    SECTION("version 1: a place that is not below what is mounted") {
+        at.file("/proc/self/cgroup", "4:memory:/elsewhere\n");
+        at.file("/proc/self/mountinfo", "35 31 0:35 /else /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n");
+        at.legacy("/sys/fs/cgroup/memory", 100, 40);
+        at.legacy("/sys/fs/cgroup/memory/where", 1, 1);
+        CHECK(at.left() == "64, memory.limit_in_bytes is 100 MiB");
+    }
+
+    constexpr std::size_t mib = std::size_t{1} << 20;
+    CHECK(memory_limits::step({10000 * mib, ""}, 100 * mib) == 16 * mib);
+    CHECK(memory_limits::step({10000 * mib, ""}, 3 * mib) == 3 * mib);
+    CHECK(memory_limits::step({100 * mib, ""}, 50 * mib) == 3 * mib / 2);  // others look, too, before they take
+    CHECK(memory_limits::step({mib, ""}, 50 * mib) == mib / 4);
+    CHECK(memory_limits::fits({100 * mib, ""}, 98 * mib));
+    CHECK_FALSE(memory_limits::fits({100 * mib, ""}, 99 * mib));
+    CHECK_FALSE(memory_limits::fits({100 * mib, ""}, 101 * mib));
 }
 
 TEST_CASE("what is streamed arrives, from and to any boundary", "[train]") {

@@ -2,7 +2,6 @@
 /// share_memory among the ranks of a communicator, for what works in memory that all of them see.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -33,13 +32,17 @@ template <Transport T>
         what.detail = among == sharing_among::hosts ? "on each host" : "on one host";
         what.fingerprint = agree(what.name, 0, "", what.detail);
         offered_memory mine = offer_memory(comm.transport(), bytes);
-        comm.run([&] { return ddp::share_memory(comm.enter(what), std::move(mine), among, &found); });
+        try {
+            comm.run([&] { return ddp::share_memory(comm.enter(what), std::move(mine), among, &found); });
+        } catch (comm_error const&) {  // a rank that was refused has left while this one waited for the last word
+            if (found.refused.empty()) throw;
+        }
         if (!found.refused.empty())
             throw environment_error(found.refused +
-                                    ". Give it more memory (ulimit -v, the limit of its container), or set "
-                                    "DDP_SHARE_MEMORY=0: ranks then send each other messages.");
-        static std::atomic<bool> said = false;
-        if (!found.blind.empty() && comm.rank() == 0 && !said.exchange(true))
+                                    ". Give it more memory (ulimit -v, the limit of its container, fewer ranks on its "
+                                    "host), or set DDP_SHARE_MEMORY=0: ranks then send each other messages, and each "
+                                    "maps its own memory only.");
+        if (!found.blind.empty() && comm.rank() == 0 && first_word_on_blindness())
             std::fprintf(stderr,
                          "ddp: the ranks of this host cannot see each other's memory (%s) and send messages instead\n",
                          found.blind.c_str());

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/separate.hpp>
@@ -11,6 +12,10 @@ namespace ddp {
 
 /// A digest of this boot of this machine and of its network namespace: equal in processes that share memory and loopback.
 [[nodiscard]] std::uint64_t this_host();
+
+/// One of several hosts that this machine plays: equal in processes that give the same name on the same machine. An empty name:
+/// what DDP_HOST names, and this_host() where it is not set.
+[[nodiscard]] std::uint64_t host_named(std::string_view name);
 
 /// Where this rank runs: what its transport says (`std::uint64_t host() const`, never 0), else this machine.
 template <Transport T>

@@ -127,8 +127,8 @@ private:
 /// What came of an attempt to share.
 struct sharing_result {
     std::shared_ptr<shared_memory> memory = nullptr;  ///< null: these ranks do not see each other's memory
-    std::string refused = {};                         ///< the same words on every rank: no room, and why
-    std::string blind = {};  ///< they share a host, and still do not see each other's memory: why, as far as known
+    std::string refused = {};  ///< the same words on every rank: no room, and why; also where the call then fails
+    std::string blind = {};    ///< they share a host, and still do not see each other's memory: why, as far as known
 };
 
 /// Memory of this rank's that others do not see yet.
@@ -166,6 +166,15 @@ enum class sharing_among : std::uint8_t {
 };
 
 namespace detail {
+/// What may be the matter where memory was offered and cannot be seen.
+inline constexpr char const* why_blind = "are they in containers of their own, or short of address space, ulimit -v?";
+
+/// Whether this process has not said yet that ranks do not see each other's memory: one line is enough.
+[[nodiscard]] inline bool first_word_on_blindness() noexcept {
+    static std::atomic<bool> said = false;
+    return !said.exchange(true);
+}
+
 /// Of each rank, the number of its host, in the order in which hosts first come.
 [[nodiscard]] inline std::vector<std::size_t> host_numbers(std::span<memory_offer const> offers) {
     std::vector<std::uint64_t> known;
@@ -210,9 +219,13 @@ task<> share_memory(lane<T> over, offered_memory mine, sharing_among among, shar
                 " has no room for the memory that the ranks of its host share: " + std::string(offers[r].text.view());
         else if (offers[r].refused == 2)
             result->blind = offers[r].text.view();
-    if (!result->refused.empty() || !result->blind.empty()) co_return;
+    if (!result->blind.empty() && result->refused.empty()) co_return;
 
     std::vector<std::uint8_t> said(ranks);
+    if (!result->refused.empty()) {  // nobody leaves, and ends the job by it, before all know
+        co_await all_gather_small(over.phase(1), std::span<std::uint8_t>(said));
+        co_return;
+    }
     bool sees = true;
     constexpr std::size_t at_once = 4;  // a socket's queue holds 10 by default, and some ranks are one round ahead
     for (std::size_t first = 1; first < most; first += at_once) {
@@ -229,7 +242,7 @@ task<> share_memory(lane<T> over, offered_memory mine, sharing_among among, shar
     co_await all_gather_small(over.phase(2), std::span<std::uint8_t>(said));
     how->settle();
     if (std::find(said.begin(), said.end(), 0) != said.end())
-        result->blind = "are they in containers of their own?";
+        result->blind = detail::why_blind;
     else
         result->memory = std::make_shared<shared_memory>(std::move(how), std::move(views), std::move(hosts), *over.of,
                                                          hash_of(0, over.id));

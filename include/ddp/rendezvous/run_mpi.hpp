@@ -23,7 +23,9 @@ namespace ddp {
 ///
 /// `users` is an MPI_Comm or a boost::mpi::communicator, which converts. Collective over it; it may be any intracommunicator: of all ranks, or of those that train. The user's messages
 /// and ours never meet, in whatever order the two are used. Destroy it before MPI ends. Throws as mpi_transport does.
-[[nodiscard]] communicator<> mpi_communicator(MPI_Comm users, timing const& times = {},
+///
+/// `host`: ranks that give different names count as ranks of different hosts, even on one machine; empty: what DDP_HOST says.
+[[nodiscard]] communicator<> mpi_communicator(MPI_Comm users, timing const& times = {}, std::string_view host = {},
                                               communication_thread thread = communication_thread::automatic);
 
 /// Ranks are the processes of MPI_COMM_WORLD (of a duplicate: the user's messages and ours never meet). MPI is initialised

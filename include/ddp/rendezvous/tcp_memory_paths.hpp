@@ -111,14 +111,14 @@ public:
             return !p.used && (p.offer.host != 0 || !p.offer.text.view().empty());
         });
         bool const alone = mine_.host == 0 && mine_.text.view().empty();
-        if (alone || blind == peers_.end() || blind->rank < me_) return;
+        if (alone || blind == peers_.end() || blind->rank < me_ || !first_word_on_blindness()) return;
         std::string_view const why = !mine_.text.view().empty()          ? mine_.text.view()
                                      : !blind->offer.text.view().empty() ? blind->offer.text.view()
-                                                                         : "are they in containers of their own?";
+                                                                         : why_blind;
         std::fprintf(
             stderr,
-            "ddp: ranks %d and %d are on one host and do not see each other's memory (%.*s): their messages go "
-            "over TCP\n",
+            "ddp: ranks %d and %d are on one host and do not see each other's memory (%.*s): all that they exchange "
+            "goes over TCP\n",
             me_, blind->rank, static_cast<int>(why.size()), why.data());
     }
 

@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <string_view>
 
 #include <ddp/comm/host.hpp>
@@ -27,6 +29,12 @@ namespace ddp {
     struct ::stat status{};
     if (::stat("/proc/self/ns/net", &status) == 0) identity.add(static_cast<std::uint64_t>(status.st_ino));
     return identity.value();
+}
+
+[[gnu::cold]] DDP_DECL std::uint64_t host_named(std::string_view name) {
+    if (char const* const named = std::getenv("DDP_HOST"); name.empty() && named != nullptr) name = named;
+    std::uint64_t const machine = this_host();
+    return name.empty() ? machine : digest{}.add(name).add(machine).value();
 }
 
 }  // namespace ddp

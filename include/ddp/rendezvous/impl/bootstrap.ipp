@@ -211,10 +211,8 @@ namespace detail {
 
     if (options.ports.empty()) options.ports = variable("DDP_PORTS");
     if (options.congestion.empty()) options.congestion = variable("DDP_TCP_CONGESTION");
-    if (options.host.empty()) options.host = variable("DDP_HOST");
     bool const in_memory = options.share_memory && variable("DDP_SHARE_MEMORY") != "0";
-    framing.host = this_host();
-    if (!options.host.empty()) framing.host = digest{}.add(std::string_view(options.host)).add(framing.host).value();
+    framing.host = host_named(options.host);
 
     std::pair<int, int> const ports = detail::port_range(options.ports);
     std::uint64_t const id = j.id.empty() ? 0 : digest{}.add(std::string_view(j.id)).value();

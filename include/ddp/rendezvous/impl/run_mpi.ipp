@@ -10,6 +10,7 @@
 #include <string_view>
 #include <thread>
 
+#include <ddp/comm/host.hpp>
 #include <ddp/core/error.hpp>
 #include <ddp/core/text.hpp>
 #include <ddp/rendezvous/flight_signal.hpp>
@@ -24,9 +25,10 @@
 
 namespace ddp {
 
-[[gnu::cold]] DDP_DECL communicator<> mpi_communicator(MPI_Comm users, timing const& times,
+[[gnu::cold]] DDP_DECL communicator<> mpi_communicator(MPI_Comm users, timing const& times, std::string_view host,
                                                        communication_thread thread) {
-    return any_communicator(std::make_unique<mpi_transport>(users, mpi_options{.times = times}), times, thread);
+    mpi_options const options{.times = times, .host = host_named(host)};
+    return any_communicator(std::make_unique<mpi_transport>(users, options), times, thread);
 }
 
 namespace detail {

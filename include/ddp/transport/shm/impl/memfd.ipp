@@ -26,6 +26,7 @@
 
 #include <ddp/core/text.hpp>
 #include <ddp/transport/shm/memfd.hpp>
+#include <ddp/transport/shm/memory_limits.hpp>
 
 namespace ddp {
 
@@ -76,7 +77,8 @@ namespace detail {
 
 [[gnu::cold]] DDP_DECL std::shared_ptr<std::byte> memfd_sharing::make(std::size_t bytes, memory_offer& mine) {
     std::size_t const total = detail::memfd_bytes(bytes);
-    std::string const size = detail::concat({(total + (std::size_t{1} << 20) - 1) >> 20, " MiB"});
+    auto const mib = [](std::size_t some) { return (some + (std::size_t{1} << 20) - 1) >> 20; };
+    std::string const size = detail::concat({mib(total), " MiB"});
     auto const refuse = [&](char const* what) {
         std::string const text = detail::concat({what, ": ", std::strerror(errno)});
         mine.text = std::string_view(text);
@@ -99,10 +101,21 @@ namespace detail {
     if (::bind(socket_, reinterpret_cast<::sockaddr*>(&name), length) != 0)
         return refuse("a Unix-domain socket's name");
 
-    int problem = EINTR;
-    while (problem == EINTR) problem = ::posix_fallocate(memory_, 0, static_cast<::off_t>(total));
-    errno = problem;
-    if (problem != 0) no_room(size);
+    // In steps, each after a look at what is left: a cgroup's limit refuses no page, it kills.
+    detail::memory_limits const limits;
+    for (std::size_t done = 0; done < total;) {
+        detail::memory_limits::room const left = limits.left();
+        if (!detail::memory_limits::fits(left, total - done))
+            throw std::runtime_error(detail::concat(
+                {size, ": ", mib(total - done), " are missing and ", left.bytes >> 20, " left (", left.limit, ")"}));
+        std::size_t const step = detail::memory_limits::step(left, total - done);
+        int problem = EINTR;
+        while (problem == EINTR)
+            problem = ::posix_fallocate(memory_, static_cast<::off_t>(done), static_cast<::off_t>(step));
+        errno = problem;
+        if (problem != 0) no_room(size);
+        done += step;
+    }
     if (::fcntl(memory_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) return refuse("F_ADD_SEALS");
     own_ = detail::map_memfd(memory_, total, true);
     if (own_ == nullptr) no_room(size + " of address space");
@@ -187,8 +200,16 @@ namespace detail {
     std::size_t const total = detail::memfd_bytes(bytes - header_bytes);
     void* const copy = ::mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (copy == MAP_FAILED) return false;
+    bool room = true;
+    detail::memory_limits const limits;
     // The header last: it says whether anybody has begun to write what was copied before.
-    std::memcpy(static_cast<std::byte*>(copy) + header_bytes, own_ + header_bytes, total - header_bytes);
+    for (std::size_t done = header_bytes; done < total && room;) {
+        detail::memory_limits::room const left = limits.left();
+        room = detail::memory_limits::fits(left, total - done);
+        std::size_t const step = detail::memory_limits::step(left, total - done);
+        if (room) std::memcpy(static_cast<std::byte*>(copy) + done, own_ + done, step);
+        done += step;
+    }
     __sync_synchronize();
     std::memcpy(copy, own_, header_bytes);
     if (::mremap(copy, total, total, MREMAP_MAYMOVE | MREMAP_FIXED, own_) != MAP_FAILED) return true;
