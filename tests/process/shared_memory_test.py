@@ -116,6 +116,13 @@ class NoRoom(unittest.TestCase):
             self.assertEqual([r.code for r in job.ranks.values()], [0, 0], job.story())
             self.assertEqual([r.err for r in job.ranks.values()], ["", ""])
 
+    def test_no_room_for_a_copy_after_a_failure(self):
+        # Values that others may still write are copied then, where there is room: 20 MiB on each of these ranks.
+        with Container(200 * MIB) as box, Job(2, box.command(*elements(40), "fault=1:throw:reduced:2")) as job:
+            job.wait()
+            self.assertEqual([r.code for r in job.ranks.values()], [1, 1], job.story())
+            self.assertIn("the lamp fell over", job.ranks[0].error())
+
     def test_too_little_address_space(self):
         with Job(3, limited(elements(60), "ulimit -v 160000")) as job:
             self.refused(job, 1, "MiB of address space: Cannot allocate memory", "ulimit -v")
@@ -154,12 +161,13 @@ class Hosts(unittest.TestCase):
     words = ["steps=3", "tensors=3", "elements=30000"]
     place = 'export DDP_HOST=$(echo $HOSTS | cut -d, -f$((${RANK:-${OMPI_COMM_WORLD_RANK:-$PMI_RANK}} + 1))); exec "$@"'
 
-    def result(self, out, size, hosts, memory):
+    def result(self, out, size, hosts, memory, messages, inside):
         done = dict(re.findall(r"^done rank=(\d+) (.*)$", out, re.M))
         self.assertEqual(len(done), size, out)
         for rank, text in done.items():
-            self.assertIn(f"memory={memory}", text)
-            self.assertIn(f"here={hosts.count(hosts[int(rank)])}", text)
+            here = hosts.count(hosts[int(rank)])
+            alone = "memory" if here == 1 and inside == "sockets" else inside  # nothing to send
+            self.assertRegex(text, rf"memory={memory} messages={messages} here={here} host_messages={alone}$")
         digests = set(re.findall(r"digest=(\w+)", out))
         self.assertEqual(len(digests), 1, out)
         return digests.pop()
@@ -172,19 +180,23 @@ class Hosts(unittest.TestCase):
         ended = subprocess.run([*command, *self.words], env=around, text=True, stdin=subprocess.DEVNULL, capture_output=True,
                                timeout=120 * SCALE, check=False)
         self.assertEqual(ended.returncode, 0, ended.stdout + ended.stderr)
-        return self.result(ended.stdout, size, hosts, memory)
+        return self.result(ended.stdout, size, hosts, memory, "unknown", "unknown")
 
     def over_tcp(self, hosts, memory="shared", **variables):
         with Job(len(hosts), ["sh", "-c", self.place, "sh", FAULT_PROGRAM, *self.words],
                  {"HOSTS": ",".join(hosts), **variables}) as job:
             job.wait()
             self.assertEqual({r.code for r in job.ranks.values()}, {0}, job.story())
-            return self.result("".join(r.out for r in job.ranks.values()), job.size, hosts, memory)
+            shared = memory == "shared"
+            messages = "sockets" if not shared else "memory" if len(set(hosts)) == 1 else "mixed"
+            return self.result("".join(r.out for r in job.ranks.values()), job.size, hosts, memory, messages,
+                               "memory" if shared else "sockets")
 
     def test_the_bits_do_not_depend_on_hosts(self):
         mpi = os.path.exists(FAULT_PROGRAM_MPI) and MPIEXEC
         for size, placements in ((4, ("aabb", "abab", "aaab")), (5, ("aabbb", "abaab"))):
             by_messages = self.over_tcp("a" * size, "own", DDP_SHARE_MEMORY="0")
+            self.assertEqual(self.over_tcp("a" * size), by_messages)
             for hosts in placements:
                 with self.subTest(hosts=hosts):
                     self.assertEqual(self.over_tcp(hosts), by_messages)

@@ -201,18 +201,22 @@ namespace detail {
     void* const copy = ::mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (copy == MAP_FAILED) return false;
     bool room = true;
-    detail::memory_limits const limits;
-    // The header last: it says whether anybody has begun to write what was copied before.
-    for (std::size_t done = header_bytes; done < total && room;) {
-        detail::memory_limits::room const left = limits.left();
-        room = detail::memory_limits::fits(left, total - done);
-        std::size_t const step = detail::memory_limits::step(left, total - done);
-        if (room) std::memcpy(static_cast<std::byte*>(copy) + done, own_ + done, step);
-        done += step;
+    try {  // pages of a copy are refused as little as those of a memfd
+        detail::memory_limits const limits;
+        // The header last: it says whether anybody has begun to write what was copied before.
+        for (std::size_t done = header_bytes; done < total && room;) {
+            detail::memory_limits::room const left = limits.left();
+            room = detail::memory_limits::fits(left, total - done);
+            std::size_t const step = detail::memory_limits::step(left, total - done);
+            if (room) std::memcpy(static_cast<std::byte*>(copy) + done, own_ + done, step);
+            done += step;
+        }
+    } catch (std::bad_alloc const&) {
+        room = false;
     }
     __sync_synchronize();
-    std::memcpy(copy, own_, header_bytes);
-    if (::mremap(copy, total, total, MREMAP_MAYMOVE | MREMAP_FIXED, own_) != MAP_FAILED) return true;
+    if (room) std::memcpy(copy, own_, header_bytes);
+    if (room && ::mremap(copy, total, total, MREMAP_MAYMOVE | MREMAP_FIXED, own_) != MAP_FAILED) return true;
     ::munmap(copy, total);
     return false;
 }
