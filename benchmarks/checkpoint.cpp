@@ -3,7 +3,7 @@
 //   ddprun -n 2 --prefix none -- ./benchmark_checkpoint DIRECTORY
 //
 // The model is train_step's wide (784-4096-4096-4096-10, float, 147 MB; 64 samples a rank), with momentum. DIRECTORY gets
-// the checkpoints, and keeps the last. ROUNDS (5) are counted after one that is not.
+// the checkpoints, and keeps the last. ROUNDS (5) are counted after one that is not. WIDTH (4096) of the hidden layers.
 //
 // Prints milliseconds on rank 0, medians of rounds:
 //   step               a step while nothing is written
@@ -55,11 +55,13 @@ int main(int argc, char** argv) {
         return 2;
     }
     char const* const rounds = std::getenv("ROUNDS");
+    char const* const hidden = std::getenv("WIDTH");
+    std::size_t const width = hidden == nullptr ? 4096 : std::stoul(hidden);
     int const count = 1 + (rounds == nullptr ? 5 : std::max(1, std::atoi(rounds)));
     return ddp::run_main<ddp::threads, ddp::tcp>([&](ddp::communicator<>& comm) {
         using namespace ddp::nn;
-        auto net = sequential{linear(784, 4096),  relu(), linear(4096, 4096), relu(),
-                              linear(4096, 4096), relu(), linear(4096, 10),   softmax_cross_entropy()};
+        auto net = sequential{linear(784, width),   relu(), linear(width, width), relu(),
+                              linear(width, width), relu(), linear(width, 10),    softmax_cross_entropy()};
         net.initialize(1);
         ddp::data_parallel trainer{net, ddp::sgd{.lr = 0.01, .momentum = 0.9}, comm};
         std::size_t const rows = 64, features = 784;

@@ -2,6 +2,8 @@
 // else the machine does hits all alike. Prints a Markdown table: medians of about a millisecond's calls, a call in µs.
 //
 //   mpirun -n 2 ./benchmark_native_allreduce [multiple]      FUNNELED, or THREAD_MULTIPLE with a communication thread
+//
+// ROUNDS (301, and a third of that above 1 MiB) of each.
 #include <mpi.h>
 
 #include <algorithm>
@@ -10,11 +12,13 @@
 #include <boost/mpi/environment.hpp>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <ddp/collective/algorithms/native_allreduce.hpp>
 #include <ddp/collective/allreduce.hpp>
 #include <ddp/rendezvous/run_mpi.hpp>
 #include <ddp/train/data_parallel.hpp>
 #include <functional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -32,6 +36,8 @@ int main(int argc, char** argv) {
                 "%d ranks, %s a communication thread\n\n| bytes | bare, in place | bare, two buffers | ddp | "
                 "ddp / in place | ddp / faster bare |\n|---|---|---|---|---|---|\n",
                 comm.size(), comm.has_thread() ? "with" : "without");
+        char const* const wanted = std::getenv("ROUNDS");
+        std::size_t const rounds = wanted == nullptr ? 301 : std::max<std::size_t>(std::stoul(wanted), 1);
         for (std::size_t bytes = std::size_t{4} << 10; bytes <= std::size_t{16} << 20; bytes *= 4) {
             std::size_t const count = bytes / sizeof(float);
             auto const in = ddp::make_arena<float>(count), out = ddp::make_arena<float>(count);
@@ -42,7 +48,7 @@ int main(int argc, char** argv) {
                 [&] { ddp::allreduce(comm, std::span<float>(in.get(), count), ddp::native_allreduce{}); }};
             std::size_t const calls = std::max<std::size_t>(1, (std::size_t{4} << 20) / bytes / 4);
             std::array<std::vector<double>, 3> times;
-            for (std::size_t round = 0; round < (bytes > (std::size_t{1} << 20) ? 101u : 301u); ++round)
+            for (std::size_t round = 0; round < (bytes > (std::size_t{1} << 20) ? (rounds + 2) / 3 : rounds); ++round)
                 for (std::size_t turn = 0; turn < ways.size(); ++turn) {
                     std::size_t const which = (round + turn) % ways.size();
                     ways[which]();

@@ -83,11 +83,100 @@ def step_tables(directory):
         print(f"| {model} | {ranks} | {cell(*own)} | {cell(*messages)} | {cell(*best) if best else '-'} | {ratios} |")
 
 
+def lines_of(directory, pattern):
+    for file in sorted(directory.glob(pattern)):
+        for text in file.read_text().splitlines():
+            if text.startswith("{"):
+                yield json.loads(text)
+
+
+def medians(pairs):
+    """{key: median} of (key, value)."""
+    found = collections.defaultdict(list)
+    for key, value in pairs:
+        found[key].append(value)
+    return {key: statistics.median(values) for key, values in found.items()}
+
+
+def table(title, head, rows):
+    if rows:
+        print(f"\n### {title}\n\n| " + " | ".join(head) + " |\n|---|" + "---:|" * (len(head) - 1))
+        for row in rows:
+            print("| " + " | ".join(map(str, row)) + " |")
+
+
+def socket_tables(directory):
+    pairs = []
+    for file in directory.glob("*.sockets.*.json"):
+        result = json.loads(file.read_text())
+        pairs += [((result["ranks"], row["bytes"], file.name.split(".")[3]), row["med_us"]) for row in result["rows"]]
+    for line in lines_of(directory, "*.sockets.*.lines"):
+        assert line["ok"], line
+        pairs.append(((line["n"], line["bytes"], line["impl"]), line["med_us"]))
+    found = medians(pairs)
+    titles = {"ddp": "ddp", "mpi": "MPI_Allreduce, its TCP"}
+    for ranks in sorted({key[0] for key in found}):
+        names = sorted({key[2] for key in found if key[0] == ranks}, key=lambda name: (name not in titles, name))
+        rows = []
+        for size in sorted({key[1] for key in found if key[0] == ranks}):
+            times = {name: found.get((ranks, size, name)) for name in names}
+            others = [time for name, time in times.items() if time is not None and name != "ddp"]
+            rows.append([sizes_text(size), *("-" if times[name] is None else time_text(times[name]) for name in names),
+                         f"{min(others) / times['ddp']:.2f}" if others and times.get("ddp") else "-"])
+        table(f"Over sockets, TCP on loopback: allreduce, {ranks} processes",
+              ["size", *(titles.get(name, name) for name in names), "best of the others : ddp"], rows)
+
+
+def update_table(directory):
+    lines = list(lines_of(directory, "*.update.lines"))
+    assert all(line["ok"] for line in lines), lines
+    time = medians(((line["n"], line["kind"]), line["update_ms"]) for line in lines)
+    memory = medians(((line["n"], line["kind"]), line["memory"]) for line in lines)
+    mib = {line["mib"] for line in lines}
+    table(f"The update alone: reduce, mean, SGD with momentum; {'/'.join(map(str, sorted(mib)))} MiB of gradients a rank",
+          ["kind", "ranks", "ms", "this : fused", "memory beyond values and momentum, in gradients"],
+          [[kind, ranks, f"{ms:.2f}", f"{ms / time[ranks, 'fused']:.2f}", f"{memory[ranks, kind]:.2f}"]
+           for (ranks, kind), ms in sorted(time.items())])
+
+
+def startup_table(directory):
+    found = medians(((line["n"], line["how"]), line["seconds"]) for line in lines_of(directory, "*.startup.*.lines"))
+    table("Start: from the launch to the end of the first allreduce", ["ranks", "ddprun, ms", "mpirun, ms", "mpirun : ddprun"],
+          [[ranks, f"{1000 * found[ranks, 'ddprun']:.0f}",
+            *([f"{1000 * found[ranks, 'mpirun']:.0f}", f"{found[ranks, 'mpirun'] / found[ranks, 'ddprun']:.1f}"]
+              if (ranks, "mpirun") in found else ["-", "-"])] for ranks in sorted({key[0] for key in found})])
+
+
+def growth_tables(directory):
+    rows = [row for file in directory.glob("*.growth.size.json") for row in json.loads(file.read_text())["rows"]]
+    table("Growth with size: allreduce in shared memory, 2 processes", ["size", "ms", "ns a byte"],
+          [[sizes_text(size), f"{us / 1000:.2f}", f"{1000 * us / size:.3f}"]
+           for size, us in sorted(medians((row["bytes"], row["med_us"]) for row in rows).items())])
+    table("Growth with ranks on few cores: 50 allreduces of 1 MiB over sockets",
+          ["ranks", "processor seconds of all", "of each"],
+          [[ranks, f"{cpu:.2f}", f"{cpu / ranks:.3f}"] for ranks, cpu in
+           sorted(medians((line["n"], line["cpu_s"]) for line in lines_of(directory, "*.growth.crowd.lines")).items())])
+    parts = medians(((line["kind"], line["parts"]), line["update_ms"]) for line in lines_of(directory, "*.growth.parts.lines"))
+    table("Growth with parameters: the update of 1 MiB, 2 processes",
+          ["kind", "1 parameter, ms", "1,000 parameters, ms", "us a parameter"],
+          [[kind, f"{parts[kind, 1]:.3f}", f"{ms:.3f}", f"{ms - parts[kind, 1]:.3f}"]
+           for (kind, count), ms in sorted(parts.items()) if count == 1000 and kind != "own_allreduce"])
+    results = [json.loads(file.read_text()) for file in directory.glob("*.growth.threads.*.json")]
+    times = medians(((r["ranks"], row["bytes"]), row["med_us"]) for r in results for row in r["rows"])
+    sizes = sorted({size for _, size in times})
+    table("Growth with ranks that are threads of one process: allreduce, us", ["ranks", *map(sizes_text, sizes)],
+          [[ranks, *(f"{times[ranks, size]:.1f}" for size in sizes)] for ranks in sorted({r for r, _ in times})])
+
+
 def main():
     directory = pathlib.Path(sys.argv[1])
     print((directory / "machine.txt").read_text().rstrip())
     allreduce_tables(directory)
+    socket_tables(directory)
     step_tables(directory)
+    update_table(directory)
+    startup_table(directory)
+    growth_tables(directory)
 
 
 if __name__ == "__main__":

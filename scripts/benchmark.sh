@@ -1,50 +1,83 @@
 #!/usr/bin/env bash
 # Measures ddp on this machine beside the libraries that are installed, and writes tables to build/benchmark/tables.md.
 #
-#   scripts/benchmark.sh [--rounds N] [--ranks "2 4"] [--quick]
+#   scripts/benchmark.sh [--rounds N] [--ranks "2 4"] [--quick | --smoke] [--only "allreduce steps …"] [--peers DIR]
 #
-# Allreduce between processes: ddp in shared memory and over TCP, and MPI_Allreduce of the MPI library (ddp-perf --dirty).
-# Steps of three models: train_step, and PyTorch's DDP where scripts/setup.sh torch has put it into build/torch.
-# Everything in turn, N (3) times; a figure is the median of the rounds. About a quarter of an hour for 2 and 4 ranks, with
-# --quick a minute. Leave the machine alone meanwhile. Build and figures: build/benchmark.
+# Sections, in turn, N (3) times; a figure is the median of the rounds:
+#   allreduce  every rank rewrites its data before each: ddp in shared memory and over sockets, and MPI_Allreduce of the MPI
+#              library, in its own shared memory
+#   sockets    over TCP on loopback: ddp, MPI_Allreduce through the MPI library's TCP, and what --peers has of Gloo and MPICH
+#   steps      of three models: train_step, and PyTorch's DDP where scripts/setup.sh torch has put it into build/torch
+#   update     the update of a step alone, and what memory it takes (benchmarks/update.cpp)
+#   startup    from the launch to the end of the first allreduce: ddprun, mpirun
+#   growth     with size, ranks on few cores, parameters, and ranks in one process
+# --peers DIR names a directory with programs that speak ddp-perf's candidate protocol (ddp-perf --help): build/allreduce_gloo
+# and build/allreduce_mpich, and launch.py, which starts N copies with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+#
+# About half an hour for 2 and 4 ranks, with --quick two minutes. Leave the machine alone meanwhile. --smoke only runs
+# everything once, in seconds; its figures mean nothing. Build and figures: build/benchmark; --programs TOOLS PREFIX takes programs that are
+# built already (TOOLS/ddp-perf, PREFIX_train_step, …), --figures DIR another directory.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 rounds=3
 ranks="2 4"
-quick=
+speed=
+only="allreduce sockets steps update startup growth"
+peers=
+build=build/benchmark
+tools=
+prefix=
+figures=$build/figures
+tables=$build/tables.md
 while (($# > 0)); do
     case $1 in
         --rounds) rounds=${2:?--rounds takes a number} && shift 2 ;;
         --ranks) ranks=${2:?--ranks takes numbers of ranks} && shift 2 ;;
-        --quick) quick=yes && shift ;;
+        --quick) speed=quick && shift ;;
+        --smoke) speed=smoke && shift ;;
+        --only) only=${2:?--only takes sections} && shift 2 ;;
+        --peers) peers=$(cd "${2:?--peers takes a directory}" && pwd) && shift 2 ;;
+        --programs) tools=${2:?--programs takes a directory and a prefix} && prefix=${3:?--programs takes a prefix too} && shift 3 ;;
+        --figures) figures=${2:?--figures takes a directory} && tables=$2/tables.md && shift 2 ;;
         -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" && exit 0 ;;
         *) printf 'benchmark: what is %s? --help says what there is\n' "$1" >&2 && exit 2 ;;
     esac
 done
 
-build=build/benchmark
-cmake -S . -B $build -G Ninja --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DDDP_ARCH=native -DDDP_BUILD_BENCHMARKS=ON \
-    -DDDP_BUILD_TESTS=OFF -DDDP_BUILD_EXAMPLES=OFF > /dev/null
-cmake --build $build --target ddprun ddp-perf benchmark_train_step > /dev/null
-perf=$PWD/$build/tools/ddp-perf
-step=$PWD/$build/benchmarks/benchmark_train_step
-launch=$PWD/$build/tools/ddprun
-figures=$build/figures
-rm -rf $figures && mkdir -p $figures
-
-export ROUNDS=1 STEP_BUDGET=1.5
-sizes=(-b 4 -e 64M -f 16 --dirty --check)
-models=(mlp wide cnn)
-if [[ -n $quick ]]; then
-    rounds=1 STEP_BUDGET=0.2 models=(mlp)
-    sizes=(-b 64K -e 1M -f 16 --dirty --check --budget 0.02)
+if [[ -z $tools ]]; then
+    cmake -S . -B $build -G Ninja --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DDDP_ARCH=native -DDDP_BUILD_BENCHMARKS=ON \
+        -DDDP_BUILD_TESTS=OFF -DDDP_BUILD_EXAMPLES=OFF > /dev/null
+    cmake --build $build --target ddprun ddp-perf benchmark_train_step benchmark_update > /dev/null
+    tools=$PWD/$build/tools
+    prefix=$PWD/$build/benchmarks/benchmark
 fi
+perf=$tools/ddp-perf
+run() { "$tools/ddprun" -n "$1" --prefix none -- "${@:2}"; }
+mkdir -p "$figures"
+rm -f "$figures"/*.json "$figures"/*.lines "$figures"/*.txt
+
+export ROUNDS=1 STEP_BUDGET=1.5 MIB=140 STEPS=4
+sizes=(-b 4 -e 64M -f 4)
+large=(-b 16M -e 1G -f 4)
+models=(mlp wide cnn)
+many="2 8 32 64"
+crowd="2 4 8 16"
+case $speed in
+    quick)
+        rounds=1 STEP_BUDGET=0.2 MIB=16 models=(mlp) many="2 16" crowd="2 8"
+        sizes=(-b 64K -e 1M -f 16 --budget 0.02) large=(-b 1M -e 16M -f 16 --budget 0.1)
+        ;;
+    smoke)
+        rounds=1 ranks=2 STEP_BUDGET=0.01 MIB=1 STEPS=1 models=(mlp) many="2 3" crowd="3"
+        sizes=(-b 64K -e 64K --iterations 2) large=(-b 256K -e 1M -f 4 --iterations 2)
+        ;;
+esac
 # Open MPI as root, with more ranks than cores, and not bound to one.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 export OMPI_MCA_hwloc_base_binding_policy=none GLIBC_TUNABLES=glibc.malloc.hugetlb=1
 torch=
-[[ -x build/torch/bin/torchrun ]] && torch=$PWD/build/torch/bin/torchrun
+[[ -x build/torch/bin/torchrun && $speed != smoke ]] && torch=$PWD/build/torch/bin/torchrun
 mpi=
 command -v mpirun > /dev/null && "$perf" --help | grep -q mpi_allreduce && mpi=yes
 
@@ -55,22 +88,91 @@ command -v mpirun > /dev/null && "$perf" --help | grep -q mpi_allreduce && mpi=y
         "${DDP_TCP_CONGESTION:-cubic}"
     [[ -z $mpi ]] || printf '; %s' "$(mpirun --version | head -n 1)"
     [[ -z $torch ]] || printf '; PyTorch %s' "$(build/torch/bin/python -c 'import torch; print(torch.__version__)')"
-    printf '. Medians of %s rounds in turn; commit %s.\n' "$rounds" "$(git rev-parse --short HEAD)"
-} > $figures/machine.txt
+    [[ -z $peers ]] || printf '; Gloo and MPICH as built in --peers'
+    printf '. Medians of %s rounds in turn; commit %s.\n' "$rounds" "$(git rev-parse --short HEAD 2> /dev/null || printf unknown)"
+} > "$figures/machine.txt"
+
+# What a peer does that has not been started as it should is no reason to lose the rest; it is said.
+peer() {
+    local to=$1
+    shift
+    "$@" > "$to" || { printf 'benchmark: this failed and is left out: %s\n' "$*" >&2 && rm -f "$to"; }
+}
+
+allreduce() {
+    local n=$1 to=$figures/$2.$1.allreduce
+    "$perf" allreduce --transport shm -n "$n" "${sizes[@]}" --dirty --check --json "$to.memory.json" > /dev/null
+    "$perf" allreduce --transport tcp -n "$n" "${sizes[@]}" --dirty --check --json "$to.tcp.json" > /dev/null
+    [[ -z $mpi ]] || mpirun -n "$n" "$perf" mpi_allreduce "${sizes[@]}" --dirty --check --json "$to.mpi.json" > /dev/null
+}
+
+sockets() {
+    local n=$1 to=$figures/$2.$1.sockets algorithm
+    "$perf" allreduce --transport tcp -n "$n" "${sizes[@]}" --check --json "$to.ddp.json" > /dev/null
+    [[ -z $mpi ]] || OMPI_MCA_pml=ob1 OMPI_MCA_btl=tcp,self OMPI_MCA_btl_tcp_if_include=lo mpirun -n "$n" "$perf" mpi_allreduce \
+        "${sizes[@]}" --check --json "$to.mpi.json" > /dev/null
+    [[ -z $peers ]] && return
+    local wanted
+    wanted=$(python3 -c 'import json, sys; print(*(row["bytes"] for row in json.load(open(sys.argv[1]))["rows"]))' "$to.ddp.json")
+    for algorithm in ring bcube ring_chunked halving_doubling; do
+        [[ ! -x $peers/build/allreduce_gloo ]] || IFACE=lo NET=loopback SIZES=$wanted BUDGET=0.25 MINREPS=4 IMPL=gloo-$algorithm \
+            ALGO=$algorithm peer "$to.gloo-$algorithm.lines" python3 "$peers/launch.py" "$n" -- "$peers/build/allreduce_gloo"
+    done
+    # MPICH waits in a loop without giving up its core: with more ranks than cores its figures are the scheduler's.
+    [[ ! -x $peers/build/allreduce_mpich || $n -gt $(nproc) ]] || UCX_TLS=tcp UCX_NET_DEVICES=lo NET=loopback SIZES=$wanted BUDGET=0.25 \
+        MINREPS=4 IMPL=mpich peer "$to.mpich.lines" mpiexec.mpich -n "$n" "$peers/build/allreduce_mpich"
+}
+
+steps() {
+    local n=$1 model
+    for model in "${models[@]}"; do
+        [[ $model == cnn && $n -gt $(nproc) ]] && continue
+        run "$n" "${prefix}_train_step" --candidate "$model" > "$figures/$2.$n.step.$model.ddp.lines"
+        [[ -z $torch ]] || OMP_NUM_THREADS=1 "$torch" --standalone --nproc-per-node "$n" benchmarks/train_torch.py "$model" \
+            > "$figures/$2.$n.step.$model.torch.lines"
+    done
+}
+
+update() { run "$1" "${prefix}_update" > "$figures/$2.$1.update.lines"; }
+
+# Seconds from here to the end of the first allreduce, as the program prints them.
+startup() {
+    local n=$1 to=$figures/$2.$1.startup how
+    local -A ways=([ddprun]="$tools/ddprun -n $n --prefix none -- $perf allreduce --candidate")
+    [[ -z $mpi ]] || ways[mpirun]="mpirun -n $n $perf allreduce --transport mpi --candidate"
+    for how in "${!ways[@]}"; do
+        # shellcheck disable=SC2086  # a command line without blanks in its words
+        MODE=startup T0=$(date +%s.%N) ${ways[$how]} |
+            sed "s/.*/{\"bench\":\"startup\",\"how\":\"$how\",\"n\":$n,\"seconds\":&}/" > "$to.$how.lines"
+    done
+}
+
+growth() {
+    local to=$figures/$2.growth n parts spent
+    "$perf" allreduce --transport shm -n 2 "${large[@]}" --dirty --json "$to.size.json" > /dev/null
+    for n in $crowd; do  # processor seconds of all ranks, the start and the end included
+        TIMEFORMAT=%U,%S
+        spent=$({ time "$perf" allreduce --transport tcp -n "$n" -b 1M -e 1M --iterations 50 > /dev/null; } 2>&1)
+        printf '{"bench":"crowd","n":%d,"cpu_s":%s}\n' "$n" "$(python3 -c "print(sum([$spent]))")" >> "$to.crowd.lines"
+    done
+    for parts in 1 1000; do
+        MIB=1 PARTS=$parts run 2 "${prefix}_update" | sed "s/^{/{\"parts\":$parts,/" >> "$to.parts.lines"
+    done
+    for n in $many; do
+        "$perf" allreduce --transport inproc -n "$n" -b 4 -e 64K -f 16384 --budget 0.1 --json "$to.threads.$n.json" > /dev/null
+    done
+}
 
 for ((round = 1; round <= rounds; ++round)); do
-    for n in $ranks; do
-        printf '== round %d of %d, %d ranks\n' "$round" "$rounds" "$n"
-        "$launch" -n "$n" --prefix none -- "$perf" allreduce "${sizes[@]}" --json "$figures/$round.$n.allreduce.memory.json" > /dev/null
-        DDP_SHARE_MEMORY=0 "$launch" -n "$n" --prefix none -- "$perf" allreduce "${sizes[@]}" \
-            --json "$figures/$round.$n.allreduce.tcp.json" > /dev/null
-        [[ -z $mpi ]] || mpirun -n "$n" "$perf" mpi_allreduce "${sizes[@]}" --json "$figures/$round.$n.allreduce.mpi.json" > /dev/null
-        for model in "${models[@]}"; do
-            [[ $model == cnn && $n -gt $(nproc) ]] && continue
-            "$launch" -n "$n" --prefix none -- "$step" --candidate "$model" > "$figures/$round.$n.step.$model.ddp.lines"
-            [[ -z $torch ]] || OMP_NUM_THREADS=1 "$torch" --standalone --nproc-per-node "$n" benchmarks/train_torch.py "$model" \
-                > "$figures/$round.$n.step.$model.torch.lines"
+    for section in $only; do
+        if [[ $section == growth ]]; then
+            growth - "$round"
+            continue
+        fi
+        for n in $ranks; do
+            printf '== round %d of %d: %s, %d ranks\n' "$round" "$rounds" "$section" "$n" >&2
+            "$section" "$n" "$round"
         done
     done
 done
-python3 benchmarks/tables.py $figures | tee $build/tables.md
+python3 benchmarks/tables.py "$figures" | tee "$tables"

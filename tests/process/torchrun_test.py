@@ -19,6 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 TORCHRUN = (os.environ.get("TORCHRUN") or shutil.which("torchrun") or
             shutil.which(str(ROOT / "build" / "torch" / "bin" / "torchrun")) or "")
 FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
+DDP_PERF = os.environ.get("DDP_PERF") or os.path.join(os.path.dirname(os.environ.get("DDPRUN", "")), "ddp-perf")
 
 
 def free_port():
@@ -28,16 +29,20 @@ def free_port():
 
 
 class Torchrun(unittest.TestCase):
-    def start(self, *options):
+    def run_under(self, options, *command):
+        """What each rank has said, by the name of its log."""
         logs = tempfile.TemporaryDirectory()
         self.addCleanup(logs.cleanup)
-        done = subprocess.run([TORCHRUN, *options, "--log-dir", logs.name, "--redirects", "3", "--no-python", FAULT_PROGRAM,
-                               "steps=4", "tensors=3", "elements=1000"],
+        done = subprocess.run([TORCHRUN, *options, "--log-dir", logs.name, "--redirects", "3", "--no-python", *command],
                               env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
                               timeout=120 * SCALE, check=False)
         said = {str(file.relative_to(logs.name)): file.read_text()
                 for file in sorted(pathlib.Path(logs.name).rglob("*.log"))}
         self.assertEqual(done.returncode, 0, done.stderr[-3000:] + str(said))
+        return said
+
+    def start(self, *options):
+        said = self.run_under(options, FAULT_PROGRAM, "steps=4", "tensors=3", "elements=1000")
         digests = re.findall(r"^done rank=(\d) digest=(\w+) steps=4", "\n".join(said.values()), re.M)
         return sorted(rank for rank, _ in digests), {digest for _, digest in digests}
 
@@ -45,6 +50,13 @@ class Torchrun(unittest.TestCase):
         ranks, digests = self.start("--standalone", "--nproc-per-node", "3")
         self.assertEqual(ranks, ["0", "1", "2"])
         self.assertEqual(len(digests), 1)
+
+    def test_ddp_perf_is_one_of_the_ranks(self):
+        said = "\n".join(self.run_under(["--standalone", "--nproc-per-node", "2"], DDP_PERF, "allreduce", "-e", "64K", "-f", "128",
+                                        "--iterations", "2", "--check").values())
+        self.assertEqual(said.count("# ddp-perf "), 1, "rank 0 prints\n" + said)
+        self.assertIn("2 ranks over tcp, messages through memory;", said)
+        self.assertEqual(re.findall(r"^ +(\d+) .* 0$", said, re.M), ["4", "512", "65536"], said)
 
     def test_c10d_rendezvous(self):
         ranks, digests = self.start("--nnodes", "1", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint",
