@@ -218,6 +218,24 @@ TEST_CASE("between hosts a rank sends its share of the sums and of the values, a
         CHECK(std::llabs(static_cast<long long>(rank.with) - static_cast<long long>(n * 3 / 4)) < 200);
 }
 
+TEST_CASE("collectives inside hosts and across them make up an allreduce, as the page says", "[train]") {
+    for (placement const& hosts : {placement{1, 1, 2, 2}, placement{1, 1, 2, 2, 3, 3}})
+        for (std::string const& wrong : on_hosts(hosts, [](communicator<>& comm) -> std::string {
+                 std::vector<float> by_steps(1000), at_once(1000);
+                 for (std::size_t i = 0; i < by_steps.size(); ++i)
+                     by_steps[i] = at_once[i] =
+                         1.0f / static_cast<float>(i + 3 * static_cast<std::size_t>(comm.rank()) + 1);
+                 allreduce(comm, at_once);
+                 communicator<> const inside = comm.host(), across = comm.across_hosts();
+                 std::span<float> const slice = reduce_scatter(inside, by_steps);
+                 allreduce(across, slice);
+                 std::vector<float> const mine(slice.begin(), slice.end());
+                 all_gather(inside, mine, by_steps);
+                 return by_steps == at_once ? "" : "other bits";
+             }))
+            CHECK(wrong == "");
+}
+
 TEST_CASE("a rank that throws on one of several hosts ends the step on all", "[train]") {
     bool const steps = GENERATE(false, true);  // in the optimizer, or in forward
     auto const body = [steps](communicator<>& comm) -> std::string {
