@@ -3,7 +3,7 @@
 // Two threads:      ./fashion_mnist --ranks 2
 // Two processes:    ddprun -n 2 --prefix none ./fashion_mnist
 // Under MPI:        mpirun -n 2 ./fashion_mnist
-// Prints a line an epoch and, last, "result: test_accuracy=0.88… ranks=2 transport=tcp memory=shared … parameters=<digest>".
+// Prints a line an epoch and, last, "result: test_accuracy=0.88… ranks=2 transport=tcp memory=shared messages=memory … parameters=<digest>".
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -144,11 +144,12 @@ outcome train_by(Trainer& trainer, settings const& with, std::string_view transp
         bool const identical = trainer.replicas_identical();
         auto const& times = trainer.times();
         bar.line(text(
-            "result: test_accuracy=%.4f ranks=%d transport=%s memory=%s algorithm=%s exchange=%s strategy=%s "
+            "result: test_accuracy=%.4f ranks=%d transport=%s memory=%s messages=%s algorithm=%s exchange=%s "
+            "strategy=%s "
             "bytes_per_step=%zu epochs=%d seconds=%.1f samples_per_second=%.0f communication_wait=%.1f%% replicas=%s "
             "parameters=%016llx",
             test.accuracy(), comm.size(), std::string(transport).c_str(), shares_memory(trainer) ? "shared" : "own",
-            with.algorithm.c_str(), with.exchange.c_str(), with.strategy.c_str(),
+            ddp::name_of(comm.messages()), with.algorithm.c_str(), with.exchange.c_str(), with.strategy.c_str(),
             sent / std::max<std::size_t>(1, taken), with.epochs, took, static_cast<double>(samples) / took,
             100.0 * static_cast<double>(times.waited.count()) /
                 static_cast<double>(std::max<std::int64_t>(1, times.total.count())),

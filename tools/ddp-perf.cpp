@@ -75,12 +75,13 @@ row measure_size(settings const& with, ddp::communicator<> const& comm, std::siz
 
 template <class C>
 results measure_sizes(settings const& with, ddp::communicator<> const& comm) {
-    std::string const transport(comm.transport().name());
+    std::string const transport = with.transport.empty() ? std::string(comm.transport().name()) : with.transport;
     bool const is_default = with.algorithm.name == std::string_view(ddp::automatic_allreduce::name);
     std::string const label = "ddp, " + transport + (is_default ? "" : std::string(", ") + with.algorithm.name) +
                               (with.dirty ? ", dirty" : "");
     results all{.collective = C::name,
                 .transport = transport,
+                .messages = ddp::name_of(comm.messages()),
                 .algorithm = with.algorithm.name,
                 .impl = with.candidate ? with.impl : label,
                 .net = with.candidate ? with.net : "",
@@ -115,6 +116,11 @@ void print_startup(settings const& with, ddp::communicator<> const& comm) {
     if (comm.rank() == 0) std::cout << text("%.3f\n", now - with.t0) << std::flush;
 }
 
+/// Whether messages between all ranks go through memory, and arrays are memory that all see.
+bool shares_memory(ddp::communicator<> const& comm) {
+    return comm.through_memory() && (comm.size() == 1 || ddp::shared_array<float>(comm, 1).memory() != nullptr);
+}
+
 /// Whether all elements were right. Every rank returns the same.
 bool measure_all(settings const& with, ddp::communicator<> const& comm) {
     if (with.startup) {
@@ -122,6 +128,12 @@ bool measure_all(settings const& with, ddp::communicator<> const& comm) {
         return true;
     }
     if (with.collective == pingpong::name && comm.size() < 2) throw usage_problem(needs_two_ranks);
+    if (with.transport == "shm" && !shares_memory(comm))
+        throw usage_problem(
+            std::string("--transport shm is for ranks that share memory, and between these messages go through ") +
+            ddp::name_of(comm.messages()) +
+            ". Start all on one host, outside containers of their own, without DDP_SHARE_MEMORY=0; "
+            "or leave --transport out");
     results all;
     for_each_collective([&]<class C>(C const*) {
         if (with.collective == C::name) all = measure_sizes<C>(with, comm);
@@ -152,9 +164,12 @@ void expect_files(settings const& with, int ranks) {
 int run(settings with, int argc, char const* const* argv) {
     bool const launched = is_launched();
     if (with.collective == pingpong::name && with.ranks == 1) throw usage_problem(needs_two_ranks);
-    if (with.transport.empty() && !launched) with.transport = "tcp";
+    std::string_view const wanted = with.transport.empty() && !launched ? "shm" : std::string_view(with.transport);
+    std::string run_as;
+    if (with.transport == "tcp") ::setenv("DDP_SHARE_MEMORY", "0", 1);
     for (transport_choice const& choice : transports) {
-        if (choice.name != with.transport) continue;
+        if (choice.name != wanted) continue;
+        run_as = choice.run_as;
         if (choice.start == started_by::threads) {
             if (launched)
                 throw usage_problem("--transport " + with.transport +
@@ -179,7 +194,7 @@ int run(settings with, int argc, char const* const* argv) {
         if (comm.rank() == 0) expect_files(with, comm.size());
         if (!measure_all(with, comm)) good = false;
     };
-    ddp::run_options const options{.transport = with.transport, .ranks = with.ranks};
+    ddp::run_options const options{.transport = run_as, .ranks = with.ranks};
 #if defined(PERF_WITH_MPI)
     ddp::run<ddp::threads, ddp::secure_tcp, ddp::mpi>(options, body);
 #else

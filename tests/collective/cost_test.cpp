@@ -2,11 +2,14 @@
 /// Messages and bytes that each rank sends: what the docstrings say, counted.
 #include <ddp/collective/measure_network.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <cstdio>
 #include <functional>
 #include <future>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -14,6 +17,7 @@
 #include "support/collective_checks.hpp"
 #include "support/counting_transport.hpp"
 #include "support/ranks.hpp"
+#include "train/patience.hpp"
 
 namespace {
 
@@ -164,14 +168,32 @@ TEST_CASE("automatic takes what its model of the network says is cheapest", "[co
     CHECK(usual.choice(256 << 10, 4) == std::string("direct"));
     CHECK(usual.choice(1 << 20, 64) == std::string("halving_doubling"));
     CHECK(usual.hash() != by.hash());
+    // Between ranks whose messages go through memory a message costs less, and two of half the size pay earlier.
+    ddp::test::run_ranks(2, [&](auto& comm) {
+        if (comm.messages() != ddp::message_path::memory || !comm.through_memory())
+            throw std::logic_error("which path?");
+        if (usual.fitted_to(comm).cost != ddp::network_cost::in_memory() ||
+            usual.fitted_to(comm).fitted_to(comm).hash() == usual.hash())
+            throw std::logic_error("not fitted");
+        if (by.fitted_to(comm).cost != cost) throw std::logic_error("given constants were replaced");
+        if (usual.fitted_to(comm).choice(256 << 10, 2) != std::string("direct"))
+            throw std::logic_error("chosen as for sockets");
+    });
 }
 
 TEST_CASE("what a network costs is measured alike on all ranks", "[collective][cost]") {
     int const ranks = GENERATE(1, 2, 3);
-    auto const since = std::chrono::steady_clock::now();
-    auto const all = ddp::test::run_ranks(ranks, [](auto& comm) { return ddp::measure_network(comm); });
-    CHECK(std::chrono::steady_clock::now() - since <
-          std::chrono::seconds(5));  // 0.05 on a machine that does nothing else
+    // 50 ms are promised of a machine that does nothing else; here others compute, so the best of three may take twice that.
+    auto least = std::chrono::steady_clock::duration::max();
+    std::vector<ddp::network_cost> all;
+    for (int attempt = 0; attempt < 3; ++attempt) {
+        auto const since = std::chrono::steady_clock::now();
+        all = ddp::test::run_ranks(ranks, [](auto& comm) { return ddp::measure_network(comm); });
+        least = std::min(least, std::chrono::steady_clock::now() - since);
+    }
+    std::printf("measure_network, %d ranks: %.1f ms\n", ranks,
+                std::chrono::duration<double, std::milli>(least).count());
+    CHECK(least < std::chrono::milliseconds(100) * (ddp::test::fewer == 1 ? 1 : 20));
     for (ddp::network_cost const& one : all) {
         CHECK(one == all.front());
         CHECK(one.message > 0);

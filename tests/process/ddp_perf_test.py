@@ -42,14 +42,17 @@ class DdpPerf(unittest.TestCase):
     def test_every_collective(self):
         path = self.place / "results.json"
         for collective in COLLECTIVES:
-            for transport in ("inproc", "tcp"):
+            for transport, messages in (("inproc", "memory"), ("shm", "memory"), ("tcp", "sockets")):
                 with self.subTest(collective=collective, transport=transport):
                     out = self.measured(collective, "--transport", transport, "-n", 2, "-b", 4, "-e", "64K", "-f", 128,
                                         "--iterations", 3, "--check", "--dirty", "--json", path)
                     found = json.loads(path.read_text())
                     rows = found["rows"]
-                    self.assertEqual((found["collective"], found["transport"], found["ranks"], found["dirty"]),
-                                     (collective, transport, 2, True))
+                    self.assertEqual([found[key] for key in ("collective", "transport", "messages", "ranks", "dirty")],
+                                     [collective, transport, messages, 2, True])
+                    self.assertIn(f"2 ranks over {transport}, messages through {messages};", out)
+                    if collective == "allreduce":
+                        self.assertEqual("memory" in [row["algorithm"] for row in rows], transport != "tcp")
                     sliced = collective in ("reduce_scatter", "all_gather", "all_to_all")
                     sizes = [0] if collective == "barrier" else [8 if sliced else 4, 512, 65536]
                     self.assertEqual([row["bytes"] for row in rows], sizes)
@@ -122,7 +125,7 @@ class DdpPerf(unittest.TestCase):
     def test_under_launchers(self):
         options = ("allreduce", "-b", 4, "-e", "64K", "-f", 128, "--iterations", 2, "--check")
         out = self.measured(*options, launcher=(DDPRUN, "-n", "3", "--prefix", "none", "--"))
-        self.assertIn("3 ranks over tcp", out)
+        self.assertIn("3 ranks over tcp, messages through memory;", out)
         if MPIEXEC and shutil.which(MPIEXEC) and SCALE == 1:  # sanitizers: what Open MPI leaks
             done = perf(*options, launcher=(MPIEXEC, "-n", "2", "--oversubscribe"), OMPI_ALLOW_RUN_AS_ROOT="1",
                         OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
@@ -133,7 +136,7 @@ class DdpPerf(unittest.TestCase):
         refused = (
             ((), "say which collective to measure: allreduce, reduce_scatter, "),
             (("gather_all",), "there is no collective 'gather_all'; choose one of allreduce"),
-            (("allreduce", "--transport", "udp"), "there is no transport 'udp'; choose one of inproc, tcp"),
+            (("allreduce", "--transport", "udp"), "there is no transport 'udp'; choose one of inproc, shm, tcp"),
             (("allreduce", "--algorithm", "rings"), "there is no algorithm 'rings'; choose one of auto|"),
             (("broadcast", "--algorithm", "ring"), "--algorithm is for allreduce and reduce_scatter"),
             (("allreduce", "-n", "0"), "-n takes an integer from 1 to 4096, not '0'"),
@@ -167,6 +170,16 @@ class DdpPerf(unittest.TestCase):
         done = perf("allreduce", "-n", 3, launcher=launcher)
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertIn("WORLD_SIZE is 2", done.stderr)
+
+    def test_shm_is_memory_or_an_error(self):
+        for variables, said in ((dict(DDP_SHARE_MEMORY="0"), "messages go through sockets"),
+                                (dict(HOSTS="ab"), "messages go through sockets"), (dict(HOSTS="aab"), "messages go through mixed")):
+            ranks = len(variables.get("HOSTS", "aa"))
+            place = 'test -z "$HOSTS" || export DDP_HOST=$(echo $HOSTS | cut -c$((RANK + 1))); exec "$@"'
+            done = perf("allreduce", "--transport", "shm", "-e", 4,
+                        launcher=(DDPRUN, "-n", str(ranks), "--prefix", "none", "--", "sh", "-c", place, "sh"), **variables)
+            self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+            self.assertIn("--transport shm is for ranks that share memory, and between these " + said, done.stderr)
 
     def test_results_of_other_sizes_of_job(self):
         other = self.place / "other.json"

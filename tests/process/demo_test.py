@@ -31,7 +31,7 @@ FILES = {"train-images-idx3-ubyte": 2000, "train-labels-idx1-ubyte": 2000,
 
 RESULT = re.compile(
     r"^result: test_accuracy=(?P<accuracy>[01]\.\d{4}) ranks=(?P<ranks>\d+) transport=(?P<transport>inproc|tcp|mpi)"
-    r" memory=(?P<memory>shared|own) algorithm=(?P<algorithm>\w+) exchange=(?P<exchange>\w+)"
+    r" memory=(?P<memory>shared|own) messages=(?P<messages>memory|sockets|mixed|unknown) algorithm=(?P<algorithm>\w+) exchange=(?P<exchange>\w+)"
     r" strategy=(?P<strategy>\w+) bytes_per_step=(?P<bytes>\d+) epochs=(?P<epochs>\d+) seconds=\d+\.\d samples_per_second=\d+"
     r" communication_wait=\d+\.\d% replicas=(?P<replicas>identical|different) parameters=(?P<parameters>[0-9a-f]{16})$")
 
@@ -109,6 +109,10 @@ class ResultLine(Demo):
 
     def test_less_on_the_wire(self):
         plain = self.result(tcp(2, *self.small()), env={"DDP_SHARE_MEMORY": "0"})
+        shared = self.result(tcp(2, *self.small()))
+        paths = ("transport", "memory", "messages", "parameters")
+        self.assertEqual([plain[key] for key in paths], ["tcp", "own", "sockets", shared["parameters"]])
+        self.assertEqual([shared[key] for key in paths[:3]], ["tcp", "shared", "memory"])
         for exchange, most in (("bf16", 0.51), ("fp16", 0.51), ("int8", 0.26), ("topk", 0.03), ("powersgd", 0.12)):
             command = tcp(2, *self.small("--exchange", exchange))
             got = self.result(command)

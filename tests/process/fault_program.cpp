@@ -429,8 +429,8 @@ void train(settings const& with, Comm& comm, trouble& ill) {
     bool const same = trainer.replicas_identical();
     say("done rank=" + std::to_string(comm.rank()) + " digest=" + hex() +
         " steps=" + std::to_string(trainer.completed_steps()) + " replicas=" + (same ? "identical" : "different") +
-        " memory=" + (trainer.shares_memory() ? "shared" : "own") +
-        " here=" + std::to_string(comm.host().size()));
+        " memory=" + (trainer.shares_memory() ? "shared" : "own") + " messages=" + ddp::name_of(comm.messages()) +
+        " here=" + std::to_string(comm.host().size()) + " host_messages=" + ddp::name_of(comm.host().messages()));
 }
 
 }  // namespace

@@ -85,7 +85,7 @@ protected:
     /// What the library takes at this size, of an allreduce algorithm.
     [[nodiscard]] std::string chosen_allreduce() const {
         if (how.name != std::string_view(ddp::automatic_allreduce::name)) return how.name;
-        return ddp::automatic_allreduce{}.choice(data.size_bytes(), comm.size());
+        return ddp::automatic_allreduce{}.fitted_to(comm).choice(data.size_bytes(), comm.size());
     }
 
     ddp::communicator<> const& comm;

@@ -40,18 +40,20 @@ enum class started_by {
 struct transport_choice {
     std::string_view name;
     started_by start;
+    std::string_view run_as = name;  ///< what ddp::run calls it
 };
 
-/// A transport that ddp::run knows by another name takes one line here.
 inline constexpr std::array transports{
     transport_choice{"inproc", started_by::threads},
-    transport_choice{"tcp", started_by::ddprun},
+    transport_choice{"shm", started_by::ddprun,
+                     "tcp"},                      ///< ranks of one host: all goes through memory, or it is an error
+    transport_choice{"tcp", started_by::ddprun},  ///< all goes through sockets, inside a host too
     transport_choice{"mpi", started_by::mpirun},
 };
 
 struct settings {
     std::string collective;
-    std::string transport;  ///< empty: the launcher's, else tcp
+    std::string transport;  ///< empty: the launcher's, else TCP, and memory between ranks of one host
     ddp::any_allreduce algorithm;
     int ranks = 0;                   ///< 0: as many as the launcher has started, else 2
     std::vector<std::size_t> sizes;  ///< bytes
@@ -153,7 +155,7 @@ inline void declare(CLI::App& app, command_line& to, settings& result, std::stri
         app.add_flag(names, value, text)->group(group);
     };
     takes("-n,--ranks", "N", to.n, "how many (2, or what a launcher has started)");
-    takes("--transport", transport_names("|"), to.transport, "what they meet over (tcp)");
+    takes("--transport", transport_names("|"), to.transport, "what they meet over (see below)");
     group = "What is measured";
     takes("--algorithm", "NAME", to.algorithm, ddp::any_allreduce::choices);
     takes("-b,--begin", "SIZE", to.begin, "the smallest size (4); K, M, G: powers of 1024");
@@ -173,8 +175,11 @@ inline void declare(CLI::App& app, command_line& to, settings& result, std::stri
                "--algorithm is for allreduce and reduce_scatter.\n"
                "\n"
                "Without a launcher, threads are the ranks of inproc, and ddp-perf starts\n"
-               "itself under ddprun for tcp. Under ddprun, torchrun, srun or mpirun it is one\n"
-               "of the ranks. Rank 0 prints.\n"
+               "itself under ddprun for shm and tcp. Under ddprun, torchrun, srun or mpirun it\n"
+               "is one of the ranks. Rank 0 prints.\n"
+               "\n"
+               "shm: processes of one host, which send messages through memory and add in it.\n"
+               "tcp: processes that share no memory. Neither: TCP between hosts, memory inside.\n"
                "\n"
                "Time is what rank 0 needs for one of many operations, back to back. Bandwidth\n"
                "is in 1e9 bytes a second: of the algorithm, size / time; of the bus, what each\n"

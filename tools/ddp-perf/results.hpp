@@ -38,7 +38,7 @@ struct row {
 
 /// All sizes.
 struct results {
-    std::string collective, transport, algorithm, impl, net;
+    std::string collective, transport, messages, algorithm, impl, net;
     int ranks = 1;
     bool dirty = false;
     std::vector<row> rows = {};
@@ -58,8 +58,9 @@ template <class... V>
     std::string const much =
         with.iterations != 0 ? text("%zu repetitions", with.iterations) : text("%g s a size", with.budget);
     return "# ddp-perf " + version_text() + ": " + of.collective + (of.collective == "barrier" ? "" : " of float") +
-           ", " + std::to_string(of.ranks) + (of.ranks == 1 ? " rank" : " ranks") + " over " + of.transport + "; " +
-           much + (of.dirty ? "; dirty, the time of rewriting subtracted" : "") + '\n' +
+           ", " + std::to_string(of.ranks) + (of.ranks == 1 ? " rank" : " ranks") + " over " + of.transport +
+           (of.messages == "unknown" ? "" : ", messages through " + of.messages) + "; " + much +
+           (of.dirty ? "; dirty, the time of rewriting subtracted" : "") + '\n' +
            text("%12s %12s  %-18s %12s %9s %9s %12s %12s %6s %6s\n", "bytes", "count", "algorithm", "median us",
                 "alg GB/s", "bus GB/s", "p10 us", "p90 us", "reps", "wrong");
 }
@@ -101,7 +102,7 @@ template <class... V>
     std::string all =
         "{\"tool\":\"ddp-perf\",\"version\":" + json_text(version_text()) + ",\"compiler\":" + json_text(compiler) +
         ",\"collective\":" + json_text(of.collective) + ",\"transport\":" + json_text(of.transport) +
-        ",\"algorithm\":" + json_text(of.algorithm) +
+        ",\"messages\":" + json_text(of.messages) + ",\"algorithm\":" + json_text(of.algorithm) +
         text(",\"ranks\":%d,\"element\":\"float\",\"dirty\":%s,\n \"rows\":[\n", of.ranks, of.dirty ? "true" : "false");
     for (std::size_t i = 0; i < of.rows.size(); ++i) {
         row const& r = of.rows[i];

@@ -81,6 +81,17 @@ concept BlockingAllreduceOver =
 
 namespace detail {
 
+/// The policy as it is used between these ranks.
+template <class A, class C>
+[[nodiscard]] A fitted(A const& policy, [[maybe_unused]] C const& comm) {
+    if constexpr (requires {
+                      { policy.fitted_to(comm) } -> std::same_as<A>;
+                  })
+        return policy.fitted_to(comm);
+    else
+        return policy;
+}
+
 /// Whether ranks that see each other's memory may add there instead of asking this policy: for types of the library's own
 /// that say so, and none derived from them.
 template <class Policy>

@@ -10,7 +10,8 @@ namespace ddp {
 /// A network and the processors at its ends, in microseconds. Who adds chooses by it among algorithms of the same bits, so
 /// it never shows in a result; all ranks have to have the same one.
 ///
-/// The defaults are what TCP on loopback was measured to need (docs/performance.md). For others: measure_network.
+/// The defaults are what TCP on loopback was measured to need, in_memory() what messages through memory of a host need
+/// (docs/performance.md). For others: measure_network.
 /// Source  the model of Hockney (1994) with the time of posting from LogP (Culler et al., 1993), for the algorithms of
 ///         Thakur, Rabenseifner and Gropp, 2005.
 struct network_cost {
@@ -18,6 +19,11 @@ struct network_cost {
     double post = 2;         ///< of it, what a rank that sends many messages at once needs for each
     double byte = 0.2e-3;    ///< for each byte of a message
     double addition = 5e-5;  ///< for each byte that is added
+
+    /// Of ranks of one host whose messages go through memory.
+    [[nodiscard]] static constexpr network_cost in_memory() noexcept {
+        return {.message = 1, .post = 0.3, .byte = 0.2e-3, .addition = 5e-5};
+    }
 
     /// Of recursive_doubling_allreduce over `ranks` >= 2.
     [[nodiscard]] double doubling(std::size_t bytes, int ranks) const noexcept {

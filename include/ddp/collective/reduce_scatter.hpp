@@ -24,7 +24,8 @@ task<> reduce_over_cuts(A algorithm, lane<T> over, std::span<E> data, std::vecto
 
 template <class How, Transport T, Number E, class Op, class A>
 auto reduce_scatter_by(communicator<T> const& comm, std::span<E> data, std::vector<std::size_t> cuts, Op op,
-                       A algorithm) {
+                       A const& given) {
+    A const algorithm = fitted(given, comm);
     DDP_EXPECTS(cuts.size() == static_cast<std::size_t>(comm.size()) + 1 && cuts.front() == 0 &&
                     cuts.back() == data.size() && std::is_sorted(cuts.begin(), cuts.end()),
                 "reduce_scatter: cuts need size() + 1 ascending positions from 0 to data.size()");

@@ -109,9 +109,10 @@ namespace detail {
 template <class How, Transport T, Number E, class Op>
 auto allreduce_array(communicator<T> const& comm, shared_array<E> const& data, Op op) {
     bool const here = in_memory(comm, data);
-    auto const make = [op, here, numbers = data.span(), memory = data.memory()](lane<T> over) {
+    auto const make = [op, here, by = automatic_allreduce{}.fitted_to(comm), numbers = data.span(),
+                       memory = data.memory()](lane<T> over) {
         if (numbers.empty()) return barrier(over);
-        if (!here) return automatic_allreduce::combine({}, over, numbers, op);
+        if (!here) return automatic_allreduce::combine(by, over, numbers, op);
         return memory_allreduce::combine<Op, T, E>(over, memory, numbers.size());
     };
     std::uint64_t const which = here ? data.memory()->number() : 0;

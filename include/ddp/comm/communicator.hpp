@@ -89,6 +89,31 @@ public:
         return exclusively([this] { return tasks().bytes_sent(); });
     }
 
+    /// How messages between these ranks travel, the same on every rank. Between several hosts, cost in the square of ranks.
+    [[nodiscard]] message_path messages() const {
+        if constexpr (PathTransport<T>) {
+            std::span<int const> const ranks = members().members();
+            if (!transport().through_memory(ranks[0], ranks[0])) return message_path::unknown;
+            if (through_memory()) return message_path::memory;
+            for (std::size_t a = 0; a < ranks.size(); ++a)
+                for (std::size_t b = 0; b < a; ++b)
+                    if (*transport().through_memory(ranks[a], ranks[b])) return message_path::mixed;
+            return message_path::sockets;
+        } else {
+            return message_path::unknown;
+        }
+    }
+    /// Whether all of them go through memory.
+    [[nodiscard]] bool through_memory() const {
+        if constexpr (PathTransport<T>) {
+            std::span<int const> const ranks = members().members();
+            return std::all_of(ranks.begin(), ranks.end(),
+                               [&](int r) { return transport().through_memory(ranks[0], r).value_or(false); });
+        } else {
+            return false;
+        }
+    }
+
     /// What became of the communication thread: drives, rests or none.
     [[nodiscard]] communication_thread thread() const noexcept { return driver_->thread(); }
     /// Whether a thread of ours moves things on between calls: thread() is communication_thread::drives.

@@ -270,6 +270,31 @@ template <Transport T>
         return true;
 }
 
+/// How messages between some ranks travel.
+enum class message_path : std::uint8_t {
+    unknown,  ///< the transport does not say (MPI: what its library does)
+    memory,   ///< between any two of them through memory of their host
+    sockets,  ///< between any two of them over the network, loopback included
+    mixed,    ///< some pairs so, some so
+};
+[[nodiscard]] constexpr char const* name_of(message_path path) noexcept {
+    switch (path) {
+        case message_path::memory: return "memory";
+        case message_path::sockets: return "sockets";
+        case message_path::mixed: return "mixed";
+        case message_path::unknown: break;
+    }
+    return "unknown";
+}
+
+/// Refinement: a transport that knows which messages go through memory.
+///
+///  through_memory(a, b)   whether those between ranks a and b do, the same on every rank and transitive; nothing: not known
+template <class T>
+concept PathTransport = Transport<T> && requires(T const& t, int rank) {
+    { t.through_memory(rank, rank) } -> std::same_as<std::optional<bool>>;
+};
+
 class any_transport;  // transport/any.hpp: any of them, chosen at run time
 
 }  // namespace ddp

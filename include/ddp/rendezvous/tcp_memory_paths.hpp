@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <charconv>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -88,6 +90,8 @@ public:
     }
     /// `who` sees these: then the connection to it goes through memory, if this rank sees it as well.
     [[gnu::cold]] void seen_by(int who, std::string_view ranks) {
+        sees_.resize(std::max(sees_.size(), static_cast<std::size_t>(who) + 1));
+        sees_[static_cast<std::size_t>(who)] = numbers_in(who, ranks);
         auto const at = std::find_if(peers_.begin(), peers_.end(), [&](peer const& p) { return p.rank == who; });
         if (at == peers_.end() || at->view == nullptr) return;
         std::string const all = concat({" ", ranks}), me = concat({" ", me_, " "});
@@ -103,6 +107,21 @@ public:
         path->theirs = at->view;
         at->stream->go_through(std::move(path));
         at->used = true;
+    }
+    /// Of each rank, the least of those among which any two see each other, itself where it sees none: what all ranks conclude
+    /// alike from what all have said in seen_by().
+    [[nodiscard, gnu::cold]] std::vector<int> groups() const {
+        std::vector<int> found(sees_.size());
+        for (std::size_t r = 0; r < found.size(); ++r) found[r] = static_cast<int>(r);
+        for (std::size_t r = 0; r < found.size(); ++r) {
+            auto const same = [&](int m) {
+                return static_cast<std::size_t>(m) < sees_.size() && sees_[static_cast<std::size_t>(m)] == sees_[r];
+            };
+            if (sees_[r].empty() || sees_[r].front() != static_cast<int>(r)) continue;
+            if (std::all_of(sees_[r].begin(), sees_[r].end(), same))
+                for (int const m : sees_[r]) found[static_cast<std::size_t>(m)] = static_cast<int>(r);
+        }
+        return found;
     }
     /// Says once, at the least rank that shares memory in vain, that and why messages go over TCP.
     [[gnu::cold]] void tell() noexcept {
@@ -131,6 +150,19 @@ private:
         bool given = false, used = false;
     };
 
+    /// `who` and the numbers of a text with a space after each, in order.
+    [[nodiscard, gnu::cold]] static std::vector<int> numbers_in(int who, std::string_view text) {
+        std::vector<int> all{who};
+        while (!text.empty()) {
+            std::string_view const word = text.substr(0, text.find(' '));
+            int number = 0;
+            if (std::from_chars(word.data(), word.data() + word.size(), number).ec == std::errc{} && number >= 0)
+                all.push_back(number);
+            text.remove_prefix(std::min(word.size() + 1, text.size()));
+        }
+        std::sort(all.begin(), all.end());
+        return all;
+    }
     [[nodiscard]] std::size_t slot_bytes() const noexcept { return byte_ring::header_bytes + capacity_; }
     [[nodiscard]] std::byte* slot(std::shared_ptr<std::byte> const& of, std::size_t place) const noexcept {
         return of.get() + memory_sharing::header_bytes + place * slot_bytes();
@@ -142,6 +174,7 @@ private:
     memfd_sharing how_;
     memory_offer mine_;
     std::shared_ptr<std::byte> memory_;
+    std::vector<std::vector<int>> sees_;  // of each rank, whom it sees, itself included
 };
 
 }  // namespace ddp::detail

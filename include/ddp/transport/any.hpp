@@ -57,6 +57,7 @@ public:
     [[nodiscard]] bool still_writes() const { return held_->still_writes(); }
     [[nodiscard]] std::uint64_t host() const { return held_->host(); }
     [[nodiscard]] std::unique_ptr<memory_sharing> share_memory() { return held_->share_memory(); }
+    [[nodiscard]] std::optional<bool> through_memory(int a, int b) const { return held_->through_memory(a, b); }
     [[nodiscard]] time_point next_timer() const { return held_->next_timer(); }
     void entered(mark const& mine) { held_->entered(mine); }
     [[nodiscard]] mark mark_of(int peer) const { return held_->mark_of(peer); }
@@ -85,6 +86,7 @@ private:
         virtual bool still_writes() const = 0;
         virtual std::uint64_t host() const = 0;
         virtual std::unique_ptr<memory_sharing> share_memory() = 0;
+        virtual std::optional<bool> through_memory(int, int) const = 0;
         virtual time_point next_timer() const = 0;
         virtual void entered(mark const&) = 0;
         virtual mark mark_of(int) const = 0;
@@ -131,6 +133,12 @@ private:
             else
                 return nullptr;
         }
+        std::optional<bool> through_memory([[maybe_unused]] int a, [[maybe_unused]] int b) const override {
+            if constexpr (PathTransport<T>)
+                return of->through_memory(a, b);
+            else
+                return std::nullopt;
+        }
         time_point next_timer() const override {
             if constexpr (TimedTransport<T>)
                 return of->next_timer();
@@ -165,7 +173,8 @@ private:
     int rank_ = 0;
     int size_ = 0;
 };
-static_assert(WatchfulTransport<any_transport> && TimedTransport<any_transport> && SharingTransport<any_transport>);
+static_assert(WatchfulTransport<any_transport> && TimedTransport<any_transport> && SharingTransport<any_transport> &&
+              PathTransport<any_transport>);
 
 /// A communicator<> over a transport of any type.
 template <Transport T>

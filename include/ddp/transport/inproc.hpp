@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -100,6 +101,8 @@ public:
     [[nodiscard]] std::uint64_t host() const;
     /// See SharingTransport.
     [[nodiscard]] std::unique_ptr<memory_sharing> share_memory();
+    /// See PathTransport.
+    [[nodiscard]] static std::optional<bool> through_memory(int /*a*/, int /*b*/) noexcept { return true; }
 
     void post_send(int peer, tag what, const_bytes out, completion& done);
 

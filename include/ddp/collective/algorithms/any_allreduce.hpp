@@ -46,6 +46,12 @@ public:
         throw usage_error("there is no allreduce algorithm '" + std::string(text) + "'; choose one of " + choices);
     }
 
+    /// See automatic_allreduce; the others stay as they are.
+    template <class Communicator>
+    [[nodiscard]] any_allreduce fitted_to(Communicator const& comm) const {
+        auto const* const held = std::get_if<automatic_allreduce>(&held_);
+        return held == nullptr ? *this : any_allreduce(held->fitted_to(comm));
+    }
     [[nodiscard]] bool everywhere(std::size_t bytes, int ranks) const {
         return std::visit([&](auto const& held) { return held.everywhere(bytes, ranks); }, held_);
     }

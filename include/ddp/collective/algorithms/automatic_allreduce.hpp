@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include <ddp/collective/algorithms/direct_allreduce.hpp>
@@ -19,7 +20,9 @@ namespace ddp {
 ///     ddp::automatic_allreduce fitted{.cost = ddp::measure_network(comm)};
 ///     std::puts(fitted.choice(1 << 20, comm.size()));  // "direct"
 ///
-/// It follows from the size, the number of ranks and `cost` alone, so every rank chooses alike.
+/// It follows from the size, the number of ranks and `cost` alone, so every rank chooses alike. Without a `cost`, allreduce and
+/// reduce_scatter take that of the path that messages between these ranks go (communicator::messages), and trainers that of
+/// sockets: `ddp::automatic_allreduce{}.fitted_to(comm).choice(1 << 20, comm.size())` tells.
 struct automatic_allreduce {
     static constexpr char const* name = "auto";
     static constexpr bool canonical = true;
@@ -27,7 +30,7 @@ struct automatic_allreduce {
     direct_allreduce direct = {};                ///< two steps, many messages
     recursive_doubling_allreduce doubling = {};  ///< for short arrays: few messages, everything in each
     halving_doubling_allreduce halving = {};     ///< for many ranks
-    network_cost cost = {};                      ///< what they are compared by
+    std::optional<network_cost> cost = {};       ///< what they are compared by
 
     /// The name of the algorithm that is used for so many bytes.
     [[nodiscard]] char const* choice(std::size_t bytes, int ranks) const noexcept {
@@ -38,8 +41,16 @@ struct automatic_allreduce {
         }
         return direct.name;
     }
+    /// The same with the constants of messages between these ranks, if it has none of its own.
+    template <class Communicator>
+    [[nodiscard]] automatic_allreduce fitted_to(Communicator const& comm) const {
+        automatic_allreduce fitted = *this;
+        if (!cost && comm.through_memory()) fitted.cost = network_cost::in_memory();
+        return fitted;
+    }
     [[nodiscard]] std::uint64_t hash() const noexcept {
-        return policy_hash(name, direct.hash(), halving.hash(), cost.message, cost.post, cost.byte, cost.addition);
+        network_cost const used = cost.value_or(network_cost{});
+        return policy_hash(name, direct.hash(), halving.hash(), used.message, used.post, used.byte, used.addition);
     }
     [[nodiscard]] bool everywhere(std::size_t bytes, int ranks) const noexcept {
         return ranks == 1 || chosen(bytes, ranks) == by::doubling;
@@ -79,8 +90,9 @@ private:
     enum class by : std::uint8_t { doubling, direct, halving };
     [[nodiscard]] by chosen(std::size_t bytes, int ranks) const noexcept {
         if (ranks < 2) return by::doubling;
-        double const all = cost.doubling(bytes, ranks), two = cost.direct(bytes, ranks),
-                     halves = cost.halving(bytes, ranks), least = std::min({all, two, halves});
+        network_cost const used = cost.value_or(network_cost{});
+        double const all = used.doubling(bytes, ranks), two = used.direct(bytes, ranks),
+                     halves = used.halving(bytes, ranks), least = std::min({all, two, halves});
         return all == least ? by::doubling : two == least ? by::direct : by::halving;
     }
 };

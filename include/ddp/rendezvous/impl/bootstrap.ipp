@@ -283,6 +283,7 @@ namespace detail {
                 std::any_of(met.begin(), met.end(), [&](auto const& c) { return c.rank == who && c.same_host; });
             if (here && end < value.size()) cores.add(detail::core_set::parse(value.substr(end + 1)));
         }
+        framing.paths = paths.groups();
         paths.tell();
         long const here = 1 + std::count_if(met.begin(), met.end(), [](auto const& c) { return c.same_host; });
         if (here > detail::usable_cores(cores, detail::core_quota())) framing.looks = 0;

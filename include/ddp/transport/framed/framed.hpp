@@ -62,7 +62,7 @@ public:
     /// One connected stream for every other rank, in any order. Throws usage_error unless they are that.
     framed(int rank, int size, std::vector<framed_peer<S>> peers, framed_options options = {})
         : rank_(rank),
-          options_(options),
+          options_(std::move(options)),
           by_rank_(static_cast<std::size_t>(std::max(size, 0)), nullptr),
           news_(rank, by_rank_) {
         DDP_EXPECTS(rank >= 0 && rank < size, "framed: rank must be in [0, size)");
@@ -104,6 +104,10 @@ public:
     [[nodiscard]] bool in_memory(int peer) const { return link_to(peer).in_memory(); }
     /// Whether payloads to and from this peer carry a checksum: where they leave the host, and nothing else protects them.
     [[nodiscard]] bool checked(int peer) const { return link_to(peer).checked; }
+    /// See PathTransport.
+    [[nodiscard]] std::optional<bool> through_memory(int a, int b) const {
+        return a == b || (!options_.paths.empty() && options_.paths[index(a)] == options_.paths[index(b)]);
+    }
     /// Where this rank runs (see host_of).
     [[nodiscard]] std::uint64_t host() const noexcept { return options_.host; }
     /// See SharingTransport.

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <ddp/comm/timing.hpp>
 #include <ddp/comm/transport.hpp>
@@ -35,6 +36,8 @@ struct framed_options {
     int looks = 20;
     /// Ranks that give the same number share a host; 0: the machine's own. So one machine can play several hosts.
     std::uint64_t host = 0;
+    /// Of each rank, a number: ranks with equal ones send each other messages through memory. Empty: nobody does.
+    std::vector<int> paths = {};
 };
 
 }  // namespace ddp
