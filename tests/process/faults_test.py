@@ -4,11 +4,13 @@ the right one, in time, and nothing hangs or is left behind.
 FAULT_PROGRAM (or DDP_PROGRAMS, its directory) and DDPRUN name the binaries.
 """
 
+import concurrent.futures
 import os
 import re
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import unittest
 
@@ -464,6 +466,50 @@ class ComingTogether(FaultCase):
         done = subprocess.run(command(), env=env, capture_output=True, text=True, timeout=DEADLINE, check=False)
         self.assertRegex(done.stderr, "^DDP-E201 .*192.0.2.1.* which other hosts can reach.*set DDP_INSECURE=1, "
                          "run_options.insecure")
+
+
+class FewDescriptors(FaultCase):
+    """One rank starts under `ulimit -n`. Each socket, and the memory of the host, may be the one too many."""
+
+    # How many of rank 1, and of rank 0, which also serves the others, are too few to tell anybody; and how many are enough.
+    silent = {1: (4, 6), 0: (4, 8)}
+    too_few = {1: (7, 8, 9, 10, 12), 0: (10, 11, 13, 14, 15, 16)}
+
+    def limited(self, rank, count, secret):
+        words = ("steps=2", "tensors=3", "elements=400")
+        with Job(3, command(*words), without=[rank], inherit=False,
+                 variables={"DDP_SECRET_FILE": secret} if secret else {}) as job:
+            job.command = ["bash", "-c", f'ulimit -n {count}; exec "$0" "$@"', *command(*words)]
+            begin = time.monotonic()
+            limited = job.start(rank)
+            told = range(3) if count in self.too_few[rank] else [rank]
+            job.wait(which=told)
+            seconds, story = time.monotonic() - begin, f"ulimit -n {count} on rank {rank}\n{job.story()}"
+            texts = {job.ranks[r].error() for r in told}
+            self.assertEqual(len(texts), 1, story)
+            self.assertRegex(texts.pop(), rf"^DDP-E201 .*rank {rank} on host .* cannot open .*Too many open files. Its limit is "
+                                          rf"{count} descriptors \(ulimit -n\).*needs up to \d+ .*: ulimit -n 1024$", story)
+            self.assertNotIn("firewall", limited.error(), story)
+            self.assertEqual({job.ranks[r].code for r in told}, {1}, story)
+            return seconds
+
+    def test_all_ranks_hear_of_the_limit_at_once(self):
+        with tempfile.TemporaryDirectory() as scratch, concurrent.futures.ThreadPoolExecutor(4) as pool:
+            secret = os.path.join(scratch, "secret")
+            with open(os.open(secret, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+                file.write(os.urandom(32))
+            cases = [(rank, count, secret if proves else None) for rank in (1, 0)
+                     for count in (*self.silent[rank], *self.too_few[rank]) for proves in (False, True)]
+            seconds = list(pool.map(lambda case: self.limited(*case), cases))
+        self.assertLess(max(seconds), JOIN / 2, dict(zip(cases, seconds)))
+
+    def test_what_is_needed_is_enough(self):
+        for rank, needed in ((1, 14), (0, 21)):
+            with Job(3, command("steps=2"), without=[rank], inherit=False) as job:
+                job.command = ["bash", "-c", f'ulimit -n {needed}; exec "$0" "$@"', *command("steps=2")]
+                job.start(rank)
+                job.wait()
+                self.assertEqual([(r.code, r.err) for r in job.ranks.values()], [(0, "")] * 3, job.story())
 
 
 class Strangers(FaultCase):

@@ -2,6 +2,7 @@
 /// rendezvous_error: the ranks did not find each other.
 #pragma once
 
+#include <string>
 #include <string_view>
 
 #include <ddp/core/error.hpp>
@@ -13,5 +14,13 @@ class rendezvous_error : public error {
 public:
     explicit rendezvous_error(std::string_view text) : error(errc::rendezvous, text) {}
 };
+
+namespace detail {
+/// "DDP-E201 rendezvous: rank 1 ..." without what stands before the first ": ".
+[[nodiscard, gnu::cold]] inline std::string text_without_code(error const& e) {
+    std::string const text = e.what();
+    return text.substr(text.find(": ") + 2);
+}
+}  // namespace detail
 
 }  // namespace ddp

@@ -2,8 +2,12 @@
 /// tcp_memory_paths: connections between ranks of one host, which from here on go through memory.
 #pragma once
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
+#include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <cstddef>
@@ -24,6 +28,7 @@
 #include <ddp/core/bytes.hpp>
 #include <ddp/core/text.hpp>
 #include <ddp/rendezvous/tcp_mesh.hpp>
+#include <ddp/rendezvous/tcp_socket.hpp>
 #include <ddp/rendezvous/tcp_store.hpp>
 #include <ddp/transport/framed/memory_path.hpp>
 #include <ddp/transport/shm/byte_ring.hpp>
@@ -45,6 +50,7 @@ public:
         std::sort(peers_.begin(), peers_.end(), [](peer const& a, peer const& b) { return a.rank < b.rank; });
         capacity_ = std::clamp(std::bit_floor((std::size_t{2} << 20) / peers_.size()), std::size_t{16} << 10,
                                std::size_t{256} << 10);
+        expect_room(static_cast<int>(all.size()) + 1);
         try {
             mine_.bytes = peers_.size() * slot_bytes();
             memory_ = how_.make(mine_.bytes, mine_);
@@ -162,6 +168,22 @@ private:
         }
         std::sort(all.begin(), all.end());
         return all;
+    }
+    /// Of descriptors: its own memory and socket, and the memory of each other rank of this host. Where they are too few, a
+    /// message that carries one arrives without it, and nobody says why.
+    [[gnu::cold]] void expect_room(int size) const {
+        std::vector<int> held(peers_.size() + 2, -1);
+        int error = 0;
+        for (int& one : held) {
+            one = ::fcntl(peers_.front().stream->descriptor(), F_DUPFD_CLOEXEC, 0);
+            if (one < 0) error = errno;
+            if (error != 0) break;
+        }
+        for (int const one : held)
+            if (one >= 0) ::close(one);
+        if (out_of_descriptors(error))
+            throw too_many_files(me_, size, "the memory that ranks of this host share (or set DDP_SHARE_MEMORY=0)",
+                                 error);
     }
     [[nodiscard]] std::size_t slot_bytes() const noexcept { return byte_ring::header_bytes + capacity_; }
     [[nodiscard]] std::byte* slot(std::shared_ptr<std::byte> const& of, std::size_t place) const noexcept {

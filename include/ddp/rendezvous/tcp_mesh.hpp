@@ -91,15 +91,14 @@ public:
           until_(monotonic_clock::now() + times.join),
           dial_until_(monotonic_clock::now() + times.join / 2) {}
 
-    /// Throws rendezvous_error that names the rank that could not be reached.
-    [[nodiscard, gnu::cold]] std::vector<connection> connect() {
+    /// Into `all`. Throws rendezvous_error that names the rank that could not be reached. Connections stay open as long as
+    /// this object and `all`: until everybody knows why, none should see that another was closed.
+    [[gnu::cold]] void connect(std::vector<connection>& all) {
         store_.check();
-        std::vector<connection> all;
         for (int peer = 0; peer < mine_.from; ++peer) dial_to(peer);
         meet(all);
         for (connection& c : all)
             if (c.rank < mine_.from) check_answer(c);
-        return all;
     }
 
 private:
@@ -125,6 +124,8 @@ private:
     }
     [[nodiscard]] std::string me() const { return concat({"rank ", mine_.from}); }
     [[nodiscard, gnu::cold]] rendezvous_error unreachable(int peer, boost::system::error_code error) const {
+        if (out_of_descriptors(error))
+            return too_many_files(mine_.from, mine_.size, concat({"a socket to ", name(peer)}), error.value());
         return rendezvous_error(concat({me(), " reaches rank 0, but not ", name(peer), ": ", error.message(),
                                         ". Check firewalls, and that all hosts use the same network"}));
     }
@@ -209,30 +210,34 @@ private:
     /// Everybody greets those whom it has dialled while it hears those who have dialled it.
     [[gnu::cold]] void meet(std::vector<connection>& all) {
         std::size_t const wanted = static_cast<std::size_t>(mine_.size) - 1;
-        std::list<visitor> visitors;
         auto const greeted = [](connection const& c) { return c.greeted; };
         while (all.size() < wanted || !std::all_of(all.begin(), all.end(), greeted)) {
             if (monotonic_clock::now() >= until_) {
                 if (!dialling_.empty()) throw unreachable(dialling_.front().rank, boost::asio::error::timed_out);
                 auto const mute = std::find_if_not(all.begin(), all.end(), greeted);
-                throw rendezvous_error(mute == all.end() ? concat({me(), " was not reached by ", missing(all)})
+                throw rendezvous_error(mute == all.end() ? concat({me(), " was not reached by ", missing(all),
+                                                                   ", though all reach rank 0. Check firewalls between "
+                                                                   "the hosts"})
                                                          : concat({name(mute->rank), " did not answer ", me()}));
             }
             store_.check();
             std::vector<::pollfd> polls{{acceptor_.native_handle(), POLLIN, 0}};
-            for (visitor& v : visitors) polls.push_back({v.stream.descriptor(), POLLIN, 0});
+            for (visitor& v : visitors_) polls.push_back({v.stream.descriptor(), POLLIN, 0});
             for (connection const& c : all)
                 if (!c.greeted) polls.push_back({c.stream.descriptor(), c.stream.write_event(), 0});
             for (attempt& a : dialling_) polls.push_back({a.socket.native_handle(), POLLOUT, 0});
             ::poll(polls.data(), polls.size(), 50);
             dialled(all);
             greet_all(all);
-            for (visitor& v : visitors) hear(v, all);
+            for (visitor& v : visitors_) hear(v, all);
+            int full = 0;
             if (polls[0].revents != 0)
-                welcome(
-                    acceptor_, security_, visitors, times_.handshake, [](visitor const& v) { return !v.left; },
+                full = welcome(
+                    acceptor_, security_, visitors_, times_.handshake, [](visitor const& v) { return !v.left; },
                     [&](visitor& v) { hear(v, all); });
-            visitors.remove_if([](visitor const& v) { return v.left || monotonic_clock::now() >= v.until; });
+            visitors_.remove_if([](visitor const& v) { return v.left || monotonic_clock::now() >= v.until; });
+            if (full != 0)
+                throw too_many_files(mine_.from, mine_.size, concat({"the sockets of ", missing(all)}), full);
         }
     }
     [[gnu::cold]] void hear(visitor& v, std::vector<connection>& all) {
@@ -257,7 +262,7 @@ private:
         for (int peer = mine_.from + 1; peer < mine_.size; ++peer)
             if (std::none_of(all.begin(), all.end(), [&](connection const& c) { return c.rank == peer; }))
                 names += concat({names.empty() ? "" : ", ", name(peer)});
-        return names + ", though all reach rank 0. Check firewalls between the hosts";
+        return names;
     }
 
     peer_hello mine_;
@@ -268,6 +273,7 @@ private:
     tcp_security const* security_;
     time_point until_, dial_until_;
     std::vector<attempt> dialling_;
+    std::list<visitor> visitors_;
     static constexpr int most_redials = 100;
     int redials_ = 0;
 };

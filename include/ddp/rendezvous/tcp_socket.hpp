@@ -3,21 +3,25 @@
 #pragma once
 
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <vector>
 
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/bytes.hpp>
 #include <ddp/core/text.hpp>
+#include <ddp/rendezvous/rendezvous_error.hpp>
 #include <ddp/transport/framed/tcp.hpp>
 
 namespace ddp {
@@ -116,11 +120,44 @@ enum class io_end : std::uint8_t { ok, closed, late };
     return error;
 }
 
-/// "pid 4121 on node7"
-[[nodiscard, gnu::cold]] inline std::string this_process() {
+[[nodiscard, gnu::cold]] inline std::string this_host_name() {
     char host[65] = {};
     ::gethostname(host, sizeof host - 1);
-    return concat({"pid ", ::getpid(), " on ", static_cast<char const*>(host)});
+    return host;
+}
+
+/// Whether this process, or the whole system, may open no more descriptors.
+[[nodiscard, gnu::cold]] inline bool out_of_descriptors(int error) noexcept {
+    return error == EMFILE || error == ENFILE;
+}
+[[nodiscard, gnu::cold]] inline bool out_of_descriptors(boost::system::error_code const& error) noexcept {
+    return error.category() == boost::system::system_category() && out_of_descriptors(error.value());
+}
+/// What a rank of a job of `size` may have open at a time while the job comes together, besides what the program itself has:
+/// three of Asio's, the standard streams, the store, the listening socket, and a socket and a piece of memory for each other
+/// rank; rank 0 serves the store as well.
+[[nodiscard, gnu::cold]] inline int descriptors_needed(int rank, int size) noexcept {
+    return 2 * size + 8 + (rank == 0 ? size + 4 : 0);
+}
+/// For all ranks. `what` could not be opened by `rank`.
+[[nodiscard, gnu::cold]] inline rendezvous_error too_many_files(int rank, int size, std::string_view what, int error) {
+    std::string const text = std::generic_category().message(error);
+    if (error == ENFILE)
+        return rendezvous_error(concat({"rank ", rank, " on host ", this_host_name(), " cannot open ", what, ": ", text,
+                                        ". Raise the limit of that host (sysctl fs.file-max)"}));
+    ::rlimit limit{};
+    ::getrlimit(RLIMIT_NOFILE, &limit);
+    int const needed = descriptors_needed(rank, size);
+    return rendezvous_error(
+        concat({"rank ", rank, " on host ", this_host_name(), " cannot open ", what, ": ", text, ". Its limit is ",
+                limit.rlim_cur, " descriptors (ulimit -n), and a rank of this job needs up to ", needed,
+                " besides the program's own. Start it with a higher limit: ulimit -n ",
+                std::max(1024u, std::bit_ceil(2 * static_cast<unsigned>(needed)))}));
+}
+
+/// "pid 4121 on node7"
+[[nodiscard, gnu::cold]] inline std::string this_process() {
+    return concat({"pid ", ::getpid(), " on ", this_host_name()});
 }
 
 }  // namespace detail

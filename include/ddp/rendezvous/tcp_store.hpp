@@ -54,10 +54,9 @@ public:
                 at_ = at;
                 detail::tcp_socket socket(tcp_context());
                 last = detail::dial(socket, at, until);
-                if (last == boost::asio::error::no_descriptors ||
-                    last == boost::system::errc::too_many_files_open_in_system)
-                    throw environment_error(
-                        detail::concat({"rank ", rank, " cannot open a socket: ", last.message(), " (ulimit -n)"}));
+                if (detail::out_of_descriptors(last))
+                    throw detail::too_many_files(
+                        rank, size, detail::concat({"a socket to rank 0 at ", detail::text_of(at)}), last.value());
                 if (last) continue;
                 tune_connected(socket.native_handle(), timing{});
                 local_ = socket.local_endpoint().address();

@@ -2,11 +2,14 @@
 /// tcp_store_server: the small key-value store that rank 0 serves while the job comes together.
 #pragma once
 
+#include <fcntl.h>
 #include <poll.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -16,6 +19,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -57,6 +61,8 @@ public:
           came_(present_.size()) {
         boost::system::error_code ignored;
         acceptor_.non_blocking(true, ignored);
+        spare_ = ::fcntl(bell_.descriptor(), F_DUPFD_CLOEXEC, 0);
+        if (spare_ < 0) throw std::system_error(errno, std::generic_category(), "dup");
         thread_ = detail::start_thread("the thread of the rendezvous store", [this] { serve(); });
     }
     tcp_store_server(tcp_store_server const&) = delete;
@@ -66,6 +72,7 @@ public:
         stopping_ = true;
         bell_.ring();
         thread_.join();
+        if (spare_ >= 0) ::close(spare_);
     }
 
 private:
@@ -109,7 +116,9 @@ private:
                std::count(came_.begin(), came_.end(), true) == size_;
     }
     [[gnu::cold]] void turn() {
-        std::vector<::pollfd> polls{{acceptor_.native_handle(), POLLIN, 0}, {bell_.descriptor(), POLLIN, 0}};
+        bool const full = monotonic_clock::now() < full_until_;
+        std::vector<::pollfd> polls{{full ? -1 : acceptor_.native_handle(), POLLIN, 0},
+                                    {bell_.descriptor(), POLLIN, 0}};
         for (visitor const& v : visitors_) polls.push_back({v.stream.descriptor(), events_of(v), 0});
         if (bell_.fall_asleep()) {
             ::poll(polls.data(), polls.size(), 50);  // the least deadline is a handshake: no need to be more exact
@@ -122,9 +131,11 @@ private:
             v = v->gone ? visitors_.erase(v) : std::next(v);
         }
         if (polls[0].revents != 0)
-            detail::welcome(
-                acceptor_, security_, visitors_, times_.handshake, [](visitor const& v) { return v.rank < 0; },
-                [this](visitor& v) { read(v); });
+            if (int const error = detail::welcome(
+                    acceptor_, security_, visitors_, times_.handshake, [](visitor const& v) { return v.rank < 0; },
+                    [this](visitor& v) { read(v); });
+                error != 0)
+                no_room(error);
         time_point const now = monotonic_clock::now();
         if (failure_.empty() && now >= until_) name_missing();
         watch(now);
@@ -134,6 +145,15 @@ private:
             if (v->rank < 0 && now >= v->until) v->gone = true;
             v = v->gone ? visitors_.erase(v) : std::next(v);
         }
+    }
+    /// No descriptor is left for the next rank: all are told so, by the one that was kept for this, one after the other.
+    [[gnu::cold]] void no_room(int error) {
+        if (spare_ >= 0)
+            ::close(std::exchange(spare_, -1));
+        else
+            full_until_ = monotonic_clock::now() + std::chrono::milliseconds(10);  // the socket stays readable
+        if (failure_.empty())
+            failure_ = detail::text_without_code(detail::too_many_files(0, size_, "the sockets of all ranks", error));
     }
     [[nodiscard, gnu::cold]] bool done(int rank) const { return data_.count(detail::concat({"done/", rank})) != 0; }
     [[nodiscard, gnu::cold]] std::string name(visitor const& v) const {
@@ -337,6 +357,8 @@ private:
     time_point accused_at_ = {};
     time_point last_turn_ = monotonic_clock::now();
     doorbell bell_;
+    int spare_ = -1;  // a descriptor to close where no other is left
+    time_point full_until_ = {};
     std::atomic<bool> stopping_{false};
     std::thread thread_;
 };

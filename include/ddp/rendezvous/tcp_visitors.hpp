@@ -2,6 +2,8 @@
 /// Connections that have not said who they are: how many of them, for how long, and who makes room.
 #pragma once
 
+#include <poll.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -21,23 +23,34 @@ inline constexpr std::chrono::milliseconds stranger_grace{100};
 /// Takes in who waits at `acceptor`, and lets hear(visitor) have what each has said already. A Visitor has a `stream` and
 /// a time, `until`, for its hello: `handshake` from now; with `security` its bytes come from someone who knows the secret. Where max_strangers of them are strange(visitor), the oldest
 /// makes room, so that they neither fill memory nor delay the start; the next waits in the kernel while it has its grace.
+/// Where no descriptor is left the strangers make room as well. Returns EMFILE or ENFILE if there are none, else 0.
 template <class Visitor, class Strange, class Hear>
-[[gnu::cold]] void welcome(tcp_acceptor& acceptor, tcp_security const* security, std::list<Visitor>& visitors,
-                           std::chrono::milliseconds handshake, Strange const& strange, Hear const& hear) {
+[[nodiscard, gnu::cold]] int welcome(tcp_acceptor& acceptor, tcp_security const* security, std::list<Visitor>& visitors,
+                                     std::chrono::milliseconds handshake, Strange const& strange, Hear const& hear) {
     for (int i = 0; i < 256; ++i) {
         if (std::count_if(visitors.begin(), visitors.end(), strange) >= static_cast<std::ptrdiff_t>(max_strangers)) {
             auto const oldest = std::find_if(visitors.begin(), visitors.end(), strange);
-            if (oldest->until - monotonic_clock::now() > handshake - stranger_grace) return;
+            if (oldest->until - monotonic_clock::now() > handshake - stranger_grace) return 0;
             visitors.erase(oldest);
         }
         boost::system::error_code error;
         tcp_socket socket(tcp_context());
         acceptor.accept(socket, error);
-        if (error) return;
+        if (out_of_descriptors(error)) {
+            // Linux says so as well where nobody waits.
+            if (!poll_until(acceptor.native_handle(), POLLIN, time_point{})) return 0;
+            auto const oldest = std::find_if(visitors.begin(), visitors.end(), strange);
+            if (oldest == visitors.end()) return error.value();
+            if (oldest->until - monotonic_clock::now() > handshake - stranger_grace) return 0;
+            visitors.erase(oldest);
+            continue;
+        }
+        if (error) return 0;
         visitors.push_back(
             {tcp_stream(std::move(socket), channel_of(security, false)), monotonic_clock::now() + handshake});
         hear(visitors.back());
     }
+    return 0;
 }
 
 }  // namespace ddp::detail

@@ -16,9 +16,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -105,6 +108,16 @@ namespace detail {
                 "run_options.insecure or tcp_options.insecure"}));
 }
 
+/// Asio opens a few of its own with the first socket of a process.
+[[gnu::cold]] DDP_DECL void expect_descriptors(job const& j) {
+    try {
+        tcp_socket const first(tcp_context());
+    } catch (boost::system::system_error const& e) {
+        if (!out_of_descriptors(e.code())) throw;
+        throw too_many_files(j.rank, j.size, "any socket", e.code().value());
+    }
+}
+
 [[gnu::cold]] DDP_DECL tcp_acceptor listen_as_master(job const& j, std::vector<tcp_endpoint> const& at, int inherited,
                                                      bool anywhere) {
     tcp_acceptor acceptor(tcp_context());
@@ -135,6 +148,8 @@ namespace detail {
         }
     }
     std::string const where = text_of(at.front());
+    if (out_of_descriptors(error))
+        throw too_many_files(0, j.size, concat({"a socket that listens at ", where}), error.value());
     if (error == boost::asio::error::address_in_use)
         throw rendezvous_error(detail::concat(
             {"port ", at.front().port(), j.port_is_launchers ? " and all others that rank 0 may take are" : " is",
@@ -172,7 +187,7 @@ namespace detail {
 }
 
 /// Listens for the other ranks.
-[[gnu::cold]] DDP_DECL tcp_acceptor listen_as_rank(int rank, boost::asio::ip::address const& address,
+[[gnu::cold]] DDP_DECL tcp_acceptor listen_as_rank(int rank, int size, boost::asio::ip::address const& address,
                                                    std::pair<int, int> ports) {
     tcp_acceptor acceptor(tcp_context());
     boost::system::error_code error;
@@ -184,6 +199,7 @@ namespace detail {
         throw rendezvous_error(
             concat({"rank ", rank, " cannot listen on ", address.to_string(), ": ports ", ports.first, " to ",
                     ports.second, " are in use. DDP_PORTS (tcp_options.ports) must have one for each rank of a host"}));
+    if (out_of_descriptors(error)) throw too_many_files(rank, size, "a socket for the other ranks", error.value());
     if (error)
         throw rendezvous_error(
             concat({"rank ", rank, " cannot listen on ", address.to_string(), ": ", error.message()}));
@@ -233,6 +249,7 @@ namespace detail {
                      "ddp: warning: connections between hosts are neither authenticated nor encrypted "
                      "(insecure was asked for): whoever reaches %s can join this job and read what it sends\n",
                      detail::text_of(servers.front()).c_str());
+    detail::expect_descriptors(j);
     std::unique_ptr<tcp_store_server> server;
     // Ranks come at different times: the server's deadline speaks for all, ours only if it cannot.
     time_point const until = monotonic_clock::now() + options.times.join + 2 * options.times.handshake;
@@ -240,18 +257,26 @@ namespace detail {
         std::uint64_t const nonce = detail::random_number();
         detail::tcp_acceptor acceptor = detail::listen_as_master(j, servers, options.listen_descriptor, anywhere);
         servers = {acceptor.local_endpoint()};
-        server = std::make_unique<tcp_store_server>(std::move(acceptor), j.size, id, nonce, options.times, secret,
-                                                    security.get());
+        try {
+            server = std::make_unique<tcp_store_server>(std::move(acceptor), j.size, id, nonce, options.times, secret,
+                                                        security.get());
+        } catch (std::system_error const& e) {
+            if (!detail::out_of_descriptors(e.code().value())) throw;
+            throw detail::too_many_files(0, j.size, "what serves the other ranks", e.code().value());
+        }
     }
     tcp_store store(servers, j.rank, j.size, id, monotonic_clock::now() + options.times.join,
                     j.port_is_launchers && j.rank != 0, secret, options.times, security.get());
     framing.job = store.nonce();
+    std::vector<detail::peer_address> addresses(static_cast<std::size_t>(j.size));
+    std::vector<detail::tcp_mesh::connection> met;
+    std::optional<detail::tcp_acceptor> acceptor;  // it, and what has come, stay until everybody has heard of a failure
+    std::optional<detail::tcp_mesh> mesh;
     try {
-        detail::tcp_acceptor acceptor = detail::listen_as_rank(j.rank, store.local_address(), ports);
+        acceptor = detail::listen_as_rank(j.rank, j.size, store.local_address(), ports);
         std::string const number = detail::concat({j.rank});
-        store.put("rank/" + number, detail::peer_address{acceptor.local_endpoint(), detail::this_process()}.text(),
+        store.put("rank/" + number, detail::peer_address{acceptor->local_endpoint(), detail::this_process()}.text(),
                   until);
-        std::vector<detail::peer_address> addresses(static_cast<std::size_t>(j.size));
         for (auto const& [key, value] : store.all("rank/", static_cast<std::uint32_t>(j.size), until))
             addresses[static_cast<std::size_t>(detail::environment_number(
                 "a published rank", detail::printable(key.substr(5), 20), 0, j.size - 1, "a rank"))] =
@@ -268,7 +293,9 @@ namespace detail {
         mine.nonce = store.nonce();
         mine.host = framing.host;
         mine.early_bytes = options.early_bytes;
-        auto met = detail::tcp_mesh(mine, addresses, acceptor, store, options.times, between_ranks).connect();
+        mesh.emplace(mine, addresses, *acceptor, store, options.times, between_ranks).connect(met);
+        mesh.reset();
+        acceptor.reset();
         detail::memory_paths paths(j.rank, met, framing.host, in_memory);
         paths.exchange(store, j.size, until);
         store.stop_beating();
@@ -293,10 +320,13 @@ namespace detail {
             peers.push_back({c.rank, std::move(c.stream), a.who + ", " + detail::text_of(a.at),
                              between_ranks == nullptr && !c.same_host});  // a channel finds changed bytes itself
         }
-    } catch (rendezvous_error const& e) {
-        std::string const text = e.what();  // the others wait for us
-        std::string const told =
-            store.fail(text.substr(text.find(": ") + 2), monotonic_clock::now() + options.times.handshake);
+    } catch (std::exception const& e) {
+        error const* const ours = dynamic_cast<error const*>(&e);
+        std::string const text =  // the others wait for us
+            ours != nullptr ? detail::text_without_code(*ours)
+                            : detail::concat({"rank ", j.rank, " (", detail::this_process(),
+                                              ") failed while the job came together: ", std::string_view(e.what())});
+        std::string const told = store.fail(text, monotonic_clock::now() + options.times.handshake);
         if (told.empty()) throw;
         throw rendezvous_error(told);
     }
