@@ -2,14 +2,11 @@
 /// tcp_store_server: the small key-value store that rank 0 serves while the job comes together.
 #pragma once
 
-#include <fcntl.h>
 #include <poll.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -17,9 +14,9 @@
 #include <iterator>
 #include <list>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -61,8 +58,6 @@ public:
           came_(present_.size()) {
         boost::system::error_code ignored;
         acceptor_.non_blocking(true, ignored);
-        spare_ = ::fcntl(bell_.descriptor(), F_DUPFD_CLOEXEC, 0);
-        if (spare_ < 0) throw std::system_error(errno, std::generic_category(), "dup");
         thread_ = detail::start_thread("the thread of the rendezvous store", [this] { serve(); });
     }
     tcp_store_server(tcp_store_server const&) = delete;
@@ -72,7 +67,6 @@ public:
         stopping_ = true;
         bell_.ring();
         thread_.join();
-        if (spare_ >= 0) ::close(spare_);
     }
 
 private:
@@ -148,8 +142,8 @@ private:
     }
     /// No descriptor is left for the next rank: all are told so, by the one that was kept for this, one after the other.
     [[gnu::cold]] void no_room(int error) {
-        if (spare_ >= 0)
-            ::close(std::exchange(spare_, -1));
+        if (spare_)
+            spare_.reset();
         else
             full_until_ = monotonic_clock::now() + std::chrono::milliseconds(10);  // the socket stays readable
         if (failure_.empty())
@@ -357,7 +351,7 @@ private:
     time_point accused_at_ = {};
     time_point last_turn_ = monotonic_clock::now();
     doorbell bell_;
-    int spare_ = -1;  // a descriptor to close where no other is left
+    std::optional<doorbell> spare_{std::in_place};  // nobody rings it: a descriptor to close where no other is left
     time_point full_until_ = {};
     std::atomic<bool> stopping_{false};
     std::thread thread_;
