@@ -141,9 +141,18 @@ class Environment(unittest.TestCase):
         self.assertEqual([result.variables(rank)["OMP_NUM_THREADS"] for rank in (0, 1)], ["3", "3"])
 
     def test_names_of_torchrun(self):
-        for words in (["--nproc-per-node=2"], ["--nproc_per_node", "2", "--standalone"], ["-np", "2"], ["-n2"]):
+        for words in (["--nproc-per-node=2"], ["--nproc_per_node", "2", "--standalone"], ["-np", "2"], ["-n2"],
+                      ["--no-python", "--nproc-per-node=2"]):
             result = run(*words, *sh("echo WORLD_SIZE=$WORLD_SIZE"))
             self.assertEqual(result.variables(1), {"WORLD_SIZE": "2"}, words)
+
+    def test_times_of_the_library(self):
+        names = ("DDP_TIMEOUT_DEAD", "DDP_TIMEOUT_COLLECTIVE", "DDP_TIMEOUT_JOIN")
+        result = run("-n", "2", "--dead", "15", "--collective=600", "--join", "0.5", *sh("env"),
+                     env=environment(DDP_TIMEOUT_DEAD="4"))
+        self.assertEqual([[result.variables(rank).get(name) for name in names] for rank in (0, 1)], [["15", "600", "0.5"]] * 2)
+        result = run("-n", "1", "--join", "7", *sh("env"), env=environment(DDP_TIMEOUT_DEAD="4"))
+        self.assertEqual([result.variables(0).get(name) for name in names], ["4", None, "7"])
 
     def test_the_variables_of_kubeflows_torch_runtime(self):
         pet = environment(PET_NNODES="2", PET_NPROC_PER_NODE="2", PET_NODE_RANK="1", PET_MASTER_ADDR="192.0.2.1",
@@ -734,6 +743,30 @@ class Hosts(unittest.TestCase):
         self.assertEqual(len(found[0]["SECRET"]), 64)
         self.assertNotIn(found[0]["SECRET"], self.notes.note("agents"), "never in a list of processes")
 
+    def test_a_file_of_hosts(self):
+        path = os.path.join(self.notes.path, "hosts")
+
+        def launch(lines, *words):
+            with open(path, "w") as file:
+                file.write(lines)
+            return finish(start("--hostfile", path, "--launch-agent", self.agent, "--master-addr", "127.0.0.1", *words,
+                                env=self.notes.env()))
+        script = sh("echo HOST=$HOST LOCAL=$LOCAL_RANK DEAD=$DDP_TIMEOUT_DEAD")
+        result = launch("# of the job\n\n a slots=2  # the first\nb:1\nc\n a\n", "--dead", "9", *script)
+        self.assertEqual(result.code, 0, result.err)
+        self.assertEqual([result.lines(rank) for rank in range(5)],
+                         [[f"HOST={host} LOCAL={local} DEAD=9"] for host, local in
+                          (("a", 0), ("a", 1), ("a", 2), ("b", 0), ("c", 0))])
+        result = launch("a slots=2\nb slots=2\nc slots=2\n", "-n", "3", *script)
+        self.assertEqual([result.lines(rank)[0][:6] for rank in range(3)], ["HOST=a", "HOST=a", "HOST=b"])
+        for lines, expected in (("a slots=0\n", "slots takes an integer from 1 to 4096, not '0'"),
+                                ("a slots=two\n", "not 'two'"), ("a max_slots=2\n", "'max_slots=2' is not understood"),
+                                ("a:b\n", "the slots of host a"), ("-x slots=1\n", "'-x' is no host's name"),
+                                ("# nobody\n", "names no host")):
+            result = launch(lines, "true")
+            self.assertEqual(result.code, 2, lines)
+            self.assertIn(expected, result.err)
+
     def test_a_rank_that_fails_elsewhere_gives_the_exit_code(self):
         result = finish(self.start("a:2,b:2", "--grace", "0.3", *sh("[ $RANK != 3 ] || { echo why >&2; exit 7; }; sleep 60")))
         self.assertEqual(result.code, 7, result.err)
@@ -860,6 +893,9 @@ class CommandLine(unittest.TestCase):
                 (["--prefix", "some", "true"], "rank, others or none"),
                 (["--grace", "-1", "true"], "--grace takes seconds"),
                 (["--grace", "nan", "true"], "--grace takes seconds"),
+                (["--dead", "0", "true"], "--dead takes seconds from 0.01"),
+                (["--join", "1e3", "true"], "--join takes seconds"),
+                (["--collective", "nan", "true"], "--collective takes seconds"),
                 (["--master-port", "65536", "true"], "--master-port takes"),
                 (["--frobnicate", "true"], "unknown option --frobnicate"),
                 (["--verbose=2", "true"], "takes no value"),
@@ -886,7 +922,7 @@ class CommandLine(unittest.TestCase):
     def test_help_has_groups_and_fits_a_line(self):
         result = run("--help")
         self.assertEqual(result.code, 0)
-        self.assertLess(len(result.out.splitlines()), 60)
+        self.assertLess(len(result.out.splitlines()), 64)
         self.assertLessEqual(max(map(len, result.out.splitlines())), 80)
         for word in ("Ranks:", "-n,--np N", "--prefix", "--dry-run", "--nnodes M", "-H,--host LIST", "DDP_LISTEN_FD"):
             self.assertIn(word, result.out)

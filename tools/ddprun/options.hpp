@@ -102,6 +102,17 @@ inline prefix_mode parse_prefix(std::string_view text) {
     throw usage_problem("--prefix takes rank, others or none, not '" + std::string(text) + "'");
 }
 
+/// A time of the library's, as the variable that says it to all ranks (ddp/rendezvous/run.hpp).
+inline void carry_time(std::vector<std::string>& carried, std::string_view option, std::string const& variable,
+                       std::string const& text) {
+    if (text.empty()) return;
+    double value = 0;
+    auto const [end, code] = std::from_chars(text.data(), text.data() + text.size(), value, std::chars_format::fixed);
+    if (code != std::errc{} || end != text.data() + text.size() || !(value >= 0.01 && value <= 604800))
+        throw usage_problem(std::string(option) + " takes seconds from 0.01 to 604800 (a week), not '" + text + "'");
+    carried.push_back(variable + "=" + text);
+}
+
 /// "4", or torchrun's "4:4".
 inline int parse_nodes(std::string_view text) {
     auto const colon = text.find(':');
@@ -164,7 +175,7 @@ inline std::vector<host> read_hostfile(std::string const& path) {
 /// The command line as it stands, before anything is concluded from it.
 struct command_line {
     std::string n, nproc, nnodes, node_rank, master_addr, master_port, prefix, grace, bind, max_restarts, log_dir,
-        flight_dir, tee, redirects, hosts, hostfile, launch_agent;
+        flight_dir, tee, redirects, hosts, hostfile, launch_agent, dead, collective, join;
     std::vector<std::string> carried;
     bool standalone = false, no_python = false, verbose = false, dry_run = false, explain = false, version = false;
 };
@@ -199,6 +210,9 @@ inline void declare(CLI::App& app, command_line& to) {
     takes("--nproc-per-node", "N", to.nproc, "the same; with -H: on each host", "PET_NPROC_PER_NODE");
     takes("--bind", "cores|none", to.bind, "a rank on cores of its own, if there are enough");
     takes("--grace", "SECONDS", to.grace, "what the others get after a failure (2)");
+    takes("--dead", "SECONDS", to.dead, "a peer not heard of for so long is silent (3)");
+    takes("--collective", "SECONDS", to.collective, "how long a wait for a peer may take (120)");
+    takes("--join", "SECONDS", to.join, "how long the ranks may take to meet (30)");
     takes("--max-restarts", "N", to.max_restarts, "how often all are started again after a failure",
           "PET_MAX_RESTARTS");
     flag("--standalone", to.standalone, "one machine: the default");
@@ -362,6 +376,9 @@ inline void place(options& result, command_line const& line) {
     result.in_files = tee | only;
     result.shown = 3U & (~only | tee);
 
+    detail::carry_time(result.carried, "--dead", "DDP_TIMEOUT_DEAD", line.dead);
+    detail::carry_time(result.carried, "--collective", "DDP_TIMEOUT_COLLECTIVE", line.collective);
+    detail::carry_time(result.carried, "--join", "DDP_TIMEOUT_JOIN", line.join);
     if (result.command.empty() || result.command.front().empty()) throw usage_problem("no program to start");
     if (!line.hosts.empty() || !line.hostfile.empty()) {
         if (!line.hosts.empty() && !line.hostfile.empty()) throw usage_problem("-H and --hostfile: give one of them");
@@ -369,7 +386,7 @@ inline void place(options& result, command_line const& line) {
             throw usage_problem("-H and --hostfile contradict --nnodes, --standalone");
         result.hosts = line.hosts.empty() ? detail::read_hostfile(line.hostfile) : detail::parse_hosts(line.hosts);
         detail::place(result, line);
-        result.carried = line.carried;
+        result.carried.insert(result.carried.end(), line.carried.begin(), line.carried.end());
         std::istringstream agent(line.launch_agent);
         for (std::string word; agent >> word;) result.launch_agent.push_back(word);
         if (line.master_addr.empty()) result.master_addr.clear();
