@@ -308,6 +308,76 @@ TEST_CASE("another version is refused, with both versions", "[rendezvous][tcp]")
     CHECK(has(zero.get(), "version 99"));
 }
 
+TEST_CASE("however many ranks of another version come, the error stays short", "[rendezvous][tcp]") {
+    auto times = ddp::timing::for_tests();
+    times.join = 1500ms;
+    listener const at;
+    ddp::tcp_options rank0 = quick(times);
+    rank0.listen_descriptor = at.inherit();
+    auto zero = std::async(std::launch::async, outcome, job_of(0, 2, at.port), rank0);
+    ddp::detail::store_hello hello;
+    hello.version = 99;
+    hello.rank = 1;
+    hello.size = 2;
+    hello.who = std::string_view("\x1b[31mpid 1\n on elsewhere");
+    for (int i = 0; i < 2000; ++i) {
+        int const fd = dial(at.port);
+        REQUIRE(::send(fd, &hello, sizeof hello, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof hello));
+        ::close(fd);
+    }
+    std::string const text = zero.get();
+    CAPTURE(text);
+    CHECK(has(text, "version 99"));
+    CHECK(text.size() < 3000);
+    CHECK(text.find_first_of("\x1b\n") == std::string::npos);
+}
+
+TEST_CASE("a name that is loopback on this machine does not bring several hosts together", "[rendezvous][tcp]") {
+    using boost::asio::ip::make_address;
+    auto const said = [](std::string const& name, bool several, std::vector<std::string> const& addresses) {
+        ddp::job j = job_of(0, 4, 29500);
+        j.master_addr = name;
+        j.several_hosts = several;
+        j.source = "Slurm (SLURM_PROCID=0)";
+        std::vector<boost::asio::ip::address> at;
+        for (std::string const& one : addresses) at.push_back(make_address(one));
+        try {
+            ddp::detail::expect_reachable(j, at);
+        } catch (ddp::rendezvous_error const& e) {
+            return std::string(e.what());
+        }
+        return std::string();
+    };
+    for (std::string const name : {"node7", "node7.cluster"}) {
+        std::string const text = said(name, true, {"127.0.1.1", "::1"});
+        CAPTURE(text);
+        CHECK(has(text, "MASTER_ADDR \"" + name + "\" is 127.0.1.1 on host "));
+        CHECK(has(text, "/etc/hosts"));
+        CHECK(has(text, "Slurm (SLURM_PROCID=0)"));
+        CHECK(has(text, "Set MASTER_ADDR to the number"));
+    }
+    CHECK(said("node7", false, {"127.0.1.1"}) == "");
+    CHECK(said("node7", true, {"127.0.1.1", "192.0.2.7"}) == "");
+    CHECK(said("localhost", true, {"127.0.0.1"}) == "");  // advice says so, should they not meet
+    CHECK(said("127.0.1.1", true, {"127.0.1.1"}) == "");
+
+    // What the system makes of a name: no text of an address, but the same in the table of hosts.
+    ddp::job j = job_of(1, 4, 29500);
+    j.master_addr = "LocalHost";
+    j.several_hosts = true;
+    CHECK(has(outcome(j, quick()), "MASTER_ADDR \"LocalHost\" is "));
+}
+
+TEST_CASE("a job that a program makes itself does not ask the environment", "[rendezvous][tcp]") {
+    std::vector<std::pair<char const*, char const*>> const others = {
+        {"RANK", "7"}, {"WORLD_SIZE", "9"}, {"MASTER_ADDR", "192.0.2.1"}, {"MASTER_PORT", "1"}};
+    for (auto const& [name, value] : others) ::setenv(name, value, 1);
+    listener const at;
+    for (std::string const& text : outcomes({job_of(0, 2, at.port), job_of(1, 2, at.port)}, at, quick()))
+        CHECK(text == "");
+    for (auto const& [name, value] : others) ::unsetenv(name);
+}
+
 TEST_CASE("options that must agree are compared", "[rendezvous][tcp]") {
     listener const at;
     ddp::tcp_options one = quick();

@@ -51,6 +51,8 @@ struct tcp_options {
 namespace detail {
 /// Where rank 0 may listen: at the job's port; if that is the launcher's own, at the first of these that is free.
 [[nodiscard]] std::vector<std::uint16_t> master_ports(job const& j);
+/// Throws where a name for rank 0's host stands for this machine alone, though ranks run on others. `at`: its addresses.
+void expect_reachable(job const& j, std::vector<boost::asio::ip::address> const& at);
 /// See tcp_options::congestion. Throws rendezvous_error where the system refuses what was asked for.
 void choose_congestion_control(int fd, std::string const& wanted, bool same_host);
 }  // namespace detail

@@ -18,6 +18,7 @@ struct job {
     int size = 1;                           ///< how many processes there are
     int local_rank = 0;                     ///< among the ranks of this host
     int local_size = 1;                     ///< how many there are on this host
+    bool several_hosts = false;             ///< the launcher says that the ranks are on more than one
     std::string master_addr = "127.0.0.1";  ///< where rank 0 listens while the job comes together
     std::uint16_t master_port = 29500;      ///< the port there
     /// The launcher itself listens at master_port, as torchrun's agent does: rank 0 takes one of the next ports.
@@ -39,6 +40,9 @@ using environment_reader = function_ref<std::optional<std::string>(std::string c
 /// A whole decimal number in [least, most], or an error that names the variable, its value and what it should be.
 [[nodiscard]] int environment_number(std::string_view name, std::string_view text, int least, int most,
                                      std::string_view meaning);
+
+/// Whether the text of an address says that it is this machine's own.
+[[nodiscard]] bool is_loopback(std::string_view address);
 
 /// Whether RANK, WORLD_SIZE or their DDP_ forms are set, or MASTER_ADDR or MASTER_PORT without a process manager: what a
 /// program that has MPI too prefers to it.

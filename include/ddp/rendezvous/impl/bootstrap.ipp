@@ -87,6 +87,17 @@ namespace detail {
     return all;
 }
 
+[[gnu::cold]] DDP_DECL void expect_reachable(job const& j, std::vector<boost::asio::ip::address> const& at) {
+    if (!j.several_hosts || is_loopback(j.master_addr) || at.empty()) return;
+    for (boost::asio::ip::address const& one : at)
+        if (!one.is_loopback()) return;
+    throw rendezvous_error(concat(
+        {"MASTER_ADDR \"", j.master_addr, "\" is ", at.front().to_string(), " on host ", this_host_name(),
+         " (look at /etc/hosts there; Debian writes such a line for a host's own name), which other hosts cannot "
+         "reach, and this job has ranks on several: ",
+         j.source, ". Set MASTER_ADDR to the number of an address of rank 0's host that all reach"}));
+}
+
 /// Whether the secret is to be proved; else it is shown, or there is none. Throws where neither will do for who can reach
 /// these addresses.
 [[gnu::cold]] DDP_DECL bool must_prove(job const& j, std::vector<tcp_endpoint> const& at, job_secret const& secret,
@@ -233,6 +244,9 @@ namespace detail {
     std::pair<int, int> const ports = detail::port_range(options.ports);
     std::uint64_t const id = j.id.empty() ? 0 : digest{}.add(std::string_view(j.id)).value();
     std::vector<detail::tcp_endpoint> servers = detail::resolve_master(j);
+    std::vector<boost::asio::ip::address> addresses_of_0;
+    for (detail::tcp_endpoint const& one : servers) addresses_of_0.push_back(one.address());
+    detail::expect_reachable(j, addresses_of_0);
     job_secret secret = job_secret::from_environment();
     auto const is_local = [](detail::tcp_endpoint const& at) { return at.address().is_loopback(); };
     bool const local = std::all_of(servers.begin(), servers.end(), is_local);

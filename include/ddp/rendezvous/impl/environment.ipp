@@ -348,8 +348,8 @@ inline constexpr std::size_t torchrun_source = 1, slurm_source = 2;
         }
         if (slurm) hosts = slurm->hosts;
     }
-    bool const several = hosts > 1 || (claim.local_size && *claim.local_size < claim.size);
-    if (several && is_loopback(j.master_addr))
+    j.several_hosts = hosts > 1 || (claim.local_size && *claim.local_size < claim.size);
+    if (j.several_hosts && is_loopback(j.master_addr))
         j.advice = concat({"MASTER_ADDR is ", j.master_addr,
                            ", which every host takes for itself, but there seem to be several hosts (", claim.said,
                            "): set it to an address of rank 0's host that the others reach"});
