@@ -723,6 +723,41 @@ TEST_CASE("a silent peer becomes overdue; one that is only idle sends heartbeats
     REQUIRE(both.drive([&] { return !both[0].overdue_peer().has_value(); }));
 }
 
+/// How many bytes the far end has acknowledged is what the test says.
+struct acknowledging_stream : ddp::descriptor_stream {
+    acknowledging_stream(int fd, std::uint64_t const* count) : descriptor_stream(fd), acknowledged(count) {}
+    std::uint64_t const* acknowledged;
+    [[nodiscard]] std::uint64_t delivered() const noexcept { return *acknowledged; }
+};
+
+TEST_CASE("while the way to a silent peer is full, acknowledged bytes are a sign of its life", "[comm][framed]") {
+    framed_options options = quick();
+    options.times.heartbeat = 50ms;
+    options.times.dead = 400ms;
+    bool const full = GENERATE(true, false);
+    CAPTURE(full);
+    std::uint64_t acknowledged = 1000;
+    auto const [here, there] = connected();  // nobody reads or writes there
+    std::vector<framed_peer<acknowledging_stream>> peers;
+    peers.push_back({1, acknowledging_stream(here, &acknowledged)});
+    op large(full ? std::size_t{4} << 20 : 8);
+    ddp::framed<acknowledging_stream> slow(0, 2, std::move(peers), options);
+    send(slow, 1, tagged(1), large);
+
+    auto const moves = ddp::monotonic_clock::now() + 3 * options.times.dead;
+    bool overdue = false;
+    while (!overdue && ddp::monotonic_clock::now() < moves) {
+        ++acknowledged;
+        slow.progress(ddp::monotonic_clock::now() + 20ms);
+        overdue = slow.overdue_peer().has_value();
+    }
+    CHECK(overdue == !full);  // the kernel of a stopped process acknowledges as well, until its buffer is full
+    auto const stops = ddp::monotonic_clock::now();
+    REQUIRE(drive(slow, [&] { return slow.overdue_peer().has_value(); }));
+    CHECK(ddp::monotonic_clock::now() - stops < 3 * options.times.dead);
+    ::close(there);
+}
+
 TEST_CASE("ranks that slept together accuse nobody", "[comm][framed]") {
     pair_of both;
     both.settle();
