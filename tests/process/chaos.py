@@ -58,6 +58,7 @@ MESSAGES = (("share=0",), ("algorithm=ring",), ("update=sharded", "share=0"), ("
             ("algorithm=direct",), ("algorithm=naive",))
 WAYS = MESSAGES + ((), (), ("update=replicated",), ("update=sharded",))  # and in memory that ranks share
 OWN_CODE = ("construct", "bind", "forward", "backward", "between", "end", "reduced")  # a rank runs its own code
+STEPPING = ("stepping",)  # it writes new values, with shared memory into the other ranks' replicas as well
 INSIDE = ("waiting", "barrier", "allreduce", "broadcast")  # it waits for others in a call
 BEFORE_OR_AFTER = ("construct", "bind", "end")  # no step's number
 
@@ -77,7 +78,7 @@ class Plan:
     well: bool = False  # the job must end well instead
     thawed: int | None = None  # a stopped rank that says the same when it is continued
     frozen: int | None = None  # a rank that stays stopped and is killed in the end
-    apart: bool = False  # ranks take each other for ranks of other hosts
+    a_host: int = 0  # so many ranks take each other for ranks of one host, and all others for ranks of other hosts
     proxied: bool = False
     links: dict = dataclasses.field(default_factory=dict)  # what the proxy does to all links from the start: see Link.set
     inproc: bool = False  # ranks are threads
@@ -127,8 +128,18 @@ def without(size, *ranks):
 # Rows: what is injected. Each makes a Plan of a generator of random numbers and the number of ranks; None: the row needs more
 # ranks.
 
+def on_hosts(make):
+    """Some of the jobs that have room for it are of two hosts, one or both with two ranks, which share memory there."""
+    def plan(draw, size):
+        made = make(draw, size)
+        if size > 2 and not made.inproc and draw.random() < 0.4:
+            made = dataclasses.replace(made, words=draw.choice(SHAPES) + draw.choice(((), ("update=sharded",))), a_host=2)
+        return made
+    return plan
+
+
 def kill(draw, size, rank):
-    phase, step = drawn_place(draw, OWN_CODE + INSIDE)
+    phase, step = drawn_place(draw, OWN_CODE + INSIDE + STEPPING)
     return Plan(size, drawn_words(draw), (f"{rank}:kill:{phase}:{step}",), verdicts=((without(size, rank), gone(rank)),))
 
 
@@ -186,7 +197,7 @@ def row_15(draw, size):
 
 def row_18(draw, size):
     rank = draw.randrange(size)
-    phase, step = drawn_place(draw, ("bind", "forward", "backward", "reduced", "between", *INSIDE))
+    phase, step = drawn_place(draw, ("bind", "forward", "backward", "reduced", "between", *STEPPING, *INSIDE))
     thaws = draw.random() < 0.5
     length = f":{int(1000 * DEAD / SCALE) + 1500}" if thaws else ""
     return Plan(size, drawn_words(draw), (f"{rank}:stop:{phase}:{step}{length}",), bound=DEAD + SOON,
@@ -247,6 +258,14 @@ def row_23(draw, size):
     rate = draw.choice((1.25e6, 1.25e5))
     small = ("tensors=4", "elements=800", "bucket=4096")
     return Plan(size, small + draw.choice(MESSAGES), steps="steps=20", links={"rate": rate / SCALE}, proxied=True, well=True)
+
+
+def row_23_gradients(draw, size):
+    """2 MB of gradients, default times: what a connection carries is not heard from the other end for seconds."""
+    if size < 3:
+        return None
+    return Plan(size, ("tensors=3", "elements=170000") + draw.choice((("share=0",), ("update=sharded", "share=0"))),
+                steps="steps=1", more=("times=default",), links={"rate": 1.25e5 / SCALE}, proxied=True, well=True)
 
 
 def drawn_link(draw, size):
@@ -333,6 +352,9 @@ def row_28(draw, size):
                 proxy.link(a, b).silence()
 
     def said(away):
+        if len(away) > 1:  # a lone rank may have died instead
+            return (r"^DDP-E20[23] .*rank [" + "".join(map(str, away)) + r"]\b.*(is gone|has sent nothing.* Nothing came from "
+                    r"ranks? \d.*, the network is partitioned)")
         return r"^DDP-E20[23] .*rank [" + "".join(map(str, away)) + r"]\b.*(has sent nothing|is gone)"
     return harmed(draw, size, harm, ((tuple(side), said(other)), (other, said(side))), DEAD + 1.0 * SCALE)
 
@@ -401,7 +423,7 @@ def row_33(draw, size):
 
     def harm(proxy):
         proxy.link(a, b).way(writer).plan(Harm(kind, bit=bit), after)
-    return harmed(draw, size, harm, corrupt(size, a, b), SOON, apart=True)
+    return harmed(draw, size, harm, corrupt(size, a, b), SOON, a_host=1)
 
 
 def row_34(draw, size):
@@ -419,7 +441,7 @@ def row_34(draw, size):
         verdicts = whom_it_concerns(size, a, b, "E20[27]", "")
     # What is left out is noticed when as many bytes have followed; on a quiet link these are heartbeats.
     bound = SOON + (0.05 * SCALE * count / 64 if kind == "drop" else 0)
-    return harmed(draw, size, harm, verdicts, bound, apart=True)
+    return harmed(draw, size, harm, verdicts, bound, a_host=1)
 
 
 def over_mpi(make, **change):
@@ -452,19 +474,20 @@ class Row:
     share: float = 1.0  # of the injections that are asked for
 
 
-ROWS = [Row("10", "a rank other than 0 is killed", row_10),
-        Row("11", "rank 0 is killed", row_11),
+ROWS = [Row("10", "a rank other than 0 is killed", on_hosts(row_10)),
+        Row("11", "rank 0 is killed", on_hosts(row_11)),
         Row("12", "two or three ranks are killed, together or one after another", row_12),
-        Row("13", "a rank throws", row_13),
-        Row("14", "a rank crashes, aborts, or has no memory left", row_14),
+        Row("13", "a rank throws", on_hosts(row_13)),
+        Row("14", "a rank crashes, aborts, or has no memory left", on_hosts(row_14)),
         Row("15", "a rank returns early, or exits", row_15),
-        Row("18", "a rank stops for longer than `dead` (1.5 s)", row_18, 4),
+        Row("18", "a rank stops for longer than `dead` (1.5 s)", on_hosts(row_18), 4),
         Row("18d", "the same with default times (3 s)", row_18_default, 4, 0.1),
-        Row("19", "a rank stops for less than `dead`", row_19, 2),
+        Row("19", "a rank stops for less than `dead`", on_hosts(row_19), 2),
         Row("20", "all ranks stop together", row_20, 4, 0.25),
-        Row("21", "a rank is stuck in its own code (`collective`: 0.6 s)", row_21, 2),
+        Row("21", "a rank is stuck in its own code (`collective`: 0.6 s)", on_hosts(row_21), 2),
         Row("22", "ranks do different things", row_22),
         Row("23", "all connections are slow (10 and 1 Mbit/s)", row_23, 2, 0.25),
+        Row("23g", "2 MB of gradients at 1 Mbit/s, default times", row_23_gradients, 2, 0.05),
         Row("25", "a peer reads slowly, or for a while nothing", row_25, 3, 0.5),
         Row("26", "a connection carries nothing any more", row_26, 4),
         Row("26d", "the same with default times", row_26_default, 4, 0.1),
@@ -480,6 +503,7 @@ ROWS = [Row("10", "a rank other than 0 is killed", row_10),
         Row("13m", "over MPI a rank throws", over_mpi(row_13), 1, 0.25),
         Row("18m", "over MPI a rank stops for good (`collective`: 0.6 s)",
             over_mpi(row_18_mpi, bound=2.2 * SCALE + SOON), 1, 0.25),
+        Row("19m", "over MPI a rank stops for less than `dead`", over_mpi(row_19), 1, 0.25),
         Row("21m", "over MPI a rank is stuck in its own code (`collective`: 0.6 s)",
             over_mpi(row_21, bound=1.2 * SCALE + SOON), 1, 0.25),
         Row("22m", "over MPI ranks do different things", over_mpi(row_22), 1, 0.25)]
@@ -613,7 +637,7 @@ def inject(plan):
     """Seconds until the last rank threw; None where the job ended well, as it should."""
     with tempfile.TemporaryDirectory(prefix="chaos") as scratch:
         variables = {"TMPDIR": scratch}
-        if plan.proxied or zlib.crc32(" ".join(plan.words + plan.faults).encode()) % 3 == 0:
+        if plan.proxied or plan.a_host != 2 and zlib.crc32(" ".join(plan.words + plan.faults).encode()) % 3 == 0:
             variables["DDP_SHARE_MEMORY"] = "0"  # the proxy is to see the bytes; of the others, a third
         if plan.tracer:  # leaks cannot be looked for under ptrace
             variables["ASAN_OPTIONS"] = os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"
@@ -629,7 +653,7 @@ def inject(plan):
             variables.update({"RANK": None, "WORLD_SIZE": None, "MASTER_ADDR": None, "MASTER_PORT": None})
             size = 1
         def with_host(rank):
-            return {**variables, "DDP_HOST": f"host{rank}"} if plan.apart else variables
+            return {**variables, "DDP_HOST": f"host{rank // plan.a_host}"} if plan.a_host else variables
 
         with Job(size, started, with_host, without=range(size)) as job:
             proxy = Proxy(owner_finder(job), plan.links) if plan.proxied else None

@@ -10,17 +10,17 @@ import chaos
 from jobs import SCALE
 
 SEED = int(os.environ.get("DDP_TEST_SEED", "1"))
-SIZES = (3, 2, 4)
+SIZES = (4, 3, 2), (4, 2, 3)  # the rows take turns: every one is seen with four ranks, and with two or three
 TRIES = 3  # a measured time may be the machine's fault; what was said may not
 EACH = 4 if SCALE == 1 else 1  # injections of a row; sanitizers look for other things
 
 
 class Sample(unittest.TestCase):
     def sample(self, *numbers, each=EACH):
-        for row in chaos.ROWS:
+        for place, row in enumerate(chaos.ROWS):
             if row.number not in numbers:
                 continue
-            cases = chaos.cases_of(row, SIZES, SEED, max(1, round(each / row.share)))
+            cases = chaos.cases_of(row, SIZES[(place + SEED) % len(SIZES)], SEED, max(1, round(each / row.share)))
             for result in chaos.run_cases(row, cases, SEED, lanes=4):
                 tries = 1
                 while result["late"] and not result["wrong"] and tries < TRIES:
@@ -55,7 +55,7 @@ class Sample(unittest.TestCase):
 
     @unittest.skipUnless(os.path.exists(chaos.FAULT_PROGRAM_MPI) and SCALE == 1, "no MPI here, or a sanitizer")
     def test_over_mpi(self):
-        self.sample("10m", "13m", "18m", "21m", "22m", each=1)
+        self.sample("10m", "13m", "18m", "19m", "21m", "22m", each=1)
 
 
 class Strangers(unittest.TestCase):
@@ -68,7 +68,7 @@ class Strangers(unittest.TestCase):
 class Repeatable(unittest.TestCase):
     def test_the_seed_decides_everything_that_is_drawn(self):
         for row in chaos.ROWS:
-            for size in SIZES:
+            for size in sorted(SIZES[0]):
                 plans = [chaos.plan_of(row, size, SEED, 3) for _ in range(2)]
                 shown = [plan and (plan.words, plan.faults, plan.steps, plan.more, plan.verdicts) for plan in plans]
                 self.assertEqual(shown[0], shown[1])

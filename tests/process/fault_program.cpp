@@ -3,7 +3,8 @@
 //   fault_program steps=6 tensors=8 elements=20000 fault=1:kill:backward:3 [fault=…] [name=value …]
 //
 // fault=RANK:KIND:PHASE:STEP[:MILLISECONDS]. Phases: construct, bind, forward, backward (between two reports), reduced (an
-// observer's event), waiting (inside the step, while the next rank is late), between (two steps), barrier, allreduce,
+// observer's event), stepping (when the optimizer is about to step its second range: in memory that ranks share, values
+// of the first stand in the other ranks' replicas already), waiting (inside the step, while the next rank is late), between (two steps), barrier, allreduce,
 // broadcast (inside, while the next rank is late), end (after the last step). Kinds: see misbehave().
 //
 // Prints, with times of the monotonic clock that all processes share, in nanoseconds:
@@ -29,7 +30,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
+#include <concepts>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -42,6 +45,7 @@
 #endif
 #include <map>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -193,9 +197,17 @@ public:
     void announce() const { say("fault rank=" + std::to_string(rank_) + " at=" + std::to_string(now_ns())); }
 
     void at(std::string const& phase, std::uint64_t step) {
+        if (phase == "forward") {
+            ranges_ = 0;
+            step_ = step;
+        }
         for (fault const& f : with_.faults)
             if (f.phase == phase && f.step == step && f.rank == rank_) misbehave(f);
         since_ = now_ns();
+    }
+    // Of every range that the optimizer steps.
+    void stepping() {
+        if (++ranges_ == 2) at("stepping", step_);
     }
     // Inside a blocking call: the rank enters it and is struck there, for the next rank comes 200 ms late.
     void within(std::string const& phase, std::uint64_t step) {
@@ -259,6 +271,8 @@ private:
     settings const& with_;
     int rank_, size_;
     std::int64_t since_ = now_ns();
+    std::uint64_t step_ = 0;
+    std::atomic<int> ranges_{0};
 };
 
 struct samples {
@@ -346,6 +360,16 @@ private:
     bool listed_ = false;
 };
 
+struct struck_sgd : ddp::sgd {
+    trouble* ill = nullptr;
+    template <std::floating_point E>
+    void step(ddp::step_info const& at, std::span<E const> gradient, std::span<E> value,
+              ddp::slot_spans<E> slots) const {
+        ill->stepping();
+        ddp::sgd::step(at, gradient, value, slots);
+    }
+};
+
 struct watcher {
     trouble* ill;
     void on(ddp::bucket_reduced const& event) const {
@@ -407,7 +431,7 @@ void train(settings const& with, Comm& comm, trouble& ill) {
     float const rate = ill.due("rate", "construct", 0) != nullptr ? 0.2f : 0.1f;
     if (rate != 0.1f || ill.due("model", "construct", 0) != nullptr) ill.announce();
     ddp::data_parallel trainer{model,
-                               ddp::sgd{.lr = rate},
+                               struck_sgd{{.lr = rate}, &ill},
                                comm,
                                options,
                                ddp::any_allreduce::parse(with.algorithm),
