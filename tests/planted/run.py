@@ -170,7 +170,7 @@ def main():
     words.add_argument("--only", default="", help="a regular expression of patches' names")
     words.add_argument("--build-dir", type=pathlib.Path, default=SOURCE / "build" / "planted", help="for copies and builds")
     words.add_argument("--json", type=pathlib.Path, help="a file for the results, written after every patch")
-    words.add_argument("--check", action="store_true", help="only see whether all patches apply")
+    words.add_argument("--check", action="store_true", help="only see whether all patches apply, and have a row in README.md")
     with_ = words.parse_args()
     patches = [Patch(path) for path in sorted(HERE.glob("*.patch")) if re.search(with_.only, path.stem)]
     if not patches:
@@ -179,7 +179,11 @@ def main():
         bad = [p.name for p in patches
                if subprocess.run(["git", "apply", "--check", "-"], cwd=SOURCE, input=p.text, text=True, check=False).returncode]
         print(f"{len(patches) - len(bad)} of {len(patches)} apply" + "".join(f"\n  not {name}" for name in bad))
-        return 1 if bad else 0
+        rows = re.findall(r"^\| (\d{3}) \|", (HERE / "README.md").read_text(), re.MULTILINE)
+        unlisted = [p.name for p in patches if p.name[:3] not in rows]
+        if unlisted:
+            print("no row in README.md: " + ", ".join(unlisted))
+        return 1 if bad or unlisted else 0
 
     jobs = max(1, min(with_.jobs, len(patches)))
     share = -(-len(patches) // jobs)
