@@ -87,6 +87,7 @@ TEST_CASE("torchrun's variables say that its agent has the port, and where all r
     CHECK(job->id == "a-b/2");
     CHECK(job->port_is_launchers);
     CHECK(job->master_addr == "10.0.0.1");  // two hosts
+    CHECK(job->several_hosts);
     all["TORCHELASTIC_USE_AGENT_STORE"] = "False";
     all["LOCAL_WORLD_SIZE"] = "4";
     job = ddp::job_from_environment(getter(all));
@@ -100,6 +101,7 @@ TEST_CASE("srun alone is enough: rank, size, place on the host, meeting point an
     CHECK((job->rank == 2 && job->size == 5));
     CHECK((job->local_rank == 0 && job->local_size == 2));
     CHECK(job->master_addr == "node08");
+    CHECK(job->several_hosts);
     CHECK(job->id == "4711.3");
     CHECK(job->source.find("Slurm (SLURM_PROCID=2") == 0);
     CHECK(job->advice.find("node08") != std::string::npos);
@@ -116,6 +118,7 @@ TEST_CASE("srun alone is enough: rank, size, place on the host, meeting point an
                                  {"SLURM_NTASKS", "40"}});
     job = ddp::job_from_environment(getter(one));
     CHECK((job->master_addr == "127.0.0.1" && job->local_size == 5 && job->local_rank == 2 && job->advice.empty()));
+    CHECK_FALSE(job->several_hosts);
     job = ddp::job_from_environment(getter(plus(slurm, {{"MASTER_ADDR", "10.1.1.1"}})));
     CHECK((job->master_addr == "10.1.1.1" && job->master_port == port));
     job = ddp::job_from_environment(getter(plus(slurm, {{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "4000"}})));
