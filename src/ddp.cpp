@@ -40,6 +40,8 @@
 #include <ddp/rendezvous/impl/job_secret.ipp>
 #include <ddp/rendezvous/impl/run.ipp>
 #include <ddp/rendezvous/impl/slurm_node_list.ipp>
+#include <ddp/strategy/local_step.hpp>
+#include <ddp/strategy/meetings.hpp>
 #include <ddp/train/impl/bucket.ipp>
 #include <ddp/train/impl/frozen.ipp>
 #include <ddp/train/impl/nonfinite.ipp>

@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -25,9 +26,12 @@
 #include <ddp/checkpoint/checkpoints.hpp>
 #include <ddp/optim/any_optimizer.hpp>
 #include <ddp/train/data_parallel.hpp>
+#include <ddp/transport/inproc.hpp>
 
 #include "support/catch.hpp"
+#include "support/counting_transport.hpp"
 #include "support/on_ranks.hpp"
+#include "support/on_threads.hpp"
 #include "support/ranks.hpp"
 #include "train/patience.hpp"
 #include "train/scripted_model.hpp"
@@ -212,6 +216,15 @@ void compare(std::vector<ending> const& got, std::vector<numbers_of> const& expe
             REQUIRE(std::abs(got[r].values[i] - expected[r][i]) < 1e-10);
     }
 }
+/// The other transport gives the same bits.
+template <class Strategy>
+void repeat_elsewhere(bool tcp, int ranks, Strategy const& strategy, any_optimizer const& optimizer,
+                      std::vector<ending> const& got) {
+    if (ranks != 3) return;
+    auto const again =
+        ranks_over(!tcp, ranks, [&](auto& comm) { return train_on(comm, strategy, optimizer); }, patient());
+    for (std::size_t r = 0; r < got.size(); ++r) REQUIRE(again[r].values == got[r].values);
+}
 std::vector<std::pair<std::string, any_optimizer>> two_optimizers() {
     return {{"sgd", sgd{.lr = 0.05, .momentum = 0.9}}, {"adamw", adamw{.lr = 0.01, .weight_decay = 0.1}}};
 }
@@ -228,6 +241,7 @@ TEST_CASE("local SGD, with warm-up and without, is what plain loops give", "[str
                 tcp, ranks, [&, &by = optimizer](auto& comm) { return train_on(comm, any_strategy(strategy), by); },
                 patient());
             for (ending const& one : got) REQUIRE(one.after_meetings == got[0].after_meetings);
+            repeat_elsewhere(tcp, ranks, any_strategy(strategy), optimizer, got);
             std::size_t meetings = 0;
             auto const expected = simulate(
                 ranks, optimizer, [&](std::size_t s) { return s <= warm_up || (s - warm_up) % 4 == 0; },
@@ -255,6 +269,7 @@ TEST_CASE("DiLoCo and slow momentum are what the papers' pseudo-code gives", "[s
             auto const got = ranks_over(
                 tcp, ranks, [&, &by = optimizer](auto& comm) { return train_on(comm, any_strategy(strategy), by); },
                 patient());
+            repeat_elsewhere(tcp, ranks, strategy, optimizer, got);
             numbers_of anchor, momentum;
             double const base = optimizer.learning_rate();
             task_data<double> const data(in, out, 64);
@@ -297,6 +312,7 @@ TEST_CASE("elastic averaging and gossip are what plain loops give", "[strategy]"
                         : strategy_of<false>(gossip{.graph = gossip_graph::exponential, .period = 1});
         auto const got =
             ranks_over(tcp, ranks, [&](auto& comm) { return train_on(comm, strategy, optimizer); }, patient());
+        repeat_elsewhere(tcp, ranks, strategy, optimizer, got);
         task_data<double> const data(in, out, 64);
         tanh_mlp<double> start(in, hidden, out, 1);
         numbers_of centre = flat(start.parameters());
@@ -437,41 +453,68 @@ TEST_CASE("a rank is ahead of the slowest by as many steps as it may, and what i
 }
 
 TEST_CASE("groups meet more often than all ranks", "[strategy]") {
-    auto const got = run_ranks(
-        6,
-        [&](auto& comm) {
-            communicator<> const pair = comm.split(comm.rank() / 2);
-            return train_on(comm, any_strategy(hierarchical_averaging<>{.inner = pair, .inner_period = 2, .period = 6}),
-                            two_optimizers()[0].second);
-        },
-        patient());
-    numbers_of since_group(6);
-    std::vector<numbers_of> seen;
-    numbers_of before(6);
-    auto const expected = simulate(
-        6, two_optimizers()[0].second, [](std::size_t s) { return s % 2 == 0; },
-        [&](auto& values, numbers_of& since, std::size_t step, double) {
-            // since: samples after the last meeting of all; before: those of them that the last meeting of the group knew.
-            if (step % 6 == 0) {
-                if (total(since) != 0) {
-                    numbers_of const mean = mean_of(values, everybody(6), since);
-                    for (auto& one : values) one = mean;
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    std::size_t const count = static_cast<std::size_t>(ranks);
+    for (auto const& [name, optimizer] : two_optimizers()) {
+        CAPTURE(ranks, tcp, name);
+        auto const train = [&by = optimizer](auto& comm) {  // pairs; of an odd number of ranks the last is alone
+            return train_on(comm,
+                            any_strategy(hierarchical_averaging<>{
+                                .inner = comm.split(comm.rank() / 2), .inner_period = 2, .period = 6}),
+                            by);
+        };
+        auto const got = ranks_over(tcp, ranks, train, patient());
+        numbers_of before(count);
+        auto const expected = simulate(
+            ranks, optimizer, [](std::size_t s) { return s % 2 == 0; },
+            [&](auto& values, numbers_of& since, std::size_t step, double) {
+                // since: samples after the last meeting of all; before: those of them that the last meeting of the group knew.
+                if (step % 6 == 0) {
+                    if (total(since) != 0) {
+                        numbers_of const mean = mean_of(values, everybody(count), since);
+                        for (auto& one : values) one = mean;
+                    }
+                    std::fill(since.begin(), since.end(), 0.0);
+                    std::fill(before.begin(), before.end(), 0.0);
+                    return;
                 }
-                std::fill(since.begin(), since.end(), 0.0);
-                std::fill(before.begin(), before.end(), 0.0);
-                return;
-            }
-            numbers_of lately(6);
-            for (std::size_t r = 0; r < 6; ++r) lately[r] = since[r] - before[r];
-            for (std::size_t r = 0; r < 6; r += 2)
-                if (lately[r] + lately[r + 1] != 0) {
-                    numbers_of const mean = mean_of(values, {r, r + 1}, lately);
-                    values[r] = values[r + 1] = mean;
-                }
-            before = since;
-        },
-        got[0].steps);
-    compare(got, expected);
+                numbers_of lately(count);
+                for (std::size_t r = 0; r < count; ++r) lately[r] = since[r] - before[r];
+                for (std::size_t r = 0; r + 1 < count; r += 2)
+                    if (lately[r] + lately[r + 1] != 0) {
+                        numbers_of const mean = mean_of(values, {r, r + 1}, lately);
+                        values[r] = values[r + 1] = mean;
+                    }
+                before = since;
+            },
+            got[0].steps);
+        compare(got, expected);
+        if (ranks != 3) continue;
+        auto const again = ranks_over(!tcp, ranks, train, patient());
+        for (std::size_t r = 0; r < count; ++r) REQUIRE(again[r].values == got[r].values);
+    }
+}
+
+TEST_CASE("strategies in a group of ranks, in an order of its own, give the bits of as many ranks alone",
+          "[strategy]") {
+    auto const alike = [](auto const& strategy) {
+        any_optimizer const optimizer = two_optimizers()[1].second;
+        auto const alone = run_ranks(3, [&](auto& comm) { return train_on(comm, strategy, optimizer); }, patient());
+        auto const within = run_ranks(
+            4,
+            [&](auto& world) {
+                std::optional<communicator<>> group = world.subgroup({2, 0, 3});
+                return group ? train_on(*group, strategy, optimizer) : ending{};
+            },
+            patient());
+        for (ending const& one : within) REQUIRE(one.wrong == "");
+        std::size_t r = 0;
+        for (std::size_t const world_rank : {2u, 0u, 3u}) REQUIRE(within[world_rank].values == alone[r++].values);
+        REQUIRE(alone[0].values != alone[1].values);
+    };
+    alike(strategy_of<false>(gossip{.graph = gossip_graph::ring, .period = 2}));
+    alike(strategy_of<false>(gossip{.period = 1}));
+    alike(strategy_of<false>(elastic_averaging{.period = 3}));
 }
 
 TEST_CASE("where ranks meet after each step, local SGD is data-parallel training; alone, it has its bits",
@@ -511,27 +554,37 @@ TEST_CASE("where ranks meet after each step, local SGD is data-parallel training
     for (double const worst : differences) REQUIRE((ranks == 1 ? worst == 0 : worst < 1e-13));
 }
 
-TEST_CASE("a meeting sends what its strategy says", "[strategy]") {
-    constexpr std::size_t ranks = 4, count = 65536, values = count * sizeof(double);
+TEST_CASE("a meeting sends what its strategy says, counted where messages are posted", "[strategy]") {
+    std::size_t const ranks = GENERATE(2u, 3u, 4u);
+    CAPTURE(ranks);
+    constexpr std::size_t count = 12 * 4096, values = count * sizeof(double);
     constexpr auto ticket = [](std::size_t among) { return 5 * sizeof(std::uint64_t) * (among - 1); };
     constexpr auto allreduce = [](std::size_t among) { return 2 * values * (among - 1) / among; };
-    auto const sent_by = [](auto make, std::uint64_t meets) {
-        return run_ranks(
-            static_cast<int>(ranks),
-            [&](auto& comm) {
-                auto const strategy = make(comm);
-                scripted_model<> net({{"a", {count}}});
-                local_parallel trainer{net, any_optimizer(sgd{.lr = 1}), comm, strategy};
-                std::uint64_t before = 0, sent = 0;
-                for (std::uint64_t step = 1; step <= meets; ++step) {
-                    expect(sent == 0, "nothing is sent");
-                    before = comm.bytes_sent();
-                    trainer.step(numbers{{static_cast<double>(step)}});
-                    sent = comm.bytes_sent() - before;
-                }
-                return static_cast<std::size_t>(sent);
-            },
-            patient());
+    auto const counted = [&](auto const& body) {
+        auto const world = inproc_world::create(static_cast<int>(ranks));
+        return on_threads(static_cast<int>(ranks), [&](int rank) {
+            auto counting = std::make_unique<counting_transport<inproc_transport>>(world->connect(rank));
+            auto& posted = *counting;
+            communicator<> comm = any_communicator(std::move(counting), patient());
+            return body(comm, posted);
+        });
+    };
+    auto const sent_by = [&](auto make, std::uint64_t meets) {
+        return counted([&](communicator<>& comm, auto& posted) {
+            auto const strategy = make(comm);
+            scripted_model<> net({{"a", {count}}});
+            local_parallel trainer{net, any_optimizer(sgd{.lr = 1}), comm, strategy};
+            std::size_t sent = 0;
+            for (std::uint64_t step = 1; step <= meets; ++step) {
+                std::uint64_t const before = comm.bytes_sent();
+                posted.take_sent();
+                trainer.step(numbers{{static_cast<double>(step)}});
+                sent = posted.take_sent().bytes;
+                expect(sent == comm.bytes_sent() - before, "bytes_sent() says another number");
+                expect(sent == 0 || step == meets || step == 2, "sent out of turn");
+            }
+            return sent;
+        });
     };
     auto const all_send = [&](std::size_t expected, auto make, std::uint64_t meets = 2) {
         for (std::size_t const bytes : sent_by(make, meets)) REQUIRE(bytes == expected);
@@ -542,28 +595,116 @@ TEST_CASE("a meeting sends what its strategy says", "[strategy]") {
     all_send(among_all, [](auto&) { return any_strategy(diloco{.period = 2}); });
     all_send(among_all, [](auto&) { return any_strategy(slow_momentum{.period = 2}); });
     all_send(among_all, [](auto&) { return strategy_of<false>(elastic_averaging{.period = 2}); });
-    all_send(ticket(2) + allreduce(2), [](auto& comm) {
+    auto const pairs = [](auto& comm) {
         return any_strategy(hierarchical_averaging<>{
             .inner = comm.split(comm.rank() / 2, comm.rank()), .inner_period = 2, .period = 4});
-    });
+    };
+    auto const in_pairs = sent_by(pairs, 2);
+    for (std::size_t r = 0; r < ranks; ++r)
+        REQUIRE(in_pairs[r] == (r == 2 && ranks == 3 ? 0 : ticket(2) + allreduce(2)));
+    all_send(among_all, pairs, 4);
     all_send(ticket(ranks) + values, [](auto&) { return strategy_of<false>(gossip{.period = 2}); });
-    all_send(ticket(ranks) + 2 * values,
+    all_send(ticket(ranks) + (ranks > 2 ? 2 : 1) * values,
              [](auto&) { return strategy_of<false>(gossip{.graph = gossip_graph::ring, .period = 2}); });
 
-    auto const late = run_ranks(
-        static_cast<int>(ranks),
-        [&](auto& comm) {  // an allreduce in each step, all of them done at the end
+    auto const late =
+        counted([&](communicator<>& comm, auto& posted) {  // an allreduce in each step, all done at the end
             scripted_model<> net({{"a", {count}}});
             local_parallel trainer{net, any_optimizer(sgd{.lr = 1}), comm, stale_synchronous{.staleness = 2}};
             std::uint64_t const before = comm.bytes_sent();
+            posted.take_sent();
             for (int step = 1; step <= 5; ++step) trainer.step(numbers{{static_cast<double>(step)}});
             trainer.synchronise();
-            return static_cast<std::size_t>(comm.bytes_sent() - before);
-        },
-        patient());
+            std::size_t const sent = posted.take_sent().bytes;
+            expect(sent == comm.bytes_sent() - before, "bytes_sent() says another number");
+            return sent;
+        });
     std::size_t all = 0;  // slices are not equal; the weight and two signals travel along
     for (std::size_t const bytes : late) all += bytes;
     REQUIRE(all == ranks * ticket(ranks) + 5 * 2 * (ranks - 1) * (values + 3 * sizeof(double)));
+}
+
+TEST_CASE("what is frozen is neither stepped nor sent, and the rest is trained as if it were alone", "[strategy]") {
+    auto const alike = [](auto const& make) {
+        auto const wrong = run_ranks(
+            3,
+            [&](auto& comm) {
+                scripted_model<> all({{"a", {5}}, {"b", {8}}, {"c", {}}}, 0.1), alone({{"b", {8}}}, 0.1);
+                all.leaves_out = [](std::size_t i) { return i == 0; };
+                local_options const how{.clip = clip_by_global_norm{.max_norm = 2.0}};
+                local_options frozen = how;
+                frozen.frozen = {"a", "[c]", "c"};
+                std::string const refused =
+                    thrown_by([&] { local_parallel trainer{all, any_optimizer(adamw{}), comm, make(comm), frozen}; });
+                expect(refused.find("local_options.frozen: no parameter's name fits '[c]'") != refused.npos, "refused");
+                frozen.frozen = {"a", "c"};
+                local_parallel one{all, any_optimizer(adamw{.lr = 0.1}), comm, make(comm), frozen};
+                local_parallel other{alone, any_optimizer(adamw{.lr = 0.1}), comm, make(comm), how};
+                std::uint64_t const at_first = comm.bytes_sent();
+                for (int step = 0; step < 7; ++step)  // b's gradient is twice the mean in the first, once in the second
+                    one.step(numbers{{0.5 * comm.rank() - step}});
+                one.synchronise();
+                std::uint64_t const then = comm.bytes_sent();
+                for (int step = 0; step < 7; ++step) other.step(numbers{{2 * (0.5 * comm.rank() - step)}});
+                other.synchronise();
+                if (comm.bytes_sent() - then != then - at_first) return std::string("what is sent");
+                for (std::size_t const i : {0u, 2u})
+                    for (double const x : all.value(i))
+                        if (x != 0.1) return std::string("what is frozen has changed");
+                for (std::size_t k = 0; k < 8; ++k)
+                    if (all.value(1)[k] != alone.value(0)[k] || all.value(1)[k] == 0.1) return std::string("the rest");
+                bool shown = false;
+                one.for_each_state([&](state_slice const& s) { shown = shown || s.of == "a" || s.of == "c"; });
+                return std::string(shown ? "state of what is frozen" : "");
+            },
+            patient());
+        for (std::string const& one : wrong) REQUIRE(one == "");
+    };
+    alike([](auto&) { return any_strategy(local_sgd{.period = 2}); });
+    alike([](auto&) { return any_strategy(diloco{.period = 2}); });
+    alike([](auto&) { return strategy_of<false>(elastic_averaging{.period = 2}); });
+    alike([](auto&) { return strategy_of<false>(gossip{.period = 1}); });
+    alike([](auto&) { return stale_synchronous{.staleness = 2}; });
+}
+
+/// With a running mean of the numbers it has seen.
+struct watchful : scripted_model<> {
+    double seen = 0;
+    watchful() : scripted_model<>({{"a", {2}}}) {}
+    double forward(numbers const& batch) {
+        seen = 0.9 * seen + 0.1 * batch.of[0];
+        return scripted_model<>::forward(batch);
+    }
+    std::vector<model_buffer> buffers() {
+        return {model_buffer{"seen", element_type::f64, {}, as_mutable_bytes(std::span(&seen, 1))}};
+    }
+};
+
+TEST_CASE("buffers after a meeting: averaged, rank 0's, or each rank's own", "[strategy]") {
+    for (buffers const how : {buffers::averaged, buffers::from_rank_0, buffers::left_alone}) {
+        auto const seen = run_ranks(
+            3,
+            [&](auto& comm) {
+                watchful model;
+                local_parallel trainer{
+                    model, any_optimizer(sgd{}), comm, any_strategy(local_sgd{.period = 2}), {.buffers = how}};
+                double const r = comm.rank();
+                trainer.step(numbers{{r + 1}});
+                double const apart = model.seen;
+                trainer.step(numbers{{r + 5}});
+                return std::pair(apart, model.seen);
+            },
+            patient());
+        for (std::size_t r = 0; r < 3; ++r) {
+            auto const own = [](double rank) { return 0.9 * 0.1 * (rank + 1) + 0.1 * (rank + 5); };
+            double const expected = how == buffers::averaged      ? (own(0) + own(1) + own(2)) / 3
+                                    : how == buffers::from_rank_0 ? own(0)
+                                                                  : own(static_cast<double>(r));
+            CAPTURE(static_cast<int>(how), r);
+            REQUIRE(std::abs(seen[r].first - 0.1 * (static_cast<double>(r) + 1)) < 1e-12);
+            REQUIRE(std::abs(seen[r].second - expected) < 1e-12);
+        }
+    }
 }
 
 TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
@@ -574,6 +715,12 @@ TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
             return thrown_by([&] { local_parallel trainer{net, any_optimizer(sgd{}), comm, strategy}; });
         };
         REQUIRE_THAT(refusal(any_strategy(local_sgd{.period = 0})), Contains("local_sgd: a period of 0"));
+        REQUIRE_THAT(refusal(any_strategy(diloco{.period = 0})), Contains("diloco: a period of 0"));
+        REQUIRE_THAT(refusal(any_strategy(slow_momentum{.period = 0})), Contains("slow_momentum: a period of 0"));
+        REQUIRE_THAT(refusal(strategy_of<false>(elastic_averaging{.period = 0})),
+                     Contains("elastic_averaging: a period of 0"));
+        REQUIRE_THAT(refusal(any_strategy(hierarchical_averaging<>{.inner = comm, .inner_period = 0, .period = 4})),
+                     Contains("inner_period is 0 and period 4"));
         REQUIRE_THAT(refusal(any_strategy(diloco{.outer_lr = 0})), Contains("diloco: the outer learning rate is 0.0"));
         REQUIRE_THAT(refusal(any_strategy(slow_momentum{.momentum = 1})),
                      Contains("slow_momentum: the outer momentum is 1.0"));
@@ -598,13 +745,18 @@ TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
             trainer.backward();
             said.push_back(thrown_by([&] { trainer.synchronise(); }));
             trainer.finish();
+            expect(trainer.step(numbers{}).met && trainer.between_steps(), "the third step ends with a meeting");
+            expect(trainer.replicas_identical(), "together");
+            trainer.step(comm.rank() == 0 ? numbers{{1}} : numbers{});
+            expect(!trainer.between_steps(), "apart on both ranks, though one had no samples");
         }
         local_parallel trainer{net, any_optimizer(sgd{.lr = 1}), comm, strategy_of<false>(gossip{.period = 2})};
         trainer.step(numbers{{static_cast<double>(comm.rank())}});
         trainer.step(numbers{{static_cast<double>(comm.rank())}});
         said.push_back(thrown_by([&] { (void)trainer.replicas_identical(); }));
+        expect(!trainer.between_steps(), "apart right after a meeting");
         trainer.synchronise();
-        expect(trainer.replicas_identical(), "synchronised");
+        expect(trainer.replicas_identical() && trainer.between_steps(), "synchronised");
         // One rank meets, the other synchronises.
         said.push_back(thrown_by([&] {
             if (comm.rank() == 0)
@@ -621,6 +773,23 @@ TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
     REQUIRE_THAT(apart[0][3], Contains("under gossip ranks hold different values for good"));
     REQUIRE_THAT(apart[0][4], Contains("different numbers of local steps: 0 on rank 0, 4 on rank 1"));
 }
+
+/// local_sgd whose rank 1 throws in its second meeting, before the sum or after it.
+struct stumbling {
+    static constexpr char const* name = "stumbling";
+    static constexpr bool agrees = true;
+    bool before = false;
+    [[nodiscard]] std::uint64_t hash() const { return before ? 1 : 2; }
+    void validate() const {}
+    [[nodiscard]] bool due(std::uint64_t step) const { return step % 2 == 0; }
+    [[nodiscard]] no_strategy_state prepare(strategy_plan<double> const& /*plan*/) const { return {}; }
+    void meet(no_strategy_state& /*state*/, meeting<any_transport, double> const& with) const {
+        bool const now = with.number == 2 && with.comm.rank() == 1;
+        if (now && before) throw std::runtime_error("the lamp fell over");
+        ddp::detail::average(with, with.values);
+        if (now) throw std::runtime_error("the lamp fell over");
+    }
+};
 
 TEST_CASE("ranks that differ or fail say so on all of them", "[strategy]") {
     using Catch::Matchers::Contains;
@@ -656,6 +825,46 @@ TEST_CASE("ranks that differ or fail say so on all of them", "[strategy]") {
     fails_alike(strategy_of<false>(gossip{.graph = gossip_graph::ring, .period = 2}));
     fails_alike(strategy_of<false>(gossip{.graph = gossip_graph::exponential, .period = 2}));
     fails_alike(stale_synchronous{.staleness = 2});
+    for (bool const before :
+         {true, false}) {  // in the middle of a meeting, while the others wait in it, or have just left it
+        std::vector<int> torn(3, -1);
+        auto const thrown = errors_over(
+            tcp, 3,
+            [&](auto& comm) {
+                scripted_model<> net({{"a", {2}}});
+                local_parallel trainer{net, any_optimizer(sgd{}), comm, stumbling{before}};
+                try {
+                    for (int step = 0; step < 8; ++step) trainer.step(numbers{{1}});
+                } catch (...) {
+                    torn[static_cast<std::size_t>(comm.rank())] = trainer.torn() ? 1 : 0;
+                    throw;
+                }
+            },
+            patient());
+        CAPTURE(before);
+        REQUIRE(thrown[1] == "the lamp fell over");
+        for (std::size_t const r : {0u, 2u})
+            REQUIRE_THAT(thrown[r], Contains("rank 1 failed in its own code") && Contains("the lamp fell over"));
+        REQUIRE(torn[1] == 1);
+        if (before) REQUIRE(torn == std::vector<int>{1, 1, 1});
+    }
+    auto const in_group = errors_over(
+        tcp, 3,
+        [&](auto& comm) {
+            scripted_model<> net({{"a", {2}}});
+            local_parallel trainer{net, any_optimizer(sgd{}), comm,
+                                   any_strategy(hierarchical_averaging<>{
+                                       .inner = comm.split(comm.rank() / 2), .inner_period = 2, .period = 4})};
+            if (comm.rank() == 1)
+                net.in_stepped = [&, at = 0]() mutable {  // by its group's values
+                    if (++at == 3) throw std::runtime_error("the lamp fell over");
+                };
+            for (int step = 0; step < 8; ++step) trainer.step(numbers{{1}});
+        },
+        patient());
+    REQUIRE(in_group[1] == "the lamp fell over");
+    for (std::size_t const r : {0u, 2u})
+        REQUIRE_THAT(in_group[r], Contains("rank 1 failed in its own code") && Contains("the lamp fell over"));
 }
 
 TEST_CASE("stopping is agreed when ranks meet", "[strategy]") {
@@ -673,41 +882,114 @@ TEST_CASE("stopping is agreed when ranks meet", "[strategy]") {
 }
 
 TEST_CASE("a checkpoint of a meeting continues to the same bits", "[strategy]") {
+    using Catch::Matchers::Contains;
     auto const directory = std::filesystem::temp_directory_path() / ("ddp-strategy-test-" + std::to_string(::getpid()));
-    auto const kept_and_resumed = [&](auto const& strategy, bool agrees) {
+    constexpr std::size_t kept_at = 9, last = 17;  // local steps
+    struct run {
+        std::uint64_t digest = 0;
+        std::string early, refused;  // what save said between meetings, and at one
+        bool as_told = true;
+    };
+    any_optimizer const optimizer = adamw{.lr = 0.01};
+    auto const options = local_options{.schedule = ddp::schedule{cosine_decay{.steps = 40}}};
+    task_data<double> const data(in, out, 64);
+    // Batches are uneven, and some empty: ranks differ in how many updates they have made.
+    auto const train = [&](auto& trainer, std::size_t from, std::size_t to, auto const& after_step) {
+        int const rank = trainer.comm().rank();
+        for (std::size_t step = from + 1; step <= to; ++step) {
+            std::size_t const at = offset_of(rank, step);
+            trainer.step(data.batch(at, at + rows_of(rank, step)));
+            after_step(step);
+        }
+        trainer.synchronise();
+        return trainer.digest_of_values();
+    };
+    auto const kept_and_resumed = [&](auto const& make, bool agrees) {
         std::filesystem::remove_all(directory);
-        auto const train = [&](auto& comm, std::size_t from, std::size_t to, bool resume, std::size_t save_at) {
-            task_data<double> const data(in, out, 64);
-            tanh_mlp<double> model(in, hidden, out, resume ? 9 : 1);
-            local_parallel trainer{model,
-                                   any_optimizer(adamw{.lr = 0.01}),
-                                   comm,
-                                   strategy,
-                                   {.schedule = ddp::schedule{cosine_decay{.steps = 40}}}};
-            checkpoints kept(directory.string());
-            if (resume) expect(kept.resume(trainer).has_value(), "there is a checkpoint");
-            for (std::size_t step = from; step < to; ++step) {
-                std::size_t const at = static_cast<std::size_t>(comm.rank()) * 11 + step % 20;
-                trainer.step(data.batch(at, at + 3));
-                if (step + 1 == save_at) {
+        auto const whole = run_ranks(
+            3,
+            [&](auto& comm) {
+                tanh_mlp<double> model(in, hidden, out, 1);
+                local_parallel trainer{model, optimizer, comm, make(comm), options};
+                checkpoints kept(directory.string());
+                run mine;
+                mine.digest = train(trainer, 0, last, [&](std::size_t step) {
+                    if (step == 5) mine.early = thrown_by([&] { kept.save(trainer); });
+                    if (step != kept_at) return;
+                    if (!agrees) mine.refused = thrown_by([&] { kept.save(trainer); });
                     if (!agrees) trainer.synchronise();
                     kept.save(trainer);
-                }
-                if (step + 2 == save_at && !resume) {
-                    auto const early = thrown_by([&] { kept.save(trainer); });
-                    expect(early.find("between steps") != early.npos, "saved while ranks are apart");
-                }
-            }
-            if (!agrees) trainer.synchronise();
-            return trainer.digest_of_values();
-        };
-        auto const whole = run_ranks(2, [&](auto& comm) { return train(comm, 0, 16, false, 8); }, patient());
-        auto const rest = run_ranks(2, [&](auto& comm) { return train(comm, 8, 16, true, 99); }, patient());
-        REQUIRE(rest == whole);
-        REQUIRE(whole[0] == whole[1]);
+                });
+                mine.as_told = trainer.agrees() == agrees;
+                return mine;
+            },
+            patient());
+        auto const rest = run_ranks(
+            3,
+            [&](auto& comm) {
+                tanh_mlp<double> model(in, hidden, out, 9);
+                local_parallel trainer{model, optimizer, comm, make(comm), options};
+                checkpoints kept(directory.string());
+                expect(kept.resume(trainer).has_value() && trainer.completed_steps() == kept_at,
+                       "there is a checkpoint");
+                return train(trainer, kept_at, last, [](std::size_t) {});
+            },
+            patient());
+        for (std::size_t r = 0; r < 3; ++r) {
+            REQUIRE(whole[r].as_told);
+            REQUIRE(rest[r] == whole[0].digest);
+            REQUIRE(whole[r].digest == whole[0].digest);
+            REQUIRE_THAT(whole[r].early,
+                         Contains("checkpoints: under ") && Contains("synchronise() on all ranks first"));
+            REQUIRE_THAT(whole[r].refused,
+                         agrees ? Contains("")
+                                : Contains("ranks hold different values for good; call synchronise() on all ranks"));
+        }
+        // On another number of ranks: values and what the strategy keeps are there, each rank's optimizer begins anew.
+        auto const two = run_ranks(
+            2,
+            [&](auto& comm) {
+                tanh_mlp<double> model(in, hidden, out, 9), same(in, hidden, out, 9);
+                local_parallel trainer{model, optimizer, comm, make(comm), options};
+                checkpoints kept(directory.string());
+                expect(kept.resume(trainer).has_value() && trainer.replicas_identical(), "there is a checkpoint");
+                local_parallel other{same, optimizer, comm, make(comm), options};
+                auto const from = trainer.parameters(), to = other.parameters();
+                for (std::size_t i = 0; i < from.size(); ++i) std::ranges::copy(from[i].value, to[i].value.begin());
+                std::vector<std::pair<std::string, std::vector<std::byte>>> shared;
+                trainer.for_each_state([&](state_slice const& s) {
+                    if (!s.per_rank)
+                        shared.emplace_back(std::string(s.of) + "/" + std::string(s.name),
+                                            std::vector<std::byte>(s.bytes.begin(), s.bytes.end()));
+                });
+                other.for_each_state([&](state_slice const& s) {
+                    for (auto const& [name, bytes] : shared)
+                        if (!s.per_rank && name == std::string(s.of) + "/" + std::string(s.name))
+                            std::ranges::copy(bytes, s.bytes.begin());
+                });
+                other.set_completed_steps(kept_at);
+                std::uint64_t const digest = train(trainer, kept_at, last, [](std::size_t) {});
+                return std::pair(digest, train(other, kept_at, last, [](std::size_t) {}));
+            },
+            patient());
+        for (auto const& [digest, by_hand] : two) {
+            REQUIRE(digest == two[0].first);
+            REQUIRE(digest == by_hand);
+            REQUIRE(digest != whole[0].digest);
+        }
     };
-    kept_and_resumed(any_strategy(diloco{.period = 4}), true);
-    kept_and_resumed(any_strategy(slow_momentum{.period = 4}), true);
-    kept_and_resumed(stale_synchronous{.staleness = 3}, false);
+    kept_and_resumed([](auto&) { return any_strategy(local_sgd{.period = 3, .warm_up_steps = 3}); }, true);
+    kept_and_resumed(
+        [](auto& comm) {
+            return any_strategy(
+                hierarchical_averaging<>{.inner = comm.split(comm.rank() / 2), .inner_period = 1, .period = 9});
+        },
+        true);
+    kept_and_resumed([](auto&) { return any_strategy(diloco{.period = 3}); }, true);
+    kept_and_resumed([](auto&) { return any_strategy(slow_momentum{.period = 3}); }, true);
+    kept_and_resumed([](auto&) { return strategy_of<false>(elastic_averaging{.period = 3}); }, false);
+    kept_and_resumed([](auto&) { return strategy_of<false>(gossip{.period = 1}); }, false);
+    kept_and_resumed([](auto&) { return strategy_of<false>(gossip{.graph = gossip_graph::ring, .period = 3}); }, false);
+    kept_and_resumed([](auto&) { return stale_synchronous{.staleness = 3}; }, false);
     std::filesystem::remove_all(directory);
 }

@@ -214,7 +214,9 @@ private:
 
     template <class C>
     static void expect_between_steps(C& trainer) {
-        detail::expect_between_steps(trainer.comm());  // a failure may tear values
+        detail::expect_between_steps(trainer.comm());                             // a failure may tear values
+        if constexpr (requires { trainer.expect_between_steps("checkpoints"); })  // its ranks may hold different values
+            trainer.expect_between_steps("checkpoints");
         DDP_EXPECTS(
             trainer.between_steps(),
             "checkpoints are saved and resumed between steps: finish() the step, what was accumulated included");

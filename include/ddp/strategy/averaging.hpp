@@ -14,8 +14,8 @@
 
 namespace ddp {
 
-/// After every `period` local steps each rank goes on with the mean of all ranks' values, weighted by the samples that each has trained
-/// on since they met last. Replicas hold the same bits right after a meeting, and other ones in between.
+/// Ranks hold the same bits right after a meeting, and other ones in between: after every `period` local steps each goes on with the mean
+/// of all ranks' values, weighted by the samples that each has trained on since they met last.
 ///
 /// The first warm_up_steps steps end with a meeting each (post-local SGD); then periods are counted from there. With plain
 /// SGD or SGD with momentum, a step that ends with a meeting is a step of data-parallel training, up to rounding. Each rank keeps its own
@@ -49,8 +49,8 @@ struct local_sgd {
     }
 };
 
-/// Every `inner_period` steps the ranks of a group (those of a host, say) take the mean of their values, every `period` steps all ranks
-/// do. Replicas hold the same bits right after a meeting of all ranks; within a group, after each of its meetings.
+/// Ranks hold the same bits right after a meeting of all, those of a group right after each of its meetings: every `inner_period` steps the
+/// ranks of a group (those of a host, say) take the mean of their values, every `period` steps all ranks do.
 ///
 ///     ddp::hierarchical_averaging{.inner = comm.host(), .inner_period = 4, .period = 32}
 ///

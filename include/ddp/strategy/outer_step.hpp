@@ -60,8 +60,8 @@ inline void expect_outer(char const* name, std::uint64_t period, double lr, doub
 
 }  // namespace detail
 
-/// Every `period` local steps: the way from where ranks met last to the mean of their values is a gradient, by which SGD with Nesterov's
-/// momentum steps; all ranks go on from there. Replicas hold the same bits right after a meeting, and other ones in between.
+/// Ranks hold the same bits right after a meeting, and other ones in between: every `period` local steps the way from where ranks met last
+/// to the mean of their values is a gradient, by which SGD with Nesterov's momentum steps; all ranks go on from there.
 ///
 /// The inner optimizer is the trainer's (AdamW in the paper), and each rank keeps its own state of it.
 ///
@@ -93,8 +93,8 @@ struct diloco {
     }
 };
 
-/// Every `period` local steps: as diloco, with heavy-ball momentum, in units of the inner learning rate, so that a schedule
-/// does not change what the momentum means. Replicas hold the same bits right after a meeting, and other ones in between.
+/// Ranks hold the same bits right after a meeting, and other ones in between: as diloco, with heavy-ball momentum, in units of the inner
+/// learning rate, so that a schedule does not change what the momentum means.
 ///
 /// Each rank keeps its own state of the inner optimizer ("maintain" in the paper).
 ///

@@ -30,6 +30,7 @@
 #include <ddp/train/replica.hpp>
 #include <ddp/train/step_engine.hpp>
 #include <ddp/train/trainer_core.hpp>
+#include <ddp/train/user_code.hpp>
 
 namespace ddp {
 
@@ -384,14 +385,7 @@ private:
     /// Runs the user's code; what it throws fails the step on every rank and comes back as itself here.
     template <class F>
     decltype(auto) tell_peers(F&& f) {
-        std::exception_ptr thrown;
-        try {
-            return std::forward<F>(f)();
-        } catch (...) {
-            thrown = std::current_exception();
-        }
-        core_.fail(thrown);
-        std::rethrow_exception(thrown);
+        return detail::run_user_code(std::forward<F>(f), [this](std::exception_ptr thrown) { core_.fail(thrown); });
     }
 
     replica<M> replica_;

@@ -5,10 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include <ddp/core/contract.hpp>
 #include <ddp/core/separate.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/optim/parameter_groups.hpp>
@@ -42,6 +44,18 @@ bool mark_fitting(std::span<parameter<E> const> parameters, std::string_view pat
             found = true;
         }
     return found;
+}
+
+/// By parameter, 1 where its name fits one of the patterns, which `setting` lists. Throws usage_error for one that no name fits.
+template <Element E>
+[[nodiscard]] std::vector<std::uint8_t> marks_of(std::span<parameter<E> const> parameters,
+                                                 std::vector<std::string> const& patterns, char const* setting) {
+    std::vector<std::uint8_t> marks(parameters.size());
+    for (std::string const& pattern : patterns)
+        DDP_EXPECTS(mark_fitting(parameters, pattern, 1, marks), std::string(setting) + ": no parameter's name fits '" +
+                                                                     pattern +
+                                                                     "'; '*' stands for any characters, '?' for one");
+    return marks;
 }
 
 /// The policy's plan for the parameters that are not marked, which lie last in the arena, and another for those that are, so that

@@ -164,10 +164,7 @@ trainer_core<T, E>::trainer_core(communicator<T> const& comm, trainer_setup<T, E
     with.parts.exchange->validate(shapes);
     static_cast<void>(optimizer_->groups_of(parameters));  // what it throws comes before any peer waits
     options_.template validate<E>();
-    for (std::string const& pattern : options_.frozen)
-        DDP_EXPECTS(mark_fitting(parameters, pattern, 1, frozen_),
-                    "training_options.frozen: no parameter's name fits '" + pattern +
-                        "'; '*' stands for any characters, '?' for one");
+    frozen_ = marks_of(parameters, options_.frozen, "training_options.frozen");
     try {
         start_engine(with, parameters, model);
     } catch (...) {

@@ -1,0 +1,224 @@
+/// \file
+/// meetings: when the ranks of a local_parallel meet, what they tell each other then, and what a strategy does to their values.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ddp/comm/communicator.hpp>
+#include <ddp/comm/small_gather.hpp>
+#include <ddp/core/bytes.hpp>
+#include <ddp/core/contract.hpp>
+#include <ddp/core/element_type.hpp>
+#include <ddp/core/error.hpp>
+#include <ddp/core/separate.hpp>
+#include <ddp/model/state_slice.hpp>
+#include <ddp/strategy/strategy.hpp>
+#include <ddp/train/agreement.hpp>
+#include <ddp/train/user_code.hpp>
+#include <ddp/transport/any.hpp>
+
+namespace ddp::detail {
+
+/// What of a local_parallel's meetings depends on no model's type, so that it is compiled once for all of them. `values` are those
+/// that are trained, current; whoever calls tells the model of what has `moved`.
+template <Transport T, Element E>
+class meetings {
+public:
+    struct outcome {
+        bool all_ranks = false;       // have met
+        bool everybody_done = false;  // all were out of data, and none has trained since the meeting before
+        bool moved = false;           // values are other ones
+        bool alike = false;           // some rank has trained, and all hold the same values now
+    };
+
+    meetings(communicator<T> const& comm, std::unique_ptr<strategy_model<T, E>> strategy)
+        : comm_(comm), strategy_(std::move(strategy)) {}
+
+    [[nodiscard]] strategy_model<T, E>& strategy() noexcept { return *strategy_; }
+    [[nodiscard]] strategy_model<T, E> const& strategy() const noexcept { return *strategy_; }
+    /// `hash`: what all ranks have agreed on.
+    void start(std::uint64_t hash, strategy_plan<E> const& plan) {
+        hash_ = hash;
+        strategy_->prepare(plan);
+    }
+
+    [[nodiscard]] std::uint64_t steps() const noexcept { return steps_; }
+    void set_steps(std::uint64_t count) noexcept {
+        steps_ = count;
+        since_all_ = since_group_ = since_pass_ = 0;
+        together_ = true;
+    }
+    /// A local step on so many samples, or none, is over. Says whether ranks meet now.
+    [[nodiscard]] bool after_step(std::uint64_t weight) {
+        since_all_ += weight;
+        since_group_ += weight;
+        since_pass_ += weight;
+        together_ = false;
+        return strategy_->due(++steps_);
+    }
+    /// Goes on to the next meeting.
+    void skip_steps() {
+        while (!after_step(0)) {
+        }
+    }
+    outcome meet(bool done, std::span<E> values, double rate_factor);
+    outcome synchronise(std::span<E> values, double rate_factor);
+
+    /// All ranks hold the same values: they have, or have just been given them. The same answer on all ranks.
+    [[nodiscard]] bool together() const noexcept { return together_; }
+    [[nodiscard]] bool torn() const noexcept { return torn_; }
+    void expect_together(char const* what) const {
+        DDP_EXPECTS(together_, std::string(what) + ": under " + strategy_->name() +
+                                   (strategy_->agrees() ? " ranks hold the same values right after a meeting only "
+                                                          "(local_result::met); wait for that, or"
+                                                        : " ranks hold different values for good;") +
+                                   " call synchronise() on all ranks first");
+    }
+    [[nodiscard]] bool all_alike(std::uint64_t digest) {
+        return detail::all_alike(comm_, "replicas_identical", hash_, digest);
+    }
+
+    void request_stop() noexcept { stop_requested_.store(true); }
+    [[nodiscard]] bool stop() const noexcept { return stop_; }
+
+    /// The same on all ranks.
+    void for_each_state(state_visitor visit) {
+        visit({.of = "local",
+               .name = "meetings",
+               .type = element_type::u64,
+               .bytes = as_mutable_bytes(std::span<std::uint64_t>(&meetings_, 1))});
+        strategy_->for_each_state(visit);
+    }
+
+private:
+    struct ticket {
+        std::uint64_t weight = 0, step = 0, done = 0, stop = 0, odd = 0;
+    };
+
+    ticket exchange_tickets(communicator<T> const& over, ticket mine);
+    outcome pass(bool done, std::span<E> values);
+    void meet_by(communicator<T> const& over, ticket const& all, std::uint64_t mine, std::span<E> values,
+                 double rate_factor);
+    /// The strategy may be the user's. Should it fail, values are somewhere between.
+    template <class F>
+    passed run_strategy(F const& f) {
+        torn_ = true;
+        auto const result = run_user_code(f, [this](std::exception_ptr thrown) { comm_.fail(thrown); });
+        torn_ = false;
+        return result;
+    }
+
+    communicator<T> comm_;
+    std::unique_ptr<strategy_model<T, E>> strategy_;
+    std::uint64_t hash_ = 1;
+    std::uint64_t steps_ = 0, meetings_ = 0;         // meetings: of all ranks, where some rank had trained
+    std::uint64_t since_all_ = 0, since_group_ = 0;  // samples since the last meeting of all; of the group
+    std::uint64_t since_pass_ = 0;                   // samples of the last step
+    bool together_ = true, torn_ = false, stop_ = false;
+    std::atomic<bool> stop_requested_{false};
+};
+
+template <Transport T, Element E>
+typename meetings<T, E>::outcome meetings<T, E>::meet(bool done, std::span<E> values, double rate_factor) {
+    if (strategy_->passes()) return pass(done, values);
+    communicator<T> const* const group = strategy_->group(steps_);
+    communicator<T> const& over = group == nullptr ? comm_ : *group;
+    std::uint64_t const mine = group == nullptr ? since_all_ : since_group_;
+    ticket const all = exchange_tickets(over, {.weight = mine, .step = steps_, .done = done && mine == 0 ? 1u : 0u});
+    if (all.weight != 0) meet_by(over, all, mine, values, rate_factor);
+    since_group_ = 0;
+    bool const moved = all.weight != 0;
+    if (group != nullptr) return {.moved = moved};
+    since_all_ = 0;
+    together_ = strategy_->agrees();
+    stop_ = all.stop != 0;
+    return {.all_ranks = true, .everybody_done = all.done != 0, .moved = moved, .alike = moved && together_};
+}
+
+template <Transport T, Element E>
+typename meetings<T, E>::outcome meetings<T, E>::synchronise(std::span<E> values, double rate_factor) {
+    comm_.check();
+    ticket const all = exchange_tickets(comm_, {.weight = since_all_, .step = 0, .done = 0});
+    outcome result{.all_ranks = true, .moved = true, .alike = true};
+    if (strategy_->passes()) {
+        run_user_code([&] { strategy_->drain(values); }, [this](std::exception_ptr thrown) { comm_.fail(thrown); });
+    } else if (strategy_->agrees()) {
+        result.moved = all.weight != 0;
+        if (result.moved) meet_by(comm_, all, since_all_, values, rate_factor);
+    } else {
+        run_strategy([&] {
+            average(meeting<T, E>{comm_, values, meetings_ + 1, steps_, 1.0 / static_cast<double>(comm_.size()),
+                                  rate_factor},
+                    values);
+            return passed{};
+        });
+    }
+    since_all_ = since_group_ = 0;
+    together_ = true;
+    return result;
+}
+
+/// The sum over the ranks of `over`, where they meet after the same step.
+template <Transport T, Element E>
+typename meetings<T, E>::ticket meetings<T, E>::exchange_tickets(communicator<T> const& over, ticket mine) {
+    mine.stop = stop_requested_.load() ? 1 : 0;
+    std::vector<ticket> all(static_cast<std::size_t>(over.size()));
+    all[static_cast<std::size_t>(over.rank())] = mine;
+    operation_info what;
+    what.name = "meeting";
+    what.fingerprint = hash_;
+    if (over.size() > 1) over.run([&] { return all_gather_small(over.enter(what), std::span<ticket>(all)); });
+    ticket sum{.weight = 0, .step = mine.step, .done = 1};
+    for (ticket const& one : all) {
+        sum.weight += one.weight;
+        sum.done = sum.done != 0 && one.done != 0 ? 1 : 0;
+        sum.stop += one.stop;
+        sum.odd += one.step != mine.step ? 1 : 0;
+    }
+    if (sum.odd != 0) {
+        std::string text = "ranks meet after different numbers of local steps:";
+        for (std::size_t r = 0; r < all.size(); ++r)
+            text += (r == 0 ? " " : ", ") + std::to_string(all[r].step) + " on rank " +
+                    std::to_string(over.members().members()[r]);
+        throw error(errc::mismatch, text +
+                                        " of this meeting (0: synchronise()). A rank that has fewer batches calls "
+                                        "join(), and all call synchronise() together");
+    }
+    return sum;
+}
+
+/// After a step under a strategy whose exchanges end later: nobody waits for what others do in this step.
+template <Transport T, Element E>
+typename meetings<T, E>::outcome meetings<T, E>::pass(bool done, std::span<E> values) {
+    std::uint64_t const mine = std::exchange(since_pass_, 0);
+    passed const late =
+        run_strategy([&] { return strategy_->pass({comm_, values, mine, done && mine == 0, stop_requested_.load()}); });
+    stop_ = stop_ || late.stop;
+    return {.everybody_done = late.done, .moved = true};
+}
+
+template <Transport T, Element E>
+void meetings<T, E>::meet_by(communicator<T> const& over, ticket const& all, std::uint64_t mine, std::span<E> values,
+                             double rate_factor) {
+    if (&over == &comm_) ++meetings_;
+    run_strategy([&] {
+        strategy_->meet({over, values, meetings_, steps_, static_cast<double>(mine) / static_cast<double>(all.weight),
+                         rate_factor});
+        return passed{};
+    });
+}
+
+#if defined(DDP_SEPARATE_COMPILATION)
+DDP_INSTANTIATE class meetings<any_transport, float>;
+DDP_INSTANTIATE class meetings<any_transport, double>;
+#endif
+
+}  // namespace ddp::detail
