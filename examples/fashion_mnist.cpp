@@ -72,6 +72,15 @@ bool shares_memory(Trainer const& trainer) {
         return false;
 }
 
+/// Whether all ranks hold the same values, so that rank 0's can be kept. Ranks that step by themselves do when they have met; under some
+/// strategies they never do, and are given the mean now.
+template <class Trainer>
+bool ready_to_save(Trainer& trainer) {
+    if constexpr (requires { trainer.synchronise(); })
+        if (!trainer.agrees()) trainer.synchronise();
+    return trainer.between_steps();
+}
+
 /// Trains as the trainer does it. Steps of all ranks see with.batch samples together.
 template <class Trainer>
 outcome train_by(Trainer& trainer, settings const& with, std::string_view transport, ddp::sampler& batches,
@@ -104,6 +113,7 @@ outcome train_by(Trainer& trainer, settings const& with, std::string_view transp
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     };
     std::size_t step = trainer.completed_steps(), samples = 0, sent = 0, taken = 0;
+    bool save_is_due = false;
     if (from) bar.line(text("resumed after step %zu", step));
     for (int epoch = 1 + static_cast<int>(batches.epoch()); epoch <= with.epochs; ++epoch) {
         ddp::mean_metric loss;
@@ -120,7 +130,11 @@ outcome train_by(Trainer& trainer, settings const& with, std::string_view transp
                 bar.line(text("loss %zu %.9g", step, all.mean()));
             }
             bar.show(step, static_cast<double>(samples) / seconds(), text("epoch %d  loss %.3f", epoch, result.loss));
-            if (kept && (result.stop || (with.every != 0 && step % with.every == 0))) kept->save(trainer, place);
+            save_is_due = save_is_due || result.stop || (with.every != 0 && step % with.every == 0);
+            if (kept && save_is_due && ready_to_save(trainer)) {
+                kept->save(trainer, place);
+                save_is_due = false;
+            }
             if (!result.stop) continue;
             if (kept) kept->wait();
             bar.line(text("stopped after step %zu", step));
@@ -183,14 +197,21 @@ outcome train(settings const& with, std::string_view transport, ddp::communicato
             return ddp::local_parallel{
                 model, optimizer, comm, strategy, {.clip = options.clip, .schedule = options.schedule}};
         };
-        std::uint64_t const usual = with.strategy == "gossip" || with.strategy == "stale" ? 1 : 8;
+        std::uint64_t const usual = with.strategy.starts_with("gossip") || with.strategy == "stale" ? 1 : 8;
         std::uint64_t const period = with.period != 0 ? with.period : usual;
         ddp::local_parallel trainer = [&] {
             if (with.strategy == "local_sgd") return locally(ddp::local_sgd{.period = period});
             if (with.strategy == "post_local")
                 return locally(ddp::local_sgd{.period = period, .warm_up_steps = steps / 4});
+            if (with.strategy == "hierarchical")
+                return locally(ddp::hierarchical_averaging<>{
+                    .inner = comm.host(), .inner_period = std::max<std::uint64_t>(1, period / 4), .period = period});
             if (with.strategy == "diloco") return locally(ddp::diloco{.period = period});
+            if (with.strategy == "slow_momentum") return locally(ddp::slow_momentum{.period = period});
+            if (with.strategy == "elastic") return locally(ddp::elastic_averaging{.period = period});
             if (with.strategy == "stale") return locally(ddp::stale_synchronous{.staleness = period});
+            if (with.strategy == "gossip_ring")
+                return locally(ddp::gossip{.graph = ddp::gossip_graph::ring, .period = period});
             return locally(ddp::gossip{.period = period});
         }();
         return train_by(trainer, with, transport, batches, images, unseen);
@@ -225,7 +246,9 @@ int main(int argc, char** argv) {
         .add("exchange", with.exchange,
              "what travels instead of gradients: none, bf16, fp16, int8, topk (see --ratio) or powersgd (see --rank)")
         .add("strategy", with.strategy,
-             "when ranks talk: every_step (gradients), local_sgd, post_local, diloco, gossip or stale (values)")
+             "when ranks talk: every_step (gradients), or (values) local_sgd, post_local, hierarchical (within a host "
+             "four "
+             "times as often), diloco, slow_momentum, elastic, gossip, gossip_ring or stale")
         .add("period", with.period,
              "steps from one meeting to the next, or, with stale, to what others did; 0: 8, or 1 with gossip and stale")
         .add("ratio", with.ratio, "part of the gradient that topk sends")
@@ -238,7 +261,9 @@ int main(int argc, char** argv) {
         .add("load", with.load, "begin with the weights in this file")
         .add("checkpoint", with.checkpoint, "keep checkpoints in this directory")
         .add("every", with.every,
-             "steps from one checkpoint to the next; 0: only when SIGTERM or SIGUSR1 stops training")
+             "steps from one checkpoint to the next; 0: only when SIGTERM or SIGUSR1 stops training. With --strategy: "
+             "at "
+             "the next meeting")
         .add("keep", with.keep, "so many of the newest checkpoints stay", 1)
         .add("resume", with.resume, "go on from the newest checkpoint, if there is one")
         .add("background", with.background, "write checkpoints while training goes on")
@@ -261,10 +286,17 @@ int main(int argc, char** argv) {
                      with.exchange.c_str());
         return 2;
     }
-    if (std::string const known[] = {"every_step", "local_sgd", "post_local", "diloco", "gossip", "stale"};
+    if (std::string const known[] = {"every_step", "local_sgd", "post_local", "hierarchical", "diloco", "slow_momentum",
+                                     "elastic", "gossip", "gossip_ring", "stale"};
         std::find(std::begin(known), std::end(known), with.strategy) == std::end(known)) {
-        std::fprintf(stderr, "--strategy is every_step, local_sgd, post_local, diloco, gossip or stale, not '%s'\n",
+        std::fprintf(stderr,
+                     "--strategy is every_step, local_sgd, post_local, hierarchical, diloco, slow_momentum, elastic, "
+                     "gossip, gossip_ring or stale, not '%s'\n",
                      with.strategy.c_str());
+        return 2;
+    }
+    if (with.strategy == "hierarchical" && with.period > 4 && with.period % 4 != 0) {
+        std::fprintf(stderr, "--strategy hierarchical wants a --period that four divides, not %zu\n", with.period);
         return 2;
     }
     if (with.strategy != "every_step" && (with.exchange != "none" || with.update == "sharded")) {

@@ -129,6 +129,42 @@ class Checkpoints(unittest.TestCase):
                 self.assertEqual(self.newest(directory), stopped)
                 self.assertEqual(self.finished("sharded", *words), self.expected["sharded"])
 
+    def test_ranks_that_step_by_themselves(self):
+        # Saved when ranks have met, which changes no bit; where they hold different values for good, saving makes them alike, so that
+        # only runs with the same --every end alike.
+        for strategy, period, signo in (("local_sgd", "4", signal.SIGTERM), ("diloco", "4", signal.SIGKILL),
+                                        ("gossip", "2", signal.SIGKILL), ("stale", "2", signal.SIGKILL),
+                                        ("elastic", "3", signal.SIGTERM), ("stale", "2", signal.SIGTERM)):
+            with self.subTest(strategy=strategy, signo=signo), tempfile.TemporaryDirectory(dir=self.owner.name) as parent:
+                plain = ("--strategy", strategy, "--period", period)
+                agrees = strategy in ("local_sgd", "diloco")
+                directory = os.path.join(parent, "kept")
+                words = (*plain, "--checkpoint", directory, "--every", "5", "--keep", "99", "--resume")
+                alone = (*plain, "--checkpoint", os.path.join(parent, "alone"), "--every", "5", "--keep", "99")
+                expected = self.finished("replicated", *(plain if agrees else alone))
+                with Job(RANKS, self.command("replicated", *words)) as job:
+                    end = time.monotonic() + 30 * SCALE
+                    while self.latest(directory) == 0 and time.monotonic() < end:
+                        time.sleep(0.001)
+                    os.kill(job.ranks[1].pid, signo)
+                    job.wait()
+                    if signo == signal.SIGTERM:
+                        self.assertEqual({r.code for r in job.ranks.values()}, {TO_BE_RESUMED}, job.story())
+                        stopped = int(re.search(r"(?m)^stopped after step (\d+)$", job.ranks[0].out)[1])
+                        self.assertEqual(self.newest(directory), stopped)
+                        if agrees:
+                            self.assertEqual(stopped % int(period), 0)
+                with Job(RANKS, self.command("replicated", *words)) as job:
+                    job.wait()
+                    self.assertIn("resumed after step", job.ranks[0].out, job.story())
+                    if agrees or signo == signal.SIGKILL:
+                        self.assertEqual(self.digest(job), expected, job.story())
+                    else:
+                        self.digest(job)  # the signal has made them alike once more
+                steps = sorted(int(n[5:]) for n in os.listdir(directory) if re.fullmatch(r"step-\d{12}", n))
+                if signo == signal.SIGKILL:  # or at the first meeting behind them
+                    self.assertEqual(steps, [-(-s // 4) * 4 if agrees else s for s in range(5, 61, 5)])
+
     def test_another_number_of_ranks_goes_on(self):
         with tempfile.TemporaryDirectory(dir=self.owner.name) as parent:
             words = self.kept(os.path.join(parent, "kept"))

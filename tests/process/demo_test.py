@@ -122,14 +122,21 @@ class ResultLine(Demo):
             self.assertEqual(self.result(inproc(2, *self.small("--exchange", exchange)))["parameters"], got["parameters"])
 
     def test_fewer_meetings(self):
+        plain = int(self.result(tcp(3, *self.small()), env={"DDP_SHARE_MEMORY": "0"})["bytes"])
         digests = set()
-        for strategy, period in (("local_sgd", "4"), ("post_local", "4"), ("diloco", "5"), ("gossip", "0"), ("stale", "2")):
+        # Bytes of rank 0 against those of plain training: values have the size of gradients; a meeting's tickets come on top.
+        for strategy, period, least, most in (("local_sgd", "4", 0.24, 0.26), ("post_local", "4", 0.4, 0.46),
+                                              ("hierarchical", "8", 0.49, 0.51), ("diloco", "5", 0.19, 0.21),
+                                              ("slow_momentum", "5", 0.19, 0.21), ("elastic", "5", 0.19, 0.21),
+                                              ("gossip", "0", 0.74, 0.76), ("gossip_ring", "2", 0.74, 0.76),
+                                              ("stale", "2", 0.9, 1.01)):
             words = self.small("--strategy", strategy, "--period", period)
             got = self.result(tcp(3, *words))
             self.assertEqual((got["strategy"], got["replicas"]), (strategy, "identical"))
+            self.assertTrue(least * plain <= int(got["bytes"]) <= most * plain, f"{strategy}: {got['bytes']} of {plain}")
             self.assertEqual(self.result(inproc(3, *words))["parameters"], got["parameters"])
             digests.add(got["parameters"])
-        self.assertEqual(len(digests), 5)
+        self.assertEqual(len(digests), 9)
 
     def test_the_seed_counts(self):
         digests = {self.result(inproc(2, *self.small("--seed", seed)))["parameters"] for seed in ("7", "8")}
@@ -174,6 +181,10 @@ class SameBits(Demo):
             expected = self.result(inproc(ranks, *self.small()))["parameters"]
             got = self.result(mpi(ranks, *self.small()), env=MPI_ENVIRONMENT)
             self.assertEqual((got["parameters"], got["transport"]), (expected, "mpi"), ranks)
+        for strategy in ("local_sgd", "gossip", "stale"):
+            words = self.small("--strategy", strategy, "--period", "2")
+            self.assertEqual(self.result(mpi(3, *words), env=MPI_ENVIRONMENT)["parameters"],
+                             self.result(inproc(3, *words))["parameters"], strategy)
 
     def test_with_every_canonical_algorithm_bucket_size_and_update(self):
         for clip in ((), ("--clip", "0.5")):
@@ -303,6 +314,7 @@ class CommandLine(Demo):
                                (("--transport", "udp"), "udp"), (("--exchange", "zip"), "--exchange .*zip"),
                                (("--strategy", "lazy"), "--strategy .*lazy"),
                                (("--strategy", "diloco", "--exchange", "bf16"), "goes with neither --exchange nor --update"),
+                               (("--strategy", "hierarchical", "--period", "6"), "--period that four divides, not 6"),
                                (("--loader", "lazy"), "--loader .*lazy"),
                                (("--exchange", "topk", "--ratio", "0"), "top_k: ratio"), (("--epochs", "-1"), "--epochs .* not '-1'"),
                                (("--batch", "0"), "batch"), (("--hidden", "0"), "--hidden takes .* from 1 on, not '0'"), (("--ranks", "-1"), "ranks")):
