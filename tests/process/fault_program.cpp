@@ -3,9 +3,11 @@
 //   fault_program steps=6 tensors=8 elements=20000 fault=1:kill:backward:3 [fault=…] [name=value …]
 //
 // fault=RANK:KIND:PHASE:STEP[:MILLISECONDS]. Phases: construct, bind, forward, backward (between two reports), reduced (an
-// observer's event), stepping (when the optimizer is about to step its second range: in memory that ranks share, values
-// of the first stand in the other ranks' replicas already), waiting (inside the step, while the next rank is late), between (two steps), barrier, allreduce,
-// broadcast (inside, while the next rank is late), end (after the last step). Kinds: see misbehave().
+// observer's event), stepping (when the optimizer is about to step its second range: in memory that ranks share, values of
+// the first stand in the other ranks' replicas already), waiting (inside the step, while the next rank is late), between (two
+// steps), barrier, allreduce, broadcast (inside, while the next rank is late), end (after the last step). With
+// strategy=averaging, a local_sgd that meets after every second step: meeting (inside, while the next rank is late), meet
+// (just before its sum). Also strategy=gossip and stale, whose ranks meet in each step. Kinds: see misbehave().
 //
 // Prints, with times of the monotonic clock that all processes share, in nanoseconds:
 //   fault rank=1 at=…                   just before it happens
@@ -38,6 +40,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <ddp/ddp.hpp>
+#include <ddp/strategy/averaging.hpp>
+#include <ddp/strategy/local_parallel.hpp>
+#include <ddp/strategy/loose.hpp>
+#include <ddp/strategy/stale_synchronous.hpp>
 #if defined(FAULT_PROGRAM_MPI)
 #include <ddp/rendezvous/run_mpi.hpp>
 #else
@@ -106,7 +112,7 @@ struct settings {
     std::size_t tensors = 8, elements = 20000, bucket = 64 << 10;
     int pause = 0;  // milliseconds in every forward
     bool digests = false;
-    std::string algorithm = "auto", update = "automatic";
+    std::string algorithm = "auto", update = "automatic", strategy;
     bool share = true;
     std::vector<fault> faults;
 };
@@ -144,6 +150,8 @@ settings parse(int argc, char** argv) {
             with.algorithm = value;
         else if (name == "update")
             with.update = value;
+        else if (name == "strategy")
+            with.strategy = value;
         else if (name == "share")
             with.share = value == "1";
         else if (name == "thread" && value == "rests")
@@ -377,6 +385,24 @@ struct watcher {
     }
 };
 
+// local_sgd, struck in a meeting.
+struct averaging {
+    static constexpr char const* name = "averaging";
+    static constexpr bool agrees = true;
+    trouble* ill;
+
+    [[nodiscard]] std::uint64_t hash() const { return 1; }
+    void validate() const {}
+    [[nodiscard]] bool due(std::uint64_t step) const { return step % 2 == 0; }
+    [[nodiscard]] ddp::no_strategy_state prepare(ddp::strategy_plan<float> const& /*plan*/) const { return {}; }
+    template <class T>
+    void meet(ddp::no_strategy_state& state, ddp::meeting<T, float> const& with) const {
+        ill->at("meet", with.step);
+        ill->within("meeting", with.step);
+        ddp::local_sgd{.period = 2}.meet(state, with);
+    }
+};
+
 template <class Comm>
 void collectives(Comm& comm, trouble& ill, std::uint64_t step) {
     std::vector<double> data(ill.due("count", "allreduce", step) != nullptr ? 9 : 10, 1.0);
@@ -416,9 +442,34 @@ bool loop(settings const& with, Comm& comm, trouble& ill, Trainer& trainer, auto
         } else {
             ill.announce();
         }
-        collectives(comm, ill, step);
+        if (with.strategy.empty()) collectives(comm, ill, step);
     }
     return true;
+}
+
+template <class Comm, class Trainer>
+void train_by(settings const& with, Comm& comm, trouble& ill, Trainer& trainer) {
+    auto const hex = [&] {
+        char digest[40];
+        std::snprintf(digest, sizeof digest, "%016llx", static_cast<unsigned long long>(trainer.digest_of_values()));
+        return std::string(digest);
+    };
+    try {
+        if (!loop(with, comm, ill, trainer, hex)) return;
+        if constexpr (requires { trainer.synchronise(); }) trainer.synchronise();
+    } catch (ddp::comm_error const&) {
+        say("values rank=" + std::to_string(comm.rank()) + " steps=" + std::to_string(trainer.completed_steps()) +
+            " torn=" + std::to_string(trainer.torn()) + " digest=" + hex());
+        throw;
+    }
+    ill.at("end", 0);
+    bool const same = trainer.replicas_identical();
+    bool shared = false;
+    if constexpr (requires { trainer.shares_memory(); }) shared = trainer.shares_memory();
+    say("done rank=" + std::to_string(comm.rank()) + " digest=" + hex() +
+        " steps=" + std::to_string(trainer.completed_steps()) + " replicas=" + (same ? "identical" : "different") +
+        " memory=" + (shared ? "shared" : "own") + " messages=" + ddp::name_of(comm.messages()) +
+        " here=" + std::to_string(comm.host().size()) + " host_messages=" + ddp::name_of(comm.host().messages()));
 }
 
 template <class Comm>
@@ -430,6 +481,17 @@ void train(settings const& with, Comm& comm, trouble& ill) {
     options.share_memory = with.share;
     float const rate = ill.due("rate", "construct", 0) != nullptr ? 0.2f : 0.1f;
     if (rate != 0.1f || ill.due("model", "construct", 0) != nullptr) ill.announce();
+    if (!with.strategy.empty()) {
+        ddp::local_parallel trainer = [&] {
+            if (with.strategy == "averaging")
+                return ddp::local_parallel{model, ddp::sgd{.lr = rate}, comm, averaging{&ill}};
+            if (with.strategy == "gossip") return ddp::local_parallel{model, ddp::sgd{.lr = rate}, comm, ddp::gossip{}};
+            if (with.strategy == "stale")
+                return ddp::local_parallel{model, ddp::sgd{.lr = rate}, comm, ddp::stale_synchronous{.staleness = 3}};
+            throw std::invalid_argument("fault_program: there is no strategy " + with.strategy);
+        }();
+        return train_by(with, comm, ill, trainer);
+    }
     ddp::data_parallel trainer{model,
                                struck_sgd{{.lr = rate}, &ill},
                                comm,
@@ -437,24 +499,7 @@ void train(settings const& with, Comm& comm, trouble& ill) {
                                ddp::any_allreduce::parse(with.algorithm),
                                ddp::size_capped_buckets{.cap_bytes = with.bucket, .first_bytes = with.bucket / 4},
                                watcher{&ill}};
-    auto const hex = [&] {
-        char digest[40];
-        std::snprintf(digest, sizeof digest, "%016llx", static_cast<unsigned long long>(trainer.digest_of_values()));
-        return std::string(digest);
-    };
-    try {
-        if (!loop(with, comm, ill, trainer, hex)) return;
-    } catch (ddp::comm_error const&) {
-        say("values rank=" + std::to_string(comm.rank()) + " steps=" + std::to_string(trainer.completed_steps()) +
-            " torn=" + std::to_string(trainer.torn()) + " digest=" + hex());
-        throw;
-    }
-    ill.at("end", 0);
-    bool const same = trainer.replicas_identical();
-    say("done rank=" + std::to_string(comm.rank()) + " digest=" + hex() +
-        " steps=" + std::to_string(trainer.completed_steps()) + " replicas=" + (same ? "identical" : "different") +
-        " memory=" + (trainer.shares_memory() ? "shared" : "own") + " messages=" + ddp::name_of(comm.messages()) +
-        " here=" + std::to_string(comm.host().size()) + " host_messages=" + ddp::name_of(comm.host().messages()));
+    train_by(with, comm, ill, trainer);
 }
 
 }  // namespace

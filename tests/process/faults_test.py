@@ -192,6 +192,38 @@ class Throws(FaultCase):
             self.assertEqual(job.ranks[0].err.strip(), "the lamp fell over", "what began it is what ends the program")
 
 
+class BetweenMeetings(FaultCase):
+    """Ranks that step by themselves: inside a meeting, between two, and while sums of earlier steps are under way."""
+
+    def test_killed(self):
+        for size, rank, strategy, phase, step in ((3, 1, "averaging", "meeting", 4), (2, 0, "averaging", "forward", 3),
+                                                  (4, 2, "gossip", "waiting", 3), (3, 0, "stale", "between", 5)):
+            with self.subTest(size=size, rank=rank, strategy=strategy, phase=phase):
+                self.strike(size, [f"{rank}:kill:{phase}:{step}"], gone(rank), [rank], f"strategy={strategy}",
+                            code=-signal.SIGKILL)
+
+    def test_stopped_for_good(self):
+        for size, rank, strategy, phase, step in ((3, 1, "averaging", "meeting", 4), (3, 2, "stale", "backward", 5)):
+            with self.subTest(size=size, rank=rank, strategy=strategy, phase=phase):
+                def attempt():
+                    with Job(size, command(f"fault={rank}:stop:{phase}:{step}", f"strategy={strategy}")) as job:
+                        others = [r for r in range(size) if r != rank]
+                        job.wait(which=others)
+                        os.kill(job.ranks[rank].pid, signal.SIGKILL)
+                        job.wait()
+                        self.agree(job, rf"^DDP-E203 peer silent: rank {rank} has sent nothing", others, DEAD + SOON)
+                self.in_time(attempt)
+
+    def test_thrown(self):
+        text = r"^DDP-E206 remote exception: rank {} failed in its own code.*: the lamp fell over$"
+        for size, rank, strategy, phase, step in ((3, 1, "averaging", "meet", 4), (4, 3, "gossip", "backward", 3),
+                                                  (3, 0, "stale", "forward", 5)):
+            with self.subTest(size=size, rank=rank, strategy=strategy, phase=phase):
+                own = self.strike(size, [f"{rank}:throw:{phase}:{step}"], text.format(rank), [rank],
+                                  f"strategy={strategy}", code=1)
+                self.assertEqual(own, ["the lamp fell over"])
+
+
 class LeavesEarly(FaultCase):
     def test_returning_in_good_order(self):
         for size, rank in ((2, 0), (2, 1), (3, 1), (4, 0), (4, 3)):
