@@ -26,6 +26,7 @@
 #include <ddp/checkpoint/checkpoints.hpp>
 #include <ddp/optim/any_optimizer.hpp>
 #include <ddp/train/data_parallel.hpp>
+#include <ddp/train/weights.hpp>
 #include <ddp/transport/inproc.hpp>
 
 #include "support/catch.hpp"
@@ -497,7 +498,7 @@ TEST_CASE("groups meet more often than all ranks", "[strategy]") {
 
 TEST_CASE("strategies in a group of ranks, in an order of its own, give the bits of as many ranks alone",
           "[strategy]") {
-    auto const alike = [](auto const& strategy) {
+    auto const alike = [](auto const& strategy, bool agree) {
         any_optimizer const optimizer = two_optimizers()[1].second;
         auto const alone = run_ranks(3, [&](auto& comm) { return train_on(comm, strategy, optimizer); }, patient());
         auto const within = run_ranks(
@@ -510,11 +511,13 @@ TEST_CASE("strategies in a group of ranks, in an order of its own, give the bits
         for (ending const& one : within) REQUIRE(one.wrong == "");
         std::size_t r = 0;
         for (std::size_t const world_rank : {2u, 0u, 3u}) REQUIRE(within[world_rank].values == alone[r++].values);
-        REQUIRE(alone[0].values != alone[1].values);
+        REQUIRE((alone[0].values == alone[1].values) == agree);
     };
-    alike(strategy_of<false>(gossip{.graph = gossip_graph::ring, .period = 2}));
-    alike(strategy_of<false>(gossip{.period = 1}));
-    alike(strategy_of<false>(elastic_averaging{.period = 3}));
+    alike(any_strategy(diloco{.period = 3}), true);
+    alike(stale_synchronous{.staleness = 2}, true);  // synchronised at the end
+    alike(strategy_of<false>(gossip{.graph = gossip_graph::ring, .period = 2}), false);
+    alike(strategy_of<false>(gossip{.period = 1}), false);
+    alike(strategy_of<false>(elastic_averaging{.period = 3}), false);
 }
 
 TEST_CASE("where ranks meet after each step, local SGD is data-parallel training; alone, it has its bits",
@@ -737,6 +740,9 @@ TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
             trainer.step(numbers{{static_cast<double>(comm.rank())}});
             expect(!trainer.between_steps(), "apart");
             said.push_back(thrown_by([&] { (void)trainer.replicas_identical(); }));
+            std::string const unsaved = thrown_by([&] { save_weights(trainer, "/nowhere/at/all"); });
+            expect(unsaved.find("save_weights: under local_sgd ranks hold the same values right after") != unsaved.npos,
+                   "rank 0's values alone are not written");
             trainer.synchronise();
             expect(trainer.replicas_identical() && trainer.between_steps(), "together");
             expect(net.value(0)[0] == -0.5, "the mean");
@@ -845,8 +851,7 @@ TEST_CASE("ranks that differ or fail say so on all of them", "[strategy]") {
         REQUIRE(thrown[1] == "the lamp fell over");
         for (std::size_t const r : {0u, 2u})
             REQUIRE_THAT(thrown[r], Contains("rank 1 failed in its own code") && Contains("the lamp fell over"));
-        REQUIRE(torn[1] == 1);
-        if (before) REQUIRE(torn == std::vector<int>{1, 1, 1});
+        REQUIRE(torn[1] == 1);  // the others may have heard of it before the strategy began, or after it had ended
     }
     auto const in_group = errors_over(
         tcp, 3,

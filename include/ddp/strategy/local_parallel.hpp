@@ -173,7 +173,7 @@ public:
         return !stepping_ && accumulated_ == 0 && meetings_.together();
     }
     /// Throws usage_error, the same on all ranks, where between_steps() is false, and says what to do: for who keeps or replaces the
-    /// values of all ranks (checkpoints does).
+    /// values of all ranks (checkpoints and save_weights do).
     void expect_between_steps(char const* what) const {
         expect_between(what);
         meetings_.expect_together(what);

@@ -154,10 +154,13 @@ load_report load_weights_as(communicator<T> const& comm, M& model, std::string c
 }
 
 /// The trainer's model, and as "ddp.steps" how many steps it has made. Collective. Throws as the form that takes a
-/// communicator; values that only some of a failed step's updates went into are never written.
+/// communicator, and usage_error, on all ranks, where those of a local_parallel hold different values; values that only some of a
+/// failed step's updates went into are never written.
 template <detail::TrainerLike C>
 void save_weights(C& trainer, std::string const& path, string_map metadata = {}) {
     detail::expect_between_steps(trainer.comm());  // a failure may tear values
+    if constexpr (requires { trainer.expect_between_steps("save_weights"); })
+        trainer.expect_between_steps("save_weights");
     metadata.emplace("ddp.steps", std::to_string(trainer.completed_steps()));
     save_weights(trainer.comm(), trainer.model(), path, std::move(metadata));
 }
