@@ -214,8 +214,9 @@ private:
 
     template <class C>
     static void expect_between_steps(C& trainer) {
-        detail::expect_between_steps(trainer.comm());                             // a failure may tear values
-        if constexpr (requires { trainer.expect_between_steps("checkpoints"); })  // its ranks may hold different values
+        detail::expect_between_steps(trainer.comm());  // a failure may tear values
+        // The ranks of a local_parallel may hold different values.
+        if constexpr (requires { trainer.expect_between_steps("checkpoints"); })
             trainer.expect_between_steps("checkpoints");
         DDP_EXPECTS(
             trainer.between_steps(),
