@@ -165,6 +165,44 @@ class Checkpoints(unittest.TestCase):
                 if signo == signal.SIGKILL:  # or at the first meeting behind them
                     self.assertEqual(steps, [-(-s // 4) * 4 if agrees else s for s in range(5, 61, 5)])
 
+    def test_ddprun_that_is_told_to_stop_ends_with_75_and_resumes(self):
+        expected = self.finished("sharded", ranks=2)
+        noting = 'echo $$ > "$NOTES/$RANK"; exec "$@"'
+        for signo, victim in ((signal.SIGTERM, None), (signal.SIGUSR1, None), (signal.SIGTERM, 1)):
+            with self.subTest(signo=signo, victim=victim), tempfile.TemporaryDirectory(dir=self.owner.name) as parent:
+                directory = os.path.join(parent, "kept")
+                words = ("--checkpoint", directory, "--every", "5", "--resume")
+                command = [DDPRUN, "-n", "2", "--restarts", "2", "--prefix", "none", "--", "sh", "-c", noting, "sh",
+                           *self.command("sharded", *words)]
+                job = Rank(command, environment(NOTES=parent), start_new_session=True)
+                self.addCleanup(job.err_file.close)
+                self.addCleanup(job.out_file.close)
+                try:
+                    end = time.monotonic() + 30 * SCALE
+                    while self.latest(directory) == 0 and job.poll() is None and time.monotonic() < end:
+                        time.sleep(0.0005)
+                    pid = job.pid
+                    if victim is not None:
+                        with open(os.path.join(parent, str(victim))) as file:
+                            pid = int(file.read())
+                    os.kill(pid, signo)
+                finally:
+                    code, out, err = job.finish()
+                self.assertEqual(code, TO_BE_RESUMED, f"{out}{err}")
+                self.assertTrue(err.endswith("ddprun: the job has stopped and can be resumed: all ranks ended with exit code 75\n"),
+                                err)
+                self.assertNotIn("failed", err)
+                self.assertNotIn("again", err)
+                stopped = int(re.search(r"(?m)^stopped after step (\d+)$", out)[1])
+                self.assertEqual(self.latest(directory), stopped)
+                job = Rank(command, environment(NOTES=parent), start_new_session=True)
+                self.addCleanup(job.err_file.close)
+                self.addCleanup(job.out_file.close)
+                code, out, err = job.finish()
+                self.assertEqual(code, 0, f"{out}{err}")
+                self.assertIn(f"resumed after step {stopped}\n", out)
+                self.assertEqual(self.digest_in(out, err), expected)
+
     def test_another_number_of_ranks_goes_on(self):
         with tempfile.TemporaryDirectory(dir=self.owner.name) as parent:
             words = self.kept(os.path.join(parent, "kept"))

@@ -637,6 +637,33 @@ class Signals(unittest.TestCase):
             result = finish(process)
             self.assertEqual((result.code, result.lines(0), result.lines(1)), (85, ["saved"], ["saved"]))
 
+    def test_a_job_whose_ranks_all_want_to_be_resumed_has_not_failed(self):
+        for signo, words in ((signal.SIGTERM, []), (signal.SIGUSR1, []), (None, []), (None, ["--grace", "0.1"])):
+            with Directory() as notes:
+                process = start("-n", "2", "--restarts", "3", *words,
+                                *python("import os, signal, time\n"
+                                        "rank, notes = os.environ['RANK'], os.environ['NOTES']\n"
+                                        "def save(*_):\n"
+                                        "    time.sleep(1.5 * int(rank)); print('saved', flush=True); os._exit(75)\n"
+                                        "for s in signal.SIGTERM, signal.SIGUSR1: signal.signal(s, save)\n"
+                                        "print(os.getpid(), file=open(notes + '/' + rank, 'a'), flush=True)\n"
+                                        "time.sleep(60)\n"), env=notes.env())
+                notes.wait_for("0", "1")
+                if signo:
+                    process.send_signal(signo)
+                else:  # ranks tell each other
+                    for rank in ("0", "1"):
+                        os.kill(int(notes.note(rank)), signal.SIGUSR1)
+                result = finish(process)
+                self.assertEqual((result.code, result.lines(0), result.lines(1)), (75, ["saved"], ["saved"]), result.err)
+                self.assertTrue(result.err.endswith("ddprun: the job has stopped and can be resumed: all ranks ended with exit "
+                                                    "code 75\n"), result.err)
+                self.assertNotIn("failed", result.err)
+                self.assertEqual(len(notes.note("0").split()), 1, "it was not started again")
+        result = run("-n", "2", "--restarts=1", *sh("exit $((75 - RANK))"))  # one does not: that is a failure
+        self.assertIn(result.code, (74, 75))
+        self.assertRegex(result.err, r"restart 1 of 1\n(?s:.*)rank [01] failed first: exit code 7[45]")
+
     def test_a_second_interrupt_kills(self):
         with Directory() as notes:
             process = start("-n", "2", *python(self.COUNTING), env=notes.env(WANTED="9"))
@@ -785,6 +812,16 @@ class Hosts(unittest.TestCase):
         result = finish(self.start("a:2,lost", "--grace", "0.3", *sh("sleep 60")))
         self.assertEqual(result.code, 255, result.err)
         self.assertRegex(result.err, r"host lost \(rank 2\) failed first: exit code 255(?s:.*)no route to lost")
+
+    def test_ranks_elsewhere_that_want_to_be_resumed(self):
+        process = self.start("a:2,b", "--max-restarts", "2",
+                             *sh("trap 'kill $!; exit 75' USR1; echo up >> $NOTES/$RANK; sleep 60 & wait"))
+        self.notes.wait_for("0", "1", "2")
+        process.send_signal(signal.SIGUSR1)
+        result = finish(process)
+        self.assertEqual((result.code, self.notes.note("2")), (75, "up"), result.err)
+        self.assertEqual(result.err.count("the job has stopped and can be resumed"), 1)
+        self.assertNotIn("failed", result.err)
 
     def test_signals_reach_them_and_nothing_outlives_the_launcher(self):
         for signo, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):

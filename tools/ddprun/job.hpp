@@ -28,6 +28,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <ddp/checkpoint/stop_signals.hpp>
+
 #include "cores.hpp"
 #include "descendants.hpp"
 #include "flight.hpp"
@@ -129,7 +131,7 @@ private:
     static constexpr std::chrono::seconds asked_for{1};       // between SIGTERM and SIGKILL
     static constexpr std::chrono::seconds dying_for{10};      // after SIGKILL
     static constexpr std::chrono::seconds drain_for{1};       // for output of what ranks that have ended left behind
-    static constexpr std::chrono::seconds grace_to_save{10};  // after a signal passed on: ranks write checkpoints then
+    static constexpr std::chrono::seconds grace_to_save{10};  // where ranks may be writing checkpoints: they stop
     static constexpr std::chrono::milliseconds answer_within{700};  // for ranks to write after SIGUSR2
     static constexpr std::chrono::seconds flush_for{1};             // for what was not read when the user gave up
 
@@ -452,8 +454,8 @@ private:
                           .passed_on = passed_on_};
         if (!rank.end->failed() || stage_ != stage::running) return;
         stage_ = stage::grace;
-        deadline_ =
-            now + (passed_on_ != 0 ? std::max<std::chrono::milliseconds>(with_.grace, grace_to_save) : with_.grace);
+        bool const saves = passed_on_ != 0 || rank.end->to_be_resumed();
+        deadline_ = now + (saves ? std::max<std::chrono::milliseconds>(with_.grace, grace_to_save) : with_.grace);
     }
 
     /// What the flight records of the ranks here say together; nothing where there are none. `asked`: only those that have
@@ -501,6 +503,14 @@ private:
                     say_lost("the output of rank " + std::to_string(rank.rank) + " in --log-dir " + with_.log_dir,
                              lost);
                 }
+        }
+        if (std::ranges::all_of(endings,
+                                &ending::to_be_resumed)) {  // nobody failed, and there is nothing to start again now
+            if (given_ == nullptr)
+                say("ddprun: the job has stopped and can be resumed: " +
+                    std::string(endings.size() > 1 ? "all ranks" : "its rank") + " ended with exit code " +
+                    std::to_string(ddp::exit_to_be_resumed));
+            return ddp::exit_to_be_resumed;
         }
         if (ending const* const culprit = first_culprit(endings)) {
             culprit_ = true;

@@ -213,7 +213,7 @@ inline void declare(CLI::App& app, command_line& to) {
     takes("--dead", "SECONDS", to.dead, "a peer not heard of for so long is silent (3)");
     takes("--collective", "SECONDS", to.collective, "how long a wait for a peer may take (120)");
     takes("--join", "SECONDS", to.join, "how long the ranks may take to meet (30)");
-    takes("--max-restarts", "N", to.max_restarts, "how often all are started again after a failure",
+    takes("--max-restarts,--restarts", "N", to.max_restarts, "how often all start again after a failure",
           "PET_MAX_RESTARTS");
     flag("--standalone", to.standalone, "one machine: the default");
     flag("--no-python", to.no_python, "nothing: for torchrun's command lines");
@@ -255,7 +255,8 @@ inline void declare(CLI::App& app, command_line& to) {
         "PET_NNODES, PET_NPROC_PER_NODE and the like are read as torchrun reads them.\n"
         "\n"
         "Exit status: of the rank that failed first (128 + N for signal N), 0 if none\n"
-        "did; 2 bad options; 125 ddprun's own trouble; 126, 127 program cannot be run.");
+        "did; 75 if all ranks ended with it: the job can be resumed, and is not started\n"
+        "again; 2 bad options; 125 ddprun's own trouble; 126, 127 program cannot be run.");
 }
 
 /// The options among `words`, each as one word "--name=value", up to the program or "--"; `at` is where that is. Its

@@ -12,6 +12,8 @@
 
 #include <sys/wait.h>
 
+#include <ddp/checkpoint/stop_signals.hpp>
+
 #include "posix.hpp"
 
 namespace ddprun {
@@ -31,6 +33,10 @@ struct ending {
 
     [[nodiscard]] int signal() const noexcept { return WIFSIGNALED(status) ? WTERMSIG(status) : 0; }
     [[nodiscard]] bool failed() const noexcept { return status != 0; }
+    /// It has kept what it had, and wants to be started again: see ddp::stop_signals.
+    [[nodiscard]] bool to_be_resumed() const noexcept {
+        return WIFEXITED(status) && WEXITSTATUS(status) == ddp::exit_to_be_resumed;
+    }
     [[nodiscard]] int exit_code() const noexcept { return signal() != 0 ? 128 + signal() : WEXITSTATUS(status); }
 };
 
