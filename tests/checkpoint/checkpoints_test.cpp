@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -35,6 +36,8 @@ std::vector<std::pair<std::string, any_optimizer>> every_optimizer() {
     all.emplace_back("rmsprop", rmsprop{.lr = 0.01, .momentum = 0.5, .centered = true});
     all.emplace_back("adagrad", adagrad{.lr = 0.05});
     all.emplace_back("lion", lion{.lr = 0.003});
+    all.emplace_back("lamb", lamb{.lr = 0.01, .weight_decay = 1e-2});
+    all.emplace_back("lars", lars{.lr = 0.5, .momentum = 0.9, .weight_decay = 1e-2});
     return all;
 }
 
@@ -70,29 +73,126 @@ std::vector<std::uint64_t> kept_and_resumed(Run const& run, kept_recipe const& b
 }  // namespace
 
 TEST_CASE("a training that is kept and resumed ends with the bits of one that was not disturbed", "[checkpoint]") {
-    int const ranks = GENERATE(1, 2, 3);
+    int const ranks = GENERATE(1, 2, 3, 4);
+    std::size_t number = 0;
     for (auto const& [name, optimizer] : every_optimizer())
-        for (bool const sharded : {false, true})
-            for (bool const clipped : {false, true}) {
-                CAPTURE(ranks, name, sharded, clipped);
-                kept_recipe const by{.optimizer = optimizer, .options = options_of(sharded, clipped)};
+        for (std::string const clipping : {"not", "by norm", "by value"}) {
+            ++number;
+            for (bool const sharded : {false, true}) {
+                bool const both = name == "adam" || name == "lamb";
+                if (!both && sharded == ((number + static_cast<std::size_t>(ranks)) % 2 == 0)) continue;
+                CAPTURE(ranks, name, sharded, clipping);
+                kept_recipe by{.optimizer = optimizer, .options = options_of(sharded, clipping == "by norm")};
+                if (clipping == "by value") by.options.clip = clip_by_value{.limit = 0.01};
                 auto const got =
                     kept_and_resumed([&](auto const& body) { return run_ranks(ranks, body, patient()); }, by);
                 REQUIRE(got == std::vector<std::uint64_t>(got.size(), undisturbed(ranks, by, 11)));
             }
+        }
 }
 
 TEST_CASE("the same over TCP, by messages and in shared memory, and written in the background", "[checkpoint]") {
-    for (bool const memory : {false, true}) {
-        kept_recipe by{.optimizer = adam{.lr = 0.01}, .options = options_of(true, true)};
-        by.options.share_memory = memory;
-        for (bool const background : {false, true}) {
-            CAPTURE(memory, background);
-            auto const got =
-                kept_and_resumed([&](auto const& body) { return on_ranks(3, body); }, by, {.background = background});
-            REQUIRE(got == std::vector<std::uint64_t>(3, undisturbed(3, by, 11)));
-        }
+    std::vector<std::pair<std::string, any_optimizer>> const some = {
+        {"adam", adam{.lr = 0.01}},
+        {"nesterov", sgd{.lr = 0.05, .momentum = 0.9, .nesterov = true}},
+        {"lamb", lamb{.lr = 0.01}}};
+    std::size_t number = 0;
+    for (int const ranks : {1, 2, 3, 4})
+        for (bool const memory : {false, true})
+            for (bool const background : {false, true}) {
+                auto const& [name, optimizer] = some[number++ % some.size()];
+                CAPTURE(ranks, name, memory, background);
+                kept_recipe by{.optimizer = optimizer, .options = options_of(number % 4 != 0, number % 2 != 0)};
+                by.options.share_memory = memory;
+                auto const got = kept_and_resumed([&](auto const& body) { return on_ranks(ranks, body); }, by,
+                                                  {.background = background});
+                REQUIRE(got == std::vector<std::uint64_t>(got.size(), undisturbed(ranks, by, 11)));
+            }
+}
+
+namespace {
+
+/// What a program may change between steps, here and there in a training.
+template <class Training>
+void go_to_with_changes(Training& one, std::uint64_t steps) {
+    while (one.trainer.completed_steps() < steps) {
+        std::uint64_t const step = one.trainer.completed_steps();
+        if (step == 2) one.trainer.set_rate_factor(0.3);
+        if (step == 3) one.trainer.freeze("w1");
+        if (step == 4) one.trainer.unfreeze("b*");  // frozen from the start
+        if (step == 8) one.trainer.unfreeze("w1");
+        one.go_to(step + 1);
     }
+}
+
+}  // namespace
+
+TEST_CASE("the learning rate's factor and what is frozen come back with a checkpoint, in another program's place",
+          "[checkpoint]") {
+    for (int const ranks : {1, 2, 3, 4})
+        for (bool const sharded : {false, true}) {
+            CAPTURE(ranks, sharded);
+            kept_recipe by{.optimizer = sgd{.lr = 0.05, .momentum = 0.9, .weight_decay = 0.01},
+                           .options = options_of(sharded, true)};
+            by.options.frozen = {"b*"};
+            auto const run = [&](auto const& body) { return run_ranks(ranks, body, patient()); };
+            scratch_directory const scratch;
+            auto const expected = run([&](auto& comm) {
+                kept_training one(comm, by);
+                go_to_with_changes(one, 5);
+                checkpoints(in(scratch)).save(one.trainer, one.batches);
+                go_to_with_changes(one, 11);
+                return one.digest();
+            });
+            auto const resumed = [&](auto& comm) {
+                kept_recipe other = by;
+                other.seed = 99;
+                other.options.frozen = {"b1", "w2"};
+                kept_training one(comm, other);
+                one.go_to(1);
+                one.trainer.set_rate_factor(0.7);
+                (void)checkpoints(in(scratch)).resume(one.trainer, one.batches);
+                std::vector<std::string> frozen;
+                for (std::size_t i = 0; i < one.trainer.frozen().size(); ++i)
+                    if (one.trainer.frozen()[i] != 0) frozen.push_back(one.trainer.parameters()[i].name);
+                return std::tuple(one.trainer.rate_factor(), frozen, [&] {
+                    go_to_with_changes(one, 11);
+                    return one.digest();
+                }());
+            };
+            for (auto const& [factor, frozen, digest] : run(resumed)) {
+                REQUIRE(factor == 0.3);
+                REQUIRE(frozen == std::vector<std::string>{"w1"});
+                REQUIRE(digest == expected.front());
+            }
+
+            // A trainer without such settings, or with other parameters, says so.
+            ddp::detail::checkpoint_reader const reader(ddp::detail::checkpoint_directory(in(scratch)),
+                                                        "step-000000000005", 0, 1);
+            std::vector<std::string_view> const others{"w2", "b1"};
+            REQUIRE(thrown_by([&] { reader.expect_no_settings(); }).find("which this trainer cannot have") !=
+                    std::string::npos);
+            REQUIRE(thrown_by([&] {
+                        (void)reader.frozen_among(others);
+                    }).find("is said to freeze 'w1', and no parameter has that name") != std::string::npos);
+
+            // What was written before there was anything about it leaves both as the program has them.
+            auto const path = scratch.path() / "kept" / "step-000000000005" / "manifest.json";
+            std::string text = content_of(path);
+            std::size_t const at = text.find("  \"rate_factor\""), end = text.find("  \"sampler\"");
+            REQUIRE((at < end && end != text.npos));
+            text.erase(at, end - at).replace(text.find("\"format_version\": 2"), 19, "\"format_version\": 1");
+            text.resize(text.find("\"digest\": ", text.find("\"entries\"")));
+            char sum[40];
+            std::snprintf(sum, sizeof sum, "\"digest\": \"%016llx\"\n}\n",
+                          static_cast<unsigned long long>(ddp::digest().add(text).value()));
+            put_content(path, text + sum);
+            for (auto const& [factor, frozen, digest] : run(resumed)) {
+                REQUIRE(factor == 0.7);
+                REQUIRE(frozen == std::vector<std::string>{"b1", "w2"});
+                REQUIRE(digest != 0);
+            }
+        }
 }
 
 TEST_CASE("what an exchange keeps on each rank is kept for that rank; another number of ranks begins without",
@@ -143,7 +243,7 @@ TEST_CASE("what an exchange keeps on each rank is kept for that rank; another nu
 namespace {
 
 /// Elements of all state, by (parameter, slot), put together from what ranks hold; with it the values.
-using whole_state = std::map<std::pair<std::string, std::string>, std::vector<float>>;
+using whole_state = std::map<std::pair<std::string, std::string>, std::vector<double>>;
 
 template <class Training>
 whole_state state_of(Training& one) {
@@ -154,7 +254,7 @@ whole_state state_of(Training& one) {
         std::size_t count = 1;
         for (std::size_t const extent : s.shape) count *= extent;
         into.resize(count);
-        auto const values = s.as<float>();
+        auto const values = s.as<double>();
         std::copy(values.begin(), values.end(), into.begin() + static_cast<std::ptrdiff_t>(s.begin));
     });
     return all;
@@ -171,52 +271,75 @@ whole_state put_together(std::vector<whole_state> const& ranks) {
         }
     return all;
 }
+/// The largest difference between two of the same things.
+double distance(whole_state const& a, whole_state const& b) {
+    double most = 0;
+    for (auto const& [key, values] : a)
+        for (std::size_t i = 0; i < values.size(); ++i) most = std::max(most, std::abs(values[i] - b.at(key).at(i)));
+    return most;
+}
 
 }  // namespace
 
-TEST_CASE("another number of ranks, update policy and bucket plan find exactly the same state", "[checkpoint]") {
+TEST_CASE(
+    "another number of ranks, update policy, bucket plan and transport find exactly the same state, and go on alike",
+    "[checkpoint]") {
     struct side {
         int ranks;
         bool sharded;
         any_buckets buckets;
+        bool tcp = false;
     };
-    side const plain{2, true, size_capped_buckets{.cap_bytes = 512, .first_bytes = 128}};
-    std::vector<side> const sides = {plain,
-                                     {3, true, size_capped_buckets{.cap_bytes = 256, .first_bytes = 64}},
+    std::vector<side> const sides = {{2, true, size_capped_buckets{.cap_bytes = 1024, .first_bytes = 256}},
+                                     {3, true, size_capped_buckets{.cap_bytes = 512, .first_bytes = 128}, true},
                                      {3, false, single_bucket{}},
                                      {1, false, per_parameter_buckets{}},
-                                     {4, true, scrambled_buckets{}}};
-    for (std::size_t from = 0; from < sides.size(); ++from)
+                                     {4, true, scrambled_buckets{}, true}};
+    using training = kept_training<communicator<>, double>;
+    auto const recipe = [](side const& s) {
+        return kept_recipe{
+            .optimizer = adam{.lr = 0.01}, .options = options_of(s.sharded, false), .buckets = s.buckets};
+    };
+    for (std::size_t from = 0; from < sides.size(); ++from) {
+        scratch_directory const scratch;
+        using two_states = std::pair<whole_state, whole_state>;  // at step 5, at step 8
+        auto const both = [](std::vector<two_states> const& ranks) {
+            std::vector<whole_state> first, last;
+            for (auto const& [a, b] : ranks) first.push_back(a), last.push_back(b);
+            return two_states(put_together(first), put_together(last));
+        };
+        auto const undisturbed = both(ranks_over(
+            sides[from].tcp, sides[from].ranks,
+            [&](communicator<>& comm) {
+                training one(comm, recipe(sides[from]));
+                one.go_to(5);
+                checkpoints(in(scratch)).save(one.trainer, one.batches);
+                whole_state const kept = state_of(one);
+                return two_states(kept, state_of(one.go_to(8)));
+            },
+            patient()));
         for (std::size_t to = 0; to < sides.size(); ++to) {
             CAPTURE(from, to);
-            scratch_directory const scratch;
-            auto const recipe = [](side const& s) {
-                return kept_recipe{
-                    .optimizer = adam{.lr = 0.01}, .options = options_of(s.sharded, false), .buckets = s.buckets};
-            };
-            auto const before = run_ranks(
-                sides[from].ranks,
-                [&](auto& comm) {
-                    kept_training one(comm, recipe(sides[from]));
-                    one.go_to(5);
-                    checkpoints(in(scratch)).save(one.trainer, one.batches);
-                    return state_of(one);
-                },
-                patient());
-            auto const after = run_ranks(
-                sides[to].ranks,
-                [&](auto& comm) {
-                    kept_training one(comm, recipe(sides[to]));
+            auto const resumed = both(ranks_over(
+                sides[to].tcp, sides[to].ranks,
+                [&](communicator<>& comm) {
+                    training one(comm, recipe(sides[to]));
                     one.go_to(1);
                     if (!checkpoints(in(scratch)).resume(one.trainer, one.batches))
                         throw std::logic_error("nothing was found");
                     whole_state const found = state_of(one);
                     if (one.go_to(8).digest() == 0) throw std::logic_error("ranks differ");
-                    return found;
+                    return two_states(found, state_of(one));
                 },
-                patient());
-            REQUIRE(put_together(after) == put_together(before));
+                patient()));
+            REQUIRE(resumed.first == undisturbed.first);
+            REQUIRE(distance(undisturbed.first, undisturbed.second) > 1e-3);
+            if (sides[from].ranks == sides[to].ranks)
+                REQUIRE(resumed.second == undisturbed.second);
+            else
+                REQUIRE(distance(resumed.second, undisturbed.second) < 1e-13);
         }
+    }
 }
 
 TEST_CASE("with a sharded update every rank writes its own part, with a replicated one rank 0 writes all",
@@ -310,7 +433,8 @@ struct odd_model : scripted_model<> {
     std::vector<model_buffer> buffers() { return {{"batches", element_type::i64, {}, bytes_of(batches)}}; }
 };
 std::vector<odd_model::part> const odd_parts = {
-    {"a/b", {2, 3}, {1, 2}}, {"a", {4}}, {"50%[1:2]", {5}}, {"none", {0}}, {"\u00e9 \" \\", {1}}, {"two\nlines", {2}}};
+    {"a/b", {2, 3}, {1, 2}}, {"a", {4}},          {"50%[1:2]", {5}}, {"none", {0}},
+    {"\u00e9 \" \\", {1}},   {"two\nlines", {2}}, {"t*", {1}}};
 
 }  // namespace
 
@@ -323,6 +447,12 @@ TEST_CASE("buffers, memory that is not row-major and names with any characters a
             data_parallel trainer{net, sgd{.lr = 0.1, .momentum = 0.9}, comm, {.update = update::sharded}};
             trainer.step(numbers{{1.0}});
             net.batches = 10 + comm.rank();
+            trainer.set_frozen(
+                std::vector<std::uint8_t>{1, 0, 0, 0, 1, 0, 1});  // patterns cannot say that: t* fits another
+            std::vector<std::uint8_t> const odd(7, comm.rank() == 1 ? 1 : 0);
+            std::string const refused = thrown_by([&] { trainer.set_frozen(odd); });
+            if (refused.find("set_frozen: ranks pass different marks; nothing was changed") == refused.npos)
+                return false;
             for (std::size_t i = 0; i < 6; ++i) net.value(0)[i] = static_cast<double>(i);
             std::uint64_t const before = trainer.digest_of_values();
             checkpoints kept(in(scratch));
@@ -330,8 +460,10 @@ TEST_CASE("buffers, memory that is not row-major and names with any characters a
             trainer.step(numbers{{3.0}});
             std::uint64_t const beyond = trainer.digest_of_values();
             net.batches = 0;
+            trainer.unfreeze("*");
             auto const from = kept.resume(trainer);
             if (trainer.digest_of_values() != before || net.batches != 10) return false;
+            if (!std::ranges::equal(trainer.frozen(), std::vector<int>{1, 0, 0, 0, 1, 0, 1})) return false;
             trainer.step(numbers{{3.0}});
             return trainer.digest_of_values() == beyond && from->entries.at("") == "\n\t\"\\\u00e9" &&
                    from->entries.at("empty").empty() && from->entries.size() == 2;
@@ -406,14 +538,16 @@ TEST_CASE("within a step, or with gradients accumulated, nothing is saved or res
         trainer.forward(numbers{{1}});
         trainer.accumulate();
         std::string text = thrown_by([&] { kept.save(trainer); }) + thrown_by([&] { kept.resume(trainer); }) +
-                           thrown_by([&] { trainer.set_completed_steps(3); });
+                           thrown_by([&] { trainer.set_completed_steps(3); }) +
+                           thrown_by([&] { trainer.set_frozen(trainer.frozen()); });
         trainer.forward(numbers{{1}});
         trainer.backward();
         text += thrown_by([&] { kept.save(trainer); });
         trainer.finish();
         kept.save(trainer);
         return text + thrown_by([&] { kept.save(trainer, {{"x", "\xff"}}); }) +
-               thrown_by([&] { checkpoints(in(scratch), {.keep = 0}); }) + thrown_by([&] { checkpoints(""); });
+               thrown_by([&] { trainer.set_frozen({}); }) + thrown_by([&] { checkpoints(in(scratch), {.keep = 0}); }) +
+               thrown_by([&] { checkpoints(""); });
     })[0];
     auto const count = [&](std::string const& words) {
         std::size_t found = 0;
@@ -422,7 +556,8 @@ TEST_CASE("within a step, or with gradients accumulated, nothing is saved or res
     };
     CAPTURE(said);
     REQUIRE(count("between steps: finish() the step") == 2);
-    REQUIRE(count("a step is under way") == 2);
+    REQUIRE(count("a step is under way") == 3);
+    REQUIRE(count("set_frozen: 0 marks for 1 parameters") == 1);
     REQUIRE(count("must be UTF-8: 'x' is not") == 1);
     REQUIRE(count("keep is zero") == 1);
     REQUIRE(count("give the directory a name") == 1);

@@ -24,6 +24,7 @@ checkpoint_manifest example() {
     all.step = 100;
     all.ranks = 4;
     all.shards = {{0, 4096, 0x0123456789abcdef}, {2, 17, 1}};
+    all.settings = {0.1875, {"w*", "two\nlines"}};
     all.sampler = {{.samples = 60000, .global_batch = 128, .seed = 18446744073709551615u, .shuffle = false}, 3, 41};
     all.entries = {{"note", "so far \"so\" good\n"}, {"\u00e9", ""}};
     return all;
@@ -57,7 +58,7 @@ TEST_CASE("a manifest says what it was given, in the form that the manual shows"
     std::string const text = manifest_text(example());
     REQUIRE(text == signed_again(R"({
   "format": "ddp checkpoint",
-  "format_version": 1,
+  "format_version": 2,
   "library": "0.1.0",
   "step": 100,
   "ranks": 4,
@@ -65,6 +66,8 @@ TEST_CASE("a manifest says what it was given, in the form that the manual shows"
     {"file": "shard-00000-of-00004.safetensors", "bytes": 4096, "digest": "0123456789abcdef"},
     {"file": "shard-00002-of-00004.safetensors", "bytes": 17, "digest": "0000000000000001"}
   ],
+  "rate_factor": "0x1.8p-3",
+  "frozen": ["w*", "two\nlines"],
   "sampler": {"epoch": 3, "position": 41, "samples": 60000, "global_batch": 128, "seed": 18446744073709551615, "shuffle": false, "drop_last": false},
   "entries": {
     "note": "so far \"so\" good\n",
@@ -82,8 +85,18 @@ TEST_CASE("a manifest says what it was given, in the form that the manual shows"
 
     checkpoint_manifest small = example();
     small.sampler.reset();
+    small.settings.reset();
     small.entries = {};
-    REQUIRE_FALSE(parse_manifest(manifest_text(small), "m.json").sampler.has_value());
+    checkpoint_manifest const read = parse_manifest(manifest_text(small), "m.json");
+    REQUIRE_FALSE((read.sampler.has_value() || read.settings.has_value()));
+    for (double const factor : {0.0, 1.0, 0.1, 1e-320, 1e300}) {
+        small.settings = {factor, {}};
+        REQUIRE(parse_manifest(manifest_text(small), "m.json").settings->rate_factor == factor);
+    }
+    // What version 1 wrote.
+    REQUIRE(
+        parse_manifest(with(manifest_text(read), "\"format_version\": 2", "\"format_version\": 1"), "m.json").step ==
+        100);
 }
 
 TEST_CASE("every beginning of a manifest, and every flipped bit in it, is an error with words", "[checkpoint]") {
@@ -107,8 +120,15 @@ TEST_CASE("every beginning of a manifest, and every flipped bit in it, is an err
 TEST_CASE("what no manifest says is refused, whatever its digest", "[checkpoint]") {
     std::string const text = manifest_text(example());
     REQUIRE(has(refused(with(text, "ddp checkpoint", "ddp")), "this is no manifest of a checkpoint"));
-    REQUIRE(has(refused(with(text, "\"format_version\": 1", "\"format_version\": 2")),
-                "format_version is 2, this library reads 1"));
+    for (char const* const version : {"0", "3"})
+        REQUIRE(has(refused(with(text, "\"format_version\": 2", concat({"\"format_version\": ", version}))),
+                    concat({"format_version is ", version, ", this library reads 1 to 2"})));
+    REQUIRE(has(refused(with(text, "\"format_version\": 2", "\"format_version\": 1")),
+                "expected 'entries', found 'rate_factor'"));
+    for (char const* const factor :
+         {"0x3p-4", "-0x1p+0", "0x-0p+0", "0xinf", "0xnan", "1.5", "", "0x", "0x1.8p-3 ", "0x1p99999"})
+        REQUIRE(has(refused(with(text, "0x1.8p-3", factor)), "is no factor of the learning rate"));
+    REQUIRE(has(refused(with(text, "\"frozen\": [", "\"frozen\": [[")), "expected"));
     REQUIRE(has(refused(with(text, "\"step\"", "\"stop\"")), "expected 'step', found 'stop'"));
     REQUIRE(has(refused(with(text, "\"ranks\": 4", "\"ranks\": 0")), "no job has 0 ranks"));
     REQUIRE(has(refused(with(text, "\"ranks\": 4", "\"ranks\": 99999999999")), "no job has 99999999999 ranks"));

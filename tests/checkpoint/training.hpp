@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -42,7 +43,7 @@ struct kept_recipe {
     std::uint64_t seed = 5;  // of the initial values: a training that is resumed does not depend on it
 };
 
-template <class Comm>
+template <class Comm, Element E = float>
 struct kept_training {
     kept_training(Comm& on, kept_recipe const& by)
         : comm(on),
@@ -50,10 +51,11 @@ struct kept_training {
           trainer(make_trainer(by)),
           batches(kept_sampler, on) {}
 
-    using trainer_type = data_parallel<tanh_mlp<float>, typename Comm::transport_type>;
+    using trainer_type = data_parallel<tanh_mlp<E>, typename Comm::transport_type>;
     trainer_type make_trainer(kept_recipe const& by) {
         training_options const options = scheduled(by.options);
-        if (by.rounded) return trainer_type(model, by.optimizer, comm, options, rounded_exchange{}, by.buckets);
+        if constexpr (std::same_as<E, float>)  // what the exchange of the examples is for
+            if (by.rounded) return trainer_type(model, by.optimizer, comm, options, rounded_exchange{}, by.buckets);
         return trainer_type(model, by.optimizer, comm, options, any_allreduce{}, by.buckets);
     }
     static training_options scheduled(training_options options) {
@@ -71,7 +73,7 @@ struct kept_training {
                 x.insert(x.end(), row.x.begin(), row.x.end());
                 y.insert(y.end(), row.y.begin(), row.y.end());
             }
-            trainer.step(regression<float>{x, y, mine->size()});
+            trainer.step(regression<E>{x, y, mine->size()});
         }
         return *this;
     }
@@ -79,11 +81,11 @@ struct kept_training {
     [[nodiscard]] std::uint64_t digest() { return trainer.replicas_identical() ? trainer.digest_of_values() : 0; }
 
     Comm& comm;
-    tanh_mlp<float> model;
+    tanh_mlp<E> model;
     trainer_type trainer;
     sampler batches;
-    task_data<float> data{7, 3, kept_sampler.samples};
-    std::vector<float> x, y;
+    task_data<E> data{7, 3, kept_sampler.samples};
+    std::vector<E> x, y;
 };
 template <class Comm>
 kept_training(Comm&, kept_recipe const&) -> kept_training<Comm>;

@@ -95,6 +95,13 @@ template <Transport T>
     return all;
 }
 
+/// Has settings that a program may change between steps, as data_parallel.
+template <class C>
+concept ChangeableTrainer = requires(C& trainer) {
+    trainer.set_rate_factor(trainer.rate_factor());
+    trainer.set_frozen(trainer.frozen());
+};
+
 /// What one rank writes of a checkpoint.
 struct checkpoint_content {
     std::vector<tensor_view> tensors;
@@ -129,8 +136,9 @@ struct resumed_checkpoint {
 ///     }
 ///
 ///  Kept     parameters and buffers (rank 0's), the optimizer's state and the exchange's, the number of completed steps
-///           (on which schedules and corrections of bias depend), the sampler's place, the caller's entries. Not kept:
-///           gradients that were accumulated, what is random in the caller's own code, metrics.
+///           (on which schedules and corrections of bias depend), the trainer's rate_factor() and which parameters are
+///           frozen, the sampler's place, the caller's entries. Not kept: gradients that were accumulated, what is random in
+///           the caller's own code, metrics.
 ///  Whole    A checkpoint is there as a whole or not at all: ranks write into a temporary directory, flush, agree, and rank 0
 ///           renames it. A process that is killed at any moment leaves all earlier checkpoints as they were.
 ///  Ranks    A checkpoint is continued by any number of ranks, with any update policy, bucket plan and transport. With the
@@ -284,6 +292,11 @@ private:
         one->manifest.step = trainer.completed_steps();
         one->manifest.ranks = comm.size();
         one->manifest.entries = entries;
+        if constexpr (detail::ChangeableTrainer<C>) {
+            one->manifest.settings.emplace().rate_factor = trainer.rate_factor();
+            for (std::size_t i = 0; i < trainer.frozen().size(); ++i)
+                if (trainer.frozen()[i] != 0) one->manifest.settings->frozen.push_back(trainer.parameters()[i].name);
+        }
         if (batches != nullptr) one->manifest.sampler = {batches->options(), batches->epoch(), batches->position()};
 
         detail::checkpoint_content& content = one->content;
@@ -436,11 +449,19 @@ private:
         });
         lines = detail::lines_of_all(comm, std::move(lines));
         std::vector<detail::kept_tensor> model;
+        std::vector<std::uint8_t> frozen;
         detail::file_outcome mine;
         std::string text = from.path();
         detail::attempt(comm, mine, text, [&] {
             model = detail::kept_tensors(trainer.model());
             from.expect_like(model, lines, batches);
+            if constexpr (detail::ChangeableTrainer<C>) {
+                std::vector<std::string_view> names;
+                for (auto const& p : trainer.parameters()) names.push_back(p.name);
+                frozen = from.frozen_among(names);
+            } else {
+                from.expect_no_settings();
+            }
             trainer.for_each_state([&](state_slice const& s) {
                 if (as_many || !s.per_rank) from.expect_covered(s, comm.rank());
             });
@@ -468,6 +489,11 @@ private:
         if constexpr (requires { trainer.model().stepped(std::size_t{}); })
             for (std::size_t i = 0, n = trainer.model().parameters().size(); i < n; ++i) trainer.model().stepped(i);
         trainer.set_completed_steps(from.manifest().step);
+        if constexpr (detail::ChangeableTrainer<C>)
+            if (from.manifest().settings) {
+                trainer.set_rate_factor(from.manifest().settings->rate_factor);
+                trainer.set_frozen(frozen);
+            }
         if (batches != nullptr) batches->seek(from.manifest().sampler->epoch, from.manifest().sampler->position);
         if (!as_many && from.has_rank_state() && comm.rank() == 0)
             say(from.path() + ": was written by " + std::to_string(from.manifest().ranks) +

@@ -29,11 +29,18 @@ struct sampler_place {
     std::size_t position = 0;
 };
 
+/// What a program has told its trainer between steps, and later bits depend on.
+struct trainer_settings {
+    double rate_factor = 1;
+    std::vector<std::string> frozen;  // parameters, in the model's order
+};
+
 struct checkpoint_manifest {
     std::string library;  // the version that wrote it
     std::uint64_t step = 0;
     int ranks = 0;
-    std::vector<checkpoint_shard> shards;  // by rank; ranks that have nothing to keep write none
+    std::vector<checkpoint_shard> shards;      // by rank; ranks that have nothing to keep write none
+    std::optional<trainer_settings> settings;  // none of trainers that have no such settings, nor before version 2
     std::optional<sampler_place> sampler;
     string_map entries;  // the user's
 };

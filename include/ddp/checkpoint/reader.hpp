@@ -54,6 +54,12 @@ public:
     /// Throws data_error unless all elements of this slice are in the checkpoint.
     void expect_covered(state_slice const& slice, int rank) const;
 
+    /// By parameter: 1 where the checkpoint says that it is frozen. Throws data_error (errc::format) if it names one that is
+    /// not among them.
+    [[nodiscard]] std::vector<std::uint8_t> frozen_among(std::span<std::string_view const> parameters) const;
+    /// For a trainer that has none of trainer_settings: throws data_error (errc::format) if they say anything.
+    void expect_no_settings() const;
+
     /// Reads parameters and buffers into their places and says what they were.
     [[nodiscard]] std::uint64_t read_model(std::vector<kept_tensor> const& model);
     /// Reads a slice of the state, that of rank `rank` where each has another.

@@ -206,7 +206,7 @@ public:
         core_.set_updates(count);
     }
     /// From the next step on each group's learning rate is multiplied with `factor` as well as with the schedule's: for rates
-    /// that the program decides on while it trains (reduce_on_plateau). Stays until the next call; checkpoints do not keep it.
+    /// that the program decides on while it trains (reduce_on_plateau). Stays until the next call; checkpoints keep it.
     /// Collective, between steps: ranks compare what they pass before anything changes.
     /// Cost: an all-gather of 8 bytes a rank. Throws usage_error, the same on every rank, where ranks pass different factors, or
     /// one that is negative or not finite: the factor then stays what it was.
@@ -216,15 +216,22 @@ public:
     /// Freezes every parameter whose name fits the pattern (see name_fits), from the next step on: neither value nor optimizer state
     /// changes, decay included, whatever backward reports; its gradient counts as 0 in the norm. A bucket of nothing but frozen
     /// parameters is not exchanged: those frozen by training_options::frozen have buckets of their own, others share theirs
-    /// and travel as zeros. Checkpoints keep what is frozen like all else, but not that it is frozen.
+    /// and travel as zeros. Checkpoints keep which parameters are frozen.
     /// Collective, between steps: ranks compare what they pass before anything changes. Cost: an all-gather of 8 bytes a rank.
     /// Throws usage_error on every rank where ranks pass different patterns, or no name fits.
-    void freeze(std::string_view pattern) { set_frozen("freeze", pattern, 1); }
+    void freeze(std::string_view pattern) { mark_frozen("freeze", pattern, 1); }
     /// Undoes freeze(), also of training_options::frozen, for every parameter whose name fits. Optimizer state goes on from where it
     /// was. As freeze().
-    void unfreeze(std::string_view pattern) { set_frozen("unfreeze", pattern, 0); }
+    void unfreeze(std::string_view pattern) { mark_frozen("unfreeze", pattern, 0); }
     /// By parameter: not 0 where it is frozen.
     [[nodiscard]] std::span<std::uint8_t const> frozen() const noexcept { return core_.frozen(); }
+    /// Freezes exactly the parameters whose mark is not 0, as frozen() shows them: for who brings back a training (checkpoints
+    /// does). Collective, between steps, as freeze(). Throws usage_error on every rank where ranks pass different marks; on the
+    /// rank at fault for another number of them.
+    void set_frozen(std::span<std::uint8_t const> marks) {
+        DDP_EXPECTS(between_steps(), "set_frozen: a step is under way; finish() it first");
+        core_.set_frozen(marks);
+    }
     /// Neither is a step under way, nor has accumulate() left gradients for the next one.
     [[nodiscard]] bool between_steps() const noexcept { return !core_.begun() && accumulated_ == 0; }
 
@@ -301,9 +308,9 @@ private:
                         "Let the guard's scope end first");
     }
     [[nodiscard]] step_engine<T, element>& engine() const noexcept { return core_.engine(); }
-    void set_frozen(char const* what, std::string_view pattern, std::uint8_t frozen) {
+    void mark_frozen(char const* what, std::string_view pattern, std::uint8_t mark) {
         DDP_EXPECTS(between_steps(), std::string(what) + ": a step is under way; finish() it first");
-        core_.set_frozen(what, pattern, frozen);
+        core_.set_frozen(what, pattern, mark);
     }
 
     void begin(std::uint32_t done) {

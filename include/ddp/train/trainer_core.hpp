@@ -87,6 +87,7 @@ public:
     void set_updates(std::uint64_t count);
     void set_rate_factor(double factor);
     void set_frozen(char const* what, std::string_view pattern, std::uint8_t frozen);
+    void set_frozen(std::span<std::uint8_t const> marks);
     void synchronise_buffers(std::span<model_buffer const> all);
     [[nodiscard]] bool all_alike(std::uint64_t digest);
 
@@ -255,6 +256,19 @@ void trainer_core<T, E>::set_frozen(char const* what, std::string_view pattern, 
     DDP_EXPECTS(mark_fitting(parameters_, pattern, frozen, frozen_),
                 std::string(what) + ": no parameter's name fits '" + std::string(pattern) +
                     "'; '*' stands for any characters, '?' for one");
+    comm_.exclusively([&] { engine_->freeze(frozen_); });
+}
+template <Transport T, Element E>
+void trainer_core<T, E>::set_frozen(std::span<std::uint8_t const> marks) {
+    DDP_EXPECTS(marks.size() == frozen_.size(), "set_frozen: " + std::to_string(marks.size()) + " marks for " +
+                                                    std::to_string(frozen_.size()) + " parameters");
+    digest all;
+    for (std::uint8_t const mark : marks) all.add(mark != 0 ? "1" : "0");
+    DDP_EXPECTS(
+        comm_.size() == 1 || detail::all_alike(comm_, "set_frozen",
+                                               digest{}.add("set_frozen").add(engine_->hash()).value(), all.value()),
+        "set_frozen: ranks pass different marks; nothing was changed");
+    std::ranges::transform(marks, frozen_.begin(), [](std::uint8_t mark) { return std::uint8_t{mark != 0}; });
     comm_.exclusively([&] { engine_->freeze(frozen_); });
 }
 template <Transport T, Element E>

@@ -2,6 +2,8 @@
 /// What checkpoint/manifest.hpp declares.
 #pragma once
 
+#include <charconv>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -18,13 +20,20 @@
 
 namespace ddp::detail {
 
-inline constexpr std::uint64_t manifest_format = 1;
+inline constexpr std::uint64_t manifest_format = 2;  // 1 had no settings of the trainer; it is read
 inline constexpr std::uint64_t most_ranks_of_a_manifest = std::uint64_t{1} << 24;
 
 [[nodiscard]] inline std::string hexadecimal(std::uint64_t value) {
     char text[17];
     std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
     return text;
+}
+
+/// "0x1.8p-1", whatever the locale: every finite number that is not negative has one such text.
+[[nodiscard]] inline std::string exact_text(double value) {
+    char text[40];
+    auto const [end, what] = std::to_chars(text, text + sizeof text, value, std::chars_format::hex);
+    return "0x" + std::string(text, end);
 }
 
 [[gnu::cold]] DDP_DECL std::string shard_name(int rank, int ranks) {
@@ -44,6 +53,14 @@ inline constexpr std::uint64_t most_ranks_of_a_manifest = std::uint64_t{1} << 24
             concat({&s == manifest.shards.data() ? "" : ",", "\n    {\"file\": \"", shard_name(s.rank, manifest.ranks),
                     "\", \"bytes\": ", s.bytes, ", \"digest\": \"", hexadecimal(s.digest), "\"}"});
     json += "\n  ],\n";
+    if (manifest.settings) {
+        json += concat({"  \"rate_factor\": \"", exact_text(manifest.settings->rate_factor), "\",\n  \"frozen\": ["});
+        for (bool first = true; std::string const& name : manifest.settings->frozen) {
+            json += std::exchange(first, false) ? "" : ", ";
+            append_json_string(json, name);
+        }
+        json += "],\n";
+    }
     if (manifest.sampler) {
         sampler_place const& at = *manifest.sampler;
         json += concat({"  \"sampler\": {\"epoch\": ", at.epoch, ", \"position\": ", at.position,
@@ -74,8 +91,9 @@ public:
         name("format");
         if (json_.string() != "ddp checkpoint") json_.fail("this is no manifest of a checkpoint");
         next("format_version");
-        if (std::uint64_t const version = json_.number(); version != manifest_format)
-            json_.fail(concat({"format_version is ", version, ", this library reads ", manifest_format}));
+        std::uint64_t const version = json_.number();
+        if (version == 0 || version > manifest_format)
+            json_.fail(concat({"format_version is ", version, ", this library reads 1 to ", manifest_format}));
         next("library");
         all.library = json_.string();
         next("step");
@@ -89,6 +107,12 @@ public:
         if (all.shards.empty() || all.shards.front().rank != 0) json_.fail("rank 0 has no shard");
         json_.expect(',');
         std::string key = json_.string();
+        if (version >= 2 && key == "rate_factor") {
+            json_.expect(':');
+            all.settings = settings();
+            json_.expect(',');
+            key = json_.string();
+        }
         if (key == "sampler") {
             json_.expect(':');
             all.sampler = sampler();
@@ -123,9 +147,12 @@ private:
         json_.expect('{');
         name("file");
         std::string const file = json_.string();
-        int rank = all.shards.empty() ? 0 : all.shards.back().rank + 1;
-        while (rank < all.ranks && shard_name(rank, all.ranks) != file) ++rank;
-        if (rank == all.ranks) json_.fail(in_quotes(file) + " is no shard that comes next");
+        int const least = all.shards.empty() ? 0 : all.shards.back().rank + 1;
+        int rank = -1;
+        if (constexpr std::string_view begin = "shard-"; file.starts_with(begin))
+            std::from_chars(file.data() + begin.size(), file.data() + file.size(), rank);
+        if (rank < least || rank >= all.ranks || shard_name(rank, all.ranks) != file)
+            json_.fail(in_quotes(file) + " is no shard that comes next");
         one.rank = rank;
         next("bytes");
         one.bytes = json_.number();
@@ -133,6 +160,20 @@ private:
         one.digest = hash();
         json_.expect('}');
         all.shards.push_back(one);
+    }
+    trainer_settings settings() {
+        trainer_settings all;
+        std::string const text = json_.string();
+        char const* const end = text.data() + text.size();
+        bool const begins = text.starts_with("0x");
+        auto const [at, what] =
+            std::from_chars(text.data() + (begins ? 2 : 0), end, all.rate_factor, std::chars_format::hex);
+        if (!begins || what != std::errc() || at != end || !std::isfinite(all.rate_factor) ||
+            std::signbit(all.rate_factor) || exact_text(all.rate_factor) != text)
+            json_.fail(in_quotes(text) + " is no factor of the learning rate, such as '0x1p-1'");
+        next("frozen");
+        for (bool more = json_.opens('[', ']'); more; more = json_.another(']')) all.frozen.push_back(json_.string());
+        return all;
     }
     sampler_place sampler() {
         sampler_place at{};

@@ -202,6 +202,30 @@ std::size_t checkpoint_reader::cover(state_slice const& slice, int rank, F&& f) 
                                                " is in none of its files"}));
 }
 
+[[gnu::cold]] DDP_DECL std::vector<std::uint8_t> checkpoint_reader::frozen_among(
+    std::span<std::string_view const> parameters) const {
+    std::vector<std::uint8_t> marks(parameters.size());
+    if (!manifest_.settings) return marks;
+    std::vector<std::string_view> names(parameters.begin(), parameters.end()),
+        left(manifest_.settings->frozen.begin(), manifest_.settings->frozen.end());
+    std::sort(names.begin(), names.end());
+    std::sort(left.begin(), left.end());
+    for (std::string_view const name : left)
+        if (!std::binary_search(names.begin(), names.end(), name))
+            throw data_error(errc::format, concat({path_, ": is said to freeze ", in_quotes(name),
+                                                   ", and no parameter has that name"}));
+    for (std::size_t i = 0; i < marks.size(); ++i)
+        marks[i] = std::binary_search(left.begin(), left.end(), parameters[i]) ? 1 : 0;
+    return marks;
+}
+[[gnu::cold]] DDP_DECL void checkpoint_reader::expect_no_settings() const {
+    if (!manifest_.settings || (manifest_.settings->rate_factor == 1 && manifest_.settings->frozen.empty())) return;
+    throw data_error(errc::format,
+                     concat({path_,
+                             ": has frozen parameters, or a factor of the learning rate, which this trainer "
+                             "cannot have; go on with data_parallel"}));
+}
+
 DDP_DECL safetensors_file const& checkpoint_reader::open(std::size_t s) {
     constexpr std::size_t most = 64;  // descriptors
     if (!files_[s]) {
