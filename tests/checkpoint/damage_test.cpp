@@ -1,8 +1,10 @@
 // Disks that fail and files that are damaged: one error on all ranks, or the checkpoint before.
 #include <ddp/checkpoint/checkpoints.hpp>
 
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -254,6 +256,73 @@ TEST_CASE("a full disk is one error on all ranks, and nothing older is lost", "[
             REQUIRE(has(said, "File too large"));
             REQUIRE(left_behind == std::vector<std::string>{"latest", "step-000000000002"});
         }
+}
+
+namespace {
+
+/// A file system of `pages` pages in a directory, as long as it lives. Not mounted where that is not permitted.
+class small_disk {
+public:
+    small_disk(std::filesystem::path at, std::size_t pages) : at_(std::move(at)) {
+        std::string const size = "size=" + std::to_string(pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)));
+        mounted_ = ::mount("none", at_.c_str(), "tmpfs", 0, size.c_str()) == 0;
+        if (!mounted_) WARN("no right to mount a small file system: real full and read-only disks are left out");
+    }
+    small_disk(small_disk const&) = delete;
+    ~small_disk() {
+        if (mounted_) ::umount2(at_.c_str(), MNT_DETACH);
+    }
+    [[nodiscard]] bool mounted() const noexcept { return mounted_; }
+    void read_only(bool so) const {
+        if (::mount("none", at_.c_str(), nullptr, MS_REMOUNT | (so ? MS_RDONLY : 0), nullptr) != 0)
+            throw std::logic_error("cannot be mounted anew");
+    }
+    /// Leaves room for so many pages.
+    void fill_up_to(std::size_t left) const {
+        struct statvfs now{};
+        ::statvfs(at_.c_str(), &now);
+        put_content(at_ / "ballast", std::string((now.f_bavail - left) * now.f_bsize, 'x'));
+        ::statvfs(at_.c_str(), &now);
+        if (now.f_bavail != left) throw std::logic_error("the file system is not filled");
+    }
+
+private:
+    std::filesystem::path at_;
+    bool mounted_ = false;
+};
+
+}  // namespace
+
+TEST_CASE("a file system that is full, at whichever file, or read-only, is one error on all ranks", "[checkpoint]") {
+    std::size_t refused = 0;
+    for (std::size_t left = 0; left < 5; ++left)  // three shards, a manifest and the name of the latest: a page each
+        for (bool const background : {false, true}) {
+            if (background && left % 2 != 0) continue;
+            CAPTURE(left, background);
+            scratch_directory const scratch;
+            small_disk const disk(scratch.path(), 64);
+            if (!disk.mounted()) return;
+            std::vector<std::string> left_behind;
+            std::string const said = failing_save(
+                scratch, [&] { disk.fill_up_to(left); },
+                [&] {
+                    left_behind = names_in(in(scratch));
+                    std::filesystem::remove(scratch.path() / "ballast");
+                },
+                background);
+            CAPTURE(said);
+            REQUIRE(has(said, "DDP-E301 file: rank "));
+            REQUIRE(has(said, in(scratch) + "/"));
+            REQUIRE(has(said, "No space left on device"));
+            REQUIRE(left_behind == std::vector<std::string>{"latest", "step-000000000002"});
+            ++refused;
+        }
+    REQUIRE(refused == 8);
+    scratch_directory const scratch;
+    small_disk const disk(scratch.path(), 64);
+    std::string const said = failing_save(scratch, [&] { disk.read_only(true); }, [&] { disk.read_only(false); });
+    REQUIRE(said == "DDP-E301 file: rank 0: " + in(scratch) +
+                        "/step-000000000003.tmp: cannot be created: Read-only file system");
 }
 
 TEST_CASE("a directory that cannot be written to is one error on all ranks", "[checkpoint]") {

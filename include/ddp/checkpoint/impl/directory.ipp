@@ -139,16 +139,17 @@ namespace ddp::detail {
         if (file_source(path).size() != s.bytes)
             throw data_error(errc::file, path + ": is not what that rank wrote; do all ranks see the same directory?");
     }
-    auto const write = [](std::string const& path, std::string_view text) {
-        whole_file file(path);
+    auto const write = [](whole_file& file, std::string_view text) {
         file.write(as_const_bytes(std::span<char const>(text)));
-        file.commit();
     };
-    write(from + "/manifest.json", manifest_text(manifest));
+    whole_file about(from + "/manifest.json"), latest(of("latest"));
+    write(about, manifest_text(manifest));
+    write(latest, name + "\n");  // a disk that is full says so while nothing has changed
+    about.commit();
     flush_directory(from);
     put_in_place_of(from, of(name));
     flush_directory(path_);
-    write(of("latest"), name + "\n");
+    latest.commit();
 }
 
 [[gnu::cold]] DDP_DECL void checkpoint_directory::abandon(std::uint64_t step) const noexcept {
