@@ -11,6 +11,7 @@
 #include <ddp/checkpoint/impl/directory.ipp>
 #include <ddp/checkpoint/impl/manifest.ipp>
 #include <ddp/checkpoint/impl/reader.ipp>
+#include <ddp/checkpoint/impl/writer.ipp>
 #include <ddp/comm/impl/communication_thread.ipp>
 #include <ddp/comm/impl/cores.ipp>
 #include <ddp/comm/impl/fault.ipp>

@@ -5,11 +5,9 @@
 #include <ddp/core/language.hpp>  // first
 
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -17,16 +15,15 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include <ddp/checkpoint/directory.hpp>
+#include <ddp/checkpoint/lines_of_ranks.hpp>
 #include <ddp/checkpoint/manifest.hpp>
 #include <ddp/checkpoint/reader.hpp>
+#include <ddp/checkpoint/writer.hpp>
 #include <ddp/collective/all_gather.hpp>
-#include <ddp/collective/broadcast.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/core/bytes.hpp>
 #include <ddp/core/contract.hpp>
@@ -50,63 +47,11 @@ concept KeptTrainer = TrainerLike<C> && requires(C& trainer, state_visitor visit
     trainer.between_steps();
 };
 
-/// Collective: rank 0's text.
-template <Transport T>
-[[nodiscard]] std::string text_of_rank_0(communicator<T> const& comm, std::string text) {
-    std::uint64_t size = text.size();
-    broadcast(comm, size, 0);
-    text.resize(static_cast<std::size_t>(size));
-    broadcast(comm, std::span<char>(text), 0);
-    return text;
-}
-
-[[nodiscard]] inline std::string joined_lines(std::vector<std::string> const& lines) {
-    std::string text;
-    for (std::string const& line : lines) (text += line) += '\n';
-    return text;
-}
-[[nodiscard]] inline std::vector<std::string> lines_of(std::string_view text) {
-    std::vector<std::string> lines;
-    for (std::size_t end = 0; (end = text.find('\n')) != text.npos; text.remove_prefix(end + 1))
-        lines.emplace_back(text.substr(0, end));
-    return lines;
-}
-inline void sort_unique(std::vector<std::string>& lines) {
-    std::sort(lines.begin(), lines.end());
-    lines.erase(std::unique(lines.begin(), lines.end()), lines.end());
-}
-
-/// Collective: the lines of all ranks, sorted, each once. Cost: those of rank 0 are broadcast, what else ranks have is
-/// gathered.
-template <Transport T>
-[[nodiscard]] std::vector<std::string> lines_of_all(communicator<T> const& comm, std::vector<std::string> mine) {
-    sort_unique(mine);
-    std::vector<std::string> all =
-        lines_of(text_of_rank_0(comm, comm.rank() == 0 ? joined_lines(mine) : std::string()));
-    std::erase_if(mine, [&](std::string const& line) { return std::binary_search(all.begin(), all.end(), line); });
-    std::string const more = joined_lines(mine);
-    std::vector<std::size_t> const counts = all_gather(comm, more.size());
-    std::size_t total = 0;
-    for (std::size_t const count : counts) total += count;
-    std::string rest(total, '\0');
-    all_gather(comm, std::span<char const>(more), std::span<std::size_t const>(counts), std::span<char>(rest));
-    for (std::string& line : lines_of(rest)) all.push_back(std::move(line));
-    sort_unique(all);
-    return all;
-}
-
 /// Has settings that a program may change between steps, as data_parallel.
 template <class C>
 concept ChangeableTrainer = requires(C& trainer) {
     trainer.set_rate_factor(trainer.rate_factor());
     trainer.set_frozen(trainer.frozen());
-};
-
-/// What one rank writes of a checkpoint.
-struct checkpoint_content {
-    std::vector<tensor_view> tensors;
-    string_map metadata;
-    std::vector<std::vector<std::byte>> rearranged;  // values that do not lie row-major
 };
 
 }  // namespace detail
@@ -160,7 +105,7 @@ public:
     checkpoints(checkpoints const&) = delete;
     checkpoints& operator=(checkpoints const&) = delete;
     /// Waits for a writer in the background. What it has written is no checkpoint unless wait() was called.
-    ~checkpoints() { join(); }
+    ~checkpoints() = default;
 
     /// Writes a checkpoint of the trainer, and removes those that are too old. `entries`: rank 0's count.
     ///
@@ -212,11 +157,6 @@ private:
     /// A checkpoint that is being written.
     struct writing {
         detail::checkpoint_manifest manifest;
-        detail::checkpoint_content content;          // of this rank's
-        detail::checkpoint_shard shard{.rank = -1};  // none
-        std::exception_ptr error;
-        std::atomic<bool> written{false};
-        std::thread thread;
         std::function<bool(bool)> finish;  // over the trainer's communicator
     };
 
@@ -233,15 +173,12 @@ private:
     static void say(std::string_view text) noexcept {
         std::fprintf(stderr, "ddp: %.*s\n", static_cast<int>(text.size()), text.data());
     }
-    void join() noexcept {
-        if (pending_ != nullptr && pending_->thread.joinable()) pending_->thread.join();
-    }
     bool finish(bool block) {
         writing& one = *pending_;
         try {
             if (!one.finish(block)) return false;
         } catch (...) {
-            join();
+            writer_.join();
             pending_.reset();
             throw;
         }
@@ -299,7 +236,7 @@ private:
         }
         if (batches != nullptr) one->manifest.sampler = {batches->options(), batches->epoch(), batches->position()};
 
-        detail::checkpoint_content& content = one->content;
+        detail::checkpoint_content content;
         list_state(trainer, content);
         detail::file_outcome mine;
         std::string text = directory_.path();
@@ -321,41 +258,12 @@ private:
 
         one->finish = [this, comm](bool block) { return commit(comm, block); };
         pending_ = std::move(one);
+        detail::checkpoint_manifest const& as = pending_->manifest;
         if (options_.background) {
-            start_writer(*pending_, comm.rank());
+            writer_.start(as.step, comm.rank(), as.ranks, std::move(content));
         } else {
-            write(*pending_, comm.rank());
+            writer_.write(as.step, comm.rank(), as.ranks, std::move(content));
             wait();
-        }
-    }
-    /// This rank's file, without any exchange.
-    void write(writing& one, int rank) const noexcept {
-        try {
-            if (!one.content.tensors.empty())
-                one.shard = directory_.write_shard(one.manifest.step, rank, one.manifest.ranks, one.content.tensors,
-                                                   one.content.metadata);
-        } catch (...) {
-            one.error = std::current_exception();
-        }
-        one.written.store(true);
-    }
-    void start_writer(writing& one, int rank) {
-        std::size_t total = 0;
-        for (tensor_view const& t : one.content.tensors) total += t.bytes.size();
-        if (memory_.size() < total) memory_.resize(total);
-        std::byte* to = memory_.data();
-        for (tensor_view& t : one.content.tensors) {
-            if (!t.bytes.empty()) std::memcpy(to, t.bytes.data(), t.bytes.size());
-            t.bytes = {to, t.bytes.size()};
-            to += t.bytes.size();
-        }
-        one.content.rearranged.clear();
-        try {
-            one.thread = std::thread([this, &one, rank] { write(one, rank); });
-        } catch (
-            std::
-                system_error const&) {  // no thread is to be had on this rank: it writes now, and the others do not wait
-            write(one, rank);
         }
     }
 
@@ -365,19 +273,20 @@ private:
     bool commit(communicator<T> const& comm, bool block) {
         writing& one = *pending_;
         if (!block) {
-            std::vector<std::uint8_t> const written = all_gather(comm, static_cast<std::uint8_t>(one.written.load()));
+            std::vector<std::uint8_t> const written = all_gather(comm, static_cast<std::uint8_t>(writer_.written()));
             if (std::count(written.begin(), written.end(), 0) != 0) return false;
         }
-        join();
+        writer_.join();
         try {
             detail::file_outcome mine;
             std::string text = directory_.path();
+            detail::checkpoint_shard shard;
             detail::attempt(comm, mine, text, [&] {
-                if (one.error) std::rethrow_exception(one.error);
+                shard = writer_.finish();
                 return std::uint64_t{0};
             });
             detail::agree_on_outcome(comm, mine, text, "checkpoint");
-            for (detail::checkpoint_shard const& s : all_gather(comm, one.shard))
+            for (detail::checkpoint_shard const& s : all_gather(comm, shard))
                 if (s.rank >= 0) one.manifest.shards.push_back(s);
             text = directory_.path();
             detail::attempt(comm, mine, text, [&] {
@@ -503,7 +412,7 @@ private:
     detail::checkpoint_directory directory_;
     checkpoint_options options_;
     std::unique_ptr<writing> pending_;
-    std::vector<std::byte> memory_;  // what a writer in the background reads
+    detail::checkpoint_writer writer_{directory_};
 };
 
 }  // namespace ddp

@@ -1,0 +1,77 @@
+/// \file
+/// What checkpoint/writer.hpp declares.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include <ddp/checkpoint/writer.hpp>
+
+namespace ddp::detail {
+
+[[gnu::cold]] DDP_DECL void checkpoint_writer::begin(checkpoint_content content) noexcept {
+    join();
+    content_ = std::move(content);
+    shard_ = {.rank = -1};
+    error_ = nullptr;
+    written_.store(false);
+}
+
+[[gnu::cold]] DDP_DECL void checkpoint_writer::write_content(std::uint64_t step, int rank, int ranks) noexcept {
+    try {
+        if (!content_.tensors.empty())
+            shard_ = into_.write_shard(step, rank, ranks, content_.tensors, content_.metadata);
+    } catch (...) {
+        error_ = std::current_exception();
+    }
+    content_ = {};
+    written_.store(true);
+}
+
+[[gnu::cold]] DDP_DECL void checkpoint_writer::write(std::uint64_t step, int rank, int ranks,
+                                                     checkpoint_content content) noexcept {
+    begin(std::move(content));
+    write_content(step, rank, ranks);
+}
+
+[[gnu::cold]] DDP_DECL void checkpoint_writer::start(std::uint64_t step, int rank, int ranks,
+                                                     checkpoint_content content) {
+    begin(std::move(content));
+    std::size_t total = 0;
+    for (tensor_view const& t : content_.tensors) total += t.bytes.size();
+    if (bytes_ < total) {
+        memory_.reset();
+        bytes_ = 0;
+        memory_.reset(new (std::nothrow)
+                          std::byte[total]);  // not written to before the copy: that would be a pass more
+        if (memory_ == nullptr) return write_content(step, rank, ranks);
+        bytes_ = total;
+    }
+    std::byte* to = memory_.get();
+    for (tensor_view& t : content_.tensors) {
+        if (!t.bytes.empty()) std::memcpy(to, t.bytes.data(), t.bytes.size());
+        t.bytes = {to, t.bytes.size()};
+        to += t.bytes.size();
+    }
+    content_.rearranged.clear();
+    try {
+        thread_ = std::thread([this, step, rank, ranks] { write_content(step, rank, ranks); });
+    } catch (std::system_error const&) {
+        write_content(step, rank, ranks);
+    }
+}
+
+[[gnu::cold]] DDP_DECL checkpoint_shard checkpoint_writer::finish() {
+    join();
+    if (error_) std::rethrow_exception(error_);
+    return shard_;
+}
+
+}  // namespace ddp::detail

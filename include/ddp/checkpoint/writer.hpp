@@ -1,0 +1,70 @@
+/// \file
+/// checkpoint_writer: one rank's file of a checkpoint, written at once or by a thread of its own.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include <ddp/checkpoint/directory.hpp>
+#include <ddp/checkpoint/manifest.hpp>
+#include <ddp/core/separate.hpp>
+#include <ddp/data/safetensors.hpp>
+#include <ddp/data/string_map.hpp>
+
+namespace ddp::detail {
+
+/// What one rank writes of a checkpoint.
+struct checkpoint_content {
+    std::vector<tensor_view> tensors;
+    string_map metadata;
+    std::vector<std::vector<std::byte>> rearranged;  // values that do not lie row-major
+};
+
+/// Writes one file at a time, without any exchange with other ranks. One thread calls it.
+class checkpoint_writer {
+public:
+    /// The directory outlives this.
+    explicit checkpoint_writer(checkpoint_directory const& into) noexcept : into_(into) {}
+    checkpoint_writer(checkpoint_writer const&) = delete;
+    checkpoint_writer& operator=(checkpoint_writer const&) = delete;
+    /// Waits for the thread.
+    ~checkpoint_writer() { join(); }
+
+    /// Returns when the file is written, or cannot be: see finish(). None is written where there is no tensor.
+    void write(std::uint64_t step, int rank, int ranks, checkpoint_content content) noexcept;
+    /// Copies what the tensors view, and returns; a thread writes it. Where there is no memory or thread to be had, it is
+    /// written at once, and other ranks do not wait.
+    /// Cost: one pass over the tensors; as much memory, which is kept for the next one.
+    void start(std::uint64_t step, int rank, int ranks, checkpoint_content content);
+    /// Whether the last one has come to its end, good or bad.
+    [[nodiscard]] bool written() const noexcept { return written_.load(); }
+    void join() noexcept {
+        if (thread_.joinable()) thread_.join();
+    }
+    /// Waits for the last one. Its file; rank -1 if it has none. Throws what went wrong.
+    [[nodiscard]] checkpoint_shard finish();
+
+private:
+    void begin(checkpoint_content content) noexcept;
+    void write_content(std::uint64_t step, int rank, int ranks) noexcept;
+
+    checkpoint_directory const& into_;
+    checkpoint_content content_;
+    checkpoint_shard shard_;
+    std::exception_ptr error_;
+    std::atomic<bool> written_{false};
+    std::unique_ptr<std::byte[]> memory_;  // what the thread reads
+    std::size_t bytes_ = 0;                // of it
+    std::thread thread_;
+};
+
+}  // namespace ddp::detail
+
+#if !defined(DDP_SEPARATE_COMPILATION)
+#include <ddp/checkpoint/impl/writer.ipp>
+#endif
