@@ -2,10 +2,10 @@
 //
 //   ddprun -n 2 --prefix none -- ./benchmark_checkpoint DIRECTORY
 //
-// The model is train_step's wide (784-4096-4096-4096-10, float, 147 MB; 64 samples a rank), with momentum. DIRECTORY gets
-// the checkpoints, and keeps the last. ROUNDS (5) are counted after one that is not. WIDTH (4096) of the hidden layers.
+// The model is train_step's wide (784-4096-4096-4096-10, float, 147 MB; 64 samples a rank), with momentum; WIDTH replaces
+// 4096. DIRECTORY gets the checkpoints, and keeps the last. ROUNDS (5) are counted after one that is not.
 //
-// Prints milliseconds on rank 0, medians of rounds:
+// Prints milliseconds on rank 0, medians of rounds, and whether the last checkpoint, resumed, has the values that were saved:
 //   step               a step while nothing is written
 //   copy               memcpy of values and state into memory that is there already
 //   background save()  until training goes on
@@ -54,10 +54,12 @@ int main(int argc, char** argv) {
         std::fprintf(stderr, "usage: checkpoint DIRECTORY\n");
         return 2;
     }
-    char const* const rounds = std::getenv("ROUNDS");
-    char const* const hidden = std::getenv("WIDTH");
-    std::size_t const width = hidden == nullptr ? 4096 : std::stoul(hidden);
-    int const count = 1 + (rounds == nullptr ? 5 : std::max(1, std::atoi(rounds)));
+    auto const number = [](char const* name, int otherwise) {
+        char const* const text = std::getenv(name);
+        return text == nullptr ? otherwise : std::max(1, std::atoi(text));
+    };
+    int const count = 1 + number("ROUNDS", 5);
+    std::size_t const width = static_cast<std::size_t>(number("WIDTH", 4096));
     return ddp::run_main<ddp::threads, ddp::tcp>([&](ddp::communicator<>& comm) {
         using namespace ddp::nn;
         auto net = sequential{linear(784, width),   relu(), linear(width, width), relu(),
@@ -97,11 +99,16 @@ int main(int argc, char** argv) {
             step();  // a checkpoint of its own
             whole.add([&] { at_once.save(trainer); });
         }
+        std::uint64_t const saved = trainer.digest_of_values();
+        step();
+        bool const same =
+            at_once.resume(trainer) && trainer.replicas_identical() && trainer.digest_of_values() == saved;
         if (comm.rank() != 0) return;
         std::size_t bytes = 0;
         for (auto const& one : copies) bytes += one.size();
-        std::printf("# wide, %d ranks over %s, rank 0 saves %.0f MB\n", comm.size(),
+        std::printf("# width %zu, %d ranks over %s, rank 0 saves %.0f MB\n", width, comm.size(),
                     std::string(comm.transport().name()).c_str(), static_cast<double>(bytes) / 1e6);
         for (measured* one : {&steps, &copying, &saving, &meanwhile, &whole}) one->print();
+        std::printf("resumed            %s\n", same ? "ok" : "OTHER VALUES");
     });
 }
