@@ -89,7 +89,7 @@ TEST_CASE("a manifest says what it was given, in the form that the manual shows"
     small.entries = {};
     checkpoint_manifest const read = parse_manifest(manifest_text(small), "m.json");
     REQUIRE_FALSE((read.sampler.has_value() || read.settings.has_value()));
-    for (double const factor : {0.0, 1.0, 0.1, 1e-320, 1e300}) {
+    for (double const factor : {0.0, -0.0, 1.0, 0.1, 1e-320, 1e300}) {
         small.settings = {factor, {}};
         REQUIRE(parse_manifest(manifest_text(small), "m.json").settings->rate_factor == factor);
     }

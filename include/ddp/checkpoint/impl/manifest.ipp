@@ -54,7 +54,8 @@ inline constexpr std::uint64_t most_ranks_of_a_manifest = std::uint64_t{1} << 24
                     "\", \"bytes\": ", s.bytes, ", \"digest\": \"", hexadecimal(s.digest), "\"}"});
     json += "\n  ],\n";
     if (manifest.settings) {
-        json += concat({"  \"rate_factor\": \"", exact_text(manifest.settings->rate_factor), "\",\n  \"frozen\": ["});
+        json += concat(
+            {"  \"rate_factor\": \"", exact_text(std::fabs(manifest.settings->rate_factor)), "\",\n  \"frozen\": ["});
         for (bool first = true; std::string const& name : manifest.settings->frozen) {
             json += std::exchange(first, false) ? "" : ", ";
             append_json_string(json, name);
