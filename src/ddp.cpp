@@ -13,6 +13,7 @@
 #include <ddp/checkpoint/impl/reader.ipp>
 #include <ddp/checkpoint/impl/writer.ipp>
 #include <ddp/comm/impl/communication_thread.ipp>
+#include <ddp/comm/impl/control_groups.ipp>
 #include <ddp/comm/impl/cores.ipp>
 #include <ddp/comm/impl/fault.ipp>
 #include <ddp/comm/impl/flight_recorder.ipp>

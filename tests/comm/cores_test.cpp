@@ -20,6 +20,9 @@ public:
     explicit fake_root(std::string const& groups)
         : at_(fs::temp_directory_path() / ("ddp-cores-" + std::to_string(::getpid()))) {
         write("proc/self/cgroup", groups);
+        write("proc/self/mountinfo",
+              "30 1 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup rw\n31 1 0:2 / /sys/fs/cgroup/cpu rw - cgroup cgroup "
+              "rw,cpu,cpuacct");
     }
     fake_root(fake_root const&) = delete;
     fake_root& operator=(fake_root const&) = delete;

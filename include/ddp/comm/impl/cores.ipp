@@ -14,6 +14,7 @@
 #include <string>
 #include <string_view>
 
+#include <ddp/comm/control_groups.hpp>
 #include <ddp/comm/cores.hpp>
 
 namespace ddp::detail {
@@ -56,55 +57,22 @@ namespace ddp::detail {
     return result;
 }
 
-/// The first line of a small file; empty where there is none.
-[[nodiscard, gnu::cold]] DDP_DECL std::string first_line(std::string const& path) {
-    std::array<char, 256> line{};
-    if (std::FILE* const file = std::fopen(path.c_str(), "re")) {
-        if (std::fgets(line.data(), static_cast<int>(line.size()), file) == nullptr) line[0] = '\0';
-        std::fclose(file);
-    }
-    return line.data();
-}
-
-/// The limit of one directory of a control group, in cores; 0: none, or no such directory.
-[[nodiscard, gnu::cold]] DDP_DECL double quota_in(std::string const& directory) {
-    auto const share = [](char const* quota, char const* period) {
-        double const q = std::atof(quota), p = std::atof(period);  // "max" and -1 are no limit
-        return q > 0 && p > 0 ? q / p : 0;
-    };
-    std::string const unified = first_line(directory + "/cpu.max");  // "QUOTA PERIOD", in microseconds
-    if (std::size_t const space = unified.find(' '); space != std::string::npos)
-        return share(unified.c_str(), unified.c_str() + space);
-    return share(first_line(directory + "/cpu.cfs_quota_us").c_str(),
-                 first_line(directory + "/cpu.cfs_period_us").c_str());
-}
-
 [[gnu::cold]] DDP_DECL double core_quota(std::string const& root) {
     double least = 0;
-    std::FILE* const file = std::fopen((root + "/proc/self/cgroup").c_str(), "re");
-    if (file == nullptr) return 0;
-    std::array<char, 4096> line{};
-    while (std::fgets(line.data(), static_cast<int>(line.size()), file) != nullptr) {  // "NUMBER:CONTROLLERS:/PATH"
-        std::string_view text = line.data();
-        if (!text.empty() && text.back() == '\n') text.remove_suffix(1);
-        std::size_t const first = text.find(':'), second = text.find(':', first + 1);
-        if (second == std::string_view::npos) continue;
-        std::string const controllers = "," + std::string(text.substr(first + 1, second - first - 1)) + ",";
-        bool const unified = controllers == ",,";
-        if (!unified && controllers.find(",cpu,") == std::string::npos) continue;
-        std::string const top = root + (unified ? "/sys/fs/cgroup" : "/sys/fs/cgroup/cpu");
-        // A container sees its own group as the root of the tree, whatever its path is called outside: what does not exist
-        // here is passed over on the way up.
-        for (std::string path(text.substr(second + 1));;) {
-            while (!path.empty() && path.back() == '/') path.pop_back();
-            if (double const limit = quota_in(top + path); limit > 0)
-                least = least > 0 ? std::min(least, limit) : limit;
-            if (path.empty()) break;
-            std::size_t const slash = path.rfind('/');
-            path.resize(slash == std::string::npos ? 0 : slash);
+    for (control_group const& one : control_groups("cpu", root)) {
+        auto const number = [&](char const* name) { return std::atof(system_file(one.directory + name).c_str()); };
+        double quota = 0, period = 0;  // microseconds; "max" and -1 are no limit
+        if (one.unified) {
+            std::string const text = system_file(one.directory + "cpu.max");  // "QUOTA PERIOD"
+            quota = std::atof(text.c_str());
+            if (std::size_t const space = text.find(' '); space != text.npos) period = std::atof(text.c_str() + space);
+        } else {
+            quota = number("cpu.cfs_quota_us");
+            period = number("cpu.cfs_period_us");
         }
+        if (quota <= 0 || period <= 0) continue;
+        least = least > 0 ? std::min(least, quota / period) : quota / period;
     }
-    std::fclose(file);
     return least;
 }
 

@@ -86,7 +86,7 @@ namespace detail {
     detail::flight_signal const on_request;
     std::exception_ptr thrown;
     try {
-        communicator<> comm = mpi_communicator(world, options.times, options.thread);
+        communicator<> comm = mpi_communicator(world, options.times, {}, options.thread);
         detail::flight_signal::target const whose(comm.driver()->recorder());
         detail::call_body(body, comm);
     } catch (...) {

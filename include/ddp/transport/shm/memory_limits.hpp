@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include <ddp/comm/control_groups.hpp>
 #include <ddp/core/separate.hpp>
 
 namespace ddp::detail {
@@ -37,13 +38,8 @@ public:
     }
 
 private:
-    struct level {
-        std::string directory;
-        bool unified;  // version 2
-    };
-
     std::string root_;
-    std::vector<level> levels_;
+    std::vector<control_group> groups_;
 };
 
 }  // namespace ddp::detail
