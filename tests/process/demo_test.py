@@ -138,6 +138,14 @@ class ResultLine(Demo):
             digests.add(got["parameters"])
         self.assertEqual(len(digests), 9)
 
+    def test_groups_of_ranks_are_those_of_a_host(self):
+        words = self.small("--strategy", "hierarchical", "--period", "8")
+        on_hosts = [DDPRUN, "-n", "4", "--prefix", "none", "--", "sh", "-c", 'DDP_HOST="host$((RANK / 2))" exec "$@"', "sh",
+                    FASHION_MNIST, *words]
+        got = self.result(on_hosts)
+        self.assertEqual(got["replicas"], "identical")
+        self.assertNotEqual(got["parameters"], self.result(inproc(4, *words))["parameters"])  # one host: all ranks meet often
+
     def test_the_seed_counts(self):
         digests = {self.result(inproc(2, *self.small("--seed", seed)))["parameters"] for seed in ("7", "8")}
         self.assertEqual(len(digests), 2)
