@@ -13,6 +13,7 @@
 #include <limits>
 #include <numeric>
 #include <span>
+#include <string>
 #include <vector>
 
 #include <ddp/core/random.hpp>
@@ -138,15 +139,22 @@ TEMPLATE_TEST_CASE("8 bits with a scale a group", "[kernel]", float, double) {
 TEMPLATE_TEST_CASE("the largest elements are those of a sort", "[kernel]", float, double) {
     using E = TestType;
     random_stream const draws{3, random_use::user, 0};
-    for (std::size_t const count : {std::size_t{1}, std::size_t{2}, std::size_t{97}, std::size_t{3000}})
-        for (int const kind : {0, 1, 2}) {
+    // 40000 of them: with room for candidates little more than one pass, where a sample tells how large they are.
+    for (std::size_t const count :
+         {std::size_t{1}, std::size_t{2}, std::size_t{97}, std::size_t{3000}, std::size_t{40003}})
+        for (int const kind : {0, 1, 2, 3, 4}) {
+            if (kind > 2 && count < 40000) continue;
             std::vector<E> data;
             for (std::size_t i = 0; i < count; ++i) {
                 auto const words = draws.at(i).words();
-                E const drawn = kind == 0 ? draws.at(i).symmetric<E>()
-                                          : static_cast<E>(words[0] % 5) * (words[1] % 2 == 0 ? E(-1) : E(1));
+                E const drawn = kind == 1 || kind == 2
+                                    ? static_cast<E>(words[0] % 5) * (words[1] % 2 == 0 ? E(-1) : E(1))
+                                    : draws.at(i).symmetric<E>();
                 data.push_back(kind == 2 && words[2] % 50 == 0 ? std::numeric_limits<E>::quiet_NaN() : drawn);
+                if (kind == 3) data.back() *= i % 2048 < 32 ? E(1e-3) : E(1);  // the sample sees small ones only
+                if (kind == 4) data.back() *= i % 2048 < 32 ? E(1e3) : E(1);   // or the large ones only
             }
+            if (count > 40000) data.back() = E(50);  // in what is no whole block
             std::vector<std::uint32_t> order(count);
             std::iota(order.begin(), order.end(), 0u);
             auto const magnitude = [&](std::uint32_t i) {
@@ -155,12 +163,20 @@ TEMPLATE_TEST_CASE("the largest elements are those of a sort", "[kernel]", float
             std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
                 return magnitude(a) != magnitude(b) ? magnitude(a) > magnitude(b) : a < b;
             });
-            for (std::size_t const k : {std::size_t{0}, std::size_t{1}, count / 3, count - 1, count}) {
+            for (std::size_t const k :
+                 {std::size_t{0}, std::size_t{1}, count / 100, count / 9, count / 3, count - 1, count}) {
                 std::vector<std::uint32_t> expected(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(k)),
                     got(k);
                 std::sort(expected.begin(), expected.end());
-                largest_elements(std::span<E const>(data), got);
                 CAPTURE(count, kind, k);
+                largest_elements(std::span<E const>(data), got);
+                REQUIRE(got == expected);
+                std::size_t const room = largest_elements_room(count, k);
+                REQUIRE((room != 0) == (count > 40000 && k <= count / 8));
+                std::vector<std::uint32_t> indices(room);
+                std::vector<E> values(room);
+                std::fill(got.begin(), got.end(), 0u);
+                largest_elements(std::span<E const>(data), got, indices, values);
                 REQUIRE(got == expected);
             }
         }
@@ -169,16 +185,18 @@ TEMPLATE_TEST_CASE("the largest elements are those of a sort", "[kernel]", float
     REQUIRE_THROWS_WITH(
         largest_elements(std::span<E const>(few), many),
         Catch::Contains("largest_elements: as many elements as are asked for, and no more than 2^32 - 1"));
+    REQUIRE_THROWS_WITH(largest_elements(std::span<E const>(few), std::span(many).first(2), many),
+                        Catch::Contains("largest_elements: room for as many indices as values"));
 }
 
 TEST_CASE("how fast floats are converted and selected", "[.][kernel][measure]") {
-    std::vector<float> in(std::size_t{1} << 22), copy(in.size());
+    std::vector<float> in(std::size_t{1} << 24), copy(in.size());
     std::vector<std::uint16_t> narrow(in.size());
     std::vector<std::byte> whole(detail::kernels::int8_bytes(in.size()));
     std::vector<std::uint32_t> largest(in.size() / 100);
     random_stream const draws{1, random_use::initial_values, 0};
     for (std::size_t i = 0; i < in.size(); ++i) in[i] = draws.at(i).symmetric<float>();
-    auto const measure = [&](char const* what, auto const& run) {
+    auto const measure = [&](std::string const& what, auto const& run) {
         double best = 1e9;
         for (int round = 0; round < 12; ++round) {
             auto const since = std::chrono::steady_clock::now();
@@ -192,5 +210,20 @@ TEST_CASE("how fast floats are converted and selected", "[.][kernel][measure]") 
     measure("to bfloat16", [&] { detail::kernels::narrow<bfloat16>(in.data(), narrow.data(), in.size()); });
     measure("to half", [&] { detail::kernels::narrow<half>(in.data(), narrow.data(), in.size()); });
     measure("to int8", [&] { detail::kernels::to_int8(in.data(), whole.data(), in.size()); });
-    measure("largest 1 %", [&] { largest_elements(std::span<float const>(in), std::span(largest)); });
+    measure("of bfloat16", [&] { detail::kernels::widen<bfloat16>(narrow.data(), copy.data(), in.size()); });
+    measure("of half", [&] { detail::kernels::widen<half>(narrow.data(), copy.data(), in.size()); });
+    measure("of int8", [&] { detail::kernels::from_int8(whole.data(), copy.data(), in.size()); });
+    std::vector<std::uint32_t> indices(largest_elements_room(in.size(), largest.size()));
+    std::vector<float> values(indices.size());
+    std::vector<float> normal(in);  // nearer to what gradients are
+    for (std::size_t i = 0; i < normal.size(); ++i)
+        for (std::uint64_t k = 1; k < 6; ++k) normal[i] += draws.at(k * normal.size() + i).symmetric<float>();
+    for (std::vector<float> const* const of : {&in, &normal}) {
+        std::string const drawn = of == &in ? " of uniform numbers" : " of normal numbers";
+        measure("largest 1 %" + drawn, [&] {
+            largest_elements(std::span<float const>(*of), std::span(largest), std::span(indices), std::span(values));
+        });
+        measure("the same without room" + drawn,
+                [&] { largest_elements(std::span<float const>(*of), std::span(largest)); });
+    }
 }

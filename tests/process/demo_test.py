@@ -193,6 +193,9 @@ class SameBits(Demo):
             words = self.small("--strategy", strategy, "--period", "2")
             self.assertEqual(self.result(mpi(3, *words), env=MPI_ENVIRONMENT)["parameters"],
                              self.result(inproc(3, *words))["parameters"], strategy)
+        words = self.small("--exchange", "powersgd")
+        self.assertEqual(self.result(mpi(2, *words), env=MPI_ENVIRONMENT)["parameters"],
+                         self.result(inproc(2, *words))["parameters"])
 
     def test_with_every_canonical_algorithm_bucket_size_and_update(self):
         for clip in ((), ("--clip", "0.5")):

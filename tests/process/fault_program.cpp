@@ -40,6 +40,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <ddp/ddp.hpp>
+#include <ddp/exchange/narrow.hpp>
+#include <ddp/exchange/power_sgd.hpp>
+#include <ddp/exchange/sparse.hpp>
 #include <ddp/strategy/averaging.hpp>
 #include <ddp/strategy/local_parallel.hpp>
 #include <ddp/strategy/loose.hpp>
@@ -112,7 +115,7 @@ struct settings {
     std::size_t tensors = 8, elements = 20000, bucket = 64 << 10;
     int pause = 0;  // milliseconds in every forward
     bool digests = false;
-    std::string algorithm = "auto", update = "automatic", strategy;
+    std::string algorithm = "auto", exchange = "none", update = "automatic", strategy;
     bool share = true;
     std::vector<fault> faults;
 };
@@ -148,6 +151,8 @@ settings parse(int argc, char** argv) {
             with.digests = value == "1";
         else if (name == "algorithm")
             with.algorithm = value;
+        else if (name == "exchange")
+            with.exchange = value;
         else if (name == "update")
             with.update = value;
         else if (name == "strategy")
@@ -492,13 +497,19 @@ void train(settings const& with, Comm& comm, trouble& ill) {
         }();
         return train_by(with, comm, ill, trainer);
     }
-    ddp::data_parallel trainer{model,
-                               struck_sgd{{.lr = rate}, &ill},
-                               comm,
-                               options,
-                               ddp::any_allreduce::parse(with.algorithm),
-                               ddp::size_capped_buckets{.cap_bytes = with.bucket, .first_bytes = with.bucket / 4},
-                               watcher{&ill}};
+    auto const trainer_with = [&](auto const& exchange) {
+        return ddp::data_parallel{
+            model,        struck_sgd{{.lr = rate}, &ill},
+            comm,         options,
+            exchange,     ddp::size_capped_buckets{.cap_bytes = with.bucket, .first_bytes = with.bucket / 4},
+            watcher{&ill}};
+    };
+    auto trainer = with.exchange == "bfloat16"    ? trainer_with(ddp::bfloat16_exchange{})
+                   : with.exchange == "int8"      ? trainer_with(ddp::int8_exchange{})
+                   : with.exchange == "top_k"     ? trainer_with(ddp::top_k_exchange{})
+                   : with.exchange == "random_k"  ? trainer_with(ddp::random_k_exchange{})
+                   : with.exchange == "power_sgd" ? trainer_with(ddp::power_sgd_exchange{.rank = 1})
+                                                  : trainer_with(ddp::any_allreduce::parse(with.algorithm));
     train_by(with, comm, ill, trainer);
 }
 

@@ -136,6 +136,11 @@ class Killed(FaultCase):
                 with self.subTest(size=size, rank=rank, phase=phase):
                     self.strike(size, [f"{rank}:kill:{phase}:1"], gone(rank), [rank], *big)
 
+    def test_with_a_bucket_of_each_exchange_under_way(self):
+        for exchange in ("bfloat16", "int8", "top_k", "random_k", "power_sgd"):
+            with self.subTest(exchange=exchange):
+                self.strike(3, ["1:kill:backward:3"], gone(1), [1], f"exchange={exchange}", code=-signal.SIGKILL)
+
     def test_by_a_crash(self):
         self.strike(3, ["1:segv:backward:2"], gone(1), [1])
 

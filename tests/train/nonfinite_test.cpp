@@ -188,7 +188,8 @@ TEST_CASE("finite gradients whose sum is not finite are said to be that", "[trai
         CHECK_THAT(text,
                    Catch::Contains(
                        "DDP-E105 not finite: step 1: the mean gradient is not finite: each rank's own gradient is "
-                       "finite, but their sum, its norm, or what an observer made of it, is not. Nothing was changed"));
+                       "finite, but their sum, its norm, what the exchange sends of it (half_exchange: numbers beyond 65504 "
+                       "become infinite), or what an observer made of it, is not. Nothing was changed"));
     }
 }
 

@@ -15,6 +15,8 @@
 
 #include <ddp/collective/concepts.hpp>
 #include <ddp/comm/lane.hpp>
+#include <ddp/core/bytes.hpp>
+#include <ddp/core/function_ref.hpp>
 #include <ddp/core/task.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/model/state_slice.hpp>
@@ -82,6 +84,9 @@ struct exchange_statistics {
     }
 };
 
+/// What is shown each piece of the state that all ranks hold alike.
+using shared_state_visitor = function_ref<void(const_bytes)>;
+
 /// What prepare() of an exchange returns.
 template <class X, class E>
 using exchange_state =
@@ -102,6 +107,9 @@ using exchange_state =
 ///                                   where a rank needs more than exchange has left it
 ///  state.for_each_state(visit)      shows all that has to be kept for training to go on from there as if it had not ended.
 ///                                   Called between steps; what is shown may be written
+///  state.for_each_shared(visit)     optional, const: shows, as bytes and in one order, what of the state is the same on all
+///                                   ranks. They compare a part of it in each step, as they do with values
+///                                   (training_options::agreement_steps). Called between steps; allocates nothing, throws nothing
 ///  state.statistics()               optional: exchange_statistics, called between steps
 ///
 /// What the compiler cannot check, and every policy promises:
@@ -161,6 +169,8 @@ public:
     [[nodiscard]] virtual bool blocking() const = 0;
     virtual void exchange_blocking(lane<T> over, bucket_exchange<E> what) = 0;
     virtual void for_each_state(state_visitor visit) = 0;
+    /// Of that, what all ranks hold alike.
+    virtual void for_each_shared(shared_state_visitor visit) const noexcept = 0;
     [[nodiscard]] virtual exchange_statistics statistics() const = 0;
     /// Whether ranks that see each other's memory may do it there instead: the canonical sum, times the factor.
     [[nodiscard]] virtual bool in_memory() const = 0;
@@ -189,6 +199,10 @@ public:
         if constexpr (BlockingExchangeOver<X, T, E>) X::exchange_blocking(policy_, over, *state_, what);
     }
     void for_each_state(state_visitor visit) override { state_->for_each_state(visit); }
+    void for_each_shared([[maybe_unused]] shared_state_visitor visit) const noexcept override {
+        if constexpr (requires(exchange_state<X, E> const& kept) { kept.for_each_shared(visit); })
+            state_->for_each_shared(visit);
+    }
     exchange_statistics statistics() const override {
         if constexpr (requires { state_->statistics(); })
             return state_->statistics();

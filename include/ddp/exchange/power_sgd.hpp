@@ -201,6 +201,11 @@ struct power_sgd_exchange {
                    .begin = 0,
                    .bytes = as_mutable_bytes(std::span(steps))});
         }
+        void for_each_shared(shared_state_visitor visit) const {
+            for (bucket_state<E> const& one : buckets)
+                for (matrix<E> const& m : one.matrices) visit(as_const_bytes(std::span<E const>(m.q)));
+            visit(as_const_bytes(std::span<std::uint64_t const>(steps)));
+        }
         [[nodiscard]] exchange_statistics statistics() const noexcept { return own.statistics(); }
     };
 

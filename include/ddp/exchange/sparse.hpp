@@ -45,9 +45,10 @@ inline void expect_ratio(char const* name, double ratio) {
 /// Each rank sends, of each bucket, the k elements of largest magnitude that it contributes to the mean, with their indices, to all;
 /// what it does not send is added to its next contribution.
 ///
-/// Cost    k (4 + sizeof(E))(P-1) bytes sent per rank and bucket, k = ratio n: more than a sum of all elements as soon as
-///         ratio P (4 + sizeof(E)) > 2 sizeof(E). 1 step of latency; 4 to 7 passes over the bucket; scratch of n elements and
-///         of all messages. With update::sharded the same, and new values travel besides.
+/// Cost    k (4 + sizeof(E)), rounded up to a multiple of 8, times P-1 bytes sent per rank and bucket, k = ratio n: more than a
+///         sum of all elements as soon as ratio P (4 + sizeof(E)) > 2 sizeof(E). 1 step of latency; 5 passes over the bucket, or
+///         7 to 10 (largest_elements); scratch of n elements, 2 k candidates and all messages. With update::sharded the same,
+///         and new values travel besides.
 /// Error   with feedback everything travels sooner or later; without, what is never large never does.
 /// Sums    in the order of the ranks, from 0. The same bits for both updates; others for other bucket plans.
 /// NaN     counts as largest: it travels, and stays visible.
@@ -90,7 +91,9 @@ struct top_k_exchange {
     static task<> exchange(top_k_exchange /*self*/, lane<T> over, state<E>& kept, bucket_exchange<E> what) {
         std::size_t const ranks = static_cast<std::size_t>(over.size()), me = static_cast<std::size_t>(over.rank());
         std::size_t const k = kept.k[what.bucket], room = message<E>(k);
-        scratch messages(ranks * room), space(what.data.size() * sizeof(E));
+        std::size_t const candidates = largest_elements_room(what.data.size(), k);
+        scratch messages(ranks * room), space(what.data.size() * sizeof(E)),
+            indices(candidates * sizeof(std::uint32_t)), values(candidates * sizeof(E));
         auto const part = [&](std::size_t r) { return messages.bytes().subspan(r * room, room); };
         operations receives(ranks), sends(ranks);
         for (std::size_t d = 1; d < ranks; ++d)
@@ -98,7 +101,7 @@ struct top_k_exchange {
         co_await *what.go;
 
         bool const used = *what.factor != 0;
-        if (used) select(kept, what, k, part(me), space.as<E>());
+        if (used) select(kept, what, k, part(me), space.as<E>(), indices.as<std::uint32_t>(), values.as<E>());
         for (std::size_t d = 1; d < ranks; ++d)
             over.send(sends[(me + d) % ranks], static_cast<int>((me + d) % ranks), part(me));
         for (std::size_t r = 0; r < ranks; ++r)
@@ -129,13 +132,13 @@ private:
 
     template <Element E>
     static void select(state<E>& kept, bucket_exchange<E> const& what, std::size_t k, mutable_bytes out,
-                       std::span<E> wanted) {
+                       std::span<E> wanted, std::span<std::uint32_t> candidates, std::span<E> of_candidates) {
         typename detail::compression<E>::stopwatch const time(kept.own);
         kept.own.begin(what.bucket, static_cast<std::size_t>(kept.own.plan().ranks - 1) * out.size());
         kept.own.contribution(what.bucket, what.data.data(), *what.factor, 0, wanted);
         std::span<E> const values = top_k_exchange::values<E>(out, k);
         std::span<std::uint32_t> const at = indices<E>(out, k);
-        largest_elements(std::span<E const>(wanted), at);
+        largest_elements(std::span<E const>(wanted), at, candidates, of_candidates);
         for (std::size_t i = 0; i < k; ++i) values[i] = wanted[at[i]];
         if (!kept.own.asks(what.bucket)) return;
         std::fill(what.data.begin(), what.data.end(), E(0));  // what peers receive of us; the mean overwrites it
@@ -192,6 +195,9 @@ struct random_k_exchange {
                    .type = element_type::u64,
                    .begin = 0,
                    .bytes = as_mutable_bytes(std::span(steps))});
+        }
+        void for_each_shared(shared_state_visitor visit) const {
+            visit(as_const_bytes(std::span<std::uint64_t const>(steps)));
         }
         [[nodiscard]] exchange_statistics statistics() const noexcept { return own.statistics(); }
     };

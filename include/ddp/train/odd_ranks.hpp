@@ -12,9 +12,11 @@
 namespace ddp::detail {
 
 /// Which ranks differ from the majority, or that there is none. `digests`: one a rank, not all equal; `ranks`: what each is
-/// called; `names`: the parameters, first and last, of which some elements were compared before step `step`.
+/// called; `names`: the parameters, first and last, of which some elements were compared before step `step`; `exchange`: so was
+/// what the exchange keeps.
 [[nodiscard]] std::string describe_difference(std::span<std::uint64_t const> digests, std::span<int const> ranks,
-                                              std::uint64_t step, std::span<std::string_view const> names);
+                                              std::uint64_t step, std::span<std::string_view const> names,
+                                              bool exchange);
 
 }  // namespace ddp::detail
 

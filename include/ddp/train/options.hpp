@@ -68,8 +68,8 @@ struct training_options {
     /// hosts_engine. The same on all ranks; the same bits. Only with share_memory.
     bool hierarchy = true;
     /// Every value is compared between ranks once in so many steps, a part of them in each, before a step changes any; with
-    /// update::replicated the optimizer's state too. E106 names the ranks that differ. Costs one pass over 1/256 of the values
-    /// a step, and 8 bytes to each rank. 0: never. The same on all ranks.
+    /// update::replicated the optimizer's state too, and what an exchange keeps for all ranks. E106 names the ranks that differ.
+    /// Costs one pass over 1/256 of all that a step, and 8 bytes to each rank. 0: never. The same on all ranks.
     std::size_t agreement_steps = 256;
     ddp::buffers buffers = ddp::buffers::from_rank_0;  ///< of a model that has some: one small collective a step
     std::size_t buckets_in_flight = 4;                 ///< bounds the memory of the reductions under way

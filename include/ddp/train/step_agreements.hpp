@@ -91,10 +91,11 @@ public:
         messages_->tickets[me()] = mine;
         return all_gather_small(lane_of(weights_channel, of_.history()), std::span<step_ticket>(messages_->tickets));
     }
-    /// What the tickets of all ranks come to. Where their bits differ it fails the job, and throws collective_aborted.
-    void total() {
+    /// What the tickets of all ranks come to. Where their bits differ it fails the job, and throws collective_aborted; then
+    /// `exchange` says whether what an exchange keeps was compared too.
+    void total(bool exchange) {
         step_totals const all = detail::total(messages_->tickets);
-        if (!all.alike) report_difference();
+        if (!all.alike) report_difference(exchange);
         previous_loss_ = totals_.weight == 0 ? std::numeric_limits<double>::quiet_NaN()
                                              : all.losses / static_cast<double>(totals_.weight);
         totals_ = all;
@@ -128,7 +129,7 @@ private:
     [[nodiscard]] lane<T> lane_of(std::uint32_t channel, std::uint64_t fingerprint) noexcept {
         return {on_, of_, {.group = context_, .channel = channel, .index = round_}, fingerprint};
     }
-    void report_difference();
+    void report_difference(bool exchange);
 
     scheduler<T>& on_;
     group& of_;
@@ -157,7 +158,7 @@ task<> step_agreements<T, E>::gather_used() {
 }
 /// All ranks find the same, and say so alike: whom most contradict, or all where there is no majority.
 template <Transport T, Element E>
-[[gnu::cold]] void step_agreements<T, E>::report_difference() {
+[[gnu::cold]] void step_agreements<T, E>::report_difference(bool exchange) {
     arena_range const part = compared(round_);
     std::vector<std::string_view> names;
     where_.for_each_in(part.begin, part.end,
@@ -165,7 +166,7 @@ template <Transport T, Element E>
     std::vector<std::uint64_t> digests;
     for (step_ticket const& t : messages_->tickets) digests.push_back(t.digest);
     on_.fail(failure_kind::mismatch, errc::replicas_differ, -1,
-             describe_difference(digests, of_.members(), round_, names));
+             describe_difference(digests, of_.members(), round_, names, exchange));
     throw collective_aborted();
 }
 

@@ -113,8 +113,10 @@ protected:
     virtual void step_begins() noexcept = 0;
     /// A step has changed the values.
     virtual void step_ended() = 0;
-    /// Adds the state beside the values [part.begin, part.end) that ranks have alike.
-    virtual void add_state(digest& all, arena_range part) const noexcept = 0;
+    /// Adds the state beside the values [part.begin, part.end) that ranks have alike, and of other state the part of step `step`.
+    virtual void add_state(digest& all, arena_range part, std::uint64_t step) const noexcept = 0;
+    /// Whether there is other state: an exchange's.
+    [[nodiscard]] virtual bool exchange_shares_state() const noexcept = 0;
     /// Whether everything is exchanged at once, in a call that blocks, when all ranks wait for the end of the step.
     [[nodiscard]] virtual bool blocking() const noexcept { return false; }
     virtual void exchange_blocking() {}
@@ -274,7 +276,7 @@ void step_cycle<T, E>::begin(step_ticket mine) noexcept {
     if (arena_range const part = agreements_.compared(begun_); part.size() != 0) {
         digest all;
         all.add(std::span<E const>(values_.subspan(part.begin, part.size())));
-        add_state(all, part);
+        add_state(all, part, begun_);
         mine.digest = all.value();
     }
     ticket_ = mine;
@@ -393,7 +395,7 @@ template <Transport T, Element E>
 task<> step_cycle<T, E>::weigh() {
     if (blocking()) co_await finishing_;  // once all weights are here, so are all ranks
     co_await agreements_.gather_tickets(ticket_);
-    agreements_.total();
+    agreements_.total(exchange_shares_state());
     inverse_ = weight() == 0 ? E(0) : static_cast<E>(1.0 / static_cast<double>(weight()));
     if (blocking()) {
         if (on_.failed()) throw collective_aborted();  // somebody has left: the call would wait for good

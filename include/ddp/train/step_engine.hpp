@@ -151,8 +151,11 @@ private:
 
     void step_begins() noexcept override;
     void step_ended() override;
-    void add_state(digest& all, arena_range part) const noexcept override {
-        if (!sharded()) stepper_.digest_state(all, part.begin, part.end);
+    void add_state(digest& all, arena_range part, std::uint64_t step) const noexcept override;
+    [[nodiscard]] bool exchange_shares_state() const noexcept override {
+        bool any = false;
+        exchange().for_each_shared([&](const_bytes one) { any = any || !one.empty(); });
+        return any;
     }
     [[nodiscard]] bool blocking() const noexcept override { return exchange().blocking(); }
     void exchange_blocking() override;
@@ -246,6 +249,19 @@ void step_engine<T, E>::step_begins() noexcept {
 template <Transport T, Element E>
 void step_engine<T, E>::step_ended() {
     if (observer_ != nullptr) observer_->on(step_finished{round(), weight(), norm_});
+}
+template <Transport T, Element E>
+void step_engine<T, E>::add_state(digest& all, arena_range part, std::uint64_t step) const noexcept {
+    if (!sharded()) stepper_.digest_state(all, part.begin, part.end);
+    std::size_t bytes = 0;
+    exchange().for_each_shared([&](const_bytes one) { bytes += one.size(); });
+    arena_range const shared = detail::compared_in(step, options().agreement_steps, bytes);
+    std::size_t begin = 0;
+    exchange().for_each_shared([&](const_bytes one) {
+        std::size_t const from = std::max(begin, shared.begin), to = std::min(begin + one.size(), shared.end);
+        if (from < to) all.add(one.subspan(from - begin, to - from));
+        begin += one.size();
+    });
 }
 /// All buckets before any is stepped: no code of the user's comes between that might throw on one rank only, and leave
 /// the others waiting in a call that has no deadline.

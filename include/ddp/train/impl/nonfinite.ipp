@@ -35,7 +35,9 @@ namespace ddp::detail {
     }
     if (found > 3) text += concat({"; ", found - 3, " more of the ranks have such elements"});
     if (found == 0)
-        text = "each rank's own gradient is finite, but their sum, its norm, or what an observer made of it, is not";
+        text =
+            "each rank's own gradient is finite, but their sum, its norm, what the exchange sends of it "
+            "(half_exchange: numbers beyond 65504 become infinite), or what an observer made of it, is not";
     return text;
 }
 

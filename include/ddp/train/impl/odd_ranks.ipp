@@ -16,7 +16,7 @@ namespace ddp::detail {
 
 [[gnu::cold]] DDP_DECL std::string describe_difference(std::span<std::uint64_t const> digests,
                                                        std::span<int const> ranks, std::uint64_t step,
-                                                       std::span<std::string_view const> names) {
+                                                       std::span<std::string_view const> names, bool exchange) {
     std::uint64_t usual = 0;
     std::size_t votes = 0;
     for (std::uint64_t const one : digests) {
@@ -35,14 +35,18 @@ namespace ddp::detail {
     }
     if (count > 4) odd += concat({" and ", static_cast<std::uint64_t>(count - 4), " more"});
     std::string text = concat({count == 1 ? "rank " : "ranks ", odd});
-    text += majority
-                ? concat({count == 1 ? " holds" : " hold", " other values (or another optimizer state) than the other ",
-                          static_cast<std::uint64_t>(votes)})
-                : " hold different values (or optimizer states), without a majority";
+    if (majority)
+        text += concat({count == 1 ? " holds" : " hold", " other values (or another ",
+                        exchange ? "state of optimizer or exchange" : "optimizer state", ") than the other ",
+                        static_cast<std::uint64_t>(votes)});
+    else
+        text += concat({" hold different values (or ",
+                        exchange ? "states of optimizer or exchange" : "optimizer states", "), without a majority"});
     text += concat({", seen before step ", step});
     if (!names.empty())
         text += concat({" in ", "\"", printable(names.front()), "\"",
                         names.size() > 1 ? concat({" to \"", printable(names.back()), "\""}) : std::string()});
+    if (exchange) text += concat({names.empty() ? " in" : " or in", " what the exchange keeps"});
     return text + ". Did a rank change its model by itself, or is its memory faulty?";
 }
 
