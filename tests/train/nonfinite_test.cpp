@@ -185,11 +185,12 @@ TEST_CASE("finite gradients whose sum is not finite are said to be that", "[trai
         },
         patient());
     for (auto const& text : got) {
-        CHECK_THAT(text,
-                   Catch::Contains(
-                       "DDP-E105 not finite: step 1: the mean gradient is not finite: each rank's own gradient is "
-                       "finite, but their sum, its norm, what the exchange sends of it (half_exchange: numbers beyond 65504 "
-                       "become infinite), or what an observer made of it, is not. Nothing was changed"));
+        CHECK_THAT(
+            text,
+            Catch::Contains(
+                "DDP-E105 not finite: step 1: the mean gradient is not finite: each rank's own gradient is "
+                "finite, but their sum, its norm, what the exchange sends of it (half_exchange: numbers beyond 65504 "
+                "become infinite), or what an observer made of it, is not. Nothing was changed"));
     }
 }
 
