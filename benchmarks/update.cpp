@@ -42,6 +42,12 @@ std::size_t setting(char const* name, std::size_t otherwise) {
     return value != nullptr && *value != '\0' ? std::stoul(value) : otherwise;
 }
 
+/// How many elements a parameter has.
+std::size_t part_of(std::size_t count) {
+    std::size_t const parts = std::max<std::size_t>(setting("PARTS", 3), 1);
+    return (count + parts - 1) / parts;
+}
+
 /// Out of line, so that no two calls become one. Another number each step: sums round.
 [[gnu::noinline]] void rewrite(std::span<float> gradient, int rank, std::uint64_t step) {
     float const by = 1.0f / static_cast<float>(3 + rank + static_cast<int>(step % 5));
@@ -64,8 +70,7 @@ struct written_model {
     std::chrono::nanoseconds writing{0};
 
     written_model(std::size_t count, int of) : rank(of) {
-        std::size_t const parts = std::max<std::size_t>(setting("PARTS", 3), 1), each = (count + parts - 1) / parts;
-        for (std::size_t at = 0; at < count; at += each) {
+        for (std::size_t at = 0, each = part_of(count); at < count; at += each) {
             own.emplace_back(std::min(each, count - at), 1.0f);
             own_gradient.emplace_back(own.back().size());
         }
@@ -145,7 +150,13 @@ kind own_allreduce(ddp::communicator<> const& comm, std::size_t count) {
                                ddp::slot_spans<float>(slots));
                 return ms(std::chrono::steady_clock::now() - since).count();
             },
-            [held] { return ddp::digest().add(std::span<float const>(held->value)).value(); }};
+            [held] {  // parameter by parameter, as the trainers'
+                ddp::digest all;
+                std::span<float const> const values = held->value;
+                for (std::size_t at = 0, each = part_of(values.size()); at < values.size(); at += each)
+                    all.add(values.subspan(at, std::min(each, values.size() - at)));
+                return all.value();
+            }};
 }
 
 /// This process's share of the machine's memory, in bytes: pages that several map count in part.
