@@ -1,7 +1,6 @@
 // check_exchange finds what is wrong with an exchange, and nothing in those of the library.
 #include <ddp/testing/check_exchange.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -62,10 +61,9 @@ struct flawed {
         if (*what.factor == 0) co_return;
         for (float& x : what.data) x *= *what.factor;
         if (self.kind == flaw::hides_state) what.data[0] += static_cast<float>(++kept.hidden);
-        std::size_t const end =
-            kept.plan.buckets[what.bucket].pieces.back().begin + kept.plan.buckets[what.bucket].pieces.back().count;
-        if (self.kind == flaw::dirty_gaps)
-            std::fill(what.data.begin() + static_cast<std::ptrdiff_t>(end), what.data.end(), 1.0f);
+        auto const& pieces = kept.plan.buckets[what.bucket].pieces;
+        for (std::size_t i = 1; self.kind == flaw::dirty_gaps && i < pieces.size(); ++i)
+            for (std::size_t k = pieces[i - 1].begin + pieces[i - 1].count; k < pieces[i].begin; ++k) what.data[k] = 1;
         if (self.kind == flaw::own_bits && over.rank() == 1 && !what.data.empty()) what.data[0] += 1;
         if (self.kind == flaw::forgets_sharding && kept.sharded && !what.data.empty()) what.data[0] += 1;
     }

@@ -1,5 +1,6 @@
 // Exchanges that send less, against simulations of the same algorithms in plain loops, one rank after the other.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -61,12 +62,21 @@ TEST_CASE("what is sent less trains to what plain loops give, on any ranks, shar
 
 namespace {
 
-/// Of direct_allreduce, of n doubles: what rank r of `ranks` sends. Slices are whole lines of 8.
-std::size_t direct_bytes_of(std::size_t n, std::size_t r, std::size_t ranks) {
-    std::size_t const lines = (n + 7) / 8, mine = lines / ranks + (r < lines % ranks ? 1 : 0);
-    std::size_t const end = (lines / ranks * r + std::min(r, lines % ranks) + mine) * 8;
-    std::size_t const own = std::min(end, n) - std::min(end - mine * 8, n);
-    return 8 * (n - own + (ranks - 1) * own);
+/// Of direct_allreduce, of n doubles: what rank r of `ranks` sends. Slices are whole lines of 8; of empty ones nothing is sent.
+traffic direct_sum_of(std::size_t n, std::size_t r, std::size_t ranks) {
+    auto const begin = [&](std::size_t of) {
+        std::size_t const lines = (n + 7) / 8;
+        return std::min(n, 8 * (lines / ranks * of + std::min(of, lines % ranks)));
+    };
+    traffic all;
+    for (std::size_t other = 0; other < ranks; ++other) {
+        if (other == r) continue;
+        for (std::size_t const count : {begin(other + 1) - begin(other), begin(r + 1) - begin(r)}) {
+            all.messages += count == 0 ? 0 : 1;
+            all.bytes += count * sizeof(double);
+        }
+    }
+    return all;
 }
 /// What the docstrings say that rank r sends for a bucket, in bytes and messages.
 traffic formula(std::string const& name, exchange_plan<double> const& plan, std::size_t b, std::size_t r) {
@@ -83,8 +93,7 @@ traffic formula(std::string const& name, exchange_plan<double> const& plan, std:
     if (name.starts_with("int8")) return both_ways([](std::size_t count) { return count + 4 * ((count + 255) / 256); });
     if (name.starts_with("top_k"))  // values and indices, to a multiple of 8
         return {others, others * ((12 * k_of(bucket, name == "top_k" ? 0.07 : 0.3) + 7) / 8 * 8)};
-    if (name.starts_with("random_k"))
-        return {2 * others, direct_bytes_of(k_of(bucket, name == "random_k" ? 0.21 : 0.4), r, ranks)};
+    if (name.starts_with("random_k")) return direct_sum_of(k_of(bucket, name == "random_k" ? 0.21 : 0.4), r, ranks);
     bool const warm = name == "power_sgd";
     std::size_t const rank = warm ? 2 : 1;
     std::size_t left = bucket.count, p = 0, q = 0;
@@ -100,8 +109,8 @@ traffic formula(std::string const& name, exchange_plan<double> const& plan, std:
         q += columns * rank;
     }
     // All vectors, and what else is not compressed, in one message with P. No matrix: one sum of everything.
-    std::size_t const sums = q == 0 ? 1 : 2;
-    return {sums * 2 * others, direct_bytes_of(left + p, r, ranks) + (q == 0 ? 0 : direct_bytes_of(q, r, ranks))};
+    traffic const first = direct_sum_of(left + p, r, ranks), second = direct_sum_of(q, r, ranks);
+    return {first.messages + second.messages, first.bytes + second.bytes};
 }
 
 }  // namespace
@@ -142,19 +151,23 @@ TEST_CASE("messages and bytes that the transport is given are those of the formu
                 for (std::size_t r = 0; r < ranks; ++r) {
                     CAPTURE(one.name, ranks, r, sharded, cut);
                     traffic expected;
-                    std::size_t values = 0, dense = 0;
+                    std::size_t values = 0, value_messages = 0, dense = 0;
                     for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
                         traffic const of = formula(one.name, plan, b, r);
                         expected.messages += of.messages;
                         expected.bytes += of.bytes;
                         auto const& cuts = plan.buckets[b].cuts;
-                        if (sharded) values += (ranks - 1) * (cuts[r + 1] - cuts[r]) * sizeof(double);
+                        if (sharded && cuts[r] != cuts[r + 1]) {  // new values
+                            values += (ranks - 1) * (cuts[r + 1] - cuts[r]) * sizeof(double);
+                            value_messages += ranks - 1;
+                        }
                         dense += (sharded ? 1 : 2) * plan.buckets[b].count * sizeof(double) * (ranks - 1) / ranks;
                     }
                     std::size_t const tickets = (ranks - 1) * sizeof(step_ticket);
                     REQUIRE(got[r].last.bytes == expected.bytes + tickets + values);
+                    // Tickets are gathered in as many rounds as P has bits.
                     REQUIRE(got[r].last.messages ==
-                            expected.messages + (ranks - 1) * (1 + (sharded ? plan.buckets.size() : 0)));
+                            expected.messages + value_messages + static_cast<std::size_t>(std::bit_width(ranks - 1)));
                     exchange_statistics const& all = got[r].end.statistics;
                     if (one.name.find("late") == std::string::npos) {
                         REQUIRE(all.sent_bytes == steps * expected.bytes);
@@ -220,6 +233,7 @@ TEST_CASE("a gradient that is not finite stays visible in its step, and does not
             for (nonfinite const how : {nonfinite::skip, nonfinite::stop, nonfinite::warn})
                 for (double const odd : {std::nan(""), static_cast<double>(INFINITY)}) {
                     if (how != nonfinite::skip && std::isinf(odd)) continue;
+                    if (how == nonfinite::warn && ranks != 3) continue;
                     CAPTURE(one.name, ranks, sharded, static_cast<int>(how), odd);
                     auto const got = run_ranks(
                         ranks,
