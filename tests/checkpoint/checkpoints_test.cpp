@@ -33,9 +33,6 @@ std::string in(scratch_directory const& scratch) {
 
 std::vector<std::pair<std::string, any_optimizer>> every_optimizer() {
     auto all = optimizers();
-    all.emplace_back("rmsprop", rmsprop{.lr = 0.01, .momentum = 0.5, .centered = true});
-    all.emplace_back("adagrad", adagrad{.lr = 0.05});
-    all.emplace_back("lion", lion{.lr = 0.003});
     all.emplace_back("lamb", lamb{.lr = 0.01, .weight_decay = 1e-2});
     all.emplace_back("lars", lars{.lr = 0.5, .momentum = 0.9, .weight_decay = 1e-2});
     return all;
