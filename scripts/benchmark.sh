@@ -63,13 +63,15 @@ large=(-b 16M -e 1G -f 4)
 models=(mlp wide cnn)
 many="2 8 32 64"
 crowd="2 4 8 16"
+budget=0.25
 case $speed in
     quick)
-        rounds=1 STEP_BUDGET=0.2 MIB=16 models=(mlp) many="2 16" crowd="2 8"
+        rounds=1 STEP_BUDGET=0.2 MIB=16 models=(mlp) many="2 16" crowd="2 8" budget=0.05
         sizes=(-b 64K -e 1M -f 16 --budget 0.02) large=(-b 1M -e 16M -f 16 --budget 0.1)
         ;;
     smoke)
-        rounds=1 ranks=2 STEP_BUDGET=0.01 MIB=1 STEPS=1 models=(mlp) many="2 3" crowd="3"
+        rounds=1 ranks=2 STEP_BUDGET=0.01 MIB=1 STEPS=1 models=(cnn) many="2 3" crowd="3" budget=0
+        export SKIP=sharded
         sizes=(-b 64K -e 64K --iterations 2) large=(-b 256K -e 1M -f 4 --iterations 2)
         ;;
 esac
@@ -159,7 +161,7 @@ growth() {
         MIB=1 PARTS=$parts run 2 "${prefix}_update" | sed "s/^{/{\"parts\":$parts,/" >> "$to.parts.lines"
     done
     for n in $many; do
-        "$perf" allreduce --transport inproc -n "$n" -b 4 -e 64K -f 16384 --budget 0.1 --json "$to.threads.$n.json" > /dev/null
+        "$perf" allreduce --transport inproc -n "$n" -b 4 -e 4M -f 1024 --budget "$budget" --json "$to.threads.$n.json" > /dev/null
     done
 }
 

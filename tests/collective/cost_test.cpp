@@ -163,6 +163,7 @@ TEST_CASE("automatic takes what its model of the network says is cheapest", "[co
         }
     ddp::automatic_allreduce const usual;  // where these were measured to meet on loopback
     CHECK(usual.choice(256 << 10, 2) == std::string("recursive_doubling"));
+    CHECK(usual.choice(320 << 10, 2) == std::string("recursive_doubling"));
     CHECK(usual.choice(1 << 20, 2) == std::string("direct"));
     CHECK(usual.choice(16 << 10, 4) == std::string("recursive_doubling"));
     CHECK(usual.choice(256 << 10, 4) == std::string("direct"));
@@ -176,7 +177,7 @@ TEST_CASE("automatic takes what its model of the network says is cheapest", "[co
             usual.fitted_to(comm).fitted_to(comm).hash() == usual.hash())
             throw std::logic_error("not fitted");
         if (by.fitted_to(comm).cost != cost) throw std::logic_error("given constants were replaced");
-        if (usual.fitted_to(comm).choice(256 << 10, 2) != std::string("direct"))
+        if (usual.fitted_to(comm).choice(320 << 10, 2) != std::string("direct"))
             throw std::logic_error("chosen as for sockets");
     });
 }

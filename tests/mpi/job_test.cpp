@@ -190,9 +190,11 @@ TEST_CASE("over MPI ranks of several hosts, of uneven size, train in the memory 
     if (world.size() < 3) return;  // two ranks would be on two hosts
     ddp::communicator<> comm =
         ddp::any_communicator(connect(places[static_cast<std::size_t>(world.rank())]), patient());
-    auto const [bits, wrong] = ddp::test::train_every_way(comm);
-    CHECK(wrong == "");
-    CHECK(bits == ddp::test::inproc_bits(comm.size()));
+    if (world.size() == 5) {  // once is enough: it takes ten seconds
+        auto const [bits, wrong] = ddp::test::train_every_way(comm);
+        CHECK(wrong == "");
+        CHECK(bits == ddp::test::inproc_bits(comm.size()));
+    }
     for (bool const hierarchy : {true, false}) {
         ddp::test::scripted_model<> net({{"a", {300}}});
         ddp::data_parallel trainer{net, ddp::sgd{.lr = 1}, comm, ddp::training_options{.hierarchy = hierarchy}};

@@ -10,8 +10,8 @@ namespace ddp {
 /// A network and the processors at its ends, in microseconds. Who adds chooses by it among algorithms of the same bits, so
 /// it never shows in a result; all ranks have to have the same one.
 ///
-/// The defaults are what TCP on loopback was measured to need, in_memory() what messages through memory of a host need
-/// (docs/performance.md). For others: measure_network.
+/// The defaults are what TCP on loopback was measured to need (docs/performance.md), in_memory() what measure_network found
+/// between two ranks of one host with a core each. For others: measure_network.
 /// Source  the model of Hockney (1994) with the time of posting from LogP (Culler et al., 1993), for the algorithms of
 ///         Thakur, Rabenseifner and Gropp, 2005.
 struct network_cost {
@@ -22,7 +22,7 @@ struct network_cost {
 
     /// Of ranks of one host whose messages go through memory.
     [[nodiscard]] static constexpr network_cost in_memory() noexcept {
-        return {.message = 1, .post = 0.3, .byte = 0.2e-3, .addition = 5e-5};
+        return {.message = 1, .post = 0.6, .byte = 1e-4, .addition = 1.5e-5};
     }
 
     /// Of recursive_doubling_allreduce over `ranks` >= 2.
