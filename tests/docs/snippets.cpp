@@ -154,10 +154,10 @@ struct line {
     double loss_and_gradient(std::vector<point> const& batch) {  // of the mean over the batch
         double loss = 0;
         gradient = {0, 0};
-        for (auto const& [x, y] : batch) {
-            double const off = (values[0] + values[1] * x - y) / static_cast<double>(batch.size());
-            loss += off * (values[0] + values[1] * x - y) / 2;
-            gradient[0] += off, gradient[1] += off * x;
+        for (point const& p : batch) {
+            double const off = values[0] + values[1] * p.x - p.y, share = off / static_cast<double>(batch.size());
+            loss += share * off / 2;
+            gradient[0] += share, gradient[1] += share * p.x;
         }
         return loss;
     }
