@@ -76,6 +76,7 @@ class Plan:
     verdicts: tuple = ()  # (ranks, pattern): all of these ranks throw one text that matches
     bound: float = SOON
     well: bool = False  # the job must end well instead
+    patience: float = DEADLINE  # seconds in which it must
     thawed: int | None = None  # a stopped rank that says the same when it is continued
     frozen: int | None = None  # a rank that stays stopped and is killed in the end
     a_host: int = 0  # so many ranks take each other for ranks of one host, and all others for ranks of other hosts
@@ -265,7 +266,8 @@ def row_23_gradients(draw, size):
     if size < 3:
         return None
     return Plan(size, ("tensors=3", "elements=170000") + draw.choice((("share=0",), ("update=sharded", "share=0"))),
-                steps="steps=1", more=("times=default",), links={"rate": 1.25e5 / SCALE}, proxied=True, well=True)
+                steps="steps=1", more=("times=default",), links={"rate": 1.25e5 / SCALE}, proxied=True, well=True,
+                patience=4 * DEADLINE)
 
 
 def drawn_link(draw, size):
@@ -675,7 +677,7 @@ def inject(plan):
                         raise Wrong(f"it ended before anything was injected\n{job.story()}")
                     plan.harm(job, proxy)
                 # A job without end that does not notice must not take the minute that everything else is given.
-                deadline = plan.bound + 20 * SCALE if plan.steps == ENDLESS else DEADLINE
+                deadline = plan.bound + 20 * SCALE if plan.steps == ENDLESS else plan.patience
                 job.wait(deadline, which=without(size, plan.frozen))
                 if plan.frozen is not None:
                     os.kill(job.ranks[plan.frozen].pid, signal.SIGKILL)

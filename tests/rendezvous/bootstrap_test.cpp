@@ -320,11 +320,14 @@ TEST_CASE("however many ranks of another version come, the error stays short", "
     hello.rank = 1;
     hello.size = 2;
     hello.who = std::string_view("\x1b[31mpid 1\n on elsewhere");
-    for (int i = 0; i < 2000; ++i) {
+    // Whoever does not hang up at once takes one of the places that strangers share, so they come in at a certain rate.
+    int came = 0;
+    for (auto const end = ddp::monotonic_clock::now() + 1s; came < 400 && ddp::monotonic_clock::now() < end; ++came) {
         int const fd = dial(at.port);
         REQUIRE(::send(fd, &hello, sizeof hello, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof hello));
         ::close(fd);
     }
+    CHECK(came > 50);  // without a limit more than 5,000 bytes
     std::string const text = zero.get();
     CAPTURE(text);
     CHECK(has(text, "version 99"));
