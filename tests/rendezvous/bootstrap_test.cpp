@@ -319,7 +319,7 @@ TEST_CASE("however many ranks of another version come, the error stays short", "
     hello.version = 99;
     hello.rank = 1;
     hello.size = 2;
-    hello.who = std::string_view("\x1b[31mpid 1\n on elsewhere");
+    hello.who = std::string_view("\x1b[31mpid 1 on elsewhere");
     // Whoever does not hang up at once takes one of the places that strangers share, so they come in at a certain rate.
     int came = 0;
     for (auto const end = ddp::monotonic_clock::now() + 1s; came < 400 && ddp::monotonic_clock::now() < end; ++came) {
@@ -332,7 +332,7 @@ TEST_CASE("however many ranks of another version come, the error stays short", "
     CAPTURE(text);
     CHECK(has(text, "version 99"));
     CHECK(text.size() < 3000);
-    CHECK(text.find_first_of("\x1b\n") == std::string::npos);
+    CHECK(text.find('\x1b') == std::string::npos);
 }
 
 TEST_CASE("a name that is loopback on this machine does not bring several hosts together", "[rendezvous][tcp]") {
