@@ -541,12 +541,13 @@ class FewDescriptors(FaultCase):
         self.assertLess(max(seconds), JOIN / 2, dict(zip(cases, seconds)))
 
     def test_what_is_needed_is_enough(self):
-        for rank, needed in ((1, 14), (0, 21)):
-            with Job(3, command("steps=2"), without=[rank], inherit=False) as job:
-                job.command = ["bash", "-c", f'ulimit -n {needed}; exec "$0" "$@"', *command("steps=2")]
-                job.start(rank)
-                job.wait()
-                self.assertEqual([(r.code, r.err) for r in job.ranks.values()], [(0, "")] * 3, job.story())
+        for rank, needed, memory in ((1, 14, "1"), (0, 21, "1"), (1, 10, "0"), (0, 16, "0")):
+            with self.subTest(rank=rank, memory=memory):
+                with Job(3, command("steps=2"), without=[rank], inherit=False, variables={"DDP_SHARE_MEMORY": memory}) as job:
+                    job.command = ["bash", "-c", f'ulimit -n {needed}; exec "$0" "$@"', *command("steps=2")]
+                    job.start(rank)
+                    job.wait()
+                    self.assertEqual([(r.code, r.err) for r in job.ranks.values()], [(0, "")] * 3, job.story())
 
 
 class Strangers(FaultCase):
