@@ -284,7 +284,8 @@ TEST_CASE("who drives between calls: as asked, as the environment says, or by ho
     CHECK((busy.thread() == drives && busy.has_thread()));
     comm_type const alone = any_communicator(inproc_world::create(1)->connect(0));
     CHECK(alone.thread() == none);
-    CHECK_THROWS_AS(any_communicator(inproc_world::create(1)->connect(0), patient(), none), usage_error);
+    CHECK_THROWS_WITH(any_communicator(inproc_world::create(1)->connect(0), patient(), none),
+                      Catch::Contains("communication_thread: ask for automatic, drives or rests"));
 }
 
 TEST_CASE("only the communication thread reads in batches: whoever waits for an answer gets it at once",

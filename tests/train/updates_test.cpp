@@ -459,5 +459,5 @@ TEST_CASE("ranks freeze alike, or not at all", "[train]") {
                                   training_options{.frozen = {comm.rank() == 0 ? "first.*" : "second.*"}}};
         },
         patient());
-    for (auto const& text : errors) CHECK_THAT(text, Catch::Contains("another bucket policy"));
+    for (auto const& text : errors) CHECK_THAT(text, Catch::Contains("another training_options.unused or frozen"));
 }
