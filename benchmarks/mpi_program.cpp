@@ -205,7 +205,7 @@ void measure(MPI_Comm users, ddp::communicator<>& comm, Eigen::Index hidden) {
     double const plain = median(ways[0].rounds);
     if (comm.rank() != 0) return;
     std::printf("784-%ld-10, %d ranks, communication thread: %s\n%-10s %8s %8s %14s\n", static_cast<long>(hidden),
-                comm.size(), name_of(comm.thread()).data(), "ms", "step", "cpu", "plain : this");
+                comm.size(), name_of(comm.thread()), "ms", "step", "cpu", "plain : this");
     for (way const& one : ways)
         std::printf("%-10s %8.3f %8.3f %14.2f\n", one.name, median(one.rounds), median(one.cpu),
                     plain / median(one.rounds));

@@ -110,7 +110,7 @@ void measure(ddp::communicator<>& comm, std::size_t mib, double compute_ms) {
         std::printf(
             "{\"bench\":\"overlap\",\"kind\":\"%s\",\"n\":%d,\"mib\":%zu,\"communication_thread\":\"%s\",\"ms\":%.2f,"
             "\"cpu_ms\":%.2f,\"thread_ms\":%.2f,\"a_64_mib\":%.2f,\"ok\":%s}\n",
-            one.name, comm.size(), mib, name_of(comm.thread()).data(), median(one.ms), cpu, median(one.thread),
+            one.name, comm.size(), mib, name_of(comm.thread()), median(one.ms), cpu, median(one.thread),
             sent > 0 ? own * 67108864 / sent : 0, one.right ? "true" : "false");
     }
     std::fflush(stdout);

@@ -195,7 +195,7 @@ outcome train(settings const& with, std::string_view transport, ddp::communicato
     if (with.strategy != "every_step") {
         auto const locally = [&](auto strategy) {
             return ddp::local_parallel{
-                model, optimizer, comm, strategy, {.clip = options.clip, .schedule = options.schedule}};
+                model, optimizer, comm, std::move(strategy), {.clip = options.clip, .schedule = options.schedule}};
         };
         std::uint64_t const usual = with.strategy.starts_with("gossip") || with.strategy == "stale" ? 1 : 8;
         std::uint64_t const period = with.period != 0 ? with.period : usual;

@@ -24,7 +24,7 @@ enum class communication_thread : std::uint8_t {
 };
 
 /// "automatic", "drives", "rests", "none".
-[[nodiscard]] constexpr std::string_view name_of(communication_thread which) noexcept {
+[[nodiscard]] constexpr char const* name_of(communication_thread which) noexcept {
     switch (which) {
         case communication_thread::automatic: return "automatic";
         case communication_thread::drives: return "drives";

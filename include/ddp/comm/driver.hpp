@@ -54,7 +54,7 @@ public:
         scheduler_.keep_in(&recorder_);
         communication_thread const chosen = detail::chosen_thread(asked, shares_cores(*transport_));
         if (transport_->size() > 1 && may_own_thread(*transport_)) start_thread(chosen);
-        recorder_.say_thread(ddp::name_of(thread_is_).data());
+        recorder_.say_thread(ddp::name_of(thread_is_));
     }
     driver(driver const&) = delete;
     driver& operator=(driver const&) = delete;
