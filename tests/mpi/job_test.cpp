@@ -137,6 +137,10 @@ TEST_CASE("over MPI a rank that stops is named after timing.dead, where a thread
 TEST_CASE("over MPI a failed call writes nothing into its memory once it has thrown", "[mpi][faults]") {
     boost::mpi::communicator const world;
     if (world.size() < 2) return;
+#if defined(__SANITIZE_THREAD__)
+    WARN("skipped: two threads are in MPI, whose order ThreadSanitizer cannot see");
+    return;
+#endif
     std::vector<std::uint8_t> data(std::size_t{32} << 20, 1);  // outlives the transport: MPI may read it until then
     ddp::communicator<> comm = ddp::any_communicator(connect(), patient());
     world.barrier();         // not one of ours, which the failure could still meet
@@ -206,11 +210,14 @@ TEST_CASE("over MPI ranks of several hosts, of uneven size, train in the memory 
 
 TEST_CASE("over MPI buckets are reduced during backward", "[mpi][train]") {
     if (boost::mpi::communicator().size() == 1) return;
-    ddp::communicator<> comm = ddp::any_communicator(connect(), patient());
-    bool const allowed = ddp::may_own_thread(comm.transport());
-    CHECK((comm.thread() != ddp::communication_thread::none) == allowed);
-    CHECK(comm.has_thread() == (allowed && !ddp::shares_cores(comm.transport())));
-    CHECK(ddp::test::check_overlap(comm) == ddp::test::failures{});
+    bool allowed = false;
+    {  // one after the other: two threads in MPI have an order that ThreadSanitizer cannot see
+        ddp::communicator<> comm = ddp::any_communicator(connect(), patient());
+        allowed = ddp::may_own_thread(comm.transport());
+        CHECK((comm.thread() != ddp::communication_thread::none) == allowed);
+        CHECK(comm.has_thread() == (allowed && !ddp::shares_cores(comm.transport())));
+        CHECK(ddp::test::check_overlap(comm) == ddp::test::failures{});
+    }
     for (auto const asked : {ddp::communication_thread::drives, ddp::communication_thread::rests}) {
         ddp::communicator<> other = ddp::any_communicator(connect(), patient(), asked);
         if (allowed) CHECK(other.thread() == asked);

@@ -189,7 +189,7 @@ TEST_CASE("finite gradients whose sum is not finite are said to be that", "[trai
             text,
             Catch::Contains(
                 "DDP-E105 not finite: step 1: the mean gradient is not finite: each rank's own gradient is "
-                "finite, but their sum, its norm, what the exchange sends of it (half_exchange: numbers beyond 65504 "
+                "finite, but their sum, its norm, what the exchange sends of it (half_exchange: numbers from 65520 on "
                 "become infinite), or what an observer made of it, is not. Nothing was changed"));
     }
 }

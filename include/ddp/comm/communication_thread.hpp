@@ -17,8 +17,8 @@ enum class communication_thread : std::uint8_t {
     /// of its ranks: then rests.
     automatic,
     drives,  ///< a thread drives whenever no call does: messages travel during backward
-    /// The thread wakes twice in a heartbeat, to send heartbeats and to listen. `ready`, blocking calls and progress() move
-    /// messages on, on the caller's thread: it costs no time of a core that computes.
+    /// The thread wakes twice in a heartbeat, and every 5 ms while something is in flight, to send and to listen. `ready`,
+    /// blocking calls and progress() move messages on, on the caller's thread: it costs no time of a core that computes.
     rests,
     none,  ///< there is none: a single rank, or a transport that allows no thread (MPI below THREAD_MULTIPLE)
 };

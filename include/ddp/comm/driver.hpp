@@ -336,7 +336,7 @@ void driver<T>::turn(time_point until) noexcept {
 }
 template <Transport T>
 void driver<T>::rest_and_listen() {
-    nanoseconds const longest = nanoseconds(scheduler_.times().heartbeat) / 2;
+    nanoseconds const longest = nanoseconds(std::min(scheduler_.times().heartbeat, scheduler_.times().verdict)) / 2;
     nanoseconds const shortest = std::min<nanoseconds>(longest, std::chrono::milliseconds(5));
     for (nanoseconds pause = longest; !stop_.load();) {
         {
@@ -348,7 +348,10 @@ void driver<T>::rest_and_listen() {
         driver_.store(std::this_thread::get_id());
         turn(time_point{});
         time_point const now = transport_->now();
-        time_point const due = std::clamp(scheduler_.next_deadline(), now + shortest, now + longest);
+        time_point const due =
+            scheduler_.busy()  // else what is in flight goes on once in `longest`, while deadlines count
+                ? now + shortest
+                : std::clamp(scheduler_.next_deadline(), now + shortest, now + longest);
         scheduler_.rests_until(due);
         pause = due - now;
         driver_.store({});

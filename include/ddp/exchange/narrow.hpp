@@ -233,7 +233,7 @@ private:
 
 /// 2 bytes an element, the range of float, 8 bits of precision: the first thing to try.
 using bfloat16_exchange = narrow_exchange<detail::sixteen_bit_wire<bfloat16>>;
-/// 2 bytes an element, 11 bits of precision; contributions beyond 65504 become infinite, below 2^-25 zero.
+/// 2 bytes an element, 11 bits of precision; contributions from 65520 on become infinite, below 2^-25 zero.
 using half_exchange = narrow_exchange<detail::sixteen_bit_wire<half>>;
 /// 1 byte an element and 4 for each 256, which share a scale. With feedback, unless told otherwise.
 using int8_exchange = narrow_exchange<detail::int8_wire>;

@@ -230,12 +230,14 @@ private:
             dialled(all);
             greet_all(all);
             for (visitor& v : visitors_) hear(v, all);
+            auto const over = [](visitor const& v) { return v.left || monotonic_clock::now() >= v.until; };
+            visitors_.remove_if(over);  // their descriptors may be what others need
             int full = 0;
             if (polls[0].revents != 0)
                 full = welcome(
                     acceptor_, security_, visitors_, times_.handshake, [](visitor const& v) { return !v.left; },
                     [&](visitor& v) { hear(v, all); });
-            visitors_.remove_if([](visitor const& v) { return v.left || monotonic_clock::now() >= v.until; });
+            visitors_.remove_if(over);
             if (full != 0)
                 throw too_many_files(mine_.from, mine_.size, concat({"the sockets of ", missing(all)}), full);
         }

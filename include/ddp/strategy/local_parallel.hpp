@@ -224,9 +224,10 @@ private:
     }
     /// Frozen parameters lie behind the others in the arena.
     [[nodiscard]] std::vector<std::size_t> order() const {
-        std::vector<std::size_t> all(frozen_.size());
-        for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
-        std::ranges::stable_partition(all, [&](std::size_t i) { return frozen_[i] == 0; });
+        std::vector<std::size_t> all;
+        for (bool const last : {false, true})
+            for (std::size_t i = 0; i < frozen_.size(); ++i)
+                if ((frozen_[i] != 0) == last) all.push_back(i);
         return all;
     }
     [[nodiscard]] layout trained() const {

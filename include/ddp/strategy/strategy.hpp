@@ -38,7 +38,7 @@ struct strategy_plan {
 template <Transport T, Element E>
 struct meeting {
     communicator<T> const& comm;  ///< who meets: the trainer's ranks, or the group that the strategy has named
-    std::span<E> values;          ///< this rank's, of the whole arena; becomes what it goes on with
+    std::span<E> values;          ///< this rank's, of all that is trained; becomes what it goes on with
     std::uint64_t number = 1;     ///< of this trainer's meetings of all ranks, from 1
     std::uint64_t step = 0;       ///< local steps so far, the same on all ranks
     double share = 1;  ///< this rank's part of the samples since these ranks have met last; all shares add up to 1
@@ -49,7 +49,7 @@ struct meeting {
 template <Transport T, Element E>
 struct passing {
     communicator<T> const& comm;  ///< all of the trainer's ranks
-    std::span<E> values;          ///< this rank's, of the whole arena; becomes what it goes on with
+    std::span<E> values;          ///< this rank's, of all that is trained; becomes what it goes on with
     std::uint64_t weight = 0;     ///< its samples in this step
     bool done = false;            ///< it is out of data
     bool stop = false;            ///< it wants training to stop

@@ -226,8 +226,8 @@ public:
     /// By parameter: not 0 where it is frozen.
     [[nodiscard]] std::span<std::uint8_t const> frozen() const noexcept { return core_.frozen(); }
     /// Freezes exactly the parameters whose mark is not 0, as frozen() shows them: for who brings back a training (checkpoints
-    /// does). Collective, between steps, as freeze(). Throws usage_error on every rank where ranks pass different marks; on the
-    /// rank at fault for another number of them.
+    /// does). Collective, between steps, as freeze(). Throws usage_error on every rank where ranks pass different marks, or
+    /// another number of them than there are parameters.
     void set_frozen(std::span<std::uint8_t const> marks) {
         DDP_EXPECTS(between_steps(), "set_frozen: a step is under way; finish() it first");
         core_.set_frozen(marks);

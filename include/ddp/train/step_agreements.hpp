@@ -64,10 +64,11 @@ public:
     [[nodiscard]] std::uint64_t hash() const noexcept { return hash_; }
     [[nodiscard]] std::shared_ptr<void> posted_memory() const noexcept { return messages_; }
 
+    /// Whether anything is compared.
+    [[nodiscard]] bool compares() const noexcept { return agreement_steps_ != 0 && ranks() != 1; }
     /// The elements whose bits are compared in step `step`, of an arena of n; none: none ever.
     [[nodiscard]] arena_range compared(std::uint64_t step) const noexcept {
-        return agreement_steps_ == 0 || ranks() == 1 ? arena_range{}
-                                                     : compared_in(step, agreement_steps_, where_.size());
+        return compares() ? compared_in(step, agreement_steps_, where_.size()) : arena_range{};
     }
 
     /// The next step begins.
@@ -91,11 +92,12 @@ public:
         messages_->tickets[me()] = mine;
         return all_gather_small(lane_of(weights_channel, of_.history()), std::span<step_ticket>(messages_->tickets));
     }
-    /// What the tickets of all ranks come to. Where their bits differ it fails the job, and throws collective_aborted; then
-    /// `exchange` says whether what an exchange keeps was compared too.
-    void total(bool exchange) {
+    /// What an exchange keeps is compared too: the text about a difference says so.
+    void compare_exchange() noexcept { exchange_ = true; }
+    /// What the tickets of all ranks come to. Where their bits differ it fails the job, and throws collective_aborted.
+    void total() {
         step_totals const all = detail::total(messages_->tickets);
-        if (!all.alike) report_difference(exchange);
+        if (!all.alike) report_difference();
         previous_loss_ = totals_.weight == 0 ? std::numeric_limits<double>::quiet_NaN()
                                              : all.losses / static_cast<double>(totals_.weight);
         totals_ = all;
@@ -129,7 +131,7 @@ private:
     [[nodiscard]] lane<T> lane_of(std::uint32_t channel, std::uint64_t fingerprint) noexcept {
         return {on_, of_, {.group = context_, .channel = channel, .index = round_}, fingerprint};
     }
-    void report_difference(bool exchange);
+    void report_difference();
 
     scheduler<T>& on_;
     group& of_;
@@ -139,6 +141,7 @@ private:
     std::shared_ptr<step_messages> messages_;
     std::uint64_t hash_ = 1;
     std::uint32_t context_ = 0;
+    bool exchange_ = false;
     std::uint64_t round_ = 0;
     step_totals totals_{.everybody_done = false};
     double previous_loss_ = 0;
@@ -158,7 +161,7 @@ task<> step_agreements<T, E>::gather_used() {
 }
 /// All ranks find the same, and say so alike: whom most contradict, or all where there is no majority.
 template <Transport T, Element E>
-[[gnu::cold]] void step_agreements<T, E>::report_difference(bool exchange) {
+[[gnu::cold]] void step_agreements<T, E>::report_difference() {
     arena_range const part = compared(round_);
     std::vector<std::string_view> names;
     where_.for_each_in(part.begin, part.end,
@@ -166,7 +169,7 @@ template <Transport T, Element E>
     std::vector<std::uint64_t> digests;
     for (step_ticket const& t : messages_->tickets) digests.push_back(t.digest);
     on_.fail(failure_kind::mismatch, errc::replicas_differ, -1,
-             describe_difference(digests, of_.members(), round_, names, exchange));
+             describe_difference(digests, of_.members(), round_, names, exchange_));
     throw collective_aborted();
 }
 

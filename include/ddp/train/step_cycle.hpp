@@ -115,11 +115,12 @@ protected:
     virtual void step_ended() = 0;
     /// Adds the state beside the values [part.begin, part.end) that ranks have alike, and of other state the part of step `step`.
     virtual void add_state(digest& all, arena_range part, std::uint64_t step) const noexcept = 0;
-    /// Whether there is other state: an exchange's.
-    [[nodiscard]] virtual bool exchange_shares_state() const noexcept = 0;
     /// Whether everything is exchanged at once, in a call that blocks, when all ranks wait for the end of the step.
     [[nodiscard]] virtual bool blocking() const noexcept { return false; }
     virtual void exchange_blocking() {}
+
+    /// See step_agreements.
+    void compare_exchange() noexcept { agreements_.compare_exchange(); }
 
     // What bucket() is made of.
 
@@ -273,7 +274,8 @@ void step_cycle<T, E>::freeze(std::span<std::uint8_t const> frozen) {
 template <Transport T, Element E>
 void step_cycle<T, E>::begin(step_ticket mine) noexcept {
     ++begun_;
-    if (arena_range const part = agreements_.compared(begun_); part.size() != 0) {
+    if (agreements_.compares()) {
+        arena_range const part = agreements_.compared(begun_);
         digest all;
         all.add(std::span<E const>(values_.subspan(part.begin, part.size())));
         add_state(all, part, begun_);
@@ -395,7 +397,7 @@ template <Transport T, Element E>
 task<> step_cycle<T, E>::weigh() {
     if (blocking()) co_await finishing_;  // once all weights are here, so are all ranks
     co_await agreements_.gather_tickets(ticket_);
-    agreements_.total(exchange_shares_state());
+    agreements_.total();
     inverse_ = weight() == 0 ? E(0) : static_cast<E>(1.0 / static_cast<double>(weight()));
     if (blocking()) {
         if (on_.failed()) throw collective_aborted();  // somebody has left: the call would wait for good

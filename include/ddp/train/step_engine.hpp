@@ -152,11 +152,6 @@ private:
     void step_begins() noexcept override;
     void step_ended() override;
     void add_state(digest& all, arena_range part, std::uint64_t step) const noexcept override;
-    [[nodiscard]] bool exchange_shares_state() const noexcept override {
-        bool any = false;
-        exchange().for_each_shared([&](const_bytes one) { any = any || !one.empty(); });
-        return any;
-    }
     [[nodiscard]] bool blocking() const noexcept override { return exchange().blocking(); }
     void exchange_blocking() override;
 
@@ -206,6 +201,9 @@ step_engine<T, E>::step_engine(scheduler<T>& on, group& of, step_subject<E> subj
     if (stepper_.needs_norms()) messages_->value_norms = messages_->direction_norms = detail::gradient_norm(where());
     make_plan();
     exchange().prepare(plan_);
+    exchange().for_each_shared([&](const_bytes one) {
+        if (!one.empty()) this->compare_exchange();
+    });
     std::vector<arena_range> stepped;
     for (std::size_t b = 0; b < buckets().count(); ++b) {
         stepped.push_back(own(b));

@@ -244,7 +244,7 @@ template <Transport T, Element E>
 void trainer_core<T, E>::set_rate_factor(double factor) {
     DDP_EXPECTS(!begun_, "set_rate_factor: a step is under way; finish() it first");
     agree_on_factor(comm_, "set_rate_factor", digest{}.add("set_rate_factor").add(engine_->hash()).value(), factor);
-    comm_.exclusively([&] { optimizer_->set_rate_factor(factor); });
+    comm_.exclusively([&] { optimizer_->set_rate_factor(factor + 0.0); });  // -0 is 0 on every rank
 }
 template <Transport T, Element E>
 void trainer_core<T, E>::set_frozen(char const* what, std::string_view pattern, std::uint8_t frozen) {
@@ -260,14 +260,14 @@ void trainer_core<T, E>::set_frozen(char const* what, std::string_view pattern, 
 }
 template <Transport T, Element E>
 void trainer_core<T, E>::set_frozen(std::span<std::uint8_t const> marks) {
-    DDP_EXPECTS(marks.size() == frozen_.size(), "set_frozen: " + std::to_string(marks.size()) + " marks for " +
-                                                    std::to_string(frozen_.size()) + " parameters");
     digest all;
     for (std::uint8_t const mark : marks) all.add(mark != 0 ? "1" : "0");
     DDP_EXPECTS(
         comm_.size() == 1 || detail::all_alike(comm_, "set_frozen",
                                                digest{}.add("set_frozen").add(engine_->hash()).value(), all.value()),
         "set_frozen: ranks pass different marks; nothing was changed");
+    DDP_EXPECTS(marks.size() == frozen_.size(), "set_frozen: " + std::to_string(marks.size()) + " marks for " +
+                                                    std::to_string(frozen_.size()) + " parameters");
     std::ranges::transform(marks, frozen_.begin(), [](std::uint8_t mark) { return std::uint8_t{mark != 0}; });
     comm_.exclusively([&] { engine_->freeze(frozen_); });
 }

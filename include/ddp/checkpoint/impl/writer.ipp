@@ -63,7 +63,7 @@ namespace ddp::detail {
     content_.rearranged.clear();
     try {
         thread_ = std::thread([this, step, rank, ranks] { write_content(step, rank, ranks); });
-    } catch (std::system_error const&) {
+    } catch (...) {  // no thread, or no memory for one
         write_content(step, rank, ranks);
     }
 }

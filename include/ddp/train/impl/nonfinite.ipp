@@ -37,7 +37,7 @@ namespace ddp::detail {
     if (found == 0)
         text =
             "each rank's own gradient is finite, but their sum, its norm, what the exchange sends of it "
-            "(half_exchange: numbers beyond 65504 become infinite), or what an observer made of it, is not";
+            "(half_exchange: numbers from 65520 on become infinite), or what an observer made of it, is not";
     return text;
 }
 

@@ -67,6 +67,8 @@ public:
           news_(rank, by_rank_) {
         DDP_EXPECTS(rank >= 0 && rank < size, "framed: rank must be in [0, size)");
         DDP_EXPECTS(peers.size() + 1 == by_rank_.size(), "framed: give one stream for every other rank");
+        DDP_EXPECTS(options_.paths.empty() || options_.paths.size() == by_rank_.size(),
+                    "framed_options::paths: give a number for each rank, or none");
         options_.times.validate();
         if (options_.host == 0) options_.host = this_host();
         std::size_t const share = (std::size_t{16} << 20) / by_rank_.size();
