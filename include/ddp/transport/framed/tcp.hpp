@@ -8,8 +8,11 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 
-// With -march=native and AVX-512, -Wall finds fault with xxHash's and GCC's own headers, at a user's cost.
+// With -march=native and AVX-512, -Wall finds fault with xxHash's and GCC's own headers, at a user's cost. With -Og, GCC refuses
+// to inline what xxHash 0.8.1 requires to be inlined, which is an error.
 #if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC push_options
+#pragma GCC optimize("O2")
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -23,6 +26,7 @@
 #endif
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic pop
+#pragma GCC pop_options
 #endif
 
 #include <fcntl.h>
