@@ -35,23 +35,32 @@ DDP_KERNEL inline void stream_lines(std::byte* to, std::byte const* from, std::s
 
 }  // namespace detail::kernels
 
+namespace detail {
+
+/// What stream() does, for bytes.
+inline void stream_bytes(std::span<std::byte> to, std::span<std::byte const> from) {
+    DDP_EXPECTS(to.size() == from.size(), "stream: both spans must have one length");
+    std::byte* const out = to.data();
+    std::byte const* const in = from.data();
+    std::size_t head = 0, body = 0;
+#if defined(__x86_64__)
+    head = std::min(to.size(), (16 - reinterpret_cast<std::uintptr_t>(out) % 16) % 16);
+    body = (to.size() - head) / 16 * 16;
+    kernels::stream_lines(out + head, in + head, body);
+#endif
+    if (head != 0) std::memcpy(out, in, head);
+    if (head + body != to.size()) std::memcpy(out + head + body, in + head + body, to.size() - head - body);
+}
+
+}  // namespace detail
+
 /// to = from, past the caches where the processor has stores for that: for much that nobody reads soon. Ordinary stores
 /// fetch every line before they overwrite it, and push others out. Elsewhere a plain copy.
 ///
 /// to, from  of one length; no overlap. finish_streams() comes before anybody is told.
 template <Number E>
 void stream(std::span<E> to, std::span<std::type_identity_t<E> const> from) {
-    DDP_EXPECTS(to.size() == from.size(), "stream: both spans must have one length");
-    auto* const out = reinterpret_cast<std::byte*>(to.data());
-    auto const* const in = reinterpret_cast<std::byte const*>(from.data());
-    std::size_t head = 0, body = 0;
-#if defined(__x86_64__)
-    head = std::min(to.size_bytes(), (16 - reinterpret_cast<std::uintptr_t>(out) % 16) % 16);
-    body = (to.size_bytes() - head) / 16 * 16;
-    detail::kernels::stream_lines(out + head, in + head, body);
-#endif
-    if (head != 0) std::memcpy(out, in, head);
-    if (head + body != to.size_bytes()) std::memcpy(out + head + body, in + head + body, to.size_bytes() - head - body);
+    detail::stream_bytes(std::as_writable_bytes(to), std::as_bytes(from));
 }
 
 /// What stream() has stored comes before whatever this thread stores next, for every rank.

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <exception>
 #include <memory>
 #include <new>
@@ -13,6 +12,7 @@
 #include <utility>
 
 #include <ddp/checkpoint/writer.hpp>
+#include <ddp/kernel/store.hpp>
 
 namespace ddp::detail {
 
@@ -56,10 +56,11 @@ namespace ddp::detail {
     }
     std::byte* to = memory_.get();
     for (tensor_view& t : content_.tensors) {
-        if (!t.bytes.empty()) std::memcpy(to, t.bytes.data(), t.bytes.size());
+        stream_bytes({to, t.bytes.size()}, t.bytes);  // the next step finds its caches as they were
         t.bytes = {to, t.bytes.size()};
         to += t.bytes.size();
     }
+    finish_streams();
     content_.rearranged.clear();
     try {
         thread_ = std::thread([this, step, rank, ranks] { write_content(step, rank, ranks); });
