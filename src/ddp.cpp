@@ -45,6 +45,7 @@
 #include <ddp/strategy/local_step.hpp>
 #include <ddp/strategy/meetings.hpp>
 #include <ddp/train/impl/bucket.ipp>
+#include <ddp/train/impl/counters_text.ipp>
 #include <ddp/train/impl/frozen.ipp>
 #include <ddp/train/impl/nonfinite.ipp>
 #include <ddp/train/impl/odd_ranks.ipp>

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ddp/adapter/flat_model.hpp>
+#include <ddp/checkpoint/checkpoints.hpp>
 #include <ddp/collective/measure_network.hpp>
 #include <ddp/data/prefetch_loader.hpp>
 #include <ddp/ddp.hpp>
@@ -67,6 +68,17 @@ void groups_of_several_algorithms(ddp::communicator<>& comm) {
     double const loss = trainer.step(batches.front()).loss;
     plateau.update(comm, loss);  // rank 0's metric decides
     trainer.set_rate_factor(plateau.factor());
+
+    ddp::early_stopping stopping;
+    stopping.update(comm, loss);
+    if (char const* const path = std::getenv("KEPT")) {
+        ddp::checkpoints kept(path);
+        if (auto const from = kept.resume(trainer)) {
+            plateau.restore(from->entries.at("plateau"));
+            stopping.restore(from->entries.at("stopping"));
+        }
+        kept.save(trainer, {{"plateau", plateau.text()}, {"stopping", stopping.text()}});
+    }
 
     if (char const* const path = std::getenv("WEIGHTS")) {
         ddp::load_report const report = ddp::load_weights_as(

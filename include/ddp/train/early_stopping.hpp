@@ -2,15 +2,20 @@
 /// early_stopping: says when a metric has not improved for too long, the same on every rank.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <string>
+#include <string_view>
 
 #include <ddp/collective/broadcast.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/core/contract.hpp>
+#include <ddp/core/error.hpp>
 #include <ddp/core/math.hpp>
+#include <ddp/train/counters_text.hpp>
 
 namespace ddp {
 
@@ -82,7 +87,36 @@ public:
     [[nodiscard]] std::size_t best_update() const noexcept { return best_update_; }
     [[nodiscard]] std::size_t updates() const noexcept { return updates_; }
 
+    /// All but the options, exactly, as one line: for a checkpoint's entries, as reduce_on_plateau's.
+    [[nodiscard]] std::string text() const {
+        numbers all(*this);
+        return detail::counters_text(name, all.named());
+    }
+    /// Goes on from where text() was taken, with the options that it has. Not collective: see reduce_on_plateau::restore.
+    /// Throws  data_error (errc::format) for what text() has not written; nothing has changed then.
+    void restore(std::string_view text) {
+        numbers all(*this);
+        detail::counters_from(name, text, all.named());
+        if (all.best_update > all.updates || all.best != all.best)
+            throw data_error(errc::format,
+                             std::string(name) + ": the best metric is a number, and came with one of the updates");
+        best_ = all.best;
+        best_update_ = static_cast<std::size_t>(all.best_update), updates_ = static_cast<std::size_t>(all.updates);
+    }
+
 private:
+    static constexpr char const* name = "early_stopping";
+    struct numbers {
+        explicit numbers(early_stopping const& of) noexcept
+            : best(of.best_), best_update(of.best_update_), updates(of.updates_) {}
+        [[nodiscard]] std::array<detail::named_number, 3> named() noexcept {
+            return {{{.name = "best", .real = &best},
+                     {.name = "best_update", .whole = &best_update},
+                     {.name = "updates", .whole = &updates}}};
+        }
+        double best;
+        std::uint64_t best_update, updates;
+    };
     [[nodiscard]] double worst() const noexcept {
         double const infinity = std::numeric_limits<double>::infinity();
         return options_.better == better::lower ? infinity : -infinity;

@@ -2,14 +2,20 @@
 /// reduce_on_plateau: lowers the learning rate when a metric has stopped improving, the same on every rank.
 #pragma once
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <span>
+#include <string>
+#include <string_view>
 
 #include <ddp/collective/broadcast.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/core/contract.hpp>
+#include <ddp/core/error.hpp>
 #include <ddp/core/math.hpp>
+#include <ddp/train/counters_text.hpp>
 #include <ddp/train/early_stopping.hpp>
 
 namespace ddp {
@@ -39,7 +45,12 @@ struct reduce_on_plateau_options {
 /// update(metric) decides by itself, without a message: for one rank, or for metrics with the same bits everywhere, as
 /// evaluate and sum_over_ranks return them.
 ///
-/// NaN is no improvement. A relative threshold is for metrics above 0. Trivially copyable; checkpoints do not keep it.
+/// It is an object of the program's, so a checkpoint keeps it where the program gives it as an entry:
+///
+///     kept.save(trainer, batches, {{"plateau", plateau.text()}});
+///     if (auto const from = kept.resume(trainer, batches)) plateau.restore(from->entries.at("plateau"));
+///
+/// NaN is no improvement. A relative threshold is for metrics above 0. Trivially copyable.
 /// Source: torch's ReduceLROnPlateau, whose threshold_mode is `relative`, and whose min_lr is `floor` times the
 /// optimizer's rate; without its eps.
 class reduce_on_plateau {
@@ -99,7 +110,46 @@ public:
     [[nodiscard]] double best() const noexcept { return best_; }
     [[nodiscard]] std::size_t updates() const noexcept { return updates_; }
 
+    /// All but the options, exactly, as one line: for a checkpoint's entries.
+    [[nodiscard]] std::string text() const {
+        numbers all(*this);
+        return detail::counters_text(name, all.named());
+    }
+    /// Goes on from where text() was taken, with the options that it has. Not collective: all ranks are given the same text,
+    /// as checkpoints::resume returns it, or rank 0 at least, if update(comm, metric) follows.
+    /// Throws  data_error (errc::format) for what text() has not written; nothing has changed then.
+    void restore(std::string_view text) {
+        numbers all(*this);
+        detail::counters_from(name, text, all.named());
+        if (!(all.factor >= 0 && all.factor <= 1) || all.best != all.best || all.reduced > 1)
+            throw data_error(errc::format,
+                             std::string(name) + ": a factor lies in [0, 1], and a best metric is a number");
+        best_ = all.best, factor_ = all.factor, reduced_ = all.reduced != 0;
+        bad_ = static_cast<std::size_t>(all.bad), cooling_ = static_cast<std::size_t>(all.cooling);
+        updates_ = static_cast<std::size_t>(all.updates);
+    }
+
 private:
+    static constexpr char const* name = "reduce_on_plateau";
+    struct numbers {
+        explicit numbers(reduce_on_plateau const& of) noexcept
+            : best(of.best_),
+              factor(of.factor_),
+              bad(of.bad_),
+              cooling(of.cooling_),
+              updates(of.updates_),
+              reduced(of.reduced_ ? 1 : 0) {}
+        [[nodiscard]] std::array<detail::named_number, 6> named() noexcept {
+            return {{{.name = "best", .real = &best},
+                     {.name = "factor", .real = &factor},
+                     {.name = "bad", .whole = &bad},
+                     {.name = "cooling", .whole = &cooling},
+                     {.name = "updates", .whole = &updates},
+                     {.name = "reduced", .whole = &reduced}}};
+        }
+        double best, factor;
+        std::uint64_t bad, cooling, updates, reduced;
+    };
     [[nodiscard]] bool improves(double metric) const noexcept {
         double const by = options_.threshold;
         if (options_.better == better::lower) return metric < (options_.relative ? best_ * (1 - by) : best_ - by);
