@@ -11,6 +11,7 @@
 
 namespace {
 
+using ddp::any_allreduce, ddp::automatic_allreduce, ddp::network_cost;
 using communicator = ddp::communicator<>;
 using call = std::function<void(communicator&)>;
 
@@ -61,6 +62,34 @@ TEST_CASE("other counts on one rank are refused by every algorithm, on every ran
 
 TEST_CASE("ranks with different algorithms are refused, though the bits would be the same", "[collective][mismatch]") {
     check_all_name(errors(3, allreduce(64, "direct"), allreduce(64, "naive")), {"(direct)", "(naive)"});
+}
+
+TEST_CASE("ranks whose constants of the network lead to different choices are refused, with both choices",
+          "[collective][mismatch]") {
+    // For 4 kB among 3 ranks. Without a `cost` it is that of memory here.
+    automatic_allreduce const usual, odd{.cost = network_cost{}};
+    network_cost near = network_cost::in_memory();
+    REQUIRE(automatic_allreduce{.cost = near}.choice(4000, 3) == std::string("recursive_doubling"));
+    REQUIRE(odd.choice(4000, 3) == std::string("direct"));
+    auto const by = [](auto const& algorithm, int what) -> call {
+        return [=](communicator& comm) {
+            std::vector<float> data(1000);
+            if (what == 0) ddp::allreduce(comm, data, algorithm);
+            if (what == 1) ddp::allreduce(comm, data, ddp::minimum{}, any_allreduce(algorithm));
+            if (what == 2) ddp::reduce_scatter(comm, data, algorithm);
+            if (what == 3) ddp::start_allreduce(comm, data, algorithm).wait();
+        };
+    };
+    char const* const names[] = {"allreduce", "minimum allreduce", "reduce_scatter", "allreduce"};
+    for (int const what : {0, 1, 2, 3}) {
+        CAPTURE(what);
+        std::string const begin = names[what] + std::string(" #1 of 1000 float (auto: ");
+        check_all_name(errors(3, by(usual, what), by(odd, what)), {begin + "recursive_doubling)", begin + "direct)"});
+        // Other constants with the same choice do no harm.
+        near.message = 1.01;
+        automatic_allreduce const alike{.cost = near};
+        REQUIRE(errors(3, by(usual, what), by(alike, what)) == std::vector<std::string>(3));
+    }
 }
 
 TEST_CASE("ranks with different roots are refused", "[collective][mismatch]") {
@@ -216,7 +245,7 @@ TEST_CASE("a mismatch among many under way names the operation in which it was f
         };
     };
     check_all_name(errors(3, four(false), four(true)),
-                   {"allreduce #3 of 30 float (auto)", "all_gather #3 of 10 float"});
+                   {"allreduce #3 of 30 float (auto: recursive_doubling)", "all_gather #3 of 10 float"});
     // Where others are under way behind it, the first of them that meets another says so, and that it may not be the first.
     auto const three = [](bool odd) {
         return [=](communicator& comm) {
@@ -238,8 +267,9 @@ TEST_CASE("a mismatch among many under way names the operation in which it was f
         bool const later = text.find("both in allreduce #3 of 30 float") != std::string::npos &&
                            text.find("or something they did before it differs") != std::string::npos;
         // The other rank's record may still tell of its first operation; then only the message itself can be described.
-        bool const by_message = text.find("rank 1 is in broadcast #2 of 20 float with root 0") != std::string::npos ||
-                                text.find("is in allreduce #2 of 20 float (auto)") != std::string::npos;
+        bool const by_message =
+            text.find("rank 1 is in broadcast #2 of 20 float with root 0") != std::string::npos ||
+            text.find("is in allreduce #2 of 20 float (auto: recursive_doubling)") != std::string::npos;
         CHECK((at_once || later || by_message));
     }
 }

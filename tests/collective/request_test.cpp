@@ -225,6 +225,6 @@ TEST_CASE("a deadline of a request names the operation and the rank that did not
     for (std::string const& text : errors) {
         CAPTURE(text);
         CHECK(contains(text, "DDP-E204"));
-        CHECK(contains(text, "rank 1 did not take part in allreduce #1 of 10 float (auto)"));
+        CHECK(contains(text, "rank 1 did not take part in allreduce #1 of 10 float (auto: recursive_doubling)"));
     }
 }

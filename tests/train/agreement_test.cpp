@@ -99,6 +99,8 @@ TEST_CASE("trainers with other settings are refused on every rank, with what the
     expect_refusal(culprit, [](setup& s) { s.optimizer = sgd{.lr = 0.25}; }, {"optimizer"});
     expect_refusal(culprit, [](setup& s) { s.optimizer = adam{}; }, {"optimizer"});
     expect_refusal(culprit, [](setup& s) { s.algorithm = naive_allreduce{}; }, {"allreduce algorithm"});
+    expect_refusal(culprit, [](setup& s) { s.algorithm = automatic_allreduce{.cost = network_cost{.message = 1}}; },
+                   {"allreduce algorithm"});
     expect_refusal(culprit, [](setup& s) { s.buckets = per_parameter_buckets{}; }, {"bucket policy"});
     expect_refusal(culprit, [](setup& s) { s.buckets = size_capped_buckets{.cap_bytes = 64}; }, {"bucket policy"});
     expect_refusal(culprit, [](setup& s) { s.buckets = scrambled_buckets{}; }, {"bucket policy"});

@@ -16,7 +16,8 @@ namespace detail {
 template <class How, Transport T, Number E, class Op, class A>
 auto allreduce_by(communicator<T> const& comm, std::span<E> data, Op op, A const& given) {
     A const algorithm = fitted(given, comm);
-    return How::run(comm, about<E>(name_by<"allreduce", Op>, data.size(), algorithm.name), [=](lane<T> over) {
+    char const* const how = name_used(algorithm, data.size_bytes(), comm.size());
+    return How::run(comm, about<E>(name_by<"allreduce", Op>, data.size(), how), [=](lane<T> over) {
         if (data.empty()) return barrier(over);
         if constexpr (std::is_same_v<Op, sum>)
             return A::sum(algorithm, over, data);

@@ -92,6 +92,18 @@ template <class A, class C>
         return policy;
 }
 
+/// What ranks compare, and messages say, of a policy that adds up so many bytes: its name, with its choice where it has one.
+template <class A>
+[[nodiscard]] char const* name_used(A const& policy, [[maybe_unused]] std::size_t bytes,
+                                    [[maybe_unused]] int ranks) noexcept {
+    if constexpr (requires {
+                      { policy.name_used(bytes, ranks) } -> std::same_as<char const*>;
+                  })
+        return policy.name_used(bytes, ranks);
+    else
+        return policy.name;
+}
+
 /// Whether ranks that see each other's memory may add there instead of asking this policy: for types of the library's own
 /// that say so, and none derived from them.
 template <class Policy>

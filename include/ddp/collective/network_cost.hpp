@@ -8,7 +8,7 @@
 namespace ddp {
 
 /// A network and the processors at its ends, in microseconds. Who adds chooses by it among algorithms of the same bits, so
-/// it never shows in a result; all ranks have to have the same one.
+/// it never shows in a result. All ranks need the same one: where their choices differ, that is an error which names both.
 ///
 /// The defaults are what TCP on loopback was measured to need (docs/performance.md), in_memory() what measure_network found
 /// between two ranks of one host with a core each. For others: measure_network.

@@ -30,8 +30,9 @@ auto reduce_scatter_by(communicator<T> const& comm, std::span<E> data, std::vect
                     cuts.back() == data.size() && std::is_sorted(cuts.begin(), cuts.end()),
                 "reduce_scatter: cuts need size() + 1 ascending positions from 0 to data.size()");
     std::uint64_t const agreed = digest().add(std::span<std::size_t const>(cuts)).value();
+    char const* const how = name_used(algorithm, data.size_bytes(), comm.size());
     return How::run(
-        comm, about<E>(name_by<"reduce_scatter", Op>, data.size(), algorithm.name),
+        comm, about<E>(name_by<"reduce_scatter", Op>, data.size(), how),
         [&](lane<T> over) {
             return data.empty() ? barrier(over) : reduce_over_cuts(algorithm, over, data, std::move(cuts), op);
         },

@@ -52,6 +52,11 @@ public:
         auto const* const held = std::get_if<automatic_allreduce>(&held_);
         return held == nullptr ? *this : any_allreduce(held->fitted_to(comm));
     }
+    /// See automatic_allreduce; the others have a name only.
+    [[nodiscard]] char const* name_used(std::size_t bytes, int ranks) const noexcept {
+        auto const* const held = std::get_if<automatic_allreduce>(&held_);
+        return held == nullptr ? name : held->name_used(bytes, ranks);
+    }
     [[nodiscard]] bool everywhere(std::size_t bytes, int ranks) const {
         return std::visit([&](auto const& held) { return held.everywhere(bytes, ranks); }, held_);
     }

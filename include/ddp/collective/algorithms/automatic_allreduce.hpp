@@ -20,9 +20,10 @@ namespace ddp {
 ///     ddp::automatic_allreduce fitted{.cost = ddp::measure_network(comm)};
 ///     std::puts(fitted.choice(1 << 20, comm.size()));  // "direct"
 ///
-/// It follows from the size, the number of ranks and `cost` alone, so every rank chooses alike. Without a `cost`, allreduce and
-/// reduce_scatter take that of the path that messages between these ranks go (communicator::messages), and trainers that of
-/// sockets: `ddp::automatic_allreduce{}.fitted_to(comm).choice(1 << 20, comm.size())` tells.
+/// It follows from the size, the number of ranks and `cost` alone, so ranks with the same `cost` choose alike. Where choices
+/// differ, every rank throws comm_error (E205; of a trainer E102), and a collective's names both: "(auto: direct)".
+/// Without a `cost`, allreduce and reduce_scatter take that of the path that messages between these ranks go
+/// (communicator::messages), and trainers that of sockets: `ddp::automatic_allreduce{}.fitted_to(comm).choice(1 << 20, comm.size())` tells.
 struct automatic_allreduce {
     static constexpr char const* name = "auto";
     static constexpr bool canonical = true;
@@ -41,7 +42,16 @@ struct automatic_allreduce {
         }
         return direct.name;
     }
-    /// The same with the constants of messages between these ranks, if it has none of its own.
+    /// The choice as it stands in messages, which ranks compare: "auto: direct".
+    [[nodiscard]] char const* name_used(std::size_t bytes, int ranks) const noexcept {
+        switch (chosen(bytes, ranks)) {
+            case by::doubling: return "auto: recursive_doubling";
+            case by::halving: return "auto: halving_doubling";
+            case by::direct: break;
+        }
+        return "auto: direct";
+    }
+    /// This one with the constants of messages between these ranks, if it has none of its own.
     template <class Communicator>
     [[nodiscard]] automatic_allreduce fitted_to(Communicator const& comm) const {
         automatic_allreduce fitted = *this;
