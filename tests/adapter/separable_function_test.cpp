@@ -70,14 +70,15 @@ arma::mat trained_alone(double step_size, double momentum, int steps) {
 class one_matrix {
 public:
     using element = double;
+    static constexpr bool contiguous = true;  // one array, in the order of parameters()
 
     one_matrix() { look_at(own_values_, own_gradient_); }
     std::vector<parameter<double>> parameters() {
-        return {{"parameters", {at_->n_elem}, {at_->memptr(), at_->n_elem}, {gradient_->memptr(), at_->n_elem}}};
+        return {part("intercept", 0, 1), part("near", 1, 2), part("far", 3, features - 2)};
     }
     void bind(storage<double> memory) {
         owner_ = memory.owner;
-        look_at(memory.values[0], memory.gradients[0]);
+        look_at(memory.all_values, memory.all_gradients);
     }
     double forward(sample_range mine) {
         count_ = static_cast<double>(mine.size());
@@ -89,10 +90,13 @@ public:
             *gradient_ += sum_ * (how.scale / count_);
         else
             *gradient_ = sum_ * (how.scale / count_);
-        ready(0);
+        for (std::size_t i = 3; i-- > 0;) ready(i);
     }
 
 private:
+    parameter<double> part(char const* name, std::size_t begin, std::size_t count) {
+        return {name, {count}, {at_->memptr() + begin, count}, {gradient_->memptr() + begin, count}};
+    }
     void look_at(std::span<double> values, std::span<double> gradient) {  // strict: no other memory in its place
         at_.emplace(values.data(), 1, values.size(), false, true);
         gradient_.emplace(gradient.data(), 1, gradient.size(), false, true);
@@ -119,7 +123,7 @@ TEST_CASE("one matrix in the trainer's memory is trained without copies, as the 
             one_matrix model;
             double const* const before = model.parameters()[0].value.data();
             data_parallel trainer{model, sgd{.lr = 0.5, .momentum = 0.5}, comm};
-            auto const values = model.parameters()[0].value;
+            std::span<double> const values(model.parameters()[0].value.data(), 1 + features);  // all three
             for (int step = 0; step < 40; ++step) {
                 sample_range const mine = share_of(samples, comm.rank(), comm.size());
                 if (step % 2 == 0) {
@@ -132,8 +136,8 @@ TEST_CASE("one matrix in the trainer's memory is trained without copies, as the 
                 trainer.backward();
                 trainer.finish();
             }
-            bool const bound = values.data() != before && trainer.parameters()[0].value.data() == values.data() &&
-                               model.parameters()[0].value.data() == values.data();
+            bool const bound = values.data() != before && trainer.parameters()[2].value.data() == values.data() + 3 &&
+                               model.parameters()[1].value.data() == values.data() + 1;
             return bound ? std::vector<double>(values.begin(), values.end()) : std::vector<double>();
         },
         patient());

@@ -1,6 +1,7 @@
 // All ranks hold the same bits after every step; with canonical algorithms these depend on no policy.
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
 #include "support/catch.hpp"
 #include "support/ranks.hpp"
@@ -63,6 +64,38 @@ TEST_CASE("models that are bound, release early or are copied train to the same 
     REQUIRE(copied.front().wrong == "");
     REQUIRE(bound.front().digest == releasing.front().digest);
     REQUIRE(bound.front().digest == copied.front().digest);
+}
+
+TEST_CASE("a model over one array without gaps trains to the bits of one with gaps, whatever the plan", "[train]") {
+    for (int const ranks : {1, 2, 3, 4})
+        for (bool const sharded : {false, true})
+            for (bool const in_memory : {false, true})
+                for (any_buckets const& buckets :
+                     {any_buckets(size_capped_buckets{.cap_bytes = 512, .first_bytes = 64}),
+                      any_buckets(single_bucket{}), any_buckets(per_parameter_buckets{})}) {
+                    CAPTURE(ranks, sharded, in_memory);
+                    recipe by{.name = "no gaps",
+                              .optimizer = adamw{.lr = 0.01},
+                              .buckets = buckets,
+                              .options = options_of(sharded, ranks % 2 == 1)};
+                    by.options.share_memory = in_memory;
+                    by.options.frozen = {"b1"};  // in the middle, and in nobody's own bucket
+                    auto const run = [&](auto const& kind) {
+                        return run_ranks(ranks, [&](auto& c) { return train<float, kind.value>(c, by, 5); }, patient());
+                    };
+                    auto const packed = run(std::integral_constant<memory, memory::packed>());
+                    for (auto const& one : packed) {
+                        REQUIRE(one.wrong == "");
+                        REQUIRE(one.digest == packed.front().digest);
+                    }
+                    REQUIRE(packed.front().digest ==
+                            run(std::integral_constant<memory, memory::releasing>()).front().digest);
+                }
+    recipe const scrambled{.name = "another order", .buckets = scrambled_buckets{}};
+    for (std::string const& text :
+         errors_of_ranks(2, [&](auto& c) { (void)train<float, memory::packed>(c, scrambled, 1); }, patient()))
+        CHECK(text.find("DDP-E100 usage: the model is `contiguous`: its parameters lie as it lists them, so neither a "
+                        "bucket policy") == 0);
 }
 
 TEST_CASE("one changed weight on one rank is seen on all ranks", "[train]") {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,6 +31,7 @@ struct regression {
 enum class memory : std::uint8_t {
     bound,      ///< in the trainer's arena
     releasing,  ///< so, and it says when it has read a value for the last time
+    packed,     ///< releasing, and one array over all parameters
     copied,     ///< in its own: the trainer copies gradients out and values in
 };
 
@@ -39,7 +41,8 @@ template <Element E, memory Kind = memory::releasing>
 class tanh_mlp {
 public:
     using element = E;
-    static constexpr bool ready_releases = Kind == memory::releasing;
+    static constexpr bool ready_releases = Kind == memory::releasing || Kind == memory::packed;
+    static constexpr bool contiguous = Kind == memory::packed;
     enum parameter_index : std::size_t { w1, b1, none, w2, b2 };
 
     tanh_mlp(std::size_t in, std::size_t hidden, std::size_t out, std::uint64_t seed)
@@ -71,6 +74,14 @@ public:
         gradient_ = memory.gradients;
         owner_ = memory.owner;
         own_.clear();
+        if (memory.all_values.empty() == contiguous) throw std::logic_error("an array over all parameters, or none");
+        if (!contiguous) return;
+        std::size_t at = 0;
+        for (std::size_t i = 0; i < value_.size(); at += value_[i++].size())
+            if (value_[i].data() != memory.all_values.data() + at ||
+                gradient_[i].data() != memory.all_gradients.data() + at)
+                throw std::logic_error("parameters of a contiguous model do not follow each other");
+        if (at != memory.all_values.size()) throw std::logic_error("the array is longer than its parameters");
     }
     [[nodiscard]] std::span<E> value(std::size_t i) noexcept { return value_[i]; }
     [[nodiscard]] std::span<E> gradient(std::size_t i) noexcept { return gradient_[i]; }

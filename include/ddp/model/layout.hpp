@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -23,16 +24,26 @@ struct arena_range {
     [[nodiscard]] std::size_t size() const noexcept { return end - begin; }
 };
 
+/// How parameters follow each other in the arena.
+enum class placement : std::uint8_t {
+    aligned,    ///< each on a 64-byte boundary
+    contiguous  ///< without gaps, as declared: for models that want one array over all of them
+};
+
 /// Parameters in the plan's order, each contiguous and on a 64-byte boundary whatever the plan: kernels give other bits at
-/// other alignments. Positions and counts are in elements; the gaps between parameters hold zeros.
+/// other alignments. Positions and counts are in elements; the gaps between parameters hold zeros. Without gaps the order is
+/// the declared one, so that each parameter's alignment is the same for every plan.
 class layout {
 public:
     layout() = default;
     /// `counts[i]` is the size of parameter i; `order` lists the parameters as they lie in the arena (empty: as declared).
-    layout(std::vector<std::size_t> counts, std::vector<std::size_t> order, std::size_t element_bytes);
+    /// Throws usage_error if it does not name each once, and for another order than the declared one without gaps.
+    layout(std::vector<std::size_t> counts, std::vector<std::size_t> order, std::size_t element_bytes,
+           placement placed = placement::aligned);
 
     [[nodiscard]] std::size_t parameters() const noexcept { return counts_.size(); }
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
+    [[nodiscard]] placement placed() const noexcept { return placed_; }
     [[nodiscard]] std::size_t begin(std::size_t i) const noexcept { return begins_[i]; }
     [[nodiscard]] std::size_t end(std::size_t i) const noexcept { return begins_[i] + counts_[i]; }
     [[nodiscard]] std::size_t count(std::size_t i) const noexcept { return counts_[i]; }
@@ -75,6 +86,7 @@ private:
     std::vector<std::size_t> blocks_;
     std::size_t size_ = 0;
     std::size_t all_blocks_ = 0;
+    placement placed_ = placement::aligned;
 };
 
 }  // namespace ddp

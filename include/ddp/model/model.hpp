@@ -46,12 +46,15 @@ struct pass {
 };
 
 /// The library's memory for one model, in the model's parameter order. Values are filled in already.
+/// Each parameter begins on a 64-byte boundary, so there are gaps; for a `contiguous` model there are none.
 /// Shared: a model that was bound may outlive its trainer.
 template <Element E>
 struct storage {
     std::shared_ptr<void> owner;          ///< keeps the memory alive: the model holds a copy
     std::vector<std::span<E>> values;     ///< values[i] is parameter i's value from now on
     std::vector<std::span<E>> gradients;  ///< gradients[i] is where backward writes
+    std::span<E> all_values = {};         ///< of a `contiguous` model: all parameters, one behind the other
+    std::span<E> all_gradients = {};      ///< likewise
 };
 
 /// What a model computes in: float or double.
@@ -83,6 +86,7 @@ concept HasWeight = requires(M& model, Batch const& batch) {
 /// Optional, each found on its own:
 ///  ready_releases         static constexpr bool: parameter i's value is not read again in a pass after ready(i)
 ///  bind(storage)          use this memory from now on: zero copy
+///  contiguous             static constexpr bool: that memory is one array, parameters as they are listed, without gaps
 ///  intact()               false if bound memory was lost; asked before each forward
 ///  stepped(i)             called after value i has changed
 ///  buffers()              a vector of model_buffer, alike on all ranks; asked afresh each time: when a trainer is made, after
@@ -124,6 +128,18 @@ inline constexpr bool ready_releases = [] {
         return static_cast<bool>(M::ready_releases);
     else
         return false;
+}();
+
+/// True if the model is bound to one array without gaps.
+template <class M>
+inline constexpr bool contiguous = [] {
+    if constexpr (requires { M::contiguous; }) {
+        static_assert(!M::contiguous || BindableModel<M>,
+                      "`contiguous` says how the memory lies that a model is bound to: give it bind(storage) too");
+        return static_cast<bool>(M::contiguous);
+    } else {
+        return false;
+    }
 }();
 
 /// Samples of a batch, as the model counts them: model.weight(batch), or else batch.size().

@@ -209,6 +209,10 @@ private:
             all.values.push_back(p.value);
             all.gradients.push_back(p.gradient);
         }
+        if constexpr (contiguous<M>) {
+            all.all_values = std::span<E>(memory->data(), count);
+            all.all_gradients = std::span<E>(memory->data() + count, count);
+        }
         when_ = "after bind: ";
         model_.bind(std::move(all));
         if constexpr (requires { model_.stepped(at); })

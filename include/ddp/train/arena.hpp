@@ -70,6 +70,10 @@ public:
             parameters[i].value = value(i);
             parameters[i].gradient = gradient(i);
         }
+        if (layout_.placed() == placement::contiguous) {
+            memory.all_values = values();
+            memory.all_gradients = gradients();
+        }
         model.bind(std::move(memory));
     }
 

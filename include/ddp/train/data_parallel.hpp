@@ -412,7 +412,7 @@ template <class M, class T>
 data_parallel<M, T>::data_parallel(M& model, communicator<T> const& comm, setup with)
     : replica_(model),
       core_(comm, std::move(with), replica_.parameters(),
-            {detail::hash_of(model), ready_releases<M> && replica<M>::bound, replica_.buffers()}) {
+            {detail::hash_of(model), ready_releases<M> && replica<M>::bound, replica<M>::placed, replica_.buffers()}) {
     if constexpr (requires { model.join_ranks(sums_); }) {
         sums_ = std::make_shared<detail::trainer_sums<T>>(comm);
         model.join_ranks(sums_);

@@ -54,6 +54,7 @@ class replica {
 public:
     using element = element_of<M>;
     static constexpr bool bound = BindableModel<M>;
+    static constexpr placement placed = contiguous<M> ? placement::contiguous : placement::aligned;
 
     /// Lists the parameters. The model works in its own memory until attach().
     explicit replica(M& model)
@@ -71,9 +72,10 @@ public:
         return all;
     }
 
-    /// An arena with the model's values; parameters lie in it by `order` (empty: as declared). Allocates.
+    /// An arena with the model's values; parameters lie in it by `order` (empty: as declared), without gaps where the model
+    /// is `contiguous`. Allocates.
     [[nodiscard]] arena<element> make_arena(std::vector<std::size_t> order = {}) const {
-        arena<element> memory(layout(counts(), std::move(order), sizeof(element)));
+        arena<element> memory(layout(counts(), std::move(order), sizeof(element), placed));
         fill(memory);
         return memory;
     }

@@ -11,8 +11,13 @@
 
 namespace ddp {
 
-DDP_DECL layout::layout(std::vector<std::size_t> counts, std::vector<std::size_t> order, std::size_t element_bytes)
-    : counts_(std::move(counts)), order_(std::move(order)), begins_(counts_.size()), blocks_(counts_.size()) {
+DDP_DECL layout::layout(std::vector<std::size_t> counts, std::vector<std::size_t> order, std::size_t element_bytes,
+                        placement placed)
+    : counts_(std::move(counts)),
+      order_(std::move(order)),
+      begins_(counts_.size()),
+      blocks_(counts_.size()),
+      placed_(placed) {
     if (order_.empty()) {
         order_.resize(counts_.size());
         for (std::size_t i = 0; i < order_.size(); ++i) order_[i] = i;
@@ -22,7 +27,12 @@ DDP_DECL layout::layout(std::vector<std::size_t> counts, std::vector<std::size_t
     for (std::size_t i = 0; i < sorted.size(); ++i)
         DDP_EXPECTS(sorted.size() == counts_.size() && sorted[i] == i,
                     "a bucket plan's order must name every parameter exactly once");
-    std::size_t const alignment = 64 / element_bytes;
+    DDP_EXPECTS(
+        placed == placement::aligned || std::is_sorted(order_.begin(), order_.end()),
+        "the model is `contiguous`: its parameters lie as it lists them, so neither a bucket policy nor frozen "
+        "parameters of a local_parallel may give them another order. Take a policy without one, or list what is "
+        "frozen last");
+    std::size_t const alignment = placed == placement::contiguous ? 1 : 64 / element_bytes;
     for (std::size_t const i : order_) {
         begins_[i] = size_;
         size_ += (counts_[i] + alignment - 1) / alignment * alignment;
