@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -670,6 +671,102 @@ TEST_CASE("what is frozen is neither stepped nor sent, and the rest is trained a
     alike([](auto&) { return stale_synchronous{.staleness = 2}; });
 }
 
+TEST_CASE("what is frozen when ranks have met keeps value and state, and goes on from there", "[strategy]") {
+    using bytes_of = std::map<std::pair<std::string, std::string>, std::vector<std::byte>>;
+    auto const state_of = [](auto& trainer) {
+        bytes_of all;
+        trainer.for_each_state([&](state_slice const& s) {
+            all[{std::string(s.of), std::string(s.name)}] = {s.bytes.begin(), s.bytes.end()};
+        });
+        return all;
+    };
+    auto const of = [](bytes_of const& all, char const* parameter) {
+        bytes_of some;
+        for (auto const& [name, bytes] : all)
+            if (name.first == parameter) some[name] = bytes;
+        return some;
+    };
+    auto const frozen = [&](int ranks, auto const& make) {
+        auto const wrong = run_ranks(
+            ranks,
+            [&](auto& comm) {
+                scripted_model<> all({{"a", {5}}, {"b", {8}}, {"c", {3}}}, 0.1), alone({{"b", {8}}}, 0.1);
+                local_options const how{.clip = clip_by_global_norm{.max_norm = 2.0}};
+                local_options with_c = how;
+                with_c.frozen = {"c"};
+                local_parallel one{all, any_optimizer(adamw{.lr = 0.1}), comm, make(comm), with_c};
+                double const r = comm.rank();
+                auto const step = [](auto& trainer, double x) { trainer.step(numbers{{x, x + 0.3}}); };
+                for (int k = 0; k < 4; ++k) step(one, 0.7 * r - k);
+                one.synchronise();
+                one.freeze("a*");
+                std::vector<std::uint8_t> const marks(one.frozen().begin(), one.frozen().end());
+                expect(marks == std::vector<std::uint8_t>{1, 0, 1}, "frozen()");
+                bool out = false;  // a: left out by backward now, and reported then
+                all.leaves_out = [&](std::size_t i) { return out && i == 0; };
+
+                // b as it would be alone, from here on.
+                local_parallel other{alone, any_optimizer(adamw{.lr = 0.1}), comm, make(comm), how};
+                std::ranges::copy(all.value(1), alone.value(0).begin());
+                bytes_of const at_first = state_of(one);
+                other.for_each_state([&](state_slice const& s) {
+                    std::ranges::copy(at_first.at({std::string(s.of), std::string(s.name)}), s.bytes.begin());
+                });
+                other.set_completed_steps(one.completed_steps());
+                std::vector<double> const a(all.value(0).begin(), all.value(0).end());
+                for (int k = 4; k < 11; ++k) {
+                    out = k % 2 == 0;
+                    step(one, 0.7 * r - k);
+                    other.step(numbers{{2 * (0.7 * r - k), 2 * (0.7 * r - k + 0.3)}});  // the second's factor is 2
+                    if (!std::ranges::equal(all.value(0), a)) return std::string("a has changed");
+                    if (!std::ranges::equal(all.value(1), alone.value(0))) return std::string("b differs");
+                }
+                std::string const apart = one.between_steps() ? std::string() : thrown_by([&] { one.unfreeze("a"); });
+                expect(one.between_steps() || apart.find("unfreeze: under ") != apart.npos, "apart");
+                one.synchronise();
+                other.synchronise();
+                if (!std::ranges::equal(all.value(1), alone.value(0))) return std::string("b differs at the end");
+                if (!one.replicas_identical()) return std::string("ranks differ");
+                if (of(state_of(one), "a") != of(at_first, "a") || of(at_first, "a").size() < 2)
+                    return std::string("state of a has changed");
+                if (of(state_of(one), "b") == of(at_first, "b")) return std::string("state of b has not changed");
+
+                auto const refused = [&](auto const& call, char const* words) {
+                    std::string const text = thrown_by(call);
+                    expect(text.find(words) != text.npos && text.find("DDP-E100") == 0, words);
+                    expect(std::ranges::equal(one.frozen(), marks), "something was changed all the same");
+                };
+                refused([&] { one.unfreeze("?"); }, "unfreeze: 'c' is one of local_options::frozen, which have no");
+                refused([&] { one.set_frozen(std::vector<std::uint8_t>(3)); },
+                        "set_frozen: 'c' is one of local_options");
+                refused([&] { one.set_frozen(std::vector<std::uint8_t>(2)); }, "set_frozen: 2 marks for 3 parameters");
+                refused([&] { one.freeze("d"); }, "freeze: no parameter's name fits 'd'");
+                if (comm.size() > 1) {
+                    refused([&] { one.freeze(comm.rank() == 1 ? "a" : "b"); }, "freeze: ranks pass different patterns");
+                    refused([&] { one.set_frozen(std::vector<std::uint8_t>{1, comm.rank() == 0, 1}); },
+                            "set_frozen: ranks pass different marks; nothing was changed");
+                }
+                all.leaves_out = [](std::size_t) { return false; };
+                one.unfreeze("a");
+                for (int k = 11; k < 15; ++k) step(one, 0.7 * r - k);
+                one.synchronise();
+                if (std::ranges::equal(all.value(0), a)) return std::string("a is still frozen");
+                return std::string(one.replicas_identical() ? "" : "ranks differ");
+            },
+            patient());
+        for (std::string const& one : wrong) REQUIRE(one == "");
+    };
+    for (int const ranks : {1, 2, 3, 4}) {
+        CAPTURE(ranks);
+        frozen(ranks, [](auto&) { return any_strategy(local_sgd{.period = 2}); });
+        frozen(ranks, [](auto&) { return any_strategy(diloco{.period = 2}); });
+        frozen(ranks, [](auto&) { return any_strategy(slow_momentum{.period = 2}); });
+        frozen(ranks, [](auto&) { return strategy_of<false>(elastic_averaging{.period = 2}); });
+        frozen(ranks, [](auto&) { return strategy_of<false>(gossip{.period = 1}); });
+        frozen(ranks, [](auto&) { return stale_synchronous{.staleness = 2}; });
+    }
+}
+
 /// With a running mean of the numbers it has seen.
 struct watchful : scripted_model<> {
     double seen = 0;
@@ -923,6 +1020,7 @@ TEST_CASE("a checkpoint of a meeting continues to the same bits", "[strategy]") 
                     if (step != kept_at) return;
                     if (!agrees) mine.refused = thrown_by([&] { kept.save(trainer); });
                     if (!agrees) trainer.synchronise();
+                    trainer.freeze("w1");
                     kept.save(trainer);
                 });
                 mine.as_told = trainer.agrees() == agrees;
@@ -973,6 +1071,7 @@ TEST_CASE("a checkpoint of a meeting continues to the same bits", "[strategy]") 
                             std::ranges::copy(bytes, s.bytes.begin());
                 });
                 other.set_completed_steps(kept_at);
+                other.freeze("w1");
                 std::uint64_t const digest = train(trainer, kept_at, last, [](std::size_t) {});
                 return std::pair(digest, train(other, kept_at, last, [](std::size_t) {}));
             },

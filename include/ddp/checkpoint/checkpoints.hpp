@@ -47,12 +47,13 @@ concept KeptTrainer = TrainerLike<C> && requires(C& trainer, state_visitor visit
     trainer.between_steps();
 };
 
-/// Has settings that a program may change between steps, as data_parallel.
+/// Has settings that a program may change between steps: all of them, as data_parallel, or only what is frozen, as
+/// local_parallel.
 template <class C>
-concept ChangeableTrainer = requires(C& trainer) {
-    trainer.set_rate_factor(trainer.rate_factor());
-    trainer.set_frozen(trainer.frozen());
-};
+concept FreezableTrainer = requires(C& trainer) { trainer.set_frozen(trainer.frozen()); };
+template <class C>
+concept ChangeableTrainer =
+    FreezableTrainer<C> && requires(C& trainer) { trainer.set_rate_factor(trainer.rate_factor()); };
 
 }  // namespace detail
 
@@ -229,8 +230,9 @@ private:
         one->manifest.step = trainer.completed_steps();
         one->manifest.ranks = comm.size();
         one->manifest.entries = entries;
-        if constexpr (detail::ChangeableTrainer<C>) {
-            one->manifest.settings.emplace().rate_factor = trainer.rate_factor();
+        if constexpr (detail::FreezableTrainer<C>) {
+            one->manifest.settings.emplace();
+            if constexpr (detail::ChangeableTrainer<C>) one->manifest.settings->rate_factor = trainer.rate_factor();
             for (std::size_t i = 0; i < trainer.frozen().size(); ++i)
                 if (trainer.frozen()[i] != 0) one->manifest.settings->frozen.push_back(trainer.parameters()[i].name);
         }
@@ -364,12 +366,13 @@ private:
         detail::attempt(comm, mine, text, [&] {
             model = detail::kept_tensors(trainer.model());
             from.expect_like(model, lines, batches);
-            if constexpr (detail::ChangeableTrainer<C>) {
+            from.expect_settings_for(detail::ChangeableTrainer<C>, detail::FreezableTrainer<C>);
+            if constexpr (detail::FreezableTrainer<C>) {
                 std::vector<std::string_view> names;
                 for (auto const& p : trainer.parameters()) names.push_back(p.name);
                 frozen = from.frozen_among(names);
-            } else {
-                from.expect_no_settings();
+                if constexpr (requires { trainer.frozen_from_the_start(); })
+                    for (std::size_t i = 0; i < frozen.size(); ++i) frozen[i] |= trainer.frozen_from_the_start()[i];
             }
             trainer.for_each_state([&](state_slice const& s) {
                 if (as_many || !s.per_rank) from.expect_covered(s, comm.rank());
@@ -398,11 +401,10 @@ private:
         if constexpr (requires { trainer.model().stepped(std::size_t{}); })
             for (std::size_t i = 0, n = trainer.model().parameters().size(); i < n; ++i) trainer.model().stepped(i);
         trainer.set_completed_steps(from.manifest().step);
-        if constexpr (detail::ChangeableTrainer<C>)
-            if (from.manifest().settings) {
-                trainer.set_rate_factor(from.manifest().settings->rate_factor);
-                trainer.set_frozen(frozen);
-            }
+        if (from.manifest().settings) {
+            if constexpr (detail::ChangeableTrainer<C>) trainer.set_rate_factor(from.manifest().settings->rate_factor);
+            if constexpr (detail::FreezableTrainer<C>) trainer.set_frozen(frozen);
+        }
         if (batches != nullptr) batches->seek(from.manifest().sampler->epoch, from.manifest().sampler->position);
         if (!as_many && from.has_rank_state() && comm.rank() == 0)
             say(from.path() + ": was written by " + std::to_string(from.manifest().ranks) +

@@ -57,8 +57,9 @@ public:
     /// By parameter: 1 where the checkpoint says that it is frozen. Throws data_error (errc::format) if it names one that is
     /// not among them.
     [[nodiscard]] std::vector<std::uint8_t> frozen_among(std::span<std::string_view const> parameters) const;
-    /// For a trainer that has none of trainer_settings: throws data_error (errc::format) if they say anything.
-    void expect_no_settings() const;
+    /// Throws data_error (errc::format) if trainer_settings say anything that the trainer cannot have: `rates`, a factor of the
+    /// learning rate; `freezes`, parameters that are frozen.
+    void expect_settings_for(bool rates, bool freezes) const;
 
     /// Reads parameters and buffers into their places and says what they were.
     [[nodiscard]] std::uint64_t read_model(std::vector<kept_tensor> const& model);

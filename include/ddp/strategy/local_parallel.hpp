@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -43,8 +44,8 @@ struct local_options {
     std::optional<clipping> clip = {};        ///< of each rank's own mean gradient
     ddp::schedule schedule = {};              ///< factor of the optimizer's learning rate, by local step
     ddp::unused unused = ddp::unused::error;  ///< a parameter that backward leaves out
-    /// Parameters whose names fit one of these patterns (see name_fits) are frozen: neither stepped nor sent in meetings, and out of the
-    /// norm; all ranks keep rank 0's values of them. They have no state.
+    /// Parameters whose names fit one of these patterns (see name_fits) are frozen for good: neither stepped nor sent in meetings, and out
+    /// of the norm; all ranks keep rank 0's values of them. They have no state. For others: local_parallel::freeze().
     std::vector<std::string> frozen = {};
     /// Of a model that has some, after each meeting of all ranks whose values agree: from rank 0, averaged, or left alone.
     ddp::buffers buffers = ddp::buffers::averaged;
@@ -188,8 +189,36 @@ public:
     [[nodiscard]] communicator<T> const& comm() const noexcept { return comm_; }
     [[nodiscard]] char const* strategy() const noexcept { return meetings_.strategy().name(); }
     [[nodiscard]] std::span<parameter<element> const> parameters() const noexcept { return replica_.parameters(); }
+
+    /// Freezes every parameter whose name fits the pattern (see name_fits): value, optimizer state and what the strategy keeps
+    /// of it stay as they are, and its gradient counts as 0 in the norm. It still travels in meetings; those of
+    /// local_options::frozen do not.
+    ///
+    /// Collective, where between_steps() is true: all ranks hold the same values then, and keep them. Cost: an all-gather of 8
+    /// bytes a rank; then of each meeting, a copy of what is frozen.
+    /// Throws usage_error on every rank where ranks hold different values or pass different patterns, or no name fits.
+    void freeze(std::string_view pattern) { mark_frozen("freeze", pattern, 1); }
+    /// Undoes freeze() for every parameter whose name fits. Optimizer and strategy go on from where they were. As freeze(); also
+    /// throws usage_error for parameters of local_options::frozen, which have no state.
+    void unfreeze(std::string_view pattern) { mark_frozen("unfreeze", pattern, 0); }
     /// By parameter: not 0 where it is frozen.
     [[nodiscard]] std::span<std::uint8_t const> frozen() const noexcept { return frozen_; }
+    /// By parameter: not 0 where local_options::frozen says so, and nothing thaws it.
+    [[nodiscard]] std::span<std::uint8_t const> frozen_from_the_start() const noexcept { return from_the_start_; }
+    /// Freezes exactly the parameters whose mark is not 0, as frozen() shows them: for who brings back a training (checkpoints
+    /// does). As freeze() and unfreeze().
+    void set_frozen(std::span<std::uint8_t const> marks) {
+        expect_between_steps("set_frozen");
+        digest all;
+        for (std::uint8_t const mark : marks) all.add(mark != 0 ? "1" : "0");
+        DDP_EXPECTS(meetings_.all_alike(all.value(), "set_frozen"),
+                    "set_frozen: ranks pass different marks; nothing was changed");
+        DDP_EXPECTS(marks.size() == frozen_.size(), "set_frozen: " + std::to_string(marks.size()) + " marks for " +
+                                                        std::to_string(frozen_.size()) + " parameters");
+        std::vector<std::uint8_t> next(marks.begin(), marks.end());
+        for (std::uint8_t& mark : next) mark = mark != 0 ? 1 : 0;
+        set_marks("set_frozen", std::move(next));
+    }
 
     /// The optimizer's slots and the number of its updates, which are each rank's own; then the number of meetings and what the strategy
     /// keeps, the same on all ranks.
@@ -234,7 +263,42 @@ private:
         std::vector<std::size_t> counts = replica_.counts();
         for (std::size_t i = 0; i < counts.size(); ++i)
             if (frozen_[i] != 0) counts[i] = 0;
-        return layout(std::move(counts), order(), sizeof(element));
+        return layout(std::move(counts), order(), sizeof(element), replica<M>::placed);
+    }
+
+    void mark_frozen(char const* what, std::string_view pattern, std::uint8_t mark) {
+        expect_between_steps(what);
+        DDP_EXPECTS(meetings_.all_alike(digest{}.add(pattern).value(), what),
+                    std::string(what) + ": ranks pass different patterns ('" + std::string(pattern) + "' on rank " +
+                        std::to_string(comm_.members().world_rank(comm_.rank())) + "); nothing was changed");
+        std::vector<std::uint8_t> next = frozen_;
+        DDP_EXPECTS(detail::mark_fitting(parameters(), pattern, mark, next),
+                    std::string(what) + ": no parameter's name fits '" + std::string(pattern) +
+                        "'; '*' stands for any characters, '?' for one");
+        set_marks(what, std::move(next));
+    }
+    void set_marks(char const* what, std::vector<std::uint8_t> next) {
+        for (std::size_t i = 0; i < next.size(); ++i)
+            DDP_EXPECTS(next[i] != 0 || from_the_start_[i] == 0,
+                        std::string(what) + ": '" + parameters()[i].name +
+                            "' is one of local_options::frozen, which have no optimizer state and take no part in "
+                            "meetings; leave it out there, and freeze() it when the trainer is made");
+        frozen_ = std::move(next);
+        meetings_.freeze(frozen_);
+    }
+    /// By parameter: 0 for what keeps its value; empty: nothing does. Gradients of what is frozen become 0, for the norm.
+    [[nodiscard]] std::span<std::uint8_t const> to_be_stepped() {
+        bool const all_used = options_.unused == unused::error;
+        if (frozen_ == from_the_start_) return all_used ? std::span<std::uint8_t const>() : replica_.used();
+        stepped_.assign(frozen_.size(), 1);
+        for (std::size_t i = 0; i < frozen_.size(); ++i) {
+            if (frozen_[i] != 0) {
+                std::span<element> const gradient = replica_.memory().gradient(i);
+                std::fill(gradient.begin(), gradient.end(), element(0));
+            }
+            if (frozen_[i] != 0 || (!all_used && replica_.used()[i] == 0)) stepped_[i] = 0;
+        }
+        return stepped_;
     }
 
     void go_back(bool last) {
@@ -260,9 +324,8 @@ private:
     }
     void update(std::uint64_t weight) {
         auto const since = monotonic_clock::now();
-        std::span<std::uint8_t const> const used =
-            options_.unused == unused::error ? std::span<std::uint8_t const>() : replica_.used();
-        local_.run(weight, options_.schedule.factor(completed_steps()), replica_.gradients(), replica_.values(), used);
+        local_.run(weight, options_.schedule.factor(completed_steps()), replica_.gradients(), replica_.values(),
+                   to_be_stepped());
         times_.stepped += monotonic_clock::now() - since;
         tell_peers([&] { replica_.values_changed(); });
     }
@@ -294,7 +357,8 @@ private:
     communicator<T> comm_;
     local_options options_;
     replica<M> replica_;
-    std::vector<std::uint8_t> frozen_;  // by parameter
+    std::vector<std::uint8_t> frozen_, from_the_start_;  // by parameter
+    std::vector<std::uint8_t> stepped_;                  // of to_be_stepped()
     detail::local_step<element> local_;
     detail::meetings<T, element> meetings_;
     std::uint64_t weight_ = 0, accumulated_ = 0;  // of the last batch; of the step under way
@@ -311,6 +375,7 @@ local_parallel<M, T>::local_parallel(M& model, Opt const& optimizer, communicato
       options_(options),
       replica_(model),
       frozen_(detail::marks_of(parameters(), options.frozen, "local_options.frozen")),
+      from_the_start_(frozen_),
       local_(optimizer, trained(), parameters(), options.clip),
       meetings_(comm, std::make_unique<detail::strategy_model_of<T, element, S>>(std::move(strategy))) {
     expect_uncontracted_kernels();

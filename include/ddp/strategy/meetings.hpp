@@ -2,6 +2,7 @@
 /// meetings: when the ranks of a local_parallel meet, what they tell each other then, and what a strategy does to their values.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -9,6 +10,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -47,7 +49,19 @@ public:
     /// `hash`: what all ranks have agreed on.
     void start(std::uint64_t hash, strategy_plan<E> const& plan) {
         hash_ = hash;
+        plan_ = plan;
         strategy_->prepare(plan);
+    }
+    /// By parameter: not 0 where neither values nor what the strategy keeps are to change.
+    void freeze(std::span<std::uint8_t const> marks) {
+        frozen_.clear();
+        names_.clear();
+        for (std::size_t i = 0; i < marks.size(); ++i)
+            if (marks[i] != 0 && plan_.where->count(i) != 0) {
+                frozen_.push_back(i);
+                names_.push_back(plan_.parameters[i].name);
+            }
+        std::sort(names_.begin(), names_.end());
     }
 
     [[nodiscard]] std::uint64_t steps() const noexcept { return steps_; }
@@ -82,8 +96,8 @@ public:
                                                         : " ranks hold different values for good;") +
                                    " call synchronise() on all ranks first");
     }
-    [[nodiscard]] bool all_alike(std::uint64_t digest) {
-        return detail::all_alike(comm_, "replicas_identical", hash_, digest);
+    [[nodiscard]] bool all_alike(std::uint64_t digest, char const* what = "replicas_identical") {
+        return detail::all_alike(comm_, what, hash_, digest);
     }
 
     void request_stop() noexcept { stop_requested_.store(true); }
@@ -109,15 +123,49 @@ private:
                  double rate_factor);
     /// The strategy may be the user's. Should it fail, values are somewhere between.
     template <class F>
-    passed run_strategy(F const& f) {
+    passed run_strategy(std::span<E> values, F const& f) {
         torn_ = true;
-        auto const result = run_user_code(f, [this](std::exception_ptr thrown) { comm_.fail(thrown); });
+        passed const result = run_beside_frozen(values, f);
         torn_ = false;
         return result;
+    }
+    template <class F>
+    passed run_beside_frozen(std::span<E> values, F const& f) {
+        keep_frozen(values);
+        passed const result = run_user_code(f, [this](std::exception_ptr thrown) { comm_.fail(thrown); });
+        put_back_frozen(values);
+        return result;
+    }
+    /// Calls f(bytes) for everything that belongs to a frozen parameter, in one order.
+    template <class F>
+    void for_each_frozen(std::span<E> values, F const& f) {
+        if (frozen_.empty()) return;
+        for (std::size_t const i : frozen_)
+            f(as_mutable_bytes(values.subspan(plan_.where->begin(i), plan_.where->count(i))));
+        strategy_->for_each_state([&](state_slice const& slice) {
+            if (std::binary_search(names_.begin(), names_.end(), slice.of)) f(slice.bytes);
+        });
+    }
+    /// A mean of equal values is not always the value, and a momentum goes on by itself: both are kept from a strategy,
+    /// which knows nothing of it.
+    void keep_frozen(std::span<E> values) {
+        kept_.clear();
+        for_each_frozen(values, [&](mutable_bytes all) { kept_.insert(kept_.end(), all.begin(), all.end()); });
+    }
+    void put_back_frozen(std::span<E> values) {
+        std::size_t at = 0;
+        for_each_frozen(values, [&](mutable_bytes all) {
+            std::copy_n(kept_.begin() + static_cast<std::ptrdiff_t>(at), all.size(), all.begin());
+            at += all.size();
+        });
     }
 
     communicator<T> comm_;
     std::unique_ptr<strategy_model<T, E>> strategy_;
+    strategy_plan<E> plan_;
+    std::vector<std::size_t> frozen_;
+    std::vector<std::string_view> names_;  // theirs, sorted
+    std::vector<std::byte> kept_;
     std::uint64_t hash_ = 1;
     std::uint64_t steps_ = 0, meetings_ = 0;         // meetings: of all ranks, where some rank had trained
     std::uint64_t since_all_ = 0, since_group_ = 0;  // samples since the last meeting of all; of the group
@@ -149,12 +197,15 @@ typename meetings<T, E>::outcome meetings<T, E>::synchronise(std::span<E> values
     ticket const all = exchange_tickets(comm_, {.weight = since_all_, .step = 0, .done = 0});
     outcome result{.all_ranks = true, .moved = true, .alike = true};
     if (strategy_->passes()) {
-        run_user_code([&] { strategy_->drain(values); }, [this](std::exception_ptr thrown) { comm_.fail(thrown); });
+        run_beside_frozen(values, [&] {
+            strategy_->drain(values);
+            return passed{};
+        });
     } else if (strategy_->agrees()) {
         result.moved = all.weight != 0;
         if (result.moved) meet_by(comm_, all, since_all_, values, rate_factor);
     } else {
-        run_strategy([&] {
+        run_strategy(values, [&] {
             average(meeting<T, E>{comm_, values, meetings_ + 1, steps_, 1.0 / static_cast<double>(comm_.size()),
                                   rate_factor},
                     values);
@@ -199,8 +250,8 @@ typename meetings<T, E>::ticket meetings<T, E>::exchange_tickets(communicator<T>
 template <Transport T, Element E>
 typename meetings<T, E>::outcome meetings<T, E>::pass(bool done, std::span<E> values) {
     std::uint64_t const mine = std::exchange(since_pass_, 0);
-    passed const late =
-        run_strategy([&] { return strategy_->pass({comm_, values, mine, done && mine == 0, stop_requested_.load()}); });
+    passed const late = run_strategy(
+        values, [&] { return strategy_->pass({comm_, values, mine, done && mine == 0, stop_requested_.load()}); });
     stop_ = stop_ || late.stop;
     return {.everybody_done = late.done, .moved = true};
 }
@@ -209,7 +260,7 @@ template <Transport T, Element E>
 void meetings<T, E>::meet_by(communicator<T> const& over, ticket const& all, std::uint64_t mine, std::span<E> values,
                              double rate_factor) {
     if (&over == &comm_) ++meetings_;
-    run_strategy([&] {
+    run_strategy(values, [&] {
         strategy_->meet({over, values, meetings_, steps_, static_cast<double>(mine) / static_cast<double>(all.weight),
                          rate_factor});
         return passed{};

@@ -115,9 +115,12 @@ namespace ddp::detail {
                                                            sampler const* batches) const {
     constexpr std::size_t shown = 20;
     std::size_t differences = 0;
+    bool by_bucket = false;
     std::string text = path_ + ": is a checkpoint of another training:";
     auto const differs = [&](std::string_view what, std::string_view name, std::string const& here,
                              std::string const& there) {
+        by_bucket = by_bucket || (name.starts_with("state/exchange/") && name.ends_with("_steps") && !here.empty() &&
+                                  !there.empty());
         if (++differences > shown) return;
         text += concat({"\n  ", what, " ", in_quotes(name), ": ", here.empty() ? "not " : here + " ",
                         "in the checkpoint, ", there.empty() ? "not " : there + " ", "in this one"});
@@ -168,6 +171,10 @@ namespace ddp::detail {
     }
     if (differences == 0) return;
     if (differences > shown) text += concat({"\n  and ", differences - shown, " more"});
+    if (by_bucket)
+        text +=
+            "\n  the exchange counts by bucket, so it needs the bucket plan that it had: make the trainer with "
+            "the same bucket policy, and with the same parameters frozen from the start";
     throw data_error(errc::format, text);
 }
 
@@ -218,8 +225,10 @@ std::size_t checkpoint_reader::cover(state_slice const& slice, int rank, F&& f) 
         marks[i] = std::binary_search(left.begin(), left.end(), parameters[i]) ? 1 : 0;
     return marks;
 }
-[[gnu::cold]] DDP_DECL void checkpoint_reader::expect_no_settings() const {
-    if (!manifest_.settings || (manifest_.settings->rate_factor == 1 && manifest_.settings->frozen.empty())) return;
+[[gnu::cold]] DDP_DECL void checkpoint_reader::expect_settings_for(bool rates, bool freezes) const {
+    if (!manifest_.settings ||
+        ((rates || manifest_.settings->rate_factor == 1) && (freezes || manifest_.settings->frozen.empty())))
+        return;
     throw data_error(errc::format,
                      concat({path_,
                              ": has frozen parameters, or a factor of the learning rate, which this trainer "
