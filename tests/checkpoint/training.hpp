@@ -14,11 +14,14 @@
 #include <iterator>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include <ddp/checkpoint/checkpoints.hpp>
 #include <ddp/data/sampler.hpp>
+#include <ddp/exchange/power_sgd.hpp>
+#include <ddp/exchange/sparse.hpp>
 #include <ddp/optim/any_optimizer.hpp>
 #include <ddp/train/data_parallel.hpp>
 
@@ -39,8 +42,9 @@ struct kept_recipe {
     any_optimizer optimizer = sgd{.lr = 0.05, .momentum = 0.9};
     training_options options = {};
     any_buckets buckets = size_capped_buckets{.cap_bytes = 512, .first_bytes = 128};
-    bool rounded = false;    // gradients travel rounded, each rank keeps what that leaves out
-    std::uint64_t seed = 5;  // of the initial values: a training that is resumed does not depend on it
+    bool rounded = false;              // gradients travel rounded, each rank keeps what that leaves out
+    std::string_view sends_less = {};  // "random_k", "power_sgd"
+    std::uint64_t seed = 5;            // of the initial values: a training that is resumed does not depend on it
 };
 
 template <class Comm, Element E = float>
@@ -56,6 +60,11 @@ struct kept_training {
         training_options const options = scheduled(by.options);
         if constexpr (std::same_as<E, float>)  // what the exchange of the examples is for
             if (by.rounded) return trainer_type(model, by.optimizer, comm, options, rounded_exchange{}, by.buckets);
+        if (by.sends_less == "random_k")
+            return trainer_type(model, by.optimizer, comm, options, random_k_exchange{.ratio = 0.25}, by.buckets);
+        if (by.sends_less == "power_sgd")
+            return trainer_type(model, by.optimizer, comm, options, power_sgd_exchange{.rank = 2, .start_step = 2},
+                                by.buckets);
         return trainer_type(model, by.optimizer, comm, options, any_allreduce{}, by.buckets);
     }
     static training_options scheduled(training_options options) {

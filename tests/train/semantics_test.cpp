@@ -41,6 +41,10 @@ constexpr double bound = 20;
 std::string left_out(std::uint64_t k, bool last) {
     return k != 3 ? "" : last ? "second.bias" : "*.bias";
 }
+/// What of step k is frozen.
+std::string frozen(std::uint64_t k) {
+    return k == 4 ? "first.*" : "";
+}
 /// The samples of step k on rank r: in the last step the last rank has all.
 batch samples(std::uint64_t k, int rank, int ranks) {
     if (k + 1 < steps) return share(k, rank, ranks);
@@ -104,7 +108,8 @@ struct one_process {
         for (int r = 0; r < ranks; ++r)
             for (std::uint64_t const s : samples(k, r, ranks))
                 for (std::size_t i = 0; i < parts.size(); ++i) {
-                    bool const out = name_fits(left_out(k, r + 1 == ranks), parts[i].name);
+                    bool const out =
+                        name_fits(left_out(k, r + 1 == ranks), parts[i].name) || name_fits(frozen(k), parts[i].name);
                     for (std::size_t j = 0; j < parts[i].count; ++j) {
                         double const off = x[i][j] - target(s, i, j);
                         if (!out) g[i][j] += off / 7;
@@ -118,12 +123,12 @@ struct one_process {
         norms.push_back(norm);
         double const t = static_cast<double>(k + 1);
         for (std::size_t i = 0; i < parts.size(); ++i) {
-            // No rank has used it: neither value nor state changes. On 2 to 4 ranks the last has samples in that step only with 2.
+            // Frozen, or no rank has used it: neither value nor state changes. On 2 to 4 ranks the last has samples in that step only with 2.
             bool used = false;
             for (int r = 0; r < ranks; ++r)
                 used =
                     used || (!name_fits(left_out(k, r + 1 == ranks), parts[i].name) && !samples(k, r, ranks).empty());
-            if (!used) continue;
+            if (!used || name_fits(frozen(k), parts[i].name)) continue;
             for (std::size_t j = 0; j < parts[i].count; ++j) {
                 double const grad = g[i][j] * clip;
                 if (name_fits("*.bias", parts[i].name)) {
@@ -166,7 +171,8 @@ std::string train(communicator<>& comm, update how, one_process const& expected)
         batch const mine = samples(k, comm.rank(), comm.size());
         bool const last = comm.rank() + 1 == comm.size();
         model.silent = left_out(k, last);
-        if (k == 4) trainer.set_rate_factor(0.5);
+        if (k == 4) trainer.set_rate_factor(0.5), trainer.freeze(frozen(k));
+        if (k == 5) trainer.unfreeze("*");
         finish_result result;
         auto const pass = [&](std::size_t which) {
             auto const [from, to] = one_process::passes(k, mine.size())[which];
