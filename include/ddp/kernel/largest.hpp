@@ -43,8 +43,16 @@ DDP_KERNEL bool has_magnitude_from(E const* data, magnitude_bits<E> least) {
     for (std::size_t i = 0; i < magnitude_block; ++i) most = std::max(most, magnitude(data[i]));
     return most >= least;
 }
-/// Writes indices and values of the elements of at least this magnitude, ascending. Returns how many; room + 1 where less than a
-/// block's room was left for the next of them.
+/// A table: SSE2 does not shift each number by its own count.
+template <std::signed_integral Bits>
+inline constexpr std::array<Bits, magnitude_block> bit_of_place = [] {
+    std::array<Bits, magnitude_block> all{};
+    for (std::size_t i = 0; i < magnitude_block; ++i) all[i] = static_cast<Bits>(std::uint32_t{1} << i);
+    return all;
+}();
+
+/// Writes indices and values of the elements of at least this magnitude, ascending. Returns how many; room + 1 where there are
+/// more than `room`.
 template <std::floating_point E>
 DDP_KERNEL std::size_t collect_from(E const* data, std::size_t count, magnitude_bits<E> least, std::uint32_t* indices,
                                     E* values, std::size_t room) {
@@ -52,22 +60,23 @@ DDP_KERNEL std::size_t collect_from(E const* data, std::size_t count, magnitude_
     ordered const from = static_cast<ordered>(least >> 1);
     ordered const all = std::numeric_limits<ordered>::max();
     std::size_t found = 0;
-    for (std::size_t at = 0; at < count;) {
-        std::size_t const end = count - at < magnitude_block ? count : at + magnitude_block;
-        if (end - at == magnitude_block) {
-            ordered hits = 0;
+    for (std::size_t at = 0; at < count; at += magnitude_block) {
+        std::uint32_t hits = 0;  // a bit for each element of the block
+        if (count - at >= magnitude_block) {
+            ordered whole = 0;  // as wide as elements, so that the loop is vectorised
             for (std::size_t i = 0; i < magnitude_block; ++i)
-                hits |= static_cast<ordered>((std::bit_cast<ordered>(data[at + i]) & all) >= from ? -1 : 0);
-            if (hits == 0) {
-                at = end;
-                continue;
-            }
+                whole |= static_cast<ordered>((std::bit_cast<ordered>(data[at + i]) & all) >= from ? -1 : 0) &
+                         bit_of_place<ordered>[i];
+            hits = static_cast<std::uint32_t>(whole);
+        } else {
+            for (std::size_t i = 0; i < count - at; ++i)
+                if ((std::bit_cast<ordered>(data[at + i]) & all) >= from) hits |= std::uint32_t{1} << i;
         }
-        if (room - found < end - at) return room + 1;
-        for (; at < end; ++at) {  // without branches: which elements are large cannot be predicted
-            indices[found] = static_cast<std::uint32_t>(at);
-            values[found] = data[at];
-            found += static_cast<std::size_t>((std::bit_cast<ordered>(data[at]) & all) >= from);
+        for (; hits != 0; hits &= hits - 1) {
+            if (found == room) return room + 1;
+            std::size_t const i = at + static_cast<std::size_t>(std::countr_zero(hits));
+            indices[found] = static_cast<std::uint32_t>(i);
+            values[found++] = data[i];
         }
     }
     return found;
