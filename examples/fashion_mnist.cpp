@@ -228,6 +228,7 @@ outcome train(settings const& with, std::string_view transport, ddp::communicato
         if (with.exchange == "fp16") return exchanging(ddp::half_exchange{});
         if (with.exchange == "int8") return exchanging(ddp::int8_exchange{});
         if (with.exchange == "topk") return exchanging(ddp::top_k_exchange{.ratio = with.ratio});
+        if (with.exchange == "randomk") return exchanging(ddp::random_k_exchange{.ratio = with.ratio});
         if (with.exchange == "powersgd") return exchanging(ddp::power_sgd_exchange{.rank = with.rank});
         return exchanging(ddp::any_allreduce::parse(with.algorithm));
     }();
@@ -244,14 +245,16 @@ int main(int argc, char** argv) {
         .add("model", with.model, "mlp or cnn; the latter wants images of 28 x 28 pixels")
         .add("algorithm", with.algorithm, "auto, direct, recursive_doubling, halving_doubling, ring or naive")
         .add("exchange", with.exchange,
-             "what travels instead of gradients: none, bf16, fp16, int8, topk (see --ratio) or powersgd (see --rank)")
+             "what travels instead of gradients: none, bf16, fp16, int8, topk or randomk (see --ratio), or powersgd "
+             "(see "
+             "--rank)")
         .add("strategy", with.strategy,
              "when ranks talk: every_step (gradients), or (values) local_sgd, post_local, hierarchical (within a host "
              "four "
              "times as often), diloco, slow_momentum, elastic, gossip, gossip_ring or stale")
         .add("period", with.period,
              "steps from one meeting to the next, or, with stale, to what others did; 0: 8, or 1 with gossip and stale")
-        .add("ratio", with.ratio, "part of the gradient that topk sends")
+        .add("ratio", with.ratio, "part of the gradient that topk or randomk sends")
         .add("rank", with.rank, "columns of powersgd's matrices")
         .add("buckets", with.buckets, "size of a gradient bucket, such as 1MiB")
         .add("update", with.update, "replicated or sharded")
@@ -280,9 +283,9 @@ int main(int argc, char** argv) {
         std::fprintf(stderr, "--update is replicated or sharded, not '%s'\n", with.update.c_str());
         return 2;
     }
-    if (std::string const known[] = {"none", "bf16", "fp16", "int8", "topk", "powersgd"};
+    if (std::string const known[] = {"none", "bf16", "fp16", "int8", "topk", "randomk", "powersgd"};
         std::find(std::begin(known), std::end(known), with.exchange) == std::end(known)) {
-        std::fprintf(stderr, "--exchange is none, bf16, fp16, int8, topk or powersgd, not '%s'\n",
+        std::fprintf(stderr, "--exchange is none, bf16, fp16, int8, topk, randomk or powersgd, not '%s'\n",
                      with.exchange.c_str());
         return 2;
     }

@@ -31,12 +31,20 @@ BUILD = ROOT / "build" / "less_communication"
 DATA = {"mlp": 469, "cnn": 469}  # steps an epoch with 128 samples each
 EXCHANGES = {"every gradient": [], "bf16": ["--exchange", "bf16"], "fp16": ["--exchange", "fp16"],
              "int8": ["--exchange", "int8"], "top-k 1 %": ["--exchange", "topk", "--ratio", "0.01"],
+             "random-k 5 %": ["--exchange", "randomk", "--ratio", "0.05"],
              "PowerSGD 4": ["--exchange", "powersgd", "--rank", "4"]}
 STRATEGIES = {"local SGD 8": ["--strategy", "local_sgd", "--period", "8"],
               "stale by 2": ["--strategy", "stale", "--period", "2"],
               "post-local SGD 8": ["--strategy", "post_local", "--period", "8"],
+              "hierarchical 2, 8": ["--strategy", "hierarchical", "--period", "8"],
               "DiLoCo 16": ["--strategy", "diloco", "--period", "16"],
-              "gossip": ["--strategy", "gossip"]}
+              "slow momentum 8": ["--strategy", "slow_momentum", "--period", "8"],
+              "elastic 8": ["--strategy", "elastic", "--period", "8"],
+              "gossip": ["--strategy", "gossip"],
+              "gossip in a ring": ["--strategy", "gossip_ring"]}
+# Which ranks meet often depends on who shares a host: on loopback, two hosts with half of the ranks each, as on a cable.
+OF_HOSTS = ("hierarchical 2, 8",)
+TWO_HOSTS = ["sh", "-c", 'DDP_HOST=host$((RANK * 2 / WORLD_SIZE)) exec "$@"', "sh"]
 EPOCH = re.compile(r"^epoch (\d+)/\d+  loss (\S+)  test accuracy (\S+)  (\S+) s", re.MULTILINE)
 RESULT = re.compile(r"^result: (.*)$", re.MULTILINE)
 
@@ -91,9 +99,9 @@ def shortened(data, out):
     return out
 
 
-def train(ranks, words, cable=None):
-    """What rank 0 prints. Ranks are processes, on loopback or at both ends of the cable."""
-    program = [str(BUILD / "examples" / "fashion_mnist"), *words]
+def train(ranks, words, cable=None, two_hosts=False):
+    """What rank 0 prints. Ranks are processes, on loopback (of one host or of two) or at both ends of the cable."""
+    program = [*(TWO_HOSTS if two_hosts and cable is None else []), str(BUILD / "examples" / "fashion_mnist"), *words]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("DDP_", "OMPI_", "PMI"))}
     environment["OMP_NUM_THREADS"] = "1"
     if cable is None:
@@ -143,7 +151,8 @@ def measure(options):
             for name, words in kinds.items():
                 one = entry(model, ranks, name)
                 for seed in (str(s) for s in options.seeds if str(s) not in one["accuracy"]):
-                    output = train(ranks, ["--model", model, "--epochs", str(options.epochs), "--seed", seed, *data, *words])
+                    output = train(ranks, ["--model", model, "--epochs", str(options.epochs), "--seed", seed, *data, *words],
+                                   two_hosts=name in OF_HOSTS)
                     one["accuracy"][seed] = [float(line[2]) for line in EPOCH.findall(output)]
                     one["bytes"] = max(one["bytes"], int(fields(output)["bytes_per_step"]))
                     done(one, "seed", seed, one["accuracy"][seed][-1])
@@ -153,7 +162,7 @@ def measure(options):
                     if network in one["rate"]:
                         continue
                     with NETWORKS[network]() as cable:
-                        found = fields(train(ranks, ["--model", model, "--epochs", "1", *fifth, *words], cable))
+                        found = fields(train(ranks, ["--model", model, "--epochs", "1", *fifth, *words], cable, name in OF_HOSTS))
                     one["rate"][network] = float(found["samples_per_second"])
                     if network != "loopback":  # where ranks of one host share memory, little is sent
                         one["bytes"] = int(found["bytes_per_step"])
@@ -201,7 +210,8 @@ def plot(rows, out, name, title, unit, where):
     width, height, edge = 640, 400, 60
     x = lambda v: edge + (math.log10(v) - left) / max(right - left, 1e-9) * (width - edge - 170)
     y = lambda v: height - edge - (100 * v - low) / max(high - low, 1) * (height - 2 * edge)
-    colours = ["#000", "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf", "#bcbd22", "#7f7f7f"]
+    colours = ["#000", "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf", "#bcbd22", "#7f7f7f",
+               "#0b0", "#a60", "#06c", "#c06", "#088"]
     svg = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="12">',
            f'<rect width="{width}" height="{height}" fill="white"/><text x="{edge}" y="24" font-size="14">{title}</text>',
            f'<path d="M{edge} {edge}V{height - edge}H{width - 170}" fill="none" stroke="#888"/>']

@@ -113,7 +113,8 @@ class ResultLine(Demo):
         paths = ("transport", "memory", "messages", "parameters")
         self.assertEqual([plain[key] for key in paths], ["tcp", "own", "sockets", shared["parameters"]])
         self.assertEqual([shared[key] for key in paths[:3]], ["tcp", "shared", "memory"])
-        for exchange, most in (("bf16", 0.51), ("fp16", 0.51), ("int8", 0.26), ("topk", 0.03), ("powersgd", 0.12)):
+        for exchange, most in (("bf16", 0.51), ("fp16", 0.51), ("int8", 0.26), ("topk", 0.03), ("randomk", 0.02),
+                               ("powersgd", 0.12)):
             command = tcp(2, *self.small("--exchange", exchange))
             got = self.result(command)
             self.assertEqual((got["exchange"], got["replicas"], got["memory"]), (exchange, "identical", "own"))
@@ -327,7 +328,8 @@ class CommandLine(Demo):
                                (("--strategy", "diloco", "--exchange", "bf16"), "goes with neither --exchange nor --update"),
                                (("--strategy", "hierarchical", "--period", "6"), "--period that four divides, not 6"),
                                (("--loader", "lazy"), "--loader .*lazy"),
-                               (("--exchange", "topk", "--ratio", "0"), "top_k: ratio"), (("--epochs", "-1"), "--epochs .* not '-1'"),
+                               (("--exchange", "topk", "--ratio", "0"), "top_k: ratio"),
+                               (("--exchange", "randomk", "--ratio", "1.5"), "random_k: ratio"), (("--epochs", "-1"), "--epochs .* not '-1'"),
                                (("--batch", "0"), "batch"), (("--hidden", "0"), "--hidden takes .* from 1 on, not '0'"), (("--ranks", "-1"), "ranks")):
             with self.subTest(words=words):
                 code, out, err = run(FASHION_MNIST, *self.small(*words))
