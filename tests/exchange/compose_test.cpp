@@ -1,12 +1,15 @@
 // Exchanges that send less together with everything else a training has, against plain loops.
 #include <cmath>
 #include <cstddef>
+#include <map>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "exchange/plain_loops.hpp"
 #include "support/catch.hpp"
+#include "train/scripted_model.hpp"
 
 using namespace ddp;
 using namespace ddp::test;
@@ -118,5 +121,126 @@ TEST_CASE("an exchange in a group of some ranks is that of so many ranks", "[exc
                 REQUIRE(got[r].digests == expected[0].digests);
             }
             REQUIRE(got[3].digests.empty());
+        }
+}
+
+TEST_CASE("exchanges with batches added up, steps without samples, and parameters frozen on the way", "[exchange]") {
+    constexpr std::size_t nobody = 4, last_alone = 5, frozen_at = 6, thawed_at = 8, all_steps = 10;
+    bool const tcp = GENERATE(false, true);
+    int const ranks = tcp ? 2 : 3;
+    for (named const& one : all_exchanges()) {
+        CAPTURE(one.name, ranks, tcp);
+        std::vector<ending> got[2][2];
+        for (bool const sharded : {false, true})
+            for (bool const added_up : {false, true})
+                got[sharded][added_up] = ranks_over(
+                    tcp, ranks,
+                    [&](auto& comm) {
+                        training const with{one.exchange, two_buckets, sharded};
+                        told_mlp model;
+                        ending end;
+                        auto trainer = trainer_of(model, comm, with);
+                        auto const kept = [&] {
+                            std::vector<numbers_of> all;
+                            for (auto const& p : trainer.parameters()) all.emplace_back(p.value.begin(), p.value.end());
+                            std::map<std::string, std::vector<std::byte>> state;
+                            trainer.for_each_state(
+                                [&](state_slice const& s) { state[key_of(s)] = {s.bytes.begin(), s.bytes.end()}; });
+                            return std::pair(all, state);
+                        };
+                        std::string const thrown = thrown_by([&] {
+                            for (std::size_t step = 0; step < all_steps; ++step) {
+                                auto [first, last] = share(rows, step, comm.rank(), comm.size());
+                                if (step == nobody || (step == last_alone && comm.rank() + 1 < comm.size()))
+                                    last = first;
+                                if (step == frozen_at) trainer.freeze("w2");
+                                if (step == thawed_at) trainer.unfreeze("w2");
+                                auto const before = kept();
+                                std::size_t const middle = added_up ? (first + last) / 2 : first;
+                                if (added_up) {
+                                    trainer.forward(all_data().batch(step + first, step + middle));
+                                    trainer.accumulate();
+                                }
+                                trainer.forward(all_data().batch(step + middle, step + last));
+                                trainer.backward();
+                                std::string const refused = thrown_by([&] { trainer.finish(); });
+                                bool const said = refused.find("DDP-E104 no samples") != refused.npos;
+                                if (said != (step == nobody) || said == refused.empty())
+                                    throw std::logic_error("finish: " + refused);
+                                end.digests.push_back(trainer.digest_of_values());
+                                auto const after = kept();
+                                bool const frozen = step >= frozen_at && step < thawed_at;
+                                if (!trainer.replicas_identical()) end.wrong = "ranks hold different bits";
+                                if ((before == after) != (step == nobody))
+                                    end.wrong = "what a step without samples does";
+                                if (frozen && before.first[told_mlp::w2] != after.first[told_mlp::w2])
+                                    end.wrong = "what is frozen has moved";
+                                if (!frozen && step != nobody &&
+                                    before.first[told_mlp::w2] == after.first[told_mlp::w2])
+                                    end.wrong = "what is not frozen stands still";
+                            }
+                        });
+                        if (thrown != "") end.wrong = thrown;
+                        end.values = kept().first;
+                        return end;
+                    },
+                    patient());
+        for (std::size_t r = 0; r < got[0][0].size(); ++r)
+            for (bool const added_up : {false, true}) {
+                CAPTURE(r, added_up);
+                for (bool const sharded : {false, true}) REQUIRE(got[sharded][added_up][r].wrong == "");
+                REQUIRE(got[0][added_up][r].digests == got[0][added_up][0].digests);
+                REQUIRE(got[1][added_up][r].digests == got[0][added_up][0].digests);
+                for (std::size_t i = 0; i < got[0][0][0].values.size(); ++i)
+                    for (std::size_t k = 0; k < got[0][0][0].values[i].size(); ++k)
+                        REQUIRE(std::abs(got[0][added_up][r].values[i][k] - got[0][0][0].values[i][k]) <= 1e-10);
+            }
+    }
+}
+
+TEST_CASE("every exchange trains models of one element and of fewer elements than ranks; one of none is refused",
+          "[exchange]") {
+    int const ranks = GENERATE(1, 2, 3, 4, 7);
+    for (named const& one : all_exchanges())
+        for (bool const sharded : {false, true}) {
+            CAPTURE(one.name, ranks, sharded);
+            bool const power = one.name.starts_with("power_sgd");
+            struct outcome {
+                std::string nothing, refused, wrong;
+                double single = 0;
+            };
+            auto const got = run_ranks(
+                ranks,
+                [&](auto& comm) {
+                    outcome mine;
+                    scripted_model<> none(std::vector<scripted_model<>::part>{}), single({{"one", {1}}}),
+                        two({{"two", {2}}});
+                    auto const train = [&](scripted_model<>& net) {
+                        training_options const options{.update = sharded ? update::sharded : update::replicated};
+                        data_parallel trainer{net,          any_optimizer(sgd{.lr = 1}), comm, options,
+                                              one.exchange, any_buckets(single_bucket{})};
+                        for (int step = 0; step < 3; ++step)
+                            trainer.step(numbers{{static_cast<double>(comm.rank() + 1)}});
+                        if (!trainer.replicas_identical()) mine.wrong = "ranks hold different bits";
+                        return net.value(0)[0];
+                    };
+                    mine.nothing = thrown_by([&] { train(none); });
+                    mine.refused = thrown_by([&] { mine.single = train(single); });
+                    if (!power) (void)train(two);
+                    return mine;
+                },
+                patient());
+            for (outcome const& rank : got) {
+                REQUIRE_THAT(rank.nothing, Catch::Contains("the model has no parameters to train"));
+                REQUIRE(rank.wrong == "");
+                if (power) {
+                    REQUIRE_THAT(rank.refused, Catch::Contains("no parameter of this model becomes smaller"));
+                    continue;
+                }
+                REQUIRE(rank.refused == "");
+                double const expected = -3 * (ranks + 1) / 2.0;  // the mean of three steps; nothing is left out of it
+                bool const narrow = one.name.starts_with("bfloat16") || one.name.starts_with("half");
+                REQUIRE(std::abs(rank.single / expected - 1) < (narrow ? 1e-2 : 1e-6));
+            }
         }
 }

@@ -433,13 +433,17 @@ inline by_hand top_k_by_hand(exchange_plan<double> const& plan, double ratio, bo
 inline by_hand random_k_by_hand(exchange_plan<double> const& plan, double ratio, std::uint64_t seed, bool feedback) {
     auto step = std::make_shared<std::vector<std::uint64_t>>(plan.buckets.size());
     return {[&plan, ratio, seed, step](std::size_t b, auto const& wanted, auto& received) {
-                std::size_t const n = plan.buckets[b].count, k = k_of(plan.buckets[b], ratio);
+                std::vector<std::size_t> places;  // of elements: without gaps
+                for (exchange_piece const& piece : plan.buckets[b].pieces)
+                    for (std::size_t i = 0; i < piece.count; ++i) places.push_back(piece.begin + i);
+                std::size_t const n = places.size(), k = k_of(plan.buckets[b], ratio);
                 std::uint64_t const now = (*step)[b]++;
                 for (std::size_t j = 0; j < k; ++j) {
                     std::size_t const begin = n * j / k, end = n * (j + 1) / k;
                     std::size_t const at =
-                        begin + static_cast<std::size_t>(
-                                    random_stream(seed, random_use::user, b).at((now << 32) + j).below(end - begin));
+                        places[begin +
+                               static_cast<std::size_t>(
+                                   random_stream(seed, random_use::user, b).at((now << 32) + j).below(end - begin))];
                     for (std::size_t r = 0; r < wanted.size(); ++r) received[r][at] = wanted[r][at];
                 }
                 return reference_sum(received);

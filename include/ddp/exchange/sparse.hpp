@@ -25,11 +25,15 @@ namespace ddp {
 
 namespace detail {
 
-/// How many elements of a bucket travel: the nearest to ratio times its elements, at least one.
-template <Element E>
-[[nodiscard]] std::size_t sparse_count(exchange_bucket const& bucket, double ratio) {
+/// Of the bucket's parameters, without what lies between them.
+[[nodiscard]] inline std::size_t elements_of(exchange_bucket const& bucket) noexcept {
     std::size_t elements = 0;
     for (exchange_piece const& piece : bucket.pieces) elements += piece.count;
+    return elements;
+}
+/// How many elements of a bucket travel: the nearest to ratio times its elements, at least one.
+[[nodiscard]] inline std::size_t sparse_count(exchange_bucket const& bucket, double ratio) {
+    std::size_t const elements = elements_of(bucket);
     if (elements == 0) return 0;
     auto const wanted = static_cast<std::size_t>(std::llround(ratio * static_cast<double>(elements)));
     return std::clamp<std::size_t>(wanted, 1, elements);
@@ -78,7 +82,7 @@ struct top_k_exchange {
         for (exchange_bucket const& bucket : plan.buckets) {
             DDP_EXPECTS(bucket.count <= 0xffffffffu,
                         "top_k: a bucket of 2^32 elements or more; choose smaller buckets");
-            all.k.push_back(detail::sparse_count<E>(bucket, ratio));
+            all.k.push_back(detail::sparse_count(bucket, ratio));
         }
         return all;
     }
@@ -165,8 +169,8 @@ private:
 ///
 /// Cost    2 k sizeof(E)(P-1)/P bytes sent per rank and bucket, k = ratio n; 2 steps of latency; 2 passes over the bucket.
 ///         With update::sharded the same, and new values travel besides.
-/// Draws   element j of k lies anywhere between n j / k and n (j + 1) / k with equal chance: random_use::user with `seed`, part:
-///         the bucket, index: the bucket's steps so far, and j.
+/// Draws   element j of k is any of the bucket's elements from n j / k to n (j + 1) / k with equal chance, counted without the
+///         gaps between parameters: random_use::user with `seed`, part: the bucket, index: the bucket's steps so far, and j.
 /// Sums    the canonical tree. The same bits for both updates; others for other bucket plans.
 /// Throws  usage_error where a trainer is made: ratio not in (0, 1].
 /// Source  Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018; here one draw for each of k equal parts.
@@ -183,7 +187,7 @@ struct random_k_exchange {
     template <Element E>
     struct state {
         detail::compression<E> own;
-        std::vector<std::size_t> k = {};  // by bucket
+        std::vector<std::size_t> elements = {}, k = {};  // by bucket; of the elements k travel
         std::vector<std::uint64_t> steps = {};
 
         void for_each_state(state_visitor visit) {
@@ -205,7 +209,10 @@ struct random_k_exchange {
     template <Element E>
     [[nodiscard]] state<E> prepare(exchange_plan<E> const& plan) const {
         state<E> all{detail::compression<E>(plan, feedback)};
-        for (exchange_bucket const& bucket : plan.buckets) all.k.push_back(detail::sparse_count<E>(bucket, ratio));
+        for (exchange_bucket const& bucket : plan.buckets) {
+            all.elements.push_back(detail::elements_of(bucket));
+            all.k.push_back(detail::sparse_count(bucket, ratio));
+        }
         all.steps.resize(plan.buckets.size());
         return all;
     }
@@ -238,10 +245,13 @@ private:
         kept.own.begin(what.bucket, detail::direct_bytes<E>(out.size(), kept.own.plan().rank, kept.own.plan().ranks));
         kept.own.contribution(what.bucket, what.data.data(), *what.factor, 0, wanted);
         random_stream const draws{self.seed, random_use::user, what.bucket};
-        std::uint64_t const step = kept.steps[what.bucket]++, n = wanted.size(), k = at.size();
-        for (std::uint64_t j = 0; j < k; ++j) {
+        std::uint64_t const step = kept.steps[what.bucket]++, n = kept.elements[what.bucket], k = at.size();
+        auto piece = kept.own.bucket(what.bucket).pieces.begin();
+        for (std::uint64_t j = 0, before = 0; j < k; ++j) {  // before: elements in the pieces before this one
             std::uint64_t const begin = n / k * j + n % k * j / k, end = n / k * (j + 1) + n % k * (j + 1) / k;
-            at[j] = static_cast<std::size_t>(begin + draws.at(step << 32 | j).below(end - begin));
+            std::uint64_t const element = begin + draws.at(step << 32 | j).below(end - begin);
+            for (; element - before >= piece->count; ++piece) before += piece->count;
+            at[j] = piece->begin + static_cast<std::size_t>(element - before);
             out[j] = wanted[at[j]];
         }
         if (!kept.own.asks(what.bucket)) return;
