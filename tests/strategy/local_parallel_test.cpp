@@ -62,7 +62,8 @@ struct strategy_of {
           asked(make()),
           name(S::name) {}
     [[nodiscard]] std::uint64_t hash() const { return asked->hash(); }
-    void validate() const { asked->validate(); }
+    void validate() const {}
+    void validate(int ranks) const { asked->validate(ranks); }
     [[nodiscard]] bool due(std::uint64_t step) const { return asked->due(step); }
     [[nodiscard]] communicator<> const* group(std::uint64_t step) const { return asked->group(step); }
     struct state {
@@ -305,13 +306,16 @@ TEST_CASE("DiLoCo and slow momentum are what the papers' pseudo-code gives", "[s
 TEST_CASE("elastic averaging and gossip are what plain loops give", "[strategy]") {
     auto const [ranks, tcp] = GENERATE(ways_to_run());
     std::size_t const count = static_cast<std::size_t>(ranks);
-    for (int const kind : {0, 1, 2}) {
+    for (int const kind : {0, 1, 2, 3}) {
         CAPTURE(ranks, tcp, kind);
+        bool const elastic = kind == 0 || kind == 3;
+        double const alpha = kind == 0 ? 0.125 : 0.9 / ranks;
         any_optimizer const optimizer = two_optimizers()[static_cast<std::size_t>(kind) % 2].second;
         strategy_of<false> const strategy =
             kind == 0   ? strategy_of<false>(elastic_averaging{.period = 3, .alpha = 0.125})
             : kind == 1 ? strategy_of<false>(gossip{.graph = gossip_graph::ring, .period = 2})
-                        : strategy_of<false>(gossip{.graph = gossip_graph::exponential, .period = 1});
+            : kind == 2 ? strategy_of<false>(gossip{.graph = gossip_graph::exponential, .period = 1})
+                        : strategy_of<false>(elastic_averaging{.period = 3});
         auto const got =
             ranks_over(tcp, ranks, [&](auto& comm) { return train_on(comm, strategy, optimizer); }, patient());
         repeat_elsewhere(tcp, ranks, strategy, optimizer, got);
@@ -319,7 +323,7 @@ TEST_CASE("elastic averaging and gossip are what plain loops give", "[strategy]"
         tanh_mlp<double> start(in, hidden, out, 1);
         numbers_of centre = flat(start.parameters());
         std::size_t meetings = 0;
-        std::size_t const period = kind == 0 ? 3 : kind == 1 ? 2 : 1;
+        std::size_t const period = elastic ? 3 : kind == 1 ? 2 : 1;
         auto const expected = simulate(
             ranks, optimizer, [&](std::size_t s) { return s % period == 0; },
             [&](auto& values, numbers_of& since, std::size_t, double) {
@@ -330,9 +334,9 @@ TEST_CASE("elastic averaging and gossip are what plain loops give", "[strategy]"
                 for (std::size_t i = 0; i < centre.size(); ++i) {
                     double pulled = 0;
                     for (std::size_t r = 0; r < count; ++r) {
-                        if (kind == 0) {
-                            values[r][i] = before[r][i] - 0.125 * (before[r][i] - centre[i]);
-                            pulled += 0.125 * (before[r][i] - centre[i]);
+                        if (elastic) {
+                            values[r][i] = before[r][i] - alpha * (before[r][i] - centre[i]);
+                            pulled += alpha * (before[r][i] - centre[i]);
                         } else if (count == 1) {
                             continue;
                         } else if (kind == 1 && count > 2) {
@@ -352,6 +356,45 @@ TEST_CASE("elastic averaging and gossip are what plain loops give", "[strategy]"
         compare(got, expected);
         if (ranks > 2) REQUIRE(got[0].values != got[1].values);
     }
+}
+
+TEST_CASE("every strategy trains a model of one element, on more ranks than elements; one of none is refused",
+          "[strategy]") {
+    int const ranks = GENERATE(1, 2, 3, 4, 7);
+    auto const trained = [&](auto const& make, double expected) {
+        auto const values = run_ranks(
+            ranks,
+            [&](auto& comm) {
+                scripted_model<> net({{"one", {1}}}), nothing(std::vector<scripted_model<>::part>{});
+                std::string const refused =
+                    thrown_by([&] { local_parallel trainer{nothing, any_optimizer(sgd{}), comm, make(comm)}; });
+                expect(refused.find("the model has no parameters to train") != refused.npos, "refused");
+                local_parallel trainer{net, any_optimizer(sgd{.lr = 1}), comm, make(comm)};
+                for (int step = 0; step < 4; ++step) trainer.step(numbers{{static_cast<double>(comm.rank() + 1)}});
+                trainer.synchronise();
+                expect(trainer.replicas_identical(), "ranks differ");
+                return net.value(0)[0];
+            },
+            patient());
+        CAPTURE(ranks);
+        for (double const value : values) REQUIRE(std::abs(value - expected) < 1e-12);
+    };
+    double const mean = -4 * (ranks + 1) / 2.0;  // of what four steps do
+    auto const pairs = [](auto& comm) {
+        return any_strategy(
+            hierarchical_averaging<>{.inner = comm.split(comm.rank() / 2), .inner_period = 1, .period = 2});
+    };
+    trained([](auto&) { return any_strategy(local_sgd{.period = 2}); }, mean);
+    trained(pairs, mean);
+    trained([](auto&) { return any_strategy(diloco{.period = 4, .outer_lr = 0.5, .outer_momentum = 0}); }, mean / 2);
+    trained([](auto&) { return any_strategy(slow_momentum{.period = 2}); }, mean * 1.25);  // on along half of the first
+    trained([](auto&) { return strategy_of<false>(gossip{.period = 1}); }, mean);
+    trained([](auto&) { return strategy_of<false>(gossip{.graph = gossip_graph::ring}); }, mean);
+    trained([](auto&) { return stale_synchronous{.staleness = 2}; }, mean);
+    // The mean of all is pulled by 0.9 / P towards the centre, and the centre by 0.9 towards it; twice.
+    double const pulled = 0.9 / ranks, first = mean / 2, centre = 0.9 * first, second = (1 - pulled) * first + first;
+    trained([](auto&) { return strategy_of<false>(elastic_averaging{.period = 2}); },
+            second - pulled * (second - centre));
 }
 
 TEST_CASE("steps of others that come later are what plain loops give", "[strategy]") {
@@ -825,10 +868,22 @@ TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
         REQUIRE_THAT(refusal(any_strategy(slow_momentum{.momentum = 1})),
                      Contains("slow_momentum: the outer momentum is 1.0"));
         REQUIRE_THAT(refusal(strategy_of<false>(elastic_averaging{.alpha = 2})), Contains("alpha is 2.0"));
+        REQUIRE_THAT(refusal(strategy_of<false>(elastic_averaging{.alpha = -0.1})), Contains("alpha is -0.1"));
         REQUIRE_THAT(refusal(strategy_of<false>(gossip{.period = 0})), Contains("gossip: a period of 0"));
         REQUIRE_THAT(refusal(any_strategy(hierarchical_averaging<>{.inner = comm, .inner_period = 3, .period = 4})),
                      Contains("inner_period is 3 and period 4"));
     });
+    auto const pulling = [](double alpha) {
+        return errors_of_ranks(3, [&](auto& comm) {
+            scripted_model<> net({{"a", {2}}});
+            local_parallel trainer{net, any_optimizer(sgd{}), comm,
+                                   strategy_of<false>(elastic_averaging{.alpha = alpha})};
+        });
+    };
+    for (std::string const& text : pulling(1.0 / 3)) REQUIRE(text == "");
+    for (std::string const& text : pulling(0.34))
+        REQUIRE_THAT(text,
+                     Contains("alpha is 0.34") && Contains("with 3 ranks; above 1 / ranks the centre overshoots"));
     auto const apart = run_ranks(2, [](auto& comm) {
         scripted_model<> net({{"a", {2}}});
         std::vector<std::string> said;

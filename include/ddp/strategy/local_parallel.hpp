@@ -379,7 +379,7 @@ local_parallel<M, T>::local_parallel(M& model, Opt const& optimizer, communicato
       local_(optimizer, trained(), parameters(), options.clip),
       meetings_(comm, std::make_unique<detail::strategy_model_of<T, element, S>>(std::move(strategy))) {
     expect_uncontracted_kernels();
-    meetings_.strategy().validate();
+    meetings_.strategy().validate(comm_.size());
     training_options alike;
     alike.clip = options_.clip;
     alike.schedule = options_.schedule;

@@ -42,20 +42,27 @@ DDP_KERNEL void elastic_pull(E* values, E const* centre, E* pull, std::size_t co
 ///
 /// Cost    as local_sgd's, and two passes; memory for two arrays of the model's size.
 /// Sums    d = alpha (x - c); x = x - d; c = c + the sum of all d, in the canonical order.
+/// Throws  usage_error where a trainer is made: period 0; alpha below 0, or above 1 / P: the centre would overshoot, and with
+///         more than twice that it would leave the ranks for good.
 /// Source  Zhang, Choromanska and LeCun, "Deep learning with elastic averaging SGD", NIPS 2015, the synchronous form:
-///         alpha is their learning rate times rho, P alpha their beta.
+///         alpha is their learning rate times rho, P alpha their beta (0.9 in their experiments).
 struct elastic_averaging {
     static constexpr char const* name = "elastic_averaging";
     static constexpr bool agrees = false;
 
     std::uint64_t period = 8;  ///< local steps from one meeting to the next
-    double alpha = 0.1;        ///< how far each is pulled; P alpha at most 1, or the centre overshoots
+    double alpha = 0;          ///< how far each is pulled: at most 1 / P; 0: 0.9 / P
 
     [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, period, alpha); }
     void validate() const {
         DDP_EXPECTS(period >= 1, "elastic_averaging: a period of 0 steps; ranks meet after each step with 1");
-        DDP_EXPECTS(alpha > 0 && alpha < 1,
-                    "elastic_averaging: alpha is " + std::to_string(alpha) + "; it lies between 0 and 1");
+        DDP_EXPECTS(alpha >= 0 && alpha <= 1, "elastic_averaging: alpha is " + std::to_string(alpha) +
+                                                  "; it lies between 0 and 1, and with 0 is 0.9 / ranks");
+    }
+    void validate(int ranks) const {
+        DDP_EXPECTS(pulled_by(ranks) * ranks <= 1 + 1e-9,
+                    "elastic_averaging: alpha is " + std::to_string(alpha) + " with " + std::to_string(ranks) +
+                        " ranks; above 1 / ranks the centre overshoots. Leave it at 0 for 0.9 / ranks");
     }
     [[nodiscard]] bool due(std::uint64_t step) const noexcept { return step % period == 0; }
 
@@ -72,10 +79,13 @@ struct elastic_averaging {
     template <Transport T, Element E>
     void meet(state<E>& kept, meeting<T, E> const& with) const {
         detail::kernels::elastic_pull(with.values.data(), kept.centre.all().data(), kept.pull.data(),
-                                      with.values.size(), static_cast<E>(alpha));
+                                      with.values.size(), static_cast<E>(pulled_by(with.comm.size())));
         allreduce(with.comm, std::span<E>(kept.pull));
         combine<sum>(kept.centre.all(), kept.centre.all(), kept.pull);
     }
+
+private:
+    [[nodiscard]] double pulled_by(int ranks) const noexcept { return alpha > 0 ? alpha : 0.9 / ranks; }
 };
 
 /// Who exchanges values with whom in gossip.

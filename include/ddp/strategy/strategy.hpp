@@ -75,7 +75,8 @@ concept Passes = requires(S const& policy, std::remove_cvref_t<decltype(policy.p
 /// Brings values of ranks together. The policy is an aggregate of settings; what it keeps is in an object of its own.
 ///
 ///  name, hash()             for messages; ranks compare both, so hash() covers every setting
-///  validate()               throws usage_error for settings that mean nothing
+///  validate()               throws usage_error for settings that mean nothing, before anything is sent
+///  validate(ranks)          optional: likewise for settings that mean nothing among so many ranks
 ///  agrees                   a static constant: after each meeting of all ranks their values have the same bits
 ///  due(step)                whether ranks meet after local step number `step`, from 1: the same on all ranks
 ///  group(step)              optional: the communicator of those who meet then; null: all of the trainer's ranks
@@ -159,7 +160,7 @@ public:
 
     [[nodiscard]] virtual char const* name() const = 0;
     [[nodiscard]] virtual std::uint64_t hash() const = 0;
-    virtual void validate() const = 0;
+    virtual void validate(int ranks) const = 0;
     [[nodiscard]] virtual bool agrees() const = 0;
     [[nodiscard]] virtual bool due(std::uint64_t step) const = 0;
     [[nodiscard]] virtual communicator<T> const* group(std::uint64_t step) const = 0;
@@ -177,7 +178,10 @@ public:
     explicit strategy_model_of(S policy) : policy_(std::move(policy)) {}
     char const* name() const override { return policy_.name; }
     std::uint64_t hash() const override { return static_cast<std::uint64_t>(policy_.hash()); }
-    void validate() const override { policy_.validate(); }
+    void validate([[maybe_unused]] int ranks) const override {
+        policy_.validate();
+        if constexpr (requires { policy_.validate(ranks); }) policy_.validate(ranks);
+    }
     bool agrees() const override { return S::agrees; }
     bool due(std::uint64_t step) const override { return policy_.due(step); }
     communicator<T> const* group([[maybe_unused]] std::uint64_t step) const override {
