@@ -902,6 +902,17 @@ class Orphans(unittest.TestCase):
         result = run("-n", "1", *sh("(sleep 0.3; echo late) & echo early"))
         self.assertEqual(result.lines(0), ["early", "late"])
 
+    def test_a_process_that_cannot_be_read_about_ends_nothing(self):
+        # As one that is gone since its file was opened: /proc/1/stat opens, and reading it fails.
+        place = ["unshare", "-m" if os.geteuid() == 0 else "-rm", "sh", "-c",
+                 'mount --bind /proc/$$/mem /proc/1/stat || exit 77; "$@"; exit $?', "sh"]
+        for code in (0, 3):
+            done = subprocess.run([*place, DDPRUN, "-n", "2", *sh(f"exit {code}")], env=environment(), capture_output=True,
+                                  text=True, timeout=DEADLINE, check=False)
+            if done.returncode in (1, 77) and ("unshare" in done.stderr or "mount" in done.stderr):
+                self.skipTest(f"no mount namespaces here: {done.stderr.strip()}")
+            self.assertEqual(done.returncode, code, done.stderr)
+
     def test_no_process_of_ddprun_itself_stays(self):
         for script in ("true", "exit 3"):
             process = start("-n", "2", *sh(script), start_new_session=True)

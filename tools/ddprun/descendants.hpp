@@ -6,7 +6,6 @@
 #include <charconv>
 #include <csignal>
 #include <fstream>
-#include <iterator>
 #include <string>
 #include <vector>
 
@@ -25,7 +24,8 @@ namespace ddprun {
     while (dirent const* const entry = ::readdir(directory)) {
         if (std::isdigit(static_cast<unsigned char>(entry->d_name[0])) == 0) continue;
         std::ifstream file(std::string("/proc/") + entry->d_name + "/stat");
-        std::string const stat{std::istreambuf_iterator<char>(file), {}};
+        std::string stat;
+        std::getline(file, stat, '\0');  // all of it; without throwing where the process has gone since it was opened
         std::size_t const name_end = stat.rfind(')');  // "pid (name) state parent …"; a name may have blanks
         if (name_end == std::string::npos || name_end + 4 > stat.size()) continue;
         pid_t parent = 0;
