@@ -9,7 +9,7 @@ loopback, for every seed. Time and bytes are of an epoch of a fifth of the sampl
 namespaces (which needs root) with half of the ranks in each, joined by a cable of 1 Gbit/s, or by one of 100 Mbit/s with a round
 trip of 20 ms (scripts/relayed_cable.py). Writes results.json, table.md, and for each model and number of ranks accuracy over bytes
 and over seconds as SVG. What is there already in results.json is not measured again. Leave the machine alone meanwhile: with the
-defaults it takes four hours, most of them for the CNN's 528 epochs.
+defaults it takes hours, most of them for the CNN's 768 epochs.
 """
 import argparse
 import contextlib
