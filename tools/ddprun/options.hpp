@@ -8,11 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <sstream>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -23,24 +21,14 @@
 #include <CLI/Formatter.hpp>
 
 #include "cores.hpp"
+#include "hosts.hpp"
 
 namespace ddprun {
-
-/// A command line that makes no sense. The text says what was expected.
-class usage_problem : public std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
 
 enum class prefix_mode {
     rank,    ///< every line starts with "[rank] "
     others,  ///< the same, but for rank 0, whose output is shown as it is
     none,
-};
-
-/// A machine of -H or --hostfile, and how many ranks it gets.
-struct host {
-    std::string name;
-    int slots = 1;
 };
 
 struct options {
@@ -78,15 +66,6 @@ struct options {
 
 namespace detail {
 
-inline int parse_integer(std::string_view option, std::string_view text, int least, int most) {
-    int value = 0;
-    auto const [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (code != std::errc{} || end != text.data() + text.size() || value < least || value > most)
-        throw usage_problem(std::string(option) + " takes an integer from " + std::to_string(least) + " to " +
-                            std::to_string(most) + ", not '" + std::string(text) + "'");
-    return value;
-}
-
 inline std::chrono::milliseconds parse_seconds(std::string_view option, std::string_view text) {
     double value = 0;
     auto const [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -120,56 +99,6 @@ inline int parse_nodes(std::string_view text) {
         throw usage_problem("--nnodes takes one number, not the range '" + std::string(text) +
                             "': a job of ddprun has as many machines from its start to its end");
     return parse_integer("--nnodes", text.substr(0, colon), 1, 65536);
-}
-
-inline void add_host(std::vector<host>& hosts, std::string const& name, int slots) {
-    if (name.empty() || name.front() == '-') throw usage_problem("'" + name + "' is no host's name");
-    for (host& known : hosts)
-        if (known.name == name) {
-            known.slots += slots;
-            return;
-        }
-    hosts.push_back({name, slots});
-}
-
-/// "name", "name:slots".
-inline void add_host(std::vector<host>& hosts, std::string const& text) {
-    auto const colon = text.rfind(':');
-    if (colon == std::string::npos) return add_host(hosts, text, 1);
-    add_host(
-        hosts, text.substr(0, colon),
-        parse_integer("the slots of host " + text.substr(0, colon), std::string_view(text).substr(colon + 1), 1, 4096));
-}
-
-inline std::vector<host> parse_hosts(std::string const& list) {
-    std::vector<host> hosts;
-    std::istringstream items(list);
-    for (std::string item; std::getline(items, item, ',');) add_host(hosts, item);
-    return hosts;
-}
-
-/// A line a host: "name", "name:slots" or "name slots=N"; # begins a comment.
-inline std::vector<host> read_hostfile(std::string const& path) {
-    std::ifstream file(path);
-    if (!file) throw usage_problem("--hostfile " + path + " cannot be read");
-    std::vector<host> hosts;
-    for (std::string line; std::getline(file, line);) {
-        std::istringstream words(line.substr(0, line.find('#')));
-        std::string name, word;
-        if (!(words >> name)) continue;
-        std::optional<int> slots;
-        while (words >> word) {
-            if (!word.starts_with("slots="))
-                throw usage_problem("--hostfile " + path + ": '" + word + "' is not understood; expected NAME slots=N");
-            slots = parse_integer("slots", std::string_view(word).substr(6), 1, 4096);
-        }
-        if (slots)
-            add_host(hosts, name, *slots);
-        else
-            add_host(hosts, name);
-    }
-    if (hosts.empty()) throw usage_problem("--hostfile " + path + " names no host");
-    return hosts;
 }
 
 /// The command line as it stands, before anything is concluded from it.
