@@ -599,8 +599,21 @@ TEST_CASE("what a host and its containers leave is read from /proc and the cgrou
     constexpr std::size_t mib = std::size_t{1} << 20;
     CHECK(memory_limits::step({10000 * mib, ""}, 100 * mib) == 16 * mib);
     CHECK(memory_limits::step({10000 * mib, ""}, 3 * mib) == 3 * mib);
-    CHECK(memory_limits::step({100 * mib, ""}, 50 * mib) == 3 * mib / 2);  // others look, too, before they take
-    CHECK(memory_limits::step({mib, ""}, 50 * mib) == mib / 4);
+    CHECK(memory_limits::step({100 * mib, ""}, 50 * mib) == 100 * mib / 256);  // others look, too, before they take
+    CHECK(memory_limits::step({mib, ""}, 50 * mib) == mib / 256);
+    CHECK(memory_limits::step({1000, ""}, 50 * mib) == mib / 256);
+    for (std::uint64_t const ranks : {2, 50, 67, 200})  // all look, then all take what they may
+        for (std::uint64_t const each : {mib, 10 * mib, 17 * mib + 4096, 100 * mib}) {
+            CAPTURE(ranks, each);
+            std::uint64_t left = ranks * each * 3 / 4, missing = each;
+            while (memory_limits::fits({left, ""}, missing)) {
+                std::uint64_t const taken = ranks * memory_limits::step({left, ""}, missing);
+                REQUIRE(taken <= left);  // the kernel would kill
+                left -= taken;
+                missing -= taken / ranks;
+                REQUIRE(missing > 0);
+            }
+        }
     CHECK(memory_limits::fits({100 * mib, ""}, 98 * mib));
     CHECK_FALSE(memory_limits::fits({100 * mib, ""}, 99 * mib));
     CHECK_FALSE(memory_limits::fits({100 * mib, ""}, 101 * mib));

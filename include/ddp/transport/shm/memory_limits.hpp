@@ -29,7 +29,7 @@ public:
     [[nodiscard]] room left() const;
 
     /// How much of `missing` bytes may be taken before asking again: all of it if little, and the less, the less is left,
-    /// so that ranks that allocate at the same time see each other.
+    /// so that ranks that allocate at the same time see each other: up to 200 of them take no more than there is.
     [[nodiscard]] static std::size_t step(room const& now, std::size_t missing) noexcept;
 
     /// Whether `missing` bytes and their page tables fit.

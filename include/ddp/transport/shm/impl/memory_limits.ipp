@@ -78,8 +78,10 @@ namespace ddp::detail {
 }
 
 [[gnu::cold]] DDP_DECL std::size_t memory_limits::step(room const& now, std::size_t missing) noexcept {
-    constexpr std::uint64_t least = std::uint64_t{256} << 10, most = std::uint64_t{16} << 20;
-    std::uint64_t const some = std::clamp(now.bytes / 64, least, most) / least * least;
+    // So many ranks may look at once, and all of them take, before one is too late.
+    constexpr std::uint64_t ranks = 256;
+    constexpr std::uint64_t least = std::uint64_t{4} << 10, most = std::uint64_t{16} << 20;
+    std::uint64_t const some = std::clamp(now.bytes / ranks, least, most) / least * least;
     return static_cast<std::size_t>(std::min<std::uint64_t>(missing, some));
 }
 
