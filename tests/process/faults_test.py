@@ -488,7 +488,9 @@ class ComingTogether(FaultCase):
                  ({"RANK": ""}, 'RANK is ""'), ({"WORLD_SIZE": "0"}, 'WORLD_SIZE is "0"'),
                  ({"WORLD_SIZE": "2.0"}, 'WORLD_SIZE is "2.0"'), ({"WORLD_SIZE": "99999999999"}, 'WORLD_SIZE is "99999999999"'),
                  ({"MASTER_PORT": "65536"}, 'MASTER_PORT is "65536"'), ({"MASTER_PORT": "http"}, 'MASTER_PORT is "http"'),
-                 ({"MASTER_ADDR": ""}, "MASTER_ADDR is empty"), ({"LOCAL_RANK": "x"}, 'LOCAL_RANK is "x"')]
+                 ({"MASTER_ADDR": ""}, "MASTER_ADDR is empty"), ({"LOCAL_RANK": "x"}, 'LOCAL_RANK is "x"'),
+                 ({"DDP_TIMEOUT_DEAD": "soon"}, 'DDP_TIMEOUT_DEAD is "soon"'),
+                 ({"DDP_COMMUNICATION_THREAD": "sleeps"}, 'DDP_COMMUNICATION_THREAD is "sleeps"')]
         for change, pattern in wrong:
             with self.subTest(change=change):
                 variables = {k: v for k, v in {**right, **change}.items() if v is not None}

@@ -1,7 +1,9 @@
+#include <ddp/comm/cores.hpp>
 #include <ddp/core/version.hpp>
 #include <ddp/rendezvous/bootstrap.hpp>
 #include <ddp/rendezvous/job_secret.hpp>
 #include <ddp/rendezvous/run.hpp>
+#include <ddp/rendezvous/tcp_memory_paths.hpp>
 #include <ddp/rendezvous/tcp_mesh.hpp>
 #include <ddp/rendezvous/tcp_store.hpp>
 #include <ddp/rendezvous/tcp_store_protocol.hpp>
@@ -358,6 +360,7 @@ TEST_CASE("a name that is loopback on this machine does not bring several hosts 
         CHECK(has(text, "/etc/hosts"));
         CHECK(has(text, "Slurm (SLURM_PROCID=0)"));
         CHECK(has(text, "Set MASTER_ADDR to the number"));
+        CHECK(has(text, "or to 127.0.0.1 if all ranks are on this machine"));
     }
     CHECK(said("node7", false, {"127.0.1.1"}) == "");
     CHECK(said("node7", true, {"127.0.1.1", "192.0.2.7"}) == "");
@@ -369,6 +372,25 @@ TEST_CASE("a name that is loopback on this machine does not bring several hosts 
     j.master_addr = "LocalHost";
     j.several_hosts = true;
     CHECK(has(outcome(j, quick()), "MASTER_ADDR \"LocalHost\" is "));
+}
+
+TEST_CASE("the ranks whose memory a rank sees fit into a value of the store", "[rendezvous][tcp]") {
+    std::size_t const room = ddp::detail::store_head::max_value - sizeof ";" - 17 * ddp::detail::core_set::most / 64;
+    auto const again = [&](int first, int count, int apart) {
+        std::vector<int> ranks;
+        for (int i = 0; i < count; ++i) ranks.push_back(first + i * apart);
+        std::string const text = ddp::detail::ranks_text(ranks);
+        CAPTURE(text);
+        CHECK(text.size() <= room);
+        CHECK(ddp::detail::ranks_in(text) == ranks);
+    };
+    for (int const first : {0, 1, 63, 64, 64000})
+        for (int const count : {0, 1, 2, 3, 63, 64, 65, 127, 1023}) again(first, count, 1);
+    again(0, 1500, 1);
+    again(2, 1000, 7);  // seven hosts in turn
+    for (std::string const text : {"", ";", "x", "-1:1", "65537:1", "3", "3:", "3:g", "3,", "99999999999:1"})
+        CHECK(ddp::detail::ranks_in(text).empty());
+    CHECK(ddp::detail::ranks_in("3:5,x") == std::vector<int>{3, 5});
 }
 
 TEST_CASE("a job that a program makes itself does not ask the environment", "[rendezvous][tcp]") {
@@ -447,8 +469,10 @@ TEST_CASE("who is of another job or meant for another rank is not answered; what
 
 TEST_CASE("a rank that dies while the job comes together is named at once", "[rendezvous][tcp]") {
     listener const at;
+    auto times = ddp::timing::for_tests();
+    times.handshake = 10s;  // nobody waits for it
     auto all = std::async(std::launch::async,
-                          [&] { return outcomes({job_of(0, 3, at.port), job_of(1, 3, at.port)}, at, quick()); });
+                          [&] { return outcomes({job_of(0, 3, at.port), job_of(1, 3, at.port)}, at, quick(times)); });
     auto const start = ddp::monotonic_clock::now();
     {
         ddp::tcp_store mortal({{boost::asio::ip::make_address("127.0.0.1"), at.port}}, 2, 3, 0, start + 2s);

@@ -270,11 +270,13 @@ template <Transport T>
         return true;
 }
 
-/// How messages between some ranks travel.
+/// How messages between some ranks travel. Over TCP two ranks count as connected through memory if they see each other's memory
+/// and that of the same other ranks. If one pair of a host could not share, its ranks therefore count as connected by sockets,
+/// although other pairs of them use memory.
 enum class message_path : std::uint8_t {
     unknown,  ///< the transport does not say (MPI: what its library does)
-    memory,   ///< between any two of them through memory of their host
-    sockets,  ///< between any two of them over the network, loopback included
+    memory,   ///< any two of them are connected through memory of their host
+    sockets,  ///< no two of them count as connected through memory: over the network, loopback included
     mixed,    ///< some pairs so, some so
 };
 [[nodiscard]] constexpr char const* name_of(message_path path) noexcept {
@@ -289,7 +291,8 @@ enum class message_path : std::uint8_t {
 
 /// Refinement: a transport that knows which messages go through memory.
 ///
-///  through_memory(a, b)   whether those between ranks a and b do, the same on every rank and transitive; nothing: not known
+///  through_memory(a, b)   whether those between ranks a and b do (see message_path), the same on every rank and transitive;
+///                         nothing: not known
 template <class T>
 concept PathTransport = Transport<T> && requires(T const& t, int rank) {
     { t.through_memory(rank, rank) } -> std::same_as<std::optional<bool>>;

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cerrno>
 #include <charconv>
@@ -16,6 +17,7 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -35,6 +37,43 @@
 #include <ddp/transport/shm/memfd.hpp>
 
 namespace ddp::detail {
+
+/// Ranks, ascending, as a bit each: the number of the first and a colon, then hexadecimal words of 64 with commas between. What a
+/// value of the store holds: a thousand neighbours take about 280 bytes, and ranks among 14,000 consecutive ones always fit.
+[[nodiscard, gnu::cold]] inline std::string ranks_text(std::span<int const> ranks) {
+    std::string text;
+    if (ranks.empty()) return text;
+    std::vector<std::uint64_t> words(static_cast<std::size_t>((ranks.back() - ranks.front()) / 64 + 1));
+    for (int const rank : ranks) {
+        int const at = rank - ranks.front();
+        words[static_cast<std::size_t>(at / 64)] |= std::uint64_t{1} << (at % 64);
+    }
+    text = concat({ranks.front()});
+    for (std::size_t i = 0; i < words.size(); ++i) {
+        std::array<char, 24> word{};
+        std::snprintf(word.data(), word.size(), "%c%llx", i == 0 ? ':' : ',',
+                      static_cast<unsigned long long>(words[i]));
+        text += word.data();
+    }
+    return text;
+}
+/// What ranks_text wrote; of anything else what can be read.
+[[nodiscard, gnu::cold]] inline std::vector<int> ranks_in(std::string_view text) {
+    std::vector<int> ranks;
+    char const* const end = text.data() + text.size();
+    int first = 0;
+    auto [at, problem] = std::from_chars(text.data(), end, first);
+    if (problem != std::errc{} || first < 0 || first > 65536) return ranks;
+    for (int base = first; at != end && (*at == ':' || *at == ','); base += 64) {
+        std::uint64_t word = 0;
+        std::from_chars_result const read = std::from_chars(at + 1, end, word, 16);
+        if (read.ec != std::errc{}) break;
+        for (int bit = 0; bit < 64; ++bit)
+            if ((word >> bit & 1) != 0) ranks.push_back(base + bit);
+        at = read.ptr;
+    }
+    return ranks;
+}
 
 /// Every rank makes one piece of memory with a ring for each other rank of its host, in which it writes, and says through the
 /// store where it is. Descriptors travel as in memfd_sharing. A pair whose ranks both see the other's uses it; others stay
@@ -87,21 +126,22 @@ public:
             if (!complete) std::this_thread::sleep_for(std::chrono::microseconds(200));
         }
     }
-    /// Which ranks' memory this one sees: a number and a space each.
+    /// Which ranks' memory this one sees, as ranks_text writes them.
     [[nodiscard, gnu::cold]] std::string seen() const {
-        std::string text;
+        std::vector<int> ranks;
         for (peer const& p : peers_)
-            if (p.view != nullptr) text += concat({p.rank, " "});
-        return text;
+            if (p.view != nullptr) ranks.push_back(p.rank);
+        return ranks_text(ranks);
     }
     /// `who` sees these: then the connection to it goes through memory, if this rank sees it as well.
     [[gnu::cold]] void seen_by(int who, std::string_view ranks) {
         sees_.resize(std::max(sees_.size(), static_cast<std::size_t>(who) + 1));
-        sees_[static_cast<std::size_t>(who)] = numbers_in(who, ranks);
+        std::vector<int>& sees = sees_[static_cast<std::size_t>(who)];
+        sees = ranks_in(ranks);
+        bool const sees_me = std::binary_search(sees.begin(), sees.end(), me_);
+        sees.insert(std::upper_bound(sees.begin(), sees.end(), who), who);
         auto const at = std::find_if(peers_.begin(), peers_.end(), [&](peer const& p) { return p.rank == who; });
-        if (at == peers_.end() || at->view == nullptr) return;
-        std::string const all = concat({" ", ranks}), me = concat({" ", me_, " "});
-        if (all.find(me) == std::string::npos) return;
+        if (at == peers_.end() || at->view == nullptr || !sees_me) return;
         std::size_t const place = static_cast<std::size_t>(at - peers_.begin());  // of its ring in our memory
         // In its memory, those before it are the same, and this rank is not one of its own peers' places but it is of its.
         std::size_t const below = static_cast<std::size_t>(
@@ -156,19 +196,6 @@ private:
         bool given = false, used = false;
     };
 
-    /// `who` and the numbers of a text with a space after each, in order.
-    [[nodiscard, gnu::cold]] static std::vector<int> numbers_in(int who, std::string_view text) {
-        std::vector<int> all{who};
-        while (!text.empty()) {
-            std::string_view const word = text.substr(0, text.find(' '));
-            int number = 0;
-            if (std::from_chars(word.data(), word.data() + word.size(), number).ec == std::errc{} && number >= 0)
-                all.push_back(number);
-            text.remove_prefix(std::min(word.size() + 1, text.size()));
-        }
-        std::sort(all.begin(), all.end());
-        return all;
-    }
     /// Of descriptors: its own memory and socket, and the memory of each other rank of this host. Where they are too few, a
     /// message that carries one arrives without it, and nobody says why.
     [[gnu::cold]] void expect_room(int size) const {

@@ -239,6 +239,7 @@ private:
                 }
                 v.waits = true;  // for what all ranks are told
                 v.count = ~std::uint32_t{0};
+                v.told = false;  // it may have been, and has read that: it is told again, and does not wait
             } else if (head.op == detail::store_op::all) {
                 v.waits = true;
                 v.prefix = std::move(key);

@@ -94,8 +94,10 @@ namespace detail {
     throw rendezvous_error(concat(
         {"MASTER_ADDR \"", j.master_addr, "\" is ", at.front().to_string(), " on host ", this_host_name(),
          " (look at /etc/hosts there; Debian writes such a line for a host's own name), which other hosts cannot "
-         "reach, and this job has ranks on several: ",
-         j.source, ". Set MASTER_ADDR to the number of an address of rank 0's host that all reach"}));
+         "reach, and this job seems to have ranks on several: ",
+         j.source,
+         ". Set MASTER_ADDR to the number of an address of rank 0's host that all reach, or to 127.0.0.1 "
+         "if all ranks are on this machine"}));
 }
 
 /// Whether the secret is to be proved; else it is shown, or there is none. Throws where neither will do for who can reach
@@ -314,7 +316,8 @@ namespace detail {
         paths.exchange(store, j.size, until);
         store.stop_beating();
         detail::core_set cores = detail::cores_of_process();
-        store.put("done/" + number, paths.seen() + ";" + cores.text(), until);  // which ranks' memory, on which cores
+        store.put("done/" + number, detail::concat({paths.seen(), ";", cores.text()}),
+                  until);  // whose memory, on which cores
         for (auto const& [key, value] : store.all("done/", static_cast<std::uint32_t>(j.size), until)) {
             int const who = detail::environment_number("a published rank", detail::printable(key.substr(5), 20), 0,
                                                        j.size - 1, "a rank");

@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include <ddp/comm/communication_thread.hpp>
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/error.hpp>
 #include <ddp/core/text.hpp>
@@ -73,6 +74,7 @@ namespace ddp::detail {
 
 [[gnu::cold]] DDP_DECL run_options checked(run_options options, std::span<std::string_view const> choices) {
     options.times = with_environment(options.times);
+    static_cast<void>(chosen_thread(options.thread, false));  // what it refuses it refuses before this rank joins
     if (options.ranks < 0)
         throw environment_error(concat({"run_options.ranks is ", options.ranks,
                                         "; expected how many ranks there are, or 0: as many as the launcher says"}));
