@@ -3,6 +3,7 @@
 FAULT_PROGRAM (or DDP_PROGRAMS, its directory) and DDPRUN name the binaries.
 """
 
+import base64
 import json
 import os
 import re
@@ -91,6 +92,125 @@ class Stories(FlightCase):
         self.assertEqual(done.returncode, 1)
         self.assertNotIn("what the ranks were doing", done.stderr)
         self.nothing_left()
+
+
+class Secrets(FlightCase):
+    """The job's secret is in nothing that people read, send around or list."""
+
+    size = 3
+
+    def forms(self, secret):
+        """How a program could write it, whole or in half."""
+        for part in (secret, secret[:16], secret[16:]):
+            yield part
+            for text in (part.hex(), base64.b64encode(part).decode().rstrip("=")[:20], " ".join(f"{b:02x}" for b in part),
+                         "".join(f"\\x{b:02x}" for b in part), part.hex(":"), ", ".join(str(b) for b in part)):
+                yield text.encode()
+                yield text.upper().encode()
+
+    def hidden(self, secret, text, where):
+        for form in self.forms(secret):
+            self.assertNotIn(form, text, where)
+
+    @staticmethod
+    def files(directory):
+        for path, _, names in os.walk(directory):
+            for name in names:
+                with open(os.path.join(path, name), "rb") as file:
+                    yield os.path.join(path, name), file.read()
+
+    def test_of_a_job_that_fails(self):
+        kept, noted = os.path.join(self.scratch, "kept"), os.path.join(self.scratch, "noted")
+        given = os.path.join(self.scratch, "given")
+        with open(os.open(given, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+            file.write(os.urandom(32))
+        # Where the launcher makes one, the ranks' own look at it is the only copy.
+        note = (f'[ -z "$DDP_SECRET_FD" ] || cat /proc/self/fd/$DDP_SECRET_FD > {noted}.$RANK; exec "$@"')
+        for variables in ({}, {"DDP_SECRET_FILE": given}, {"DDP_SECRET_FILE": given, "DDP_TLS": "1"}):
+            with self.subTest(variables=list(variables)):
+                job = Rank([DDPRUN, "-n", str(self.size), "-v", "--flight-dir", kept, "--log-dir", kept, "--", "sh", "-c", note,
+                            "sh", FAULT_PROGRAM, "times=default", "steps=100000", "pause=5"],
+                           environment(TMPDIR=self.scratch, **variables), start_new_session=True)
+                try:
+                    end = time.monotonic() + DEADLINE
+                    while job.out.count("start rank=") < self.size:
+                        self.assertLess(time.monotonic(), end, job.out + job.err)
+                        time.sleep(0.02)
+                    paths = [given] if variables else [f"{noted}.{rank}" for rank in range(self.size)]
+                    secrets = set()
+                    for path in paths:
+                        with open(path, "rb") as file:
+                            secrets.add(file.read())
+                        if not variables:
+                            os.remove(path)
+                    self.assertEqual(len(secrets), 1)
+                    secret = secrets.pop()
+                    self.assertEqual(len(secret), 32)
+                    job.process.send_signal(signal.SIGUSR2)  # it tells what the ranks are doing
+                    while "SIGUSR2 was passed on" not in job.err:
+                        self.assertLess(time.monotonic(), end, job.out + job.err)
+                        time.sleep(0.02)
+                    ranks = []
+                    for pid in filter(str.isdigit, os.listdir("/proc")):
+                        try:
+                            text = {}
+                            for name in ("cmdline", "environ"):
+                                with open(f"/proc/{pid}/{name}", "rb") as file:
+                                    text[name] = file.read()
+                        except OSError:
+                            continue  # it has ended, or is not ours
+                        if f"TMPDIR={self.scratch}\0".encode() not in text["environ"]:
+                            continue
+                        for name in text:
+                            self.hidden(secret, text[name], f"{name} of a process of the job")
+                        ranks += [pid] * (b"\0RANK=" in text["environ"])
+                    self.assertGreaterEqual(len(ranks), self.size)
+                    os.kill(int(ranks[-1]), signal.SIGABRT)
+                    code, out, err = job.finish()
+                finally:
+                    if job.poll() is None:
+                        os.killpg(job.pid, signal.SIGKILL)
+                self.assertNotEqual(code, 0)
+                self.assertIn("failed first", err)
+                self.hidden(secret, (out + err).encode(), "what ddprun printed")
+                records = 0
+                for path, text in self.files(self.scratch):
+                    if path != given:
+                        self.hidden(secret, text, path)
+                        records += path.endswith(".jsonl")
+                self.assertGreaterEqual(records, self.size - 1)
+        for words in (("--explain",), ("-n", "2", "--dry-run", "true"), ("--version",)):
+            told = subprocess.run([DDPRUN, *words], env=environment(DDP_SECRET_FILE=given), capture_output=True,
+                                  timeout=DEADLINE, check=True)
+            self.hidden(secret, told.stdout + told.stderr, words)
+
+    def test_of_errors_about_it(self):
+        secret = bytes(range(65, 73))  # too short, and printable
+        cases = {"short": (secret, 0o600), "readable": (4 * secret, 0o644), "long": (1000 * secret, 0o600)}
+        for name, (content, mode) in cases.items():
+            path = os.path.join(self.scratch, name)
+            with open(path, "wb") as file:
+                file.write(content)
+            os.chmod(path, mode)
+            code, out, err = self.run_job(2, DDP_SECRET_FILE=path)
+            self.assertEqual(code, 1, out + err)
+            self.assertIn("DDP_SECRET_FILE", err)
+            for form in self.forms(secret):
+                if len(form) >= 8:
+                    self.assertNotIn(form, (out + err).encode(), name)
+        # Two ranks that know different secrets: neither says its own.
+        paths = []
+        for letter in (b"P", b"Q"):
+            paths.append(os.path.join(self.scratch, letter.decode()))
+            with open(os.open(paths[-1], os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+                file.write(letter * 32)
+        with Job(2, [FAULT_PROGRAM, "join=1000"], lambda rank: {"DDP_SECRET_FILE": paths[rank]}) as job:
+            job.wait()
+            for rank in job.ranks.values():
+                self.assertEqual(rank.code, 1)
+                self.assertRegex(rank.error(), "^DDP-E201 ")
+                for letter in (b"P", b"Q"):
+                    self.hidden(letter * 32, (rank.out + rank.err).encode(), "an error")
 
 
 class Files(FlightCase):

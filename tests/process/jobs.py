@@ -51,6 +51,18 @@ def listening_ports(pid):
     return [int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes]
 
 
+def named_memory():
+    """What somebody has named on this machine: abstract sockets as ours call them, and files of shared memory. Without those of
+    Open MPI, which other tests kill."""
+    with open("/proc/net/unix") as table:
+        names = {line.split()[-1] for line in table if " @ddp-" in line}
+    try:
+        files = os.listdir("/dev/shm")
+    except OSError:
+        files = []
+    return names | {"/dev/shm/" + name for name in files if not re.match(r"(vader|sm)_segment", name)}
+
+
 class Rank:
     """One process, its output in files: nobody has to read while it runs, and nothing is lost when it is killed."""
 
@@ -126,6 +138,7 @@ class Job:
     def __init__(self, size, command, variables=None, without=(), inherit=True, port=None):
         self.size = size
         self.ranks = {}
+        self.before = named_memory()
         self.listener = socket.socket()
         self.listener.bind(("127.0.0.1", 0))
         self.listener.listen(128)
@@ -190,11 +203,16 @@ class Job:
                          for name, r in self.ranks.items())
 
     def left_behind(self, deadline=5.0):
-        """Processes that still run in a session of one of the ranks, once they have had time to end."""
+        """Processes that still run in a session of one of the ranks, once they have had time to end; then names of sockets
+        and shared memory that were not there before. Those of another job that runs now are gone as soon."""
         end = time.monotonic() + deadline
-        while self.children() and time.monotonic() < end:
+        new = named_memory() - self.before
+        while True:
+            new &= named_memory()
+            left = self.children() or sorted(new)
+            if not left or time.monotonic() > end:
+                return left
             time.sleep(0.02)
-        return self.children()
 
     def children(self):
         sessions = {str(r.pid) for r in self.ranks.values()}

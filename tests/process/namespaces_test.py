@@ -68,6 +68,11 @@ class Hosts:
     def cable(self, state):
         ip("-n", self.names[1], "link", "set", self.plugs[1], state)
 
+    def largest_packet(self, size):
+        """Of both ends, which say so to each other."""
+        for name, plug in zip(self.names, self.plugs):
+            ip("-n", name, "link", "set", plug, "mtu", str(size))
+
 
 def obstacle():
     """Why this test cannot run here, or nothing."""
@@ -117,8 +122,16 @@ class BetweenHosts(unittest.TestCase):
         return process
 
     def rank(self, side, rank, size, command, **variables):
-        return self.start(side, command, RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR=self.hosts.addresses[0],
-                          MASTER_PORT=PORT, **variables)
+        return self.start(side, command, **{"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_PORT": PORT,
+                                            "MASTER_ADDR": self.hosts.addresses[0], **variables})
+
+    def digest(self, ranks):
+        """What all of them hold in the end."""
+        self.wait(ranks)
+        self.assertEqual({r.code for r in ranks}, {0}, self.story(ranks))
+        digests = {line["digest"] for r in ranks for line in r.said("done")}
+        self.assertEqual(len(digests), 1, self.story(ranks))
+        return digests.pop()
 
     def launcher(self, side, variables, *command):
         """ddprun on one of two hosts, two ranks each."""
@@ -256,9 +269,46 @@ class Network(BetweenHosts):
             self.hosts.cable("down")
             time.sleep(0.15)
             self.hosts.cable("up")
-        self.wait(ranks)
-        digests = {line["digest"] for r in ranks for line in r.said("done")}
-        self.assertEqual((len(digests), [r.code for r in ranks]), (1, [0, 0, 0]), self.story(ranks))
+        self.digest(ranks)
+
+    def test_an_outage_is_survived_if_dead_is_longer_and_else_both_sides_are_told(self):
+        """Two jobs over one cable that is down for longer than the default 3 s: only the one that was told so goes on."""
+        words = [FAULT_PROGRAM, "times=default", "pause=10"]
+        where = (0, 1, 1)
+        patient = [self.rank(side, r, 3, [*words, "steps=40"], DDP_TIMEOUT_DEAD="15", **self.secret)
+                   for r, side in enumerate(where)]
+        usual = [self.rank(side, side, 2, [*words, "steps=100000"], MASTER_PORT=str(int(PORT) + 1), **self.secret)
+                 for side in (0, 1)]
+        for r in (*patient, *usual):
+            self.wait_for(r, "start")
+        time.sleep(0.1)
+        self.hosts.cable("down")
+        struck = time.monotonic()
+        while time.monotonic() < struck + 2:  # so long nobody is missed
+            self.assertEqual([r.poll() for r in (*patient, *usual)], [None] * 5, self.story(self.running))
+            time.sleep(0.02)
+        self.wait(usual)
+        for r, process in enumerate(usual):
+            self.assertEqual(process.code, 1, self.story(usual))
+            self.assertRegex(process.error(), rf"^DDP-E203 .*: rank {1 - r} has sent nothing", self.story(usual))
+            late = int(process.said("error")[-1]["at"]) * 1e-9 - struck
+            self.assertTrue(2.5 < late < 4.5, f"told after {late:.2f} s")
+        self.assertEqual([r.poll() for r in patient], [None] * 3, "they were done before the outage\n" + self.story(patient))
+        self.hosts.cable("up")
+        after = self.digest(patient)
+        self.assertEqual(after, self.digest([self.rank(side, r, 3, [*words[:2], "steps=40"], **self.secret)
+                                             for r, side in enumerate(where)]))
+
+    def test_small_packets_carry_the_same_bits(self):
+        def train(**more):
+            return self.digest([self.rank(side, r, 4, [FAULT_PROGRAM, "times=default", "steps=4"], **{**self.secret, **more})
+                                for r, side in enumerate((0, 1, 1, 0))])
+        usual = train()
+        for size in (576, 256):
+            with self.subTest(size=size):
+                self.hosts.largest_packet(size)
+                self.assertEqual(train(), usual)
+        self.assertEqual(train(DDP_TLS="1"), usual)
 
     def test_full_packets_are_lost_on_the_way(self):
         self.hosts.lose_full_packets()
@@ -320,14 +370,13 @@ class Lossy(BetweenHosts):
 
 
 class Star(Hosts):
-    """Three namespaces and a router between them: hosts 10.78.0.1, 10.78.0.2, 10.78.0.3."""
+    """Namespaces and a router between them: hosts 10.78.0.1, 10.78.0.2 and so on."""
 
-    addresses = ("10.78.0.1", "10.78.0.2", "10.78.0.3")
-
-    def __init__(self):
+    def __init__(self, count=3):
         super().__init__()
+        self.addresses = tuple(f"10.78.0.{i + 1}" for i in range(count))
         self.router = f"ddp-test-{os.getpid()}-router"
-        self.names = tuple(f"ddp-test-{os.getpid()}-{side}" for side in "cde")
+        self.names = tuple(f"ddp-test-{os.getpid()}-{side}" for side in "cdefgh"[:count])
 
     def make(self):
         ip("netns", "add", self.router)
@@ -357,18 +406,19 @@ class Star(Hosts):
         ip("-n", self.names[side], "route", "del", "blackhole", self.addresses[other] + "/32")
 
 
-class Links(BetweenHosts):
-    """One connection of three fails, and all hosts run: everybody names that connection, alike."""
+class Routed(BetweenHosts):
+    count = 3
 
     def setUp(self):
-        self.hosts = Star()
+        self.hosts = Star(self.count)
         self.addCleanup(self.hosts.remove)
         self.hosts.make()
         self.running = []
         self.addCleanup(self.end_all)
 
     def cut(self, *ways):
-        ranks = [self.rank(r, r, 3, [FAULT_PROGRAM, "pause=10", "steps=100000"], **self.secret) for r in range(3)]
+        ranks = [self.rank(r, r, self.count, [FAULT_PROGRAM, "pause=10", "steps=100000"], **self.secret)
+                 for r in range(self.count)]
         for r in ranks:
             self.wait_for(r, "start")
         time.sleep(0.2)
@@ -379,6 +429,10 @@ class Links(BetweenHosts):
         a, b = sorted(ways[0])
         self.assertEqual(len(errors), 1, self.story(ranks))
         self.assertRegex(errors.pop(), rf"the connection between rank ({a} and rank {b}|{b} and rank {a})\b")
+
+
+class Links(Routed):
+    """One connection of three fails, and all hosts run: everybody names that connection, alike."""
 
     def test_a_rank_that_cannot_be_reached_at_the_start(self):
         self.hosts.sever(1, 2)  # rank 1 gets rank 2's packets, and its answers get lost
@@ -408,6 +462,40 @@ class Links(BetweenHosts):
 
     def test_between_1_and_2(self):
         self.cut((1, 2), (2, 1))
+
+
+class FourHosts(Routed):
+    count = 4
+
+    def test_between_1_and_3(self):
+        self.cut((1, 3), (3, 1))
+
+    def test_four_hosts_hold_the_bits_of_one(self):
+        words = [FAULT_PROGRAM, "times=default", "steps=4"]
+        on_one = self.digest([self.rank(0, r, 4, words, **self.secret) for r in range(4)])
+        for where in ((0, 1, 2, 3), (3, 0, 1, 2, 3, 0, 2)):  # the second: some have two ranks, which are no neighbours
+            with self.subTest(where=where):
+                address = {"MASTER_ADDR": self.hosts.addresses[where[0]], **self.secret}
+                found = self.digest([self.rank(side, r, len(where), words, **address) for r, side in enumerate(where)])
+                if len(where) == 4:
+                    self.assertEqual(found, on_one)
+        one = [self.rank(0, r, 7, words, **self.secret) for r in range(7)]
+        self.assertEqual(self.digest(one), found)
+
+    def test_a_partition_into_two_and_two(self):
+        ranks = [self.rank(r, r, 4, [FAULT_PROGRAM, "pause=10", "steps=100000"], **self.secret) for r in range(4)]
+        for r in ranks:
+            self.wait_for(r, "start")
+        time.sleep(0.2)
+        for a in (0, 2):
+            for b in (1, 3):
+                self.hosts.sever(a, b)
+                self.hosts.sever(b, a)
+        self.wait(ranks)
+        for side, others in (((0, 2), "13"), ((1, 3), "02")):
+            errors = {ranks[r].error() for r in side}
+            self.assertEqual(len(errors), 1, self.story(ranks))
+            self.assertRegex(errors.pop(), rf"^DDP-E203 .*: rank [{others}] has sent nothing.*the network is partitioned", self.story(ranks))
 
 
 if __name__ == "__main__":

@@ -7,10 +7,12 @@ FAULT_PROGRAM and FAULT_PROGRAM_MPI (or DDP_PROGRAMS, their directory) name the 
 needs a memory cgroup, or MPI, is skipped, with the reason, where there is none.
 """
 
+import concurrent.futures
 import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import time
 import unittest
@@ -126,6 +128,44 @@ class NoRoom(unittest.TestCase):
     def test_too_little_address_space(self):
         with Job(3, limited(elements(60), "ulimit -v 160000")) as job:
             self.refused(job, 1, "MiB of address space: Cannot allocate memory", "ulimit -v")
+
+
+class Struck(unittest.TestCase):
+    """A rank is killed or stopped wherever memory of its host is in use: nothing is left of that, not even by the rank."""
+
+    phases = ("construct:0", "bind:0", "forward:2", "backward:2", "reduced:2", "stepping:2", "waiting:2", "between:2", "barrier:2",
+              "allreduce:2", "broadcast:2", "end:0")
+    words = [FAULT_PROGRAM, "steps=3", "tensors=3"]
+
+    def strike(self, kind, phase):
+        with Job(3, [*self.words, f"fault=1:{kind}:{phase}"]) as job:
+            job.wait(which=(0, 2) if kind == "stop" else (0, 1, 2))
+            for rank in (0, 2):
+                self.assertEqual(job.ranks[rank].code, 1, job.story())
+                self.assertRegex(job.ranks[rank].error(), r"^DDP-E20[23] .*: rank 1 (is gone|has sent nothing)", job.story())
+            if kind == "stop":  # it still holds all that it had; afterwards it finds that the others are gone
+                self.assertIsNone(job.ranks[1].poll(), job.story())
+                with open(f"/proc/{job.ranks[1].pid}/maps") as maps:
+                    self.assertIn("/memfd:", maps.read())
+                os.kill(job.ranks[1].pid, signal.SIGCONT)
+                job.wait()
+                self.assertEqual(job.ranks[1].code, 1, job.story())
+            else:
+                self.assertEqual(job.ranks[1].code, -signal.SIGKILL, job.story())
+            self.assertEqual(job.left_behind(), [], job.story())
+
+    def test_killed_or_stopped_in_every_phase(self):
+        with Job(3, self.words) as job:
+            job.wait()
+            self.assertEqual({r.said("done")[0]["memory"] for r in job.ranks.values()}, {"shared"}, job.story())
+            self.assertEqual({r.said("done")[0]["messages"] for r in job.ranks.values()}, {"memory"}, job.story())
+            self.assertEqual(job.left_behind(), [])
+        # Ranks mostly wait: for each other's heartbeats, and for those of a rank that is stopped.
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            cases = {(kind, phase): pool.submit(self.strike, kind, phase) for phase in self.phases for kind in ("stop", "kill")}
+            for (kind, phase), result in cases.items():
+                with self.subTest(kind=kind, phase=phase):
+                    result.result()
 
 
 class Messages(unittest.TestCase):
