@@ -57,7 +57,7 @@ def named_memory():
     with open("/proc/net/unix") as table:
         names = {line.split()[-1] for line in table if " @ddp-" in line}
     try:
-        files = os.listdir("/dev/shm")
+        files = [entry.name for entry in os.scandir("/dev/shm") if entry.is_file()]  # fuzzers have directories there
     except OSError:
         files = []
     return names | {"/dev/shm/" + name for name in files if not re.match(r"(vader|sm)_segment", name)}
