@@ -15,6 +15,7 @@
 #include <ddp/comm/impl/communication_thread.ipp>
 #include <ddp/comm/impl/control_groups.ipp>
 #include <ddp/comm/impl/cores.ipp>
+#include <ddp/comm/impl/driving_turns.ipp>
 #include <ddp/comm/impl/fault.ipp>
 #include <ddp/comm/impl/flight_recorder.ipp>
 #include <ddp/comm/impl/group.ipp>

@@ -7,55 +7,30 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include <ddp/checkpoint/directory.hpp>
+#include <ddp/checkpoint/kept_training.hpp>
 #include <ddp/checkpoint/lines_of_ranks.hpp>
 #include <ddp/checkpoint/manifest.hpp>
 #include <ddp/checkpoint/reader.hpp>
 #include <ddp/checkpoint/writer.hpp>
 #include <ddp/collective/all_gather.hpp>
 #include <ddp/comm/communicator.hpp>
-#include <ddp/core/bytes.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/error.hpp>
 #include <ddp/core/version.hpp>
 #include <ddp/data/safetensors.hpp>
 #include <ddp/data/sampler.hpp>
 #include <ddp/data/string_map.hpp>
-#include <ddp/model/state_slice.hpp>
-#include <ddp/train/weights.hpp>
 #include <ddp/train/weights_file.hpp>
 
 namespace ddp {
-
-namespace detail {
-
-template <class C>
-concept KeptTrainer = TrainerLike<C> && requires(C& trainer, state_visitor visit) {
-    trainer.for_each_state(visit);
-    trainer.set_completed_steps(std::uint64_t{});
-    trainer.between_steps();
-};
-
-/// Has settings that a program may change between steps: all of them, as data_parallel, or only what is frozen, as
-/// local_parallel.
-template <class C>
-concept FreezableTrainer = requires(C& trainer) { trainer.set_frozen(trainer.frozen()); };
-template <class C>
-concept ChangeableTrainer =
-    FreezableTrainer<C> && requires(C& trainer) { trainer.set_rate_factor(trainer.rate_factor()); };
-
-}  // namespace detail
 
 /// How a directory of checkpoints is kept.
 struct checkpoint_options {
@@ -161,19 +136,6 @@ private:
         std::function<bool(bool)> finish;  // over the trainer's communicator
     };
 
-    template <class C>
-    static void expect_between_steps(C& trainer) {
-        detail::expect_between_steps(trainer.comm());  // a failure may tear values
-        // The ranks of a local_parallel may hold different values.
-        if constexpr (requires { trainer.expect_between_steps("checkpoints"); })
-            trainer.expect_between_steps("checkpoints");
-        DDP_EXPECTS(
-            trainer.between_steps(),
-            "checkpoints are saved and resumed between steps: finish() the step, what was accumulated included");
-    }
-    static void say(std::string_view text) noexcept {
-        std::fprintf(stderr, "ddp: %.*s\n", static_cast<int>(text.size()), text.data());
-    }
     bool finish(bool block) {
         writing& one = *pending_;
         try {
@@ -187,59 +149,21 @@ private:
         return true;
     }
 
-    /// Which state there is on this rank, and what of it this rank writes: what no other does.
-    template <class C>
-    void list_state(C& trainer, detail::checkpoint_content& content) {
-        std::vector<std::pair<std::string, std::string>> shapes;
-        std::vector<std::string> names;
-        std::vector<bool> shared;
-        trainer.for_each_state([&](state_slice const& s) {
-            if (s.count() == 0) return;
-            std::size_t whole = 1;
-            for (std::size_t const extent : s.shape) whole *= extent;
-            std::vector<std::size_t> shape{s.count()};
-            if (whole == s.count()) shape.assign(s.shape.begin(), s.shape.end());
-            content.tensors.push_back({detail::state_tensor_name(s), s.type, std::move(shape), s.bytes});
-            shared.push_back(!s.per_rank);
-            if (!s.per_rank) names.push_back(content.tensors.back().name);
-            shapes.emplace_back(detail::state_key(s), detail::extents_text(s.shape));
-        });
-        std::vector<std::string> rank_0s = detail::lines_of(detail::text_of_rank_0(
-            trainer.comm(), trainer.comm().rank() == 0 ? detail::joined_lines(names) : std::string()));
-        detail::sort_unique(rank_0s);
-        if (trainer.comm().rank() != 0) {
-            std::size_t left = 0;
-            for (std::size_t i = 0; i < shared.size(); ++i)
-                if (!shared[i] || !std::binary_search(rank_0s.begin(), rank_0s.end(), content.tensors[i].name)) {
-                    if (left != i) content.tensors[left] = std::move(content.tensors[i]);
-                    ++left;
-                }
-            content.tensors.resize(left);
-        }
-        std::sort(shapes.begin(), shapes.end());  // so that adding them takes no time
-        for (auto& [key, shape] : shapes) content.metadata.emplace(std::move(key), std::move(shape));
-    }
-
     template <class C>
     void save_with(C& trainer, sampler const* batches, string_map const& entries) {
         auto const& comm = trainer.comm();
-        expect_between_steps(trainer);
+        detail::expect_kept_between_steps(trainer);
         wait();
         auto one = std::make_unique<writing>();
         one->manifest.library = detail::concat({version_major, ".", version_minor, ".", version_patch});
         one->manifest.step = trainer.completed_steps();
         one->manifest.ranks = comm.size();
         one->manifest.entries = entries;
-        if constexpr (detail::FreezableTrainer<C>) {
-            one->manifest.settings.emplace();
-            if constexpr (detail::ChangeableTrainer<C>) one->manifest.settings->rate_factor = trainer.rate_factor();
-            for (std::size_t i = 0; i < trainer.frozen().size(); ++i)
-                if (trainer.frozen()[i] != 0) one->manifest.settings->frozen.push_back(trainer.parameters()[i].name);
-        }
+        one->manifest.settings = detail::settings_of(trainer);
         if (batches != nullptr) one->manifest.sampler = {batches->options(), batches->epoch(), batches->position()};
 
         detail::checkpoint_content content;
-        list_state(trainer, content);
+        detail::list_state(trainer, content);
         detail::file_outcome mine;
         std::string text = directory_.path();
         detail::attempt(comm, mine, text, [&] {
@@ -302,7 +226,7 @@ private:
         }
         if (comm.rank() == 0)
             if (std::string const wrong = directory_.remove_older(one.manifest.step, options_.keep); !wrong.empty())
-                say("an older checkpoint cannot be removed: " + wrong);
+                detail::say_of_checkpoint("an older checkpoint cannot be removed: " + wrong);
         return true;
     }
 
@@ -317,14 +241,14 @@ private:
             return std::uint64_t{0};
         });
         detail::agree_on_outcome(comm, mine, text, "resume");
-        if (!complaint.empty()) say(complaint);
+        if (!complaint.empty()) detail::say_of_checkpoint(complaint);
         return detail::lines_of(detail::text_of_rank_0(comm, detail::joined_lines(names)));
     }
 
     template <class C>
     std::optional<resumed_checkpoint> resume_with(C& trainer, sampler* batches) {
         auto const& comm = trainer.comm();
-        expect_between_steps(trainer);
+        detail::expect_kept_between_steps(trainer);
         wait();
         std::vector<std::string> const names = candidates(comm);
         std::string damage;
@@ -339,76 +263,16 @@ private:
                 detail::agree_on_outcome(comm, mine, text, "resume");
             } catch (data_error const& e) {
                 damage = detail::text_of(e);
-                if (comm.rank() == 0) say("a checkpoint is not used: " + damage);
+                if (comm.rank() == 0) detail::say_of_checkpoint("a checkpoint is not used: " + damage);
                 continue;
             }
-            continue_from(trainer, batches, *reader);
+            detail::continue_from(trainer, batches, *reader);
             return resumed_checkpoint{reader->manifest().step, reader->manifest().entries, reader->path()};
         }
         if (!names.empty())
             throw data_error(errc::format,
                              directory_.path() + ": none of its checkpoints is whole; of the last one: " + damage);
         return std::nullopt;
-    }
-    template <class C>
-    void continue_from(C& trainer, sampler* batches, detail::checkpoint_reader& from) {
-        auto const& comm = trainer.comm();
-        bool const as_many = from.manifest().ranks == comm.size();
-        std::vector<std::string> lines;
-        trainer.for_each_state([&](state_slice const& s) {
-            if (s.count() != 0) lines.push_back(detail::state_line(s));
-        });
-        lines = detail::lines_of_all(comm, std::move(lines));
-        std::vector<detail::kept_tensor> model;
-        std::vector<std::uint8_t> frozen;
-        detail::file_outcome mine;
-        std::string text = from.path();
-        detail::attempt(comm, mine, text, [&] {
-            model = detail::kept_tensors(trainer.model());
-            from.expect_like(model, lines, batches);
-            from.expect_settings_for(detail::ChangeableTrainer<C>, detail::FreezableTrainer<C>);
-            if constexpr (detail::FreezableTrainer<C>) {
-                std::vector<std::string_view> names;
-                for (auto const& p : trainer.parameters()) names.push_back(p.name);
-                frozen = from.frozen_among(names);
-                if constexpr (requires { trainer.frozen_from_the_start(); })
-                    for (std::size_t i = 0; i < frozen.size(); ++i) frozen[i] |= trainer.frozen_from_the_start()[i];
-            }
-            trainer.for_each_state([&](state_slice const& s) {
-                if (as_many || !s.per_rank) from.expect_covered(s, comm.rank());
-            });
-            return std::uint64_t{0};
-        });
-        detail::agree_on_outcome(comm, mine, text, "resume");
-
-        text = from.path();
-        detail::attempt(comm, mine, text, [&] {
-            std::uint64_t const values = from.read_model(model);
-            trainer.for_each_state([&](state_slice const& s) {
-                if (as_many || !s.per_rank)
-                    from.read_state(s, comm.rank());
-                else
-                    std::fill(s.bytes.begin(), s.bytes.end(), std::byte{0});
-            });
-            return values;
-        });
-        try {
-            detail::agree_on_outcome(comm, mine, text, "resume");
-        } catch (data_error const&) {  // some ranks hold the new values, some a mixture: nobody may train on
-            comm.fail(std::current_exception());
-            throw;
-        }
-        if constexpr (requires { trainer.model().stepped(std::size_t{}); })
-            for (std::size_t i = 0, n = trainer.model().parameters().size(); i < n; ++i) trainer.model().stepped(i);
-        trainer.set_completed_steps(from.manifest().step);
-        if (from.manifest().settings) {
-            if constexpr (detail::ChangeableTrainer<C>) trainer.set_rate_factor(from.manifest().settings->rate_factor);
-            if constexpr (detail::FreezableTrainer<C>) trainer.set_frozen(frozen);
-        }
-        if (batches != nullptr) batches->seek(from.manifest().sampler->epoch, from.manifest().sampler->position);
-        if (!as_many && from.has_rank_state() && comm.rank() == 0)
-            say(from.path() + ": was written by " + std::to_string(from.manifest().ranks) +
-                " ranks: state that each rank has for itself begins at zero");
     }
 
     detail::checkpoint_directory directory_;

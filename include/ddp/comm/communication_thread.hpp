@@ -2,8 +2,10 @@
 /// communication_thread: whether a thread of ours drives the transport between calls.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string_view>
+#include <thread>
 
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/separate.hpp>
@@ -48,6 +50,8 @@ namespace detail {
 /// What DDP_COMMUNICATION_THREAD says ("automatic", "drives" or "rests"), else `asked`. Never automatic: `crowded` decides.
 /// Throws environment_error where the variable says something else.
 [[nodiscard]] communication_thread chosen_thread(communication_thread asked, bool crowded);
+/// What a thread has taken of a processor so far; 0 where the system does not say.
+[[nodiscard]] std::chrono::nanoseconds processor_time(std::thread& of) noexcept;
 }  // namespace detail
 
 }  // namespace ddp

@@ -3,17 +3,11 @@
 /// thread take turns to drive.
 #pragma once
 
-#include <pthread.h>
-#include <time.h>
-
 #include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <string_view>
 #include <system_error>
@@ -22,6 +16,7 @@
 #include <vector>
 
 #include <ddp/comm/communication_thread.hpp>
+#include <ddp/comm/driving_turns.hpp>
 #include <ddp/comm/flight_recorder.hpp>
 #include <ddp/comm/scheduler.hpp>
 #include <ddp/core/contract.hpp>
@@ -101,7 +96,7 @@ public:
     /// The same from anywhere, hooks included, where `f` does not throw.
     template <class F>
     void exclusively_from_anywhere(F&& f) noexcept {
-        if (driver_.load() == std::this_thread::get_id()) return std::forward<F>(f)();
+        if (turns_.mine()) return std::forward<F>(f)();
         turn_of_caller const mine(*this);
         std::forward<F>(f)();
     }
@@ -122,21 +117,16 @@ private:
     public:
         explicit turn_of_caller(driver& of) : of_(of) {
             DDP_EXPECTS(
-                of.driver_.load() != std::this_thread::get_id(),
+                !of.turns_.mine(),
                 "observers, optimizers and other hooks run while the communicator is being driven: they may not "
                 "call collectives on it");
-            of_.callers_.fetch_add(1);
-            if (of_.driving_.load()) of_.transport_->wake();
-            of_.token_.lock();
-            of_.driver_.store(std::this_thread::get_id());
+            of_.turns_.take([this] { of_.transport_->wake(); });
         }
         turn_of_caller(turn_of_caller const&) = delete;
         turn_of_caller& operator=(turn_of_caller const&) = delete;
         ~turn_of_caller() {
             bool const busy = of_.scheduler_.busy();
-            of_.driver_.store({});
-            of_.token_.unlock();
-            of_.callers_.fetch_sub(1);
+            of_.turns_.give_back();
             if (busy && of_.has_thread()) of_.poke();
         }
 
@@ -175,8 +165,6 @@ private:
     void background();
     /// The loop of a thread that rests.
     void rest_and_listen();
-    /// Stays away while callers drive, and until none has for 5 ms or there is mail: most calls are followed by another.
-    void park(std::unique_lock<std::mutex>& token);
 
     std::unique_ptr<T> transport_;
     flight_recorder recorder_;
@@ -184,15 +172,7 @@ private:
     int unwinding_;
     std::vector<std::shared_ptr<void>> kept_;
 
-    std::mutex token_;  // held by whoever drives
-    std::atomic<std::thread::id> driver_{};
-    std::atomic<int> callers_{0};          // threads that hold the token or want it: they go first
-    std::atomic<std::uint64_t> calls_{0};  // that have driven, so far
-    std::atomic<bool> driving_{false};     // the communication thread may be asleep in the transport
-    std::atomic<bool> stop_{false};
-    std::mutex park_;
-    std::condition_variable parked_;
-    bool poked_ = false;
+    detail::driving_turns turns_;
     communication_thread thread_is_ = communication_thread::none;
     std::thread thread_;
 };
@@ -215,11 +195,7 @@ void driver<T>::start_thread(communication_thread chosen) {
 }
 template <Transport T>
 nanoseconds driver<T>::thread_time() noexcept {
-    ::clockid_t clock{};
-    ::timespec spent{};
-    if (!thread_.joinable() || ::pthread_getcpuclockid(thread_.native_handle(), &clock) != 0) return {};
-    if (::clock_gettime(clock, &spent) != 0) return {};
-    return std::chrono::seconds(spent.tv_sec) + nanoseconds(spent.tv_nsec);
+    return thread_.joinable() ? detail::processor_time(thread_) : nanoseconds{};
 }
 template <Transport T>
 driver<T>::~driver() {
@@ -230,8 +206,7 @@ driver<T>::~driver() {
         });
     leave_after_failure();
     if (thread_.joinable()) {
-        stop_.store(true);
-        poke();
+        turns_.stop([this] { transport_->wake(); });
         thread_.join();
     }
     transport_.reset();  // before the scheduler's pool and what is kept: posted memory outlives the transport
@@ -262,7 +237,7 @@ bool driver<T>::has_ended(task<> const& body) {
 }
 template <Transport T>
 void driver<T>::abandon(task<> body) noexcept {
-    if (driver_.load() == std::this_thread::get_id()) {
+    if (turns_.mine()) {
         if (body.done()) return;
         scheduler_.fail(failure_kind::threw, errc::remote_exception, -1, "a hook has dropped a request under way");
         static_cast<void>(new (std::nothrow) task<>(std::move(body)));
@@ -276,21 +251,12 @@ void driver<T>::abandon(task<> body) noexcept {
 template <Transport T>
 void driver<T>::progress() noexcept {
     if (has_thread()) return poke();
-    if (driver_.load() == std::this_thread::get_id()) return;  // a hook: we are being driven
-    std::unique_lock lock(token_, std::try_to_lock);
-    if (!lock) return;  // somebody drives already
-    driver_.store(std::this_thread::get_id());
-    turn(time_point{});
-    driver_.store({});
+    if (turns_.mine()) return;  // a hook: we are being driven
+    turns_.try_drive([this] { turn(time_point{}); });
 }
 template <Transport T>
 void driver<T>::poke() noexcept {
-    {
-        std::scoped_lock lock(park_);
-        poked_ = true;
-    }
-    parked_.notify_one();
-    if (driving_.load()) transport_->wake();
+    turns_.poke([this] { transport_->wake(); });
 }
 template <Transport T>
 void driver<T>::check() {
@@ -338,56 +304,34 @@ template <Transport T>
 void driver<T>::rest_and_listen() {
     nanoseconds const longest = nanoseconds(std::min(scheduler_.times().heartbeat, scheduler_.times().verdict)) / 2;
     nanoseconds const shortest = std::min<nanoseconds>(longest, std::chrono::milliseconds(5));
-    for (nanoseconds pause = longest; !stop_.load();) {
-        {
-            std::unique_lock lock(park_);
-            parked_.wait_for(lock, pause, [this] { return stop_.load(); });
-        }
-        if (stop_.load() || callers_.load() > 0) continue;  // who calls drives
-        std::scoped_lock const token(token_);
-        driver_.store(std::this_thread::get_id());
-        turn(time_point{});
-        time_point const now = transport_->now();
-        time_point const due =
-            scheduler_.busy()  // else what is in flight goes on once in `longest`, while deadlines count
-                ? now + shortest
-                : std::clamp(scheduler_.next_deadline(), now + shortest, now + longest);
-        scheduler_.rests_until(due);
-        pause = due - now;
-        driver_.store({});
+    for (nanoseconds pause = longest; !turns_.stopped();) {
+        turns_.rest(pause);
+        if (turns_.stopped() || turns_.wanted()) continue;  // who calls drives
+        auto const token = turns_.hold();
+        turns_.drive_briefly([&] {
+            turn(time_point{});
+            time_point const now = transport_->now();
+            time_point const due =
+                scheduler_.busy()  // else what is in flight goes on once in `longest`, while deadlines count
+                    ? now + shortest
+                    : std::clamp(scheduler_.next_deadline(), now + shortest, now + longest);
+            scheduler_.rests_until(due);
+            pause = due - now;
+        });
     }
 }
 template <Transport T>
 void driver<T>::background() {
-    std::unique_lock token(token_);
+    auto token = turns_.hold();
     pace(between_batches);
-    while (!stop_.load()) {
-        driving_.store(true);
-        driver_.store(std::this_thread::get_id());
-        if (callers_.load() == 0 && !stop_.load()) turn(never);  // whoever comes later sees driving_, and wakes us
-        driver_.store({});
-        driving_.store(false);
-        if (callers_.load() == 0) continue;
+    while (!turns_.stopped()) {
+        turns_.drive([this] { turn(never); });
+        if (!turns_.wanted()) continue;
         pace(nanoseconds{0});  // who waits for an answer wants it at once
-        park(token);
+        turns_.park(token);
         pace(between_batches);
     }
     pace(nanoseconds{0});
-}
-template <Transport T>
-void driver<T>::park(std::unique_lock<std::mutex>& token) {
-    token.unlock();
-    {
-        std::unique_lock lock(park_);
-        for (bool stays = true; stays;) {
-            std::uint64_t const before = calls_.load(std::memory_order_relaxed);
-            parked_.wait_for(lock, std::chrono::milliseconds(5), [this] { return poked_ || stop_.load(); });
-            bool const others_drive = !poked_ && calls_.load(std::memory_order_relaxed) != before;
-            poked_ = false;
-            stays = (callers_.load() > 0 || others_drive) && !stop_.load();
-        }
-    }
-    token.lock();
 }
 
 template <Transport T>
@@ -433,7 +377,7 @@ task<> driver<T>::start(function_ref<task<>()> make) {
 }
 template <Transport T>
 void driver<T>::fail(function_ref<void()> how) noexcept {
-    if (driver_.load() == std::this_thread::get_id()) return how();  // from a hook
+    if (turns_.mine()) return how();  // from a hook
     turn_of_caller const mine(*this);
     scheduler_.pump();  // a step that has begun is what we are in
     how();
@@ -441,7 +385,7 @@ void driver<T>::fail(function_ref<void()> how) noexcept {
 }
 template <Transport T>
 void driver<T>::drive_until(function_ref<bool()> done) {
-    calls_.fetch_add(1, std::memory_order_relaxed);
+    turns_.count_call();
     while (!done()) {
         scheduler_.pump();
         if (!done() && !scheduler_.progress(never)) rest();

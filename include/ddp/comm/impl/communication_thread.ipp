@@ -2,8 +2,13 @@
 /// What comm/communication_thread.hpp declares.
 #pragma once
 
+#include <pthread.h>
+#include <time.h>
+
+#include <chrono>
 #include <cstdlib>
 #include <string_view>
+#include <thread>
 
 #include <ddp/comm/communication_thread.hpp>
 #include <ddp/core/error.hpp>
@@ -22,6 +27,12 @@ namespace ddp::detail {
     }
     if (asked != automatic) return asked;
     return crowded ? rests : drives;
+}
+DDP_DECL std::chrono::nanoseconds processor_time(std::thread& of) noexcept {
+    ::clockid_t clock{};
+    ::timespec spent{};
+    if (::pthread_getcpuclockid(of.native_handle(), &clock) != 0 || ::clock_gettime(clock, &spent) != 0) return {};
+    return std::chrono::seconds(spent.tv_sec) + std::chrono::nanoseconds(spent.tv_nsec);
 }
 
 }  // namespace ddp::detail

@@ -1,0 +1,167 @@
+/// \file
+/// What of a training goes into a checkpoint, and how it comes back.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ddp/checkpoint/lines_of_ranks.hpp>
+#include <ddp/checkpoint/manifest.hpp>
+#include <ddp/checkpoint/reader.hpp>
+#include <ddp/checkpoint/writer.hpp>
+#include <ddp/core/contract.hpp>
+#include <ddp/core/error.hpp>
+#include <ddp/data/sampler.hpp>
+#include <ddp/model/state_slice.hpp>
+#include <ddp/train/weights.hpp>
+#include <ddp/train/weights_file.hpp>
+
+namespace ddp::detail {
+
+template <class C>
+concept KeptTrainer = TrainerLike<C> && requires(C& trainer, state_visitor visit) {
+    trainer.for_each_state(visit);
+    trainer.set_completed_steps(std::uint64_t{});
+    trainer.between_steps();
+};
+
+/// Has settings that a program may change between steps: all of them, as data_parallel, or only what is frozen, as
+/// local_parallel.
+template <class C>
+concept FreezableTrainer = requires(C& trainer) { trainer.set_frozen(trainer.frozen()); };
+template <class C>
+concept ChangeableTrainer =
+    FreezableTrainer<C> && requires(C& trainer) { trainer.set_rate_factor(trainer.rate_factor()); };
+
+inline void say_of_checkpoint(std::string_view text) noexcept {
+    std::fprintf(stderr, "ddp: %.*s\n", static_cast<int>(text.size()), text.data());
+}
+
+template <class C>
+void expect_kept_between_steps(C& trainer) {
+    expect_between_steps(trainer.comm());  // a failure may tear values
+    // The ranks of a local_parallel may hold different values.
+    if constexpr (requires { trainer.expect_between_steps("checkpoints"); })
+        trainer.expect_between_steps("checkpoints");
+    DDP_EXPECTS(trainer.between_steps(),
+                "checkpoints are saved and resumed between steps: finish() the step, what was accumulated included");
+}
+
+/// Which state there is on this rank, and what of it this rank writes: what no other does.
+template <class C>
+void list_state(C& trainer, checkpoint_content& content) {
+    std::vector<std::pair<std::string, std::string>> shapes;
+    std::vector<std::string> names;
+    std::vector<bool> shared;
+    trainer.for_each_state([&](state_slice const& s) {
+        if (s.count() == 0) return;
+        std::size_t whole = 1;
+        for (std::size_t const extent : s.shape) whole *= extent;
+        std::vector<std::size_t> shape{s.count()};
+        if (whole == s.count()) shape.assign(s.shape.begin(), s.shape.end());
+        content.tensors.push_back({state_tensor_name(s), s.type, std::move(shape), s.bytes});
+        shared.push_back(!s.per_rank);
+        if (!s.per_rank) names.push_back(content.tensors.back().name);
+        shapes.emplace_back(state_key(s), extents_text(s.shape));
+    });
+    std::vector<std::string> rank_0s =
+        lines_of(text_of_rank_0(trainer.comm(), trainer.comm().rank() == 0 ? joined_lines(names) : std::string()));
+    sort_unique(rank_0s);
+    if (trainer.comm().rank() != 0) {
+        std::size_t left = 0;
+        for (std::size_t i = 0; i < shared.size(); ++i)
+            if (!shared[i] || !std::binary_search(rank_0s.begin(), rank_0s.end(), content.tensors[i].name)) {
+                if (left != i) content.tensors[left] = std::move(content.tensors[i]);
+                ++left;
+            }
+        content.tensors.resize(left);
+    }
+    std::sort(shapes.begin(), shapes.end());  // so that adding them takes no time
+    for (auto& [key, shape] : shapes) content.metadata.emplace(std::move(key), std::move(shape));
+}
+
+/// Of a trainer that has settings.
+template <class C>
+[[nodiscard]] std::optional<trainer_settings> settings_of(C& trainer) {
+    std::optional<trainer_settings> all;
+    if constexpr (FreezableTrainer<C>) {
+        all.emplace();
+        if constexpr (ChangeableTrainer<C>) all->rate_factor = trainer.rate_factor();
+        for (std::size_t i = 0; i < trainer.frozen().size(); ++i)
+            if (trainer.frozen()[i] != 0) all->frozen.push_back(trainer.parameters()[i].name);
+    }
+    return all;
+}
+
+/// Collective: the trainer goes on where `from` was written. Throws data_error, the same on every rank, if it is of another
+/// training; nothing has changed then. Where a file fails later, the communicator fails with it.
+template <class C>
+void continue_from(C& trainer, sampler* batches, checkpoint_reader& from) {
+    auto const& comm = trainer.comm();
+    bool const as_many = from.manifest().ranks == comm.size();
+    std::vector<std::string> lines;
+    trainer.for_each_state([&](state_slice const& s) {
+        if (s.count() != 0) lines.push_back(state_line(s));
+    });
+    lines = lines_of_all(comm, std::move(lines));
+    std::vector<kept_tensor> model;
+    std::vector<std::uint8_t> frozen;
+    file_outcome mine;
+    std::string text = from.path();
+    attempt(comm, mine, text, [&] {
+        model = kept_tensors(trainer.model());
+        from.expect_like(model, lines, batches);
+        from.expect_settings_for(ChangeableTrainer<C>, FreezableTrainer<C>);
+        if constexpr (FreezableTrainer<C>) {
+            std::vector<std::string_view> names;
+            for (auto const& p : trainer.parameters()) names.push_back(p.name);
+            frozen = from.frozen_among(names);
+            if constexpr (requires { trainer.frozen_from_the_start(); })
+                for (std::size_t i = 0; i < frozen.size(); ++i) frozen[i] |= trainer.frozen_from_the_start()[i];
+        }
+        trainer.for_each_state([&](state_slice const& s) {
+            if (as_many || !s.per_rank) from.expect_covered(s, comm.rank());
+        });
+        return std::uint64_t{0};
+    });
+    agree_on_outcome(comm, mine, text, "resume");
+
+    text = from.path();
+    attempt(comm, mine, text, [&] {
+        std::uint64_t const values = from.read_model(model);
+        trainer.for_each_state([&](state_slice const& s) {
+            if (as_many || !s.per_rank)
+                from.read_state(s, comm.rank());
+            else
+                std::fill(s.bytes.begin(), s.bytes.end(), std::byte{0});
+        });
+        return values;
+    });
+    try {
+        agree_on_outcome(comm, mine, text, "resume");
+    } catch (data_error const&) {  // some ranks hold the new values, some a mixture: nobody may train on
+        comm.fail(std::current_exception());
+        throw;
+    }
+    if constexpr (requires { trainer.model().stepped(std::size_t{}); })
+        for (std::size_t i = 0, n = trainer.model().parameters().size(); i < n; ++i) trainer.model().stepped(i);
+    trainer.set_completed_steps(from.manifest().step);
+    if (from.manifest().settings) {
+        if constexpr (ChangeableTrainer<C>) trainer.set_rate_factor(from.manifest().settings->rate_factor);
+        if constexpr (FreezableTrainer<C>) trainer.set_frozen(frozen);
+    }
+    if (batches != nullptr) batches->seek(from.manifest().sampler->epoch, from.manifest().sampler->position);
+    if (!as_many && from.has_rank_state() && comm.rank() == 0)
+        say_of_checkpoint(from.path() + ": was written by " + std::to_string(from.manifest().ranks) +
+                          " ranks: state that each rank has for itself begins at zero");
+}
+
+}  // namespace ddp::detail
