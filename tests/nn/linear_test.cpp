@@ -1,12 +1,18 @@
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include <ddp/core/error.hpp>
+#include <ddp/core/random.hpp>
 #include <ddp/nn/linear.hpp>
+#include <ddp/nn/slice_reports.hpp>
 
 #include "gradients.hpp"
 #include "support/catch.hpp"
@@ -137,4 +143,92 @@ TEST_CASE("a layer for which there is no memory says how large it is", "[nn]") {
                 std::string::npos);
         REQUIRE(text.find(size) != std::string::npos);
     }
+}
+
+namespace {
+
+/// Bits of both gradients of a layer (inputs, outputs) at `rows` random samples. `bytes`: of a slice; 0: as a whole. What is
+/// reported has to be final, and all of it, each element once.
+template <class E>
+std::vector<E> gradients_in_slices(std::size_t rows, std::size_t inputs, std::size_t outputs, bool accumulate,
+                                   std::size_t bytes, std::size_t& reports) {
+    nn::linear<E> layer(inputs, outputs);
+    auto const x = test::random_numbers<E>(rows * inputs, 3);
+    auto dy = test::random_numbers<E>(rows * outputs, 4);
+    for (auto& p : layer.parameters())
+        std::ranges::copy(test::random_numbers<E>(p.size(), 5 + p.size()), p.gradient().begin());
+    layer.forward(nn::as_matrix(std::span<E const>(x), rows, inputs), {});
+    std::vector<E> reported[2];
+    std::size_t left[2];
+    for (std::size_t p : {0u, 1u}) {
+        left[p] = layer.parameters()[p].size();
+        reported[p].assign(left[p], E(-1e9));
+    }
+    auto const report = [&](std::size_t p, std::size_t first, std::size_t count) {
+        std::span<E const> const now = layer.parameters()[p].gradient().subspan(first, count);
+        std::ranges::copy(now, reported[p].begin() + static_cast<std::ptrdiff_t>(first));
+        left[p] = first + count == left[p] ? first : std::size_t{1} << 40;
+        ++reports;
+    };
+    nn::slice_reports slices(bytes, report);
+    layer.backward(nn::as_matrix(std::span<E>(dy), rows, outputs),
+                   {.accumulate = accumulate, .slices = bytes == 0 ? nullptr : &slices});
+    std::vector<E> all;
+    for (std::size_t p : {0u, 1u}) {
+        auto const gradient = layer.parameters()[p].gradient();
+        if (slices.used() && left[p] != 0) return {};
+        if (slices.used()) all.insert(all.end(), reported[p].begin(), reported[p].end());
+        if (!slices.used()) all.insert(all.end(), gradient.begin(), gradient.end());
+    }
+    return all;
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("linear's gradient in slices has the bits of the whole, whatever the shape", "[nn]", float, double) {
+    random_stream const draws{23, random_use::user};
+    std::uint64_t drawn = 0;
+    std::size_t sliced = 0, whole = 0;
+    auto const check = [&](std::size_t rows, std::size_t inputs, std::size_t outputs, std::size_t bytes) {
+        for (bool const accumulate : {false, true}) {
+            CAPTURE(rows, inputs, outputs, bytes, accumulate);
+            std::size_t none = 0, reports = 0;
+            auto const plain = gradients_in_slices<TestType>(rows, inputs, outputs, accumulate, 0, none);
+            auto const parts = gradients_in_slices<TestType>(rows, inputs, outputs, accumulate, bytes, reports);
+            REQUIRE(none == 0);
+            REQUIRE(parts.size() == plain.size());
+            REQUIRE(std::memcmp(parts.data(), plain.data(), plain.size() * sizeof(TestType)) == 0);
+            ++(reports > 2 ? sliced : whole);
+        }
+    };
+    for (int tries = 0; tries < 60; ++tries) {
+        auto const below = [&](std::uint64_t n) { return static_cast<std::size_t>(draws.at(drawn++).below(n)); };
+        std::size_t const outputs = 1 + below(tries % 4 == 0 ? 400 : 90), inputs = 1 + below(tries % 3 == 0 ? 300 : 60);
+        check(1 + below(tries % 5 == 0 ? 500 : 70), inputs, outputs, 1 + below(20'000));
+    }
+    check(1, 4, 64, 1);  // so small that Eigen takes its GEMM just about
+    check(1, 3, 64, 1);  // or not
+    check(3, 1, 400, 1);
+    check(5, 1000, 17, 1);
+    check(600, 40, 300, 1);  // sums so long that Eigen blocks them
+    REQUIRE(sliced > 40);
+    REQUIRE(whole > 10);
+}
+
+TEST_CASE("linear reports slices of about the size that is asked for, the bias first, and no single row", "[nn]") {
+    nn::linear<float> layer(64, 100);  // rows of 256 bytes
+    std::vector<float> const x(64);
+    std::vector<float> dy(100);
+    std::vector<std::array<std::size_t, 3>> got;
+    auto const report = [&](std::size_t p, std::size_t first, std::size_t count) { got.push_back({p, first, count}); };
+    nn::slice_reports slices(32 * 256 + 255, report);
+    layer.forward(nn::as_matrix(std::span<float const>(x), 1, 64), {});
+    layer.backward(nn::as_matrix(std::span<float>(dy), 1, 100), {.slices = &slices});
+    REQUIRE(got == std::vector<std::array<std::size_t, 3>>{
+                       {1, 0, 100}, {0, 64 * 64, 36 * 64}, {0, 32 * 64, 32 * 64}, {0, 0, 32 * 64}});
+    got.clear();
+    nn::slice_reports large(100 * 256, report);  // then nothing is gained
+    layer.backward(nn::as_matrix(std::span<float>(dy), 1, 100), {.slices = &large});
+    REQUIRE(got.empty());
+    REQUIRE(!large.used());
 }

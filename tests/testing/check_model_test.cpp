@@ -129,6 +129,60 @@ TEST_CASE("check_model_placement says of a model without bind that its bits depe
     REQUIRE(testing::check_model_placement(plain, data.batch(0, 8)) == std::vector<std::string>{});
 }
 
+namespace {
+/// Half the squared length of w, its gradient reported in ranges of two elements.
+struct ranged_model {
+    using element = double;
+    static constexpr bool ready_releases = true;
+    std::vector<std::pair<std::size_t, std::size_t>> ranges;  // first, count
+    bool rest = false, early = false;  // ready(0) at the end; a range is written after its report
+    bool reads_released = false;
+    std::vector<double> own = {0.5, -0.25, 1, 2, 0, 0, 0, 0};
+    std::span<double> w{own.data(), 4}, g{own.data() + 4, 4};
+    std::shared_ptr<void> owner = {};
+
+    std::vector<parameter<double>> parameters() { return {{"w", {4}, w, g}}; }
+    void bind(storage<double> const& memory) { w = memory.values[0], g = memory.gradients[0], owner = memory.owner; }
+    double forward(std::vector<double> const&) { return (w[0] * w[0] + w[1] * w[1] + w[2] * w[2] + w[3] * w[3]) / 2; }
+    template <class Ready>
+    void backward(pass<double> how, Ready const& ready) {
+        auto const write = [&](std::size_t k) { g[k] = (how.accumulate ? g[k] : 0) + how.scale * w[k]; };
+        for (std::size_t k = 4; k-- > 2;) write(k);
+        if (!early) write(1), write(0);
+        if (reads_released) g[0] -= how.scale * w[0];
+        for (auto const& [first, count] : ranges) ready(0, first, count);
+        if (early) write(1), write(0);
+        if (reads_released) g[0] += how.scale * (w[0] + 0 * w[3]);
+        if (rest) ready(0);
+    }
+};
+std::string complaint_about(ranged_model model) {
+    model.w = std::span(model.own).first(4), model.g = std::span(model.own).last(4);
+    auto const all = testing::check_model(model, std::vector<double>{1});
+    return all.empty() ? "" : all.front();
+}
+}  // namespace
+
+TEST_CASE("check_model finds a model that reports ranges of a gradient wrongly", "[testing]") {
+    REQUIRE(complaint_about(ranged_model{.ranges = {{2, 2}, {0, 2}}}) == "");
+    REQUIRE(complaint_about(ranged_model{.ranges = {{3, 1}, {1, 2}}, .rest = true}) == "");
+    REQUIRE(complaint_about(ranged_model{.ranges = {{2, 2}}, .rest = true, .early = true}) == "");
+    using Catch::Matchers::Contains;
+    REQUIRE_THAT(complaint_about(ranged_model{.ranges = {{2, 2}}}),
+                 Contains("backward never reports the first 2 elements of parameter 'w'"));
+    REQUIRE_THAT(complaint_about(ranged_model{.ranges = {{2, 2}, {0, 2}}, .rest = true}),
+                 Contains("backward calls ready(0) 2 times for parameter 'w'"));
+    REQUIRE_THAT(complaint_about(ranged_model{.ranges = {{2, 2}, {2, 2}}, .rest = true}),
+                 Contains("backward calls ready(0, 2, 2) for parameter 'w', of which the first 2 elements are left"));
+    REQUIRE_THAT(complaint_about(ranged_model{.ranges = {{3, 2}}, .rest = true}),
+                 Contains("ready(0, 3, 2) for parameter 'w', of which the first 4 elements are left"));
+    REQUIRE_THAT(complaint_about(ranged_model{.ranges = {{0, 2}}, .rest = true}), Contains("without gaps"));
+    REQUIRE_THAT(complaint_about(ranged_model{.ranges = {{2, 2}, {0, 2}}, .early = true}),
+                 Contains("parameter 'w': its gradient changes after ready(0)"));
+    REQUIRE_THAT(complaint_about(ranged_model{.ranges = {{2, 2}}, .rest = true, .reads_released = true}),
+                 Contains("parameter 'w' is read after ready(0), although the model declares ready_releases"));
+}
+
 TEST_CASE("check_model names what is wrong with a model", "[testing]") {
     auto const [wrong, words] = GENERATE(table<mistake, std::string>({
         {mistake::wrong_gradient, "parameter 'a', element 0: backward says"},

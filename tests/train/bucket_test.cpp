@@ -12,6 +12,7 @@
 #include <ddp/core/random.hpp>
 #include <ddp/model/layout.hpp>
 #include <ddp/train/bucket.hpp>
+#include <ddp/train/step_mail.hpp>
 
 #include "support/catch.hpp"
 #include "support/training_checks.hpp"
@@ -270,4 +271,55 @@ TEST_CASE("the hash of a plan covers cuts, launches and the order of equally lon
     REQUIRE(hash({.cuts = {{2, 0}}}) != plain);
     REQUIRE(hash({.cuts = {{1, 0}}, .launch = {0, 1}}) != plain);
     REQUIRE(hash({.order = {1, 0, 2}, .cuts = {{1, 0}}}) != plain);
+}
+
+TEST_CASE("a bucket is full with the report of its last element, whatever ranges gradients are reported in",
+          "[train]") {
+    random_stream const draws(29, random_use::user);
+    std::uint64_t drawn = 0;
+    auto const below = [&](std::size_t n) { return static_cast<std::size_t>(draws.at(drawn++).below(n)); };
+    for (auto const& [name, counts] : size_lists())
+        for (std::size_t const cap : {std::size_t{256}, std::size_t{70'000}}) {
+            CAPTURE(name, cap);
+            if (counts.size() > 100) continue;  // as the others, for longer
+            bucket_plan const plan = size_capped_buckets{.cap_bytes = cap, .first_bytes = 128}.plan({counts, 4, 16});
+            layout const where(counts, plan.order, 4);
+            detail::bucket_map const map(plan, where, 16);
+            detail::step_mail mail(map);
+            std::vector<std::uint8_t> silent(map.count());
+            for (int pass = 0; pass < 2; ++pass) {
+                std::vector<std::size_t> left = counts, posted(map.count());
+                std::vector<std::size_t> open(counts.size());
+                std::iota(open.begin(), open.end(), std::size_t{0});
+                bool wrong = false;
+                mail.begin(map, silent);
+                mail.take([](std::size_t) {});  // "begun", and buckets of nothing
+                while (!open.empty()) {         // ranges of any parameter, each from the end backwards
+                    std::size_t const at = below(open.size()), i = open[at];
+                    std::size_t const first = left[i] < 64 || below(3) == 0 ? 0 : below(left[i]);
+                    bool const said = mail.ready(map, silent, i, first == 0 ? 0 : where.begin(i) + first);
+                    std::vector<std::size_t> expected;
+                    for (std::size_t const b : map.touches(i)) {
+                        bool full = posted[b] == 0;
+                        std::size_t own = 0;  // elements of bucket b that this report has made final
+                        where.for_each_in(map.begin(b), map.end(b), [&](std::size_t k, std::size_t from, std::size_t) {
+                            std::size_t const until = k == i ? first : left[k];
+                            full = full && from - where.begin(k) >= until;
+                            if (k == i) own = from;
+                        });
+                        if (full && own < where.begin(i) + left[i]) expected.push_back(b);
+                    }
+                    std::vector<std::size_t> got;
+                    mail.take([&](std::size_t b) { got.push_back(b); });
+                    std::sort(got.begin(), got.end());
+                    wrong = wrong || got != expected || said != !expected.empty();
+                    for (std::size_t const b : got) ++posted[b];
+                    left[i] = first;
+                    if (first == 0) open.erase(open.begin() + static_cast<std::ptrdiff_t>(at));
+                }
+                for (std::size_t b = 0; b < map.count(); ++b)
+                    wrong = wrong || posted[b] != (map.members(b) > 0 ? 1u : 0u);
+                REQUIRE(!wrong);
+            }
+        }
 }

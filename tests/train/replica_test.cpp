@@ -2,6 +2,7 @@
 // between forward and backward.
 #include <ddp/train/replica.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -170,6 +171,42 @@ TEMPLATE_TEST_CASE("a pass without samples leaves what was accumulated, or zeros
     REQUIRE(ready.size() == 6);
 }
 
+namespace {
+/// Two parameters, of 5 and 3 elements, whose gradients are 10 i + k, reported as `reports` says: (i, first, count), or ready(i)
+/// for a count of 9.
+template <bool Bound>
+struct sliced_model {
+    using element = double;
+    std::vector<double> memory = std::vector<double>(16);
+    std::vector<std::span<double>> value{{memory.data(), 5}, {memory.data() + 5, 3}};
+    std::vector<std::span<double>> gradient{{memory.data() + 8, 5}, {memory.data() + 13, 3}};
+    std::shared_ptr<void> owner = {};
+    std::vector<std::array<std::size_t, 3>> reports = {};
+
+    std::vector<parameter<double>> parameters() {
+        return {{"a", {5}, value[0], gradient[0]}, {"b", {3}, value[1], gradient[1]}};
+    }
+    void bind(storage<double> const& in)
+        requires Bound
+    {
+        value = in.values, gradient = in.gradients, owner = in.owner;
+    }
+    double forward(numbers const&) { return 0; }
+    template <class Ready>
+    void backward(pass<double>, Ready const& ready) {
+        for (std::size_t i : {0u, 1u}) std::ranges::fill(gradient[i], -1.0);
+        for (auto const& [i, first, count] : reports) {
+            if (count == 9)
+                for (std::size_t k = 0; k < gradient[i].size(); ++k) gradient[i][k] = static_cast<double>(10 * i + k);
+            else if (i < 2)
+                for (std::size_t k = first; k < std::min(first + count, gradient[i].size()); ++k)
+                    gradient[i][k] = static_cast<double>(10 * i + k);
+            count == 9 ? ready(i) : ready(i, first, count);
+        }
+    }
+};
+}  // namespace
+
 TEST_CASE("what a model leaves out or reports twice is named, without a rank", "[train]") {
     scripted_model<> model({{"a", {3}}, {"b", {2}}});
     replica net{model};
@@ -237,4 +274,53 @@ TEST_CASE("a stepper steps what it holds and nothing else", "[train]") {
     REQUIRE(shown == std::vector<std::pair<std::string, std::size_t>>{{"a", 8}, {"b", 0}, {"c", 8}});
     arena_range const wrong[] = {{8, 24}, {16, 32}};
     REQUIRE(thrown_by([&] { local.hold(wrong); }).find("must ascend") != std::string::npos);
+}
+
+TEMPLATE_TEST_CASE("a replica passes on the ranges that a model reports, and names those that are wrong", "[train]",
+                   (sliced_model<true>), (sliced_model<false>)) {
+    using ranges = std::vector<std::array<std::size_t, 3>>;
+    TestType model;
+    replica net{model};
+    net.attach(net.make_arena());
+    ranges got;
+    std::vector<std::size_t> wholes;
+    bool final = true;
+    auto const range = [&](std::size_t i, std::size_t first, std::size_t count) {
+        got.push_back({i, first, count});
+        for (std::size_t k = first; k < first + count; ++k)
+            final = final && net.memory().gradient(i)[k] == static_cast<double>(10 * i + k);
+    };
+    auto const said = [&](ranges const& reports, unused how = unused::error) {
+        model.reports = reports;
+        got.clear();
+        net.forward(numbers{{1}});
+        return thrown_by([&] { net.backward({.weight = 1, .unused = how}, range); });
+    };
+    REQUIRE(said({{1, 2, 1}, {0, 3, 2}, {1, 0, 2}, {0, 1, 2}, {0, 9, 9}}) == "");  // 9, 9: ready(i)
+    REQUIRE(got == ranges{{1, 2, 1}, {0, 3, 2}, {1, 0, 2}, {0, 1, 2}, {0, 0, 1}});
+    REQUIRE(final);
+    net.forward(numbers{{1}});
+    net.backward({.weight = 1}, [&](std::size_t i) { wholes.push_back(i); });  // once all of it is final
+    REQUIRE(wholes == std::vector<std::size_t>{1, 0});
+    got.clear();
+    net.backward({.weight = 1, .last = false}, range);
+    REQUIRE(got.empty());
+
+    std::string const left = "of which the first ";
+    REQUIRE(said({{1, 9, 9}, {0, 0, 3}}).find("3 elements from 0 on of parameter #0 'a', " + left + "5 were left") !=
+            std::string::npos);
+    REQUIRE(said({{1, 9, 9}, {0, 2, 3}, {0, 1, 2}, {0, 9, 9}}).find(left + "2 were left") != std::string::npos);
+    REQUIRE(said({{1, 9, 9}, {0, 4, 2}, {0, 9, 9}}).find("DDP-E103 gradient: backward reported 2 elements from 4") ==
+            0);
+    REQUIRE(said({{1, 9, 9}, {0, 5, 0}, {0, 9, 9}}).find("takes ranges from the end backwards") != std::string::npos);
+    REQUIRE(said({{1, 9, 9}, {0, std::size_t(-1), 2}, {0, 9, 9}}).find("without gaps") != std::string::npos);
+    REQUIRE(said({{1, 9, 9}, {2, 0, 1}, {0, 9, 9}}).find("reported parameter #2, but the model has 2") !=
+            std::string::npos);
+    REQUIRE(said({{1, 9, 9}, {0, 0, 5}, {0, 9, 9}}).find("parameter #0 'a' twice") != std::string::npos);
+    REQUIRE(said({{1, 9, 9}, {0, 0, 5}, {0, 4, 1}}).find("parameter #0 'a' twice") != std::string::npos);
+    for (unused const how : {unused::error, unused::allowed})
+        REQUIRE(said({{1, 9, 9}, {0, 2, 3}}, how).find("never reported the first 2 elements of parameter #0 'a'") !=
+                std::string::npos);
+    REQUIRE(said({{1, 0, 3}}, unused::allowed) == "");
+    REQUIRE(got == ranges{{1, 0, 3}, {0, 0, 5}});
 }

@@ -65,6 +65,7 @@ namespace detail {
 /// Stands for the callable that backward is handed.
 struct ready_archetype {
     void operator()(std::size_t) const noexcept {}
+    void operator()(std::size_t, std::size_t, std::size_t) const noexcept {}
 };
 /// The model says what a batch weighs, or the batch has a size.
 template <class M, class Batch>
@@ -82,9 +83,14 @@ concept HasWeight = requires(M& model, Batch const& batch) {
 ///  backward(pass, ready)  writes (or adds) d(scale * mean loss)/d(parameter i) into gradient i and calls ready(i) once it
 ///                         is final: at most once a pass, as soon as possible, from any thread but one call at a time,
 ///                         before backward returns. ready never throws.
+///                         A large gradient may be reported in ranges: ready(i, first, count) says that its elements
+///                         [first, first + count) are final. The first range ends at the gradient's end, each further one
+///                         where the last one began; ready(i) reports all that is left. Of a parameter that is reported
+///                         down to element 0 there is nothing left to report.
 ///
 /// Optional, each found on its own:
-///  ready_releases         static constexpr bool: parameter i's value is not read again in a pass after ready(i)
+///  ready_releases         static constexpr bool: parameter i's value is not read again in a pass after ready(i), nor elements
+///                         of it after ready(i, first, count)
 ///  bind(storage)          use this memory from now on: zero copy
 ///  contiguous             static constexpr bool: that memory is one array, parameters as they are listed, without gaps
 ///  intact()               false if bound memory was lost; asked before each forward

@@ -36,6 +36,19 @@ template <Element E>
     y.noalias() += a.transpose() * b;
 }
 
+/// Rows [first, end) of y = a^T b, with the bits that the whole product has there: see slice_reports.
+template <Element E>
+[[gnu::noinline]] void product_tn_rows(matrix_view<E> y, const_matrix_view<E> a, const_matrix_view<E> b,
+                                       Eigen::Index first, Eigen::Index end) {
+    y.middleRows(first, end - first).noalias() = a.middleCols(first, end - first).transpose() * b;
+}
+/// Rows [first, end) of y += a^T b, likewise.
+template <Element E>
+[[gnu::noinline]] void add_product_tn_rows(matrix_view<E> y, const_matrix_view<E> a, const_matrix_view<E> b,
+                                           Eigen::Index first, Eigen::Index end) {
+    y.middleRows(first, end - first).noalias() += a.middleCols(first, end - first).transpose() * b;
+}
+
 #if defined(DDP_SEPARATE_COMPILATION)
 DDP_INSTANTIATE void product(matrix_view<float>, const_matrix_view<float>, const_matrix_view<float>);
 DDP_INSTANTIATE void product(matrix_view<double>, const_matrix_view<double>, const_matrix_view<double>);
@@ -47,6 +60,14 @@ DDP_INSTANTIATE void product_tn(matrix_view<float>, const_matrix_view<float>, co
 DDP_INSTANTIATE void product_tn(matrix_view<double>, const_matrix_view<double>, const_matrix_view<double>);
 DDP_INSTANTIATE void add_product_tn(matrix_view<float>, const_matrix_view<float>, const_matrix_view<float>);
 DDP_INSTANTIATE void add_product_tn(matrix_view<double>, const_matrix_view<double>, const_matrix_view<double>);
+DDP_INSTANTIATE void product_tn_rows(matrix_view<float>, const_matrix_view<float>, const_matrix_view<float>,
+                                     Eigen::Index, Eigen::Index);
+DDP_INSTANTIATE void product_tn_rows(matrix_view<double>, const_matrix_view<double>, const_matrix_view<double>,
+                                     Eigen::Index, Eigen::Index);
+DDP_INSTANTIATE void add_product_tn_rows(matrix_view<float>, const_matrix_view<float>, const_matrix_view<float>,
+                                         Eigen::Index, Eigen::Index);
+DDP_INSTANTIATE void add_product_tn_rows(matrix_view<double>, const_matrix_view<double>, const_matrix_view<double>,
+                                         Eigen::Index, Eigen::Index);
 #endif
 
 }  // namespace ddp::nn::detail

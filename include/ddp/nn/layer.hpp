@@ -25,6 +25,7 @@
 #include <ddp/core/text.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/model/rank_sums.hpp>
+#include <ddp/nn/slice_reports.hpp>
 
 // With -march=native and AVX-512, -Wall finds fault with Eigen's and GCC's own headers, at a user's cost.
 #if defined(__GNUC__) && !defined(__clang__)
@@ -204,6 +205,8 @@ struct backward_mode {
     bool input_gradient = true;  ///< nobody needs the gradient of the batch: false for the first layer with parameters
     bool accumulate = false;     ///< add to the parameters' gradients instead of assigning them
     rank_sums* ranks = nullptr;  ///< as forward's
+    /// Not null, for layers with `reports_slices`: large gradients are wanted as their rows become final.
+    slice_reports* slices = nullptr;
 };
 
 /// A differentiable function of matrices.
@@ -224,6 +227,7 @@ struct backward_mode {
 ///  joins_ranks()            -> bool: in training, forward and backward call mode.ranks, on all ranks alike; they are called
 ///                           with no rows on ranks without samples
 ///  hash()                   of settings besides the parameters that ranks must have alike; 0: none
+///  reports_slices           static constexpr bool: backward looks at mode.slices
 ///  output_is_free           static constexpr bool: y is this layer's own memory and backward does not read it, so the
 ///                           next layer may overwrite it
 template <class L, class E>

@@ -14,6 +14,7 @@
 #include <ddp/core/contract.hpp>
 #include <ddp/nn/gemm.hpp>
 #include <ddp/nn/layer.hpp>
+#include <ddp/nn/slice_reports.hpp>
 #include <ddp/nn/sums.hpp>
 
 namespace ddp::nn {
@@ -29,12 +30,15 @@ namespace ddp::nn {
 ///                 a product round the same everywhere: the same bits on every platform.
 /// Cost            2 rows inputs outputs flops forward, twice that backward, in Eigen's GEMM, which allocates its
 ///                 packing buffers (below 128 KiB on the stack). The product adds to rows that hold the bias already.
+/// Slices          where sequential::report_slices asks for them, the weight's gradient is computed in blocks of rows, the last
+///                 rows first, after that of the bias, and each block reported: the same bits, in the same time.
 /// Throws          usage_error if inputs or outputs is 0, or x has other than `inputs` columns.
 template <Element E = float>
 class linear {
 public:
     using element = E;
     static constexpr bool output_is_free = true;
+    static constexpr bool reports_slices = true;
 
     linear(std::size_t inputs, std::size_t outputs)
         : inputs_(checked(inputs)),
@@ -69,6 +73,10 @@ public:
         matrix_view<E> dx = dx_.take(mode.input_gradient ? rows_ : 0, inputs_);
         const_matrix_view<E> const d = read_only(dy);
         if (mode.input_gradient) detail::product<E>(dx, d, weight());
+        if (mode.slices != nullptr && 2 * slice_rows(*mode.slices) <= outputs_) {
+            backward_in_slices(d, x, mode);
+            return dx;
+        }
         matrix_view<E> dw = as_matrix(parameters_[0].gradient(), outputs_, inputs_);
         if (!mode.accumulate)
             detail::product_tn<E>(dw, d, x);
@@ -83,6 +91,23 @@ private:
         DDP_EXPECTS(width > 0,
                     "linear: a layer of width 0 has nothing to learn; pass positive numbers of inputs and outputs");
         return width;
+    }
+    [[nodiscard]] std::size_t slice_rows(slice_reports const& wanted) const noexcept {
+        return wanted.slice_rows(outputs_, inputs_, sizeof(E));
+    }
+    /// The parameters' gradients, the bias's first: its bucket holds the weight's last rows too.
+    void backward_in_slices(const_matrix_view<E> d, const_matrix_view<E> x, backward_mode mode) {
+        detail::sum_rows(parameters_[1].gradient().data(), d.data(), rows_, outputs_, mode.accumulate);
+        mode.slices->report(1, 0, outputs_);
+        matrix_view<E> dw = as_matrix(parameters_[0].gradient(), outputs_, inputs_);
+        slice_reports::for_each_slice(outputs_, slice_rows(*mode.slices), [&](std::size_t first, std::size_t end) {
+            auto const from = static_cast<Eigen::Index>(first), to = static_cast<Eigen::Index>(end);
+            if (!mode.accumulate)
+                detail::product_tn_rows<E>(dw, d, x, from, to);
+            else if (rows_ > 0)
+                detail::add_product_tn_rows<E>(dw, d, x, from, to);
+            mode.slices->report(0, first * inputs_, (end - first) * inputs_);
+        });
     }
     [[nodiscard]] const_matrix_view<E> weight() const {
         return as_matrix(std::span<E const>(parameters_[0].value()), outputs_, inputs_);

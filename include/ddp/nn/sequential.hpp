@@ -55,7 +55,10 @@ struct holder final : any_layer<E> {
         else
             return layer.forward(read_only(y), mode);
     }
-    matrix_view<E> backward(matrix_view<E> dy, backward_mode mode) override { return layer.backward(dy, mode); }
+    matrix_view<E> backward(matrix_view<E> dy, backward_mode mode) override {
+        if constexpr (!requires { requires L::reports_slices; }) mode.slices = nullptr;  // nor do layers within it
+        return layer.backward(dy, mode);
+    }
     std::span<trainable<E>> parameters() override {
         if constexpr (requires { layer.parameters(); })
             return layer.parameters();
@@ -214,6 +217,14 @@ public:
     void training(bool on) noexcept { mode_.training = on; }
     [[nodiscard]] bool training() const noexcept { return mode_.training; }
 
+    /// From now on backward computes and reports large gradients in slices of about so many bytes, where layers can (linear):
+    /// their reduction then starts while the rest of the same gradient is computed. The same bits for any. 0, the default:
+    /// each gradient as a whole. It pays over a network, from a few MiB on; slices should be no smaller than buckets are.
+    sequential& report_slices(std::size_t bytes) noexcept {
+        slice_bytes_ = bytes;
+        return *this;
+    }
+
     /// What ranks must have alike besides parameters: the seed and the settings of layers that draw.
     [[nodiscard]] std::uint64_t hash() const {
         digest all;
@@ -262,21 +273,30 @@ public:
     template <std::invocable<std::size_t> Ready>
     void backward(pass<E> how, Ready const& ready) {
         DDP_EXPECTS(ran_, "backward: there is no forward pass to go back through; call forward(batch) first");
+        bool const in_slices = slice_bytes_ != 0 && std::invocable<Ready const&, std::size_t, std::size_t, std::size_t>;
         std::optional<matrix_view<E>> d;  // assigning a view would copy what it shows
         if (rows_ > 0) d.emplace(loss_.backward(how.scale / static_cast<E>(rows_)));
         std::size_t end = parameter_count_;  // one past this layer's parameters; 0: no layer below has any
         for (std::size_t l = layers_.size(); l-- > 0 && end > 0;) {
             std::span<trainable<E>> const own = layers_[l]->parameters();
             std::size_t const first = end - own.size();
+            auto const report = [&](std::size_t p, std::size_t from, std::size_t count) {
+                if constexpr (std::invocable<Ready const&, std::size_t, std::size_t, std::size_t>)
+                    ready(first + p, from, count);
+            };
+            slice_reports slices(slice_bytes_, report);
             if (rows_ > 0)
-                d.emplace(layers_[l]->backward(
-                    *d, {.input_gradient = first > 0, .accumulate = how.accumulate, .ranks = ranks_.get()}));
+                d.emplace(layers_[l]->backward(*d, {.input_gradient = first > 0,
+                                                    .accumulate = how.accumulate,
+                                                    .ranks = ranks_.get(),
+                                                    .slices = in_slices ? &slices : nullptr}));
             else if (needs_all_ranks() && layers_[l]->joins_ranks())
                 static_cast<void>(layers_[l]->backward(
                     as_matrix(std::span<E>(), 0, layers_[l]->outputs()),
                     {.input_gradient = first > 0, .accumulate = how.accumulate, .ranks = ranks_.get()}));
             else if (!how.accumulate)
                 for (trainable<E>& p : own) std::fill(p.gradient().begin(), p.gradient().end(), E{0});
+            if (slices.used()) end = first;
             while (end > first) ready(--end);
         }
     }
@@ -354,6 +374,7 @@ private:
     std::size_t parameter_count_ = 0;
     std::size_t rows_ = 0;  // of the last forward
     bool ran_ = false;      // there was one
+    std::size_t slice_bytes_ = 0;
     std::shared_ptr<rank_sums> ranks_;
     forward_mode mode_;
 };

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include <ddp/model/model.hpp>
+#include <ddp/train/ready_reports.hpp>
 
 namespace ddp::testing {
 
@@ -97,26 +98,47 @@ private:
 
     /// The gradients after one forward and backward. The value of parameter `poisoned` turns into NaN when it is released.
     arrays gradients(pass<E> how, std::size_t poisoned = none) {
-        std::vector<int> reports(parameters_.size());
-        arrays reported(parameters_.size());
+        std::vector<int> reports(parameters_.size());  // down to the first element
+        arrays reported = copies(&parameter<E>::gradient);
+        std::vector<std::size_t> left;  // elements that are not reported: the first so many
+        for (parameter<E> const& p : parameters_) left.push_back(p.gradient.size());
         arrays const values = copies(&parameter<E>::value);
         std::size_t stray = 0;
-        loss();
-        model_.backward(how, [&](std::size_t i) {
-            if (i >= reports.size()) return void(++stray);
-            ++reports[i];
-            reported[i].assign(parameters_[i].gradient.begin(), parameters_[i].gradient.end());
+        std::string misplaced;
+        auto const final = [&](std::size_t i, std::size_t first) {
+            std::span<E const> const now = parameters_[i].gradient;
+            std::copy_n(now.begin() + std::ptrdiff_t(first), left[i] - first,
+                        reported[i].begin() + std::ptrdiff_t(first));
             if (i == poisoned)
-                std::fill(parameters_[i].value.begin(), parameters_[i].value.end(),
-                          std::numeric_limits<E>::quiet_NaN());
-        });
+                std::fill_n(parameters_[i].value.begin() + std::ptrdiff_t(first), left[i] - first,
+                            std::numeric_limits<E>::quiet_NaN());
+            left[i] = first;
+            if (first == 0) ++reports[i];
+        };
+        loss();
+        auto const all = [&](std::size_t i) { i < reports.size() ? final(i, 0) : void(++stray); };
+        auto const some = [&](std::size_t i, std::size_t first, std::size_t count) {
+            if (i >= reports.size()) return void(++stray);
+            if (count != 0 && count <= left[i] && first == left[i] - count) return final(i, first);
+            if (misplaced.empty())
+                misplaced = "backward calls ready(" + std::to_string(i) + ", " + std::to_string(first) + ", " +
+                            std::to_string(count) + ") for " + named(i) + ", of which the first " +
+                            std::to_string(left[i]) +
+                            " elements are left; ranges have to come from the end backwards, without gaps";
+        };
+        model_.backward(how, ddp::detail::ready_calls{all, some});
         expect(stray == 0, "backward calls ready(i) with an i that is no parameter's");
+        expect(misplaced.empty(), misplaced);
         for (std::size_t i = 0; i < reports.size(); ++i) {
             if (i == poisoned) restore(i, values[i]);
-            expect(reports[i] == 1, "backward calls ready(" + std::to_string(i) + ") " + std::to_string(reports[i]) +
-                                        " times for " + named(i) + "; it has to be once");
-            expect(reports[i] == 0 ||
-                       std::equal(reported[i].begin(), reported[i].end(), parameters_[i].gradient.begin(), alike),
+            bool const partly = reports[i] == 0 && left[i] < reported[i].size();
+            expect(!partly, "backward never reports the first " + std::to_string(left[i]) + " elements of " + named(i) +
+                                "; ready(i) reports all that ranges have left");
+            expect(partly || reports[i] == 1, "backward calls ready(" + std::to_string(i) + ") " +
+                                                  std::to_string(reports[i]) + " times for " + named(i) +
+                                                  "; it has to be once");
+            expect(std::equal(reported[i].begin() + std::ptrdiff_t(left[i]), reported[i].end(),
+                              parameters_[i].gradient.begin() + std::ptrdiff_t(left[i]), alike),
                    named(i) + ": its gradient changes after ready(" + std::to_string(i) + ")");
         }
         expect(copies(&parameter<E>::value) == values, "forward or backward changes values");
@@ -236,7 +258,8 @@ private:
 ///
 ///  - parameters() is stable, names are unique, sizes are their shapes'
 ///  - forward is repeatable; gradients are the slopes of its loss, by central differences (not at a kink, as a rectifier's)
-///  - backward reports each parameter once, when its gradient is final; it assigns or adds as it is told, times the scale
+///  - backward reports each parameter once, when its gradient is final, ranges from the end backwards without gaps; it assigns or
+///    adds as it is told, times the scale
 ///  - values do not change, and are not read after ready(i) where the model declares ready_releases
 ///  - all of that again after bind, with the old memory made useless
 /// Leaves the model with the values it had, bound to memory of its own: give it one made for this.

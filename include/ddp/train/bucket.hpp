@@ -93,7 +93,8 @@ public:
     [[nodiscard]] std::size_t begin(std::size_t b) const noexcept { return bounds_[b]; }
     [[nodiscard]] std::size_t end(std::size_t b) const noexcept { return bounds_[b + 1]; }
     [[nodiscard]] std::span<std::size_t const> launch() const noexcept { return launch_; }
-    /// The buckets that parameter i has elements in, and how many parameters bucket b waits for.
+    [[nodiscard]] std::size_t parameters() const noexcept { return touches_.size(); }
+    /// The buckets that parameter i has elements in, in the arena's order, and how many parameters bucket b waits for.
     [[nodiscard]] std::span<std::size_t const> touches(std::size_t i) const noexcept { return touches_[i]; }
     [[nodiscard]] std::size_t members(std::size_t b) const noexcept { return members_[b]; }
 

@@ -358,9 +358,9 @@ private:
                                    .last = last,
                                    .unused = core_.options().unused,
                                    .frozen = core_.frozen()},
-                                  [this, &silent](std::size_t i) noexcept {
+                                  [this, &silent](std::size_t i, std::size_t first, std::size_t count) noexcept {
                                       if (std::exchange(silent, false)) core_.note(flight::gradient);
-                                      core_.report(i);
+                                      core_.report(i, first, count);
                                   });
             } catch (gradient_error const& e) {
                 complaint = e.complaint();

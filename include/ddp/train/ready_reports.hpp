@@ -39,24 +39,45 @@ private:
 
 namespace detail {
 
-/// One byte a parameter. add() is what a model's ready(i) reaches: it never throws, whatever i is.
+/// How much of each gradient is left to report. A parameter's ranges come from its end backwards, without gaps: so one number
+/// says all, and nothing is allocated. add() is what a model's ready reaches: it never throws, whatever it is told.
 class ready_reports {
 public:
-    explicit ready_reports(std::size_t parameters) : times_(parameters) {}
+    /// `counts[i]`: elements of parameter i.
+    explicit ready_reports(std::vector<std::size_t> counts)
+        : counts_(std::move(counts)), left_(counts_), states_(counts_.size()) {}
 
-    void start_pass() noexcept { std::fill(times_.begin(), times_.end(), std::uint8_t{0}); }
-    /// Returns whether `i` is a parameter that is reported for the first time.
+    void start_pass() noexcept {
+        std::copy(counts_.begin(), counts_.end(), left_.begin());
+        std::fill(states_.begin(), states_.end(), state::none);
+        stray_.reset();
+        misplaced_.reset();
+    }
+    /// Elements of gradient i that are not reported yet: the first so many.
+    [[nodiscard]] std::size_t left(std::size_t i) const noexcept { return i < left_.size() ? left_[i] : 0; }
+    /// All that is left of gradient i. Returns whether `i` is a parameter, and not reported to its first element before.
     bool add(std::size_t i) noexcept {
-        if (i >= times_.size()) {
-            stray_ = i;
+        if (!open(i)) return false;
+        left_[i] = 0;
+        states_[i] = state::whole;
+        return true;
+    }
+    /// Elements [first, first + count) of gradient i. Returns whether they end where those that are left do.
+    bool add(std::size_t i, std::size_t first, std::size_t count) noexcept {
+        if (!open(i)) return false;
+        if (count == 0 || count > left_[i] || first != left_[i] - count) {
+            if (!misplaced_) misplaced_ = range{i, first, count, left_[i]};
             return false;
         }
-        if (times_[i] < 2) ++times_[i];
-        return times_[i] == 1;
+        left_[i] = first;
+        states_[i] = first == 0 ? state::whole : state::partly;
+        return true;
     }
-    [[nodiscard]] bool missing(std::size_t i) const noexcept { return times_[i] == 0; }
+    /// Nothing of parameter i was reported.
+    [[nodiscard]] bool missing(std::size_t i) const noexcept { return states_[i] == state::none; }
     [[nodiscard]] bool each_once() const noexcept {
-        return !stray_ && std::all_of(times_.begin(), times_.end(), [](std::uint8_t times) { return times == 1; });
+        return !stray_ && !misplaced_ &&
+               std::all_of(states_.begin(), states_.end(), [](state one) { return one == state::whole; });
     }
 
     /// What to say where not each_once().
@@ -64,8 +85,31 @@ public:
     [[nodiscard]] std::string complaint(function_ref<std::string_view(std::size_t)> name_of) const;
 
 private:
-    std::vector<std::uint8_t> times_;   // of parameter i; 2 means too many
+    enum class state : std::uint8_t { none, partly, whole, twice };
+    struct range {
+        std::size_t parameter, first, count, left;
+    };
+
+    bool open(std::size_t i) noexcept {
+        if (i >= states_.size()) {
+            stray_ = i;
+            return false;
+        }
+        if (states_[i] >= state::whole) states_[i] = state::twice;
+        return states_[i] < state::whole;
+    }
+
+    std::vector<std::size_t> counts_, left_;
+    std::vector<state> states_;         // of parameter i
     std::optional<std::size_t> stray_;  // an index that is no parameter's
+    std::optional<range> misplaced_;    // the first that does not end where the last one began
+};
+
+/// What a model's backward is handed: one callable for ready(i), one for ready(i, first, count).
+template <class All, class Range>
+struct ready_calls : All, Range {
+    using All::operator();
+    using Range::operator();
 };
 
 }  // namespace detail

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -58,10 +59,7 @@ public:
 
     /// Lists the parameters. The model works in its own memory until attach().
     explicit replica(M& model)
-        : model_(&model),
-          parameters_(detail::list_parameters(model)),
-          reports_(parameters_.size()),
-          used_(parameters_.size()) {}
+        : model_(&model), parameters_(detail::list_parameters(model)), reports_(counts()), used_(parameters_.size()) {}
 
     [[nodiscard]] M& model() const noexcept { return *model_; }
     /// The parameters as the model declares them, their values in memory that is current between steps.
@@ -136,6 +134,8 @@ public:
 
     /// Goes back through the batch that the model saw in forward. Calls on_ready(i), which never throws, once for each
     /// parameter in the last pass: gradient i is final, and in the arena. From the model's own threads, one at a time.
+    /// Where on_ready can be called so, on_ready(i, first, count) instead, for each range that the model reports: elements
+    /// [first, first + count) of gradient i are final, and all behind them were before.
     ///
     /// Throws  gradient_error once the model's backward has returned; what the model throws.
     template <class Ready>
@@ -144,23 +144,30 @@ public:
         auto const clear = [&](std::size_t i) {
             if (assigns) std::fill(parameters_[i].gradient.begin(), parameters_[i].gradient.end(), element(0));
         };
-        auto const report = [&](std::size_t i) noexcept {
+        auto const report = [&](std::size_t i, std::size_t first, std::size_t count) noexcept {
             if (!how.last) return;
-            copy_gradient(i);
-            on_ready(i);
+            copy_gradient(i, first, count);
+            if constexpr (std::invocable<Ready const&, std::size_t, std::size_t, std::size_t>)
+                on_ready(i, first, count);
+            else if (first == 0)
+                on_ready(i);
         };
         if (assigns) std::fill(used_.begin(), used_.end(), std::uint8_t{0});
         if (how.weight == 0 && !how.empty) {  // what was accumulated stands; nothing at all is +0
             for (std::size_t i = 0; i < parameters_.size(); ++i) {
                 clear(i);
-                report(i);
+                report(i, 0, parameters_[i].gradient.size());
             }
             return;
         }
         reports_.start_pass();
-        auto const ready = [&](std::size_t i) noexcept {
-            if (reports_.add(i)) report(i);
-        };
+        detail::ready_calls const ready{[&](std::size_t i) noexcept {
+                                            std::size_t const left = reports_.left(i);
+                                            if (reports_.add(i)) report(i, 0, left);
+                                        },
+                                        [&](std::size_t i, std::size_t first, std::size_t count) noexcept {
+                                            if (reports_.add(i, first, count)) report(i, first, count);
+                                        }};
         model_->backward(pass<element>{.scale = static_cast<element>(how.weight), .accumulate = how.accumulate}, ready);
         for (std::size_t i = 0; i < parameters_.size(); ++i) {
             if (!reports_.missing(i)) {
@@ -204,9 +211,10 @@ public:
     }
 
 private:
-    void copy_gradient(std::size_t i) noexcept {
+    void copy_gradient(std::size_t i, std::size_t first, std::size_t count) noexcept {
         if constexpr (!bound)
-            std::copy(parameters_[i].gradient.begin(), parameters_[i].gradient.end(), memory_.gradient(i).begin());
+            std::ranges::copy(parameters_[i].gradient.subspan(first, count),
+                              memory_.gradient(i).subspan(first).begin());
     }
 
     M* model_;

@@ -54,8 +54,9 @@ public:
     // The compute side: one call at a time, none of them throws, blocks or allocates.
 
     void begin(step_ticket mine) noexcept;
-    /// Gradient i is final, once a step. Says whether there is mail now.
-    bool ready(std::size_t i) noexcept;
+    /// Elements [first, first + count) of gradient i are final, as are those behind them. Down to element 0, once a step. Says
+    /// whether there is mail now.
+    bool ready(std::size_t i, std::size_t first, std::size_t count) noexcept;
     /// Which parameters this rank's backward has reported, by parameter: before backward_done(). Asked for with unused::allowed.
     void use(std::span<std::uint8_t const> parameters) noexcept { agreements_.use(parameters); }
     void backward_done() noexcept { mail_.release(); }
@@ -287,9 +288,10 @@ void step_cycle<T, E>::begin(step_ticket mine) noexcept {
     mail_.begin(buckets_, silent_);
 }
 template <Transport T, Element E>
-bool step_cycle<T, E>::ready(std::size_t i) noexcept {
-    if (any_frozen_ && frozen(i)) std::ranges::fill(gradients_.subspan(where_.begin(i), where_.count(i)), E(0));
-    return mail_.ready(buckets_, silent_, i);
+bool step_cycle<T, E>::ready(std::size_t i, std::size_t first, std::size_t count) noexcept {
+    std::size_t const from = where_.begin(i) + first;
+    if (any_frozen_ && frozen(i)) std::ranges::fill(gradients_.subspan(from, count), E(0));
+    return mail_.ready(buckets_, silent_, i, first == 0 ? 0 : from);
 }
 
 // The communication side: how a step begins and ends

@@ -2,6 +2,7 @@
 /// step_mail: what the compute side of a step leaves for the communication side.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -20,25 +21,36 @@ public:
     static constexpr std::size_t begun = std::numeric_limits<std::size_t>::max();
     static constexpr std::size_t released = begun - 1;
 
-    explicit step_mail(bucket_map const& buckets) : pending_(buckets.count()), messages_(buckets.count() + 4) {}
+    explicit step_mail(bucket_map const& buckets)
+        : pending_(buckets.count()),
+          touched_(buckets.parameters()),
+          open_(buckets.parameters()),
+          messages_(buckets.count() + 4) {
+        for (std::size_t i = 0; i < touched_.size(); ++i) touched_[i] = buckets.touches(i).size();
+    }
 
     // The writer: none of these throws, blocks or allocates.
 
     /// Buckets b with silent[b] != 0 are never reported.
     void begin(bucket_map const& buckets, std::span<std::uint8_t const> silent) noexcept {
         for (std::size_t b = 0; b < pending_.size(); ++b) pending_[b] = buckets.members(b);
+        std::copy(touched_.begin(), touched_.end(), open_.begin());
         post(begun);
         for (std::size_t b = 0; b < pending_.size(); ++b)
             if (pending_[b] == 0 && silent[b] == 0) post(b);
     }
-    /// Parameter i is final. Says whether a bucket became full with it.
-    bool ready(bucket_map const& buckets, std::span<std::uint8_t const> silent, std::size_t i) noexcept {
+    /// Of parameter i, what lies at or behind `from` in the arena is final; 0: all of it. Says whether a bucket became full with it.
+    bool ready(bucket_map const& buckets, std::span<std::uint8_t const> silent, std::size_t i,
+               std::size_t from) noexcept {
         bool mail = false;
-        for (std::size_t const b : buckets.touches(i))
+        for (std::size_t& left = open_[i]; left > 0; --left) {
+            std::size_t const b = buckets.touches(i)[left - 1];  // in the arena's order
+            if (buckets.begin(b) < from) break;                  // holds elements that are not final
             if (--pending_[b] == 0 && silent[b] == 0) {
                 post(b);
                 mail = true;
             }
+        }
         return mail;
     }
     void release() noexcept { post(released); }
@@ -65,7 +77,9 @@ private:
         posted_.store(at + 1, std::memory_order_release);
     }
 
-    std::vector<std::size_t> pending_;  // reports that bucket b still waits for
+    std::vector<std::size_t> pending_;  // parameters that bucket b still waits for
+    std::vector<std::size_t> touched_,
+        open_;  // buckets that hold some of parameter i: all; the first, which wait for it
     std::vector<std::size_t> messages_;
     std::atomic<std::size_t> posted_{0}, taken_{0};
 };

@@ -96,9 +96,9 @@ public:
 
     /// From then on the engine waits for gradients. The values are current.
     void begin(step_ticket const& mine);
-    /// Reports gradient i.
-    void report(std::size_t i) noexcept {
-        if (engine_->ready(i)) move_on();
+    /// Reports elements [first, first + count) of gradient i.
+    void report(std::size_t i, std::size_t first, std::size_t count) noexcept {
+        if (engine_->ready(i, first, count)) move_on();
     }
     void backward_done(std::span<std::uint8_t const> used);
     /// This rank's backward has reported wrongly: throws the error of all ranks.

@@ -13,22 +13,30 @@ namespace ddp::detail {
 
 [[gnu::cold]] DDP_DECL std::string ready_reports::complaint(function_ref<std::string_view(std::size_t)> name_of) const {
     if (stray_)
-        return concat({"backward reported parameter #", *stray_, ", but the model has ", times_.size(),
+        return concat({"backward reported parameter #", *stray_, ", but the model has ", states_.size(),
                        ": ready(i) takes the index in parameters()"});
+    if (misplaced_)
+        return concat({"backward reported ", misplaced_->count, " elements from ", misplaced_->first,
+                       " on of parameter #", misplaced_->parameter, " '", name_of(misplaced_->parameter),
+                       "', of which the first ", misplaced_->left,
+                       " were left: ready(i, first, count) takes ranges from the end backwards, without gaps"});
     std::size_t missing = 0;
-    for (std::size_t i = 0; i < times_.size(); ++i) {
-        if (times_[i] > 1)
+    for (std::size_t i = 0; i < states_.size(); ++i) {
+        if (states_[i] == state::twice)
             return concat({"backward reported parameter #", i, " '", name_of(i),
                            "' twice: call ready(i) once, when gradient i is final"});
-        missing += times_[i] == 0 ? 1 : 0;
+        if (states_[i] == state::partly)
+            return concat({"backward never reported the first ", left_[i], " elements of parameter #", i, " '",
+                           name_of(i), "': ready(i) reports all that ranges have left"});
+        missing += states_[i] == state::none ? 1 : 0;
     }
     if (missing == 0) return {};
     // A rank's record has room for 320 characters, in which what to do has to be said as well.
     constexpr std::size_t most_names = 10, room = 170;
     std::string names;
     std::size_t named = 0;
-    for (std::size_t i = 0; i < times_.size() && named < most_names; ++i) {
-        if (times_[i] != 0) continue;
+    for (std::size_t i = 0; i < states_.size() && named < most_names; ++i) {
+        if (states_[i] != state::none) continue;
         std::string const one = concat({named == 0 ? "#" : ", #", i, " '", name_of(i), "'"});
         if (named != 0 && names.size() + one.size() > room) break;
         names += one;
