@@ -219,7 +219,7 @@ public:
 
     /// From now on backward computes and reports large gradients in slices of about so many bytes, where layers can (linear):
     /// their reduction then starts while the rest of the same gradient is computed. The same bits for any. 0, the default:
-    /// each gradient as a whole. It pays over a network, from a few MiB on; slices should be no smaller than buckets are.
+    /// each gradient as a whole. For models with large weights over a network; slices smaller than a bucket gain nothing.
     sequential& report_slices(std::size_t bytes) noexcept {
         slice_bytes_ = bytes;
         return *this;

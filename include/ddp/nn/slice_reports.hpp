@@ -39,11 +39,12 @@ public:
         std::size_t const fitting = bytes_ / (columns * element_bytes) / grain * grain;
         return std::max(grain, fitting);
     }
-    /// f(first, end) for slices of `slice` rows of a matrix of `rows`, last first. The last one called has the rest: less than two slices.
+    /// f(first, end) for slices of `slice` rows of a matrix of `rows`, last first. The last call gets the rest: less than two
+    /// slices.
     template <class F>
     static void for_each_slice(std::size_t rows, std::size_t slice, F&& f) {
         for (std::size_t end = rows; end > 0;) {
-            // The cuts are multiples of the grain; the last rows may be more than a slice, never fewer.
+            // Cuts are multiples of the grain: the first call may get a few rows more than a slice, never fewer.
             std::size_t const first = end < 2 * slice ? 0 : (end - slice) / grain * grain;
             f(first, end);
             end = first;
