@@ -39,6 +39,8 @@
 #include <ddp/data/impl/source.ipp>
 #include <ddp/data/impl/whole_file.ipp>
 #include <ddp/model/impl/layout.ipp>
+#include <ddp/optim/impl/any_optimizer.ipp>
+#include <ddp/optim/impl/schedule.ipp>
 #include <ddp/rendezvous/impl/environment.ipp>
 #include <ddp/rendezvous/impl/job_secret.ipp>
 #include <ddp/rendezvous/impl/run.ipp>
@@ -73,4 +75,6 @@
 
 #if defined(DDP_DOOR_NN)
 #include <ddp/nn/nn.hpp>
+
+#include <ddp/nn/impl/layer.ipp>
 #endif

@@ -5,14 +5,10 @@
 /// its results and hands out views; they stay valid until its next call.
 #pragma once
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <limits>
 #include <memory>
 #include <new>
 #include <span>
@@ -22,7 +18,7 @@
 
 #include <ddp/core/error.hpp>
 #include <ddp/core/random.hpp>
-#include <ddp/core/text.hpp>
+#include <ddp/core/separate.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/model/rank_sums.hpp>
 #include <ddp/nn/slice_reports.hpp>
@@ -109,34 +105,13 @@ private:
 
 namespace detail {
 
-[[noreturn, gnu::cold]] inline void no_memory_for(std::string const& name, std::span<std::size_t const> shape,
-                                                  std::size_t element_bytes) {
-    std::string extents;
-    double bytes = static_cast<double>(element_bytes);
-    for (std::size_t const extent : shape) {
-        extents += (extents.empty() ? "" : " x ") + std::to_string(extent);
-        bytes *= static_cast<double>(extent);
-    }
-    char size[32];
-    std::snprintf(size, sizeof size, "%.3g GB", bytes / 1e9);
-    throw usage_error(ddp::detail::concat({"a layer's '", name, "' of ", extents, " elements takes ", size,
-                                           ", and its gradient as much again: this machine does not have the memory; "
-                                           "make the layer smaller"}));
-}
+[[noreturn, gnu::cold]] void no_memory_for(std::string const& name, std::span<std::size_t const> shape,
+                                           std::size_t element_bytes);
 
 /// Elements of a parameter of this shape. Throws usage_error if they cannot be addressed, or if values and gradients are
 /// more than all of this machine's memory: a system that overcommits would end the process at the first write instead.
-template <Element E>
-[[nodiscard]] std::size_t elements_of(std::string const& name, std::span<std::size_t const> shape) {
-    std::size_t most = std::numeric_limits<std::ptrdiff_t>::max() / sizeof(E), count = 1;
-    if (long const pages = ::sysconf(_SC_PHYS_PAGES), size = ::sysconf(_SC_PAGESIZE); pages > 0 && size > 0)
-        most = std::min(most, static_cast<std::size_t>(pages) * static_cast<std::size_t>(size) / (2 * sizeof(E)));
-    for (std::size_t const extent : shape) {
-        if (extent != 0 && count > most / extent) no_memory_for(name, shape, sizeof(E));
-        count *= extent;
-    }
-    return count;
-}
+[[nodiscard]] std::size_t elements_of(std::string const& name, std::span<std::size_t const> shape,
+                                      std::size_t element_bytes);
 
 }  // namespace detail
 
@@ -145,17 +120,7 @@ template <Element E>
 template <Element E>
 class trainable {
 public:
-    trainable(std::string name, std::vector<std::size_t> shape)
-        : name_(std::move(name)), shape_(std::move(shape)), size_(detail::elements_of<E>(name_, shape_)) {
-        try {
-            value_ = own_value_.take(size_);
-            gradient_ = own_gradient_.take(size_);
-        } catch (std::bad_alloc const&) {
-            detail::no_memory_for(name_, shape_, sizeof(E));
-        }
-        std::fill(value_.begin(), value_.end(), E{0});
-        std::fill(gradient_.begin(), gradient_.end(), E{0});
-    }
+    trainable(std::string name, std::vector<std::size_t> shape);
 
     [[nodiscard]] std::string const& name() const noexcept { return name_; }
     [[nodiscard]] std::vector<std::size_t> const& shape() const noexcept { return shape_; }
@@ -179,6 +144,19 @@ private:
     std::span<E> value_, gradient_;
 };
 
+template <Element E>
+trainable<E>::trainable(std::string name, std::vector<std::size_t> shape)
+    : name_(std::move(name)), shape_(std::move(shape)), size_(detail::elements_of(name_, shape_, sizeof(E))) {
+    try {
+        value_ = own_value_.take(size_);
+        gradient_ = own_gradient_.take(size_);
+    } catch (std::bad_alloc const&) {
+        detail::no_memory_for(name_, shape_, sizeof(E));
+    }
+    std::fill(value_.begin(), value_.end(), E{0});
+    std::fill(gradient_.begin(), gradient_.end(), E{0});
+}
+
 /// Fills parameters with numbers that are uniform in [-bound, bound), from random_stream{seed,
 /// random_use::initial_values, first + i} for parameter i: the same bits on every platform.
 template <Element E>
@@ -189,6 +167,13 @@ void draw_uniform(std::span<trainable<E>> parameters, E bound, std::uint64_t see
         for (std::size_t i = 0; i < value.size(); ++i) value[i] = bound * draws.at(i).template symmetric<E>();
     }
 }
+
+#if defined(DDP_SEPARATE_COMPILATION)
+DDP_INSTANTIATE class trainable<float>;
+DDP_INSTANTIATE class trainable<double>;
+DDP_INSTANTIATE void draw_uniform(std::span<trainable<float>>, float, std::uint64_t, std::uint64_t);
+DDP_INSTANTIATE void draw_uniform(std::span<trainable<double>>, double, std::uint64_t, std::uint64_t);
+#endif
 
 /// How a forward pass runs. What most layers ignore is added here, so that their signatures stay.
 struct forward_mode {
@@ -238,3 +223,7 @@ concept LayerOf = std::same_as<typename L::element, E> && requires(L& layer, con
 };
 
 }  // namespace ddp::nn
+
+#if !defined(DDP_SEPARATE_COMPILATION)
+#include <ddp/nn/impl/layer.ipp>
+#endif

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 
+#include <ddp/core/separate.hpp>
 #include <ddp/kernel/kernel.hpp>
 #include <ddp/model/model.hpp>
 
@@ -62,6 +63,11 @@ private:
         return sum[0];
     }
 };
+
+#if defined(DDP_SEPARATE_COMPILATION)
+DDP_INSTANTIATE void sum_rows(float*, float const*, std::size_t, std::size_t, bool);
+DDP_INSTANTIATE void sum_rows(double*, double const*, std::size_t, std::size_t, bool);
+#endif
 
 }  // namespace ddp::nn::detail
 

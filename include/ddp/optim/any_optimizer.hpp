@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <variant>
 
+#include <ddp/core/separate.hpp>
 #include <ddp/optim/adagrad.hpp>
 #include <ddp/optim/adam.hpp>
 #include <ddp/optim/lamb.hpp>
@@ -34,24 +35,12 @@ public:
     any_optimizer(lamb const& held) noexcept : held_(held) {}
     any_optimizer(lars const& held) noexcept : held_(held) {}
 
-    [[nodiscard]] std::size_t slot_count() const noexcept {
-        return std::visit([](auto const& held) { return held.slot_count(); }, held_);
-    }
-    [[nodiscard]] slot_words slot_names() const noexcept {
-        return std::visit([](auto const& held) { return held.slot_names(); }, held_);
-    }
-    [[nodiscard]] double learning_rate() const noexcept {
-        return std::visit([](auto const& held) { return held.learning_rate(); }, held_);
-    }
-    [[nodiscard]] std::uint64_t hash() const noexcept {
-        return std::visit([](auto const& held) { return held.hash(); }, held_);
-    }
-    void validate() const {
-        std::visit([](auto const& held) { held.validate(); }, held_);
-    }
-    [[nodiscard]] bool needs_norms() const noexcept {
-        return std::visit([](auto const& held) { return detail::needs_norms<float>(held); }, held_);
-    }
+    [[nodiscard]] std::size_t slot_count() const noexcept;
+    [[nodiscard]] slot_words slot_names() const noexcept;
+    [[nodiscard]] double learning_rate() const noexcept;
+    [[nodiscard]] std::uint64_t hash() const noexcept;
+    void validate() const;
+    [[nodiscard]] bool needs_norms() const noexcept;
     template <std::floating_point E>
     void prepare(step_info const& at, std::span<E> gradient, std::span<E const> value, slot_spans<E> slots) const {
         std::visit(
@@ -72,3 +61,7 @@ private:
 static_assert(OptimizerFor<any_optimizer, float> && OptimizerFor<any_optimizer, double>);
 
 }  // namespace ddp
+
+#if !defined(DDP_SEPARATE_COMPILATION)
+#include <ddp/optim/impl/any_optimizer.ipp>
+#endif
