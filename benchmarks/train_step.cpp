@@ -18,7 +18,8 @@
 //   replicated  by messages; every rank keeps all of the optimizer's state
 //   sharded     by messages; each rank steps its slice and sends the new values
 // WITH="bf16 int8 powersgd topk" adds kinds whose exchange sends less, by messages: bfloat16_exchange, int8_exchange,
-// power_sgd_exchange of rank 4, top_k_exchange of 1 %. WITH="unchecked" adds the default without agreement_steps.
+// power_sgd_exchange of rank 4, top_k_exchange of 1 %. WITH="unchecked" adds the default without agreement_steps,
+// WITH="slices" replicated where large gradients are computed and reported in slices of 4 MiB.
 // STEPS is the least number of steps in a round (4).
 //
 // Prints, in milliseconds on rank 0 (medians of a round's steps, then of the rounds):
@@ -237,6 +238,7 @@ public:
         return loss;
     }
     bool good() override { return trainer_.replicas_identical() && last_loss < first_loss; }
+    void report_slices(std::size_t bytes) { net_.report_slices(bytes); }
 
 private:
     timed_network net_;
@@ -359,6 +361,13 @@ bool measure(options const& with, ddp::communicator<> const& comm) {
     if (extra.find(" unchecked ") != std::string::npos)
         kinds.push_back(std::make_unique<with_exchange>("unchecked", with.model, mine, comm,
                                                         ddp::training_options{.agreement_steps = 0}));
+    if (extra.find(" slices ") != std::string::npos) {
+        auto sliced = std::make_unique<with_exchange>(
+            "slices", with.model, mine, comm,
+            ddp::training_options{.update = ddp::update::replicated, .share_memory = false});
+        sliced->report_slices(std::size_t{4} << 20);
+        kinds.push_back(std::move(sliced));
+    }
     if (kinds.empty()) throw std::runtime_error("SKIP leaves no kind of step");
     double const budget = std::stod(setting("STEP_BUDGET", "1.5"));
     int const rounds = std::max(1, std::stoi(setting("ROUNDS", "3")));

@@ -170,7 +170,7 @@ TEST_CASE("a layout puts every parameter at 64 bytes, in the order it is given",
             REQUIRE(where.size() >= end);
             REQUIRE(where.blocks() == blocks);
 
-            layout const packed(counts, {}, bytes, placement::contiguous);
+            layout const packed(counts, {}, bytes, parameter_placement::contiguous);
             end = 0;
             for (std::size_t i = 0; i < counts.size(); ++i) {
                 REQUIRE(packed.begin(i) == end);
@@ -179,7 +179,7 @@ TEST_CASE("a layout puts every parameter at 64 bytes, in the order it is given",
             REQUIRE(packed.size() == end);
             REQUIRE(packed.blocks() == blocks);
             if (counts.size() > 1)
-                CHECK_THROWS_WITH(layout(counts, order, bytes, placement::contiguous),
+                CHECK_THROWS_WITH(layout(counts, order, bytes, parameter_placement::contiguous),
                                   Catch::Contains("list what is frozen last"));
         }
 }

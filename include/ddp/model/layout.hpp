@@ -25,7 +25,7 @@ struct arena_range {
 };
 
 /// How parameters follow each other in the arena.
-enum class placement : std::uint8_t {
+enum class parameter_placement : std::uint8_t {
     aligned,    ///< each on a 64-byte boundary
     contiguous  ///< without gaps, as declared: for models that want one array over all of them
 };
@@ -39,11 +39,11 @@ public:
     /// `counts[i]` is the size of parameter i; `order` lists the parameters as they lie in the arena (empty: as declared).
     /// Throws usage_error if it does not name each once, and for another order than the declared one without gaps.
     layout(std::vector<std::size_t> counts, std::vector<std::size_t> order, std::size_t element_bytes,
-           placement placed = placement::aligned);
+           parameter_placement placed = parameter_placement::aligned);
 
     [[nodiscard]] std::size_t parameters() const noexcept { return counts_.size(); }
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
-    [[nodiscard]] placement placed() const noexcept { return placed_; }
+    [[nodiscard]] parameter_placement placed() const noexcept { return placed_; }
     [[nodiscard]] std::size_t begin(std::size_t i) const noexcept { return begins_[i]; }
     [[nodiscard]] std::size_t end(std::size_t i) const noexcept { return begins_[i] + counts_[i]; }
     [[nodiscard]] std::size_t count(std::size_t i) const noexcept { return counts_[i]; }
@@ -86,7 +86,7 @@ private:
     std::vector<std::size_t> blocks_;
     std::size_t size_ = 0;
     std::size_t all_blocks_ = 0;
-    placement placed_ = placement::aligned;
+    parameter_placement placed_ = parameter_placement::aligned;
 };
 
 }  // namespace ddp

@@ -70,7 +70,7 @@ public:
             parameters[i].value = value(i);
             parameters[i].gradient = gradient(i);
         }
-        if (layout_.placed() == placement::contiguous) {
+        if (layout_.placed() == parameter_placement::contiguous) {
             memory.all_values = values();
             memory.all_gradients = gradients();
         }

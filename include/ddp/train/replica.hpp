@@ -55,7 +55,8 @@ class replica {
 public:
     using element = element_of<M>;
     static constexpr bool bound = BindableModel<M>;
-    static constexpr placement placed = contiguous<M> ? placement::contiguous : placement::aligned;
+    static constexpr parameter_placement placed =
+        contiguous<M> ? parameter_placement::contiguous : parameter_placement::aligned;
 
     /// Lists the parameters. The model works in its own memory until attach().
     explicit replica(M& model)

@@ -57,7 +57,7 @@ namespace detail {
 struct model_facts {
     std::uint64_t hash = 0;       // hash(), where the model has one
     bool ready_releases = false;  // and is bound
-    placement placed = placement::aligned;
+    parameter_placement placed = parameter_placement::aligned;
     std::vector<model_buffer> buffers;
 };
 
@@ -182,8 +182,9 @@ void trainer_core<T, E>::start_engine(trainer_setup<T, E>& with, std::span<param
     for (parameter<E> const& p : parameters) counts.push_back(p.value.size());
     std::size_t const grain = step_engine<T, E>::slice_grain(options_.needs_norm() || optimizer_->needs_norms());
     bucket_request const request{counts, sizeof(E), grain};
-    bucket_plan const plan = model.placed == placement::contiguous ? with.buckets->plan(request)
-                                                                   : plan_apart(*with.buckets, request, frozen_);
+    bucket_plan const plan = model.placed == parameter_placement::contiguous
+                                 ? with.buckets->plan(request)
+                                 : plan_apart(*with.buckets, request, frozen_);
     layout const where(counts, plan.order, sizeof(E), model.placed);
     std::shared_ptr<shared_memory> const shared =
         share_memory(comm_, options_.share_memory && with.parts.exchange->in_memory() ? arena<E>::bytes(where) : 0,

@@ -12,7 +12,7 @@
 namespace ddp {
 
 DDP_DECL layout::layout(std::vector<std::size_t> counts, std::vector<std::size_t> order, std::size_t element_bytes,
-                        placement placed)
+                        parameter_placement placed)
     : counts_(std::move(counts)),
       order_(std::move(order)),
       begins_(counts_.size()),
@@ -28,11 +28,11 @@ DDP_DECL layout::layout(std::vector<std::size_t> counts, std::vector<std::size_t
         DDP_EXPECTS(sorted.size() == counts_.size() && sorted[i] == i,
                     "a bucket plan's order must name every parameter exactly once");
     DDP_EXPECTS(
-        placed == placement::aligned || std::is_sorted(order_.begin(), order_.end()),
+        placed == parameter_placement::aligned || std::is_sorted(order_.begin(), order_.end()),
         "the model is `contiguous`: its parameters lie as it lists them, so neither a bucket policy nor frozen "
         "parameters of a local_parallel may give them another order. Take a policy without one, or list what is "
         "frozen last");
-    std::size_t const alignment = placed == placement::contiguous ? 1 : 64 / element_bytes;
+    std::size_t const alignment = placed == parameter_placement::contiguous ? 1 : 64 / element_bytes;
     for (std::size_t const i : order_) {
         begins_[i] = size_;
         size_ += (counts_[i] + alignment - 1) / alignment * alignment;
