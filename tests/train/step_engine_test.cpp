@@ -117,7 +117,7 @@ task<> train(virtual_cluster* cluster, scheduler<virtual_transport>* on, subject
             nanoseconds const own(2'000 + static_cast<std::int64_t>((rank * 37 + i * 11) % 50) * 1'000);
             co_await cluster->compute(on->rank(), own);
             mine->write(i, step, rank, rank + 1);
-            work->ready(i);
+            work->ready(i, 0, mine->where.count(i));
         }
         work->backward_done();
         work->collect();
@@ -171,7 +171,7 @@ std::vector<std::unique_ptr<subject>> over_threads(int ranks, setup const& how, 
                 comm.poke();
                 for (std::size_t i = mine->where.parameters(); i-- > 0;) {
                     mine->write(i, step, rank, rank + 1);
-                    if (work->ready(i)) comm.poke();
+                    if (work->ready(i, 0, mine->where.count(i))) comm.poke();
                 }
                 work->backward_done();
                 comm.run([&] {
@@ -195,7 +195,7 @@ subject alone(std::size_t ranks, setup const& how) {
         work->begin({.weight = total_weight(ranks), .done = 0});
         for (std::size_t i = 0; i < mine.where.parameters(); ++i) {
             mine.write(i, step, 0, ranks);
-            work->ready(i);
+            work->ready(i, 0, mine.where.count(i));
         }
         work->backward_done();
         auto const outcome = cluster.run([&](int, auto&) {
