@@ -71,8 +71,8 @@ struct resumed_checkpoint {
 /// docs/checkpoints.md.
 class checkpoints {
 public:
-    /// Nothing happens yet; the directory is made by the first save, its parent must be there. Throws usage_error if
-    /// nothing would be kept.
+    /// Touches no file: the first save makes the directory, whose parent must exist. Throws usage_error if the directory has
+    /// no name or options.keep is 0.
     explicit checkpoints(std::string directory, checkpoint_options options = {})
         : directory_(std::move(directory)), options_(options) {
         DDP_EXPECTS(!directory_.path().empty(), "checkpoints: give the directory a name");
@@ -80,17 +80,17 @@ public:
     }
     checkpoints(checkpoints const&) = delete;
     checkpoints& operator=(checkpoints const&) = delete;
-    /// Waits for a writer in the background. What it has written is no checkpoint unless wait() was called.
+    /// Waits for a writer in the background. What it has written does not become a checkpoint: call wait() first.
     ~checkpoints() = default;
 
-    /// Writes a checkpoint of the trainer, and removes those that are too old. `entries`: rank 0's count.
+    /// Writes a checkpoint of the trainer, and removes those that are too old. `entries`: those of rank 0 are kept.
     ///
     /// Cost    values and buffers are written by rank 0; state by who holds it: with update::sharded every rank its part.
     ///         One pass more over the files, for their digests; flushes; four small exchanges. All wait for the slowest
     ///         rank's disk, timing.collective at most.
     /// Throws  data_error (errc::file), the same on every rank, if a rank cannot write: nothing has happened then, earlier
-    ///         checkpoints are there, and training may go on. With options.background also what became of the one before;
-    ///         this one is then not begun. usage_error within a step, or for texts that are no UTF-8. comm_error.
+    ///         checkpoints are there, and training may go on. With options.background also if writing the previous one has
+    ///         failed; this one is then not begun. usage_error within a step, or for texts that are no UTF-8. comm_error.
     template <detail::KeptTrainer C>
     void save(C& trainer, string_map const& entries = {}) {
         save_with(trainer, nullptr, entries);
@@ -101,10 +101,10 @@ public:
         save_with(trainer, &batches, entries);
     }
 
-    /// Brings the trainer to where the newest whole checkpoint was written; nothing if there is none yet. One that is
-    /// damaged (a digest, a file that is missing) is named on stderr by rank 0, and the one before it is taken.
+    /// Restores the trainer from the newest intact checkpoint; returns nothing if there is no checkpoint yet. One that is
+    /// damaged (a wrong digest, a missing file) is named on stderr by rank 0, and the one before it is taken.
     ///
-    /// Cost    each rank reads all values, and of the state what it holds; every file's digest is looked at by one rank.
+    /// Cost    each rank reads all values, and of the state what it holds; every file's digest is checked by one rank.
     /// Throws  data_error, the same on every rank: errc::format for a checkpoint of another model, optimizer or sampler, with
     ///         all differences (20 are shown), or if none of those that are there is whole: nothing has changed then.
     ///         errc::file if the directory cannot be read. usage_error within a step. comm_error. Where a file fails while
@@ -122,7 +122,7 @@ public:
     /// With options.background: whether nothing is being written. Collective; a small exchange, which makes a checkpoint of
     /// what all ranks have written. Throws as save.
     bool poll() { return pending_ == nullptr || finish(false); }
-    /// Waits until what was saved is a checkpoint. Collective. Throws as save. To be called at the end.
+    /// Waits until what was saved is a checkpoint. Collective. Throws as save. Call it at the end.
     void wait() {
         if (pending_ != nullptr) (void)finish(true);
     }

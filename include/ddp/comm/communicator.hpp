@@ -26,13 +26,13 @@ namespace ddp {
 /// One rank among the ranks of a group. The first communicator of a job is the group of all its ranks; split(),
 /// subgroup(), host() and across_hosts() make groups of its ranks, and groups of groups.
 ///
-/// A handle: copies are the same group, and any number of groups share one transport. They die in any order; the last
-/// communicator or trainer leaves the job, cleanly, or while an exception unwinds by telling the peers so.
+/// A handle: copies are the same group, and any number of groups share one transport. They may be destroyed in any order; the
+/// rank leaves the job with its last communicator or trainer: cleanly, or, during stack unwinding, by reporting a failure.
 ///
 /// All members of a group call its collectives in the same order. Ranks that are members of several groups also agree on
 /// the order between these groups: where they do not, and wait for one another, every rank throws an error that says so.
 /// Steps of trainers on different groups may overlap in any way.
-/// Thread safety: collectives may be called from one thread at a time in each process.
+/// Thread safety: each rank may call collectives from one thread at a time.
 /// Failure: any error is the same verdict on every rank of the job; afterwards every call in every group throws it again.
 template <Transport T = any_transport>
 class communicator {
@@ -89,7 +89,7 @@ public:
         return exclusively([this] { return tasks().bytes_sent(); });
     }
 
-    /// How messages between these ranks travel, the same on every rank. Between several hosts, cost in the square of ranks.
+    /// How messages between these ranks travel, the same on every rank. Cost between several hosts: O(P^2).
     [[nodiscard]] message_path messages() const {
         if constexpr (PathTransport<T>) {
             std::span<int const> const ranks = members().members();
@@ -114,14 +114,14 @@ public:
         }
     }
 
-    /// What became of the communication thread: drives, rests or none.
+    /// What the communication thread does in this job: drives, rests or none.
     [[nodiscard]] communication_thread thread() const noexcept { return driver_->thread(); }
-    /// Whether a thread of ours moves things on between calls: thread() is communication_thread::drives.
+    /// Whether a thread of the library drives the communication between calls: thread() is communication_thread::drives.
     [[nodiscard]] bool has_thread() const noexcept { return driver_->has_thread(); }
     /// Processor time that this thread has taken so far, in all groups of the job; 0 without one. What blocking calls spend on
     /// messages is their callers' time.
     [[nodiscard]] nanoseconds thread_time() const noexcept { return driver_->thread_time(); }
-    /// Moves things on without waiting. Needed only where no thread of ours does (has_thread()); harmless elsewhere.
+    /// Drives the communication without waiting. Needed only where no thread of the library does (see has_thread()); harmless elsewhere.
     void progress() const noexcept { driver_->progress(); }
     /// Tells whoever drives that there is mail for it (see mailbox_client). From any thread; never blocks for long.
     void poke() const noexcept { driver_->poke(); }

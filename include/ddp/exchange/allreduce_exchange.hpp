@@ -13,7 +13,7 @@
 
 namespace ddp {
 
-/// The sum of the addends as the algorithm adds them, times the factor. The wire has the model's own elements.
+/// The sum of the addends as the algorithm adds them, times the factor. Elements are sent in the model's own type.
 ///
 /// A SlicedAllreduceOver posts early and stops half-way where each rank steps its slice; one that can only sum does all at
 /// once, everywhere; a BlockingAllreduceOver sums in finish().

@@ -84,7 +84,7 @@ struct exchange_statistics {
     }
 };
 
-/// What is shown each piece of the state that all ranks hold alike.
+/// Is called with each piece of the state that is the same on all ranks.
 using shared_state_visitor = function_ref<void(const_bytes)>;
 
 /// What prepare() of an exchange returns.

@@ -33,7 +33,7 @@ struct tcp {
     /// RANK or WORLD_SIZE is set, or MASTER_ADDR or MASTER_PORT without a process manager.
     [[nodiscard]] static bool detected();
 
-    /// srun or mpirun started this process as one of several: for a program that cannot do better, with MPI.
+    /// srun or mpirun started this process as one of several: used if the program has no better way, such as MPI.
     [[nodiscard]] static bool also_detected();
 
     /// Brings the job together as connect_tcp does (rendezvous/bootstrap.hpp), then body(comm).

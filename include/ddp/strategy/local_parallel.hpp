@@ -39,7 +39,7 @@
 
 namespace ddp {
 
-/// How a local_parallel trains. Ranks must have them alike, as training_options.
+/// How a local_parallel trains. The same on all ranks, as training_options.
 struct local_options {
     std::optional<clipping> clip = {};        ///< of each rank's own mean gradient
     ddp::schedule schedule = {};              ///< factor of the optimizer's learning rate, by local step
@@ -173,7 +173,7 @@ public:
     [[nodiscard]] bool between_steps() const noexcept {
         return !stepping_ && accumulated_ == 0 && meetings_.together();
     }
-    /// Throws usage_error, the same on all ranks, where between_steps() is false, and says what to do: for who keeps or replaces the
+    /// Throws usage_error, the same on all ranks, where between_steps() is false, and says what to do: for code that keeps or replaces the
     /// values of all ranks (checkpoints and save_weights do).
     void expect_between_steps(char const* what) const {
         expect_between(what);
@@ -205,8 +205,8 @@ public:
     [[nodiscard]] std::span<std::uint8_t const> frozen() const noexcept { return frozen_; }
     /// By parameter: not 0 where local_options::frozen says so, and nothing thaws it.
     [[nodiscard]] std::span<std::uint8_t const> frozen_from_the_start() const noexcept { return from_the_start_; }
-    /// Freezes exactly the parameters whose mark is not 0, as frozen() shows them: for who brings back a training (checkpoints
-    /// does). As freeze() and unfreeze().
+    /// Freezes exactly the parameters whose mark is not 0, as frozen() shows them: for code that restores a training, as checkpoints
+    /// does. As freeze() and unfreeze().
     void set_frozen(std::span<std::uint8_t const> marks) {
         expect_between_steps("set_frozen");
         digest all;

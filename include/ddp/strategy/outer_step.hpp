@@ -60,8 +60,8 @@ inline void expect_outer(char const* name, std::uint64_t period, double lr, doub
 
 }  // namespace detail
 
-/// Ranks hold the same bits right after a meeting, and other ones in between: every `period` local steps the way from where ranks met last
-/// to the mean of their values is a gradient, by which SGD with Nesterov's momentum steps; all ranks go on from there.
+/// Ranks hold the same bits right after a meeting, and other ones in between: every `period` local steps the values after the last meeting
+/// minus the mean of all ranks' values are taken as a gradient, by which SGD with Nesterov's momentum steps; all ranks go on from there.
 ///
 /// The inner optimizer is the trainer's (AdamW in the paper), and each rank keeps its own state of it.
 ///

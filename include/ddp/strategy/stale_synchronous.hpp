@@ -52,7 +52,7 @@ DDP_KERNEL void take_mean_step(E* base, E const* sum, std::size_t count, E inver
 /// After a step a rank starts the sum of what all ranks' steps have changed, and goes on; it waits for the sum that it has
 /// started `staleness` steps before. So messages have that many steps of time, and no rank is ever further ahead of another
 /// than that. A sum takes effect exactly `staleness` steps later, however early it is there: the same run gives the same
-/// bits again. What ranks say of their end and of request_stop() comes so much later too.
+/// bits again. The end of a rank's data and request_stop() take effect that many steps later too.
 ///
 /// Cost    of a step: an allreduce of S bytes, where S is the size of the values, beside the next steps, on the communicator's
 ///         thread where the transport allows one; staleness + 4 passes. Memory for 2 staleness + 4 arrays of the model's size.

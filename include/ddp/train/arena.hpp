@@ -34,7 +34,7 @@ public:
           values_(make_arena<E>(layout_.size())),
           gradients_(make_arena<E>(layout_.size())),
           owner_(std::make_shared<std::pair<std::shared_ptr<E[]>, std::shared_ptr<E[]>>>(values_, gradients_)) {}
-    /// In memory of somebody else's, bytes(where) of it, zero, on a 64-byte boundary: values, then gradients.
+    /// In memory that the caller provides: bytes(where) of it, zero, on a 64-byte boundary; values, then gradients.
     arena(layout where, std::shared_ptr<std::byte> const& memory)
         : layout_(std::move(where)),
           values_(memory, reinterpret_cast<E*>(memory.get())),

@@ -75,8 +75,8 @@ struct step_result {
 ///         ranks hold other values. usage_error, on the rank that is at fault, for settings that make no sense and for
 ///         calls in another order than below. What the user's own model throws comes back as itself on that rank.
 ///
-/// After a comm_error the communicator has failed for good; completed_steps() and torn() say what the values are worth
-/// (ask between steps).
+/// After a comm_error the communicator cannot be used any more; completed_steps() and torn() tell whether the values can be
+/// kept (call them between steps).
 ///
 /// What each argument must be is said at the constructor, not here: Clang names the operation that is missing only there.
 template <class M, class T>
@@ -132,8 +132,8 @@ public:
     }
 
     /// Takes part in a step of the others without a batch, for a rank that is out of data: while (trainer.join()) {}.
-    /// Returns false once every rank has called it: nothing has changed then, and every rank stops. What was accumulated
-    /// is no end yet: it goes into this step.
+    /// Returns false once every rank has called it: nothing has changed then, and every rank stops. If this rank has
+    /// accumulated gradients, they go into this step, and the call does not count as the end of its data.
     bool join() {
         expect_synchronising("join()");
         auto const since = monotonic_clock::now();
@@ -177,8 +177,8 @@ public:
     ///     }
     ///     trainer.forward(last), trainer.backward(), trainer.finish();
     ///
-    /// Looked at when backward() begins; what a backward() outside has begun may be finished inside. Throws usage_error where
-    /// step(), join() or a finish() that ends nothing is called under it.
+    /// The guard is checked when backward() begins; a step whose backward() was called outside may be finished inside. Throws
+    /// usage_error if step(), join(), or finish() without such a step, is called under it.
     [[nodiscard]] no_sync_guard no_sync() noexcept { return no_sync_guard(unsynchronised_); }
     /// Backward that starts the reductions. Nothing may touch the model's values until finish().
     void backward() {
@@ -190,28 +190,29 @@ public:
         backward_last();
     }
     /// Ends the step: waits for the reductions and the optimizer, and returns when all values are new. The result has
-    /// the samples of all ranks (`weight`) and, where clipping asks for it, the norm of the mean gradient.
+    /// the samples of all ranks (`weight`) and, where clipping by norm or training_options::nonfinite asks for it, the
+    /// norm of the mean gradient.
     finish_result finish() {
         if (!core_.begun()) expect_synchronising("finish()");
         return finish(false);
     }
 
-    /// Steps that changed the values. After a failure ranks may differ by one: those who had every gradient of a rank that
-    /// then failed have completed the step. Equal numbers are equal bits.
+    /// Steps that changed the values. After a failure ranks may differ by one: those that had every gradient of a rank that
+    /// then failed have completed the step. Ranks with equal numbers hold equal bits.
     [[nodiscard]] std::uint64_t completed_steps() const noexcept { return engine().updates(); }
     /// Goes on as if so many steps had been completed: schedules and corrections of bias count from there. Between steps,
-    /// the same on all ranks; for who brings back values and state (checkpoints does).
+    /// the same on all ranks; for code that restores values and state, as checkpoints does.
     void set_completed_steps(std::uint64_t count) {
         DDP_EXPECTS(between_steps(), "set_completed_steps: a step is under way; finish() it first");
         core_.set_updates(count);
     }
-    /// From the next step on each group's learning rate is multiplied with `factor` as well as with the schedule's: for rates
+    /// From the next step on each group's learning rate is multiplied by `factor` as well as by the schedule's: for rates
     /// that the program decides on while it trains (reduce_on_plateau). Stays until the next call; checkpoints keep it.
     /// Collective, between steps: ranks compare what they pass before anything changes.
     /// Cost: an all-gather of 8 bytes a rank. Throws usage_error, the same on every rank, where ranks pass different factors, or
     /// one that is negative or not finite: the factor then stays what it was.
     void set_rate_factor(double factor) { core_.set_rate_factor(factor); }
-    /// As set_rate_factor said; 1 before that.
+    /// The factor of the last set_rate_factor(); 1 before the first.
     [[nodiscard]] double rate_factor() const noexcept { return core_.optimizer().rate_factor(); }
     /// Freezes every parameter whose name fits the pattern (see name_fits), from the next step on: neither value nor optimizer state
     /// changes, decay included, whatever backward reports; its gradient counts as 0 in the norm. A bucket of nothing but frozen
@@ -225,8 +226,8 @@ public:
     void unfreeze(std::string_view pattern) { mark_frozen("unfreeze", pattern, 0); }
     /// By parameter: not 0 where it is frozen.
     [[nodiscard]] std::span<std::uint8_t const> frozen() const noexcept { return core_.frozen(); }
-    /// Freezes exactly the parameters whose mark is not 0, as frozen() shows them: for who brings back a training (checkpoints
-    /// does). Collective, between steps, as freeze(). Throws usage_error on every rank where ranks pass different marks, or
+    /// Freezes exactly the parameters whose mark is not 0, as frozen() shows them: for code that restores a training, as checkpoints
+    /// does. Collective, between steps, as freeze(). Throws usage_error on every rank where ranks pass different marks, or
     /// another number of them than there are parameters.
     void set_frozen(std::span<std::uint8_t const> marks) {
         DDP_EXPECTS(between_steps(), "set_frozen: a step is under way; finish() it first");
@@ -235,8 +236,8 @@ public:
     /// Neither is a step under way, nor has accumulate() left gradients for the next one.
     [[nodiscard]] bool between_steps() const noexcept { return !core_.begun() && accumulated_ == 0; }
 
-    /// This rank wants training to stop: all ranks learn it in the same step, the next one that this rank begins
-    /// (`finish_result::stop`; after join(), stop_agreed()), and in every one after that. What they do then is theirs.
+    /// Asks all ranks to stop training: they learn of it in the same step, the next one that this rank begins
+    /// (`finish_result::stop`; after join(), stop_agreed()), and in every one after that. What they do then is up to the program.
     /// Costs no message. From any thread, and from a signal handler.
     void request_stop() noexcept { stop_requested_.store(true); }
     /// What the last step's result said, for loops that end in join().

@@ -38,7 +38,7 @@ struct early_stopping_options {
 ///         if (stopping.improved()) …              // keep the values
 ///     }
 ///
-/// A rank that stops alone leaves the others waiting for it. update(comm, metric) cannot part the ranks: rank 0's metric
+/// A rank that stops alone leaves the others waiting for it. update(comm, metric) keeps the ranks together: rank 0's metric
 /// decides, and every rank takes over rank 0's state, options included; what other ranks pass is not read, so they may
 /// have evaluated nothing. update(metric) decides by itself, without a message: for one rank, or for metrics with the
 /// same bits everywhere, as evaluate and sum_over_ranks return them.

@@ -24,7 +24,7 @@ struct step_times {
 /// Bucket `bucket` holds the mean gradient (all of it, or this rank's slice with a sharded update). In shared memory this
 /// rank's slice may have been stepped by then.
 struct bucket_reduced {
-    std::uint64_t step = 0;              ///< number of the step, from 1: calls of step(), join() or finish()
+    std::uint64_t step = 0;              ///< number of the step, from 1: calls of step(), join() or backward()
     std::size_t bucket = 0;              ///< in the arena's order: the last is reduced first
     std::size_t bytes = 0;               ///< of the whole bucket
     std::chrono::nanoseconds elapsed{};  ///< since the bucket was full on this rank
@@ -32,7 +32,7 @@ struct bucket_reduced {
 
 /// All values are new.
 struct step_finished {
-    std::uint64_t step = 0;      ///< number of the step, from 1: calls of step(), join() or finish()
+    std::uint64_t step = 0;      ///< number of the step, from 1: calls of step(), join() or backward()
     std::uint64_t weight = 0;    ///< samples of all ranks
     double gradient_norm = 0.0;  ///< of the mean gradient before clipping; 0 where nobody asked for it
 };
@@ -48,7 +48,7 @@ struct step_finished {
 /// Cost     of a trainer whose observer has the hook: where ranks share memory, adding and stepping in one pass becomes two.
 template <class E>
 struct mean_gradient {
-    std::uint64_t step = 0;          ///< number of the step, from 1: calls of step(), join() or finish()
+    std::uint64_t step = 0;          ///< number of the step, from 1: calls of step(), join() or backward()
     std::uint64_t weight = 0;        ///< samples of all ranks
     std::size_t parameter = 0;       ///< as in parameters()
     std::size_t begin = 0;           ///< the first element's place in its parameter

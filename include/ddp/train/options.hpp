@@ -73,7 +73,7 @@ struct training_options {
     std::size_t agreement_steps = 256;
     ddp::buffers buffers = ddp::buffers::from_rank_0;  ///< of a model that has some: one small collective a step
     std::size_t buckets_in_flight = 4;                 ///< bounds the memory of the reductions under way
-    /// Bytes of values that are stepped at once, at most. After each quarter of it the network is looked after, so that
+    /// Bytes of values that are stepped at once, at most. After each quarter of it the transport is driven, so that
     /// heartbeats go out, and new values travel while others are stepped. The same bits for any; may differ between ranks.
     std::size_t step_piece_bytes = std::size_t{1} << 20;
 

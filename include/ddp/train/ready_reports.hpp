@@ -22,7 +22,7 @@ enum class unused : std::uint8_t {
     error,  ///< the step fails on all ranks, and the error names up to ten of the parameters
     /// Its gradient is +0 in an assigning pass, and stays what it is in an accumulating one. A parameter that no rank has reported
     /// in the step is left as it is: value, optimizer's state, weight decay. Costs a bit a parameter to each rank, and no
-    /// value is stepped before backward has ended on all ranks. So parameters are frozen by a model that leaves them out.
+    /// value is stepped before backward has ended on all ranks. A model can thus freeze parameters by leaving them out.
     allowed,
 };
 

@@ -22,7 +22,7 @@ namespace ddp {
 
 /// When the rate is lowered, and by how much. The same on every rank, or rank 0's decide.
 struct reduce_on_plateau_options {
-    double factor = 0.1;  ///< what the rate is multiplied with; in [0, 1)
+    double factor = 0.1;  ///< what the rate is multiplied by; in [0, 1)
     std::size_t patience =
         10;  ///< updates in a row without an improvement that are allowed: the next one lowers the rate
     double threshold = 1e-4;   ///< how much better than the best so far counts as an improvement: more than this

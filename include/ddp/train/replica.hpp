@@ -195,7 +195,7 @@ public:
             for (std::size_t i = 0; i < parameters_.size(); ++i)
                 std::copy(parameters_[i].value.begin(), parameters_[i].value.end(), memory_.value(i).begin());
     }
-    /// The arena's values are other ones: brings them to the model, and tells it.
+    /// To be called after the arena's values have changed: copies them into a model that is not bound, and notifies it.
     void values_changed() {
         for (std::size_t i = 0; i < parameters_.size(); ++i) {
             if constexpr (!bound)

@@ -124,7 +124,7 @@ void save_weights(communicator<T> const& comm, M& model, std::string const& path
 /// Cost    two passes over the file on each rank, and two small exchanges.
 /// Throws  data_error: errc::file if the file is missing or cannot be read; errc::format if it is not strictly right,
 ///         or holds other names, types or shapes than the model, or other values than rank 0's; usage_error within a
-///         step; comm_error. All of them the same on every rank: the text names the ranks that it befell, unless that
+///         step; comm_error. All of them the same on every rank: the text names the ranks concerned, unless that
 ///         is everybody. Where a file changes or fails while it is put in place, the communicator has failed with it.
 template <Transport T, Model M>
 string_map load_weights(communicator<T> const& comm, M& model, std::string const& path,
@@ -133,7 +133,7 @@ string_map load_weights(communicator<T> const& comm, M& model, std::string const
 }
 
 /// As load_weights, from a file whose names and types may differ from the model's as `options` say, the same on every rank;
-/// where options differ in what they load, ranks have read different things. Collective. See the form without ranks.
+/// options that load different things on different ranks are an error, as different files are. Collective. See the form without ranks.
 template <Transport T, Model M>
 load_report load_weights_as(communicator<T> const& comm, M& model, std::string const& path,
                             load_options const& options) {
