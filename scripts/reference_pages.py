@@ -82,7 +82,7 @@ def declaration(text: str, line: int, name: str, constant: bool = False) -> str:
             end = matching(text, end, 1)
         elif c in "([":
             end = matching(text, end, 1)
-        elif c == ":" and text[end - 1] != ":" and text[end + 1] != ":" and re.search(r"[)\w]\s*$", text[at:end]) \
+        elif c == ":" and text[end - 1] != ":" and text[end + 1] != ":" and "?" not in text[at:end] and re.search(r"[)\w]\s*$", text[at:end]) \
                 and not re.search(r"\b(class|struct|enum)\b", text[at:end].rsplit(">", 1)[-1]):
             break  # what follows initialises members
         end += 1

@@ -258,7 +258,7 @@ TEST_CASE("a rate that falls by a metric falls after the same step, in the middl
     CHECK(before == "reduce_on_plateau best=inf factor=1p+0 bad=0 cooling=0 updates=0 reduced=0");
     for (std::string const& wrong : {std::string(), stopping.text(), before + " ", before.substr(0, before.size() - 1),
                                      std::string("reduce_on_plateau best=inf factor=0.1 bad=-1")})
-        CHECK(thrown_by([&] { plateau.restore(wrong); }).find("reduce_on_plateau: cannot go on from ") !=
+        CHECK(thrown_by([&] { plateau.restore(wrong); }).find("reduce_on_plateau: cannot restore from ") !=
               std::string::npos);
     for (std::string const wrong : {"best=nan factor=1p+0", "best=inf factor=1.8p+0", "best=inf factor=-1p+0"})
         CHECK(thrown_by([&] {
@@ -266,7 +266,7 @@ TEST_CASE("a rate that falls by a metric falls after the same step, in the middl
               }).find("a factor lies in [0, 1], and a best metric is a number") != std::string::npos);
     CHECK(thrown_by([&] {
               stopping.restore("early_stopping best=1p+0 best_update=3 updates=2");
-          }).find("came with one of the updates") != std::string::npos);
+          }).find("best_update is at most updates") != std::string::npos);
     CHECK(plateau.text() == before);
 }
 

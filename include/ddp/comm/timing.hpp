@@ -36,7 +36,7 @@ struct timing {
             DDP_EXPECTS(value > milliseconds{0} && value <= std::chrono::hours{24 * 7},
                         "every time in ddp::timing must be positive and at most a week; there is no 'never'");
         DDP_EXPECTS(heartbeat * 2 <= dead,
-                    "ddp::timing: dead must be at least twice heartbeat, or a healthy peer dies");
+                    "ddp::timing: dead must be at least twice heartbeat, or a healthy peer is taken for dead");
     }
 };
 

@@ -276,7 +276,7 @@ template <Transport T>
 enum class message_path : std::uint8_t {
     unknown,  ///< the transport does not say (MPI: what its library does)
     memory,   ///< any two of them are connected through memory of their host
-    sockets,  ///< no two of them count as connected through memory: over the network, loopback included
+    sockets,  ///< no two of them count as connected through memory; single pairs of a host may still use it
     mixed,    ///< some pairs so, some so
 };
 [[nodiscard]] constexpr char const* name_of(message_path path) noexcept {

@@ -1,5 +1,5 @@
 /// \file
-/// store: copies into memory that another rank will read, later.
+/// store: copies into memory that is read later, by another rank or thread.
 #pragma once
 
 #include <algorithm>

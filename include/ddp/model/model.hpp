@@ -141,7 +141,7 @@ template <class M>
 inline constexpr bool contiguous = [] {
     if constexpr (requires { M::contiguous; }) {
         static_assert(!M::contiguous || BindableModel<M>,
-                      "`contiguous` says how the memory lies that a model is bound to: give it bind(storage) too");
+                      "a `contiguous` model needs bind(storage): it is the memory it is bound to that has no gaps");
         return static_cast<bool>(M::contiguous);
     } else {
         return false;

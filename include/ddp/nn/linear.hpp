@@ -31,7 +31,7 @@ namespace ddp::nn {
 /// Cost            2 rows inputs outputs flops forward, twice that backward, in Eigen's GEMM, which allocates its
 ///                 packing buffers (below 128 KiB on the stack). The product adds to rows that hold the bias already.
 /// Slices          where sequential::report_slices asks for them, the weight's gradient is computed in blocks of rows, the last
-///                 rows first, after that of the bias, and each block reported: the same bits, in the same time.
+///                 rows first, after that of the bias, and each block reported: the same bits, in about the same time.
 /// Throws          usage_error if inputs or outputs is 0, or x has other than `inputs` columns.
 template <Element E = float>
 class linear {

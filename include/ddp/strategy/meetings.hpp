@@ -18,6 +18,7 @@
 #include <ddp/comm/small_gather.hpp>
 #include <ddp/core/bytes.hpp>
 #include <ddp/core/contract.hpp>
+#include <ddp/core/digest.hpp>
 #include <ddp/core/element_type.hpp>
 #include <ddp/core/error.hpp>
 #include <ddp/core/separate.hpp>
@@ -96,8 +97,8 @@ public:
                                                         : " ranks hold different values for good;") +
                                    " call synchronise() on all ranks first");
     }
-    [[nodiscard]] bool all_alike(std::uint64_t digest, char const* what = "replicas_identical") {
-        return detail::all_alike(comm_, what, hash_, digest);
+    [[nodiscard]] bool all_alike(std::uint64_t mine, char const* what = "replicas_identical") {
+        return detail::all_alike(comm_, what, digest{}.add(what).add(hash_).value(), mine);
     }
 
     void request_stop() noexcept { stop_requested_.store(true); }
@@ -155,6 +156,10 @@ private:
     void put_back_frozen(std::span<E> values) {
         std::size_t at = 0;
         for_each_frozen(values, [&](mutable_bytes all) {
+            DDP_EXPECTS(all.size() <= kept_.size() - at,
+                        std::string(strategy_->name()) +
+                            ": its state shows more after a meeting than before it; make all "
+                            "of it in prepare()");
             std::copy_n(kept_.begin() + static_cast<std::ptrdiff_t>(at), all.size(), all.begin());
             at += all.size();
         });

@@ -82,7 +82,8 @@ concept Passes = requires(S const& policy, std::remove_cvref_t<decltype(policy.p
 ///  group(step)              optional: the communicator of those who meet then; null: all of the trainer's ranks
 ///  prepare(plan)            returns the state, as it is before the first step
 ///  meet(state, meeting)     collective over meeting.comm: leaves in meeting.values what this rank goes on with
-///  state.for_each_state(visit)   shows all that has to be kept for training to go on from there
+///  state.for_each_state(visit)   shows all that has to be kept for training to go on from there: the same slices each time.
+///                           Those under a parameter's name stay as they are while that parameter is frozen
 ///
 /// Instead of meet, where no rank is to wait for what the others do in the same step:
 ///

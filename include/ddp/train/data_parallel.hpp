@@ -216,8 +216,8 @@ public:
     [[nodiscard]] double rate_factor() const noexcept { return core_.optimizer().rate_factor(); }
     /// Freezes every parameter whose name fits the pattern (see name_fits), from the next step on: neither value nor optimizer state
     /// changes, decay included, whatever backward reports; its gradient counts as 0 in the norm. A bucket of nothing but frozen
-    /// parameters is not exchanged: those frozen by training_options::frozen have buckets of their own, others share theirs
-    /// and travel as zeros. Checkpoints keep which parameters are frozen.
+    /// parameters is not exchanged: those frozen by training_options::frozen have buckets of their own, unless the model is
+    /// `contiguous`; others share theirs and travel as zeros. Checkpoints keep which parameters are frozen.
     /// Collective, between steps: ranks compare what they pass before anything changes. Cost: an all-gather of 8 bytes a rank.
     /// Throws usage_error on every rank where ranks pass different patterns, or no name fits.
     void freeze(std::string_view pattern) { mark_frozen("freeze", pattern, 1); }

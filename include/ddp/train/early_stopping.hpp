@@ -98,8 +98,10 @@ public:
         numbers all(*this);
         detail::counters_from(name, text, all.named());
         if (all.best_update > all.updates || all.best != all.best)
-            throw data_error(errc::format,
-                             std::string(name) + ": the best metric is a number, and came with one of the updates");
+            throw data_error(
+                errc::format,
+                std::string(name) +
+                    ": in a line of text() the best metric is a number, and best_update is at most updates");
         best_ = all.best;
         best_update_ = static_cast<std::size_t>(all.best_update), updates_ = static_cast<std::size_t>(all.updates);
     }

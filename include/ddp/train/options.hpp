@@ -55,7 +55,7 @@ struct training_options {
     ddp::schedule schedule = {};                  ///< factor of the optimizer's learning rate, by update
     ddp::unused unused = ddp::unused::error;      ///< a parameter that backward leaves out
     /// Parameters whose names fit one of these patterns (see name_fits) are frozen from the start: trainer.freeze(). They get buckets
-    /// of their own, so that nothing of them travels.
+    /// of their own, so that nothing of them travels (unless the model is `contiguous`: see freeze()).
     std::vector<std::string> frozen = {};
     /// NaN and infinities in the mean gradient. Where they are looked for, values are stepped after the last gradient has come, as
     /// with clipping by norm, and each rank reads its gradients once more. What is said names ranks, parameters and elements:

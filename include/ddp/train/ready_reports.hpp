@@ -26,7 +26,7 @@ enum class unused : std::uint8_t {
     allowed,
 };
 
-/// Backward left a gradient out, or reported one twice. The text names the parameter.
+/// Backward left a gradient out, or reported one twice or in ranges that do not fit. The text names the parameter.
 class gradient_error : public error {
 public:
     explicit gradient_error(std::string complaint)

@@ -78,8 +78,8 @@ private:
     }
 
     std::vector<std::size_t> pending_;  // parameters that bucket b still waits for
-    std::vector<std::size_t> touched_,
-        open_;  // buckets that hold some of parameter i: all; the first, which wait for it
+    std::vector<std::size_t> touched_;  // how many buckets hold some of parameter i
+    std::vector<std::size_t> open_;     // how many of them, the first ones, still wait for it
     std::vector<std::size_t> messages_;
     std::atomic<std::size_t> posted_{0}, taken_{0};
 };

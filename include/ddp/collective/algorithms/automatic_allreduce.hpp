@@ -21,7 +21,7 @@ namespace ddp {
 ///     std::puts(fitted.choice(1 << 20, comm.size()));  // "direct"
 ///
 /// It follows from the size, the number of ranks and `cost` alone, so ranks with the same `cost` choose alike. Where choices
-/// differ, every rank throws comm_error (E205; of a trainer E102), and a collective's names both: "(auto: direct)".
+/// differ, every rank throws comm_error: E205, which names both ("auto: direct"), or E102 where a trainer is made.
 /// Without a `cost`, allreduce and reduce_scatter take that of the path that messages between these ranks go
 /// (communicator::messages), and trainers that of sockets: `ddp::automatic_allreduce{}.fitted_to(comm).choice(1 << 20, comm.size())` tells.
 struct automatic_allreduce {

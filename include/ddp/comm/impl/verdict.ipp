@@ -51,7 +51,7 @@ inline constexpr char const* both_alive =
     bool const culprit_spoke = found.culprit >= 0 && static_cast<std::size_t>(found.culprit) < reports.size() &&
                                reports[static_cast<std::size_t>(found.culprit)].is == report::state::spoke;
     std::string_view const own_words = from.text.view();
-    std::string_view const reason = own_words.empty() ? "its connection closed without a word" : own_words;
+    std::string_view const reason = own_words.empty() ? "its connection closed without a failure record" : own_words;
     std::string_view const during = operation_text(from);
     std::string const culprit = rank_text(found.culprit), speaker = rank_text(from.rank), peer = rank_text(from.peer);
     std::string const waited = seconds_text(from.waited_ns);

@@ -38,7 +38,7 @@ namespace detail {
 
 DDP_DECL bucket_map::bucket_map(bucket_plan const& plan, layout const& where, std::size_t grain) : bounds_{0} {
     for (bucket_cut const& cut : plan.cuts) {
-        DDP_EXPECTS(cut.position < where.parameters(), "a bucket plan cuts behind the last parameter");
+        DDP_EXPECTS(cut.position < where.parameters(), "a bucket plan cuts after the last parameter");
         std::size_t const i = where.order()[cut.position];
         DDP_EXPECTS(cut.offset <= where.count(i) && cut.offset % grain == 0,
                     "a bucket plan cuts inside a parameter only at multiples of the requested grain");

@@ -46,8 +46,8 @@ namespace ddp::detail {
         rest.remove_prefix(static_cast<std::size_t>(at - rest.data()));
     }
     if (!right || !rest.empty())
-        throw data_error(errc::format, concat({of, ": cannot go on from ", in_quotes(text),
-                                               "; it takes what its text() has written, whole"}));
+        throw data_error(errc::format, concat({of, ": cannot restore from ", in_quotes(text),
+                                               "; give restore() the line that text() has returned, unchanged"}));
 }
 
 }  // namespace ddp::detail

@@ -16,10 +16,10 @@ namespace ddp::detail {
         return concat({"backward reported parameter #", *stray_, ", but the model has ", states_.size(),
                        ": ready(i) takes the index in parameters()"});
     if (misplaced_)
-        return concat({"backward reported ", misplaced_->count, " elements from ", misplaced_->first,
-                       " on of parameter #", misplaced_->parameter, " '", name_of(misplaced_->parameter),
-                       "', of which the first ", misplaced_->left,
-                       " were left: ready(i, first, count) takes ranges from the end backwards, without gaps"});
+        return concat({"backward reported elements [", misplaced_->first, ", ", misplaced_->first + misplaced_->count,
+                       ") of parameter #", misplaced_->parameter, " '", name_of(misplaced_->parameter),
+                       "', whose elements [0, ", misplaced_->left,
+                       ") were left: ready(i, first, count) takes ranges from the end backwards, without gaps"});
     std::size_t missing = 0;
     for (std::size_t i = 0; i < states_.size(); ++i) {
         if (states_[i] == state::twice)
