@@ -247,7 +247,7 @@ TEST_CASE("a plan that makes no sense is refused with advice", "[train]") {
         }
     };
     REQUIRE(refusal({}) == "");
-    REQUIRE(refusal({.cuts = {{2, 0}}}).find("behind the last parameter") != std::string::npos);
+    REQUIRE(refusal({.cuts = {{2, 0}}}).find("after the last parameter") != std::string::npos);
     REQUIRE(refusal({.cuts = {{0, 17}}}).find("grain") != std::string::npos);
     REQUIRE(refusal({.cuts = {{1, 0}, {0, 16}}}).find("ascend") != std::string::npos);
     REQUIRE(refusal({.cuts = {{1, 0}}, .launch = {0}}).find("exactly once") != std::string::npos);

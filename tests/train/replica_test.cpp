@@ -310,8 +310,7 @@ TEMPLATE_TEST_CASE("a replica passes on the ranges that a model reports, and nam
     REQUIRE(said({{1, 9, 9}, {0, 0, 3}}).find("elements [0, 3) of parameter #0 'a', " + left + "5) were left") !=
             std::string::npos);
     REQUIRE(said({{1, 9, 9}, {0, 2, 3}, {0, 1, 2}, {0, 9, 9}}).find(left + "2) were left") != std::string::npos);
-    REQUIRE(said({{1, 9, 9}, {0, 4, 2}, {0, 9, 9}}).find("DDP-E103 gradient: backward reported 2 elements from 4") ==
-            0);
+    REQUIRE(said({{1, 9, 9}, {0, 4, 2}, {0, 9, 9}}).find("DDP-E103 gradient: backward reported elements [4, 6)") == 0);
     REQUIRE(said({{1, 9, 9}, {0, 5, 0}, {0, 9, 9}}).find("takes ranges from the end backwards") != std::string::npos);
     REQUIRE(said({{1, 9, 9}, {0, std::size_t(-1), 2}, {0, 9, 9}}).find("without gaps") != std::string::npos);
     REQUIRE(said({{1, 9, 9}, {2, 0, 1}, {0, 9, 9}}).find("reported parameter #2, but the model has 2") !=
