@@ -60,9 +60,9 @@ namespace ddp::detail {
 /// What ranks_text wrote; of anything else what can be read.
 [[nodiscard, gnu::cold]] inline std::vector<int> ranks_in(std::string_view text) {
     std::vector<int> ranks;
-    char const* const end = text.data() + text.size();
+    char const *const begin = text.data(), *const end = begin + text.size();
     int first = 0;
-    auto [at, problem] = std::from_chars(text.data(), end, first);
+    auto [at, problem] = std::from_chars(begin, end, first);
     if (problem != std::errc{} || first < 0 || first > 65536) return ranks;
     for (int base = first; at != end && (*at == ':' || *at == ','); base += 64) {
         std::uint64_t word = 0;

@@ -37,13 +37,13 @@ namespace ddp::detail {
     };
     bool right = take(of);
     for (named_number const& one : numbers) {
-        if (!right || !(right = take(concat({" ", one.name, "="})))) break;
-        char const* const end = rest.data() + rest.size();
-        auto const [at, what] = one.real != nullptr
-                                    ? std::from_chars(rest.data(), end, *one.real, std::chars_format::hex)
-                                    : std::from_chars(rest.data(), end, *one.whole);
+        right = right && take(concat({" ", one.name, "="}));
+        if (!right) break;
+        char const *const begin = rest.data(), *const end = begin + rest.size();
+        auto const [at, what] = one.real != nullptr ? std::from_chars(begin, end, *one.real, std::chars_format::hex)
+                                                    : std::from_chars(begin, end, *one.whole);
         right = what == std::errc();
-        rest.remove_prefix(static_cast<std::size_t>(at - rest.data()));
+        rest.remove_prefix(static_cast<std::size_t>(at - begin));
     }
     if (!right || !rest.empty())
         throw data_error(errc::format, concat({of, ": cannot restore from ", in_quotes(text),
