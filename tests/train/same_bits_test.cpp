@@ -80,8 +80,8 @@ TEST_CASE("a model over one array without gaps trains to the bits of one with ga
                               .options = options_of(sharded, ranks % 2 == 1)};
                     by.options.share_memory = in_memory;
                     by.options.frozen = {"b1"};  // in the middle, and in nobody's own bucket
-                    auto const run = [&](auto const& kind) {
-                        return run_ranks(ranks, [&](auto& c) { return train<float, kind.value>(c, by, 5); }, patient());
+                    auto const run = [&]<memory Kind>(std::integral_constant<memory, Kind>) {
+                        return run_ranks(ranks, [&](auto& c) { return train<float, Kind>(c, by, 5); }, patient());
                     };
                     auto const packed = run(std::integral_constant<memory, memory::packed>());
                     for (auto const& one : packed) {
