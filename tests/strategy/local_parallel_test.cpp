@@ -745,8 +745,8 @@ TEST_CASE("what is frozen when ranks have met keeps value and state, and goes on
                 one.freeze("a*");
                 std::vector<std::uint8_t> const marks(one.frozen().begin(), one.frozen().end());
                 expect(marks == std::vector<std::uint8_t>{1, 0, 1}, "frozen()");
-                bool out = false;  // a: left out by backward now, and reported then
-                all.leaves_out = [&](std::size_t i) { return out && i == 0; };
+                bool left_out = false;  // a: by backward now, and reported then
+                all.leaves_out = [&](std::size_t i) { return left_out && i == 0; };
 
                 // b as it would be alone, from here on.
                 local_parallel other{alone, any_optimizer(adamw{.lr = 0.1}), comm, make(comm), how};
@@ -758,7 +758,7 @@ TEST_CASE("what is frozen when ranks have met keeps value and state, and goes on
                 other.set_completed_steps(one.completed_steps());
                 std::vector<double> const a(all.value(0).begin(), all.value(0).end());
                 for (int k = 4; k < 11; ++k) {
-                    out = k % 2 == 0;
+                    left_out = k % 2 == 0;
                     step(one, 0.7 * r - k);
                     other.step(numbers{{2 * (0.7 * r - k), 2 * (0.7 * r - k + 0.3)}});  // the second's factor is 2
                     if (!std::ranges::equal(all.value(0), a)) return std::string("a has changed");

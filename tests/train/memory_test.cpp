@@ -602,7 +602,7 @@ TEST_CASE("what a host and its containers leave is read from /proc and the cgrou
     CHECK(memory_limits::step({100 * mib, ""}, 50 * mib) == 100 * mib / 256);  // others look, too, before they take
     CHECK(memory_limits::step({mib, ""}, 50 * mib) == mib / 256);
     CHECK(memory_limits::step({1000, ""}, 50 * mib) == mib / 256);
-    for (std::uint64_t const ranks : {2, 50, 67, 200})  // all look, then all take what they may
+    for (std::uint64_t const ranks : {2U, 50U, 67U, 200U})  // all look, then all take what they may
         for (std::uint64_t const each : {mib, 10 * mib, 17 * mib + 4096, 100 * mib}) {
             CAPTURE(ranks, each);
             std::uint64_t left = ranks * each * 3 / 4, missing = each;
