@@ -117,22 +117,26 @@ outcome train_by(Trainer& trainer, settings const& with, std::string_view transp
     if (from) bar.line(text("resumed after step %zu", step));
     for (int epoch = 1 + static_cast<int>(batches.epoch()); epoch <= with.epochs; ++epoch) {
         ddp::mean_metric loss;
+        std::uint64_t const sent_before = comm.bytes_sent();
+        std::uint64_t apart = 0;  // bytes for something else than training
         while (auto const batch = next()) {
-            std::uint64_t const sent_before = comm.bytes_sent();
             if (signals && signals->received()) trainer.request_stop();
             auto const result = trainer.step(*batch);
-            sent += comm.bytes_sent() - sent_before;
             ++taken;
             loss.add(result.loss, batch->size());
             samples += std::min(with.batch, images.size());
             if (++step <= with.losses) {
+                std::uint64_t const sent_by_now = comm.bytes_sent();
                 auto const all = ddp::sum_over_ranks(comm, ddp::mean_metric{}.add(result.loss, batch->size()));
                 bar.line(text("loss %zu %.9g", step, all.mean()));
+                apart += comm.bytes_sent() - sent_by_now;
             }
             bar.show(step, static_cast<double>(samples) / seconds(), text("epoch %d  loss %.3f", epoch, result.loss));
             save_is_due = save_is_due || result.stop || (with.every != 0 && step % with.every == 0);
             if (kept && save_is_due && ready_to_save(trainer)) {
+                std::uint64_t const sent_by_now = comm.bytes_sent();
                 kept->save(trainer, place);
+                apart += comm.bytes_sent() - sent_by_now;
                 save_is_due = false;
             }
             if (!result.stop) continue;
@@ -140,7 +144,10 @@ outcome train_by(Trainer& trainer, settings const& with, std::string_view transp
             bar.line(text("stopped after step %zu", step));
             return outcome::interrupted;
         }
+        std::uint64_t const sent_in_steps = comm.bytes_sent();
         if constexpr (requires { trainer.synchronise(); }) trainer.synchronise();
+        // Sums that the last steps have started are theirs; other strategies meet here for the evaluation.
+        sent += (with.strategy == "stale" ? comm.bytes_sent() : sent_in_steps) - sent_before - apart;
         double const training_loss = ddp::sum_over_ranks(comm, loss).mean();
         ddp::sampler order({.samples = unseen.size(), .global_batch = 1000, .shuffle = false}, comm);
         ddp::batch_loader<float> load_unseen(unseen);
