@@ -81,7 +81,7 @@ void measure(Comm& comm, std::size_t bytes, ddp::any_allreduce const& algorithm)
 
 template <class Comm>
 void measure_all(Comm& comm) {
-    auto const algorithm = ddp::any_allreduce::parse(setting("ALGORITHM", "auto"));
+    auto const algorithm = ddp::any_allreduce::parse(setting("ALGORITHM", "auto"), comm);
     if (setting("MODE", "") == "startup") {
         float one = 1;
         ddp::allreduce(comm, std::span<float>(&one, 1), algorithm);

@@ -19,7 +19,10 @@
 //   sharded     by messages; each rank steps its slice and sends the new values
 // WITH="bf16 int8 powersgd topk" adds kinds whose exchange sends less, by messages: bfloat16_exchange, int8_exchange,
 // power_sgd_exchange of rank 4, top_k_exchange of 1 %. WITH="unchecked" adds the default without agreement_steps,
-// WITH="slices" replicated where large gradients are computed and reported in slices of 4 MiB.
+// WITH="nonfinite unused" the default that looks for NaN (nonfinite::stop), and that allows unused parameters (unused::allowed),
+// WITH="slices" replicated where large gradients are computed and reported in slices of 4 MiB, WITH="late" that and sharded,
+// with values that are gathered while the next batch goes forward (overlap_gather), WITH="one bf16_one" replicated and bf16
+// with training_options::buckets_in_flight = 1.
 // STEPS is the least number of steps in a round (4).
 //
 // Prints, in milliseconds on rank 0 (medians of a round's steps, then of the rounds):
@@ -92,9 +95,10 @@ class timed_network : public ddp::nn::sequential<> {
 public:
     explicit timed_network(ddp::nn::sequential<> net) : sequential(std::move(net)) {}
 
-    double forward(ddp::classification_batch<float> const& batch) {
+    template <class... Needed>
+    double forward(ddp::classification_batch<float> const& batch, Needed const&... needed) {
         double const since = seconds_now();
-        double const loss = sequential::forward(batch);
+        double const loss = sequential::forward(batch, needed...);
         forward_seconds = seconds_now() - since;
         return loss;
     }
@@ -349,24 +353,37 @@ bool measure(options const& with, ddp::communicator<> const& comm) {
     for (auto const& [name, how] : ways)
         if (wanted(name)) kinds.push_back(std::make_unique<with_exchange>(name, with.model, mine, comm, how));
     std::string const extra = " " + setting("WITH", "") + " ";
-    auto const add = [&](char const* name, auto const& exchange) {
-        if (extra.find(" " + std::string(name) + " ") != std::string::npos)
-            kinds.push_back(std::make_unique<with_exchange>(name, with.model, mine, comm,
-                                                            ddp::training_options{.share_memory = false}, exchange));
+    auto const add = [&](char const* name, auto const& exchange,
+                         std::size_t in_flight = ddp::training_options{}.buckets_in_flight) {
+        if (extra.find(" " + std::string(name) + " ") == std::string::npos) return;
+        ddp::training_options how{.share_memory = false, .buckets_in_flight = in_flight};
+        if (std::string_view(name) == "one") how.update = ddp::update::replicated;
+        kinds.push_back(std::make_unique<with_exchange>(name, with.model, mine, comm, how, exchange));
     };
+    add("one", ddp::automatic_allreduce{}, 1);
+    add("bf16_one", ddp::bfloat16_exchange{}, 1);
     add("bf16", ddp::bfloat16_exchange{});
     add("int8", ddp::int8_exchange{});
     add("powersgd", ddp::power_sgd_exchange{.rank = 4});
     add("topk", ddp::top_k_exchange{.ratio = 0.01});
-    if (extra.find(" unchecked ") != std::string::npos)
-        kinds.push_back(std::make_unique<with_exchange>("unchecked", with.model, mine, comm,
-                                                        ddp::training_options{.agreement_steps = 0}));
+    std::pair<char const*, ddp::training_options> const others[] = {{"unchecked", {.agreement_steps = 0}},
+                                                                    {"nonfinite", {.nonfinite = ddp::nonfinite::stop}},
+                                                                    {"unused", {.unused = ddp::unused::allowed}}};
+    for (auto const& [name, how] : others)
+        if (extra.find(" " + std::string(name) + " ") != std::string::npos)
+            kinds.push_back(std::make_unique<with_exchange>(name, with.model, mine, comm, how));
     if (extra.find(" slices ") != std::string::npos) {
         auto sliced = std::make_unique<with_exchange>(
             "slices", with.model, mine, comm,
             ddp::training_options{.update = ddp::update::replicated, .share_memory = false});
         sliced->report_slices(std::size_t{4} << 20);
         kinds.push_back(std::move(sliced));
+    }
+    if (extra.find(" late ") != std::string::npos) {
+        auto late = std::make_unique<with_exchange>(
+            "late", with.model, mine, comm, ddp::training_options{.share_memory = false, .overlap_gather = true});
+        late->report_slices(std::size_t{4} << 20);
+        kinds.push_back(std::move(late));
     }
     if (kinds.empty()) throw std::runtime_error("SKIP leaves no kind of step");
     double const budget = std::stod(setting("STEP_BUDGET", "1.5"));

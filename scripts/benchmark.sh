@@ -46,8 +46,8 @@ while (($# > 0)); do
 done
 
 if [[ -z $tools ]]; then
-    cmake -S . -B $build -G Ninja --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DDDP_ARCH=native -DDDP_BUILD_BENCHMARKS=ON \
-        -DDDP_BUILD_TESTS=OFF -DDDP_BUILD_EXAMPLES=OFF > /dev/null
+    cmake -S . -B $build -G Ninja --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DDDP_ARCH=native -DDDP_TOOLS_ARCH=native \
+        -DDDP_BUILD_BENCHMARKS=ON -DDDP_BUILD_TESTS=OFF -DDDP_BUILD_EXAMPLES=OFF > /dev/null
     cmake --build $build --target ddprun ddp-perf benchmark_train_step benchmark_update > /dev/null
     tools=$PWD/$build/tools
     prefix=$PWD/$build/benchmarks/benchmark

@@ -6,6 +6,8 @@
  - the umbrella ddp/ddp.hpp opens no door; no header asks what there is (#if DDP_HAVE...)
  - definitions in <room>/impl/x.ipp belong to the room and door of <room>/x.hpp; that header includes them, unless they are
    compiled once, and src/ddp.cpp, which defines DDP_DOOR_… for a door's; nobody else does
+ - whoever compiles as C++17 is told so, whichever header comes first: a header without others of ours, and one with <coroutine>,
+   begins with ddp/core/language.hpp
  - every header has `#pragma once`, begins with `/// \\file`, and includes nothing twice or in a circle
 
 usage: check_layers.py [ROOT]    checks the repository at ROOT (default: this one)
@@ -28,6 +30,7 @@ FLOORS = {
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 UMBRELLA = "ddp/ddp.hpp"
+LANGUAGE = "ddp/core/language.hpp"
 
 # Which third party a door may include; whoever is not named here includes none.
 THIRD_PARTY = {
@@ -160,6 +163,10 @@ def check(root):
         code = COMMENT.sub("", text)
         if re.search(r"^\s*#\s*if.*DDP_HAVE", code, re.MULTILINE):
             problems.append(f"{header}: asks for a feature with #if; a feature is there because its door was opened")
+        listed = [included for _, included in INCLUDE.findall(code)]
+        alone = not any(included.startswith("ddp/") and header_of(included) != header for included in listed)
+        if header.endswith(".hpp") and header != LANGUAGE and (alone or "coroutine" in listed) and listed[:1] != [LANGUAGE]:
+            problems.append(f"{header}: does not begin with #include <{LANGUAGE}>, which tells who compiles as C++17")
         seen = set()
         for kind, included in INCLUDE.findall(code):
             if included in seen and included.startswith("ddp/"):
@@ -181,7 +188,8 @@ def check(root):
 
 
 def self_test():
-    good = "/// \\file\n/// A sentence.\n#pragma once\n\n"
+    bare = "/// \\file\n/// A sentence.\n#pragma once\n\n"
+    good = bare + "#include <ddp/core/language.hpp>\n"
 
     def ends_with(file):
         return f"\n#if !defined(DDP_SEPARATE_COMPILATION)\n#include <ddp/{file}>\n#endif\n"
@@ -190,6 +198,7 @@ def self_test():
     base = {
         source: "#define DDP_SOURCE_FILE\n#include <ddp/comm/impl/framed.ipp>\n"
         + "#if defined(DDP_DOOR_TCP)\n#include <ddp/comm/impl/tcp.ipp>\n#endif\n",
+        "core/language.hpp": bare,
         "core/error.hpp": good + "#include <string>\n#include <sys/socket.h>\n",
         "comm/framed.hpp": good + "#include <ddp/core/error.hpp>\n// #include <boost/asio.hpp>\n" + ends_with("comm/impl/framed.ipp"),
         "comm/impl/framed.ipp": good + "#include <ddp/comm/framed.hpp>\n",
@@ -222,6 +231,9 @@ def self_test():
         "a door's definitions for all": (source, "#include <ddp/comm/impl/tcp.ipp>\n", "for the door None, its header is tcp"),
         "definitions not at the end": ("comm/framed.hpp", "int more;\n", "does not end with"),
         "heavy in definitions": ("comm/impl/framed.ipp", "#include <boost/asio.hpp>\n", "heavy library"),
+        "no word of the language": ("core/alone.hpp", bare, "does not begin with #include <ddp/core/language.hpp>"),
+        "no word of the language before coroutines": ("core/late.hpp", bare + "#include <coroutine>\n#include <ddp/core/error.hpp>\n",
+                                                      "does not begin with #include <ddp/core/language.hpp>"),
         "no guard": ("core/bare.hpp", None, "no #pragma once"),
         "no sentence": ("core/bare.hpp", None, "does not begin"),
     }
@@ -246,7 +258,8 @@ def self_test():
         for name, (header, line, expected) in mistakes.items():
             files = dict(base)
             files["comm/link.hpp"] = good + "#include <ddp/comm/framed.hpp>\n"
-            files[header] = "int bare;\n" if line is None else files.get(header, good) + line
+            whole = line is not None and line.startswith("/// ")
+            files[header] = "int bare;\n" if line is None else line if whole else files.get(header, good) + line
             problems = write(files)
             if not any(expected in problem for problem in problems):
                 failures.append(f"{name}: expected '{expected}', found {problems}")

@@ -10,7 +10,7 @@ directory=${1:-build/reference}
 command -v doxygen > /dev/null || { echo "reference: skipped, for doxygen is not installed"; exit 77; }
 version=$(sed -n 's/.*constexpr int version_[a-z]* = \([0-9]*\);.*/\1/p' include/ddp/core/version.hpp | paste -sd.)
 style=/usr/share/doxygen-awesome-css
-settings=$(printf 'PROJECT_NUMBER = %s\nOUTPUT_DIRECTORY = "%s"\n' "$version" "$directory")
+settings="PROJECT_NUMBER = $version"
 if [[ -f $style/doxygen-awesome.css ]]; then
     settings+=$(printf '\nHTML_EXTRA_STYLESHEET = %s/doxygen-awesome.css %s/doxygen-awesome-sidebar-only.css\n' "$style" "$style")
     # Its colours go with Doxygen's light ones; a Doxygen that does not know the word has no others.
@@ -19,7 +19,15 @@ else
     echo "reference: in Doxygen's own style, for doxygen-awesome-css is not installed"
 fi
 mkdir -p "$directory"
-doxygen - < <(cat docs/Doxyfile; printf '%s\n' "$settings")
+directory=$(realpath "$directory")
+rm -rf "$directory/input"
+scripts/reference_filter.py "$directory/input"
+(cd "$directory/input" && doxygen - < <(cat docs/Doxyfile; printf '%s\n' "$settings" "OUTPUT_DIRECTORY = \"$directory\""))
+# A link that Doxygen leaves as it is stands behind a code span that goes over two lines.
+if grep -l '@ref' "$directory"/html/*.html; then
+    echo "reference: these pages show the text of a link" >&2
+    exit 1
+fi
 # Pages link to examples from README.md's place, and from docs/.
 cp -r examples "$directory"
 ln -sfn ../examples "$directory/html/examples"

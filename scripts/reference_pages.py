@@ -16,18 +16,24 @@ import tempfile
 import textwrap
 import xml.etree.ElementTree as ElementTree
 
+from reference_filter import header_lines, write_all
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 NOTE = "<!-- Written by scripts/reference_pages.py from the headers' comments: change those, and run it again. -->"
 
 
 # The headers' text: declarations as they are written.
 
+UNUSED = re.compile(r"/\*(\w+)\*/")  # (int /*rank*/)
+
+
 def without_comments(text: str) -> str:
-    """Comments and the insides of strings become spaces, so that places stay what they are."""
+    """Comments and the insides of strings become spaces, so that places stay what they are. The name of an unused parameter, which is
+    such a comment, stays: the text refers to it."""
     blank = lambda found: re.sub(r"[^\n]", " ", found.group())
     strings = r'"(?:\\.|[^"\\\n])*"' + r"|'(?:\\.|[^'\\\n])'"
     pieces = re.compile(r"//[^\n]*|/\*.*?\*/|" + strings + r"|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.S | re.M)
-    return pieces.sub(lambda m: m.group() if m.group()[0] in "\"'" else blank(m), text)
+    return pieces.sub(lambda m: m.group() if m.group()[0] in "\"'" or UNUSED.fullmatch(m.group()) else blank(m), text)
 
 
 def of_requires(text: str, brace: int) -> bool:
@@ -86,7 +92,9 @@ def declaration(text: str, line: int, name: str, constant: bool = False) -> str:
                 and not re.search(r"\b(class|struct|enum)\b", text[at:end].rsplit(">", 1)[-1]):
             break  # what follows initialises members
         end += 1
-    said = re.sub(r"\bDDP_(KERNEL|NO_CONTRACTION|INSTANTIATE|DECL)\b\s*", "", text[at:end])
+    said = re.sub(r"\bDDP_(KERNEL|NO_CONTRACTION|INSTANTIATE|DECL)\b\s*|\[\[maybe_unused\]\] |(?<=nodiscard), gnu::always_inline", "",
+                  text[at:end])
+    said = re.sub(r" +(?=[,)])", "", UNUSED.sub(r"\1", said))
     said = "\n".join(l.rstrip() for l in said.split("\n") if l.strip())
     said = re.sub(r"\s*=\s*\[\][\s\S]*\n[\s\S]*$", "", said)  # a constant that a function computes
     first = re.search(r"\S", text[at:end])
@@ -104,7 +112,8 @@ def code(text: str) -> str:
 NAME = r"[A-Za-z_]\w*(?:::\w+)*"
 ARGUMENTS = r"(?:<(?:[\w:]+(?:<[\w:]*>)?(?: const)?(?:, |[*&])?)*>)"
 CALL = r"(?:\((?!s\))[^()\s]*(?:, [^()\s]+)*\))"
-TOKEN = re.compile(rf"(?<![\w`/.:-])(?:[A-Z][A-Z_]+=\w+|{NAME}{ARGUMENTS}{CALL}?|{NAME}{CALL}|[a-z_]\w+(?:\.[A-Za-z_]\w+)+{CALL}?|"
+PATH = r"(?:[\w-]+/)+[\w-]+\.(?:hpp|ipp|cpp|md)|--[a-z][\w-]*(?:=[\w@./-]*\w)?"  # a file of ours, an option
+TOKEN = re.compile(rf"(?<![\w`/.:-])(?:{PATH}|[A-Z][A-Z_]+=\w+|{NAME}{ARGUMENTS}{CALL}?|{NAME}{CALL}|[a-z_]\w+(?:\.[A-Za-z_]\w+)+{CALL}?|"
                    rf"\w+(?:::\w+)+|[A-Za-z]\w*_\w+)(?![\w`])")
 PLAIN = re.compile(r"[\\*<\[\]]|(?<!\w)_|_(?!\w)")
 
@@ -118,7 +127,8 @@ def plain(text: str) -> str:
     return out + PLAIN.sub(lambda p: p.group() if p.group() in "[]" else "\\" + p.group(), text[at:])
 
 
-SIGNS = {"sp": " ", "ndash": "–", "mdash": "—", "nonbreakablespace": " ", "linebreak": "\n", "zwj": "", "lsquo": "‘", "rsquo": "’",
+# Doxygen makes typographic dashes of an option's hyphens; who wants such a dash writes it.
+SIGNS = {"sp": " ", "ndash": "--", "mdash": "---", "nonbreakablespace": " ", "linebreak": "\n", "zwj": "", "lsquo": "‘", "rsquo": "’",
          "ldquo": "“", "rdquo": "”", "times": "×", "hellip": "…", "le": "≤", "ge": "≥", "minus": "−"}
 BLOCKS = {"para", "itemizedlist", "orderedlist", "verbatim", "preformatted", "programlisting", "simplesect", "parblock"}
 
@@ -179,7 +189,7 @@ def blocks(element: ElementTree.Element) -> list[str]:
             continue
         flush()
         if e.tag in ("verbatim", "preformatted", "programlisting"):
-            shown = textwrap.dedent(raw(e).strip("\n")).rstrip()
+            shown = textwrap.dedent(raw(e).strip("\n")).rstrip().replace("*&zwj;/", "*/")  # what Doxygen makes of a comment's end
             language = "sh" if re.match(r"\w*run ", shown) else "cpp"
             result.append(f"```{language}\n{shown}\n```")
         elif e.tag in ("itemizedlist", "orderedlist"):
@@ -235,8 +245,21 @@ class Headers:
 
 
 def spelt(element: ElementTree.Element | None) -> str:
+    """A type or a value without the blanks that Doxygen puts in."""
     text = re.sub(r"\s+", " ", raw(element) if element is not None else "").strip()
-    return re.sub(r"\s*([<>])\s*", r"\1", text) if "<" in text and "<<" not in text else text
+    if "<" in text and "<<" not in text:
+        text = re.sub(r"\s*>", ">", re.sub(r"\s*<\s*", "<", text))
+    return text
+
+
+def type_of(member: ElementTree.Element) -> str:
+    """A field's type; that of a pointer to a function is on both sides of its name."""
+    behind = re.sub(r"\s+", " ", member.findtext("argsstring") or "").strip()
+    said = spelt(member.find("type"))
+    if behind.startswith("["):
+        return said + behind
+    result = re.sub(r"\s+([*&])", r"\1", said.removesuffix("(*"))
+    return result + (" (*" + re.sub(r"\s+([*&])(?=\w)", r"\1 ", behind) if said.endswith("(*") else "")
 
 
 def entity(member: ElementTree.Element, scope: str, headers: Headers) -> Entity:
@@ -268,15 +291,22 @@ def compound(root: ElementTree.Element, headers: Headers) -> Entity:
             continue
         if kind == "variable" and member.get("static") == "no":
             given = re.sub(r"^\{(.+)\}$", r"\1", spelt(member.find("initializer")).removeprefix("=").strip())
-            result.fields.append((spelt(member.find("type")), own, given, " ".join(comment(member))))
+            result.fields.append((type_of(member), own, given, " ".join(comment(member))))
             continue
         one = entity(member, "", headers)
         idle = own.startswith(("~", "operator")) or own == result.short and re.search(rf"\(\s*{own}\b[^()]*(&&?)[^()]*\)", one.declared)
-        if "= delete" in one.declared or (idle and not one.said and own != "operator()"):
+        if "= delete" in one.declared or (idle and not one.said and own not in ("operator()", "operator[]")):
             continue
-        result.members.append(one)
+        if not any(one.declared == other.declared for other in result.members):  # as of `int a, b;`, which declares two
+            result.members.append(one)
     result.members.sort(key=lambda m: m.line)
     return result
+
+
+def macro(member: ElementTree.Element) -> Entity:
+    place = member.find("location")
+    name = member.findtext("name") or ""
+    return Entity(name, "define", place.get("file", ""), int(place.get("line", "0")), f"#define {name}", comment(member))
 
 
 def inventory(xml: pathlib.Path, headers: Headers) -> dict[str, list[Entity]]:
@@ -285,6 +315,12 @@ def inventory(xml: pathlib.Path, headers: Headers) -> dict[str, list[Entity]]:
     index = ElementTree.parse(xml / "index.xml").getroot()
     for entry in index.findall("compound"):
         name, kind = entry.findtext("name") or "", entry.get("kind")
+        if kind == "file":  # macros count as public where a comment says what they are
+            root = ElementTree.parse(xml / f"{entry.get('refid')}.xml").getroot().find("compounddef")
+            for member in root.findall("sectiondef/memberdef[@kind='define']"):
+                if any((one := macro(member)).said) and one.name not in found:
+                    found[one.name] = [one]
+            continue
         if kind not in ("class", "struct", "concept", "namespace") or not re.match(r"ddp(::|$)", name) or "<" in name:
             continue
         if re.search(r"\bdetail\b", name):
@@ -296,13 +332,14 @@ def inventory(xml: pathlib.Path, headers: Headers) -> dict[str, list[Entity]]:
                 if not (member.findtext("name") or "").startswith("operator"):
                     one = entity(member, scope, headers)
                     found.setdefault(one.name, []).append(one)
-        else:
+        elif root.get("prot", "public") == "public":
             one = compound(root, headers)
             found.setdefault(one.name, []).append(one)
-    for name in list(found):  # nested classes belong to theirs
-        outer = name.rpartition("::")[0]
-        if any(e.kind in ("class", "struct") for e in found.get(outer, [])):
-            del found[name]
+    for name in sorted(found, key=len, reverse=True):  # nested classes belong to theirs
+        for one in found.get(name.rpartition("::")[0], []):
+            if one.kind in ("class", "struct"):
+                one.members += [inner for inner in found.pop(name, []) if inner.said and all(f[3] for f in inner.fields)]
+                one.members.sort(key=lambda m: m.line)
     for entities in found.values():
         entities.sort(key=lambda e: (e.kind == "function", e.header, e.line))
     return found
@@ -369,7 +406,7 @@ def cell(text: str) -> str:
 
 
 def table(one: Entity, hides: frozenset[str]) -> list[str]:
-    fields = [f for f in one.fields if f[1] not in hides]
+    fields = [f for f in one.fields if f[3] or f[1] not in hides]  # what is explained is meant for readers
     if not fields:
         return []
     if one.kind == "enum" and not any(said for _, _, _, said in fields):
@@ -384,8 +421,16 @@ def table(one: Entity, hides: frozenset[str]) -> list[str]:
     return ["\n".join(rows)]
 
 
-def listed(members: list[Entity], anything: bool) -> list[str]:
-    """Declarations, each with what is said of it; those of which nothing is said stand together."""
+def with_remark(one: Entity) -> Entity:
+    """A member whose comment is a remark, not a sentence, has it behind its declaration."""
+    if len(one.said) != 1 or not re.match(r"[a-z][^`\\\n]*$", one.said[0]) or len(one.declared) + len(one.said[0]) > 120:
+        return one
+    return dataclasses.replace(one, declared=f"{one.declared}  // {one.said[0]}", said=[])
+
+
+def listed(members: list[Entity], functions: bool) -> list[str]:
+    """Declarations, each with what is said of it; those of which nothing is said stand together, overloads with those before them
+    in their header."""
     result: list[str] = []
     group: list[str] = []
     last: Entity | None = None
@@ -397,8 +442,14 @@ def listed(members: list[Entity], anything: bool) -> list[str]:
         result.extend(said)
 
     pending: list[str] = []
-    for one in members:
-        follows = last is not None and (anything or one.short == last.short or not (pending or one.said)) and not one.said
+    for one in map(with_remark, members):
+        follows = last is not None and not one.said and one.header == last.header and (
+            functions or one.short == last.short or not pending)
+        if one.kind in ("class", "struct", "enum"):  # nested
+            flush(pending)
+            result += [f"```cpp\n{one.declared}\n```", *one.said, *table(one, frozenset())]
+            last, pending = None, []
+            continue
         if not follows:
             flush(pending)
             pending = one.said
@@ -412,7 +463,7 @@ def render_entry(entities: list[Entity], hides: frozenset[str]) -> list[str]:
     first = entities[0]
     out = ["### " + first.short]
     headers = sorted({e.header for e in entities})
-    out.append(f"`ddp::{first.name}` · " + ", ".join(f"`#include <{h}>`" for h in headers))
+    out.append(f"`{'' if first.kind == 'define' else 'ddp::'}{first.name}` · " + ", ".join(f"`#include <{h}>`" for h in headers))
     classes = [e for e in entities if e.kind != "function"]
     for one in classes:
         out += [f"```cpp\n{one.declared}\n```", *one.said, *table(one, hides)]
@@ -421,15 +472,15 @@ def render_entry(entities: list[Entity], hides: frozenset[str]) -> list[str]:
     return out
 
 
-def linked(block: str, here: str, seen: set[str], places: dict[str, tuple[str, str]]) -> str:
-    """Names of other entries, where they are first mentioned, lead to them."""
+def linked(block: str, here: str, seen: set[str], places: dict[str, tuple[str, str]], functions: set[str]) -> str:
+    """Names of other entries, where they are first mentioned, lead to them; a call only to a function."""
     if block.startswith("```"):
         return block
 
     def link(found: re.Match) -> str:
         said = found.group("code") or found.group("word") or ""
         name = said.strip("`").removeprefix("ddp::").removesuffix("()")
-        if name in seen or name not in places:
+        if name in seen or name not in places or ("()" in said and name not in functions):
             return found.group()
         seen.add(name)
         file, anchor = places[name]
@@ -443,7 +494,7 @@ def linked(block: str, here: str, seen: set[str], places: dict[str, tuple[str, s
 
 def wrapped(block: str) -> str:
     """Prose in lines that a diff can show."""
-    if block.startswith(("```", "|", "#", "`ddp::", "<!--")):
+    if block.startswith(("```", "|", "#", "<!--")) or "` · `#include" in block:
         return block
     lines = []
     for line in block.split("\n"):
@@ -457,6 +508,11 @@ def anchor_of(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
+def functions_of(found: dict[str, list[Entity]]) -> set[str]:
+    return {n for name, entities in found.items() if all(e.kind == "function" for e in entities)
+            for n in (name, name.rsplit("::", 1)[-1])}
+
+
 def render(pages: list[Page], found: dict[str, list[Entity]]) -> dict[str, str]:
     places: dict[str, tuple[str, str]] = {}
     for page in pages:
@@ -464,6 +520,7 @@ def render(pages: list[Page], found: dict[str, list[Entity]]) -> dict[str, str]:
             for e in entries:
                 places.setdefault(e.name, (page.file, anchor_of(e.name.rsplit("::", 1)[-1])))
                 places.setdefault(e.name.rsplit("::", 1)[-1], places[e.name])
+    functions = functions_of(found)
     result = {}
     for page in pages:
         out = [f"# Reference: {page.title}", NOTE, *page.intro]
@@ -477,11 +534,56 @@ def render(pages: list[Page], found: dict[str, list[Entity]]) -> dict[str, str]:
                 picked = [one for one in found.get(e.name, []) if e.picks(one)]
                 if picked:
                     body = render_entry(picked, e.hides)
-                    seen = {e.name.rsplit("::", 1)[-1]}  # and what these names mean here
-                    seen |= {m for one in picked for m in [f[1] for f in one.fields] + [m.short for m in one.members]}
-                    out += body[:2] + [wrapped(linked(block, page.file, seen, places)) for block in body[2:]]
+                    inside = [each for one in picked for each in (one, *one.members)]
+                    seen = {e.name.rsplit("::", 1)[-1], *(each.short for each in inside)}  # and what these names mean here
+                    seen |= {field[1] for each in inside for field in each.fields}
+                    out += body[:2] + [wrapped(linked(block, page.file, seen, places, functions)) for block in body[2:]]
         result[page.file] = "\n\n".join(out) + "\n"
     return result
+
+
+OUT_OF_PLACE = r"(The same\b(?! on all ranks)|Likewise|As above|One of them|All of them|See there|Of them)"
+DAMAGES = (  # what a page must not show: in prose and tables, and in declarations
+    ("a character that Doxygen has written as an entity", r"&#?\w+;", r"&#?\w+;"),
+    ("a dash where an option's hyphens stood", r"(?<![\w–—])[–—](?=[a-z])", None),
+    ("a product that was taken for a call", r"\)`(?=[/(\[])", None),
+    ("one declaration twice", None, r"^(.+;)\n\1$"),
+    ("a type that is cut", r"^\| `\w+` \| \[?`(?:[^`(]*\([^`)]*|[^`<]*<[^`>]*)`", None))
+
+
+def damages(file: str, text: str, functions: set[str], anchors: dict[tuple[str, str], str], hidden: set[str]) -> list[str]:
+    """What the generator, or Doxygen, has spoilt in a page; and names that it speaks of although they are on no page."""
+    problems = []
+    for part in re.split(r"(^ *```.*?^ *```$)", text, flags=re.S | re.M):
+        declared = part.lstrip().startswith("```")
+        for what, in_prose, in_code in DAMAGES:
+            pattern = in_code if declared else in_prose
+            if pattern and (hit := re.search(pattern, part, re.M)):
+                problems.append(f"{file} shows {what}: {part[max(0, hit.start() - 30):hit.end() + 20].strip()!r}")
+        if not declared:
+            for said, target, anchor in re.findall(r"\[`([^`]*)`\]\(([\w.]*)#([\w-]+)\)", part):
+                if said.endswith("()") and anchors.get((target or file, anchor)) not in functions:
+                    problems.append(f"{file} links {said} to {target}#{anchor}, which is no function")
+        words = set(re.findall(r"(?<![\w.])(?:ddp::|nn::)*(\w+)", part if declared else " ".join(re.findall(r"`([^`]+)`", part))))
+        problems += [f"{file} speaks of {name}, which is on no page" for name in sorted(words & hidden)]
+    return problems
+
+
+def run_together(header: str, lines: list[str]) -> list[str]:
+    """Lines at the margin right behind an item of a list, of which Doxygen makes a part of that item."""
+    problems = []
+    item = 0  # the column of the item's text, while its lines follow each other
+    for number, line in enumerate(lines, 1):
+        said = re.match(r"\s*///(?!<)( *)(.*)$", line)
+        mark = said and re.match(r"(-|\d+\.) +", said.group(2))
+        if not said or not said.group(2):
+            item = 0
+        elif mark:
+            item = len(said.group(1)) + len(mark.group())
+        elif item and len(said.group(1)) <= 2:
+            problems.append(f"{header}:{number}: '{said.group(2)[:40]}…' becomes a part of the list's item before it")
+            item = 0
+    return problems
 
 
 def complaints(pages: list[Page], omitted: list[Entry], found: dict[str, list[Entity]]) -> list[str]:
@@ -499,8 +601,14 @@ def complaints(pages: list[Page], omitted: list[Entry], found: dict[str, list[En
             placed[id(one)] = file
         if file == "omit" or not picked:
             continue
-        if not any(one.said for one in picked):
-            problems.append(f"{picked[0].header}:{picked[0].line}: {entry.name} is on {file}, and no comment says what it is")
+        for header in sorted({one.header for one in picked}):  # an overload has the comment of one before it in its header, if any
+            here = [one for one in picked if one.header == header]
+            if not any(one.said for one in here):
+                problems.append(f"{header}:{here[0].line}: {entry.name} is on {file}, and no comment says what it is")
+        opening = next((one.said[0] for one in picked if one.said), "")
+        if re.match(OUT_OF_PLACE, opening):
+            problems.append(f"{picked[0].header}:{picked[0].line}: {entry.name} is on {file}, and its comment begins with "
+                            f"'{opening.split('.')[0]}', as if something stood before it")
         for one in picked:
             silent = [name for _, name, _, said in one.fields if not said and name not in entry.hides]
             if one.kind != "enum" or len(silent) < len(one.fields):  # an enumeration explains all of its values, or none
@@ -531,7 +639,8 @@ def read_headers() -> dict[str, list[Entity]]:
             XML_PROGRAMLISTING = NO
             OUTPUT_DIRECTORY = "{directory}"
             """)
-        done = subprocess.run(["doxygen", "-"], cwd=ROOT, input=settings, text=True)
+        write_all(ROOT, pathlib.Path(directory) / "input")
+        done = subprocess.run(["doxygen", "-"], cwd=f"{directory}/input", input=settings, text=True)
         if done.returncode != 0:
             sys.exit("reference pages: doxygen failed")
         return inventory(pathlib.Path(directory) / "xml", Headers(ROOT / "include"))
@@ -562,12 +671,14 @@ def self_test() -> None:
         inline constexpr bool b = [] {
             return true;
         }();
+        [[nodiscard, gnu::always_inline]] bool same([[maybe_unused]] int left, int /*right*/, int = 0 /* the third */) noexcept;
         """))
     for line, name, expected in (
             (1, "options", "struct options;"), (3, "b", "int b;"), (11, "thing", "class thing : public other<int>;"),
             (13, "thing", "explicit thing(int a);"), (15, "go", "static void go(int* p = nullptr, int n = {}) noexcept;"),
             (18, "X", "template <class T>\nconcept X = requires(T t) { t.go(); };"), (19, "colour", "enum class colour : int;"),
             (20, "n", "inline constexpr int n = int{1} * int{2};"), (21, "b", "inline constexpr bool b;"),
+            (24, "same", "[[nodiscard]] bool same(int left, int right, int = 0) noexcept;"),
             (9, "f", "template <class T>\n    requires requires(T const& t) {\n        { t.x() } -> same<int>;\n    }\n"
                      "[[nodiscard]] int f(T const& t,\n                    int n = g({1}));")):
         said = declaration(text, line, name, constant=line > 19)
@@ -584,6 +695,15 @@ def self_test() -> None:
                             ("sqrt(inputs), e.g. in [0, p)", "`sqrt(inputs)`, e.g. in [0, p)"), ("a < b > c", "a \\< b > c"),
                             ("f() throws errc::file in model.step().", "`f()` throws `errc::file` in `model.step()`.")):
         assert plain(words) == expected, plain(words)
+    assert said("<para>of --signal=USR1@120, in ddp/core/text.hpp; <ndash/>version: a<ndash/>b</para>") == \
+        ["of `--signal=USR1@120`, in `ddp/core/text.hpp`; `--version`: a--b"]
+    assert said("<para><verbatim>f(/* a *&amp;zwj;/);</verbatim></para>") == ["```cpp\nf(/* a */);\n```"]
+    for type_, behind, expected in (("std::span&lt; a&lt; E &gt; const &gt;", "", "std::span<a<E> const>"), ("E const *", "", "E const*"),
+                                    ("b&lt; c &gt; const &amp;", "", "b<c> const&"), ("int", "[4]", "int[4]"),
+                                    ("std::unique_ptr&lt; d &gt;(*", ")(e const &amp;f, bool g)",
+                                     "std::unique_ptr<d> (*)(e const& f, bool g)")):
+        field = ElementTree.fromstring(f"<m><type>{type_}</type><argsstring>{behind}</argsstring></m>")
+        assert type_of(field) == expected, type_of(field)
     assert said("<para><verbatim>  a\n    b\n</verbatim></para>") == ["```cpp\na\n  b\n```"]
     try:
         said("<para><image/></para>")
@@ -616,7 +736,38 @@ def self_test() -> None:
     places = {"f": ("b.md", "f"), "AnX": ("a.md", "anx")}
     for words, expected in (("see f, or AnX", "see [`f`](b.md#f), or [`AnX`](#anx)"), ("`f` f `f`", "[`f`](b.md#f) f `f`"),
                             ("[AnX](x) `see f`", "[AnX](x) `see f`"), ("see g", "see g")):
-        assert linked(words, "a.md", set(), places) == expected, linked(words, "a.md", set(), places)
+        assert linked(words, "a.md", set(), places, {"f"}) == expected, linked(words, "a.md", set(), places, {"f"})
+    assert linked("`s()` `f()`", "a.md", set(), places | {"s": ("a.md", "s")}, {"f"}) == "`s()` [`f()`](b.md#f)"
+
+    assert "| `a` |" in table(s, frozenset({"a"}))[0]  # a field with a comment is for readers, whatever is hidden elsewhere
+
+    # members: remarks stand behind, overloads under the comment before them, nested types with their values
+    colour = Entity("colour", "enum", "m.hpp", 3, "enum class colour;", ["A colour."], [("", "red", "", "")])
+    shown = listed([Entity("a", "variable", "m.hpp", 1, "int a;", ["in bytes"]), Entity("b", "variable", "m.hpp", 2, "int b;", ["Not a."]),
+                    colour, Entity("c", "function", "m.hpp", 4, "int c();", [])], False)
+    assert shown == ["```cpp\nint a;  // in bytes\n```", "```cpp\nint b;\n```", "Not a.", "```cpp\nenum class colour;\n```", "A colour.",
+                     "Values: `red`.", "```cpp\nint c();\n```"], shown
+    elsewhere = listed([f, dataclasses.replace(g, header="h.hpp")], True)
+    assert elsewhere == ["```cpp\nvoid f(int);\n```", "Says f.", "```cpp\nvoid f(lane);\n```"], elsewhere
+    other = Entity("f", "function", "h.hpp", 1, "void f(double);", [])
+    assert len(complaints(*table_of("page a.md A\nsection First\nf\nn::s\n"), found | {"f": [f, g, other]})) == 2
+    late = dataclasses.replace(f, said=["The same for sums."])
+    assert len(complaints(*table_of("page a.md A\nsection First\nf\nn::s\n"), found | {"f": [late]})) == 2
+
+    # what a page must not show
+    for text, count in (("a &zwj; b", 1), ("Slurm's –signal, 1–2", 1), ("`b(P-1)`/P, `f()`, (`g()`)", 1),
+                        ("| `a` | `std::unique_ptr<b>(*` | |", 1), ("| `a` | [`std::span<b`](#b) | |", 1),
+                        ("| `a` | `b<c> (*)(int d)` | `e(1)` |", 0), ("see `the_hidden`, hidden", 1),
+                        ("see [`g()`](#g), [`f()`](#f)", 1), ("```cpp\nint a;\nint a;\n```", 1),
+                        ("```cpp\nint a;\nint b;\n```", 0), ("```cpp\nthe_hidden a;\n```", 1)):
+        found_ = damages("a.md", text, {"f"}, {("a.md", "f"): "f", ("a.md", "g"): "g"}, {"the_hidden"})
+        assert len(found_) == count, (text, found_)
+    for text, count in (("/// - a\n///   b\n///\n/// c", 0), ("/// - a\n/// b\n", 1), ("/// 1. a\n///    b\n/// b\n", 1),
+                        ("/// a\n/// b\n", 0)):
+        assert len(run_together("a.hpp", text.split("\n"))) == count, text
+    table_ = ["///  f(a)  is f\n", "///  g(a, b)\n", "///        is g\n", "int x;\n", "/// This is\n"]
+    assert list(header_lines(table_)) == ["/// - `f(a)` is f\n", "/// - `g(a, b)`\n", "///        is g\n", "int x;\n", "/// This is\n"]
+
     page = render(table_of("page a.md A\nsection First\nf\nn::s\n")[0], found)["a.md"]
     for expected in ("### f\n\n`ddp::f` · `#include <f.hpp>`\n\n```cpp\nvoid f(int);\nvoid f(lane);\n```\n\nSays f.\n",
                      "| `a` | `int` | `1` | one \\| two |", "An s, unlike [`f`](#f)."):
@@ -637,7 +788,14 @@ def main() -> None:
     for path in sorted(folder.glob("*.md")):
         if path.name not in texts:
             problems.append(f"docs/reference/{path.name}: no page of contents.txt")
+    functions = functions_of(found)
+    anchors = {(p.file, anchor_of(e.name.rsplit("::", 1)[-1])): e.name for p in pages for _, _, names in p.parts for e in names}
+    members = {m for entities in found.values() for e in entities for m in [f[1] for f in e.fields] + [m.short for m in e.members]}
+    hidden = {n for e in omitted if "_" in (n := e.name.rsplit("::", 1)[-1]) or re.match(r"[A-Z][a-z]+[A-Z]", n)} - members
+    for path in sorted((ROOT / "include").rglob("*.hpp")):
+        problems += run_together(path.relative_to(ROOT).as_posix(), list(header_lines(path.open(encoding="utf-8"))))
     for name, text in texts.items():
+        problems += damages(name, text, functions, anchors, hidden)
         path = folder / name
         before = path.read_text(encoding="utf-8") if path.is_file() else ""
         if before == text:

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Every test: sets up, configures, builds and runs CTest. The last lines say what was skipped.
 #
-#   scripts/test.sh [--preset release|debug|clang|asan|tsan] [arguments of ctest, such as -R collective]
+#   scripts/test.sh [--preset release|debug|clang|asan|tsan] [--build] [arguments of ctest, such as -R collective]
 #
-# Presets are CMakePresets.json's. release and debug run everything; release compiles the library, programs, and tests of arithmetic and
+# --build stops before the tests. Presets are CMakePresets.json's. release and debug run everything; release compiles the library, programs, and tests of arithmetic and
 # layers with -O2, other tests with -O0. The others build and run what they can find and these
 # cannot: asan all but examples, pages, packages, messages, the fuzzers, Fashion-MNIST, the launchers and faults in processes,
 # with the middle of the rank counts over MPI; tsan the test files whose threads differ
@@ -14,11 +14,13 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 preset=release
+only_build=
 arguments=()
 while (($# > 0)); do
     case $1 in
         --preset) preset=${2:?--preset needs a name} && shift 2 ;;
         --preset=*) preset=${1#*=} && shift ;;
+        --build) only_build=yes && shift ;;
         -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" && exit 0 ;;
         *) arguments+=("$1") && shift ;;
     esac
@@ -40,6 +42,7 @@ case $preset in
 esac
 stage "build with $jobs jobs"
 cmake --build --preset "$preset" --parallel "$jobs" "${targets[@]}"
+[[ -z $only_build ]] || exit 0
 stage test
 status=0
 ctest --preset "$preset" --parallel "$jobs" --output-log "build/$preset/ctest.log" "${arguments[@]}" || status=$?

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# clang-tidy over every public header (as one source file that includes them all), the examples and the tools, which leave
+# clang-tidy, and Clang's own warnings, over every public header (as one source file that includes them all), the examples and the tools, which leave
 # out the definitions that the first has seen.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 mkdir -p build/tidy
 all=build/tidy/every_header.cpp
 (cd include && find ddp -name '*.hpp' | LC_ALL=C sort | sed 's/.*/#include <&>/') > "$all"
-flags=(-std=c++20 -Iinclude -march=x86-64-v3 -DOMPI_SKIP_MPICXX -DEXAMPLE_WITH_MPI -DPERF_WITH_MPI)
+flags=(-std=c++20 -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Iinclude -march=x86-64-v3 -DOMPI_SKIP_MPICXX -DEXAMPLE_WITH_MPI -DPERF_WITH_MPI)
 for directory in $(mpicxx --showme:incdirs) /usr/include/eigen3; do
     flags+=(-isystem "$directory")
 done

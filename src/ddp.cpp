@@ -42,6 +42,8 @@
 #include <ddp/optim/impl/any_optimizer.ipp>
 #include <ddp/optim/impl/schedule.ipp>
 #include <ddp/rendezvous/impl/environment.ipp>
+#include <ddp/rendezvous/impl/environment_view.ipp>
+#include <ddp/rendezvous/impl/job_claim.ipp>
 #include <ddp/rendezvous/impl/job_secret.ipp>
 #include <ddp/rendezvous/impl/run.ipp>
 #include <ddp/rendezvous/impl/slurm_node_list.ipp>
@@ -50,9 +52,13 @@
 #include <ddp/train/impl/bucket.ipp>
 #include <ddp/train/impl/counters_text.ipp>
 #include <ddp/train/impl/frozen.ipp>
+#include <ddp/train/impl/late_gather.ipp>
+#include <ddp/train/impl/model_claim.ipp>
 #include <ddp/train/impl/nonfinite.ipp>
 #include <ddp/train/impl/odd_ranks.ipp>
+#include <ddp/train/impl/options.ipp>
 #include <ddp/train/impl/ready_reports.ipp>
+#include <ddp/train/impl/step_roots.ipp>
 #include <ddp/transport/impl/inproc.ipp>
 #include <ddp/transport/shm/impl/memfd.ipp>
 #include <ddp/transport/shm/impl/memory_limits.ipp>

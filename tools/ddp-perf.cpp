@@ -48,11 +48,12 @@ std::size_t count_wrong(ddp::communicator<> const& comm, C const& what) {
 }
 
 template <class C>
-row measure_size(settings const& with, ddp::communicator<> const& comm, std::size_t bytes) {
+row measure_size(settings const& with, ddp::communicator<> const& comm, ddp::any_allreduce const& algorithm,
+                 std::size_t bytes) {
     auto const ranks = static_cast<std::size_t>(comm.size());
     std::size_t count = bytes / sizeof(float);
     if (C::sliced) count = (count + ranks - 1) / ranks * ranks;
-    C const what(comm, with.algorithm, count);
+    C const what(comm, algorithm, count);
     row result{.bytes = count * sizeof(float), .count = count, .algorithm = what.chosen()};
     result.bus_factor = C::bus_factor(static_cast<double>(ranks));
     if (with.check) result.wrong = count_wrong(comm, what);
@@ -76,13 +77,14 @@ row measure_size(settings const& with, ddp::communicator<> const& comm, std::siz
 template <class C>
 results measure_sizes(settings const& with, ddp::communicator<> const& comm) {
     std::string const transport = with.transport.empty() ? std::string(comm.transport().name()) : with.transport;
-    bool const is_default = with.algorithm.name == std::string_view(ddp::automatic_allreduce::name);
-    std::string const label = "ddp, " + transport + (is_default ? "" : std::string(", ") + with.algorithm.name) +
-                              (with.dirty ? ", dirty" : "");
+    auto const algorithm = ddp::any_allreduce::parse(with.algorithm, comm);
+    bool const is_default = with.algorithm == ddp::automatic_allreduce::name;
+    std::string const label =
+        "ddp, " + transport + (is_default ? "" : ", " + with.algorithm) + (with.dirty ? ", dirty" : "");
     results all{.collective = C::name,
                 .transport = transport,
                 .messages = ddp::name_of(comm.messages()),
-                .algorithm = with.algorithm.name,
+                .algorithm = with.algorithm,
                 .impl = with.candidate ? with.impl : label,
                 .net = with.candidate ? with.net : "",
                 .ranks = comm.size(),
@@ -90,7 +92,7 @@ results measure_sizes(settings const& with, ddp::communicator<> const& comm) {
     bool const prints = comm.rank() == 0;
     if (prints && !with.candidate) std::cout << table_head(all, with) << std::flush;
     for (std::size_t const bytes : with.sizes) {
-        row const one = measure_size<C>(with, comm, bytes);
+        row const one = measure_size<C>(with, comm, algorithm, bytes);
         all.rows.push_back(one);
         if (prints) std::cout << (with.candidate ? candidate_line(all, one) : table_line(one)) << std::flush;
     }
@@ -111,7 +113,7 @@ void write_files(settings const& with, results const& all) {
 /// --candidate with MODE=startup.
 void print_startup(settings const& with, ddp::communicator<> const& comm) {
     float one = 1;
-    ddp::allreduce(comm, std::span<float>(&one, 1), with.algorithm);
+    ddp::allreduce(comm, std::span<float>(&one, 1), ddp::any_allreduce::parse(with.algorithm, comm));
     double const now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
     if (comm.rank() == 0) std::cout << text("%.3f\n", now - with.t0) << std::flush;
 }

@@ -14,7 +14,7 @@ bool expect(bool good, char const* complaint) {
     return good;
 }
 
-/// A Stream's promises. framed hides some: it takes its leave even where shutdown_send() does nothing, only later.
+/// A Stream's promises. framed tolerates some mistakes: without shutdown_send() it still shuts down cleanly, only later.
 bool stream_keeps_its_promises() {
     using ddp::stream_status;
     int ends[2];

@@ -49,7 +49,8 @@ inline corpus read_corpus(std::filesystem::path const& path, std::size_t time) {
     std::string text;
     for (auto const& file : files) {
         if (!std::filesystem::is_regular_file(file))  // a pipe may never have a writer, a device never ends
-            throw std::runtime_error(file.string() + " is no regular file: give --text a file or a directory of texts");
+            throw std::runtime_error(file.string() +
+                                     " is not a regular file: give --text a file or a directory of texts");
         std::ifstream in(file, std::ios::binary);
         text.append(std::istreambuf_iterator<char>(in), {});
         if (!in)

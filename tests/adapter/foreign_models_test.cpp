@@ -1,5 +1,6 @@
 // Models from elsewhere: one vector with one call, and passes that always assign.
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <span>
 #include <string>
@@ -74,6 +75,7 @@ struct assigns {
     template <class Ready>
         requires Announces
     void backward(Ready const& ready) {
+        static_assert(!std::invocable<Ready const&, std::size_t, std::size_t, std::size_t>);  // no ranges
         assign();
         ready(1), ready(0);
     }
@@ -125,8 +127,10 @@ TEST_CASE("foreign models train as one process with the whole batch does", "[ada
         tcp, ranks,
         [&](auto& comm) {
             std::vector<double> values(unknowns), slopes(unknowns);
-            flat_model flat{values, slopes, [&](samples const& batch) { return mean_loss(values, batch, slopes); },
-                            std::vector<flat_part>{{"slopes", {2}}, {"rest", {2}}}};
+            flat_model flat{values,
+                            slopes,
+                            [&](samples const& batch) { return mean_loss(values, batch, slopes); },
+                            {{"slopes", {2}}, {"rest", {2}}}};
             accumulating<assigns<true>> bound;
             accumulating<assigns<false>> copied;
             std::vector const digests{train(flat, comm), train(bound, comm), train(copied, comm)};

@@ -97,6 +97,9 @@ TEST_CASE("a damaged checkpoint is named, and the one before it is taken, on all
         {"half a manifest", [](path const& p) { std::filesystem::resize_file(p / "manifest.json", 200); },
          "manifest.json: byte "},
         {"no manifest", [](path const& p) { std::filesystem::remove(p / "manifest.json"); }, "manifest.json: "},
+        {"a manifest that is too large",
+         [](path const& p) { std::filesystem::resize_file(p / "manifest.json", 100'000'001); },
+         "manifest.json: is larger than 100000000 bytes"},
         {"an empty manifest", [](path const& p) { put_content(p / "manifest.json", ""); }, "ends too early"},
         {"a flipped bit in the manifest",
          [](path const& p) {
@@ -171,7 +174,8 @@ TEST_CASE("a word of the latest that is lost or damaged loses no checkpoint", "[
             put_content(latest, content);
         captured_stderr said(scratch);
         REQUIRE(resume_and_finish(scratch) == "4" + right);
-        REQUIRE(has(said.text(), "latest: "));
+        REQUIRE(has(said.text(), std::string_view(content) == "no" ? "latest: cannot be opened"
+                                                                   : "latest: does not name a checkpoint"));
     }
     scratch_directory const scratch;  // killed between the two renames: the older one counts, the newer is whole
     keep_two(scratch);
@@ -180,6 +184,44 @@ TEST_CASE("a word of the latest that is lost or damaged loses no checkpoint", "[
     std::filesystem::remove(std::filesystem::path(in(scratch)) / "step-000000000002" / "manifest.json");
     captured_stderr said(scratch);
     REQUIRE(resume_and_finish(scratch) == "4" + right);
+}
+
+TEST_CASE("a latest that names nothing, with nothing beside it, is an error", "[checkpoint]") {
+    scratch_directory const scratch;
+    std::filesystem::create_directories(in(scratch));
+    put_content(std::filesystem::path(in(scratch)) / "latest", "step\n");
+    REQUIRE(has(resume_and_finish(scratch), "latest: does not name a checkpoint, and there is none beside it"));
+}
+
+TEST_CASE("a manifest whose digest is right, but not what it says, is refused alike on all ranks", "[checkpoint]") {
+    auto const refusal = [](std::function<void(ddp::detail::checkpoint_manifest&)> const& change) {
+        scratch_directory const scratch;
+        keep_two(scratch);
+        ddp::detail::checkpoint_directory const directory(in(scratch));
+        std::uint64_t digest = 0;
+        auto manifest = directory.manifest_of(second, digest);
+        change(manifest);
+        put_content(std::filesystem::path(in(scratch)) / second / "manifest.json",
+                    ddp::detail::manifest_text(manifest));
+        return resume_and_finish(scratch);
+    };
+    for (std::string const& text : {refusal([](auto& m) { m.sampler->position = 99; }),
+                                    refusal([](auto& m) { m.sampler->epoch = std::uint64_t{1} << 48; })}) {
+        CAPTURE(text);
+        REQUIRE(has(text, std::string("kept/") + second + ": its sampler stands past an epoch's end"));
+        REQUIRE(has(text, " and trained on"));
+    }
+    std::string const text = refusal([](auto& m) { m.shards.erase(m.shards.begin() + 1); });
+    CAPTURE(text);
+    REQUIRE(has(text, " is in none of its files"));
+    REQUIRE(has(text, " and trained on"));
+
+    scratch_directory const scratch;
+    keep_two(scratch);
+    ddp::detail::checkpoint_reader reader(ddp::detail::checkpoint_directory(in(scratch)), second, 0, 1);
+    scripted_model<> net({{"another", {1}}});
+    REQUIRE_THROWS_WITH(reader.read_model(ddp::detail::kept_tensors(net)),
+                        Catch::Contains("checkpoint_reader::read_model comes after expect_like"));
 }
 
 TEST_CASE("where no checkpoint is whole, training does not begin anew by itself", "[checkpoint]") {
@@ -266,7 +308,7 @@ public:
     small_disk(std::filesystem::path at, std::size_t pages) : at_(std::move(at)) {
         std::string const size = "size=" + std::to_string(pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)));
         mounted_ = ::mount("none", at_.c_str(), "tmpfs", 0, size.c_str()) == 0;
-        if (!mounted_) WARN("no right to mount a small file system: real full and read-only disks are left out");
+        if (!mounted_) WARN("not tried: full and read-only disks: no right to mount a small file system");
     }
     small_disk(small_disk const&) = delete;
     ~small_disk() {
@@ -401,4 +443,20 @@ TEST_CASE("a checkpoint of another training is refused with all differences, ali
         expected += std::string("\n  ") + line;
     REQUIRE(only(errors) == expected);
     REQUIRE(names_in(in(scratch)) == std::vector<std::string>{"latest", "step-000000000001"});
+
+    // Of many differences 20 are shown, and the others counted: 2 x 3 + 1 of the checkpoint, 2 x 30 of the model.
+    auto const many = run_ranks(
+        2,
+        [&](auto& comm) {
+            std::vector<scripted_model<>::part> parts;
+            for (int i = 0; i < 30; ++i) parts.push_back({"p" + std::to_string(i), {1}});
+            scripted_model<> net(parts);
+            data_parallel trainer{net, sgd{.lr = 0.1, .momentum = 0.9}, comm};
+            return thrown_by([&] { checkpoints(in(scratch)).resume(trainer); });
+        },
+        patient());
+    std::string const text = only(many);
+    CAPTURE(text);
+    REQUIRE(std::count(text.begin(), text.end(), '\n') == 21);
+    REQUIRE(text.ends_with("\n  and 46 more"));
 }

@@ -14,7 +14,7 @@
 
 #include "data/files.hpp"
 #include "support/catch.hpp"
-#include "support/ranks.hpp"
+#include "support/on_ranks.hpp"
 #include "train/patience.hpp"
 #include "train/tanh_mlp.hpp"
 
@@ -60,18 +60,19 @@ std::uint64_t train(Comm& comm, std::size_t first, std::size_t last, checkpoints
 
 TEST_CASE("with dropout, batch normalisation and accumulation, a resumed training leaves out the same units",
           "[checkpoint]") {
-    for (int const ranks : {1, 2, 3}) {
-        ::test::scratch_directory const scratch;
-        auto const expected =
-            ddp::test::run_ranks(ranks, [](auto& comm) { return train(comm, 0, 9, nullptr); }, ddp::test::patient());
-        auto const got = ddp::test::run_ranks(
-            ranks,
-            [&](auto& comm) {
-                checkpoints kept((scratch.path() / "kept").string());
-                (void)train(comm, 0, 4, &kept);
-                return train(comm, 4, 9, &kept);
-            },
-            ddp::test::patient());
-        REQUIRE(got == expected);
-    }
+    auto const [ranks, tcp] = GENERATE(ddp::test::ways_to_run());
+    if (ranks > 4) return;
+    CAPTURE(ranks, tcp);
+    ::test::scratch_directory const scratch;
+    auto const expected =
+        ddp::test::run_ranks(ranks, [](auto& comm) { return train(comm, 0, 9, nullptr); }, ddp::test::patient());
+    auto const got = ddp::test::ranks_over(
+        tcp, ranks,
+        [&](auto& comm) {
+            checkpoints kept((scratch.path() / "kept").string());
+            (void)train(comm, 0, 4, &kept);
+            return train(comm, 4, 9, &kept);
+        },
+        ddp::test::patient());
+    REQUIRE(got == expected);
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <ddp/core/digest.hpp>
+#include <ddp/core/text.hpp>
 
 #include "data/files.hpp"
 #include "support/catch.hpp"
@@ -119,7 +120,7 @@ TEST_CASE("every beginning of a manifest, and every flipped bit in it, is an err
 
 TEST_CASE("what no manifest says is refused, whatever its digest", "[checkpoint]") {
     std::string const text = manifest_text(example());
-    REQUIRE(has(refused(with(text, "ddp checkpoint", "ddp")), "this is no manifest of a checkpoint"));
+    REQUIRE(has(refused(with(text, "ddp checkpoint", "ddp")), "this is not a manifest of a checkpoint"));
     for (char const* const version : {"0", "3"})
         REQUIRE(has(refused(with(text, "\"format_version\": 2", concat({"\"format_version\": ", version}))),
                     concat({"format_version is ", version, ", this library reads 1 to 2"})));
@@ -127,14 +128,17 @@ TEST_CASE("what no manifest says is refused, whatever its digest", "[checkpoint]
                 "expected 'entries', found 'rate_factor'"));
     for (char const* const factor :
          {"0x3p-4", "-0x1p+0", "0x-0p+0", "0xinf", "0xnan", "1.5", "", "0x", "0x1.8p-3 ", "0x1p99999"})
-        REQUIRE(has(refused(with(text, "0x1.8p-3", factor)), "is no factor of the learning rate"));
+        REQUIRE(has(refused(with(text, "0x1.8p-3", factor)), "is not a factor of the learning rate"));
     REQUIRE(has(refused(with(text, "\"frozen\": [", "\"frozen\": [[")), "expected"));
     REQUIRE(has(refused(with(text, "\"step\"", "\"stop\"")), "expected 'step', found 'stop'"));
     REQUIRE(has(refused(with(text, "\"ranks\": 4", "\"ranks\": 0")), "no job has 0 ranks"));
     REQUIRE(has(refused(with(text, "\"ranks\": 4", "\"ranks\": 99999999999")), "no job has 99999999999 ranks"));
-    REQUIRE(has(refused(with(text, "shard-00002-of-00004", "../../../etc/passwd")), "is no shard that comes next"));
-    REQUIRE(has(refused(with(text, "shard-00002-of-00004", "shard-00000-of-00004")), "is no shard that comes next"));
-    REQUIRE(has(refused(with(text, "shard-00002-of-00004", "shard-00004-of-00004")), "is no shard that comes next"));
+    REQUIRE(
+        has(refused(with(text, "shard-00002-of-00004", "../../../etc/passwd")), "is not the shard that comes next"));
+    REQUIRE(
+        has(refused(with(text, "shard-00002-of-00004", "shard-00000-of-00004")), "is not the shard that comes next"));
+    REQUIRE(
+        has(refused(with(text, "shard-00002-of-00004", "shard-00004-of-00004")), "is not the shard that comes next"));
     REQUIRE(has(refused(with(text, "shard-00000-of-00004", "shard-00001-of-00004")), "rank 0 has no shard"));
     REQUIRE(has(refused(with(text, "0123456789abcdef", "0123456789ABCDEF")), "16 hexadecimal digits"));
     REQUIRE(has(refused(with(text, "\"bytes\": 17", "\"bytes\": -17")), "whole number that is not negative"));

@@ -6,27 +6,30 @@
 #include <cstdint>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/training.hpp"
 #include "support/catch.hpp"
+#include "support/on_ranks.hpp"
 #include "train/scripted_model.hpp"
 
 using namespace ddp;
 using namespace ddp::test;
 
 TEST_CASE("one rank's request stops all ranks after the same step, and changes no bit", "[checkpoint]") {
-    for (int const ranks : {1, 2, 3})
-        for (bool const shared : {false, true}) {
+    for (int const ranks : {1, 2, 3, 4})
+        for (auto const& [shared, tcp] :
+             {std::pair(false, false), std::pair(false, true), std::pair(true, false), std::pair(true, true)}) {
             kept_recipe by{.optimizer = adam{.lr = 0.01}};
             by.options.share_memory = shared;
-            CAPTURE(ranks, shared);
+            CAPTURE(ranks, shared, tcp);
             struct end {
                 std::uint64_t steps, digest;
                 bool again;
             };
-            auto const ends = run_ranks(
-                ranks,
+            auto const ends = ranks_over(
+                tcp, ranks,
                 [&](auto& comm) {
                     kept_training one(comm, by);
                     auto const rows = one.data.batch(0, 4);

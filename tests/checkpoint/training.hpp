@@ -44,7 +44,8 @@ struct kept_recipe {
     any_buckets buckets = size_capped_buckets{.cap_bytes = 512, .first_bytes = 128};
     bool rounded = false;              // gradients travel rounded, each rank keeps what that leaves out
     std::string_view sends_less = {};  // "random_k", "power_sgd"
-    std::uint64_t seed = 5;            // of the initial values: a training that is resumed does not depend on it
+    std::size_t slice = 0;   // elements of a gradient that are reported at once, and one more on each rank; 0: all
+    std::uint64_t seed = 5;  // of the initial values: a training that is resumed does not depend on it
 };
 
 template <class Comm, Element E = float>
@@ -53,7 +54,9 @@ struct kept_training {
         : comm(on),
           model(7, 24, 3, by.seed + static_cast<std::uint64_t>(on.rank())),
           trainer(make_trainer(by)),
-          batches(kept_sampler, on) {}
+          batches(kept_sampler, on) {
+        if (by.slice != 0) model.slice = by.slice + static_cast<std::size_t>(on.rank());
+    }
 
     using trainer_type = data_parallel<tanh_mlp<E>, typename Comm::transport_type>;
     trainer_type make_trainer(kept_recipe const& by) {

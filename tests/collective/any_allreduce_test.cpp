@@ -52,7 +52,7 @@ static_assert(whole<archetype<without::all_gather>> && !sliced<archetype<without
 static_assert(whole<archetype<without::everywhere>> && !sliced<archetype<without::everywhere>>);
 
 static_assert(sliced<ddp::automatic_allreduce> && sliced<ddp::direct_allreduce> && sliced<ddp::ring_allreduce>);
-static_assert(sliced<ddp::halving_doubling_allreduce>);
+static_assert(sliced<ddp::halving_doubling_allreduce> && sliced<ddp::hierarchical_allreduce>);
 static_assert(sliced<ddp::recursive_doubling_allreduce> && sliced<ddp::naive_allreduce> && sliced<any_allreduce>);
 
 }  // namespace
@@ -83,6 +83,13 @@ TEST_CASE("an algorithm that does not exist is refused with the list of those th
             text = e.what();
         }
         CHECK(text.find("'" + name + "'") != std::string::npos);
-        CHECK(text.find("auto|direct|recursive_doubling|halving_doubling|ring|naive") != std::string::npos);
+        CHECK(text.find("auto|direct|recursive_doubling|halving_doubling|ring|naive|hierarchical") !=
+              std::string::npos);
+    }
+    try {
+        (void)any_allreduce::parse("hierarchical");
+        FAIL("made without a communicator");
+    } catch (ddp::usage_error const& e) {
+        CHECK(std::string(e.what()).find("'hierarchical' is made for a communicator") != std::string::npos);
     }
 }

@@ -6,6 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "support/catch.hpp"
@@ -28,6 +31,12 @@ void on_three(Body body) {
 std::string unless(bool good, char const* what) {
     return good ? std::string() : std::string(what) + " is wrong";
 }
+
+// What Source says about strings.
+static_assert(ddp::Source<std::string const&> && ddp::Target<std::string&> && ddp::Source<std::string_view>);
+static_assert(!ddp::Target<std::string> && !ddp::Target<std::string const&> && !ddp::Target<std::string_view&>);
+static_assert(std::is_same_v<ddp::value_in<std::string&>, char> && std::is_same_v<ddp::value_in<decltype("ab")>, char>);
+static_assert(!ddp::Source<char const*> && !ddp::Source<std::vector<std::string>> && !ddp::Source<std::vector<bool>>);
 
 }  // namespace
 
@@ -75,6 +84,19 @@ TEST_CASE("broadcast, gather, all_gather, scatter and all_to_all take values and
     });
 }
 
+TEST_CASE("a string is an array of characters, and keeps its size", "[collective][arguments]") {
+    on_three([](auto& comm) {
+        std::string text = comm.rank() == 1 ? "three ranks" : "";
+        std::size_t size = text.size();
+        ddp::broadcast(comm, size, 1);
+        text.resize(size);
+        ddp::broadcast(comm, text, 1);
+        std::vector<char> const first = ddp::gather(comm, std::string_view(text).substr(0, 2));
+        return unless(text == "three ranks", "the string") +
+               unless(comm.rank() != 0 || std::string(first.begin(), first.end()) == "ththth", "the gathered text");
+    });
+}
+
 TEST_CASE("messages and requests take values in place", "[collective][arguments]") {
     on_three([](auto& comm) {
         int const me = comm.rank(), right = (me + 1) % 3, left = (me + 2) % 3;
@@ -117,7 +139,8 @@ TEST_CASE("memory of the wrong size is refused with advice", "[collective][argum
     using counts = std::vector<std::size_t>;
     std::vector<int> two(2), three(3), room(3);
     CHECK(contains(error([&](auto& comm) { ddp::scatter(comm, two, room); }), "size() times as many"));
-    CHECK(contains(error([&](auto& comm) { ddp::scatter(comm, two, two, 1); }), "root must be a rank"));
+    CHECK(contains(error([&](auto& comm) { ddp::scatter(comm, two, two, 1); }),
+                   "scatter: root 1 is not a rank: they are numbered from 0 to 0"));
     CHECK(contains(error([&](auto& comm) { ddp::all_to_all(comm, two, room); }), "equally many values"));
     CHECK(contains(error([&](auto& comm) { ddp::all_to_all(comm, two, two); }), "may not overlap"));
     CHECK(contains(error([&](auto& comm) { ddp::all_to_all(comm, two, counts{2, 0}, room, counts{3}); }),

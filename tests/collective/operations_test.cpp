@@ -155,6 +155,6 @@ TEST_CASE("reduce refuses a root that is no rank", "[collective][operations]") {
             float x = 0;
             ddp::reduce(comm, std::span<float>(&x, 1), root);
         });
-        CHECK(errors[0].find("reduce: root must be a rank") != std::string::npos);
+        CHECK(errors[0].find("is not a rank: they are numbered from 0 to ") != std::string::npos);
     }
 }

@@ -12,7 +12,8 @@ SCREEN = 40  # lines
 
 
 def compile_it(source: str, command: list[str], *more: str) -> tuple[int, list[str]]:
-    done = subprocess.run([*command, "-fsyntax-only", *more, source], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    all_errors = ["-ferror-limit=0"] if "clang" in command[0] else []  # it stops after 20
+    done = subprocess.run([*command, "-fsyntax-only", *all_errors, *more, source], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           text=True, check=False, timeout=240, env={"LC_ALL": "C", "PATH": "/usr/bin:/bin"})
     return done.returncode, done.stdout.splitlines()
 

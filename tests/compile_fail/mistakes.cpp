@@ -7,7 +7,10 @@
 #include <span>
 #include <vector>
 
+#include <ddp/exchange/narrow.hpp>
 #include <ddp/optim/sgd.hpp>
+#include <ddp/strategy/averaging.hpp>
+#include <ddp/strategy/local_parallel.hpp>
 #include <ddp/train/data_parallel.hpp>
 #include <ddp/transport/inproc.hpp>
 
@@ -197,6 +200,25 @@ struct secretive {
 void hides_its_state(good_model& model, job& comm) {
     // expect: ExchangeOver state.for_each_state(visit)
     ddp::data_parallel trainer{model, ddp::sgd{}, comm, {}, secretive{}};
+}
+
+// An exchange where ranks meet now and then, and a strategy where they exchange gradients
+
+void exchanges_nothing(good_model& model, ddp::communicator<>& comm) {
+#ifdef CORRECTED
+    ddp::local_parallel trainer{model, ddp::sgd{}, comm, ddp::local_sgd{}};
+#else
+    // expect: StrategyOver policy.validate()
+    ddp::local_parallel trainer{model, ddp::sgd{}, comm, ddp::bfloat16_exchange{}};
+#endif
+}
+void never_meets(good_model& model, job& comm) {
+#ifdef CORRECTED
+    ddp::data_parallel trainer{model, ddp::sgd{}, comm, ddp::bfloat16_exchange{}};
+#else
+    // expect: one of the arguments is none of these or an exchange
+    ddp::data_parallel trainer{model, ddp::sgd{}, comm, ddp::local_sgd{}};
+#endif
 }
 
 // A bucket policy

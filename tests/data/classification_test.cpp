@@ -77,7 +77,7 @@ TEST_CASE("a missing directory or file says what was looked for", "[data][classi
 
     e = test::catch_error([] { (void)ddp::load_idx_classification("/nowhere/at/all", data_split::train); });
     CHECK(e.code == ddp::errc::file);
-    CHECK(e.says("/nowhere/at/all: is no directory"));
+    CHECK(e.says("/nowhere/at/all: is not a directory"));
 }
 
 TEST_CASE("a label out of range names file and position", "[data][classification]") {
@@ -137,7 +137,7 @@ TEST_CASE("damage inside a data set's files reaches the caller by the file's nam
 TEST_CASE("Fashion-MNIST is loaded as it is published", "[data][classification]") {
     std::filesystem::path const directory = "/usr/share/datasets/fashion-mnist";
     if (!std::filesystem::exists(directory)) {
-        WARN("skipped: " << directory << " is not there (Debian package dataset-fashion-mnist)");
+        WARN("not tried: " << directory << " is not there (Debian package dataset-fashion-mnist)");
         return;
     }
     for (data_split const which : {data_split::train, data_split::test}) {

@@ -138,7 +138,7 @@ TEST_CASE("a file that cannot be opened or read is named, with the system's reas
         e = test::catch_error([&] { ddp::file_source source(path); });
         CAPTURE(e.text);
         CHECK(e.code == ddp::errc::file);
-        CHECK(e.says(path + ": is no regular file but " + kind));
+        CHECK(e.says(path + ": is not a regular file but " + kind));
     }
 }
 

@@ -102,7 +102,7 @@ TEST_CASE("CIFAR-10's binary files are read record by record", "[data][cifar]") 
     CHECK((to.size() == 2 && to.inputs == test.inputs));  // what was refused has left nothing
     CHECK(test::catch_error([&] {
               (void)ddp::load_cifar10(dir.path().string() + "/none", ddp::data_split::test);
-          }).says("is no directory. Give the one that holds test_batch.bin"));
+          }).says("is not a directory. Give the one that holds test_batch.bin"));
     to.sample_shape = {28, 28};
     memory_source other{cifar_records(1)};
     CHECK(test::catch_error([&] { append(other); }).says("samples of another shape than 3 x 32 x 32"));
@@ -134,16 +134,16 @@ TEST_CASE("a CSV file is a table of numbers, with or without names", "[data][csv
 }
 
 TEST_CASE("what is no table of numbers is refused by line and column", "[data][csv]") {
-    check_refused(as_bytes("1,2\n3,x4\n"), "line 2, column 2: 'x4' is no number", read_csv);
-    check_refused(as_bytes("a,b\n3,4\n"), "line 1, column 1: 'a' is no number; set csv_options::header", read_csv);
+    check_refused(as_bytes("1,2\n3,x4\n"), "line 2, column 2: 'x4' is not a number", read_csv);
+    check_refused(as_bytes("a,b\n3,4\n"), "line 1, column 1: 'a' is not a number; set csv_options::header", read_csv);
     check_refused(as_bytes("1,2\n3,\n"), "line 2, column 2: is empty, expected a number", read_csv);
     check_refused(as_bytes("1,2\n3\n"), "line 2: has 1 fields, the first line has 2", read_csv);
     check_refused(as_bytes("a,b\n1,2,3\n"), "line 2: has 3 fields, the first line has 2", read_named);
     check_refused(as_bytes("1\n\n2\n"), "line 2: is empty; remove it", read_csv);
     check_refused(as_bytes("1\n1e999\n"), "line 2, column 1: '1e999' is out of a double's range", read_csv);
-    check_refused(as_bytes("1 2\n"), "'1 2' is no number", read_csv);
+    check_refused(as_bytes("1 2\n"), "'1 2' is not a number", read_csv);
     check_refused(as_bytes(std::string_view("1\0,2\n", 5)), "line 1, column 1: ", read_csv);
-    check_refused(as_bytes("0x10\n"), "'0x10' is no number", read_csv);
+    check_refused(as_bytes("0x10\n"), "'0x10' is not a number", read_csv);
     check_refused({}, "holds no rows of numbers", read_csv);
     check_refused(as_bytes("a,b\n"), "holds no rows of numbers, only a line that names the columns", read_named);
     check_refused(as_bytes("\"a,b\n1,2\n"), "line 1, column 1: the quote is not closed on this line", read_named);
@@ -165,7 +165,9 @@ TEST_CASE("an NPY array is read as numpy.save wrote it", "[data][npy]") {
         ddp::npy_array const array = ddp::read_npy(source, limit);
         CHECK((array.type == ddp::element_type::f32 && array.shape == std::vector<std::size_t>{2, 3}));
         CHECK(array.values<float>() == floats);
-        CHECK(test::catch_error([&] { (void)array.values<double>(); }).says("the array holds F32, not F64"));
+        CHECK(test::catch_error([&] {
+                  (void)array.values<double>();
+              }).says("the array holds F32, not F64; ask for its own type and convert"));
     }
     auto const one = [](char const* code, auto const& values) {
         memory_source source{npy(std::string("{'shape': (3,), \"descr\": '") + code + "', 'fortran_order': True}",

@@ -148,7 +148,7 @@ TEST_CASE("a file cut off at any byte, or one byte too long, is refused", "[data
         auto const got =
             test::catch_error([&] { read(test::bytes(whole.begin(), whole.begin() + static_cast<long>(length))); });
         REQUIRE(got.code == errc::format);
-        REQUIRE(got.says(length < 8 ? "is no safetensors file" : "is truncated"));
+        REQUIRE(got.says(length < 8 ? "is not a safetensors file" : "is truncated"));
         REQUIRE(got.says("weights.safetensors"));
     }
     test::bytes longer = whole;
@@ -354,7 +354,9 @@ TEST_CASE("what is written is laid out as the reference implementation does, and
     float third = 0;
     file.read(file.tensors()[3], 8, bytes_of(third));
     REQUIRE(third == 3);
-    REQUIRE(test::catch_error([&] { file.read(file.tensors()[3], 24, bytes_of(third)); }).code == errc::usage);
+    auto const beyond = test::catch_error([&] { file.read(file.tensors()[3], 24, bytes_of(third)); });
+    REQUIRE((beyond.code == errc::usage && beyond.says("read: tensor 'b.weight' has only 24 bytes")));
+    REQUIRE(test::catch_error([&] { (void)file.metadata().at("at"); }).says("there is no entry 'at'"));
 
     test::bytes const once = content_of(path);
     REQUIRE(once[8] == '{');
@@ -376,8 +378,10 @@ TEST_CASE("nothing is written that could not be read again", "[data]") {
     };
     tensor_view const good{"x", element_type::u8, {1}, bytes_of(byte)};
     refused({good, good}, {}, "tensor 'x' is there twice");
+    refused({good, good}, {}, "these tensors make no safetensors file that could be read again: ");
     refused({{"\xFF", element_type::u8, {1}, bytes_of(byte)}}, {}, "no UTF-8");
-    refused({{"__metadata__", element_type::u8, {1}, bytes_of(byte)}}, {}, "no name for a tensor");
+    refused({{"__metadata__", element_type::u8, {1}, bytes_of(byte)}}, {},
+            "'__metadata__' cannot be a tensor's name: the format reserves it");
     refused({{"x", element_type::u8, {2}, bytes_of(byte)}}, {}, "U8 [2] takes 2 bytes");
     refused({{"x", element_type::u8, std::vector<std::size_t>(65, 1), bytes_of(byte)}}, {}, "more than 64 numbers");
     refused({good}, {{"key", "\xC3("}}, "no UTF-8");
@@ -389,12 +393,12 @@ TEST_CASE("files that cannot be opened are named, with the reason", "[data]") {
     auto const missing = test::catch_error([&] { safetensors_file("/no/such/file"); });
     REQUIRE(missing.code == errc::file);
     REQUIRE(missing.says("/no/such/file: cannot be opened: No such file"));
-    REQUIRE(test::catch_error([&] { safetensors_file(scratch.path().string()); }).says("is no regular file"));
+    REQUIRE(test::catch_error([&] { safetensors_file(scratch.path().string()); }).says("is not a regular file"));
     std::string const pipe = (scratch.path() / "pipe").string();
     REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
-    REQUIRE(test::catch_error([&] { safetensors_file reads(pipe); }).says("is no regular file"));
+    REQUIRE(test::catch_error([&] { safetensors_file reads(pipe); }).says("is not a regular file"));
     std::string const empty = scratch.write("empty", {});
-    REQUIRE(test::catch_error([&] { safetensors_file reads(empty); }).says("empty: is no safetensors file"));
+    REQUIRE(test::catch_error([&] { safetensors_file reads(empty); }).says("empty: is not a safetensors file"));
 }
 
 TEST_CASE("a file that shrinks while it is read is an error, and another of its name is another file", "[data]") {

@@ -12,6 +12,8 @@
 #include <ddp/ddp.hpp>
 #include <ddp/nn/nn.hpp>
 #include <ddp/rendezvous/run_tcp.hpp>
+#include <ddp/transport/framed/tcp.hpp>  // ddp::tcp_transport
+#include <stdexcept>
 #include <string>
 #include <vector>
 #ifdef SNIPPETS_WITH_MPI
@@ -98,6 +100,13 @@ void frozen(ddp::communicator<>& comm) {
     tuned.step(batches.front());
 }
 
+void gathered_late(ddp::communicator<>& comm) {
+    auto model = make_model();
+    ddp::data_parallel trainer{model, ddp::adamw{}, comm, {.overlap_gather = true}};
+    for (auto const& batch : batches) trainer.step(batch);
+    trainer.settle();  // model's own memory is current from here on
+}
+
 void prefetched(ddp::communicator<>& comm) {
     ddp::classification_data const data{.sample_shape = {2, 2},
                                         .features = 4,
@@ -119,6 +128,17 @@ void fitted_to_the_network(ddp::communicator<>& comm) {
     ddp::allreduce(comm, all, fitted);
 }
 
+bool sends_over_tcp(ddp::communicator<>& comm) {
+    ddp::tcp_transport const* const over_tcp = comm.transport().target<ddp::tcp_transport>();
+    return over_tcp != nullptr;
+}
+
+void between_hosts(ddp::communicator<>& comm) {
+    std::vector<float> all(1000, 1.0f);
+    ddp::hierarchical_allreduce const by_hosts(comm);  // collective: ranks exchange where they are
+    ddp::allreduce(comm, all, by_hosts);
+}
+
 double without_a_trainer() {
     auto model = make_model();
     ddp::replica net{model};
@@ -137,8 +157,11 @@ double without_a_trainer() {
 void body(ddp::communicator<>& comm) {
     groups_of_several_algorithms(comm);
     frozen(comm);
+    gathered_late(comm);
     prefetched(comm);
     fitted_to_the_network(comm);
+    between_hosts(comm);
+    if (sends_over_tcp(comm)) throw std::logic_error("these ranks are threads");
     my_metrics mine;
     mine.loss.add(1.0 + comm.rank(), 1);
     mine.exact = 1;

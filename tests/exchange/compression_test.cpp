@@ -303,6 +303,33 @@ TEST_CASE("what half cannot hold makes the mean infinite, and the error says whe
                                Catch::Contains("half_exchange: numbers from 65520 on become infinite"));
 }
 
+TEST_CASE("the error is that of one step in sixteen", "[exchange]") {
+    auto const seen = run_ranks(
+        2,
+        [](auto& comm) {
+            scripted_model<> net({{"weights", {40}}});
+            data_parallel trainer{net,
+                                  any_optimizer(sgd{.lr = 1e-9}),
+                                  comm,
+                                  training_options{},
+                                  any_exchange(bfloat16_exchange{}),
+                                  any_buckets(single_bucket{})};
+            std::vector<double> errors;
+            for (int step = 1; step <= 34; ++step) {  // bfloat16 holds 1, but not 1 + 2^-9
+                trainer.step(numbers{{step % 16 == 1 && step != 17 ? 1.0 : 1 + 1.0 / 512}});
+                errors.push_back(trainer.statistics().error);
+            }
+            return errors;
+        },
+        patient());
+    double const missed = (1.0 / 512) / (1 + 1.0 / 512);
+    for (std::vector<double> const& errors : seen)
+        for (std::size_t step = 1; step <= errors.size(); ++step) {
+            CAPTURE(step);
+            REQUIRE(std::abs(errors[step - 1] - (step < 17 || step > 32 ? 0 : missed)) < 1e-12);
+        }
+}
+
 TEST_CASE("settings that mean nothing are refused in words, on every rank, before anything is sent", "[exchange]") {
     auto const refused = [](any_exchange const& exchange) {
         auto const errors = errors_of_ranks(2, [&](auto& comm) {

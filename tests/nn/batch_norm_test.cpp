@@ -83,6 +83,14 @@ std::vector<double> all_of(Net& net) {
     return all;
 }
 
+/// Rank `rank`'s part of rows [first, first + count) in step `step`: uneven, and in every third step all on rank 0.
+batch share(samples const& data, std::size_t rank, std::size_t ranks, std::size_t first, std::size_t count,
+            std::size_t step) {
+    if (step % 3 == 2) return rank == 0 ? data.rows(first, first + count) : data.rows(first, first);
+    std::size_t const cut = count / (ranks + 1);  // the last rank has about two shares
+    return data.rows(first + rank * cut, rank + 1 == ranks ? first + count : first + (rank + 1) * cut);
+}
+
 enum class way { steps, accumulated, joined };
 
 /// Trains on batches of 12 rows: this rank's uneven share, in one or two passes a step. With `joined` rank 0 alone has rows
@@ -91,18 +99,16 @@ template <class Net>
 std::vector<double> train(communicator<>& comm, Net net, samples const& data, way how,
                           training_options const& options) {
     data_parallel trainer{net, sgd{.lr = 0.1, .momentum = 0.9}, comm, options};
-    auto const share = [&](std::size_t first, std::size_t count, std::size_t step) {
-        std::size_t const p = static_cast<std::size_t>(comm.size()), r = static_cast<std::size_t>(comm.rank());
-        if (step % 3 == 2) return r == 0 ? data.rows(first, first + count) : data.rows(first, first);  // one has all
-        std::size_t const cut = count / (p + 1);  // the last rank has about two shares
-        return data.rows(first + r * cut, r + 1 == p ? first + count : first + (r + 1) * cut);
+    auto const mine = [&](std::size_t first, std::size_t count, std::size_t step) {
+        return share(data, static_cast<std::size_t>(comm.rank()), static_cast<std::size_t>(comm.size()), first, count,
+                     step);
     };
     for (std::size_t step = 0; step < 9; ++step) {
         std::size_t const first = step * 5;
         if (how == way::accumulated) {
-            trainer.forward(share(first, 7, step));
+            trainer.forward(mine(first, 7, step));
             trainer.accumulate();
-            trainer.forward(share(first + 7, 5, step));
+            trainer.forward(mine(first + 7, 5, step));
             trainer.backward();
             trainer.finish();
         } else if (how == way::joined && step >= 6 && comm.rank() != 0) {
@@ -110,11 +116,53 @@ std::vector<double> train(communicator<>& comm, Net net, samples const& data, wa
         } else if (how == way::joined && step >= 6) {
             trainer.step(data.rows(first, first + 12));
         } else {
-            trainer.step(share(first, 12, step));
+            trainer.step(mine(first, 12, step));
         }
         if (!trainer.replicas_identical()) throw std::logic_error("ranks differ");
     }
     return all_of(net);
+}
+
+/// What one process makes of local statistics: a network for each rank, whose gradients it adds up, in plain loops. By rank.
+template <class Make>
+std::vector<std::vector<double>> local_by_hand(std::size_t ranks, Make const& make, samples const& data,
+                                               buffers policy) {
+    std::vector<decltype(make())> nets;
+    for (std::size_t r = 0; r < ranks; ++r) nets.push_back(make());
+    std::vector<std::vector<double>> momentum;
+    for (auto const& p : nets[0].parameters()) momentum.emplace_back(p.value.size());
+    for (std::size_t step = 0; step < 9; ++step) {
+        auto sum = momentum;
+        for (auto& one : sum) std::fill(one.begin(), one.end(), 0.0);
+        for (std::size_t r = 0; r < ranks; ++r) {
+            batch const mine = share(data, r, ranks, step * 5, 12, step);
+            if (mine.rows == 0) continue;
+            (void)nets[r].forward(mine);
+            nets[r].backward({.scale = static_cast<double>(mine.rows)}, [](std::size_t, auto...) {});
+            auto const parameters = nets[r].parameters();
+            for (std::size_t i = 0; i < sum.size(); ++i)
+                for (std::size_t k = 0; k < sum[i].size(); ++k) sum[i][k] += parameters[i].gradient[k];
+        }
+        for (std::size_t i = 0; i < sum.size(); ++i)
+            for (std::size_t k = 0; k < sum[i].size(); ++k) {
+                momentum[i][k] = 0.9 * momentum[i][k] + sum[i][k] / 12;
+                for (auto& net : nets) net.parameters()[i].value[k] -= 0.1 * momentum[i][k];
+            }
+        for (model_buffer const& b : nets[0].buffers()) {
+            if (policy == buffers::left_alone || b.type != element_type::f64) continue;
+            std::vector<double> common(b.bytes.size() / sizeof(double));
+            for (std::size_t r = 0; r < ranks; ++r)
+                for (std::size_t k = 0; k < common.size(); ++k)
+                    common[k] += policy == buffers::averaged
+                                     ? buffer_of(nets[r], b.name)[k] / static_cast<double>(ranks)
+                                 : r == 0 ? buffer_of(nets[0], b.name)[k]
+                                          : 0;
+            for (auto& net : nets) std::copy(common.begin(), common.end(), buffer_of(net, b.name).begin());
+        }
+    }
+    std::vector<std::vector<double>> all;
+    for (auto& net : nets) all.push_back(all_of(net));
+    return all;
 }
 
 double worst(std::vector<double> const& a, std::vector<double> const& b) {
@@ -195,7 +243,7 @@ TEST_CASE("synchronised, any number of ranks trains as one process with the whol
                       : train(comm, dense_net(together), data, how, options);
     };
     auto const expected = test::run_ranks(1, body, test::patient()).front();
-    for (int const ranks : {2, 3, 4}) {
+    for (int const ranks : {1, 2, 3, 4}) {
         CAPTURE(ranks);
         for (auto const& got : test::run_ranks(ranks, body, test::patient())) CHECK(worst(got, expected) < 1e-10);
         if (test::fewer != 1 && ranks != 3) continue;
@@ -229,6 +277,31 @@ TEST_CASE("groups that train at the same time keep their statistics apart", "[nn
         },
         test::patient());
     for (std::size_t rank = 0; rank < got.size(); ++rank) CHECK(worst(got[rank], expected[rank % 2]) < 1e-10);
+}
+
+TEST_CASE("with local statistics ranks train as one process with a network for each rank's part of the batch",
+          "[nn][train]") {
+    auto const [ranks, tcp] = GENERATE(test::ways_to_run());
+    bool const images = GENERATE(false, true);
+    if (ranks > 4) return;  // no deviation of a single number
+    samples const data{images ? std::size_t{40} : std::size_t{6}, images ? std::size_t{3} : std::size_t{5}};
+    for (buffers const policy : {buffers::from_rank_0, buffers::averaged, buffers::left_alone}) {
+        CAPTURE(ranks, tcp, images, static_cast<int>(policy));
+        auto const p = static_cast<std::size_t>(ranks);
+        auto const expected = images ? local_by_hand(
+                                           p, [] { return image_net({}); }, data, policy)
+                                     : local_by_hand(p, [] { return dense_net({}); }, data, policy);
+        auto const got = test::ranks_over(
+            tcp, ranks,
+            [&](communicator<>& comm) {
+                training_options const options{.buffers = policy};
+                return images ? train(comm, image_net({}), data, way::steps, options)
+                              : train(comm, dense_net({}), data, way::steps, options);
+            },
+            test::patient());
+        for (std::size_t rank = 0; rank < got.size(); ++rank) CHECK(worst(got[rank], expected[rank]) < 1e-10);
+        if (ranks > 1 && policy == buffers::left_alone) CHECK(worst(got[0], got[1]) > 1e-3);
+    }
 }
 
 TEST_CASE("local statistics differ, and buffers become alike as the options say", "[nn][train]") {

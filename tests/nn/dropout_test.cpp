@@ -13,6 +13,7 @@
 
 #include "gradients.hpp"
 #include "support/catch.hpp"
+#include "support/on_ranks.hpp"
 #include "support/ranks.hpp"
 #include "support/training_checks.hpp"
 #include "train/patience.hpp"
@@ -161,9 +162,10 @@ std::vector<double> train_with_dropout(Comm& comm) {
 }  // namespace
 
 TEST_CASE("several ranks leave out the same units of a sample as one", "[nn][random]") {
-    int const ranks = GENERATE(2, 3);
+    auto const [ranks, tcp] = GENERATE(test::ways_to_run());
+    CAPTURE(ranks, tcp);
     auto const alone = test::run_ranks(1, [](auto& comm) { return train_with_dropout(comm); }).front();
-    auto const got = test::run_ranks(ranks, [](auto& comm) { return train_with_dropout(comm); }, test::patient());
+    auto const got = test::ranks_over(tcp, ranks, [](auto& comm) { return train_with_dropout(comm); }, test::patient());
     REQUIRE(alone.size() == 7 * 24 + 24 + 24 * 3 + 3);
     for (auto const& one : got) {
         REQUIRE(one == got.front());

@@ -72,15 +72,21 @@ TEST_CASE("embedding names an id that is not in the vocabulary", "[nn][bad-input
         return test::usage_complaint([&] { looked_up(layer, ids, 2); });
     };
     REQUIRE(said({0, 4, 1, 2}).empty());
-    REQUIRE(said({0, 1, 2, 5}).find("the id 5 at row 1, position 1 of the batch is no whole number in [0, 5)") !=
+    REQUIRE(said({0, 1, 2, 5}).find("the id 5 at row 1, position 1 of the batch is not a whole number in [0, 5)") !=
             std::string::npos);
     REQUIRE(said({0, 1, -1, 2}).find("the id -1 at row 1, position 0") != std::string::npos);
     REQUIRE(said({0.5, 1}).find("the id 0.5 at row 0") != std::string::npos);
-    REQUIRE_FALSE(said({std::numeric_limits<double>::quiet_NaN(), 1}).empty());
-    REQUIRE_FALSE(said({std::numeric_limits<double>::infinity(), 1}).empty());
+    REQUIRE(said({std::numeric_limits<double>::quiet_NaN(), 1}).find("the id nan at row 0") != std::string::npos);
+    REQUIRE(said({std::numeric_limits<double>::infinity(), 1}).find("the id inf at row 0") != std::string::npos);
     REQUIRE(test::usage_complaint([&] { looked_up(layer, {1, 2, 3}, 3); }).find("samples have 3 ids") !=
             std::string::npos);
-    REQUIRE_FALSE(test::usage_complaint([] { nn::embedding<float>(0, 3); }).empty());
+    REQUIRE(test::usage_complaint([] {
+                nn::embedding<float>(0, 3);
+            }).find("embedding: vocabulary, width and tokens are positive numbers") != std::string::npos);
+    REQUIRE(test::usage_complaint([] {
+                nn::embedding<float>(std::size_t{1} << 40, 3);
+            }).find("a vocabulary of 1099511627776 has ids that the batch's numbers cannot hold; use double") !=
+            std::string::npos);
     REQUIRE(test::usage_complaint([] {
                 nn::sequential net{nn::linear(2, 2), nn::embedding(5, 3, 2), nn::softmax_cross_entropy()};
                 std::vector<float> const zeros(2);

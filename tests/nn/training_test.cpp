@@ -1,10 +1,14 @@
 // A network of this library's layers, trained on several ranks and on one.
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include <ddp/data/prefetch_loader.hpp>
 #include <ddp/nn/nn.hpp>
 #include <ddp/optim/any_optimizer.hpp>
 #include <ddp/train/data_parallel.hpp>
@@ -24,7 +28,8 @@ namespace {
 template <class Comm>
 std::vector<std::vector<float>> train_network(Comm& comm, bool sharded) {
     task_data<float> const data(7, 3, 64);
-    nn::sequential model{nn::linear(7, 24), nn::tanh(), nn::linear(24, 3), nn::mean_squared_error()};
+    nn::sequential model{nn::linear(7, 48), nn::tanh(), nn::linear(48, 3), nn::mean_squared_error()};
+    if (comm.size() > 1) model.report_slices(128);  // one process reports each gradient at once
     data_parallel trainer{model, sgd{.lr = 0.1, .momentum = 0.9}, comm, options_of(sharded, true)};
     for (std::size_t step = 0; step < 50; ++step) {
         auto const [begin, end] = share(13, step, comm.rank(), comm.size());
@@ -40,10 +45,11 @@ std::vector<std::vector<float>> train_network(Comm& comm, bool sharded) {
 }  // namespace
 
 TEST_CASE("a network of layers trains on several ranks as on one", "[nn]") {
-    int const ranks = GENERATE(2, 3);
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
     bool const sharded = GENERATE(false, true);
+    CAPTURE(ranks, tcp, sharded);
     auto const alone = run_ranks(1, [&](auto& comm) { return train_network(comm, sharded); }).front();
-    auto const got = run_ranks(ranks, [&](auto& comm) { return train_network(comm, sharded); }, patient());
+    auto const got = ranks_over(tcp, ranks, [&](auto& comm) { return train_network(comm, sharded); }, patient());
     REQUIRE(alone.size() == 4);
     for (auto const& one : got) {
         REQUIRE(one.size() == 4);
@@ -102,6 +108,121 @@ std::vector<std::uint64_t> digests_of_training(Comm& comm, manner const& how) {
 }
 
 }  // namespace
+
+TEST_CASE("sequential waits for each layer's values, and evaluation for all", "[train][nn]") {
+    struct late_by_a_little {
+        bool yes;
+        void on(step_finished const&) const {
+            if (yes) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+        }
+    };
+    auto const losses = [](bool late) {
+        training_options options = options_of(true, true);
+        options.share_memory = false;
+        options.overlap_gather = late;
+        return ranks_over(
+            true, 3,
+            [&](auto& comm) {
+                std::vector<float> inputs(6 * 5);
+                std::vector<std::uint32_t> labels(6), samples(6);
+                for (std::size_t k = 0; k < inputs.size(); ++k)
+                    inputs[k] = static_cast<float>((k * 7 + static_cast<std::size_t>(comm.rank())) % 11) / 11.0f;
+                for (std::uint32_t k = 0; k < 6; ++k) labels[k] = k % 4, samples[k] = k;
+                nn::sequential net{
+                    nn::linear(5, 16), nn::batch_norm(16, {.statistics = nn::batch_statistics::synchronised}),
+                    nn::relu(),        nn::dropout(0.25),
+                    nn::linear(16, 4), nn::softmax_cross_entropy()};
+                data_parallel trainer{net,     sgd{.lr = 0.1, .momentum = 0.9}, comm,
+                                      options, per_parameter_buckets{},         late_by_a_little{comm.rank() == 1}};
+                std::vector<double> seen;
+                classification_batch<float> const batch{inputs, labels, 6, 5, samples};
+                for (int k = 0; k < 6; ++k) {
+                    seen.push_back(trainer.step(batch).loss);
+                    if (k % 3 != 1) continue;
+                    trainer.prepare_evaluation();  // as evaluate() does
+                    seen.push_back(trainer.model().evaluate(batch).loss_sum);
+                }
+                return seen;
+            },
+            patient());
+    };
+    auto const expected = losses(false), got = losses(true);
+    REQUIRE(got == expected);
+}
+
+TEST_CASE("a list of samples, prepared by a thread and augmented, trains several ranks as one process", "[nn][data]") {
+    classification_data data;
+    data.sample_shape = {1, 6, 5};
+    data.features = 30;
+    data.classes = 3;
+    for (std::size_t i = 0; i < 40 * data.features; ++i) data.inputs.push_back(static_cast<std::uint8_t>(i * i % 251));
+    for (std::uint32_t s = 0; s < 40; ++s) data.labels.push_back(s % 3);
+    std::vector<std::uint32_t> list;  // without the samples divisible by 5, and two of them twice
+    for (std::uint32_t s = 0; s < 40; ++s)
+        if (s % 5 != 0) list.push_back(s);
+    list.insert(list.end(), {7, 31});
+    sampler_options const options{.samples = list.size(), .global_batch = 9, .seed = 4};
+    augmentation const cuts{.crop_padding = 1, .flip = true, .seed = 8};
+    auto const net = [] {
+        return nn::sequential{nn::linear<double>(30, 8), nn::tanh<double>(), nn::linear<double>(8, 3),
+                              nn::softmax_cross_entropy<double>()};
+    };
+
+    // One process: the order of the whole list, each picture cut where its draw says, and plain gradient descent.
+    auto alone = net();
+    std::vector<std::uint32_t> order(list.size());
+    for (std::uint64_t epoch = 0; epoch < 2; ++epoch) {
+        shuffled_order(order, options.seed, epoch);
+        for (std::size_t first = 0; first < order.size(); first += options.global_batch) {
+            std::vector<double> inputs;
+            std::vector<std::uint32_t> labels;
+            for (std::size_t k = first; k < std::min(order.size(), first + options.global_batch); ++k) {
+                std::uint32_t const sample = list[order[k]];
+                augmentation_draw const cut = draw_augmentation(cuts, epoch, sample);
+                for (std::size_t y = 0; y < 6; ++y)
+                    for (std::size_t x = 0; x < 5; ++x) {
+                        std::size_t const row = y + cut.down, column = (cut.flip ? 4 - x : x) + cut.right;
+                        bool const outside = row < 1 || row > 6 || column < 1 || column > 5;
+                        double const pixel = outside ? 0 : data.inputs[sample * 30 + (row - 1) * 5 + column - 1];
+                        inputs.push_back((pixel / 255 - 0.5) / 0.25);
+                    }
+                labels.push_back(data.labels[sample]);
+            }
+            (void)alone.forward(classification_batch<double>{inputs, labels, labels.size(), 30});
+            alone.backward({.scale = 1}, [](std::size_t, auto...) {});
+            for (auto const& p : alone.parameters())
+                for (std::size_t k = 0; k < p.value.size(); ++k) p.value[k] -= 0.2 * p.gradient[k];
+        }
+    }
+
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    bool const augmented = GENERATE(true, false);
+    CAPTURE(ranks, tcp, augmented);
+    auto const got = ranks_over(
+        tcp, ranks,
+        [&](auto& comm) {
+            auto model = net();
+            data_parallel trainer{model, sgd{.lr = 0.2}, comm};
+            prefetch_loader<double> load{
+                data,
+                sampler{options, list, comm},
+                {.normalise = {{.mean = 0.5, .deviation = 0.25}}, .augment = augmented ? cuts : augmentation{}}};
+            for (int epoch = 0; epoch < 2; ++epoch)
+                while (auto const mine = load.next()) trainer.step(*mine);
+            std::vector<double> values;
+            for (auto const& p : trainer.parameters()) values.insert(values.end(), p.value.begin(), p.value.end());
+            return values;
+        },
+        patient());
+    std::vector<double> expected;
+    for (auto const& p : alone.parameters()) expected.insert(expected.end(), p.value.begin(), p.value.end());
+    for (auto const& one : got) {
+        REQUIRE(one.size() == expected.size());
+        double most = 0;
+        for (std::size_t k = 0; k < one.size(); ++k) most = std::max(most, std::abs(one[k] - expected[k]));
+        CHECK((most < 1e-10) == augmented);
+    }
+}
 
 TEST_CASE("a network whose gradients are reported in slices trains to the same bits", "[nn]") {
     auto const [ranks, tcp] = GENERATE(ways_to_run());

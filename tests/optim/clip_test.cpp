@@ -77,6 +77,14 @@ TEST_CASE("a limit that clips nothing, or everything, is refused", "[optim][clip
             Catch::Contains("clip_by_value: limit must be a finite number > 0; leave clipping out to have none"));
 }
 
+TEST_CASE("a limit that the model's element type does not hold is refused for that type", "[optim][clip]") {
+    for (double const limit : {1e-40, 1e39}) {
+        REQUIRE_NOTHROW(ddp::clip_by_value{.limit = limit}.validate_for<double>());
+        REQUIRE_THROWS_WITH(ddp::clip_by_value{.limit = limit}.validate_for<float>(),
+                            Catch::Contains("clip_by_value: the model's element type does not hold this limit"));
+    }
+}
+
 TEST_CASE("kinds of clipping, and their numbers, have hashes of their own", "[optim][clip]") {
     REQUIRE(ddp::clip_by_value{.limit = 1}.hash() != ddp::clip_by_global_norm{.max_norm = 1}.hash());
     REQUIRE(ddp::clip_by_value{.limit = 1}.hash() != ddp::clip_by_value{.limit = 2}.hash());

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <span>
 #include <sstream>
@@ -43,6 +44,13 @@ std::map<std::string, std::vector<record_line>> read_record() {
         record[name].push_back({std::stoull(update), what, numbers});
     }
     return record;
+}
+
+/// How many cases of the record are about this.
+std::size_t cases_of(std::map<std::string, std::vector<record_line>> const& record, std::string const& what) {
+    std::size_t count = 0;
+    for (auto const& [name, lines] : record) count += lines.front().what == what ? 1 : 0;
+    return count;
 }
 
 /// A (w - c), added from left to right.
@@ -101,6 +109,7 @@ TEST_CASE("100 updates of every optimizer are PyTorch's", "[optim][oracle]") {
         {"adagrad_decay", ddp::adagrad{.lr = 0.5, .lr_decay = 0.05, .eps = 1e-6, .weight_decay = 0.1}},
     };
     auto const record = read_record();
+    REQUIRE(cases_of(record, "value") == std::size(cases));
     for (auto const& [name, optimizer] : cases) {
         CAPTURE(name);
         REQUIRE(record.count(name) == 1);
@@ -110,6 +119,7 @@ TEST_CASE("100 updates of every optimizer are PyTorch's", "[optim][oracle]") {
 
 TEST_CASE("60 factors of every schedule are PyTorch's", "[optim][oracle]") {
     std::pair<char const*, ddp::schedule> const cases[] = {
+        {"linear", ddp::linear_warmup{.steps = 20, .from = 0.25}},
         {"step", ddp::step_decay{.every = 15, .factor = 0.6}},
         {"cosine", ddp::cosine_decay{.steps = 59, .floor = 0.1}},
         {"polynomial", ddp::polynomial_decay{.steps = 40, .power = 1}},
@@ -119,6 +129,7 @@ TEST_CASE("60 factors of every schedule are PyTorch's", "[optim][oracle]") {
         {"one_cycle_late", ddp::one_cycle{.steps = 60, .initial = 0.25, .final = 0.005, .rise = 0.71}},
     };
     auto const record = read_record();
+    REQUIRE(cases_of(record, "factor") == std::size(cases));
     for (auto const& [name, schedule] : cases) {
         CAPTURE(name);
         REQUIRE(record.count(name) == 1);

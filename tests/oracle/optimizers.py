@@ -43,6 +43,7 @@ OPTIMIZERS = {
 }
 
 SCHEDULERS = {
+    "linear": (torch.optim.lr_scheduler.LinearLR, dict(start_factor=0.25, total_iters=20)),
     "step": (torch.optim.lr_scheduler.StepLR, dict(step_size=15, gamma=0.6)),
     "cosine": (torch.optim.lr_scheduler.CosineAnnealingLR, dict(T_max=59, eta_min=0.1)),
     "polynomial": (torch.optim.lr_scheduler.PolynomialLR, dict(total_iters=40, power=1)),

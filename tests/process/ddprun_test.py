@@ -788,7 +788,7 @@ class Hosts(unittest.TestCase):
         self.assertEqual([result.lines(rank)[0][:6] for rank in range(3)], ["HOST=a", "HOST=a", "HOST=b"])
         for lines, expected in (("a slots=0\n", "slots takes an integer from 1 to 4096, not '0'"),
                                 ("a slots=two\n", "not 'two'"), ("a max_slots=2\n", "'max_slots=2' is not understood"),
-                                ("a:b\n", "the slots of host a"), ("-x slots=1\n", "'-x' is no host's name"),
+                                ("a:b\n", "the slots of host a"), ("-x slots=1\n", "'-x' is not a host's name"),
                                 ("# nobody\n", "names no host")):
             result = launch(lines, "true")
             self.assertEqual(result.code, 2, lines)
@@ -956,7 +956,7 @@ class CommandLine(unittest.TestCase):
                 (["--tee", "3", "true"], "--log-dir"),
                 (["-H", "a:2", "-n", "3", "true"], "the hosts have 2 slots"),
                 (["-H", "a:0", "true"], "the slots of host a"),
-                (["-H", "-oProxyCommand=x", "true"], "is no host's name"),
+                (["-H", "-oProxyCommand=x", "true"], "is not a host's name"),
                 (["-H", "a", "--nnodes", "2", "true"], "contradict"),
                 (["--hostfile", "/no/such", "true"], "cannot be read"),
                 (["-n", "2"], "no program"),

@@ -261,7 +261,7 @@ class BadData(Demo):
         return damage
 
     def test_no_directory(self):
-        self.broken(shutil.rmtree, "ddp-demo-test-.*no directory")
+        self.broken(shutil.rmtree, "ddp-demo-test-.*is not a directory")
 
     def test_no_file(self):
         self.broken(lambda d: os.remove(os.path.join(d, "t10k-labels-idx1-ubyte")), "t10k-labels-idx1-ubyte")

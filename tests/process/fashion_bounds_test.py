@@ -94,9 +94,9 @@ class Bounds(unittest.TestCase):
     def test_a_pipe_is_no_data_file(self):
         os.remove(self.path("train-labels-idx1-ubyte"))
         os.mkfifo(self.path("train-labels-idx1-ubyte"))
-        self.assertIn("train-labels-idx1-ubyte: is no regular file but a pipe", self.train(1, 100))
+        self.assertIn("train-labels-idx1-ubyte: is not a regular file but a pipe", self.train(1, 100))
         said = self.refused(1, 100, "--text", self.path("train-labels-idx1-ubyte"), name="text_model")
-        self.assertIn("is no regular file", said)
+        self.assertIn("is not a regular file", said)
 
 
 if __name__ == "__main__":

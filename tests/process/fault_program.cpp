@@ -2,8 +2,9 @@
 //
 //   fault_program steps=6 tensors=8 elements=20000 fault=1:kill:backward:3 [fault=…] [name=value …]
 //
-// fault=RANK:KIND:PHASE:STEP[:MILLISECONDS]. Phases: construct, bind, forward, backward (between two reports), reduced (an
-// observer's event), stepping (when the optimizer is about to step its second range: in memory that ranks share, values of
+// fault=RANK:KIND:PHASE:STEP[:MILLISECONDS]. Phases: construct, bind, forward, backward (between two reports), slice (with
+// slices=N, gradients are reported N elements at a time: between two ranges of one gradient), reduced (an observer's event),
+// stepping (when the optimizer is about to step its second range: in memory that ranks share, values of
 // the first stand in the other ranks' replicas already), waiting (inside the step, while the next rank is late), between (two
 // steps), barrier, allreduce, broadcast (inside, while the next rank is late), end (after the last step). With
 // strategy=averaging, a local_sgd that meets after every second step: meeting (inside, while the next rank is late), meet
@@ -32,6 +33,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <concepts>
@@ -113,7 +115,8 @@ struct settings {
     ddp::run_options run;
     std::uint64_t steps = 6;
     std::size_t tensors = 8, elements = 20000, bucket = 64 << 10;
-    int pause = 0;  // milliseconds in every forward
+    int pause = 0;           // milliseconds in every forward
+    std::size_t slices = 0;  // elements of a gradient that are reported at once; 0: all
     bool digests = false;
     std::string algorithm = "auto", exchange = "none", update = "automatic", strategy;
     bool share = true;
@@ -147,6 +150,8 @@ settings parse(int argc, char** argv) {
             with.bucket = std::stoull(value);
         else if (name == "pause")
             with.pause = std::stoi(value);
+        else if (name == "slices")
+            with.slices = std::stoull(value);
         else if (name == "digests")
             with.digests = value == "1";
         else if (name == "algorithm")
@@ -341,13 +346,20 @@ public:
         bool const stray = ill_.due("stray", "backward", step_) != nullptr;
         float const share = how.scale / static_cast<float>(batch_.count);
         for (std::size_t i = values_.size(); i-- > 0;) {
-            for (std::size_t k = 0; k < values_[i].size(); ++k) {
-                float sum = how.accumulate ? gradients_[i][k] : 0.0f;
-                for (std::uint64_t s = 0; s < batch_.count; ++s)
-                    sum += share * (values_[i][k] - target(i, k, batch_.first + s));
-                gradients_[i][k] = sum;
+            std::size_t const most = with_.slices == 0 ? values_[i].size() : with_.slices;
+            for (std::size_t end = values_[i].size(); end > 0;) {  // ranges come from the end backwards
+                std::size_t const first = end - std::min(end, most);
+                for (std::size_t k = first; k < end; ++k) {
+                    float sum = how.accumulate ? gradients_[i][k] : 0.0f;
+                    for (std::uint64_t s = 0; s < batch_.count; ++s)
+                        sum += share * (values_[i][k] - target(i, k, batch_.first + s));
+                    gradients_[i][k] = sum;
+                }
+                if (with_.slices != 0) ready(i, first, end - first);
+                if (first > 0 && i == values_.size() / 2 && end == values_[i].size()) ill_.at("slice", step_);
+                end = first;
             }
-            if (!(silent && i == 0)) ready(i);
+            if (with_.slices == 0 && !(silent && i == 0)) ready(i);
             if (i == values_.size() / 2) ill_.at("backward", step_);
         }
         if (first_bad != 0) ready(std::size_t{1});

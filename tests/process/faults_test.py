@@ -108,6 +108,17 @@ class Killed(FaultCase):
     def test_in_backward_between_two_reports(self):
         self.phase("backward")
 
+    def test_between_two_ranges_of_one_gradient(self):
+        # Buckets of 2,048 elements, ranges of 3,000 of 20,000: some buckets of the gradient travel already, and none is all of it.
+        for size, rank, *words in ((2, 0, "bucket=8192", "share=0"), (3, 1, "bucket=8192", "update=sharded"),
+                                   (3, 2, "share=0"), (4, 0, "bucket=8192")):
+            with self.subTest(size=size, rank=rank, words=words):
+                self.strike(size, [f"{rank}:kill:slice:3"], gone(rank), [rank], "slices=3000", *words,
+                            code=-signal.SIGKILL)
+                self.strike(size, [f"{rank}:throw:slice:3"],
+                            rf"^DDP-E206 remote exception: rank {rank} failed in its own code.*: the lamp fell over$",
+                            [rank], "slices=3000", *words, code=1)
+
     def test_when_a_bucket_has_just_been_reduced(self):
         self.phase("reduced")
 
@@ -335,7 +346,7 @@ class Frozen(FaultCase):
                   for step, r, phase, length in ((1, 0, "forward", 300), (2, 1, "backward", 200), (2, 2, "between", 350),
                                                  (3, 1, "reduced", 250), (4, 0, "backward", 350), (5, 2, "forward", 300),
                                                  (6, 1, "barrier", 200))]
-        with Job(3, command(*faults)) as job:
+        with Job(3, command("slices=3000", *faults)) as job:  # and how gradients are reported changes no bit
             job.wait()
             self.assertEqual(self.digest_of(job), expected)
 

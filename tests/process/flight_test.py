@@ -64,7 +64,7 @@ class Stories(FlightCase):
     def test_a_rank_that_is_late_for_a_collective(self):
         code, out, err = self.run_job(3, "collective=2000", "fault=1:sleep:barrier:2:300", "fault=0:sleep:between:3:60000")
         self.assertEqual(code, 1, out + err)
-        self.assertRegex(self.story(err), r"\n        rank 0 was in its own code after broadcast #\d+ for \d")
+        self.assertRegex(self.story(err), r"\n        rank 0 was in the program's own code after broadcast #\d+ for \d")
         self.assertRegex(self.story(err), r"\n        ranks 1, 2 waited for the others in step 3 for \d")
 
     def test_a_rank_that_throws(self):
@@ -338,6 +338,20 @@ class OnRequest(FlightCase):
         for rank in range(3):
             lines = read(os.path.join(kept, f"rank-{rank}.jsonl"))
             self.assertEqual([line["why"] for line in lines if line["event"] == "dump"], ["SIGUSR2", "SIGUSR2", "end"])
+
+    def test_the_answer_is_told_though_another_signal_ends_the_job(self):
+        job = self.launch(3, "pause=20", "steps=100000")
+        try:
+            self.ready(job, 3)
+            os.kill(job.pid, signal.SIGUSR2)
+            time.sleep(0.2)  # less than ddprun waits for answers
+            os.kill(job.pid, signal.SIGTERM)
+        finally:
+            code, _, err = job.finish()
+        self.assertEqual(code, 128 + signal.SIGTERM, err)
+        self.assertEqual(err.count("ddprun: SIGUSR2 was passed on; the ranks here say:"), 1, err)
+        ranks = re.findall(r"(?m)^        ranks? ([\d, ]+) (?:was in|were in|waited for)", err)
+        self.assertEqual(sorted(", ".join(ranks).split(", ")), ["0", "1", "2"], err)
 
     def test_on_several_hosts_each_tells_of_its_own_ranks(self):
         job = Rank([DDPRUN, "-H", "localhost:2,127.0.0.1:1", "--", FAULT_PROGRAM, "dead=20000", "fault=2:spin:forward:2:3000",

@@ -194,7 +194,7 @@ class Meeting(Case):
 
 class Training(Case):
     def test_a_missing_data_directory(self):
-        self.says(self.alone("data", "/no/such/directory"), "DDP-E301 file: /no/such/directory: is no directory",
+        self.says(self.alone("data", "/no/such/directory"), "DDP-E301 file: /no/such/directory: is not a directory",
                   "Give the one that holds train-images-idx3-ubyte")
         with tempfile.TemporaryDirectory() as empty:
             self.says(self.alone("data", empty), f"DDP-E301 file: {empty}: none of train-images-idx3-ubyte",
@@ -228,7 +228,7 @@ class Training(Case):
             job.wait()
             self.assertEqual(job.ranks[0].error(), job.ranks[1].error())
             self.says(job.ranks[0].error(), "DDP-E102 model differs: rank 1 differs from rank 0",
-                      "another optimizer or its settings", "same trainer settings on all ranks")
+                      "another optimizer or its settings (", "learning rate 0.2 on rank 1", "same trainer settings on all ranks")
 
     def test_a_rank_that_calls_something_else(self):
         with Job(3, [NEWCOMER, "barrier", "1"]) as job:

@@ -666,7 +666,7 @@ TEST_CASE("a secret is taken only from a regular file that nobody else can read,
         CHECK(has(refusal(), "nothing but zeros"));
     }
     ::setenv("DDP_SECRET_FILE", "/dev/zero", 1);
-    CHECK(has(refusal(), "no regular file"));
+    CHECK(has(refusal(), "is not a regular file"));
     ::setenv("DDP_SECRET_FILE", "/no/such/file", 1);
     CHECK(has(refusal(), "cannot be opened"));
     ::unsetenv("DDP_SECRET_FILE");
@@ -783,7 +783,7 @@ TEST_CASE("a descriptor that does not listen is refused by rank 0", "[rendezvous
     listener const deaf(false);
     ddp::tcp_options options = quick();
     options.listen_descriptor = deaf.inherit();
-    CHECK(has(outcome(job_of(0, 2, deaf.port), options), "is no listening socket"));
+    CHECK(has(outcome(job_of(0, 2, deaf.port), options), "is not a listening socket"));
 }
 
 TEST_CASE(

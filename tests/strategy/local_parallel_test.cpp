@@ -64,6 +64,7 @@ struct strategy_of {
     [[nodiscard]] std::uint64_t hash() const { return asked->hash(); }
     void validate() const {}
     void validate(int ranks) const { asked->validate(ranks); }
+    void validate(communicator<> const& comm) const { asked->validate(comm); }
     [[nodiscard]] bool due(std::uint64_t step) const { return asked->due(step); }
     [[nodiscard]] communicator<> const* group(std::uint64_t step) const { return asked->group(step); }
     struct state {
@@ -483,7 +484,7 @@ TEST_CASE("a rank is ahead of the slowest by as many steps as it may, and what i
         local_parallel trainer{net, any_optimizer(sgd{}), comm, stale_synchronous{}};
         trainer.step(numbers{{1}});
         REQUIRE_THAT(thrown_by([&] { (void)trainer.replicas_identical(); }),
-                     Contains("under stale_synchronous ranks hold different values for good"));
+                     Contains("under stale_synchronous ranks never hold the same values"));
     });
     auto const thrown = errors_of_ranks(3, [](auto& comm) {
         scripted_model<> net({{"a", {2}}});
@@ -557,7 +558,9 @@ TEST_CASE("strategies in a group of ranks, in an order of its own, give the bits
         for (std::size_t const world_rank : {2u, 0u, 3u}) REQUIRE(within[world_rank].values == alone[r++].values);
         REQUIRE((alone[0].values == alone[1].values) == agree);
     };
+    alike(any_strategy(local_sgd{.period = 3, .warm_up_steps = 2}), true);
     alike(any_strategy(diloco{.period = 3}), true);
+    alike(any_strategy(slow_momentum{.period = 3}), true);
     alike(stale_synchronous{.staleness = 2}, true);  // synchronised at the end
     alike(strategy_of<false>(gossip{.graph = gossip_graph::ring, .period = 2}), false);
     alike(strategy_of<false>(gossip{.period = 1}), false);
@@ -666,8 +669,18 @@ TEST_CASE("a meeting sends what its strategy says, counted where messages are po
             expect(sent == comm.bytes_sent() - before, "bytes_sent() says another number");
             return sent;
         });
-    std::size_t all = 0;  // slices are not equal; the weight and two signals travel along
-    for (std::size_t const bytes : late) all += bytes;
+    // The weight and two signals travel along: slices of whole lines of 8 numbers, the first of them longer.
+    constexpr std::size_t sent_along = count + 3, lines = (sent_along + 7) / 8;
+    std::size_t all = 0;
+    for (std::size_t r = 0; r < ranks; ++r) {
+        auto const begin = [&](std::size_t of) {
+            return std::min(sent_along, 8 * (lines / ranks * of + std::min(of, lines % ranks)));
+        };
+        std::size_t const own = begin(r + 1) - begin(r);
+        CAPTURE(r);
+        REQUIRE(late[r] == ticket(ranks) + 5 * sizeof(double) * (sent_along - own + (ranks - 1) * own));
+        all += late[r];
+    }
     REQUIRE(all == ranks * ticket(ranks) + 5 * 2 * (ranks - 1) * (values + 3 * sizeof(double)));
 }
 
@@ -881,6 +894,40 @@ TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
         REQUIRE_THAT(refusal(any_strategy(hierarchical_averaging<>{.inner = comm, .inner_period = 3, .period = 4})),
                      Contains("inner_period is 3 and period 4"));
     });
+    // Groups that do not divide the trainer's ranks, of which the job has one more: a deadline would end the first meeting.
+    auto const divided = run_ranks(4, [](auto& world) {
+        std::vector<std::string> said;
+        std::optional<communicator<>> const three = world.subgroup({0, 1, 2});
+        communicator<> const pair = world.split(world.rank() / 2), alone = world.split(world.rank()),
+                             other = world.split(world.rank() / 2);
+        auto const made = [&](communicator<> const& among, communicator<> const& inner) {
+            scripted_model<> net({{"a", {2}}});
+            return thrown_by([&] {
+                local_parallel trainer{
+                    net, any_optimizer(sgd{.lr = 1}), among,
+                    any_strategy(hierarchical_averaging<>{.inner = inner, .inner_period = 1, .period = 2})};
+                for (int step = 0; step < 2; ++step) trainer.step(numbers{{static_cast<double>(world.rank())}});
+                expect(trainer.replicas_identical(), "two steps");
+            });
+        };
+        if (three) said.push_back(made(*three, pair));  // rank 3 is outside
+        said.push_back(made(world, world.rank() == 1 ? alone : pair));
+        said.push_back(made(world, world.rank() == 1 ? other : pair));  // the same ranks, but not the same group
+        said.push_back(made(world, pair));                              // nobody has failed
+        return said;
+    });
+    for (std::vector<std::string> const& said : divided) {
+        std::size_t const n = said.size();  // 3 on rank 3
+        REQUIRE(said[n - 1] == "");
+        for (std::size_t const i : {n - 3, n - 2})
+            REQUIRE_THAT(said[i],
+                         Contains("hierarchical_averaging: inner of rank 0 is a group of 2, and the trainer's ranks "
+                                  "that pass it are 1. The groups divide the trainer's ranks"));
+        if (n == 4)
+            REQUIRE_THAT(said[0],
+                         Contains("inner of rank 2 is a group of 2, and the trainer's ranks that pass it are 1. ") &&
+                             Contains("none of them is outside the trainer"));
+    }
     auto const pulling = [](double alpha) {
         return errors_of_ranks(3, [&](auto& comm) {
             scripted_model<> net({{"a", {2}}});
@@ -936,7 +983,7 @@ TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
     REQUIRE_THAT(apart[0][0], Contains("under local_sgd ranks hold the same values right after a meeting only"));
     REQUIRE_THAT(apart[0][1], Contains("finish() ends a step that backward() has begun"));
     REQUIRE_THAT(apart[0][2], Contains("synchronise() within a step"));
-    REQUIRE_THAT(apart[0][3], Contains("under gossip ranks hold different values for good"));
+    REQUIRE_THAT(apart[0][3], Contains("under gossip ranks never hold the same values"));
     REQUIRE_THAT(apart[0][4], Contains("different numbers of local steps: 0 on rank 0, 4 on rank 1"));
 }
 
@@ -957,6 +1004,11 @@ struct stumbling {
     }
 };
 
+struct packed_model : scripted_model<> {
+    using scripted_model<>::scripted_model;
+    static constexpr bool contiguous = true;
+};
+
 TEST_CASE("ranks that differ or fail say so on all of them", "[strategy]") {
     using Catch::Matchers::Contains;
     auto const settings = errors_of_ranks(2, [](auto& comm) {
@@ -965,6 +1017,30 @@ TEST_CASE("ranks that differ or fail say so on all of them", "[strategy]") {
                                any_strategy(local_sgd{.period = 3 + static_cast<std::uint64_t>(comm.rank())})};
     });
     for (std::string const& text : settings) REQUIRE_THAT(text, Contains("E102") && Contains("strategy"));
+    auto const gaps = errors_of_ranks(2, [](auto& comm) {
+        if (comm.rank() == 0) {
+            scripted_model<> net({{"a", {2}}, {"b", {2}}});
+            local_parallel trainer{net, any_optimizer(sgd{}), comm, any_strategy(local_sgd{})};
+        } else {
+            packed_model net({{"a", {2}}, {"b", {2}}});
+            local_parallel trainer{net, any_optimizer(sgd{}), comm, any_strategy(local_sgd{})};
+        }
+    });
+    for (std::string const& text : gaps) REQUIRE_THAT(text, Contains("E102") && Contains("the model's `contiguous`"));
+    for (std::string const frozen : {"a", "b"}) {  // without gaps, only the last can lie behind the others
+        auto const order = errors_of_ranks(2, [&](auto& comm) {
+            packed_model net({{"a", {2}}, {"b", {2}}});
+            local_options how;
+            how.frozen = {frozen};
+            local_parallel trainer{net, any_optimizer(sgd{}), comm, any_strategy(local_sgd{}), how};
+        });
+        for (std::string const& text : order)
+            REQUIRE(text == (frozen == "b"
+                                 ? ""
+                                 : "DDP-E100 usage: the model is `contiguous`: its parameters lie as it lists them, "
+                                   "so neither a bucket policy nor frozen parameters of a local_parallel may give "
+                                   "them another order. Take a policy without one, or list what is frozen last"));
+    }
     bool const tcp = GENERATE(false, true);
     CAPTURE(tcp);
     auto const fails_alike = [&](auto const& strategy) {
@@ -1107,9 +1183,9 @@ TEST_CASE("a checkpoint of a meeting continues to the same bits", "[strategy]") 
             REQUIRE(whole[r].digest == whole[0].digest);
             REQUIRE_THAT(whole[r].early,
                          Contains("checkpoints: under ") && Contains("synchronise() on all ranks first"));
-            REQUIRE_THAT(whole[r].refused,
-                         agrees ? Contains("")
-                                : Contains("ranks hold different values for good; call synchronise() on all ranks"));
+            REQUIRE_THAT(
+                whole[r].refused,
+                agrees ? Contains("") : Contains("ranks never hold the same values; call synchronise() on all ranks"));
         }
         // On another number of ranks: values and what the strategy keeps are there, each rank's optimizer begins anew.
         auto const two = run_ranks(
@@ -1158,5 +1234,108 @@ TEST_CASE("a checkpoint of a meeting continues to the same bits", "[strategy]") 
     kept_and_resumed([](auto&) { return strategy_of<false>(gossip{.period = 1}); }, false);
     kept_and_resumed([](auto&) { return strategy_of<false>(gossip{.graph = gossip_graph::ring, .period = 3}); }, false);
     kept_and_resumed([](auto&) { return stale_synchronous{.staleness = 3}; }, false);
+    std::filesystem::remove_all(directory);
+}
+
+TEST_CASE("a checkpoint of other local_options::frozen is refused in words, or goes on where nothing is missing",
+          "[strategy]") {
+    auto const directory = std::filesystem::temp_directory_path() / ("ddp-strategy-test-" + std::to_string(::getpid()));
+    using patterns = std::vector<std::string>;
+    struct told {
+        std::string error, frozen, unfreeze;
+        std::uint64_t digest = 0;
+        std::vector<double> last;  // the first element of each parameter, before and after a step that goes on
+    };
+    // One job trains with `saved` frozen from the start and keeps that; another with `resumed`.
+    auto const go = [&](any_optimizer const& optimizer, patterns const& saved, patterns const& resumed,
+                        any_optimizer const& then_by) {
+        std::filesystem::remove_all(directory);
+        auto const trained = [&](auto& comm, any_optimizer const& by, patterns const& frozen, double initial,
+                                 auto const& then) {
+            scripted_model<> net({{"a", {2}}, {"b", {3}}, {"c", {1}}, {"d", {2}}}, initial);
+            local_parallel trainer{net, by, comm, any_strategy(local_sgd{.period = 1}),
+                                   local_options{.frozen = frozen}};
+            checkpoints kept(directory.string());
+            told all;
+            then(net, trainer, kept, all);
+            return all;
+        };
+        auto const whole = run_ranks(
+            2,
+            [&](auto& comm) {
+                return trained(comm, optimizer, saved, 1.0, [&](auto&, auto& trainer, auto& kept, told& all) {
+                    for (int step = 0; step < 3; ++step) trainer.step(numbers{{1.0 + comm.rank()}});
+                    kept.save(trainer);
+                    trainer.step(numbers{{1.0}});
+                    all.digest = trainer.digest_of_values();
+                });
+            },
+            patient());
+        auto rest = run_ranks(
+            2,
+            [&](auto& comm) {
+                return trained(comm, then_by, resumed, 7.0, [&](auto& net, auto& trainer, auto& kept, told& all) {
+                    std::uint64_t const before = trainer.digest_of_values();
+                    all.error = thrown_by([&] { (void)kept.resume(trainer); });
+                    if (!all.error.empty() && (trainer.digest_of_values() != before || trainer.completed_steps() != 0))
+                        all.error += " and changed";
+                    for (std::size_t i = 0; i < 4; ++i) all.frozen += trainer.frozen()[i] != 0 ? "x" : "-";
+                    for (std::size_t i = 0; i < 4; ++i) all.last.push_back(net.value(i)[0]);
+                    trainer.step(numbers{{1.0}});
+                    all.digest = trainer.digest_of_values();
+                    all.unfreeze = thrown_by([&] { trainer.unfreeze("?"); });
+                    trainer.step(numbers{{1.0}});
+                    for (std::size_t i = 0; i < 4; ++i) all.last.push_back(net.value(i)[0]);
+                });
+            },
+            patient());
+        REQUIRE(rest[0].error == rest[1].error);
+        REQUIRE(rest[0].last == rest[1].last);
+        rest[0].digest ^= whole[0].digest;  // 0: the bits of the one that nothing has disturbed
+        return rest[0];
+    };
+    auto const line = [](char const* key, char const* what, bool kept) {
+        return std::string("\n  state 'rank_state/") + key + "': " + (kept ? "" : "not in the checkpoint, ") + what +
+               (kept ? " in the checkpoint, not in this one" : " in this one");
+    };
+    std::string const what_to_do =
+        ": frozen by local_options::frozen, and such a parameter has no state. Make the trainer with the "
+        "local_options::frozen that the checkpoint's had; others can be frozen and unfrozen after resume, by freeze() "
+        "and "
+        "unfreeze()";
+    std::string const begin =
+        "DDP-E302 format: " + directory.string() + "/step-000000000003: is a checkpoint of another training:";
+    any_optimizer const slots = sgd{.lr = 0.1, .momentum = 0.5}, none = sgd{.lr = 0.1};
+    CHECK(go(slots, {"b"}, {}, slots).error ==
+          begin + line("b/momentum", "F64 [3]", false) + "\n  'b' in the checkpoint only" + what_to_do);
+    CHECK(go(slots, {}, {"b"}, slots).error ==
+          begin + line("b/momentum", "F64 [3]", true) + "\n  'b' in this one only" + what_to_do);
+    CHECK(go(slots, {"a"}, {"d"}, slots).error ==
+          begin + line("a/momentum", "F64 [2]", false) + line("d/momentum", "F64 [2]", true) +
+              "\n  'a' in the checkpoint only, 'd' in this one only" + what_to_do);
+    CHECK(go(slots, {"?"}, {}, slots).error.find("\n  'a', 'b', 'c' and 1 more in the checkpoint only: frozen") !=
+          std::string::npos);
+    // Where the optimizer is another, it is not what is frozen that is missing.
+    std::string const other = go(none, {"b"}, {}, slots).error;
+    CHECK(other.find(line("b/momentum", "F64 [3]", false) + line("c/momentum", "F64 [1]", false)) != std::string::npos);
+    CHECK(other.find("local_options") == std::string::npos);
+    auto const same = go(slots, {"b"}, {"b"}, slots);
+    CHECK(same.error == "");
+    CHECK(same.frozen == "-x--");
+    CHECK(same.digest == 0);
+    // Without state nothing is missing: what was frozen is frozen, and can be unfrozen; what is frozen here from the start stays so.
+    auto const fewer_now = go(none, {"b"}, {}, none);
+    CHECK(fewer_now.error == "");
+    CHECK(fewer_now.frozen == "-x--");
+    CHECK(fewer_now.digest == 0);
+    CHECK(fewer_now.unfreeze == "");
+    CHECK(fewer_now.last[1] == 1.0);
+    CHECK(fewer_now.last[5] != 1.0);
+    auto const more_now = go(none, {}, {"b"}, none);
+    CHECK(more_now.error == "");
+    CHECK(more_now.frozen == "-x--");
+    CHECK(more_now.last[5] == more_now.last[1]);
+    CHECK(more_now.last[1] != 1.0);  // what the training without it had come to
+    CHECK(more_now.unfreeze.find("unfreeze: 'b' is one of local_options::frozen") != std::string::npos);
     std::filesystem::remove_all(directory);
 }

@@ -2,14 +2,18 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "support/loopback.hpp"
 
 namespace ddp::test {
 
-std::function<communicator<>(int rank)> loopback_job(int ranks, bool memory) {
+std::function<communicator<>(int rank)> loopback_job(int ranks, bool memory,
+                                                     std::optional<timing::milliseconds> collective) {
     auto const world = std::make_shared<loopback_world const>(ranks, memory);
-    return [world](int rank) { return any_communicator(world->connect(rank), loopback_patience()); };
+    timing times = loopback_patience();
+    if (collective) times.collective = *collective;
+    return [world, times](int rank) { return any_communicator(world->connect(rank), times); };
 }
 
 }  // namespace ddp::test

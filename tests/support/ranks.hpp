@@ -2,6 +2,7 @@
 /// run_ranks: the body of a test on every rank of an inproc world, one thread a rank; what they return, or throw.
 #pragma once
 
+#include <cstdint>
 #include <exception>
 #include <string>
 #include <type_traits>
@@ -20,6 +21,18 @@ template <class Body>
 auto run_ranks(int ranks, Body body, timing const& times = timing::for_tests()) {
     auto world = inproc_world::create(ranks);
     return on_threads(ranks, [&](int rank) {
+        communicator<> comm = any_communicator(world->connect(rank), times);
+        return body(comm);
+    });
+}
+
+using placement = std::vector<std::uint64_t>;  // the host of each rank
+
+/// run_ranks, with ranks on hosts as placed.
+template <class Body>
+auto on_hosts(placement const& hosts, Body const& body, timing const& times) {
+    auto const world = inproc_world::create(static_cast<int>(hosts.size()), hosts);
+    return on_threads(static_cast<int>(hosts.size()), [&](int rank) {
         communicator<> comm = any_communicator(world->connect(rank), times);
         return body(comm);
     });

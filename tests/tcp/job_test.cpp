@@ -94,8 +94,8 @@ TEST_CASE("TCP keeps the promises of a transport", "[tcp][conformance]") {
 }
 
 TEST_CASE("over TCP every collective equals its oracle", "[tcp][collective]") {
-    int const ranks = GENERATE(1, 2, 3, 4, 7);
-    bool const memory = GENERATE(false, true);
+    auto const [ranks, memory] =
+        GENERATE(table<int, bool>({{1, false}, {2, true}, {3, false}, {3, true}, {4, false}, {7, false}}));
     CAPTURE(ranks, memory);
     if (ddp::test::fewer != 1 && (ranks != (memory ? 3 : 4))) return;
     for (auto const& wrong : on_ranks(ranks, [](auto& comm) { return ddp::test::check_all_collectives(comm); }, memory))
@@ -134,10 +134,9 @@ TEST_CASE("over TCP waiting is followed across groups to the rank that is late",
 }
 
 TEST_CASE("over TCP trainings have the bits they have over inproc", "[tcp][train]") {
-    int const ranks = GENERATE(2, 3, 6);
-    bool const memory = GENERATE(false, true);
+    auto const [ranks, memory] = GENERATE(table<int, bool>({{2, false}, {3, true}, {6, false}}));
     CAPTURE(ranks, memory);
-    if (ddp::test::fewer != 1 && ranks != (memory ? 3 : 2)) return;
+    if (ddp::test::fewer != 1 && ranks == 6) return;
     auto const expected = ddp::test::inproc_bits(ranks);
     auto const train = [](auto& comm) { return ddp::test::train_every_way(comm); };
     for (auto const& [bits, wrong] : on_ranks(ranks, train, memory)) {

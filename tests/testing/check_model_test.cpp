@@ -31,6 +31,8 @@ enum class mistake {
     forgetful,
     same_names,
     wrong_shape,
+    needs_late,
+    stray_need,
 };
 
 struct line_model {
@@ -63,6 +65,15 @@ struct line_model {
         }
         if (wrong == mistake::forgetful) sum += ++calls;
         return sum / static_cast<double>(x.size());
+    }
+    template <class Needed>
+    double forward(std::vector<double> const& batch, Needed const& needed) {
+        needed(0);
+        if (wrong != mistake::needs_late) needed(1);
+        double const loss = forward(batch);
+        if (wrong == mistake::needs_late) needed(1);
+        if (wrong == mistake::stray_need) needed(2);
+        return loss;
     }
     template <class Ready>
     void backward(pass<double> how, Ready const& ready) {
@@ -192,7 +203,7 @@ TEST_CASE("check_model names what is wrong with a model", "[testing]") {
         {mistake::reports_twice, "backward calls ready(0) 2 times for parameter 'a'"},
         {mistake::reports_none, "backward calls ready(0) 0 times for parameter 'a'"},
         {mistake::reports_early, "parameter 'a': its gradient changes after ready(0)"},
-        {mistake::stray_report, "that is no parameter's"},
+        {mistake::stray_report, "that is not a parameter's"},
         {mistake::changes_values, "changes values"},
         {mistake::reads_released,
          "parameter 'b' is read after ready(1), although the model declares ready_releases: the gradient of parameter "
@@ -202,6 +213,8 @@ TEST_CASE("check_model names what is wrong with a model", "[testing]") {
         {mistake::forgetful, "forward gives another loss the second time"},
         {mistake::same_names, "parameter 'a' is listed twice"},
         {mistake::wrong_shape, "as many elements as its shape says"},
+        {mistake::needs_late, "parameter 'b' is read before forward(batch, needed) has called needed(1)"},
+        {mistake::stray_need, "needed(i) with an i that is not a parameter's"},
     }));
     CAPTURE(words);
     std::string const said = complaint_about(wrong);

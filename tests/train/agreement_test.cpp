@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/catch.hpp"
@@ -17,6 +18,11 @@ using namespace ddp::test;
 namespace {
 
 using model = scripted_model<>;
+
+struct packed : model {
+    using model::model;
+    static constexpr bool contiguous = true;
+};
 
 /// Everything that ranks agree about.
 struct setup {
@@ -96,26 +102,43 @@ TEST_CASE("a difference at the end of a long list of parameters is found", "[tra
 
 TEST_CASE("trainers with other settings are refused on every rank, with what they differ in", "[train]") {
     int const culprit = GENERATE(0, 2);
-    expect_refusal(culprit, [](setup& s) { s.optimizer = sgd{.lr = 0.25}; }, {"optimizer"});
+    expect_refusal(culprit, [](setup& s) { s.optimizer = sgd{.lr = 0.25}; },
+                   {"optimizer or its settings (", "learning rate 0.25 on rank"});
     expect_refusal(culprit, [](setup& s) { s.optimizer = adam{}; }, {"optimizer"});
-    expect_refusal(culprit, [](setup& s) { s.algorithm = naive_allreduce{}; }, {"allreduce algorithm"});
+    expect_refusal(culprit, [](setup& s) { s.algorithm = naive_allreduce{}; },
+                   {"allreduce algorithm", "naive on rank"});
     expect_refusal(culprit, [](setup& s) { s.algorithm = automatic_allreduce{.cost = network_cost{.message = 1}}; },
                    {"allreduce algorithm"});
     expect_refusal(culprit, [](setup& s) { s.buckets = per_parameter_buckets{}; }, {"bucket policy"});
     expect_refusal(culprit, [](setup& s) { s.buckets = size_capped_buckets{.cap_bytes = 64}; }, {"bucket policy"});
     expect_refusal(culprit, [](setup& s) { s.buckets = scrambled_buckets{}; }, {"bucket policy"});
     expect_refusal(culprit, [](setup& s) { s.options.update = update::replicated; },
-                   {"another training_options.update"});
-    expect_refusal(culprit, [](setup& s) { s.options.schedule = step_decay{}; }, {"another training_options.schedule"});
-    expect_refusal(culprit, [](setup& s) { s.options.unused = unused::allowed; }, {"another training_options.unused"});
-    expect_refusal(culprit, [](setup& s) { s.options.nonfinite = nonfinite::skip; },
-                   {"another training_options.nonfinite"});
+                   {"another training_options.update or overlap_gather (", "sharded on rank", "replicated on rank"});
+    expect_refusal(culprit, [](setup& s) { s.options.update = update::sharded, s.options.overlap_gather = true; },
+                   {"another training_options.update or overlap_gather (", "sharded with overlap_gather on rank"});
+    expect_refusal(culprit, [](setup& s) { s.options.schedule = step_decay{}; },
+                   {"another training_options.schedule (", "step_decay on rank"});
+    expect_refusal(culprit, [](setup& s) { s.options.unused = unused::allowed; },
+                   {"another training_options.unused or frozen (", "unused::error, nothing frozen on rank",
+                    "unused::allowed, nothing frozen on rank"});
+    for (auto const& [guard, name] : std::vector<std::pair<nonfinite, std::string>>{
+             {nonfinite::stop, "stop"}, {nonfinite::skip, "skip"}, {nonfinite::warn, "warn"}})
+        expect_refusal(culprit, [how = guard](setup& s) { s.options.nonfinite = how; },
+                       {"another training_options.nonfinite (", "unchecked on rank", name + " on rank"});
     expect_refusal(culprit, [](setup& s) { s.options.buckets_in_flight = 1; },
-                   {"another training_options.buckets_in_flight"});
+                   {"another training_options.buckets_in_flight (", "1 on rank", "4 on rank"});
     expect_refusal(culprit, [](setup& s) { s.options.agreement_steps = 7; },
-                   {"another training_options.agreement_steps"});
+                   {"another training_options.agreement_steps (", "7 on rank"});
     expect_refusal(culprit, [](setup& s) { s.options.clip = clip_by_global_norm{}; },
-                   {"another training_options.clip"});
+                   {"another training_options.clip (", "none on rank", "clip_by_global_norm 1 on rank"});
+    expect_refusal(culprit, [](setup& s) { s.options.clip = clip_by_value{.limit = 0.25}; },
+                   {"another training_options.clip (", "none on rank", "clip_by_value 0.25 on rank"});
+    for (auto const& [policy, name] : std::vector<std::pair<buffers, std::string>>{
+             {buffers::averaged, "averaged"},
+             {buffers::left_alone, "left_alone"},
+             {buffers::from_rank_0_at_evaluation, "from_rank_0_at_evaluation"}})
+        expect_refusal(culprit, [how = policy](setup& s) { s.options.buffers = how; },
+                       {"another training_options.buffers (", "from_rank_0 on rank", name + " on rank"});
     // The optimizer's state and the bucket plan depend on options: what the caller has set is named.
     expect_refusal(0, [](setup& s) { s.optimizer = adam{}, s.options.update = update::replicated; },
                    {"another training_options.update"});
@@ -129,7 +152,10 @@ TEST_CASE("what differs is said over TCP as well", "[train]") {
     expect_refusal(culprit, [](setup& s) { s.parts[0].shape = {3, 2}; }, {"parameter #0", "[2 x 3]", "[3 x 2]"}, true);
     expect_refusal(culprit, [](setup& s) { s.parts.pop_back(); }, {"parameter #2", "'c' [6]", "absent"}, true);
     expect_refusal(
-        culprit, [](setup& s) { s.options.frozen = {"a"}; }, {"another training_options.unused or frozen"}, true);
+        culprit, [](setup& s) { s.options.frozen = {"a"}; },
+        {"another training_options.unused or frozen (", "unused::error, frozen 'a' on rank",
+         "unused::error, nothing frozen on rank"},
+        true);
     expect_refusal(culprit, [](setup& s) { s.optimizer = adam{}; }, {"optimizer"}, true);
 }
 
@@ -147,6 +173,37 @@ TEST_CASE("an order of parameters that only one rank's policy has is seen", "[tr
         patient());
     for (std::string const& one : all)
         REQUIRE(one.find("rank 1 differs from rank 0: another bucket policy") != std::string::npos);
+}
+
+TEST_CASE("a model of which one rank's alone is contiguous is named as that, whatever its bucket plan", "[train]") {
+    bool const tcp = GENERATE(false, true), in_memory = GENERATE(false, true);
+    int const culprit = GENERATE(0, 2);
+    CAPTURE(tcp, in_memory, culprit);
+    std::string const other = culprit == 0 ? "1" : "2";
+    auto const train = [&](auto& net, auto& comm, training_options const& options) {
+        auto trainer = make_trainer(net, comm, options, sgd{.lr = 1}, {}, size_capped_buckets{});
+        trainer.step(numbers{{1}});
+    };
+    for (std::vector<model::part> const& parts :
+         {setup().parts, std::vector<model::part>{{"a", {8}}, {"b", {16}}}}) {  // the second has no gaps in any case
+        auto const all = errors_over(
+            tcp, 3,
+            [&](auto& comm) {
+                training_options options{.share_memory = in_memory};
+                if (comm.rank() == culprit) {
+                    packed net(parts);
+                    train(net, comm, options);
+                } else {
+                    model net(parts);
+                    train(net, comm, options);
+                }
+            },
+            patient());
+        for (std::string const& one : all)
+            CHECK(one == "DDP-E102 model differs: rank " + other +
+                             " differs from rank 0: another value of the model's `contiguous` (parameters without "
+                             "gaps). Build the same model with the same trainer settings on all ranks.");
+    }
 }
 
 TEST_CASE("a model or settings that no rank can train are refused before the first message", "[train]") {

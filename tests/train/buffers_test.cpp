@@ -196,6 +196,7 @@ TEST_CASE("ranks with another policy of buffers are told so", "[train]") {
         patient());
     for (std::string const& one : said)
         CHECK(one ==
-              "DDP-E102 model differs: rank 2 differs from rank 0: another training_options.buffers. Build the same "
-              "model with the same trainer settings on all ranks.");
+              "DDP-E102 model differs: rank 2 differs from rank 0: another training_options.buffers "
+              "(from_rank_0_at_evaluation on rank 0, left_alone on rank 2). Build the same model with the same trainer "
+              "settings on all ranks.");
 }

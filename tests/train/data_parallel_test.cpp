@@ -48,10 +48,10 @@ bool contains(std::string const& text, std::string const& part) {
 
 TEMPLATE_TEST_CASE("micro-batches accumulate to the gradient of one large batch", "[train]", bound_model,
                    copied_model) {
-    int const ranks = GENERATE(1, 3);
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
     bool const sharded = GENERATE(false, true);
-    auto const got = run_ranks(
-        ranks,
+    auto const got = ranks_over(
+        tcp, ranks,
         [&](auto& comm) {
             double const r = comm.rank();
             TestType small(parts<TestType>()), large(parts<TestType>());
@@ -66,15 +66,15 @@ TEMPLATE_TEST_CASE("micro-batches accumulate to the gradient of one large batch"
                 micro.forward(numbers{{4, 5, r}});
                 micro.backward();
                 finish_result const done = micro.finish();
-                if (done.weight != 6 * static_cast<std::uint64_t>(ranks)) digests.push_back(0);
+                if (done.weight != 6 * static_cast<std::uint64_t>(comm.size())) digests.push_back(0);
                 whole.step(numbers{{1 + r, 2, 3, 4, 5, r}});
                 digests.push_back(micro.digest_of_values());
                 digests.push_back(whole.digest_of_values());
             }
             double sum = 0;
-            for (int k = 0; k < ranks; ++k) sum += 15 + 2 * k;
-            bool const right = values(small)[0] == Approx(-3 * sum / (6 * ranks)) &&
-                               values(small)[1] == Approx(-6 * sum / (6 * ranks));
+            for (int k = 0; k < comm.size(); ++k) sum += 15 + 2 * k;
+            bool const right = values(small)[0] == Approx(-3 * sum / (6 * comm.size())) &&
+                               values(small)[1] == Approx(-6 * sum / (6 * comm.size()));
             return std::pair(digests, right);
         },
         patient());
@@ -86,7 +86,7 @@ TEMPLATE_TEST_CASE("micro-batches accumulate to the gradient of one large batch"
 }
 
 TEST_CASE("under a guard of no_sync backward adds up, as for one large batch", "[train]") {
-    auto const [ranks, tcp] = GENERATE(table<int, bool>({{1, false}, {2, false}, {3, false}, {4, false}, {3, true}}));
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
     auto const got = ranks_over(
         tcp, ranks,
         [&](auto& comm) {
@@ -119,7 +119,8 @@ TEST_CASE("under a guard of no_sync backward adds up, as for one large batch", "
                 }
                 micro.backward();
                 auto const late = micro.no_sync();  // the step has begun
-                if (micro.finish().weight != 8 * static_cast<std::uint64_t>(ranks)) wrong.push_back("another weight");
+                if (micro.finish().weight != 8 * static_cast<std::uint64_t>(comm.size()))
+                    wrong.push_back("another weight");
                 whole.step(numbers{{1 + r, 2, 3, r, 6, 7 + r, 4, 5}});
                 if (micro.digest_of_values() != whole.digest_of_values()) wrong.push_back("other values");
             }
@@ -198,9 +199,9 @@ TEST_CASE("what was accumulated goes into a step without a batch, which is then 
 }
 
 TEST_CASE("ranks with different numbers of batches stop in the same call", "[train]") {
-    int const ranks = GENERATE(1, 2, 4);
-    auto const got = run_ranks(
-        ranks,
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    auto const got = ranks_over(
+        tcp, ranks,
         [&](auto& comm) {
             bound_model model(two_parts);
             auto trainer = make_trainer(model, comm, options_of(comm.size() == 4, false));
@@ -221,15 +222,17 @@ TEST_CASE("ranks with different numbers of batches stop in the same call", "[tra
 }
 
 TEST_CASE("the loss over all ranks' samples comes with the next step", "[train]") {
-    int const ranks = GENERATE(1, 2, 3, 4);
-    auto const got = run_ranks(
-        ranks,
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    auto const got = ranks_over(
+        tcp, ranks,
         [&](auto& comm) {
             double const r = comm.rank();
             bound_model model(two_parts);
             auto trainer = make_trainer(model, comm, options_of(comm.size() == 4, false));
             std::vector<double> seen;
-            seen.push_back(trainer.step(numbers{{r, r + 1, 5}}).previous_loss);
+            step_result const one = trainer.step(numbers{{r, r + 1, 5}});
+            if (one.loss != (2 * r + 6) / 3) throw std::logic_error("not the mean over this rank's samples");
+            seen.push_back(one.previous_loss);
             seen.push_back(trainer.step(comm.rank() == 0 ? numbers{{7}} : numbers{{}}).previous_loss);
             trainer.forward(numbers{{r}});
             trainer.accumulate();
@@ -256,9 +259,9 @@ TEST_CASE("the loss over all ranks' samples comes with the next step", "[train]"
 }
 
 TEST_CASE("batches that are empty on every rank are an error on every rank, and training goes on", "[train]") {
-    int const ranks = GENERATE(1, 3);
-    auto const got = run_ranks(
-        ranks,
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    auto const got = ranks_over(
+        tcp, ranks,
         [&](auto& comm) {
             bound_model model(two_parts, 1);
             auto trainer = make_trainer(model, comm);
@@ -276,8 +279,18 @@ TEST_CASE("batches that are empty on every rank are an error on every rank, and 
             }
             bool const unchanged = values(model) == std::array{1.0, 1.0} && trainer.completed_steps() == 0;
             trainer.step(numbers{{2}});
-            return unchanged && code == errc::no_samples && contains(text, "DDP-E104") &&
-                   values(model) == std::array{-1.0, -3.0};
+            bool const right = values(model) == std::array{-1.0, -3.0};
+            // Nor do moments or the number of updates change.
+            bound_model disturbed(two_parts), whole(two_parts);
+            auto one = make_trainer(disturbed, comm, {}, adam{.lr = 0.1}),
+                 other = make_trainer(whole, comm, {}, adam{.lr = 0.1});
+            for (int step = 0; step < 3; ++step) {
+                if (!contains(thrown_by([&] { one.step(numbers{}); }), "DDP-E104") || one.join()) return false;
+                one.step(numbers{{1.0 + step}});
+                other.step(numbers{{1.0 + step}});
+                if (one.digest_of_values() != other.digest_of_values()) return false;
+            }
+            return unchanged && code == errc::no_samples && contains(text, "DDP-E104") && right;
         },
         patient());
     for (bool const right : got) REQUIRE(right);
@@ -317,7 +330,7 @@ TEMPLATE_TEST_CASE("where unused parameters are allowed, their gradient is zero 
 
 TEST_CASE("what no rank has used keeps its value and its optimizer's state; what one has used is stepped everywhere",
           "[train]") {
-    int const ranks = GENERATE(1, 2, 3, 4);
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
     bool const shares = GENERATE(true, false);
     constexpr std::size_t count = 70, each = 40;  // more parameters than bits in a word
     std::vector<bound_model::part> parts;
@@ -344,9 +357,9 @@ TEST_CASE("what no rank has used keeps its value and its optimizer's state; what
         }
     for (bool const sharded : {false, true})
         for (bool const clipped : {false, true}) {
-            CAPTURE(ranks, shares, sharded, clipped);
-            auto const got = run_ranks(
-                ranks,
+            CAPTURE(ranks, tcp, shares, sharded, clipped);
+            auto const got = ranks_over(
+                tcp, ranks,
                 [&](auto& comm) {
                     bound_model model(parts, 1.0);
                     training_options options = options_of(sharded, false);
@@ -492,21 +505,44 @@ TEST_CASE("steps of several trainers begin in the order of the calls, however la
 }
 
 TEST_CASE("the schedule goes by updates, not by calls", "[train]") {
-    auto const got = run_ranks(
-        2,
-        [](auto& comm) {
-            bound_model model(two_parts);
-            auto trainer = make_trainer(model, comm, {.schedule = step_decay{.every = 1, .factor = 0.5}});
-            std::vector<double> seen;
-            for (int i = 0; i < 3; ++i) {
-                (void)thrown_by([&] { trainer.step(numbers{}); });  // nobody has samples: no update
-                trainer.step(numbers{{8}});
-                seen.push_back(values(model)[0]);
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    CAPTURE(ranks, tcp);
+    std::vector<schedule> const every = {
+        constant_rate{},
+        step_decay{.every = 1, .factor = 0.5},
+        cosine_decay{.steps = 5, .floor = 0.1},
+        polynomial_decay{.steps = 4, .power = 2, .floor = 0.125},
+        exponential_decay{.factor = 0.75},
+        one_cycle{.steps = 5, .rise = 0.4},
+        schedule{linear_warmup{.steps = 2, .from = 0.5}, polynomial_decay{.steps = 3}}};
+    auto const got = ranks_over(
+        tcp, ranks,
+        [&](auto& comm) {
+            std::vector<std::vector<double>> all;
+            for (schedule const& one : every) {
+                bound_model model(two_parts);
+                auto trainer = make_trainer(model, comm, {.schedule = one});
+                for (int i = 0; i < 5; ++i) {
+                    (void)thrown_by([&] { trainer.step(numbers{}); });  // nobody has samples: no update
+                    trainer.step(numbers{std::vector<double>(static_cast<std::size_t>(comm.rank() + 1), 8)});
+                    all.emplace_back(model.value(0).begin(), model.value(0).end());
+                }
             }
-            return seen;
+            return all;
         },
         patient());
-    for (auto const& one : got) REQUIRE(one == std::vector{-8.0, -12.0, -14.0});
+    std::vector<std::vector<double>> expected;  // one process: every sample's gradient is 8
+    for (schedule const& one : every) {
+        double value = 0;
+        for (std::uint64_t k = 0; k < 5; ++k) expected.emplace_back(3, value -= 8 * one.factor(k));
+    }
+    for (auto const& one : got) {
+        REQUIRE(one.size() == expected.size());
+        for (std::size_t i = 0; i < one.size(); ++i)
+            for (std::size_t j = 0; j < 3; ++j) CHECK(std::abs(one[i][j] - expected[i][j]) < 1e-12);
+    }
+    CHECK(expected[4] == std::vector(3, -40.0));
+    CHECK(expected[9] == std::vector(3, -15.5));
 }
 
 TEST_CASE("clipping shortens the mean gradient of all parameters together, and says how long it was", "[train]") {
@@ -560,6 +596,46 @@ TEST_CASE("calls out of order are refused with advice, and the step under way is
         REQUIRE(contains(said[5], "no longer the library's"));
         REQUIRE(contains(said[6], "no longer the library's"));
     }
+}
+
+TEMPLATE_TEST_CASE("a trainer whose model has got another trainer is refused, and that one trains on", "[train]",
+                   bound_model, copied_model) {
+    auto const got = run_ranks(
+        2,
+        [](auto& comm) {
+            TestType model(parts<TestType>()), other(parts<TestType>());
+            auto first = make_trainer(model, comm), elsewhere = make_trainer(other, comm);
+            first.step(numbers{{1}});
+            std::vector<std::string> said;
+            {
+                auto second = make_trainer(model, comm);
+                said.push_back(thrown_by([&] { first.forward(numbers{{1}}); }));
+                said.push_back(thrown_by([&] { first.step(numbers{{1}}); }));
+                second.step(numbers{{1}});
+                elsewhere.step(numbers{{1}});
+                said.push_back(values(model) == std::array{-2.0, -4.0} ? "right" : "wrong");
+            }
+            said.push_back(thrown_by([&] { first.step(numbers{{1}}); }));
+            auto third = make_trainer(model, comm);
+            third.step(numbers{{1}});
+            said.push_back(values(model) == std::array{-3.0, -6.0} ? "right" : "wrong");
+            return said;
+        },
+        patient());
+    for (auto const& said : got) {
+        for (std::size_t const i : {0u, 1u, 3u}) REQUIRE(contains(said[i], "DDP-E100"));
+        for (std::size_t const i : {0u, 1u, 3u}) REQUIRE(contains(said[i], "another trainer was made for this model"));
+        REQUIRE(said[2] == "right");
+        REQUIRE(said[4] == "right");
+    }
+}
+
+TEST_CASE("no buckets in flight are refused", "[train]") {
+    auto const refusal_of = [](training_options const& options) {
+        return thrown_by([&] { options.validate<double>(); });
+    };
+    REQUIRE(contains(refusal_of({.buckets_in_flight = 0}), "training_options.buckets_in_flight is 0"));
+    REQUIRE(refusal_of({.buckets_in_flight = 1, .step_piece_bytes = 0}).empty());
 }
 
 TEST_CASE("parameters may all be empty, and buckets may be", "[train]") {
@@ -716,6 +792,49 @@ TEST_CASE("the observer hears of every bucket and every step", "[train]") {
         REQUIRE(seen.finished[1].step == 3);
         REQUIRE(seen.finished[1].weight == p);
     }
+}
+
+namespace {
+/// A bucket a parameter, of which the first comes first or last.
+struct in_order {
+    bool last;
+    [[nodiscard]] bucket_plan plan(bucket_request const&) const {
+        return {.cuts = {{1, 0}, {2, 0}},
+                .launch = last ? std::vector<std::size_t>{2, 1, 0} : std::vector<std::size_t>{0, 2, 1}};
+    }
+};
+/// Sums as naive_allreduce, and writes down how many elements each bucket has, as its exchange begins.
+struct order_of_buckets {
+    static constexpr char const* name = "order_of_buckets";
+    static constexpr bool canonical = true;
+    std::vector<std::size_t>* seen;
+    template <Transport T, Number E>
+    static task<> sum(order_of_buckets self, lane<T> over, std::span<E> data) {
+        self.seen->push_back(data.size());
+        return naive_allreduce::sum({}, over, data);
+    }
+};
+}  // namespace
+
+TEST_CASE("a bucket policy says in which order buckets travel, whatever order they fill in", "[train]") {
+    auto const got = run_ranks(
+        3,
+        [](auto& comm) {
+            std::vector<std::size_t> seen;
+            for (bool const last : {true, false}) {
+                bound_model model({{"a", {8}}, {"b", {16}}, {"c", {24}}});
+                data_parallel trainer{model,
+                                      sgd{.lr = 0.1},
+                                      comm,
+                                      training_options{.share_memory = false, .buckets_in_flight = 1},
+                                      order_of_buckets{&seen},
+                                      in_order{last}};
+                for (int step = 0; step < 2; ++step) trainer.step(numbers{{1}});  // c is reported first
+            }
+            return seen;
+        },
+        patient());
+    for (auto const& seen : got) CHECK(seen == std::vector<std::size_t>{24, 16, 8, 24, 16, 8, 8, 24, 16, 8, 24, 16});
 }
 
 namespace {

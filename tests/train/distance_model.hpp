@@ -52,8 +52,9 @@ struct distance {
     std::vector<std::span<double>> values, gradients;
     std::shared_ptr<void> owner;
     batch now;
-    std::string silent;  // a pattern
-    double seen = 0;     // a running mean of the samples' numbers
+    std::string silent;     // a pattern
+    double seen = 0;        // a running mean of the samples' numbers
+    std::size_t slice = 0;  // gradients are made and reported so many elements at a time, from the end; 0: each at once
 
     distance() {
         for (int k = 0; k < 2; ++k)
@@ -102,13 +103,18 @@ struct distance {
     void backward(pass<double> how, Ready const& ready) {
         for (std::size_t i = parts.size(); i-- > 0;) {
             if (!silent.empty() && name_fits(silent, parts[i].name)) continue;
-            for (std::size_t j = 0; j < parts[i].count; ++j) {
-                double sum = how.accumulate ? gradients[i][j] : 0;
-                for (std::uint64_t const s : now)
-                    sum += (values[i][j] - target(s, i, j)) * how.scale / static_cast<double>(now.size());
-                gradients[i][j] = sum;
+            for (std::size_t end = parts[i].count; end > 0;) {
+                std::size_t const first = slice == 0 || end < slice ? 0 : end - slice;
+                for (std::size_t j = first; j < end; ++j) {
+                    double sum = how.accumulate ? gradients[i][j] : 0;
+                    for (std::uint64_t const s : now)
+                        sum += (values[i][j] - target(s, i, j)) * how.scale / static_cast<double>(now.size());
+                    gradients[i][j] = sum;
+                }
+                if (slice != 0) ready(i, first, end - first);
+                end = first;
             }
-            ready(i);
+            if (slice == 0 || parts[i].count == 0) ready(i);
         }
     }
 };

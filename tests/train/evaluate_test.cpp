@@ -11,6 +11,7 @@
 #include <ddp/train/evaluate.hpp>
 
 #include "support/catch.hpp"
+#include "support/on_ranks.hpp"
 #include "support/ranks.hpp"
 #include "train/patience.hpp"
 #include "train/scripted_model.hpp"
@@ -54,9 +55,10 @@ struct batches {
 }  // namespace
 
 TEST_CASE("evaluation adds the metrics of all ranks, whatever their numbers of batches", "[train]") {
-    int const ranks = GENERATE(1, 2, 5);
-    auto const got = run_ranks(
-        ranks,
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    CAPTURE(ranks, tcp);
+    auto const got = ranks_over(
+        tcp, ranks,
         [](auto& comm) {
             judge model;
             double const value = 0.1 * (comm.rank() + 1);

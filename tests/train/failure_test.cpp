@@ -204,6 +204,73 @@ TEST_CASE("what a rank's backward throws comes back as itself, and the others ar
     expect_own_and_told(errors_after(after_all, options_of(sharded, clipped)), "no memory for this");
 }
 
+TEST_CASE("a rank whose model has lost its memory is told so, and the others are told of it", "[train]") {
+    bool const tcp = GENERATE(false, true);
+    auto const errors = errors_over(
+        tcp, ranks,
+        [](auto& comm) {
+            model net({{"a", {3}}, {"b", {3}}});
+            auto trainer = make_trainer(net, comm);
+            trainer.step(numbers{{1}});
+            if (comm.rank() == culprit) net.whole = false;
+            for (int step = 0; step < 3; ++step) trainer.step(numbers{{1}});
+        },
+        patient());
+    for (int rank = 0; rank < ranks; ++rank) {
+        std::string const& one = errors[static_cast<std::size_t>(rank)];
+        CAPTURE(rank, one);
+        CHECK(one.find(rank == culprit ? "DDP-E100" : "DDP-E206") == 0);
+        CHECK(contains(one, rank == culprit ? "no longer the library's"
+                                            : "rank 1 failed in its own code after step #1: its program left the "
+                                              "communicator by an exception"));
+    }
+}
+
+TEST_CASE("a rank that catches such an error repeats the call in time, or is named to all at the deadline", "[train]") {
+    bool const tcp = GENERATE(false, true), superseded = GENERATE(false, true), repeats = GENERATE(false, true);
+    CAPTURE(tcp, superseded, repeats);
+    timing times = patient();
+    times.collective = std::chrono::milliseconds(repeats ? 20000 : 300);
+    auto const world = inproc_world::create(ranks);
+    auto const join = loopback_job(ranks, false, times.collective);
+    std::atomic<int> told = 0;
+    auto const said = on_threads(ranks, [&](int rank) {
+        communicator<> comm = tcp ? join(rank) : any_communicator(world->connect(rank), times);
+        model net({{"a", {3}}, {"b", {3}}}), other({{"a", {3}}, {"b", {3}}});
+        auto first = make_trainer(net, comm);
+        auto second = make_trainer(superseded ? net : other, comm);
+        auto& trainer = superseded ? second : first;
+        trainer.step(numbers{{1}});
+        std::vector<std::string> texts;
+        if (rank == culprit) {
+            net.whole = superseded;
+            texts.push_back(thrown_by([&] { first.step(numbers{{1}}); }));
+            while (!repeats && told < ranks - 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            net.whole = true;
+        } else if (!repeats) {
+            texts.push_back(thrown_by([&] { trainer.step(numbers{{1}}); }));
+            ++told;
+        }
+        texts.push_back(thrown_by([&] { trainer.step(numbers{{1}}); }));
+        texts.push_back(thrown_by([&] { barrier(comm); }));
+        if (repeats && (!trainer.replicas_identical() || trainer.completed_steps() != 2)) texts.emplace_back("wrong");
+        return texts;
+    });
+    CHECK(said[culprit][0].find("DDP-E100 usage: ") == 0);
+    CHECK(
+        contains(said[culprit][0], superseded ? "another trainer was made for this model" : "no longer the library's"));
+    std::string const verdict = said[0][0];
+    CAPTURE(verdict);
+    CHECK(verdict.find(repeats ? "" : "DDP-E204 deadline: rank 1 did not take part in step #2 in time: rank ") == 0);
+    for (int rank = 0; rank < ranks; ++rank) {
+        auto const& texts = said[static_cast<std::size_t>(rank)];
+        CAPTURE(rank, texts);
+        CHECK(texts.size() == (repeats && rank != culprit ? 2 : 3));
+        for (std::size_t k = rank == culprit ? 1 : 0; k < texts.size(); ++k) CHECK(texts[k] == verdict);
+    }
+    CHECK(verdict.empty() == repeats);
+}
+
 TEST_CASE("what a rank's weight throws comes back as itself, and the others are told", "[train]") {
     expect_own_and_told(errors_after([](model& m) { m.in_weight = [] { throw std::runtime_error("no such batch"); }; }),
                         "no such batch");

@@ -1,6 +1,8 @@
 // Ranks on several hosts train in the memory of each, and send only sums of their subtrees: the bits of messages between all.
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -10,37 +12,32 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include <ddp/train/host_trees.hpp>
+#include <ddp/collective/host_trees.hpp>
 #include <ddp/transport/inproc.hpp>
 
 #include "support/catch.hpp"
 #include "support/collective_checks.hpp"
 #include "support/counting_transport.hpp"
 #include "support/loopback.hpp"
-#include "support/on_threads.hpp"
+#include "support/ranks.hpp"
 #include "support/training_checks.hpp"
 #include "train/patience.hpp"
 #include "train/scripted_model.hpp"
 
 using namespace ddp;
 using namespace ddp::test;
+using namespace std::chrono_literals;
 
 namespace {
 
-using placement = std::vector<std::uint64_t>;  // the host of each rank
-
-/// body(comm) on ranks that are threads, on hosts as placed.
 template <class Body>
-auto on_hosts(placement const& hosts, Body const& body, timing const& times = patient()) {
-    auto const world = inproc_world::create(static_cast<int>(hosts.size()), hosts);
-    return on_threads(static_cast<int>(hosts.size()), [&](int rank) {
-        communicator<> comm = any_communicator(world->connect(rank), times);
-        return body(comm);
-    });
+auto on_hosts(placement const& hosts, Body const& body) {
+    return test::on_hosts(hosts, body, patient());
 }
 
 /// The digest of a training of so many ranks with each kind of clipping, by messages between all or as `hierarchy` says.
@@ -120,10 +117,10 @@ TEST_CASE("subtrees of hosts join to the canonical tree, however ranks are place
         }
         REQUIRE(next == ranks);
         for (auto const& one : sums) sources.push_back(one.data());
-        trees.add(std::span(got), std::span<float const* const>(sources), 0.3f);
+        trees.combine<sum>(std::span(got), std::span<float const* const>(sources), 0.3f);
         REQUIRE(std::memcmp(got.data(), expected.data(), n * sizeof(float)) == 0);
         std::vector<float>& in_place = sums[random.next() % sums.size()];
-        trees.add(std::span(in_place), std::span<float const* const>(sources), 0.3f);
+        trees.combine<sum>(std::span(in_place), std::span<float const* const>(sources), 0.3f);
         REQUIRE(std::memcmp(in_place.data(), expected.data(), n * sizeof(float)) == 0);
     }
     host_trees const blocks(std::array<std::size_t, 8>{0, 0, 0, 0, 1, 1, 1, 1});
@@ -131,6 +128,7 @@ TEST_CASE("subtrees of hosts join to the canonical tree, however ranks are place
     CHECK(blocks.counterpart(1, 1) == 5);
     CHECK(blocks.counterpart(6, 0) == 2);
     CHECK(host_trees(std::array<std::size_t, 4>{0, 1, 0, 1}).subtrees().size() == 4);
+    CHECK_THROWS_WITH(host_trees(std::array<std::size_t, 0>{}), Catch::Contains("host_trees: there must be a rank"));
     CHECK(host_trees(std::array<std::size_t, 4>{0, 1, 1, 1}).counterpart(3, 0) == 0);
 }
 
@@ -234,6 +232,32 @@ TEST_CASE("collectives inside hosts and across them make up an allreduce, as the
                  return by_steps == at_once ? "" : "other bits";
              }))
             CHECK(wrong == "");
+}
+
+TEST_CASE("on several hosts nobody writes values before backward has ended on their rank", "[train]") {
+    int const last = GENERATE(1, 2);  // a rank of either host
+    CAPTURE(last);
+    std::atomic<int> done = 0;  // ranks at the end of their backward
+    auto const body = [&](communicator<>& comm) -> std::string {
+        scripted_model<true, false> net({{"a", {3000}}, {"b", {3000}}});  // ready releases nothing
+        data_parallel trainer{net, sgd{.lr = 1}, comm, training_options{.update = update::sharded},
+                              per_parameter_buckets{}};
+        if (!trainer.shares_memory()) return "nothing was shared";
+        bool early = false;
+        net.at_end = [&](auto const&) { ++done; };
+        net.leaves_out = [&](std::size_t i) {
+            if (i != 0 || comm.rank() != last) return false;
+            for (int waits = 0; done < 3 && waits < 20'000; ++waits) std::this_thread::sleep_for(1ms);
+            if (done < 3) throw std::logic_error("the other ranks do not end their backward");
+            std::this_thread::sleep_for(150ms);  // "b" is full on all ranks: now it would be stepped
+            for (double const value : net.value(1)) early = early || value != 0;
+            return false;
+        };
+        trainer.step(numbers{{1}});
+        if (early) return "values changed during backward";
+        return net.value(1)[2999] == -2 ? "" : "wrong values";
+    };
+    for (std::string const& wrong : on_hosts({1, 1, 2, 2}, body)) CHECK(wrong == "");
 }
 
 TEST_CASE("a rank that throws on one of several hosts ends the step on all", "[train]") {

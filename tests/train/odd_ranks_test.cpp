@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <ddp/optim/adam.hpp>
@@ -101,5 +102,22 @@ TEST_CASE("what ranks hold apart on purpose is not compared, nor anything where 
             CHECK(rank.text == "");
             CHECK(rank.steps == 12);
         }
+    // With a sharded update the value of the rank that owns the slice replaces the others.
+    auto const after = run_ranks(
+        3,
+        [](communicator<>& comm) {
+            scripted_model<> net({{"a", {900}}}, 1.0);
+            data_parallel trainer{net, sgd{.lr = 0}, comm, {.update = update::sharded, .agreement_steps = 0}};
+            for (std::size_t k = 0; k < 900; k += 100) net.value(0)[k] = 2.0 + comm.rank();
+            bool const before = trainer.replicas_identical();
+            trainer.step(numbers{{1}});
+            bool const then = trainer.replicas_identical();
+            std::vector<double> seen;
+            for (std::size_t k = 0; k < 900; k += 100) seen.push_back(net.value(0)[k]);
+            return std::tuple(before, then, seen);
+        },
+        patient());
+    for (auto const& rank : after)
+        CHECK(rank == std::tuple(false, true, std::vector<double>{2, 2, 2, 3, 3, 3, 4, 4, 4}));
     for (outcome const& rank : train(1, harm::value, {0}, {.agreement_steps = 1})) CHECK(rank.text == "");
 }

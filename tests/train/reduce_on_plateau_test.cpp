@@ -15,7 +15,7 @@
 #include <ddp/train/data_parallel.hpp>
 
 #include "support/catch.hpp"
-#include "support/ranks.hpp"
+#include "support/on_ranks.hpp"
 #include "train/patience.hpp"
 #include "train/scripted_model.hpp"
 
@@ -69,19 +69,21 @@ TEST_CASE("the rate falls when a metric has not improved for longer than the pat
 
     for (double const factor : {1.0, -0.5, not_a_number, infinity})
         CHECK_THROWS_WITH(reduce_on_plateau({.factor = factor}),
-                          Catch::Contains("reduce_on_plateau: factor must lie in [0, 1); 0.1 is usual"));
+                          Catch::Contains("; it must lie in [0, 1), and 0.1 is usual"));
     for (double const threshold : {1.0, -1e-4, not_a_number})
-        CHECK_THROWS_WITH(
-            reduce_on_plateau({.threshold = threshold}),
-            Catch::Contains("reduce_on_plateau: threshold must be a finite number >= 0, below 1 where it is relative"));
+        CHECK_THROWS_WITH(reduce_on_plateau({.threshold = threshold}),
+                          Catch::Contains("; it must be a finite number >= 0, below 1 where it is relative"));
     for (double const floor : {1.5, -1.0, not_a_number})
         CHECK_THROWS_WITH(reduce_on_plateau({.floor = floor}),
-                          Catch::Contains("reduce_on_plateau: floor must lie in [0, 1]; 0 is usual"));
+                          Catch::Contains("reduce_on_plateau: floor is " + std::to_string(floor) +
+                                          "; it must lie in [0, 1], and 0 is usual"));
 }
 
 TEST_CASE("ranks with different metrics lower the rate together, by rank 0's", "[train]") {
-    auto const got = run_ranks(
-        3,
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    CAPTURE(ranks, tcp);
+    auto const got = ranks_over(
+        tcp, ranks,
         [](auto& comm) {
             reduce_on_plateau plateau{
                 {.factor = comm.rank() == 0 ? 0.5 : 0.1, .patience = static_cast<std::size_t>(comm.rank())}};
@@ -95,12 +97,12 @@ TEST_CASE("ranks with different metrics lower the rate together, by rank 0's", "
 }
 
 TEST_CASE("a rate factor is the schedule's of the same numbers, for every update policy and group", "[train]") {
-    int const ranks = GENERATE(1, 3);
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
     update const policy = GENERATE(update::replicated, update::sharded);
     bool const shared = GENERATE(false, true);
-    CAPTURE(ranks, static_cast<int>(policy), shared);
-    auto const got = run_ranks(
-        ranks,
+    CAPTURE(ranks, tcp, static_cast<int>(policy), shared);
+    auto const got = ranks_over(
+        tcp, ranks,
         [&](auto& comm) {
             auto const groups = [] {
                 return parameter_groups{adamw{.lr = 0.3}, {{"a", adamw{.lr = 0.1, .weight_decay = 0.1}}}};
@@ -133,8 +135,9 @@ TEST_CASE("a rate factor is the schedule's of the same numbers, for every update
 }
 
 TEST_CASE("ranks that pass different rate factors are told so alike, and train on as before", "[train]") {
-    auto const got = run_ranks(
-        3,
+    bool const tcp = GENERATE(false, true);
+    auto const got = ranks_over(
+        tcp, 3,
         [](auto& comm) {
             model small(two_parts()), plain(two_parts());
             data_parallel trainer{small, sgd{.lr = 0.5}, comm}, untouched{plain, sgd{.lr = 0.5}, comm};

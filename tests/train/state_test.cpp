@@ -122,6 +122,24 @@ TEMPLATE_TEST_CASE("with a sharded update ranks hold each element of the state o
     }
 }
 
+TEST_CASE("by itself an update is sharded where ranks share memory, and replicated where they do not", "[train]") {
+    for (bool const shares : {true, false}) {
+        auto const all = put_together(run_ranks(
+            3,
+            [&](auto& comm) {
+                scripted_model<> net({{"a", {300}}});
+                data_parallel trainer{net, sgd{.lr = 1, .momentum = 0.5}, comm,
+                                      training_options{.share_memory = shares}};
+                trainer.step(numbers{{1}});
+                return slices_of(trainer);
+            },
+            patient()));
+        CAPTURE(shares);
+        REQUIRE(all.at({"a", "momentum"}).shown == std::vector<int>(300, shares ? 1 : 3));
+        REQUIRE(all.at({"a", "momentum"}).values == std::vector<double>(300, 1.0));
+    }
+}
+
 TEST_CASE("slots are shown by the names that the optimizer of the parameter's group gives them", "[train]") {
     parameter_groups<any_optimizer> const groups{adam{}, {{"b?", sgd{.momentum = 0.9}}, {"w2", sgd{.lr = 0.1}}}};
     auto const all = put_together(state_after_training<float>(2, groups, update::sharded, single_bucket{}));
@@ -174,6 +192,14 @@ TEST_CASE("slots without names are numbered, and a wrong number of names is refu
         data_parallel trainer{net, two_slots<true>{}, comm};
     });
     REQUIRE(errors[0].find("slot_names() must return one name a slot") != std::string::npos);
+    struct by_group : two_slots<false> {  // of one group's slots no more than there are
+        [[nodiscard]] std::vector<std::string> slot_names(std::size_t) const { return {"a", "b", "c"}; }
+    };
+    auto const of_a_group = errors_of_ranks(1, [](auto& comm) {
+        scripted_model<> net({{"a", {3}}});
+        data_parallel trainer{net, by_group{}, comm};
+    });
+    REQUIRE(of_a_group[0].find("slot_names(group) must return no more names than slot_count()") != std::string::npos);
 }
 
 TEST_CASE("a trainer that is given another's values and state goes on as the other does", "[train]") {

@@ -330,6 +330,38 @@ TEST_CASE("an observer that throws at the mean gradient fails the step on every 
     CHECK(own <= 1);  // one rank has the element, and its own exception
 }
 
+TEST_CASE("the check for NaN sees what an observer has made of the mean gradient", "[train]") {
+    struct poisons {
+        void on(mean_gradient<double> const& event) const {
+            if (event.step == 2 && event.parameter == 3 && event.begin == 0) event.gradient[0] = NAN;
+        }
+    };
+    for (bool const sharded : {false, true}) {
+        auto const texts = run_ranks(
+            3,
+            [&](auto& comm) {
+                distance<false> model;
+                data_parallel trainer{model, sgd{.lr = 0.1}, comm,
+                                      training_options{.update = sharded ? update::sharded : update::replicated,
+                                                       .nonfinite = nonfinite::stop},
+                                      poisons{}};
+                trainer.step(share(0, comm.rank(), comm.size()));
+                std::uint64_t const before = trainer.digest_of_values();
+                std::string text = thrown_by([&] { trainer.step(share(1, comm.rank(), comm.size())); });
+                if (trainer.digest_of_values() != before || trainer.completed_steps() != 1) text += "; other values";
+                trainer.step(share(1, comm.rank(), comm.size()));
+                return text + (trainer.replicas_identical() ? "" : "; other values on ranks");
+            },
+            patient());
+        for (std::string const& text : texts) {
+            CHECK(text == texts.front());
+            CHECK_THAT(text, Catch::StartsWith("DDP-E105 not finite: step 2") &&
+                                 Catch::Contains("or what an observer made of it, is not") &&
+                                 !Catch::Contains("other values"));
+        }
+    }
+}
+
 TEMPLATE_TEST_CASE("frozen parameters stay as they are, and go on when they thaw", "[train]", distance<false>,
                    distance<true>) {
     int const ranks = GENERATE(1, 2, 3, 4);
@@ -394,7 +426,7 @@ TEST_CASE("nothing of parameters frozen from the start travels, and NaN in them 
         std::size_t bytes;
         bool finite;
     };
-    auto const bytes_of = [](std::vector<std::string> const& frozen, bool poisoned) {
+    auto const bytes_of = [](std::vector<std::string> const& frozen, bool poisoned, std::string const& silent = "") {
         auto const world = inproc_world::create(2);
         auto const all = on_threads(2, [&](int rank) {
             auto counting = std::make_unique<counting_transport<inproc_transport>>(world->connect(rank));
@@ -403,8 +435,10 @@ TEST_CASE("nothing of parameters frozen from the start travels, and NaN in them 
             distance<false> model;
             data_parallel trainer{
                 model, sgd{.lr = 0.1}, comm,
-                training_options{.frozen = frozen, .nonfinite = nonfinite::stop, .agreement_steps = 0},
+                training_options{
+                    .unused = unused::allowed, .frozen = frozen, .nonfinite = nonfinite::stop, .agreement_steps = 0},
                 direct_allreduce{}};
+            model.silent = silent;
             if (poisoned) model.values[0][17] = NAN;
             trainer.step(share(0, rank, 2));
             count.take_sent();
@@ -419,6 +453,7 @@ TEST_CASE("nothing of parameters frozen from the start travels, and NaN in them 
     CHECK(nothing - first >= 9000 * sizeof(double));  // two ranks: half as reduce-scatter, half as all-gather
     CHECK(nothing - first <= 9200 * sizeof(double));
     CHECK(everything <= 256);
+    CHECK(bytes_of({}, false, "first.*") == nothing);  // left out, and not frozen: as zeros
 }
 
 TEST_CASE("ranks freeze alike, or not at all", "[train]") {

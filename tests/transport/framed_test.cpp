@@ -576,13 +576,14 @@ TEST_CASE("another thread's wake ends a sleep, and is remembered", "[comm][frame
 
 TEST_CASE("abort completes everything at once, and its record passes full buffers and a half-sent frame",
           "[comm][framed]") {
+    std::atomic<bool> aborted = false;
     auto const ranks = run_ranks(all_to_all(2), [&](transport& t) -> std::string {
         op big(4 << 20), second(100), in(50), in2(4 << 20);  // within the credit: it goes at once
         big.fill(3);
         if (t.rank() == 1) {
             // Does not read, so that the peer's buffers fill; then finds the record behind half a message.
             receive(t, 0, tagged(1), in2);
-            std::this_thread::sleep_for(100ms);
+            for (int i = 0; i < 5000 && !aborted; ++i) std::this_thread::sleep_for(1ms);
             bool const heard = drive(t, [&] { return t.reports()[0].is == report::state::spoke; });
             if (!heard) return "never heard";
             if (t.reports()[0].record.text.view() != "out of luck") return "another text";
@@ -598,6 +599,7 @@ TEST_CASE("abort completes everything at once, and its record passes full buffer
         for (int i = 0; i < 5; ++i) t.progress(ddp::monotonic_clock::now() + 5ms);
         if (big.done()) return "too small to get stuck";
         t.abort(threw(0, "out of luck"));
+        aborted = true;
         if (!big.done() || !second.done() || !in.done()) return "abort left something";
         big.bytes.assign(big.bytes.size(), std::byte{0xee});  // ours again
         op late(10);

@@ -83,6 +83,35 @@ TEST_CASE("what a rank sent before it was killed can be received; then it is clo
     CHECK(b->reports()[0].is == report::state::closed);
 }
 
+TEST_CASE("abort waits for a peer that copies into this rank's memory", "[comm][inproc]") {
+    std::vector<std::byte> const out(std::size_t{32} << 20, std::byte{7});
+    std::vector<std::byte> in(out.size());
+    int met = 0;  // aborts that began while the peer copied
+    for (int attempt = 0; attempt < 200 && met < 3; ++attempt) {
+        auto const world = inproc_world::create(2);
+        auto const a = world->connect(0), b = world->connect(1);
+        node sent, got;
+        b->post_receive(0, {}, in, got);
+        std::atomic<bool> begins = false, ended = false;
+        std::thread sender([&] {
+            begins = true;
+            a->post_send(1, {}, out, sent);
+            ended = true;
+        });
+        while (!begins) std::this_thread::yield();
+        std::this_thread::sleep_for(std::chrono::microseconds(100) * (attempt % 20));
+        bool const in_time = !ended;
+        b->abort({});
+        int const runs = got.runs;  // before the peer has ended its copy on its own
+        sender.join();
+        a->progress(time_point{});
+        REQUIRE(sent.runs == 1);
+        REQUIRE(runs == 1);
+        if (in_time && sent.status == op_status::ok) ++met;
+    }
+    CHECK(met == 3);
+}
+
 TEST_CASE("posting, aborting, leaving and dying race without harm", "[comm][inproc]") {
     for (std::uint64_t seed = 0; seed < 60; ++seed) {
         constexpr int ranks = 4;

@@ -54,9 +54,9 @@ inline constexpr std::array transports{
 struct settings {
     std::string collective;
     std::string transport;  ///< empty: the launcher's, else TCP, and memory between ranks of one host
-    ddp::any_allreduce algorithm;
-    int ranks = 0;                   ///< 0: as many as the launcher has started, else 2
-    std::vector<std::size_t> sizes;  ///< bytes
+    std::string algorithm = ddp::automatic_allreduce::name;  ///< one of any_allreduce's choices
+    int ranks = 0;                                           ///< 0: as many as the launcher has started, else 2
+    std::vector<std::size_t> sizes;                          ///< bytes
     bool check = false;
     bool dirty = false;
     double budget = 0.25;        ///< seconds a size
@@ -250,12 +250,14 @@ inline void read_candidate(settings& to) {
         if (line.collective != "allreduce" && line.collective != "reduce_scatter")
             throw usage_problem("--algorithm is for allreduce and reduce_scatter; " + line.collective +
                                 " has no choice");
-        try {
-            result.algorithm = ddp::any_allreduce::parse(line.algorithm);
-        } catch (ddp::usage_error const&) {
+        std::istringstream choices(ddp::any_allreduce::choices);
+        std::string choice;
+        while (std::getline(choices, choice, '|') && choice != line.algorithm) {
+        }
+        if (choice != line.algorithm)
             throw usage_problem("there is no algorithm '" + line.algorithm + "'; choose one of " +
                                 ddp::any_allreduce::choices);
-        }
+        result.algorithm = line.algorithm;
     }
 
     std::size_t const begin = detail::parse_size("-b", line.begin), end = detail::parse_size("-e", line.end);

@@ -114,9 +114,9 @@ namespace detail {
 [[nodiscard]] inline std::string doing(std::string const& event, std::string const& name, std::string const& number) {
     if (event == "forward") return "was in forward of step " + number;
     if (event == "backward") return "was in backward of step " + number;
-    if (event == "reported") return "was in its own code between backward and finish of step " + number;
+    if (event == "reported") return "was in the program's own code between backward and finish of step " + number;
     std::string const what = name == "step" ? "step " + number : name + (number == "0" ? "" : " #" + number);
-    if (event == "finished") return "was in its own code after " + what;
+    if (event == "finished") return "was in the program's own code after " + what;
     return name == "message" || name == "request" ? "waited for a " + name : "waited for the others in " + what;
 }
 
@@ -145,7 +145,7 @@ namespace detail {
         state.doing =
             detail::doing(event, detail::text_in(line, "name"), std::to_string(detail::number_in(line, "number")));
     }
-    if (state.doing.empty()) state.doing = "was in its own code and had begun nothing";
+    if (state.doing.empty()) state.doing = "was in the program's own code before any call";
     state.seconds = since == 0 ? 0 : static_cast<double>(last - since) * 1e-9;
     return state;
 }

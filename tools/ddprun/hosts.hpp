@@ -60,7 +60,7 @@ inline bool is_host_name(std::string_view name) {
 
 inline void expect_host_name(std::string const& name) {
     if (!is_host_name(name))
-        throw usage_problem(shown(name) + " is no host's name; names have letters, digits and -_.@:[]% only");
+        throw usage_problem(shown(name) + " is not a host's name; names have letters, digits and -_.@:[]% only");
 }
 
 inline void add_host(std::vector<host>& hosts, std::string const& name, int slots) {

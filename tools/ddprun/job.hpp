@@ -97,6 +97,8 @@ public:
             keep_deadlines();
             turn();
         }
+        if (story_due_ != monotonic_clock::time_point::max())
+            tell_story();  // the ranks ended before they had answered, or after
         // Whoever still holds a pipe is a process that a rank has left behind.
         for (running_rank const& rank : ranks_)
             if (rank.group_lives) ::kill(-rank.pid, SIGKILL);
@@ -302,12 +304,15 @@ private:
         }
     }
 
+    /// What the ranks here have answered to SIGUSR2.
+    void tell_story() {
+        story_due_ = monotonic_clock::time_point::max();
+        if (std::string const story = story_of_all(true); !story.empty())
+            say("ddprun: SIGUSR2 was passed on; the ranks here say:" + story + records_kept());
+    }
+
     void keep_deadlines() {
-        if (monotonic_clock::now() >= story_due_) {
-            story_due_ = monotonic_clock::time_point::max();
-            if (std::string const story = story_of_all(true); !story.empty())
-                say("ddprun: SIGUSR2 was passed on; the ranks here say:" + story + records_kept());
-        }
+        if (monotonic_clock::now() >= story_due_) tell_story();
         if (all_ended() || monotonic_clock::now() < deadline_) return;
         if (stage_ == stage::grace) {
             stage_ = stage::asked;
@@ -399,6 +404,7 @@ private:
             if (here) signal_groups(SIGCONT);
             return;
         }
+        if (signo == SIGUSR1 && given_ == nullptr) say("ddprun: SIGUSR1 passed on to all ranks");
         if (!with_.hosts.empty() && (signo == SIGUSR1 || signo == SIGUSR2)) return signal_groups(signo);
         if (signo == SIGUSR1 || signo == SIGUSR2) {  // their default is death: not for what a rank has started
             if (signo == SIGUSR2) {
@@ -409,8 +415,8 @@ private:
             // would die of it. (One that leaves ddp::run between the look and the signal still does: microseconds.)
             for (running_rank& rank : ranks_) {
                 if (rank.end) continue;
-                rank.asked = signo != SIGUSR2 || takes_signal(rank.pid, signo);
-                if (rank.asked) ::kill(rank.pid, signo);
+                if (signo == SIGUSR2) rank.asked = takes_signal(rank.pid, signo);
+                if (signo == SIGUSR1 || rank.asked) ::kill(rank.pid, signo);
             }
             return;
         }

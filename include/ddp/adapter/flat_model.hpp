@@ -101,7 +101,10 @@ private:
 };
 
 /// Vectors, arrays and matrices of other libraries, wherever std::span takes them.
-template <class V, class G, class F, class... Parts>
-flat_model(V&&, G&&, F, Parts...) -> flat_model<typename decltype(std::span(std::declval<V&>()))::element_type, F>;
+template <class V, class G, class F>
+flat_model(V&&, G&&, F) -> flat_model<typename decltype(std::span(std::declval<V&>()))::element_type, F>;
+template <class V, class G, class F>
+flat_model(V&&, G&&, F, std::vector<flat_part>)
+    -> flat_model<typename decltype(std::span(std::declval<V&>()))::element_type, F>;
 
 }  // namespace ddp

@@ -1,5 +1,5 @@
 /// \file
-/// checkpoints: all that a training is made of, kept on disk now and then, so that a job that ends can be continued.
+/// checkpoints: the complete state of a training, saved to disk so that a job can be continued after it has ended.
 #pragma once
 
 #include <ddp/core/language.hpp>  // first
@@ -32,47 +32,49 @@
 
 namespace ddp {
 
-/// How a directory of checkpoints is kept.
+/// Options of checkpoints.
 struct checkpoint_options {
-    std::size_t keep = 3;  ///< so many of the newest stay; at least 1
-    /// save() copies everything to memory and returns; a thread of its own writes it. It becomes a checkpoint in the next
-    /// call of save, poll or wait.
+    std::size_t keep = 3;  ///< number of checkpoints to keep, the newest ones; at least 1
+    /// If true, save() copies everything to memory and returns, and a thread writes it. The result becomes a checkpoint
+    /// in the next call of save, poll or wait.
     bool background = false;
 };
 
-/// Where a training goes on.
+/// The checkpoint from which a training continues.
 struct resumed_checkpoint {
-    std::uint64_t step = 0;  ///< completed steps: the trainer's completed_steps()
-    string_map entries;      ///< what save was given
-    std::string path;        ///< of the checkpoint's directory
+    std::uint64_t step = 0;  ///< the completed_steps() of the trainer
+    string_map entries;      ///< the entries that were passed to save()
+    std::string path;        ///< directory of the checkpoint
 };
 
-/// A directory of checkpoints. A training that is killed and resumed goes on to the same bits as one that was not.
+/// A directory of checkpoints. A training that is killed and resumed reaches the same bits as one that was not
+/// interrupted.
 ///
 ///     ddp::checkpoints kept("checkpoints");
-///     auto const from = kept.resume(trainer, batches);   // nothing there: training begins
+///     auto const from = kept.resume(trainer, batches);   // nullopt if there is no checkpoint yet
 ///     while (auto const batch = batches.next()) {
 ///         trainer.step(load(*batch));
 ///         if (trainer.completed_steps() % 100 == 0) kept.save(trainer, batches, {{"note", "so far so good"}});
 ///     }
 ///
-///  Kept     parameters and buffers (rank 0's), the optimizer's state and the exchange's, the number of completed steps
-///           (on which schedules and corrections of bias depend), the trainer's rate_factor() and which parameters are
-///           frozen, the sampler's place, the caller's entries. Not kept: gradients that were accumulated, what is random in
-///           the caller's own code, metrics.
-///  Whole    A checkpoint is there as a whole or not at all: ranks write into a temporary directory, flush, agree, and rank 0
-///           renames it. A process that is killed at any moment leaves all earlier checkpoints as they were.
-///  Ranks    A checkpoint is continued by any number of ranks, with any update policy, bucket plan and transport. With the
-///           same number of ranks, to the same bits. State that differs by rank (an exchange's residuals) begins at zero
-///           where the number of ranks is another.
-///  Where    All ranks see the same directory.
+///  Contents   parameters and buffers (those of rank 0), the state of the optimizer and of the exchange, the number of
+///             completed steps (on which schedules and bias corrections depend), rate_factor(), which parameters are
+///             frozen, the position of the sampler, and the caller's entries. Not saved: accumulated gradients, random
+///             number generators of the caller's own, metrics.
+///  Atomicity  A checkpoint exists in full or not at all: ranks write into a temporary directory, flush and agree, and
+///             then rank 0 renames it. If a process is killed, at whatever moment, all earlier checkpoints remain as they
+///             were.
+///  Ranks      A checkpoint can be resumed by any number of ranks, with any update policy, bucket plan and transport;
+///             with the same number of ranks, the bits that follow are the same. State that differs between ranks
+///             (residuals of an exchange) starts at zero if the number of ranks has changed.
+///  Location   All ranks must see the same directory.
 ///
-/// All calls are collective, between steps, by the same thread as the trainer's; each rank has an object of its own. See
+/// All calls are collective, between steps, on the thread that calls the trainer; each rank has an object of its own. See
 /// docs/checkpoints.md.
 class checkpoints {
 public:
-    /// Touches no file: the first save makes the directory, whose parent must exist. Throws usage_error if the directory has
-    /// no name or options.keep is 0.
+    /// Does not access the disk: the first save creates the directory, whose parent must exist. Throws usage_error if the
+    /// directory has no name or options.keep is 0.
     explicit checkpoints(std::string directory, checkpoint_options options = {})
         : directory_(std::move(directory)), options_(options) {
         DDP_EXPECTS(!directory_.path().empty(), "checkpoints: give the directory a name");
@@ -80,53 +82,56 @@ public:
     }
     checkpoints(checkpoints const&) = delete;
     checkpoints& operator=(checkpoints const&) = delete;
-    /// Waits for a writer in the background. What it has written does not become a checkpoint: call wait() first.
+    /// Waits for the thread of a save in the background. What this thread has written does not become a checkpoint: call
+    /// wait() first.
     ~checkpoints() = default;
 
-    /// Writes a checkpoint of the trainer, and removes those that are too old. `entries`: those of rank 0 are kept.
+    /// Saves a checkpoint of the trainer, and removes the oldest ones if there are more than options.keep. Only the
+    /// `entries` of rank 0 are saved.
     ///
-    /// Cost    values and buffers are written by rank 0; state by who holds it: with update::sharded every rank its part.
-    ///         One pass more over the files, for their digests; flushes; four small exchanges. All wait for the slowest
-    ///         rank's disk, timing.collective at most.
-    /// Throws  data_error (errc::file), the same on every rank, if a rank cannot write: nothing has happened then, earlier
-    ///         checkpoints are there, and training may go on. With options.background also if writing the previous one has
-    ///         failed; this one is then not begun. usage_error within a step, or for texts that are no UTF-8. comm_error.
+    /// Cost    rank 0 writes values and buffers; each rank writes the state that it holds, a part of it with
+    ///         update::sharded. One more pass over the files for their digests; flushes; four small exchanges. All ranks
+    ///         wait for the slowest one's disk, for at most timing.collective.
+    /// Throws  data_error (errc::file), the same on every rank, if a rank cannot write, or if a previous save in the
+    ///         background has failed; this checkpoint is then not made, earlier ones remain, and training can continue.
+    ///         usage_error within a step, or for texts that are not UTF-8. comm_error.
     template <detail::KeptTrainer C>
     void save(C& trainer, string_map const& entries = {}) {
         save_with(trainer, nullptr, entries);
     }
-    /// The sampler's place is kept with it.
+    /// The same, with the position of the sampler.
     template <detail::KeptTrainer C>
     void save(C& trainer, sampler const& batches, string_map const& entries = {}) {
         save_with(trainer, &batches, entries);
     }
 
-    /// Restores the trainer from the newest intact checkpoint; returns nothing if there is no checkpoint yet. One that is
-    /// damaged (a wrong digest, a missing file) is named on stderr by rank 0, and the one before it is taken.
+    /// Restores the trainer from the newest intact checkpoint; returns nothing if there is no checkpoint yet. Rank 0
+    /// reports a damaged one (a wrong digest, a missing file) on stderr, and the one before it is used.
     ///
-    /// Cost    each rank reads all values, and of the state what it holds; every file's digest is checked by one rank.
-    /// Throws  data_error, the same on every rank: errc::format for a checkpoint of another model, optimizer or sampler, with
-    ///         all differences (20 are shown), or if none of those that are there is whole: nothing has changed then.
-    ///         errc::file if the directory cannot be read. usage_error within a step. comm_error. Where a file fails while
-    ///         it is put in place, the communicator has failed with it.
+    /// Cost    each rank reads all values and its part of the state; the digest of every file is verified by one rank.
+    /// Throws  data_error, the same on every rank: errc::format for a checkpoint of another model, optimizer or sampler,
+    ///         with all differences (of which 20 are shown), or if there are checkpoints but none is intact; errc::file
+    ///         if the directory cannot be read. The trainer is then unchanged. usage_error within a step. comm_error. If
+    ///         reading a file fails after the model has begun to change, the communicator can no longer be used.
     template <detail::KeptTrainer C>
     std::optional<resumed_checkpoint> resume(C& trainer) {
         return resume_with(trainer, nullptr);
     }
-    /// The sampler goes to its place; its options must be what they were.
+    /// The same, and sets the sampler to the position that was saved. Its options must be the same as then.
     template <detail::KeptTrainer C>
     std::optional<resumed_checkpoint> resume(C& trainer, sampler& batches) {
         return resume_with(trainer, &batches);
     }
 
-    /// With options.background: whether nothing is being written. Collective; a small exchange, which makes a checkpoint of
-    /// what all ranks have written. Throws as save.
+    /// With options.background: makes a checkpoint of the last save if all ranks have finished writing it, and returns
+    /// whether nothing is being written any more. Collective. Cost: a small exchange. Throws as save.
     bool poll() { return pending_ == nullptr || finish(false); }
-    /// Waits until what was saved is a checkpoint. Collective. Throws as save. Call it at the end.
+    /// Waits until the last save has become a checkpoint. Collective. Throws as save. Call it at the end of the training.
     void wait() {
         if (pending_ != nullptr) (void)finish(true);
     }
 
+    /// The directory that was passed to the constructor.
     [[nodiscard]] std::string const& directory() const noexcept { return directory_.path(); }
 
 private:

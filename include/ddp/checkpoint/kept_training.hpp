@@ -118,7 +118,14 @@ void continue_from(C& trainer, sampler* batches, checkpoint_reader& from) {
     std::string text = from.path();
     attempt(comm, mine, text, [&] {
         model = kept_tensors(trainer.model());
-        from.expect_like(model, lines, batches);
+        if constexpr (requires { trainer.frozen_from_the_start(); }) {
+            std::vector<std::string_view> apart;
+            for (std::size_t i = 0; i < trainer.parameters().size(); ++i)
+                if (trainer.frozen_from_the_start()[i] != 0) apart.push_back(trainer.parameters()[i].name);
+            from.expect_like(model, lines, batches, &apart);
+        } else {
+            from.expect_like(model, lines, batches);
+        }
         from.expect_settings_for(ChangeableTrainer<C>, FreezableTrainer<C>);
         if constexpr (FreezableTrainer<C>) {
             std::vector<std::string_view> names;

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <ddp/checkpoint/directory.hpp>
@@ -48,9 +49,10 @@ public:
     [[nodiscard]] bool has_rank_state() const noexcept;
 
     /// Throws data_error (errc::format), with all differences, unless this is a checkpoint of such a model, of the state that
-    /// `lines` (sorted; state_line, of all ranks) tells of, and of such a sampler, if there is one.
+    /// `lines` (sorted; state_line, of all ranks) tells of, and of such a sampler, if there is one. `apart`: parameters that are
+    /// frozen from the start here, of a trainer that keeps no state of those; null for others.
     void expect_like(std::vector<kept_tensor> const& model, std::vector<std::string> const& lines,
-                     sampler const* batches) const;
+                     sampler const* batches, std::vector<std::string_view> const* apart = nullptr) const;
     /// Throws data_error unless all elements of this slice are in the checkpoint.
     void expect_covered(state_slice const& slice, int rank) const;
 
@@ -75,7 +77,12 @@ private:
         std::size_t shard, tensor;
     };
 
+    using names_and_texts = std::vector<std::pair<std::string, std::string>>;
+
     void list_shard(std::size_t s);
+    /// In words, which parameters have state in one of these lists only because local_options::frozen differs.
+    [[nodiscard]] std::string other_frozen(names_and_texts const& here, names_and_texts const& there,
+                                           std::vector<std::string_view> const& apart) const;
     [[nodiscard]] std::span<piece const> pieces_of(std::string_view key) const noexcept;
     /// Calls f(piece, from, to) for pieces that cover the slice's elements, in order. Says how far it came.
     template <class F>

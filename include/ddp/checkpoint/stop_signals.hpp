@@ -1,6 +1,8 @@
 /// \file
-/// stop_signals: SIGTERM and SIGUSR1 become a question that the training loop asks.
+/// stop_signals: turns SIGTERM and SIGUSR1 into a flag that a training loop can query.
 #pragma once
+
+#include <ddp/core/language.hpp>  // first
 
 #include <atomic>
 #include <csignal>
@@ -8,20 +10,20 @@
 
 namespace ddp {
 
-/// The exit code of a program that has kept its training and wants to be started again: EX_TEMPFAIL of sysexits.h.
+/// The exit code of a program that has saved its training and should be started again: EX_TEMPFAIL of sysexits.h.
 inline constexpr int exit_to_be_resumed = 75;
 
-/// While an object of it lives, SIGTERM and SIGUSR1 do nothing but set a flag of the process:
+/// While an object of this class exists, SIGTERM and SIGUSR1 do not end the process but set a flag:
 ///
 ///     ddp::stop_signals const signals;
 ///     …
 ///     if (signals.received()) trainer.request_stop();
 ///     if (trainer.step(batch).stop) { kept.save(trainer, batches); return ddp::exit_to_be_resumed; }
 ///
-/// It suffices that one rank receives a signal: all stop after the same step. Several objects, as of ranks that are threads,
-/// share the handlers and the flag: the first clears the flag and installs, the last puts back what was there. System calls go
-/// on (SA_RESTART). The signals are those by which batch systems announce the end: Slurm's --signal=USR1@120, Kubernetes'
-/// SIGTERM.
+/// It is enough if one rank receives a signal: all ranks stop after the same step. Several objects, for example of ranks
+/// that are threads, share the handlers and the flag: the first one clears the flag and installs the handlers, and the
+/// last one restores what was there before. Interrupted system calls are restarted (SA_RESTART). Batch systems announce
+/// the end of a job with these signals: Slurm with `--signal=USR1@120`, Kubernetes with SIGTERM.
 class stop_signals {
 public:
     stop_signals() {
@@ -44,7 +46,7 @@ public:
         put_back(SIGUSR1, before_[1]);
     }
 
-    /// Whether this process has received one of them since the first object was made. Cost: a read of memory.
+    /// Whether this process has received one of these signals since the first object was made. Cost: one read of memory.
     [[nodiscard]] bool received() const noexcept { return received_.load(std::memory_order_relaxed); }
 
 private:

@@ -38,9 +38,9 @@ task<> direct_all_gather(lane<T> over, mutable_bytes data, std::vector<std::size
 
 }  // namespace detail
 
-/// What all_gather does with how much.
+/// Up to which amount of data all_gather sends few messages.
 struct automatic_all_gather {
-    /// Of all ranks together: up to here few messages win over no copies.
+    /// Bytes of all ranks together: up to here, few messages are worth their copies.
     std::size_t bruck_bytes = std::size_t{32} << 10;
 };
 
@@ -113,8 +113,8 @@ template <Transport T, Source M>
 /// counts  counts[r]: how many values rank r brings; P numbers, the same on every rank.
 /// mine    this rank's counts[rank] values; may be (exactly) its place in `all`.
 /// all     the sum of counts; on return the ranks' values one after the other.
-/// Cost    rank r sends counts[r] values to each of the others, in P-1 messages; nothing where it has none. Nobody has
-///         any: a barrier.
+/// Cost    rank r sends counts[r] values to each of the others, in P-1 messages; nothing where it has none. If no rank
+///         has any: a barrier.
 /// Throws  comm_error (the same verdict on every rank); all is then unspecified. usage_error if the sizes do not match.
 template <Transport T, Source M, Target D>
     requires SameValues<M, D>

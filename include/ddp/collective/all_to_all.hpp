@@ -17,7 +17,8 @@ namespace ddp {
 namespace detail {
 
 /// Everything at once: receives are posted, then each rank sends to the next, the next but one, and so on, so that no
-/// rank is everybody's first. Cuts in bytes. Empty messages travel too: a rank that expects something is then an error.
+/// rank is everybody's first. Cuts in bytes. Empty messages are sent too, so that a rank that expects something gets an
+/// error.
 /// This rank's own part has been copied already.
 template <Transport T>
 task<> direct_all_to_all(lane<T> over, const_bytes out, std::vector<std::size_t> out_cuts, mutable_bytes in,
@@ -117,9 +118,9 @@ template <Transport T, Source S>
 
 /// Every rank sends differently many values to every rank, as MPI_Alltoallv does.
 ///
-/// out_counts, in_counts   P numbers: how many values go to rank r, and how many come from it. The one's out_counts is the
-///         other's in_counts; a pair of ranks of which this is not so is an error that says what was expected and what
-///         was sent.
+/// out_counts, in_counts   P numbers: how many values go to rank r, and how many come from it. What one rank's
+///         out_counts says of another has to be what that one's in_counts says of it; if not, an error says what was
+///         expected and what was sent.
 /// out, in   the sums of the counts; the parts for, and from, ranks 0, 1, … stand one after the other.
 /// Cost    what the counts say, in P-1 messages per rank, empty ones included.
 /// Throws  comm_error (the same verdict on every rank); in is then unspecified. usage_error if the sizes do not match.

@@ -15,15 +15,19 @@ namespace detail {
 
 template <class How, Transport T, Number E, class Op, class A>
 auto allreduce_by(communicator<T> const& comm, std::span<E> data, Op op, A const& given) {
+    check_group(given, comm.members());
     A const algorithm = fitted(given, comm);
     char const* const how = name_used(algorithm, data.size_bytes(), comm.size());
-    return How::run(comm, about<E>(name_by<"allreduce", Op>, data.size(), how), [=](lane<T> over) {
-        if (data.empty()) return barrier(over);
-        if constexpr (std::is_same_v<Op, sum>)
-            return A::sum(algorithm, over, data);
-        else
-            return A::combine(algorithm, over, data, op);
-    });
+    return How::run(
+        comm, about<E>(name_by<"allreduce", Op>, data.size(), how),
+        [=](lane<T> over) {
+            if (data.empty()) return barrier(over);
+            if constexpr (std::is_same_v<Op, sum>)
+                return A::sum(algorithm, over, data);
+            else
+                return A::combine(algorithm, over, data, op);
+        },
+        hash_used(algorithm, data.size_bytes(), comm.size()));
 }
 
 }  // namespace detail
@@ -36,7 +40,7 @@ auto allreduce_by(communicator<T> const& comm, std::span<E> data, Op op, A const
 /// Throws  comm_error (the same verdict on every rank); data is then unspecified.
 template <Transport T, NumbersTarget D, class A = automatic_allreduce>
     requires AllreduceOver<A, T, value_in<D>>
-void allreduce(communicator<T> const& comm, D&& data, A algorithm = {}) {
+void allreduce(communicator<T> const& comm, D&& data, A const& algorithm = {}) {
     auto const numbers = detail::span_of(data);
     if constexpr (BlockingAllreduceOver<A, T, value_in<D>>)
         if (!numbers.empty())
@@ -49,14 +53,14 @@ void allreduce(communicator<T> const& comm, D&& data, A algorithm = {}) {
 /// The same by another operation: sum{}, product{}, minimum{}, maximum{}, or one's own (OperationOn).
 template <Transport T, NumbersTarget D, OperationOn<value_in<D>> Op, class A = automatic_allreduce>
     requires CombiningAllreduceOver<A, T, value_in<D>, Op>
-void allreduce(communicator<T> const& comm, D&& data, Op op, A algorithm = {}) {
+void allreduce(communicator<T> const& comm, D&& data, Op op, A const& algorithm = {}) {
     detail::allreduce_by<detail::blocking>(comm, std::span<value_in<D>>(detail::span_of(data)), op, algorithm);
 }
 
 /// The sum of one number of each rank, returned; the argument stays as it is.
 template <Transport T, Number V, class A = automatic_allreduce>
     requires AllreduceOver<A, T, V>
-[[nodiscard]] V allreduce(communicator<T> const& comm, V mine, A algorithm = {}) {
+[[nodiscard]] V allreduce(communicator<T> const& comm, V mine, A const& algorithm = {}) {
     allreduce(comm, std::span<V>(&mine, 1), algorithm);
     return mine;
 }
@@ -64,7 +68,7 @@ template <Transport T, Number V, class A = automatic_allreduce>
 /// The same by another operation.
 template <Transport T, Number V, OperationOn<V> Op, class A = automatic_allreduce>
     requires CombiningAllreduceOver<A, T, V, Op>
-[[nodiscard]] V allreduce(communicator<T> const& comm, V mine, Op op, A algorithm = {}) {
+[[nodiscard]] V allreduce(communicator<T> const& comm, V mine, Op op, A const& algorithm = {}) {
     allreduce(comm, std::span<V>(&mine, 1), op, algorithm);
     return mine;
 }
@@ -72,7 +76,7 @@ template <Transport T, Number V, OperationOn<V> Op, class A = automatic_allreduc
 /// Starts an allreduce in place, also of a single number. Data: see request. Not by an algorithm that blocks.
 template <Transport T, NumberTarget D, class A = automatic_allreduce>
     requires AllreduceOver<A, T, value_in<D>>
-[[nodiscard]] request start_allreduce(communicator<T> const& comm, D&& data, A algorithm = {}) {
+[[nodiscard]] request start_allreduce(communicator<T> const& comm, D&& data, A const& algorithm = {}) {
     static_assert(!BlockingAllreduceOver<A, T, value_in<D>>, "this algorithm blocks: it can be called, not started");
     return detail::allreduce_by<detail::starting>(comm, std::span<value_in<D>>(detail::span_of(data)), sum{},
                                                   algorithm);
@@ -81,7 +85,7 @@ template <Transport T, NumberTarget D, class A = automatic_allreduce>
 /// The same by another operation.
 template <Transport T, NumberTarget D, OperationOn<value_in<D>> Op, class A = automatic_allreduce>
     requires CombiningAllreduceOver<A, T, value_in<D>, Op>
-[[nodiscard]] request start_allreduce(communicator<T> const& comm, D&& data, Op op, A algorithm = {}) {
+[[nodiscard]] request start_allreduce(communicator<T> const& comm, D&& data, Op op, A const& algorithm = {}) {
     return detail::allreduce_by<detail::starting>(comm, std::span<value_in<D>>(detail::span_of(data)), op, algorithm);
 }
 

@@ -43,39 +43,43 @@ concept Lasting = std::is_lvalue_reference_v<D> || is_span<std::remove_cv_t<D>>;
 
 }  // namespace detail
 
-/// The type of the values in an argument: V of a std::span<V>, std::vector<V>, std::array<V, n> or V[n], otherwise the
-/// argument's own type.
+/// The type of the values in an argument of a collective: V for std::span<V>, std::vector<V>, std::array<V, n>, V[n] and
+/// other contiguous containers of V; char for std::string; otherwise the type of the argument itself.
 template <class D>
 using value_in = std::remove_cv_t<detail::element_in_t<D>>;
 
-/// Values that a collective reads: a span, a vector, a std::array, an array, anything else that std::span takes; or a single
-/// value. Of a type that is its bytes, and no pointer, which means nothing on another rank. (std::vector<bool> has no bools in
-/// memory: take std::vector<char>.)
+/// What a collective can read: a span, std::vector, std::array, array or another object of which std::span can be made;
+/// or a single value. Values must be trivially copyable and not pointers, which have no meaning on another rank.
+///
+/// Strings are contiguous containers of char: std::string and std::string_view give their characters, and a string
+/// literal gives an array that includes the terminating zero. A char const* is not accepted, and neither is a container
+/// of strings, whose characters are elsewhere in memory; std::vector<bool> does not hold bools: use std::vector<char>.
 template <class D>
 concept Source = Movable<value_in<D>> && !std::is_pointer_v<value_in<D>>;
 
-/// Memory that a collective writes: the same, not const, and named: a temporary would take the result with it. A span may
-/// be a temporary; its memory is elsewhere.
+/// What a collective can write: a Source that is not const and not a temporary, because a temporary would be gone with
+/// the result in it. A span may be a temporary, because its memory is elsewhere. A collective never changes the size of a
+/// Target: a std::string or std::vector must have its final size before.
 template <class D>
 concept Target = Source<D> && detail::Lasting<D> && !std::is_const_v<detail::element_in_t<D>>;
 
-/// A Source whose memory is there after the call, as one that is started needs it.
+/// A Source whose memory outlives the call, as operations need it that end later (start_send and others).
 template <class D>
 concept LastingSource = Source<D> && detail::Lasting<D>;
 
-/// A Source that is one value, by itself.
+/// A Source that is a single value.
 template <class D>
 concept SingleValue = Source<D> && !detail::Contiguous<D>;
 
-/// A Target of numbers: what is reduced in place.
+/// A Target of numbers, which a collective can reduce in place.
 template <class D>
 concept NumberTarget = Target<D> && Number<value_in<D>>;
 
-/// The same, of several numbers: a single one is returned instead.
+/// A Target of several numbers. (Functions that reduce a single number return the result instead.)
 template <class D>
 concept NumbersTarget = NumberTarget<D> && detail::Contiguous<D>;
 
-/// Two arguments of one type of value.
+/// Two arguments whose values have the same type.
 template <class A, class B>
 concept SameValues = std::is_same_v<value_in<A>, value_in<B>>;
 

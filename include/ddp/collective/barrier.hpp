@@ -12,13 +12,14 @@
 
 namespace ddp {
 
-/// Dissemination barrier over a lane: in round k a rank tells the one 2^k further on that everybody up to itself is here.
+/// Dissemination barrier over a lane: in round k a rank tells the one 2^k further on that all ranks up to itself have
+/// entered.
 ///
 /// Cost    ceil(log2 P) rounds; every rank sends ceil(log2 P) empty messages.
 /// Throws  collective_aborted inside the scheduler.
 /// Source  Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", IJPP 17(1), 1988.
 ///
-/// `members`: some ranks of the lane, of whom this one is members[place], to do without the others; empty: all.
+/// `members`: the ranks of the lane that take part, of which this one is members[place]; empty: all.
 template <Transport T>
 task<> barrier(lane<T> over, std::span<std::size_t const> members = {}, std::size_t place = 0) {
     std::size_t const ranks = members.empty() ? static_cast<std::size_t>(over.size()) : members.size(),

@@ -21,7 +21,7 @@ namespace ddp {
 ///         ceil(S / chunk(S, P)) messages, and the last has everything after the time of S bytes and P - 2 chunks.
 /// Source  the pipelined chain of Pjesivac-Grbovic et al., "Performance analysis of MPI collective operations", 2007.
 struct automatic_broadcast {
-    /// A chain from here on, times P: its P - 2 chunks are a small addition then.
+    /// A chain if the data has at least P times as many bytes: its P - 2 chunks then add little.
     std::size_t chain_bytes_per_rank = std::size_t{32} << 10;
     std::size_t chunk_bytes = std::size_t{256} << 10;  ///< at most
 
@@ -73,7 +73,7 @@ task<> broadcast(lane<T> over, mutable_bytes data, int root, automatic_broadcast
 namespace detail {
 template <class How, Transport T, Movable V>
 auto broadcast_by(communicator<T> const& comm, std::span<V> data, int root, automatic_broadcast how) {
-    DDP_EXPECTS(root >= 0 && root < comm.size(), "broadcast: root must be a rank, between 0 and size() - 1");
+    detail::expect_root("broadcast", root, comm.size());
     return How::run(comm, about<V>("broadcast", data.size(), "", root), [=](lane<T> over) {
         return data.empty() ? barrier(over) : broadcast(over, as_mutable_bytes(data), root, how);
     });

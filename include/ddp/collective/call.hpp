@@ -39,6 +39,12 @@ template <Movable V>
     }
 }
 
+/// Throws usage_error unless `root` is one of so many ranks.
+inline void expect_root(char const* name, int root, int ranks) {
+    DDP_EXPECTS(root >= 0 && root < ranks,
+                concat({name, ": root ", root, " is not a rank: they are numbered from 0 to ", ranks - 1}));
+}
+
 /// An operation over `count` values of type V, as it stands in messages.
 template <Movable V>
 [[nodiscard]] operation_info about(char const* name, std::size_t count, char const* how = "", int root = -1) noexcept {
@@ -159,7 +165,7 @@ struct starting {
     }
 };
 
-/// For what waits by itself, on this thread, instead of as a task: `f(lane)` runs while nobody drives. Cost: 0.1 us.
+/// For an algorithm that blocks this thread instead of being a task: `f(lane)` runs while nobody drives. Cost: 0.1 us.
 template <Transport T, class F>
 void call_blocking(communicator<T> const& comm, operation_info what, F const& f) {
     what.fingerprint =

@@ -23,7 +23,7 @@ namespace ddp {
 template <Element E>
 inline constexpr char const* element_name = std::is_same_v<E, float> ? "float" : "double";
 
-/// What `reduce` works on. The pointed-to things outlive the task.
+/// The argument of an algorithm's reduce: the data of one reduction. What it points to outlives the task.
 template <Number E, class Op = sum>
 struct reduction {
     std::span<E> data;                  ///< this rank's addend; slice r of rank r's copy becomes the sum
@@ -46,7 +46,7 @@ concept AllreduceOver = Transport<T> && Number<E> && requires(A self, lane<T> ov
 
 /// Refinement: combines by other operations than sums too.
 ///
-///  combine(self, lane, data, op)   what sum() is, by `op`
+///  combine(self, lane, data, op)   as sum(), with `op` instead of addition
 template <class A, class T, class E, class Op>
 concept CombiningAllreduceOver =
     AllreduceOver<A, T, E> && OperationOn<Op, E> && requires(A self, lane<T> over, std::span<E> data, Op op) {
@@ -74,7 +74,7 @@ concept SlicedAllreduceOver = AllreduceOver<A, T, E> && OperationOn<Op, E> &&
 /// Refinement: sums while the caller waits, moves nothing else meanwhile, and waits without a deadline for a rank that does
 /// not come. So a trainer calls it only in finish(), after every rank has said that it is there too; nothing overlaps.
 ///
-///  sum_blocking(self, lane, data)   on the thread that drives; sum() is the same as a task.
+///  sum_blocking(self, lane, data)   sums on the thread that drives; sum() does the same as a coroutine.
 template <class A, class T, class E>
 concept BlockingAllreduceOver =
     AllreduceOver<A, T, E> && requires(A self, lane<T> over, std::span<E> data) { A::sum_blocking(self, over, data); };
@@ -102,6 +102,25 @@ template <class A>
         return policy.name_used(bytes, ranks);
     else
         return policy.name;
+}
+
+/// What ranks compare of it besides: a digest of the options of what adds up so many bytes; 0 for a policy without any.
+template <class A>
+[[nodiscard]] std::uint64_t hash_used(A const& policy, [[maybe_unused]] std::size_t bytes, [[maybe_unused]] int ranks) {
+    if constexpr (requires {
+                      { policy.hash_used(bytes, ranks) } -> std::same_as<std::uint64_t>;
+                  })
+        return policy.hash_used(bytes, ranks);
+    else if constexpr (requires { policy.hash(); })
+        return static_cast<std::uint64_t>(policy.hash());
+    else
+        return 0;
+}
+
+/// Throws usage_error if the policy was made for other ranks than these.
+template <class A>
+void check_group([[maybe_unused]] A const& policy, [[maybe_unused]] group const& ranks) {
+    if constexpr (requires { policy.check_group(ranks); }) policy.check_group(ranks);
 }
 
 /// Whether ranks that see each other's memory may add there instead of asking this policy: for types of the library's own

@@ -36,7 +36,7 @@ task<> gather(lane<T> over, const_bytes mine, mutable_bytes all, int root) {
 namespace detail {
 template <class How, Transport T, Movable V>
 auto gather_by(communicator<T> const& comm, std::span<V const> mine, std::span<V> all, int root) {
-    DDP_EXPECTS(root >= 0 && root < comm.size(), "gather: root must be a rank, between 0 and size() - 1");
+    detail::expect_root("gather", root, comm.size());
     if (comm.rank() == root) {
         std::size_t const m = mine.size(), at = static_cast<std::size_t>(root) * m;
         DDP_EXPECTS(all.size() == static_cast<std::size_t>(comm.size()) * m,

@@ -1,18 +1,22 @@
 /// \file
-/// network_cost: what the ways to add over ranks cost, as far as a few constants tell.
+/// network_cost: what algorithms for sums over ranks cost, in a model with a few constants.
 #pragma once
+
+#include <ddp/core/language.hpp>  // first
 
 #include <bit>
 #include <cstddef>
 
 namespace ddp {
 
-/// A network and the processors at its ends, in microseconds. Who adds chooses by it among algorithms of the same bits, so
-/// it never shows in a result. All ranks need the same one: where their choices differ, that is an error which names both.
+/// Constants of a network and of the processors that it connects, in microseconds. automatic_allreduce uses them to
+/// choose among algorithms that give the same bits, so they never change a result. All ranks must use the same constants:
+/// if choices differ, an error names both.
 ///
-/// The defaults are what TCP on loopback was measured to need (docs/performance.md), in_memory() what measure_network found
-/// between two ranks of one host with a core each. For others: measure_network.
-/// Source  the model of Hockney (1994) with the time of posting from LogP (Culler et al., 1993), for the algorithms of
+/// The defaults are measurements of TCP on loopback (docs/performance.md), those of in_memory() what measure_network
+/// found between two ranks of one host with a core each. measure_network gives those of other networks.
+///
+/// Source  the model of Hockney (1994) with the time for posting from LogP (Culler et al., 1993), for the algorithms of
 ///         Thakur, Rabenseifner and Gropp, 2005.
 struct network_cost {
     double message = 8;      ///< from one rank's send to the other's receive, for a few bytes

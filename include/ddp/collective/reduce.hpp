@@ -20,7 +20,7 @@ namespace ddp {
 ///          if it is one of the two. ceil(log2 P) rounds; every rank but the root sends 1 message of S bytes. Scratch: S
 ///          bytes for each message that the rank receives, at most ceil(log2 P).
 ///  direct  direct_allreduce, whose owners send their slices of the result to the root: 2 steps, S bytes sent per rank,
-///          S(P-1)/P by the root.
+///          S (P-1)/P by the root.
 /// Source   binomial trees as in Thakur, Rabenseifner and Gropp, 2005; that they are canonical for any number of ranks,
 ///          and for any root by the rule above, is our own.
 struct automatic_reduce {
@@ -74,7 +74,7 @@ task<> tree_reduce(lane<T> over, std::span<E> data, int root) {
 
 template <class How, Transport T, Number E, class Op>
 auto reduce_by(communicator<T> const& comm, std::span<E> data, int root, Op op, automatic_reduce how) {
-    DDP_EXPECTS(root >= 0 && root < comm.size(), "reduce: root must be a rank, between 0 and size() - 1");
+    detail::expect_root("reduce", root, comm.size());
     return How::run(comm, about<E>(name_by<"reduce", Op>, data.size(), "", root), [=](lane<T> over) {
         if (data.empty()) return barrier(over);
         if (how.tree(data.size_bytes(), over.size())) return tree_reduce<Op>(over, data, root);

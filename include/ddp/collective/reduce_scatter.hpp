@@ -25,11 +25,15 @@ task<> reduce_over_cuts(A algorithm, lane<T> over, std::span<E> data, std::vecto
 template <class How, Transport T, Number E, class Op, class A>
 auto reduce_scatter_by(communicator<T> const& comm, std::span<E> data, std::vector<std::size_t> cuts, Op op,
                        A const& given) {
+    check_group(given, comm.members());
     A const algorithm = fitted(given, comm);
     DDP_EXPECTS(cuts.size() == static_cast<std::size_t>(comm.size()) + 1 && cuts.front() == 0 &&
                     cuts.back() == data.size() && std::is_sorted(cuts.begin(), cuts.end()),
                 "reduce_scatter: cuts need size() + 1 ascending positions from 0 to data.size()");
-    std::uint64_t const agreed = digest().add(std::span<std::size_t const>(cuts)).value();
+    std::uint64_t const agreed = digest()
+                                     .add(std::span<std::size_t const>(cuts))
+                                     .add(hash_used(algorithm, data.size_bytes(), comm.size()))
+                                     .value();
     char const* const how = name_used(algorithm, data.size_bytes(), comm.size());
     return How::run(
         comm, about<E>(name_by<"reduce_scatter", Op>, data.size(), how),
@@ -47,7 +51,7 @@ std::vector<std::size_t> even_cuts_for(communicator<T> const& comm, std::size_t 
 /// Calls it, and returns this rank's part.
 template <Transport T, Number E, class Op, class A>
 std::span<E> reduce_scatter_now(communicator<T> const& comm, std::span<E> data, std::vector<std::size_t> const& cuts,
-                                Op op, A algorithm) {
+                                Op op, A const& algorithm) {
     reduce_scatter_by<blocking>(comm, data, cuts, op, algorithm);
     std::size_t const me = static_cast<std::size_t>(comm.rank());
     return data.subspan(cuts[me], cuts[me + 1] - cuts[me]);
@@ -61,33 +65,33 @@ std::span<E> reduce_scatter_now(communicator<T> const& comm, std::span<E> data, 
 ///         afterwards.
 /// cuts    P + 1 ascending positions from 0 to n, the same on every rank; slices may be empty.
 /// Returns the part of `data` that holds this rank's slice of the sum.
-/// Cost    and order of summation: the algorithm's `reduce`. No elements: a barrier.
+/// Cost    and order of summation: those of the algorithm's member `A::reduce`. No elements: a barrier.
 /// Throws  comm_error (the same verdict on every rank); usage_error if the cuts do not fit.
 template <Transport T, NumbersTarget D, class A = automatic_allreduce>
     requires SlicedAllreduceOver<A, T, value_in<D>>
 std::span<value_in<D>> reduce_scatter(communicator<T> const& comm, D&& data, std::span<std::size_t const> cuts,
-                                      A algorithm = {}) {
+                                      A const& algorithm = {}) {
     return detail::reduce_scatter_now(comm, std::span<value_in<D>>(data), {cuts.begin(), cuts.end()}, sum{}, algorithm);
 }
 /// The same by another operation.
 template <Transport T, NumbersTarget D, OperationOn<value_in<D>> Op, class A = automatic_allreduce>
     requires SlicedAllreduceOver<A, T, value_in<D>, Op>
 std::span<value_in<D>> reduce_scatter(communicator<T> const& comm, D&& data, std::span<std::size_t const> cuts, Op op,
-                                      A algorithm = {}) {
+                                      A const& algorithm = {}) {
     return detail::reduce_scatter_now(comm, std::span<value_in<D>>(data), {cuts.begin(), cuts.end()}, op, algorithm);
 }
 
 /// The same with slices as even as can be: the first n mod P ranks get ceil(n / P) elements, the others floor(n / P).
 template <Transport T, NumbersTarget D, class A = automatic_allreduce>
     requires SlicedAllreduceOver<A, T, value_in<D>>
-std::span<value_in<D>> reduce_scatter(communicator<T> const& comm, D&& data, A algorithm = {}) {
+std::span<value_in<D>> reduce_scatter(communicator<T> const& comm, D&& data, A const& algorithm = {}) {
     std::span<value_in<D>> const numbers(data);
     return detail::reduce_scatter_now(comm, numbers, detail::even_cuts_for(comm, numbers.size()), sum{}, algorithm);
 }
 /// The same by another operation.
 template <Transport T, NumbersTarget D, OperationOn<value_in<D>> Op, class A = automatic_allreduce>
     requires SlicedAllreduceOver<A, T, value_in<D>, Op>
-std::span<value_in<D>> reduce_scatter(communicator<T> const& comm, D&& data, Op op, A algorithm = {}) {
+std::span<value_in<D>> reduce_scatter(communicator<T> const& comm, D&& data, Op op, A const& algorithm = {}) {
     std::span<value_in<D>> const numbers(data);
     return detail::reduce_scatter_now(comm, numbers, detail::even_cuts_for(comm, numbers.size()), op, algorithm);
 }
@@ -96,14 +100,14 @@ std::span<value_in<D>> reduce_scatter(communicator<T> const& comm, D&& data, Op 
 template <Transport T, NumbersTarget D, OperationOn<value_in<D>> Op = sum, class A = automatic_allreduce>
     requires SlicedAllreduceOver<A, T, value_in<D>, Op>
 [[nodiscard]] request start_reduce_scatter(communicator<T> const& comm, D&& data, std::span<std::size_t const> cuts,
-                                           Op op = {}, A algorithm = {}) {
+                                           Op op = {}, A const& algorithm = {}) {
     return detail::reduce_scatter_by<detail::starting>(comm, std::span<value_in<D>>(data), {cuts.begin(), cuts.end()},
                                                        op, algorithm);
 }
 /// The same with even slices, as above.
 template <Transport T, NumbersTarget D, OperationOn<value_in<D>> Op = sum, class A = automatic_allreduce>
     requires SlicedAllreduceOver<A, T, value_in<D>, Op>
-[[nodiscard]] request start_reduce_scatter(communicator<T> const& comm, D&& data, Op op = {}, A algorithm = {}) {
+[[nodiscard]] request start_reduce_scatter(communicator<T> const& comm, D&& data, Op op = {}, A const& algorithm = {}) {
     std::span<value_in<D>> const numbers(data);
     return detail::reduce_scatter_by<detail::starting>(comm, numbers, detail::even_cuts_for(comm, numbers.size()), op,
                                                        algorithm);

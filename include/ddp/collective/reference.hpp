@@ -40,11 +40,12 @@ template <class Op, Number E>
 
 }  // namespace detail
 
-/// The result of an operation over all ranks, which every canonical algorithm has to give, bit by bit.
+/// The result of an operation over all ranks, which every canonical algorithm must give, bit by bit.
 ///
-/// inputs   inputs[r] is rank r's array; at least one, all of one length.
-/// Order    ranks [first, last) split behind the largest power of two below their number; left combined with right.
-/// Cost     P - 1 passes, each into memory of its own.
+/// inputs  inputs[r] is the array of rank r; there is at least one, and all have the same length.
+/// Order   ranks [first, last), or all, are split at the largest power of two below their number; the result of the left
+///         part is combined with that of the right part.
+/// Cost    P - 1 passes, each into memory of its own.
 template <class Op, Number E>
 [[nodiscard]] std::vector<E> reference_reduce(std::vector<std::vector<E>> const& inputs, std::size_t first,
                                               std::size_t last) {
@@ -63,7 +64,7 @@ template <class Op, Number E>
     return reference_reduce<Op>(inputs, 0, inputs.size());
 }
 
-/// The same for sums.
+/// The sum over all ranks, which every canonical algorithm must give, bit by bit: see reference_reduce.
 template <Number E>
 [[nodiscard]] std::vector<E> reference_sum(std::vector<std::vector<E>> const& addends) {
     return reference_reduce<sum>(addends, 0, addends.size());

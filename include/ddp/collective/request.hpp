@@ -2,6 +2,8 @@
 /// request: a collective or a message that was started, to be waited for later.
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
 #include <chrono>
 #include <exception>
 #include <memory>
@@ -24,8 +26,9 @@ public:
 
 }  // namespace detail
 
-/// What every start_* call returns. Any number may be under way; all ranks start collectives in the same order. They move on
-/// in blocking calls, in wait() and test(), and in between on the communicator's thread, where the transport allows one.
+/// What every start_* call returns. Any number may be under way; all ranks start collectives in the same order. They
+/// make progress in blocking calls, in wait() and test(), and in between on the communicator's thread, where the
+/// transport allows one.
 ///
 /// Data    what was passed stays alive, and untouched, until wait() has returned or test() has said true: memory that is
 ///         only sent may be read meanwhile.

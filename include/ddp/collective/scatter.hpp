@@ -35,7 +35,7 @@ task<> scatter(lane<T> over, const_bytes all, mutable_bytes mine, int root) {
 namespace detail {
 template <class How, Transport T, Movable V>
 auto scatter_by(communicator<T> const& comm, std::span<V const> all, std::span<V> mine, int root) {
-    DDP_EXPECTS(root >= 0 && root < comm.size(), "scatter: root must be a rank, between 0 and size() - 1");
+    detail::expect_root("scatter", root, comm.size());
     if (comm.rank() == root) {
         std::size_t const m = mine.size(), at = static_cast<std::size_t>(root) * m;
         DDP_EXPECTS(all.size() == static_cast<std::size_t>(comm.size()) * m,

@@ -60,7 +60,7 @@ private:
 struct memory_allreduce {
     static constexpr std::size_t messages_up_to = std::size_t{16} << 10;  ///< bytes for which messages are faster
     static constexpr std::size_t piece_bytes = std::size_t{64} << 10;     ///< of each rank: all fit the L2 cache
-    /// Worked through between two looks at the transport.
+    /// Bytes that are worked on between two turns of the transport.
     static constexpr std::size_t turn_bytes = std::size_t{1} << 20;
 
     template <class Op, Transport T, Number E>
@@ -130,7 +130,7 @@ template <Transport T, Number E, OperationOn<E> Op = sum>
 void allreduce(communicator<T> const& comm, shared_array<E> const& data, Op op = {}) {
     detail::allreduce_array<detail::blocking>(comm, data, op);
 }
-/// Starts it. Data: see request; the array outlives the request.
+/// Starts an allreduce of the arrays of all ranks. Data: see request; the array must outlive the request.
 template <Transport T, Number E, OperationOn<E> Op = sum>
 [[nodiscard]] request start_allreduce(communicator<T> const& comm, shared_array<E> const& data, Op op = {}) {
     return detail::allreduce_array<detail::starting>(comm, data, op);

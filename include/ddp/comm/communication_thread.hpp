@@ -25,7 +25,7 @@ enum class communication_thread : std::uint8_t {
     none,  ///< there is none: a single rank, or a transport that allows no thread (MPI below THREAD_MULTIPLE)
 };
 
-/// "automatic", "drives", "rests", "none".
+/// The name of the value: "automatic", "drives", "rests" or "none".
 [[nodiscard]] constexpr char const* name_of(communication_thread which) noexcept {
     switch (which) {
         case communication_thread::automatic: return "automatic";

@@ -123,7 +123,8 @@ public:
     [[nodiscard]] nanoseconds thread_time() const noexcept { return driver_->thread_time(); }
     /// Drives the communication without waiting. Needed only where no thread of the library does (see has_thread()); harmless elsewhere.
     void progress() const noexcept { driver_->progress(); }
-    /// Tells whoever drives that there is mail for it (see mailbox_client). From any thread; never blocks for long.
+    /// Tells the thread that drives that there is mail for it (see mailbox_client). From any thread; never blocks for
+    /// long.
     void poke() const noexcept { driver_->poke(); }
     /// Calls `f` while nobody drives: for what touches the scheduler from outside.
     template <class F>

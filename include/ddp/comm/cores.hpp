@@ -31,7 +31,7 @@ struct core_set {
     }
     /// Hexadecimal, the lowest 64 cores first, without the words that are zero at the end.
     [[nodiscard]] std::string text() const;
-    /// What text() wrote; of anything else what can be read.
+    /// Reads what text() wrote; of any other text, as much as can be read.
     [[nodiscard]] static core_set parse(std::string const& text);
 };
 

@@ -3,18 +3,16 @@
 /// thread take turns to drive.
 #pragma once
 
-#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <exception>
 #include <memory>
 #include <new>
 #include <string_view>
-#include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include <ddp/comm/background_thread.hpp>
 #include <ddp/comm/communication_thread.hpp>
 #include <ddp/comm/driving_turns.hpp>
 #include <ddp/comm/flight_recorder.hpp>
@@ -22,7 +20,6 @@
 #include <ddp/core/contract.hpp>
 #include <ddp/core/error.hpp>
 #include <ddp/core/function_ref.hpp>
-#include <ddp/core/text.hpp>
 
 namespace ddp {
 
@@ -41,15 +38,16 @@ public:
         : transport_(std::move(transport)),
           recorder_(transport_->rank(), transport_->size(), name_of(*transport_)),
           scheduler_(*transport_, times),
-          unwinding_(std::uncaught_exceptions()) {
+          unwinding_(std::uncaught_exceptions()),
+          thread_(*transport_, scheduler_, turns_) {
         DDP_EXPECTS(
             asked != communication_thread::none,
             "communication_thread: ask for automatic, drives or rests; none is what thread() says of a transport "
             "that allows no thread");
         scheduler_.keep_in(&recorder_);
         communication_thread const chosen = detail::chosen_thread(asked, shares_cores(*transport_));
-        if (transport_->size() > 1 && may_own_thread(*transport_)) start_thread(chosen);
-        recorder_.say_thread(ddp::name_of(thread_is_));
+        if (transport_->size() > 1 && may_own_thread(*transport_)) thread_.start(chosen);
+        recorder_.say_thread(ddp::name_of(thread()));
     }
     driver(driver const&) = delete;
     driver& operator=(driver const&) = delete;
@@ -57,21 +55,21 @@ public:
 
     [[nodiscard]] T& transport() noexcept { return *transport_; }
     [[nodiscard]] scheduler<T>& tasks() noexcept { return scheduler_; }
-    /// What became of the communication thread: never automatic.
-    [[nodiscard]] communication_thread thread() const noexcept { return thread_is_; }
-    /// Whether it moves things on between calls.
-    [[nodiscard]] bool has_thread() const noexcept { return thread_is_ == communication_thread::drives; }
+    /// What the communication thread does: never automatic.
+    [[nodiscard]] communication_thread thread() const noexcept { return thread_.is(); }
+    /// Whether it drives the communication between calls.
+    [[nodiscard]] bool has_thread() const noexcept { return thread() == communication_thread::drives; }
     [[nodiscard]] flight_recorder& recorder() noexcept { return recorder_; }
     /// Processor time that the communication thread has taken so far; 0 without one.
-    [[nodiscard]] nanoseconds thread_time() noexcept;
+    [[nodiscard]] nanoseconds thread_time() noexcept { return thread_.time(); }
 
     /// Runs the task that `make` returns to its end, and everything else in flight beside it.
     /// Throws the verdict (comm_error) if the job failed, or what the task itself threw, after the peers were told.
     /// `name` and `number`: for the flight recorder, where `make` enters no collective.
     void run(function_ref<task<>()> make, char const* name = "message", std::uint64_t number = 0);
 
-    /// Starts the task that `make` returns. It goes on whenever somebody drives. Throws as run() does; if the task fails
-    /// by an exception of its own, the job fails at once.
+    /// Starts the task that `make` returns. It makes progress whenever a thread drives. Throws as run() does; if the
+    /// task fails by an exception of its own, the job fails at once.
     [[nodiscard]] task<> start(function_ref<task<>()> make);
     /// Drives until a started task has ended. Throws as run() does; afterwards the task is empty.
     void wait_for(task<>& body);
@@ -81,10 +79,11 @@ public:
     /// hook, where nothing can be waited for, an unfinished task fails the job, and its frame is kept.
     void abandon(task<> body) noexcept;
 
-    /// Moves things on without waiting. Needed only where no thread of ours does; harmless elsewhere.
+    /// Drives the communication without waiting. Needed only where no thread of the library does; harmless elsewhere.
     void progress() noexcept;
 
-    /// Tells whoever drives that there is mail for it (see mailbox_client). From any thread; never blocks for long.
+    /// Tells the thread that drives that there is mail for it (see mailbox_client). From any thread; never blocks for
+    /// long.
     void poke() noexcept;
 
     /// Calls `f` while nobody else drives: for what touches the scheduler from outside.
@@ -151,21 +150,6 @@ private:
     /// The others may wait for this rank to publish the verdict, although it has an exception of its own to throw.
     void leave_after_failure() noexcept;
 
-    /// A transport that reports an error may do so every time: nobody shall spin on it.
-    static void rest() noexcept { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }
-
-    void start_thread(communication_thread chosen);
-    /// While nobody waits, messages may come in batches (see framed::pace).
-    static constexpr std::chrono::milliseconds between_batches{1};
-    void pace(nanoseconds least) noexcept {
-        if constexpr (requires { transport_->pace(least); }) transport_->pace(least);
-    }
-    /// One round of the loop, where an error of the transport itself has nobody to be thrown at.
-    void turn(time_point until) noexcept;
-    void background();
-    /// The loop of a thread that rests.
-    void rest_and_listen();
-
     std::unique_ptr<T> transport_;
     flight_recorder recorder_;
     scheduler<T> scheduler_;
@@ -173,30 +157,11 @@ private:
     std::vector<std::shared_ptr<void>> kept_;
 
     detail::driving_turns turns_;
-    communication_thread thread_is_ = communication_thread::none;
-    std::thread thread_;
+    detail::background_thread<T> thread_;
 };
 
 // Defined out of the class, so that one source file can compile them for any_transport.
 
-template <Transport T>
-void driver<T>::start_thread(communication_thread chosen) {
-    bool const drives = chosen == communication_thread::drives;
-    try {
-        thread_ = std::thread([this, drives] { drives ? background() : rest_and_listen(); });
-        thread_is_ = chosen;
-    } catch (std::system_error const& e) {
-        std::string_view const why = e.what();
-        scheduler_.fail(failure_kind::threw, errc::remote_exception, -1, "its communication thread did not start");
-        throw environment_error(detail::concat(
-            {"the communication thread did not start: ", why,
-             ". Raise the limit on threads (ulimit -u) or memory (ulimit -v), or start fewer ranks on this host."}));
-    }
-}
-template <Transport T>
-nanoseconds driver<T>::thread_time() noexcept {
-    return thread_.joinable() ? detail::processor_time(thread_) : nanoseconds{};
-}
 template <Transport T>
 driver<T>::~driver() {
     if (std::uncaught_exceptions() > unwinding_)
@@ -205,10 +170,7 @@ driver<T>::~driver() {
                             "its program left the communicator by an exception");
         });
     leave_after_failure();
-    if (thread_.joinable()) {
-        turns_.stop([this] { transport_->wake(); });
-        thread_.join();
-    }
+    thread_.stop();
     transport_.reset();  // before the scheduler's pool and what is kept: posted memory outlives the transport
 }
 template <Transport T>
@@ -252,7 +214,7 @@ template <Transport T>
 void driver<T>::progress() noexcept {
     if (has_thread()) return poke();
     if (turns_.mine()) return;  // a hook: we are being driven
-    turns_.try_drive([this] { turn(time_point{}); });
+    turns_.try_drive([this] { thread_.turn(time_point{}); });
 }
 template <Transport T>
 void driver<T>::poke() noexcept {
@@ -276,7 +238,7 @@ template <Transport T>
 void driver<T>::settle() {
     while (!scheduler_.settle()) {
         scheduler_.pump();
-        if (!scheduler_.progress(transport_->now() + std::chrono::milliseconds(20))) rest();
+        if (!scheduler_.progress(transport_->now() + std::chrono::milliseconds(20))) thread_.pause();
     }
     scheduler_.pump();
 }
@@ -289,51 +251,6 @@ void driver<T>::leave_after_failure() noexcept {
     } catch (...) {  // they find one themselves, a little later
     }
 }
-template <Transport T>
-void driver<T>::turn(time_point until) noexcept {
-    try {
-        scheduler_.pump();
-        if (scheduler_.failed()) scheduler_.settle();
-        if (!scheduler_.progress(until) && until == never) rest();
-        scheduler_.pump();
-    } catch (...) {
-        scheduler_.fail(std::current_exception());
-    }
-}
-template <Transport T>
-void driver<T>::rest_and_listen() {
-    nanoseconds const longest = nanoseconds(std::min(scheduler_.times().heartbeat, scheduler_.times().verdict)) / 2;
-    nanoseconds const shortest = std::min<nanoseconds>(longest, std::chrono::milliseconds(5));
-    for (nanoseconds pause = longest; !turns_.stopped();) {
-        turns_.rest(pause);
-        if (turns_.stopped() || turns_.wanted()) continue;  // who calls drives
-        auto const token = turns_.hold();
-        turns_.drive_briefly([&] {
-            turn(time_point{});
-            time_point const now = transport_->now();
-            time_point const due =
-                scheduler_.busy()  // else what is in flight goes on once in `longest`, while deadlines count
-                    ? now + shortest
-                    : std::clamp(scheduler_.next_deadline(), now + shortest, now + longest);
-            scheduler_.rests_until(due);
-            pause = due - now;
-        });
-    }
-}
-template <Transport T>
-void driver<T>::background() {
-    auto token = turns_.hold();
-    pace(between_batches);
-    while (!turns_.stopped()) {
-        turns_.drive([this] { turn(never); });
-        if (!turns_.wanted()) continue;
-        pace(nanoseconds{0});  // who waits for an answer wants it at once
-        turns_.park(token);
-        pace(between_batches);
-    }
-    pace(nanoseconds{0});
-}
-
 template <Transport T>
 void driver<T>::run(function_ref<task<>()> make, char const* name, std::uint64_t number) {
     turn_of_caller const mine(*this);
@@ -388,7 +305,7 @@ void driver<T>::drive_until(function_ref<bool()> done) {
     turns_.count_call();
     while (!done()) {
         scheduler_.pump();
-        if (!done() && !scheduler_.progress(never)) rest();
+        if (!done() && !scheduler_.progress(never)) thread_.pause();
     }
 }
 template <Transport T>

@@ -33,7 +33,7 @@ public:
 
     // Any thread's
 
-    /// Tells whoever drives that there is mail. Never blocks for long.
+    /// Tells the thread that drives that there is mail. Never blocks for long.
     void poke(function_ref<void()> wake) noexcept;
     void stop(function_ref<void()> wake) noexcept {
         stop_.store(true);

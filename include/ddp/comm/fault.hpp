@@ -1,5 +1,5 @@
 /// \file
-/// fault: from what the ranks have said to the one rank that is at fault. Pure, so that every rank finds the same.
+/// fault: finds the rank at fault from the ranks' records. A pure function, so that every rank finds the same.
 #pragma once
 
 #include <cstddef>
@@ -30,8 +30,8 @@ enum class fault_rule : std::uint8_t {
     circle,         ///< ranks wait for each other
     broken_link,    ///< both ends are alive, their connection closed
     silent_link,    ///< both ends are alive, their connection carries nothing
-    gave_up,        ///< a rank has spoken, and nothing says why
-    without_reason  ///< nobody has spoken
+    gave_up,        ///< a rank has published a record, and nothing says why
+    without_reason  ///< no rank has published a record
 };
 
 /// What decides a failure: the rule, the record that it rests on, and the ranks concerned.
@@ -48,17 +48,17 @@ struct fault {
 ///
 ///  1. A verdict that a rank has published already is adopted (the least rank's).
 ///  2. Else the first kind present wins: threw, broke, mismatch, closed, silent; within it the least (operation, rank). A rank
-///     that has spoken is alive: records that call it closed or silent do not count.
+///     that has published a record is alive: records that call it closed or silent do not count.
 ///     A mismatch of models, gradients or batches says which; otherwise the next rule says more.
 ///  3. Ranks that entered different things under one number of one group: a mismatch, whatever they wait for.
-///  4. Else, if a rank that was called closed has spoken, the connection is at fault, not either end.
+///  4. Else, if a rank that was called closed has published a record, the connection is at fault, not either end.
 ///  5. Deadlines alone: from the least waiting record follow the edges "waits for", which may cross groups, to a rank that
-///     waits for nobody or has not spoken; it is the culprit, not the neighbour that everybody was waiting for. A wait
-///     younger than half the deadline accuses nobody: who has just arrived is late itself. Where the edges lead round in a
-///     circle, groups were used in different orders if it crosses groups; within one group a message was lost, and
-///     nobody can say which.
-///  6. Else, if a rank that was called silent has spoken, the connection is at fault; also where waits are old, but none has
-///     reached the deadline.
+///     waits for nobody or has published no record; it is the culprit, not the neighbour that everybody was waiting for. A wait
+///     younger than half the deadline accuses nobody: a rank that has just arrived is late itself. Where the edges lead
+///     round in a circle, groups were used in different orders if it crosses groups; within one group a message was
+///     lost, and nobody can say which.
+///  6. Else, if a rank that was called silent has published a record, the connection is at fault; also where waits are
+///     old, but none has reached the deadline.
 [[nodiscard]] fault find_fault(std::span<report const> reports, nanoseconds collective);
 
 }  // namespace ddp

@@ -49,7 +49,7 @@ namespace detail {
 /// Cost     record: one atomic addition, one reading of the monotonic clock, eight stores: 45 to 70 ns. 72 KiB a rank.
 /// Files    dump writes to DDP_FLIGHT_DIR/rank-R.jsonl, or rank-R.1.jsonl to rank-R.9.jsonl where that is there already
 ///          (mode 0600, created by the first dump); without that variable nothing is written. Later dumps append what is
-///          new. What cannot be written is said once on stderr; no error of the job's comes of it.
+///          new. What cannot be written is reported once on stderr, and does not fail the job.
 class flight_recorder {
 public:
     static constexpr std::size_t capacity = 1024;
@@ -60,7 +60,7 @@ public:
     flight_recorder& operator=(flight_recorder const&) = delete;
     ~flight_recorder();
 
-    /// What became of the communication thread, for the head of the file. `is` is a literal.
+    /// What the communication thread does, for the head of the file. `is` is a literal.
     void say_thread(char const* is) noexcept { thread_.store(is); }
     /// `whose`: the group, or the peer. Of `name` 24 bytes are kept.
     void record(flight what, std::uint64_t number = 0, std::int64_t whose = 0, std::uint64_t count = 0,

@@ -17,7 +17,7 @@
 
 namespace ddp {
 
-/// What a rank is doing, for people: put into words only when something fails.
+/// What a rank has entered. It becomes text only when something fails.
 struct operation_info {
     char const* name = "";     // "allreduce", "step"
     std::uint64_t count = 0;   // elements or bytes
@@ -32,13 +32,13 @@ struct operation_info {
 
 class scheduler_base;
 
-/// Ranks of the job under numbers of their own, 0 to size() - 1. All members enter the same collectives and steps in the
-/// same order: the group counts them, and keeps a fingerprint of them all.
+/// Some ranks of the job, numbered from 0 to size() - 1: what a communicator refers to. All members enter the same
+/// collectives and steps in the same order; the group counts them and keeps a fingerprint of them all.
 ///
 /// Identity  id() is agreed by the ranks that make the group: the largest number that is free on any of them. Two groups
-///           that share a rank never share an id; disjoint groups may.
+///           that share a rank never have the same id; disjoint groups may.
 ///
-/// Lives on its scheduler's thread of control, and belongs to whoever uses it: communicators, trainers.
+/// Used only while its scheduler is driven or held; owned by the communicator or trainer that uses it.
 class group {
 public:
     /// `members` are ranks of the job, each once; this rank is members[rank].
@@ -64,8 +64,8 @@ public:
     /// Records that this rank enters a collective or a step; returns how many it has entered in this group.
     std::uint64_t enter(operation_info const& what) noexcept;
     [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
-    /// Of everything entered so far. The fingerprint of what may end without a word from some peer (a broadcast's root
-    /// only sends): whoever differed before differs in every later one.
+    /// A digest of everything entered so far. It is the fingerprint of operations that may end without a message from
+    /// some peer (a broadcast's root only sends): a rank that differed once then differs in every later one.
     [[nodiscard]] std::uint64_t history() const noexcept { return history_; }
     [[nodiscard]] operation_info const& current() const noexcept { return recent(number_).what; }
     /// Number of the next collective that the user calls in this group; all members count alike.
@@ -73,8 +73,6 @@ public:
 
     /// " in group {0, 2, 4}"; nothing for the group of all ranks.
     [[nodiscard]] std::string words() const;
-    /// What was entered last, in words: "allreduce #7 of 1000 float in group {0, 2}".
-    [[nodiscard]] std::string current_words() const;
     /// The number of the collective whose messages have this identity, if it was entered not long ago; otherwise of what
     /// was entered last. Several may be under way.
     [[nodiscard]] std::uint64_t number_of(identity const& id) const noexcept;
@@ -83,7 +81,8 @@ public:
     }
     /// What was entered under this number, in words. It must be remembered.
     [[nodiscard]] std::string words_of(std::uint64_t number) const;
-    /// Whether a peer of this group has entered something else under its number than this rank did, perhaps a while ago.
+    /// Whether a peer of this group has entered another operation under its number than this rank did, which may be
+    /// some time ago.
     [[nodiscard]] bool contradicts(ddp::mark const& theirs) const noexcept {
         return remembers(theirs.number) && theirs.fingerprint != 0 &&
                recent(theirs.number).history != theirs.fingerprint;

@@ -2,8 +2,11 @@
 /// host: which ranks share a machine.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
+#include <vector>
 
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/separate.hpp>
@@ -25,6 +28,10 @@ template <Transport T>
     else
         return this_host();
 }
+
+/// A number for the host of each rank, from what host_of says on each: 0 for that of rank 0, the others in the order of their
+/// lowest ranks.
+[[nodiscard]] std::vector<std::size_t> host_numbers(std::span<std::uint64_t const> hosts);
 
 }  // namespace ddp
 

@@ -14,39 +14,41 @@
 
 namespace ddp {
 
-/// A group of ranks with an identity and a fingerprint, by value: what a collective is written over. Ranks and peers are
-/// the group's.
+/// What a collective is written over: a group of ranks, and the identity and fingerprint of its messages. Passed by
+/// value. Ranks and peers are numbered as in the group.
 template <Transport T>
 struct lane {
-    scheduler<T>* on = nullptr;     ///< what runs the coroutines
-    group* of = nullptr;            ///< the ranks, and their numbers in it
-    identity id = {};               ///< of its messages
+    scheduler<T>* on = nullptr;     ///< runs the coroutines and owns the transport
+    group* of = nullptr;            ///< the ranks
+    identity id = {};               ///< identity of its messages
     std::uint64_t fingerprint = 0;  ///< what both ends of a message compare
 
     lane() = default;
     lane(scheduler<T>& scheduler, group& ranks, identity const& identity, std::uint64_t print) noexcept
         : on(&scheduler), of(&ranks), id(identity), fingerprint(print) {}
-    /// Among all ranks.
+    /// A lane among all ranks of the job.
     lane(scheduler<T>* scheduler, identity const& identity, std::uint64_t print) noexcept
         : lane(*scheduler, scheduler->world(), identity, print) {}
 
     [[nodiscard]] int rank() const noexcept { return of->rank(); }
     [[nodiscard]] int size() const noexcept { return of->size(); }
 
-    /// The same collective's p-th stream of messages: phases of one collective never match each other's. p < 4.
+    /// A lane for another stage of the same collective: messages of different phases never match each other. p < 4.
     [[nodiscard]] lane phase(std::uint32_t p) const noexcept {
         lane other = *this;
         other.id.channel += p;
         return other;
     }
 
+    /// Posts a send of `out` to rank `peer`; await `op` before `out` changes. Allocates nothing.
     void send(operation& op, int peer, const_bytes out) const {
         begin(op, peer, out.size(), true);
         if (op.done_) return;
         on->count_sent(out.size());
         on->transport().post_send(op.peer, op.tag, out, op);
     }
-    /// `reader`: the send that still reads `in`, where there is one.
+    /// Posts a receive from rank `peer` into `in`, which must have the length of the message; await `op` before reading
+    /// it. `reader`: a send that still reads `in`, if there is one. Allocates nothing.
     void receive(operation& op, int peer, mutable_bytes in, operation const* reader = nullptr) const {
         begin(op, peer, in.size(), false);
         op.reader = reader;
@@ -68,7 +70,7 @@ private:
     }
 };
 
-/// A fixed number of operations from the scheduler's frame pool.
+/// An array of `count` operations, in memory of the scheduler's pool.
 class operations {
 public:
     explicit operations(std::size_t count) : count_(count) {

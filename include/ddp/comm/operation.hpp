@@ -2,6 +2,8 @@
 /// operation and event: what a coroutine of a scheduler waits for.
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
 #include <coroutine>
 #include <cstdint>
 #include <exception>
@@ -11,7 +13,7 @@
 
 namespace ddp {
 
-/// Unwinds the coroutines of a failed communicator. The reason is the scheduler's verdict; nobody outside sees this.
+/// Unwinds the coroutines of a failed communicator. The reason is the scheduler's verdict; callers never see this.
 struct collective_aborted final : std::exception {
     [[nodiscard]] char const* what() const noexcept override { return "the communicator has failed"; }
 };
@@ -53,14 +55,17 @@ private:
 
 }  // namespace detail
 
-/// One posted send or receive, awaitable. Lives in a coroutine's frame or in an `operations` array; a failure anywhere in
-/// the scheduler has ended it before the frame unwinds.
+/// One posted send or receive, for co_await: it must be in the frame of a coroutine or in an `operations` array. If the
+/// scheduler fails for whatever reason, the operation has ended before the frame is unwound. Awaiting it throws
+/// collective_aborted if it failed, for example because a peer died or sent another length or fingerprint; the reason is
+/// then in this rank's record.
 class operation : private completion {
 public:
     operation() noexcept { run = &ended; }
     ~operation();
 
-    /// Awaiting throws collective_aborted after it has reported why: a dead peer, another length, another fingerprint.
+    /// What co_await uses. Throws collective_aborted after it has reported why: a dead peer, another length, another
+    /// fingerprint.
     struct awaiter {
         operation* of;
         [[nodiscard]] bool await_ready() const noexcept { return of->done_; }
@@ -124,13 +129,14 @@ private:
     event* after_ = nullptr;
 };
 
-/// Work that arrives from elsewhere: collect() is called at every pump, on the driving thread, and moves on what has come.
+/// Work that arrives from other threads: every pump calls collect(), on the thread that drives, which continues with
+/// what has arrived.
 class mailbox_client {
 public:
     virtual void collect() = 0;
-    /// Whether there is something to collect that has to be collected before others leave mail of theirs.
+    /// Whether there is mail that has to be collected before other clients are given theirs.
     [[nodiscard]] virtual bool has_mail() const noexcept { return false; }
-    /// Whether this rank is within something that the members of `ranks` do together: a step that has begun.
+    /// Whether this rank is within an operation of all members of `ranks`: a step that has begun.
     [[nodiscard]] virtual bool under_way(group const& /*ranks*/) const noexcept { return false; }
 
 protected:

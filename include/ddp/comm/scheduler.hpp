@@ -2,7 +2,7 @@
 /// scheduler: runs any number of collectives, written as coroutines, over one transport on one thread.
 ///
 /// Nothing here knows a thread or a lock. Whoever drives it repeats: pump(), then transport().progress(next_deadline()).
-/// A communicator does so for people, a simulation for a thousand ranks at once.
+/// A communicator does so for a program, a simulation for a thousand ranks at once.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,8 @@
 
 namespace ddp {
 
-/// Coroutines over one transport. Not thread-safe: see communicator for who may drive it.
+/// Runs any number of collectives, written as coroutines, over one transport on one thread. A communicator makes and
+/// drives it; lane::on gives a collective access to it. Not thread-safe: see communicator for who may drive it.
 template <Transport T>
 class scheduler final : public scheduler_base {
 public:
@@ -36,22 +37,23 @@ public:
     [[nodiscard]] int size() const noexcept { return transport_.size(); }
     [[nodiscard]] time_point now() const noexcept override { return transport_.now(); }
 
-    /// Moves everything on that can move without waiting. Only from the top of a driver's loop, never from a coroutine.
+    /// Advances everything that can make progress without waiting. Called only from the top of a driver's loop, never
+    /// from a coroutine.
     void pump();
-    /// Sleeps in the transport until something may move, at the latest until `until` or the next deadline.
-    /// An error of the transport itself fails the scheduler: what is in flight has to end, whoever drives. Returns whether
-    /// the transport still works; one that does not may return at once every time.
+    /// Sleeps in the transport until something may make progress, at the latest until `until` or the next deadline. An
+    /// error of the transport itself fails the scheduler, so that everything in flight ends. Returns whether the
+    /// transport still works; one that does not may return at once every time.
     bool progress(time_point until) noexcept;
 
-    /// Nobody will drive before `due`, on purpose: that time counts for the deadlines of whoever waits.
+    /// Nothing will drive before `due`, on purpose: that time counts towards deadlines.
     void rests_until(time_point due) noexcept { goes_away(due); }
 
     /// When pump() has something to do even if no message comes.
     [[nodiscard]] time_point next_deadline() const noexcept;
 
-    /// After a failure: whether the verdict is known, and posted memory is the caller's again (waited for during
-    /// times().verdict). Every rank has spoken or is gone, or times().verdict has passed; then the least rank that has
-    /// spoken publishes its verdict, and the others adopt that.
+    /// After a failure: whether the verdict is known, and posted memory belongs to the caller again (which is waited
+    /// for during times().verdict). Once every rank has published a record or is gone, or times().verdict has passed,
+    /// the lowest rank that has published one publishes the verdict, and the others adopt it.
     bool settle() { return knows_verdict() && memory_is_ours(); }
     [[nodiscard]] failure const& verdict() const noexcept { return verdict_; }
 
@@ -72,16 +74,16 @@ private:
     }
     void publish(failure const& record) noexcept override { transport_.abort(record); }
 
-    /// What heartbeats say we are in.
+    /// What this rank's heartbeats say that it has entered.
     void note_entered(group const& in) noexcept override {
         if constexpr (WatchfulTransport<T>) transport_.entered(in.brief_mark());
     }
-    /// A peer whose heartbeats name the same number of the same group and another operation: no need to wait for the
-    /// deadline.
+    /// Fails where a peer's heartbeats name another operation under the same number of the same group, instead of
+    /// waiting for the deadline.
     void compare_marks();
     [[nodiscard]] int own_rank() const noexcept override { return transport_.rank(); }
 
-    /// What others have said, and who has fallen silent.
+    /// Handles records of other ranks, and ranks that have become silent.
     void listen();
 
     T& transport_;
@@ -113,7 +115,7 @@ bool scheduler<T>::progress(time_point until) noexcept {
     } catch (std::exception const& e) {
         fail(failure_kind::broke, errc::transport, -1, e.what());
     } catch (...) {
-        fail(failure_kind::broke, errc::transport, -1, "an exception that is no std::exception");
+        fail(failure_kind::broke, errc::transport, -1, "an exception that is not a std::exception");
     }
     return false;
 }

@@ -1,5 +1,5 @@
 /// \file
-/// scheduler_base: who waits, for how long, and what this rank says when something fails; for any transport.
+/// scheduler_base: what waits, for how long, and what this rank reports when something fails; for any transport.
 #pragma once
 
 #include <algorithm>
@@ -23,18 +23,20 @@
 
 namespace ddp {
 
-/// The part of a scheduler that does not depend on the transport's type.
+/// The part of a scheduler that does not depend on the type of the transport.
 class scheduler_base {
 public:
     explicit scheduler_base(timing const& times) : times_(times) { times_.validate(); }
     scheduler_base(scheduler_base const&) = delete;
     scheduler_base& operator=(scheduler_base const&) = delete;
 
+    /// The time limits of the job.
     [[nodiscard]] timing const& times() const noexcept { return times_; }
+    /// Whether the job has failed: operations that are posted now end at once.
     [[nodiscard]] bool failed() const noexcept { return failed_.load(); }
     [[nodiscard]] frame_pool& frames() noexcept { return frames_; }
 
-    /// Somebody waits for a peer: there is something to drive.
+    /// Whether an operation waits for a peer, so that there is something to drive.
     [[nodiscard]] bool busy() const noexcept { return first_ != nullptr || !ready_.empty() || !yielded_.empty(); }
 
     /// The group of all ranks.
@@ -49,7 +51,7 @@ public:
     [[nodiscard]] std::uint64_t bytes_sent() const noexcept { return bytes_sent_; }
     void count_sent(std::size_t bytes) noexcept { bytes_sent_ += bytes; }
 
-    /// Where this rank keeps what it did last. Null, as in simulations: nowhere. Outlives the scheduler.
+    /// The flight recorder, which outlives the scheduler. Null, as in simulations: nothing is recorded.
     void keep_in(flight_recorder* recorder) noexcept { recorder_ = recorder; }
     [[nodiscard]] flight_recorder* recorder() const noexcept { return recorder_; }
     void note(flight what, std::uint64_t number = 0, std::int64_t whose = 0, std::uint64_t count = 0,
@@ -61,20 +63,20 @@ public:
     [[nodiscard]] std::uint32_t next_context() const noexcept { return next_context_; }
     void take_contexts_below(std::uint32_t next) noexcept { next_context_ = std::max(next_context_, next); }
 
-    /// Fails this rank, once: publishes its record, ends every posted operation and every wait. The first reason stays.
+    /// Fails this rank: publishes its record, and ends every posted operation and every wait. Only the first call
+    /// counts.
     void fail(failure record) noexcept;
     void fail(failure_kind kind, errc code, int peer, std::string_view text, group const* about = nullptr) noexcept;
     /// Reports what user code threw, in its own words.
     void fail(std::exception_ptr const& thrown) noexcept;
 
-    /// A blocking call begins (+1) or ends (-1): what this rank entered last is under way meanwhile.
+    /// A blocking call begins (+1) or ends (-1). Between the two, what this rank entered last is under way.
     void count_calls(int change) noexcept { calls_under_way_ += change; }
 
     void add(mailbox_client& client) noexcept { client.next_ = std::exchange(clients_, &client); }
     void remove(mailbox_client& client) noexcept;
 
-    /// Awaitable: the driver goes through the transport once before the coroutine goes on. For long arithmetic, between
-    /// whose pieces messages and heartbeats have to move.
+    /// What yield() returns.
     struct yielder {
         scheduler_base& on;
         detail::waiter self = {};
@@ -88,22 +90,25 @@ public:
             if (on.failed()) throw collective_aborted();
         }
     };
+    /// `co_await over.on->yield()`: the coroutine continues after the driver has gone through the transport once. For
+    /// long computations: between their pieces, messages and heartbeats are sent.
     [[nodiscard]] yielder yield() noexcept { return {*this}; }
 
-    /// Whether a client is within something that the members of `ranks` do together.
+    /// Whether a client is within an operation of all members of `ranks`: a step that has begun.
     [[nodiscard]] bool under_way(group const& ranks) const noexcept {
         for (mailbox_client const* c = clients_; c != nullptr; c = c->next_)
             if (c->under_way(ranks)) return true;
         return false;
     }
 
-    /// Whether some client has mail that nobody has collected. Asked by the thread that adds and removes clients.
+    /// Whether any client has mail that was not collected yet. Called by the thread that adds and removes clients.
     [[nodiscard]] bool has_mail() const noexcept {
         for (mailbox_client const* c = clients_; c != nullptr; c = c->next_)
             if (c->has_mail()) return true;
         return false;
     }
 
+    /// The time on the transport's clock.
     [[nodiscard]] virtual time_point now() const noexcept = 0;
 
 protected:
@@ -113,18 +118,19 @@ protected:
     virtual void note_entered(group const& /*in*/) noexcept {}
     [[nodiscard]] virtual int own_rank() const noexcept = 0;
 
-    /// Deadlines that have passed, mail, then everybody who can go on. Collects first, then resumes: a resumed coroutine
-    /// may end others.
+    /// Handles deadlines that have passed, then mail, then resumes every coroutine that can continue. All of them are
+    /// collected before one is resumed, because a resumed coroutine may end others.
     void turn();
     void resume_ready();
     [[nodiscard]] time_point first_deadline() const noexcept {
         return first_ == nullptr ? never : first_->since_ + times_.collective + absent_;
     }
-    /// Time in which nobody drove us, although we asked for it, counts for no deadline: own code that ran long where no
-    /// thread of ours drives, a stopped process, a sleeping machine. After a long absence peers get time to be heard.
+    /// Time in which the scheduler asked to be driven and was not does not count towards deadlines: user code that runs
+    /// for long where no thread of the library drives, a stopped process, a machine that slept. After a long absence,
+    /// peers get time to be heard.
     void came_back() noexcept { came_back(due_); }
     void came_back(time_point expected) noexcept;
-    /// Whoever waits looks up four times before its deadline, so that a process that is stopped for less notices.
+    /// A wait is interrupted four times before its deadline, so that a process that was stopped for less notices.
     [[nodiscard]] time_point next_look() const noexcept {
         return first_ == nullptr ? never : std::min(first_deadline(), driven_ + times_.collective / 4);
     }
@@ -138,15 +144,16 @@ protected:
     /// When this turn began, or was last interrupted.
     [[nodiscard]] time_point driven() const noexcept { return driven_; }
     [[nodiscard]] bool yielding() const noexcept { return !yielded_.empty(); }
-    /// This rank's record of what it is doing, when the failure is somebody else's: in the group that `heard` is about,
-    /// where this rank is a member and waits there; else what it waits for anywhere, or entered last, so that chains of waiting
-    /// ranks can be followed from group to group. `heard` is {} where nobody has said anything: of a death or silence. Where this rank has entered another thing under the number that was heard, it says
-    /// that: it may have gone on since.
+    /// This rank's record after another rank's failure: what it waits for in the group that `heard` is about, if it is
+    /// a member and waits there; otherwise what it waits for in any group, or entered last. With it, chains of waiting
+    /// ranks can be followed from group to group. `heard` is {} if no rank has published anything (a death, or
+    /// silence). If this rank has entered another operation under the number that was heard, the record says so, as it
+    /// may have continued since.
     [[nodiscard]] failure bystander(mark const& heard) const noexcept;
-    /// The group that a peer's mark is about; null where this rank is no member.
+    /// The group that a peer's mark is about; null if this rank is not a member.
     [[nodiscard]] group const* find(mark const& theirs) const noexcept;
 
-    std::atomic<bool> failed_{false};  // written by the driver; anybody may look
+    std::atomic<bool> failed_{false};  // written by the thread that drives, read by any
     time_point failed_at_ = {};
     int calls_under_way_ = 0;
 
@@ -155,7 +162,8 @@ private:
     friend class event;
     friend class group;
 
-    /// What an operation belongs to, in words. A message between two ranks is itself.
+    /// What an operation belongs to, in words: a collective or a step, or for a message between two ranks the message
+    /// itself.
     [[nodiscard]] static std::string words_of(operation const& op);
     [[nodiscard]] static mark mark_of(operation const& op) noexcept;
     [[nodiscard]] failure waiting_record(operation const& of) const noexcept;
@@ -184,7 +192,7 @@ private:
     std::uint32_t next_context_ = 1;
     time_point driven_ = {};               // when we were driven last
     time_point due_ = never;               // when we asked to be driven again
-    nanoseconds absent_{0};                // in sum; an operation's since_ counts without it
+    nanoseconds absent_{0};                // in total; an operation's since_ does not count it
     operation const* favoured_ = nullptr;  // the oldest wait when time was given last
     detail::waiter_queue ready_;
     detail::waiter_queue yielded_;

@@ -28,7 +28,7 @@ struct memory_offer {
     std::uint64_t host = 0;                ///< see host_of; 0: this rank shares no memory
     std::uint64_t bytes = 0;               ///< of its memory, without the header
     std::uint64_t refused = 0;             ///< 1: it has no room; 2: it cannot share; `text` says why
-    std::array<std::uint64_t, 4> where{};  ///< how the others find it: the transport's own words
+    std::array<std::uint64_t, 4> where{};  ///< how the others find it, in the transport's own form
     bounded_text<96> text = {};            ///< for people
 };
 
@@ -44,19 +44,19 @@ public:
     memory_sharing& operator=(memory_sharing const&) = delete;
     virtual ~memory_sharing() = default;
 
-    /// Makes header and memory, zero, and says in `mine` how to find them. Throws std::exception where there is no room. Null:
-    /// the system does not let this rank share, for the reason in `mine.text`.
+    /// Allocates header and memory, zeroed, and writes into `mine` how to find them. Throws std::exception if there is
+    /// no room. Returns null if the system does not let this rank share; `mine.text` then says why.
     virtual std::shared_ptr<std::byte> make(std::size_t bytes, memory_offer& mine) = 0;
-    /// Lets the rank with that offer see this rank's. Never waits. Whether that worked.
+    /// Lets the rank with that offer see this rank's memory. Never waits. Returns whether that worked.
     virtual bool give(memory_offer const& peer) noexcept = 0;
-    /// Takes in what others have given so far.
+    /// Receives what other ranks have given so far.
     virtual void take(std::span<memory_offer const> all) noexcept = 0;
-    /// That rank's header and memory; null: it cannot be seen.
+    /// That rank's header and memory; null if this rank cannot see them.
     virtual std::shared_ptr<std::byte> view(memory_offer const& peer) noexcept = 0;
     /// Replaces the first `bytes` of this rank's own header and memory by a copy that nobody else sees, at the same
     /// address, the header last. False: they stay shared. Where ranks are threads nothing is done.
     virtual bool keep(std::size_t /*bytes*/) noexcept { return true; }
-    /// Every view there will be has been taken: lets go of what only that needed.
+    /// No more views will be taken: releases what only they needed.
     virtual void settle() noexcept {}
 };
 
@@ -67,7 +67,7 @@ concept SharingTransport = Transport<T> && requires(T& t) {
     { t.share_memory() } -> std::same_as<std::unique_ptr<memory_sharing>>;
 };
 
-/// Memory of equal size of all ranks of a group, as this rank sees it: that of the ranks of its own host.
+/// Memory of equal size of every rank of a group, of which this rank sees that of the ranks of its own host.
 class shared_memory {
 public:
     /// `views`: one a rank, null for those of other hosts. `hosts`: where each rank is.
@@ -83,15 +83,15 @@ public:
             if (views_[r] != nullptr) here_.push_back(r);
     }
 
-    /// Another one for other memory, the same on all ranks.
+    /// Identifies this memory: the same on all ranks, and different for other memory.
     [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
-    /// Whether these are the ranks that share it, numbered as here. A rank is in no two groups of one id.
+    /// Whether these are the ranks that share it, in the same order. (No rank is in two groups of one id.)
     [[nodiscard]] bool belongs_to(group const& ranks) const noexcept {
         return ranks.id() == group_ && static_cast<std::size_t>(ranks.size()) == views_.size();
     }
     /// The ranks of this host, ascending.
     [[nodiscard]] std::span<std::size_t const> here() const noexcept { return here_; }
-    /// Of each rank, the number of its host: 0 for that of rank 0, then as they first come.
+    /// The number of the host of each rank: 0 for that of rank 0, the others in the order of their lowest ranks.
     [[nodiscard]] std::span<std::size_t const> hosts() const noexcept { return hosts_; }
     /// That rank's memory, on a page boundary. It must be on this host.
     [[nodiscard]] std::byte* of(std::size_t rank) const noexcept {
@@ -101,13 +101,13 @@ public:
     [[nodiscard]] std::shared_ptr<std::byte> mine() const noexcept {
         return {views_[rank_], views_[rank_].get() + memory_sharing::header_bytes};
     }
-    /// A number that others may leave with that rank: the last round in which its memory was written, say.
+    /// A number that other ranks may store at that rank, such as the last round in which its memory was written.
     [[nodiscard]] std::atomic_ref<std::uint64_t> word(std::size_t rank) const noexcept {
         return std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t*>(views_[rank].get() + 64));
     }
-    /// From now on others do not see the first `bytes` of this rank's memory, which stay as they are: after a failure, as a
-    /// rank that was stopped may still write. Where ranks are threads, one that is in its optimizer for longer than
-    /// timing.verdict may still write all the same. False: there was no room for a copy.
+    /// From now on other ranks do not see the first `bytes` of this rank's memory, which keep their values. Used after
+    /// a failure, because a rank that was stopped may still write. It does not help where ranks are threads and one
+    /// stays in its optimizer for longer than timing.verdict. Returns false if there was no room for a copy.
     bool keep(std::size_t bytes) noexcept {
         if (!kept_) kept_ = how_->keep(memory_sharing::header_bytes + bytes);
         return kept_;
@@ -124,22 +124,23 @@ private:
     bool kept_ = false;
 };
 
-/// What came of an attempt to share.
+/// The result of an attempt to share memory.
 struct sharing_result {
     std::shared_ptr<shared_memory> memory = nullptr;  ///< null: these ranks do not see each other's memory
-    std::string refused = {};  ///< the same words on every rank: no room, and why; also where the call then fails
-    std::string blind = {};    ///< they share a host, and still do not see each other's memory: why, as far as known
+    std::string refused =
+        {};  ///< some rank has no room, and why: the same text on every rank, also if the call then throws
+    std::string blind = {};  ///< why ranks of one host do not see each other's memory, as far as known
 };
 
-/// Memory of this rank's that others do not see yet.
+/// This rank's memory, before others see it.
 struct offered_memory {
     std::unique_ptr<memory_sharing> how = nullptr;
     std::shared_ptr<std::byte> memory = nullptr;  ///< with its header
     memory_offer offer = {};
 };
 
-/// Makes memory of `bytes`, as far as the transport knows how; 0: this rank does not want to share. Takes as long as the
-/// system needs to clear it, so not while driving. The transport may be driven meanwhile.
+/// Allocates `bytes` of memory, if the transport can share any; 0 if this rank does not want to share. Takes as long as
+/// the system needs to clear it, so it is not called while driving; another thread may drive the transport meanwhile.
 template <Transport T>
 [[nodiscard]] offered_memory offer_memory([[maybe_unused]] T& transport, std::size_t bytes) {
     offered_memory mine;
@@ -161,35 +162,23 @@ template <Transport T>
 
 /// Which ranks may share memory.
 enum class sharing_among : std::uint8_t {
-    one_host,  ///< all, who are on one host, or none
+    one_host,  ///< all ranks if they are on one host, otherwise none
     hosts,     ///< those of each host, if there are several on one of them
 };
 
 namespace detail {
-/// What may be the matter where memory was offered and cannot be seen.
+/// The likely reason why memory that was offered cannot be seen.
 inline constexpr char const* why_blind = "are they in containers of their own, or short of address space, ulimit -v?";
 
-/// Whether this process has not said yet that ranks do not see each other's memory: one line is enough.
+/// True once a process: only one line says that ranks do not see each other's memory.
 [[nodiscard]] inline bool first_word_on_blindness() noexcept {
     static std::atomic<bool> said = false;
     return !said.exchange(true);
 }
-
-/// Of each rank, the number of its host, in the order in which hosts first come.
-[[nodiscard]] inline std::vector<std::size_t> host_numbers(std::span<memory_offer const> offers) {
-    std::vector<std::uint64_t> known;
-    std::vector<std::size_t> numbers;
-    for (memory_offer const& one : offers) {
-        auto const at = std::find(known.begin(), known.end(), one.host);
-        numbers.push_back(static_cast<std::size_t>(at - known.begin()));
-        if (at == known.end()) known.push_back(one.host);
-    }
-    return numbers;
-}
 }  // namespace detail
 
-/// The ranks of a lane share the memory that each offers, with those of their host, if all of them offer as much. The same
-/// result on all ranks.
+/// Ranks of one host share the memory that each of them offers, if all ranks of the lane offer the same size. The
+/// result is the same on all ranks.
 ///
 /// Cost  an all-gather of small things, one for every 4 ranks of a host, and another; a descriptor for every pair of ranks of
 ///       a host meanwhile.
@@ -204,7 +193,9 @@ task<> share_memory(lane<T> over, offered_memory mine, sharing_among among, shar
     co_await all_gather_small(over, std::span<memory_offer>(offers));
     for (memory_offer const& one : offers)
         if (one.host == 0 || one.bytes != offers[0].bytes) co_return;
-    std::vector<std::size_t> hosts = detail::host_numbers(offers), here;
+    std::vector<std::uint64_t> names;
+    for (memory_offer const& one : offers) names.push_back(one.host);
+    std::vector<std::size_t> hosts = host_numbers(names), here;
     std::size_t most = 0, place = 0;
     for (std::size_t r = 0; r < ranks; ++r) {
         if (r == me) place = here.size();
@@ -222,7 +213,7 @@ task<> share_memory(lane<T> over, offered_memory mine, sharing_among among, shar
     if (!result->blind.empty() && result->refused.empty()) co_return;
 
     std::vector<std::uint8_t> said(ranks);
-    if (!result->refused.empty()) {  // nobody leaves, and ends the job by it, before all know
+    if (!result->refused.empty()) {  // no rank may throw, which ends the job, before all know
         co_await all_gather_small(over.phase(1), std::span<std::uint8_t>(said));
         co_return;
     }

@@ -1,5 +1,5 @@
 /// \file
-/// all_gather_small: one small thing of every rank, to all ranks. What ranks agree by.
+/// all_gather_small: one small value of every rank, to all ranks. Ranks use it to agree.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace ddp {
 
-/// What collectives that do no arithmetic move: anything that is its bytes.
+/// What collectives without arithmetic move: any type that can be copied byte by byte.
 template <class V>
 concept Movable = std::is_trivially_copyable_v<V> && !std::is_const_v<V> && !std::is_volatile_v<V>;
 
@@ -51,7 +51,7 @@ task<> bruck_all_gather(lane<T> over, mutable_bytes table, std::size_t block) {
 
 }  // namespace detail
 
-/// Small things of all ranks, over a lane: `table[r]` is rank r's; on entry only this rank's need be set.
+/// Small values of all ranks, over a lane: `table[r]` is rank r's; on entry only this rank's need be set.
 ///
 /// Values  all bytes of a V travel: one with padding would send what lay in memory there before.
 /// Cost    ceil(log2 P) messages, (P-1) sizeof(V) bytes sent per rank; scratch for one table.

@@ -16,7 +16,7 @@ struct timing {
     milliseconds dead{3000};          ///< nothing heard for this long: the peer is silent
     milliseconds collective{120000};  ///< one wait for one peer, counted from when it is awaited
     milliseconds end_of_file{100};    ///< how long a closed connection waits for a record before it counts as a death
-    milliseconds verdict{300};        ///< after a failure: how long ranks that have not spoken are waited for
+    milliseconds verdict{300};        ///< after a failure: how long ranks that have published no record are waited for
     milliseconds handshake{3000};     ///< per connection
     milliseconds join{30000};         ///< the whole job coming together
     milliseconds shutdown{5000};      ///< a graceful end

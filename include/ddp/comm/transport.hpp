@@ -1,5 +1,5 @@
 /// \file
-/// Transport: what moves bytes between ranks, and the words it is spoken to in.
+/// Transport: what moves bytes between ranks, and the types of its interface.
 #pragma once
 
 #include <ddp/core/language.hpp>  // first
@@ -33,9 +33,9 @@ inline constexpr time_point never = time_point::max();  ///< No deadline.
 
 /// What a message belongs to. Messages of one (peer, identity) are matched in order; all others are independent.
 struct identity {
-    std::uint32_t group = 0;    ///< the context: a number that the ranks of a group have agreed on (see group.hpp)
-    std::uint32_t channel = 0;  ///< what for, within the context: channel::user, a bucket of a trainer, …
-    std::uint64_t index = 0;    ///< sequence number, within the channel
+    std::uint32_t group = 0;    ///< the context: a number that the ranks of a group have agreed on
+    std::uint32_t channel = 0;  ///< what the message is for, within the context: see channel::user
+    std::uint64_t index = 0;    ///< sequence number within the channel
     friend auto operator<=>(identity const&, identity const&) = default;
 };
 /// For tables of what is under way with whom. Every bit depends on every bit.
@@ -46,10 +46,16 @@ struct identity {
     return h ^ (h >> 32);
 }
 
-/// Every channel has four phases (channel + 0 … 3), so that the stages of one collective do not match each other.
 namespace channel {
-inline constexpr std::uint32_t user = 0;          ///< collectives that the user calls; index counts them
-inline constexpr std::uint32_t p2p = 0xfffffffc;  ///< messages between two ranks; index is the user's tag
+/// The identity::channel of the collectives that a program calls on a communicator; identity::index is their number in
+/// the group, from 1. Each channel has four phases, channel + 0 to channel + 3, so that messages of different stages of
+/// one collective do not match each other (lane::phase). A trainer has a context of its own, in which channels 0 to 2
+/// carry what ranks agree on in a step, and bucket b has the four phases from 4 + 4 b on; there the index is the number
+/// of the step.
+inline constexpr std::uint32_t user = 0;
+/// The identity::channel of messages between two ranks (send, receive); identity::index is the tag that the program
+/// passes.
+inline constexpr std::uint32_t p2p = 0xfffffffc;
 }  // namespace channel
 
 /// The identity is matched; the fingerprint (operation, count, element type, plan, …) is carried along and compared
@@ -174,26 +180,32 @@ struct mark {
 /// programs of one version on one kind of machine, which the handshake makes sure of.
 struct failure {
     failure_kind kind = failure_kind::idle;  ///< which decides
-    bool is_verdict = false;                 ///< published by the least rank that has spoken, adopted by the others
-    errc code = errc::deadline;              ///< of the comm_error
-    std::int32_t rank = -1;                  ///< who says it
-    std::int32_t peer = -1;                  ///< of whom (in a verdict: the culprit)
-    bool inside = false;                     ///< `rank` was within an operation: what it entered last had not ended
-    std::uint8_t reserved[3] = {};           // where padding would be
-    identity operation;                      ///< during which message
-    std::uint64_t waited_ns = 0;             ///< how long `rank` has been waiting
-    mark entered;                            ///< what `rank` has entered last, in the group that the record is about
-    bounded_text<320> text;                  ///< what happened, for people
+    bool is_verdict = false;        ///< published by the lowest rank that has published a record, adopted by the others
+    errc code = errc::deadline;     ///< of the comm_error
+    std::int32_t rank = -1;         ///< who says it
+    std::int32_t peer = -1;         ///< of whom (in a verdict: the culprit)
+    bool inside = false;            ///< `rank` was within an operation: what it entered last had not ended
+    std::uint8_t reserved[3] = {};  // where padding would be
+    identity operation;             ///< during which message
+    std::uint64_t waited_ns = 0;    ///< how long `rank` has been waiting
+    mark entered;                   ///< what `rank` has entered last, in the group that the record is about
+    bounded_text<320> text;         ///< what happened, for people
 };
 static_assert(std::is_trivially_copyable_v<failure> && std::has_unique_object_representations_v<failure>,
               "no padding may travel");
 
 /// What is known of a rank.
 struct report {
-    enum class state : std::uint8_t { silent, left, spoke, closed };
-    state is = state::silent;  ///< left: it said goodbye, and has exited cleanly; spoke: `record` is its record
-    failure record = {};       ///< where `is` is state::spoke
-    /// Of a closed rank: no rank that can be asked reaches it. False: one may still pass its record on.
+    /// What a rank has said last.
+    enum class state : std::uint8_t {
+        silent,  ///< nothing: it is connected, and has published no record
+        left,    ///< goodbye: it has exited cleanly
+        spoke,   ///< it has published `record`
+        closed,  ///< its connection ended without a goodbye
+    };
+    state is = state::silent;  ///< what this rank has said last
+    failure record = {};       ///< its record, if `is` is state::spoke
+    /// For a closed rank: no rank that can be asked reaches it. False: one of them may still pass its record on.
     bool confirmed = true;
 };
 
@@ -209,7 +221,7 @@ concept Ranked = requires(T const& t) {
 /// What the compiler cannot check, and every model promises:
 ///  1. Order    messages of one (peer, identity) are received in the order they were sent; receives match in the order
 ///              they were posted. Different identities are independent: a message nobody has posted a receive for yet
-///              delays no other for good.
+///              delays no other permanently.
 ///  2. Buffers  `out` and `in` stay untouched by the caller until the completion has run. While a receive's `reader` is
 ///              pending, nothing but the matching message is written to `in`; otherwise anything may be.
 ///  3. Length   in.size() is the sender's out.size(); otherwise the receive ends with op_status::length and the
@@ -277,8 +289,9 @@ enum class message_path : std::uint8_t {
     unknown,  ///< the transport does not say (MPI: what its library does)
     memory,   ///< any two of them are connected through memory of their host
     sockets,  ///< no two of them count as connected through memory; single pairs of a host may still use it
-    mixed,    ///< some pairs so, some so
+    mixed,    ///< some pairs are connected through memory, others by sockets
 };
+/// The name of the value: "memory", "sockets", "mixed" or "unknown".
 [[nodiscard]] constexpr char const* name_of(message_path path) noexcept {
     switch (path) {
         case message_path::memory: return "memory";

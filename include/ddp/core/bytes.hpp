@@ -16,16 +16,16 @@ using const_bytes = std::span<std::byte const>;
 using mutable_bytes = std::span<std::byte>;
 
 /// The bytes of these values, to be read.
-template <class T>
+template <class T, std::size_t Extent>
     requires std::is_trivially_copyable_v<T>
-[[nodiscard]] const_bytes as_const_bytes(std::span<T> values) noexcept {
+[[nodiscard]] const_bytes as_const_bytes(std::span<T, Extent> values) noexcept {
     return {reinterpret_cast<std::byte const*>(values.data()), values.size_bytes()};
 }
 
 /// The bytes of these values, to be written.
-template <class T>
+template <class T, std::size_t Extent>
     requires(std::is_trivially_copyable_v<T> && !std::is_const_v<T>)
-[[nodiscard]] mutable_bytes as_mutable_bytes(std::span<T> values) noexcept {
+[[nodiscard]] mutable_bytes as_mutable_bytes(std::span<T, Extent> values) noexcept {
     return {reinterpret_cast<std::byte*>(values.data()), values.size_bytes()};
 }
 

@@ -1,5 +1,6 @@
 /// \file
-/// element_type: what the elements of an array in a file or a model's buffer may be, ours to calculate with or not.
+/// element_type: the types that elements of arrays in files and of a model's buffers may have, more than the
+/// library calculates with.
 #pragma once
 
 #include <ddp/core/language.hpp>  // first
@@ -13,7 +14,8 @@
 
 namespace ddp {
 
-/// Named as in safetensors files, and in that format's order: by growing alignment.
+/// The type of the elements of an array in a file or of a model's buffer. Names and order are those of the safetensors
+/// format, which sorts by alignment.
 enum class element_type : std::uint8_t {
     boolean,
     f4,
@@ -49,22 +51,22 @@ inline constexpr std::array<element_type_entry, 20> element_types = {{
 }};
 }  // namespace detail
 
-/// As the file format writes it: "F32".
+/// The name of the type in safetensors files, such as "F32".
 [[nodiscard]] constexpr std::string_view name_of(element_type type) noexcept {
     return detail::element_types[static_cast<std::size_t>(type)].name;
 }
-/// Of one element; several of the small ones share a byte.
+/// The size of one element in bits; elements of 4 and 6 bits share bytes.
 [[nodiscard]] constexpr std::size_t bits_of(element_type type) noexcept {
     return detail::element_types[static_cast<std::size_t>(type)].bits;
 }
-/// The type that the file format calls so.
+/// The type with this name in safetensors files; nothing if there is none.
 [[nodiscard]] constexpr std::optional<element_type> element_type_named(std::string_view name) noexcept {
     for (std::size_t i = 0; i < detail::element_types.size(); ++i)
         if (detail::element_types[i].name == name) return static_cast<element_type>(i);
     return std::nullopt;
 }
 
-/// The name of a C++ arithmetic type.
+/// The element type of the C++ arithmetic type E: that of the same kind and size.
 template <class E>
     requires std::is_arithmetic_v<E>
 [[nodiscard]] constexpr element_type element_type_of() noexcept {

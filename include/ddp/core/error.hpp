@@ -33,6 +33,7 @@ enum class errc : std::uint16_t {
     format = 302,            ///< a file's content is not what its kind promises
 };
 
+/// The name of a code in words, as in error messages: "peer closed".
 [[nodiscard]] constexpr std::string_view name_of(errc code) noexcept {
     switch (code) {
         case errc::usage: return "usage";

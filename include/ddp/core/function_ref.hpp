@@ -2,6 +2,8 @@
 /// function_ref: a callable that is passed through a call without its type, and not kept.
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
 #include <concepts>
 #include <memory>
 #include <type_traits>

@@ -3,6 +3,8 @@
 /// brings special functions too, 4,000 lines for every program.
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
 #include <concepts>
 
 namespace ddp::detail {

@@ -2,6 +2,8 @@
 /// Observers: any type with any of the on(event) hooks; a hook that is absent costs nothing.
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
 namespace ddp {
 
 /// Observes nothing. The default, and the only observer that may answer no event.

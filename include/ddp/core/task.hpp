@@ -42,7 +42,8 @@ public:
     void count() noexcept { std::fill_n(taken_, classes, std::size_t{0}); }
     /// Makes sure that everything taken since count() could be held at once, and one frame for who awaits it; of blocks
     /// above `small` bytes as many as `large_at_once`: work that repeats then allocates nothing, however its parts come to overlap.
-    void reserve_counted(std::size_t small, std::size_t large_at_once);
+    /// Where memory is short it makes fewer, and the pool grows when it has to.
+    void reserve_counted(std::size_t small, std::size_t large_at_once) noexcept;
 
     static void* allocate(std::size_t bytes);
     static void deallocate(void* frame, std::size_t bytes) noexcept;
@@ -155,8 +156,9 @@ struct promise<void> : promise_base {
 
 }  // namespace detail
 
-/// Throws what its body throws, out of the await. Move-only; destroying a task that never ran is fine, destroying one
-/// that sleeps is the driver's business: end what it waits for first.
+/// A coroutine that returns a T: what the operations over a lane are. It runs when it is awaited, exactly once, and
+/// awaiting it throws what its body throws. Move-only. A task that has not run may be destroyed; before one that waits is
+/// destroyed, its driver must end what it waits for.
 template <class T>
 class [[nodiscard]] task {
 public:

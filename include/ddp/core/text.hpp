@@ -41,6 +41,9 @@ private:
 /// it as on what a program runs for.
 [[nodiscard]] std::string concat(std::initializer_list<text_piece> pieces);
 
+/// Nine significant digits, without trailing zeros: "0.1".
+[[nodiscard]] std::string decimal(double number);
+
 /// What came from outside, for people to read: at most `most` bytes, control characters but line feeds and tabs written
 /// as \xNN, so that no terminal obeys them.
 [[nodiscard]] std::string printable(std::string_view text, std::size_t most = 4096);

@@ -2,6 +2,8 @@
 /// The library's version, the one place it is written down.
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
 #include <cstdint>
 
 namespace ddp {

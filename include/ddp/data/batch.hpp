@@ -1,6 +1,8 @@
 /// \file
-/// classification_batch, regression_batch: what is trained on in one step, as views of somebody else's memory.
+/// classification_batch, regression_batch: the samples of one step, as views of memory that they do not own.
 #pragma once
+
+#include <ddp/core/language.hpp>  // first
 
 #include <cstddef>
 #include <cstdint>
@@ -8,32 +10,33 @@
 
 namespace ddp {
 
-/// `rows` samples of `features` numbers each, and the class of every sample. Zero rows are legal: a rank's share of a
-/// short batch may be empty, and its shape still says how many features there would have been.
+/// `rows` samples of `features` numbers each, and the class of each sample; views of memory that the batch does not own.
+/// There may be no rows: the share of a rank in a small batch may be empty, and `features` is set all the same.
 template <class E>
 struct classification_batch {
     std::span<E const> inputs;              ///< (rows, features), row-major
     std::span<std::uint32_t const> labels;  ///< (rows)
     std::size_t rows = 0;                   ///< samples
-    std::size_t features = 0;               ///< numbers a sample
-    /// (rows), or empty: their numbers in the data set, for models that draw.
+    std::size_t features = 0;               ///< numbers in each sample
+    /// (rows), or empty: the number of each sample in the data set, for models that draw random numbers.
     std::span<std::uint32_t const> samples = {};
 
-    /// Samples, which is also the batch's weight in the mean over ranks.
+    /// The number of samples, which is also the weight of the batch in the mean over ranks.
     [[nodiscard]] std::size_t size() const noexcept { return rows; }
 };
 
-/// `rows` samples of `features` numbers each, and the numbers the model should answer with. Zero rows are legal.
+/// `rows` samples of `features` numbers each, and the numbers that the model should return for them; views of memory that
+/// the batch does not own. There may be no rows.
 template <class E>
 struct regression_batch {
     std::span<E const> inputs;   ///< (rows, features), row-major
     std::span<E const> targets;  ///< (rows, outputs), row-major
     std::size_t rows = 0;        ///< samples
-    std::size_t features = 0;    ///< numbers a sample
-    /// (rows), or empty: their numbers in the data set, for layers that draw.
+    std::size_t features = 0;    ///< numbers in each sample
+    /// (rows), or empty: the number of each sample in the data set, for models that draw random numbers.
     std::span<std::uint32_t const> samples = {};
 
-    /// Samples, which is also the batch's weight in the mean over ranks.
+    /// The number of samples, which is also the weight of the batch in the mean over ranks.
     [[nodiscard]] std::size_t size() const noexcept { return rows; }
 };
 

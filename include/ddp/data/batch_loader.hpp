@@ -1,5 +1,5 @@
 /// \file
-/// batch_loader: gathers the samples a sampler names into one contiguous batch of numbers.
+/// batch_loader: copies the samples that a sampler selects into one contiguous batch of numbers.
 #pragma once
 
 #include <array>
@@ -18,22 +18,24 @@
 
 namespace ddp {
 
-/// What a byte becomes: (byte / 255 - mean) / deviation. By default [0, 1].
+/// How a byte becomes a number: (byte / 255 - mean) / deviation. The default maps to [0, 1].
 struct normalisation {
-    double mean = 0;       ///< of bytes / 255
-    double deviation = 1;  ///< of bytes / 255; positive
+    double mean = 0;       ///< of byte / 255; finite
+    double deviation = 1;  ///< of byte / 255; positive
 };
 
-/// Copies rows of a data set into memory of its own, as numbers, with their labels and indices:
+/// Copies samples of a data set into memory of its own, as numbers, with their labels and indices:
 ///
 ///     ddp::batch_loader<float> load{data, batches.largest_share()};
 ///     while (auto const indices = batches.next()) trainer.step(load(*indices));
 ///
-/// Cost: one table look-up a feature. Allocates for `reserve` rows at construction, later only for a larger batch.
+/// Cost: one table look-up for each number. The constructor allocates memory for `reserve` samples; only a larger batch
+/// allocates again.
 template <std::floating_point E>
 class batch_loader {
 public:
-    /// `data` must outlive the loader. Throws usage_error for a deviation that is not positive.
+    /// `data` must outlive the loader. Throws usage_error unless the mean is finite and the deviation is finite and
+    /// positive.
     explicit batch_loader(classification_data const& data, std::size_t reserve = 0, normalisation norm = {})
         : data_(&data) {
         DDP_EXPECTS(detail::is_finite(norm.mean) && detail::is_finite(norm.deviation) && norm.deviation > 0,
@@ -46,8 +48,8 @@ public:
     }
     batch_loader(classification_data const&&, std::size_t = 0, normalisation = {}) = delete;  // would dangle
 
-    /// The samples at `indices`, in that order. The views hold until the next call. Throws usage_error for an index
-    /// that the data set does not have.
+    /// The samples with these indices, in this order: inputs (indices.size(), data.features), row-major. The views are
+    /// valid until the next call. Throws usage_error for an index that is not in the data set.
     [[nodiscard]] classification_batch<E> operator()(std::span<std::uint32_t const> indices) {
         std::size_t const features = data_->features;
         inputs_.resize(indices.size() * features);

@@ -26,23 +26,27 @@ void append_cifar10(classification_data& to, function_ref<std::size_t(mutable_by
 
 }  // namespace detail
 
-/// Appends the records of one file, such as data_batch_1.bin: 1 byte of label, then 3,072 of an image, red, green and blue
-/// planes, row by row. A sample is 3 x 32 x 32 as nn::conv2d takes it. Other files than CIFAR-10's may be of this form.
+/// Appends the records of one file such as data_batch_1.bin, each of 1 byte for the label and 3,072 bytes for an image:
+/// the red, green and blue planes, row by row. A sample is 3 x 32 x 32, as nn::conv2d expects it. Any file of this form
+/// can be read, not only those of CIFAR-10.
 ///
-/// max_bytes  the most bytes to accept. Memory grows with what is really there.
-/// Throws     data_error (errc::format): no record, a last one that is cut off, a label above 9 (with the record's number, from
-///            0), more than max_bytes; and whatever the source throws. `to` is then what it was. usage_error if `to` holds
-///            samples of another shape.
-/// Source     Krizhevsky, "Learning multiple layers of features from tiny images", 2009; the data set's page on its binary
-///            version.
+/// max_bytes  the largest size to accept, in bytes. Memory grows with what has been read.
+/// Throws     data_error (errc::format) if there is no record, the last one is incomplete, a label is above 9 (with the
+///            number of the record, from 0), or the file is larger than max_bytes; and what the source throws. `to` is
+///            then unchanged. usage_error if `to` holds samples of another shape.
+/// Source     Krizhevsky, "Learning multiple layers of features from tiny images", 2009; the description of the binary
+///            version on the web page of the data set.
 template <ByteSource S>
 void append_cifar10(classification_data& to, S& source, std::size_t max_bytes = std::size_t{1} << 30) {
     detail::append_cifar10(to, [&](mutable_bytes out) { return source.read(out); }, source.name(), max_bytes);
 }
 
-/// Loads data_batch_1.bin to data_batch_5.bin (train: 50,000 images in the published files), or test_batch.bin, of a
-/// directory; with gzip_source also gzipped. Throws data_error: errc::file if the directory or a file is missing or cannot
-/// be read; errc::format as append_cifar10, each file within max_bytes.
+/// Loads CIFAR-10 from a directory: data_batch_1.bin to data_batch_5.bin (train: 50,000 images in the published files),
+/// or test_batch.bin. gzip_source also finds them with the suffix ".gz" and decompresses them.
+///
+/// max_bytes  the largest size of each file to accept, in bytes after decompression.
+/// Throws     data_error: errc::file if the directory or a file is missing or cannot be read; errc::format as
+///            append_cifar10.
 template <FileSource Source = file_source>
 [[nodiscard]] classification_data load_cifar10(std::string const& directory, data_split which,
                                                std::size_t max_bytes = std::size_t{1} << 30) {

@@ -16,24 +16,26 @@
 
 namespace ddp {
 
-/// Labelled samples. Features stay bytes (a quarter of the memory of floats); batch_loader turns a batch into numbers.
+/// Samples with labels, in memory. Features are kept as bytes (a quarter of the memory of floats); batch_loader converts
+/// those of a batch to numbers.
 struct classification_data {
-    std::vector<std::size_t> sample_shape;  ///< of one sample, such as 28 x 28
-    std::size_t features = 0;               ///< product of sample_shape
-    std::size_t classes = 0;                ///< every label is below
+    std::vector<std::size_t> sample_shape;  ///< shape of one sample, such as {28, 28}
+    std::size_t features = 0;               ///< numbers in each sample: the product of sample_shape
+    std::size_t classes = 0;                ///< every label is less than this
     std::vector<std::uint8_t> inputs;       ///< (size, features), row-major
     std::vector<std::uint32_t> labels;      ///< (size)
 
     [[nodiscard]] std::size_t size() const noexcept { return labels.size(); }
 };
 
-/// Which half of a published data set. The files of the test half begin with "t10k".
+/// Which part of a published data set to load. In MNIST's directories, names of the files of the test part begin with
+/// "t10k".
 enum class data_split { train, test };
 
-/// What load_idx_classification accepts, whatever the files say.
+/// Limits of load_idx_classification, independent of what the files contain.
 struct idx_limits {
-    std::size_t max_bytes = std::size_t{1} << 30;  ///< of unpacked data a file
-    std::size_t classes = 10;                      ///< labels must be below; 0: as many as the greatest label asks for
+    std::size_t max_bytes = std::size_t{1} << 30;  ///< largest size of a file after decompression, in bytes
+    std::size_t classes = 10;                      ///< every label must be less; 0: one more than the largest label
 };
 
 namespace detail {
@@ -52,25 +54,27 @@ template <FileSource Source>
 
 }  // namespace detail
 
-/// Puts together what an image file and a label file held; the names are for errors only.
+/// Combines the contents of an image file and a label file. The two names appear in error messages only.
 ///
-/// images  unsigned bytes, two dimensions or more, the first one counting samples.
-/// labels  unsigned bytes, one dimension.
-/// Throws  data_error (errc::format): other types or dimensions, no images, counts that differ, a label out of range
-///         (with its position).
+/// images   unsigned bytes with two dimensions or more, of which the first counts samples.
+/// labels   unsigned bytes with one dimension.
+/// classes  every label must be less than this; 0: one more than the largest label.
+/// Throws   data_error (errc::format) for other types or dimensions, no images, different numbers of images and labels,
+///          or a label out of range (with its position).
 [[nodiscard]] classification_data make_classification_data(idx_array images, std::string const& images_name,
                                                            idx_array const& labels, std::string const& labels_name,
                                                            std::size_t classes = 10);
 
-/// Loads MNIST, Fashion-MNIST and whatever else comes under their file names (train-images-idx3-ubyte, …):
+/// Loads MNIST, Fashion-MNIST or another data set with the same file names from a directory:
 ///
 ///     auto const data = ddp::load_idx_classification<ddp::gzip_source>(directory, ddp::data_split::train);
 ///
-/// Files   train-images-idx3-ubyte and train-labels-idx1-ubyte, or t10k-…, or with a dot before idx; 28 x 28 bytes a
-///         sample become 784 features of a batch.
-/// Source  what opens the files: file_source for plain ones, gzip_source (data/gzip.hpp) for gzipped and plain ones.
-/// Throws  data_error: errc::file if the directory or a file is missing (with the names that were looked for) or cannot
-///         be read, errc::format if a file is not what its name says; see read_idx and make_classification_data.
+/// Files   train-images-idx3-ubyte and train-labels-idx1-ubyte, or t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte; a
+///         dot instead of the hyphen before "idx" is accepted. A sample of 28 x 28 bytes gives 784 features.
+/// Source  how files are opened: file_source (the default) finds them under these names; gzip_source (data/gzip.hpp) also
+///         with the suffix ".gz", and decompresses what is gzipped.
+/// Throws  data_error: errc::file if the directory or a file is missing (with the names that were tried) or cannot be
+///         read; errc::format if a file is not of the right form, see read_idx and make_classification_data.
 template <FileSource Source = file_source>
 [[nodiscard]] classification_data load_idx_classification(std::string const& directory, data_split which,
                                                           idx_limits limits = {}) {

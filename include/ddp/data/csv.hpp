@@ -16,15 +16,15 @@ namespace ddp {
 /// How a CSV file is read.
 struct csv_options {
     bool header = false;                           ///< the first line names the columns
-    char separator = ',';                          ///< between fields; no quote, line end, blank or part of a number
-    std::size_t max_bytes = std::size_t{1} << 30;  ///< the most text to accept
+    char separator = ',';                          ///< between fields; not a quote, line end, blank or part of a number
+    std::size_t max_bytes = std::size_t{1} << 30;  ///< largest size of the text to accept
 };
 
-/// What a CSV file holds.
+/// The contents of a CSV file.
 struct csv_table {
-    std::vector<std::string> names;  ///< of the columns; none without a header
-    std::size_t rows = 0;            ///< lines, but for the header
-    std::size_t columns = 0;         ///< fields of every line
+    std::vector<std::string> names;  ///< of the columns; empty without a header
+    std::size_t rows = 0;            ///< lines, not counting the header
+    std::size_t columns = 0;         ///< fields in every line
     std::vector<double> values;      ///< (rows, columns), row-major
 };
 
@@ -33,14 +33,14 @@ namespace detail {
                                  csv_options const& options);
 }  // namespace detail
 
-/// Reads a table of numbers, written as C++ writes them (12, -0.5, 1e-3, nan, inf), whatever the locale. Lines end in a line
-/// feed, perhaps after a carriage return; the last one may go without. Blanks around a field mean nothing, nor does a byte
-/// order mark. A field of the header may be in double quotes, with two of them for one.
+/// Reads a table of numbers, written as in C++ (12, -0.5, 1e-3, nan, inf) whatever the locale. Lines end in a line feed,
+/// which may follow a carriage return; the last line may lack it. Blanks around a field and a byte order mark are
+/// ignored. A field of the header may be in double quotes, in which two of them stand for one.
 ///
-/// Memory  the values, one piece of 64 KiB, and the longest line.
-/// Throws  data_error (errc::format), with line and column, both from 1: no number, one that is out of a double's range, another
-///         number of fields than in the first line, an empty line, no rows, more than max_bytes; and whatever the source throws.
-///         usage_error for a separator that could be part of a field.
+/// Memory  the values, one block of 64 KiB, and the longest line.
+/// Throws  data_error (errc::format), with line and column, both from 1, for a field that is not a number or is out of
+///         the range of double, a line with more or fewer fields than the first, an empty line, no rows, or more than
+///         max_bytes; and what the source throws. usage_error for a separator that could be part of a field.
 template <ByteSource S>
 [[nodiscard]] csv_table read_csv(S& source, csv_options const& options = {}) {
     return detail::read_csv([&](mutable_bytes out) { return source.read(out); }, source.name(), options);

@@ -1,5 +1,5 @@
 /// \file
-/// Door to zlib: gzip_source reads gzipped files (RFC 1952), and plain ones as they are. Link with ddp::gzip.
+/// Door to zlib: gzip_source reads gzipped files (RFC 1952), and others as they are. Link with ddp::gzip.
 #pragma once
 
 #include <ddp/core/language.hpp>  // first
@@ -24,17 +24,19 @@
 
 namespace ddp {
 
-/// A ByteSource over a file that may be gzipped: its first two bytes decide, not its name. Several gzip streams in a
-/// row are one file, as RFC 1952 has it.
+/// Reads a file that may be gzipped: its first two bytes decide, not its name. Its suffixes are "" and ".gz": loaders
+/// look for a file under its exact name first, then with ".gz". Several gzip streams in a row are one file, as in RFC
+/// 1952.
 ///
-/// Inflates only what read() asks for, so a file that would unpack to more than its reader expects (a "bomb") costs
-/// neither memory nor time. The checksum is compared when the end of a stream is read: readers must ask for one byte
-/// more than they expect, as read_idx does. expect_more() takes no gzipped file for more than `most_expansion` times its
-/// size (or `expansion_slack` bytes, if that is more): deflate can reach 1000, data sets do not.
+/// Only as much is decompressed as read() asks for, so a file that would decompress to more than its reader expects (a
+/// "bomb") costs neither memory nor time. The checksum is verified when the end of a stream is reached: readers must ask
+/// for one byte more than they expect, as read_idx does. expect_more() rejects a size of more than `most_expansion` times
+/// that of a gzipped file if it also exceeds `expansion_slack` bytes: deflate can reach a factor of 1000, data sets do
+/// not.
 ///
-/// Memory: 64 KiB and zlib's window (about 40 KiB), allocated at construction.
-/// Throws data_error: errc::file if the file cannot be read, errc::format if it ends early, is damaged (what zlib found
-/// is in the text), fails its checksum, or is followed by something that is no gzip.
+/// Memory  64 KiB and zlib's window (about 40 KiB), allocated by the constructor.
+/// Throws  data_error: errc::file if the file cannot be read; errc::format if it ends early, is damaged (the text
+///         contains zlib's message), fails its checksum, or is followed by bytes that are not a gzip stream.
 class gzip_source {
 public:
     static constexpr std::array<std::string_view, 2> suffixes{"", ".gz"};
@@ -57,7 +59,8 @@ public:
         return done;
     }
 
-    /// Throws data_error (errc::format) unless so many more bytes can be taken to follow.
+    /// Throws data_error (errc::format) if the file cannot contain `bytes` more bytes, or if that many are not plausible
+    /// (see above).
     void expect_more(std::uint64_t bytes) const {
         if (!gzipped_) {
             if (bytes > left()) file_.expect_more(bytes - left());
@@ -142,7 +145,7 @@ private:
         if (left() == 0) return false;
         if (!starts_gzip())
             throw data_error(errc::format, name() +
-                                               ": bytes that are no gzip follow the end of the gzip stream; the file "
+                                               ": bytes that are not gzip follow the end of the gzip stream; the file "
                                                "was appended to or damaged, fetch it again");
         inflateReset(&stream_->z);
         stream_->ended = false;

@@ -1,5 +1,5 @@
 /// \file
-/// IDX, the format of MNIST and its kin: a magic number, big-endian sizes, then nothing but elements.
+/// IDX, the format of MNIST and similar data sets: a magic number, big-endian sizes, then the elements.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace ddp {
 
-/// The third byte of an IDX file.
+/// The type of the elements in an IDX file, which is the third byte of the file.
 enum class idx_type : std::uint8_t {
     unsigned_byte = 0x08,
     signed_byte = 0x09,
@@ -39,6 +39,7 @@ enum class idx_type : std::uint8_t {
     return 0;
 }
 
+/// The type in words, as error messages name it: "unsigned bytes".
 [[nodiscard]] constexpr std::string_view name_of(idx_type type) noexcept {
     switch (type) {
         case idx_type::unsigned_byte: return "unsigned bytes";
@@ -51,11 +52,11 @@ enum class idx_type : std::uint8_t {
     return "elements of no known type";
 }
 
-/// What an IDX file holds.
+/// The contents of an IDX file.
 struct idx_array {
     idx_type type;                   ///< of an element
-    std::vector<std::size_t> shape;  ///< outermost first
-    std::vector<std::uint8_t> data;  ///< row-major, product of shape elements, each big-endian as in the file
+    std::vector<std::size_t> shape;  ///< outermost dimension first
+    std::vector<std::uint8_t> data;  ///< the elements, row-major; each big-endian, as in the file
 };
 
 namespace detail {
@@ -70,13 +71,14 @@ namespace detail {
 
 }  // namespace detail
 
-/// Reads one IDX array and insists that the source then ends.
+/// Reads one IDX array. The source must end after it.
 ///
-/// max_bytes  the most data to accept, whatever the header says.
-/// Memory     what the header promises, once the source has confirmed that so much can follow (expect_more). With a
-///            source that cannot tell, it grows with what is really there, and takes up to half as much again on the way.
-/// Throws     data_error (errc::format): magic number, type or number of dimensions wrong, sizes whose product passes
-///            max_bytes, fewer bytes than the header says, or more; and whatever the source throws.
+/// max_bytes  the largest size of the elements to accept, whatever the header says.
+/// Memory     the size that the header gives, once the source has confirmed that so many bytes can follow (expect_more).
+///            With a source that does not offer this, memory grows with what has been read, up to one and a half times
+///            the final size.
+/// Throws     data_error (errc::format) for a wrong magic number, type or number of dimensions, sizes whose product
+///            exceeds max_bytes, or fewer or more bytes than the header says; and what the source throws.
 /// Source     LeCun, Cortes and Burges, "The MNIST database of handwritten digits", section on file formats.
 template <ByteSource S>
 [[nodiscard]] idx_array read_idx(S& source, std::size_t max_bytes) {

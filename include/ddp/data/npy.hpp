@@ -23,13 +23,13 @@ namespace ddp {
 static_assert(std::endian::native == std::endian::little,
               "NPY files are read as they lie, little endian; a big-endian machine needs a conversion here");
 
-/// What an NPY file holds.
+/// The contents of an NPY file.
 struct npy_array {
     element_type type;               ///< f32, f64, u8, i32 or i64
-    std::vector<std::size_t> shape;  ///< outermost first; none: one element
-    std::vector<std::uint8_t> data;  ///< row-major, product of shape elements, little endian
+    std::vector<std::size_t> shape;  ///< outermost dimension first; empty: one element
+    std::vector<std::uint8_t> data;  ///< the elements, row-major, little endian
 
-    /// The elements as numbers of type E. Throws usage_error unless that is the array's type. Cost: a copy.
+    /// A copy of the elements as numbers of type E. Throws usage_error unless E is the type of the array.
     template <class E>
         requires std::is_arithmetic_v<E>
     [[nodiscard]] std::vector<E> values() const {
@@ -48,14 +48,17 @@ namespace detail {
                                  std::size_t max_bytes);
 }  // namespace detail
 
-/// Reads one array of format 1.0, 2.0 or 3.0 and insists that the source then ends.
+/// Reads one array of format version 1.0, 2.0 or 3.0, as numpy.save writes it. The source must end after it.
 ///
-/// Elements   float32, float64, uint8, int32 and int64, little endian, in C order. Others are refused, and so are Fortran
-///            order and big endian, with what to do in NumPy.
-/// max_bytes  the most data to accept, whatever the header says; a header may have 64 KiB and 64 dimensions.
-/// Memory     as read_idx: what the header promises once the source has confirmed it, or what is really there.
-/// Throws     data_error (errc::format), with the byte where the header is not as numpy.save writes it: magic, version, header,
-///            type, sizes whose product passes max_bytes, fewer bytes than promised, or more; and whatever the source throws.
+/// Elements   float32, float64, uint8, int32 and int64, little endian, in C order. Other types, big-endian files and
+///            Fortran order are rejected with a message that says what to do in NumPy.
+/// max_bytes  the largest size of the elements to accept, whatever the header says; a header may have 64 KiB and 64
+///            dimensions.
+/// Memory     as read_idx: the size that the header gives, once the source has confirmed it; otherwise it grows with what
+///            has been read.
+/// Throws     data_error (errc::format), with the position in the header, if it is not what numpy.save writes: magic
+///            number, version, header, type, sizes whose product exceeds max_bytes, fewer or more bytes than the header
+///            says; and what the source throws.
 /// Source     NumPy's documentation of numpy.lib.format.
 template <ByteSource S>
 [[nodiscard]] npy_array read_npy(S& source, std::size_t max_bytes) {

@@ -1,5 +1,6 @@
 /// \file
-/// prefetch_loader: a thread that gathers, augments and normalises the next batches while the current one is trained on.
+/// prefetch_loader: a thread that copies, augments and normalises the next batches while the model trains on the
+/// current one.
 #pragma once
 
 #include <array>
@@ -28,35 +29,38 @@
 
 namespace ddp {
 
-/// How a prefetch_loader prepares batches. The same on all ranks, but for `depth`.
+/// Options of prefetch_loader. The same on all ranks, except for `depth`.
 struct prefetch_options {
-    std::size_t depth = 2;  ///< batches that may be ready and not asked for yet; at least 1
-    std::vector<normalisation> normalise =
-        {};                          ///< none: to [0, 1]; one; or one a channel, the first of three dimensions
-    ddp::augmentation augment = {};  ///< of samples of height x width, or channels x height x width
+    std::size_t depth = 2;  ///< batches that are prepared in advance; at least 1
+    /// One for all numbers, or one for each channel (the first of three dimensions); empty: to [0, 1].
+    std::vector<normalisation> normalise = {};
+    ddp::augmentation augment = {};  ///< for samples of height x width, or of channels x height x width
 };
 
-/// Hands out this rank's batches, in the sampler's order, out of a queue that a thread of its own fills:
+/// Hands out this rank's batches, in the order of a sampler, from a queue that a thread of its own fills:
 ///
 ///     ddp::prefetch_loader<float> load{data, ddp::sampler{{.samples = data.size(), .global_batch = 128}, comm},
 ///                                      {.augment = {.crop_padding = 4, .flip = true}}};
 ///     for (int epoch = 0; epoch < 5; ++epoch)
 ///         while (auto const batch = load.next()) trainer.step(*batch);
 ///
-///  Order    the sampler's, epoch after epoch; values depend on data, options, epoch and sample only, never on the rank, the
-///           number of ranks, or how far the thread is ahead. Without augmentation batches are batch_loader's.
-///  Errors   What the thread throws, such as usage_error for a sample that the data set does not have, next() throws instead of
-///           the batch that failed, and on every call until seek().
-///  Memory   depth + 1 batches, and the sampler's 4 bytes a sample twice; all of it allocated by the constructor.
-///  Ends     The destructor waits for the sample that is being prepared, not for a batch.
+///  Order   the sampler's, epoch after epoch. The numbers depend on data, options, epoch and sample only: not on the
+///          rank, on the number of ranks, or on how far the thread is ahead. Without augmentation, batches have the same
+///          bits as those of batch_loader.
+///  Errors  An exception in the thread, such as usage_error for an index that is not in the data set, is thrown by next()
+///          in place of the batch that failed, and by every further call until seek().
+///  Memory  depth + 1 batches, and 8 bytes for each sample in two samplers; all of it is allocated by the constructor.
+///  Ending  The destructor waits until the thread has finished the sample that it is preparing, not the batch.
 ///
-/// One thread calls it.
+/// To be called by one thread at a time.
 template <std::floating_point E>
 class prefetch_loader {
 public:
-    /// `data` must outlive the loader and not change. Begins at the sampler's epoch and position. Throws usage_error for
-    /// a depth of 0, a normalisation that is none or as many as neither 1 nor the channels, and augmentation of samples that are
-    /// no pictures, or with a padding of more than 4,096 pixels; also where sample_shape and features do not fit each other.
+    /// `data` must outlive the loader and must not change. Begins at the current epoch and position of the sampler.
+    /// Throws usage_error for a depth of 0; for a normalisation whose mean is not finite or whose deviation is not
+    /// positive; for a number of normalisations that is neither 1 nor the number of channels; for augmentation of samples
+    /// that are not images, or with a padding of more than 4,096 pixels; and if the product of sample_shape is not
+    /// `features`.
     prefetch_loader(classification_data const& data, sampler batches, prefetch_options options = {})
         : data_(&data), options_(std::move(options)), batches_(std::move(batches)), place_(batches_) {
         DDP_EXPECTS(options_.depth > 0,
@@ -101,8 +105,8 @@ public:
     prefetch_loader& operator=(prefetch_loader const&) = delete;
     ~prefetch_loader() { stop(); }
 
-    /// This rank's next batch, possibly of no rows; nullopt once the epoch is over, after which comes the following one. The
-    /// views hold until the next call. Waits for the thread.
+    /// This rank's next batch, which may have no rows; nullopt when the epoch is over, after which the following epoch
+    /// begins. The views are valid until the next call. Waits for the thread if no batch is ready.
     [[nodiscard]] std::optional<classification_batch<E>> next() {
         std::unique_lock lock(mutex_);
         if (std::exchange(held_, false)) {
@@ -118,10 +122,10 @@ public:
         return classification_batch<E>{made.inputs, made.labels, made.labels.size(), data_->features, made.samples};
     }
 
-    /// A sampler that stands behind the last batch that was handed out, for checkpoints::save.
+    /// A sampler at the position after the last batch that was handed out, for checkpoints::save.
     [[nodiscard]] sampler const& place() const noexcept { return place_; }
-    /// Goes to the place that place() told, here or in another process: what comes next is what would have come. What is
-    /// prepared is thrown away.
+    /// Continues from the epoch and position that place() returned, here or in another process: the batches that follow
+    /// are the same. Discards batches that are prepared already.
     void seek(std::uint64_t epoch, std::size_t position) {
         place_.seek(epoch, position);  // throws before anything ends
         stop();

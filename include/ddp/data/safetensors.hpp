@@ -20,37 +20,45 @@ namespace ddp {
 static_assert(std::endian::native == std::endian::little,
               "safetensors files are little endian and read as they lie; a big-endian machine needs a conversion here");
 
-/// A tensor to be written, in somebody's memory.
+/// A tensor to write, as a view of memory that it does not own.
 struct tensor_view {
     std::string name;                ///< UTF-8, unique within the file
-    element_type type;               ///< of an element
-    std::vector<std::size_t> shape;  ///< outermost dimension first
-    const_bytes bytes;               ///< row-major, dense
+    element_type type;               ///< of each element
+    std::vector<std::size_t> shape;  ///< outermost dimension first; empty: one element
+    const_bytes bytes;               ///< the elements, row-major, little endian, without gaps
 };
 
-/// Writes a file that every implementation of the format reads; the same tensors and metadata give the same bytes.
+/// Writes a file that every implementation of the format can read; the same tensors and metadata give the same bytes. The
+/// file is written in full or not at all: it is first written beside `path` as `path.<pid>.<number>.tmp`, flushed to the
+/// disk, and then renamed. A reader of `path` sees either the old file or the new one, even after a crash; only a process
+/// that is killed leaves the temporary file behind. A symbolic link at `path` is replaced.
 ///
-/// Throws  usage_error for what the reader would refuse: names that are not unique or no UTF-8, sizes that do not fit
-///         the shape. data_error (errc::file) if the file cannot be written: nothing has changed then. See whole_file.
-/// Cost    one pass over the tensors, straight from where they are.
+/// Throws  usage_error for what a reader would reject: names that are not unique or not UTF-8, sizes that do not match
+///         the shape. data_error (errc::file) if the file cannot be written, with the reason that the system gives; what
+///         was at `path` before is then unchanged.
+/// Cost    one pass over the tensors, which are written directly from their memory.
 void write_safetensors(std::string const& path, std::vector<tensor_view> const& tensors,
                        string_map const& metadata = {});
 
-/// A file that is open for reading, its header checked. What is read stays of one piece even if the name is given to
-/// another file meanwhile.
+/// A safetensors file that is open for reading, with its header checked. If another file replaces it under the same name
+/// meanwhile, this object still reads the one that it has opened.
 ///
-/// Throws  data_error: errc::file if it is missing, no regular file or cannot be read; errc::format for a header that
-///         is not strictly right (see parse_safetensors_header), or a length that is not what the header says.
+/// The header must follow the format exactly: JSON with names that are unique, no unknown members, no numbers with sign,
+/// fraction or exponent, sizes that match type and shape, and tensors that cover the data without overlap or gap.
+/// Throws  data_error: errc::file if the file is missing, is not a regular file or cannot be read; errc::format for a
+///         header that violates the format, naming the position or the tensor and what was expected, or for a file whose
+///         length is not what the header says.
 class safetensors_file {
 public:
     explicit safetensors_file(std::string path, safetensors_limits const& limits = {});
 
     [[nodiscard]] std::string const& name() const noexcept { return name_; }
-    /// As they lie in the file.
+    /// The tensors, in the order of their data in the file.
     [[nodiscard]] std::vector<tensor_info> const& tensors() const noexcept { return header_.tensors; }
     [[nodiscard]] string_map const& metadata() const noexcept { return header_.metadata; }
 
-    /// Fills `out` with the tensor's bytes from `offset` on, straight from the file.
+    /// Fills `out` with the bytes of a tensor from `offset` on, directly from the file. Throws data_error (errc::file) if
+    /// the file cannot be read.
     void read(tensor_info const& tensor, std::uint64_t offset, mutable_bytes out) const;
 
 private:

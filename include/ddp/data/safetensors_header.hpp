@@ -17,20 +17,20 @@
 
 namespace ddp {
 
-/// One tensor in a file: row-major, little endian, dense.
+/// One tensor in a safetensors file, stored row-major, little endian and without gaps.
 struct tensor_info {
     std::string name;                       ///< unique in the file
-    element_type type = element_type::f32;  ///< of an element
-    std::vector<std::size_t> shape;         ///< none: one element
-    std::uint64_t begin = 0;                ///< of its bytes, counted from the end of the header
-    std::uint64_t end = 0;                  ///< one past its last byte
+    element_type type = element_type::f32;  ///< of each element
+    std::vector<std::size_t> shape;         ///< outermost dimension first; empty: one element
+    std::uint64_t begin = 0;                ///< position of its first byte, from the end of the header
+    std::uint64_t end = 0;                  ///< one past the position of its last byte
 };
 
-/// What the header of a safetensors file says.
+/// The contents of the header of a safetensors file.
 struct safetensors_header {
-    std::vector<tensor_info> tensors;  ///< as they lie in the file, without a gap
-    string_map metadata;               ///< what the writer wanted to say
-    std::uint64_t data_offset = 0;     ///< where the tensors begin in the file
+    std::vector<tensor_info> tensors;  ///< in the order of their data in the file
+    string_map metadata;               ///< texts that the writer has added
+    std::uint64_t data_offset = 0;     ///< position of the first tensor in the file, in bytes
 };
 
 namespace detail {

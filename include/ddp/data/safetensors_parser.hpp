@@ -14,10 +14,10 @@
 
 namespace ddp {
 
-/// What a reader accepts, whatever the file says.
+/// Limits of a reader, independent of what the file contains.
 struct safetensors_limits {
-    std::size_t header_bytes = 100'000'000;  ///< as in the reference implementation
-    std::size_t dimensions = 64;             ///< of a tensor
+    std::size_t header_bytes = 100'000'000;  ///< largest header, in bytes; that of the reference implementation
+    std::size_t dimensions = 64;             ///< most dimensions of a tensor
 };
 
 /// What the JSON `text` of a header says about the `data_bytes` bytes that follow it. Names are unique, sizes are those

@@ -1,5 +1,6 @@
 /// \file
-/// Byte sources: where the readers of data sets pull from, so that formats and compression know nothing of each other.
+/// Byte sources: what the readers of data sets read from, so that formats and compression are independent of each
+/// other.
 #pragma once
 
 #include <array>
@@ -17,13 +18,14 @@
 
 namespace ddp {
 
-/// A file, read once from front to back.
+/// A file that is read once, from front to back.
 ///
-///  read(out)  fills out and returns its size; less only at the end, and zero from then on. Throws data_error.
-///  name()     what errors call it.
+///  read(out)  fills `out` and returns out.size(); returns less only at the end of the file, and 0 from then on. Throws
+///             data_error
+///  name()     the name of the file in error messages
 ///
 /// Optional: expect_more(bytes), which throws data_error unless so many more bytes can follow. Readers call it before
-/// they take memory for what a header claims.
+/// they allocate the memory that a header asks for.
 ///
 /// Models: file_source; gzip_source (data/gzip.hpp, needs zlib).
 template <class S>
@@ -32,7 +34,9 @@ concept ByteSource = requires(S& source, S const& fixed, mutable_bytes out) {
     { fixed.name() } -> std::convertible_to<std::string const&>;
 };
 
-/// A ByteSource that opens files by path. `suffixes` are the endings under which it can read a file called `stem`.
+/// A ByteSource that is constructed from the path of a file. `suffixes` is a static array of string views: the endings
+/// that a file may have in addition to its usual name. A loader that looks for "data_batch_1.bin" tries each of them in
+/// order, "" for the name itself.
 template <class S>
 concept FileSource = ByteSource<S> && std::constructible_from<S, std::string> && requires {
     { std::string_view(S::suffixes.front()) };
@@ -55,21 +59,23 @@ struct open_file {
 
 }  // namespace detail
 
-/// Reads a regular file as it is. Throws data_error: errc::file with the system's reason, or if it is a directory, pipe or
-/// device.
+/// Reads a regular file without decoding it. Its one suffix is "": loaders find files under their exact names.
+/// Throws  data_error (errc::file) if `path` is missing, cannot be read (with the reason that the system gives), or is a
+///         directory, pipe or device.
 class file_source {
 public:
     static constexpr std::array<std::string_view, 1> suffixes{""};
 
     explicit file_source(std::string path);
 
+    /// See ByteSource. Throws data_error (errc::file) if the system reports an error.
     [[nodiscard]] std::size_t read(mutable_bytes out);
 
-    /// Throws data_error (errc::format) unless the file is so much longer than what was read.
+    /// Throws data_error (errc::format) unless at least `bytes` bytes follow what has been read.
     void expect_more(std::uint64_t bytes) const;
 
     [[nodiscard]] std::string const& name() const noexcept { return name_; }
-    /// Of the file, when it was opened.
+    /// The size of the file in bytes when it was opened.
     [[nodiscard]] std::uint64_t size() const noexcept { return bytes_; }
 
 private:

@@ -1,5 +1,5 @@
 /// \file
-/// string_map: a few texts under names, in the order of the names.
+/// string_map: a few strings by name, sorted by name.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,9 @@
 
 namespace ddp {
 
-/// What a file says about itself. As std::map<std::string, std::string>, whose header is a twentieth of what ddp.hpp costs to
-/// read; made for some dozens of entries: adding one is O(n).
+/// A map from names to texts, such as the metadata of a file or the entries of a checkpoint. It is used like
+/// std::map<std::string, std::string>, whose header would add a twentieth to the compile time of ddp.hpp, and is meant
+/// for a few dozen entries: adding one is O(n). Iteration is in ascending order of names.
 class string_map {
 public:
     using value_type = std::pair<std::string, std::string>;
@@ -24,24 +25,25 @@ public:
         for (value_type const& e : entries) emplace(e.first, e.second);
     }
 
-    /// Adds an entry unless there is one of that name; says whether it did.
+    /// Adds an entry unless there is one with that name already; returns whether it did.
     bool emplace(std::string name, std::string text) {
         auto const at = place(name);
         if (at != entries_.end() && at->first == name) return false;
         entries_.emplace(at, std::move(name), std::move(text));
         return true;
     }
-    /// Throws usage_error if there is no entry of that name.
+    /// The text of the entry `name`. Throws usage_error if there is none.
     [[nodiscard]] std::string const& at(std::string_view name) const {
         auto const found = place(name);
         DDP_EXPECTS(found != entries_.end() && found->first == name, "there is no entry '" + std::string(name) + "'");
         return found->second;
     }
+    /// Whether there is an entry `name`.
     [[nodiscard]] bool contains(std::string_view name) const noexcept {
         auto const found = place(name);
         return found != entries_.end() && found->first == name;
     }
-    /// An empty text where there is no entry of that name.
+    /// The text of the entry `name`, or an empty text if there is none.
     [[nodiscard]] std::string get(std::string_view name) const { return contains(name) ? at(name) : std::string(); }
 
     [[nodiscard]] auto begin() const noexcept { return entries_.begin(); }

@@ -29,6 +29,7 @@ struct allreduce_exchange {
         else
             return 0;
     }
+    void check_group(group const& ranks) const { detail::check_group(algorithm, ranks); }
     template <Element E>
     [[nodiscard]] no_exchange_state prepare(exchange_plan<E> const& /*plan*/) const noexcept {
         return {};

@@ -98,6 +98,7 @@ using exchange_state =
 ///  name, hash()                     for messages; ranks compare both, so hash() covers every setting
 ///  validate(parameters)             optional: throws usage_error where settings mean nothing (for such a model); before ranks
 ///                                   have heard of each other's trainers, so that each says it for itself
+///  check_group(group)               optional: throws usage_error, likewise, where it was made for other ranks than these
 ///  prepare(plan)                    returns the state for all buckets, as it is before the first step
 ///  everywhere(plan, bucket)         whether exchange leaves the mean of this bucket on every rank, or slice r on rank r only
 ///  exchange(self, lane, state, what)  a coroutine, one a bucket and step; those of several buckets run at once. Posts, into
@@ -160,6 +161,7 @@ public:
 
     [[nodiscard]] virtual char const* name() const = 0;
     [[nodiscard]] virtual std::uint64_t hash() const = 0;
+    virtual void check_group(group const& ranks) const = 0;
     virtual void validate(std::span<exchange_parameter const> parameters) const = 0;
     /// Comes before all below.
     virtual void prepare(exchange_plan<E> const& plan) = 0;
@@ -183,6 +185,9 @@ public:
 
     char const* name() const override { return policy_.name; }
     std::uint64_t hash() const override { return static_cast<std::uint64_t>(policy_.hash()); }
+    void check_group([[maybe_unused]] group const& ranks) const override {
+        if constexpr (requires { policy_.check_group(ranks); }) policy_.check_group(ranks);
+    }
     void validate([[maybe_unused]] std::span<exchange_parameter const> parameters) const override {
         if constexpr (requires { policy_.validate(parameters); }) policy_.validate(parameters);
     }

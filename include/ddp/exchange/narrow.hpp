@@ -58,7 +58,7 @@ static_assert(narrow_block % kernels::int8_group == 0);
 /// Each rank sends what it contributes to the mean (its gradient / samples of all ranks) in a narrow form, each slice to its owner;
 /// the owner adds them in the model's own type, rounds the mean to the narrow form, and sends that to all.
 ///
-/// Cost    b bytes in all of a bucket's narrow form (2 n, or n + 4 ceil(n / 256)): b(P-1)/P sent per rank, and as much again
+/// Cost    b bytes in all of a bucket's narrow form (2 n, or n + 4 ceil(n / 256)): b (P-1)/P sent per rank, and as much again
 ///         with a replicated update; 2 steps of latency; scratch of 2b bytes. With update::sharded the means stay with their
 ///         owners, and new values travel as they are.
 /// Error   two roundings, whatever P. With feedback, what a rank's rounding leaves out is added to its next contribution, and

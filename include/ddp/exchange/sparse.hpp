@@ -46,18 +46,21 @@ inline void expect_ratio(char const* name, double ratio) {
 
 }  // namespace detail
 
-/// Each rank sends, of each bucket, the k elements of largest magnitude that it contributes to the mean, with their indices, to all;
-/// what it does not send is added to its next contribution.
+/// Each rank sends to all ranks, from each bucket, the k elements of largest magnitude in its contribution to the mean,
+/// with their indices. What it does not send is added to its next contribution.
 ///
-/// Cost    k (4 + sizeof(E)), rounded up to a multiple of 8, times P-1 bytes sent per rank and bucket, k = ratio n: more than a
-///         sum of all elements as soon as ratio P (4 + sizeof(E)) > 2 sizeof(E). 1 step of latency; 5 passes over the bucket, or
-///         7 to 10 (largest_elements); scratch of n elements, 2 k candidates and all messages. With update::sharded the same,
-///         and new values travel besides.
-/// Error   with feedback everything travels sooner or later; without, what is never large never does.
-/// Sums    in the order of the ranks, from 0. The same bits for both updates; others for other bucket plans.
-/// NaN     counts as largest: it travels, and stays visible.
-/// Throws  usage_error where a trainer is made: ratio not in (0, 1]; buckets of 2^32 elements or more.
-/// Source  Aji and Heafield, EMNLP 2017; Lin et al., "Deep gradient compression", ICLR 2018 (without its momentum correction).
+/// Cost    k (4 + sizeof(E)), rounded up to a multiple of 8, times P-1 bytes sent per rank and bucket, with k = ratio n:
+///         more than a sum of all elements as soon as ratio P (4 + sizeof(E)) > 2 sizeof(E). 1 step of latency. 5 passes
+///         over the bucket if ratio is at most 1/8; otherwise, for very small buckets, and where the largest elements
+///         cannot be guessed from a sample (most are equal, or the large ones are next to each other) 7 passes in float
+///         and 10 in double. Scratch for n elements, 2 k candidates and all messages. With update::sharded the same, and
+///         new values are sent as well.
+/// Error   with feedback everything is sent sooner or later; without it, an element that is never large is never sent.
+/// Sums    in the order of the ranks, from 0. The same bits for both updates; other bits for other bucket plans.
+/// NaN     counts as largest: it is sent, and remains visible.
+/// Throws  usage_error when a trainer is made: ratio not in (0, 1]; buckets of 2^32 elements or more.
+/// Source  Aji and Heafield, EMNLP 2017; Lin et al., "Deep gradient compression", ICLR 2018 (without its momentum
+///         correction).
 struct top_k_exchange {
     static constexpr char const* name = "top_k";
 
@@ -167,7 +170,7 @@ private:
 /// Of each bucket a part of the elements is summed over the ranks, the same on all of them and drawn anew in each step; what is not
 /// sent is added to the next contribution.
 ///
-/// Cost    2 k sizeof(E)(P-1)/P bytes sent per rank and bucket, k = ratio n; 2 steps of latency; 2 passes over the bucket.
+/// Cost    2 k sizeof(E) (P-1)/P bytes sent per rank and bucket, k = ratio n; 2 steps of latency; 2 passes over the bucket.
 ///         With update::sharded the same, and new values travel besides.
 /// Draws   element j of k is any of the bucket's elements from n j / k to n (j + 1) / k with equal chance, counted without the
 ///         gaps between parameters: random_use::user with `seed`, part: the bucket, index: the bucket's steps so far, and j.

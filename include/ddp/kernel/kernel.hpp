@@ -1,24 +1,5 @@
 /// \file
 /// DDP_KERNEL: marks functions that do arithmetic on elements, so that their bits do not depend on the compiler.
-///
-/// A compiler may contract a * b + c into one fused operation, which rounds once instead of twice. It decides place by
-/// place: the same formula gives other bits in another function, with other flags, perhaps in a loop's scalar tail.
-/// Kernels are compiled without: one fused pass and three separate ones give the same bits, and so does a range stepped
-/// in pieces. How to write one:
-///
-///     template <std::floating_point E>
-///     DDP_KERNEL void axpy(E* out, E const* in, std::size_t count, E factor) {
-///         DDP_NO_CONTRACTION
-///         DDP_INDEPENDENT
-///         for (std::size_t i = 0; i < count; ++i) out[i] += factor * in[i];
-///     }
-///
-///  - Pointers and scalars, no spans: what the compiler does not inline (it need not, in debug builds) stays a call.
-///  - DDP_NO_CONTRACTION is the first statement. Clang's form is lexical: a function that does arithmetic and is
-///    inlined into a kernel needs one of its own.
-///  - Never inside a coroutine: Clang leaves such loops scalar, 9 to 11 times slower. Hence noinline.
-///  - Only + - * / and square roots are rounded the same everywhere. exp, pow and cos of one C library may differ
-///    between processors; detail::kernels has a power() and a cosine() that do not.
 #pragma once
 
 #include <cfloat>
@@ -35,8 +16,8 @@
 #error "ddp: float expressions are evaluated in a wider type here. Compile with -msse2 -mfpmath=sse, or for 64 bits."
 #endif
 
-/// Marks a kernel. GCC ignores the standard's contraction pragma, and leaves such loops scalar at -O2, where users
-/// compile: both are said per function, and hold at -O0 too.
+// GCC ignores the standard's contraction pragma, and leaves such loops scalar at -O2, where users compile: both are said per
+// function, and hold at -O0 too.
 #if defined(__clang__)
 #define DDP_KERNEL __attribute__((noinline))
 #define DDP_NO_CONTRACTION _Pragma("clang fp contract(off)")
@@ -49,10 +30,37 @@
 #error "ddp: this compiler is unknown here. Say how it rounds every product, as above for GCC and Clang."
 #endif
 
+/// \def DDP_KERNEL
+/// Marks a kernel: a function that does arithmetic on elements, and whose bits must not depend on the
+/// compiler. A compiler may contract a * b + c into one fused operation, which rounds once instead of twice, and decides
+/// this separately at each place: the same formula can give other bits in another function, with other flags, or in the
+/// scalar remainder of a loop. Kernels are compiled without contraction, so a range has the same bits whether it is
+/// computed in one piece or in several, in one pass or in three.
+///
+///     template <std::floating_point E>
+///     DDP_KERNEL void axpy(E* out, E const* in, std::size_t count, E factor) {
+///         DDP_NO_CONTRACTION
+///         DDP_INDEPENDENT
+///         for (std::size_t i = 0; i < count; ++i) out[i] += factor * in[i];
+///     }
+///
+///  - Take pointers and scalars, not spans: accessors that the compiler does not inline, as in debug builds, remain
+///    calls.
+///  - DDP_NO_CONTRACTION is the first statement.
+///  - Never put such a loop into a coroutine, where Clang does not vectorise it: it would be 9 to 11 times slower. For
+///    the same reason a kernel is never inlined.
+///  - Only + - * / and square roots round the same everywhere. exp, pow and cos of a C library may give other bits on
+///    other processors.
+
+/// \def DDP_NO_CONTRACTION
+/// The first statement of a DDP_KERNEL function. It applies only to the function in which it is
+/// written: a function that does arithmetic and is inlined into a kernel needs one of its own.
+
 /// \def DDP_INDEPENDENT
-/// Before a loop: no iteration reads what another one writes. Arrays may then be the same (in place), but not overlap
-/// otherwise; without it, a loop in place falls back to its scalar form at run time. Clang warns (-Wpass-failed) where
-/// it is kept from vectorising, as by UBSan's checks; the library's own headers silence that around their kernels.
+/// Stands before a loop in which no iteration reads what another one writes. Its arrays may be the
+/// same (computing in place) but may not overlap otherwise; without it, a loop that computes in place uses its scalar
+/// form at run time. Clang warns (-Wpass-failed) if it cannot vectorise such a loop, for example because of UBSan's
+/// checks; the library's own headers disable this warning around their kernels.
 
 namespace ddp {
 

@@ -51,32 +51,56 @@ inline constexpr std::array<Bits, magnitude_block> bit_of_place = [] {
     return all;
 }();
 
+/// A bit for each of magnitude_block elements: set where its magnitude, shifted right by one, is at least `from`.
+template <std::floating_point E>
+[[nodiscard, gnu::always_inline]] inline std::uint32_t hits_from(E const* data,
+                                                                 std::make_signed_t<magnitude_bits<E>> from) noexcept {
+    using ordered = std::make_signed_t<magnitude_bits<E>>;  // SSE2 compares signed numbers only
+    ordered const all = std::numeric_limits<ordered>::max();
+    ordered whole = 0;  // as wide as elements, so that the loop is vectorised
+    for (std::size_t i = 0; i < magnitude_block; ++i)
+        whole |=
+            static_cast<ordered>((std::bit_cast<ordered>(data[i]) & all) >= from ? -1 : 0) & bit_of_place<ordered>[i];
+    return static_cast<std::uint32_t>(whole);
+}
 /// Writes indices and values of the elements of at least this magnitude, ascending. Returns how many; room + 1 where there are
 /// more than `room`.
+///
+/// Of several blocks first the bits, then which blocks have any, without a branch, and then these: whether a block has any is
+/// as good as random where one element in a hundred is wanted, and a branch on it costs more than the comparisons.
 template <std::floating_point E>
 DDP_KERNEL std::size_t collect_from(E const* data, std::size_t count, magnitude_bits<E> least, std::uint32_t* indices,
                                     E* values, std::size_t room) {
-    using ordered = std::make_signed_t<magnitude_bits<E>>;  // SSE2 compares signed numbers only
+    constexpr std::size_t blocks = 64;
+    using ordered = std::make_signed_t<magnitude_bits<E>>;
     ordered const from = static_cast<ordered>(least >> 1);
-    ordered const all = std::numeric_limits<ordered>::max();
     std::size_t found = 0;
-    for (std::size_t at = 0; at < count; at += magnitude_block) {
-        std::uint32_t hits = 0;  // a bit for each element of the block
-        if (count - at >= magnitude_block) {
-            ordered whole = 0;  // as wide as elements, so that the loop is vectorised
-            for (std::size_t i = 0; i < magnitude_block; ++i)
-                whole |= static_cast<ordered>((std::bit_cast<ordered>(data[at + i]) & all) >= from ? -1 : 0) &
-                         bit_of_place<ordered>[i];
-            hits = static_cast<std::uint32_t>(whole);
-        } else {
-            for (std::size_t i = 0; i < count - at; ++i)
-                if ((std::bit_cast<ordered>(data[at + i]) & all) >= from) hits |= std::uint32_t{1} << i;
+    std::uint32_t hits[blocks];
+    std::uint8_t some[blocks];
+    for (std::size_t at = 0; at < count; at += blocks * magnitude_block) {
+        std::size_t const here = std::min(count - at, blocks * magnitude_block), whole = here / magnitude_block;
+        for (std::size_t b = 0; b < whole; ++b) hits[b] = hits_from(data + at + b * magnitude_block, from);
+        std::size_t used = 0;
+        for (std::size_t b = 0; b < whole; ++b) {
+            some[used] = static_cast<std::uint8_t>(b);
+            used += hits[b] != 0 ? 1 : 0;
         }
-        for (; hits != 0; hits &= hits - 1) {
-            if (found == room) return room + 1;
-            std::size_t const i = at + static_cast<std::size_t>(std::countr_zero(hits));
-            indices[found] = static_cast<std::uint32_t>(i);
-            values[found++] = data[i];
+        if (whole * magnitude_block != here) {  // only at the end
+            hits[whole] = 0;
+            for (std::size_t i = 0; i < here % magnitude_block; ++i)
+                if (magnitude(data[at + whole * magnitude_block + i]) >= least) hits[whole] |= std::uint32_t{1} << i;
+            some[used] = static_cast<std::uint8_t>(whole);
+            used += hits[whole] != 0 ? 1 : 0;
+        }
+        for (std::size_t k = 0; k < used; ++k) {
+            std::uint32_t left = hits[some[k]];
+            do {
+                if (found == room) return room + 1;
+                std::size_t const i = at + some[k] * magnitude_block + static_cast<std::size_t>(std::countr_zero(left));
+                indices[found] = static_cast<std::uint32_t>(i);
+                values[found++] = data[i];
+                left &= left - 1;
+            } while (left != 0);
         }
     }
     return found;

@@ -1,5 +1,5 @@
 /// \file
-/// layout: where each parameter lies in the one arena that holds them all. Pure.
+/// layout: the position of each parameter in the arena that holds them all. Pure.
 #pragma once
 
 #include <algorithm>
@@ -17,22 +17,23 @@ namespace ddp {
 /// depend on buckets or slices, which are cut at block boundaries where an optimizer needs statistics.
 inline constexpr std::size_t statistics_block = 4096;
 
-/// A range of the arena, in elements.
+/// A range of positions in an arena, in elements.
 struct arena_range {
-    std::size_t begin = 0;
-    std::size_t end = 0;
+    std::size_t begin = 0;  ///< the first
+    std::size_t end = 0;    ///< one past the last
     [[nodiscard]] std::size_t size() const noexcept { return end - begin; }
 };
 
-/// How parameters follow each other in the arena.
+/// How parameters are placed in an arena.
 enum class parameter_placement : std::uint8_t {
-    aligned,    ///< each on a 64-byte boundary
-    contiguous  ///< without gaps, as declared: for models that want one array over all of them
+    aligned,    ///< each begins on a 64-byte boundary
+    contiguous  ///< without gaps, in declared order: for models that need one array over all
 };
 
-/// Parameters in the plan's order, each contiguous and on a 64-byte boundary whatever the plan: kernels give other bits at
-/// other alignments. Positions and counts are in elements; the gaps between parameters hold zeros. Without gaps the order is
-/// the declared one, so that each parameter's alignment is the same for every plan.
+/// The position of each parameter in an arena. Parameters are in the order of the bucket plan, each contiguous and, with
+/// parameter_placement::aligned, on a 64-byte boundary, because kernels can give other bits at other alignments.
+/// Positions and counts are in elements; the gaps between parameters hold zeros. Without gaps, the order is the declared
+/// one, so that the alignment of each parameter is the same for every plan.
 class layout {
 public:
     layout() = default;
@@ -41,9 +42,13 @@ public:
     layout(std::vector<std::size_t> counts, std::vector<std::size_t> order, std::size_t element_bytes,
            parameter_placement placed = parameter_placement::aligned);
 
+    /// The number of parameters.
     [[nodiscard]] std::size_t parameters() const noexcept { return counts_.size(); }
+    /// The number of elements in the arena, with gaps.
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
+    /// Whether there are gaps.
     [[nodiscard]] parameter_placement placed() const noexcept { return placed_; }
+    /// Parameter i is at [begin(i), end(i)), which are count(i) elements.
     [[nodiscard]] std::size_t begin(std::size_t i) const noexcept { return begins_[i]; }
     [[nodiscard]] std::size_t end(std::size_t i) const noexcept { return begins_[i] + counts_[i]; }
     [[nodiscard]] std::size_t count(std::size_t i) const noexcept { return counts_[i]; }

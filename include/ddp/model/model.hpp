@@ -67,6 +67,10 @@ struct ready_archetype {
     void operator()(std::size_t) const noexcept {}
     void operator()(std::size_t, std::size_t, std::size_t) const noexcept {}
 };
+/// Stands for the callable that forward is handed.
+struct needed_archetype {
+    void operator()(std::size_t) const {}
+};
 /// The model says what a batch weighs, or the batch has a size.
 template <class M, class Batch>
 concept HasWeight = requires(M& model, Batch const& batch) {
@@ -93,6 +97,8 @@ concept HasWeight = requires(M& model, Batch const& batch) {
 ///                         of it after ready(i, first, count)
 ///  bind(storage)          use this memory from now on: zero copy
 ///  contiguous             static constexpr bool: that memory is one array, parameters as they are listed, without gaps
+///  forward(batch, needed)  forward that calls needed(i) before it reads value i: whoever trains the model may still wait for it. See
+///                         training_options::overlap_gather. What needed throws passes through
 ///  intact()               false if bound memory was lost; asked before each forward
 ///  stepped(i)             called after value i has changed
 ///  buffers()              a vector of model_buffer, alike on all ranks; asked afresh each time: when a trainer is made, after
@@ -126,6 +132,12 @@ concept Model = requires { typename M::element; } && Element<element_of<M>> &&
 /// A model that works in memory it is given: without it gradients are copied out and values in, each step.
 template <class M>
 concept BindableModel = Model<M> && requires(M& model, storage<element_of<M>> memory) { model.bind(memory); };
+
+/// A model that says which values its forward needs next.
+template <class M, class Batch>
+concept NeedingModel = requires(M& model, Batch const& batch, detail::needed_archetype const& needed) {
+    { model.forward(batch, needed) } -> std::convertible_to<double>;
+};
 
 /// True if the model promises not to read parameter i again in a pass after ready(i).
 template <class M>

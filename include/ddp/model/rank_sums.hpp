@@ -2,6 +2,8 @@
 /// rank_sums: sums over the ranks that train a model together, for models whose passes need them.
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
 #include <span>
 
 namespace ddp {

@@ -15,7 +15,7 @@
 
 namespace ddp::nn {
 
-/// max(x, 0). NaN stays NaN, so that a diverged run shows. The derivative at 0 is 0.
+/// max(x, 0). NaN stays NaN, so that a diverged training is noticed. The derivative at 0 is 0.
 struct rectifier {
     template <Element E>
     DDP_KERNEL static void value(E* y, E const* x, std::size_t count) {
@@ -45,8 +45,13 @@ struct hyperbolic_tangent {
     }
 };
 
-/// The layer made of such a function. Backward works in place, on the gradient it was handed; forward too, behind a
-/// layer that has no more use for its result. Cost: one pass each over the activations.
+/// A layer that applies a function to each element. `Function` has two static function templates over arrays of `count`
+/// elements:
+///  value(y, x, count)       y[i] = f(x[i]); y and x may be the same array
+///  derivative(d, y, count)  multiplies d[i] by the derivative of f, computed from its value y[i]
+///
+/// Backward works in place on the gradient that it is given, and so does forward on its input if the layer before no
+/// longer needs it. No parameters. Cost: one pass over the activations in each direction.
 template <Element E, class Function>
 class activation {
 public:
@@ -73,11 +78,12 @@ private:
     buffer<E> y_;
 };
 
-/// max(x, 0), element by element; the derivative at 0 is 0, and NaN stays NaN. No parameters.
+/// max(x, 0) for each element. The derivative at 0 is 0, and NaN stays NaN. No parameters. Cost: see activation.
 template <Element E = float>
 struct relu : activation<E, rectifier> {};
 
-/// tanh(x), element by element: to a few units in the last place in float, by the C library in double. No parameters.
+/// tanh(x) for each element: in float accurate to a few units in the last place, in double the C library's. No
+/// parameters. Cost: see activation.
 template <Element E = float>
 struct tanh : activation<E, hyperbolic_tangent> {};
 

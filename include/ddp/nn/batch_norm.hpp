@@ -98,34 +98,38 @@ DDP_KERNEL void normalise_channel_gradients(E* d, E const* n, double const* mean
 }
 }  // namespace detail
 
-/// Whose statistics a batch_norm normalises by, while it is trained.
+/// The samples over which a batch_norm takes its statistics in training.
 enum class batch_statistics : std::uint8_t {
-    local,         ///< of this rank's share of the batch: no communication; the result depends on the number of ranks
-    synchronised,  ///< of the whole batch, as one process would: all ranks take part in each pass, also without samples
+    local,         ///< this rank's share of the batch: no communication; results depend on the number of ranks
+    synchronised,  ///< the whole batch, as in one process: all ranks take part in each pass, even without samples
 };
 
-/// How a batch_norm takes and keeps statistics.
+/// Options of batch_norm.
 struct batch_norm_options {
-    batch_statistics statistics = batch_statistics::local;  ///< see there
-    double momentum = 0.1;                                  ///< of the running statistics: the new batch's part
-    double epsilon = 1e-5;                                  ///< added to the variance
+    batch_statistics statistics = batch_statistics::local;  ///< over which samples
+    double momentum = 0.1;  ///< weight of the new batch in the running statistics; in [0, 1]
+    double epsilon = 1e-5;  ///< added to the variance; positive
 };
 
-/// (x - mean) / sqrt(variance + epsilon) * weight + bias, mean and variance (over n) of each channel over the batch: a channel
-/// is a feature, or a plane of an image. In evaluation by the running statistics, whose variance is over n - 1.
+/// Computes (x - mean) / sqrt(variance + epsilon) * weight + bias. In training, mean and variance (divided by n) are
+/// those of each channel over the batch, where a channel is a feature, or a plane of an image. In evaluation, they are
+/// the running statistics, whose variance is divided by n - 1.
 ///
-///     ddp::nn::batch_norm(128);                                      // of rows of 128 features
+///     ddp::nn::batch_norm(128);                                      // for rows of 128 features
 ///     ddp::nn::batch_norm({.channels = 16, .height = 14, .width = 14},
 ///                         {.statistics = ddp::nn::batch_statistics::synchronised});
 ///
-/// Parameters "weight" and "bias" (channels), 1 and 0 at first; buffers "running_mean" and "running_var" (channels), 0 and 1
-/// at first, and "num_batches_tracked": PyTorch's. What ranks do with buffers: training_options::buffers.
+/// Parameters "weight" and "bias" (channels), initially 1 and 0; buffers "running_mean" and "running_var" (channels),
+/// initially 0 and 1, and "num_batches_tracked": all as in PyTorch. training_options::buffers says how ranks keep buffers
+/// the same.
 ///
-/// Synchronised: the passes of all ranks meet in 2 collectives forward and 1 backward, of 2 numbers a channel; forward and
-/// backward are called as often on all ranks, and the trainer calls them for ranks without samples too.
-/// Cost    some six passes over x. Memory: the normalised x.
-/// Sums    in double: pixels of a plane in order, then rows in order; over ranks in the canonical order.
-/// Throws  usage_error if x has other columns, and in training if a channel has a single number in all: no deviation.
+/// With batch_statistics::synchronised, each pass of training adds over all ranks: in 2 collectives forward and 1
+/// backward, each of 2 numbers for each channel. Forward and backward must be called equally often on all ranks; the
+/// trainer also calls them on ranks without samples.
+/// Cost    about six passes over x. Memory: the normalised x.
+/// Sums    in double: the pixels of a plane in order, then rows in order; over ranks in the canonical order.
+/// Throws  usage_error if x has another number of columns, and in training if a channel has only one number in the whole
+///         batch, which has no variance.
 /// Source  Ioffe and Szegedy, "Batch normalization", ICML 2015.
 template <Element E = float>
 class batch_norm {

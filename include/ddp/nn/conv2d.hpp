@@ -25,12 +25,12 @@
 
 namespace ddp::nn {
 
-/// Of conv2d.
+/// Options of conv2d.
 struct conv2d_options {
     std::size_t filters = 1;  ///< channels of the output
     std::size_t kernel = 3;   ///< pixels, in both directions
     std::size_t stride = 1;   ///< pixels
-    std::size_t padding = 0;  ///< pixels of 0 on each side; (kernel - 1) / 2 keeps the size, at a stride of 1
+    std::size_t padding = 0;  ///< pixels of 0 on each side; (kernel - 1) / 2 keeps the size if the stride is 1
 };
 
 namespace detail {
@@ -114,23 +114,24 @@ DDP_KERNEL void fold(E* image, E* panel, window const& w) {
 
 }  // namespace detail
 
-/// Convolution (cross-correlation, as everybody means it) of images:
+/// Convolution of images (strictly speaking cross-correlation, as in other libraries):
 ///
 ///     ddp::nn::conv2d first({.channels = 1, .height = 28, .width = 28}, {.filters = 16, .kernel = 3, .padding = 1});
-///     ddp::nn::max_pool2d half(first.output_shape());
-///     ddp::nn::sequential net{std::move(first), ddp::nn::relu(), std::move(half), /* … */};  // shapes before
+///     ddp::nn::max_pool2d half(first.output_shape());  // before first is moved from
+///     ddp::nn::sequential net{std::move(first), ddp::nn::relu(), std::move(half), /* … */};
 ///
-/// Parameters "weight" (filters, channels, kernel, kernel) and "bias" (filters): PyTorch's names and layout. Each image
-/// is unfolded into a panel that all share and that stays in the cache, and multiplied; backward unfolds it again,
-/// which is cheaper than to fetch what was kept from memory.
+/// Parameters "weight" (filters, channels, kernel, kernel) and "bias" (filters), with PyTorch's names and layout. Each
+/// image is unfolded into a panel (im2col) and multiplied by the weights; all images share the memory of the panel, which
+/// stays in the cache. Backward unfolds the image again, which is cheaper than loading a stored panel from memory.
 ///
-/// Initial values  uniform in [-k, k), k = 1 / sqrt(channels kernel^2), for both: PyTorch's default.
-/// Cost            2 filters channels kernel^2 flops a pixel of the result forward, twice that backward, in Eigen's
-///                 GEMM (which allocates its packing buffers, below 128 KiB on the stack), image by image. Memory: the
-///                 results, and a panel (channels kernel^2, pixels of the result).
-/// Sums            gradients image by image, in the batch's order. The bits of an image's result do not depend on its place,
-///                 but for products so small (filters + pixels + channels kernel^2 < 20) that Eigen takes none of its GEMM.
-/// Throws          usage_error if samples are no such images, or windows do not fit.
+/// Initial values  both are uniform in [-k, k) with k = 1 / sqrt(channels kernel^2), PyTorch's default.
+/// Cost            2 filters channels kernel^2 flops for each pixel of the result forward, twice that backward, in
+///                 Eigen's GEMM (which allocates packing buffers, on the stack below 128 KiB), image by image. Memory:
+///                 the results, and one panel of (channels kernel^2, pixels of the result).
+/// Sums            gradients of parameters are added image by image, in the order of the batch. The bits of an image's
+///                 result do not depend on its position in the batch, except in products so small (filters + pixels +
+///                 channels kernel^2 < 20) that Eigen does not use its GEMM.
+/// Throws          usage_error if samples are not images of this shape, or the windows do not fit.
 /// Source          Chellapilla, Puri and Simard, "High performance convolutional neural networks for document
 ///                 processing", IWFHR 2006.
 template <Element E = float>

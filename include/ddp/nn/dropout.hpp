@@ -42,20 +42,22 @@ DDP_KERNEL void draw_mask(E* mask, std::size_t count, random_stream draws, std::
 
 }  // namespace detail
 
-/// In training each unit is 0 with probability `p`, and 1 / (1 - p) times itself otherwise; in evaluation nothing
-/// happens.
+/// In training, sets each unit to 0 with probability `p` and multiplies it by 1 / (1 - p) otherwise; does nothing in
+/// evaluation.
 ///
-/// Which units is a function of (seed, layer, step, the sample's number in the data set, element), in
-/// random_stream{seed, random_use::dropout, layer << 36 | step}.at(sample << 32 | element / 4), word element % 4, and
-/// never of the rank or the place in the batch. The seed is the model's, the step the trainer's (begin_step), the
-/// samples' numbers the batch's (`samples`, which batch_loader fills in).
+/// Which units are dropped is a function of (seed, layer, step, number of the sample in the data set, element): word
+/// element % 4 of random_stream{seed, random_use::dropout, layer << 36 | step}.at(sample << 32 | element / 4). It does
+/// not depend on the rank or on the position in the batch. The seed is the model's, the step number the trainer's
+/// (begin_step), and the numbers of the samples are those of the batch (`samples`, which batch_loader fills in).
 ///
-/// Where a sample is several rows (pixels, tokens), they count as one row.
+/// If a sample has several rows (pixels, tokens), these count as one row.
 ///
-/// Cost    a quarter of a Philox call (about 1 ns) an element, and a multiplication forward and backward each.
-/// Throws  usage_error in training, if p > 0 and the batch does not say which samples it holds.
+/// Cost    a quarter of a Philox call (about 1 ns) for each element, and one multiplication each in forward and backward.
+/// Throws  usage_error in training if p > 0 and the batch does not say which samples it holds; from the constructor if p
+///         is not in [0, 1).
 /// Source  Srivastava, Hinton, Krizhevsky, Sutskever and Salakhutdinov, "Dropout: a simple way to prevent neural networks
-///         from overfitting", JMLR 15, 2014; scaled while training ("inverted"), so that evaluation needs nothing.
+///         from overfitting", JMLR 15, 2014; scaled in training ("inverted"), so that nothing is left to do in
+///         evaluation.
 template <Element E = float>
 class dropout {
 public:
@@ -66,7 +68,7 @@ public:
         DDP_EXPECTS(p >= 0 && p < 1, "dropout(" + std::to_string(p) + "): a probability of leaving out is in [0, 1)");
         threshold_ = static_cast<std::uint32_t>(std::min(p * 0x1p32, 0x1p32 - 1));
     }
-    /// Ranks compare it: they must leave out alike.
+    /// Ranks compare it: all of them must drop the same units.
     [[nodiscard]] std::uint64_t hash() const noexcept { return policy_hash("dropout", p_); }
 
     matrix_view<E> forward(const_matrix_view<E> x, forward_mode mode) {
@@ -97,8 +99,9 @@ private:
                     "dropout: the batch does not say which samples it holds, and what is left out depends on that. "
                     "Give the batch `samples`, the number of each in the data set (batch_loader does); or call "
                     "model.training(false) if the model is not being trained");
-        DDP_EXPECTS(rows % samples == 0, "dropout: " + std::to_string(rows) + " rows are no whole number for each of " +
-                                             std::to_string(samples) + " samples; give `samples` one number a sample");
+        DDP_EXPECTS(rows % samples == 0, "dropout: " + std::to_string(rows) +
+                                             " rows are not a whole number for each of " + std::to_string(samples) +
+                                             " samples; give `samples` one number a sample");
         std::size_t const each = rows / samples * columns;
         random_stream const draws{mode.seed, random_use::dropout, std::uint64_t{mode.layer} << 36 | mode.step};
         std::span<E> const mask = memory_.take(rows * columns);

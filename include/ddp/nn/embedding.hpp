@@ -17,17 +17,18 @@
 
 namespace ddp::nn {
 
-/// Row `id` of the table, for each of a sample's `tokens` ids, side by side: (rows, tokens) -> (rows, tokens * width).
+/// Looks up one row of a table for each of a sample's `tokens` ids and places these rows side by side: (rows, tokens) ->
+/// (rows, tokens * width).
 ///
-/// Ids come as the numbers of the batch's inputs: whole, and below `vocabulary`. A float holds every whole number up to
-/// 2^24. They have no gradient, so the layer is the model's first.
+/// Ids are passed in the inputs of the batch, as whole numbers below `vocabulary`; a float represents every whole number
+/// up to 2^24. They have no gradient, so this layer must be the first of the model.
 ///
-/// Parameter "weight" (vocabulary, width): PyTorch's. Its gradient is dense, also where a batch uses few rows: that is what
-/// travels between ranks, and what the optimizer steps. There are no sparse gradients.
+/// Parameter "weight" (vocabulary, width), as in PyTorch. Its gradient is dense even if a batch uses few rows: all of it
+/// is sent between ranks and stepped by the optimizer. There are no sparse gradients.
 /// Initial values  standard normal, PyTorch's default.
-/// Cost            a copy of `width` numbers an id forward, an addition backward, and the clearing of the gradient.
-/// Throws          usage_error naming value, row and vocabulary for an id that is not in it; if x has other than
-///                 `tokens` columns; in backward, if a layer before this one waits for a gradient.
+/// Cost            forward copies `width` numbers for each id; backward sets the gradient to zero and adds as many.
+/// Throws          usage_error for an id that is not in the vocabulary (naming value, row and vocabulary); if x does not
+///                 have `tokens` columns; in backward, if a layer before this one needs a gradient.
 template <Element E = float>
 class embedding {
 public:
@@ -35,13 +36,10 @@ public:
     static constexpr bool output_is_free = true;
 
     embedding(std::size_t vocabulary, std::size_t width, std::size_t tokens = 1)
-        : vocabulary_(checked(vocabulary)),
+        : vocabulary_(checked_vocabulary(vocabulary)),
           width_(checked(width)),
           tokens_(checked(tokens)),
           parameters_{trainable<E>("weight", {vocabulary, width})} {
-        DDP_EXPECTS(vocabulary <= std::uint64_t{1} << std::numeric_limits<E>::digits,
-                    "embedding: a vocabulary of " + std::to_string(vocabulary) +
-                        " has ids that the batch's numbers cannot hold; use double");
         initialize(0, 0);
     }
 
@@ -85,13 +83,19 @@ private:
         DDP_EXPECTS(n > 0, "embedding: vocabulary, width and tokens are positive numbers");
         return n;
     }
+    static std::size_t checked_vocabulary(std::size_t n) {  // before there is memory for its table
+        DDP_EXPECTS(n <= std::uint64_t{1} << std::numeric_limits<E>::digits,
+                    "embedding: a vocabulary of " + std::to_string(n) +
+                        " has ids that the batch's numbers cannot hold; use double");
+        return checked(n);
+    }
     [[nodiscard]] std::size_t id(std::size_t i) const noexcept { return static_cast<std::size_t>(ids_[i]); }
     void expect_id(std::size_t i) const {
         E const value = ids_[i];
         if (value >= E{0} && value < static_cast<E>(vocabulary_) && static_cast<E>(id(i)) == value) return;
         std::ostringstream says;
         says << "embedding: the id " << value << " at row " << i / tokens_ << ", position " << i % tokens_
-             << " of the batch is no whole number in [0, " << vocabulary_
+             << " of the batch is not a whole number in [0, " << vocabulary_
              << "): make the vocabulary larger, or correct the data";
         throw usage_error(says.str());
     }

@@ -6,8 +6,9 @@
 
 namespace ddp::nn {
 
-/// Does nothing: samples are flat rows here. It is for models that are written down as PyTorch's Sequential, whose
-/// flatten counts in the names of the parameters behind it. Cost: none, its result is its argument.
+/// Does nothing, because samples are flat rows in this library. It exists for models that are written down like a PyTorch
+/// Sequential, in which a flatten counts in the names of the parameters behind it. Cost: none; its result is its
+/// argument.
 template <Element E = float>
 struct flatten {
     using element = E;

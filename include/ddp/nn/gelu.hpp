@@ -97,9 +97,11 @@ DDP_KERNEL void gelu_from_erf(E* y, E* t, E const* erf, E const* x, std::size_t 
 
 }  // namespace detail
 
-/// 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))): the form of GPT-2, PyTorch's GELU(approximate="tanh"). gelu_erf, the
-/// form that is PyTorch's default, differs by less than 5e-4. The derivative is kept. No parameters.
-/// Cost: a tanh and two passes. Source: Hendrycks and Gimpel, "Gaussian error linear units", arXiv:1606.08415.
+/// 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) for each element: the form that GPT-2 uses, PyTorch's
+/// GELU(approximate="tanh"). It differs by less than 5e-4 from gelu_erf, PyTorch's default form. No parameters.
+///
+/// Cost    forward: a tanh and two passes; it keeps the derivative, one array of the input's size. Backward: one pass.
+/// Source  Hendrycks and Gimpel, "Gaussian error linear units", arXiv:1606.08415.
 template <Element E = float>
 class gelu {
 public:
@@ -130,9 +132,12 @@ private:
     buffer<E> slope_, y_;  // slope: of the last forward
 };
 
-/// 0.5 x (1 + erf(x / sqrt(2))): the form of BERT, PyTorch's GELU() as it is by default. In float to an absolute error of
-/// about 3e-7 |x|, in double by the C library. The derivative, which is that of the exact function, is kept. No parameters.
-/// Cost: an exp, an erf (in double a scalar one) and a pass; two arrays of the input's size. Source: as gelu.
+/// 0.5 x (1 + erf(x / sqrt(2))) for each element: the form that BERT uses, PyTorch's default GELU(). Absolute error about
+/// 3e-7 |x| in float; in double the C library's erf. No parameters.
+///
+/// Cost    forward: an exp, an erf (in double one call for each element) and a pass; it keeps the derivative, which is
+///         that of the exact function, and needs two arrays of the input's size. Backward: one pass.
+/// Source  as gelu.
 template <Element E = float>
 class gelu_erf {
 public:

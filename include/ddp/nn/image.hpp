@@ -10,9 +10,10 @@
 
 namespace ddp::nn {
 
-/// An image is a row of channels * height * width numbers: plane after plane, each row by row (PyTorch's NCHW).
+/// The shape of an image, which is a row of channels * height * width numbers: plane after plane, each row by row
+/// (PyTorch's NCHW).
 struct image_shape {
-    std::size_t channels = 1;  ///< planes: 1 of a grey image, 3 of a colour image
+    std::size_t channels = 1;  ///< planes: 1 in a grey image, 3 in a colour image
     std::size_t height = 1;    ///< pixels
     std::size_t width = 1;     ///< pixels
 

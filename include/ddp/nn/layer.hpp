@@ -41,15 +41,16 @@ namespace ddp::nn {
 template <Element E>
 using matrix = Eigen::Matrix<E, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-/// Somebody's dense memory as a row-major matrix.
+/// A row-major matrix over dense memory that it does not own.
 template <Element E>
 using matrix_view = Eigen::Map<matrix<E>>;
 
-/// The same, read-only.
+/// A read-only row-major matrix over dense memory that it does not own.
 template <Element E>
 using const_matrix_view = Eigen::Map<matrix<E> const>;
 
-/// Dense memory as a matrix of (rows, columns).
+/// A view of dense memory as a row-major matrix of (rows, columns). The memory must hold rows * columns elements; this is
+/// not checked.
 template <class E>
 [[nodiscard]] matrix_view<E> as_matrix(std::span<E> memory, std::size_t rows, std::size_t columns) {
     return {memory.data(), static_cast<Eigen::Index>(rows), static_cast<Eigen::Index>(columns)};
@@ -59,28 +60,29 @@ template <class E>
     return {memory.data(), static_cast<Eigen::Index>(rows), static_cast<Eigen::Index>(columns)};
 }
 
-/// The same memory, read-only.
+/// A read-only view of the memory that `m` shows.
 template <class E>
 [[nodiscard]] const_matrix_view<E> read_only(matrix_view<E> const& m) {
     return {m.data(), m.rows(), m.cols()};
 }
 
-/// Samples (or pixels, or tokens).
+/// The number of rows of a matrix or view: samples (or pixels, or tokens).
 [[nodiscard]] inline std::size_t rows_of(auto const& m) noexcept {
     return static_cast<std::size_t>(m.rows());
 }
-/// Numbers a row.
+/// The number of columns of a matrix or view: numbers per sample.
 [[nodiscard]] inline std::size_t columns_of(auto const& m) noexcept {
     return static_cast<std::size_t>(m.cols());
 }
 
-/// Memory that grows to the largest size it was asked for and then stays. On a 64-byte boundary, as the library's
-/// arenas are: vector kernels may give other bits at other alignments. (An Eigen matrix would allocate anew at every
-/// change of size.)
+/// Memory that grows to the largest size requested so far and never shrinks. It begins on a 64-byte boundary, like the
+/// library's arenas, because vector kernels may give other bits at other alignments. (An Eigen matrix would allocate anew
+/// whenever its size changes.)
 template <Element E>
 class buffer {
 public:
-    /// `count` elements of unspecified content. Ends the validity of what was handed out before.
+    /// `count` elements (or rows * columns, as a matrix) with unspecified content. Invalidates what earlier calls
+    /// returned. Allocates only if no earlier call asked for as many.
     [[nodiscard]] std::span<E> take(std::size_t count) {
         if (count > capacity_) {
             memory_.reset();
@@ -115,8 +117,8 @@ namespace detail {
 
 }  // namespace detail
 
-/// One parameter of a layer: lives in memory of its own, values and gradients +0, until it is seated elsewhere. Throws
-/// usage_error, with its size, if there is no memory for it.
+/// One parameter of a layer, with value and gradient. It owns memory for both, filled with +0, until seat() makes it use
+/// other memory. The constructor throws usage_error, naming the size, if there is not enough memory.
 template <Element E>
 class trainable {
 public:
@@ -128,7 +130,7 @@ public:
     [[nodiscard]] std::span<E> value() const noexcept { return value_; }
     [[nodiscard]] std::span<E> gradient() const noexcept { return gradient_; }
 
-    /// Uses this memory from now on, as it is, and gives up its own. Both spans have size() elements.
+    /// From now on uses this memory, without changing what it holds, and frees its own. Both spans have size() elements.
     void seat(std::span<E> value, std::span<E> gradient) noexcept {
         value_ = value;
         gradient_ = gradient;
@@ -157,7 +159,7 @@ trainable<E>::trainable(std::string name, std::vector<std::size_t> shape)
     std::fill(gradient_.begin(), gradient_.end(), E{0});
 }
 
-/// Fills parameters with numbers that are uniform in [-bound, bound), from random_stream{seed,
+/// Fills the values of `parameters` with uniform random numbers in [-bound, bound), drawn from random_stream{seed,
 /// random_use::initial_values, first + i} for parameter i: the same bits on every platform.
 template <Element E>
 void draw_uniform(std::span<trainable<E>> parameters, E bound, std::uint64_t seed, std::uint64_t first) {
@@ -175,46 +177,51 @@ DDP_INSTANTIATE void draw_uniform(std::span<trainable<float>>, float, std::uint6
 DDP_INSTANTIATE void draw_uniform(std::span<trainable<double>>, double, std::uint64_t, std::uint64_t);
 #endif
 
-/// How a forward pass runs. What most layers ignore is added here, so that their signatures stay.
+/// How a forward pass runs. Settings that few layers need are fields here, so that the signature of forward stays the
+/// same.
 struct forward_mode {
     bool training = true;                         ///< false: evaluation
-    std::uint64_t seed = 0;                       ///< of everything that is drawn in training
+    std::uint64_t seed = 0;                       ///< for all random numbers that are drawn in training
     std::uint64_t step = 0;                       ///< the training step's number, the same on every rank
-    std::size_t layer = 0;                        ///< this layer's place in the model
-    std::span<std::uint32_t const> samples = {};  ///< of each sample of the batch, its number in the data set; or empty
-    rank_sums* ranks = nullptr;                   ///< of all ranks that train the model; null: there is no other
+    std::size_t layer = 0;                        ///< the position of this layer in the model, from 0
+    std::span<std::uint32_t const> samples = {};  ///< the number of each sample in the data set; or empty
+    rank_sums* ranks = nullptr;  ///< adds over all ranks that train the model; null: there are no others
 };
 
-/// What a backward pass wants.
+/// What a backward pass computes.
 struct backward_mode {
-    bool input_gradient = true;  ///< nobody needs the gradient of the batch: false for the first layer with parameters
+    bool input_gradient = true;  ///< whether dx is needed: false in the first layer that has parameters
     bool accumulate = false;     ///< add to the parameters' gradients instead of assigning them
-    rank_sums* ranks = nullptr;  ///< as forward's
-    /// Not null, for layers with `reports_slices`: large gradients are wanted as their rows become final.
+    rank_sums* ranks = nullptr;  ///< as in forward_mode
+    /// Not null: a layer with `reports_slices` should report large gradients in slices, as soon as their rows are final.
     slice_reports* slices = nullptr;
 };
 
-/// A differentiable function of matrices.
+/// A layer: a differentiable function of a matrix with one row for each sample.
 ///
-///  forward(x, mode)    -> y. x stays where it is, unchanged, until after backward; rows may differ from call to call.
-///  backward(dy, mode)  gradients of the parameters at the last forward's x, and -> dx (an empty view if nobody wants
-///                      it). May overwrite dy. Reads parameter values before it writes gradients, so that a value may
-///                      change once backward has returned. May be called again after the same forward.
+///  forward(x, mode)    returns y. x stays valid and unchanged until backward has returned; the number of rows may differ
+///                      from call to call.
+///  backward(dy, mode)  writes (or adds) the gradients of the parameters for the last forward, and returns dx (an empty
+///                      view where `mode.input_gradient` is false). May overwrite dy. Reads parameter values before it
+///                      writes gradients, so values may change once backward has returned. May be called again after the
+///                      same forward.
 ///
-/// Optional, each found on its own:
-///  parameters()             -> std::span<trainable<E>>, always the same
-///  initialize(seed, first)  fills the values, from random_stream{seed, random_use::initial_values, first + i} for
-///                           parameter i: the same on every rank and platform
-///  inputs(), outputs()      columns of x and y, where they are fixed; without them y has the columns of x
-///  forward_in_place(y, mode)  forward whose result takes the place of its argument, for layers whose backward does not
-///                           need x. Called instead of forward where the layer before has
-///  buffers()                -> std::vector<model_buffer>: state that is not trained
-///  joins_ranks()            -> bool: in training, forward and backward call mode.ranks, on all ranks alike; they are called
-///                           with no rows on ranks without samples
-///  hash()                   of settings besides the parameters that ranks must have alike; 0: none
-///  reports_slices           static constexpr bool: backward looks at mode.slices
-///  output_is_free           static constexpr bool: y is this layer's own memory and backward does not read it, so the
-///                           next layer may overwrite it
+/// Optional members; each is used where a layer has it:
+///  parameters()               returns `std::span<trainable<E>>`, the same one every time
+///  initialize(seed, first)    sets initial values, drawn from random_stream{seed, random_use::initial_values, first + i}
+///                             for parameter i: the same on every rank and platform
+///  inputs(), outputs()        the number of columns of x and of y, if it is fixed; a layer without them accepts any x,
+///                             and y has as many columns as x
+///  forward_in_place(y, mode)  a forward that writes its result over its argument, for layers whose backward does not
+///                             need x. Called instead of forward if the layer before has `output_is_free`
+///  buffers()                  returns `std::vector<model_buffer>`: state that is not trained
+///  joins_ranks()              returns bool: whether forward and backward call `mode.ranks` in training, equally often on
+///                             all ranks. A rank without samples then calls them with no rows
+///  hash()                     a digest of settings, other than parameters, that must be the same on all ranks; 0: there
+///                             are none
+///  reports_slices             static constexpr bool: backward uses `mode.slices`
+///  output_is_free             static constexpr bool: y is memory of this layer's own that its backward does not read, so
+///                             the next layer may overwrite it
 template <class L, class E>
 concept LayerOf = std::same_as<typename L::element, E> && requires(L& layer, const_matrix_view<E> x, matrix_view<E> dy,
                                                                    forward_mode forth, backward_mode back) {

@@ -14,6 +14,7 @@
 
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
+#include <ddp/core/function_ref.hpp>
 #include <ddp/core/separate.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/model/rank_sums.hpp>
@@ -134,7 +135,12 @@ public:
 
     /// What the last layer gives. Throws usage_error for inputs of another shape.
     [[nodiscard]] const_matrix_view<E> forward(std::span<E const> inputs, std::size_t rows, std::size_t features,
-                                               forward_mode how);
+                                               forward_mode how) {
+        return forward(inputs, rows, features, how, [](std::size_t) {});
+    }
+    /// Calls needed(i) before value i is read.
+    [[nodiscard]] const_matrix_view<E> forward(std::span<E const> inputs, std::size_t rows, std::size_t features,
+                                               forward_mode how, function_ref<void(std::size_t)> needed);
     /// Without samples: only what all ranks have to take part in.
     void forward_absent();
 
@@ -231,7 +237,7 @@ forward_mode layer_chain<E>::mode_of_pass() const noexcept {
 }
 template <Element E>
 const_matrix_view<E> layer_chain<E>::forward(std::span<E const> inputs, std::size_t rows, std::size_t features,
-                                             forward_mode how) {
+                                             forward_mode how, function_ref<void(std::size_t)> needed) {
     DDP_EXPECTS(inputs_ == 0 || features == inputs_,
                 "the batch has " + std::to_string(features) + " features a sample, the model takes " +
                     std::to_string(inputs_) + "; give its first layer as many inputs as the data has features");
@@ -241,12 +247,19 @@ const_matrix_view<E> layer_chain<E>::forward(std::span<E const> inputs, std::siz
     DDP_EXPECTS(how.samples.empty() || how.samples.size() == rows,
                 "the batch names " + std::to_string(how.samples.size()) + " samples for " + std::to_string(rows) +
                     " rows; name each, or none");
+    std::size_t i = 0;
+    auto const await_values = [&](std::size_t l) {
+        for (std::size_t const end = i + layers_[l]->parameters().size(); i < end; ++i) needed(i);
+    };
     how.layer = 0;
+    await_values(0);
     std::optional<matrix_view<E>> y;  // assigning a view would copy what it shows
     y.emplace(layers_.front()->forward(as_matrix(inputs, rows, features), how));
-    for (std::size_t l = how.layer = 1; l < layers_.size(); how.layer = ++l)
+    for (std::size_t l = how.layer = 1; l < layers_.size(); how.layer = ++l) {
+        await_values(l);
         y.emplace(layers_[l - 1]->output_is_free() ? layers_[l]->forward_in_place(*y, how)
                                                    : layers_[l]->forward(read_only(*y), how));
+    }
     return read_only(*y);
 }
 template <Element E>

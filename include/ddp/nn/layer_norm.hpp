@@ -53,12 +53,14 @@ DDP_KERNEL void normalise_gradient(E* d, E const* n, E mean, E slope, E inverse,
 }
 }  // namespace detail
 
-/// (x - mean) / sqrt(variance + epsilon) * weight + bias, mean and variance (over n, not n - 1) of each row.
+/// Computes (x - mean) / sqrt(variance + epsilon) * weight + bias with the mean and variance (divided by n, not n - 1) of
+/// each row.
 ///
-/// Parameters "weight" and "bias" (width), 1 and 0 at first: PyTorch's. Works in place, in both directions.
-/// Cost    some five passes each over a row that stays in the nearest cache. Memory: the normalised rows.
-/// Sums    along a row in sixteen lanes, over rows one after the other.
-/// Throws  usage_error if x has other than `width` columns.
+/// Parameters "weight" and "bias" (width), initially 1 and 0, as in PyTorch. Works in place in both directions.
+/// Cost    about five passes in each direction over a row, which stays in the first-level cache. Memory: the normalised
+///         rows.
+/// Sums    along a row in sixteen partial sums, which are then added in pairs; over rows in order.
+/// Throws  usage_error if x does not have `width` columns.
 /// Source  Ba, Kiros and Hinton, "Layer normalization", arXiv:1607.06450.
 template <Element E = float>
 class layer_norm {

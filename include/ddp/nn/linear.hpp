@@ -19,20 +19,22 @@
 
 namespace ddp::nn {
 
-/// y = x W^T + b, the fully connected layer: ddp::nn::linear(784, 128) in float, ddp::nn::linear<double>(784, 128) in
+/// The fully connected layer y = x W^T + b: ddp::nn::linear(784, 128) in float, ddp::nn::linear<double>(784, 128) in
 /// double.
 ///
-/// Parameters "weight" (outputs, inputs) and "bias" (outputs): PyTorch's names and layout, so weights travel between
-/// the two. Against the transposed layout the three products together take the same time, to within noise, at 784 or
-/// 1024 inputs and 1024 outputs; at 10 outputs the weight's gradient takes 0.03 ms instead of 0.09 (batch 128, float).
+/// Parameters "weight" (outputs, inputs) and "bias" (outputs), with PyTorch's names and layout, so that weights can be
+/// exchanged with PyTorch. The transposed layout takes the same time for the three products together, within noise, at
+/// 784 or 1024 inputs and 1024 outputs; at 10 outputs, this layout computes the weight's gradient in 0.03 ms instead of
+/// 0.09 (batch 128, float).
 ///
-/// Initial values  uniform in [-k, k), k = 1 / sqrt(inputs), for both: PyTorch's default. A root, a quotient and
-///                 a product round the same everywhere: the same bits on every platform.
-/// Cost            2 rows inputs outputs flops forward, twice that backward, in Eigen's GEMM, which allocates its
-///                 packing buffers (below 128 KiB on the stack). The product adds to rows that hold the bias already.
-/// Slices          where sequential::report_slices asks for them, the weight's gradient is computed in blocks of rows, the last
-///                 rows first, after that of the bias, and each block reported: the same bits, in about the same time.
-/// Throws          usage_error if inputs or outputs is 0, or x has other than `inputs` columns.
+/// Initial values  both are uniform in [-k, k) with k = 1 / sqrt(inputs), PyTorch's default. A root, a quotient and a
+///                 product round the same everywhere, so the bits are the same on every platform.
+/// Cost            2 rows inputs outputs flops forward, twice that backward, in Eigen's GEMM, which allocates packing
+///                 buffers (on the stack below 128 KiB). The product is added to rows that already hold the bias.
+/// Slices          if sequential::report_slices asks for them, the gradient of the bias is computed first, then that of
+///                 the weight in blocks of rows, the last rows first, and each block is reported: the same bits, in about
+///                 the same time.
+/// Throws          usage_error if inputs or outputs is 0, or if x does not have `inputs` columns.
 template <Element E = float>
 class linear {
 public:

@@ -20,12 +20,12 @@
 
 namespace ddp::nn {
 
-/// What evaluating a batch yields: sums, so that batches and ranks may be added in any grouping.
+/// The result of an evaluation: sums, so that results of batches and ranks may be added in any grouping.
 struct evaluation {
-    double loss_sum = 0;               ///< of the samples' losses
-    std::uint64_t correct = 0;         ///< samples whose largest output is their label's; 0 where there are no labels
+    double loss_sum = 0;               ///< sum of the losses of the samples
+    std::uint64_t correct = 0;         ///< samples whose label has the largest output; 0 if there are no labels
     std::uint64_t weight = 0;          ///< samples
-    std::uint64_t correct_in_top = 0;  ///< samples whose label is among the loss's `top` largest outputs
+    std::uint64_t correct_in_top = 0;  ///< samples whose label is among the `top` largest outputs (see the loss)
 
     evaluation& operator+=(evaluation const& other) noexcept {
         loss_sum += other.loss_sum;
@@ -43,12 +43,14 @@ struct evaluation {
     }
 };
 
-/// A loss over model outputs z (rows, outputs) and a batch that knows the right answers.
+/// A loss of the model outputs z (rows, outputs), given a batch that holds the correct answers.
 ///
-///  forward(z, batch)   the sum of the samples' losses, added in double; keeps what backward needs. rows >= 1
-///  backward(factor)    -> d(factor * that sum)/dz, in a buffer of the loss's that the caller may overwrite
-///  correct(z, batch)   samples that count as right
-///  correct_in_top(z, batch)  optional: samples whose right answer is among the first few
+///  forward(z, batch)         returns the sum of the losses of the samples, added in double, and keeps what backward
+///                            needs. There is at least one row
+///  backward(factor)          returns the gradient of factor * that sum with respect to z, in a buffer of the loss's own
+///                            that the caller may overwrite
+///  correct(z, batch)         returns the number of samples that are predicted correctly
+///  correct_in_top(z, batch)  optional: returns the number of samples whose correct answer is among the first few
 template <class L, class Batch>
 concept LossFor =
     requires(L& loss, const_matrix_view<typename L::element> z, Batch const& batch, typename L::element factor) {
@@ -57,13 +59,15 @@ concept LossFor =
         { loss.correct(z, batch) } -> std::same_as<std::uint64_t>;
     };
 
-/// -log softmax(z)[label]: classification. Takes any batch with integer `labels`, one a row.
+/// The cross-entropy `-log softmax(z)[label]`, for classification. Takes any batch with integer `labels`, one for each
+/// row.
 ///
-/// Evaluation counts the rows whose label has the largest output, and those where it is among the `top` largest; of equal
-/// outputs the first comes first, and a NaN before all.
+/// Evaluation counts the rows whose label has the largest output, and those whose label is among the `top` largest; of
+/// equal outputs the one with the lower index ranks first, and a NaN ranks before all numbers.
 ///
-/// Cost    two passes over z, one exponential an element.
-/// Throws  usage_error naming position and value of a label outside [0, outputs).
+/// Cost    two passes over z, one exponential for each element. Memory: two arrays of the size of z.
+/// Sums    in double: over the outputs of a row in order, then over the rows in order.
+/// Throws  usage_error for a label outside [0, outputs), naming its position and value.
 template <Element E = float>
 class softmax_cross_entropy {
 public:
@@ -164,8 +168,11 @@ private:
 };
 static_assert(LossFor<softmax_cross_entropy<float>, classification_batch<float>>);
 
-/// The mean over outputs of (z - target)^2: regression, as PyTorch's MSELoss. Takes any batch with `targets` of
-/// (rows, outputs). Throws usage_error if there are other than rows * outputs of them.
+/// The mean over outputs of (z - target)^2, for regression, like PyTorch's MSELoss. Takes any batch with `targets` (rows,
+/// outputs). Evaluation counts no correct answers.
+/// Cost    one pass over z in each direction. Memory: two arrays of the size of z.
+/// Sums    in double, over outputs and rows in order.
+/// Throws  usage_error if the batch does not have rows * outputs targets.
 template <Element E = float>
 class mean_squared_error {
 public:

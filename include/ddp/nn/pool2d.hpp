@@ -16,14 +16,15 @@
 
 namespace ddp::nn {
 
-/// Of max_pool2d and average_pool2d.
+/// Options of max_pool2d and average_pool2d.
 struct pool2d_options {
     std::size_t kernel = 2;   ///< pixels, in both directions
-    std::size_t stride = 0;   ///< pixels; 0: as the kernel
+    std::size_t stride = 0;   ///< pixels; 0: the same as kernel
     std::size_t padding = 0;  ///< pixels on each side
 };
 
-/// The largest pixel, the first among equals; NaN if any is. What is outside the image takes no part.
+/// For pool2d: the largest pixel of a window, the first of several equal ones; NaN if any is NaN. Pixels outside the
+/// image are ignored.
 struct window_largest {
     static constexpr char const* name = "max_pool2d";
 
@@ -93,7 +94,7 @@ private:
     }
 };
 
-/// The mean of the window's kernel^2 pixels, of which those outside the image are 0 (PyTorch's default).
+/// For pool2d: the mean of a window's kernel^2 pixels, in which those outside the image count as 0 (PyTorch's default).
 struct window_mean {
     static constexpr char const* name = "average_pool2d";
 
@@ -124,11 +125,14 @@ struct window_mean {
     }
 };
 
-/// The layer made of such a function: `max_pool2d half(first.output_shape());` halves height and width.
+/// A layer that computes one number for each window of each plane by `Function`, which is window_largest (max_pool2d) or
+/// window_mean (average_pool2d): (rows, channels * height * width) -> (rows, channels * output height * output width).
+/// With the default options, `max_pool2d half(first.output_shape());` halves height and width.
 ///
-/// Windows that would stand out at the right or below are left out, as PyTorch does. The input is looked at again in
-/// backward instead of remembering places. Cost: one pass each over the activations; kernel^2 looks a window.
-/// Throws usage_error if samples are no such images, or windows do not fit.
+/// Windows that would reach beyond the right or lower edge are left out, as in PyTorch. Backward reads the input again
+/// instead of storing positions.
+/// Cost    one pass over the activations in each direction; each window reads kernel^2 pixels.
+/// Throws  usage_error if samples are not images of this shape, or the windows do not fit.
 template <Element E, class Function>
 class pool2d {
 public:

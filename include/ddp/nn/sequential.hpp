@@ -14,6 +14,7 @@
 #include <vector>
 
 #include <ddp/core/contract.hpp>
+#include <ddp/core/function_ref.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/model/rank_sums.hpp>
 #include <ddp/nn/layer.hpp>
@@ -30,8 +31,9 @@ using last_of = std::tuple_element_t<sizeof...(Parts) - 1, std::tuple<Parts...>>
 
 }  // namespace detail
 
-/// What sequential reads of a batch; its loss reads the rest (labels, targets). Where layers draw (dropout), it also needs
-/// `samples`: std::uint32_t numbers in the data set, one a row.
+/// What sequential reads from a batch: `inputs` (rows, features), row-major. The loss reads the rest (labels, targets).
+/// Layers that draw random numbers (dropout) also need `samples`: one std::uint32_t for each row, its number in the data
+/// set.
 template <class B, class E>
 concept BatchOf = requires(B const& batch) {
     { batch.inputs } -> std::convertible_to<std::span<E const>>;  // (rows, features), row-major
@@ -44,24 +46,29 @@ concept BatchOf = requires(B const& batch) {
 ///     ddp::nn::sequential net{ddp::nn::linear(784, 128), ddp::nn::relu(), ddp::nn::linear(128, 10),
 ///                             ddp::nn::softmax_cross_entropy()};
 ///
-/// Parameters are named by the layer's place, "0.weight", "0.bias", "2.weight", …, as PyTorch's Sequential does.
-/// The batch's memory must stay as it is until backward has returned. Memory for results grows to the largest
-/// batch seen; after that nothing is allocated but Eigen's packing buffers. Gradients of a layer are final, and
-/// reported, once those of its input exist: its values may change from then on (ready_releases).
+/// Parameters are named after the position of their layer, "0.weight", "0.bias", "2.weight", …, as in PyTorch's
+/// Sequential. The memory of the batch must not change until backward has returned. Memory for results grows to the
+/// largest batch so far; after that, only Eigen's packing buffers are allocated. The gradients of a layer are reported as
+/// final once the gradient of its input has been computed: its values may change from then on (ready_releases).
 ///
-/// One thread at a time. The same batch gives the same bits, bound or not, at any alignment of the inputs. The same
-/// samples in batches of other sizes give the same to rounding, as do processors with other caches: Eigen blocks its
-/// sums by both.
+/// One thread at a time. The same batch gives the same bits, whether the model is bound or not, and at any alignment of
+/// the inputs. The same samples in batches of other sizes give the same results up to rounding, as do processors with
+/// other cache sizes, because Eigen blocks its sums according to both.
 template <Element E = float, class Loss = softmax_cross_entropy<E>>
 class sequential {
 public:
     using element = E;
     static constexpr bool ready_releases = true;
 
-    /// Layers, then the loss. Values are initialised for seed 0. Throws usage_error if widths do not fit.
+    /// The layers in order, then the loss. Values are initialised with seed 0. Throws usage_error if the output width of
+    /// a layer is not the input width of the next.
     template <class... Parts>
         requires(sizeof...(Parts) > 1 && std::same_as<detail::last_of<Parts...>, Loss>)
     explicit sequential(Parts... parts) : loss_(std::move(std::get<sizeof...(Parts) - 1>(std::tie(parts...)))) {
+        static_assert(
+            (std::same_as<typename Parts::element, E> && ...),
+            "sequential: all layers and the loss have to be of one element type, all float or all double; write "
+            "linear<double>(…), relu<double>(), … for double");
         auto const all = std::tie(parts...);
         [&]<std::size_t... I>(std::index_sequence<I...>) {
             (layers_.append(detail::hold<E>(std::move(std::get<I>(all)))), ...);
@@ -69,8 +76,9 @@ public:
         initialize(0);
     }
 
-    /// New values, drawn for (seed, parameter, element): the same on every rank and platform. Call it before training,
-    /// with the same seed everywhere: what is drawn later, by dropout, depends on it too.
+    /// Draws new values as a function of (seed, parameter, element): the same on every rank and platform. Call it before
+    /// training, with the same seed on every rank: later random numbers, such as those of dropout, also depend on this
+    /// seed.
     sequential& initialize(std::uint64_t seed) {
         layers_.initialize(seed);
         return *this;
@@ -78,50 +86,60 @@ public:
 
     [[nodiscard]] std::vector<parameter<E>> parameters() { return layers_.parameters(); }
 
-    /// State that is not trained, by the layer's place as parameters are: "1.running_mean".
+    /// State that is not trained. Like parameters, buffers are named after the position of their layer: "1.running_mean".
     [[nodiscard]] std::vector<model_buffer> buffers() { return layers_.buffers(); }
-    /// Where layers need sums over all ranks, this is where they get them. The trainer calls it.
+    /// Gives layers that need sums over all ranks the object that computes them. Called by the trainer.
     void join_ranks(std::shared_ptr<rank_sums> ranks) noexcept { layers_.join_ranks(std::move(ranks)); }
-    /// Whether all ranks have to take part in each pass of training, with samples or without.
+    /// Whether all ranks must take part in each pass in training, with samples or without.
     [[nodiscard]] bool needs_all_ranks() const noexcept { return layers_.needs_all_ranks(); }
 
-    /// Works in `memory` from now on; what stands there are the values. Throws usage_error, and changes nothing, unless
-    /// it has a span of the right length for each parameter.
+    /// From now on works in `memory`, which holds the values already. Throws usage_error, without changing anything,
+    /// unless `memory` has a span of the right length for each parameter.
     void bind(storage<E> memory) { layers_.bind(std::move(memory)); }
 
-    /// Whether forward tells its layers that they are being trained (the default) or used.
+    /// Chooses training mode (true, the default) or evaluation mode for the passes that follow.
     void training(bool on) noexcept { layers_.mode.training = on; }
+    /// Whether the model is in training mode.
     [[nodiscard]] bool training() const noexcept { return layers_.mode.training; }
 
-    /// From now on backward computes and reports large gradients in slices of about so many bytes, where layers can (linear):
-    /// their reduction then starts while the rest of the same gradient is computed. The same bits for any. 0, the default:
-    /// each gradient as a whole. For models with large weights over a network; slices smaller than a bucket gain nothing.
+    /// From now on, backward computes and reports large gradients in slices of about `bytes` bytes, in layers that can
+    /// (linear): the reduction of a slice then starts while the rest of the same gradient is computed. Does not change
+    /// any bits. 0, the default: each gradient as a whole. For models with large weights over a network; slices smaller
+    /// than a bucket bring no advantage.
     sequential& report_slices(std::size_t bytes) noexcept {
         slice_bytes_ = bytes;
         return *this;
     }
 
-    /// What ranks must have alike besides parameters: the seed and the settings of layers that draw.
+    /// A digest of what must be the same on all ranks besides parameters: the seed and the settings of layers that draw.
     [[nodiscard]] std::uint64_t hash() const { return layers_.hash(); }
 
-    /// Step `number` comes next; from 0 until somebody says so. What layers draw depends on it. The trainer calls it.
+    /// Sets the number of the next step, on which random numbers in layers depend; 0 before the first call. Called by the
+    /// trainer.
     void begin_step(std::uint64_t number) noexcept { layers_.mode.step = number; }
 
-    /// The mean loss over the batch; 0 for a batch of no rows.
+    /// Returns the mean loss over the batch; 0 for a batch without rows.
     template <BatchOf<E> Batch>
         requires LossFor<Loss, Batch>
     double forward(Batch const& batch) {
+        return forward(batch, [](std::size_t) {});
+    }
+    /// The same, but calls needed(i) before parameter i is read, in the order of the layers.
+    template <BatchOf<E> Batch, std::invocable<std::size_t> Needed>
+        requires LossFor<Loss, Batch>
+    double forward(Batch const& batch, Needed const& needed) {
         if (batch.rows == 0) {
             forward_absent();
             return 0;
         }
         ran_ = false;
         rows_ = batch.rows;
-        double const loss = loss_.forward(outputs(batch, layers_.mode_of_pass()), batch) / static_cast<double>(rows_);
+        double const loss =
+            loss_.forward(outputs(batch, layers_.mode_of_pass(), needed), batch) / static_cast<double>(rows_);
         ran_ = true;
         return loss;
     }
-    /// The same without samples, and without a batch.
+    /// The forward pass of a rank that has no batch at all. It matters only to layers that need sums over all ranks.
     void forward_absent() {
         ran_ = false;
         rows_ = 0;
@@ -129,7 +147,8 @@ public:
         ran_ = true;
     }
 
-    /// Gradients of the last forward, last layer first. Of a batch of no rows they are +0. May be repeated.
+    /// Computes the gradients for the last forward, from the last layer to the first, and reports each with ready(i).
+    /// They are +0 for a batch without rows. May be repeated. Throws usage_error if there was no forward.
     template <std::invocable<std::size_t> Ready>
     void backward(pass<E> how, Ready const& ready) {
         DDP_EXPECTS(ran_, "backward: there is no forward pass to go back through; call forward(batch) first");
@@ -161,7 +180,8 @@ public:
         }
     }
 
-    /// Loss and right answers of the batch, in evaluation mode. Ends what backward could go back through.
+    /// Computes the loss and the number of correct answers in evaluation mode. A backward is possible only after another
+    /// forward.
     template <BatchOf<E> Batch>
         requires LossFor<Loss, Batch>
     [[nodiscard]] evaluation evaluate(Batch const& batch) {
@@ -174,10 +194,11 @@ public:
         return sums;
     }
 
-    /// What the last layer gives for the batch's inputs, in evaluation mode: (rows, outputs), row-major, one row a sample.
-    /// With softmax_cross_entropy these are logits: the greatest of a row is the predicted class. Labels and targets are
-    /// not read, and may be empty. The view stays valid until the model's next call. Allocates nothing once a batch of
-    /// this size was seen. Ends what backward could go back through. Throws usage_error for inputs of another shape.
+    /// Returns the output of the last layer for the inputs of the batch, in evaluation mode: (rows, outputs), row-major.
+    /// With softmax_cross_entropy these are logits: the largest of a row is the predicted class. Labels and targets are
+    /// not read and may be empty. The view is valid until the next call of the model. Allocates nothing once it has seen
+    /// a batch of this size. A backward is possible only after another forward. Throws usage_error for inputs of another
+    /// shape.
     template <BatchOf<E> Batch>
     [[nodiscard]] const_matrix_view<E> predict(Batch const& batch) {
         ran_ = false;
@@ -187,9 +208,10 @@ public:
 
 private:
     template <class Batch>
-    const_matrix_view<E> outputs(Batch const& batch, forward_mode mode) {
+    const_matrix_view<E> outputs(
+        Batch const& batch, forward_mode mode, function_ref<void(std::size_t)> needed = [](std::size_t) {}) {
         if constexpr (requires { std::span<std::uint32_t const>(batch.samples); }) mode.samples = batch.samples;
-        return layers_.forward(batch.inputs, batch.rows, batch.features, mode);
+        return layers_.forward(batch.inputs, batch.rows, batch.features, mode, needed);
     }
 
     detail::layer_chain<E> layers_;

@@ -69,23 +69,23 @@ inline constexpr std::size_t adagrad_block = 512;  // elements whose roots wait 
 
 }  // namespace detail::kernels
 
-/// Adagrad.
+/// Adagrad; t is the number of the update:
 ///
 ///     g = gradient_scale * gradient + weight_decay * value
 ///     v = v + g * g
 ///     value = value - learning_rate / (1 + (t - 1) * lr_decay) * g / (sqrt(v) + eps)
 ///
-/// State   one array (v, named "sum").
-/// Cost    one pass over memory: reads gradient, value and v, writes value and v.
-/// Numbers v starts at zero, as all state does: there is no initial_accumulator_value. The rate is computed in double,
-///         once a step, and rounded once.
-/// Source  Duchi, Hazan and Singer, "Adaptive subgradient methods for online learning and stochastic optimization",
-///         JMLR 12, 2011, in the form of torch.optim.Adagrad.
+/// State    one array (v, named "sum").
+/// Cost     one pass: reads gradient, value and v, writes value and v.
+/// Numbers  v starts at zero, like all state: there is no initial_accumulator_value. The rate is computed in double once
+///          in each step, and rounded once.
+/// Source   Duchi, Hazan and Singer, "Adaptive subgradient methods for online learning and stochastic optimization", JMLR
+///          12, 2011, in the form of torch.optim.Adagrad.
 struct adagrad {
     double lr = 0.01;           ///< learning rate; finite, >= 0
     double lr_decay = 0.0;      ///< the rate is divided by 1 + (t - 1) * lr_decay in update t; finite, >= 0
-    double eps = 1e-10;         ///< keeps the quotient finite where v is 0; finite, > 0
-    double weight_decay = 0.0;  ///< times value, added to the gradient (L2 regularisation); finite, >= 0
+    double eps = 1e-10;         ///< added to the divisor, which keeps it above 0; finite, > 0
+    double weight_decay = 0.0;  ///< times value is added to the gradient (L2 regularisation); finite, >= 0
 
     [[nodiscard]] std::size_t slot_count() const noexcept { return 1; }
     [[nodiscard]] slot_words slot_names() const noexcept {
@@ -99,7 +99,7 @@ struct adagrad {
         return policy_hash("adagrad", lr, lr_decay, eps, weight_decay);
     }
 
-    /// Throws usage_error for hyper-parameters that make no sense.
+    /// Throws usage_error for hyper-parameters out of their ranges.
     void validate() const {
         DDP_EXPECTS(detail::is_finite(lr) && lr >= 0,
                     "adagrad: lr is " + std::to_string(lr) + ", but must be a finite number >= 0; 0.01 is usual");

@@ -128,31 +128,31 @@ void expect_adam_spans(step_info const& at, std::size_t gradients, std::size_t v
 
 }  // namespace detail::kernels
 
-/// Adam. Weight decay, where there is any, is part of the gradient (L2 regularisation).
+/// Adam, with weight decay as part of the gradient (L2 regularisation); t is the number of the update:
 ///
 ///     g = gradient_scale * gradient + weight_decay * value
 ///     m = beta1 * m + (1 - beta1) * g
 ///     v = beta2 * v + (1 - beta2) * g * g
 ///     value = value - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 ///
-/// State   two arrays (m, v).
-/// Cost    one pass over memory: reads gradient, value, m and v, writes value, m and v.
-/// Numbers beta^t, the corrections and their quotients are computed in double, once a step, and rounded once.
-/// Source  Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015, with eps where torch.optim.Adam has
-///         it.
+/// State    two arrays (m and v, named "exp_avg" and "exp_avg_sq").
+/// Cost     one pass: reads gradient, value, m and v, writes value, m and v.
+/// Numbers  beta^t, the corrections and their quotients are computed in double once in each step, and rounded once.
+/// Source   Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015, with eps in the place where
+///          torch.optim.Adam has it.
 struct adam {
     double lr = 1e-3;           ///< learning rate; finite, >= 0
-    double beta1 = 0.9;         ///< how much of m is kept each step; in [0, 1)
-    double beta2 = 0.999;       ///< how much of v is kept each step; in [0, 1)
-    double eps = 1e-8;          ///< keeps the quotient finite where v is 0; finite, > 0
-    double weight_decay = 0.0;  ///< times value, added to the gradient; finite, >= 0
+    double beta1 = 0.9;         ///< the fraction of m that each step keeps; in [0, 1)
+    double beta2 = 0.999;       ///< the fraction of v that each step keeps; in [0, 1)
+    double eps = 1e-8;          ///< added to the divisor, which keeps it above 0; finite, > 0
+    double weight_decay = 0.0;  ///< times value is added to the gradient; finite, >= 0
 
     [[nodiscard]] std::size_t slot_count() const noexcept { return 2; }
     [[nodiscard]] slot_words slot_names() const noexcept { return detail::kernels::adam_slots; }
     [[nodiscard]] double learning_rate() const noexcept { return lr; }
     [[nodiscard]] std::uint64_t hash() const noexcept { return numbers().hash("adam"); }
 
-    /// Throws usage_error for hyper-parameters that make no sense.
+    /// Throws usage_error for hyper-parameters out of their ranges.
     void validate() const { numbers().validate("adam"); }
 
     /// Steps a range; the same bits in one piece or in many. Throws usage_error if lengths differ or at.step is 0.
@@ -173,28 +173,28 @@ private:
 };
 static_assert(OptimizerFor<adam, float> && OptimizerFor<adam, double>);
 
-/// Adam with decoupled weight decay: the value shrinks by lr * weight_decay, and the moments never see it.
+/// AdamW: Adam with decoupled weight decay, which does not enter the moments:
 ///
 ///     value = value * (1 - lr * weight_decay)
 ///     then as adam, with g = gradient_scale * gradient
 ///
-/// State   two arrays (m, v).
-/// Cost    one pass over memory: reads gradient, value, m and v, writes value, m and v.
-/// Numbers beta^t, the corrections and their quotients are computed in double, once a step, and rounded once.
-/// Source  Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019, in the form of torch.optim.AdamW.
+/// State    two arrays (m and v, named "exp_avg" and "exp_avg_sq").
+/// Cost     one pass: reads gradient, value, m and v, writes value, m and v.
+/// Numbers  beta^t, the corrections and their quotients are computed in double once in each step, and rounded once.
+/// Source   Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019, in the form of torch.optim.AdamW.
 struct adamw {
     double lr = 1e-3;            ///< learning rate; finite, >= 0
-    double beta1 = 0.9;          ///< how much of m is kept each step; in [0, 1)
-    double beta2 = 0.999;        ///< how much of v is kept each step; in [0, 1)
-    double eps = 1e-8;           ///< keeps the quotient finite where v is 0; finite, > 0
-    double weight_decay = 0.01;  ///< times the learning rate: the part of the value that goes; finite, >= 0
+    double beta1 = 0.9;          ///< the fraction of m that each step keeps; in [0, 1)
+    double beta2 = 0.999;        ///< the fraction of v that each step keeps; in [0, 1)
+    double eps = 1e-8;           ///< added to the divisor, which keeps it above 0; finite, > 0
+    double weight_decay = 0.01;  ///< decoupled: each step subtracts learning rate * weight_decay * value; finite, >= 0
 
     [[nodiscard]] std::size_t slot_count() const noexcept { return 2; }
     [[nodiscard]] slot_words slot_names() const noexcept { return detail::kernels::adam_slots; }
     [[nodiscard]] double learning_rate() const noexcept { return lr; }
     [[nodiscard]] std::uint64_t hash() const noexcept { return numbers().hash("adamw"); }
 
-    /// Throws usage_error for hyper-parameters that make no sense.
+    /// Throws usage_error for hyper-parameters out of their ranges.
     void validate() const { numbers().validate("adamw"); }
 
     /// Steps a range; the same bits in one piece or in many. Throws usage_error if lengths differ or at.step is 0.

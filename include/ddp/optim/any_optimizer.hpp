@@ -22,8 +22,9 @@
 
 namespace ddp {
 
-/// Holds sgd, adam, adamw, rmsprop, adagrad, lion, lamb or lars, and behaves as what it holds, hash included. For command lines and
-/// matrices of tests: one trainer is compiled instead of eight. Costs one indirect choice a range.
+/// An optimizer that is chosen at run time: holds one of the library's optimizers and behaves like it, including its
+/// hash. It is meant for command lines and for tests over all optimizers: one trainer is compiled instead of eight. Cost:
+/// one indirect call for each range.
 class any_optimizer {
 public:
     any_optimizer(sgd const& held) noexcept : held_(held) {}

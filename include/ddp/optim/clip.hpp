@@ -1,5 +1,5 @@
 /// \file
-/// Clipping of gradients that are too long, all together or element by element.
+/// Gradient clipping, by the norm of all gradients together or element by element.
 #pragma once
 
 #include <concepts>
@@ -22,19 +22,26 @@
 
 namespace ddp {
 
-/// max_norm / (norm + 1e-6), at most 1: exactly 1 says that nothing is clipped. An infinite norm gives 0, NaN gives
-/// NaN: both show in the values after one step, as they would without clipping. Source: torch.nn.utils.clip_grad_norm_.
+/// The factor that scales a gradient of this norm to at most `max_norm`: max_norm / (norm + 1e-6), but at most 1. Exactly
+/// 1 means that nothing is clipped. An infinite norm gives 0 and NaN gives NaN: either is visible in the values after one
+/// step, as it would be without clipping. Source: torch.nn.utils.clip_grad_norm_.
 [[nodiscard]] inline double clip_factor(double norm, double max_norm) noexcept {
     double const factor = max_norm / (norm + 1e-6);
     return factor > 1.0 ? 1.0 : factor;
 }
 
-/// The policy: gradients of all parameters together have at most this Euclidean norm. Plain data; the trainer computes
-/// the norm (kernel/norm.hpp) of the mean gradient and hands clip_factor to the optimizer as step_info::gradient_scale:
-/// the gradient in memory stays as it is. No value is stepped before every bucket is reduced.
+/// Clips by the global norm: scales the mean gradient so that the Euclidean norm over all parameters together is at most
+/// `max_norm`. The trainer computes the norm of the mean gradient and passes clip_factor to the optimizer as
+/// step_info::gradient_scale; the gradient in memory is not changed. No value is stepped before every bucket has been
+/// reduced.
+///
+/// Cost  one more pass over the gradient.
+/// Sums  squares in double, over blocks of 4,096 elements from the start of each parameter, then in a tree over blocks
+///       and parameters: the same bits on every rank, for any buckets.
 struct clip_by_global_norm {
-    double max_norm = 1.0;  ///< the largest norm that is left as it is; > 0
+    double max_norm = 1.0;  ///< largest norm of the gradient after clipping; > 0
 
+    /// The factor for a gradient of this norm: see clip_factor.
     [[nodiscard]] double factor(double norm) const noexcept { return clip_factor(norm, max_norm); }
     [[nodiscard]] std::uint64_t hash() const noexcept { return policy_hash("clip_by_global_norm", max_norm); }
 
@@ -59,16 +66,17 @@ DDP_KERNEL void clamp_elements(E* data, std::size_t count, E limit) {
 
 }  // namespace detail::kernels
 
-/// The policy: each element of the mean gradient lies in [-limit, limit]. Elements know nothing of each other: buckets
-/// are stepped as early as without it, and the bits depend on no bucket or slice.
+/// Clips by value: limits each element of the mean gradient to [-limit, limit]. Elements are independent of each other,
+/// so buckets are stepped as early as without clipping, and bits do not depend on buckets or slices.
 ///
-/// Memory  the trainer clips in place, just before the update: the gradient is the clipped one after the step (of a
-///         sharded update: this rank's slices).
-/// Cost    one more pass over the gradient.
-/// Numbers limit is rounded once to the element type. Infinity becomes the limit; NaN stays, and shows in the values.
-/// Source  torch.nn.utils.clip_grad_value_.
+/// Memory   the trainer clips in place just before the update: after the step, the gradient in memory is the clipped one
+///          (with a sharded update, in this rank's slices).
+/// Cost     one more pass over the gradient.
+/// Numbers  limit is rounded once to the element type. Infinity becomes the limit; NaN stays NaN and is visible in the
+///          values.
+/// Source   torch.nn.utils.clip_grad_value_.
 struct clip_by_value {
-    double limit = 1.0;  ///< the largest magnitude of an element; > 0
+    double limit = 1.0;  ///< largest magnitude of an element after clipping; > 0
 
     template <std::floating_point E>
     void apply(std::span<E> gradient) const {
@@ -89,7 +97,7 @@ struct clip_by_value {
     }
 };
 
-/// One of them.
+/// How a trainer clips gradients: by norm or by value.
 using clipping = std::variant<clip_by_global_norm, clip_by_value>;
 
 }  // namespace ddp

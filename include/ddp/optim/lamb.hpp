@@ -46,36 +46,37 @@ DDP_KERNEL void lamb_step(E* value, E const* direction, std::size_t count, E rat
 
 }  // namespace detail::kernels
 
-/// LAMB, for Adam with large batches: each parameter moves by the learning rate times its own norm.
+/// LAMB, a form of Adam for large batches: the step of each parameter has the length of the learning rate times the norm
+/// of the parameter.
 ///
 ///     g = gradient_scale * gradient
 ///     m = beta1 * m + (1 - beta1) * g
 ///     v = beta2 * v + (1 - beta2) * g * g
 ///     u = m / (1 - beta1^t) / (sqrt(v) / sqrt(1 - beta2^t) + eps) + weight_decay * value
-///     value = value - lr * |value| / |u| * u, norms over the whole parameter; lr * u where one is 0
+///     value = value - lr * |value| / |u| * u      (norms of the whole parameter; lr * u if one of them is 0)
 ///
-/// Biases and the scales of normalisation are usually left out of it, by parameter_groups with adamw for them. After the step
-/// this rank's part of the gradient holds u.
+/// Biases and the scales of normalisation layers are usually given to adamw instead, with parameter_groups. After the
+/// step, this rank's part of the gradient holds u.
 ///
-/// State   two arrays (m, v, named as adam's).
-/// Cost    two passes over memory; values are stepped after the last gradient has come.
-/// Numbers norms are summed in double by blocks of the parameter, so that neither buckets nor ranks show in their bits; powers,
-///         quotients and products of constants are computed in double and rounded once.
-/// Source  You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", ICLR 2020, algorithm 2,
-///         with the identity for phi.
+/// State    two arrays (m and v, named as in adam).
+/// Cost     two passes over memory; values are stepped after the last gradient has been reduced.
+/// Numbers  norms are summed in double by blocks of a parameter, so their bits do not depend on buckets or ranks; powers,
+///          quotients and products of constants are computed in double and rounded once.
+/// Source   You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", ICLR 2020, algorithm
+///          2, with the identity for phi.
 struct lamb {
     double lr = 1e-3;            ///< learning rate; finite, >= 0
-    double beta1 = 0.9;          ///< how much of m is kept each step; in [0, 1)
-    double beta2 = 0.999;        ///< how much of v is kept each step; in [0, 1)
-    double eps = 1e-6;           ///< keeps the quotient finite where v is 0; finite, > 0
-    double weight_decay = 0.01;  ///< times value, added to the direction; finite, >= 0
+    double beta1 = 0.9;          ///< the fraction of m that each step keeps; in [0, 1)
+    double beta2 = 0.999;        ///< the fraction of v that each step keeps; in [0, 1)
+    double eps = 1e-6;           ///< added to the divisor, which keeps it above 0; finite, > 0
+    double weight_decay = 0.01;  ///< times value is added to the direction; finite, >= 0
 
     [[nodiscard]] std::size_t slot_count() const noexcept { return 2; }
     [[nodiscard]] slot_words slot_names() const noexcept { return detail::kernels::adam_slots; }
     [[nodiscard]] double learning_rate() const noexcept { return lr; }
     [[nodiscard]] std::uint64_t hash() const noexcept { return numbers().hash("lamb"); }
 
-    /// Throws usage_error for hyper-parameters that make no sense.
+    /// Throws usage_error for hyper-parameters out of their ranges.
     void validate() const { numbers().validate("lamb"); }
 
     /// Moments after this gradient; leaves the direction in `gradient`. The same bits in one piece or in many.

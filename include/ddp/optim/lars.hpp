@@ -54,27 +54,28 @@ DDP_KERNEL inline double lars_ratio(double trust, double value_norm, double grad
 
 }  // namespace detail::kernels
 
-/// LARS (layer-wise adaptive rate scaling), for SGD with large batches: each parameter moves by a fraction of its own norm.
+/// LARS (layer-wise adaptive rate scaling), a form of SGD with momentum for large batches: the learning rate of each
+/// parameter is scaled by the ratio of the norm of its values to that of its gradient.
 ///
 ///     g = gradient_scale * gradient
-///     ratio = trust * |value| / (|g| + weight_decay * |value| + eps), norms over the whole parameter; 1 where one is 0
+///     ratio = trust * |value| / (|g| + weight_decay * |value| + eps)   (norms of the whole parameter; 1 if one of them is 0)
 ///     m = momentum * m + lr * ratio * (g + weight_decay * value)
 ///     value = value - m
 ///
-/// Biases and the scales of normalisation are usually left out of it, by parameter_groups with sgd for them.
+/// Biases and the scales of normalisation layers are usually given to sgd instead, with parameter_groups.
 ///
-/// State   one array (m, named "momentum_buffer").
-/// Cost    two passes over memory; values are stepped after the last gradient has come.
-/// Numbers norms are summed in double by blocks of the parameter, so that neither buckets nor ranks show in their bits; ratio and
-///         its product with lr are computed in double and rounded once.
-/// Source  You, Gitman and Ginsburg, "Large batch training of convolutional networks", 2017, algorithm 1; eps as in NVIDIA's
-///         LARC.
+/// State    one array (m, named "momentum_buffer").
+/// Cost     two passes over memory; values are stepped after the last gradient has been reduced.
+/// Numbers  norms are summed in double by blocks of a parameter, so their bits do not depend on buckets or ranks; the
+///          ratio and its product with lr are computed in double and rounded once.
+/// Source   You, Gitman and Ginsburg, "Large batch training of convolutional networks", 2017, algorithm 1; eps as in
+///          NVIDIA's LARC.
 struct lars {
     double lr = 0.1;            ///< learning rate; finite, >= 0
-    double momentum = 0.9;      ///< how much of m is kept each step; in [0, 1)
-    double weight_decay = 0.0;  ///< times value, added to the gradient; finite, >= 0
-    double trust = 1e-3;        ///< what part of its norm a parameter may move by, at a rate of 1; finite, > 0
-    double eps = 1e-8;          ///< keeps the ratio finite; finite, >= 0
+    double momentum = 0.9;      ///< the fraction of m that each step keeps; in [0, 1)
+    double weight_decay = 0.0;  ///< times value is added to the gradient; finite, >= 0
+    double trust = 1e-3;        ///< length of a step relative to the parameter's norm, at lr = 1; finite, > 0
+    double eps = 1e-8;          ///< added to the divisor of the ratio; finite, >= 0
 
     [[nodiscard]] std::size_t slot_count() const noexcept { return 1; }
     [[nodiscard]] slot_words slot_names() const noexcept {
@@ -86,7 +87,7 @@ struct lars {
         return policy_hash("lars", lr, momentum, weight_decay, trust, eps);
     }
 
-    /// Throws usage_error for hyper-parameters that make no sense.
+    /// Throws usage_error for hyper-parameters out of their ranges.
     void validate() const {
         DDP_EXPECTS(detail::is_finite(lr) && lr >= 0,
                     "lars: lr is " + std::to_string(lr) + ", but must be a finite number >= 0; 0.1 to 10 are usual");

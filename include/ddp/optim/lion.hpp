@@ -53,24 +53,24 @@ DDP_KERNEL void lion_step(E const* gradient, E* value, E* momentum, std::size_t 
 
 }  // namespace detail::kernels
 
-/// Lion (EvoLved Sign Momentum): every element moves by the learning rate. Usual rates are 3 to 10 times smaller than
-/// adamw's, with a weight decay that is larger by the same factor.
+/// Lion (evolved sign momentum): moves every element by the learning rate. Usual learning rates are 3 to 10 times smaller
+/// than with adamw, and the weight decay is larger by the same factor.
 ///
 ///     g = gradient_scale * gradient
 ///     c = beta1 * m + (1 - beta1) * g
 ///     m = beta2 * m + (1 - beta2) * g
 ///     value = value * (1 - learning_rate * weight_decay) - learning_rate * sign(c)
 ///
-/// State   one array (m, named "exp_avg").
-/// Cost    one pass: reads gradient, value and m, writes value and m.
-/// Numbers sign(0) is 0; NaN stays NaN.
-/// Source  Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023, algorithm 2; the decay is
-///         applied as adamw does it.
+/// State    one array (m, named "exp_avg").
+/// Cost     one pass: reads gradient, value and m, writes value and m.
+/// Numbers  sign(0) is 0; NaN stays NaN.
+/// Source   Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023, algorithm 2; the decay is applied
+///          as in adamw.
 struct lion {
     double lr = 1e-4;           ///< learning rate; finite, >= 0
-    double beta1 = 0.9;         ///< the part of m in what the sign is taken of; in [0, 1)
-    double beta2 = 0.99;        ///< how much of m is kept each step; in [0, 1)
-    double weight_decay = 0.0;  ///< times the learning rate: the part of the value that goes; finite, >= 0
+    double beta1 = 0.9;         ///< weight of m in c, whose sign is taken; in [0, 1)
+    double beta2 = 0.99;        ///< the fraction of m that each step keeps; in [0, 1)
+    double weight_decay = 0.0;  ///< decoupled: each step subtracts learning rate * weight_decay * value; finite, >= 0
 
     [[nodiscard]] std::size_t slot_count() const noexcept { return 1; }
     [[nodiscard]] slot_words slot_names() const noexcept {
@@ -82,7 +82,7 @@ struct lion {
     /// Covers the algorithm's name and every hyper-parameter: ranks compare it.
     [[nodiscard]] std::uint64_t hash() const noexcept { return policy_hash("lion", lr, beta1, beta2, weight_decay); }
 
-    /// Throws usage_error for hyper-parameters that make no sense.
+    /// Throws usage_error for hyper-parameters out of their ranges.
     void validate() const {
         DDP_EXPECTS(detail::is_finite(lr) && lr >= 0,
                     "lion: lr is " + std::to_string(lr) + ", but must be a finite number >= 0; 1e-4 is usual");

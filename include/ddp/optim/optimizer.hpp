@@ -1,6 +1,8 @@
 /// \file
-/// Optimizer: an aggregate of hyper-parameters with one verb over element ranges.
+/// The concept of an optimizer: an aggregate of hyper-parameters that steps ranges of elements.
 #pragma once
+
+#include <ddp/core/language.hpp>  // first
 
 #include <array>
 #include <concepts>
@@ -11,17 +13,17 @@
 
 namespace ddp {
 
-/// What a step knows besides the elements.
+/// What an optimizer's step is given besides gradients, values and state.
 struct step_info {
-    std::uint64_t step = 1;       ///< counts updates from 1
-    double learning_rate = 0.0;   ///< the optimizer's lr (or its group's) times the schedule's factor
-    double gradient_scale = 1.0;  ///< the clip factor; multiply each gradient by it, in E, first. 1: no clipping
-    std::size_t group = 0;        ///< of the parameters in this range, where the optimizer has groups
-    double value_norm = 0.0;      ///< of the whole parameter before the step, where the optimizer has prepare()
-    double gradient_norm = 0.0;   ///< of what prepare() has left of the whole parameter's gradient, likewise
+    std::uint64_t step = 1;       ///< number of the update, from 1
+    double learning_rate = 0.0;   ///< base rate of the optimizer or group, times the factor of the schedule
+    double gradient_scale = 1.0;  ///< factor of clipping: multiply each gradient by it first, in type E; 1: none
+    std::size_t group = 0;        ///< the group of the parameters in this range, if the optimizer has groups
+    double value_norm = 0.0;      ///< Euclidean norm of the whole parameter before the step, if prepare() is used
+    double gradient_norm = 0.0;   ///< norm of the parameter's whole gradient as prepare() has left it, likewise
 };
 
-/// An optimizer's state for a range: slots[k] runs beside the values. In the library's arena, zero at the start.
+/// An optimizer's state for a range of elements: slots[k][i] belongs to value i. All of it is zero before the first step.
 template <class E>
 using slot_spans = std::span<std::span<E> const>;
 
@@ -35,35 +37,37 @@ concept StepIsConst =
                   slot_spans<E> state) { optimizer.step(at, gradient, value, state); };
 }  // namespace detail
 
-/// Changes values by gradients, element by element: any range of elements may be stepped on its own, on any rank, in any
-/// order, so it must not look at neighbours, counters of its own or the clock. hash() covers every hyper-parameter:
-/// ranks compare it.
+/// An optimizer: computes new values from gradients, element by element. Any range of elements may be stepped separately,
+/// on any rank and in any order, so a step must depend only on its arguments: not on neighbouring elements, counters of
+/// its own or the clock.
 ///
-///  slot_count()                         how many arrays of state an element has
-///  learning_rate()                      the base learning rate
-///  hash()                               a digest of the algorithm's name and every hyper-parameter
-///  step(info, gradient, value, slots)   all spans have the same length
+///  slot_count()     the number of arrays of state, each with one number for each element
+///  learning_rate()  the base learning rate
+///  hash()           a digest of the name of the algorithm and of every hyper-parameter. Ranks compare it
+///  step(info, gradient, value, slots)
+///                   updates the values and the state of a range; all spans have the same length
 ///
-/// Optional, each found on its own:
-///  validate()                throws usage_error for hyper-parameters that make no sense; asked when a trainer is made
-///  groups_of(parameters)     std::span<parameter<E> const> -> std::vector<std::size_t>, the group of each parameter,
-///                            in their order; asked once. A step's range then lies in parameters of one group, which
-///                            step_info::group names; those side by side in a bucket come in one call
-///  learning_rate(group)      the group's base learning rate, where groups differ in it
-///  slot_names()              a range of slot_count() words, what slots[k] is called where state is listed or kept
-///                            ("momentum"); without it "slot 0", "slot 1", …
-///  slot_names(group)         the same for the slots that this group uses, where groups differ in it
+/// Optional members; each is used where an optimizer has it:
+///  validate()             throws usage_error for hyper-parameters that make no sense; called when a trainer is made
+///  groups_of(parameters)  returns std::vector<std::size_t>: the group of each parameter in the given
+///                         `std::span<parameter<E> const>`; called once. Each range then lies in parameters of one group,
+///                         which step_info::group names; neighbouring parameters of a group in a bucket are stepped in
+///                         one call
+///  learning_rate(group)   the base learning rate of this group, if groups differ in it
+///  slot_names()           a range of slot_count() names: slots[k] is called so where state is listed or stored
+///                         ("momentum"); without it "slot 0", "slot 1", …
+///  slot_names(group)      the names of the slots that this group uses, if groups differ in them
 ///  prepare(info, gradient, value, slots)
-///                            for a step that needs norms of whole parameters (lamb, lars): called once for each range,
-///                            before any is stepped; gradient is std::span<E> and may be rewritten, value is const. The norms of
-///                            value and gradient, summed in double by blocks, then stand in the step's info, and a step's range
-///                            lies in one parameter. Values are stepped after backward then
-///  needs_norms()             false for an optimizer whose prepare() is not needed this time
+///                         for a step that needs norms of whole parameters (lamb, lars). Called once for each range
+///                         before any range is stepped; gradient is std::span<E> and may be overwritten, value is const.
+///                         The norms of value and gradient are then passed in step_info; they are summed in double by
+///                         blocks. Each range then lies in one parameter, and values are stepped after backward has ended
+///  needs_norms()          false if prepare() is not needed with the current hyper-parameters
 ///
-/// Ranks compare the groups as they compare hash(). parameter_groups makes such an optimizer of several plain ones.
+/// Ranks compare the groups as they compare hash(). parameter_groups makes such an optimizer from several without groups.
 ///
-/// The arithmetic belongs into plain noinline functions marked DDP_KERNEL (see kernel/kernel.hpp): the same bits whether a
-/// range is stepped in one piece or in many.
+/// The arithmetic belongs in plain functions marked DDP_KERNEL (kernel/kernel.hpp), so that a range has the same bits
+/// whether it is stepped in one piece or in several.
 template <class O, class E>
 concept OptimizerFor = requires(O const& optimizer, step_info const& at, std::span<E const> gradient,
                                 std::span<E> value, slot_spans<E> state) {
@@ -74,7 +78,7 @@ concept OptimizerFor = requires(O const& optimizer, step_info const& at, std::sp
     optimizer.step(at, gradient, value, state);
 };
 
-/// What an optimizer's slots are called; for a fixed list of literals.
+/// Names of an optimizer's slots, for slot_names() over a fixed list of string literals.
 using slot_words = std::span<char const* const>;
 
 }  // namespace ddp

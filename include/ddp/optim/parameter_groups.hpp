@@ -1,5 +1,5 @@
 /// \file
-/// parameter_groups: an optimizer made of several, each for the parameters whose names fit its pattern.
+/// parameter_groups: an optimizer that consists of several, each for the parameters whose names match its pattern.
 #pragma once
 
 #include <algorithm>
@@ -21,9 +21,10 @@
 
 namespace ddp {
 
-/// Whether the whole name fits the pattern: `*` stands for any run of characters, dots included, or for none; `?` for
-/// any one character; everything else for itself. So "head.bias" is one name, "head.*" a prefix, "*.bias" a suffix.
-/// Cost: at most pattern.size() * name.size() comparisons.
+/// Whether the whole name matches the pattern. In a pattern, `*` matches any sequence of characters, including dots and
+/// the empty sequence; `?` matches one character; every other character matches itself. So "head.bias" matches one name,
+/// "head.*" all names with this prefix, and "*.bias" all with this suffix. Cost: at most pattern.size() times name.size()
+/// comparisons.
 [[nodiscard]] constexpr bool name_fits(std::string_view pattern, std::string_view name) noexcept {
     std::size_t p = 0, n = 0, star = pattern.npos, resume = 0;
     while (n < name.size()) {
@@ -43,28 +44,28 @@ namespace ddp {
     return pattern.find_first_not_of('*', p) == pattern.npos;
 }
 
-/// The parameters whose names fit `names` (see name_fits), and what steps them.
+/// One group of parameter_groups: the parameters whose names match a pattern, and the optimizer that steps them.
 template <class Opt>
 struct parameter_group {
-    std::string names;  ///< a pattern of names: see name_fits
-    Opt optimizer;      ///< what steps them
+    std::string names;  ///< the pattern: see name_fits
+    Opt optimizer;      ///< for these parameters
 };
 
-/// Hyper-parameters of their own for some parameters, as PyTorch's param_groups:
+/// An optimizer with different hyper-parameters for different parameters, like PyTorch's param_groups:
 ///
 ///     ddp::parameter_groups{ddp::adamw{.lr = 1e-3},                                         // all others
-///                           {{"*.bias", ddp::adamw{.lr = 1e-3, .weight_decay = 0}},         // the first that fits
+///                           {{"*.bias", ddp::adamw{.lr = 1e-3, .weight_decay = 0}},         // the first that matches
 ///                            {"head.*", ddp::adamw{.lr = 1e-2}}}}
 ///
-/// A parameter belongs to the first group whose pattern its name fits, or else to `others`. A group left without
-/// parameters is an error that names it: a misspelt name would go unseen. The schedule's factor multiplies every
-/// group's own rate; clipping sees all groups together. Any optimizer serves as Opt; groups of different algorithms
-/// take any_optimizer, or a variant of the user's own:
+/// A parameter belongs to the first group whose pattern matches its name, or otherwise to `others`. When a trainer is
+/// made, a group without parameters is an error that names the group, because its pattern is probably misspelt. The
+/// factor of the schedule multiplies the rate of every group; clipping by norm is over all groups together. Opt may be
+/// any optimizer; groups with different algorithms use any_optimizer or a variant of your own:
 ///
 ///     ddp::parameter_groups<ddp::any_optimizer>{ddp::adamw{}, {{"embedding.*", ddp::sgd{.lr = 0.1}}}}
 ///
-/// State   for each element as many arrays as the greediest group needs.
-/// Cost    one call of a group's step for each stretch of its parameters that lie side by side in a bucket.
+/// State  for each element as many arrays as the optimizer with the largest slot_count() needs.
+/// Cost   one call of step for each sequence of neighbouring parameters of a group in a bucket.
 template <class Opt>
 class parameter_groups {
     static_assert(

@@ -85,28 +85,28 @@ inline constexpr std::size_t rmsprop_block = 512;  // elements whose roots wait 
 
 }  // namespace detail::kernels
 
-/// RMSprop.
+/// RMSprop:
 ///
 ///     g = gradient_scale * gradient + weight_decay * value
 ///     v = alpha * v + (1 - alpha) * g * g
-///     a = alpha * a + (1 - alpha) * g                        (where centered)
+///     a = alpha * a + (1 - alpha) * g                        (if centered)
 ///     d = sqrt(centered ? max(v - a * a, 0) : v) + eps
 ///     b = momentum * b + g / d                               (without momentum: b = g / d)
 ///     value = value - learning_rate * b
 ///
-/// State   one to three arrays: v, b with momentum, a where centered.
-/// Cost    one pass over memory: reads gradient, value and state, writes value and state.
-/// Numbers all state starts at zero. Where rounding makes v - a * a negative, as with a gradient that stays the same,
-///         it counts as 0; torch.optim.RMSprop gives NaN there.
-/// Source  Tieleman and Hinton, "Lecture 6.5: RMSprop", COURSERA, 2012; centered: Graves, "Generating sequences with
-///         recurrent neural networks", 2013; in the form of torch.optim.RMSprop, with eps outside of the root.
+/// State    one to three arrays: v ("square_avg"); b ("momentum_buffer") if momentum > 0; a ("grad_avg") if centered.
+/// Cost     one pass: reads gradient, value and state, writes value and state.
+/// Numbers  all state starts at zero. If rounding makes v - a * a negative, as with a gradient that stays the same, it
+///          counts as 0; torch.optim.RMSprop gives NaN in this case.
+/// Source   Tieleman and Hinton, "Lecture 6.5: RMSprop", COURSERA, 2012; centered: Graves, "Generating sequences with
+///          recurrent neural networks", 2013; in the form of torch.optim.RMSprop, with eps outside the root.
 struct rmsprop {
     double lr = 0.01;           ///< learning rate; finite, >= 0
-    double alpha = 0.99;        ///< how much of v and a is kept each step; in [0, 1)
-    double eps = 1e-8;          ///< keeps the quotient finite where the root is 0; finite, > 0
-    double weight_decay = 0.0;  ///< times value, added to the gradient (L2 regularisation); finite, >= 0
-    double momentum = 0.0;      ///< how much of b is kept each step; in [0, 1)
-    bool centered = false;      ///< divide by the root of the gradient's variance instead of its mean square
+    double alpha = 0.99;        ///< the fraction of v and a that each step keeps; in [0, 1)
+    double eps = 1e-8;          ///< added to the divisor, which keeps it above 0; finite, > 0
+    double weight_decay = 0.0;  ///< times value is added to the gradient (L2 regularisation); finite, >= 0
+    double momentum = 0.0;      ///< the fraction of b that each step keeps; in [0, 1)
+    bool centered = false;      ///< divides by the root of the variance of the gradient, not of its mean square
 
     [[nodiscard]] std::size_t slot_count() const noexcept {
         return std::size_t{1} + (momentum != 0.0 ? 1 : 0) + (centered ? 1 : 0);
@@ -124,7 +124,7 @@ struct rmsprop {
         return policy_hash("rmsprop", lr, alpha, eps, weight_decay, momentum, centered);
     }
 
-    /// Throws usage_error for hyper-parameters that make no sense.
+    /// Throws usage_error for hyper-parameters out of their ranges.
     void validate() const {
         DDP_EXPECTS(detail::is_finite(lr) && lr >= 0,
                     "rmsprop: lr is " + std::to_string(lr) + ", but must be a finite number >= 0; 0.01 is usual");

@@ -11,67 +11,68 @@
 
 namespace ddp {
 
-/// The linear scaling rule: a k times larger batch takes a k times larger learning rate, after a warm-up.
-/// Source: Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017.
+/// The learning rate for a batch of `batch` samples by the linear scaling rule, base_lr * batch / base_batch: a batch
+/// that is k times as large uses a learning rate that is k times as large, after a warm-up. Source: Goyal et al.,
+/// "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017.
 [[nodiscard]] inline double linear_scaling(double base_lr, std::size_t base_batch, std::size_t batch) {
     DDP_EXPECTS(base_batch > 0 && batch > 0, "linear_scaling: both batch sizes must be at least 1");
     return base_lr * (static_cast<double>(batch) / static_cast<double>(base_batch));
 }
 
-/// Grows from `from` to 1 in equal increments over `steps` steps: from + (1 - from) step / steps, with step 0 the
-/// first, so that the first step has the factor `from` and step number `steps` is the first at full rate. With the
-/// linear scaling rule by k, from = 1/k starts at the small batch's rate (Goyal et al., 2017).
+/// Grows linearly from `from` to 1 over `steps` steps: from + (1 - from) step / steps. The first step (number 0) has the
+/// factor `from`, and step number `steps` is the first with factor 1. When the linear scaling rule increases a rate by k,
+/// from = 1/k starts with the rate of the small batch (Goyal et al., 2017).
 struct linear_warmup {
-    std::uint64_t steps = 0;  ///< steps below the full rate; 0: no warm-up
+    std::uint64_t steps = 0;  ///< number of steps before factor 1; 0: no warm-up
     double from = 0.1;        ///< factor of step 0; finite, >= 0
 };
 
-/// Always 1: no schedule.
+/// Always 1: the learning rate is constant.
 struct constant_rate {};
 
-/// factor^floor(step / every): 1 for the first `every` steps, then times `factor` after every `every` of them.
+/// factor^floor(step / every): 1 in the first `every` steps, then multiplied by `factor` after every `every` steps.
 struct step_decay {
-    std::uint64_t every = 1000;  ///< steps; at least 1
-    double factor = 0.1;         ///< finite, >= 0
+    std::uint64_t every = 1000;  ///< number of steps between two changes; at least 1
+    double factor = 0.1;         ///< what the rate is multiplied by; finite, >= 0
 };
 
-/// floor + (1 - floor) (1 + cos(pi step / steps)) / 2: half a cosine, 1 at step 0, `floor` from step number `steps` on
-/// (so the last of `steps` steps is still a little above). Source: Loshchilov and Hutter, "SGDR: stochastic gradient
-/// descent with warm restarts", ICLR 2017, without restarts.
+/// floor + (1 - floor) (1 + cos(pi step / steps)) / 2: half a period of a cosine, with 1 at step 0 and `floor` from step
+/// number `steps` on (so the last of `steps` steps is slightly above it). Source: Loshchilov and Hutter, "SGDR:
+/// stochastic gradient descent with warm restarts", ICLR 2017, without restarts.
 struct cosine_decay {
-    std::uint64_t steps = 1000;  ///< steps from 1 down to `floor`; at least 1
-    double floor = 0.0;          ///< the factor at the end; finite, >= 0
+    std::uint64_t steps = 1000;  ///< number of steps from 1 to `floor`; at least 1
+    double floor = 0.0;          ///< the last factor; finite, >= 0
 };
 
-/// floor + (1 - floor) (1 - step / steps)^power: 1 at step 0, `floor` from step number `steps` on; a straight line for
-/// power 1. Powers are whole numbers: no C library's pow gives every rank the same bits. Source: torch's PolynomialLR
-/// (floor 0).
+/// floor + (1 - floor) (1 - step / steps)^power: 1 at step 0, `floor` from step number `steps` on; linear for power 1.
+/// Powers are whole numbers, because the pow of C libraries does not give the same bits on all processors. Source:
+/// torch's PolynomialLR (with floor 0).
 struct polynomial_decay {
-    std::uint64_t steps = 1000;  ///< steps from 1 down to `floor`; at least 1
-    std::uint64_t power = 1;     ///< at least 1
-    double floor = 0.0;          ///< the factor at the end; finite, >= 0
+    std::uint64_t steps = 1000;  ///< number of steps from 1 to `floor`; at least 1
+    std::uint64_t power = 1;     ///< exponent; at least 1
+    double floor = 0.0;          ///< the last factor; finite, >= 0
 };
 
-/// factor^step: times `factor` after every step. Relative error at most about step * 1e-16. Source: torch's
+/// factor^step: multiplied by `factor` after every step. Relative error at most about step * 1e-16. Source: torch's
 /// ExponentialLR.
 struct exponential_decay {
-    double factor = 0.999;  ///< finite, >= 0
+    double factor = 0.999;  ///< what the rate is multiplied by; finite, >= 0
 };
 
-/// One rise and one fall, each half a cosine: `initial` at step 0, 1 at the top, which is step rise * steps - 1 (where
-/// that is below 0: step 0), `final` from step number steps - 1 on. The optimizer's own rate is the highest one.
-/// Source: Smith and Topin, "Super-convergence", 2018, in the form of torch's OneCycleLR with its cosines and two phases
-/// (its max_lr is the optimizer's rate, pct_start is `rise`, div_factor is 1 / initial, final_div_factor initial /
-/// final), without its cycle of momentum.
+/// One increase and one decrease, each half a period of a cosine: `initial` at step 0; 1 at the maximum, which is at step
+/// rise * steps - 1 (or 0 if that is negative); `final` from step number steps - 1 on. The optimizer's own rate is
+/// therefore the largest. Source: Smith and Topin, "Super-convergence", 2018, in the form of torch's OneCycleLR with
+/// cosines and two phases (its max_lr is the optimizer's rate, pct_start is `rise`, div_factor is 1 / initial,
+/// final_div_factor is initial / final), without its cycle of momentum.
 struct one_cycle {
-    std::uint64_t steps = 1000;  ///< of the whole training; at least 2
+    std::uint64_t steps = 1000;  ///< number of steps in the training; at least 2
     double initial = 0.04;       ///< the factor of step 0; finite, >= 0
     double final = 4e-6;         ///< the factor of step number steps - 1 and of all later ones; finite, >= 0
-    double rise = 0.3;           ///< the part of the steps that rise; in [0, 1]
+    double rise = 0.3;           ///< fraction of the steps in which the rate increases; in [0, 1]
 };
 
-/// A schedule chosen at run time: perhaps a warm-up, then one of the shapes, which counts its steps from the warm-up's
-/// end. Plain data; the same on every rank (hash() says so).
+/// A schedule that is chosen at run time: optionally a warm-up, then one of the shapes, which counts its steps from the
+/// end of the warm-up. Must be the same on every rank; trainers compare its hash.
 ///
 ///     ddp::schedule{ddp::linear_warmup{.steps = 100, .from = 0.25}, ddp::cosine_decay{.steps = 900}}
 class schedule {
@@ -87,15 +88,18 @@ public:
     schedule(one_cycle then) : schedule(linear_warmup{}, then) {}
     schedule(linear_warmup warmup) : schedule(warmup, constant_rate{}) {}
 
-    /// After `warmup` the shape counts from 0 again: its step 0 is step number warmup.steps. Throws usage_error for
-    /// numbers that make no schedule.
+    /// After `warmup`, the shape counts from 0: its step 0 is step number warmup.steps. Throws usage_error for fields out
+    /// of their ranges.
     schedule(linear_warmup warmup, shape then);
 
-    /// The factor of the base learning rate for step `step`, counted from 0: for the step_info of that step,
-    /// learning_rate = optimizer.learning_rate() * factor(info.step - 1).
+    /// The factor of the base learning rate in step number `step`, from 0. A trainer sets step_info::learning_rate of
+    /// update number n, from 1, to the optimizer's rate times factor(n - 1).
     [[nodiscard]] double factor(std::uint64_t step) const;
 
     [[nodiscard]] std::uint64_t hash() const noexcept;
+
+    /// The shape's: "cosine_decay".
+    [[nodiscard]] char const* name() const noexcept;
 
 private:
     linear_warmup warmup_;

@@ -57,22 +57,22 @@ DDP_KERNEL void sgd_step(E const* gradient, E* value, E* velocity, std::size_t c
 
 }  // namespace detail::kernels
 
-/// Stochastic gradient descent.
+/// Stochastic gradient descent:
 ///
 ///     g = gradient_scale * gradient + weight_decay * value
 ///     v = momentum * v + g                  (v starts at zero, so after the first step it is g)
-///     g = nesterov ? g + momentum * v : v   (where there is momentum)
+///     g = nesterov ? g + momentum * v : v   (if momentum > 0)
 ///     value = value - learning_rate * g
 ///
-/// State   one array (v, named "momentum") with momentum, none without.
+/// State   one array (v, named "momentum") if momentum > 0, otherwise none.
 /// Cost    one pass: reads gradient, value and v, writes value and v.
 /// Source  PyTorch's torch.optim.SGD with dampening 0; Sutskever et al., "On the importance of initialization and
-///         momentum in deep learning", ICML 2013, with the learning rate outside of v.
+///         momentum in deep learning", ICML 2013, but v does not include the learning rate.
 struct sgd {
     double lr = 0.01;           ///< learning rate; finite, >= 0
-    double momentum = 0.0;      ///< how much of v is kept each step; in [0, 1)
-    double weight_decay = 0.0;  ///< times value, added to the gradient (L2 regularisation); finite, >= 0
-    bool nesterov = false;      ///< Nesterov's form; needs momentum > 0
+    double momentum = 0.0;      ///< the fraction of v that each step keeps; in [0, 1)
+    double weight_decay = 0.0;  ///< times value is added to the gradient (L2 regularisation); finite, >= 0
+    bool nesterov = false;      ///< uses Nesterov's form, which needs momentum > 0
 
     [[nodiscard]] std::size_t slot_count() const noexcept { return momentum != 0.0 ? 1 : 0; }
     [[nodiscard]] slot_words slot_names() const noexcept {
@@ -86,7 +86,7 @@ struct sgd {
         return policy_hash("sgd", lr, momentum, weight_decay, nesterov);
     }
 
-    /// Throws usage_error for hyper-parameters that make no sense.
+    /// Throws usage_error for hyper-parameters out of their ranges.
     void validate() const {
         DDP_EXPECTS(detail::is_finite(lr) && lr >= 0,
                     "sgd: lr is " + std::to_string(lr) + ", but must be a finite number >= 0; 0.01 to 0.1 is usual");

@@ -34,11 +34,11 @@ struct tcp_options {
     /// choice, which may have been made for that network.
     std::string congestion = {};
     /// Where ranks may listen for each other, "20000-20063" or one port, for firewalls; also DDP_PORTS. A rank takes the first
-    /// that is free, so give as many as the host has ranks, of all jobs. Empty: the system chooses. Rank 0 listens at the
-    /// job's port besides.
+    /// that is free, so allow as many as the host has ranks of all jobs. Empty: the system chooses. Rank 0 also listens
+    /// at the job's port.
     std::string ports = {};
-    /// Ranks of one host exchange messages through memory; also no with DDP_SHARE_MEMORY=0. The pairs that cannot say so once
-    /// and use TCP.
+    /// Ranks of one host exchange messages through memory; DDP_SHARE_MEMORY=0 turns that off too. Pairs of ranks that
+    /// cannot use TCP, and one line on stderr says so.
     bool share_memory = true;
     /// Ranks that give different names count as ranks of different hosts, even on one machine; also DDP_HOST. Ranks of
     /// different machines are never on one host.
@@ -51,7 +51,7 @@ struct tcp_options {
 namespace detail {
 /// Where rank 0 may listen: at the job's port; if that is the launcher's own, at the first of these that is free.
 [[nodiscard]] std::vector<std::uint16_t> master_ports(job const& j);
-/// Throws where a name for rank 0's host stands for this machine alone, though ranks run on others. `at`: its addresses.
+/// Throws if the name of rank 0's host means this machine only, although ranks run on others. `at`: its addresses.
 void expect_reachable(job const& j, std::vector<boost::asio::ip::address> const& at);
 /// See tcp_options::congestion. Throws rendezvous_error where the system refuses what was asked for.
 void choose_congestion_control(int fd, std::string const& wanted, bool same_host);
@@ -61,10 +61,11 @@ void choose_congestion_control(int fd, std::string const& wanted, bool same_host
 ///
 /// Rank 0 listens at the job's address while the others come; each publishes a port of its own there, on the interface
 /// that reaches rank 0; every pair shakes hands and compares version and configuration.
-/// Secret  the job's (job_secret::from_environment). Between hosts both sides of every connection prove it, and no byte is
-///         looked at before; then none can be changed on the way. On loopback a rank and rank 0 prove it to each other, and
-///         the number that rank 0 then gives is enough between ranks; without options.security the rank shows it. Without
-///         options.security, or without a secret, addresses that other hosts reach need options.insecure.
+/// Secret  the job's (job_secret::from_environment). Between hosts, both sides of every connection prove that they know
+///         it before any other byte is looked at; afterwards no byte can be changed on the way. On loopback, a rank and
+///         rank 0 prove it to each other, and between ranks the number that rank 0 then gives is enough; without
+///         options.security the rank sends the secret itself. Without options.security, or without a secret, addresses
+///         that other hosts reach need options.insecure.
 /// Throws  environment_error or rendezvous_error, on every rank that came, with the same cause; after timing.join at
 ///         the latest.
 [[nodiscard]] std::unique_ptr<tcp_transport> connect_tcp(job const& j, tcp_options options = {});

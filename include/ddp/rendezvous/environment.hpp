@@ -1,5 +1,5 @@
 /// \file
-/// job: which rank of how many this process is, as its launcher says it in the environment.
+/// job: which rank of how many this process is, as its launcher's environment variables say.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 
 #include <ddp/core/function_ref.hpp>
 #include <ddp/core/separate.hpp>
+#include <ddp/rendezvous/environment_view.hpp>
 
 namespace ddp {
 
@@ -31,16 +32,6 @@ struct job {
 
 namespace detail {
 
-/// A variable's value by its name.
-using environment_reader = function_ref<std::optional<std::string>(std::string const&)>;
-
-/// This process's own environment.
-[[nodiscard]] std::optional<std::string> environment_variable(std::string const& name);
-
-/// A whole decimal number in [least, most], or an error that names the variable, its value and what it should be.
-[[nodiscard]] int environment_number(std::string_view name, std::string_view text, int least, int most,
-                                     std::string_view meaning);
-
 /// Whether the text of an address says that it is this machine's own.
 [[nodiscard]] bool is_loopback(std::string_view address);
 
@@ -48,7 +39,8 @@ using environment_reader = function_ref<std::optional<std::string>(std::string c
 /// program that has MPI too prefers to it.
 [[nodiscard]] bool job_is_named(environment_reader get);
 
-/// What each source says, which one counts, and where they disagree. Throws nothing that job_from_environment would.
+/// What each source says, which one counts, and where they disagree. Where job_from_environment would throw, the text
+/// contains the error.
 [[nodiscard]] std::string explain_job(environment_reader get);
 
 }  // namespace detail
@@ -57,8 +49,8 @@ using environment_reader = function_ref<std::optional<std::string>(std::string c
 ///
 ///  1. DDP_RANK, DDP_WORLD_SIZE, DDP_LOCAL_RANK, DDP_LOCAL_WORLD_SIZE
 ///  2. RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE: torchrun, ddprun, Kubernetes
-///  3. Slurm: SLURM_PROCID, SLURM_STEP_NUM_TASKS or SLURM_NTASKS, SLURM_LOCALID (passed over in what mpirun has started
-///     inside Slurm: they are the ranks of mpirun's daemons then)
+///  3. Slurm: SLURM_PROCID, SLURM_STEP_NUM_TASKS or SLURM_NTASKS, SLURM_LOCALID (ignored where mpirun has started the
+///     process inside Slurm: they are then the ranks of mpirun's daemons)
 ///  4. Open MPI: OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
 ///  5. PMIx: PMIX_RANK, with WORLD_SIZE or DDP_WORLD_SIZE
 ///  6. PMI: PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS: MPICH, Intel MPI
@@ -67,7 +59,7 @@ using environment_reader = function_ref<std::optional<std::string>(std::string c
 /// at the first host of SLURM_STEP_NODELIST and a port made of the job's and the step's number; with 4 to 6 over loopback
 /// if all ranks are on one host. A Slurm step on one node meets over loopback, and so do torchrun's workers on one host.
 ///
-/// Nothing says anything: no job. Throws environment_error if only some variables are there, one makes no sense, or
+/// None of them is set: no job. Throws environment_error if only some variables are set, one is invalid, or
 /// they describe a job that cannot come together (a batch script without srun, a count of hosts taken for a count of
 /// ranks).
 ///

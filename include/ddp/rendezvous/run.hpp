@@ -55,11 +55,11 @@ void call_body(function_ref<void(communicator<>&)> body, communicator<>& comm);
 /// DDP_TIMEOUT_DEAD, DDP_TIMEOUT_COLLECTIVE and DDP_TIMEOUT_JOIN, in seconds, instead of what `times` says.
 [[nodiscard]] timing with_environment(timing times);
 
-/// Nothing in the environment is for a transport among `choices`: throws environment_error where this program would
-/// train alone although several were started.
+/// For an environment that asks for no transport among `choices`: throws environment_error if this program would train
+/// alone although several were started.
 void expect_alone(run_options const& options, std::span<std::string_view const> choices);
 
-/// Says on stderr what is being thrown. EXIT_FAILURE.
+/// Prints what is being thrown to stderr. Returns EXIT_FAILURE.
 [[nodiscard]] int report_exception() noexcept;
 
 }  // namespace detail

@@ -1,5 +1,5 @@
 /// \file
-/// tcp_memory_paths: connections between ranks of one host, which from here on go through memory.
+/// tcp_memory_paths: moves the connections between ranks of one host to memory that both see.
 #pragma once
 
 #include <fcntl.h>
@@ -57,7 +57,7 @@ namespace ddp::detail {
     }
     return text;
 }
-/// What ranks_text wrote; of anything else what can be read.
+/// Reads what ranks_text wrote; of any other text, as much as can be read.
 [[nodiscard, gnu::cold]] inline std::vector<int> ranks_in(std::string_view text) {
     std::vector<int> ranks;
     char const *const begin = text.data(), *const end = begin + text.size();
@@ -154,8 +154,8 @@ public:
         at->stream->go_through(std::move(path));
         at->used = true;
     }
-    /// Of each rank, the least of those among which any two see each other, itself where it sees none: what all ranks conclude
-    /// alike from what all have said in seen_by().
+    /// For each rank, the lowest of those ranks among which any two see each other; itself if it sees none. All ranks
+    /// find the same, from what all have published of seen_by().
     [[nodiscard, gnu::cold]] std::vector<int> groups() const {
         std::vector<int> found(sees_.size());
         for (std::size_t r = 0; r < found.size(); ++r) found[r] = static_cast<int>(r);
@@ -169,7 +169,7 @@ public:
         }
         return found;
     }
-    /// Says once, at the least rank that shares memory in vain, that and why messages go over TCP.
+    /// Prints once, on the lowest rank whose memory others do not see, that messages go over TCP, and why.
     [[gnu::cold]] void tell() noexcept {
         how_.settle();
         auto const blind = std::find_if(peers_.begin(), peers_.end(), [](peer const& p) {
@@ -197,7 +197,7 @@ private:
     };
 
     /// Of descriptors: its own memory and socket, and the memory of each other rank of this host. Where they are too few, a
-    /// message that carries one arrives without it, and nobody says why.
+    /// message that carries one arrives without it, and no error says why.
     [[gnu::cold]] void expect_room(int size) const {
         std::vector<int> held(peers_.size() + 2, -1);
         int error = 0;

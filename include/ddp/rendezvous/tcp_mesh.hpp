@@ -1,5 +1,5 @@
 /// \file
-/// tcp_mesh: every rank connects to every other, and they make sure of whom they have met.
+/// tcp_mesh: every rank connects to every other, and both check who the other is.
 #pragma once
 
 #include <poll.h>
@@ -135,8 +135,8 @@ private:
             throw unreachable(peer, error);
         dialling_.push_back({peer, std::move(socket), monotonic_clock::now() + times_.handshake});
     }
-    /// Takes in who has answered by now. Where packets get lost TCP asks again after 1, 3 and 7 s: several attempts are
-    /// sooner through.
+    /// Takes the connections that have been made so far. Where packets are lost, TCP tries again after 1, 3 and 7 s:
+    /// several attempts at once succeed sooner.
     [[gnu::cold]] void dialled(std::vector<connection>& all) {
         std::vector<attempt> attempts = std::exchange(dialling_, {});
         for (attempt& a : attempts) {
@@ -201,13 +201,13 @@ private:
         differs("the frame format", mine_.frame_format, theirs.frame_format);
         differs("tcp_options.early_bytes", mine_.early_bytes, theirs.early_bytes);
     }
-    /// Whether the first bytes are those of this job; anybody else's are dropped without an answer.
+    /// Whether the first bytes are those of a rank of this job; other connections are closed without an answer.
     [[nodiscard, gnu::cold]] bool of_this_job(peer_hello const& h) const {
         return h.magic == mine_.magic && h.nonce == mine_.nonce && h.version == mine_.version &&
                h.record_bytes == mine_.record_bytes && h.to == mine_.from && h.size == mine_.size &&
                h.from > mine_.from && h.from < mine_.size;
     }
-    /// Everybody greets those whom it has dialled while it hears those who have dialled it.
+    /// Each rank sends its hello on the connections that it has made, while it reads from those that others have made.
     [[gnu::cold]] void meet(std::vector<connection>& all) {
         std::size_t const wanted = static_cast<std::size_t>(mine_.size) - 1;
         auto const greeted = [](connection const& c) { return c.greeted; };

@@ -51,7 +51,7 @@ using tcp_acceptor = boost::asio::basic_socket_acceptor<boost::asio::ip::tcp, bo
 
 enum class io_end : std::uint8_t { ok, closed, late };
 
-/// Writes or reads all of it, or says why not.
+/// Writes or reads all of it, or returns why not.
 [[gnu::cold]] inline io_end write_all(tcp_stream& stream, const_bytes bytes, time_point until) {
     for (bool sent = false; !sent;) {
         stream_result const r = bytes.empty() ? stream.flush() : stream.write_some({&bytes, 1});
@@ -91,7 +91,7 @@ enum class io_end : std::uint8_t { ok, closed, late };
         return {errno, boost::system::system_category()};
     return {};
 }
-/// What has become of it by `until`: timed_out if nothing yet.
+/// Its result at `until`: timed_out if there is none yet.
 [[gnu::cold]] inline boost::system::error_code end_dial(tcp_socket& socket, time_point until) {
     int const fd = socket.native_handle();
     if (!poll_until(fd, POLLOUT, until)) return boost::asio::error::timed_out;

@@ -40,7 +40,7 @@ using store_entries = std::vector<std::pair<std::string, std::string>>;
 class tcp_store {
 public:
     /// Tries the addresses in turn, with growing pauses, until `until`: rank 0 may start later than the others. `job`: the
-    /// hash of its id. Where rank 0 is at one of several ports, whoever answers at another is passed over. From then on a
+    /// hash of its id. Where rank 0 is at one of several ports, what answers at another is ignored. From then on a
     /// thread tells the server every times.heartbeat that this process runs.
     [[gnu::cold]] tcp_store(std::vector<detail::tcp_endpoint> const& servers, int rank, int size, std::uint64_t job,
                             time_point until, bool several_ports = false, job_secret const& secret = {},
@@ -112,7 +112,7 @@ public:
         return {};
     }
 
-    /// Nothing more is said without being asked: the server may hang up once it has answered.
+    /// Nothing more is sent unasked: the server may close the connection once it has answered.
     [[gnu::cold]] void stop_beating() {
         {
             std::scoped_lock lock(beating_);
@@ -127,7 +127,7 @@ public:
         expect_life();
     }
 
-    /// What rank 0 has drawn for this job: tells its connections from those of another.
+    /// The random number that rank 0 has drawn for this job, which tells its connections from those of another.
     [[nodiscard]] std::uint64_t nonce() const noexcept { return nonce_; }
     /// The address of this host on the way to rank 0.
     [[nodiscard]] boost::asio::ip::address const& local_address() const noexcept { return local_; }
@@ -138,7 +138,7 @@ private:
         using rendezvous_error::rendezvous_error;
     };
 
-    /// False if the other side hung up before it said anything.
+    /// False if the other side closed the connection before it sent anything.
     [[gnu::cold]] bool greet(int rank, int size, std::uint64_t job, time_point until) {
         if (several_ports_) until = std::min(until, monotonic_clock::now() + timing{}.handshake);
         detail::store_hello hello;
@@ -192,7 +192,7 @@ private:
             }
         });
     }
-    /// Takes what is here; any byte is a sign of life. False: the connection is over.
+    /// Reads what has arrived; any byte shows that the server is alive. False: the connection has ended.
     [[nodiscard, gnu::cold]] bool fill() {
         std::array<std::byte, 8192> buffer;
         mutable_bytes const all = buffer;

@@ -35,11 +35,11 @@
 
 namespace ddp {
 
-/// Serves in a thread of its own from construction to destruction. It knows who has come: what the job's ranks are told
-/// about missing, doubled and contradicting ranks is decided here, once, for all of them.
+/// Serves in a thread of its own from construction to destruction. It knows which ranks have connected: what ranks are
+/// told about missing, duplicate and contradicting ranks is decided here, once, for all of them.
 ///
-/// Strangers     see tcp_visitors.hpp. Where the job has a secret, who does not show it is dropped without an answer, and
-///               nothing that it says is looked at.
+/// Strangers     see tcp_visitors.hpp. Where the job has a secret, a connection that does not show it is closed without
+///               an answer, and nothing that it sends is looked at.
 /// Failure       the first one is told to every rank at once, and to those that come later. A rank that hangs up, or says
 ///               nothing for timing.dead, is one; what a rank reports of others waits timing.verdict for such a reason.
 class tcp_store_server {
@@ -140,7 +140,8 @@ private:
             v = v->gone ? visitors_.erase(v) : std::next(v);
         }
     }
-    /// No descriptor is left for the next rank: all are told so, by the one that was kept for this, one after the other.
+    /// No descriptor is left for the next rank: ranks are told so, one after the other, over the one that was kept for
+    /// this.
     [[gnu::cold]] void no_room(int error) {
         if (spare_)
             spare_.reset();
@@ -153,7 +154,7 @@ private:
     [[nodiscard, gnu::cold]] std::string name(visitor const& v) const {
         return detail::concat({"rank ", v.rank, " (", present_[static_cast<std::size_t>(v.rank)], ")"});
     }
-    /// Whom has nobody heard of, and who has to hear of us.
+    /// Finds ranks that have been silent for too long, and sends heartbeats.
     [[gnu::cold]] void watch(time_point now) {
         bool const slept = now - std::exchange(last_turn_, now) > times_.dead / 2;
         for (visitor& v : visitors_) {
@@ -196,7 +197,7 @@ private:
             failure_ = name(v) + " ended while the job came together; its own output says why";
         v.gone = true;
     }
-    /// False: these are no bytes of ours.
+    /// False: these are not the bytes of a rank.
     [[gnu::cold]] bool parse(visitor& v) {
         if (v.done) {
             v.in.clear();

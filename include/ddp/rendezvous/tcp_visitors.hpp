@@ -1,5 +1,5 @@
 /// \file
-/// Connections that have not said who they are: how many of them, for how long, and who makes room.
+/// Accepts connections, and limits how many there are, and for how long, before they have said who they are.
 #pragma once
 
 #include <poll.h>
@@ -20,10 +20,11 @@ inline constexpr std::size_t max_strangers = 64;
 /// A rank that has just connected has this long to say hello before a flood of others may push it out.
 inline constexpr std::chrono::milliseconds stranger_grace{100};
 
-/// Takes in who waits at `acceptor`, and lets hear(visitor) have what each has said already. A Visitor has a `stream` and
-/// a time, `until`, for its hello: `handshake` from now; with `security` its bytes come from someone who knows the secret. Where max_strangers of them are strange(visitor), the oldest
-/// makes room, so that they neither fill memory nor delay the start; the next waits in the kernel while it has its grace.
-/// Where no descriptor is left the strangers make room as well. Returns EMFILE or ENFILE if there are none, else 0.
+/// Accepts the connections that wait at `acceptor`, and lets hear(visitor) have what each has sent already. A Visitor
+/// has a `stream` and a time, `until`, for its hello: `handshake` from now; with `security` its bytes come from someone
+/// who knows the secret. Where max_strangers of them are strange(visitor), the oldest makes room, so that they neither
+/// fill memory nor delay the start; the next waits in the kernel while it has its grace. Where no descriptor is left
+/// the strangers make room as well. Returns EMFILE or ENFILE if there are none, else 0.
 template <class Visitor, class Strange, class Hear>
 [[nodiscard, gnu::cold]] int welcome(tcp_acceptor& acceptor, tcp_security const* security, std::list<Visitor>& visitors,
                                      std::chrono::milliseconds handshake, Strange const& strange, Hear const& hear) {

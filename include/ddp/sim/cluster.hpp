@@ -2,6 +2,8 @@
 /// virtual_cluster: runs the programs of hundreds of ranks, written as coroutines, in one thread on virtual time.
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
 #include <algorithm>
 #include <coroutine>
 #include <cstddef>

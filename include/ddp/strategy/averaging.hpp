@@ -2,17 +2,55 @@
 /// local_sgd, hierarchical_averaging: ranks train by themselves, and take the mean of their values now and then.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include <ddp/comm/communicator.hpp>
+#include <ddp/comm/small_gather.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/strategy/strategy.hpp>
 
 namespace ddp {
+
+namespace detail {
+
+/// Collective over the trainer's ranks: throws usage_error on all of them unless every rank of the group that a rank passes
+/// passes that group too, so that the groups divide the trainer's ranks.
+template <Transport T>
+void expect_division(char const* strategy, communicator<T> const& trainer, communicator<T> const& inner) {
+    struct claim {
+        std::uint64_t group = 0, size = 0;
+    };
+    std::vector<claim> all(static_cast<std::size_t>(trainer.size()));
+    group const& mine = inner.members();
+    all[static_cast<std::size_t>(trainer.rank())] = {digest{}.add(std::uint64_t{mine.id()}).add(mine.members()).value(),
+                                                     static_cast<std::uint64_t>(mine.size())};
+    operation_info what;
+    what.name = "groups of a strategy";
+    if (trainer.size() > 1) trainer.run([&] { return all_gather_small(trainer.enter(what), std::span<claim>(all)); });
+    for (std::size_t r = 0; r < all.size(); ++r) {
+        auto const passed = std::count_if(all.begin(), all.end(), [&](claim const& one) {
+            return one.group == all[r].group && one.size == all[r].size;
+        });
+        DDP_EXPECTS(static_cast<std::uint64_t>(passed) == all[r].size,
+                    std::string(strategy) + ": inner of rank " +
+                        std::to_string(trainer.members().world_rank(static_cast<int>(r))) + " is a group of " +
+                        std::to_string(all[r].size) + ", and the trainer's ranks that pass it are " +
+                        std::to_string(passed) +
+                        ". The groups divide the trainer's ranks: all members of a group pass it, and none of them "
+                        "is outside the trainer. Make it from the trainer's communicator: comm.host() or "
+                        "comm.split(...)");
+    }
+}
+
+}  // namespace detail
 
 /// Ranks hold the same bits right after a meeting, and other ones in between: after every `period` local steps each goes on with the mean
 /// of all ranks' values, weighted by the samples that each has trained on since they met last.
@@ -57,6 +95,8 @@ struct local_sgd {
 /// The groups divide the trainer's ranks: each rank gives the communicator of its own.
 ///
 /// Cost    as local_sgd's, within the group or among all ranks.
+/// Throws  usage_error where a trainer is made: inner_period 0; period not a multiple of it; a group with a rank that is outside
+///         the trainer or does not pass it (on all ranks).
 /// Source  Lin et al., ICLR 2020, section 5; PyTorch's HierarchicalModelAverager.
 template <Transport T = any_transport>
 struct hierarchical_averaging {
@@ -73,6 +113,7 @@ struct hierarchical_averaging {
                     "hierarchical_averaging: inner_period is " + std::to_string(inner_period) + " and period " +
                         std::to_string(period) + "; the latter has to be a multiple of the former, and neither 0");
     }
+    void validate(communicator<T> const& trainer) const { detail::expect_division(name, trainer, inner); }
     [[nodiscard]] bool due(std::uint64_t step) const noexcept { return step % inner_period == 0; }
     [[nodiscard]] communicator<T> const* group(std::uint64_t step) const noexcept {
         return step % period == 0 ? nullptr : &inner;

@@ -25,6 +25,8 @@
 #include <ddp/optim/clip.hpp>
 #include <ddp/optim/optimizer.hpp>
 #include <ddp/optim/schedule.hpp>
+#include <ddp/strategy/local_frozen.hpp>
+#include <ddp/strategy/local_options.hpp>
 #include <ddp/strategy/local_step.hpp>
 #include <ddp/strategy/meetings.hpp>
 #include <ddp/strategy/strategy.hpp>
@@ -32,53 +34,42 @@
 #include <ddp/train/arena.hpp>
 #include <ddp/train/buffers.hpp>
 #include <ddp/train/events.hpp>
-#include <ddp/train/frozen.hpp>
 #include <ddp/train/options.hpp>
 #include <ddp/train/replica.hpp>
 #include <ddp/train/user_code.hpp>
 
 namespace ddp {
 
-/// How a local_parallel trains. The same on all ranks, as training_options.
-struct local_options {
-    std::optional<clipping> clip = {};        ///< of each rank's own mean gradient
-    ddp::schedule schedule = {};              ///< factor of the optimizer's learning rate, by local step
-    ddp::unused unused = ddp::unused::error;  ///< a parameter that backward leaves out
-    /// Parameters whose names fit one of these patterns (see name_fits) are frozen for good: neither stepped nor sent in meetings, and out
-    /// of the norm; all ranks keep rank 0's values of them. They have no state. For others: local_parallel::freeze().
-    std::vector<std::string> frozen = {};
-    /// Of a model that has some, after each meeting of all ranks whose values agree: from rank 0, averaged, or left alone.
-    ddp::buffers buffers = ddp::buffers::averaged;
-};
-
-/// What a local step returns.
+/// The result of local_parallel::step and local_parallel::finish.
 struct local_result {
-    double loss = 0;           ///< mean over this rank's samples; 0 where it had none
+    double loss = 0;           ///< mean over this rank's samples; 0 if it had none
     std::uint64_t weight = 0;  ///< this rank's samples
     bool met = false;          ///< all ranks have met after this step
     bool stop = false;  ///< some rank had called request_stop() before the last meeting of all ranks; the same on all
 };
 
-/// Training in which ranks hold different values between their meetings: each steps its own replica on its own batches, and a strategy
-/// (local_sgd, diloco, gossip, …) says when they meet and what becomes of their values. What holds right after a meeting is said in the
-/// first line of each strategy.
+/// A trainer whose ranks hold different values between their meetings: each rank steps its own replica on its own
+/// batches, and a strategy (local_sgd, diloco, gossip, …) decides when ranks meet and with which values they continue.
+/// The first line about each strategy says what holds right after a meeting.
 ///
 ///     ddp::local_parallel trainer{model, ddp::adamw{}, comm, ddp::local_sgd{.period = 16}};
 ///     while (auto const mine = batches.next()) trainer.step(load(*mine));
 ///     while (trainer.join()) {}
 ///     trainer.synchronise();
 ///
-/// All ranks make the same number of steps from one meeting to the next, with batches of any size, none included; a rank that has no more
-/// calls join(), which takes part in the meetings of the others. Schedules count local steps, the same on all ranks; corrections
-/// of bias count those in which the rank had samples.
+/// All ranks make the same number of steps between two meetings, with batches of any size, which may be empty. A rank
+/// that has no more data calls join(), which takes part in the meetings of the others. Schedules count local steps, the
+/// same on all ranks; bias corrections count the steps in which the rank had samples.
 ///
-/// Model, communicator and trainer may be destroyed in any order. One thread calls it; any number of them may share a communicator.
+/// Model, communicator and trainer may be destroyed in any order. Only one thread may call a trainer; several trainers
+/// may share a communicator.
 ///
-/// Cost    of the constructor: as data_parallel's. Of a step: the model's passes and the optimizer's pass over all values, no
-///         communication (but that of stale_synchronous). Of a meeting: an all-gather of 40 bytes a rank, and the
-///         strategy's.
-/// Throws  as data_parallel: comm_error, the same on all ranks, where models or settings differ, or ranks fail; error
-///         (errc::mismatch), the same on all ranks, where they meet after different numbers of steps; what the user's model throws comes back as itself on that rank, and fails the others at the next meeting.
+/// Cost    of the constructor: as for data_parallel. Of a step: the passes of the model and the pass of the optimizer
+///         over all values, without communication (except for stale_synchronous). Of a meeting: an all-gather of 40 bytes
+///         per rank, and the cost of the strategy.
+/// Throws  as data_parallel: comm_error, the same on all ranks, if models or settings differ, or ranks fail; ddp::error
+///         (errc::mismatch), the same on all ranks, if they meet after different numbers of steps. An exception of the
+///         user's model is rethrown on that rank, and the others fail in their next meeting.
 template <class M, class T>
 class local_parallel {
 public:
@@ -91,7 +82,7 @@ public:
     local_parallel(local_parallel const&) = delete;
     local_parallel& operator=(local_parallel const&) = delete;
 
-    /// One step on this rank's batch; then, where the strategy says so, a meeting.
+    /// One step on this rank's batch, followed by a meeting if the strategy calls for one.
     template <class Batch>
         requires ModelFor<M, Batch>
     local_result step(Batch const& batch) {
@@ -104,8 +95,9 @@ public:
         times_.total += monotonic_clock::now() - since;
         return result;
     }
-    /// Goes on to the next meeting without batches, for a rank that is out of data: while (trainer.join()) {}. Returns
-    /// false once all ranks have called it: they have met, and none of them has stepped since the meeting before.
+    /// Continues to the next meeting without batches, for a rank that has no more data: `while (trainer.join()) {}`.
+    /// Returns false once all ranks have called it: they have met then, and none of them has stepped since the meeting
+    /// before.
     bool join() {
         expect_between("join()");
         comm_.check();
@@ -113,7 +105,7 @@ public:
         return !meet(true).everybody_done;
     }
 
-    /// Mean loss over the batch; remembers its weight for the backward that follows.
+    /// Returns the mean loss over the batch, and keeps the weight of the batch for the backward that follows.
     template <class Batch>
         requires ModelFor<M, Batch>
     double forward(Batch const& batch) {
@@ -129,9 +121,9 @@ public:
             return replica_.forward(batch);
         });
     }
-    /// Backward that adds this batch to the step's gradient, and ends no step.
+    /// Backward that adds this batch to the step's gradient without ending the step.
     void accumulate() { go_back(false); }
-    /// Backward of the step's last batch.
+    /// Backward for the last batch of the step.
     void backward() {
         go_back(true);
         stepping_ = true;
@@ -147,9 +139,9 @@ public:
         return result;
     }
 
-    /// Gives all ranks the mean of their values, after any number of steps; of a strategy whose ranks agree when they meet,
-    /// by a meeting outside the period, unless they have just met; of one whose exchanges end later, by their end.
-    /// Collective. For evaluation, saving, and the end of the training.
+    /// Gives all ranks the mean of their values, after any number of steps. With a strategy whose ranks agree after
+    /// meetings, they hold an additional meeting unless they have just met; with one whose exchanges end later, these are
+    /// completed. Collective. For evaluation, for saving, and at the end of the training.
     void synchronise() {
         expect_between("synchronise()");
         replica_.copy_values_in();
@@ -160,29 +152,35 @@ public:
     /// Whether all ranks hold the same values after each meeting of all ranks; otherwise only after synchronise().
     [[nodiscard]] bool agrees() const noexcept { return meetings_.strategy().agrees(); }
 
-    /// Local steps, those in join() and those with an empty batch included: the same on all ranks that have met.
+    /// The number of local steps, including those in join() and those with an empty batch: the same on all ranks that
+    /// have met.
     [[nodiscard]] std::uint64_t completed_steps() const noexcept { return meetings_.steps(); }
-    /// Goes on as if so many steps had been made, and all ranks held the same values: schedules and meetings count from there. What
-    /// for_each_state shows is not changed; how many updates the optimizer has made belongs to that. Between steps.
+    /// Continues as if `count` steps had been made and all ranks held the same values: schedules and meetings count from
+    /// there. Does not change what for_each_state visits, including the number of updates of the optimizer. Between
+    /// steps.
     void set_completed_steps(std::uint64_t count) {
         expect_between("set_completed_steps()");
         meetings_.set_steps(count);
     }
-    /// Neither is a step under way nor do ranks hold different values: none has been made since the last meeting of all ranks of a
-    /// strategy that agrees, or since synchronise().
+    /// Whether no step is under way, and ranks hold the same values: none has stepped since the last meeting of all
+    /// ranks, if the strategy agrees, or since synchronise().
     [[nodiscard]] bool between_steps() const noexcept {
         return !stepping_ && accumulated_ == 0 && meetings_.together();
     }
-    /// Throws usage_error, the same on all ranks, where between_steps() is false, and says what to do: for code that keeps or replaces the
-    /// values of all ranks (checkpoints and save_weights do).
+    /// Throws usage_error, the same on all ranks, with advice, if between_steps() is false: for code that saves or
+    /// replaces the values of all ranks (as checkpoints and save_weights do). `what` names the caller in the text.
     void expect_between_steps(char const* what) const {
         expect_between(what);
         meetings_.expect_together(what);
     }
+    /// After a failure: whether the step or meeting that failed has changed some values but not all. They must not be
+    /// used then.
     [[nodiscard]] bool torn() const noexcept { return meetings_.torn(); }
 
-    /// This rank wants training to stop: all ranks learn it at the next meeting of all. From any thread, and from a signal handler.
+    /// Asks all ranks to stop training; they learn of it in the next meeting of all. From any thread, and from a signal
+    /// handler.
     void request_stop() noexcept { meetings_.request_stop(); }
+    /// The `stop` of the last step's result, for loops that end in join().
     [[nodiscard]] bool stop_agreed() const noexcept { return meetings_.stop(); }
 
     [[nodiscard]] M& model() noexcept { return replica_.model(); }
@@ -198,26 +196,22 @@ public:
     /// bytes a rank; then of each meeting, a copy of what is frozen.
     /// Throws usage_error on every rank where ranks hold different values or pass different patterns, or no name fits.
     void freeze(std::string_view pattern) { mark_frozen("freeze", pattern, 1); }
-    /// Undoes freeze() for every parameter whose name fits. Optimizer and strategy go on from where they were. As freeze(); also
-    /// throws usage_error for parameters of local_options::frozen, which have no state.
+    /// Undoes freeze() for every parameter whose name fits. Optimizer and strategy continue from where they were. As
+    /// freeze(); also throws usage_error for parameters of local_options::frozen, which have no state.
     void unfreeze(std::string_view pattern) { mark_frozen("unfreeze", pattern, 0); }
     /// By parameter: not 0 where it is frozen.
-    [[nodiscard]] std::span<std::uint8_t const> frozen() const noexcept { return frozen_; }
-    /// By parameter: not 0 where local_options::frozen says so, and nothing thaws it.
-    [[nodiscard]] std::span<std::uint8_t const> frozen_from_the_start() const noexcept { return from_the_start_; }
+    [[nodiscard]] std::span<std::uint8_t const> frozen() const noexcept { return frozen_.now(); }
+    /// By parameter: not 0 where local_options::frozen says so, which unfreeze() cannot change.
+    [[nodiscard]] std::span<std::uint8_t const> frozen_from_the_start() const noexcept {
+        return frozen_.from_the_start();
+    }
     /// Freezes exactly the parameters whose mark is not 0, as frozen() shows them: for code that restores a training, as checkpoints
     /// does. As freeze() and unfreeze().
     void set_frozen(std::span<std::uint8_t const> marks) {
         expect_between_steps("set_frozen");
-        digest all;
-        for (std::uint8_t const mark : marks) all.add(mark != 0 ? "1" : "0");
-        DDP_EXPECTS(meetings_.all_alike(all.value(), "set_frozen"),
+        DDP_EXPECTS(meetings_.all_alike(detail::local_frozen<element>::hash_of(marks), "set_frozen"),
                     "set_frozen: ranks pass different marks; nothing was changed");
-        DDP_EXPECTS(marks.size() == frozen_.size(), "set_frozen: " + std::to_string(marks.size()) + " marks for " +
-                                                        std::to_string(frozen_.size()) + " parameters");
-        std::vector<std::uint8_t> next(marks.begin(), marks.end());
-        for (std::uint8_t& mark : next) mark = mark != 0 ? 1 : 0;
-        set_marks("set_frozen", std::move(next));
+        set_marks("set_frozen", marks);
     }
 
     /// The optimizer's slots and the number of its updates, which are each rank's own; then the number of meetings and what the strategy
@@ -251,54 +245,16 @@ private:
     [[nodiscard]] std::span<element> trained_values() const noexcept {
         return replica_.values().first(local_.where().size());
     }
-    /// Frozen parameters lie behind the others in the arena.
-    [[nodiscard]] std::vector<std::size_t> order() const {
-        std::vector<std::size_t> all;
-        for (bool const last : {false, true})
-            for (std::size_t i = 0; i < frozen_.size(); ++i)
-                if ((frozen_[i] != 0) == last) all.push_back(i);
-        return all;
-    }
-    [[nodiscard]] layout trained() const {
-        std::vector<std::size_t> counts = replica_.counts();
-        for (std::size_t i = 0; i < counts.size(); ++i)
-            if (frozen_[i] != 0) counts[i] = 0;
-        return layout(std::move(counts), order(), sizeof(element), replica<M>::placed);
-    }
-
     void mark_frozen(char const* what, std::string_view pattern, std::uint8_t mark) {
         expect_between_steps(what);
         DDP_EXPECTS(meetings_.all_alike(digest{}.add(pattern).value(), what),
                     std::string(what) + ": ranks pass different patterns ('" + std::string(pattern) + "' on rank " +
                         std::to_string(comm_.members().world_rank(comm_.rank())) + "); nothing was changed");
-        std::vector<std::uint8_t> next = frozen_;
-        DDP_EXPECTS(detail::mark_fitting(parameters(), pattern, mark, next),
-                    std::string(what) + ": no parameter's name fits '" + std::string(pattern) +
-                        "'; '*' stands for any characters, '?' for one");
-        set_marks(what, std::move(next));
+        set_marks(what, frozen_.marked(what, pattern, mark));
     }
-    void set_marks(char const* what, std::vector<std::uint8_t> next) {
-        for (std::size_t i = 0; i < next.size(); ++i)
-            DDP_EXPECTS(next[i] != 0 || from_the_start_[i] == 0,
-                        std::string(what) + ": '" + parameters()[i].name +
-                            "' is one of local_options::frozen, which have no optimizer state and take no part in "
-                            "meetings; leave it out there, and freeze() it when the trainer is made");
-        frozen_ = std::move(next);
-        meetings_.freeze(frozen_);
-    }
-    /// By parameter: 0 for what keeps its value; empty: nothing does. Gradients of what is frozen become 0, for the norm.
-    [[nodiscard]] std::span<std::uint8_t const> to_be_stepped() {
-        bool const all_used = options_.unused == unused::error;
-        if (frozen_ == from_the_start_) return all_used ? std::span<std::uint8_t const>() : replica_.used();
-        stepped_.assign(frozen_.size(), 1);
-        for (std::size_t i = 0; i < frozen_.size(); ++i) {
-            if (frozen_[i] != 0) {
-                std::span<element> const gradient = replica_.memory().gradient(i);
-                std::fill(gradient.begin(), gradient.end(), element(0));
-            }
-            if (frozen_[i] != 0 || (!all_used && replica_.used()[i] == 0)) stepped_[i] = 0;
-        }
-        return stepped_;
+    void set_marks(char const* what, std::span<std::uint8_t const> next) {
+        frozen_.set(what, next);
+        meetings_.freeze(frozen_.now());
     }
 
     void go_back(bool last) {
@@ -314,7 +270,7 @@ private:
                                        .accumulate = adds,
                                        .last = last,
                                        .unused = options_.unused,
-                                       .frozen = frozen_});
+                                       .frozen = frozen_.now()});
                 } catch (gradient_error const& e) {
                     complaint = e.complaint();
                 }
@@ -325,7 +281,7 @@ private:
     void update(std::uint64_t weight) {
         auto const since = monotonic_clock::now();
         local_.run(weight, options_.schedule.factor(completed_steps()), replica_.gradients(), replica_.values(),
-                   to_be_stepped());
+                   frozen_.to_be_stepped(replica_, options_.unused));
         times_.stepped += monotonic_clock::now() - since;
         tell_peers([&] { replica_.values_changed(); });
     }
@@ -348,7 +304,7 @@ private:
         else
             detail::broadcast_buffers(comm_, std::span<model_buffer const>(all));
     }
-    /// Runs the user's code; what it throws fails the job and comes back as itself here.
+    /// Runs the user's code; what it throws fails the job and is rethrown here.
     template <class F>
     decltype(auto) tell_peers(F&& f) {
         return detail::run_user_code(std::forward<F>(f), [this](std::exception_ptr thrown) { comm_.fail(thrown); });
@@ -357,8 +313,7 @@ private:
     communicator<T> comm_;
     local_options options_;
     replica<M> replica_;
-    std::vector<std::uint8_t> frozen_, from_the_start_;  // by parameter
-    std::vector<std::uint8_t> stepped_;                  // of to_be_stepped()
+    detail::local_frozen<element> frozen_;
     detail::local_step<element> local_;
     detail::meetings<T, element> meetings_;
     std::uint64_t weight_ = 0, accumulated_ = 0;  // of the last batch; of the step under way
@@ -374,9 +329,8 @@ local_parallel<M, T>::local_parallel(M& model, Opt const& optimizer, communicato
     : comm_(comm),
       options_(options),
       replica_(model),
-      frozen_(detail::marks_of(parameters(), options.frozen, "local_options.frozen")),
-      from_the_start_(frozen_),
-      local_(optimizer, trained(), parameters(), options.clip),
+      frozen_(parameters(), options.frozen),
+      local_(optimizer, frozen_.trained(replica_.counts(), replica<M>::placed), parameters(), options.clip),
       meetings_(comm, std::make_unique<detail::strategy_model_of<T, element, S>>(std::move(strategy))) {
     expect_uncontracted_kernels();
     meetings_.strategy().validate(comm_.size());
@@ -388,13 +342,21 @@ local_parallel<M, T>::local_parallel(M& model, Opt const& optimizer, communicato
     alike.buffers = options_.buffers;
     alike.template validate<element>();
 
-    arena<element> const memory = replica_.make_arena(order());
+    arena<element> const memory = replica_.make_arena(frozen_.order());
     detail::agenda mine;
-    mine.hashes = {version_number, detail::hash_of(model), 0,
-                   digest{}.add(meetings_.strategy().name()).add(meetings_.strategy().hash()).value(), local_.hash()};
+    mine.hashes = {version_number,
+                   detail::hash_of(model),
+                   static_cast<std::uint64_t>(replica<M>::placed),
+                   0,
+                   digest{}.add(meetings_.strategy().name()).add(meetings_.strategy().hash()).value(),
+                   local_.hash()};
     std::ranges::copy(alike.hashes(), mine.hashes.begin() + detail::agenda::names.size());
     std::vector<model_buffer> const all = replica_.buffers();
-    std::uint64_t const hash = detail::agree_on_start(comm_, parameters(), detail::describe(std::span(all)), mine).hash;
+    std::uint64_t const hash =
+        detail::agree_on_start(comm_, parameters(), detail::describe(std::span(all)), mine,
+                               detail::words_of(alike, std::string(meetings_.strategy().name()), local_.words()))
+            .hash;
+    meetings_.strategy().validate(comm_);
     if (comm_.size() > 1) broadcast(comm_, memory.values(), 0);
     if (comm_.size() > 1) detail::broadcast_buffers(comm_, std::span(all));
     replica_.attach(memory);

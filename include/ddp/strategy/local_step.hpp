@@ -37,6 +37,7 @@ public:
 
     [[nodiscard]] layout const& where() const noexcept { return where_; }
     [[nodiscard]] std::uint64_t hash() const { return stepper_.hash(); }
+    [[nodiscard]] std::string words() const { return stepper_.words(); }
     [[nodiscard]] std::uint64_t updates() const noexcept { return updates_; }
 
     /// Gradients are sums over `weight` samples, and are changed. `used`: by parameter, 0 for what stays as it is; empty: nothing does.

@@ -1,5 +1,5 @@
 /// \file
-/// elastic_averaging, gossip: strategies under which ranks hold different values for good.
+/// elastic_averaging, gossip: strategies under which ranks never hold the same values.
 #pragma once
 
 #include <cstddef>
@@ -43,7 +43,7 @@ DDP_KERNEL void elastic_pull(E* values, E const* centre, E* pull, std::size_t co
 /// Cost    as local_sgd's, and two passes; memory for two arrays of the model's size.
 /// Sums    d = alpha (x - c); x = x - d; c = c + the sum of all d, in the canonical order.
 /// Throws  usage_error where a trainer is made: period 0; alpha below 0, or above 1 / P: the centre would overshoot, and with
-///         more than twice that it would leave the ranks for good.
+///         more than twice that the iteration diverges.
 /// Source  Zhang, Choromanska and LeCun, "Deep learning with elastic averaging SGD", NIPS 2015, the synchronous form:
 ///         alpha is their learning rate times rho, P alpha their beta (0.9 in their experiments).
 struct elastic_averaging {

@@ -30,15 +30,15 @@
 
 namespace ddp::detail {
 
-/// What of a local_parallel's meetings depends on no model's type, so that it is compiled once for all of them. `values` are those
-/// that are trained, current; whoever calls tells the model of what has `moved`.
+/// The part of a local_parallel's meetings that does not depend on the model's type, so that it is compiled once.
+/// `values` are the current values of all that is trained; the caller tells the model if they have `moved`.
 template <Transport T, Element E>
 class meetings {
 public:
     struct outcome {
         bool all_ranks = false;       // have met
         bool everybody_done = false;  // all were out of data, and none has trained since the meeting before
-        bool moved = false;           // values are other ones
+        bool moved = false;           // values have changed
         bool alike = false;           // some rank has trained, and all hold the same values now
     };
 
@@ -71,7 +71,7 @@ public:
         since_all_ = since_group_ = since_pass_ = 0;
         together_ = true;
     }
-    /// A local step on so many samples, or none, is over. Says whether ranks meet now.
+    /// A local step on `weight` samples, which may be none, has ended. Returns whether ranks meet now.
     [[nodiscard]] bool after_step(std::uint64_t weight) {
         since_all_ += weight;
         since_group_ += weight;
@@ -79,7 +79,7 @@ public:
         together_ = false;
         return strategy_->due(++steps_);
     }
-    /// Goes on to the next meeting.
+    /// Counts steps without samples up to the next meeting.
     void skip_steps() {
         while (!after_step(0)) {
         }
@@ -87,14 +87,14 @@ public:
     outcome meet(bool done, std::span<E> values, double rate_factor);
     outcome synchronise(std::span<E> values, double rate_factor);
 
-    /// All ranks hold the same values: they have, or have just been given them. The same answer on all ranks.
+    /// Whether all ranks hold the same values. The same answer on all ranks.
     [[nodiscard]] bool together() const noexcept { return together_; }
     [[nodiscard]] bool torn() const noexcept { return torn_; }
     void expect_together(char const* what) const {
         DDP_EXPECTS(together_, std::string(what) + ": under " + strategy_->name() +
                                    (strategy_->agrees() ? " ranks hold the same values right after a meeting only "
                                                           "(local_result::met); wait for that, or"
-                                                        : " ranks hold different values for good;") +
+                                                        : " ranks never hold the same values;") +
                                    " call synchronise() on all ranks first");
     }
     [[nodiscard]] bool all_alike(std::uint64_t mine, char const* what = "replicas_identical") {
@@ -122,7 +122,7 @@ private:
     outcome pass(bool done, std::span<E> values);
     void meet_by(communicator<T> const& over, ticket const& all, std::uint64_t mine, std::span<E> values,
                  double rate_factor);
-    /// The strategy may be the user's. Should it fail, values are somewhere between.
+    /// The strategy may be the user's: if it throws, values are only partly changed.
     template <class F>
     passed run_strategy(std::span<E> values, F const& f) {
         torn_ = true;
@@ -147,8 +147,8 @@ private:
             if (std::binary_search(names_.begin(), names_.end(), slice.of)) f(slice.bytes);
         });
     }
-    /// A mean of equal values is not always the value, and a momentum goes on by itself: both are kept from a strategy,
-    /// which knows nothing of it.
+    /// A mean of equal values is not always that value, and a momentum changes values by itself. So what is frozen is
+    /// saved before a strategy runs, which knows nothing of frozen parameters, and put back afterwards.
     void keep_frozen(std::span<E> values) {
         kept_.clear();
         for_each_frozen(values, [&](mutable_bytes all) { kept_.insert(kept_.end(), all.begin(), all.end()); });
@@ -251,7 +251,7 @@ typename meetings<T, E>::ticket meetings<T, E>::exchange_tickets(communicator<T>
     return sum;
 }
 
-/// After a step under a strategy whose exchanges end later: nobody waits for what others do in this step.
+/// After a step under a strategy whose exchanges end later: no rank waits for what others do in this step.
 template <Transport T, Element E>
 typename meetings<T, E>::outcome meetings<T, E>::pass(bool done, std::span<E> values) {
     std::uint64_t const mine = std::exchange(since_pass_, 0);

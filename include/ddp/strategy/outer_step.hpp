@@ -1,5 +1,5 @@
 /// \file
-/// diloco, slow_momentum: what ranks have moved by on their own is a gradient, by which an outer optimizer steps.
+/// diloco, slow_momentum: what ranks have changed by themselves is the gradient of an outer optimizer.
 #pragma once
 
 #include <cstddef>
@@ -60,8 +60,9 @@ inline void expect_outer(char const* name, std::uint64_t period, double lr, doub
 
 }  // namespace detail
 
-/// Ranks hold the same bits right after a meeting, and other ones in between: every `period` local steps the values after the last meeting
-/// minus the mean of all ranks' values are taken as a gradient, by which SGD with Nesterov's momentum steps; all ranks go on from there.
+/// Ranks hold the same bits right after a meeting, and different ones in between: every `period` local steps, the values after the last
+/// meeting minus the mean of all ranks' values are the gradient of a step of SGD with Nesterov's momentum, and all ranks continue from
+/// there.
 ///
 /// The inner optimizer is the trainer's (AdamW in the paper), and each rank keeps its own state of it.
 ///
@@ -93,8 +94,8 @@ struct diloco {
     }
 };
 
-/// Ranks hold the same bits right after a meeting, and other ones in between: as diloco, with heavy-ball momentum, in units of the inner
-/// learning rate, so that a schedule does not change what the momentum means.
+/// Ranks hold the same bits right after a meeting, and different ones in between: as diloco, with heavy-ball momentum, in units of the
+/// inner learning rate, so that a schedule does not change what the momentum means.
 ///
 /// Each rank keeps its own state of the inner optimizer ("maintain" in the paper).
 ///

@@ -1,5 +1,5 @@
 /// \file
-/// stale_synchronous: ranks that step at once, and learn a few steps later what the others have done.
+/// stale_synchronous: ranks that step without waiting, and apply the steps of the others a few steps later.
 #pragma once
 
 #include <algorithm>
@@ -49,10 +49,10 @@ DDP_KERNEL void take_mean_step(E* base, E const* sum, std::size_t count, E inver
 /// Ranks never hold the same bits: each has its own last `staleness` steps, and the mean of all ranks' steps before those.
 /// trainer.synchronise() ends what is under way and gives every rank the mean of all steps.
 ///
-/// After a step a rank starts the sum of what all ranks' steps have changed, and goes on; it waits for the sum that it has
-/// started `staleness` steps before. So messages have that many steps of time, and no rank is ever further ahead of another
-/// than that. A sum takes effect exactly `staleness` steps later, however early it is there: the same run gives the same
-/// bits again. The end of a rank's data and request_stop() take effect that many steps later too.
+/// After a step a rank starts the sum of what all ranks' steps have changed, and continues; it waits for the sum that
+/// it has started `staleness` steps before. So messages have that many steps of time, and no rank is ever further ahead
+/// of another than that. A sum takes effect exactly `staleness` steps later, however early it is there: the same run
+/// gives the same bits again. The end of a rank's data and request_stop() take effect that many steps later too.
 ///
 /// Cost    of a step: an allreduce of S bytes, where S is the size of the values, beside the next steps, on the communicator's
 ///         thread where the transport allows one; staleness + 4 passes. Memory for 2 staleness + 4 arrays of the model's size.

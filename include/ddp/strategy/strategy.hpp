@@ -1,5 +1,5 @@
 /// \file
-/// Strategy: when ranks that train by themselves meet, and what becomes of their values then.
+/// Strategy: when ranks that train by themselves meet, and with which values they continue.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@
 
 namespace ddp {
 
-/// What a strategy is told once, when a trainer is made. All of it outlives the state.
+/// What a strategy is given once, when a trainer is made. All of it outlives the strategy's state.
 template <Element E>
 struct strategy_plan {
     int rank = 0;                                   ///< this rank, in the trainer's communicator
@@ -38,23 +38,23 @@ struct strategy_plan {
 template <Transport T, Element E>
 struct meeting {
     communicator<T> const& comm;  ///< who meets: the trainer's ranks, or the group that the strategy has named
-    std::span<E> values;          ///< this rank's, of all that is trained; becomes what it goes on with
+    std::span<E> values;          ///< this rank's, of all that is trained; on return, those it continues with
     std::uint64_t number = 1;     ///< of this trainer's meetings of all ranks, from 1
     std::uint64_t step = 0;       ///< local steps so far, the same on all ranks
     double share = 1;  ///< this rank's part of the samples since these ranks have met last; all shares add up to 1
     double rate_factor = 1;  ///< the schedule's, of the last step
 };
 
-/// What a rank says after a step, under a strategy whose exchanges end later.
+/// What a rank contributes after a step, under a strategy whose exchanges end later.
 template <Transport T, Element E>
 struct passing {
     communicator<T> const& comm;  ///< all of the trainer's ranks
-    std::span<E> values;          ///< this rank's, of all that is trained; becomes what it goes on with
+    std::span<E> values;          ///< this rank's, of all that is trained; on return, those it continues with
     std::uint64_t weight = 0;     ///< its samples in this step
     bool done = false;            ///< it is out of data
     bool stop = false;            ///< it wants training to stop
 };
-/// What all ranks said after an earlier step; the same on all of them.
+/// What all ranks have contributed after an earlier step; the same on all of them.
 struct passed {
     bool done = false;  ///< all were out of data
     bool stop = false;  ///< some rank wanted to stop
@@ -72,16 +72,19 @@ concept Passes = requires(S const& policy, std::remove_cvref_t<decltype(policy.p
 };
 }  // namespace detail
 
-/// Brings values of ranks together. The policy is an aggregate of settings; what it keeps is in an object of its own.
+/// Combines the values of ranks. The policy is an aggregate of settings; its state is an object of its own.
 ///
 ///  name, hash()             for messages; ranks compare both, so hash() covers every setting
-///  validate()               throws usage_error for settings that mean nothing, before anything is sent
-///  validate(ranks)          optional: likewise for settings that mean nothing among so many ranks
+///  validate()               throws usage_error for invalid settings, before anything is sent
+///  validate(ranks)          optional: likewise for settings that are invalid for so many ranks
+///  validate(comm)           optional, collective over the trainer's ranks, once these have compared their settings: throws
+///                           usage_error on all of them for groups that do not fit
 ///  agrees                   a static constant: after each meeting of all ranks their values have the same bits
 ///  due(step)                whether ranks meet after local step number `step`, from 1: the same on all ranks
-///  group(step)              optional: the communicator of those who meet then; null: all of the trainer's ranks
+///  group(step)              optional: the communicator of the ranks that meet then, all of them ranks of the trainer; null: all of
+///                           these
 ///  prepare(plan)            returns the state, as it is before the first step
-///  meet(state, meeting)     collective over meeting.comm: leaves in meeting.values what this rank goes on with
+///  meet(state, meeting)     collective over meeting.comm: leaves in meeting.values what this rank continues with
 ///  state.for_each_state(visit)   shows all that has to be kept for training to go on from there: the same slices each time.
 ///                           Those under a parameter's name stay as they are while that parameter is frozen
 ///
@@ -107,7 +110,7 @@ concept StrategyOver =
              state_visitor visit) { state.for_each_state(visit); } &&
     (detail::Meets<S, T, E> || detail::Passes<S, T, E>);
 
-/// What a strategy keeps where that is nothing.
+/// The state of a strategy that keeps nothing.
 struct no_strategy_state {
     void for_each_state(state_visitor /*visit*/) const noexcept {}
 };
@@ -162,6 +165,7 @@ public:
     [[nodiscard]] virtual char const* name() const = 0;
     [[nodiscard]] virtual std::uint64_t hash() const = 0;
     virtual void validate(int ranks) const = 0;
+    virtual void validate(communicator<T> const& comm) const = 0;
     [[nodiscard]] virtual bool agrees() const = 0;
     [[nodiscard]] virtual bool due(std::uint64_t step) const = 0;
     [[nodiscard]] virtual communicator<T> const* group(std::uint64_t step) const = 0;
@@ -182,6 +186,9 @@ public:
     void validate([[maybe_unused]] int ranks) const override {
         policy_.validate();
         if constexpr (requires { policy_.validate(ranks); }) policy_.validate(ranks);
+    }
+    void validate([[maybe_unused]] communicator<T> const& comm) const override {
+        if constexpr (requires { policy_.validate(comm); }) policy_.validate(comm);
     }
     bool agrees() const override { return S::agrees; }
     bool due(std::uint64_t step) const override { return policy_.due(step); }

@@ -1,5 +1,5 @@
 /// \file
-/// check_allreduce, is_canonical: what an allreduce algorithm promises, run against yours.
+/// check_allreduce, is_canonical: test what an allreduce algorithm must do beyond what its types show.
 #pragma once
 
 #include <cstddef>
@@ -75,9 +75,9 @@ std::string difference(std::vector<std::vector<E>> const& got, std::vector<E> co
 
 }  // namespace detail
 
-/// Where the algorithm's sums first differ from those of the canonical tree (docs/design.md, section 4); "" if they never
-/// do. Random numbers on 2 to 9 ranks against reference_sum, which shares no code with any algorithm. If not every rank
-/// comes to an end, it says so.
+/// Says where the sums of an algorithm first differ from those of the canonical tree (docs/design.md, section 4); an
+/// empty text if they never do. Compares sums of random numbers on 2 to 9 ranks, which are threads, with reference_sum,
+/// which shares no code with any algorithm. Also says so if a rank does not finish.
 template <class A>
     requires AllreduceOver<A, any_transport, float>
 [[nodiscard]] std::string canonical_difference(A const& algorithm) {
@@ -93,14 +93,16 @@ template <class A>
     return {};
 }
 
-/// Whether it adds in the canonical order: then trainings with it give the bits of every other canonical algorithm.
+/// Whether an algorithm adds in the canonical order. A training with it then gives the same bits as with any other
+/// canonical algorithm. Cost: see canonical_difference.
 template <class A>
 [[nodiscard]] bool is_canonical(A const& algorithm) {
     return canonical_difference(algorithm).empty();
 }
 
-/// What is wrong with this algorithm; empty if nothing was found: exact sums, the same bits on every rank and every time,
-/// and what it says of itself as `canonical`. For 2 to 9 ranks, which are threads, and sizes where collectives break.
+/// Checks an allreduce algorithm. Returns what is wrong; an empty list if nothing was found. It checks that sums are
+/// exact where they can be, that all ranks and all repetitions have the same bits, and that `canonical` is right, with 2
+/// to 9 ranks, which are threads, and with sizes at which collectives often fail.
 template <class A>
     requires AllreduceOver<A, any_transport, float> && AllreduceOver<A, any_transport, double>
 [[nodiscard]] std::vector<std::string> check_allreduce(A const& algorithm) {

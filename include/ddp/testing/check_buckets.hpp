@@ -1,5 +1,5 @@
 /// \file
-/// check_buckets: whether a bucket policy's plans are pure and valid, for models of many shapes.
+/// check_buckets: tests whether the plans of a bucket policy are reproducible and valid, for models of many shapes.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@
 
 namespace ddp::testing {
 
-/// What is wrong with this bucket policy; empty if nothing was found. Each model is planned in float and in double, with
-/// the grains that a trainer asks for with and without clipping.
+/// Checks the plans of a bucket policy for models of many shapes, in float and in double, with the grains that a trainer
+/// requests with and without clipping. Returns what is wrong; an empty list if nothing was found.
 template <BucketPolicy B>
 [[nodiscard]] std::vector<std::string> check_buckets(B const& policy) {
     std::vector<std::pair<char const*, std::vector<std::size_t>>> const models = {

@@ -1,5 +1,5 @@
 /// \file
-/// check_exchange: what an exchange promises, run against yours.
+/// check_exchange: tests what an exchange must do beyond what its types show.
 #pragma once
 
 #include <algorithm>
@@ -216,12 +216,19 @@ std::vector<exchanged> exchange_steps(X const& policy, exchange_run const& how) 
 
 }  // namespace detail
 
-/// What is wrong with this exchange; empty if nothing was found. Trains on drawn gradients with 1 to 5 ranks, which are threads,
-/// and holds it to what it promises: every rank ends each step with the same bits; sharded and replicated updates give the same;
-/// a second run repeats the first, and so does one that goes on, after two steps, with another trainer that is given values and
-/// state; a step without samples changes neither values nor state; what lies between the parameters of a bucket stays zero; what
-/// is shown as the same on all ranks is; every message finds its receiver.
-/// How near the mean is to the true one is not looked at: only you know what is near.
+/// Checks an exchange by training on random gradients with 1 to 5 ranks, which are threads. Returns what is wrong; an
+/// empty list if nothing was found. It checks that
+///
+///  - every rank has the same bits after each step, and sharded and replicated updates give the same
+///  - a second run repeats the first, and so does one in which, after two steps, another trainer continues with the
+///    values and the state
+///  - a step without samples changes neither values nor state
+///  - the gaps between the parameters of a bucket remain zero
+///  - what the state declares to be the same on all ranks is the same
+///  - every message is received
+///
+/// It does not check how close the result is to the true mean, because only the author of an exchange knows what is close
+/// enough.
 template <class X>
     requires ExchangeOver<X, any_transport, float>
 [[nodiscard]] std::vector<std::string> check_exchange(X const& policy) {

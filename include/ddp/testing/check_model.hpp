@@ -1,5 +1,5 @@
 /// \file
-/// check_model: what a model promises beyond its types, run against yours; gradients against slopes of the loss.
+/// check_model: tests what a model must do beyond what its types show; compares gradients with slopes of the loss.
 #pragma once
 
 #include <algorithm>
@@ -19,12 +19,12 @@
 
 namespace ddp::testing {
 
-/// How check_model looks.
+/// Options of check_model.
 struct model_check_options {
-    std::size_t slopes = 25;  ///< elements of each parameter whose gradient is compared with the loss's slope
-    double step = 0;          ///< of the central difference; 0: the cube root of the element type's epsilon
-    double tolerance = 0;     ///< of a gradient, relative to the largest of its parameter; 0: 1e-2 float, 1e-5 double
-    std::uint64_t step_number = 0;  ///< what begin_step is told, where the model has it
+    std::size_t slopes = 25;  ///< number of elements of each parameter whose gradient is compared
+    double step = 0;          ///< step of the central differences; 0: the cube root of the element type's epsilon
+    double tolerance = 0;     ///< allowed error relative to a parameter's largest gradient; 0: 1e-2 float, 1e-5 double
+    std::uint64_t step_number = 0;  ///< argument of begin_step, if the model has it
 };
 
 namespace detail {
@@ -127,7 +127,7 @@ private:
                             " elements are left; ranges have to come from the end backwards, without gaps";
         };
         model_.backward(how, ddp::detail::ready_calls{all, some});
-        expect(stray == 0, "backward calls ready(i) with an i that is no parameter's");
+        expect(stray == 0, "backward calls ready(i) with an i that is not a parameter's");
         expect(misplaced.empty(), misplaced);
         for (std::size_t i = 0; i < reports.size(); ++i) {
             if (i == poisoned) restore(i, values[i]);
@@ -175,7 +175,24 @@ private:
         compare(gradients({.scale = 3}), once, 3, "a pass of scale 3 must give 3 times the gradient");
         if (ready_releases<M>)
             for (std::size_t i = 0; i < parameters_.size(); ++i) check_release(i, once);
+        if constexpr (NeedingModel<M, Batch>)
+            for (std::size_t i = 0; i < parameters_.size(); ++i) check_need(i, before);
         check_slopes(once);
+    }
+    /// The value of parameter `late` is NaN until forward has asked for it.
+    void check_need(std::size_t late, double expected) {
+        std::vector<E> const value(parameters_[late].value.begin(), parameters_[late].value.end());
+        restore(late, std::vector<E>(value.size(), std::numeric_limits<E>::quiet_NaN()));
+        if constexpr (requires { model_.begin_step(std::uint64_t{}); }) model_.begin_step(options_.step_number);
+        bool stray = false;
+        double const got = static_cast<double>(model_.forward(batch_, [&](std::size_t i) {
+            stray = stray || i >= parameters_.size();
+            if (i == late) restore(late, value);
+        }));
+        restore(late, value);
+        expect(!stray, "forward(batch, needed) calls needed(i) with an i that is not a parameter's");
+        expect(got == expected,
+               named(late) + " is read before forward(batch, needed) has called needed(" + std::to_string(late) + ")");
     }
     /// What is computed from a value that is read too late shows in the gradients of others.
     void check_release(std::size_t released, arrays const& once) {
@@ -254,16 +271,20 @@ private:
 
 }  // namespace detail
 
-/// What is wrong with this model; empty if nothing was found. On one rank, over one batch that is not empty:
+/// Checks a model on one rank with one batch, which must not be empty. Returns what is wrong; an empty list if nothing
+/// was found. It checks that
 ///
-///  - parameters() is stable, names are unique, sizes are their shapes'
-///  - forward is repeatable; gradients are the slopes of its loss, by central differences (not at a kink, as a rectifier's)
-///  - backward reports each parameter once, when its gradient is final, ranges from the end backwards without gaps; it assigns or
-///    adds as it is told, times the scale
-///  - values do not change, and are not read after ready(i) where the model declares ready_releases
-///  - all of that again after bind, with the old memory made useless
-/// Leaves the model with the values it had, bound to memory of its own: give it one made for this.
-/// Cost: about 2 * slopes forward passes a parameter.
+///  - parameters() is stable, names are unique, and sizes match shapes
+///  - forward is repeatable, and gradients are the slopes of its loss, by central differences (a wrong result is possible
+///    at a kink of the loss, such as that of a rectifier at 0)
+///  - backward reports each parameter once, when its gradient is final, ranges from the end backwards without gaps; it
+///    assigns or adds as its argument says, multiplied by the scale
+///  - values do not change, and, if the model declares ready_releases, are not read after ready(i)
+///  - forward(batch, needed), if the model has it, gives the same loss and reads no value before it has asked for it
+///  - all of this also holds after bind, when the memory that the model had before is overwritten
+///
+/// Leaves the model with the values that it had, but bound to other memory: pass a model that is made for this purpose.
+/// Cost: about 2 * slopes forward passes for each parameter.
 template <class M, class Batch>
     requires ModelFor<M, Batch>
 [[nodiscard]] std::vector<std::string> check_model(M& model, Batch const& batch,
@@ -271,9 +292,10 @@ template <class M, class Batch>
     return detail::model_checker<M, Batch>(model, batch, options).run();
 }
 
-/// Whether gradients depend on where a model's memory begins, as those of vectorised code may where that is no multiple of
-/// 64 bytes: two runs of one program then differ in their last bits. For models without bind. `make()` returns equal models;
-/// nine of them are made, and kept, with other memory between them. Returns what was found; empty if nothing was.
+/// Checks whether gradients depend on where the memory of a model begins, as vectorised code may if this is not a
+/// multiple of 64 bytes: two runs of a program then differ in the last bits. For models without bind. `make()` returns
+/// equal models; it is called nine times, and all nine models are kept, with other memory between them. Returns what was
+/// found; an empty list if gradients are the same.
 template <class Make, class Batch>
 [[nodiscard]] std::vector<std::string> check_model_placement(Make const& make, Batch const& batch) {
     using M = std::remove_cvref_t<decltype(make())>;

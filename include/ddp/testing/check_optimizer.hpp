@@ -1,5 +1,5 @@
 /// \file
-/// check_optimizer: what an optimizer promises beyond its types, run against yours.
+/// check_optimizer: tests what an optimizer must do beyond what its types show.
 #pragma once
 
 #include <algorithm>
@@ -118,13 +118,15 @@ std::vector<E> stepped(O const& optimizer, std::size_t piece, step_info info, do
 
 }  // namespace detail
 
-/// What is wrong with this optimizer; empty if nothing was found. Compares bits.
+/// Checks an optimizer by comparing bits. Returns what is wrong; an empty list if nothing was found. It checks that
 ///
-///  - a range is stepped alike in one piece and in many, in any order: nothing is remembered but the slots
-///  - it uses step_info's rate (or a schedule would not show) and gradient_scale (or clipping would not)
-///  - copies have the same hash and step alike
-///  - its arithmetic is in DDP_KERNEL functions: found by GCC from -O1 on, on x86-64 processors with FMA
-/// That hash() covers every hyper-parameter, nobody can check but you.
+///  - a range gives the same bits when stepped in one piece and in several, in any order, so that nothing is remembered
+///    outside the slots
+///  - the step uses learning_rate and gradient_scale of step_info, on which schedules and clipping depend
+///  - copies have the same hash and give the same bits
+///  - its arithmetic is in DDP_KERNEL functions; this can be checked with GCC from -O1 on, on x86-64 processors with FMA
+///
+/// Whether hash() covers every hyper-parameter cannot be checked.
 template <Element E = float, OptimizerFor<E> O>
 [[nodiscard]] std::vector<std::string> check_optimizer(O const& optimizer) {
     std::vector<std::string> complaints;

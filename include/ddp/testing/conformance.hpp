@@ -1,10 +1,10 @@
 /// \file
-/// The conformance suite: what a Transport promises, run against yours. Standard library only.
+/// The conformance suite: tests what a Transport must do beyond what its types show. Standard library only.
 ///
 ///     auto const complaints = ddp::testing::check_transport(3, [](int ranks) { return my_world::create(ranks); });
 ///
-/// where ranks can be threads of one process; complaints is empty if the transport keeps its promises. Where they are
-/// processes, each calls run_scenario for every entry of scenarios() that suits the number of ranks, in that order.
+/// if ranks can be threads of one process; `complaints` is empty if nothing was found. If ranks are processes, each of
+/// them calls run_scenario for every entry of scenarios() that suits the number of ranks, in this order.
 #pragma once
 
 #include <array>
@@ -25,38 +25,38 @@
 
 namespace ddp::testing {
 
-/// What a transport is asked to do, one after the other.
+/// One test of a transport.
 enum class scenario : std::uint8_t {
-    order,
-    independence,
-    sizes,
-    empty,
-    large,
-    many_in_flight,
-    early,
-    length_mismatch,
-    fingerprint,
-    nothing_inside_post,
-    all_to_all,
-    wake,
-    progress_deadline,
-    // from here on the transport is used up
-    abort,
-    leave,
-    death,
-    destruction,
-    destruction_by_one,
+    order,                ///< messages of one identity arrive in the order in which they were sent
+    independence,         ///< a message without a receive does not delay those of other identities
+    sizes,                ///< messages of 0 bytes to 1 MiB arrive unchanged, posted early or late
+    empty,                ///< many messages of 0 bytes
+    large,                ///< messages of large_bytes between all ranks at once
+    many_in_flight,       ///< `many` messages to one peer, received in the opposite order
+    early,                ///< early_bytes of messages without a receive use bounded memory and block nothing
+    length_mismatch,      ///< a receive of another length ends with op_status::length; later messages arrive
+    fingerprint,          ///< a receive has the fingerprint of the sender, whatever its own
+    nothing_inside_post,  ///< no completion runs inside post_send or post_receive
+    all_to_all,           ///< all ranks send to all others at once
+    wake,                 ///< wake() ends progress(), before it and during it, and from another thread
+    progress_deadline,    ///< progress() returns at its deadline, and at once if this has passed
+    // each of the others ends the transport
+    abort,               ///< abort() ends all operations, and its record reaches the peers
+    leave,               ///< a rank that leaves is reported as left, and what it has sent can be received
+    death,               ///< a rank that dies is reported as closed, and operations with it end
+    destruction,         ///< all ranks destroy a transport with operations in flight; their memory can be reused
+    destruction_by_one,  ///< rank 0 destroys such a transport first; the others see that it has left
 };
 
-/// A scenario's name, as conformance_options::only takes it, and what it needs.
+/// A scenario, its name, and what it needs.
 struct scenario_info {
-    scenario which;       ///< its number
-    char const* name;     ///< as complaints call it
-    int least_ranks;      ///< with fewer it is left out
-    bool ends_transport;  ///< run_scenario destroys it; otherwise it can serve the next scenario as well
+    scenario which;       ///< the scenario
+    char const* name;     ///< its name in complaints and for conformance_options::only
+    int least_ranks;      ///< smallest number of ranks for which it can run
+    bool ends_transport;  ///< true: run_scenario destroys the transport; false: it can be used again
 };
 
-/// All of them, in the order in which ranks run them.
+/// All scenarios, in the order in which ranks must run them.
 [[nodiscard]] inline std::span<scenario_info const> scenarios() noexcept {
     static constexpr std::array<scenario_info, 18> all{{
         {scenario::order, "order", 2, false},
@@ -126,8 +126,8 @@ inline std::string named(scenario_info const& info, std::string const& complaint
 
 }  // namespace detail
 
-/// This rank's part in one scenario; all ranks call it. Returns what went wrong, empty if nothing did. The transport is
-/// null afterwards if the scenario ends it or has failed.
+/// Runs this rank's part of a scenario; all ranks call it. Returns what went wrong; an empty text if nothing did. The
+/// transport is null afterwards if the scenario ends it or has failed.
 template <Transport T>
 [[nodiscard]] std::string run_scenario(scenario_info const& info, std::unique_ptr<T>& transport,
                                        conformance_options const& options = {}) {
@@ -144,13 +144,15 @@ template <Transport T>
     return detail::named(info, mine.complaint());
 }
 
-/// Runs every scenario with `ranks` threads. `make_world(ranks)` returns a pointer, a std::shared_ptr or
-/// std::unique_ptr say, to where the ranks meet: it is called once a scenario, and what it returns has
+/// Runs every scenario with `ranks` threads. `make_world(ranks)` is called once for each scenario and returns a pointer,
+/// such as a std::shared_ptr or std::unique_ptr, to an object that connects the ranks and has the members
 ///
-///  connect(rank)  called once on each rank's thread, at the same time: returns a std::unique_ptr<T> of a Transport
-///  kill(rank)     optional: that rank is dead as a killed process is. Without it no scenario lets a rank die
+///  connect(rank)  called once on the thread of each rank, at the same time; returns a std::unique_ptr<T> of a Transport
+///  kill(rank)     optional: ends this rank as if its process had been killed. Without it, the scenario `death` is left
+///                 out
 ///
-/// Returns all complaints; none: nothing was found. Throws nothing of the transport's: what it throws is a complaint.
+/// Returns what went wrong; an empty list if nothing did. An exception of the transport is not passed on but reported in
+/// the list.
 template <class MakeWorld>
 [[nodiscard]] std::vector<std::string> check_transport(int ranks, MakeWorld const& make_world,
                                                        conformance_options const& options = {}) {
@@ -180,7 +182,8 @@ template <class MakeWorld>
     return complaints;
 }
 
-/// The same on virtual time: all ranks in the calling thread.
+/// Runs every scenario over virtual_transport, in virtual time, with all ranks in the calling thread. Returns what went
+/// wrong; an empty list if nothing did.
 [[nodiscard]] inline std::vector<std::string> check_virtual_transport(int ranks, network_model const& network,
                                                                       conformance_options options = {}) {
     using rank_stage = stage<virtual_transport>;

@@ -2,6 +2,8 @@
 /// stage: one rank's side of a conformance scenario: its transport, its memory, and the first thing that went wrong.
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
 #include <algorithm>
 #include <chrono>
 #include <coroutine>
@@ -21,19 +23,21 @@
 
 namespace ddp::testing {
 
-/// How check_transport looks.
+/// Options of check_transport.
 struct conformance_options {
-    std::chrono::milliseconds patience{15000};             ///< bounds every wait, on the transport's clock
-    bool threads = true;                                   ///< wake() is tried from a thread of its own
+    std::chrono::milliseconds patience{15000};             ///< longest wait for anything, on the transport's clock
+    bool threads = true;                                   ///< whether wake() is also called from another thread
     std::size_t large_bytes = (std::size_t{4} << 20) + 3;  ///< size of the large message
     std::size_t many = 1500;                               ///< messages in flight to one peer
-    std::size_t early_bytes = std::size_t{24} << 20;       ///< messages that come before their receive, all together
-    /// Whether that is more than the transport may take in before anybody asks for it. False where a library below keeps
-    /// such messages without a bound of ours.
+    std::size_t early_bytes = std::size_t{24}
+                              << 20;  ///< total size of messages that are sent before their receive is posted
+    /// Whether a transport must not accept early_bytes before they are asked for. False if a library below it stores such
+    /// messages without a limit that it controls.
     bool early_is_bounded = true;
-    std::string only = {};  ///< the name of the one scenario to run; empty: all
-    /// Called on the rank that has to die, with its number; as a crash, it says nothing to the peers. May return: the
-    /// rank then does nothing more. Empty: this transport's ranks cannot die alone, and the scenario is left out.
+    std::string only = {};  ///< name of the only scenario to run; empty: all
+    /// Called on the rank that has to die, with its number; like a crash, it must not tell the peers anything. If it
+    /// returns, the rank does nothing more. Empty: ranks of this transport cannot die separately, and the scenario is
+    /// left out.
     std::function<void(int)> kill = {};
 };
 

@@ -10,6 +10,8 @@
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include <ddp/collective/concepts.hpp>
@@ -50,23 +52,45 @@ std::string describe(std::span<parameter<E> const> parameters) {
 
 /// What a rank is about to do, as hashes: each has a name in the error.
 struct agenda {
-    static constexpr std::array<std::string_view, 5> names = {
-        "version of the library", "hash() of the model (such as the seed of dropout)", "bucket policy",
-        "allreduce algorithm, exchange or strategy", "optimizer or its settings"};
+    static constexpr std::array<std::string_view, 6> names = {
+        "version of the library",
+        "hash() of the model (such as the seed of dropout)",
+        "value of the model's `contiguous` (parameters without gaps)",
+        "bucket policy",
+        "allreduce algorithm, exchange or strategy",
+        "optimizer or its settings"};
+    static constexpr std::size_t optimizer = names.size() - 1;
     std::array<std::uint64_t, names.size() + training_options::hash_names.size()> hashes = {};
     [[nodiscard]] static std::string_view name_of(std::size_t k) {
         return k < names.size() ? names[k] : training_options::hash_names[k - names.size()];
     }
     /// The n-th hash to be compared: options come before what depends on them too, as the bucket plan does on clipping and frozen
-    /// parameters.
+    /// parameters, and so does what the model says of its memory.
     [[nodiscard]] static constexpr std::size_t in_order(std::size_t n) {
-        constexpr std::size_t first = 2, options = training_options::hash_names.size();
+        constexpr std::size_t first = 3, options = training_options::hash_names.size();
         return n < first ? n : n < first + options ? names.size() + n - first : n - options;
     }
     std::uint64_t parameters = 0;   // of the description
     std::uint64_t description = 0;  // its bytes
+    std::uint64_t settings = 0;     // bytes of the text behind it
     std::uint64_t next_context = 0;
 };
+/// What some of the hashes stand for, for people: in their order; empty where there is nothing to show.
+using agenda_words = std::array<std::string, std::tuple_size_v<decltype(agenda::hashes)>>;
+[[nodiscard]] inline agenda_words words_of(training_options const& options, std::string exchange,
+                                           std::string optimizer) {
+    agenda_words all;
+    all[agenda::optimizer - 1] = std::move(exchange);
+    all[agenda::optimizer] = std::move(optimizer);
+    std::ranges::move(options.hash_words(), all.begin() + agenda::names.size());
+    return all;
+}
+
+/// Line k of several.
+[[nodiscard]] inline std::string_view line_of(std::string_view lines, std::size_t k) {
+    for (; k > 0; --k) lines.remove_prefix(std::min(lines.find('\n'), lines.size() - 1) + 1);
+    return lines.substr(0, lines.find('\n'));
+}
 
 /// Of settings that ranks must have alike; 0 where there are none.
 template <class Thing>
@@ -98,9 +122,9 @@ inline std::string first_difference(std::string_view zero, std::string_view othe
 }
 
 /// Ranks exchange their agendas; where one differs from rank 0's, every rank throws the same words. `*context` is then a
-/// message context that is free on all of them.
+/// message context that is free on all of them. `text`: the description, then a line for each hash.
 template <Transport T>
-task<> expect_agreement(lane<T> over, std::string_view description, agenda mine, std::uint32_t* context) {
+task<> expect_agreement(lane<T> over, std::string_view text, agenda mine, std::uint32_t* context) {
     auto const name = [&](int rank) { return "rank " + std::to_string(over.of->world_rank(rank)); };
     std::vector<agenda> all(static_cast<std::size_t>(over.size()));
     mine.next_context = over.on->next_context();
@@ -113,28 +137,33 @@ task<> expect_agreement(lane<T> over, std::string_view description, agenda mine,
         bool const same_model = zero.parameters == other.parameters;
         if (same_model && zero.hashes == other.hashes) continue;
         // The least rank that differs words it for everybody.
-        if (over.rank() == 0 && !same_model) {
+        if (over.rank() == 0) {
             operation out;
-            over.phase(1).send(out, rank, as_const_bytes(std::span<char const>(description)));
+            over.phase(1).send(out, rank, as_const_bytes(std::span<char const>(text)));
             co_await out;
         }
         if (over.rank() == rank) {
-            std::string text = name(rank) + " differs from " + name(0) + ": ";
+            std::vector<char> memory(zero.description + zero.settings);
+            operation in;
+            over.phase(1).receive(in, 0, as_mutable_bytes(std::span<char>(memory)));
+            co_await in;
+            std::string_view const from_zero(memory.data(), memory.size());
+            std::string said = name(rank) + " differs from " + name(0) + ": ";
             if (!same_model) {
-                std::vector<char> from_zero(zero.description);
-                operation in;
-                over.phase(1).receive(in, 0, as_mutable_bytes(std::span<char>(from_zero)));
-                co_await in;
-                text += first_difference({from_zero.data(), from_zero.size()}, description, name(0), name(rank));
+                said += first_difference(from_zero.substr(0, zero.description), text.substr(0, mine.description),
+                                         name(0), name(rank));
             } else {
-                for (std::size_t n = 0; n < mine.hashes.size(); ++n)
-                    if (std::size_t const k = agenda::in_order(n); zero.hashes[k] != other.hashes[k]) {
-                        text += "another " + std::string(agenda::name_of(k));
-                        break;
-                    }
+                std::size_t n = 0;
+                while (zero.hashes[agenda::in_order(n)] == other.hashes[agenda::in_order(n)]) ++n;
+                std::size_t const k = agenda::in_order(n);
+                std::string_view const theirs = line_of(from_zero.substr(zero.description), k),
+                                       ours = line_of(text.substr(mine.description), k);
+                said += concat({"another ", agenda::name_of(k)});
+                if (theirs != ours)
+                    said += concat({" (", theirs, " on ", name(0), ", ", ours, " on ", name(rank), ")"});
             }
             over.on->fail(failure_kind::mismatch, errc::model_differs, over.of->world_rank(rank),
-                          text + ". Build the same model with the same trainer settings on all ranks.", over.of);
+                          said + ". Build the same model with the same trainer settings on all ranks.", over.of);
             throw collective_aborted();
         }
         std::byte nothing{};
@@ -152,17 +181,20 @@ struct start_agreement {
 };
 
 /// Compares what ranks are about to train. `buffers`: in words. Throws comm_error, the same on every rank, where they differ.
+/// `words`: of one line each.
 template <Transport T, Element E>
 start_agreement agree_on_start(communicator<T> const& comm, std::span<parameter<E> const> parameters,
-                               std::string const& buffers, agenda mine) {
-    std::string const description = describe(parameters) + buffers;
-    mine.parameters = digest().add(description).value();
-    mine.description = description.size();
+                               std::string const& buffers, agenda mine, agenda_words const& words) {
+    std::string text = describe(parameters) + buffers;
+    mine.parameters = digest().add(text).value();
+    mine.description = text.size();
+    for (std::string const& line : words) text += line + "\n";
+    mine.settings = text.size() - mine.description;
     operation_info what;
     what.name = "data_parallel";
     what.fingerprint = agree("data_parallel", 0, "", "");
     start_agreement result;
-    comm.run([&] { return expect_agreement(comm.enter(what), description, mine, &result.context); });
+    comm.run([&] { return expect_agreement(comm.enter(what), text, mine, &result.context); });
     digest all;
     for (std::uint64_t const hash : mine.hashes) all.add(hash);
     result.hash = all.add(mine.parameters).value();
@@ -224,9 +256,9 @@ template <Transport T>
 #if defined(DDP_SEPARATE_COMPILATION)
 DDP_INSTANTIATE void fail_gradient(communicator<any_transport> const&, std::string const&);
 DDP_INSTANTIATE start_agreement agree_on_start(communicator<any_transport> const&, std::span<parameter<float> const>,
-                                               std::string const&, agenda);
+                                               std::string const&, agenda, agenda_words const&);
 DDP_INSTANTIATE start_agreement agree_on_start(communicator<any_transport> const&, std::span<parameter<double> const>,
-                                               std::string const&, agenda);
+                                               std::string const&, agenda, agenda_words const&);
 DDP_INSTANTIATE void agree_on_factor(communicator<any_transport> const&, char const*, std::uint64_t, double);
 DDP_INSTANTIATE bool all_alike(communicator<any_transport> const&, char const*, std::uint64_t, std::uint64_t);
 DDP_INSTANTIATE task<> expect_agreement(lane<any_transport>, std::string_view, agenda, std::uint32_t*);

@@ -15,9 +15,10 @@ namespace ddp {
 
 /// Where the time of the steps went, on the thread that calls them.
 struct step_times {
-    std::uint64_t steps = 0;             ///< calls of step()
-    std::chrono::nanoseconds total{};    ///< in step(); loops of one's own are not counted
-    std::chrono::nanoseconds waited{};   ///< in step() or finish(): waiting for communication after backward had ended
+    std::uint64_t steps = 0;           ///< calls of step() and join()
+    std::chrono::nanoseconds total{};  ///< in step() and join(); loops of one's own are not counted
+    std::chrono::nanoseconds
+        waited{};  ///< in step(), join() or finish(): waiting for communication after backward had ended
     std::chrono::nanoseconds stepped{};  ///< likewise, in the optimizer; no part of waited
 };
 

@@ -10,12 +10,12 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/collective/host_role.hpp>
 #include <ddp/comm/lane.hpp>
 #include <ddp/comm/shared_memory.hpp>
 #include <ddp/core/separate.hpp>
 #include <ddp/kernel/store.hpp>
 #include <ddp/kernel/sum.hpp>
-#include <ddp/train/host_trees.hpp>
 #include <ddp/train/memory_engine.hpp>
 #include <ddp/train/step_engine.hpp>
 #include <ddp/transport/any.hpp>
@@ -40,21 +40,8 @@ class hosts_engine final : public memory_engine<T, E> {
 public:
     hosts_engine(scheduler<T>& on, group& of, step_subject<E> subject, step_parts<T, E> parts,
                  std::shared_ptr<shared_memory> memory)
-        : base(on, of, std::move(subject), std::move(parts), std::move(memory)), trees_(this->memory().hosts()) {
-        std::size_t const here = trees_.host_of(this->me());
-        for (std::size_t r = 0; r < this->ranks(); ++r)
-            if (trees_.host_of(r) != here && trees_.counterpart(r, here) == this->me()) carried_.push_back(r);
-        for (std::size_t h = 0; h < trees_.hosts(); ++h)
-            if (h != here) counterparts_.push_back(trees_.counterpart(this->me(), h));
-        for (host_trees::subtree const& one : trees_.subtrees()) {
-            if (one.host == here) ours_.push_back(one);
-            senders_.push_back(one.host == here ? this->me() : trees_.counterpart(this->me(), one.host));
-        }
-        std::span<std::size_t const> const ranks = trees_.ranks_of(here);
-        for (host_trees::subtree const& one : ours_)
-            first_.push_back(
-                static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), one.begin) - ranks.begin()));
-    }
+        : base(on, of, std::move(subject), std::move(parts), std::move(memory)),
+          role_(this->memory().hosts(), this->me()) {}
 
 private:
     static constexpr std::size_t chunk = (std::size_t{256} << 10) / sizeof(E);
@@ -73,7 +60,7 @@ private:
     }
     [[nodiscard]] std::size_t carried_chunks(std::size_t b) const noexcept {
         std::size_t count = 0;
-        for (std::size_t const owner : carried_) count += chunks(this->slice(b, owner));
+        for (std::size_t const owner : role_.carried) count += chunks(this->slice(b, owner));
         return count;
     }
 
@@ -86,12 +73,7 @@ private:
     /// The sum of one of this host's subtrees, [from, to), where the gradients of its first rank lie.
     [[nodiscard]] E* add_subtree(std::size_t k, std::size_t from, std::size_t to);
 
-    host_trees trees_;
-    std::vector<host_trees::subtree> ours_;  // of this host
-    std::vector<std::size_t> first_;         // places of their first ranks
-    std::vector<std::size_t> senders_;       // of each subtree's sum, for our slice
-    std::vector<std::size_t> carried_;       // ranks of other hosts for whose slices this one stands here
-    std::vector<std::size_t> counterparts_;  // who stands for this rank, a host each
+    host_role role_;
 };
 
 template <Transport T, Element E>
@@ -124,24 +106,24 @@ task<> hosts_engine<T, E>::bucket(std::size_t b) {
 template <Transport T, Element E>
 E* hosts_engine<T, E>::add_subtree(std::size_t k, std::size_t from, std::size_t to) {
     std::vector<E*> const& here = this->gradients_here();
-    E* const sum = here[first_[k]] + from;
-    if (ours_[k].size() == 1) return sum;
-    std::span<E const*> const sources = this->sources(ours_[k].size());
+    E* const sum = here[role_.firsts[k]] + from;
+    if (role_.ours[k].size() == 1) return sum;
+    std::span<E const*> const sources = this->sources(role_.ours[k].size());
     // Ranks of a subtree follow each other, on this host as in the job.
-    for (std::size_t i = 0; i < sources.size(); ++i) sources[i] = here[first_[k] + i] + from;
+    for (std::size_t i = 0; i < sources.size(); ++i) sources[i] = here[role_.firsts[k] + i] + from;
     sum_tree_scaled(std::span<E>(sum, to - from), std::span<E const* const>(sources), E(1));
     return sum;
 }
 
 template <Transport T, Element E>
 task<> hosts_engine<T, E>::add_up(std::size_t b) {
-    std::size_t const me = this->me(), trees = senders_.size(), others = trees - ours_.size();
+    std::size_t const me = this->me(), trees = role_.senders.size(), others = role_.foreign_trees();
     arena_range const mine = this->slice(b, me);
     std::size_t const count = chunks(mine), ahead = std::min(count, window),
                       room = std::min(chunk, (mine.size() * sizeof(E) + 63) / 64 * 64 / sizeof(E));
     lane<T> const over = stream(b, addends);
     scratch memory(ahead * others * room * sizeof(E)), table(trees * sizeof(E const*));
-    operations receives(count * others), sends(carried_chunks(b) * ours_.size());
+    operations receives(count * others), sends(carried_chunks(b) * role_.ours.size());
     std::span<E const*> const sources = table.as<E const*>();
 
     auto const slot = [&](std::size_t c, std::size_t k) {
@@ -149,20 +131,21 @@ task<> hosts_engine<T, E>::add_up(std::size_t b) {
     };
     auto const expect = [&](std::size_t c) {
         for (std::size_t t = 0, k = 0; t < trees; ++t)
-            if (senders_[t] != me) {
-                over.receive(receives[c * others + k], static_cast<int>(senders_[t]), as_mutable_bytes(slot(c, k)));
+            if (role_.senders[t] != me) {
+                over.receive(receives[c * others + k], static_cast<int>(role_.senders[t]),
+                             as_mutable_bytes(slot(c, k)));
                 ++k;
             }
     };
     for (std::size_t c = 0; c < ahead; ++c) expect(c);
 
     std::size_t posted = 0;
-    for (std::size_t const owner : carried_) {
+    for (std::size_t const owner : role_.carried) {
         arena_range const theirs = this->slice(b, owner);
         for (std::size_t c = 0; c < chunks(theirs); ++c) {
             if (this->its_turn()) co_await this->on().yield();
             arena_range const part = chunk_of(theirs, c);
-            for (std::size_t k = 0; k < ours_.size(); ++k) {
+            for (std::size_t k = 0; k < role_.ours.size(); ++k) {
                 std::span<E const> const sum(add_subtree(k, part.begin, part.end), part.size());
                 over.send(sends[posted++], static_cast<int>(owner), as_const_bytes(sum));
             }
@@ -174,13 +157,13 @@ task<> hosts_engine<T, E>::add_up(std::size_t b) {
         arena_range const part = chunk_of(mine, c);
         for (std::size_t k = 0; k < others; ++k) co_await receives[c * others + k];
         for (std::size_t t = 0, here = 0, k = 0; t < trees; ++t) {
-            if (senders_[t] == me)
+            if (role_.senders[t] == me)
                 sources[t] = add_subtree(here++, part.begin, part.end);
             else
                 sources[t] = slot(c, k++).data();
         }
-        trees_.add(this->gradients().subspan(part.begin, part.size()), std::span<E const* const>(sources),
-                   this->inverse());
+        role_.trees.combine<sum>(this->gradients().subspan(part.begin, part.size()), std::span<E const* const>(sources),
+                                 this->inverse());
         if (c + window < count) expect(c + window);
         this->worked_through(part.size());
     }
@@ -191,9 +174,9 @@ template <Transport T, Element E>
 task<> hosts_engine<T, E>::exchange_slices(std::size_t b, std::vector<E*> const& copies, std::span<E> mine) {
     lane<T> const over = stream(b, results);
     arena_range const own = this->slice(b, this->me());
-    operations receives(carried_chunks(b)), sends(counterparts_.size() * chunks(own));
+    operations receives(carried_chunks(b)), sends(role_.counterparts.size() * chunks(own));
     std::size_t expected = 0, sent = 0, come = 0;
-    for (std::size_t const owner : carried_) {
+    for (std::size_t const owner : role_.carried) {
         arena_range const theirs = this->slice(b, owner);
         for (std::size_t c = 0; c < chunks(theirs); ++c) {
             arena_range const part = chunk_of(theirs, c);
@@ -203,10 +186,10 @@ task<> hosts_engine<T, E>::exchange_slices(std::size_t b, std::vector<E*> const&
     }
     for (std::size_t c = 0; c < chunks(own); ++c) {
         arena_range const part = chunk_of(own, c);
-        for (std::size_t const peer : counterparts_)
+        for (std::size_t const peer : role_.counterparts)
             over.send(sends[sent++], static_cast<int>(peer), as_const_bytes(mine.subspan(part.begin, part.size())));
     }
-    for (std::size_t const owner : carried_) {
+    for (std::size_t const owner : role_.carried) {
         arena_range const theirs = this->slice(b, owner);
         for (std::size_t c = 0; c < chunks(theirs); ++c) {
             if (this->its_turn()) co_await this->on().yield();

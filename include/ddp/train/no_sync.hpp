@@ -2,6 +2,8 @@
 /// no_sync_guard: a scope in which backward only adds up.
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
 namespace ddp {
 
 /// What data_parallel::no_sync returns. Guards may be nested; each is destroyed before its trainer, on its thread.

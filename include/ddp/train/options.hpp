@@ -11,6 +11,7 @@
 #include <variant>
 #include <vector>
 
+#include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/optim/clip.hpp>
 #include <ddp/optim/schedule.hpp>
@@ -42,45 +43,57 @@ enum class nonfinite : std::uint8_t {
     warn        ///< the step is made
 };
 
-/// How a data_parallel trains: pass it anywhere after the communicator.
+/// Options of data_parallel, which may be passed in any place after the communicator:
 ///
 ///     ddp::data_parallel trainer{model, ddp::adamw{}, comm,
 ///                                {.update = ddp::update::sharded, .clip = ddp::clip_by_global_norm{1.0}}};
 ///
-/// The same on all ranks: where they differ (but for share_memory and step_piece_bytes), the trainer's constructor throws comm_error
-/// (errc::model_differs).
+/// The same on all ranks, except for share_memory and step_piece_bytes: otherwise the constructor of the trainer throws
+/// comm_error (errc::model_differs).
 struct training_options {
-    ddp::update update = ddp::update::automatic;  ///< who keeps the optimizer's state
-    std::optional<clipping> clip = {};            ///< of the mean gradient: clip_by_global_norm or clip_by_value
-    ddp::schedule schedule = {};                  ///< factor of the optimizer's learning rate, by update
-    ddp::unused unused = ddp::unused::error;      ///< a parameter that backward leaves out
-    /// Parameters whose names fit one of these patterns (see name_fits) are frozen from the start: trainer.freeze(). They get buckets
-    /// of their own, so that nothing of them travels (unless the model is `contiguous`: see freeze()).
+    ddp::update update = ddp::update::automatic;  ///< how the work of the optimizer is divided
+    std::optional<clipping> clip = {};        ///< clipping of the mean gradient: clip_by_global_norm or clip_by_value
+    ddp::schedule schedule = {};              ///< factor of the learning rate, as a function of the step
+    ddp::unused unused = ddp::unused::error;  ///< what to do about a parameter that backward leaves out
+    /// Parameters whose names match one of these patterns (see name_fits) are frozen from the start, as by
+    /// trainer.freeze(). They get buckets of their own, so that nothing is sent for them (unless the model is
+    /// `contiguous`: see freeze()).
     std::vector<std::string> frozen = {};
-    /// NaN and infinities in the mean gradient. Where they are looked for, values are stepped after the last gradient has come, as
-    /// with clipping by norm, and each rank reads its gradients once more. What is said names ranks, parameters and elements:
-    /// the error of stop; with skip and warn a line of rank 0's on stderr, at the first, second, fourth, … such step.
+    /// What to do about NaN and infinities in the mean gradient. Unless they are unchecked, values are stepped after the
+    /// last gradient has been reduced, as when clipping by norm, and each rank reads its gradients once more. The message
+    /// names ranks, parameters and elements: it is the text of the error with stop, and a line on rank 0's stderr, at the
+    /// first, second, fourth, … such step, with skip and warn.
     ddp::nonfinite nonfinite = ddp::nonfinite::unchecked;
-    /// Uses memory that all ranks see where they share a host. DDP_SHARE_MEMORY=0 says no as well. Messages are used if any
-    /// rank says no; the same bits.
+    /// Ranks of one host share the memory of values and gradients. DDP_SHARE_MEMORY=0 turns it off too. Messages are used
+    /// if it is off on any rank; does not change any bits.
     bool share_memory = true;
-    /// With ranks on several hosts, those of each host still share memory, and only sums of theirs travel between hosts: see
-    /// hosts_engine. The same on all ranks; the same bits. Only with share_memory.
+    /// With ranks on several hosts: those of each host still share memory, and only their sums are sent between hosts. The same
+    /// on all ranks; does not change any bits. Only with share_memory.
     bool hierarchy = true;
-    /// Every value is compared between ranks once in so many steps, a part of them in each, before a step changes any; with
-    /// update::replicated the optimizer's state too, and what an exchange keeps for all ranks. E106 names the ranks that differ.
-    /// Costs one pass over 1/256 of all that a step, and 8 bytes to each rank. 0: never. The same on all ranks.
+    /// Every value is compared between ranks once in this number of steps, a part of the values in each step, before the
+    /// step changes any; with update::replicated also the state of the optimizer, and always what an exchange keeps for
+    /// all ranks. E106 names the ranks that differ. Each step reads 1/agreement_steps of all this and sends 8 bytes to
+    /// each rank. 0: never.
     std::size_t agreement_steps = 256;
-    ddp::buffers buffers = ddp::buffers::from_rank_0;  ///< of a model that has some: one small collective a step
-    std::size_t buckets_in_flight = 4;                 ///< bounds the memory of the reductions under way
-    /// Bytes of values that are stepped at once, at most. After each quarter of it the transport is driven, so that
-    /// heartbeats go out, and new values travel while others are stepped. The same bits for any; may differ between ranks.
+    ddp::buffers buffers = ddp::buffers::from_rank_0;  ///< how buffers are kept the same: one small collective per step
+    std::size_t buckets_in_flight = 4;  ///< most buckets that are reduced at the same time, which limits memory
+    /// For updates that send values after a step (update::sharded among ranks without shared memory, which `automatic`
+    /// then selects): finish() returns once this rank has stepped its own slices, and those of other ranks arrive during
+    /// the next forward pass, in the order of the parameters. A model with forward(batch, needed), such as sequential,
+    /// waits for each parameter when it needs it; for any other model the trainer waits before forward. Does not change
+    /// any bits. Until then, some values in the memory of the model are old: read them through trainer.model(), or call
+    /// trainer.settle() first.
+    bool overlap_gather = false;
+    /// Largest number of bytes of values that are stepped in one piece. After each quarter of it the transport is driven,
+    /// so that heartbeats are sent, and new values are sent while others are stepped. Does not change any bits; may
+    /// differ between ranks.
     std::size_t step_piece_bytes = std::size_t{1} << 20;
 
-    // Which kind of clipping there is; null if it is another, or none.
+    /// The clipping by norm; null if there is none.
     [[nodiscard]] clip_by_global_norm const* norm_clip() const noexcept {
         return clip ? std::get_if<clip_by_global_norm>(&*clip) : nullptr;
     }
+    /// The clipping by value; null if there is none.
     [[nodiscard]] clip_by_value const* value_clip() const noexcept {
         return clip ? std::get_if<clip_by_value>(&*clip) : nullptr;
     }
@@ -89,14 +102,20 @@ struct training_options {
     [[nodiscard]] bool buffers_alike() const noexcept {
         return buffers == ddp::buffers::from_rank_0 || buffers == ddp::buffers::averaged;
     }
-    /// Whether the norm of the mean gradient is asked for, before any value is stepped.
+    /// Whether the norm of the mean gradient is computed before any value is stepped.
     [[nodiscard]] bool needs_norm() const noexcept {
         return norm_clip() != nullptr || nonfinite != ddp::nonfinite::unchecked;
     }
 
-    /// Throws usage_error where clipping has a bound that means nothing, or nothing in elements of type E.
+    /// Throws usage_error if options contradict each other, if one that must be positive is 0, or if a bound of clipping
+    /// makes no sense in elements of type E.
     template <class E>
     void validate() const {
+        DDP_EXPECTS(!overlap_gather || update != ddp::update::replicated,
+                    "training_options.overlap_gather: with update::replicated no values travel after a step; choose "
+                    "update::sharded, or leave update automatic");
+        DDP_EXPECTS(buckets_in_flight > 0,
+                    "training_options.buckets_in_flight is 0: no bucket could ever be exchanged; 4 is the default");
         if (!clip) return;
         std::visit(
             [](auto const& bound) {
@@ -105,8 +124,8 @@ struct training_options {
             },
             *clip);
     }
-    /// Of what ranks must have alike, in the order of hash_names.
-    static constexpr std::array<std::string_view, 8> hash_names = {"training_options.update",
+    /// What the elements of hashes() are digests of.
+    static constexpr std::array<std::string_view, 8> hash_names = {"training_options.update or overlap_gather",
                                                                    "training_options.clip",
                                                                    "training_options.schedule",
                                                                    "training_options.unused or frozen",
@@ -114,8 +133,9 @@ struct training_options {
                                                                    "training_options.nonfinite",
                                                                    "training_options.agreement_steps",
                                                                    "training_options.buffers"};
+    /// Digests of the options that ranks must have alike, in the order of hash_names.
     [[nodiscard]] std::array<std::uint64_t, 8> hashes() const {
-        return {static_cast<std::uint64_t>(update),
+        return {static_cast<std::uint64_t>(update) | (overlap_gather ? 256u : 0u),
                 clip ? std::visit([](auto const& bound) { return bound.hash(); }, *clip) : 0,
                 schedule.hash(),
                 hash_of_unused(),
@@ -124,6 +144,8 @@ struct training_options {
                 std::uint64_t{agreement_steps},
                 static_cast<std::uint64_t>(buffers)};
     }
+    /// The values that hashes() are digests of, in words, for messages.
+    [[nodiscard]] std::array<std::string, 8> hash_words() const;
 
 private:
     [[nodiscard]] std::uint64_t hash_of_unused() const {
@@ -136,3 +158,7 @@ private:
 };
 
 }  // namespace ddp
+
+#if !defined(DDP_SEPARATE_COMPILATION)
+#include <ddp/train/impl/options.ipp>
+#endif

@@ -58,14 +58,17 @@ public:
     /// Throws usage_error for a factor outside [0, 1), a threshold that is negative or not finite (relative: or not below
     /// 1), and a floor outside [0, 1].
     explicit reduce_on_plateau(reduce_on_plateau_options options = {}) : options_(options) {
-        DDP_EXPECTS(options.factor >= 0 && options.factor < 1,
-                    "reduce_on_plateau: factor must lie in [0, 1); 0.1 is usual");
-        DDP_EXPECTS(detail::is_finite(options.threshold) && options.threshold >= 0 &&
-                        (!options.relative || options.threshold < 1),
-                    "reduce_on_plateau: threshold must be a finite number >= 0, below 1 where it is relative; say in "
-                    "`better` which way is up");
-        DDP_EXPECTS(options.floor >= 0 && options.floor <= 1,
-                    "reduce_on_plateau: floor must lie in [0, 1]; 0 is usual");
+        DDP_EXPECTS(options.factor >= 0 && options.factor < 1, "reduce_on_plateau: factor is " +
+                                                                   std::to_string(options.factor) +
+                                                                   "; it must lie in [0, 1), and 0.1 is usual");
+        DDP_EXPECTS(
+            detail::is_finite(options.threshold) && options.threshold >= 0 &&
+                (!options.relative || options.threshold < 1),
+            "reduce_on_plateau: threshold is " + std::to_string(options.threshold) +
+                "; it must be a finite number >= 0, below 1 where it is relative; say in `better` which way is up");
+        DDP_EXPECTS(
+            options.floor >= 0 && options.floor <= 1,
+            "reduce_on_plateau: floor is " + std::to_string(options.floor) + "; it must lie in [0, 1], and 0 is usual");
         double const infinity = std::numeric_limits<double>::infinity();
         best_ = options.better == better::lower ? infinity : -infinity;
     }

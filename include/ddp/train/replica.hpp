@@ -18,6 +18,7 @@
 #include <ddp/model/model.hpp>
 #include <ddp/model/parameter_list.hpp>
 #include <ddp/train/arena.hpp>
+#include <ddp/train/model_claim.hpp>
 #include <ddp/train/ready_reports.hpp>
 
 namespace ddp {
@@ -87,6 +88,7 @@ public:
     /// there. May be repeated with another arena.
     void attach(arena<element> memory) {
         memory_ = std::move(memory);
+        claim_ = detail::model_claim(model_);
         if constexpr (bound) memory_.bind(*model_, std::span(parameters_));
         values_changed();
     }
@@ -97,8 +99,13 @@ public:
     [[nodiscard]] std::span<element> values() const noexcept { return memory_.values(); }
     [[nodiscard]] std::span<element> gradients() const noexcept { return memory_.gradients(); }
 
-    /// Throws usage_error if the model says that it has lost the memory it was bound to.
+    /// Throws usage_error if the model has been attached to another replica's memory since, or says that it has lost the
+    /// memory it was bound to.
     void expect_intact() const {
+        DDP_EXPECTS(
+            !claim_.superseded(),
+            "another trainer was made for this model, and the model works in that trainer's memory. A model has one "
+            "trainer at a time: use the one made last, or give each trainer a model of its own.");
         if constexpr (requires { model_->intact(); })
             DDP_EXPECTS(model_->intact(),
                         "the model's memory is no longer the library's: something re-seated its "
@@ -131,6 +138,18 @@ public:
         requires ModelFor<M, Batch>
     double forward(Batch const& batch) {
         return static_cast<double>(model_->forward(batch));
+    }
+    /// The same, where value i may be read only after needed(i) has returned: called by a model that can say when
+    /// (NeedingModel), else here for all of them.
+    template <class Batch, class Needed>
+        requires ModelFor<M, Batch>
+    double forward(Batch const& batch, Needed const& needed) {
+        if constexpr (NeedingModel<M, Batch>) {
+            return static_cast<double>(model_->forward(batch, needed));
+        } else {
+            for (std::size_t i = 0; i < parameters_.size(); ++i) needed(i);
+            return forward(batch);
+        }
     }
 
     /// Goes back through the batch that the model saw in forward. Calls on_ready(i), which never throws, once for each
@@ -189,19 +208,24 @@ public:
     /// By parameter: whether the model has reported it since the last assigning backward.
     [[nodiscard]] std::span<std::uint8_t const> used() const noexcept { return used_; }
 
-    /// Takes over what the user has written into the values of a model that cannot be bound. Others need none of it.
+    /// Copies the values of a model that cannot be bound into the arena, if the program has changed them. Does nothing
+    /// for a model that is bound.
     void copy_values_in() {
         if constexpr (!bound)
             for (std::size_t i = 0; i < parameters_.size(); ++i)
                 std::copy(parameters_[i].value.begin(), parameters_[i].value.end(), memory_.value(i).begin());
     }
-    /// To be called after the arena's values have changed: copies them into a model that is not bound, and notifies it.
+    /// Must be called after all values in the arena have changed: copies them into a model that is not bound, and calls
+    /// its stepped(i) if it has one.
     void values_changed() {
-        for (std::size_t i = 0; i < parameters_.size(); ++i) {
-            if constexpr (!bound)
-                std::copy(memory_.value(i).begin(), memory_.value(i).end(), parameters_[i].value.begin());
-            if constexpr (requires { model_->stepped(i); }) model_->stepped(i);
-        }
+        for (std::size_t i = 0; i < parameters_.size(); ++i) pass_on(i);
+    }
+    /// Says that all values in the arena are about to change, one after the other, each before the model reads it next.
+    /// Then call value_changed(i) for each instead of values_changed().
+    void values_change() { changing_.assign(parameters_.size(), std::uint8_t{1}); }
+    /// Says that value i has changed, after values_change(). Further calls for the same value do nothing.
+    void value_changed(std::size_t i) {
+        if (std::exchange(changing_[i], std::uint8_t{0}) != 0) pass_on(i);
     }
 
     /// Digest of all values, in the order of parameters(). Cost: one pass over the values.
@@ -212,6 +236,10 @@ public:
     }
 
 private:
+    void pass_on(std::size_t i) {
+        if constexpr (!bound) std::ranges::copy(memory_.value(i), parameters_[i].value.begin());
+        if constexpr (requires { model_->stepped(i); }) model_->stepped(i);
+    }
     void copy_gradient(std::size_t i, std::size_t first, std::size_t count) noexcept {
         if constexpr (!bound)
             std::ranges::copy(parameters_[i].gradient.subspan(first, count),
@@ -223,6 +251,8 @@ private:
     arena<element> memory_;
     detail::ready_reports reports_;
     std::vector<std::uint8_t> used_;
+    detail::model_claim claim_;
+    std::vector<std::uint8_t> changing_;  // by parameter: the model does not know yet that its value has changed
 };
 
 }  // namespace ddp

@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <new>
 #include <optional>
 #include <span>
 #include <utility>
@@ -23,29 +22,24 @@
 #include <ddp/core/separate.hpp>
 #include <ddp/model/layout.hpp>
 #include <ddp/train/bucket.hpp>
+#include <ddp/train/bucket_gates.hpp>
+#include <ddp/train/frozen_buckets.hpp>
+#include <ddp/train/late_gather.hpp>
 #include <ddp/train/nonfinite.hpp>
 #include <ddp/train/options.hpp>
 #include <ddp/train/step_agreements.hpp>
 #include <ddp/train/step_mail.hpp>
+#include <ddp/train/step_roots.hpp>
+#include <ddp/train/step_subject.hpp>
 #include <ddp/train/step_ticket.hpp>
 #include <ddp/transport/any.hpp>
 
 namespace ddp {
 
-/// What an engine works on. Both arenas have where.size() elements and outlive it.
-template <Element E>
-struct step_subject {
-    layout where;
-    detail::bucket_map buckets;
-    std::span<parameter<E> const> parameters;  // names and shapes; outlives the engine
-    training_options options;
-    bool ready_releases = false;  // values may be stepped as soon as their bucket is reduced
-    std::span<E> gradients;
-    std::span<E> values;
-};
-
 template <Transport T, Element E>
-class step_cycle : public mailbox_client {
+class step_cycle : public mailbox_client,
+                   private detail::step_roots::roots_owner,
+                   protected detail::late_gather::gather_source {
 public:
     virtual ~step_cycle() { on_.remove(*this); }
     step_cycle(step_cycle const&) = delete;
@@ -70,9 +64,16 @@ public:
     void collect() override;
     [[nodiscard]] bool has_mail() const noexcept override { return !mail_.empty(); }
     [[nodiscard]] bool under_way(group const& ranks) const noexcept override { return under_way_ && &ranks == &of_; }
-    /// Ends when every value is new. Collect first, so that the step has begun.
+    /// Ends when every value is new, or where they travel late every value that this rank steps. Collect first, so that the step
+    /// has begun.
     task<> finished();
-    [[nodiscard]] bool idle() const noexcept { return unfinished_ == 0; }
+    [[nodiscard]] bool idle() const noexcept { return unfinished_.left == 0 && (!late_ || late_->left().left == 0); }
+
+    /// Where values travel after finished(): which are here, between the end of a step that has changed values and the next.
+    /// Else null.
+    [[nodiscard]] detail::late_gather* late() noexcept { return late_ ? &*late_ : nullptr; }
+    /// Ends when nothing of the last step is left to do. The next one begins after that.
+    task<> settled() { co_await done_; }
 
     /// Of the last finished step.
     [[nodiscard]] std::uint64_t weight() const noexcept { return agreements_.totals().weight; }
@@ -91,7 +92,7 @@ public:
     void set_updates(std::uint64_t count) noexcept { updates_ = count; }
     /// From now on parameters i with frozen[i] != 0 are neither stepped nor, where a whole bucket is frozen, exchanged. Between
     /// steps, while nobody drives; on all ranks alike.
-    virtual void freeze(std::span<std::uint8_t const> frozen);
+    virtual void freeze(std::span<std::uint8_t const> frozen) { frozen_.set(frozen, buckets_); }
 
     /// What messages of the cycle's may lie in: has to outlive the transport if that has failed.
     [[nodiscard]] std::shared_ptr<void> posted_memory() const noexcept { return agreements_.posted_memory(); }
@@ -116,6 +117,8 @@ protected:
     virtual void step_ended() = 0;
     /// Adds the state beside the values [part.begin, part.end) that ranks have alike, and of other state the part of step `step`.
     virtual void add_state(digest& all, arena_range part, std::uint64_t step) const noexcept = 0;
+    /// Where values travel late: every rank's new slice of bucket b goes to all.
+    task<> gather(std::size_t b) override = 0;
     /// Whether everything is exchanged at once, in a call that blocks, when all ranks wait for the end of the step.
     [[nodiscard]] virtual bool blocking() const noexcept { return false; }
     virtual void exchange_blocking() {}
@@ -128,8 +131,8 @@ protected:
     /// Starts the next bucket, if one is left.
     void launch();
     /// Awaits that the gradients of bucket b are final, and all weights known.
-    [[nodiscard]] event& full(std::size_t b) noexcept { return *go_[b]; }
-    [[nodiscard]] time_point full_since(std::size_t b) const noexcept { return full_at_[b]; }
+    [[nodiscard]] event& full(std::size_t b) noexcept { return gates_.of(b); }
+    [[nodiscard]] time_point full_since(std::size_t b) const noexcept { return gates_.full_since(b); }
     /// Awaits the end of backward.
     [[nodiscard]] event& released() noexcept { return released_; }
     /// With unused::allowed: awaits that it is known which parameters are stepped.
@@ -138,7 +141,7 @@ protected:
     /// f(a, z) for what is stepped of [from, to): all of it, or parameter by parameter those that are.
     template <class F>
     void for_each_stepped(std::size_t from, std::size_t to, F&& f) {
-        if (!tracks_used() && !any_frozen_) return f(from, to);
+        if (!tracks_used() && !frozen_.any()) return f(from, to);
         where_.for_each_in(from, to, [&](std::size_t i, std::size_t a, std::size_t z) {
             if (!frozen(i) && agreements_.used(i)) f(a, z);
         });
@@ -149,10 +152,10 @@ protected:
         return agreements_.gather_places();
     }
 
-    [[nodiscard]] bool frozen(std::size_t i) const noexcept { return frozen_[i] != 0; }
+    [[nodiscard]] bool frozen(std::size_t i) const noexcept { return frozen_[i]; }
     /// Nothing of bucket b is exchanged.
-    [[nodiscard]] bool silent(std::size_t b) const noexcept { return silent_[b] != 0; }
-    [[nodiscard]] std::size_t active_buckets() const noexcept { return active_buckets_; }
+    [[nodiscard]] bool silent(std::size_t b) const noexcept { return frozen_.silent()[b] != 0; }
+    [[nodiscard]] std::size_t active_buckets() const noexcept { return frozen_.active(); }
     [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(of_.size()); }
     [[nodiscard]] std::size_t me() const noexcept { return static_cast<std::size_t>(of_.rank()); }
     [[nodiscard]] lane<T> lane_of_bucket(std::size_t b) noexcept { return agreements_.lane_of_bucket(b); }
@@ -178,11 +181,11 @@ protected:
 
 private:
     void begin_step();
-    void start(std::size_t slot, task<> body);
     void fill(std::size_t b);
-    task<> root(task<> body);
+    void over(detail::step_roots::stage const& ended) override { &ended == &unfinished_ ? finish_step() : end_step(); }
     void finish_step() noexcept;
-    void reserve() noexcept;
+    void end_step() noexcept;
+    task<> gather_late();
     task<> weigh();
     task<> agree_on_used();
 
@@ -202,9 +205,7 @@ private:
     std::uint64_t begun_ = 0;  // steps
 
     // between steps written, within them read by both
-    std::vector<std::uint8_t> frozen_, silent_;  // by parameter; by bucket: all in it are frozen
-    bool any_frozen_ = false;
-    std::size_t active_buckets_;
+    detail::frozen_buckets frozen_;
 
     // between the sides
     detail::step_mail mail_;
@@ -214,13 +215,14 @@ private:
     // the communication side's
     std::uint64_t updates_ = 0;  // steps that changed values
     E inverse_ = 0;
-    bool granted_ = false, nonfinite_ = false;
-    std::vector<std::uint8_t> full_;
-    std::vector<time_point> full_at_;
-    std::vector<std::optional<event>> go_;
-    event released_, finishing_, used_known_, done_;
-    std::vector<task<>> roots_;  // one a bucket, the weights, and which parameters are used
-    std::size_t unfinished_ = 0, launched_ = 0;
+    bool nonfinite_ = false;
+    detail::bucket_gates gates_;
+    event released_, finishing_, used_known_, stepped_, done_;
+    using stage = detail::step_roots::stage;
+    stage unfinished_;
+    detail::step_roots roots_;  // one a bucket, the weights, which parameters are used, and what starts the late gather
+    std::optional<detail::late_gather> late_;
+    std::size_t launched_ = 0;
     std::size_t undriven_bytes_ = 0;  // worked through since we were driven last
 };
 
@@ -240,34 +242,21 @@ step_cycle<T, E>::step_cycle(scheduler<T>& on, group& of, step_subject<E> subjec
       values_(subject.values),
       agreements_(on, of, where_, parameters_, std::move(messages), options_.unused == unused::allowed,
                   options_.agreement_steps),
-      frozen_(parameters_.size()),
-      silent_(buckets_.count()),
-      active_buckets_(buckets_.count()),
+      frozen_(parameters_.size(), buckets_.count()),
       mail_(buckets_),
-      full_(buckets_.count()),
-      full_at_(buckets_.count()),
-      go_(buckets_.count()),
+      gates_(on, buckets_.count()),
       released_(on),
       finishing_(on),
       used_known_(on),
+      stepped_(on),
       done_(on),
-      roots_(buckets_.count() + 2) {
+      roots_(on, buckets_.count() + 3, *this) {
+    detail::late_gather::gather_source& values_to_gather = *this;  // a protected base
+    if (subject.gathers_late) late_.emplace(on, buckets_, frozen_, roots_, values_to_gather);
     if (ranks() == 1) options_.buckets_in_flight = buckets_.count();  // nothing to wait for, nothing to bound
     options_.buckets_in_flight = std::max<std::size_t>(1, options_.buckets_in_flight);
-    for (std::optional<event>& go : go_) go.emplace(on_);
     done_.set();
     on_.add(*this);
-}
-
-template <Transport T, Element E>
-void step_cycle<T, E>::freeze(std::span<std::uint8_t const> frozen) {
-    frozen_.assign(frozen.begin(), frozen.end());
-    any_frozen_ = std::ranges::any_of(frozen_, [](std::uint8_t one) { return one != 0; });
-    std::ranges::fill(silent_, std::uint8_t{any_frozen_});
-    for (std::size_t i = 0; i < frozen_.size(); ++i)
-        if (frozen_[i] == 0)
-            for (std::size_t const b : buckets_.touches(i)) silent_[b] = 0;
-    active_buckets_ = static_cast<std::size_t>(std::ranges::count(silent_, std::uint8_t{0}));
 }
 
 // The compute side
@@ -285,13 +274,13 @@ void step_cycle<T, E>::begin(step_ticket mine) noexcept {
     ticket_ = mine;
     await_from(never);
     under_way_ = true;
-    mail_.begin(buckets_, silent_);
+    mail_.begin(buckets_, frozen_.silent());
 }
 template <Transport T, Element E>
 bool step_cycle<T, E>::ready(std::size_t i, std::size_t first, std::size_t count) noexcept {
     std::size_t const from = where_.begin(i) + first;
-    if (any_frozen_ && frozen(i)) std::ranges::fill(gradients_.subspan(from, count), E(0));
-    return mail_.ready(buckets_, silent_, i, first == 0 ? 0 : from);
+    if (frozen_.any() && frozen(i)) std::ranges::fill(gradients_.subspan(from, count), E(0));
+    return mail_.ready(buckets_, frozen_.silent(), i, first == 0 ? 0 : from);
 }
 
 // The communication side: how a step begins and ends
@@ -311,85 +300,71 @@ void step_cycle<T, E>::collect() {
 template <Transport T, Element E>
 task<> step_cycle<T, E>::finished() {
     finishing_.set();
-    co_await done_;
+    co_await stepped_;
 }
 template <Transport T, Element E>
 void step_cycle<T, E>::begin_step() {
     agreements_.begin();
     if (round() == 1) on_.frames().count();
-    granted_ = false;
     nonfinite_ = false;
-    std::fill(full_.begin(), full_.end(), std::uint8_t{0});
-    for (std::optional<event>& go : go_) go->reset();
+    gates_.reset();
     released_.reset();
     finishing_.reset();
     used_known_.reset();
+    stepped_.reset();
     done_.reset();
-    unfinished_ = active_buckets_ + (tracks_used() ? 2 : 1);
+    unfinished_.left = active_buckets() + (tracks_used() ? 2 : 1);
     launched_ = 0;
     step_begins();
     agreements_.enter();
     // The receives of the first buckets, then our weight: a weight that arrives says that its sender is prepared.
-    for (std::size_t k = 0; k < std::min(options_.buckets_in_flight, active_buckets_); ++k) launch();
-    start(buckets_.count(), weigh());
-    if (tracks_used()) start(buckets_.count() + 1, agree_on_used());
-}
-template <Transport T, Element E>
-void step_cycle<T, E>::start(std::size_t slot, task<> body) {
-    roots_[slot] = {};  // its frame can be the new one's: reserve() has counted one a slot
-    roots_[slot] = root(std::move(body));
-    roots_[slot].start();
+    for (std::size_t k = 0; k < std::min(options_.buckets_in_flight, active_buckets()); ++k) launch();
+    roots_.start(buckets_.count(), weigh(), unfinished_);
+    if (tracks_used()) roots_.start(buckets_.count() + 1, agree_on_used(), unfinished_);
+    if (!late_) return;
+    late_->begin();
+    roots_.start(buckets_.count() + 2, gather_late(), late_->left());
 }
 template <Transport T, Element E>
 void step_cycle<T, E>::launch() {
     while (launched_ != buckets_.count() && silent(buckets_.launch()[launched_])) ++launched_;
     if (launched_ == buckets_.count()) return;
     std::size_t const b = buckets_.launch()[launched_++];
-    start(b, bucket(b));
+    roots_.start(b, bucket(b), unfinished_);
 }
 template <Transport T, Element E>
 void step_cycle<T, E>::fill(std::size_t b) {
-    full_[b] = 1;
-    full_at_[b] = on_.now();
     if (options_.nonfinite != nonfinite::unchecked)
         detail::find_nonfinite(where_, std::span<E const>(gradients_), buckets_.begin(b), buckets_.end(b),
                                agreements_.place());
-    if (granted_) go_[b]->set();
+    gates_.fill(b);
 }
-template <Transport T, Element E>
-task<> step_cycle<T, E>::root(task<> body) {
-    std::exception_ptr error;
-    try {
-        co_await body;
-    } catch (collective_aborted const&) {
-    } catch (...) {
-        error = std::current_exception();
-    }
-    body = {};
-    if (error) on_.fail(error);
-    if (--unfinished_ == 0 && !on_.failed()) finish_step();
-}
+/// Every value that this rank steps is new.
 template <Transport T, Element E>
 void step_cycle<T, E>::finish_step() noexcept {
     bool const changed = weight() != 0 && !skipped();
-    if (round() == 1) reserve();
     if (changed) ++updates_;
     on_.note(flight::updated, round());
-    done_.set();
+    if (!late_) end_step();
+    stepped_.set();
     try {
         if (changed) step_ended();
     } catch (...) {
         on_.fail(std::current_exception());
     }
 }
-/// From the second step on nothing is allocated, whatever overlaps: buckets that are being reduced are bounded, their
-/// later stages hold no scratch.
 template <Transport T, Element E>
-void step_cycle<T, E>::reserve() noexcept {
-    try {
-        on_.frames().reserve_counted(std::size_t{16} << 10, options_.buckets_in_flight + 1);
-    } catch (std::bad_alloc const&) {  // then it grows when it has to
-    }
+void step_cycle<T, E>::end_step() noexcept {
+    // From the second step on nothing is allocated, whatever overlaps: buckets that are being reduced are bounded, their later stages
+    // hold no scratch, and a slot's next coroutine can have the frame of its last.
+    if (round() == 1) on_.frames().reserve_counted(std::size_t{16} << 10, options_.buckets_in_flight + 1);
+    done_.set();
+}
+/// New values travel once every bucket's mean has: none of them stands in the way of a mean.
+template <Transport T, Element E>
+task<> step_cycle<T, E>::gather_late() {
+    co_await stepped_;
+    if (weight() != 0 && !skipped()) late_->start();
 }
 
 // What the ranks agree on
@@ -405,9 +380,7 @@ task<> step_cycle<T, E>::weigh() {
         if (on_.failed()) throw collective_aborted();  // somebody has left: the call would wait for good
         exchange_blocking();
     }
-    granted_ = true;
-    for (std::size_t b = 0; b < full_.size(); ++b)
-        if (full_[b] != 0) go_[b]->set();
+    gates_.grant();
 }
 /// Which parameters some rank has used in this step: no other one is stepped.
 template <Transport T, Element E>

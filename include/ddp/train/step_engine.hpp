@@ -25,6 +25,7 @@
 #include <ddp/train/events.hpp>
 #include <ddp/train/gradient_norm.hpp>
 #include <ddp/train/options.hpp>
+#include <ddp/train/plan_exchange.hpp>
 #include <ddp/train/step_cycle.hpp>
 #include <ddp/train/step_observer.hpp>
 #include <ddp/train/stepper.hpp>
@@ -75,6 +76,7 @@ public:
     virtual void keep_values() noexcept {}
 
     [[nodiscard]] std::uint64_t optimizer_hash() const { return stepper_.hash(); }
+    [[nodiscard]] std::string optimizer_words() const { return stepper_.words(); }
     /// Shows what is kept from step to step on this rank: the optimizer's slots, parameter by parameter, and what the
     /// exchange keeps. Between steps; what is shown may be written.
     void for_each_state(state_visitor visit) {
@@ -127,7 +129,7 @@ protected:
         return options().needs_norm() || stepper_.needs_norms() || changes_gradients_;
     }
     /// With a sharded update: every rank's new slice goes to all.
-    task<> gather_values(std::size_t b);
+    task<> gather(std::size_t b) override;
 
     [[nodiscard]] bool sharded() const noexcept { return options().update == update::sharded; }
     /// What this rank steps of bucket b.
@@ -147,7 +149,6 @@ private:
 
     step_engine(scheduler<T>& on, group& of, step_subject<E> subject, step_parts<T, E> parts,
                 std::shared_ptr<posted_parts> messages);
-    void make_plan();
 
     void step_begins() noexcept override;
     void step_ended() override;
@@ -170,8 +171,7 @@ private:
     std::unique_ptr<detail::step_observer> observer_;
     bool changes_gradients_;
     exchange_plan<E> plan_;
-    std::vector<std::vector<std::size_t>> block_cuts_;  // slices of bucket b in statistics blocks
-    std::vector<std::size_t> first_block_;
+    std::vector<detail::block_cuts> blocks_;  // by bucket, where norms are asked for
 
     // the communication side's
     bool torn_ = false;
@@ -197,41 +197,19 @@ step_engine<T, E>::step_engine(scheduler<T>& on, group& of, step_subject<E> subj
       measured_(on),
       stepping_(on, buckets().count()) {
     messages_->exchange = std::move(parts.exchange);
+    bool const norms = options().needs_norm() || stepper_.needs_norms();
     if (options().needs_norm()) messages_->statistics = detail::gradient_norm(where());
     if (stepper_.needs_norms()) messages_->value_norms = messages_->direction_norms = detail::gradient_norm(where());
-    make_plan();
+    plan_ = detail::plan_exchange(where(), buckets(), this->parameters(), static_cast<int>(me()),
+                                  static_cast<int>(ranks()), sharded(), slice_grain(norms));
+    if (norms) blocks_ = detail::cut_in_blocks(where(), buckets(), plan_);
     exchange().prepare(plan_);
     exchange().for_each_shared([&](const_bytes one) {
         if (!one.empty()) this->compare_exchange();
     });
     std::vector<arena_range> stepped;
-    for (std::size_t b = 0; b < buckets().count(); ++b) {
-        stepped.push_back(own(b));
-        if (!options().needs_norm() && !stepper_.needs_norms()) continue;
-        first_block_.push_back(where().block_at(buckets().begin(b)));
-        block_cuts_.emplace_back();
-        for (std::size_t const cut : cuts(b))
-            block_cuts_[b].push_back(where().block_at(buckets().begin(b) + cut) - first_block_[b]);
-    }
+    for (std::size_t b = 0; b < buckets().count(); ++b) stepped.push_back(own(b));
     stepper_.hold(stepped);
-}
-
-template <Transport T, Element E>
-void step_engine<T, E>::make_plan() {
-    plan_.rank = static_cast<int>(me());
-    plan_.ranks = static_cast<int>(ranks());
-    plan_.sharded = sharded();
-    for (parameter<E> const& p : this->parameters()) plan_.parameters.push_back({p.name, p.shape});
-    std::size_t const grain = slice_grain(options().needs_norm() || stepper_.needs_norms());
-    for (std::size_t b = 0; b < buckets().count(); ++b) {
-        exchange_bucket one{.begin = buckets().begin(b), .count = buckets().end(b) - buckets().begin(b)};
-        where().for_each_in(buckets().begin(b), buckets().end(b), [&](std::size_t i, std::size_t from, std::size_t to) {
-            one.pieces.push_back({i, from - where().begin(i), from - buckets().begin(b), to - from});
-        });
-        one.cuts = where().slices(buckets().begin(b), buckets().end(b), ranks(), grain);
-        for (std::size_t& cut : one.cuts) cut -= buckets().begin(b);
-        plan_.buckets.push_back(std::move(one));
-    }
 }
 
 template <Transport T, Element E>
@@ -279,7 +257,7 @@ task<> step_engine<T, E>::bucket(std::size_t b) {
     co_await pass_gate(b);
     if (skipped()) co_return;
     co_await step_values(b);
-    if (sharded()) co_await gather_values(b);
+    if (sharded() && this->late() == nullptr) co_await gather(b);
 }
 
 template <Transport T, Element E>
@@ -332,8 +310,8 @@ task<> step_engine<T, E>::pass_gate(std::size_t b) {
 }
 template <Transport T, Element E>
 task<> step_engine<T, E>::gather_squares(std::size_t b, detail::gradient_norm& of) {
-    return direct_allreduce::all_gather({}, lane_of_bucket(b), of.squares(first_block_[b], block_cuts_[b].back()),
-                                        std::span<std::size_t const>(block_cuts_[b]));
+    return direct_allreduce::all_gather({}, lane_of_bucket(b), of.squares(blocks_[b].first, blocks_[b].cuts.back()),
+                                        std::span<std::size_t const>(blocks_[b].cuts));
 }
 template <Transport T, Element E>
 task<> step_engine<T, E>::measure_parameters(std::size_t b) {
@@ -407,7 +385,7 @@ void step_engine<T, E>::step_piece(std::size_t from, std::size_t to) {
 }
 
 template <Transport T, Element E>
-task<> step_engine<T, E>::gather_values(std::size_t b) {
+task<> step_engine<T, E>::gather(std::size_t b) {
     // Posting these receives is what tells the peers that our values may be overwritten.
     co_await direct_allreduce::all_gather({}, lane_of_bucket(b).phase(2),
                                           values().subspan(buckets().begin(b), buckets().end(b) - buckets().begin(b)),

@@ -14,6 +14,7 @@
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/core/separate.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/model/layout.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/model/state_slice.hpp>
@@ -131,6 +132,8 @@ public:
         }
     }
     /// Of the optimizer and of how it groups the parameters: ranks compare it.
+    /// For people.
+    [[nodiscard]] std::string words() const { return "learning rate " + detail::decimal(optimizer_->learning_rate(0)); }
     [[nodiscard]] std::uint64_t hash() const {
         return digest{}.add(optimizer_->hash()).add(std::span<std::size_t const>(groups_)).value();
     }

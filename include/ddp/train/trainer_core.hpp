@@ -18,19 +18,16 @@
 #include <vector>
 
 #include <ddp/collective/broadcast.hpp>
-#include <ddp/collective/share_memory.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/core/separate.hpp>
 #include <ddp/kernel/kernel.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/train/agreement.hpp>
 #include <ddp/train/arena.hpp>
-#include <ddp/train/bucket.hpp>
 #include <ddp/train/buffers.hpp>
 #include <ddp/train/events.hpp>
 #include <ddp/train/frozen.hpp>
-#include <ddp/train/hosts_engine.hpp>
-#include <ddp/train/memory_engine.hpp>
+#include <ddp/train/make_engine.hpp>
 #include <ddp/train/options.hpp>
 #include <ddp/train/policies.hpp>
 #include <ddp/train/step_engine.hpp>
@@ -38,7 +35,7 @@
 
 namespace ddp {
 
-/// What finish returns.
+/// The result of data_parallel::finish.
 struct finish_result {
     std::uint64_t weight = 0;  ///< samples of all ranks, of every batch that went into the step; never 0
     /// Of the mean gradient before clipping, where clipping by norm or training_options::nonfinite ask for it.
@@ -52,14 +49,6 @@ struct finish_result {
 };
 
 namespace detail {
-
-/// What a trainer's ranks compare of a model besides its parameters, and what the engine has to know of it.
-struct model_facts {
-    std::uint64_t hash = 0;       // hash(), where the model has one
-    bool ready_releases = false;  // and is bound
-    parameter_placement placed = parameter_placement::aligned;
-    std::vector<model_buffer> buffers;
-};
 
 /// The engine, the arena it works in, and what ranks do with them: from the comparison of models to the end of a step.
 template <Transport T, Element E>
@@ -83,8 +72,21 @@ public:
     [[nodiscard]] step_times& times() noexcept { return times_; }
     [[nodiscard]] step_times const& times() const noexcept { return times_; }
 
-    // Between steps.
+    // Between steps. Values are current once settle() has returned.
 
+    /// Some values of the last step may still travel.
+    [[nodiscard]] bool late() const noexcept { return late_; }
+    /// Waits until none does. Throws the error of all ranks.
+    void settle();
+    /// The same where the job may have failed: engine().torn() tells.
+    void settle_quietly() noexcept {
+        try {
+            settle();
+        } catch (...) {  // the verdict, which the next collective throws; or we are in a hook
+        }
+    }
+    /// Waits until those of parameter i are here.
+    void need(std::size_t i);
     void set_updates(std::uint64_t count);
     void set_rate_factor(double factor);
     void set_frozen(char const* what, std::string_view pattern, std::uint8_t frozen);
@@ -122,12 +124,14 @@ public:
     void detach() noexcept;
 
 private:
-    void start_engine(trainer_setup<T, E>& with, std::span<parameter<E> const> parameters, model_facts const& model);
+    void start_engine(trainer_setup<T, E>& with, model_facts const& model);
     void leave_step() noexcept {
         begun_ = false;
         engine_->end();
     }
     void wait_for_verdict() const noexcept;
+    template <class Make>
+    void wait_for_values(Make&& make);
     /// There is mail: somebody has to fetch it.
     void move_on() noexcept {
         if (comm_.has_thread())
@@ -145,7 +149,8 @@ private:
     bool shared_ = false;                      // the other ranks see it
     optimizer_model<E>* optimizer_ = nullptr;  // the engine's
     std::unique_ptr<step_engine<T, E>> engine_;
-    bool begun_ = false;
+    bool begun_ = false, late_ = false;
+    int unwinding_ = std::uncaught_exceptions();
     std::uint64_t begun_steps_ = 0, nonfinite_steps_ = 0;
     step_times times_;
 };
@@ -163,12 +168,13 @@ trainer_core<T, E>::trainer_core(communicator<T> const& comm, trainer_setup<T, E
     optimizer_->validate();
     std::vector<exchange_parameter> shapes;
     for (parameter<E> const& p : parameters) shapes.push_back({p.name, p.shape});
+    with.parts.exchange->check_group(comm_.members());
     with.parts.exchange->validate(shapes);
     static_cast<void>(optimizer_->groups_of(parameters));  // what it throws comes before any peer waits
     options_.template validate<E>();
     frozen_ = marks_of(parameters, options_.frozen, "training_options.frozen");
     try {
-        start_engine(with, parameters, model);
+        start_engine(with, model);
     } catch (...) {
         detach();
         throw;
@@ -176,46 +182,16 @@ trainer_core<T, E>::trainer_core(communicator<T> const& comm, trainer_setup<T, E
 }
 
 template <Transport T, Element E>
-void trainer_core<T, E>::start_engine(trainer_setup<T, E>& with, std::span<parameter<E> const> parameters,
-                                      model_facts const& model) {
-    std::vector<std::size_t> counts;
-    for (parameter<E> const& p : parameters) counts.push_back(p.value.size());
-    std::size_t const grain = step_engine<T, E>::slice_grain(options_.needs_norm() || optimizer_->needs_norms());
-    bucket_request const request{counts, sizeof(E), grain};
-    bucket_plan const plan = model.placed == parameter_placement::contiguous
-                                 ? with.buckets->plan(request)
-                                 : plan_apart(*with.buckets, request, frozen_);
-    layout const where(counts, plan.order, sizeof(E), model.placed);
-    std::shared_ptr<shared_memory> const shared =
-        share_memory(comm_, options_.share_memory && with.parts.exchange->in_memory() ? arena<E>::bytes(where) : 0,
-                     options_.hierarchy ? sharing_among::hosts : sharing_among::one_host);
-    memory_ = shared ? arena<E>(where, shared->mine()) : arena<E>(where);
-    for (std::size_t i = 0; i < parameters.size(); ++i)
-        std::copy(parameters[i].value.begin(), parameters[i].value.end(), memory_.value(i).begin());
-    shared_ = shared != nullptr;
-    if (options_.update == update::automatic) options_.update = shared ? update::sharded : update::replicated;
-    bucket_map map(plan, where, grain);
-
-    agenda mine;
-    mine.hashes = {version_number, model.hash, map.hash(where),
-                   digest{}.add(with.parts.exchange->name()).add(with.parts.exchange->hash()).value(), 0};
-    std::ranges::copy(options_.hashes(), mine.hashes.begin() + agenda::names.size());
-    step_subject<E> subject{
-        where, std::move(map), parameters, options_, model.ready_releases, memory_.gradients(), memory_.values()};
-    comm_.exclusively([&] {  // it joins the scheduler, which the communication thread may be driving
-        if (shared && shared->here().size() != static_cast<std::size_t>(comm_.size()))
-            engine_ = std::make_unique<hosts_engine<T, E>>(comm_.tasks(), comm_.members(), std::move(subject),
-                                                           std::move(with.parts), shared);
-        else if (shared)
-            engine_ = std::make_unique<memory_engine<T, E>>(comm_.tasks(), comm_.members(), std::move(subject),
-                                                            std::move(with.parts), shared);
-        else
-            engine_ = std::make_unique<step_engine<T, E>>(comm_.tasks(), comm_.members(), std::move(subject),
-                                                          std::move(with.parts));
-        if (!options_.frozen.empty()) engine_->freeze(frozen_);
-    });
-    mine.hashes[4] = engine_->optimizer_hash();
-    start_agreement const agreed = agree_on_start(comm_, parameters, describe(std::span(model.buffers)), mine);
+void trainer_core<T, E>::start_engine(trainer_setup<T, E>& with, model_facts const& model) {
+    engine_made<T, E> made = make_engine(comm_, with, options_, parameters_, model, frozen_);
+    options_.update = made.update;
+    memory_ = std::move(made.memory);
+    shared_ = made.shared;
+    engine_ = std::move(made.engine);
+    made.mine.hashes[agenda::optimizer] = engine_->optimizer_hash();
+    start_agreement const agreed =
+        agree_on_start(comm_, parameters_, describe(std::span(model.buffers)), made.mine,
+                       words_of(options_, std::move(made.exchange), engine_->optimizer_words()));
     engine_->agree_on(agreed.hash, agreed.context);
     if (comm_.size() > 1) broadcast(comm_, memory_.values(), 0);
     if (comm_.size() > 1) broadcast_buffers(comm_, std::span(model.buffers));
@@ -224,6 +200,7 @@ void trainer_core<T, E>::start_engine(trainer_setup<T, E>& with, std::span<param
 template <Transport T, Element E>
 void trainer_core<T, E>::detach() noexcept {
     if (engine_ == nullptr) return;
+    if (std::uncaught_exceptions() <= unwinding_) settle_quietly();
     comm_.exclusively([&] {
         // The transport of a failed communicator may not have let go of what was posted.
         if (comm_.tasks().failed()) {
@@ -240,6 +217,30 @@ void trainer_core<T, E>::detach() noexcept {
 
 // Between steps
 
+template <Transport T, Element E>
+template <class Make>
+void trainer_core<T, E>::wait_for_values(Make&& make) {
+    time_point const since = monotonic_clock::now();
+    try {
+        comm_.driver()->run(make, "step", begun_steps_);
+    } catch (...) {
+        late_ = false;  // they will not come
+        throw;
+    }
+    times_.waited += monotonic_clock::now() - since;
+}
+template <Transport T, Element E>
+void trainer_core<T, E>::settle() {
+    if (!late_) return;
+    wait_for_values([&] { return engine_->settled(); });
+    late_ = false;
+}
+template <Transport T, Element E>
+void trainer_core<T, E>::need(std::size_t i) {
+    if (!late_) return;
+    if (!engine_->late()->current(i)) return wait_for_values([&] { return engine_->late()->made_current(i); });
+    if (!comm_.has_thread()) comm_.progress();
+}
 template <Transport T, Element E>
 void trainer_core<T, E>::set_updates(std::uint64_t count) {
     comm_.exclusively([&] { engine_->set_updates(count); });
@@ -333,6 +334,8 @@ finish_result trainer_core<T, E>::wait(time_point since) {
     }
     times_.stepped += engine_->stepped_late();
     times_.waited += monotonic_clock::now() - since - engine_->stepped_late();
+    late_ = engine_->late() != nullptr;
+    if (engine_->weight() == 0 || engine_->skipped()) settle();
     return {engine_->weight(), engine_->gradient_norm(), engine_->skipped(), engine_->stop(), engine_->previous_loss()};
 }
 template <Transport T, Element E>

@@ -2,6 +2,8 @@
 /// used_map: which parameters some rank has used in a step.
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

@@ -2,6 +2,8 @@
 /// run_user_code: the user's code within a trainer's step or meeting, for which the other ranks wait.
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
 #include <exception>
 #include <utility>
 

@@ -1,5 +1,5 @@
 /// \file
-/// weights: a model's parameters and buffers in a safetensors file, kept and brought back by all ranks alike.
+/// weights: a model's parameters and buffers in a safetensors file, saved and loaded by all ranks together.
 #pragma once
 
 #include <algorithm>
@@ -99,12 +99,13 @@ concept TrainerLike = requires(C& trainer) {
 
 }  // namespace detail
 
-/// Rank 0 writes its model; returns on every rank when the file is on the disk, or throws the same on every rank. After
-/// a data_error nothing has happened: training may go on. Collective, between steps.
+/// Saves the parameters and buffers of rank 0's model in a safetensors file. Returns on every rank when the file is on
+/// the disk, or throws the same error on every rank. After a data_error nothing has changed, and training can continue.
+/// Collective, between steps. `metadata`: texts to store in the file besides "ddp.version".
 ///
-/// Cost    the others wait for rank 0, which has timing.collective for it.
-/// Throws  data_error (errc::file) if the file cannot be written; usage_error for names that are not unique or no
-///         UTF-8, or within a step; comm_error if the job fails, what the model itself throws included.
+/// Cost    the other ranks wait for rank 0, for at most timing.collective.
+/// Throws  data_error (errc::file) if the file cannot be written; usage_error for names that are not unique or not UTF-8,
+///         or within a step; comm_error if the job fails, including by an exception of the model.
 template <Transport T, Model M>
 void save_weights(communicator<T> const& comm, M& model, std::string const& path, string_map metadata = {}) {
     detail::expect_between_steps(comm);
@@ -118,22 +119,25 @@ void save_weights(communicator<T> const& comm, M& model, std::string const& path
     detail::agree_on_outcome(comm, mine, std::move(text), "save_weights");
 }
 
-/// Every rank reads the file; no rank's model changes before every rank has read all of it, and the same. Collective,
-/// between steps.
+/// Loads parameters and buffers of the model from a safetensors file, which every rank reads, and returns its metadata.
+/// No model is changed before all ranks have read the whole file and compared what they have read. Collective, between
+/// steps.
 ///
 /// Cost    two passes over the file on each rank, and two small exchanges.
-/// Throws  data_error: errc::file if the file is missing or cannot be read; errc::format if it is not strictly right,
-///         or holds other names, types or shapes than the model, or other values than rank 0's; usage_error within a
-///         step; comm_error. All of them the same on every rank: the text names the ranks concerned, unless that
-///         is everybody. Where a file changes or fails while it is put in place, the communicator has failed with it.
+/// Throws  the same on every rank: data_error with errc::file if the file is missing or cannot be read, and with
+///         errc::format if it violates the format, if its names, types or shapes are not those of the model, or if its
+///         contents differ from what rank 0 has read. The text names the ranks concerned unless all are. usage_error
+///         within a step; comm_error. If a file changes or cannot be read after models have begun to change, the
+///         communicator can no longer be used.
 template <Transport T, Model M>
 string_map load_weights(communicator<T> const& comm, M& model, std::string const& path,
                         safetensors_limits const& limits = {}) {
     return load_weights_as(comm, model, path, {.limits = limits}).metadata;
 }
 
-/// As load_weights, from a file whose names and types may differ from the model's as `options` say, the same on every rank;
-/// options that load different things on different ranks are an error, as different files are. Collective. See the form without ranks.
+/// Like load_weights, from a file whose names and types may differ from those of the model. `options` must be the same on
+/// every rank: if ranks load different tensors, that is an error, as different files are. Collective. The form without a
+/// communicator says more.
 template <Transport T, Model M>
 load_report load_weights_as(communicator<T> const& comm, M& model, std::string const& path,
                             load_options const& options) {
@@ -153,9 +157,9 @@ load_report load_weights_as(communicator<T> const& comm, M& model, std::string c
     return file->report();
 }
 
-/// The trainer's model, and as "ddp.steps" how many steps it has made. Collective. Throws as the form that takes a
-/// communicator, and usage_error, on all ranks, where those of a local_parallel hold different values; values that only some of a
-/// failed step's updates went into are never written.
+/// Saves the model of a trainer, and its number of completed steps as the metadata "ddp.steps". Collective. Throws as the
+/// form with a communicator, and usage_error on all ranks if those of a local_parallel hold different values. After a
+/// step that failed half-way, nothing is written.
 template <detail::TrainerLike C>
 void save_weights(C& trainer, std::string const& path, string_map metadata = {}) {
     detail::expect_between_steps(trainer.comm());  // a failure may tear values
@@ -165,14 +169,14 @@ void save_weights(C& trainer, std::string const& path, string_map metadata = {})
     save_weights(trainer.comm(), trainer.model(), path, std::move(metadata));
 }
 
-/// Into the trainer's model, for the next step to go on from; the optimizer's state stays as it is. Collective. Throws
-/// as the form that takes a communicator.
+/// Loads into the model of a trainer, which continues from these values in its next step; the state of the optimizer does
+/// not change. Collective. Throws as the form with a communicator.
 template <detail::TrainerLike C>
 string_map load_weights(C& trainer, std::string const& path, safetensors_limits const& limits = {}) {
     return load_weights(trainer.comm(), trainer.model(), path, limits);
 }
 
-/// Into the trainer's model, as `options` say. Collective.
+/// Loads into the model of a trainer. Collective. Throws as the form with a communicator.
 template <detail::TrainerLike C>
 load_report load_weights_as(C& trainer, std::string const& path, load_options const& options) {
     return load_weights_as(trainer.comm(), trainer.model(), path, options);

@@ -26,22 +26,24 @@
 
 namespace ddp {
 
-/// How the names and types of a file may differ from a model's. The tensor that the file calls `file_prefix` + n is the one
-/// that the model calls `model_prefix` + n; names that do not begin so are the file's or the model's alone.
+/// How the names and types in a file may differ from those of the model. The tensor with the name `file_prefix` + n in
+/// the file corresponds to the tensor with the name `model_prefix` + n in the model, for every n. Names without these
+/// prefixes have no counterpart.
 struct load_options {
-    bool strict = true;              ///< false: tensors that only one of them has are no error, but listed
-    bool cast = false;               ///< converts between float and double
-    std::string file_prefix = {};    ///< such as "module.", which PyTorch's DistributedDataParallel adds
-    std::string model_prefix = {};   ///< such as "backbone.", to load a part of the model
-    safetensors_limits limits = {};  ///< of the file's header
+    bool strict = true;              ///< false: tensors without counterpart are listed in the report, and not an error
+    bool cast = false;               ///< true: float and double are converted into each other
+    std::string file_prefix = {};    ///< for example "module.", which PyTorch's DistributedDataParallel adds
+    std::string model_prefix = {};   ///< for example "backbone.", to load a part of the model
+    safetensors_limits limits = {};  ///< for the header of the file
 };
 
-/// What became of the names, as PyTorch's load_state_dict returns them. Each list in ascending order.
+/// What load_weights_as has done with the names, like the result of PyTorch's load_state_dict. Each list is in ascending
+/// order.
 struct load_report {
-    std::vector<std::string> missing;     ///< of the model, and not in the file: left as they were
-    std::vector<std::string> unexpected;  ///< of the file, and not in the model: not read
-    std::vector<std::string> converted;   ///< of the model: were of another type in the file
-    string_map metadata;                  ///< the file's
+    std::vector<std::string> missing;     ///< in the model but not in the file: unchanged
+    std::vector<std::string> unexpected;  ///< in the file but not in the model: not read
+    std::vector<std::string> converted;   ///< in the model: converted from the type in the file
+    string_map metadata;                  ///< the metadata of the file
 };
 
 namespace detail {
@@ -311,22 +313,22 @@ std::uint64_t put_in_place(M& model, weights_file const& file, std::uint64_t bef
 
 }  // namespace detail
 
-/// Writes a model's parameters and buffers to a safetensors file, whole or not at all: the form for programs without
-/// ranks. `metadata`: what the file is to say about itself beside "ddp.version".
+/// Saves a model's parameters and buffers in a safetensors file, for programs without ranks. The file is written in full
+/// or not at all. `metadata`: texts to store in the file besides "ddp.version".
 ///
-/// Throws  data_error (errc::file) if the file cannot be written: what was there before is still there. usage_error for
-///         names that are not unique or no UTF-8.
+/// Throws  data_error (errc::file) if the file cannot be written; what was at `path` before is then unchanged.
+///         usage_error for names that are not unique or not UTF-8.
 template <Model M>
 void save_weights(M& model, std::string const& path, string_map metadata = {}) {
     detail::write_weights(model, path, std::move(metadata));
 }
 
-/// Reads them back and returns the file's metadata. The file is read twice: to see that all of it can be, then straight
-/// into the model.
+/// Loads a model's parameters and buffers from a safetensors file, for programs without ranks, and returns the metadata
+/// of the file. The file is read twice: first to check that all of it can be read, then directly into the model.
 ///
-/// Throws  data_error: errc::file if the file is missing or cannot be read; errc::format if it is not strictly right,
-///         or holds other names, types or shapes than the model (all differences; 20 are shown). Nothing in the model has
-///         changed then, unless the disk failed, or the file was overwritten in place, between the two passes.
+/// Throws  data_error: errc::file if the file is missing or cannot be read; errc::format if it violates the format, or if
+///         its names, types or shapes are not those of the model (with all differences, of which 20 are shown). The model
+///         is then unchanged, unless the disk fails or the file is overwritten in place between the two passes.
 template <Model M>
 string_map load_weights(M& model, std::string const& path, safetensors_limits const& limits = {}) {
     detail::weights_file const file(model, path, {.limits = limits});
@@ -334,13 +336,13 @@ string_map load_weights(M& model, std::string const& path, safetensors_limits co
     return file.metadata();
 }
 
-/// As load_weights, from a file whose names and types may differ from the model's as `options` say:
+/// Like load_weights for programs without ranks, from a file whose names and types may differ from those of the model:
 ///
 ///     auto const report = ddp::load_weights_as(model, "of_pytorch.safetensors", {.strict = false, .file_prefix = "module."});
-///     for (std::string const& name : report.missing) …  // left as it was
+///     for (std::string const& name : report.missing) …  // unchanged
 ///
-/// Throws  as load_weights; a shape that differs stays an error, as does a type unless `cast` converts it, a finite number
-///         that is too large for a float, and (not strict) a file of which nothing fits.
+/// Throws  as load_weights. Errors in any case are a different shape; a different type, unless `cast` converts it; a
+///         finite number that is too large for a float; and, if not `strict`, a file without any tensor of the model.
 template <Model M>
 load_report load_weights_as(M& model, std::string const& path, load_options const& options) {
     detail::weights_file const file(model, path, options);

@@ -186,6 +186,7 @@ template <Transport T>
 
 #if defined(DDP_SEPARATE_COMPILATION)
 DDP_INSTANTIATE class scheduler<any_transport>;
+DDP_INSTANTIATE class detail::background_thread<any_transport>;
 DDP_INSTANTIATE class driver<any_transport>;
 DDP_INSTANTIATE class communicator<any_transport>;
 DDP_INSTANTIATE task<> detail::bruck_all_gather(lane<any_transport>, mutable_bytes, std::size_t);

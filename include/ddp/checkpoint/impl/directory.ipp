@@ -117,8 +117,11 @@ namespace ddp::detail {
 [[gnu::cold]] DDP_DECL void checkpoint_directory::begin(std::uint64_t step) const {
     if (::mkdir(path_.c_str(), 0777) != 0 && errno != EEXIST) file_failed(path_, "cannot be created", errno);
     for (std::string const& name : names_in(path_))
-        if (name.starts_with("step-") && name.ends_with(".tmp"))
-            remove_directory(of(name));
+        if (name.starts_with("step-") && name.ends_with(".tmp")) try {
+                remove_directory(of(name));
+            } catch (error const&) {  // what is left of another checkpoint is in nobody's way
+                if (of(name) == temporary(step)) throw;
+            }
         else if (name.starts_with("latest.") && name.ends_with(".tmp"))
             ::unlink(of(name).c_str());
     if (::mkdir(temporary(step).c_str(), 0777) != 0) file_failed(temporary(step), "cannot be created", errno);

@@ -90,7 +90,7 @@ public:
         checkpoint_manifest all;
         json_.expect('{');
         name("format");
-        if (json_.string() != "ddp checkpoint") json_.fail("this is no manifest of a checkpoint");
+        if (json_.string() != "ddp checkpoint") json_.fail("this is not a manifest of a checkpoint");
         next("format_version");
         std::uint64_t const version = json_.number();
         if (version == 0 || version > manifest_format)
@@ -153,7 +153,7 @@ private:
         if (constexpr std::string_view begin = "shard-"; file.starts_with(begin))
             std::from_chars(file.data() + begin.size(), file.data() + file.size(), rank);
         if (rank < least || rank >= all.ranks || shard_name(rank, all.ranks) != file)
-            json_.fail(in_quotes(file) + " is no shard that comes next");
+            json_.fail(in_quotes(file) + " is not the shard that comes next");
         one.rank = rank;
         next("bytes");
         one.bytes = json_.number();
@@ -171,7 +171,7 @@ private:
             std::from_chars(text.data() + (begins ? 2 : 0), end, all.rate_factor, std::chars_format::hex);
         if (!begins || what != std::errc() || at != end || !std::isfinite(all.rate_factor) ||
             std::signbit(all.rate_factor) || exact_text(all.rate_factor) != text)
-            json_.fail(in_quotes(text) + " is no factor of the learning rate, such as '0x1p-1'");
+            json_.fail(in_quotes(text) + " is not a factor of the learning rate, such as '0x1p-1'");
         next("frozen");
         for (bool more = json_.opens('[', ']'); more; more = json_.another(']')) all.frozen.push_back(json_.string());
         return all;

@@ -110,9 +110,53 @@ namespace ddp::detail {
     return path_ + "/" + shard_name(manifest_.shards[s].rank, manifest_.ranks);
 }
 
+[[gnu::cold]] DDP_DECL std::string checkpoint_reader::other_frozen(names_and_texts const& here,
+                                                                   names_and_texts const& there,
+                                                                   std::vector<std::string_view> const& apart) const {
+    auto const has = [](names_and_texts const& state, std::string_view parameter) {
+        std::string const tail = escaped(parameter) + "/";
+        return std::any_of(state.begin(), state.end(), [&](auto const& entry) {
+            std::string_view key = entry.first;
+            key.remove_prefix(key.starts_with(rank_state_prefix) ? rank_state_prefix.size() : state_prefix.size());
+            return key.starts_with(tail);
+        });
+    };
+    std::vector<std::string_view> in_checkpoint, in_this_one;
+    for (std::string_view const name : apart)
+        if (has(here, name)) in_this_one.push_back(name);
+    if (manifest_.settings) {
+        auto const& frozen = manifest_.settings->frozen;
+        // Where what was trained has no state either, the optimizer was another.
+        bool const rest_has_state = std::all_of(model_.begin(), model_.end(), [&](tensor_info const& t) {
+            return !has(there, t.name) || has(here, t.name) ||
+                   std::find(frozen.begin(), frozen.end(), t.name) != frozen.end();
+        });
+        for (std::string const& name : frozen)
+            if (rest_has_state && !has(here, name) && has(there, name)) in_checkpoint.push_back(name);
+    }
+    std::string text;
+    auto const add = [&](std::vector<std::string_view> const& names, char const* where) {
+        constexpr std::size_t shown = 3;
+        if (names.empty()) return;
+        text += text.empty() ? "\n  " : ", ";
+        for (std::size_t i = 0; i < std::min(shown, names.size()); ++i)
+            text += concat({i == 0 ? "" : ", ", in_quotes(names[i])});
+        if (names.size() > shown) text += concat({" and ", names.size() - shown, " more"});
+        text += where;
+    };
+    add(in_checkpoint, " in the checkpoint only");
+    add(in_this_one, " in this one only");
+    if (text.empty()) return text;
+    return text +
+           ": frozen by local_options::frozen, and such a parameter has no state. Make the trainer with the "
+           "local_options::frozen that the checkpoint's had; others can be frozen and unfrozen after resume, by "
+           "freeze() and unfreeze()";
+}
+
 [[gnu::cold]] DDP_DECL void checkpoint_reader::expect_like(std::vector<kept_tensor> const& model,
                                                            std::vector<std::string> const& lines,
-                                                           sampler const* batches) const {
+                                                           sampler const* batches,
+                                                           std::vector<std::string_view> const* apart) const {
     constexpr std::size_t shown = 20;
     std::size_t differences = 0;
     bool by_bucket = false;
@@ -121,12 +165,13 @@ namespace ddp::detail {
                              std::string const& there) {
         by_bucket = by_bucket || (name.starts_with("state/exchange/") && name.ends_with("_steps") && !here.empty() &&
                                   !there.empty());
+        by_bucket = by_bucket || name.find("/power_sgd_q_from_row_") != name.npos;  // of the rows that a bucket has
         if (++differences > shown) return;
         text += concat({"\n  ", what, " ", in_quotes(name), ": ", here.empty() ? "not " : here + " ",
                         "in the checkpoint, ", there.empty() ? "not " : there + " ", "in this one"});
     };
     // Two lists, by name: of each what it says.
-    using list = std::vector<std::pair<std::string, std::string>>;
+    using list = names_and_texts;
     auto const compare = [&](std::string_view what, list here, list there) {
         std::sort(here.begin(), here.end());
         here.erase(std::unique(here.begin(), here.end()), here.end());
@@ -154,6 +199,7 @@ namespace ddp::detail {
         std::size_t const tab = line.find('\t');
         there.emplace_back(line.substr(0, tab), line.substr(tab + 1));
     }
+    std::string const frozen_apart = apart == nullptr ? std::string() : other_frozen(here, there, *apart);
     compare("state", std::exchange(here, {}), std::exchange(there, {}));
     if (batches != nullptr) {
         auto const options = [](sampler_options const& o) {
@@ -175,6 +221,7 @@ namespace ddp::detail {
         text +=
             "\n  the exchange counts by bucket, so it needs the bucket plan that it had: make the trainer with "
             "the same bucket policy, and with the same parameters frozen from the start";
+    text += frozen_apart;
     throw data_error(errc::format, text);
 }
 

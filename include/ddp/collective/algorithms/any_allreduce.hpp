@@ -12,6 +12,7 @@
 #include <ddp/collective/algorithms/automatic_allreduce.hpp>
 #include <ddp/collective/algorithms/direct_allreduce.hpp>
 #include <ddp/collective/algorithms/halving_doubling_allreduce.hpp>
+#include <ddp/collective/algorithms/hierarchical_allreduce.hpp>
 #include <ddp/collective/algorithms/naive_allreduce.hpp>
 #include <ddp/collective/algorithms/recursive_doubling_allreduce.hpp>
 #include <ddp/collective/algorithms/ring_allreduce.hpp>
@@ -20,7 +21,7 @@
 namespace ddp {
 
 /// Holds one of the algorithms with its options, and behaves as what it holds. For command lines and matrices of tests:
-/// one trainer is compiled instead of six. Costs one indirect choice a collective.
+/// one trainer is compiled instead of seven. Costs one indirect choice a collective.
 class any_allreduce {
 public:
     char const* name;  ///< of what is held; read only
@@ -33,16 +34,26 @@ public:
     any_allreduce(halving_doubling_allreduce const& held) : any_allreduce(held, 0) {}
     any_allreduce(ring_allreduce const& held) : any_allreduce(held, 0) {}
     any_allreduce(naive_allreduce const& held) : any_allreduce(held, 0) {}
+    any_allreduce(hierarchical_allreduce const& held) : any_allreduce(held, 0) {}
 
-    static constexpr char const* choices = "auto|direct|recursive_doubling|halving_doubling|ring|naive";
+    static constexpr char const* choices = "auto|direct|recursive_doubling|halving_doubling|ring|naive|hierarchical";
 
-    /// The algorithm of that name, with its default options. Throws usage_error, which lists the choices.
+    /// The algorithm of that name, with its default options, for use with `comm`. Collective: `hierarchical` has to know where
+    /// its ranks are. Throws usage_error, which lists the choices.
+    template <class Communicator>
+    [[nodiscard]] static any_allreduce parse(std::string_view text, Communicator const& comm) {
+        if (text == hierarchical_allreduce::name) return hierarchical_allreduce(comm);
+        return parse(text);
+    }
+    /// The same without a communicator: any but `hierarchical`.
     [[nodiscard]] static any_allreduce parse(std::string_view text) {
         for (any_allreduce const& known :
              {any_allreduce(automatic_allreduce{}), any_allreduce(direct_allreduce{}),
               any_allreduce(recursive_doubling_allreduce{}), any_allreduce(halving_doubling_allreduce{}),
               any_allreduce(ring_allreduce{}), any_allreduce(naive_allreduce{})})
             if (text == known.name) return known;
+        if (text == hierarchical_allreduce::name)
+            throw usage_error("the allreduce algorithm 'hierarchical' is made for a communicator: pass it too");
         throw usage_error("there is no allreduce algorithm '" + std::string(text) + "'; choose one of " + choices);
     }
 
@@ -56,6 +67,13 @@ public:
     [[nodiscard]] char const* name_used(std::size_t bytes, int ranks) const noexcept {
         auto const* const held = std::get_if<automatic_allreduce>(&held_);
         return held == nullptr ? name : held->name_used(bytes, ranks);
+    }
+    [[nodiscard]] std::uint64_t hash_used(std::size_t bytes, int ranks) const {
+        return std::visit([&](auto const& held) { return detail::hash_used(held, bytes, ranks); }, held_);
+    }
+    /// See hierarchical_allreduce; the others serve any group.
+    void check_group(group const& ranks) const {
+        std::visit([&](auto const& held) { detail::check_group(held, ranks); }, held_);
     }
     [[nodiscard]] bool everywhere(std::size_t bytes, int ranks) const {
         return std::visit([&](auto const& held) { return held.everywhere(bytes, ranks); }, held_);
@@ -100,7 +118,7 @@ private:
     any_allreduce(A const& held, int) : name(A::name), canonical(A::canonical), held_(held) {}
 
     std::variant<automatic_allreduce, direct_allreduce, recursive_doubling_allreduce, halving_doubling_allreduce,
-                 ring_allreduce, naive_allreduce>
+                 ring_allreduce, naive_allreduce, hierarchical_allreduce>
         held_;
 };
 

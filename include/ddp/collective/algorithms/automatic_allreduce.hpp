@@ -15,15 +15,17 @@
 
 namespace ddp {
 
-/// The default: chooses among the canonical algorithms, so that the choice is never seen in the result.
+/// The default algorithm: chooses among the canonical ones, which all give the same bits, so results do not depend on the
+/// choice.
 ///
 ///     ddp::automatic_allreduce fitted{.cost = ddp::measure_network(comm)};
 ///     std::puts(fitted.choice(1 << 20, comm.size()));  // "direct"
 ///
-/// It follows from the size, the number of ranks and `cost` alone, so ranks with the same `cost` choose alike. Where choices
-/// differ, every rank throws comm_error: E205, which names both ("auto: direct"), or E102 where a trainer is made.
-/// Without a `cost`, allreduce and reduce_scatter take that of the path that messages between these ranks go
-/// (communicator::messages), and trainers that of sockets: `ddp::automatic_allreduce{}.fitted_to(comm).choice(1 << 20, comm.size())` tells.
+/// The choice depends only on the size of the data, the number of ranks and `cost`, so ranks with the same `cost` make
+/// the same choice. If choices differ, every rank throws comm_error with both of them ("auto: direct"): E205, or E102 if
+/// a trainer is being made. Without a `cost`, allreduce and reduce_scatter use the constants for the path that messages
+/// between these ranks take (communicator::messages), and trainers use those for sockets:
+/// `ddp::automatic_allreduce{}.fitted_to(comm).choice(1 << 20, comm.size())` returns the choice.
 struct automatic_allreduce {
     static constexpr char const* name = "auto";
     static constexpr bool canonical = true;
@@ -50,6 +52,15 @@ struct automatic_allreduce {
             case by::direct: break;
         }
         return "auto: direct";
+    }
+    /// The options of the choice, as a digest. Ranks compare it.
+    [[nodiscard]] std::uint64_t hash_used(std::size_t bytes, int ranks) const noexcept {
+        switch (chosen(bytes, ranks)) {
+            case by::doubling: return 0;
+            case by::halving: return halving.hash();
+            case by::direct: break;
+        }
+        return direct.hash();
     }
     /// This one with the constants of messages between these ranks, if it has none of its own.
     template <class Communicator>

@@ -31,9 +31,6 @@ namespace ddp {
 [[gnu::cold]] DDP_DECL std::string group::words_of(std::uint64_t number) const {
     return recent(number).what.text() + words();
 }
-[[gnu::cold]] DDP_DECL std::string group::current_words() const {
-    return current().text() + words();
-}
 [[gnu::cold]] DDP_DECL std::uint64_t group::number_of(identity const& id) const noexcept {
     if (id.group == id_ && id.channel < channel::user + 4)
         for (std::uint64_t n = number_; n > 0 && remembers(n); --n)

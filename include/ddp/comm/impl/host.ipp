@@ -5,11 +5,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <span>
 #include <string_view>
+#include <vector>
 
 #include <ddp/comm/host.hpp>
 #include <ddp/core/digest.hpp>
@@ -35,6 +39,17 @@ namespace ddp {
     if (char const* const named = std::getenv("DDP_HOST"); name.empty() && named != nullptr) name = named;
     std::uint64_t const machine = this_host();
     return name.empty() ? machine : digest{}.add(name).add(machine).value();
+}
+
+DDP_DECL std::vector<std::size_t> host_numbers(std::span<std::uint64_t const> hosts) {
+    std::vector<std::uint64_t> known;
+    std::vector<std::size_t> numbers;
+    for (std::uint64_t const one : hosts) {
+        auto const at = std::find(known.begin(), known.end(), one);
+        numbers.push_back(static_cast<std::size_t>(at - known.begin()));
+        if (at == known.end()) known.push_back(one);
+    }
+    return numbers;
 }
 
 }  // namespace ddp

@@ -53,7 +53,7 @@ namespace ddp {
     } catch (std::exception const& e) {
         fail(failure_kind::threw, errc::remote_exception, -1, e.what());
     } catch (...) {
-        fail(failure_kind::threw, errc::remote_exception, -1, "an exception that is no std::exception");
+        fail(failure_kind::threw, errc::remote_exception, -1, "an exception that is not a std::exception");
     }
 }
 DDP_DECL void scheduler_base::remove(mailbox_client& client) noexcept {

@@ -11,11 +11,15 @@ DDP_DECL frame_pool::~frame_pool() {
         while (head != nullptr) ::operator delete(std::exchange(head, head->next));
 }
 
-[[gnu::cold]] DDP_DECL void frame_pool::reserve_counted(std::size_t small, std::size_t large_at_once) {
+[[gnu::cold]] DDP_DECL void frame_pool::reserve_counted(std::size_t small, std::size_t large_at_once) noexcept {
     for (std::size_t c = 0; c < classes; ++c) {
         if (taken_[c] == 0) continue;
         std::size_t const wanted = bytes_of(c) <= small ? taken_[c] + 1 : std::min(taken_[c], large_at_once);
-        for (; made_[c] < wanted; ++made_[c]) free_[c] = ::new (::operator new(bytes_of(c))) node{free_[c]};
+        for (; made_[c] < wanted; ++made_[c]) {
+            void* const fresh = ::operator new(bytes_of(c), std::nothrow);
+            if (fresh == nullptr) return;
+            free_[c] = ::new (fresh) node{free_[c]};
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <string>
 #include <string_view>
 
@@ -30,6 +31,12 @@ namespace ddp::detail {
     std::string text;
     for (text_piece const& piece : pieces) piece.append_to(text);
     return text;
+}
+
+[[gnu::cold]] DDP_DECL std::string decimal(double number) {
+    char digits[32];
+    std::snprintf(digits, sizeof digits, "%.9g", number);
+    return digits;
 }
 
 [[gnu::cold]] DDP_DECL std::string printable(std::string_view text, std::size_t most) {

@@ -26,7 +26,7 @@ namespace detail {
     struct ::stat about{};
     auto const there = [&](std::string const& path) { return ::stat(path.c_str(), &about) == 0; };
     if (!there(directory) || !S_ISDIR(about.st_mode))
-        throw data_error(errc::file, concat({directory, ": is no directory. Give the one that holds ", names.front(),
+        throw data_error(errc::file, concat({directory, ": is not a directory. Give the one that holds ", names.front(),
                                              " and its like"}));
     std::string tried, packed;
     for (std::string_view const suffix : suffixes)

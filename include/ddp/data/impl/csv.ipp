@@ -97,7 +97,7 @@ private:
                 fail(column, concat({in_quotes(field), " is out of a double's range"}));
             if (problem != std::errc() || stop != field.data() + field.size())
                 fail(column, field.empty() ? std::string("is empty, expected a number")
-                                           : concat({in_quotes(field), " is no number",
+                                           : concat({in_quotes(field), " is not a number",
                                                      line_ == 1 && !options_.header
                                                          ? "; set csv_options::header if this line names the columns"
                                                          : ""}));

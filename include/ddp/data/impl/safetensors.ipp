@@ -31,7 +31,7 @@ namespace ddp {
     header.metadata = metadata;
     std::uint64_t all = 0;
     for (tensor_view const& t : tensors) {
-        DDP_EXPECTS(t.name != "__metadata__", "'__metadata__' is no name for a tensor: the format keeps it for itself");
+        DDP_EXPECTS(t.name != "__metadata__", "'__metadata__' cannot be a tensor's name: the format reserves it");
         header.tensors.push_back({t.name, t.type, t.shape, 0, t.bytes.size()});
         all += t.bytes.size();
     }

@@ -146,13 +146,13 @@ private:
         throw data_error(errc::format, detail::concat({file, ": ", text}));
     };
     if (file_bytes < 8)
-        refuse(detail::concat({"is no safetensors file: it has ", file_bytes, " bytes, a header takes at least 8"}));
+        refuse(detail::concat({"is not a safetensors file: it has ", file_bytes, " bytes, a header takes at least 8"}));
     std::array<std::uint8_t, 8> prefix{};
     read(std::uint64_t{0}, bytes_of(prefix));
     std::uint64_t length = 0;
     for (std::size_t i = 8; i-- > 0;) length = length << 8 | prefix[i];
     if (length > limits.header_bytes)
-        refuse(detail::concat({"is no safetensors file, or one with too large a header: it would be ", length,
+        refuse(detail::concat({"is not a safetensors file, or one with too large a header: it would be ", length,
                                " bytes long, at most ", limits.header_bytes, " are accepted"}));
     if (length > file_bytes - 8)
         refuse(detail::concat(

@@ -26,13 +26,15 @@ DDP_DECL void shuffled_order(std::span<std::uint32_t> order, std::uint64_t seed,
 
 [[gnu::cold]] DDP_DECL sampler::sampler(sampler_options options, int rank, int ranks)
     : options_(options), rank_(rank), ranks_(ranks) {
-    DDP_EXPECTS(ranks > 0 && rank >= 0 && rank < ranks, "sampler: the rank must be in [0, ranks)");
+    DDP_EXPECTS(ranks > 0 && rank >= 0 && rank < ranks,
+                detail::concat({"sampler: rank ", rank, " of ", ranks, " ranks: ranks are numbered from 0"}));
     DDP_EXPECTS(options.samples > 0, "sampler: there are no samples; load a data set that holds some");
     DDP_EXPECTS(options.samples <= std::numeric_limits<std::uint32_t>::max(),
                 "sampler: indices have 32 bits; split a data set of 2^32 samples or more");
     DDP_EXPECTS(options.global_batch > 0, "sampler: global_batch is zero; it counts samples a step over all ranks");
     DDP_EXPECTS(!options.drop_last || options.global_batch <= options.samples,
-                "sampler: drop_last drops the only batch, since global_batch exceeds samples; make it smaller");
+                detail::concat({"sampler: drop_last leaves no batch: global_batch is ", options.global_batch,
+                                " and there are ", options.samples, " samples; make global_batch smaller"}));
     order_.resize(options.samples);
     for (std::size_t i = 0; i < order_.size(); ++i) order_[i] = static_cast<std::uint32_t>(i);
 }

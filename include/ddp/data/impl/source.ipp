@@ -36,7 +36,7 @@ namespace ddp {
                              : S_ISREG(about.st_mode)  ? nullptr
                                                        : "a device";
     if (kind != nullptr)
-        throw data_error(errc::file, concat({name, ": is no regular file but ", kind,
+        throw data_error(errc::file, concat({name, ": is not a regular file but ", kind,
                                              "; give a file, or copy what it delivers to one"}));
     file.bytes = static_cast<std::uint64_t>(about.st_size);
     return file;

@@ -107,5 +107,10 @@ DDP_DECL std::uint64_t schedule::hash() const noexcept {
         all.add(cycle->steps).add(bytes_of(cycle->initial)).add(bytes_of(cycle->final)).add(bytes_of(cycle->rise));
     return all.value();
 }
+DDP_DECL char const* schedule::name() const noexcept {
+    constexpr char const* names[] = {"constant_rate",    "step_decay",        "cosine_decay",
+                                     "polynomial_decay", "exponential_decay", "one_cycle"};
+    return names[then_.index()];
+}
 
 }  // namespace ddp

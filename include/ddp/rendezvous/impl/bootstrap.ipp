@@ -143,7 +143,7 @@ namespace detail {
         if (::getsockname(inherited, reinterpret_cast<::sockaddr*>(&name), &size) != 0 ||
             ::getsockopt(inherited, SOL_SOCKET, SO_ACCEPTCONN, &listening, &flag) != 0 || listening == 0)
             throw rendezvous_error(detail::concat(
-                {"descriptor ", inherited, " (DDP_LISTEN_FD) is no listening socket; rank 0 must inherit it open"}));
+                {"descriptor ", inherited, " (DDP_LISTEN_FD) is not a listening socket; rank 0 must inherit it open"}));
         ::fcntl(inherited, F_SETFD, FD_CLOEXEC);
         acceptor.assign(name.ss_family == AF_INET6 ? tcp::tcp::v6() : tcp::tcp::v4(), inherited, error);
         if (!error && !anywhere && !acceptor.local_endpoint().address().is_loopback())

@@ -131,7 +131,7 @@ namespace ddp::detail {
         std::fflush(stdout);
         std::fprintf(stderr, "%s\n", e.what());
     } catch (...) {
-        std::fprintf(stderr, "an exception that is no std::exception ended the program\n");
+        std::fprintf(stderr, "an exception that is not a std::exception ended the program\n");
     }
     return EXIT_FAILURE;
 }

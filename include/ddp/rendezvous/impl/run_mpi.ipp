@@ -43,7 +43,7 @@ namespace detail {
     } catch (std::exception const& e) {
         std::fprintf(stderr, "rank %d: %s\n", rank, e.what());
     } catch (...) {
-        std::fprintf(stderr, "rank %d: an exception that is no std::exception\n", rank);
+        std::fprintf(stderr, "rank %d: an exception that is not a std::exception\n", rank);
     }
     std::fflush(stderr);
     // The first to abort silences the others: give them time to speak.

@@ -47,7 +47,9 @@ namespace ddp::detail {
         text += concat({" in ", "\"", printable(names.front()), "\"",
                         names.size() > 1 ? concat({" to \"", printable(names.back()), "\""}) : std::string()});
     if (exchange) text += concat({names.empty() ? " in" : " or in", " what the exchange keeps"});
-    return text + ". Did a rank change its model by itself, or is its memory faulty?";
+    return text +
+           ". Either a rank has changed its model by itself between steps, which all have to do alike, or its memory "
+           "is faulty. Start again from a checkpoint.";
 }
 
 }  // namespace ddp::detail

@@ -2,6 +2,8 @@
 /// doorbell: lets other threads wake one that sleeps in poll().
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
 #include <sys/eventfd.h>
 #include <unistd.h>
 

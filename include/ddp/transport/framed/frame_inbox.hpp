@@ -17,6 +17,7 @@
 #include <ddp/transport/framed/frame_early.hpp>
 #include <ddp/transport/framed/frame_header.hpp>
 #include <ddp/transport/framed/frame_outbox.hpp>
+#include <ddp/transport/framed/frame_requests.hpp>
 #include <ddp/transport/framed/frame_urgent.hpp>
 
 namespace ddp {
@@ -30,26 +31,20 @@ public:
     static constexpr std::size_t max_segments = 16;
     static constexpr std::size_t read_ahead =
         frame_payload_bytes;  // bytes asked for beyond the frame that is being read
-    static constexpr std::size_t max_requests = std::size_t{1} << 20;
 
     /// The largest plan, which is what a wrong guess may have to move.
     static constexpr std::size_t max_read = 2 * frame_payload_bytes + read_ahead + max_segments * sizeof(frame_header);
 
     frame_inbox(std::uint64_t key, bool checked, std::uint32_t credit_blocks, frame_outbox<Sum>& out)
-        : key_(key), checked_(checked), early_(credit_blocks), out_(out) {
-        requests_.reserve(64);
-    }
+        : key_(key), checked_(checked), early_(credit_blocks), out_(out) {}
 
     /// Matches at once with what is here; what thereby ends is moved to `done`.
     void post(completion& node, completion_list& done) {
         node.state = unbound;
         if (std::uint32_t const message = early_.find(node.tag.id); message != early_store::none)
             return take_early(node, message, done);
-        auto const request = std::find_if(requests_.begin() + static_cast<std::ptrdiff_t>(first_request_),
-                                          requests_.end(), [&](waiting const& r) { return r.id == node.tag.id; });
-        if (request != requests_.end()) {
-            out_.clear_to_send(request->serial);
-            forget(request);
+        if (auto const serial = requests_.take(node.tag.id)) {
+            out_.clear_to_send(*serial);
             node.state = bound;
         }
         posted_.push_back(node);
@@ -171,10 +166,6 @@ private:
         kind is;
         mutable_bytes where;
     };
-    struct waiting {
-        identity id;
-        std::uint64_t serial;
-    };
 
     std::size_t add(std::span<mutable_bytes, max_segments> list, kind is, mutable_bytes where) noexcept {
         segments_[planned_] = {is, where};
@@ -272,7 +263,7 @@ private:
         while (node != nullptr && (node->tag.id != message_.id || (node->state == bound) != exempt)) node = node->next;
         std::uint32_t const cost = early_store::blocks_for(message_.length);
         if (exempt) {
-            if (node == nullptr) return fail("a message was sent without leave"), false;
+            if (node == nullptr) return fail("a message was sent without permission"), false;
         } else {
             if (cost > early_.capacity() - (spent_ - consumed_))
                 return fail("the peer exceeds its credit for early messages"), false;
@@ -352,7 +343,7 @@ private:
         if (std::string_view const why = urgent_.complete(frame_, in_message_); !why.empty()) return fail(why);
         if (frame_.type == frame_type::request) requested();
         if (frame_.type == frame_type::clear && !out_.cleared(frame_.word))
-            fail("leave is given for a message that did not ask");
+            fail("permission is given for a message that did not ask for it");
     }
     void requested() {
         if (discarding_) return;
@@ -361,24 +352,11 @@ private:
         if (node != nullptr) {
             out_.clear_to_send(frame_.word);
             node->state = bound;
-        } else if (requests_.size() - first_request_ < max_requests) {
-            requests_.push_back({frame_.id, frame_.word});
-        } else {
+        } else if (!requests_.keep(frame_.id, frame_.word)) {
             fail("too many messages wait for their receives");
         }
     }
-    void forget(typename std::vector<waiting>::iterator request) noexcept {
-        std::size_t const at = static_cast<std::size_t>(request - requests_.begin());
-        if (at != first_request_) {
-            requests_.erase(request);
-            return;
-        }
-        ++first_request_;
-        if (first_request_ == requests_.size() || first_request_ >= 4096) {
-            requests_.erase(requests_.begin(), requests_.begin() + static_cast<std::ptrdiff_t>(first_request_));
-            first_request_ = 0;
-        }
-    }
+
     std::uint64_t key_;
     bool checked_;
     early_store early_;
@@ -386,8 +364,7 @@ private:
     Sum sum_;
 
     completion_list posted_;  // in posting order
-    std::vector<waiting> requests_;
-    std::size_t first_request_ = 0;
+    frame_requests requests_;
 
     std::array<std::byte, sizeof(frame_header)> header_bytes_;
     std::size_t header_have_ = 0;

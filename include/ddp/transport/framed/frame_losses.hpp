@@ -2,6 +2,8 @@
 /// Which ranks have lost their connection to which others, as far as this rank has been told.
 #pragma once
 
+#include <ddp/core/language.hpp>  // first
+
 #include <cstddef>
 #include <vector>
 

@@ -24,7 +24,7 @@ enum class stream_status : std::uint8_t {
 struct stream_result {
     std::size_t bytes = 0;                     ///< moved by this call
     stream_status status = stream_status::ok;  ///< what may be tried next
-    std::error_code why = {};                  ///< with `error`: the system's reason
+    std::error_code why = {};                  ///< with stream_status::error: the system's reason
 };
 
 /// A connected byte stream that never blocks. The lists hold at most 64 buffers, none of them empty; a call may move any
@@ -46,12 +46,12 @@ struct stream_result {
 ///
 /// Models: descriptor_stream, tcp_stream.
 template <class S>
-concept Stream =
-    std::movable<S> && requires(S& s, std::span<mutable_bytes const> in, std::span<const_bytes const> out) {
-        { s.read_some(in) } noexcept -> std::same_as<stream_result>;
-        { s.write_some(out) } noexcept -> std::same_as<stream_result>;
-        { s.descriptor() } noexcept -> std::same_as<int>;
-        { s.shutdown_send() } noexcept;
-    };
+concept Stream = std::movable<S> && requires(S& s, S const& unchanged, std::span<mutable_bytes const> in,
+                                             std::span<const_bytes const> out) {
+    { s.read_some(in) } noexcept -> std::same_as<stream_result>;
+    { s.write_some(out) } noexcept -> std::same_as<stream_result>;
+    { unchanged.descriptor() } noexcept -> std::same_as<int>;
+    { s.shutdown_send() } noexcept;
+};
 
 }  // namespace ddp

@@ -9,14 +9,12 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <memory>
 #include <new>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -27,6 +25,7 @@
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/transport/framed/frame_checksum.hpp>
+#include <ddp/transport/framed/frame_endings.hpp>
 #include <ddp/transport/framed/frame_inbox.hpp>
 #include <ddp/transport/framed/frame_link.hpp>
 #include <ddp/transport/framed/frame_news.hpp>
@@ -64,7 +63,8 @@ public:
         : rank_(rank),
           options_(std::move(options)),
           by_rank_(static_cast<std::size_t>(std::max(size, 0)), nullptr),
-          news_(rank, by_rank_) {
+          news_(rank, by_rank_),
+          endings_(rank, news_, ready_) {
         DDP_EXPECTS(rank >= 0 && rank < size, "framed: rank must be in [0, size)");
         DDP_EXPECTS(peers.size() + 1 == by_rank_.size(), "framed: give one stream for every other rank");
         DDP_EXPECTS(options_.paths.empty() || options_.paths.size() == by_rank_.size(),
@@ -143,8 +143,8 @@ public:
             if (aborted_) news_.share_losses();
             bool const ran = run_ready();
             bool const changed = news_.have_changed();
-            bool const stirred = std::exchange(stirred_, false);
-            if (wait_.woken() || ran || changed || late || stirred || at >= until) return changed;
+            bool const ended = endings_.any_new();
+            if (wait_.woken() || ran || changed || late || ended || at >= until) return changed;
             fresh = false;
             if (moved) {
                 at = now();
@@ -163,8 +163,8 @@ public:
     void abort(failure const& record) noexcept {
         for (auto const& l : links_) {
             if (!aborted_) l->in.discard_messages();
-            if (!l->out.abort(record)) shut(*l);
-            end_operations(*l, op_status::aborted);
+            if (!l->out.abort(record)) endings_.shut(*l);
+            endings_.end_operations(*l, op_status::aborted);
         }
         aborted_ = true;
         news_.change(rank_) = {report::state::spoke, record};
@@ -215,10 +215,10 @@ public:
         for (auto const& l : links_) {
             l->in.discard_messages();
             if (l->out.has_messages())
-                shut(*l);  // no goodbye: what was promised did not go out
+                endings_.shut(*l);  // no goodbye: what was promised did not go out
             else if (!aborted_)
                 l->out.say_goodbye();
-            end_operations(*l, op_status::aborted);
+            endings_.end_operations(*l, op_status::aborted);
             l->shut_when_written = true;
         }
         run_ready();
@@ -256,10 +256,6 @@ private:
     void end(completion& node, op_status status) noexcept {
         node.status = status;
         ready_.push_back(node);
-    }
-    void end_operations(link& l, op_status status) noexcept {
-        l.out.end_all(status, ready_);
-        l.in.end_all(status, ready_);
     }
     /// Runs what has ended so far; what that posts waits for the next turn.
     bool run_ready() noexcept {
@@ -304,7 +300,7 @@ private:
             std::size_t const count = l.out.gather(list);
             stream_result const r = count != 0 ? l.stream.write_some(std::span(list).first(count)) : l.flush();
             if (count == 0 && r.status == stream_status::ok) {
-                if (l.shut_when_written) shut(l);
+                if (l.shut_when_written) endings_.shut(l);
                 break;
             }
             if (r.status == stream_status::ok) {
@@ -317,10 +313,7 @@ private:
                         (r.status == stream_status::ok && r.bytes < total(std::span(list).first(count)));
             if (l.blocked) break;
             if (r.status == stream_status::ok) continue;
-            l.why = r.why;
-            l.out_open = false;  // what the peer sent before may still be read
-            l.out.drop();
-            stirred_ = true;
+            endings_.writing_failed(l, r.why);
         }
         return moved;
     }
@@ -332,9 +325,8 @@ private:
             stream_result const r = l.stream.read_some(std::span(list).first(count));
             if (r.status == stream_status::would_block) break;
             if (r.status != stream_status::ok) {
-                l.in_open = false;
                 if (r.why) l.why = r.why;
-                stream_ended(l, at);
+                endings_.reading_ended(l, at, !leaving_);
                 return true;
             }
             moved = true;
@@ -347,65 +339,14 @@ private:
             try {
                 l.in.took(r.bytes, {memory_.get() + staging_bytes, inbox::max_read}, ready_);
             } catch (std::bad_alloc const&) {
-                close(l, errc::frame, "no memory for its announcements");
+                endings_.close(l, errc::frame, "no memory for its announcements");
                 l.in.discard_input();
             }
-            heard_from(l, clean);
+            endings_.heard_from(l, clean);
             if (r.bytes < total(std::span(list).first(count))) break;
         }
         l.readable = false;
         return moved;
-    }
-    void heard_from(link& l, bool was_clean) {
-        if (!news_.hear(l)) distrust(l);
-        report& about = news_.of(l.peer);
-        if (l.in.said_goodbye() && about.is == report::state::silent) {
-            news_.change(l.peer).is = report::state::left;
-            let_go(l);
-        }
-        if (was_clean && !l.in.error().empty()) close(l, errc::frame, l.in.error());
-    }
-    void distrust(link& l) noexcept {
-        l.in.discard_input();
-        close(l, errc::frame, "a record of a rank that does not exist, or of another than its sender");
-    }
-    void stream_ended(link& l, time_point at) noexcept {
-        l.ended = at;
-        stirred_ = true;
-        report::state const is = news_.of(l.peer).is;
-        if (l.gone || leaving_ || is != report::state::silent)
-            let_go(l);  // it had its say, or owes us nothing any more
-    }
-    /// No operation with this peer moves from here on, and it need not hear of us.
-    void let_go(link& l) noexcept {
-        l.gone = true;
-        news_.confirm_all();
-        end_operations(l, op_status::closed);
-        if (!l.out.abort_pending() && l.flush().status != stream_status::would_block) shut(l);
-    }
-    void shut(link& l) noexcept {
-        l.out.drop();
-        if (std::exchange(l.out_open, false)) l.stream.shutdown_send();
-        stirred_ = true;
-    }
-    /// The peer is lost. Bytes that made no sense close one direction only: our record may still reach it.
-    void close(link& l, errc code, std::string_view why) noexcept {
-        l.gone = true;
-        if (news_.of(l.peer).is == report::state::silent) {
-            failure record;
-            record.kind = failure_kind::closed;
-            record.code = code;
-            record.rank = rank_;
-            record.peer = l.peer;
-            std::snprintf(record.text.chars.data(), record.text.chars.size(),
-                          "the connection to rank %d%s%s%s %s: %.*s (%u frames were read)", l.peer,
-                          l.name.empty() ? "" : " (", l.name.c_str(), l.name.empty() ? "" : ")",
-                          code == errc::frame ? "carries bytes that ddp did not write" : "ended without goodbye",
-                          static_cast<int>(why.size()), why.data(), l.in.frames());
-            news_.change(l.peer) = {report::state::closed, record, false};
-        }
-        news_.confirm_all();  // one less to be asked
-        end_operations(l, op_status::closed);
     }
     /// True if a peer has just become overdue.
     bool run_timers(time_point at) {
@@ -417,11 +358,8 @@ private:
                 write(*l, at);
             }
             if (!l->in_open && !l->gone && at - l->ended >= options_.times.end_of_file) {
-                std::array<char, 128> why{};
-                std::snprintf(why.data(), why.size(), "%s%s", l->why ? l->why.message().c_str() : "end of file",
-                              l->in.in_frame() ? ", inside a message" : "");
-                close(*l, l->why == std::errc::bad_message ? errc::frame : errc::peer_closed, why.data());
-                if (!aborted_) shut(*l);
+                endings_.close_without_goodbye(*l);
+                if (!aborted_) endings_.shut(*l);
             }
             if (watched(*l) && !l->overdue && at - l->heard >= options_.times.dead / 2) {
                 if (l->sign_of_life())
@@ -443,11 +381,11 @@ private:
     std::size_t sockets_ = 0;              // links whose bytes do not go through memory
     std::unique_ptr<std::byte[]> memory_;  // staging, then spill: shared by the links, empty between two reads
     completion_list ready_;                // ended, not run
+    frame_endings<link> endings_;
     frame_wait<link> wait_;
     mark mark_;
     time_point last_turn_;
     bool aborted_ = false, leaving_ = false, left_ = false;
-    bool stirred_ = false;  // a stream has ended or was shut
 };
 
 }  // namespace ddp

@@ -88,11 +88,12 @@ inline void tune_connected(int fd, timing const& times) noexcept {
     ::fcntl(fd, F_SETFD, FD_CLOEXEC);
 }
 
-/// A connected TCP socket as a Stream, through a channel where there is one. Without: one sendmsg or recvmsg a call; Asio's
-/// composed operations move at most 64 KiB. Between processes of one host bytes may go through memory (see memory_path).
+/// A connected TCP socket as a Stream, with a tcp_channel or without. Without one, each read or write is one call of
+/// recvmsg or sendmsg; Asio's composed operations move at most 64 KiB. Between processes of one host, bytes may go
+/// through memory of the host instead of the socket.
 class tcp_stream {
 public:
-    /// Over io_context's own executor: ip::tcp::socket's any_io_executor is a page of code a function.
+    /// A socket with io_context's own executor, which costs less code than the any_io_executor of ip::tcp::socket.
     using socket = boost::asio::basic_stream_socket<boost::asio::ip::tcp, boost::asio::io_context::executor_type>;
     static constexpr std::string_view name = "tcp";
 

@@ -30,32 +30,36 @@ public:
     tcp_channel& operator=(tcp_channel const&) = delete;
     virtual ~tcp_channel() = default;
 
-    /// Where to put bytes that arrive, never empty, and then: how many have.
+    /// Memory for bytes that arrive from the socket; never empty. arrived() then says how many there are.
     [[nodiscard]] virtual mutable_bytes space() noexcept = 0;
+    /// Says that `bytes` bytes from the socket are in space().
     virtual void arrived(std::size_t bytes) noexcept = 0;
-    /// Takes bytes of the user's that have arrived. Returns how many, 0 if there are none.
+    /// Copies bytes of the other side's user that have arrived into `to`. Returns how many; 0 if there are none.
     [[nodiscard]] virtual std::size_t read(mutable_bytes to) noexcept = 0;
     /// Whether read() would return something.
     [[nodiscard]] virtual bool readable() noexcept = 0;
 
-    /// What has to be sent, and then: how many bytes of it are.
+    /// Bytes that have to be sent on the socket. sent() then says how many of them were.
     [[nodiscard]] virtual const_bytes pending() noexcept = 0;
+    /// Says that the first `bytes` bytes of pending() have been sent.
     virtual void sent(std::size_t bytes) noexcept = 0;
-    /// Takes bytes of the user's for sending, while nothing is pending. Returns how many, 0 before established().
+    /// Takes bytes of this side's user for sending, while nothing is pending. Returns how many; 0 before established().
     [[nodiscard]] virtual std::size_t write(std::span<const_bytes const> from) noexcept = 0;
 
     /// Whether both sides have proved who they are.
     [[nodiscard]] virtual bool established() const noexcept = 0;
+    /// What is wrong with the connection; channel_error::none if nothing is.
     [[nodiscard]] virtual channel_error error() const noexcept = 0;
 };
 
-/// Makes the channels of a job, one for each connection. `dials`: whether this side has made the connection.
+/// Makes the channels of a job, one for each connection.
 class tcp_security {
 public:
     tcp_security() = default;
     tcp_security(tcp_security const&) = delete;
     tcp_security& operator=(tcp_security const&) = delete;
     virtual ~tcp_security() = default;
+    /// The channel for one connection. `dials`: whether this side has made the connection.
     [[nodiscard]] virtual std::unique_ptr<tcp_channel> channel(bool dials) const = 0;
 };
 

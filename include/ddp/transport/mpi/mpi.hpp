@@ -64,21 +64,24 @@ struct mpi_options {
     std::uint64_t host = 0;
 };
 
-/// One rank's end of a duplicate of the user's communicator: our messages and the user's never match each other.
+/// One rank of an MPI job, over a duplicate of the user's communicator, so that messages of the library and of the
+/// program never match each other.
 ///
-/// Construction  collective over the communicator: two small collective calls, each bounded by times.join. MPI cannot
-///               take back one that has timed out: end the job then.
-/// Cost          one MPI message up to 472 bytes, two above; nothing is allocated once as many operations have been in
-///               flight as ever will be. Envelopes that come early are kept, 0.5 KiB each; MPI keeps their payload.
-/// Order         as the contract says; of two messages of one identity the second, if shorter, may complete first.
-/// Destruction   says goodbye and waits, up to times.shutdown, for the goodbyes of all; before MPI_Finalize, please:
-///               after it nobody can be told, and the peers wait out their shutdown time.
-/// Throws        ddp::error with MPI's own words where MPI fails; usage_error where MPI is not there yet.
+/// Construction  collective over the communicator: two small collective calls, each limited by times.join. MPI cannot
+///               cancel one that has timed out; end the job in this case.
+/// Cost          one MPI message up to 472 bytes, two above. Nothing is allocated once as many operations have been in
+///               flight as the program ever needs. Envelopes of early messages are stored, 0.5 KiB each; MPI stores their
+///               contents.
+/// Order         as the contract of Transport says; of two messages of one identity, the second may complete first if it
+///               is shorter.
+/// Destruction   says goodbye and waits for the goodbyes of all ranks, for at most times.shutdown. Must come before
+///               MPI_Finalize: afterwards peers cannot be told, and wait until their time limit.
+/// Throws        ddp::error with the message of MPI if MPI fails; usage_error if MPI has not been initialised.
 class mpi_transport {
 public:
     static constexpr std::string_view name = "mpi";
 
-    /// `users` may be a boost::mpi::communicator, which converts.
+    /// `users` may also be a boost::mpi::communicator, which converts to MPI_Comm.
     explicit mpi_transport(MPI_Comm users, mpi_options const& options = {});
     mpi_transport(mpi_transport const&) = delete;
     mpi_transport& operator=(mpi_transport const&) = delete;

@@ -16,10 +16,11 @@
 namespace ddp {
 
 /// One direction of a connection: a writer and a reader, each with an object of this class over the same memory. Neither
-/// waits; who wants to sleep says so first, and is told by the other's `wakes`.
+/// waits. A side that wants to sleep says so in the memory first; the other side's next call then returns `wakes`, which
+/// asks to wake it.
 ///
-/// Words  in the memory, a cache line each and with one writer: bytes written so far, bytes read so far, and whether
-///        reader or writer sleeps, which the other takes back.
+/// Words  in the memory, each on a cache line of its own: bytes written so far, bytes read so far, whether the reader
+///        sleeps, and whether the writer does. The other side resets the last two.
 /// Trust  a counter that the other side cannot have reached is `broken`; nothing outside the memory is touched.
 /// Order  what was written before a counter is seen by who reads the counter. A side that says that it sleeps and then looks
 ///        for bytes, and one that moves bytes and then looks for a sleeper, never miss each other: both orders are
@@ -70,7 +71,7 @@ public:
         look(read);
         return theirs_;
     }
-    /// False: something has happened meanwhile.
+    /// Returns false if the other side has done something meanwhile.
     [[nodiscard]] bool writer_may_sleep() noexcept {
         word(writer_sleeps).store(1);
         return !has_room();

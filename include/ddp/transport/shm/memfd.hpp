@@ -21,8 +21,8 @@ namespace ddp {
 /// Security  a descriptor counts only if it comes with the 128-bit number that its sender gave over the transport, and the
 ///           memory behind it shows that number. Other programs of the host can make sharing fail, by filling the
 ///           socket's queue; they cannot take part.
-/// Cost      pages are allocated at once, at the rank that makes them, unless the host or a container's limit leaves too few
-///           (memory_limits). Maps every peer's.
+/// Cost      pages are allocated at once, at the rank that makes them, unless this would leave the host or a container less
+///           memory than it needs: make() then fails. Every rank maps the memory of all others of its host.
 class memfd_sharing final : public memory_sharing {
 public:
     memfd_sharing() = default;

@@ -71,11 +71,12 @@ public:
     /// Whether progress() moves the clock itself while its rank has nothing to do. False: it returns at once, because
     /// somebody above runs the other ranks first.
     void progress_advances(bool yes) noexcept { advances_ = yes; }
-    /// Calls the rank moved at a time, as a timer does. `cookie` comes back in woken().
+    /// Calls the rank moved at a time, as a timer does. `cookie` comes back in timers().
     void wake_at(int rank, time_point when, std::uint32_t cookie = 0) { schedule(when, kind::timer, rank, cookie); }
+    /// A timer of a rank that has expired.
     struct timer {
-        int rank;
-        std::uint32_t cookie;
+        int rank;              ///< whose it is
+        std::uint32_t cookie;  ///< what was passed to wake_at()
     };
     /// Timers that have gone off; the caller empties the list.
     [[nodiscard]] std::vector<timer>& timers() noexcept { return timers_; }

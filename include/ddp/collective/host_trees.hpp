@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include <ddp/core/contract.hpp>
 #include <ddp/kernel/combine.hpp>
 #include <ddp/kernel/operation.hpp>
-#include <ddp/model/model.hpp>
 
 namespace ddp {
 
@@ -48,19 +48,31 @@ public:
         std::size_t const place = static_cast<std::size_t>(std::find(own.begin(), own.end(), of) - own.begin());
         return there[place % there.size()];
     }
+    /// The ranks of other hosts for which this one stands on its own: hosts in the order in which they follow its own, so that
+    /// no host is everybody's first.
+    [[nodiscard]] std::vector<std::size_t> stands_for(std::size_t rank) const {
+        std::vector<std::size_t> all;
+        for (std::size_t d = 1; d < hosts(); ++d)
+            for (std::size_t const other : ranks_of((host_of(rank) + d) % hosts()))
+                if (counterpart(other, host_of(rank)) == rank) all.push_back(other);
+        return all;
+    }
 
-    /// The canonical tree over all ranks, times a factor, from the sums of the subtrees: the bits of sum_tree_scaled over the
-    /// ranks' own addends.
+    /// The canonical tree over all ranks, times a factor, from what the subtrees come to: the bits of combine_tree_scaled over
+    /// what the ranks themselves have.
     ///
     /// out      n elements; may be exactly one of the sources.
     /// sources  n elements for each subtree, in order.
     /// Cost     one pass; where the subtrees do not lie as ranks in a canonical tree do, through 4 KiB of stack a level.
-    template <Element E>
-    void add(std::span<E> out, std::span<E const* const> sources, E factor) const {
-        if (regular_) return combine_tree_scaled<sum>(out, sources, factor);
+    template <class Op, Number E>
+        requires OperationOn<Op, E>
+    void combine(std::span<E> out, std::span<std::type_identity_t<E> const* const> sources,
+                 std::type_identity_t<E> factor) const {
+        if (regular_) return combine_tree_scaled<Op>(out, sources, factor);
         for (std::size_t at = 0; at < out.size(); at += block) {
             std::size_t next = 0;
-            join(out.data() + at, {0, host_of_.size()}, next, sources, at, std::min(block, out.size() - at), factor);
+            join<Op>(out.data() + at, {0, host_of_.size()}, next, sources, at, std::min(block, out.size() - at),
+                     factor);
         }
     }
 
@@ -90,19 +102,19 @@ private:
                same_shape(middle, end, first + half, count - half);
     }
     /// Element range [at, at + count) of the tree over some ranks, in `out`. `next`: their first subtree.
-    template <Element E>
+    template <class Op, Number E>
     void join(E* out, range ranks, std::size_t& next, std::span<E const* const> sources, std::size_t at,
               std::size_t count, E factor) const {
         if (subtrees_[next].end == ranks.end) {  // one subtree
             E const* const source = sources[next++] + at;
-            return detail::kernels::combine_sources<sum, E, 1>(out, &source, 0, count, factor);
+            return detail::kernels::combine_sources<Op, E, 1>(out, &source, 0, count, factor);
         }
         E left[block];
         E right[block];
-        join(left, {ranks.begin, ranks.middle()}, next, sources, at, count, E(1));
-        join(right, {ranks.middle(), ranks.end}, next, sources, at, count, E(1));
+        join<Op>(left, {ranks.begin, ranks.middle()}, next, sources, at, count, E(1));
+        join<Op>(right, {ranks.middle(), ranks.end}, next, sources, at, count, E(1));
         E const* const halves[] = {left, right};
-        detail::kernels::combine_sources<sum, E, 2>(out, halves, 0, count, factor);
+        detail::kernels::combine_sources<Op, E, 2>(out, halves, 0, count, factor);
     }
 
     std::vector<std::size_t> host_of_;

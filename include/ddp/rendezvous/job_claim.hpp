@@ -1,0 +1,50 @@
+/// \file
+/// job_claim: which rank of how many this process is, as the variables of one launcher say.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include <ddp/core/error.hpp>
+#include <ddp/core/separate.hpp>
+#include <ddp/rendezvous/environment_view.hpp>
+
+namespace ddp::detail {
+
+inline constexpr int most_ranks = 65536;
+
+/// What one source says.
+struct job_claim {
+    int rank = 0, size = 1;
+    std::optional<int> local_rank = {}, local_size = {};
+    std::string said = {};  ///< the variables
+    std::string id = {};    ///< of the job, or empty
+    int hosts = 0;          ///< how many there are, if the source knows; else 0
+    std::string first_host = {};
+};
+
+// One for each launcher: nothing where its variables are not set. Each throws environment_error where they contradict each
+// other, where one makes no sense, and where they describe a job that cannot come together.
+
+[[nodiscard]] std::optional<job_claim> ddp_claim(environment_view const& env);
+[[nodiscard]] std::optional<job_claim> torchrun_claim(environment_view const& env);
+[[nodiscard]] std::optional<job_claim> slurm_claim(environment_view const& env);
+[[nodiscard]] std::optional<job_claim> open_mpi_claim(environment_view const& env);
+[[nodiscard]] std::optional<job_claim> pmix_claim(environment_view const& env);
+[[nodiscard]] std::optional<job_claim> pmi_claim(environment_view const& env);
+
+/// RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT: an error that lists which of them are set and which are not.
+[[nodiscard]] environment_error half_of_a_job(environment_view const& env);
+/// How many ranks a host PET_NPROC_PER_NODE asks torchrun or ddprun for; 1 where it is not set or not a number.
+[[nodiscard]] int pet_ranks_a_host(environment_view const& env);
+/// Whether mpirun has started this process: inside Slurm, Slurm's variables are then those of mpirun's daemons.
+[[nodiscard]] bool started_by_mpirun(environment_view const& env);
+/// The step's number. None in a batch script and in salloc's shell, which Slurm counts as steps of special numbers.
+[[nodiscard]] std::optional<std::uint32_t> slurm_step(environment_view const& env);
+
+}  // namespace ddp::detail
+
+#if !defined(DDP_SEPARATE_COMPILATION)
+#include <ddp/rendezvous/impl/job_claim.ipp>
+#endif

@@ -1,0 +1,111 @@
+/// \file
+/// make_engine: from a model's parameters and a trainer's policies to an arena and the engine that works in it.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ddp/collective/share_memory.hpp>
+#include <ddp/comm/communicator.hpp>
+#include <ddp/core/digest.hpp>
+#include <ddp/core/separate.hpp>
+#include <ddp/core/version.hpp>
+#include <ddp/model/layout.hpp>
+#include <ddp/model/model.hpp>
+#include <ddp/train/agreement.hpp>
+#include <ddp/train/arena.hpp>
+#include <ddp/train/bucket.hpp>
+#include <ddp/train/frozen.hpp>
+#include <ddp/train/hosts_engine.hpp>
+#include <ddp/train/memory_engine.hpp>
+#include <ddp/train/options.hpp>
+#include <ddp/train/policies.hpp>
+#include <ddp/train/step_engine.hpp>
+#include <ddp/transport/any.hpp>
+
+namespace ddp::detail {
+
+/// What a trainer's ranks compare of a model besides its parameters, and what the engine has to know of it.
+struct model_facts {
+    std::uint64_t hash = 0;       // hash(), where the model has one
+    bool ready_releases = false;  // and is bound
+    parameter_placement placed = parameter_placement::aligned;
+    std::vector<model_buffer> buffers;
+};
+
+/// What ranks have yet to agree on.
+template <Transport T, Element E>
+struct engine_made {
+    ddp::update update;  // never automatic
+    arena<E> memory;     // with the model's values
+    bool shared;         // the other ranks of the host see it
+    std::unique_ptr<step_engine<T, E>> engine;
+    std::string exchange;  // its name
+    agenda mine;           // but for the optimizer
+};
+
+/// Collective. Takes `with.parts`. Of parameters i with frozen[i] != 0 nothing travels.
+template <Transport T, Element E>
+engine_made<T, E> make_engine(communicator<T>& comm, trainer_setup<T, E>& with, training_options options,
+                              std::span<parameter<E> const> parameters, model_facts const& model,
+                              std::span<std::uint8_t const> frozen) {
+    std::vector<std::size_t> counts;
+    for (parameter<E> const& p : parameters) counts.push_back(p.value.size());
+    std::size_t const grain =
+        step_engine<T, E>::slice_grain(options.needs_norm() || with.parts.optimizer->needs_norms());
+    bucket_request const request{counts, sizeof(E), grain};
+    bucket_plan const plan = model.placed == parameter_placement::contiguous
+                                 ? with.buckets->plan(request)
+                                 : plan_apart(*with.buckets, request, frozen);
+    layout const where(counts, plan.order, sizeof(E), model.placed);
+    std::shared_ptr<shared_memory> const shared =
+        share_memory(comm, options.share_memory && with.parts.exchange->in_memory() ? arena<E>::bytes(where) : 0,
+                     options.hierarchy ? sharing_among::hosts : sharing_among::one_host);
+    arena<E> memory = shared ? arena<E>(where, shared->mine()) : arena<E>(where);
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+        std::copy(parameters[i].value.begin(), parameters[i].value.end(), memory.value(i).begin());
+    if (options.update == update::automatic)
+        options.update = shared || options.overlap_gather ? update::sharded : update::replicated;
+    bucket_map map(plan, where, grain);
+
+    std::string exchange(with.parts.exchange->name());
+    agenda mine;
+    mine.hashes = {version_number,
+                   model.hash,
+                   static_cast<std::uint64_t>(model.placed),
+                   map.hash(where),
+                   digest{}.add(exchange).add(with.parts.exchange->hash()).value(),
+                   0};
+    std::ranges::copy(options.hashes(), mine.hashes.begin() + agenda::names.size());
+    step_subject<E> subject{where,
+                            std::move(map),
+                            parameters,
+                            options,
+                            model.ready_releases,
+                            memory.gradients(),
+                            memory.values(),
+                            options.overlap_gather && !shared && comm.size() > 1};
+    std::unique_ptr<step_engine<T, E>> engine;
+    comm.exclusively([&] {  // it joins the scheduler, which the communication thread may be driving
+        auto const make = [&]<class Engine>(auto&&... memory_of_hosts) {
+            engine = std::make_unique<Engine>(comm.tasks(), comm.members(), std::move(subject), std::move(with.parts),
+                                              memory_of_hosts...);
+        };
+        if (shared && shared->here().size() != static_cast<std::size_t>(comm.size()))
+            make.template operator()<hosts_engine<T, E>>(shared);
+        else if (shared)
+            make.template operator()<memory_engine<T, E>>(shared);
+        else
+            make.template operator()<step_engine<T, E>>();
+        if (!options.frozen.empty()) engine->freeze(frozen);
+    });
+    return {options.update, std::move(memory), shared != nullptr, std::move(engine), std::move(exchange), mine};
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,56 @@
+/// \file
+/// plan_exchange: what an exchange is told of the buckets that it will see.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <ddp/exchange/exchange.hpp>
+#include <ddp/model/layout.hpp>
+#include <ddp/model/model.hpp>
+#include <ddp/train/bucket.hpp>
+
+namespace ddp::detail {
+
+/// Slices of ranks are cut at multiples of `grain` elements of a parameter.
+template <Element E>
+exchange_plan<E> plan_exchange(layout const& where, bucket_map const& buckets, std::span<parameter<E> const> parameters,
+                               int rank, int ranks, bool sharded, std::size_t grain) {
+    exchange_plan<E> plan;
+    plan.rank = rank;
+    plan.ranks = ranks;
+    plan.sharded = sharded;
+    for (parameter<E> const& p : parameters) plan.parameters.push_back({p.name, p.shape});
+    for (std::size_t b = 0; b < buckets.count(); ++b) {
+        exchange_bucket one{.begin = buckets.begin(b), .count = buckets.end(b) - buckets.begin(b)};
+        where.for_each_in(buckets.begin(b), buckets.end(b), [&](std::size_t i, std::size_t from, std::size_t to) {
+            one.pieces.push_back({i, from - where.begin(i), from - buckets.begin(b), to - from});
+        });
+        one.cuts = where.slices(buckets.begin(b), buckets.end(b), static_cast<std::size_t>(ranks), grain);
+        for (std::size_t& cut : one.cuts) cut -= buckets.begin(b);
+        plan.buckets.push_back(std::move(one));
+    }
+    return plan;
+}
+
+/// The slices of a bucket, counted in blocks of statistics (layout::block_at) from the first one of the bucket.
+struct block_cuts {
+    std::size_t first = 0;
+    std::vector<std::size_t> cuts;
+};
+/// By bucket, for slices that are cut where blocks begin.
+template <Element E>
+std::vector<block_cuts> cut_in_blocks(layout const& where, bucket_map const& buckets, exchange_plan<E> const& plan) {
+    std::vector<block_cuts> all;
+    for (std::size_t b = 0; b < buckets.count(); ++b) {
+        block_cuts& one = all.emplace_back();
+        one.first = where.block_at(buckets.begin(b));
+        for (std::size_t const cut : plan.buckets[b].cuts)
+            one.cuts.push_back(where.block_at(buckets.begin(b) + cut) - one.first);
+    }
+    return all;
+}
+
+}  // namespace ddp::detail

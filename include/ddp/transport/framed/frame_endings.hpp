@@ -1,0 +1,109 @@
+/// \file
+/// frame_endings: how a connection of a framed transport ends, and what this rank then reports of the peer.
+#pragma once
+
+#include <array>
+#include <cstdio>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include <ddp/comm/transport.hpp>
+#include <ddp/core/error.hpp>
+#include <ddp/transport/framed/frame_news.hpp>
+#include <ddp/transport/framed/frame_stream.hpp>
+
+namespace ddp {
+
+/// Part of framed. The two directions of a connection end independently (out_open, in_open); once it is `gone`, no operation
+/// with the peer can make progress.
+template <class Link>
+class frame_endings {
+public:
+    /// `news` and `ended` outlive this. Operations that end are appended to `ended`.
+    frame_endings(int rank, frame_news<Link>& news, completion_list& ended) : rank_(rank), news_(news), ended_(ended) {}
+
+    /// Whether a stream has ended or was shut since this was asked last.
+    [[nodiscard]] bool any_new() noexcept { return std::exchange(any_new_, false); }
+
+    /// Takes in what the peer has just sent about itself and others. `was_clean`: no error had been found in its bytes before.
+    void heard_from(Link& l, bool was_clean) {
+        if (!news_.hear(l)) distrust(l);
+        report const& about = news_.of(l.peer);
+        if (l.in.said_goodbye() && about.is == report::state::silent) {
+            news_.change(l.peer).is = report::state::left;
+            let_go(l);
+        }
+        if (was_clean && !l.in.error().empty()) close(l, errc::frame, l.in.error());
+    }
+    /// Nothing more comes from the peer: the stream's end was read, or an error. `owed`: whether a goodbye was still expected.
+    void reading_ended(Link& l, time_point at, bool owed) noexcept {
+        l.in_open = false;
+        l.ended = at;
+        any_new_ = true;
+        if (l.gone || !owed || news_.of(l.peer).is != report::state::silent) let_go(l);
+    }
+    /// The stream takes no more bytes. What the peer has sent before may still be read.
+    void writing_failed(Link& l, std::error_code why) noexcept {
+        l.why = why;
+        l.out_open = false;
+        l.out.drop();
+        any_new_ = true;
+    }
+    /// Half-closes the stream. What was not written is dropped.
+    void shut(Link& l) noexcept {
+        l.out.drop();
+        if (std::exchange(l.out_open, false)) l.stream.shutdown_send();
+        any_new_ = true;
+    }
+    /// The stream ended without goodbye, and no record of the peer's has come since.
+    void close_without_goodbye(Link& l) noexcept {
+        std::array<char, 128> why{};
+        std::snprintf(why.data(), why.size(), "%s%s", l.why ? l.why.message().c_str() : "end of file",
+                      l.in.in_frame() ? ", inside a message" : "");
+        close(l, l.why == std::errc::bad_message ? errc::frame : errc::peer_closed, why.data());
+    }
+    /// The peer is lost. Bytes that made no sense close one direction only: our record may still reach it.
+    void close(Link& l, errc code, std::string_view why) noexcept {
+        l.gone = true;
+        if (news_.of(l.peer).is == report::state::silent) {
+            failure record;
+            record.kind = failure_kind::closed;
+            record.code = code;
+            record.rank = rank_;
+            record.peer = l.peer;
+            std::snprintf(record.text.chars.data(), record.text.chars.size(),
+                          "the connection to rank %d%s%s%s %s: %.*s (%u frames were read)", l.peer,
+                          l.name.empty() ? "" : " (", l.name.c_str(), l.name.empty() ? "" : ")",
+                          code == errc::frame ? "carries bytes that ddp did not write" : "ended without goodbye",
+                          static_cast<int>(why.size()), why.data(), l.in.frames());
+            news_.change(l.peer) = {report::state::closed, record, false};
+        }
+        news_.confirm_all();  // one less to be asked
+        end_operations(l, op_status::closed);
+    }
+    void end_operations(Link& l, op_status status) noexcept {
+        l.out.end_all(status, ended_);
+        l.in.end_all(status, ended_);
+    }
+
+private:
+    void distrust(Link& l) noexcept {
+        l.in.discard_input();
+        close(l, errc::frame, "a record of a rank that does not exist, or of another than its sender");
+    }
+    /// The peer has ended in order, or its record is known: it need not be told of this rank's end.
+    void let_go(Link& l) noexcept {
+        l.gone = true;
+        news_.confirm_all();
+        end_operations(l, op_status::closed);
+        if (!l.out.abort_pending() && l.flush().status != stream_status::would_block) shut(l);
+    }
+
+    int rank_;
+    frame_news<Link>& news_;
+    completion_list& ended_;
+    bool any_new_ = false;
+};
+
+}  // namespace ddp
