@@ -144,7 +144,7 @@ TEST_CASE("names and texts from anywhere leave every line of a flight record val
     verdict.text = std::string_view("rank 3 said \"\\\", \x1b]0;title\x07 and \x80\x81\x82");
     ring.fail(verdict);
     for (char& c : verdict.text.chars)
-        if (c == '\0') c = '"';  // the longest line: 320 characters that each take six
+        if (c == '\0') c = '"';  // the longest line: characters that each take six
     ring.adopt(verdict);
     ::unsetenv("DDP_JOB_ID");
     CHECK(files.python("name = {l.get('number'): l.get('name') for l in lines if l['event'] == 'entered'}\n"
@@ -156,7 +156,7 @@ TEST_CASE("names and texts from anywhere leave every line of a flight record val
                        "failed = [l for l in lines if l['event'] == 'failed']\n"
                        "assert failed[0]['kind'] == 'unknown' and failed[0]['peer'] == -7, failed\n"
                        "text = [l['text'] for l in lines if l['event'] == 'verdict_text'][0]\n"
-                       "assert len(text) == 320 and text.startswith('rank 3 said \"\\\\\", \\x1b]0;'), text\n") == "");
+                       "assert len(text) == 640 and text.startswith('rank 3 said \"\\\\\", \\x1b]0;'), text\n") == "");
 }
 
 TEST_CASE("a flight record is written whole while threads record", "[comm][flight]") {

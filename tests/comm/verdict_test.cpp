@@ -202,6 +202,25 @@ TEST_CASE("each story has one culprit", "[comm][verdict]") {
     }
 }
 
+TEST_CASE("a partition of a large job is told whole, and only longer words are cut, visibly", "[comm][verdict]") {
+    std::vector<report> reports(4096);
+    reports[4000] = said(failure_kind::silent, 4000, 3000, 3600s);
+    reports[4000].record.entered.name = std::string_view(std::string(200, 'n'));
+    reports[4000].record.text = std::string_view(
+        "At most 1279 bytes at once have come from rank 3000: large packets may be lost on the way (MTU).");
+    std::string const told = text_of(verdict_of(reports));
+    CAPTURE(told);
+    CHECK(told.find("nn...)") != std::string::npos);
+    CHECK(told.find("(MTU). Nothing came from ranks 0, 1, 2, 3, 4, 5, 6, 7 and others either.") != std::string::npos);
+    CHECK(told.ends_with("the network is partitioned, and they report the same of the ranks here."));
+
+    for (std::size_t const length : {std::size_t{639}, std::size_t{640}, std::size_t{641}, std::size_t{5000}}) {
+        std::string const words(length, 'w');
+        std::string const kept = std::string(bounded_text<640>(words).view());
+        CHECK(kept == (length <= 640 ? words : std::string(637, 'w') + "..."));
+    }
+}
+
 TEST_CASE("peers out of range in a record do no harm", "[comm][verdict]") {
     for (int const peer : {-1, 2, 1000}) {
         CHECK_NOTHROW(verdict_of({waits(0, peer), idle(1)}));

@@ -55,7 +55,7 @@ class Sample(unittest.TestCase):
 
     @unittest.skipUnless(os.path.exists(chaos.FAULT_PROGRAM_MPI) and SCALE == 1, "no MPI here, or a sanitizer")
     def test_over_mpi(self):
-        self.sample("10m", "13m", "18m", "19m", "21m", "22m", each=1)
+        self.sample("10m", "13m", "14m", "15m", "18m", "19m", "20m", "21m", "22m", each=1)
 
 
 class Strangers(unittest.TestCase):

@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import time
 import unittest
+import weakref
 
 SCALE = int(os.environ.get("DDP_TEST_TIME_SCALE", "1"))  # of all times: sanitizers are slow
 DEADLINE = 60.0 * SCALE  # for what must not hang: far above every bound of the library, so that a slow machine is no failure
@@ -69,6 +70,8 @@ class Rank:
     def __init__(self, command, env, **more):
         self.out_file = tempfile.TemporaryFile("w+", errors="replace")
         self.err_file = tempfile.TemporaryFile("w+", errors="replace")
+        for file in (self.out_file, self.err_file):
+            weakref.finalize(self, file.close)
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.out_file, stderr=self.err_file,
                                         env=env, **more)
         self.pid = self.process.pid

@@ -112,7 +112,10 @@ TEST_CASE("parameters that are not reported are all named, as far as the text ha
              {31, "decoder.layers.attention.output.projection",
               "30 parameters: #0 'decoder.layers.attention.output.projection.0', "
               "#1 'decoder.layers.attention.output.projection.1', "
-              "#2 'decoder.layers.attention.output.projection.2' and 27 more: call"},
+              "#2 'decoder.layers.attention.output.projection.2', "
+              "#3 'decoder.layers.attention.output.projection.3', "
+              "#4 'decoder.layers.attention.output.projection.4', "
+              "#5 'decoder.layers.attention.output.projection.5' and 24 more: call"},
          }) {
         auto const errors = errors_over(
             tcp, ranks,

@@ -103,8 +103,8 @@ private:
     std::atomic<char const*> thread_{"none"};
     std::array<char, 16> transport_{};
     std::array<char, 64> host_{}, job_{};
-    std::array<char, 512> directory_{};  // absolute; empty: there is none
-    std::array<char, 336> text_{};       // the verdict's, once has_text_
+    std::array<char, 512> directory_{};                   // absolute; empty: there is none
+    std::array<char, sizeof(failure::text) + 1> text_{};  // the verdict's, once has_text_
     std::atomic<bool> has_text_{false};
 
     std::atomic<char const*> again_{nullptr};    // a dump that came while another was under way

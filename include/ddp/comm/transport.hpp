@@ -135,12 +135,15 @@ private:
     completion* tail_ = nullptr;
 };
 
-/// Text of bounded length that travels in a record. Longer text is cut.
+/// Text of bounded length that travels in a record. Longer text is cut, and ends in "...".
 template <std::size_t N>
 struct bounded_text {
     std::array<char, N> chars{};
     bounded_text() = default;
-    bounded_text(std::string_view text) noexcept { std::copy_n(text.begin(), std::min(text.size(), N), chars.begin()); }
+    bounded_text(std::string_view text) noexcept {
+        std::copy_n(text.begin(), std::min(text.size(), N), chars.begin());
+        if (text.size() > N) std::fill_n(chars.end() - 3, 3, '.');
+    }
     [[nodiscard]] std::string_view view() const noexcept {
         return {chars.data(), static_cast<std::size_t>(std::find(chars.begin(), chars.end(), '\0') - chars.begin())};
     }
@@ -189,7 +192,7 @@ struct failure {
     identity operation;             ///< during which message
     std::uint64_t waited_ns = 0;    ///< how long `rank` has been waiting
     mark entered;                   ///< what `rank` has entered last, in the group that the record is about
-    bounded_text<320> text;         ///< what happened, for people
+    bounded_text<640> text;         ///< what happened, for people
 };
 static_assert(std::is_trivially_copyable_v<failure> && std::has_unique_object_representations_v<failure>,
               "no padding may travel");

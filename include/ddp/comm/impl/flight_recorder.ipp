@@ -184,7 +184,7 @@ DDP_DECL bool flight_recorder::read(std::uint64_t ticket, words& to) const noexc
 }
 [[gnu::cold]] DDP_DECL void flight_recorder::dump_once(char const* why) noexcept {
     if (!open()) return;
-    constexpr std::size_t longest_line = 2400;  // the verdict's text, each byte escaped
+    constexpr std::size_t longest_line = 6 * sizeof(failure::text) + 480;  // the verdict's text, each byte escaped
     std::uint64_t const end = next_.load();
     if (end > capacity) dumped_ = std::max(dumped_, end - capacity);
     words entry;

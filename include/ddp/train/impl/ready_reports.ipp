@@ -31,8 +31,8 @@ namespace ddp::detail {
         missing += states_[i] == state::none ? 1 : 0;
     }
     if (missing == 0) return {};
-    // A rank's record has room for 320 characters, in which what to do has to be said as well.
-    constexpr std::size_t most_names = 10, room = 170;
+    // A rank's record has bounded room, in which what to do has to be said as well.
+    constexpr std::size_t most_names = 10, room = sizeof(failure::text) / 2;
     std::string names;
     std::size_t named = 0;
     for (std::size_t i = 0; i < states_.size() && named < most_names; ++i) {

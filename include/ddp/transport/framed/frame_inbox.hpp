@@ -139,6 +139,13 @@ public:
         }
     }
 
+    /// Bytes of the largest message that a posted receive waits for; 0: none is posted.
+    [[nodiscard]] std::size_t largest_awaited() const noexcept {
+        std::size_t most = 0;
+        for (completion const* node = posted_.front(); node != nullptr; node = node->next)
+            most = std::max(most, node->size);
+        return most;
+    }
     /// Blocks of early memory given back so far.
     [[nodiscard]] std::uint32_t consumed() const noexcept { return consumed_; }
     /// Empty, or why the bytes are not what this library writes.

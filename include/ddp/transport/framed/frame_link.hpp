@@ -75,7 +75,7 @@ struct frame_link {
         if constexpr (requires { stream.leaves_host(); }) {
             if (!stream.leaves_host()) return;
             text = {};
-            if (largest_read < full_packet)
+            if (largest_read < full_packet && in.largest_awaited() >= full_packet)
                 std::snprintf(
                     text.chars.data(), text.chars.size(),
                     "At most %zu bytes at once have come from rank %d: large packets may be lost on the way (MTU).",

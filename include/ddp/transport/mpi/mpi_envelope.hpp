@@ -26,10 +26,10 @@ struct envelope {
     std::uint64_t length = 0;  // bytes of the message
     std::int32_t payload = 0;  // tag under which the bytes follow; 0: they are in `body`
     envelope_kind kind = envelope_kind::message;
-    std::array<std::byte, 472> body = {};
+    std::array<std::byte, 984> body = {};
 };
 inline constexpr std::size_t head_bytes = offsetof(envelope, body);
-static_assert(sizeof(envelope) == 512 && std::has_unique_object_representations_v<envelope>);
+static_assert(sizeof(envelope) == 1024 && std::has_unique_object_representations_v<envelope>);
 static_assert(sizeof(failure) <= sizeof(envelope::body) && sizeof(mark::name) <= sizeof(envelope::body));
 
 /// An envelope on its way out, or one that came before its receive.
