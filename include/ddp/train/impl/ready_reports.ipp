@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include <ddp/comm/transport.hpp>
 #include <ddp/core/text.hpp>
 #include <ddp/train/ready_reports.hpp>
 
