@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """build_options.py SOURCE DIRECTORY COMPILER: what a build of the sources is by default: a Release, whose tools run on every machine of
-the architecture, whatever DDP_ARCH says of the examples; a build type that is given, or left to a generator of several, stays."""
+the architecture, whatever DDP_ARCH says of the examples; a build type that is given, or left to a generator of several, stays. And that
+the build of tests/planted, where each test file is a program, finds the headers."""
 import json
 import os
 import pathlib
@@ -41,4 +42,7 @@ assert all(ARCH in command for name in ("ddprun.cpp", "ddp-perf.cpp") for comman
 
 said, kind, _ = configure("several", "-G", "Ninja Multi-Config", "-DDDP_BUILD_EXAMPLES=OFF")
 assert kind == "" and "CMAKE_BUILD_TYPE is empty" not in said, (kind, said)
+
+_, _, commands = configure("planted", "-G", "Ninja", "-DDDP_BUILD_TESTS=ON", "-DDDP_TEST_PROGRAM_A_FILE=ON", "-DDDP_BUILD_EXAMPLES=OFF")
+assert len(commands["ddp.cpp"]) == 3 and all(f"-I{source}/include" in command for command in commands["ddp.cpp"]), commands["ddp.cpp"]
 print("a Release by default, and tools for every machine of the architecture")
