@@ -15,7 +15,7 @@
 
 namespace ddp {
 
-/// What an entry of the flight recorder says. The first six tell what the program is doing; the newest of them counts.
+/// What an entry of the flight recorder says. The first six say what the program is doing; the newest of them counts.
 enum class flight : std::uint8_t {
     forward,   ///< the model's forward begins; `number` is the step, from 1
     backward,  ///< the model's backward begins
