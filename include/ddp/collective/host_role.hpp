@@ -1,5 +1,5 @@
 /// \file
-/// host_role: the part of one rank where the ranks of each host add up among themselves, and hosts exchange sums.
+/// host_role: what one rank does when the ranks of each host add up among themselves and hosts exchange the sums.
 #pragma once
 
 #include <algorithm>

@@ -13,13 +13,13 @@ namespace ddp {
 
 /// Direct reduce-scatter and all-gather.
 ///
-/// data    n elements, the same n on every rank; on return every rank holds the same bits.
+/// data    n elements (S bytes), the same n on every rank; on return every rank holds the same bits.
 /// Cost    2 steps of latency, 2S(P-1)/P bytes sent per rank in 2(P-1)*ceil(S/P / chunk_bytes) messages, scratch of
 ///         (P-1)*window chunks, or (P-1) slices where these are shorter. The owner reduces and forwards one chunk while
 ///         the next arrives.
 /// Sums    the canonical tree over ranks, all sources in one pass; other operations likewise.
 /// Throws  collective_aborted inside the scheduler, comm_error to the caller; data is then unspecified.
-/// Source  the B = N case of bcube (Shi et al.), as measured in docs/performance.md; slices as in Rabenseifner, 2004.
+/// Source  Gloo's allreduce_bcube with base P, which has one step each way; slices as in Rabenseifner, ICCS 2004.
 struct direct_allreduce {
     static constexpr char const* name = "direct";
     static constexpr bool canonical = true;
@@ -28,7 +28,7 @@ struct direct_allreduce {
     std::size_t window = 4;                            ///< chunks that may be under way from each peer
 
     [[nodiscard]] static bool everywhere(std::size_t /*bytes*/, int ranks) noexcept { return ranks == 1; }
-    /// Of what shapes the messages: ranks compare it.
+    /// A digest of the options that shape the messages; ranks compare it.
     [[nodiscard]] std::uint64_t hash() const noexcept { return policy_hash(name, chunk_bytes); }
 
     template <Transport T, Number E>
@@ -44,8 +44,8 @@ struct direct_allreduce {
     static task<> reduce(direct_allreduce self, lane<T> over, reduction<E, Op> what) {
         co_await run(self, over, what, nobody);
     }
-    /// The result to one rank only; elsewhere `data` stays as it is. Cost: as all, but each rank sends its slice of the
-    /// result once, and the root not at all; one slice more of scratch.
+    /// The result to one rank only; elsewhere `data` stays as it is. Cost: as for all, but each rank sends its slice of the
+    /// result once, and the root not at all; one more slice of scratch.
     template <Transport T, Number E, OperationOn<E> Op>
     static task<> combine_at(direct_allreduce self, lane<T> over, std::span<E> data, int root, Op /*op*/) {
         detail::slice_cuts<E> const cuts(data.size(), over.size());
@@ -81,7 +81,7 @@ private:
             if (r != me) count += pieces(cuts, r, chunk);
         return count;
     }
-    /// Peers in rotated order, so that no rank is everybody's first: the d-th after `me`.
+    /// Peers in rotated order, so that each rank begins with another one: the d-th after `me`.
     static std::size_t peer(std::size_t me, std::size_t d, std::size_t ranks) noexcept { return (me + d) % ranks; }
 
     template <Transport T, Number E>
@@ -142,7 +142,7 @@ private:
         for (std::size_t c = 0; c < window; ++c) expect(c);
         if (what.go != nullptr) co_await *what.go;
 
-        // A result overwrites our addend of its slice: its owner has that by then, or there were no result.
+        // A result overwrites our addend of its slice. There is no result before its owner has received that.
         if (collects) receive_slices(second, gathers, what.data, cuts, chunk, &sends);
         std::size_t longest = 0, forwarded = 0;
         for (std::size_t r = 0; r < ranks; ++r) longest = std::max(longest, cuts[r + 1] - cuts[r]);

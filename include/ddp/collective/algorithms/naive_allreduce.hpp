@@ -10,7 +10,7 @@
 
 namespace ddp {
 
-/// Gather to rank 0, sum, broadcast: what one would write first, and what the others are measured against.
+/// Gather to rank 0, sum, broadcast: the simplest algorithm, with which the others are compared.
 ///
 /// data    n elements (S bytes), the same n on every rank; on return every rank holds the same bits.
 /// Cost    rank 0 sends P-1 messages, (P-1)S bytes, and keeps (P-1)S bytes of scratch; every other rank sends 1 message,
