@@ -79,7 +79,7 @@ public:
         bool greeted = true;  // it has our hello
     };
 
-    /// `store` knows of ranks that end or fall silent meanwhile.
+    /// `store` tells of ranks that end or become silent meanwhile.
     [[gnu::cold]] tcp_mesh(peer_hello mine, std::vector<peer_address> const& addresses, tcp_acceptor& acceptor,
                            tcp_store& store, timing const& times, tcp_security const* security = nullptr)
         : mine_(mine),
@@ -231,7 +231,7 @@ private:
             greet_all(all);
             for (visitor& v : visitors_) hear(v, all);
             auto const over = [](visitor const& v) { return v.left || monotonic_clock::now() >= v.until; };
-            visitors_.remove_if(over);  // their descriptors may be what others need
+            visitors_.remove_if(over);  // others may need their descriptors
             int full = 0;
             if (polls[0].revents != 0)
                 full = welcome(
