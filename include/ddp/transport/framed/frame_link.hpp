@@ -70,7 +70,8 @@ struct frame_link {
             return {};
     }
 
-    /// What is known of the way to a peer that has become overdue, for the verdict. Unchanged where that is nothing.
+    /// Sets `text` to what is known about the path to a peer that has become overdue, for the verdict; leaves it if that is
+    /// nothing.
     void say_what_is_stuck(auto& text) noexcept {
         if constexpr (requires { stream.leaves_host(); }) {
             if (!stream.leaves_host()) return;

@@ -58,7 +58,7 @@ public:
         return code;
     }
 
-    /// Receives `length` bytes that nobody can use, in pieces, and throws them away.
+    /// Receives `length` bytes that no receive can take, in pieces, and discards them.
     void start_drain(MPI_Comm comm, int peer, int tag, std::size_t length, std::size_t piece_bytes) {
         transfer waste{.peer = peer, .receives = true, .drain_left = length, .tag = tag};
         waste.drain = std::make_unique<std::byte[]>(std::min(length, piece_bytes));
@@ -99,7 +99,7 @@ public:
         for (transfer& each : transfers_)
             if (each.peer == peer && (receives_too || !each.receives)) each.node = nullptr;
     }
-    /// No effect where bytes are already coming in.
+    /// Has no effect on receives whose bytes are already arriving.
     void cancel_receives() noexcept {
         for (std::size_t i = 0; i < requests_.size(); ++i)
             if (transfers_[i].receives && !transfers_[i].drain) MPI_Cancel(&requests_[i]);

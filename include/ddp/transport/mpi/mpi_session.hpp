@@ -41,7 +41,7 @@ struct place {
     int level = MPI_THREAD_SINGLE;
     int largest_tag = 32767;
 
-    /// What MPI_Comm_create_group may send under, on our communicator: no message of ours bears it.
+    /// The tag for MPI_Comm_create_group on the transport's communicator, which no message of the transport has.
     [[nodiscard]] int group_tag() const noexcept { return largest_tag - 1; }
 
     [[nodiscard]] std::string name() const { return "rank " + std::to_string(rank) + " of " + std::to_string(size); }
@@ -78,7 +78,7 @@ struct place {
     return self;
 }
 
-/// Outlives the transport where MPI does not let go of it in time.
+/// Outlives the transport if MPI does not release it in time.
 struct session {
     /// What ranks tell each other first.
     struct hello {
@@ -126,7 +126,7 @@ struct session {
         MPI_Comm made = MPI_COMM_NULL;
         self.check(MPI_Comm_group(comm, &all), "MPI_Comm_group");
         self.check(MPI_Group_incl(all, static_cast<int>(members.size()), members.data(), &some), "MPI_Group_incl");
-        // Open MPI sends under this tag on our communicator: one that no message of ours has.
+        // Open MPI sends under this tag on this communicator: one that no message of the transport has.
         self.check(MPI_Comm_create_group(comm, some, self.group_tag(), &made), "MPI_Comm_create_group");
         MPI_Group_free(&some);
         MPI_Group_free(&all);
@@ -135,7 +135,7 @@ struct session {
         return made;
     }
 
-    /// Takes our receives back from MPI and frees the communicator, where nothing is left on it: not unless `all_left`.
+    /// Takes the receives back from MPI and frees the communicator if nothing is left on it, which needs `all_left`.
     [[nodiscard]] bool close(bool all_left) noexcept {
         bool clean = requests.empty();
         for (MPI_Request& request : ring_requests) {

@@ -46,7 +46,7 @@ DDP_DECL mpi_transport::mpi_transport(MPI_Comm users, mpi_options const& options
         shares_cores_ = 2 * here.ranks > cores;
         waiter_.share_core(may_own_thread() ? shares_cores_ : here.ranks > cores);
     } catch (...) {
-        detail::mpi::keep_for_good(std::move(session_));  // a collective call that never ended writes there one day
+        detail::mpi::keep_for_good(std::move(session_));  // a collective call that has not ended may still write there
         throw;
     }
 }
@@ -141,7 +141,7 @@ DDP_DECL bool mpi_transport::progress(time_point until) {
     }
 }
 
-/// Heartbeats that are due, and who owes some.
+/// Sends heartbeats that are due, and finds ranks that are late.
 DDP_DECL void mpi_transport::look_at_the_time(time_point at) {
     if (!life_.has_come(at)) return;
     overdue_ = -1;
@@ -324,8 +324,8 @@ DDP_DECL void mpi_transport::end_active(int peer, bool receives_too, op_status h
     }
 }
 
-/// A peer that said goodbye has received all it will, but what it sent is still on its way. So may be MPI's word that
-/// it has received what we sent (it does not keep to the order of messages): sends wait for that a little longer.
+/// A peer that said goodbye receives nothing more, but what it sent may still be on its way. So may MPI's confirmation that it
+/// has received what we sent, which is not ordered with messages: sends wait a little longer for that.
 DDP_DECL void mpi_transport::gone(int peer, report::state how, std::string_view text) {
     auto const at = static_cast<std::size_t>(peer);
     if (reports_[at].is == report::state::silent) {
@@ -365,8 +365,8 @@ DDP_DECL void mpi_transport::run_ended(std::size_t most) noexcept {
     }
 }
 
-/// Says goodbye once no message that a peer has sent us is being read from its memory: then no goodbye is followed by
-/// MPI touching the memory of the rank that hears it.
+/// Says goodbye once no message of a peer is being read from that peer's memory, so that MPI does not touch the memory of a
+/// rank that has received this goodbye.
 DDP_DECL void mpi_transport::leave() {
     if (std::uncaught_exceptions() > exceptions_ && !aborted_) {
         failure record;
