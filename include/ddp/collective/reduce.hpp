@@ -37,7 +37,7 @@ template <class Op, Transport T, Number E>
 task<> tree_reduce(lane<T> over, std::span<E> data, int root) {
     struct child {
         int rank;
-        bool left;  // of us
+        bool left;  // of this rank
     };
     int const me = over.rank();
     std::array<child, 32> children{};  // from the root of the tree downwards

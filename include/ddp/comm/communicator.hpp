@@ -138,7 +138,7 @@ public:
     /// Tells the thread that drives that there is mail for it (see mailbox_client). From any thread; never blocks for
     /// long.
     void poke() const noexcept { driver_->poke(); }
-    /// Calls `f` while nobody drives: for what touches the scheduler from outside.
+    /// Calls `f` while no other thread drives: for code that uses the scheduler from outside. Throws usage_error in a hook.
     template <class F>
     decltype(auto) exclusively(F&& f) const {
         return driver_->exclusively(std::forward<F>(f));

@@ -56,7 +56,7 @@ public:
     void rest(std::chrono::nanoseconds pause);
 
 private:
-    std::mutex token_;  // held by whoever drives
+    std::mutex token_;  // held by the thread that drives
     std::atomic<std::thread::id> driver_{};
     std::atomic<int> callers_{0};          // threads that hold the token or want it
     std::atomic<std::uint64_t> calls_{0};  // that have driven, so far

@@ -146,7 +146,7 @@ struct narrow_exchange {
 
         bool const used = *what.factor != 0;
         if (used) kept.own_.begin(what.bucket, total - bytes_of(me) + (returns ? (ranks - 1) * bytes_of(me) : 0));
-        for (std::size_t d = 1; d <= ranks; ++d) {  // our own last
+        for (std::size_t d = 1; d <= ranks; ++d) {  // its own last
             std::size_t const r = (me + d) % ranks;
             if (used) encode(kept, what, r, out(r), blocks.as<E>());
             if (r != me) over.send(sends[r], static_cast<int>(r), out(r));
@@ -180,7 +180,7 @@ struct narrow_exchange {
     }
 
 private:
-    /// Our contribution to slice r.
+    /// This rank's contribution to slice r.
     template <Element E>
     static void encode(state<E>& kept, bucket_exchange<E> const& what, std::size_t r, mutable_bytes out,
                        std::span<E> space) {
@@ -198,7 +198,7 @@ private:
             to += Wire::bytes(count);
         }
     }
-    /// The mean of our slice, rounded, from all contributions.
+    /// The mean of this rank's slice, rounded, from all contributions.
     template <Element E>
     static void add_up(state<E>& kept, bucket_exchange<E> const& what, std::span<std::byte const* const> from,
                        mutable_bytes out, std::span<E> space) {

@@ -14,8 +14,8 @@
 
 namespace ddp {
 
-/// Starts as tcp does, also between hosts: give all ranks the same secret (DDP_SECRET_FILE, a file of 16 to 64 random bytes that
-/// only its owner can read, or DDP_SECRET_FD), and they need no DDP_INSECURE.
+/// Starts as tcp does, also between hosts: give all ranks the same secret (DDP_SECRET_FILE, a file of 16 to 64 random bytes
+/// that only its owner can read, or DDP_SECRET_FD), and they need no DDP_INSECURE.
 ///
 ///     ddp::run<ddp::threads, ddp::secure_tcp>([](auto& comm) { … });
 ///

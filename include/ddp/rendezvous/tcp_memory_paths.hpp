@@ -143,8 +143,8 @@ public:
         sees.insert(std::upper_bound(sees.begin(), sees.end(), who), who);
         auto const at = std::find_if(peers_.begin(), peers_.end(), [&](peer const& p) { return p.rank == who; });
         if (at == peers_.end() || at->view == nullptr || !sees_me) return;
-        std::size_t const place = static_cast<std::size_t>(at - peers_.begin());  // of its ring in our memory
-        // The place of our ring in its memory: how many ranks of this host come before us, without itself.
+        std::size_t const place = static_cast<std::size_t>(at - peers_.begin());  // of its ring in this rank's memory
+        // The place of this rank's ring in its memory: how many ranks of the host come before this one, without it.
         std::size_t const below = static_cast<std::size_t>(
             std::count_if(peers_.begin(), peers_.end(), [&](peer const& p) { return p.rank < me_ && p.rank != who; }));
         auto path = std::make_unique<memory_path>();

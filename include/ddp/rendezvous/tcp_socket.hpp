@@ -78,7 +78,7 @@ enum class io_end : std::uint8_t { ok, closed, late };
     return io_end::ok;
 }
 
-/// Begins to connect a new socket; it can be written to when that has ended. Asio's connect waits for ever, also on a
+/// Begins to connect a new socket; it can be written to when that has ended. Asio's connect waits forever, even on a
 /// non-blocking socket.
 [[gnu::cold]] inline boost::system::error_code begin_dial(tcp_socket& socket, tcp_endpoint const& to) {
     boost::system::error_code error;

@@ -65,7 +65,8 @@ public:
                     start_beating();
                     return;
                 }
-                last = boost::asio::error::connection_reset;  // a flood of strangers may have pushed us out: again
+                last =
+                    boost::asio::error::connection_reset;  // a flood of strangers may have displaced this rank: again
             }
             if (monotonic_clock::now() + pause >= until) break;
             std::this_thread::sleep_for(pause);
@@ -298,7 +299,7 @@ private:
     time_point heard_ = {};   // when the server was heard last
     time_point looked_ = {};  // when that was last asked
     std::string in_;          // has come, and was not looked at
-    std::mutex beating_;      // held by whoever writes or reads
+    std::mutex beating_;      // held by the thread that writes or reads
     std::condition_variable stopped_;
     bool stop_ = false;
     std::thread beats_;

@@ -303,7 +303,7 @@ private:
     }
     [[gnu::cold]] void answer(visitor& v) {
         if (!v.waits) return;
-        if (!failure_.empty()) return;  // which everybody is told
+        if (!failure_.empty()) return;  // which all ranks are told
         auto const from = data_.lower_bound(v.prefix);
         auto to = from;
         std::uint32_t count = 0;

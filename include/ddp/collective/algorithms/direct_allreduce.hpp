@@ -119,9 +119,9 @@ private:
         lane<T> const second = over.phase(1);
 
         constexpr std::size_t line = 64 / sizeof(E);
-        std::size_t const room = std::min(chunk, (slice + line - 1) / line * line);  // elements of a chunk of our slice
+        std::size_t const room = std::min(chunk, (slice + line - 1) / line * line);  // elements of a chunk here
         scratch memory(window * (ranks - 1) * room * sizeof(E)), table(ranks * sizeof(E const*));
-        scratch elsewhere(keeps ? 0 : slice * sizeof(E));  // our slice of the result, where data has to stay as it is
+        scratch elsewhere(keeps ? 0 : slice * sizeof(E));  // this slice of the result if data has to stay as it is
         operations receives(mine * (ranks - 1)), sends(incoming(cuts, me, chunk));
         operations gathers(collects ? sends.size() : 0);
         operations forwards(goal == everybody ? receives.size() : goal == nobody || collects ? 0 : mine);
@@ -129,7 +129,7 @@ private:
                            result = keeps ? what.data.subspan(cuts[me], slice) : elsewhere.as<E>();
         std::span<E const*> const sources = table.as<E const*>();
 
-        // Chunk c of our slice from the d-th peer, and where it is put.
+        // Chunk c of this rank's slice from the d-th peer, and where it is put.
         auto const length = [&](std::size_t c) { return std::min(chunk, slice - c * chunk); };
         auto const slot = [&](std::size_t c, std::size_t d) {
             return space.subspan(((c % window) * (ranks - 1) + d - 1) * room, length(c));
@@ -142,7 +142,7 @@ private:
         for (std::size_t c = 0; c < window; ++c) expect(c);
         if (what.go != nullptr) co_await *what.go;
 
-        // A result overwrites our addend of its slice. There is no result before its owner has received that.
+        // A result overwrites this rank's addend of its slice. There is no result before the owner has received that.
         if (collects) receive_slices(second, gathers, what.data, cuts, chunk, &sends);
         std::size_t longest = 0, forwarded = 0;
         for (std::size_t r = 0; r < ranks; ++r) longest = std::max(longest, cuts[r + 1] - cuts[r]);

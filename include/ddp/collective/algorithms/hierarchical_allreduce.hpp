@@ -267,7 +267,7 @@ task<> hierarchical_allreduce::run(hierarchical_allreduce self, lane<T> over, re
     operations results_in(forward ? carried : 0), results_out(forward ? mine * role.counterparts.size() : 0);
     operations copies_in(forward ? addends_out.size() : 0), copies_out(forward ? addends_in.size() : 0);
 
-    // Chunk c of the j-th of our slices as the rank at place p has it; and the sum of a subtree of another host.
+    // Chunk c of the j-th slice of this rank as the rank at place p has it; and the sum of a subtree of another host.
     auto const of_rank = [&](std::size_t j, std::size_t c, std::size_t p) {
         std::span<E> const own = all.at(owners[j], c);
         if (p == plan.place) return own;
@@ -314,7 +314,7 @@ task<> hierarchical_allreduce::run(hierarchical_allreduce self, lane<T> over, re
     std::size_t posted = 0;
     self.for_elsewhere(all, [&](std::span<E> piece, int peer) {
         over.send(addends_out[posted], peer, as_const_bytes(piece));
-        // A result overwrites our addend of it. There is no result before the peer has received that.
+        // A result overwrites this rank's addend. There is no result before the peer has received that.
         if (forward) in_copies.receive(copies_in[posted], peer, as_mutable_bytes(piece), &addends_out[posted]);
         ++posted;
     });

@@ -53,7 +53,7 @@ struct recursive_doubling_allreduce {
         }
         if (mine.size == over.size()) co_return;
 
-        // The rest of the tree to our right, summed; from there each of its ranks serves one or more of ours.
+        // The rest of the tree on the right, summed; each of its ranks sends to one or more of this block.
         lane<T> const join = over.phase(1), result = over.phase(2);
         int const right = mine.first + mine.size;
         if (right < over.size()) {

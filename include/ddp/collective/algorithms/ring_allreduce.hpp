@@ -182,7 +182,7 @@ private:
         scratch memory(window * room * sizeof(E));
         std::span<E> const space = memory.template as<E>();
 
-        // The last slice to come is our own: by then all others have added to it.
+        // The last slice to come is this rank's own: by then all others have added to it.
         walk expected(path, path.before(me, 2), ranks - 1), arriving = expected;
         std::size_t posted = 0;
         auto const expect = [&] {
@@ -196,7 +196,7 @@ private:
         second_lap<T, E> lap(over.phase(1), what.data, forward ? path : route{no_cuts, 1});
         if (what.go != nullptr) co_await *what.go;
 
-        // A result overwrites our partial sum of its slice. There is no result before that has gone round the ring.
+        // A result overwrites a partial sum of its slice. There is no result before that has gone round the ring.
         if (forward) lap.expect(&sends);
         std::size_t sent = 0;
         for (walk first(path, path.before(me, 1), 1); !first.done();) {

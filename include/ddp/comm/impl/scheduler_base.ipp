@@ -156,7 +156,7 @@ DDP_DECL group const* scheduler_base::find(mark const& theirs) const noexcept {
 }
 
 DDP_DECL operation::~operation() {
-    // Only an exception between post and await leads here. Ending everything is the only way to get our memory back.
+    // Only an exception between post and await leads here. Ending everything is the only way to free the posted memory.
     if (!done_) on_->fail(failure_kind::threw, errc::remote_exception, -1, "a collective was left by an exception");
 }
 DDP_DECL void operation::ended(completion& node) noexcept {

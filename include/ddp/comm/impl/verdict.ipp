@@ -23,7 +23,7 @@ inline constexpr char const* both_alive =
 [[gnu::cold]] DDP_DECL std::string rank_text(int rank) {
     return concat({"rank ", rank});
 }
-/// Who else has said nothing although everybody was asked; empty if nobody.
+/// Names the other ranks from which nothing was heard although all were asked; empty if there are none.
 [[gnu::cold]] DDP_DECL std::string unheard_text(int culprit, std::span<report const> reports) {
     constexpr int most = 8;
     std::string names;

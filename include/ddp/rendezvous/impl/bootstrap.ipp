@@ -259,7 +259,7 @@ namespace detail {
         options.security != nullptr && secret.given() ? options.security(secret, options.encrypt) : nullptr;
     tcp_security const* const between_ranks = proves ? security.get() : nullptr;
     bool const anywhere = proves || options.insecure;
-    if (security != nullptr || !local) secret = {};  // shown only where nobody else can read it
+    if (security != nullptr || !local) secret = {};  // shown only where no one else can read it
     if (!local && !proves && j.rank == 0)
         std::fprintf(stderr,
                      "ddp: warning: connections between hosts are neither authenticated nor encrypted "
@@ -339,7 +339,7 @@ namespace detail {
         }
     } catch (std::exception const& e) {
         error const* const ours = dynamic_cast<error const*>(&e);
-        std::string const text =  // the others wait for us
+        std::string const text =  // the other ranks wait for this one
             ours != nullptr ? detail::text_without_code(*ours)
                             : detail::concat({"rank ", j.rank, " (", detail::this_process(),
                                               ") failed while the job came together: ", std::string_view(e.what())});

@@ -65,7 +65,7 @@ inline constexpr std::size_t torchrun_source = 1, slurm_source = 2;
     bool const whole = !addr_name.empty() && !port_name.empty();
 
     int hosts = claim.hosts;
-    if (!whole && j.size > 1) {  // a job of one meets nobody
+    if (!whole && j.size > 1) {  // a job of one rank needs no meeting place
         std::optional<job_claim> slurm;
         if (source == slurm_source) slurm = claim;
         if (source < slurm_source) {

@@ -56,7 +56,7 @@ public:
         return ended_;
     }
 
-    /// Seals frames as far as the window goes. `consumed` is our own counter for the peer.
+    /// Seals frames as far as the window goes. `consumed` is this rank's counter for the peer.
     void fill(std::uint32_t consumed) noexcept {
         consumed_ = consumed;
         while (count_ < slots_.size() && ahead_ < max_ahead && fill_one()) {
@@ -307,7 +307,7 @@ private:
 
     std::uint64_t key_;
     bool checked_;
-    std::uint32_t credit_;  // blocks the peer keeps for our early messages
+    std::uint32_t credit_;  // blocks that the peer keeps for early messages of this rank
     Sum sum_;
 
     completion_list fresh_;    // posted, not looked at
@@ -324,7 +324,7 @@ private:
     std::size_t ahead_ = 0;    // bytes sealed, not out
     std::uint32_t sequence_ = 0;
 
-    std::uint32_t spent_ = 0, returned_ = 0;     // our blocks at the peer, modulo 2^32
+    std::uint32_t spent_ = 0, returned_ = 0;     // this rank's blocks at the peer, modulo 2^32
     std::uint32_t consumed_ = 0, reported_ = 0;  // the peer's blocks here
     std::uint64_t serials_ = 0;
     std::vector<std::uint64_t> clears_;

@@ -33,7 +33,7 @@ public:
 
     /// Ends a sleep, or the next one. From any thread.
     void wake() noexcept { bell_.ring(); }
-    /// Whether somebody has called wake() since this was asked last.
+    /// Whether wake() has been called since the last call.
     [[nodiscard]] bool woken() noexcept { return bell_.answered(); }
 
     void pace(nanoseconds least) noexcept { pace_ = least; }

@@ -53,7 +53,7 @@
 namespace ddp {
 
 /// What Asio's sockets belong to. Never run: the sockets are non-blocking, and framed polls them. Never destroyed: where a
-/// program calls exit(), a thread of ours may still be using a socket.
+/// program calls exit(), a thread of the library may still be using a socket.
 inline boost::asio::io_context& tcp_context() {
     static boost::asio::io_context& context = *new boost::asio::io_context(1);
     return context;

@@ -126,9 +126,9 @@ public:
         return overdue_ < 0 || !watched(overdue_) ? std::nullopt : std::optional<int>(overdue_);
     }
 
-    /// A communicator of the ranks of group `id`, for MPI calls other than the transport's: the receives that are always posted on
-    /// the transport's would slow down each call by 0.1 us. The first call for a group is collective over it, and waits without a
-    /// deadline, as MPI does. Throws ddp::error (DDP-E202) with MPI's message.
+    /// A communicator of the ranks of group `id`, for MPI calls other than the transport's: the receives that are always
+    /// posted on the transport's would slow down each call by 0.1 us. The first call for a group is collective over it, and
+    /// waits without a deadline, as MPI does. Throws ddp::error (DDP-E202) with MPI's message.
     [[nodiscard]] MPI_Comm second_duplicate(std::uint32_t id, std::span<int const> members) {
         return session_->second_duplicate(self_, id, members);
     }

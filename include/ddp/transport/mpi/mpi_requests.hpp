@@ -17,7 +17,7 @@ namespace ddp::detail::mpi {
 
 /// What an MPI request is for.
 struct transfer {
-    completion* node = nullptr;  // null: nobody waits for it (any more)
+    completion* node = nullptr;  // null: no operation waits for it (any more)
     slot* out = nullptr;         // given back when the request is done
     int peer = -1;
     bool receives = false;
@@ -94,7 +94,7 @@ public:
         return MPI_SUCCESS;
     }
 
-    /// Requests with `peer` go on; nobody waits for them any more.
+    /// Requests with `peer` continue, but no operation waits for them any more.
     void forget(int peer, bool receives_too) noexcept {
         for (transfer& each : transfers_)
             if (each.peer == peer && (receives_too || !each.receives)) each.node = nullptr;

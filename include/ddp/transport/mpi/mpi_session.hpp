@@ -180,7 +180,7 @@ private:
 
     neighbourhood agree(place const& self, std::size_t piece_bytes, nanoseconds join) {
         auto const ranks = static_cast<std::size_t>(self.size);
-        hellos.resize(ranks + 1);  // the last is our own: MPI forbids sending from where it receives
+        hellos.resize(ranks + 1);  // the last is this rank's: MPI forbids sending from where it receives
         hello const& own = hellos.back() = {.piece_bytes = piece_bytes,
                                             .layout = sizeof(envelope) << 16 | sizeof(failure),
                                             .host = hash_of_host(self),

@@ -43,7 +43,7 @@ private:
 
     std::vector<taken> taken_;
     std::array<std::uint64_t, 2> secret_{};
-    std::byte* own_ = nullptr;  // mapped; whoever make() gave it to unmaps it
+    std::byte* own_ = nullptr;  // mapped; the owner of what make() returned unmaps it
     int memory_ = -1, socket_ = -1;
 };
 

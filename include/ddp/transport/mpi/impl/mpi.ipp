@@ -159,7 +159,7 @@ DDP_DECL void mpi_transport::beat(int peer) {
 }
 
 DDP_DECL void mpi_transport::pause(time_point until, time_point since) {
-    // a payload on its way moves only while somebody calls MPI
+    // a payload on its way moves only during calls of MPI
     waiter_.pause(until, since, std::chrono::microseconds(session_->requests.empty() ? 1000 : 100));
 }
 
@@ -196,7 +196,7 @@ DDP_DECL bool mpi_transport::send_envelope(slot& out, std::size_t body, completi
     });
 }
 
-/// GOODBYE or ABORT. A peer that has left still listens: it waits for our goodbye.
+/// Sends GOODBYE or ABORT. A peer that has left still listens, because it waits for this rank's goodbye.
 DDP_DECL void mpi_transport::tell(int peer, kind what, const_bytes body) {
     if (peer == rank() || reports_[static_cast<std::size_t>(peer)].is == report::state::closed) return;
     slot& out = session_->slots.take();
@@ -299,7 +299,7 @@ DDP_DECL bool mpi_transport::test_requests() {
             session_->slots.give_back(*out);
         }
         if (how != MPI_SUCCESS) {
-            if (node == nullptr && out == nullptr) return;  // a receive that nobody waits for
+            if (node == nullptr && out == nullptr) return;  // a receive that no operation waits for
             gone(over.peer, report::state::closed,
                  detail::mpi::words_of(how).view());  // ends `node` too: it is in active_
         } else if (node != nullptr && --node->moved == 0) {
@@ -325,7 +325,7 @@ DDP_DECL void mpi_transport::end_active(int peer, bool receives_too, op_status h
 }
 
 /// A peer that said goodbye receives nothing more, but what it sent may still be on its way. So may MPI's confirmation that it
-/// has received what we sent, which is not ordered with messages: sends wait a little longer for that.
+/// has received what this rank sent, which is not ordered with messages: sends wait a little longer for that.
 DDP_DECL void mpi_transport::gone(int peer, report::state how, std::string_view text) {
     auto const at = static_cast<std::size_t>(peer);
     if (reports_[at].is == report::state::silent) {
@@ -386,7 +386,7 @@ DDP_DECL void mpi_transport::leave() {
         }
     };
     drive([&] {
-        if (beats()) look_at_the_time(now());  // no longer once we have said goodbye
+        if (beats()) look_at_the_time(now());  // no longer after the goodbye
         return !session_->requests.receives();
     });
     for (int peer = 0; peer < size(); ++peer) tell(peer, kind::goodbye, {});

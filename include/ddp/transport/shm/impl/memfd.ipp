@@ -203,7 +203,7 @@ namespace detail {
     bool room = true;
     try {  // no call refuses pages of a copy either
         detail::memory_limits const limits;
-        // The header last: it says whether anybody has begun to write what was copied before.
+        // The header last: it says whether another rank has begun to write what was copied before.
         for (std::size_t done = header_bytes; done < total && room;) {
             detail::memory_limits::room const left = limits.left();
             room = detail::memory_limits::fits(left, total - done);
