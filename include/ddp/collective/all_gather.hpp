@@ -1,5 +1,5 @@
 /// \file
-/// all_gather: what each rank has, to all ranks.
+/// all_gather: values of every rank, to all ranks.
 #pragma once
 
 #include <algorithm>
@@ -84,7 +84,7 @@ auto all_gather_by(communicator<T> const& comm, std::span<V const> mine, std::sp
 
 }  // namespace detail
 
-/// Gathers equally many values of every rank on every rank.
+/// Gathers the same number of values from each rank on every rank.
 ///
 /// mine    this rank's m values (Source); may be (exactly) its place in `all`.
 /// all     P m values (Target), the same m on every rank; on return those of rank r are at [r m, (r + 1) m).
@@ -109,9 +109,9 @@ template <Transport T, Source M>
     return all.take();
 }
 
-/// Gathers a different number of values of each rank on every rank.
+/// Gathers values from each rank on every rank; ranks may have different numbers of them.
 ///
-/// counts  counts[r]: how many values rank r brings; P numbers, the same on every rank.
+/// counts  P numbers, the same on every rank: counts[r] is the number of values from rank r.
 /// mine    this rank's counts[rank] values; may be (exactly) its place in `all`.
 /// all     as many values as counts add up to; on return the ranks' values one after the other.
 /// Cost    rank r sends counts[r] values to each of the others, in P-1 messages, or nothing if it has none. If no rank has

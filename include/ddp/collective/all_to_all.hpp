@@ -1,5 +1,5 @@
 /// \file
-/// all_to_all: every rank has something for every rank.
+/// all_to_all: values of every rank, for every rank.
 #pragma once
 
 #include <cstddef>
@@ -106,7 +106,7 @@ void all_to_all(communicator<T> const& comm, S const& out, D&& in) {
     detail::all_to_all_by<detail::blocking>(comm, detail::source_of(out), std::span<V>(detail::span_of(in)));
 }
 
-/// Returns what comes: as many values as `out` has.
+/// Returns what this rank receives: as many values as `out` has.
 template <Transport T, Source S>
 [[nodiscard]] std::vector<value_in<S>> all_to_all(communicator<T> const& comm, S const& out) {
     auto const values = detail::source_of(out);
@@ -115,7 +115,7 @@ template <Transport T, Source S>
     return in.take();
 }
 
-/// Every rank sends a different number of values to each rank, as in MPI_Alltoallv.
+/// Every rank sends values to every rank; the numbers may differ between pairs of ranks, as in MPI_Alltoallv.
 ///
 /// out_counts, in_counts   P numbers each: how many values go to rank r, and how many come from it. Rank a's out_counts[b]
 ///         must equal rank b's in_counts[a].

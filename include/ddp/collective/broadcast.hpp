@@ -21,14 +21,14 @@ namespace ddp {
 ///         ceil(S / chunk(S, P)) messages, and the last has everything after the time of S bytes and P - 2 chunks.
 /// Source  the pipelined chain of Pjesivac-Grbovic et al., "Performance analysis of MPI collective operations", 2007.
 struct automatic_broadcast {
-    /// A chain if the data has at least P times as many bytes: its P - 2 chunks then add little.
+    /// Data of at least P times this many bytes goes by the chain: its P - 2 chunks then add little time.
     std::size_t chain_bytes_per_rank = std::size_t{32} << 10;
     std::size_t chunk_bytes = std::size_t{256} << 10;  ///< the largest chunk of a chain
 
     [[nodiscard]] bool chains(std::size_t bytes, int ranks) const noexcept {
         return ranks > 2 && bytes >= chain_bytes_per_rank * static_cast<std::size_t>(ranks);
     }
-    /// Four chunks a rank keep the chain full; below 16 KiB a message's own cost shows.
+    /// Bytes of a chunk. Four for each rank keep the chain full; below 16 KiB the cost of a message would show.
     [[nodiscard]] std::size_t chunk(std::size_t bytes, int ranks) const noexcept {
         std::size_t const even = bytes / (4 * static_cast<std::size_t>(ranks));
         return std::max<std::size_t>(1, std::min(chunk_bytes, std::max(even, std::size_t{16} << 10)));

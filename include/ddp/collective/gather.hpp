@@ -1,5 +1,5 @@
 /// \file
-/// gather: what each rank has, to one rank.
+/// gather: values of every rank, to one rank.
 #pragma once
 
 #include <cstddef>
@@ -49,7 +49,7 @@ auto gather_by(communicator<T> const& comm, std::span<V const> mine, std::span<V
 }
 }  // namespace detail
 
-/// Gathers equally many values of every rank on rank `root`.
+/// Gathers the same number of values from each rank on rank `root`.
 ///
 /// mine    this rank's m values (Source), the same m on every rank; on the root it may be (exactly) its place in `all`.
 /// all     on the root P m values (Target): on return those of rank r are at [r m, (r + 1) m). Ignored on other ranks, where

@@ -33,12 +33,12 @@ struct network_cost {
     [[nodiscard]] double doubling(std::size_t bytes, int ranks) const noexcept {
         return steps(ranks) * (message + size(bytes) * (byte + addition));
     }
-    /// The same of direct_allreduce.
+    /// The same for direct_allreduce.
     [[nodiscard]] double direct(std::size_t bytes, int ranks) const noexcept {
         double const others = ranks - 1, share = others / ranks;
         return 2 * (message + others * post) + size(bytes) * share * (2 * byte + addition);
     }
-    /// The same of halving_doubling_allreduce.
+    /// The same for halving_doubling_allreduce.
     [[nodiscard]] double halving(std::size_t bytes, int ranks) const noexcept {
         double const share = static_cast<double>(ranks - 1) / ranks;
         return 2 * steps(ranks) * message + size(bytes) * (2 * share * byte + addition);

@@ -100,7 +100,7 @@ void reduce(communicator<T> const& comm, D&& data, int root = 0, Op op = {}, aut
     detail::reduce_by<detail::blocking>(comm, std::span<value_in<D>>(data), root, op, how);
 }
 
-/// The same of one number of each rank. Returns the result on the root, std::nullopt elsewhere.
+/// The same for one number of each rank. Returns the result on the root, std::nullopt elsewhere.
 template <Transport T, Number V, OperationOn<V> Op = sum>
 [[nodiscard]] std::optional<V> reduce(communicator<T> const& comm, V mine, int root = 0, Op op = {},
                                       automatic_reduce how = {}) {

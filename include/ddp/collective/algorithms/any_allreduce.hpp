@@ -24,8 +24,8 @@ namespace ddp {
 /// algorithms: one trainer is compiled instead of seven. Costs one std::visit for each collective.
 class any_allreduce {
 public:
-    char const* name;  ///< of what is held; read only
-    bool canonical;    ///< of what is held; read only
+    char const* name;  ///< of the algorithm that it holds; read only
+    bool canonical;    ///< whether that adds in the canonical tree over ranks; read only
 
     any_allreduce() : any_allreduce(automatic_allreduce{}) {}
     any_allreduce(automatic_allreduce const& held) : any_allreduce(held, 0) {}

@@ -22,8 +22,8 @@ namespace ddp {
 ///     ddp::automatic_allreduce fitted{.cost = ddp::measure_network(comm)};
 ///     std::puts(fitted.choice(1 << 20, comm.size()));  // "direct"
 ///
-/// The choice depends only on the size of the data, the number of ranks and `cost`, so ranks with the same `cost` make
-/// the same choice. If choices differ, every rank throws comm_error with both of them ("auto: direct"): E205, or E102 if
+/// The choice depends only on the size of the data, the number of ranks and `cost`, so ranks with the same `cost` make the
+/// same choice. If choices differ, every rank throws comm_error with both of them ("auto: direct"): DDP-E205, or DDP-E102 if
 /// a trainer is being made. Without a `cost`, allreduce and reduce_scatter use the constants for the path that messages
 /// between these ranks take (communicator::messages), and trainers use those for sockets:
 /// `ddp::automatic_allreduce{}.fitted_to(comm).choice(1 << 20, comm.size())` returns the choice.

@@ -24,7 +24,7 @@ struct direct_allreduce {
     static constexpr char const* name = "direct";
     static constexpr bool canonical = true;
 
-    std::size_t chunk_bytes = std::size_t{256} << 10;  ///< a chunk of every rank fits the L2 cache together
+    std::size_t chunk_bytes = std::size_t{256} << 10;  ///< bytes of a chunk: one from each rank should fit the L2 cache
     std::size_t window = 4;                            ///< chunks that may be under way from each peer
 
     [[nodiscard]] static bool everywhere(std::size_t /*bytes*/, int ranks) noexcept { return ranks == 1; }

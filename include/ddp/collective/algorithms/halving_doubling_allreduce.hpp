@@ -40,7 +40,7 @@ struct halving_doubling_allreduce {
     static constexpr char const* name = "halving_doubling";
     static constexpr bool canonical = true;
 
-    std::size_t chunk_bytes = std::size_t{256} << 10;  ///< one is added while the next arrives
+    std::size_t chunk_bytes = std::size_t{256} << 10;  ///< bytes of a chunk: one is added while the next arrives
     std::size_t window = 4;                            ///< chunks that may be under way to this rank to be added
 
     [[nodiscard]] static bool everywhere(std::size_t /*bytes*/, int ranks) noexcept { return ranks == 1; }

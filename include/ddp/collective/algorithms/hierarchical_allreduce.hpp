@@ -78,7 +78,7 @@ public:
     static constexpr char const* name = "hierarchical";
     static constexpr bool canonical = true;
 
-    std::size_t chunk_bytes = std::size_t{256} << 10;  ///< one is added while others travel
+    std::size_t chunk_bytes = std::size_t{256} << 10;  ///< bytes of a chunk: one is added while others are on their way
     std::size_t window = 4;                            ///< chunks of a slice that may be under way to this rank
 
     /// Collective: ranks tell each other on which host they run, by an all-gather of 8 bytes a rank. Throws comm_error.
@@ -93,7 +93,7 @@ public:
     hierarchical_allreduce(group const& ranks, std::span<std::uint64_t const> places)
         : plan_(std::make_shared<detail::host_plan const>(ranks, places)) {}
 
-    /// Of each rank, the number of its host: 0 for that of rank 0, the others in the order of their lowest ranks.
+    /// The number of each rank's host: 0 is that of rank 0, the others follow in the order of their lowest ranks.
     [[nodiscard]] std::span<std::size_t const> hosts() const noexcept { return plan_->hosts; }
 
     [[nodiscard]] static bool everywhere(std::size_t /*bytes*/, int ranks) noexcept { return ranks == 1; }

@@ -30,7 +30,7 @@ concept MpiTransport = std::same_as<T, mpi_transport> || std::same_as<T, any_tra
 /// and for comparison. docs/native_allreduce.md says when.
 ///
 /// data    n elements of float or double, the same n on every rank.
-/// Cost    that of MPI_Allreduce, and less than a microsecond. It blocks the calling thread and works in place, which Open MPI
+/// Cost    that of MPI_Allreduce, plus less than a microsecond. It blocks the calling thread and works in place, which Open MPI
 ///         does no slower than between two buffers. Nothing else of the library makes progress meanwhile, so a trainer
 ///         overlaps nothing: it sums in finish(), after the weights, bucket by bucket.
 /// Sums    in an order that MPI chooses by size and number of ranks: bits differ from those of other algorithms.
