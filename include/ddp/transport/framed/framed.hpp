@@ -79,7 +79,8 @@ public:
         std::size_t const blocks = std::clamp<std::size_t>(bytes / sizeof(early_store::block), 1, std::size_t{1} << 30);
         links_.reserve(peers.size());
         for (framed_peer<S>& peer : peers) {
-            DDP_EXPECTS(peer.rank >= 0 && peer.rank < size && peer.rank != rank, "framed: a peer is another rank");
+            DDP_EXPECTS(peer.rank >= 0 && peer.rank < size && peer.rank != rank,
+                        "framed: each peer must be another rank");
             DDP_EXPECTS(by_rank_[index(peer.rank)] == nullptr, "framed: give one stream for each peer");
             DDP_EXPECTS(!(std::is_same_v<Sum, no_checksum> && peer.checked),
                         "framed: a checked peer needs a checksum policy");
