@@ -1,5 +1,5 @@
 /// \file
-/// call, start: what a collective does around its coroutine: an identity, a fingerprint, words for messages.
+/// call, start: what a collective does around its coroutine: identity, fingerprint, and a description for error messages.
 #pragma once
 
 #include <algorithm>

@@ -84,8 +84,8 @@ public:
     /// Records that this rank enters `what`, the next collective of this group, and gives the lane that it is written
     /// over. Inside run() or start().
     [[nodiscard]] lane<T> enter(operation_info what) const;
-    /// Collective: a message context of its own over the same ranks. Whoever has one numbers channels and messages in it
-    /// as it likes.
+    /// Collective: a new message context over the same ranks. Its user numbers channels and messages in it freely. Throws
+    /// comm_error.
     [[nodiscard]] std::uint32_t new_context() const;
     /// Runs the task that `make` returns to its end, and everything else in flight beside it.
     /// Throws the verdict (comm_error) if the job failed, or what the task itself threw, after the peers were told.

@@ -73,7 +73,7 @@ public:
     [[nodiscard]] task<> start(function_ref<task<>()> make);
     /// Drives until a started task has ended. Throws as run() does; afterwards the task is empty.
     void wait_for(task<>& body);
-    /// Whether a started task has ended, be it by a failure. Never waits.
+    /// Whether a started task has ended, successfully or not. Never waits.
     [[nodiscard]] bool has_ended(task<> const& body);
     /// Gives up a started task that was not waited for: waits for its end, because its memory may go with its owner. From a
     /// hook, where nothing can be waited for, an unfinished task fails the job, and its frame is kept.

@@ -17,12 +17,12 @@
 
 namespace ddp {
 
-/// What a rank has entered. It becomes text only when something fails.
+/// What a rank has entered. It is turned into text only when something fails.
 struct operation_info {
     char const* name = "";     // "allreduce", "step"
     std::uint64_t count = 0;   // elements or bytes
     char const* element = "";  // "float", "bytes"
-    char const* detail = "";   // algorithm or other particulars
+    char const* detail = "";   // the algorithm, for example
     identity id = {};
     std::uint64_t fingerprint = 0;
     int root = -1;  // the rank that a broadcast or gather is about; -1: none

@@ -24,7 +24,7 @@
 namespace ddp {
 
 /// Runs any number of collectives, written as coroutines, over one transport on one thread. A communicator makes and
-/// drives it; lane::on gives a collective access to it. Not thread-safe: see communicator for who may drive it.
+/// drives it; lane::on gives a collective access to it. Not thread-safe: see communicator for the threads that may drive it.
 template <Transport T>
 class scheduler final : public scheduler_base {
 public:

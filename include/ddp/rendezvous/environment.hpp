@@ -39,7 +39,7 @@ namespace detail {
 /// that also has MPI then prefers TCP.
 [[nodiscard]] bool job_is_named(environment_reader get);
 
-/// A text for people: what each source says, which one counts, and where they disagree. If job_from_environment would throw,
+/// A readable text: what each source says, which one counts, and where they disagree. If job_from_environment would throw,
 /// it contains the error.
 [[nodiscard]] std::string explain_job(environment_reader get);
 

@@ -122,7 +122,7 @@ public:
         stopped_.notify_all();
         if (beats_.joinable()) beats_.join();
     }
-    /// Throws what the server has said meanwhile, if that is a failure, or that rank 0 has fallen silent. Never waits.
+    /// Throws a failure that the server has reported, or that rank 0 has become silent. Never waits.
     [[gnu::cold]] void check() {
         while (heard_head()) static_cast<void>(take_head());
         expect_life();

@@ -344,7 +344,7 @@ private:
     job_secret secret_;
     timing times_;
     time_point until_;
-    std::vector<std::string> present_;  // by rank: who, or empty
+    std::vector<std::string> present_;  // by rank: its process and host, or empty
     std::vector<bool> came_;            // by rank: has said hello, welcome or not
     std::map<std::string, std::string> data_;
     std::list<visitor> visitors_;

@@ -33,7 +33,7 @@ struct host_plan {
     }
     /// Of this host.
     [[nodiscard]] std::span<std::size_t const> ranks() const noexcept { return role.trees.ranks_of(role.here); }
-    /// Of the rank at that place on this host: whose slices it adds up there, its own last.
+    /// The ranks whose slices the rank at that place on this host adds up there, itself last.
     [[nodiscard]] std::span<std::size_t const> owners(std::size_t at) const noexcept { return owners_[at]; }
 
     std::vector<int> members;        // ranks of the job
@@ -249,7 +249,7 @@ task<> hierarchical_allreduce::run(hierarchical_allreduce self, lane<T> over, re
     pieces<E> const all = self.cut(what.data, what.cuts);
     std::size_t const chunks = all.most(), window = std::min(chunks, std::max<std::size_t>(1, self.window)),
                       mine = all.count(me), carried = all.count(owners) - mine;
-    // Sums of a chunk are joined so many chunks after those of its host, and copied as many after that: meanwhile they travel.
+    // A chunk's sums are joined this many chunks after those of its host, and copied as many after that: messages take time.
     std::size_t const behind = window / 2;
 
     constexpr std::size_t line = 64 / sizeof(E);

@@ -317,7 +317,7 @@ namespace detail {
         store.stop_beating();
         detail::core_set cores = detail::cores_of_process();
         store.put("done/" + number, detail::concat({paths.seen(), ";", cores.text()}),
-                  until);  // whose memory, on which cores
+                  until);  // whose memory this rank sees, and its cores
         for (auto const& [key, value] : store.all("done/", static_cast<std::uint32_t>(j.size), until)) {
             int const who = detail::environment_number("a published rank", detail::printable(key.substr(5), 20), 0,
                                                        j.size - 1, "a rank");

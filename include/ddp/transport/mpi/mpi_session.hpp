@@ -103,8 +103,8 @@ struct session {
         core_set cores = {};
     };
 
-    /// Collective. Duplicates `users`, refuses what would corrupt memory later, and makes the ring listen. Returns who
-    /// shares this host. Each of its two collective calls is bounded by `join`.
+    /// Collective. Duplicates `users`, rejects differences that would corrupt memory later, and starts the ring's receives.
+    /// Returns what this host has. Each of its two collective calls is limited by `join`.
     neighbourhood open(MPI_Comm users, place const& self, std::size_t piece_bytes, nanoseconds join) {
         MPI_Request request = MPI_REQUEST_NULL;
         self.check(MPI_Comm_idup(users, &comm, &request), "MPI_Comm_idup");

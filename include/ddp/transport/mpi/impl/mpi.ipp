@@ -58,7 +58,7 @@ DDP_DECL mpi_transport::~mpi_transport() {
     if (finalised == 0) {
         try {
             leave();
-        } catch (...) {  // MPI is broken: let go of what there is, and keep the memory
+        } catch (...) {  // MPI is broken: release what is there, and keep the memory
         }
         clean = session_->close(std::find(gone_.begin(), gone_.end(), char{0}) == gone_.end());
     }
