@@ -265,7 +265,7 @@ TEST_CASE("a mismatch among many under way names the operation in which it was f
         bool const at_once = text.find("allreduce #2 of 20 float") != std::string::npos &&
                              text.find("broadcast #2 of 20 float with root 0") != std::string::npos;
         bool const later = text.find("both in allreduce #3 of 30 float") != std::string::npos &&
-                           text.find("or something they did before it differs") != std::string::npos;
+                           text.find("or an earlier operation differed") != std::string::npos;
         // The other rank's record may still tell of its first operation; then only the message itself can be described.
         bool const by_message =
             text.find("rank 1 is in broadcast #2 of 20 float with root 0") != std::string::npos ||

@@ -1,5 +1,5 @@
 /// \file
-/// all_gather: what each rank has, to all ranks.
+/// all_gather: values of every rank, to all ranks.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,7 @@ task<> direct_all_gather(lane<T> over, mutable_bytes data, std::vector<std::size
     for (std::size_t d = 1; d < ranks; ++d)
         if (std::size_t const p = (me + d) % ranks; !part(p).empty())
             over.receive(in[posted++], static_cast<int>(p), part(p));
-    for (std::size_t i = 0; i < out.size(); ++i)  // in rotated order: no rank is everybody's first
+    for (std::size_t i = 0; i < out.size(); ++i)  // in rotated order: each rank begins with another one
         over.send(out[i], static_cast<int>((me + 1 + i) % ranks), part(me));
     for (std::size_t i = 0; i < in.size(); ++i) co_await in[i];
     for (std::size_t i = 0; i < out.size(); ++i) co_await out[i];
@@ -38,9 +38,9 @@ task<> direct_all_gather(lane<T> over, mutable_bytes data, std::vector<std::size
 
 }  // namespace detail
 
-/// Up to which amount of data all_gather sends few messages.
+/// The amount of data up to which all_gather sends few messages.
 struct automatic_all_gather {
-    /// Bytes of all ranks together: up to here, few messages are worth their copies.
+    /// Bytes of all ranks together: up to here, ranks send ceil(log2 P) messages, which cost copies, and P-1 beyond.
     std::size_t bruck_bytes = std::size_t{32} << 10;
 };
 
@@ -84,13 +84,14 @@ auto all_gather_by(communicator<T> const& comm, std::span<V const> mine, std::sp
 
 }  // namespace detail
 
-/// Gathers equally many values of every rank on every rank.
+/// Gathers the same number of values from each rank on every rank.
 ///
 /// mine    this rank's m values (Source); may be (exactly) its place in `all`.
-/// all     P m values (Target), the same m on every rank; on return rank r's stand at [r m, (r + 1) m).
-/// Cost    (P-1) m values sent per rank; in ceil(log2 P) messages up to bruck_bytes in all, in P-1 messages beyond. No
+/// all     P m values (Target), the same m on every rank; on return those of rank r are at [r m, (r + 1) m).
+/// Cost    (P-1) m values sent per rank: in ceil(log2 P) messages if `all` has at most bruck_bytes, otherwise in P-1. No
 ///         values: a barrier.
 /// Throws  comm_error (the same verdict on every rank); all is then unspecified. usage_error if the sizes do not match.
+/// Source  few messages: Bruck et al., IEEE TPDS 8(11), 1997.
 template <Transport T, Source M, Target D>
     requires SameValues<M, D>
 void all_gather(communicator<T> const& comm, M const& mine, D&& all, automatic_all_gather how = {}) {
@@ -98,7 +99,7 @@ void all_gather(communicator<T> const& comm, M const& mine, D&& all, automatic_a
     detail::all_gather_by<detail::blocking>(comm, detail::source_of(mine), std::span<V>(detail::span_of(all)), how);
 }
 
-/// The same, returned: P m values, or P where `mine` is a single value.
+/// Returns what is gathered: P m values, or P if `mine` is a single value.
 template <Transport T, Source M>
 [[nodiscard]] std::vector<value_in<M>> all_gather(communicator<T> const& comm, M const& mine,
                                                   automatic_all_gather how = {}) {
@@ -108,13 +109,13 @@ template <Transport T, Source M>
     return all.take();
 }
 
-/// Gathers differently many values of every rank on every rank.
+/// Gathers values from each rank on every rank; ranks may have different numbers of them.
 ///
-/// counts  counts[r]: how many values rank r brings; P numbers, the same on every rank.
+/// counts  P numbers, the same on every rank: counts[r] is the number of values from rank r.
 /// mine    this rank's counts[rank] values; may be (exactly) its place in `all`.
-/// all     the sum of counts; on return the ranks' values one after the other.
-/// Cost    rank r sends counts[r] values to each of the others, in P-1 messages; nothing where it has none. If no rank
-///         has any: a barrier.
+/// all     as many values as counts add up to; on return the ranks' values one after the other.
+/// Cost    rank r sends counts[r] values to each of the others, in P-1 messages, or nothing if it has none. If no rank has
+///         any: a barrier.
 /// Throws  comm_error (the same verdict on every rank); all is then unspecified. usage_error if the sizes do not match.
 template <Transport T, Source M, Target D>
     requires SameValues<M, D>
@@ -123,7 +124,7 @@ void all_gather(communicator<T> const& comm, M const& mine, std::span<std::size_
     detail::all_gather_by<detail::blocking>(comm, detail::source_of(mine), counts, std::span<V>(detail::span_of(all)));
 }
 
-/// Starts an all_gather. Data: see request; `counts` is copied.
+/// Starts an all_gather. Data and errors: see request; `counts` is copied.
 template <Transport T, LastingSource M, Target D>
     requires SameValues<M, D>
 [[nodiscard]] request start_all_gather(communicator<T> const& comm, M&& mine, D&& all, automatic_all_gather how = {}) {

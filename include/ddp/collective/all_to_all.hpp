@@ -1,5 +1,5 @@
 /// \file
-/// all_to_all: every rank has something for every rank.
+/// all_to_all: values of every rank, for every rank.
 #pragma once
 
 #include <cstddef>
@@ -16,9 +16,8 @@ namespace ddp {
 
 namespace detail {
 
-/// Everything at once: receives are posted, then each rank sends to the next, the next but one, and so on, so that no
-/// rank is everybody's first. Cuts in bytes. Empty messages are sent too, so that a rank that expects something gets an
-/// error.
+/// Everything at once: receives are posted, then each rank sends to the next, the next but one, and so on, so that each
+/// begins with another one. Cuts in bytes. Empty messages are sent too, so that a rank that expects something gets an error.
 /// This rank's own part has been copied already.
 template <Transport T>
 task<> direct_all_to_all(lane<T> over, const_bytes out, std::vector<std::size_t> out_cuts, mutable_bytes in,
@@ -107,7 +106,7 @@ void all_to_all(communicator<T> const& comm, S const& out, D&& in) {
     detail::all_to_all_by<detail::blocking>(comm, detail::source_of(out), std::span<V>(detail::span_of(in)));
 }
 
-/// The same, returned.
+/// Returns what this rank receives: as many values as `out` has.
 template <Transport T, Source S>
 [[nodiscard]] std::vector<value_in<S>> all_to_all(communicator<T> const& comm, S const& out) {
     auto const values = detail::source_of(out);
@@ -116,14 +115,15 @@ template <Transport T, Source S>
     return in.take();
 }
 
-/// Every rank sends differently many values to every rank, as MPI_Alltoallv does.
+/// Every rank sends values to every rank; the numbers may differ between pairs of ranks, as in MPI_Alltoallv.
 ///
-/// out_counts, in_counts   P numbers: how many values go to rank r, and how many come from it. What one rank's
-///         out_counts says of another has to be what that one's in_counts says of it; if not, an error says what was
-///         expected and what was sent.
-/// out, in   the sums of the counts; the parts for, and from, ranks 0, 1, … stand one after the other.
-/// Cost    what the counts say, in P-1 messages per rank, empty ones included.
-/// Throws  comm_error (the same verdict on every rank); in is then unspecified. usage_error if the sizes do not match.
+/// out_counts, in_counts   P numbers each: how many values go to rank r, and how many come from it. Rank a's out_counts[b]
+///         must equal rank b's in_counts[a].
+/// out, in   as many values as their counts add up to, which do not overlap; the parts for, and from, ranks 0, 1, … one after
+///         the other.
+/// Cost    the values that the counts say, in P-1 messages per rank, empty ones included.
+/// Throws  comm_error (the same verdict on every rank; DDP-E205, with what was expected and what was sent, if counts do not
+///         match); in is then unspecified. usage_error if the sizes do not match.
 template <Transport T, Source S, Target D>
     requires SameValues<S, D>
 void all_to_all(communicator<T> const& comm, S const& out, std::span<std::size_t const> out_counts, D&& in,
@@ -133,7 +133,7 @@ void all_to_all(communicator<T> const& comm, S const& out, std::span<std::size_t
                                             in_counts);
 }
 
-/// Starts an all_to_all. Data: see request; counts are copied.
+/// Starts an all_to_all. Data and errors: see request; counts are copied.
 template <Transport T, LastingSource S, Target D>
     requires SameValues<S, D>
 [[nodiscard]] request start_all_to_all(communicator<T> const& comm, S&& out, D&& in) {

@@ -35,9 +35,10 @@ auto allreduce_by(communicator<T> const& comm, std::span<E> data, Op op, A const
 /// Replaces `data` by its sum over all ranks; every rank calls it with the same count, type and algorithm.
 ///
 /// data    n numbers (NumbersTarget): a span, vector, std::array or array of float, double, or 32- or 64-bit integers.
-/// Cost    and order of summation: the algorithm's. One rank: nothing happens. No elements: a barrier, so that a rank that
-///         passes data is detected.
-/// Throws  comm_error (the same verdict on every rank); data is then unspecified.
+/// Cost    and order of summation: the algorithm's; the default adds in the canonical tree over ranks. One rank: nothing
+///         happens. No elements: a barrier, so that a rank that passes data is detected.
+/// Throws  comm_error (the same verdict on every rank; DDP-E205 if ranks differ in count, type, operation or algorithm); data
+///         is then unspecified. usage_error if the algorithm was made for other ranks.
 template <Transport T, NumbersTarget D, class A = automatic_allreduce>
     requires AllreduceOver<A, T, value_in<D>>
 void allreduce(communicator<T> const& comm, D&& data, A const& algorithm = {}) {
@@ -50,14 +51,14 @@ void allreduce(communicator<T> const& comm, D&& data, A const& algorithm = {}) {
     detail::allreduce_by<detail::blocking>(comm, std::span<value_in<D>>(numbers), sum{}, algorithm);
 }
 
-/// The same by another operation: sum{}, product{}, minimum{}, maximum{}, or one's own (OperationOn).
+/// The same with another operation: sum{}, product{}, minimum{}, maximum{}, or your own (OperationOn).
 template <Transport T, NumbersTarget D, OperationOn<value_in<D>> Op, class A = automatic_allreduce>
     requires CombiningAllreduceOver<A, T, value_in<D>, Op>
 void allreduce(communicator<T> const& comm, D&& data, Op op, A const& algorithm = {}) {
     detail::allreduce_by<detail::blocking>(comm, std::span<value_in<D>>(detail::span_of(data)), op, algorithm);
 }
 
-/// The sum of one number of each rank, returned; the argument stays as it is.
+/// Returns the sum of one number of each rank; the argument stays as it is. Cost and errors: as above.
 template <Transport T, Number V, class A = automatic_allreduce>
     requires AllreduceOver<A, T, V>
 [[nodiscard]] V allreduce(communicator<T> const& comm, V mine, A const& algorithm = {}) {
@@ -65,7 +66,7 @@ template <Transport T, Number V, class A = automatic_allreduce>
     return mine;
 }
 
-/// The same by another operation.
+/// The same with another operation.
 template <Transport T, Number V, OperationOn<V> Op, class A = automatic_allreduce>
     requires CombiningAllreduceOver<A, T, V, Op>
 [[nodiscard]] V allreduce(communicator<T> const& comm, V mine, Op op, A const& algorithm = {}) {
@@ -73,7 +74,8 @@ template <Transport T, Number V, OperationOn<V> Op, class A = automatic_allreduc
     return mine;
 }
 
-/// Starts an allreduce in place, also of a single number. Data: see request. Not by an algorithm that blocks.
+/// Starts an allreduce in place, also of a single number. Data and errors: see request. The algorithm must not be one that
+/// blocks (BlockingAllreduceOver).
 template <Transport T, NumberTarget D, class A = automatic_allreduce>
     requires AllreduceOver<A, T, value_in<D>>
 [[nodiscard]] request start_allreduce(communicator<T> const& comm, D&& data, A const& algorithm = {}) {
@@ -82,7 +84,7 @@ template <Transport T, NumberTarget D, class A = automatic_allreduce>
                                                   algorithm);
 }
 
-/// The same by another operation.
+/// The same with another operation.
 template <Transport T, NumberTarget D, OperationOn<value_in<D>> Op, class A = automatic_allreduce>
     requires CombiningAllreduceOver<A, T, value_in<D>, Op>
 [[nodiscard]] request start_allreduce(communicator<T> const& comm, D&& data, Op op, A const& algorithm = {}) {

@@ -37,7 +37,7 @@ inline constexpr bool is_span = false;
 template <class V, std::size_t N>
 inline constexpr bool is_span<std::span<V, N>> = true;
 
-/// Its memory is there after the call in which it is an argument.
+/// An argument whose memory is still there after the call.
 template <class D>
 concept Lasting = std::is_lvalue_reference_v<D> || is_span<std::remove_cv_t<D>>;
 
@@ -57,13 +57,13 @@ using value_in = std::remove_cv_t<detail::element_in_t<D>>;
 template <class D>
 concept Source = Movable<value_in<D>> && !std::is_pointer_v<value_in<D>>;
 
-/// What a collective can write: a Source that is not const and not a temporary, because a temporary would be gone with
-/// the result in it. A span may be a temporary, because its memory is elsewhere. A collective never changes the size of a
-/// Target: a std::string or std::vector must have its final size before.
+/// What a collective can write: a Source that is not const and not a temporary, because a temporary would be destroyed
+/// with the result in it. A span may be a temporary, because its memory is elsewhere. A collective never changes the size
+/// of a Target: a std::string or std::vector must have its final size before the call.
 template <class D>
 concept Target = Source<D> && detail::Lasting<D> && !std::is_const_v<detail::element_in_t<D>>;
 
-/// A Source whose memory outlives the call, as operations need it that end later (start_send and others).
+/// A Source whose memory outlives the call, for operations that end later (start_send and others).
 template <class D>
 concept LastingSource = Source<D> && detail::Lasting<D>;
 
@@ -99,7 +99,7 @@ template <class D>
     return std::span<value_in<D> const>(span_of(data));
 }
 
-/// As many values as a result has, and what is returned of them: a std::vector<bool> has no bools in memory.
+/// The values of a result, and the vector that is returned: a std::vector<bool> has no bools in memory.
 template <Movable V>
 class result_of {
 public:

@@ -48,13 +48,14 @@ auto barrier_by(communicator<T> const& comm) {
 /// Returns once every rank has called it.
 ///
 /// Cost    ceil(log2 P) rounds; every rank sends ceil(log2 P) empty messages.
-/// Throws  comm_error, the same verdict on every rank.
+/// Throws  comm_error (the same verdict on every rank).
+/// Source  the dissemination barrier of Hensgen, Finkel and Manber, IJPP 17(1), 1988.
 template <Transport T>
 void barrier(communicator<T> const& comm) {
     detail::barrier_by<detail::blocking>(comm);
 }
 
-/// Starts a barrier: the request ends once every rank has started it.
+/// Starts a barrier: the request ends once every rank has started it. Errors: see request.
 template <Transport T>
 [[nodiscard]] request start_barrier(communicator<T> const& comm) {
     return detail::barrier_by<detail::starting>(comm);

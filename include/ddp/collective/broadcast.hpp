@@ -13,22 +13,22 @@
 
 namespace ddp {
 
-/// How a broadcast of S bytes travels. v is a rank's distance from the root, going upwards round all ranks.
+/// How a broadcast of S bytes travels. v is a rank's distance from the root: (rank - root) mod P.
 ///
-///  tree   v receives once and sends to v + 2^k for every 2^k > v below P. ceil(log2 P) rounds; the root sends
+///  tree   binomial: v receives once and sends to v + 2^k for every 2^k > v below P. ceil(log2 P) rounds; the root sends
 ///         ceil(log2 P) messages of S bytes. For small data, and for two ranks.
 ///  chain  v receives from v - 1 and sends to v + 1, chunk after chunk: every rank but the last sends S bytes in
 ///         ceil(S / chunk(S, P)) messages, and the last has everything after the time of S bytes and P - 2 chunks.
 /// Source  the pipelined chain of Pjesivac-Grbovic et al., "Performance analysis of MPI collective operations", 2007.
 struct automatic_broadcast {
-    /// A chain if the data has at least P times as many bytes: its P - 2 chunks then add little.
+    /// Data of at least P times this many bytes goes by the chain: its P - 2 chunks then add little time.
     std::size_t chain_bytes_per_rank = std::size_t{32} << 10;
-    std::size_t chunk_bytes = std::size_t{256} << 10;  ///< at most
+    std::size_t chunk_bytes = std::size_t{256} << 10;  ///< the largest chunk of a chain
 
     [[nodiscard]] bool chains(std::size_t bytes, int ranks) const noexcept {
         return ranks > 2 && bytes >= chain_bytes_per_rank * static_cast<std::size_t>(ranks);
     }
-    /// Four chunks a rank keep the chain full; below 16 KiB a message's own cost shows.
+    /// Bytes of a chunk. Four for each rank keep the chain full; below 16 KiB the cost of a message would show.
     [[nodiscard]] std::size_t chunk(std::size_t bytes, int ranks) const noexcept {
         std::size_t const even = bytes / (4 * static_cast<std::size_t>(ranks));
         return std::max<std::size_t>(1, std::min(chunk_bytes, std::max(even, std::size_t{16} << 10)));
@@ -84,15 +84,15 @@ auto broadcast_by(communicator<T> const& comm, std::span<V> data, int root, auto
 ///
 /// data    n values of any trivially copyable type (Target), the same n on every rank; or a single value. No values: a
 ///         barrier.
-/// Cost    up to 32 KiB a rank ceil(log2 P) rounds, in each of which a rank sends at most one message; beyond, every
-///         rank but the last sends the data once, in chunks (automatic_broadcast).
+/// Cost    for data below 32 KiB times P, ceil(log2 P) rounds, in each of which a rank sends at most one message; for more,
+///         every rank but the last sends the data once, in chunks (automatic_broadcast).
 /// Throws  comm_error (the same verdict on every rank); data is then unspecified. usage_error if there is no rank `root`.
 template <Transport T, Target D>
 void broadcast(communicator<T> const& comm, D&& data, int root = 0, automatic_broadcast how = {}) {
     detail::broadcast_by<detail::blocking>(comm, std::span<value_in<D>>(detail::span_of(data)), root, how);
 }
 
-/// Starts a broadcast. Data: see request; on the root, too, nothing may be changed until it has ended.
+/// Starts a broadcast. Data and errors: see request. The root must not change its data either until the request has ended.
 template <Transport T, Target D>
 [[nodiscard]] request start_broadcast(communicator<T> const& comm, D&& data, int root = 0,
                                       automatic_broadcast how = {}) {

@@ -1,5 +1,5 @@
 /// \file
-/// call, start: what a collective does around its coroutine: an identity, a fingerprint, words for messages.
+/// call, start: what a collective does around its coroutine: identity, fingerprint, and a description for error messages.
 #pragma once
 
 #include <algorithm>
@@ -82,7 +82,8 @@ inline constexpr char const* name_by = name_text<joined<Op, Name>()>;
 template <fixed_name Name>
 inline constexpr char const* name_by<Name, sum> = name_text<Name>;
 
-/// What the ranks of a collective have to agree about. `more`: besides name, count, element type, particulars and root.
+/// Fills in the fingerprint, on which the ranks of a collective have to agree: a digest of name, count, element type,
+/// particulars, root and `more`.
 inline void fingerprint(operation_info& what, std::uint64_t more = 0) noexcept {
     std::uint64_t const root = static_cast<std::uint64_t>(what.root) + 1;  // -1: none
     what.fingerprint = agree(what.name, what.count, what.element, what.detail, more ^ root << 32);
@@ -141,8 +142,8 @@ template <Transport T, class Make>
     return start_task(comm, [&] { return entered(comm, what, make); });
 }
 
-/// The two ways in which everything here can be called, for what they have in common: run() is for collectives, task() for
-/// what only some ranks take part in.
+/// The two ways to call everything here: blocking and started. run() is for collectives, task() for what only some ranks take
+/// part in.
 struct blocking {
     template <Transport T, class Make>
     static void run(communicator<T> const& comm, operation_info const& what, Make const& make, std::uint64_t more = 0) {

@@ -1,5 +1,5 @@
 /// \file
-/// Allreduce: what an algorithm over any transport has to offer.
+/// Allreduce: what an algorithm must offer to work over any transport.
 #pragma once
 
 #include <algorithm>
@@ -29,12 +29,13 @@ struct reduction {
     std::span<E> data;                  ///< this rank's addend; slice r of rank r's copy becomes the sum
     std::span<std::size_t const> cuts;  ///< P + 1 positions in data; slice r is [cuts[r], cuts[r+1])
     event* go = nullptr;                ///< data may be read once this is set
-    E const* factor = nullptr;          ///< read after go; the sum is multiplied by it (null: left alone)
+    E const* factor = nullptr;          ///< read after go; the sum is multiplied by it (null: it is not)
 };
 
 /// Sums equally long arrays of all ranks; every rank ends with the same bits.
 ///
-///  sum(self, lane, data)   a coroutine over the policy by value: a member coroutine on a temporary would read a dead this.
+///  sum(self, lane, data)   a coroutine that takes the policy by value: a member coroutine of a temporary would use a dangling
+///                          `this`
 ///  name                    for messages and reports; a static constant, or a member where the choice is made at run time
 ///  canonical               likewise, bool: adds in the order of the canonical tree (docs/design.md, numbers)
 template <class A, class T, class E>
@@ -44,7 +45,7 @@ concept AllreduceOver = Transport<T> && Number<E> && requires(A self, lane<T> ov
     { self.canonical } -> std::convertible_to<bool>;
 };
 
-/// Refinement: combines by other operations than sums too.
+/// Refinement: combines with operations other than the sum, too.
 ///
 ///  combine(self, lane, data, op)   as sum(), with `op` instead of addition
 template <class A, class T, class E, class Op>
@@ -55,13 +56,13 @@ concept CombiningAllreduceOver =
 
 /// Refinement: can stop half-way, which is what early posting and the sharded update need.
 ///
-///  reduce(self, lane, what)      posts, into scratch, what peers can send without our data; awaits what.go; then reads
-///                                and sends. Leaves slice r of the sum (times the factor) on rank r; or all of it on
-///                                every rank where everywhere() says so.
-///  all_gather(self, lane, data, cuts)   brings every rank's slice to all.
+///  reduce(self, lane, what)      posts receives, into scratch, of what peers can send without this rank's data; awaits
+///                                what.go; then reads and sends. Leaves slice r of the sum (times the factor) on rank r, or
+///                                all of it on every rank if everywhere() says so
+///  all_gather(self, lane, data, cuts)   brings every rank's slice to all
 ///  everywhere(bytes, ranks)      whether reduce leaves the whole sum everywhere for this size
 ///
-/// By an operation other than the sum where the reduction says so: SlicedAllreduceOver<A, T, E, minimum>.
+/// The operation is that of the reduction: SlicedAllreduceOver<A, T, E, minimum> takes a reduction<E, minimum>.
 template <class A, class T, class E, class Op = sum>
 concept SlicedAllreduceOver = AllreduceOver<A, T, E> && OperationOn<Op, E> &&
                               requires(A self, lane<T> over, reduction<E, Op> what, std::span<E> data,
@@ -71,8 +72,9 @@ concept SlicedAllreduceOver = AllreduceOver<A, T, E> && OperationOn<Op, E> &&
                                   { self.everywhere(bytes, ranks) } -> std::convertible_to<bool>;
                               };
 
-/// Refinement: sums while the caller waits, moves nothing else meanwhile, and waits without a deadline for a rank that does
-/// not come. So a trainer calls it only in finish(), after every rank has said that it is there too; nothing overlaps.
+/// Refinement: sums on the calling thread. Nothing else of the library makes progress meanwhile, and a rank that does not come
+/// is waited for without a deadline. A trainer therefore calls it only in finish(), after every rank has said that it is
+/// there; nothing overlaps.
 ///
 ///  sum_blocking(self, lane, data)   sums on the thread that drives; sum() does the same as a coroutine.
 template <class A, class T, class E>
@@ -81,7 +83,7 @@ concept BlockingAllreduceOver =
 
 namespace detail {
 
-/// The policy as it is used between these ranks.
+/// The policy as it is used among these ranks.
 template <class A, class C>
 [[nodiscard]] A fitted(A const& policy, [[maybe_unused]] C const& comm) {
     if constexpr (requires {
@@ -92,7 +94,7 @@ template <class A, class C>
         return policy;
 }
 
-/// What ranks compare, and messages say, of a policy that adds up so many bytes: its name, with its choice where it has one.
+/// The name that ranks compare and messages show of a policy that adds up so many bytes, with its choice if it makes one.
 template <class A>
 [[nodiscard]] char const* name_used(A const& policy, [[maybe_unused]] std::size_t bytes,
                                     [[maybe_unused]] int ranks) noexcept {
@@ -104,7 +106,7 @@ template <class A>
         return policy.name;
 }
 
-/// What ranks compare of it besides: a digest of the options of what adds up so many bytes; 0 for a policy without any.
+/// What ranks compare besides the name: a digest of the options that matter for so many bytes; 0 for a policy without any.
 template <class A>
 [[nodiscard]] std::uint64_t hash_used(A const& policy, [[maybe_unused]] std::size_t bytes, [[maybe_unused]] int ranks) {
     if constexpr (requires {
@@ -123,8 +125,8 @@ void check_group([[maybe_unused]] A const& policy, [[maybe_unused]] group const&
     if constexpr (requires { policy.check_group(ranks); }) policy.check_group(ranks);
 }
 
-/// Whether ranks that see each other's memory may add there instead of asking this policy: for types of the library's own
-/// that say so, and none derived from them.
+/// Whether ranks that see each other's memory may add there instead of using this policy: only for the library's own types
+/// that allow it, and for no types derived from them.
 template <class Policy>
 struct memory_rule {
     static constexpr bool applies(Policy const& /*policy*/) noexcept { return false; }
@@ -180,7 +182,7 @@ inline task<> nothing() {
     co_return;
 }
 
-/// What all ranks of one collective must agree about.
+/// A digest of what all ranks of one collective must agree on.
 inline std::uint64_t agree(std::string_view name, std::uint64_t count, std::string_view element,
                            std::string_view algorithm, std::uint64_t more = 0) noexcept {
     return digest().add(name).add(count).add(element).add(algorithm).add(more).value() |

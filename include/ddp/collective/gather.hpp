@@ -1,5 +1,5 @@
 /// \file
-/// gather: what each rank has, to one rank.
+/// gather: values of every rank, to one rank.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace ddp {
 
-/// Gather over a lane. `mine` has the same length on every rank; `all`, P times as long, is looked at on `root` only.
+/// Gather over a lane. `mine` has the same length on every rank; `all`, P times as long, is written on `root` only.
 ///
 /// Cost    every rank but the root sends 1 message of its length; the root sends none.
 /// Throws  collective_aborted inside the scheduler.
@@ -49,14 +49,15 @@ auto gather_by(communicator<T> const& comm, std::span<V const> mine, std::span<V
 }
 }  // namespace detail
 
-/// Gathers equally many values of every rank on rank `root`.
+/// Gathers the same number of values from each rank on rank `root`.
 ///
 /// mine    this rank's m values (Source), the same m on every rank; on the root it may be (exactly) its place in `all`.
-/// all     on the root P m values (Target): on return rank r's stand at [r m, (r + 1) m). Elsewhere anything, also empty.
+/// all     on the root P m values (Target): on return those of rank r are at [r m, (r + 1) m). Ignored on other ranks, where
+///         it may be empty.
 /// Cost    1 message of m values sent by every rank but the root. No values: a barrier. A rank that has sent does not
 ///         wait for the others.
-/// Throws  comm_error (the same verdict on every rank); all is then unspecified. usage_error if there is no rank `root`
-///         or, there, the sizes do not match.
+/// Throws  comm_error (the same verdict on every rank); all is then unspecified. usage_error if there is no rank `root`, or,
+///         on the root, if the sizes do not match.
 template <Transport T, Source M, Target D>
     requires SameValues<M, D>
 void gather(communicator<T> const& comm, M const& mine, D&& all, int root = 0) {
@@ -64,7 +65,7 @@ void gather(communicator<T> const& comm, M const& mine, D&& all, int root = 0) {
     detail::gather_by<detail::blocking>(comm, detail::source_of(mine), std::span<V>(detail::span_of(all)), root);
 }
 
-/// The same, returned: P m values on the root, none elsewhere.
+/// Returns what is gathered: P m values on the root, none elsewhere.
 template <Transport T, Source M>
 [[nodiscard]] std::vector<value_in<M>> gather(communicator<T> const& comm, M const& mine, int root = 0) {
     auto const values = detail::source_of(mine);
@@ -74,7 +75,7 @@ template <Transport T, Source M>
     return all.take();
 }
 
-/// Starts a gather. Data: see request.
+/// Starts a gather. Data and errors: see request.
 template <Transport T, LastingSource M, Target D>
     requires SameValues<M, D>
 [[nodiscard]] request start_gather(communicator<T> const& comm, M&& mine, D&& all, int root = 0) {

@@ -1,5 +1,5 @@
 /// \file
-/// host_role: the part of one rank where the ranks of each host add up among themselves, and hosts exchange sums.
+/// host_role: what one rank does when the ranks of each host add up among themselves and hosts exchange the sums.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,7 @@ struct host_role {
     host_trees trees;
     std::size_t me, here;                   ///< the rank, and the number of its host
     std::vector<std::size_t> carried;       ///< ranks of other hosts for whose slices it stands here
-    std::vector<std::size_t> counterparts;  ///< who stands for it on the other hosts
+    std::vector<std::size_t> counterparts;  ///< the ranks that stand for it on the other hosts
     std::vector<std::size_t> senders;       ///< of each subtree's sum for its slice; itself for those of its host
     std::vector<host_trees::subtree> ours;  ///< the subtrees of its host; their ranks follow each other there too
     std::vector<std::size_t> firsts;        ///< places of their first ranks among the ranks of the host

@@ -14,11 +14,11 @@
 
 namespace ddp {
 
-/// The canonical tree falls into subtrees whose ranks are all on one host, each as large as it can be. A host can add up each
-/// of its subtrees by itself; what hosts then have to exchange are these sums.
+/// The canonical tree divided into subtrees whose ranks are all on one host, each as large as possible. A host can add up each
+/// of its subtrees by itself; hosts then exchange only these sums.
 ///
-/// Ranks in blocks of a power of two for each host have one subtree a host. Other placements have more; ranks placed
-/// round-robin have one a rank, which is right and saves nothing.
+/// If each host has a block of ranks whose size is a power of two, there is one subtree for each host. Other placements have
+/// more; ranks placed round-robin have one each, which gives the same result and saves nothing.
 class host_trees {
 public:
     /// Ranks [begin, end), all of one host.
@@ -42,14 +42,14 @@ public:
     [[nodiscard]] std::size_t hosts() const noexcept { return ranks_.size(); }
     [[nodiscard]] std::size_t host_of(std::size_t rank) const noexcept { return host_of_[rank]; }
     [[nodiscard]] std::span<std::size_t const> ranks_of(std::size_t host) const noexcept { return ranks_[host]; }
-    /// Who stands for rank `of` on another host: the rank at its own place there, counted round where there are fewer.
+    /// The rank that stands for rank `of` on another host: the one in the same place there, modulo the number of its ranks.
     [[nodiscard]] std::size_t counterpart(std::size_t of, std::size_t host) const noexcept {
         std::vector<std::size_t> const &own = ranks_[host_of_[of]], &there = ranks_[host];
         std::size_t const place = static_cast<std::size_t>(std::find(own.begin(), own.end(), of) - own.begin());
         return there[place % there.size()];
     }
-    /// The ranks of other hosts for which this one stands on its own: hosts in the order in which they follow its own, so that
-    /// no host is everybody's first.
+    /// The ranks of other hosts for which this one stands on its own host, in the order of the hosts that follow its own, so
+    /// that each host begins with another one.
     [[nodiscard]] std::vector<std::size_t> stands_for(std::size_t rank) const {
         std::vector<std::size_t> all;
         for (std::size_t d = 1; d < hosts(); ++d)
@@ -58,8 +58,8 @@ public:
         return all;
     }
 
-    /// The canonical tree over all ranks, times a factor, from what the subtrees come to: the bits of combine_tree_scaled over
-    /// what the ranks themselves have.
+    /// The canonical tree over all ranks, times a factor, from the sums of the subtrees: the same bits as combine_tree_scaled
+    /// over the data of all ranks.
     ///
     /// out      n elements; may be exactly one of the sources.
     /// sources  n elements for each subtree, in order.

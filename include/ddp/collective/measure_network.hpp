@@ -17,12 +17,12 @@
 
 namespace ddp {
 
-/// Measures the constants of network_cost: every rank exchanges messages with ranks half-way round, all at once, as in an
-/// allreduce. Collective; the same result on all ranks, that of the slowest.
+/// Measures the constants of network_cost, in microseconds: all ranks at once exchange messages with the ranks P/2 above and
+/// below, as in an allreduce. Collective; all ranks return the same numbers, those of the slowest rank.
 ///
 ///     ddp::automatic_allreduce const fitted{.cost = ddp::measure_network(comm)};
 ///
-/// Cost    up to 50 ms, more only where 64 KiB take longer than 10 ms. On one rank nothing is measured.
+/// Cost    up to 50 ms, or more if a message of 64 KiB takes longer than 10 ms. On one rank nothing is measured.
 /// Throws  comm_error (the same verdict on every rank).
 template <Transport T>
 [[nodiscard]] network_cost measure_network(communicator<T> const& comm) {
@@ -39,7 +39,7 @@ template <Transport T>
         std::chrono::duration<double, std::micro> const took = std::chrono::steady_clock::now() - since;
         return allreduce(comm, took.count() / static_cast<double>(rounds), maximum{});
     };
-    // A few first, which tell how many there is time for: alike on all ranks.
+    // Two calls first, which tell how many there is time for: the same number on all ranks.
     auto const measure = [&](double budget, auto f) {
         double const once = time(2, f);
         double const rounds = std::clamp(budget / std::max(once, 0.1), 1.0, 200.0);

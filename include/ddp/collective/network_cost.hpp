@@ -11,34 +11,34 @@ namespace ddp {
 
 /// Constants of a network and of the processors that it connects, in microseconds. automatic_allreduce uses them to
 /// choose among algorithms that give the same bits, so they never change a result. All ranks must use the same constants:
-/// if choices differ, an error names both.
+/// if choices differ, every rank throws comm_error with both (DDP-E205, or DDP-E102 while a trainer is being made).
 ///
-/// The defaults are measurements of TCP on loopback (docs/performance.md), those of in_memory() what measure_network
-/// found between two ranks of one host with a core each. measure_network gives those of other networks.
+/// The defaults are measurements of TCP on loopback (docs/performance.md); those of in_memory() were measured between two ranks
+/// of one host with a core each. measure_network gives those of other networks.
 ///
 /// Source  the model of Hockney (1994) with the time for posting from LogP (Culler et al., 1993), for the algorithms of
-///         Thakur, Rabenseifner and Gropp, 2005.
+///         Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005.
 struct network_cost {
     double message = 8;      ///< from one rank's send to the other's receive, for a few bytes
-    double post = 2;         ///< of it, what a rank that sends many messages at once needs for each
+    double post = 2;         ///< the part of it that a rank which sends many messages at once needs for each
     double byte = 0.2e-3;    ///< for each byte of a message
     double addition = 5e-5;  ///< for each byte that is added
 
-    /// Of ranks of one host whose messages go through memory.
+    /// The constants of ranks of one host whose messages go through memory.
     [[nodiscard]] static constexpr network_cost in_memory() noexcept {
         return {.message = 1, .post = 0.6, .byte = 1e-4, .addition = 1.5e-5};
     }
 
-    /// Of recursive_doubling_allreduce over `ranks` >= 2.
+    /// Microseconds that recursive_doubling_allreduce takes for so many bytes over `ranks` >= 2.
     [[nodiscard]] double doubling(std::size_t bytes, int ranks) const noexcept {
         return steps(ranks) * (message + size(bytes) * (byte + addition));
     }
-    /// Of direct_allreduce.
+    /// The same for direct_allreduce.
     [[nodiscard]] double direct(std::size_t bytes, int ranks) const noexcept {
         double const others = ranks - 1, share = others / ranks;
         return 2 * (message + others * post) + size(bytes) * share * (2 * byte + addition);
     }
-    /// Of halving_doubling_allreduce.
+    /// The same for halving_doubling_allreduce.
     [[nodiscard]] double halving(std::size_t bytes, int ranks) const noexcept {
         double const share = static_cast<double>(ranks - 1) / ranks;
         return 2 * steps(ranks) * message + size(bytes) * (2 * share * byte + addition);

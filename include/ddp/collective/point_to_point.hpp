@@ -44,8 +44,8 @@ void expect_peer(communicator<T> const& comm, int peer) {
                 "send, receive: the peer must be another rank, between 0 and size() - 1");
 }
 
-/// The lane of messages between two ranks: no collective, so it counts in no history. Messages of one tag and one peer
-/// match in order. The fingerprint is the type; the length is compared anyway.
+/// The lane of messages between two ranks. They are no collectives, so they are not part of the group's history. Messages of
+/// one tag and one peer match in order. The fingerprint is the type; the length is always compared.
 template <Movable V, Transport T>
 lane<T> lane_between(communicator<T> const& comm, std::uint32_t tag) {
     std::uint64_t const type = agree("message", sizeof(V), value_name<V>(), "");
@@ -88,10 +88,11 @@ auto send_receive_by(communicator<T> const& comm, std::span<S const> out, int to
 /// data    n values of any trivially copyable type (Source), or a single one.
 /// tag     messages of one tag from one rank to another arrive in the order in which they were sent; those of different tags
 ///         are independent.
-/// Returns when `data` may be changed: that may be before the peer has received, or only then. Two ranks that send to each
-///         other before they receive may wait for each other until the deadline: send_receive does both at once.
+/// Returns when `data` may be changed, which may be before or after the peer has received it. Two ranks that both send to
+///         each other before they receive may wait for each other until the deadline: use send_receive.
 /// Cost    1 message of n values. Other ranks take no part, and collectives may be under way.
-/// Throws  comm_error (the same verdict on every rank); usage_error if `peer` is no other rank.
+/// Throws  comm_error (the same verdict on every rank; DDP-E205 if the peer expects another length or type, DDP-E204 if it
+///         does not receive within timing.collective); usage_error if `peer` is not another rank.
 template <Transport T, Source S>
 void send(communicator<T> const& comm, S const& data, int peer, std::uint32_t tag = 0) {
     detail::send_by<detail::blocking>(comm, detail::source_of(data), peer, tag);
@@ -101,34 +102,35 @@ void send(communicator<T> const& comm, S const& data, int peer, std::uint32_t ta
 ///
 /// data    n values (Target), or a single one: as many as are sent.
 /// Cost    sends nothing.
-/// Throws  comm_error (the same verdict on every rank); data is then unspecified. A message of another length or type is an
-///         error that says what was expected and what was sent.
+/// Throws  comm_error (the same verdict on every rank; DDP-E205, with what was expected and what was sent, if the message has
+///         another length or type); data is then unspecified. usage_error if `peer` is not another rank.
 template <Transport T, Target D>
 void receive(communicator<T> const& comm, D&& data, int peer, std::uint32_t tag = 0) {
     detail::receive_by<detail::blocking>(comm, std::span<value_in<D>>(detail::span_of(data)), peer, tag);
 }
 
-/// Sends `out` to rank `to` and receives `in` from rank `from`, at the same time. They may be the same rank, and with
-/// to == from == rank() it is a copy. `out` and `in` do not overlap; otherwise as send and receive.
+/// Sends `out` to rank `to` and receives `in` from rank `from`, at the same time. They may be the same rank; with
+/// to == from == rank() this is a copy, and both have the same size. `out` and `in` must not overlap. Otherwise as send and
+/// receive.
 template <Transport T, Source S, Target D>
 void send_receive(communicator<T> const& comm, S const& out, int to, D&& in, int from, std::uint32_t tag = 0) {
     detail::send_receive_by<detail::blocking>(comm, detail::source_of(out), to,
                                               std::span<value_in<D>>(detail::span_of(in)), from, tag);
 }
 
-/// Starts a send. Data: see request. Any number may be under way; those with the same peer and tag match in order.
+/// Starts a send. Data and errors: see request. Any number may be under way; those with the same peer and tag match in order.
 template <Transport T, LastingSource S>
 [[nodiscard]] request start_send(communicator<T> const& comm, S&& data, int peer, std::uint32_t tag = 0) {
     return detail::send_by<detail::starting>(comm, detail::source_of(data), peer, tag);
 }
 
-/// Starts a receive. Data: see request.
+/// Starts a receive. Data and errors: see request.
 template <Transport T, Target D>
 [[nodiscard]] request start_receive(communicator<T> const& comm, D&& data, int peer, std::uint32_t tag = 0) {
     return detail::receive_by<detail::starting>(comm, std::span<value_in<D>>(detail::span_of(data)), peer, tag);
 }
 
-/// Starts a send and a receive; the request ends when both have.
+/// Starts a send and a receive; the request ends when both have ended. Data and errors: see request.
 template <Transport T, LastingSource S, Target D>
 [[nodiscard]] request start_send_receive(communicator<T> const& comm, S&& out, int to, D&& in, int from,
                                          std::uint32_t tag = 0) {

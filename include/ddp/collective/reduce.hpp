@@ -21,11 +21,12 @@ namespace ddp {
 ///          bytes for each message that the rank receives, at most ceil(log2 P).
 ///  direct  direct_allreduce, whose owners send their slices of the result to the root: 2 steps, S bytes sent per rank,
 ///          S (P-1)/P by the root.
-/// Source   binomial trees as in Thakur, Rabenseifner and Gropp, 2005; that they are canonical for any number of ranks,
-///          and for any root by the rule above, is our own.
+/// Source   binomial trees as in Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005. That they are canonical for any number of
+///          ranks, and for any root by the rule above, is an addition of this library.
 struct automatic_reduce {
-    std::size_t tree_bytes = std::size_t{64} << 10;  ///< up to here; for two ranks always
-    direct_allreduce direct = {};                    ///< for longer arrays: its options
+    std::size_t tree_bytes = std::size_t{64}
+                             << 10;  ///< the largest array that goes by the tree; between two ranks all do
+    direct_allreduce direct = {};    ///< options of direct, for longer arrays
 
     [[nodiscard]] bool tree(std::size_t bytes, int ranks) const noexcept { return ranks == 2 || bytes <= tree_bytes; }
 };
@@ -36,7 +37,7 @@ template <class Op, Transport T, Number E>
 task<> tree_reduce(lane<T> over, std::span<E> data, int root) {
     struct child {
         int rank;
-        bool left;  // of us
+        bool left;  // of this rank
     };
     int const me = over.rank();
     std::array<child, 32> children{};  // from the root of the tree downwards
@@ -99,7 +100,7 @@ void reduce(communicator<T> const& comm, D&& data, int root = 0, Op op = {}, aut
     detail::reduce_by<detail::blocking>(comm, std::span<value_in<D>>(data), root, op, how);
 }
 
-/// The same of one number of each rank: the result on the root, nothing elsewhere.
+/// The same for one number of each rank. Returns the result on the root, std::nullopt elsewhere.
 template <Transport T, Number V, OperationOn<V> Op = sum>
 [[nodiscard]] std::optional<V> reduce(communicator<T> const& comm, V mine, int root = 0, Op op = {},
                                       automatic_reduce how = {}) {
@@ -107,7 +108,8 @@ template <Transport T, Number V, OperationOn<V> Op = sum>
     return comm.rank() == root ? std::optional<V>(mine) : std::nullopt;
 }
 
-/// Starts a reduce in place, also of a single number. Data: see request; elsewhere than on the root it is only read.
+/// Starts a reduce in place, also of a single number. Data and errors: see request; on ranks other than the root, data is only
+/// read.
 template <Transport T, NumberTarget D, OperationOn<value_in<D>> Op = sum>
 [[nodiscard]] request start_reduce(communicator<T> const& comm, D&& data, int root = 0, Op op = {},
                                    automatic_reduce how = {}) {

@@ -48,7 +48,7 @@ std::vector<std::size_t> even_cuts_for(communicator<T> const& comm, std::size_t 
     even_cuts(count, 1, cuts);
     return cuts;
 }
-/// Calls it, and returns this rank's part.
+/// Reduces, and returns this rank's part.
 template <Transport T, Number E, class Op, class A>
 std::span<E> reduce_scatter_now(communicator<T> const& comm, std::span<E> data, std::vector<std::size_t> const& cuts,
                                 Op op, A const& algorithm) {
@@ -61,19 +61,20 @@ std::span<E> reduce_scatter_now(communicator<T> const& comm, std::span<E> data, 
 
 /// Sums `data` over all ranks; this rank gets elements [cuts[rank], cuts[rank + 1]) of the sum.
 ///
-/// data    n numbers (NumbersTarget), the same n on every rank. The slice ends in place; the rest of `data` is unspecified
-///         afterwards.
+/// data    n numbers (NumbersTarget), the same n on every rank. The slice of the sum replaces these elements; the rest of
+///         `data` is unspecified afterwards.
 /// cuts    P + 1 ascending positions from 0 to n, the same on every rank; slices may be empty.
 /// Returns the part of `data` that holds this rank's slice of the sum.
 /// Cost    and order of summation: those of the algorithm's member `A::reduce`. No elements: a barrier.
-/// Throws  comm_error (the same verdict on every rank); usage_error if the cuts do not fit.
+/// Throws  comm_error (the same verdict on every rank); usage_error if the cuts do not fit, or if the algorithm was made for
+///         other ranks.
 template <Transport T, NumbersTarget D, class A = automatic_allreduce>
     requires SlicedAllreduceOver<A, T, value_in<D>>
 std::span<value_in<D>> reduce_scatter(communicator<T> const& comm, D&& data, std::span<std::size_t const> cuts,
                                       A const& algorithm = {}) {
     return detail::reduce_scatter_now(comm, std::span<value_in<D>>(data), {cuts.begin(), cuts.end()}, sum{}, algorithm);
 }
-/// The same by another operation.
+/// The same with another operation.
 template <Transport T, NumbersTarget D, OperationOn<value_in<D>> Op, class A = automatic_allreduce>
     requires SlicedAllreduceOver<A, T, value_in<D>, Op>
 std::span<value_in<D>> reduce_scatter(communicator<T> const& comm, D&& data, std::span<std::size_t const> cuts, Op op,
@@ -81,14 +82,14 @@ std::span<value_in<D>> reduce_scatter(communicator<T> const& comm, D&& data, std
     return detail::reduce_scatter_now(comm, std::span<value_in<D>>(data), {cuts.begin(), cuts.end()}, op, algorithm);
 }
 
-/// The same with slices as even as can be: the first n mod P ranks get ceil(n / P) elements, the others floor(n / P).
+/// The same with slices of nearly equal size: the first n mod P ranks get ceil(n / P) elements, the others floor(n / P).
 template <Transport T, NumbersTarget D, class A = automatic_allreduce>
     requires SlicedAllreduceOver<A, T, value_in<D>>
 std::span<value_in<D>> reduce_scatter(communicator<T> const& comm, D&& data, A const& algorithm = {}) {
     std::span<value_in<D>> const numbers(data);
     return detail::reduce_scatter_now(comm, numbers, detail::even_cuts_for(comm, numbers.size()), sum{}, algorithm);
 }
-/// The same by another operation.
+/// The same with another operation.
 template <Transport T, NumbersTarget D, OperationOn<value_in<D>> Op, class A = automatic_allreduce>
     requires SlicedAllreduceOver<A, T, value_in<D>, Op>
 std::span<value_in<D>> reduce_scatter(communicator<T> const& comm, D&& data, Op op, A const& algorithm = {}) {
@@ -96,7 +97,7 @@ std::span<value_in<D>> reduce_scatter(communicator<T> const& comm, D&& data, Op 
     return detail::reduce_scatter_now(comm, numbers, detail::even_cuts_for(comm, numbers.size()), op, algorithm);
 }
 
-/// Starts a reduce_scatter. Data: see request; `cuts` are copied.
+/// Starts a reduce_scatter. Data and errors: see request; `cuts` are copied.
 template <Transport T, NumbersTarget D, OperationOn<value_in<D>> Op = sum, class A = automatic_allreduce>
     requires SlicedAllreduceOver<A, T, value_in<D>, Op>
 [[nodiscard]] request start_reduce_scatter(communicator<T> const& comm, D&& data, std::span<std::size_t const> cuts,
@@ -104,7 +105,7 @@ template <Transport T, NumbersTarget D, OperationOn<value_in<D>> Op = sum, class
     return detail::reduce_scatter_by<detail::starting>(comm, std::span<value_in<D>>(data), {cuts.begin(), cuts.end()},
                                                        op, algorithm);
 }
-/// The same with even slices, as above.
+/// The same with slices of nearly equal size, as above.
 template <Transport T, NumbersTarget D, OperationOn<value_in<D>> Op = sum, class A = automatic_allreduce>
     requires SlicedAllreduceOver<A, T, value_in<D>, Op>
 [[nodiscard]] request start_reduce_scatter(communicator<T> const& comm, D&& data, Op op = {}, A const& algorithm = {}) {

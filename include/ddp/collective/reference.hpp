@@ -1,5 +1,5 @@
 /// \file
-/// The canonical tree as plainly as it can be written, for tests to compare algorithms with.
+/// The canonical tree written as simply as possible, for tests to compare algorithms with.
 #pragma once
 
 #include <cmath>
@@ -40,12 +40,13 @@ template <class Op, Number E>
 
 }  // namespace detail
 
-/// The result of an operation over all ranks, which every canonical algorithm must give, bit by bit.
+/// The result of an operation over all ranks. Every canonical algorithm must give these bits.
 ///
 /// inputs  inputs[r] is the array of rank r; there is at least one, and all have the same length.
 /// Order   ranks [first, last), or all, are split at the largest power of two below their number; the result of the left
 ///         part is combined with that of the right part.
-/// Cost    P - 1 passes, each into memory of its own.
+/// Cost    P - 1 passes, each into new memory.
+/// Throws  usage_error if there is no array, or if lengths differ.
 template <class Op, Number E>
 [[nodiscard]] std::vector<E> reference_reduce(std::vector<std::vector<E>> const& inputs, std::size_t first,
                                               std::size_t last) {
@@ -64,7 +65,7 @@ template <class Op, Number E>
     return reference_reduce<Op>(inputs, 0, inputs.size());
 }
 
-/// The sum over all ranks, which every canonical algorithm must give, bit by bit: see reference_reduce.
+/// The sum over all ranks. Every canonical algorithm must give these bits: see reference_reduce.
 template <Number E>
 [[nodiscard]] std::vector<E> reference_sum(std::vector<std::vector<E>> const& addends) {
     return reference_reduce<sum>(addends, 0, addends.size());

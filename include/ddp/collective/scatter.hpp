@@ -1,5 +1,5 @@
 /// \file
-/// scatter: one rank's values to all ranks, to each its part.
+/// scatter: one rank's values to all ranks, a part to each.
 #pragma once
 
 #include <cstddef>
@@ -50,12 +50,13 @@ auto scatter_by(communicator<T> const& comm, std::span<V const> all, std::span<V
 
 /// Gives every rank its part of rank `root`'s values.
 ///
-/// all     on the root P m values (Source): rank r gets those at [r m, (r + 1) m). Elsewhere anything, also empty.
+/// all     on the root P m values (Source): rank r gets those at [r m, (r + 1) m). Ignored on other ranks, where it may be
+///         empty.
 /// mine    m values (Target), the same m on every rank; on the root it may be (exactly) its place in `all`.
 /// Cost    P-1 messages of m values sent by the root, none by others. No values: a barrier. A rank that has its part
 ///         does not wait for the others.
-/// Throws  comm_error (the same verdict on every rank); mine is then unspecified. usage_error if there is no rank `root`
-///         or, there, the sizes do not match.
+/// Throws  comm_error (the same verdict on every rank); mine is then unspecified. usage_error if there is no rank `root`, or,
+///         on the root, if the sizes do not match.
 template <Transport T, Source S, Target D>
     requires SameValues<S, D>
 void scatter(communicator<T> const& comm, S const& all, D&& mine, int root = 0) {
@@ -63,7 +64,7 @@ void scatter(communicator<T> const& comm, S const& all, D&& mine, int root = 0) 
     detail::scatter_by<detail::blocking>(comm, detail::source_of(all), std::span<V>(detail::span_of(mine)), root);
 }
 
-/// One value for each rank, returned: `all` holds P values on the root.
+/// Returns one value on each rank: `all` holds P values on the root.
 template <Transport T, Source S>
 [[nodiscard]] value_in<S> scatter(communicator<T> const& comm, S const& all, int root = 0) {
     value_in<S> mine{};
@@ -71,7 +72,7 @@ template <Transport T, Source S>
     return mine;
 }
 
-/// Starts a scatter. Data: see request.
+/// Starts a scatter. Data and errors: see request.
 template <Transport T, LastingSource S, Target D>
     requires SameValues<S, D>
 [[nodiscard]] request start_scatter(communicator<T> const& comm, S&& all, D&& mine, int root = 0) {

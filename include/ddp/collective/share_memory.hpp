@@ -17,8 +17,8 @@
 
 namespace ddp::detail {
 
-/// Memory of `bytes` on every rank of `comm` that all of them see, or all of its host; null where they do not, or where a
-/// rank asks for 0 or has DDP_SHARE_MEMORY=0. Throws environment_error, the same on every rank, where one has no room.
+/// Memory of `bytes` on every rank of `comm` that all of them see, or all of its host. Null if they do not, or if a rank asks
+/// for 0 bytes or has DDP_SHARE_MEMORY=0. Throws environment_error, the same on every rank, if one has no room.
 template <Transport T>
 [[nodiscard]] std::shared_ptr<shared_memory> share_memory(communicator<T> const& comm, std::size_t bytes,
                                                           sharing_among among = sharing_among::one_host) {
@@ -34,7 +34,7 @@ template <Transport T>
         offered_memory mine = offer_memory(comm.transport(), bytes);
         try {
             comm.run([&] { return ddp::share_memory(comm.enter(what), std::move(mine), among, &found); });
-        } catch (comm_error const&) {  // a rank that was refused has left while this one waited for the last word
+        } catch (comm_error const&) {  // a rank that has no room left first
             if (found.refused.empty()) throw;
         }
         if (!found.refused.empty())

@@ -21,15 +21,18 @@
 
 namespace ddp {
 
-/// `count` numbers on every rank of a communicator, zero at first, in memory that all of these ranks see if they are on one
-/// host: allreduce then reads and writes where they lie. Elsewhere memory of this rank's own, and messages.
+/// `count` numbers on every rank of a communicator, zero at first. If all of these ranks are on one host, the numbers are in
+/// memory that all of them see, and allreduce of more than 16 KiB works there, without messages that carry data. Otherwise
+/// each rank has memory of its own, and allreduce sends messages.
 ///
 ///     ddp::shared_array<float> gradient(comm, n);
 ///     compute(gradient.span());
 ///     ddp::allreduce(comm, gradient);
 ///
-/// Collective: all ranks make it with the same count; each destroys its own whenever it likes. Throws comm_error;
-/// environment_error, on every rank, where one of them has no room.
+/// Making one is collective: all ranks pass the same count. Each may destroy its own at any time.
+///
+/// Cost    count sizeof(E) bytes of memory a rank. Sharing them: a few small all-gathers.
+/// Throws  comm_error (the same verdict on every rank); environment_error, on every rank, if one of them has no room.
 template <Number E>
 class shared_array {
 public:
@@ -39,10 +42,11 @@ public:
           own_(memory_ ? nullptr : std::make_unique<E[]>(count)),
           numbers_(memory_ ? reinterpret_cast<E*>(memory_->mine().get()) : own_.get(), count) {}
 
+    /// This rank's numbers.
     [[nodiscard]] std::span<E> span() const noexcept { return numbers_; }
     [[nodiscard]] std::size_t size() const noexcept { return numbers_.size(); }
     [[nodiscard]] E& operator[](std::size_t i) const noexcept { return numbers_[i]; }
-    /// What all ranks see; null: their memory is their own.
+    /// The memory that all ranks see; null if each rank has memory of its own.
     [[nodiscard]] std::shared_ptr<shared_memory> const& memory() const noexcept { return memory_; }
 
 private:
@@ -92,13 +96,13 @@ private:
         for (std::size_t r = 0; r < all.size(); ++r) sources[r] = all[r] + at;
         std::span<E> const mine(all[me] + at, count);
         combine_tree<Op>(mine, std::span<E const* const>(sources.first(all.size())));
-        for (std::size_t d = 1; d < all.size(); ++d)  // no rank is everybody's first
+        for (std::size_t d = 1; d < all.size(); ++d)  // each rank begins with another one
             std::copy(mine.begin(), mine.end(), all[(me + d) % all.size()] + at);
     }
 };
 
-/// Whether allreduce of this array over these ranks reads and writes where the numbers lie; else it sends messages: for up to
-/// 16 KiB, where that is faster, and over other ranks than those that made the array.
+/// Whether allreduce of this array over these ranks works in shared memory. If not, it sends messages: where memory is not
+/// shared, for up to 16 KiB, where messages are faster, and over other ranks than those that made the array.
 template <Transport T, Number E>
 [[nodiscard]] bool in_memory(communicator<T> const& comm, shared_array<E> const& data) noexcept {
     return data.memory() != nullptr && data.memory()->belongs_to(comm.members()) &&
@@ -120,10 +124,10 @@ auto allreduce_array(communicator<T> const& comm, shared_array<E> const& data, O
 }
 }  // namespace detail
 
-/// Combines the arrays of all ranks; each then holds the result.
+/// Replaces the array on every rank by the sum of the arrays of all ranks, or by another operation.
 ///
-/// Cost    above 16 KiB, where memory is shared: two barriers, and every rank reads and writes each byte once. Otherwise
-///         automatic_allreduce's.
+/// Cost    above 16 KiB, if memory is shared: two barriers, and every rank reads and writes each byte once. Otherwise that of
+///         automatic_allreduce.
 /// Order   the canonical tree over ranks: the bits of any canonical algorithm.
 /// Throws  comm_error (the same verdict on every rank); data is then unspecified.
 template <Transport T, Number E, OperationOn<E> Op = sum>

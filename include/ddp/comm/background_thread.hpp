@@ -41,10 +41,9 @@ public:
     /// Processor time that it has taken so far; 0 without a thread.
     [[nodiscard]] nanoseconds time() noexcept { return thread_.joinable() ? processor_time(thread_) : nanoseconds{}; }
 
-    /// One round of driving, for whoever holds the token and has nobody to throw an error of the transport at: the error
-    /// fails the job.
+    /// One round of driving, for a thread that holds the token. An error of the transport fails the job and is not thrown.
     void turn(time_point until) noexcept;
-    /// A pause after a round in which the transport reported an error: it may do so every time, and nobody is to spin on it.
+    /// A pause after a round in which the transport reported an error: it may report one in every round, without waiting.
     static void pause() noexcept { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }
 
 private:
@@ -96,13 +95,13 @@ void background_thread<T>::rest_and_listen() {
     nanoseconds const shortest = std::min<nanoseconds>(longest, std::chrono::milliseconds(5));
     for (nanoseconds interval = longest; !turns_.stopped();) {
         turns_.rest(interval);
-        if (turns_.stopped() || turns_.wanted()) continue;  // who calls drives
+        if (turns_.stopped() || turns_.wanted()) continue;  // callers drive themselves
         auto const token = turns_.hold();
         turns_.drive_briefly([&] {
             turn(time_point{});
             time_point const now = transport_.now();
             time_point const due =
-                scheduler_.busy()  // else what is in flight goes on once in `longest`, while deadlines count
+                scheduler_.busy()  // without this, operations in flight would move only once in `longest`
                     ? now + shortest
                     : std::clamp(scheduler_.next_deadline(), now + shortest, now + longest);
             scheduler_.rests_until(due);
@@ -117,7 +116,7 @@ void background_thread<T>::drive() {
     while (!turns_.stopped()) {
         turns_.drive([this] { turn(never); });
         if (!turns_.wanted()) continue;
-        pace(nanoseconds{0});  // who waits for an answer wants it at once
+        pace(nanoseconds{0});  // a caller waits: no batches
         turns_.park(token);
         pace(between_batches);
     }

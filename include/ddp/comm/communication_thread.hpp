@@ -1,5 +1,5 @@
 /// \file
-/// communication_thread: whether a thread of ours drives the transport between calls.
+/// communication_thread: whether a thread of the library drives the transport between calls.
 #pragma once
 
 #include <chrono>
@@ -12,15 +12,15 @@
 
 namespace ddp {
 
-/// Who moves messages on while the program computes. Results have the same bits either way; heartbeats are sent and
-/// failures found either way, where there is a thread at all.
+/// Which thread moves messages while the program computes. Results have the same bits in every case. Heartbeats are sent and
+/// failures detected in the background whenever there is a thread at all.
 enum class communication_thread : std::uint8_t {
-    /// drives, unless the transport waits by looking again and again (MPI) and this host has fewer than two cores for each
-    /// of its ranks: then rests.
+    /// drives, unless the transport waits by polling (MPI) and this host has fewer than two cores for each of its ranks: then
+    /// rests.
     automatic,
     drives,  ///< a thread drives whenever no call does: messages travel during backward
-    /// The thread wakes twice in a heartbeat, and every 5 ms while something is in flight, to send and to listen. `ready`,
-    /// blocking calls and progress() move messages on, on the caller's thread: it costs no time of a core that computes.
+    /// The thread wakes twice in a heartbeat, and every 5 ms while something is in flight, to send and to listen. Otherwise
+    /// `ready`, blocking calls and progress() move messages, on the caller's thread, so the thread takes little processor time.
     rests,
     none,  ///< there is none: a single rank, or a transport that allows no thread (MPI below THREAD_MULTIPLE)
 };
@@ -36,8 +36,8 @@ enum class communication_thread : std::uint8_t {
     return "none";
 }
 
-/// Whether a thread that drives this transport takes the time of ranks that compute. A transport says so with
-/// `bool shares_cores() const`, as MPI does where ranks and threads outnumber the cores.
+/// Whether a thread that drives this transport takes processor time from ranks that compute. A transport says so with
+/// `bool shares_cores() const`, as MPI does where its ranks and their threads outnumber the cores.
 template <Transport T>
 [[nodiscard]] bool shares_cores(T const& transport) {
     if constexpr (requires { transport.shares_cores(); })
@@ -47,10 +47,10 @@ template <Transport T>
 }
 
 namespace detail {
-/// What DDP_COMMUNICATION_THREAD says ("automatic", "drives" or "rests"), else `asked`. Never automatic: `crowded` decides.
-/// Throws environment_error where the variable says something else.
+/// What DDP_COMMUNICATION_THREAD says ("automatic", "drives" or "rests"), or else `asked`; `crowded` resolves automatic.
+/// Throws environment_error if the variable has another value.
 [[nodiscard]] communication_thread chosen_thread(communication_thread asked, bool crowded);
-/// What a thread has taken of a processor so far; 0 where the system does not say.
+/// Processor time that a thread has taken so far; 0 if the system does not say.
 [[nodiscard]] std::chrono::nanoseconds processor_time(std::thread& of) noexcept;
 }  // namespace detail
 

@@ -26,47 +26,57 @@ namespace ddp {
 /// One rank among the ranks of a group. The first communicator of a job is the group of all its ranks; split(),
 /// subgroup(), host() and across_hosts() make groups of its ranks, and groups of groups.
 ///
-/// A handle: copies are the same group, and any number of groups share one transport. They may be destroyed in any order; the
+/// A handle: copies refer to the same group, and all groups share one transport. They may be destroyed in any order; the
 /// rank leaves the job with its last communicator or trainer: cleanly, or, during stack unwinding, by reporting a failure.
 ///
-/// All members of a group call its collectives in the same order. Ranks that are members of several groups also agree on
-/// the order between these groups: where they do not, and wait for one another, every rank throws an error that says so.
-/// Steps of trainers on different groups may overlap in any way.
-/// Thread safety: each rank may call collectives from one thread at a time.
-/// Failure: any error is the same verdict on every rank of the job; afterwards every call in every group throws it again.
+/// Order   all members of a group call its collectives in the same order. Ranks that are members of several groups also
+///         agree on the order between these groups: if ranks of different groups wait for one another in a circle, every
+///         rank throws comm_error (DDP-E205). Steps of trainers on different groups may overlap in any way.
+/// Thread safety  each rank may call collectives from one thread at a time.
+/// Failure  of any rank or connection is a failure of the job: every rank throws the same verdict as comm_error, and
+///         afterwards every call in every group throws it again.
 template <Transport T = any_transport>
 class communicator {
 public:
     using transport_type = T;
 
-    /// The group of all ranks. DDP_COMMUNICATION_THREAD overrules `thread`.
+    /// The group of all ranks. DDP_COMMUNICATION_THREAD overrules `thread`. Throws usage_error if `times` makes no sense or
+    /// `thread` is none; environment_error if the variable has another value than automatic, drives or rests, or if the
+    /// system starts no thread.
     explicit communicator(std::unique_ptr<T> transport, timing const& times = {},
                           communication_thread thread = communication_thread::automatic);
 
+    /// This rank's number in the group, between 0 and size() - 1.
     [[nodiscard]] int rank() const noexcept { return group_->rank(); }
+    /// The number of ranks in the group.
     [[nodiscard]] int size() const noexcept { return group_->size(); }
+    /// What moves the bytes, for all groups of the job.
     [[nodiscard]] T& transport() const noexcept { return driver_->transport(); }
     [[nodiscard]] scheduler<T>& tasks() const noexcept { return driver_->tasks(); }
+    /// The time limits of the job.
     [[nodiscard]] timing const& times() const noexcept { return tasks().times(); }
     /// The ranks of the job that form this group, by their rank in it.
     [[nodiscard]] group& members() const noexcept { return *group_; }
 
-    // Groups. All four are collective over this communicator: every rank of it calls them. Each costs an all-gather of 24
-    // bytes a rank; a group holds its list of ranks and no resource of the transport. They throw comm_error.
+    // Groups. All four are collective over this communicator: every rank of it calls them.
 
-    /// Ranks that pass the same color form a group, numbered by ascending key, ranks with equal keys as they are numbered
-    /// here.
+    /// Collective: ranks that pass the same color form a group, numbered by ascending key; ranks with equal keys keep their
+    /// order.
+    ///
+    /// Cost    an all-gather of 24 bytes a rank. A group holds its list of ranks and no resource of the transport.
+    /// Throws  comm_error (the same verdict on every rank).
     [[nodiscard]] communicator split(int color, int key = 0) const;
-    /// The listed ranks of this communicator, in that order; every rank passes the same list. Nothing on ranks that are
-    /// not in it. Throws usage_error if the list is empty, names a rank twice or one that does not exist.
+    /// Collective: the listed ranks of this communicator, in that order. Every rank calls it with the same list; those that
+    /// are not in it get std::nullopt. Cost: as split(). Throws comm_error (DDP-E205 if the lists differ); usage_error if
+    /// the list is empty, names a rank twice or one that does not exist.
     [[nodiscard]] std::optional<communicator> subgroup(std::span<int const> ranks) const;
     [[nodiscard]] std::optional<communicator> subgroup(std::initializer_list<int> ranks) const {
         return subgroup(std::span<int const>(ranks.begin(), ranks.size()));
     }
-    /// The ranks that run on this rank's host.
+    /// Collective: the ranks that run on this rank's host. Cost and errors: as split().
     [[nodiscard]] communicator host() const;
-    /// The ranks that have this rank's number among the ranks of their hosts: with equal numbers of ranks on all hosts,
-    /// one rank of each. Two splits.
+    /// Collective: the ranks that have the same number on their hosts as this rank on its own (in host()). If all hosts have
+    /// equally many ranks, this is one rank of each host. Cost: two splits. Errors: as split().
     [[nodiscard]] communicator across_hosts() const;
 
     // What collectives and trainers are made of.
@@ -74,8 +84,8 @@ public:
     /// Records that this rank enters `what`, the next collective of this group, and gives the lane that it is written
     /// over. Inside run() or start().
     [[nodiscard]] lane<T> enter(operation_info what) const;
-    /// Collective: a message context of its own over the same ranks. Whoever has one numbers channels and messages in it
-    /// as it likes.
+    /// Collective: a new message context over the same ranks. Its user numbers channels and messages in it freely. Throws
+    /// comm_error.
     [[nodiscard]] std::uint32_t new_context() const;
     /// Runs the task that `make` returns to its end, and everything else in flight beside it.
     /// Throws the verdict (comm_error) if the job failed, or what the task itself threw, after the peers were told.
@@ -83,13 +93,14 @@ public:
     /// The driver of the job, for what outlives this handle.
     [[nodiscard]] std::shared_ptr<ddp::driver<T>> const& driver() const noexcept { return driver_; }
 
-    /// Bytes that this rank has sent to other ranks of the job in messages, in all groups, since it joined: what trainers and
-    /// collectives hand to the transport, without its headers. What ranks read in each other's memory was not sent.
+    /// Bytes that this rank has sent to other ranks of the job, in all groups, since it joined: payloads of the messages of
+    /// trainers and collectives, without the transport's headers. What ranks read in each other's memory does not count.
     [[nodiscard]] std::uint64_t bytes_sent() const {
         return exclusively([this] { return tasks().bytes_sent(); });
     }
 
-    /// How messages between these ranks travel, the same on every rank. Cost between several hosts: O(P^2).
+    /// How messages between these ranks travel; the same on every rank. Sends nothing. Cost: O(P), or O(P^2) if not all of
+    /// them go through memory.
     [[nodiscard]] message_path messages() const {
         if constexpr (PathTransport<T>) {
             std::span<int const> const ranks = members().members();
@@ -103,7 +114,7 @@ public:
             return message_path::unknown;
         }
     }
-    /// Whether all of them go through memory.
+    /// Whether all messages between these ranks go through memory.
     [[nodiscard]] bool through_memory() const {
         if constexpr (PathTransport<T>) {
             std::span<int const> const ranks = members().members();
@@ -118,27 +129,28 @@ public:
     [[nodiscard]] communication_thread thread() const noexcept { return driver_->thread(); }
     /// Whether a thread of the library drives the communication between calls: thread() is communication_thread::drives.
     [[nodiscard]] bool has_thread() const noexcept { return driver_->has_thread(); }
-    /// Processor time that this thread has taken so far, in all groups of the job; 0 without one. What blocking calls spend on
-    /// messages is their callers' time.
+    /// Processor time that the communication thread has taken so far, in all groups of the job; 0 without one. Blocking calls
+    /// handle messages on the caller's thread, which is not included.
     [[nodiscard]] nanoseconds thread_time() const noexcept { return driver_->thread_time(); }
-    /// Drives the communication without waiting. Needed only where no thread of the library does (see has_thread()); harmless elsewhere.
+    /// Drives the communication without waiting. Needed only where no thread of the library does (see has_thread()); harmless
+    /// elsewhere. Throws nothing: an error fails the job, and the next call throws it.
     void progress() const noexcept { driver_->progress(); }
     /// Tells the thread that drives that there is mail for it (see mailbox_client). From any thread; never blocks for
     /// long.
     void poke() const noexcept { driver_->poke(); }
-    /// Calls `f` while nobody drives: for what touches the scheduler from outside.
+    /// Calls `f` while no other thread drives: for code that uses the scheduler from outside. Throws usage_error in a hook.
     template <class F>
     decltype(auto) exclusively(F&& f) const {
         return driver_->exclusively(std::forward<F>(f));
     }
 
-    /// Publishes that this rank's own code failed; its peers throw that. Never throws. Waits while another thread is in a
-    /// blocking call.
+    /// Reports that this rank's own code failed: the job ends, and the other ranks throw comm_error (DDP-E206) with this
+    /// text. Throws nothing. Waits while another thread is in a blocking call.
     void fail(std::string_view text) const noexcept;
     void fail(std::exception_ptr const& thrown) const noexcept;
     /// Keeps memory until the transport is gone: MPI may touch what was posted even after a failure.
     void keep(std::shared_ptr<void> memory) const { driver_->keep(std::move(memory)); }
-    /// Throws the verdict if the job has failed. Cheap; `step` and every collective do it anyway.
+    /// Throws the verdict (comm_error) if the job has failed. Cheap; `step` and every collective do the same.
     void check() const { driver_->check(); }
 
 private:

@@ -15,8 +15,8 @@ struct control_group {
     bool unified;           ///< version 2
 };
 
-/// Those around this process that have `controller` ("cpu", "memory"): its own first, then up to the topmost that it can see.
-/// `root` stands before /proc and before where the groups are mounted.
+/// The control groups around this process that have `controller` ("cpu", "memory"): its own first, then up to the topmost
+/// that it can see. `root` is put before /proc and before the places where groups are mounted.
 [[nodiscard]] std::vector<control_group> control_groups(std::string_view controller, std::string_view root = {});
 
 /// A file of /proc or of a control group; "" if there is none.

@@ -35,11 +35,11 @@ struct core_set {
     [[nodiscard]] static core_set parse(std::string const& text);
 };
 
-/// Those that this process may run on: its affinity mask, as taskset, launchers and container runtimes set it. Where the
+/// The cores that this process may run on: its affinity mask, as taskset, launchers and container runtimes set it. If the
 /// system does not say, as many as are online.
 [[nodiscard]] core_set cores_of_process();
 
-/// What this process's control groups allow it and the others in them, in cores; 0: no limit. `root` stands before /proc and
+/// How many cores the control groups of this process allow all processes in them; 0: no limit. `root` is put before /proc and
 /// /sys.
 [[nodiscard]] double core_quota(std::string const& root = {});
 

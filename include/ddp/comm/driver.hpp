@@ -73,9 +73,9 @@ public:
     [[nodiscard]] task<> start(function_ref<task<>()> make);
     /// Drives until a started task has ended. Throws as run() does; afterwards the task is empty.
     void wait_for(task<>& body);
-    /// Whether a started task has ended, be it by a failure. Never waits.
+    /// Whether a started task has ended, successfully or not. Never waits.
     [[nodiscard]] bool has_ended(task<> const& body);
-    /// Gives up a started task that nobody has waited for: waits for its end, as its memory may go with its owner. From a
+    /// Gives up a started task that was not waited for: waits for its end, because its memory may go with its owner. From a
     /// hook, where nothing can be waited for, an unfinished task fails the job, and its frame is kept.
     void abandon(task<> body) noexcept;
 
@@ -86,13 +86,13 @@ public:
     /// long.
     void poke() noexcept;
 
-    /// Calls `f` while nobody else drives: for what touches the scheduler from outside.
+    /// Calls `f` while no other thread drives: for code that uses the scheduler from outside. Throws usage_error in a hook.
     template <class F>
     decltype(auto) exclusively(F&& f) {
         turn_of_caller const mine(*this);
         return std::forward<F>(f)();
     }
-    /// The same from anywhere, hooks included, where `f` does not throw.
+    /// The same from anywhere, hooks included, for an `f` that does not throw.
     template <class F>
     void exclusively_from_anywhere(F&& f) noexcept {
         if (turns_.mine()) return std::forward<F>(f)();
@@ -100,14 +100,14 @@ public:
         std::forward<F>(f)();
     }
 
-    /// Publishes a failure of this rank's own: `how` tells the scheduler. Never throws. Waits while another thread is in a
+    /// Publishes a failure of this rank: `how` reports it to the scheduler. Throws nothing. Waits while another thread is in a
     /// blocking call.
     void fail(function_ref<void()> how) noexcept;
 
     /// Keeps memory until the transport is gone: MPI may touch what was posted even after a failure.
     void keep(std::shared_ptr<void> memory) { kept_.push_back(std::move(memory)); }
 
-    /// Throws the verdict if the job has failed. Cheap; `step` and every collective do it anyway.
+    /// Throws the verdict (comm_error) if the job has failed. Cheap; `step` and every collective do the same.
     void check();
 
 private:
@@ -213,7 +213,7 @@ void driver<T>::abandon(task<> body) noexcept {
 template <Transport T>
 void driver<T>::progress() noexcept {
     if (has_thread()) return poke();
-    if (turns_.mine()) return;  // a hook: we are being driven
+    if (turns_.mine()) return;  // in a hook: this thread drives already
     turns_.try_drive([this] { thread_.turn(time_point{}); });
 }
 template <Transport T>
@@ -248,7 +248,7 @@ void driver<T>::leave_after_failure() noexcept {
     try {
         turn_of_caller const mine(*this);
         settle();
-    } catch (...) {  // they find one themselves, a little later
+    } catch (...) {  // the others find a verdict without this rank, a little later
     }
 }
 template <Transport T>
@@ -296,7 +296,7 @@ template <Transport T>
 void driver<T>::fail(function_ref<void()> how) noexcept {
     if (turns_.mine()) return how();  // from a hook
     turn_of_caller const mine(*this);
-    scheduler_.pump();  // a step that has begun is what we are in
+    scheduler_.pump();  // a step that has begun is what this rank is in
     how();
     scheduler_.pump();
 }

@@ -50,13 +50,13 @@ public:
     void drive_briefly(function_ref<void()> turn);
     /// Calls `turn`, which may sleep in the transport, unless a caller wants to drive. The token is held.
     void drive(function_ref<void()> turn);
-    /// Gives the token away while callers drive, and until none has for 5 ms or there is mail.
+    /// Releases the token while callers drive, and until none has driven for 5 ms or there is mail.
     void park(std::unique_lock<std::mutex>& token);
-    /// Waits so long, or until stop().
+    /// Waits for this time, or until stop().
     void rest(std::chrono::nanoseconds pause);
 
 private:
-    std::mutex token_;  // held by whoever drives
+    std::mutex token_;  // held by the thread that drives
     std::atomic<std::thread::id> driver_{};
     std::atomic<int> callers_{0};          // threads that hold the token or want it
     std::atomic<std::uint64_t> calls_{0};  // that have driven, so far

@@ -13,7 +13,7 @@
 
 namespace ddp {
 
-/// Which rule named the culprit; the verdict's words follow it.
+/// The rule that named the culprit; it determines the wording of the verdict.
 enum class fault_rule : std::uint8_t {
     published,      ///< a rank has published a verdict already
     threw,          ///< user code threw on the culprit
@@ -23,8 +23,8 @@ enum class fault_rule : std::uint8_t {
     operations,     ///< two ranks are in different operations of one number
     message,        ///< a message of another length or operation
     left,           ///< the culprit ended cleanly while others still needed it
-    closed,         ///< the culprit's connection closed while somebody waited
-    gone,           ///< the culprit's connection closed while nobody waited
+    closed,         ///< the culprit's connection closed while a rank waited for it
+    gone,           ///< the culprit's connection closed while no rank waited for it
     silent,         ///< the culprit sends no heartbeats
     late,           ///< the culprit did not take part in time
     circle,         ///< ranks wait for each other
@@ -44,7 +44,7 @@ struct fault {
     std::vector<int> circle = {};  ///< ranks that wait for one another, each for the next, the last for the first
 };
 
-/// From each rank's report to the fault. `collective` is the deadline of one wait.
+/// Finds the fault in the reports of all ranks. `collective` is the deadline of one wait.
 ///
 ///  1. A verdict that a rank has published already is adopted (the least rank's).
 ///  2. Else the first kind present wins: threw, broke, mismatch, closed, silent; within it the least (operation, rank). A rank
@@ -53,10 +53,10 @@ struct fault {
 ///  3. Ranks that entered different things under one number of one group: a mismatch, whatever they wait for.
 ///  4. Else, if a rank that was called closed has published a record, the connection is at fault, not either end.
 ///  5. Deadlines alone: from the least waiting record follow the edges "waits for", which may cross groups, to a rank that
-///     waits for nobody or has published no record; it is the culprit, not the neighbour that everybody was waiting for. A wait
-///     younger than half the deadline accuses nobody: a rank that has just arrived is late itself. Where the edges lead
-///     round in a circle, groups were used in different orders if it crosses groups; within one group a message was
-///     lost, and nobody can say which.
+///     waits for nobody or has published no record; it is the culprit, not the neighbour that the others were waiting for. A
+///     wait younger than half the deadline accuses nobody: a rank that has just arrived is late itself. If the edges form a
+///     circle that crosses groups, groups were used in different orders; within one group a message was lost, and it cannot
+///     be told which.
 ///  6. Else, if a rank that was called silent has published a record, the connection is at fault; also where waits are
 ///     old, but none has reached the deadline.
 [[nodiscard]] fault find_fault(std::span<report const> reports, nanoseconds collective);

@@ -15,7 +15,7 @@
 
 namespace ddp {
 
-/// What an entry of the flight recorder says. The first six tell what the program is doing; the newest of them counts.
+/// What an entry of the flight recorder says. The first six say what the program is doing; the newest of them counts.
 enum class flight : std::uint8_t {
     forward,   ///< the model's forward begins; `number` is the step, from 1
     backward,  ///< the model's backward begins
@@ -108,7 +108,7 @@ private:
     std::atomic<bool> has_text_{false};
 
     std::atomic<char const*> again_{nullptr};    // a dump that came while another was under way
-    std::atomic<bool> dumping_{false};           // whoever has set it owns what follows
+    std::atomic<bool> dumping_{false};           // the thread that has set it owns what follows
     std::uint64_t dumped_ = 0;                   // tickets below were written, but for these:
     std::array<std::uint64_t, 4> unfinished_{};  // tickets + 1 of entries that a thread was still making; 0: none
     int file_ = -1;

@@ -17,12 +17,12 @@
 
 namespace ddp {
 
-/// What a rank has entered. It becomes text only when something fails.
+/// What a rank has entered. It is turned into text only when something fails.
 struct operation_info {
     char const* name = "";     // "allreduce", "step"
     std::uint64_t count = 0;   // elements or bytes
     char const* element = "";  // "float", "bytes"
-    char const* detail = "";   // algorithm or other particulars
+    char const* detail = "";   // the algorithm, for example
     identity id = {};
     std::uint64_t fingerprint = 0;
     int root = -1;  // the rank that a broadcast or gather is about; -1: none
@@ -35,7 +35,7 @@ class scheduler_base;
 /// Some ranks of the job, numbered from 0 to size() - 1: what a communicator refers to. All members enter the same
 /// collectives and steps in the same order; the group counts them and keeps a fingerprint of them all.
 ///
-/// Identity  id() is agreed by the ranks that make the group: the largest number that is free on any of them. Two groups
+/// Identity  the ranks that make the group agree on id(): the largest of the next free numbers of any of them. Two groups
 ///           that share a rank never have the same id; disjoint groups may.
 ///
 /// Used only while its scheduler is driven or held; owned by the communicator or trainer that uses it.
@@ -47,18 +47,22 @@ public:
     group& operator=(group const&) = delete;
     ~group();
 
+    /// This rank's number in the group.
     [[nodiscard]] int rank() const noexcept { return rank_; }
+    /// The number of ranks in the group.
     [[nodiscard]] int size() const noexcept { return static_cast<int>(members_.size()); }
+    /// The context of its messages: identity::group.
     [[nodiscard]] std::uint32_t id() const noexcept { return id_; }
     [[nodiscard]] scheduler_base& on() const noexcept { return *on_; }
 
-    /// The rank of the job that is rank `r` here.
+    /// The rank of the job that is rank `r` here. Throws usage_error if there is none.
     [[nodiscard]] int world_rank(int r) const {
         DDP_EXPECTS(r >= 0 && r < size(), "a peer must be a rank of the group: between 0 and size() - 1");
         return members_[static_cast<std::size_t>(r)];
     }
+    /// Its ranks of the job, by their number here.
     [[nodiscard]] std::span<int const> members() const noexcept { return members_; }
-    /// Its least rank of the job.
+    /// The lowest of its ranks of the job.
     [[nodiscard]] int leader() const noexcept { return leader_; }
 
     /// Records that this rank enters a collective or a step; returns how many it has entered in this group.
@@ -81,8 +85,8 @@ public:
     }
     /// What was entered under this number, in words. It must be remembered.
     [[nodiscard]] std::string words_of(std::uint64_t number) const;
-    /// Whether a peer of this group has entered another operation under its number than this rank did, which may be
-    /// some time ago.
+    /// Whether a peer of this group has entered, under one number, another operation than this rank did, perhaps some time
+    /// ago.
     [[nodiscard]] bool contradicts(ddp::mark const& theirs) const noexcept {
         return remembers(theirs.number) && theirs.fingerprint != 0 &&
                recent(theirs.number).history != theirs.fingerprint;
@@ -104,7 +108,7 @@ private:
 
     struct entry {
         operation_info what;
-        std::uint64_t history = 0;  // with it
+        std::uint64_t history = 0;  // this entry included
     };
     static constexpr std::uint64_t remembered = 16;
     [[nodiscard]] entry const& recent(std::uint64_t number) const noexcept { return recent_[number % remembered]; }

@@ -13,14 +13,15 @@
 
 namespace ddp {
 
-/// A digest of this boot of this machine and of its network namespace: equal in processes that share memory and loopback.
+/// A number for this machine: a digest of its boot and of the network namespace, equal in processes that share memory and
+/// loopback.
 [[nodiscard]] std::uint64_t this_host();
 
-/// One of several hosts that this machine plays: equal in processes that give the same name on the same machine. An empty name:
-/// what DDP_HOST names, and this_host() where it is not set.
+/// A number for a named host, so that one machine can stand for several: equal in processes that give the same name on the
+/// same machine. An empty name: the one in DDP_HOST, or this_host() if that is not set.
 [[nodiscard]] std::uint64_t host_named(std::string_view name);
 
-/// Where this rank runs: what its transport says (`std::uint64_t host() const`, never 0), else this machine.
+/// A number for the host of this rank: what its transport says (`std::uint64_t host() const`, never 0), or else this_host().
 template <Transport T>
 [[nodiscard]] std::uint64_t host_of(T const& transport) {
     if constexpr (requires { transport.host(); })
@@ -29,8 +30,8 @@ template <Transport T>
         return this_host();
 }
 
-/// A number for the host of each rank, from what host_of says on each: 0 for that of rank 0, the others in the order of their
-/// lowest ranks.
+/// Numbers the hosts of all ranks, given what host_of says on each: 0 is that of rank 0, the others follow in the order of
+/// their lowest ranks.
 [[nodiscard]] std::vector<std::size_t> host_numbers(std::span<std::uint64_t const> hosts);
 
 }  // namespace ddp

@@ -40,7 +40,8 @@ struct lane {
         return other;
     }
 
-    /// Posts a send of `out` to rank `peer`; await `op` before `out` changes. Allocates nothing.
+    /// Posts a send of `out` to rank `peer`; await `op` before `out` changes. Allocates nothing. Throws usage_error if there is
+    /// no such rank.
     void send(operation& op, int peer, const_bytes out) const {
         begin(op, peer, out.size(), true);
         if (op.done_) return;
@@ -48,7 +49,8 @@ struct lane {
         on->transport().post_send(op.peer, op.tag, out, op);
     }
     /// Posts a receive from rank `peer` into `in`, which must have the length of the message; await `op` before reading
-    /// it. `reader`: a send that still reads `in`, if there is one. Allocates nothing.
+    /// it. `reader`: a send that still reads `in`, if there is one. Allocates nothing. Throws usage_error if there is no such
+    /// rank.
     void receive(operation& op, int peer, mutable_bytes in, operation const* reader = nullptr) const {
         begin(op, peer, in.size(), false);
         op.reader = reader;

@@ -90,13 +90,14 @@ private:
     detail::waiter waiter_;
     operation* before_ = nullptr;  // among the waiting, in the order in which they were awaited
     operation* after_ = nullptr;
-    time_point since_ = {};  // on a clock that stands while nobody drives
+    time_point since_ = {};  // on a clock that is stopped while nobody drives
     bool done_ = true;       // false from post until it has ended
     bool waiting_ = false;   // in the scheduler's list
 };
 
-/// A one-shot local condition, awaitable by any number of coroutines of its scheduler. set() is for the driving thread.
-/// It has no deadline (one's own backward may take long) but ends when the scheduler fails.
+/// A one-shot local condition, awaitable by any number of coroutines of its scheduler; only the driving thread calls set().
+/// Waiting for it has no deadline, because this rank's own backward may take long; it throws collective_aborted when the
+/// scheduler fails.
 class event {
 public:
     explicit event(scheduler_base& on) noexcept;
@@ -129,8 +130,8 @@ private:
     event* after_ = nullptr;
 };
 
-/// Work that arrives from other threads: every pump calls collect(), on the thread that drives, which continues with
-/// what has arrived.
+/// Receives work from other threads: every pump calls collect(), on the thread that drives, which processes what has
+/// arrived.
 class mailbox_client {
 public:
     virtual void collect() = 0;

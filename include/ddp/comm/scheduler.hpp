@@ -1,8 +1,8 @@
 /// \file
 /// scheduler: runs any number of collectives, written as coroutines, over one transport on one thread.
 ///
-/// Nothing here knows a thread or a lock. Whoever drives it repeats: pump(), then transport().progress(next_deadline()).
-/// A communicator does so for a program, a simulation for a thousand ranks at once.
+/// It has no threads and no locks. Whatever drives it repeats: pump(), then transport().progress(next_deadline()). A
+/// communicator does so for a program, a simulation for a thousand ranks at once.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@
 namespace ddp {
 
 /// Runs any number of collectives, written as coroutines, over one transport on one thread. A communicator makes and
-/// drives it; lane::on gives a collective access to it. Not thread-safe: see communicator for who may drive it.
+/// drives it; lane::on gives a collective access to it. Not thread-safe: see communicator for the threads that may drive it.
 template <Transport T>
 class scheduler final : public scheduler_base {
 public:
@@ -41,7 +41,7 @@ public:
     /// from a coroutine.
     void pump();
     /// Sleeps in the transport until something may make progress, at the latest until `until` or the next deadline. An
-    /// error of the transport itself fails the scheduler, so that everything in flight ends. Returns whether the
+    /// error of the transport itself fails the scheduler (DDP-E208), so that everything in flight ends. Returns whether the
     /// transport still works; one that does not may return at once every time.
     bool progress(time_point until) noexcept;
 
@@ -78,8 +78,8 @@ private:
     void note_entered(group const& in) noexcept override {
         if constexpr (WatchfulTransport<T>) transport_.entered(in.brief_mark());
     }
-    /// Fails where a peer's heartbeats name another operation under the same number of the same group, instead of
-    /// waiting for the deadline.
+    /// Fails at once, without waiting for the deadline, if a peer's heartbeats name another operation under the same number
+    /// of the same group.
     void compare_marks();
     [[nodiscard]] int own_rank() const noexcept override { return transport_.rank(); }
 

@@ -47,7 +47,7 @@ public:
     /// How many times this rank has entered a collective or a step, in any group.
     [[nodiscard]] std::uint64_t entered() const noexcept { return entered_; }
 
-    /// What this rank has sent to others in messages of the library's, in all groups.
+    /// Bytes that this rank has sent to others in messages, in all groups.
     [[nodiscard]] std::uint64_t bytes_sent() const noexcept { return bytes_sent_; }
     void count_sent(std::size_t bytes) noexcept { bytes_sent_ += bytes; }
 
@@ -59,7 +59,7 @@ public:
         if (recorder_ != nullptr) recorder_->record(what, number, whose, count, name);
     }
 
-    /// Context ids that are free on this rank: the ranks that make a group take the largest of them.
+    /// The least context id that is free on this rank; ranks that make a group take the largest of theirs.
     [[nodiscard]] std::uint32_t next_context() const noexcept { return next_context_; }
     void take_contexts_below(std::uint32_t next) noexcept { next_context_ = std::max(next_context_, next); }
 
@@ -67,7 +67,7 @@ public:
     /// counts.
     void fail(failure record) noexcept;
     void fail(failure_kind kind, errc code, int peer, std::string_view text, group const* about = nullptr) noexcept;
-    /// Reports what user code threw, in its own words.
+    /// The same for an exception of user code, with its own text.
     void fail(std::exception_ptr const& thrown) noexcept;
 
     /// A blocking call begins (+1) or ends (-1). Between the two, what this rank entered last is under way.
@@ -91,7 +91,7 @@ public:
         }
     };
     /// `co_await over.on->yield()`: the coroutine continues after the driver has gone through the transport once. For
-    /// long computations: between their pieces, messages and heartbeats are sent.
+    /// long computations, so that messages and heartbeats are sent between their pieces.
     [[nodiscard]] yielder yield() noexcept { return {*this}; }
 
     /// Whether a client is within an operation of all members of `ranks`: a step that has begun.
@@ -101,7 +101,7 @@ public:
         return false;
     }
 
-    /// Whether any client has mail that was not collected yet. Called by the thread that adds and removes clients.
+    /// Whether any client has mail that has not been collected yet. Called by the thread that adds and removes clients.
     [[nodiscard]] bool has_mail() const noexcept {
         for (mailbox_client const* c = clients_; c != nullptr; c = c->next_)
             if (c->has_mail()) return true;
@@ -125,18 +125,18 @@ protected:
     [[nodiscard]] time_point first_deadline() const noexcept {
         return first_ == nullptr ? never : first_->since_ + times_.collective + absent_;
     }
-    /// Time in which the scheduler asked to be driven and was not does not count towards deadlines: user code that runs
+    /// Time in which the scheduler should have been driven and was not does not count towards deadlines: user code that runs
     /// for long where no thread of the library drives, a stopped process, a machine that slept. After a long absence,
-    /// peers get time to be heard.
+    /// deadlines are extended, so that peers can be heard.
     void came_back() noexcept { came_back(due_); }
     void came_back(time_point expected) noexcept;
-    /// A wait is interrupted four times before its deadline, so that a process that was stopped for less notices.
+    /// A wait is interrupted four times before its deadline, so that a process that was stopped meanwhile notices it.
     [[nodiscard]] time_point next_look() const noexcept {
         return first_ == nullptr ? never : std::min(first_deadline(), driven_ + times_.collective / 4);
     }
     void goes_away(time_point due) noexcept {
         time_point const at = now();
-        if (at - driven_ > times_.verdict) came_back(driven_);  // stopped within a turn, whose own time all share
+        if (at - driven_ > times_.verdict) came_back(driven_);  // the process was stopped within a turn
         driven_ = std::max(driven_, at);
         due_ = due;
         polled_ = true;
@@ -190,8 +190,8 @@ private:
     std::uint64_t entered_ = 0;
     std::uint64_t bytes_sent_ = 0;
     std::uint32_t next_context_ = 1;
-    time_point driven_ = {};               // when we were driven last
-    time_point due_ = never;               // when we asked to be driven again
+    time_point driven_ = {};               // when this was driven last
+    time_point due_ = never;               // when it has to be driven again
     nanoseconds absent_{0};                // in total; an operation's since_ does not count it
     operation const* favoured_ = nullptr;  // the oldest wait when time was given last
     detail::waiter_queue ready_;

@@ -23,21 +23,21 @@
 
 namespace ddp {
 
-/// What one rank says of the memory that it offers. Travels as its bytes.
+/// What one rank says about the memory that it offers; sent as its bytes.
 struct memory_offer {
     std::uint64_t host = 0;                ///< see host_of; 0: this rank shares no memory
-    std::uint64_t bytes = 0;               ///< of its memory, without the header
+    std::uint64_t bytes = 0;               ///< size of its memory, without the header
     std::uint64_t refused = 0;             ///< 1: it has no room; 2: it cannot share; `text` says why
     std::array<std::uint64_t, 4> where{};  ///< how the others find it, in the transport's own form
-    bounded_text<96> text = {};            ///< for people
+    bounded_text<96> text = {};            ///< the reason, in words
 };
 
-/// How memory of this rank becomes visible to others: one object for each piece of memory, made by the transport.
+/// Makes memory of this rank visible to others: one object for each piece of memory, made by the transport.
 ///
-/// Models: memfd_sharing, inproc's.
+/// Models: memfd_sharing, and one of inproc_transport.
 class memory_sharing {
 public:
-    static constexpr std::size_t header_bytes = 4096;  ///< before the memory proper; zero at first
+    static constexpr std::size_t header_bytes = 4096;  ///< of a header before the memory; zero at first
 
     memory_sharing() = default;
     memory_sharing(memory_sharing const&) = delete;
@@ -51,10 +51,10 @@ public:
     virtual bool give(memory_offer const& peer) noexcept = 0;
     /// Receives what other ranks have given so far.
     virtual void take(std::span<memory_offer const> all) noexcept = 0;
-    /// That rank's header and memory; null if this rank cannot see them.
+    /// The header and memory of the rank with that offer; null if this rank cannot see them.
     virtual std::shared_ptr<std::byte> view(memory_offer const& peer) noexcept = 0;
     /// Replaces the first `bytes` of this rank's own header and memory by a copy that nobody else sees, at the same
-    /// address, the header last. False: they stay shared. Where ranks are threads nothing is done.
+    /// address, the header last. Returns false if they stay shared. Does nothing where ranks are threads.
     virtual bool keep(std::size_t /*bytes*/) noexcept { return true; }
     /// No more views will be taken: releases what only they needed.
     virtual void settle() noexcept {}
@@ -67,7 +67,7 @@ concept SharingTransport = Transport<T> && requires(T& t) {
     { t.share_memory() } -> std::same_as<std::unique_ptr<memory_sharing>>;
 };
 
-/// Memory of equal size of every rank of a group, of which this rank sees that of the ranks of its own host.
+/// Memory of equal size on every rank of a group. This rank sees that of the ranks of its own host.
 class shared_memory {
 public:
     /// `views`: one a rank, null for those of other hosts. `hosts`: where each rank is.
@@ -93,15 +93,15 @@ public:
     [[nodiscard]] std::span<std::size_t const> here() const noexcept { return here_; }
     /// The number of the host of each rank: 0 for that of rank 0, the others in the order of their lowest ranks.
     [[nodiscard]] std::span<std::size_t const> hosts() const noexcept { return hosts_; }
-    /// That rank's memory, on a page boundary. It must be on this host.
+    /// The memory of a rank of this host, on a page boundary.
     [[nodiscard]] std::byte* of(std::size_t rank) const noexcept {
         return views_[rank].get() + memory_sharing::header_bytes;
     }
-    /// This rank's, for as long as the result lives.
+    /// This rank's memory, which stays for as long as the result lives.
     [[nodiscard]] std::shared_ptr<std::byte> mine() const noexcept {
         return {views_[rank_], views_[rank_].get() + memory_sharing::header_bytes};
     }
-    /// A number that other ranks may store at that rank, such as the last round in which its memory was written.
+    /// A number beside the memory of that rank, which other ranks may write, such as the last round that wrote its memory.
     [[nodiscard]] std::atomic_ref<std::uint64_t> word(std::size_t rank) const noexcept {
         return std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t*>(views_[rank].get() + 64));
     }
@@ -170,7 +170,7 @@ namespace detail {
 /// The likely reason why memory that was offered cannot be seen.
 inline constexpr char const* why_blind = "are they in containers of their own, or short of address space, ulimit -v?";
 
-/// True once a process: only one line says that ranks do not see each other's memory.
+/// True the first time in a process: only one line says that ranks do not see each other's memory.
 [[nodiscard]] inline bool first_word_on_blindness() noexcept {
     static std::atomic<bool> said = false;
     return !said.exchange(true);
@@ -180,8 +180,8 @@ inline constexpr char const* why_blind = "are they in containers of their own, o
 /// Ranks of one host share the memory that each of them offers, if all ranks of the lane offer the same size. The
 /// result is the same on all ranks.
 ///
-/// Cost  an all-gather of small things, one for every 4 ranks of a host, and another; a descriptor for every pair of ranks of
-///       a host meanwhile.
+/// Cost  an all-gather of the offers, one of a byte a rank for every 4 ranks of a host, and one more of a byte; meanwhile a
+///       descriptor for every pair of ranks of a host.
 template <Transport T>
 task<> share_memory(lane<T> over, offered_memory mine, sharing_among among, sharing_result* result) {
     std::unique_ptr<memory_sharing> how = std::move(mine.how);

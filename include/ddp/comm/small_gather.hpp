@@ -16,7 +16,7 @@
 
 namespace ddp {
 
-/// What collectives without arithmetic move: any type that can be copied byte by byte.
+/// A type that collectives without arithmetic can move: one that can be copied byte by byte.
 template <class V>
 concept Movable = std::is_trivially_copyable_v<V> && !std::is_const_v<V> && !std::is_volatile_v<V>;
 
@@ -51,14 +51,16 @@ task<> bruck_all_gather(lane<T> over, mutable_bytes table, std::size_t block) {
 
 }  // namespace detail
 
-/// Small values of all ranks, over a lane: `table[r]` is rank r's; on entry only this rank's need be set.
+/// Gathers one small value of every rank on all ranks, over a lane: `table[r]` becomes rank r's. On entry only this rank's
+/// has to be set.
 ///
-/// Values  all bytes of a V travel: one with padding would send what lay in memory there before.
+/// table   size() values, one a rank. All bytes of a V are sent, padding included.
 /// Cost    ceil(log2 P) messages, (P-1) sizeof(V) bytes sent per rank; scratch for one table.
-/// Throws  collective_aborted inside the scheduler.
+/// Throws  collective_aborted inside the scheduler; usage_error if `table` has another size.
 template <Transport T, Movable V>
 task<> all_gather_small(lane<T> over, std::span<V> table) {
-    DDP_EXPECTS(table.size() == static_cast<std::size_t>(over.size()), "all_gather_small: one table entry a rank");
+    DDP_EXPECTS(table.size() == static_cast<std::size_t>(over.size()),
+                "all_gather_small: `table` needs one entry a rank");
     return detail::bruck_all_gather(over, as_mutable_bytes(table), sizeof(V));
 }
 

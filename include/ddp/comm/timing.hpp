@@ -1,5 +1,5 @@
 /// \file
-/// How long anything may take before it is a failure: every wait of the library is bounded by one of these.
+/// timing: how long anything may take before it is a failure. Every wait of the library is bounded by one of these times.
 #pragma once
 
 #include <chrono>
@@ -8,20 +8,21 @@
 
 namespace ddp {
 
-/// All on the transport's clock. No value may be zero: there is no "never".
+/// How long anything may take before it is a failure, in milliseconds on the transport's clock. Each is above zero and at most
+/// a week, and `dead` is at least twice `heartbeat`; otherwise making a communicator throws usage_error.
 struct timing {
     using milliseconds = std::chrono::milliseconds;
 
-    milliseconds heartbeat{250};      ///< a connection on which nothing else is sent carries one this often
-    milliseconds dead{3000};          ///< nothing heard for this long: the peer is silent
-    milliseconds collective{120000};  ///< one wait for one peer, counted from when it is awaited
-    milliseconds end_of_file{100};    ///< how long a closed connection waits for a record before it counts as a death
+    milliseconds heartbeat{250};      ///< how often a connection on which nothing else is sent carries a heartbeat
+    milliseconds dead{3000};          ///< a peer from which nothing has come for this long is silent (DDP-E203)
+    milliseconds collective{120000};  ///< of one wait for one peer, from when it is awaited (DDP-E204)
+    milliseconds end_of_file{100};    ///< a peer that closed without a record this long ago is dead (DDP-E202)
     milliseconds verdict{300};        ///< after a failure: how long ranks that have published no record are waited for
-    milliseconds handshake{3000};     ///< per connection
-    milliseconds join{30000};         ///< the whole job coming together
-    milliseconds shutdown{5000};      ///< a graceful end
+    milliseconds handshake{3000};     ///< of one connection, while the job comes together
+    milliseconds join{30000};         ///< until all ranks of the job have met (DDP-E201)
+    milliseconds shutdown{5000};      ///< of a clean end: how long a rank that leaves waits for its peers
 
-    /// Short times for tests: what takes seconds by default takes a fraction.
+    /// Shorter times, for tests of failures.
     [[nodiscard]] static timing for_tests() {
         return {.heartbeat = milliseconds{50},
                 .dead = milliseconds{1500},
@@ -31,6 +32,7 @@ struct timing {
                 .shutdown = milliseconds{1000}};
     }
 
+    /// Throws usage_error if the times make no sense.
     void validate() const {
         for (milliseconds const value : {heartbeat, dead, collective, end_of_file, verdict, handshake, join, shutdown})
             DDP_EXPECTS(value > milliseconds{0} && value <= std::chrono::hours{24 * 7},

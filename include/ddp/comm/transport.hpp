@@ -22,9 +22,9 @@
 
 namespace ddp {
 
-/// Of all deadlines.
+/// The clock of all deadlines.
 using monotonic_clock = std::chrono::steady_clock;
-/// A moment of that clock.
+/// A point in time on that clock.
 using time_point = monotonic_clock::time_point;
 /// A duration.
 using nanoseconds = std::chrono::nanoseconds;
@@ -38,7 +38,7 @@ struct identity {
     std::uint64_t index = 0;    ///< sequence number within the channel
     friend auto operator<=>(identity const&, identity const&) = default;
 };
-/// For tables of what is under way with whom. Every bit depends on every bit.
+/// A hash of peer and identity, for tables of operations in flight.
 [[nodiscard]] constexpr std::uint64_t hash_of(int peer, identity const& id) noexcept {
     std::uint64_t h = static_cast<std::uint64_t>(peer) * 0x9e3779b97f4a7c15u;
     h = (h ^ id.index) * 0xbf58476d1ce4e5b9u;
@@ -67,15 +67,15 @@ struct tag {
 
 /// Why a posted operation ended.
 enum class op_status : std::uint8_t {
-    pending,  ///< posted, and the transport's
+    pending,  ///< posted; the node belongs to the transport
     ok,       ///< the bytes have moved
     length,   ///< the message had another length than the receive (`length` says which); nothing may be read
     closed,   ///< the peer is gone
     aborted,  ///< abort() was called here
 };
 
-/// The caller's node of a posted operation: posting allocates nothing. From post_* until `run` has been called it is the
-/// transport's: only then may the results be read or the node destroyed.
+/// The caller's node for a posted operation, so that posting allocates nothing. From post_* until `run` is called it belongs
+/// to the transport; only then may the results be read or the node be destroyed.
 struct completion {
     using function = void (*)(completion&) noexcept;
     function run = nullptr;  ///< set by the owner; called once, from progress() or abort(), never from post_*
@@ -85,9 +85,10 @@ struct completion {
     std::uint64_t fingerprint = 0;          ///< of a receive: the sender's
     std::uint64_t length = 0;               ///< of a receive: the sender's number of bytes
 
-    /// Set by the caller, of a receive into memory that still holds something: the send that reads it. A message that
-    /// matches can come no earlier than that send was received.
+    /// Of a receive into memory that a send still reads: that send, set by the caller. The matching message cannot arrive
+    /// before the send has been received.
     completion const* reader = nullptr;
+    /// Whether that send is still pending.
     [[nodiscard]] bool read_elsewhere() const noexcept {
         return reader != nullptr && reader->status == op_status::pending;
     }
@@ -135,7 +136,7 @@ private:
     completion* tail_ = nullptr;
 };
 
-/// Text of bounded length that travels in a record. Longer text is cut, and ends in "...".
+/// Text of at most N bytes, as part of a record. Longer text is cut, and ends in "...".
 template <std::size_t N>
 struct bounded_text {
     std::array<char, N> chars{};
@@ -179,40 +180,40 @@ struct mark {
     }
 };
 
-/// One rank's record of a failure; also the form of the verdict. Trivially copyable: it travels as its bytes, between
-/// programs of one version on one kind of machine, which the handshake makes sure of.
+/// One rank's record of a failure; also the form of the verdict. Trivially copyable: it is sent as its bytes, between
+/// programs of one version on one kind of machine, which the handshake checks.
 struct failure {
-    failure_kind kind = failure_kind::idle;  ///< which decides
+    failure_kind kind = failure_kind::idle;  ///< what has happened
     bool is_verdict = false;        ///< published by the lowest rank that has published a record, adopted by the others
     errc code = errc::deadline;     ///< of the comm_error
-    std::int32_t rank = -1;         ///< who says it
-    std::int32_t peer = -1;         ///< of whom (in a verdict: the culprit)
+    std::int32_t rank = -1;         ///< the rank that publishes it
+    std::int32_t peer = -1;         ///< the rank that it is about (in a verdict: the culprit); -1: none
     bool inside = false;            ///< `rank` was within an operation: what it entered last had not ended
     std::uint8_t reserved[3] = {};  // where padding would be
-    identity operation;             ///< during which message
-    std::uint64_t waited_ns = 0;    ///< how long `rank` has been waiting
+    identity operation;             ///< of the message during which it happened
+    std::uint64_t waited_ns = 0;    ///< how long `rank` has been waiting, in nanoseconds
     mark entered;                   ///< what `rank` has entered last, in the group that the record is about
-    bounded_text<640> text;         ///< what happened, for people
+    bounded_text<640> text;         ///< what happened, in words
 };
 static_assert(std::is_trivially_copyable_v<failure> && std::has_unique_object_representations_v<failure>,
               "no padding may travel");
 
-/// What is known of a rank.
+/// What this rank knows about a rank.
 struct report {
-    /// What a rank has said last.
+    /// The last that was heard from a rank.
     enum class state : std::uint8_t {
         silent,  ///< nothing: it is connected, and has published no record
         left,    ///< goodbye: it has exited cleanly
         spoke,   ///< it has published `record`
         closed,  ///< its connection ended without a goodbye
     };
-    state is = state::silent;  ///< what this rank has said last
+    state is = state::silent;  ///< the last that was heard from it
     failure record = {};       ///< its record, if `is` is state::spoke
-    /// For a closed rank: no rank that can be asked reaches it. False: one of them may still pass its record on.
+    /// Of a closed rank: no rank that can be asked has a connection to it. False: one of them may still forward its record.
     bool confirmed = true;
 };
 
-/// Has a rank among others.
+/// Has a rank, between 0 and size() - 1, and the number of ranks.
 template <class T>
 concept Ranked = requires(T const& t) {
     { t.rank() } -> std::convertible_to<int>;
@@ -223,7 +224,7 @@ concept Ranked = requires(T const& t) {
 ///
 /// What the compiler cannot check, and every model promises:
 ///  1. Order    messages of one (peer, identity) are received in the order they were sent; receives match in the order
-///              they were posted. Different identities are independent: a message nobody has posted a receive for yet
+///              they were posted. Different identities are independent: a message for which no receive is posted yet
 ///              delays no other permanently.
 ///  2. Buffers  `out` and `in` stay untouched by the caller until the completion has run. While a receive's `reader` is
 ///              pending, nothing but the matching message is written to `in`; otherwise anything may be.
@@ -234,12 +235,12 @@ concept Ranked = requires(T const& t) {
 ///              sent before has been received.
 ///  5. Threads  one thread at a time per object, except wake(); different objects are independent.
 ///  6. Failure  abort() publishes this rank's record, completes every posted operation (aborted, unless it has ended)
-///              before it returns, and touches no posted buffer afterwards, unless its page says so: then it has
-///              `bool still_writes() const`, and calls wait for that before they throw. What is posted
-///              later completes as aborted. A second abort() replaces the record (by the verdict).
+///              before it returns, and touches no posted buffer afterwards. A transport that cannot promise the last has
+///              `bool still_writes() const`; calls then wait, for timing.verdict at most, until it is false before they
+///              throw. What is posted later completes as aborted. A second abort() replaces the record (by the verdict).
 ///  7. Sleep    progress() sleeps until something may move, wake() was called since the last progress(), or `until`; a
 ///              time in the past polls. It returns whether reports() has changed.
-///  8. Memory   messages that nobody has posted a receive for are taken in up to a bound; the sends of others wait.
+///  8. Memory   messages for which no receive is posted yet are stored up to a limit; beyond it, their sends wait.
 ///
 /// Models: inproc_transport, virtual_transport, tcp_transport, mpi_transport.
 template <class T>
@@ -254,8 +255,9 @@ concept Transport = Ranked<T> && requires(T& t, int peer, tag what, const_bytes 
     { t.now() } -> std::same_as<time_point>;
 };
 
-/// Refinement: a transport that wants to be driven at times even when nobody waits (heartbeats). A communicator over it
-/// keeps a thread for that.
+/// Refinement: a transport that must be driven at certain times even when nobody waits, to send heartbeats.
+///
+///  next_timer()   when progress() has to run next
 template <class T>
 concept TimedTransport = Transport<T> && requires(T const& t) {
     { t.next_timer() } -> std::same_as<time_point>;
@@ -263,10 +265,10 @@ concept TimedTransport = Transport<T> && requires(T const& t) {
 
 /// Refinement: a transport whose peers say, in their heartbeats, what they have entered.
 ///
-///  entered(mark)    this rank's own, to be sent
-///  mark_of(peer)    the last one heard of a peer
-///  overdue_peer()   a connected peer that has been silent for timing.dead, if there is one
-///  last_heard(peer) when it was heard last
+///  entered(mark)      sets this rank's own mark, which heartbeats carry
+///  mark_of(peer)      the last mark heard from a peer
+///  overdue_peer()     a connected peer that has been silent for timing.dead, if there is one
+///  last_heard(peer)   when the peer was last heard from
 template <class T>
 concept WatchfulTransport = Transport<T> && requires(T& t, mark const& mine, int peer) {
     t.entered(mine);
@@ -307,8 +309,8 @@ enum class message_path : std::uint8_t {
 
 /// Refinement: a transport that knows which messages go through memory.
 ///
-///  through_memory(a, b)   whether those between ranks a and b do (see message_path), the same on every rank and transitive;
-///                         nothing: not known
+///  through_memory(a, b)   whether those between ranks a and b do (see message_path): the same answer on every rank, and
+///                         transitive; std::nullopt: not known
 template <class T>
 concept PathTransport = Transport<T> && requires(T const& t, int rank) {
     { t.through_memory(rank, rank) } -> std::same_as<std::optional<bool>>;

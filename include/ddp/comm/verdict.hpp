@@ -13,12 +13,14 @@
 
 namespace ddp {
 
-/// A peer, or the way to it, failed: the verdict of all ranks. what() says who, in which operation, and why.
+/// The job has failed: the verdict, the same on every rank. what() says who is at fault, in which operation, and why; code()
+/// says what kind of failure it was (docs/errors.md).
 class comm_error : public error {
 public:
     explicit comm_error(failure const& verdict)
         : error(verdict.code, detail::printable(verdict.text.view())), verdict_(verdict) {}
 
+    /// All of it.
     [[nodiscard]] failure const& verdict() const noexcept { return verdict_; }
     /// The rank that is at fault; -1 where it cannot be told.
     [[nodiscard]] int culprit() const noexcept { return verdict_.peer; }
@@ -27,10 +29,10 @@ private:
     failure verdict_;
 };
 
-/// What to tell people about a fault. `reports` are those it was found in.
+/// A fault in words. `reports` are those it was found in.
 [[nodiscard]] std::string describe(fault const& found, std::span<report const> reports);
 
-/// From each rank's report to the verdict that all ranks throw: the culprit, the code, and the words.
+/// Turns the reports of all ranks into the verdict that every rank throws: culprit, code and text.
 [[nodiscard]] failure decide(std::span<report const> reports, nanoseconds collective);
 
 }  // namespace ddp

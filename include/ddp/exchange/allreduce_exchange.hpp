@@ -1,5 +1,5 @@
 /// \file
-/// allreduce_exchange: any allreduce algorithm as an exchange, which keeps nothing.
+/// allreduce_exchange: any allreduce algorithm as an exchange without state.
 #pragma once
 
 #include <cstddef>
@@ -13,11 +13,13 @@
 
 namespace ddp {
 
-/// The sum of the addends as the algorithm adds them, times the factor. Elements are sent in the model's own type.
+/// The sum of the ranks' gradients as the algorithm adds them, times the factor. Elements are sent in the model's own type.
 ///
-/// A SlicedAllreduceOver posts early and stops half-way where each rank steps its slice; one that can only sum does all at
-/// once, everywhere; a BlockingAllreduceOver sums in finish().
-/// Cost and order of summation: the algorithm's.
+/// A SlicedAllreduceOver posts early and, with update::sharded, stops after its reduce; one that can only sum does everything
+/// at once, on every rank; a BlockingAllreduceOver sums in finish().
+///
+/// Cost    and order of summation: those of the algorithm.
+/// Throws  usage_error when a trainer is made, if the algorithm was made for other ranks.
 template <class A>
 struct allreduce_exchange {
     A algorithm = {};                   ///< how the addends are summed

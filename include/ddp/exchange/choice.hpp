@@ -1,5 +1,6 @@
 /// \file
-/// Where a trainer takes an allreduce algorithm or an exchange: which of the two it was given, and what it makes of that.
+/// choice: a trainer takes an allreduce algorithm or an exchange; this tells which of the two it was given, and makes an
+/// exchange of it.
 #pragma once
 
 #include <memory>
@@ -19,7 +20,8 @@ namespace ddp::detail {
 template <class X, class E>
 inline constexpr bool is_exchange = requires(X const& policy, exchange_plan<E> const& plan) { policy.prepare(plan); };
 
-/// X is checked as what it is, by one concept, so that an error names what X lacks; the other one is met by these.
+/// X is checked by the one concept that it is meant to satisfy, so that an error names what X lacks. For the other concept,
+/// these stand in.
 template <class X, class E>
 using algorithm_among = std::conditional_t<is_exchange<X, E>, automatic_allreduce, X>;
 template <class X, class E>

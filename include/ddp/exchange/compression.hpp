@@ -1,5 +1,5 @@
 /// \file
-/// compression: what exchanges that send less keep in common: what they have left out, and figures about it.
+/// compression: the common state of exchanges that send less: what they have left out, and statistics.
 #pragma once
 
 #include <algorithm>
@@ -19,14 +19,14 @@
 
 #if defined(__clang__)
 #pragma clang diagnostic push
-#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers' checks keep loops scalar, and nobody minds
+#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers' checks keep loops scalar
 #endif
 
 namespace ddp::detail {
 
 namespace kernels {
 
-/// out = data * factor, rounded; plus left, where there is some.
+/// out = data * factor, rounded; the second form adds `left`.
 template <Element E>
 DDP_KERNEL void contribution(E const* data, E factor, E* out, std::size_t count) {
     DDP_NO_CONTRACTION
@@ -39,7 +39,7 @@ DDP_KERNEL void contribution(E const* data, E factor, E const* left, E* out, std
     DDP_INDEPENDENT
     for (std::size_t i = 0; i < count; ++i) out[i] = data[i] * factor + left[i];
 }
-/// left = wanted - sent; 0 where that is not finite: one step's NaN stays that step's.
+/// left = wanted - sent; 0 where that is not finite, so that a NaN does not reach later steps.
 template <Element E>
 DDP_KERNEL void leave_out(E const* wanted, E const* sent, E* left, std::size_t count) {
     DDP_NO_CONTRACTION
@@ -66,7 +66,7 @@ DDP_KERNEL void add_squares(E const* wanted, E const* sent, std::size_t count, d
 
 }  // namespace kernels
 
-/// What direct_allreduce::sum of `count` elements sends on a rank.
+/// Bytes that direct_allreduce::sum of `count` elements sends on a rank.
 template <Element E>
 [[nodiscard]] std::size_t direct_bytes(std::size_t count, int rank, int ranks) {
     slice_cuts<E> const cuts(count, ranks);
@@ -86,35 +86,35 @@ public:
     [[nodiscard]] exchange_plan<E> const& plan() const noexcept { return plan_; }
     [[nodiscard]] exchange_bucket const& bucket(std::size_t b) const noexcept { return plan_.buckets[b]; }
     [[nodiscard]] bool feedback() const noexcept { return !left_.empty(); }
-    /// Empty without feedback.
+    /// What was left out of bucket b; empty without feedback.
     [[nodiscard]] std::span<E> left(std::size_t b) noexcept {
         return left_.empty() ? std::span<E>() : std::span<E>(left_[b]);
     }
 
-    /// out = what this rank wants to add to the mean: elements [at, at + out.size()) of the bucket's data times factor, and
-    /// what was left out of them.
+    /// out = what this rank wants to add to the mean: elements [at, at + out.size()) of the bucket's data times factor, plus
+    /// what was left out of them before.
     void contribution(std::size_t b, E const* data, E factor, std::size_t at, std::span<E> out) noexcept {
         if (feedback())
             kernels::contribution(data + at, factor, left_[b].data() + at, out.data(), out.size());
         else
             kernels::contribution(data + at, factor, out.data(), out.size());
     }
-    /// Whether sent() has to be told.
+    /// Whether sent() has to be called in this step.
     [[nodiscard]] bool asks(std::size_t b) const noexcept { return feedback() || figures_[b].looks(); }
-    /// Of what was wanted from element `at` on, `sent` is what the peers receive.
+    /// Records that peers receive `sent` instead of `wanted`, from element `at` of the bucket on.
     void sent(std::size_t b, std::size_t at, std::span<E const> wanted, std::span<E const> sent) noexcept {
         if (feedback()) kernels::leave_out(wanted.data(), sent.data(), left_[b].data() + at, wanted.size());
         if (figures_[b].looks()) kernels::add_squares(wanted.data(), sent.data(), wanted.size(), figures_[b].squares);
     }
 
-    /// A step of bucket b that changes something begins: what it sends instead of the bucket, in bytes.
+    /// Begins a step of bucket b that changes values; it sends so many bytes instead of the bucket.
     void begin(std::size_t b, std::size_t bytes) noexcept {
         std::uint64_t const ranks = static_cast<std::uint64_t>(plan_.ranks);
         dense_ += (plan_.sharded ? 1 : 2) * bucket(b).count * sizeof(E) * (ranks - 1) / ranks;
         sent_ += bytes;
         if (figures_[b].steps++ % figure::every == 0) figures_[b].squares[0] = figures_[b].squares[1] = 0;
     }
-    /// Zero again between the parameters of a bucket, whatever its mean has left there.
+    /// Sets the gaps between the parameters of a bucket to zero again.
     void clear_gaps(std::size_t b, std::span<E> data) const noexcept {
         std::size_t at = 0;
         for (exchange_piece const& piece : bucket(b).pieces) {
@@ -124,7 +124,7 @@ public:
         }
         std::fill(data.begin() + static_cast<std::ptrdiff_t>(at), data.end(), E(0));
     }
-    /// Adds the time it lives.
+    /// Adds its own lifetime to statistics().time.
     class stopwatch {
     public:
         explicit stopwatch(compression& of) noexcept : of_(of), since_(monotonic_clock::now()) {}
@@ -147,7 +147,7 @@ public:
             .dense_bytes = dense_, .sent_bytes = sent_, .error = all > 0 ? std::sqrt(missed / all) : 0, .time = time_};
     }
 
-    /// Shows elements of an array like the bucket that lie in its parameters.
+    /// Shows elements [begin, end) of bucket b, which `all` holds, parameter by parameter, without the gaps.
     static void show(exchange_plan<E> const& plan, std::size_t b, std::string_view name, std::span<E> all,
                      std::size_t begin, std::size_t end, bool per_rank, state_visitor visit) {
         for (exchange_piece const& piece : plan.buckets[b].pieces) {

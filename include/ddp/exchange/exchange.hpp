@@ -1,5 +1,5 @@
 /// \file
-/// Exchange: what makes the mean gradient of a bucket out of what each rank has. A policy with state of its own.
+/// Exchange: makes the mean gradient of a bucket from what each rank has. A policy with state of its own.
 #pragma once
 
 #include <chrono>
@@ -25,7 +25,7 @@ namespace ddp {
 
 /// One parameter of the model, as it is declared.
 struct exchange_parameter {
-    std::string name;                ///< as the model calls it
+    std::string name;                ///< its name in the model
     std::vector<std::size_t> shape;  ///< outermost dimension first
 };
 
@@ -37,20 +37,20 @@ struct exchange_piece {
     std::size_t count = 0;      ///< how many there are
 };
 
-/// One bucket: elements [begin, begin + count) of the arena. What lies between its pieces is zero on every rank.
+/// One bucket: elements [begin, begin + count) of the arena. Elements between its pieces are zero on every rank.
 struct exchange_bucket {
     std::size_t begin = 0;                    ///< its first element, counted in the arena
     std::size_t count = 0;                    ///< its elements
-    std::vector<exchange_piece> pieces = {};  ///< ascending
+    std::vector<exchange_piece> pieces = {};  ///< in ascending order of `begin`
     std::vector<std::size_t> cuts = {};       ///< P + 1 positions in the bucket; slice r is [cuts[r], cuts[r+1])
 };
 
-/// What a policy is told once, when a trainer is made. The same on every rank but for `rank`.
+/// What a policy is told once, when a trainer is made. The same on every rank, except `rank`.
 template <Element E>
 struct exchange_plan {
     int rank = 0;                                ///< this rank, in the trainer's communicator
     int ranks = 1;                               ///< their number, P
-    bool sharded = false;                        ///< each rank steps its own slice; the mean is asked for nowhere else
+    bool sharded = false;                        ///< each rank steps its own slice, and needs the mean of no other
     std::vector<exchange_parameter> parameters;  ///< in the model's order
     std::vector<exchange_bucket> buckets;        ///< in the order of the arena
 };
@@ -65,26 +65,26 @@ struct bucket_exchange {
     E const* factor = nullptr;               ///< read after go: 1 / (samples of all ranks), or 0 where there were none
 };
 
-/// What a policy keeps from step to step, where that is nothing.
+/// The state of a policy that keeps nothing from step to step.
 struct no_exchange_state {
     void for_each_state(state_visitor /*visit*/) const noexcept {}
 };
 
 /// What an exchange that sends less than the gradients themselves has done since the trainer was made, on this rank.
 struct exchange_statistics {
-    std::uint64_t dense_bytes =
-        0;  ///< what a reduce-scatter would have sent, and an all-gather unless the update is sharded
-    std::uint64_t sent_bytes = 0;  ///< what it has sent instead
-    double error = 0;  ///< of the last step that was looked at, one in 16: |left out| / |contribution|, 2-norms
-    std::chrono::nanoseconds time{};  ///< spent in converting, selecting and restoring
+    /// Bytes that a reduce-scatter would have sent, and an all-gather as well unless the update is sharded.
+    std::uint64_t dense_bytes = 0;
+    std::uint64_t sent_bytes = 0;     ///< bytes sent instead
+    double error = 0;                 ///< |left out| / |contribution| (2-norms) in the last step measured, one in 16
+    std::chrono::nanoseconds time{};  ///< processing time: converting, selecting and restoring
 
-    /// How many times less was sent; 1 where nothing was.
+    /// dense_bytes / sent_bytes; 1 if nothing has been sent.
     [[nodiscard]] double ratio() const noexcept {
         return sent_bytes == 0 ? 1 : static_cast<double>(dense_bytes) / static_cast<double>(sent_bytes);
     }
 };
 
-/// Is called with each piece of the state that is the same on all ranks.
+/// Called with each piece of the state that is the same on all ranks.
 using shared_state_visitor = function_ref<void(const_bytes)>;
 
 /// What prepare() of an exchange returns.
@@ -92,36 +92,37 @@ template <class X, class E>
 using exchange_state =
     std::remove_cvref_t<decltype(std::declval<X const&>().prepare(std::declval<exchange_plan<E> const&>()))>;
 
-/// Makes means of gradients. The policy is an aggregate of settings; what it keeps is in an object of its own, which the
-/// library holds for as long as the trainer lives, at one place.
+/// Makes means of gradients. The policy is an aggregate of settings; its state is an object of its own, which the library
+/// holds for as long as the trainer lives, and never moves.
 ///
 ///  name, hash()                     for messages; ranks compare both, so hash() covers every setting
-///  validate(parameters)             optional: throws usage_error where settings mean nothing (for such a model); before ranks
-///                                   have heard of each other's trainers, so that each says it for itself
-///  check_group(group)               optional: throws usage_error, likewise, where it was made for other ranks than these
+///  validate(parameters)             optional: throws usage_error if settings make no sense (for this model). Called before
+///                                   ranks exchange anything about the trainer, so each rank reports it for itself
+///  check_group(group)               optional: throws usage_error, at the same time, if the policy was made for other ranks
 ///  prepare(plan)                    returns the state for all buckets, as it is before the first step
 ///  everywhere(plan, bucket)         whether exchange leaves the mean of this bucket on every rank, or slice r on rank r only
-///  exchange(self, lane, state, what)  a coroutine, one a bucket and step; those of several buckets run at once. Posts, into
-///                                   memory of its own, what peers can send without our data; awaits what.go; then reads,
-///                                   sends and adds. Leaves in what.data the sum over ranks times the factor.
-///  gather(self, lane, state, what)  a coroutine that brings every rank's slice of the mean to all: called after exchange
-///                                   where a rank needs more than exchange has left it
-///  state.for_each_state(visit)      shows all that has to be kept for training to go on from there as if it had not ended.
-///                                   Called between steps; what is shown may be written
-///  state.for_each_shared(visit)     optional, const: shows, as bytes and in one order, what of the state is the same on all
-///                                   ranks. They compare a part of it in each step, as they do with values
-///                                   (training_options::agreement_steps). Called between steps; allocates nothing, throws nothing
+///  exchange(self, lane, state, what)  a coroutine for each bucket and step; those of several buckets run at once. Posts
+///                                   receives, into memory of its own, of what peers can send without this rank's data; awaits
+///                                   what.go; then reads, sends and adds. Leaves in what.data the sum over ranks times the
+///                                   factor
+///  gather(self, lane, state, what)  a coroutine that brings every rank's slice of the mean to all: called after exchange if a
+///                                   rank needs more than exchange has left it
+///  state.for_each_state(visit)      shows everything that has to be kept for training to continue later as if it had not been
+///                                   interrupted. Called between steps; what is shown may be written
+///  state.for_each_shared(visit)     optional, const: shows, as bytes and in one order, the parts of the state that are the
+///                                   same on all ranks. Ranks compare some of them in each step, as they do with values
+///                                   (training_options::agreement_steps). Called between steps; allocates and throws nothing
 ///  state.statistics()               optional: exchange_statistics, called between steps
 ///
 /// What the compiler cannot check, and every policy promises:
-///  1. Bits     every rank ends with the same bits. Rounding for the wire on the way back belongs into exchange if sharded and
-///              replicated updates are to give the same bits: gather is not called where nobody needs it.
-///  2. Wire     elements on the wire are of any type; messages go through the lane only (its phases 0 to 2), their sizes are
-///              known from the plan, and arithmetic stands in plain DDP_KERNEL functions.
-///  3. Zero     where the factor is 0 the messages go all the same, and nothing else happens: the result is not used, and the
-///              state stays as it was.
-///  4. Between  when the coroutines of a step have ended, nothing is posted and nothing in flight.
-///  5. Gaps     what lies between the pieces of a bucket is zero afterwards, as it was before.
+///  1. Bits     every rank ends with the same bits. If sharded and replicated updates are to give the same bits, rounding of
+///              the means that are sent back belongs in exchange, because gather is not called if no rank needs it.
+///  2. Wire     elements on the wire may be of any type. Messages go through the lane only (its phases 0 to 2), their sizes
+///              are known from the plan, and arithmetic is in plain DDP_KERNEL functions.
+///  3. Zero     if the factor is 0, the same messages are sent and nothing else happens: the result is not used, and the state
+///              stays as it was.
+///  4. Between  when the coroutines of a step have ended, nothing is posted and nothing is in flight.
+///  5. Gaps     elements between the pieces of a bucket are zero afterwards, as they were before.
 ///  6. Early    scratch and state are made in prepare or come from the pool (ddp::scratch): steps allocate nothing.
 template <class X, class T, class E>
 concept ExchangeOver =
@@ -136,11 +137,12 @@ concept ExchangeOver =
         state.for_each_state(visit);
     };
 
-/// Refinement: exchanges while the caller waits, moves nothing else meanwhile, and waits without a deadline for a rank that
-/// does not come. A trainer calls it only in finish(), after every rank has said that it is there too; nothing overlaps.
+/// Refinement: exchanges on the calling thread. Nothing else of the library makes progress meanwhile, and a rank that does not
+/// come is waited for without a deadline. A trainer therefore calls it only in finish(), after every rank has said that it is
+/// there; nothing overlaps.
 ///
-///  exchange_blocking(self, lane, state, what)   on the thread that drives; then exchange() is called for nothing but
-///                                                     to await what.go
+///  exchange_blocking(self, lane, state, what)   exchanges on the thread that drives; exchange() is then called only to await
+///                                               what.go
 template <class X, class T, class E>
 concept BlockingExchangeOver =
     ExchangeOver<X, T, E> && requires(X self, lane<T> over, exchange_state<X, E>& state, bucket_exchange<E> what) {
@@ -149,8 +151,8 @@ concept BlockingExchangeOver =
 
 namespace detail {
 
-/// An exchange of buckets of one trainer behind a virtual call a bucket and stage, so that the step is compiled once for
-/// all of them.
+/// An exchange of the buckets of one trainer behind one virtual call for each bucket and stage, so that the step is compiled
+/// once for all exchanges.
 template <Transport T, Element E>
 class exchange_model {
 public:
@@ -163,7 +165,7 @@ public:
     [[nodiscard]] virtual std::uint64_t hash() const = 0;
     virtual void check_group(group const& ranks) const = 0;
     virtual void validate(std::span<exchange_parameter const> parameters) const = 0;
-    /// Comes before all below.
+    /// Called before everything below.
     virtual void prepare(exchange_plan<E> const& plan) = 0;
     [[nodiscard]] virtual bool everywhere(exchange_plan<E> const& plan, std::size_t bucket) const = 0;
     [[nodiscard]] virtual task<> exchange(lane<T> over, bucket_exchange<E> what) = 0;
@@ -171,10 +173,10 @@ public:
     [[nodiscard]] virtual bool blocking() const = 0;
     virtual void exchange_blocking(lane<T> over, bucket_exchange<E> what) = 0;
     virtual void for_each_state(state_visitor visit) = 0;
-    /// Of that, what all ranks hold alike.
+    /// The parts of it that are the same on all ranks.
     virtual void for_each_shared(shared_state_visitor visit) const noexcept = 0;
     [[nodiscard]] virtual exchange_statistics statistics() const = 0;
-    /// Whether ranks that see each other's memory may do it there instead: the canonical sum, times the factor.
+    /// Whether ranks that see each other's memory may compute the canonical sum times the factor there instead.
     [[nodiscard]] virtual bool in_memory() const = 0;
 };
 

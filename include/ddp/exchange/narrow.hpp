@@ -1,5 +1,5 @@
 /// \file
-/// narrow_exchange: gradients travel as numbers of 16 or 8 bits, and are added as what they are.
+/// narrow_exchange: gradients are sent as numbers of 16 or 8 bits, and added in the model's own type.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,8 @@ namespace ddp {
 
 namespace detail {
 
-/// How elements travel: encode and decode work on any number of them; what is cut at multiples of narrow_block stays the same.
+/// How elements are sent. encode and decode work on any number of them; cutting an array at multiples of narrow_block does not
+/// change the result.
 inline constexpr std::size_t narrow_block = 1024;
 
 template <class Format>
@@ -55,26 +56,28 @@ static_assert(narrow_block % kernels::int8_group == 0);
 
 }  // namespace detail
 
-/// Each rank sends what it contributes to the mean (its gradient / samples of all ranks) in a narrow form, each slice to its owner;
-/// the owner adds them in the model's own type, rounds the mean to the narrow form, and sends that to all.
+/// Each rank rounds its contribution to the mean (its gradient / samples of all ranks) to a narrow form, and sends each slice
+/// to its owner. The owner adds the contributions in the model's own type, rounds the mean to the narrow form, and sends it
+/// to all.
 ///
-/// Cost    b bytes in all of a bucket's narrow form (2 n, or n + 4 ceil(n / 256)): b (P-1)/P sent per rank, and as much again
-///         with a replicated update; 2 steps of latency; scratch of 2b bytes. With update::sharded the means stay with their
-///         owners, and new values travel as they are.
-/// Error   two roundings, whatever P. With feedback, what a rank's rounding leaves out is added to its next contribution, and
-///         what the owner's rounding leaves out to its next mean: over many steps nothing is lost.
-/// Sums    the canonical tree over the ranks' decoded contributions. The same bits for both updates; others than without it,
-///         and others for other bucket plans if the format has groups (int8). One rank alone rounds as well.
-/// NaN     a contribution that is not finite makes the mean of that element (int8: of its group of 256) NaN or infinite, and
-///         leaves nothing behind.
-/// Source  Wire's roundings: PyTorch's fp16_compress_hook and bf16_compress_hook, which add in the narrow type; the two steps
-///         as in ByteGrad (Gan et al., "Bagua", VLDB 2021); feedback as in Tang et al., "DoubleSqueeze", ICML 2019.
+/// Cost    b (P-1)/P bytes sent per rank and bucket, where b is the size of the bucket's n elements in the narrow form: 2 n,
+///         or n + 4 ceil(n / 256) for int8. With update::replicated as much again for the means; with update::sharded these
+///         stay with their owners, and new values are sent in the model's type. 2 steps of latency; scratch of about 3 b
+///         bytes (sharded: 2 b).
+/// Error   two roundings for any P. With feedback, what a rank's rounding leaves out is added to its next contribution, and
+///         what the owner's rounding leaves out to its next mean, so nothing is lost over many steps.
+/// Sums    the canonical tree over the ranks' decoded contributions. Both updates give the same bits, which differ from those
+///         without this exchange, and, if the format has groups (int8), between bucket plans. One rank alone rounds as well.
+/// NaN     a contribution that is not finite makes the mean of that element (int8: of its group of 256) NaN or infinite; what
+///         is kept for later steps stays finite.
+/// Source  sending 16 bits: PyTorch's fp16_compress_hook and bf16_compress_hook, which add in the narrow type; the two steps:
+///         ByteGrad (Gan et al., "Bagua", VLDB 2021); feedback: Tang et al., "DoubleSqueeze", ICML 2019.
 template <class Wire>
 struct narrow_exchange {
     static constexpr char const* name = Wire::name;
 
-    bool feedback =
-        Wire::feedback;  ///< keeps what roundings leave out: n elements a rank, and n/P of the means it owns
+    /// Keeps what roundings leave out: memory for n elements a rank, and n/P more for the means that it owns.
+    bool feedback = Wire::feedback;
 
     [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, feedback); }
 
@@ -143,7 +146,7 @@ struct narrow_exchange {
 
         bool const used = *what.factor != 0;
         if (used) kept.own_.begin(what.bucket, total - bytes_of(me) + (returns ? (ranks - 1) * bytes_of(me) : 0));
-        for (std::size_t d = 1; d <= ranks; ++d) {  // our own last
+        for (std::size_t d = 1; d <= ranks; ++d) {  // its own last
             std::size_t const r = (me + d) % ranks;
             if (used) encode(kept, what, r, out(r), blocks.as<E>());
             if (r != me) over.send(sends[r], static_cast<int>(r), out(r));
@@ -177,7 +180,7 @@ struct narrow_exchange {
     }
 
 private:
-    /// Our contribution to slice r.
+    /// This rank's contribution to slice r.
     template <Element E>
     static void encode(state<E>& kept, bucket_exchange<E> const& what, std::size_t r, mutable_bytes out,
                        std::span<E> space) {
@@ -195,7 +198,7 @@ private:
             to += Wire::bytes(count);
         }
     }
-    /// The mean of our slice, rounded, from all contributions.
+    /// The mean of this rank's slice, rounded, from all contributions.
     template <Element E>
     static void add_up(state<E>& kept, bucket_exchange<E> const& what, std::span<std::byte const* const> from,
                        mutable_bytes out, std::span<E> space) {
@@ -231,11 +234,12 @@ private:
     }
 };
 
-/// 2 bytes an element, the range of float, 8 bits of precision: the first thing to try.
+/// 2 bytes an element, with the range of float and 8 bits of precision: the first exchange to try.
 using bfloat16_exchange = narrow_exchange<detail::sixteen_bit_wire<bfloat16>>;
-/// 2 bytes an element, 11 bits of precision; contributions from 65520 on become infinite, below 2^-25 zero.
+/// 2 bytes an element, 11 bits of precision. Contributions of magnitude 65520 or more become infinite, those of 2^-25 or less
+/// zero.
 using half_exchange = narrow_exchange<detail::sixteen_bit_wire<half>>;
-/// 1 byte an element and 4 for each 256, which share a scale. With feedback, unless told otherwise.
+/// 1 byte an element, and 4 for the scale of each group of 256. Feedback is on by default.
 using int8_exchange = narrow_exchange<detail::int8_wire>;
 
 }  // namespace ddp

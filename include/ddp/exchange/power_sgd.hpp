@@ -1,5 +1,5 @@
 /// \file
-/// power_sgd_exchange: gradients of matrices travel as products of two thin ones.
+/// power_sgd_exchange: gradients of matrices are sent as products of two thin matrices.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@
 
 #if defined(__clang__)
 #pragma clang diagnostic push
-#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers' checks keep loops scalar, and nobody minds
+#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers' checks keep loops scalar
 #endif
 
 namespace ddp {
@@ -86,7 +86,7 @@ DDP_KERNEL void product_of_thin(E const* left, E const* right, E* matrix, std::s
             }
         }
 }
-/// Makes the columns of left orthonormal: Gram-Schmidt in double, each column twice. One that the columns before it span becomes 0.
+/// Makes the columns of left orthonormal: Gram-Schmidt in double, twice a column. One that depends on those before becomes 0.
 template <Element E>
 DDP_KERNEL void orthonormalise(E* left, std::size_t rows, std::size_t rank) {
     DDP_NO_CONTRACTION
@@ -122,32 +122,33 @@ DDP_KERNEL void orthonormalise(E* left, std::size_t rows, std::size_t rank) {
 
 }  // namespace detail::kernels
 
-/// The gradient of a matrix of m rows and n columns travels as P (m x rank) and Q (n x rank), both summed over the ranks: P = M Q
-/// with the Q of the step before, made orthonormal; then Q = M^T P; the mean is P Q^T. What that leaves out of a rank's
-/// contribution is added to its next one.
+/// The gradient M of a matrix of m rows and n columns is sent as two thin matrices, P (m x rank) and Q (n x rank): P = M Q with
+/// the Q of the step before; P is summed over the ranks and made orthonormal; then Q = M^T P is summed; the mean is P Q^T.
+/// What that leaves out of a rank's contribution is added to its next one.
 ///
-/// Matrices are parameters of two dimensions or more, seen as the first by all others; of one that lies in several buckets, the
-/// whole rows in each; where these are too few, nothing of it is compressed. A matrix is left as it is, with vectors and rows that a bucket cuts, unless (m + n) rank
-/// min_compression_rate < m n: all those travel in one message with P.
+/// A parameter of two dimensions or more is a matrix: its first dimension by all others. If it lies in several buckets, its
+/// whole rows in each bucket are a matrix. A matrix is compressed if (m + n) rank min_compression_rate < m n. All others,
+/// vectors, and rows that a bucket cuts are sent as they are, in one message with P.
 ///
-/// Cost    in two sums, one after the other, of rank m + v and rank n elements, of all matrices of a bucket, v elements left as they
-///         are: 2 (P-1)/P of it sent per rank, 4 steps of latency; 2 m n rank multiplications each for P, Q and the product.
-///         With update::sharded the same, and new values travel besides.
-/// Error   with feedback what is left out travels later.
-/// Sums    P and Q in the canonical tree; P made orthonormal in double, by the same code on all ranks. The same bits for both
-///         updates; others for other bucket plans, where these cut matrices.
-/// NaN     a mean P or Q that is not finite makes the whole matrix NaN; what was left out before stays, and Q is drawn anew.
-/// Throws  usage_error where a trainer is made: rank 0, min_compression_rate below 1, no parameter that it can compress.
-/// Source  Vogels, Karimireddy and Jaggi, "PowerSGD", NeurIPS 2019, algorithm 1 and 2; the rule for what is compressed is
+/// Cost    for each bucket two sums, one after the other: of rank m elements for each of its matrices and all elements sent as
+///         they are, then of rank n elements for each matrix. On R ranks each sends 2 (R-1)/R of these bytes, in 4 steps of
+///         latency. P, Q and the product take m n rank multiplications each. With update::sharded the same, and new values
+///         are sent as well.
+/// Error   with feedback, what is left out is sent later.
+/// Sums    P and Q in the canonical tree over ranks; P is made orthonormal in double, by the same code on all ranks. Both
+///         updates give the same bits; other bucket plans give other bits if they cut matrices elsewhere.
+/// NaN     a sum P or Q that is not finite makes the whole matrix NaN; what was left out before is kept, and Q is drawn anew.
+/// Throws  usage_error when a trainer is made: rank 0, min_compression_rate below 1, no parameter that it can compress.
+/// Source  Vogels, Karimireddy and Jaggi, "PowerSGD", NeurIPS 2019, algorithms 1 and 2; the rule for what is compressed is
 ///         PyTorch's (powerSGD_hook, whose default start_step is 1000).
 struct power_sgd_exchange {
     static constexpr char const* name = "power_sgd";
 
     std::size_t rank = 4;             ///< columns of P and Q
-    bool feedback = true;             ///< keeps what is left out: n elements a rank
-    bool warm_start = true;           ///< Q of the step before; else drawn anew in each step
-    double min_compression_rate = 2;  ///< a matrix has to become smaller by more than this
-    std::uint64_t start_step = 0;     ///< so many steps, of those that change values, go without compression
+    bool feedback = true;             ///< keeps what is left out: memory for all elements on every rank
+    bool warm_start = true;           ///< uses the Q of the step before; otherwise Q is drawn anew in each step
+    double min_compression_rate = 2;  ///< only matrices that become smaller by more than this factor are compressed
+    std::uint64_t start_step = 0;     ///< how many steps that change values are made before compression begins
     std::uint64_t seed = 0;           ///< of the first Q; the same on all ranks
 
     [[nodiscard]] std::uint64_t hash() const {
@@ -210,10 +211,10 @@ struct power_sgd_exchange {
     };
 
     void validate(std::span<exchange_parameter const> parameters) const {
-        DDP_EXPECTS(rank >= 1, "power_sgd: rank is 0; P and Q need a column at least");
+        DDP_EXPECTS(rank >= 1, "power_sgd: rank is 0; P and Q need at least one column");
         DDP_EXPECTS(min_compression_rate >= 1,
                     "power_sgd: min_compression_rate is " + std::to_string(min_compression_rate) +
-                        "; at 1 whatever becomes smaller is compressed, and nothing sensible lies below");
+                        "; it must be at least 1, where every matrix that becomes smaller is compressed");
         for (exchange_parameter const& p : parameters)
             if (std::size_t const columns = columns_of(p.shape); columns != 0 && worthwhile(p.shape[0], columns))
                 return;
@@ -262,7 +263,7 @@ struct power_sgd_exchange {
     }
 
 private:
-    /// Of the matrix as which a parameter is seen; 0 where it is none.
+    /// The columns of the matrix that a parameter is; 0 if it is none.
     [[nodiscard]] static std::size_t columns_of(std::vector<std::size_t> const& shape) noexcept {
         std::size_t columns = shape.size() < 2 ? 0 : 1;
         for (std::size_t d = 1; d < shape.size(); ++d) columns *= shape[d];

@@ -1,5 +1,5 @@
 /// \file
-/// top_k_exchange, random_k_exchange: a few elements of each bucket travel, the others wait.
+/// top_k_exchange, random_k_exchange: a few elements of each bucket are sent, the others later.
 #pragma once
 
 #include <algorithm>
@@ -25,13 +25,13 @@ namespace ddp {
 
 namespace detail {
 
-/// Of the bucket's parameters, without what lies between them.
+/// The number of elements of the bucket's parameters, without the gaps between them.
 [[nodiscard]] inline std::size_t elements_of(exchange_bucket const& bucket) noexcept {
     std::size_t elements = 0;
     for (exchange_piece const& piece : bucket.pieces) elements += piece.count;
     return elements;
 }
-/// How many elements of a bucket travel: the nearest to ratio times its elements, at least one.
+/// How many elements of a bucket are sent: ratio times its elements, rounded to the nearest, and at least one.
 [[nodiscard]] inline std::size_t sparse_count(exchange_bucket const& bucket, double ratio) {
     std::size_t const elements = elements_of(bucket);
     if (elements == 0) return 0;
@@ -41,7 +41,7 @@ namespace detail {
 inline void expect_ratio(char const* name, double ratio) {
     DDP_EXPECTS(ratio > 0 && ratio <= 1,
                 std::string(name) + ": ratio is " + std::to_string(ratio) +
-                    "; it is the part of each bucket's elements that travels, above 0 and at most 1");
+                    "; it is the share of each bucket's elements that is sent, above 0 and at most 1");
 }
 
 }  // namespace detail
@@ -49,23 +49,23 @@ inline void expect_ratio(char const* name, double ratio) {
 /// Each rank sends to all ranks, from each bucket, the k elements of largest magnitude in its contribution to the mean,
 /// with their indices. What it does not send is added to its next contribution.
 ///
-/// Cost    k (4 + sizeof(E)), rounded up to a multiple of 8, times P-1 bytes sent per rank and bucket, with k = ratio n:
-///         more than a sum of all elements as soon as ratio P (4 + sizeof(E)) > 2 sizeof(E). 1 step of latency. 5 passes
-///         over the bucket if ratio is at most 1/8; otherwise, for very small buckets, and where the largest elements
+/// Cost    k (4 + sizeof(E)), rounded up to a multiple of 8, times P-1 bytes sent per rank and bucket of n elements, with
+///         k = ratio n: more than a sum of all elements as soon as ratio P (4 + sizeof(E)) > 2 sizeof(E). 1 step of latency. 5
+///         passes over the bucket if ratio is at most 1/8; otherwise, for very small buckets, and where the largest elements
 ///         cannot be guessed from a sample (most are equal, or the large ones are next to each other) 7 passes in float
 ///         and 10 in double. Scratch for n elements, 2 k candidates and all messages. With update::sharded the same, and
 ///         new values are sent as well.
 /// Error   with feedback everything is sent sooner or later; without it, an element that is never large is never sent.
-/// Sums    in the order of the ranks, from 0. The same bits for both updates; other bits for other bucket plans.
-/// NaN     counts as largest: it is sent, and remains visible.
+/// Sums    in the order of the ranks, from 0. Both updates give the same bits; other bucket plans give other bits.
+/// NaN     counts as largest, so it is sent and stays visible.
 /// Throws  usage_error when a trainer is made: ratio not in (0, 1]; buckets of 2^32 elements or more.
 /// Source  Aji and Heafield, EMNLP 2017; Lin et al., "Deep gradient compression", ICLR 2018 (without its momentum
 ///         correction).
 struct top_k_exchange {
     static constexpr char const* name = "top_k";
 
-    double ratio = 0.01;   ///< of each bucket's elements, rounded to a whole number, at least one
-    bool feedback = true;  ///< keeps what is not sent: n elements a rank
+    double ratio = 0.01;   ///< share of each bucket's elements that is sent, rounded to a whole number, at least one
+    bool feedback = true;  ///< keeps what is not sent: memory for n elements a rank
 
     [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, ratio, feedback); }
     void validate(std::span<exchange_parameter const> /*parameters*/) const { detail::expect_ratio(name, ratio); }
@@ -148,7 +148,7 @@ private:
         largest_elements(std::span<E const>(wanted), at, candidates, of_candidates);
         for (std::size_t i = 0; i < k; ++i) values[i] = wanted[at[i]];
         if (!kept.own.asks(what.bucket)) return;
-        std::fill(what.data.begin(), what.data.end(), E(0));  // what peers receive of us; the mean overwrites it
+        std::fill(what.data.begin(), what.data.end(), E(0));  // what this rank sends; the mean overwrites it
         for (std::size_t i = 0; i < k; ++i) what.data[at[i]] = values[i];
         kept.own.sent(what.bucket, 0, wanted, what.data);
     }
@@ -167,21 +167,23 @@ private:
     }
 };
 
-/// Of each bucket a part of the elements is summed over the ranks, the same on all of them and drawn anew in each step; what is not
-/// sent is added to the next contribution.
+/// In each step, ranks sum k elements of each bucket, which are the same on all ranks and drawn anew. What a rank does not
+/// send is added to its next contribution.
 ///
-/// Cost    2 k sizeof(E) (P-1)/P bytes sent per rank and bucket, k = ratio n; 2 steps of latency; 2 passes over the bucket.
-///         With update::sharded the same, and new values travel besides.
-/// Draws   element j of k is any of the bucket's elements from n j / k to n (j + 1) / k with equal chance, counted without the
-///         gaps between parameters: random_use::user with `seed`, part: the bucket, index: the bucket's steps so far, and j.
-/// Sums    the canonical tree. The same bits for both updates; others for other bucket plans.
-/// Throws  usage_error where a trainer is made: ratio not in (0, 1].
+/// Cost    2 k sizeof(E) (P-1)/P bytes sent per rank and bucket of n elements, with k = ratio n; 2 steps of latency; 2 passes
+///         over the bucket. With update::sharded the same, and new values are sent as well.
+/// Draws   element j of k is one of the bucket's elements n j / k to n (j + 1) / k, all equally likely, counted without the
+///         gaps between parameters. The random stream is random_use::user with `seed` and the bucket as part; its index is
+///         made of the bucket's steps so far and j.
+/// Error   with feedback everything is sent sooner or later; without it, what is not drawn in a step is lost.
+/// Sums    the canonical tree over ranks. Both updates give the same bits; other bucket plans give other bits.
+/// Throws  usage_error when a trainer is made: ratio not in (0, 1].
 /// Source  Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018; here one draw for each of k equal parts.
 struct random_k_exchange {
     static constexpr char const* name = "random_k";
 
-    double ratio = 0.05;     ///< of each bucket's elements, rounded to a whole number, at least one
-    bool feedback = true;    ///< keeps what is not sent: n elements a rank
+    double ratio = 0.05;     ///< share of each bucket's elements that is sent, rounded to a whole number, at least one
+    bool feedback = true;    ///< keeps what is not sent: memory for n elements a rank
     std::uint64_t seed = 0;  ///< of the draws; the same on all ranks
 
     [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, ratio, feedback, seed); }
@@ -190,7 +192,7 @@ struct random_k_exchange {
     template <Element E>
     struct state {
         detail::compression<E> own;
-        std::vector<std::size_t> elements = {}, k = {};  // by bucket; of the elements k travel
+        std::vector<std::size_t> elements = {}, k = {};  // by bucket; k of the elements are sent
         std::vector<std::uint64_t> steps = {};
 
         void for_each_state(state_visitor visit) {

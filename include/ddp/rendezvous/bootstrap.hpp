@@ -22,10 +22,10 @@ namespace ddp {
 
 /// How connect_tcp brings a job together.
 struct tcp_options {
-    timing times = {};      ///< `join` bounds the rendezvous
+    timing times = {};      ///< time limits; `join` is that of connect_tcp as a whole
     bool insecure = false;  ///< allows addresses that other hosts reach without a secret; also DDP_INSECURE=1
     bool encrypt = false;   ///< TLS 1.3 on all connections, loopback too; needs `security` and a secret; also DDP_TLS=1
-    bool prove = false;     ///< as between hosts on loopback too, where otherwise only rank 0 is asked for a proof
+    bool prove = false;  ///< proofs on loopback between all ranks, not only with rank 0; needs `security` and a secret
     std::size_t early_bytes = 0;                       ///< see framed_options; the same on every rank
     nanoseconds spin = std::chrono::microseconds{50};  ///< see framed_options
     int listen_descriptor = -1;  ///< rank 0: an inherited listening socket instead of a port; also DDP_LISTEN_FD
@@ -37,37 +37,40 @@ struct tcp_options {
     /// that is free, so allow as many as the host has ranks of all jobs. Empty: the system chooses. Rank 0 also listens
     /// at the job's port.
     std::string ports = {};
-    /// Ranks of one host exchange messages through memory; DDP_SHARE_MEMORY=0 turns that off too. Pairs of ranks that
-    /// cannot use TCP, and one line on stderr says so.
+    /// Ranks of one host exchange messages through memory; DDP_SHARE_MEMORY=0 turns that off too. Pairs of ranks that cannot
+    /// do so use TCP, and one line on stderr says that.
     bool share_memory = true;
     /// Ranks that give different names count as ranks of different hosts, even on one machine; also DDP_HOST. Ranks of
     /// different machines are never on one host.
     std::string host = {};
-    /// Proves, or encrypts, with the job's secret: make_tcp_security (rendezvous/secure_channel.hpp), which needs OpenSSL.
-    /// Between hosts it is used wherever there is a secret.
+    /// Proves the job's secret, or encrypts with it: make_tcp_security (rendezvous/secure_channel.hpp), which needs OpenSSL.
+    /// Used between hosts if there is a secret. If this is null, connections are neither authenticated nor encrypted.
     std::unique_ptr<tcp_security> (*security)(job_secret const& secret, bool encrypts) = nullptr;
 };
 
 namespace detail {
-/// Where rank 0 may listen: at the job's port; if that is the launcher's own, at the first of these that is free.
+/// The ports at which rank 0 may listen: the job's; if that is the launcher's own, the first of these that is free.
 [[nodiscard]] std::vector<std::uint16_t> master_ports(job const& j);
 /// Throws if the name of rank 0's host means this machine only, although ranks run on others. `at`: its addresses.
 void expect_reachable(job const& j, std::vector<boost::asio::ip::address> const& at);
-/// See tcp_options::congestion. Throws rendezvous_error where the system refuses what was asked for.
+/// See tcp_options::congestion. Throws rendezvous_error if the system refuses what was asked for.
 void choose_congestion_control(int fd, std::string const& wanted, bool same_host);
 }  // namespace detail
 
 /// Brings the job together and connects every rank to every other. Collective: all ranks call it, or all fail.
 ///
-/// Rank 0 listens at the job's address while the others come; each publishes a port of its own there, on the interface
-/// that reaches rank 0; every pair shakes hands and compares version and configuration.
+/// Rank 0 listens at the job's address while the others connect to it. Each publishes a port of its own there, on the interface
+/// that reaches rank 0; then every pair connects, and compares version and configuration.
+///
+/// Cost    a connection for every pair of ranks. Each rank makes 2 MiB of shared memory, and maps that of every other rank of
+///         its host. Rank 0 also serves the rendezvous until all ranks are connected.
 /// Secret  the job's (job_secret::from_environment). Between hosts, both sides of every connection prove that they know
 ///         it before any other byte is looked at; afterwards no byte can be changed on the way. On loopback, a rank and
 ///         rank 0 prove it to each other, and between ranks the number that rank 0 then gives is enough; without
 ///         options.security the rank sends the secret itself. Without options.security, or without a secret, addresses
 ///         that other hosts reach need options.insecure.
-/// Throws  environment_error or rendezvous_error, on every rank that came, with the same cause; after timing.join at
-///         the latest.
+/// Throws  rendezvous_error (DDP-E201) or environment_error (DDP-E101), on every rank that came, with the same cause, after
+///         about timing.join at the latest; usage_error unless 0 <= j.rank < j.size.
 [[nodiscard]] std::unique_ptr<tcp_transport> connect_tcp(job const& j, tcp_options options = {});
 
 }  // namespace ddp

@@ -19,7 +19,8 @@ using environment_reader = function_ref<std::optional<std::string>(std::string c
 /// This process's own environment.
 [[nodiscard]] std::optional<std::string> environment_variable(std::string const& name);
 
-/// A whole decimal number in [least, most], or an error that names the variable, its value and what it should be.
+/// A whole decimal number in [least, most]. Throws environment_error, which names the variable, its value and `meaning`,
+/// otherwise.
 [[nodiscard]] int environment_number(std::string_view name, std::string_view text, int least, int most,
                                      std::string_view meaning);
 
@@ -36,7 +37,7 @@ public:
         if (!value) return std::nullopt;
         return environment_number(name, *value, least, most, meaning);
     }
-    /// The same of one that is known to be set.
+    /// The same of a variable that is known to be set.
     [[nodiscard]] std::string known(std::string_view name) const { return text(name).value_or(""); }
     [[nodiscard]] int known_number(std::string_view name, int least, int most, std::string_view meaning) const {
         return environment_number(name, known(name), least, most, meaning);

@@ -12,7 +12,7 @@
 namespace ddp::detail {
 
 /// Made by the launches of processes, before the job comes together. Does nothing where the program handles or ignores
-/// SIGUSR2 itself; at the end puts back what it found, unless the program has put something else there meanwhile.
+/// SIGUSR2 itself. The destructor restores the previous handler, unless the program has installed another one meanwhile.
 ///
 /// The handler reads the ring and calls clock_gettime, open, write, ftruncate and close, nothing else: a rank that hangs in
 /// its own code is written too.

@@ -1,5 +1,5 @@
 /// \file
-/// job_claim: which rank of how many this process is, as the variables of one launcher say.
+/// job_claim: which of how many ranks this process is, according to the variables of one launcher.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 /// \file
-/// job_secret: what a rank shows, or proves to know, to be let into a job.
+/// job_secret: what a rank shows, or proves that it knows, to be let into a job.
 #pragma once
 
 #include <array>
@@ -11,20 +11,21 @@ namespace ddp {
 
 /// A secret that the launcher has given to every rank of a job, and to nobody else; all zeros: none.
 ///
-/// secure_tcp proves it, and it never travels. tcp shows it as it is, on loopback alone, where other users of the machine
-/// cannot read what passes.
+/// secure_tcp proves that it knows the secret, and never sends it. tcp sends it, but over loopback only, where other users of
+/// the machine cannot read it.
 struct job_secret {
     static constexpr std::size_t least_bytes = 16, most_bytes = 64;
-    std::array<std::byte, most_bytes> bytes = {};  ///< as they were read; zeros after them
+    std::array<std::byte, most_bytes> bytes = {};  ///< the secret, and zeros after it
 
-    /// Whether there is one.
+    /// Whether there is a secret.
     [[nodiscard]] bool given() const noexcept;
     /// Compares in a time that does not depend on where the two differ.
     [[nodiscard]] bool matches(job_secret const& other) const noexcept;
 
-    /// From DDP_SECRET_FD, an inherited descriptor, or DDP_SECRET_FILE, a regular file that only its owner can read, or
-    /// root's, which a group may read; none if neither is set. Takes 16 to 64 bytes, whatever they are. The descriptor is
-    /// not passed on to programs that this process starts. Throws environment_error.
+    /// Reads it from DDP_SECRET_FD, an inherited descriptor, or DDP_SECRET_FILE, a regular file that only its owner can read
+    /// (a file of root's may be readable for its group): 16 to 64 bytes of any value, not all zero. None if neither is set.
+    /// The descriptor is not passed on to programs that this process starts. Throws environment_error (DDP-E101) for any
+    /// other file.
     [[nodiscard]] static job_secret from_environment();
 };
 

@@ -9,7 +9,7 @@
 
 namespace ddp {
 
-/// The text says who is missing, where it was tried, and what to look at.
+/// Ranks did not find each other (DDP-E201). The text says who is missing, what was tried, and what to check.
 class rendezvous_error : public error {
 public:
     explicit rendezvous_error(std::string_view text) : error(errc::rendezvous, text) {}

@@ -1,5 +1,5 @@
 /// \file
-/// run: one program as threads, as processes over TCP, under MPI, or alone, decided by how it was started.
+/// run: runs one program as threads, as processes over TCP, under MPI, or alone, depending on how it was started.
 #pragma once
 
 #include <ddp/core/language.hpp>  // first
@@ -21,23 +21,25 @@
 
 namespace ddp {
 
-/// How to start. Everything has a default: run<threads, tcp>(body) asks the environment.
+/// How to start. Everything has a default: run<threads, tcp>(body) reads the environment.
 struct run_options {
     std::string transport = {};  ///< "inproc", "tcp", "mpi"; empty: what the environment says
-    int ranks = 0;               ///< of threads; elsewhere the launcher says how many, and this must agree or be 0
-    timing times = {};           ///< how long anything may take; the environment overrules it, see run
-    /// Who moves messages on while the program computes; DDP_COMMUNICATION_THREAD overrules it.
+    int ranks = 0;      ///< how many threads; for processes the launcher says how many, and this is the same or 0
+    timing times = {};  ///< how long anything may take; the environment overrules some of it, see run
+    /// Which thread moves messages while the program computes; DDP_COMMUNICATION_THREAD overrules it.
     communication_thread thread = communication_thread::automatic;
-    bool encrypt = false;   ///< secure_tcp: TLS 1.3 on all connections; also DDP_TLS=1
-    bool insecure = false;  ///< tcp beyond loopback without a secret: anybody who reaches the port can take part
+    bool encrypt = false;  ///< secure_tcp: TLS 1.3 on all connections; also DDP_TLS=1
+    /// Allows tcp beyond loopback without a secret, where anybody who reaches the port can take part; also DDP_INSECURE=1.
+    bool insecure = false;
 };
 
 /// A way to start the ranks that a program was built with: threads, tcp, mpi.
 ///
 ///  name          what run_options.transport calls it
 ///  detected()    whether the environment asks for it
-///  also_detected()        optional: whether it can make a job of an environment that asks for no other way
-///  start(options, body)   makes this process's communicator(s) and calls body(comm); throws what body throws
+///  also_detected()        optional: whether it can form a job from an environment that asks for no other way
+///  start(options, body)   makes the communicators of this process's ranks and calls body(comm) with each; throws what body
+///                         throws
 template <class L>
 concept Launch = requires(run_options const& options) {
     { L::name } -> std::convertible_to<std::string_view>;
@@ -46,11 +48,11 @@ concept Launch = requires(run_options const& options) {
 
 namespace detail {
 
-/// body(comm); what it throws reaches the other ranks in its own words.
+/// Calls body(comm). What it throws is reported to the other ranks with its own text.
 void call_body(function_ref<void(communicator<>&)> body, communicator<>& comm);
 
-/// The options with the times that the environment sets. Throws environment_error where they name no transport among
-/// `choices`, or make no sense.
+/// The options with the times that the environment sets. Throws environment_error if they name no transport among `choices`,
+/// or make no sense.
 [[nodiscard]] run_options checked(run_options options, std::span<std::string_view const> choices);
 /// DDP_TIMEOUT_DEAD, DDP_TIMEOUT_COLLECTIVE and DDP_TIMEOUT_JOIN, in seconds, instead of what `times` says.
 [[nodiscard]] timing with_environment(timing times);
@@ -64,11 +66,11 @@ void expect_alone(run_options const& options, std::span<std::string_view const> 
 
 }  // namespace detail
 
-/// Ranks are threads of this process: run_options.ranks of them, one by default. Body is called once on each thread, so
-/// what it captures is shared.
+/// Ranks are threads of this process: run_options.ranks of them, one by default. body is called once on each thread, so what it
+/// captures is shared.
 struct threads {
     static constexpr std::string_view name = "inproc";
-    static constexpr int most_ranks = 1024;  ///< each knows all others: 1,024 take half a GB
+    static constexpr int most_ranks = 1024;  ///< each keeps state for all others: 1,024 take half a GB
     [[nodiscard]] static bool detected() noexcept { return false; }
 
     static void start(run_options const& options, function_ref<void(communicator<>&)> body);
@@ -76,24 +78,24 @@ struct threads {
 static_assert(Launch<threads>);
 
 /// Calls body(comm) once for every rank of this process, with a communicator<> over the transport that the options or the
-/// environment choose among `Launches`. Nothing in the environment: one rank, no sockets.
+/// environment choose among `Launches`. If the environment says nothing, there is one rank, and no socket is opened.
 ///
 ///     ddp::run<ddp::threads, ddp::tcp>([](auto& comm) { … });
 ///
-/// Choice  options.transport where it is set; else the first of `Launches` that the environment asks for: RANK and
+/// Choice  options.transport if it is set; otherwise the first of `Launches` that the environment asks for: RANK and
 ///         WORLD_SIZE mean tcp, a process manager's variables (OMPI_COMM_WORLD_SIZE, PMI_SIZE, PMIX_RANK) mpi. If it asks
-///         for none, tcp, where what srun or mpirun say is enough to meet (job_from_environment).
+///         for none: tcp, if the variables of srun or mpirun say where to meet (job_from_environment).
 /// Times   DDP_TIMEOUT_DEAD, DDP_TIMEOUT_COLLECTIVE and DDP_TIMEOUT_JOIN (seconds, "0.5" or "600"; the same for all ranks)
 ///         overrule options.times.
 /// Thread  DDP_COMMUNICATION_THREAD (automatic, drives, rests) overrules options.thread; comm.thread() says what was chosen.
-/// Signals SIGUSR2 writes what this rank did last (docs/faults.md), where ranks are processes and the program does not
-///         handle that signal itself. DDP_FLIGHT_DIR says where; the same is written when the job fails.
+/// Signals SIGUSR2 makes a process write what its rank did last (docs/faults.md), unless the program handles that signal
+///         itself. DDP_FLIGHT_DIR says where; the same is written when the job fails.
 /// Cost    tcp: a rendezvous at rank 0 and a connection for every pair of ranks, for at most timing.join (30 s).
-///         threads: a thread a rank. Returns when body has returned on every rank of this process and the job was left.
-/// Throws  environment_error (errc::environment) if what is asked for was not built in or contradicts itself, or
-///         several processes were started that do not know each other. rendezvous_error (errc::rendezvous) if ranks did
-///         not find each other. Otherwise what body throws: with threads the first rank's own exception, before
-///         comm_error.
+///         threads: a thread for each rank. Returns when body has returned on every rank of this process and these have
+///         left the job.
+/// Throws  environment_error (DDP-E101) if what is asked for was not built in or contradicts itself, or if several processes
+///         were started that do not know each other. rendezvous_error (DDP-E201) if ranks did not find each other. Otherwise
+///         what body throws: with threads the lowest rank's own exception, or comm_error if all threw that.
 template <Launch... Launches, class Body>
 void run(run_options const& with, Body body) {
     std::array<std::string_view, sizeof...(Launches)> const choices{Launches::name...};
@@ -123,7 +125,7 @@ void run(Body body) {
     run<Launches...>(run_options{}, std::move(body));
 }
 
-/// run for a main function: prints what goes wrong to stderr and returns the exit code, EXIT_SUCCESS or EXIT_FAILURE.
+/// Does what run does, for a main function: prints an error to stderr and returns the exit code, EXIT_SUCCESS or EXIT_FAILURE.
 /// Throws nothing.
 template <Launch... Launches, class Body>
 [[nodiscard]] int run_main(run_options const& options, Body body) noexcept {

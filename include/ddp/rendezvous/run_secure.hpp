@@ -1,5 +1,5 @@
 /// \file
-/// secure_tcp: tcp, with a secret that proves who takes part (OpenSSL).
+/// secure_tcp: tcp with a secret that ranks prove to each other (OpenSSL).
 #pragma once
 
 #include <ddp/core/language.hpp>  // first
@@ -14,14 +14,16 @@
 
 namespace ddp {
 
-/// As tcp, for jobs of several hosts: give all ranks the same secret (DDP_SECRET_FILE, a file of 16 to 64 random bytes that
-/// only its owner can read, or DDP_SECRET_FD), and they need no DDP_INSECURE.
+/// Starts as tcp does, also between hosts: give all ranks the same secret (DDP_SECRET_FILE, a file of 16 to 64 random bytes
+/// that only its owner can read, or DDP_SECRET_FD), and they need no DDP_INSECURE.
 ///
 ///     ddp::run<ddp::threads, ddp::secure_tcp>([](auto& comm) { … });
 ///
-/// Every connection beyond loopback, and to rank 0, begins with a mutual proof of the secret, and nothing that was changed on
-/// the way is used. All ranks of a job that has a secret must use it, or all tcp. DDP_TLS=1 or run_options.encrypt: TLS 1.3 on all of them, so that nothing can be read either. See
-/// make_tcp_security (rendezvous/secure_channel.hpp). Links OpenSSL's libssl and libcrypto (ddp::secure).
+/// Every connection beyond loopback, and every connection to rank 0, begins with a mutual proof of the secret, and bytes that
+/// were changed on the way are never used. With DDP_TLS=1 or run_options.encrypt all connections use TLS 1.3, so that they
+/// cannot be read either. If a job has a secret, either all of its ranks use secure_tcp, or all use tcp.
+///
+/// See make_tcp_security (rendezvous/secure_channel.hpp). Links OpenSSL's libssl and libcrypto (ddp::secure).
 struct secure_tcp {
     static constexpr std::string_view name = "tcp";
 

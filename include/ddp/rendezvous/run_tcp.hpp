@@ -24,19 +24,21 @@ namespace ddp {
 ///     torchrun --no-python --standalone --nproc-per-node 4 ./train
 ///
 /// torchrun's agent listens at MASTER_PORT itself (TORCHELASTIC_USE_AGENT_STORE=True says so): ranks then meet at the
-/// first of 16 other ports that is free, and know each other by TORCHELASTIC_RUN_ID. Beyond loopback all ranks need secure_tcp
-/// and a secret, or DDP_INSECURE=1 (run_options.insecure): connections of this one are not encrypted. DDP_LISTEN_FD is a listening socket that rank 0 inherits
-/// instead of the port.
+/// first of 16 other ports that is free, and recognise each other by TORCHELASTIC_RUN_ID. DDP_LISTEN_FD is a listening socket
+/// that rank 0 inherits and uses instead of the port.
+///
+/// Between hosts, use secure_tcp and a secret. tcp itself neither authenticates nor encrypts its connections, and works beyond
+/// loopback only with DDP_INSECURE=1 (run_options.insecure).
 struct tcp {
     static constexpr std::string_view name = "tcp";
 
-    /// RANK or WORLD_SIZE is set, or MASTER_ADDR or MASTER_PORT without a process manager.
+    /// Whether RANK or WORLD_SIZE is set, or MASTER_ADDR or MASTER_PORT without a process manager.
     [[nodiscard]] static bool detected();
 
-    /// srun or mpirun started this process as one of several: used if the program has no better way, such as MPI.
+    /// Whether srun or mpirun started this process as one of several: used if the program has no better way, such as MPI.
     [[nodiscard]] static bool also_detected();
 
-    /// Brings the job together as connect_tcp does (rendezvous/bootstrap.hpp), then body(comm).
+    /// Connects the ranks as connect_tcp does (rendezvous/bootstrap.hpp), with its errors, and calls body(comm).
     static void start(run_options const& options, function_ref<void(communicator<>&)> body);
 };
 static_assert(Launch<tcp>);

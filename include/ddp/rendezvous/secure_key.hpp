@@ -1,5 +1,5 @@
 /// \file
-/// secure_key: keys made from a job's secret by OpenSSL, which leave nothing in memory.
+/// secure_key: keys made from a job's secret by OpenSSL, erased from memory when they are no longer needed.
 #pragma once
 
 #include <openssl/bio.h>
@@ -18,7 +18,7 @@
 
 namespace ddp::detail {
 
-/// 32 bytes that are no longer in memory once they are not needed.
+/// A key of 32 bytes; the destructor erases it.
 struct secure_key {
     std::array<std::byte, 32> bytes = {};
     secure_key() = default;

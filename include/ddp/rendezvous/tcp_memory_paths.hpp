@@ -38,8 +38,9 @@
 
 namespace ddp::detail {
 
-/// Ranks, ascending, as a bit each: the number of the first and a colon, then hexadecimal words of 64 with commas between. What a
-/// value of the store holds: a thousand neighbours take about 280 bytes, and ranks among 14,000 consecutive ones always fit.
+/// Ascending ranks as text, one bit each: the number of the first and a colon, then hexadecimal words of 64 bits with commas
+/// between. It fits a value of the store: a thousand neighbours take about 280 bytes, and ranks among 14,000 consecutive ones
+/// always fit.
 [[nodiscard, gnu::cold]] inline std::string ranks_text(std::span<int const> ranks) {
     std::string text;
     if (ranks.empty()) return text;
@@ -75,12 +76,12 @@ namespace ddp::detail {
     return ranks;
 }
 
-/// Every rank makes one piece of memory with a ring for each other rank of its host, in which it writes, and says through the
-/// store where it is. Descriptors travel as in memfd_sharing. A pair whose ranks both see the other's uses it; others stay
-/// with TCP.
+/// Every rank makes one piece of memory with a ring for each other rank of its host, into which it writes, and publishes in the
+/// store where it is. Descriptors are sent as in memfd_sharing. A pair of ranks that see each other's memory uses it; others
+/// keep to TCP.
 class memory_paths {
 public:
-    /// `wanted`: this rank shares memory, if it can. A rank's rings take 2 MiB in all, 16 to 256 KiB each.
+    /// `wanted`: whether this rank shares memory if it can. A rank's rings take 2 MiB in all, 16 to 256 KiB each.
     [[gnu::cold]] memory_paths(int rank, std::vector<tcp_mesh::connection>& all, std::uint64_t host, bool wanted)
         : me_(rank) {
         for (tcp_mesh::connection& c : all)
@@ -133,7 +134,7 @@ public:
             if (p.view != nullptr) ranks.push_back(p.rank);
         return ranks_text(ranks);
     }
-    /// `who` sees these: then the connection to it goes through memory, if this rank sees it as well.
+    /// Takes in whose memory `who` sees. If it sees this rank's, and this rank sees its, their connection goes through memory.
     [[gnu::cold]] void seen_by(int who, std::string_view ranks) {
         sees_.resize(std::max(sees_.size(), static_cast<std::size_t>(who) + 1));
         std::vector<int>& sees = sees_[static_cast<std::size_t>(who)];
@@ -142,8 +143,8 @@ public:
         sees.insert(std::upper_bound(sees.begin(), sees.end(), who), who);
         auto const at = std::find_if(peers_.begin(), peers_.end(), [&](peer const& p) { return p.rank == who; });
         if (at == peers_.end() || at->view == nullptr || !sees_me) return;
-        std::size_t const place = static_cast<std::size_t>(at - peers_.begin());  // of its ring in our memory
-        // In its memory, those before it are the same, and this rank is not one of its own peers' places but it is of its.
+        std::size_t const place = static_cast<std::size_t>(at - peers_.begin());  // of its ring in this rank's memory
+        // The place of this rank's ring in its memory: how many ranks of the host come before this one, without it.
         std::size_t const below = static_cast<std::size_t>(
             std::count_if(peers_.begin(), peers_.end(), [&](peer const& p) { return p.rank < me_ && p.rank != who; }));
         auto path = std::make_unique<memory_path>();
@@ -154,8 +155,8 @@ public:
         at->stream->go_through(std::move(path));
         at->used = true;
     }
-    /// For each rank, the lowest of those ranks among which any two see each other; itself if it sees none. All ranks
-    /// find the same, from what all have published of seen_by().
+    /// For each rank, the lowest rank of its set, in which any two see each other's memory; itself if it sees none. All ranks
+    /// get the same result, from what all have published.
     [[nodiscard, gnu::cold]] std::vector<int> groups() const {
         std::vector<int> found(sees_.size());
         for (std::size_t r = 0; r < found.size(); ++r) found[r] = static_cast<int>(r);
@@ -196,8 +197,8 @@ private:
         bool given = false, used = false;
     };
 
-    /// Of descriptors: its own memory and socket, and the memory of each other rank of this host. Where they are too few, a
-    /// message that carries one arrives without it, and no error says why.
+    /// Checks that there are enough descriptors: for its own memory and socket, and for the memory of each other rank of this
+    /// host. If there are too few, a message that carries a descriptor arrives without it, and without an error.
     [[gnu::cold]] void expect_room(int size) const {
         std::vector<int> held(peers_.size() + 2, -1);
         int error = 0;

@@ -76,10 +76,10 @@ public:
         int rank;
         tcp_stream stream;
         bool same_host;
-        bool greeted = true;  // it has our hello
+        bool greeted = true;  // the peer has this rank's hello
     };
 
-    /// `store` knows of ranks that end or fall silent meanwhile.
+    /// `store` tells of ranks that end or become silent meanwhile.
     [[gnu::cold]] tcp_mesh(peer_hello mine, std::vector<peer_address> const& addresses, tcp_acceptor& acceptor,
                            tcp_store& store, timing const& times, tcp_security const* security = nullptr)
         : mine_(mine),
@@ -92,7 +92,7 @@ public:
           dial_until_(monotonic_clock::now() + times.join / 2) {}
 
     /// Into `all`. Throws rendezvous_error that names the rank that could not be reached. Connections stay open as long as
-    /// this object and `all`: until everybody knows why, none should see that another was closed.
+    /// this object and `all`: no rank should see a connection close before all know why.
     [[gnu::cold]] void connect(std::vector<connection>& all) {
         store_.check();
         for (int peer = 0; peer < mine_.from; ++peer) dial_to(peer);
@@ -154,7 +154,7 @@ private:
             }
         }
     }
-    /// Sends our hello, once the two have proved who they are where they have to. False if the connection was lost.
+    /// Sends this rank's hello, after the proofs if there are any. Returns false if the connection was lost.
     [[nodiscard, gnu::cold]] bool greet(connection& c) {
         stream_result const r = c.stream.flush();
         if (r.status == stream_status::would_block) return true;
@@ -166,7 +166,7 @@ private:
         c.greeted = write_all(c.stream, bytes_of(hello), monotonic_clock::now() + times_.handshake) == io_end::ok;
         return c.greeted;
     }
-    /// A connection that is lost before our hello was sent is made again: a flood of strangers may have pushed us out.
+    /// A connection that is lost before the hello was sent is made again: a flood of strangers may have displaced this rank.
     [[gnu::cold]] void greet_all(std::vector<connection>& all) {
         std::erase_if(all, [&](connection& c) {
             if (c.greeted || greet(c)) return false;
@@ -231,7 +231,7 @@ private:
             greet_all(all);
             for (visitor& v : visitors_) hear(v, all);
             auto const over = [](visitor const& v) { return v.left || monotonic_clock::now() >= v.until; };
-            visitors_.remove_if(over);  // their descriptors may be what others need
+            visitors_.remove_if(over);  // others may need their descriptors
             int full = 0;
             if (polls[0].revents != 0)
                 full = welcome(

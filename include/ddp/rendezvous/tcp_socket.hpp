@@ -78,7 +78,7 @@ enum class io_end : std::uint8_t { ok, closed, late };
     return io_end::ok;
 }
 
-/// Begins to connect a new socket; it can be written to when that has ended. Asio's connect waits for ever, also on a
+/// Begins to connect a new socket; it can be written to when that has ended. Asio's connect waits forever, even on a
 /// non-blocking socket.
 [[gnu::cold]] inline boost::system::error_code begin_dial(tcp_socket& socket, tcp_endpoint const& to) {
     boost::system::error_code error;
@@ -133,7 +133,7 @@ enum class io_end : std::uint8_t { ok, closed, late };
 [[nodiscard, gnu::cold]] inline bool out_of_descriptors(boost::system::error_code const& error) noexcept {
     return error.category() == boost::system::system_category() && out_of_descriptors(error.value());
 }
-/// What a rank of a job of `size` may have open at a time while the job comes together, besides what the program itself has:
+/// How many descriptors a rank of a job of `size` may have open while the job comes together, besides the program's own:
 /// three of Asio's, the standard streams, the store, the listening socket, and a socket and a piece of memory for each other
 /// rank; rank 0 serves the store as well.
 [[nodiscard, gnu::cold]] inline int descriptors_needed(int rank, int size) noexcept {

@@ -65,7 +65,8 @@ public:
                     start_beating();
                     return;
                 }
-                last = boost::asio::error::connection_reset;  // a flood of strangers may have pushed us out: again
+                last =
+                    boost::asio::error::connection_reset;  // a flood of strangers may have displaced this rank: again
             }
             if (monotonic_clock::now() + pause >= until) break;
             std::this_thread::sleep_for(pause);
@@ -121,7 +122,7 @@ public:
         stopped_.notify_all();
         if (beats_.joinable()) beats_.join();
     }
-    /// Throws what the server has said meanwhile, if that is a failure, or that rank 0 has fallen silent. Never waits.
+    /// Throws a failure that the server has reported, or that rank 0 has become silent. Never waits.
     [[gnu::cold]] void check() {
         while (heard_head()) static_cast<void>(take_head());
         expect_life();
@@ -298,7 +299,7 @@ private:
     time_point heard_ = {};   // when the server was heard last
     time_point looked_ = {};  // when that was last asked
     std::string in_;          // has come, and was not looked at
-    std::mutex beating_;      // held by whoever writes or reads
+    std::mutex beating_;      // held by the thread that writes or reads
     std::condition_variable stopped_;
     bool stop_ = false;
     std::thread beats_;

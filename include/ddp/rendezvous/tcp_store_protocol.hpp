@@ -1,5 +1,5 @@
 /// \file
-/// What a rank and the store say to each other while the job comes together.
+/// The protocol between a rank and the store while the job comes together.
 #pragma once
 
 #include <cstdint>
@@ -29,9 +29,9 @@ static_assert(sizeof(store_hello) == 168 && std::has_unique_object_representatio
 
 enum class store_op : std::uint32_t { put = 1, all, fail, ok, refused, alive };
 
-/// Before each request and answer after the hello. put: key and value; all: key is a prefix, count the entries to wait for.
-/// alive: nothing follows, and nothing is answered; each side says it every timing.heartbeat. A server that knows of a
-/// failure says refused, and why, without being asked.
+/// Comes before each request and answer after the hello. put: key and value; all: key is a prefix, count the number of entries
+/// to wait for. alive: nothing follows, and nothing is answered; each side sends it every timing.heartbeat. A server that knows
+/// of a failure sends refused, and the reason, without being asked.
 struct store_head {
     static constexpr std::uint32_t max_key = 64, max_value = 4096;
     store_op op = store_op::ok;

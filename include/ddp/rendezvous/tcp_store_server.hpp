@@ -35,13 +35,14 @@
 
 namespace ddp {
 
-/// Serves in a thread of its own from construction to destruction. It knows which ranks have connected: what ranks are
-/// told about missing, duplicate and contradicting ranks is decided here, once, for all of them.
+/// Serves in a thread of its own from construction to destruction. It knows which ranks have connected, so it decides, once for
+/// all ranks, what they are told about missing, duplicate and contradicting ranks.
 ///
-/// Strangers     see tcp_visitors.hpp. Where the job has a secret, a connection that does not show it is closed without
-///               an answer, and nothing that it sends is looked at.
-/// Failure       the first one is told to every rank at once, and to those that come later. A rank that hangs up, or says
-///               nothing for timing.dead, is one; what a rank reports of others waits timing.verdict for such a reason.
+/// Strangers     see tcp_visitors.hpp. If the job has a secret, a connection that does not show it is closed without an answer,
+///               and nothing else that it sends is read.
+/// Failure       the first one is sent to every rank at once, and to those that come later. A rank that closes its
+///               connection, or sends nothing for timing.dead, is a failure. What a rank reports about others is held back
+///               for timing.verdict, because one of these may be the cause.
 class tcp_store_server {
 public:
     tcp_store_server(detail::tcp_acceptor acceptor, int size, std::uint64_t job, std::uint64_t nonce,
@@ -140,8 +141,7 @@ private:
             v = v->gone ? visitors_.erase(v) : std::next(v);
         }
     }
-    /// No descriptor is left for the next rank: ranks are told so, one after the other, over the one that was kept for
-    /// this.
+    /// No descriptor is left for the next rank: ranks are told so, one after the other, over a descriptor kept for this.
     [[gnu::cold]] void no_room(int error) {
         if (spare_)
             spare_.reset();
@@ -159,7 +159,7 @@ private:
         bool const slept = now - std::exchange(last_turn_, now) > times_.dead / 2;
         for (visitor& v : visitors_) {
             if (v.rank < 0) continue;
-            if (slept) v.heard = now;  // nobody is late for what this process slept through
+            if (slept) v.heard = now;  // this process was stopped: nobody is late
             if (failure_.empty() && !done(v.rank) && now - v.heard >= times_.dead)
                 failure_ = detail::concat({name(v), " has sent nothing for ", times_.dead.count(),
                                            " ms while the job came together. Its process is stopped or swapped out, or "
@@ -303,7 +303,7 @@ private:
     }
     [[gnu::cold]] void answer(visitor& v) {
         if (!v.waits) return;
-        if (!failure_.empty()) return;  // which everybody is told
+        if (!failure_.empty()) return;  // which all ranks are told
         auto const from = data_.lower_bound(v.prefix);
         auto to = from;
         std::uint32_t count = 0;
@@ -344,7 +344,7 @@ private:
     job_secret secret_;
     timing times_;
     time_point until_;
-    std::vector<std::string> present_;  // by rank: who, or empty
+    std::vector<std::string> present_;  // by rank: its process and host, or empty
     std::vector<bool> came_;            // by rank: has said hello, welcome or not
     std::map<std::string, std::string> data_;
     std::list<visitor> visitors_;
@@ -353,7 +353,7 @@ private:
     time_point accused_at_ = {};
     time_point last_turn_ = monotonic_clock::now();
     doorbell bell_;
-    std::optional<doorbell> spare_{std::in_place};  // nobody rings it: a descriptor to close where no other is left
+    std::optional<doorbell> spare_{std::in_place};  // never rung: a descriptor to close when none is left
     time_point full_until_ = {};
     std::atomic<bool> stopping_{false};
     std::thread thread_;

@@ -20,11 +20,11 @@ inline constexpr std::size_t max_strangers = 64;
 /// A rank that has just connected has this long to say hello before a flood of others may push it out.
 inline constexpr std::chrono::milliseconds stranger_grace{100};
 
-/// Accepts the connections that wait at `acceptor`, and lets hear(visitor) have what each has sent already. A Visitor
-/// has a `stream` and a time, `until`, for its hello: `handshake` from now; with `security` its bytes come from someone
-/// who knows the secret. Where max_strangers of them are strange(visitor), the oldest makes room, so that they neither
-/// fill memory nor delay the start; the next waits in the kernel while it has its grace. Where no descriptor is left
-/// the strangers make room as well. Returns EMFILE or ENFILE if there are none, else 0.
+/// Accepts the connections that wait at `acceptor`, and calls hear(visitor) for each, which may have sent something already. A
+/// Visitor has a `stream` and a time limit for its hello, `until`: `handshake` from now. With `security`, its bytes come from
+/// someone who knows the secret. If max_strangers of them are strange(visitor), the oldest is dropped, so that strangers
+/// neither fill memory nor delay the start; during its grace, the next one waits in the kernel. If no descriptor is left,
+/// strangers are dropped as well. Returns EMFILE or ENFILE if there are none to drop, otherwise 0.
 template <class Visitor, class Strange, class Hear>
 [[nodiscard, gnu::cold]] int welcome(tcp_acceptor& acceptor, tcp_security const* security, std::list<Visitor>& visitors,
                                      std::chrono::milliseconds handshake, Strange const& strange, Hear const& hear) {
@@ -38,7 +38,7 @@ template <class Visitor, class Strange, class Hear>
         tcp_socket socket(tcp_context());
         acceptor.accept(socket, error);
         if (out_of_descriptors(error)) {
-            // Linux says so as well where nobody waits.
+            // Linux reports this even if no connection waits.
             if (!poll_until(acceptor.native_handle(), POLLIN, time_point{})) return 0;
             auto const oldest = std::find_if(visitors.begin(), visitors.end(), strange);
             if (oldest == visitors.end()) return error.value();

@@ -17,10 +17,10 @@
 
 namespace ddp {
 
-/// Owns a transport of any type and behaves as it does, refinements included. What communicator<> is over, so that code
-/// which takes a communicator is compiled once.
+/// Owns a transport of any type and behaves as it does, refinements included. communicator<> uses it, so that code which
+/// takes a communicator is compiled once.
 ///
-/// Cost  one virtual call an operation: some nanoseconds a message.
+/// Cost  one virtual call for each operation: some nanoseconds a message.
 class any_transport {
 public:
     template <Transport T>
@@ -29,13 +29,13 @@ public:
         size_ = held_->size();
     }
 
-    /// The transport that is held, if it is a T; else null.
+    /// The transport that it holds, if that is a T; otherwise null.
     template <Transport T>
     [[nodiscard]] T* target() const noexcept {
         auto* const found = dynamic_cast<model<T>*>(held_.get());
         return found == nullptr ? nullptr : found->of.get();
     }
-    /// "tcp", "mpi", "inproc", …; "transport" where it has no name.
+    /// "tcp", "mpi", "inproc", …; "transport" if it has no name.
     [[nodiscard]] std::string_view name() const noexcept { return held_->name(); }
 
     [[nodiscard]] int rank() const noexcept { return rank_; }
@@ -50,7 +50,7 @@ public:
     void wake() { held_->wake(); }
     [[nodiscard]] time_point now() const { return held_->now(); }
 
-    // Refinements; where the transport that is held has none, what does no harm.
+    // Refinements. If the transport lacks one, these do nothing and return neutral values.
     [[nodiscard]] bool may_own_thread() const { return held_->may_own_thread(); }
     [[nodiscard]] bool shares_cores() const { return held_->shares_cores(); }
     void pace(nanoseconds least) { held_->pace(least); }
@@ -176,7 +176,7 @@ private:
 static_assert(WatchfulTransport<any_transport> && TimedTransport<any_transport> && SharingTransport<any_transport> &&
               PathTransport<any_transport>);
 
-/// A communicator<> over a transport of any type.
+/// A communicator<> over a transport of any type. Throws as the constructor of communicator.
 template <Transport T>
 [[nodiscard]] communicator<any_transport> any_communicator(
     std::unique_ptr<T> transport, timing const& times = {},

@@ -24,22 +24,25 @@ namespace ddp {
 
 class inproc_transport;
 
-/// Where the ranks of one process meet. Make it once, then connect(rank) on each rank's thread.
+/// The ranks of one process. Make it once, then call connect(rank) on each rank's thread.
 class inproc_world : public std::enable_shared_from_this<inproc_world> {
 public:
-    /// `hosts`: a number for each rank, so that one process can play several hosts; none: all are on this one.
+    /// `hosts`: the number of each rank's host, so that one process can stand for several hosts; empty: all are on this host.
+    /// Throws usage_error unless there is a rank, and a number for each rank or none.
     [[nodiscard]] static std::shared_ptr<inproc_world> create(int ranks, std::vector<std::uint64_t> hosts = {}) {
         DDP_EXPECTS(ranks >= 1, "an inproc world needs at least one rank");
-        DDP_EXPECTS(hosts.empty() || hosts.size() == static_cast<std::size_t>(ranks), "give one host a rank, or none");
+        DDP_EXPECTS(hosts.empty() || hosts.size() == static_cast<std::size_t>(ranks),
+                    "inproc_world: `hosts` needs a number for each rank, or none");
         return std::shared_ptr<inproc_world>(new inproc_world(ranks, std::move(hosts)));
     }
 
+    /// The number of ranks.
     [[nodiscard]] int size() const noexcept { return static_cast<int>(stations_.size()); }
 
-    /// Rank `rank`'s end. Each rank connects once.
+    /// The transport of rank `rank`. Each rank connects once. Throws usage_error unless `rank` is between 0 and size() - 1.
     [[nodiscard]] std::unique_ptr<inproc_transport> connect(int rank);
 
-    /// For tests: rank `rank` is dead as a killed process is: its peers see a closed connection and no record.
+    /// For tests: rank `rank` ends as a killed process does. Its peers see a closed connection and no record.
     void kill(int rank) { announce(rank, {.is = report::state::closed}); }
 
 private:
@@ -49,7 +52,7 @@ private:
     /// What waits at one rank for one of its peers.
     struct inbox {
         completion_list receives;  // posted here, not yet met by a message
-        completion_list sends;     // the peer's nodes: messages nobody has posted a receive for
+        completion_list sends;     // the peer's nodes: messages for which no receive is posted yet
         int borrowed = 0;          // nodes of the peer that were taken off `sends` and are not on its done list yet
     };
     struct station {
@@ -67,7 +70,7 @@ private:
 
     void announce(int rank, report const& what);
 
-    /// Ends what peers have sent to `rank` and it can never receive.
+    /// Ends the sends of peers to `rank` that it can no longer receive.
     void refuse_messages_for(int rank);
     static void give_back(station& s, inbox& box);
     static void end(station& s, completion& node, op_status how) noexcept;
@@ -82,8 +85,10 @@ private:
     std::atomic<std::uint64_t> news_{0};
 };
 
-/// One rank's end of an inproc_world. A send completes when it was received: no copy is kept in between.
-/// Cost: one memcpy a message, made by whichever side comes second.
+/// One rank of an inproc_world. A send completes when it has been received: no copy is kept in between.
+///
+/// Cost    one memcpy for each message, made by the side that posts second.
+/// Throws  usage_error if a peer is not another rank of the world.
 class inproc_transport {
 public:
     static constexpr std::string_view name = "inproc";
@@ -97,7 +102,7 @@ public:
     [[nodiscard]] int rank() const noexcept { return rank_; }
     [[nodiscard]] int size() const noexcept { return world_->size(); }
     [[nodiscard]] time_point now() const { return monotonic_clock::now(); }
-    /// Where this rank runs (see host_of).
+    /// The number of this rank's host (see host_of).
     [[nodiscard]] std::uint64_t host() const;
     /// See SharingTransport.
     [[nodiscard]] std::unique_ptr<memory_sharing> share_memory();
@@ -124,7 +129,7 @@ private:
     bool gone(int peer);
     bool refresh();
 
-    /// Takes every posted operation of this rank back and runs it as aborted; returns once nobody touches our memory.
+    /// Takes back every posted operation of this rank and runs it as aborted; returns once no peer touches its memory.
     void withdraw();
 
     std::shared_ptr<inproc_world> world_;

@@ -20,12 +20,12 @@
 
 namespace ddp {
 
-/// Holds one of the algorithms with its options, and behaves as what it holds. For command lines and matrices of tests:
-/// one trainer is compiled instead of seven. Costs one indirect choice a collective.
+/// Holds one of the algorithms with its options, and behaves as that algorithm does. For command lines and for tests of all
+/// algorithms: one trainer is compiled instead of seven. Costs one std::visit for each collective.
 class any_allreduce {
 public:
-    char const* name;  ///< of what is held; read only
-    bool canonical;    ///< of what is held; read only
+    char const* name;  ///< of the algorithm that it holds; read only
+    bool canonical;    ///< whether that adds in the canonical tree over ranks; read only
 
     any_allreduce() : any_allreduce(automatic_allreduce{}) {}
     any_allreduce(automatic_allreduce const& held) : any_allreduce(held, 0) {}
@@ -38,14 +38,14 @@ public:
 
     static constexpr char const* choices = "auto|direct|recursive_doubling|halving_doubling|ring|naive|hierarchical";
 
-    /// The algorithm of that name, with its default options, for use with `comm`. Collective: `hierarchical` has to know where
-    /// its ranks are. Throws usage_error, which lists the choices.
+    /// The algorithm of that name, with its default options, for use with `comm`. Collective, because `hierarchical` has to
+    /// know where the ranks are. Throws usage_error, which lists the choices, if there is none of that name.
     template <class Communicator>
     [[nodiscard]] static any_allreduce parse(std::string_view text, Communicator const& comm) {
         if (text == hierarchical_allreduce::name) return hierarchical_allreduce(comm);
         return parse(text);
     }
-    /// The same without a communicator: any but `hierarchical`.
+    /// The same without a communicator: any algorithm but `hierarchical`, for which it throws usage_error.
     [[nodiscard]] static any_allreduce parse(std::string_view text) {
         for (any_allreduce const& known :
              {any_allreduce(automatic_allreduce{}), any_allreduce(direct_allreduce{}),

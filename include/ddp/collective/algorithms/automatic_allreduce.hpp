@@ -15,14 +15,15 @@
 
 namespace ddp {
 
-/// The default algorithm: chooses among the canonical ones, which all give the same bits, so results do not depend on the
-/// choice.
+/// The default algorithm: chooses the cheapest of direct_allreduce, recursive_doubling_allreduce and
+/// halving_doubling_allreduce. All three add in the canonical tree over ranks and give the same bits, so results do not
+/// depend on the choice.
 ///
 ///     ddp::automatic_allreduce fitted{.cost = ddp::measure_network(comm)};
 ///     std::puts(fitted.choice(1 << 20, comm.size()));  // "direct"
 ///
-/// The choice depends only on the size of the data, the number of ranks and `cost`, so ranks with the same `cost` make
-/// the same choice. If choices differ, every rank throws comm_error with both of them ("auto: direct"): E205, or E102 if
+/// The choice depends only on the size of the data, the number of ranks and `cost`, so ranks with the same `cost` make the
+/// same choice. If choices differ, every rank throws comm_error with both of them ("auto: direct"): DDP-E205, or DDP-E102 if
 /// a trainer is being made. Without a `cost`, allreduce and reduce_scatter use the constants for the path that messages
 /// between these ranks take (communicator::messages), and trainers use those for sockets:
 /// `ddp::automatic_allreduce{}.fitted_to(comm).choice(1 << 20, comm.size())` returns the choice.
@@ -33,7 +34,7 @@ struct automatic_allreduce {
     direct_allreduce direct = {};                ///< two steps, many messages
     recursive_doubling_allreduce doubling = {};  ///< for short arrays: few messages, everything in each
     halving_doubling_allreduce halving = {};     ///< for many ranks
-    std::optional<network_cost> cost = {};       ///< what they are compared by
+    std::optional<network_cost> cost = {};       ///< estimates what each would take
 
     /// The name of the algorithm that is used for so many bytes.
     [[nodiscard]] char const* choice(std::size_t bytes, int ranks) const noexcept {
@@ -44,7 +45,7 @@ struct automatic_allreduce {
         }
         return direct.name;
     }
-    /// The choice as it stands in messages, which ranks compare: "auto: direct".
+    /// The choice as messages show it and ranks compare it: "auto: direct".
     [[nodiscard]] char const* name_used(std::size_t bytes, int ranks) const noexcept {
         switch (chosen(bytes, ranks)) {
             case by::doubling: return "auto: recursive_doubling";
@@ -62,7 +63,7 @@ struct automatic_allreduce {
         }
         return direct.hash();
     }
-    /// This one with the constants of messages between these ranks, if it has none of its own.
+    /// A copy with the constants for messages between these ranks, if this one has no `cost` of its own.
     template <class Communicator>
     [[nodiscard]] automatic_allreduce fitted_to(Communicator const& comm) const {
         automatic_allreduce fitted = *this;

@@ -13,22 +13,22 @@ namespace ddp {
 
 /// Direct reduce-scatter and all-gather.
 ///
-/// data    n elements, the same n on every rank; on return every rank holds the same bits.
+/// data    n elements (S bytes), the same n on every rank; on return every rank holds the same bits.
 /// Cost    2 steps of latency, 2S(P-1)/P bytes sent per rank in 2(P-1)*ceil(S/P / chunk_bytes) messages, scratch of
 ///         (P-1)*window chunks, or (P-1) slices where these are shorter. The owner reduces and forwards one chunk while
 ///         the next arrives.
 /// Sums    the canonical tree over ranks, all sources in one pass; other operations likewise.
 /// Throws  collective_aborted inside the scheduler, comm_error to the caller; data is then unspecified.
-/// Source  the B = N case of bcube (Shi et al.), as measured in docs/performance.md; slices as in Rabenseifner, 2004.
+/// Source  Gloo's allreduce_bcube with base P, which has one step each way; slices as in Rabenseifner, ICCS 2004.
 struct direct_allreduce {
     static constexpr char const* name = "direct";
     static constexpr bool canonical = true;
 
-    std::size_t chunk_bytes = std::size_t{256} << 10;  ///< a chunk of every rank fits the L2 cache together
+    std::size_t chunk_bytes = std::size_t{256} << 10;  ///< bytes of a chunk: one from each rank should fit the L2 cache
     std::size_t window = 4;                            ///< chunks that may be under way from each peer
 
     [[nodiscard]] static bool everywhere(std::size_t /*bytes*/, int ranks) noexcept { return ranks == 1; }
-    /// Of what shapes the messages: ranks compare it.
+    /// A digest of the options that shape the messages; ranks compare it.
     [[nodiscard]] std::uint64_t hash() const noexcept { return policy_hash(name, chunk_bytes); }
 
     template <Transport T, Number E>
@@ -44,8 +44,8 @@ struct direct_allreduce {
     static task<> reduce(direct_allreduce self, lane<T> over, reduction<E, Op> what) {
         co_await run(self, over, what, nobody);
     }
-    /// The result to one rank only; elsewhere `data` stays as it is. Cost: as all, but each rank sends its slice of the
-    /// result once, and the root not at all; one slice more of scratch.
+    /// The result to one rank only; elsewhere `data` stays as it is. Cost: as for all, but each rank sends its slice of the
+    /// result once, and the root not at all; one more slice of scratch.
     template <Transport T, Number E, OperationOn<E> Op>
     static task<> combine_at(direct_allreduce self, lane<T> over, std::span<E> data, int root, Op /*op*/) {
         detail::slice_cuts<E> const cuts(data.size(), over.size());
@@ -81,7 +81,7 @@ private:
             if (r != me) count += pieces(cuts, r, chunk);
         return count;
     }
-    /// Peers in rotated order, so that no rank is everybody's first: the d-th after `me`.
+    /// Peers in rotated order, so that each rank begins with another one: the d-th after `me`.
     static std::size_t peer(std::size_t me, std::size_t d, std::size_t ranks) noexcept { return (me + d) % ranks; }
 
     template <Transport T, Number E>
@@ -119,9 +119,9 @@ private:
         lane<T> const second = over.phase(1);
 
         constexpr std::size_t line = 64 / sizeof(E);
-        std::size_t const room = std::min(chunk, (slice + line - 1) / line * line);  // elements of a chunk of our slice
+        std::size_t const room = std::min(chunk, (slice + line - 1) / line * line);  // elements of a chunk here
         scratch memory(window * (ranks - 1) * room * sizeof(E)), table(ranks * sizeof(E const*));
-        scratch elsewhere(keeps ? 0 : slice * sizeof(E));  // our slice of the result, where data has to stay as it is
+        scratch elsewhere(keeps ? 0 : slice * sizeof(E));  // this slice of the result if data has to stay as it is
         operations receives(mine * (ranks - 1)), sends(incoming(cuts, me, chunk));
         operations gathers(collects ? sends.size() : 0);
         operations forwards(goal == everybody ? receives.size() : goal == nobody || collects ? 0 : mine);
@@ -129,7 +129,7 @@ private:
                            result = keeps ? what.data.subspan(cuts[me], slice) : elsewhere.as<E>();
         std::span<E const*> const sources = table.as<E const*>();
 
-        // Chunk c of our slice from the d-th peer, and where it is put.
+        // Chunk c of this rank's slice from the d-th peer, and where it is put.
         auto const length = [&](std::size_t c) { return std::min(chunk, slice - c * chunk); };
         auto const slot = [&](std::size_t c, std::size_t d) {
             return space.subspan(((c % window) * (ranks - 1) + d - 1) * room, length(c));
@@ -142,7 +142,7 @@ private:
         for (std::size_t c = 0; c < window; ++c) expect(c);
         if (what.go != nullptr) co_await *what.go;
 
-        // A result overwrites our addend of its slice: its owner has that by then, or there were no result.
+        // A result overwrites this rank's addend of its slice. There is no result before the owner has received that.
         if (collects) receive_slices(second, gathers, what.data, cuts, chunk, &sends);
         std::size_t longest = 0, forwarded = 0;
         for (std::size_t r = 0; r < ranks; ++r) longest = std::max(longest, cuts[r + 1] - cuts[r]);

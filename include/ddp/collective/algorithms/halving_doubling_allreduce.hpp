@@ -21,7 +21,7 @@ namespace ddp {
 /// of the next larger block, of b' ranks, that hold pieces of it; they add it on the right. The result returns along
 /// the same links. (reduce leaves partial sums in the slices that are not this rank's.)
 ///
-/// data    n elements, the same n on every rank; on return every rank holds the same bits.
+/// data    n elements (S bytes), the same n on every rank; on return every rank holds the same bits.
 /// Cost    2 floor(log2 P) steps of latency. If P is a power of two, each rank sends 2S(P-1)/P bytes in 2 log2(P)
 ///         messages. Otherwise a rank in a block of b sends 2S(b-1)/b bytes in 2 log2(b) messages, and S/b bytes more
 ///         in b'/b messages if there is a larger block, and S/b bytes more in 1 message if there is a smaller block:
@@ -34,17 +34,17 @@ namespace ddp {
 ///         its slice. With even cuts these are at most 3 messages per rank.
 /// Sums    the canonical tree over ranks; the factor in the last step; other operations likewise.
 /// Throws  collective_aborted inside the scheduler, comm_error to the caller; data is then unspecified.
-/// Source  Rabenseifner, "Optimization of collective reduction operations", ICCS 2004. Neighbours come first here, to
-///         add in the canonical order; the scheme for numbers that are not powers of two is our own.
+/// Source  Rabenseifner, "Optimization of collective reduction operations", ICCS 2004. Here neighbours come first, to add
+///         in the canonical order, and the scheme for numbers that are not powers of two is this library's.
 struct halving_doubling_allreduce {
     static constexpr char const* name = "halving_doubling";
     static constexpr bool canonical = true;
 
-    std::size_t chunk_bytes = std::size_t{256} << 10;  ///< one is added while the next arrives
+    std::size_t chunk_bytes = std::size_t{256} << 10;  ///< bytes of a chunk: one is added while the next arrives
     std::size_t window = 4;                            ///< chunks that may be under way to this rank to be added
 
     [[nodiscard]] static bool everywhere(std::size_t /*bytes*/, int ranks) noexcept { return ranks == 1; }
-    /// Of what shapes the messages: ranks compare it.
+    /// A digest of the options that shape the messages; ranks compare it.
     [[nodiscard]] std::uint64_t hash() const noexcept { return policy_hash(name, chunk_bytes); }
 
     template <Transport T, Number E>

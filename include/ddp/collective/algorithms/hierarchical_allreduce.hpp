@@ -1,5 +1,5 @@
 /// \file
-/// hierarchical_allreduce: ranks add up inside their hosts first, so that each byte goes to another host once.
+/// hierarchical_allreduce: ranks add up inside their hosts first, so that hosts exchange sums only.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +33,7 @@ struct host_plan {
     }
     /// Of this host.
     [[nodiscard]] std::span<std::size_t const> ranks() const noexcept { return role.trees.ranks_of(role.here); }
-    /// Of the rank at that place on this host: whose slices it adds up there, its own last.
+    /// The ranks whose slices the rank at that place on this host adds up there, itself last.
     [[nodiscard]] std::span<std::size_t const> owners(std::size_t at) const noexcept { return owners_[at]; }
 
     std::vector<int> members;        // ranks of the job
@@ -55,10 +55,10 @@ private:
 ///
 /// Each rank owns a slice of the data. On each host one rank collects, for each slice, what the ranks of the host have there,
 /// adds up the subtrees of the canonical tree whose ranks are all on this host, and sends these sums to the owner, if the owner
-/// is elsewhere. The owner joins the sums of all hosts and returns the result by the same way. All four stages run at once, on
-/// one chunk after the other.
+/// is elsewhere. The owner joins the sums of all hosts and returns the result the same way. All four stages run at once, on one
+/// chunk after the other.
 ///
-/// data     n elements, the same n on every rank; on return every rank holds the same bits.
+/// data     n elements (S bytes), the same n on every rank; on return every rank holds the same bits.
 /// Cost     4 steps of latency. Between hosts a host of g ranks that form k subtrees sends S (k (P-g) + (H-1) g) / P bytes.
 ///          With H hosts of equal size, ranks numbered host by host and g a power of two, k = 1 and this is 2S(H-1)/H, where
 ///          direct_allreduce sends g times as much. With other numbers of ranks k is up to about 2 log2 g, and with ranks
@@ -67,37 +67,37 @@ private:
 ///          Scratch: `window` chunks of each other rank of the host for each slice that is added up here, and of each
 ///          subtree of another host.
 /// Sums     the canonical tree over ranks; other operations likewise.
-/// Group    the one that it was made for, or any of the same ranks in the same order, such as that of a trainer. Elsewhere
-///          usage_error before anything is sent.
+/// Group    the one that it was made for, or any of the same ranks in the same order, such as that of a trainer. With any
+///          other, calls throw usage_error before anything is sent.
 /// Throws   collective_aborted inside the scheduler, comm_error to the caller; data is then unspecified.
 /// Source   Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19(1), 2005,
 ///          for the stages; sums inside hosts first as in Horovod's and NCCL's hierarchical allreduce. That only subtrees are
-///          added inside a host, for the canonical order, is our own.
+///          added inside a host, for the canonical order, is an addition of this library.
 class hierarchical_allreduce {
 public:
     static constexpr char const* name = "hierarchical";
     static constexpr bool canonical = true;
 
-    std::size_t chunk_bytes = std::size_t{256} << 10;  ///< one is added while others travel
+    std::size_t chunk_bytes = std::size_t{256} << 10;  ///< bytes of a chunk: one is added while others are on their way
     std::size_t window = 4;                            ///< chunks of a slice that may be under way to this rank
 
-    /// Collective: ranks tell each other on which host they run (8 bytes a rank). Throws comm_error.
+    /// Collective: ranks tell each other on which host they run, by an all-gather of 8 bytes a rank. Throws comm_error.
     template <Transport T>
     explicit hierarchical_allreduce(communicator<T> const& comm)
         : hierarchical_allreduce(comm, host_of(comm.transport())) {}
-    /// The same with `place` in place of the host: ranks that pass the same number are near each other (a rack, a socket).
+    /// The same with `place` instead of the host: ranks that pass the same number count as near (one rack, one socket).
     template <Transport T>
     hierarchical_allreduce(communicator<T> const& comm, std::uint64_t place)
         : hierarchical_allreduce(comm.members(), places(comm, place)) {}
-    /// The same where `places` of all ranks are known, the same list on each: tells nobody anything.
+    /// The same if the places of all ranks are known: every rank passes the same list. Sends nothing.
     hierarchical_allreduce(group const& ranks, std::span<std::uint64_t const> places)
         : plan_(std::make_shared<detail::host_plan const>(ranks, places)) {}
 
-    /// Of each rank, the number of its host: 0 for that of rank 0, the others in the order of their lowest ranks.
+    /// The number of each rank's host: 0 is that of rank 0, the others follow in the order of their lowest ranks.
     [[nodiscard]] std::span<std::size_t const> hosts() const noexcept { return plan_->hosts; }
 
     [[nodiscard]] static bool everywhere(std::size_t /*bytes*/, int ranks) noexcept { return ranks == 1; }
-    /// Of what shapes the messages: ranks compare it.
+    /// A digest of the options that shape the messages; ranks compare it.
     [[nodiscard]] std::uint64_t hash() const noexcept { return policy_hash(name, chunk_bytes, plan_->hash); }
     /// Throws usage_error if it was made for other ranks.
     void check_group(group const& ranks) const {
@@ -249,7 +249,7 @@ task<> hierarchical_allreduce::run(hierarchical_allreduce self, lane<T> over, re
     pieces<E> const all = self.cut(what.data, what.cuts);
     std::size_t const chunks = all.most(), window = std::min(chunks, std::max<std::size_t>(1, self.window)),
                       mine = all.count(me), carried = all.count(owners) - mine;
-    // Sums of a chunk are joined so many chunks after those of its host, and copied as many after that: meanwhile they travel.
+    // A chunk's sums are joined this many chunks after those of its host, and copied as many after that: messages take time.
     std::size_t const behind = window / 2;
 
     constexpr std::size_t line = 64 / sizeof(E);
@@ -267,7 +267,7 @@ task<> hierarchical_allreduce::run(hierarchical_allreduce self, lane<T> over, re
     operations results_in(forward ? carried : 0), results_out(forward ? mine * role.counterparts.size() : 0);
     operations copies_in(forward ? addends_out.size() : 0), copies_out(forward ? addends_in.size() : 0);
 
-    // Chunk c of the j-th of our slices as the rank at place p has it; and the sum of a subtree of another host.
+    // Chunk c of the j-th slice of this rank as the rank at place p has it; and the sum of a subtree of another host.
     auto const of_rank = [&](std::size_t j, std::size_t c, std::size_t p) {
         std::span<E> const own = all.at(owners[j], c);
         if (p == plan.place) return own;
@@ -314,7 +314,7 @@ task<> hierarchical_allreduce::run(hierarchical_allreduce self, lane<T> over, re
     std::size_t posted = 0;
     self.for_elsewhere(all, [&](std::span<E> piece, int peer) {
         over.send(addends_out[posted], peer, as_const_bytes(piece));
-        // A result overwrites our addend of it: the peer has that by then, or there were no result.
+        // A result overwrites this rank's addend. There is no result before the peer has received that.
         if (forward) in_copies.receive(copies_in[posted], peer, as_mutable_bytes(piece), &addends_out[posted]);
         ++posted;
     });
@@ -343,7 +343,7 @@ task<> hierarchical_allreduce::run(hierarchical_allreduce self, lane<T> over, re
                 join(c);
                 if (forward) self.send_across(in_results, results_out, returned, all.at(me, c));
             }
-            for (std::size_t const owner : owners)  // their scratch is wanted for another chunk
+            for (std::size_t const owner : owners)  // another chunk needs their scratch
                 if (owner != me && c < all.count(owner))
                     for (std::size_t k = 0; k < ours; ++k) co_await sums_out[settled++];
             if (c + window < chunks) expect(c + window);

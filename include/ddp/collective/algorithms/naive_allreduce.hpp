@@ -1,5 +1,5 @@
 /// \file
-/// naive_allreduce: everybody sends to rank 0, which adds and sends the sum to everybody.
+/// naive_allreduce: all ranks send to rank 0, which adds and sends the sum to all.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace ddp {
 
-/// Gather to rank 0, sum, broadcast: what one would write first, and what the others are measured against.
+/// Gather to rank 0, sum, broadcast: the simplest algorithm, with which the others are compared.
 ///
 /// data    n elements (S bytes), the same n on every rank; on return every rank holds the same bits.
 /// Cost    rank 0 sends P-1 messages, (P-1)S bytes, and keeps (P-1)S bytes of scratch; every other rank sends 1 message,
@@ -39,7 +39,7 @@ struct naive_allreduce {
         if (over.rank() != 0) {
             operation out, in;
             if (what.go != nullptr) co_await *what.go;
-            result.receive(in, 0, as_mutable_bytes(data), &out);  // comes only after rank 0 has our addend
+            result.receive(in, 0, as_mutable_bytes(data), &out);  // comes only after rank 0 has the addend
             over.send(out, 0, as_const_bytes(data));
             co_await in;
             co_await out;

@@ -22,23 +22,24 @@
 
 namespace ddp {
 
-/// What native_allreduce works over: MPI, or any transport that turns out to be MPI.
+/// What native_allreduce works over: MPI, or an any_transport that holds it.
 template <class T>
 concept MpiTransport = std::same_as<T, mpi_transport> || std::same_as<T, any_transport>;
 
-/// Sums by MPI_Allreduce on a duplicate of the user's communicator: for interconnects that only the vendor's MPI drives
-/// well, and to compare with. docs/native_allreduce.md says when.
+/// Sums by MPI_Allreduce on a duplicate of the user's communicator: for interconnects that only the vendor's MPI uses well,
+/// and for comparison. docs/native_allreduce.md says when.
 ///
-/// data    n elements, the same n on every rank.
-/// Cost    the vendor's, and less than a microsecond; blocks the calling thread. No memory of ours: it works in place,
-///         which Open MPI does no slower than between two buffers. Nothing else of ours moves meanwhile, so a trainer
-///         overlaps nothing: it sums in finish(), after the weights, bucket by bucket as planned.
-/// Sums    in an order that MPI chooses, by size and number of ranks: outside the contract of bits.
-/// Throws  ddp::error in MPI's words where MPI returns an error. There is no deadline: a rank that never calls it, or
-///         calls it with another count, is waited for until somebody ends the job.
+/// data    n elements of float or double, the same n on every rank.
+/// Cost    that of MPI_Allreduce, plus less than a microsecond. It blocks the calling thread and works in place, which Open MPI
+///         does no slower than between two buffers. Nothing else of the library makes progress meanwhile, so a trainer
+///         overlaps nothing: it sums in finish(), after the weights, bucket by bucket.
+/// Sums    in an order that MPI chooses by size and number of ranks: bits differ from those of other algorithms.
+/// Throws  ddp::error (DDP-E202) with MPI's message if MPI returns an error; usage_error if the communicator is not over MPI,
+///         or piece_bytes is too small. There is no deadline: a rank that never calls it, or calls it with another count, is
+///         waited for until something ends the job.
 struct native_allreduce {
-    /// Longer arrays are summed in pieces of this size, the same on every rank: MPI takes scratch memory as large as the
-    /// call, anew each time (Open MPI 4.1, 16 MiB on two ranks: 13.8 ms in one call, 7.2 ms in pieces of 1 MiB).
+    /// Longer arrays are summed in pieces of this size, the same on every rank: MPI allocates scratch memory as large as the
+    /// array in each call (Open MPI 4.1, 16 MiB on two ranks: 13.8 ms in one call, 7.2 ms in pieces of 1 MiB).
     std::size_t piece_bytes = std::size_t{1} << 20;
 
     static constexpr char const* name = "native";
@@ -48,7 +49,7 @@ struct native_allreduce {
 
     template <MpiTransport T, Element E>
     static void sum_blocking(native_allreduce self, lane<T> over, std::span<E> data) {
-        DDP_EXPECTS(self.piece_bytes >= sizeof(E), "native_allreduce::piece_bytes must hold an element at least");
+        DDP_EXPECTS(self.piece_bytes >= sizeof(E), "native_allreduce::piece_bytes must be at least one element");
         if (over.size() == 1) return;
         mpi_transport& transport = mpi_of(over.on->transport());
         MPI_Datatype const type = std::is_same_v<E, float> ? MPI_FLOAT : MPI_DOUBLE;

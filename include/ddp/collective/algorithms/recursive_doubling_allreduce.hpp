@@ -14,15 +14,16 @@ namespace ddp {
 ///
 /// The ranks fall into blocks, one for each binary digit of P, largest first (P = 7: 4, 2, 1): the canonical tree is
 /// block 0 + (block 1 + (block 2 + ...)). Each block doubles on its own, neighbours first; then the smaller blocks'
-/// sums are joined from the right, and the result goes back. Nobody is folded in before the doubling.
+/// sums are joined from the right, and the result goes back. No rank is folded into another before the doubling.
 ///
-/// data    n elements, the same n on every rank; on return every rank holds the same bits.
+/// data    n elements (S bytes), the same n on every rank; on return every rank holds the same bits.
 /// Cost    log2(b) steps in a block of b ranks, and one or two more per further block; every message is S bytes. The rank
 ///         in place i of block 0 of b ranks sends log2(b) messages, one more if i < P - b; the rank in place i of any
 ///         other block sends log2(b) + ceil((b' - i) / b), b' being the size of the block to its left. Scratch S bytes.
 /// Sums    the canonical tree over ranks; other operations likewise.
-/// Source  Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005; the
-///         order for other counts is our own.
+/// Throws  collective_aborted inside the scheduler, comm_error to the caller; data is then unspecified.
+/// Source  Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19(1),
+///         2005; the order for numbers of ranks that are not powers of two is this library's.
 struct recursive_doubling_allreduce {
     static constexpr char const* name = "recursive_doubling";
     static constexpr bool canonical = true;
@@ -52,7 +53,7 @@ struct recursive_doubling_allreduce {
         }
         if (mine.size == over.size()) co_return;
 
-        // The rest of the tree to our right, summed; from there each of its ranks serves one or more of ours.
+        // The rest of the tree on the right, summed; each of its ranks sends to one or more of this block.
         lane<T> const join = over.phase(1), result = over.phase(2);
         int const right = mine.first + mine.size;
         if (right < over.size()) {

@@ -12,7 +12,8 @@
 namespace ddp {
 
 /// Ring reduce-scatter and all-gather, in place, in segments: a segment goes on to the next rank while the one behind it
-/// arrives. Each rank talks to two others only. (reduce leaves partial sums in the slices that are not this rank's.)
+/// arrives. Each rank exchanges messages with two others only. (reduce leaves partial sums in the slices that are not this
+/// rank's.)
 ///
 /// data    n elements (S bytes), the same n on every rank; on return every rank holds the same bits.
 /// Cost    2(P-1) steps of latency. Rank r sends all slices but its own on the first lap, and all but rank r+1's on the
@@ -26,7 +27,7 @@ struct ring_allreduce {
     static constexpr char const* name = "ring";
     static constexpr bool canonical = false;
 
-    std::size_t segment_bytes = std::size_t{1} << 20;  ///< fits the L2 cache; long beside a message's latency
+    std::size_t segment_bytes = std::size_t{1} << 20;  ///< fits the L2 cache, and takes longer than a message's latency
     std::size_t window = 4;                            ///< segments that may be under way to each rank on the first lap
 
     [[nodiscard]] static bool everywhere(std::size_t /*bytes*/, int ranks) noexcept { return ranks == 1; }
@@ -181,7 +182,7 @@ private:
         scratch memory(window * room * sizeof(E));
         std::span<E> const space = memory.template as<E>();
 
-        // The last slice to come is our own: by then all others have added to it.
+        // The last slice to come is this rank's own: by then all others have added to it.
         walk expected(path, path.before(me, 2), ranks - 1), arriving = expected;
         std::size_t posted = 0;
         auto const expect = [&] {
@@ -195,7 +196,7 @@ private:
         second_lap<T, E> lap(over.phase(1), what.data, forward ? path : route{no_cuts, 1});
         if (what.go != nullptr) co_await *what.go;
 
-        // A result overwrites our partial sum of its slice: that has gone round the ring by then, or there were no result.
+        // A result overwrites a partial sum of its slice. There is no result before that has gone round the ring.
         if (forward) lap.expect(&sends);
         std::size_t sent = 0;
         for (walk first(path, path.before(me, 1), 1); !first.done();) {

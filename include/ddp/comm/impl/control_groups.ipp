@@ -29,7 +29,7 @@ namespace ddp::detail {
     return text;
 }
 
-/// The first word of `text`, which is taken off it; words are separated by single blanks.
+/// Removes and returns the first word of `text`; words are separated by single blanks.
 [[gnu::cold]] DDP_DECL std::string_view next_word(std::string_view& text) noexcept {
     std::size_t const end = std::min(text.find(' '), text.size());
     std::string_view const word = text.substr(0, end);

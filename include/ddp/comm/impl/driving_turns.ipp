@@ -41,7 +41,8 @@ DDP_DECL void driving_turns::drive_briefly(function_ref<void()> turn) {
 }
 DDP_DECL void driving_turns::drive(function_ref<void()> turn) {
     driving_.store(true);
-    if (callers_.load() == 0 && !stop_.load()) drive_briefly(turn);  // whoever comes later sees driving_, and wakes us
+    if (callers_.load() == 0 && !stop_.load())
+        drive_briefly(turn);  // a caller that comes later sees driving_, and wakes this thread
     driving_.store(false);
 }
 DDP_DECL void driving_turns::park(std::unique_lock<std::mutex>& token) {

@@ -47,7 +47,7 @@ inline auto precedence(failure const& f) {
     if (auto const* f = least(failure_kind::mismatch, [](failure const& r) { return r.code != errc::mismatch; }))
         return {fault_rule::named, *f, f->peer >= 0 ? f->peer : f->rank, f->code};
 
-    // Equal numbers, other fingerprints: says more than the record of whoever received the wrong message first.
+    // Equal numbers, other fingerprints: says more than the record of the rank that received the wrong message first.
     fault differs;
     for (std::size_t a = 0; a < reports.size(); ++a)
         for (std::size_t b = a + 1; b < reports.size(); ++b) {
@@ -80,14 +80,14 @@ inline auto precedence(failure const& f) {
     if (auto const* f = least(failure_kind::silent, [&](failure const& r) { return !spoke(r.peer); }))
         return {fault_rule::silent, *f, f->peer, errc::peer_silent};
 
-    // Whoever was called closed has spoken to somebody: what is lost is the connection, not the rank.
+    // A rank that was called closed has published a record: the connection is lost, not the rank.
     auto const of_a_peer = [](failure const& r) { return r.peer >= 0; };
     if (auto const* f = least(failure_kind::closed, of_a_peer)) return {fault_rule::broken_link, *f, f->peer, f->code};
 
     auto const old = [&](failure const& f) {
         return nanoseconds(static_cast<std::int64_t>(f.waited_ns)) * 2 >= collective;
     };
-    // A connection that carries nothing lets others wait too: deadlines are at fault only where one has been reached.
+    // A connection that carries nothing makes others wait too: deadlines count only if one has been reached.
     failure const* const unheard = least(failure_kind::silent, of_a_peer);
     bool const expired = least(failure_kind::waiting, [&](failure const& f) {
                              return nanoseconds(static_cast<std::int64_t>(f.waited_ns)) >= collective;

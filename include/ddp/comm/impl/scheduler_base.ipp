@@ -46,7 +46,7 @@ namespace ddp {
     } catch (error const& e) {
         std::string_view const text = e.what();
         if (e.code() == errc::no_samples ||
-            e.code() == errc::nonfinite)  // every rank finds out by itself; one that left first says the same
+            e.code() == errc::nonfinite)  // every rank detects it by itself; one that left first says the same
             fail(failure_kind::mismatch, e.code(), -1, text.substr(text.find(": ") + 2));
         else
             fail(failure_kind::threw, errc::remote_exception, -1, text);
@@ -156,7 +156,7 @@ DDP_DECL group const* scheduler_base::find(mark const& theirs) const noexcept {
 }
 
 DDP_DECL operation::~operation() {
-    // Only an exception between post and await gets here: ending everything is what frees our memory.
+    // Only an exception between post and await leads here. Ending everything is the only way to free the posted memory.
     if (!done_) on_->fail(failure_kind::threw, errc::remote_exception, -1, "a collective was left by an exception");
 }
 DDP_DECL void operation::ended(completion& node) noexcept {
@@ -172,7 +172,7 @@ DDP_DECL void operation::suspend(std::coroutine_handle<> self) noexcept {
 }
 DDP_DECL void operation::resume() {
     if (on_ == nullptr)
-        throw usage_error("an operation is awaited that was never posted: lane.send or receive it first");
+        throw usage_error("an operation was awaited that was never posted: pass it to lane.send or lane.receive first");
     if (status == op_status::ok && (sends || fingerprint == tag.fingerprint)) return;
     refuse();
 }

@@ -23,7 +23,7 @@ inline constexpr char const* both_alive =
 [[gnu::cold]] DDP_DECL std::string rank_text(int rank) {
     return concat({"rank ", rank});
 }
-/// Who else has said nothing although everybody was asked; empty if nobody.
+/// Names the other ranks from which nothing was heard although all were asked; empty if there are none.
 [[gnu::cold]] DDP_DECL std::string unheard_text(int culprit, std::span<report const> reports) {
     constexpr int most = 8;
     std::string names;
@@ -35,7 +35,7 @@ inline constexpr char const* both_alive =
     }
     if (count == 0) return "";
     return concat({" Nothing came from ", count == 1 ? "rank " : "ranks ", names, count > most ? " and others" : "",
-                   " either. If they run, the network is partitioned, and they report the same of the ranks here."});
+                   " either. If they run, the network is partitioned, and they report the same about the ranks here."});
 }
 [[gnu::cold]] DDP_DECL std::string_view operation_text(failure const& of) {
     std::string_view const name = of.entered.name.view();
@@ -71,8 +71,8 @@ inline constexpr char const* both_alive =
                            ". Nothing can be said of the other ranks; look at that rank's host and network."});
         case fault_rule::settings:
             return concat({speaker, " and ", rank_text(found.other), " are both in ", during,
-                           ", but not with the same settings, or something they did before it differs: another root, "
-                           "another count. All ranks must call the same collectives in the same order with the same "
+                           ", but with different arguments, such as the root or the count, or an earlier operation "
+                           "differed. All ranks must call the same collectives in the same order with the same "
                            "arguments."});
         case fault_rule::operations:
             return concat({"ranks disagree about operation #", from.entered.number, ": ", speaker, " is in ", during,

@@ -63,7 +63,7 @@ namespace detail {
 
 /// The addresses of rank 0.
 [[gnu::cold]] DDP_DECL std::vector<tcp_endpoint> resolve_master(job const& j) {
-    // Asio's resolver would compile a thread pool and its handlers into every program.
+    // Not Asio's resolver: it would compile a thread pool and its handlers into every program.
     ::addrinfo wanted{};
     wanted.ai_socktype = SOCK_STREAM;
     ::addrinfo* found = nullptr;
@@ -100,8 +100,8 @@ namespace detail {
          "if all ranks are on this machine"}));
 }
 
-/// Whether the secret is to be proved; else it is shown, or there is none. Throws where neither will do for who can reach
-/// these addresses.
+/// Whether ranks prove the secret; otherwise they show it, or there is none. Throws if that is not allowed for addresses that
+/// other hosts reach.
 [[gnu::cold]] DDP_DECL bool must_prove(job const& j, std::vector<tcp_endpoint> const& at, job_secret const& secret,
                                        tcp_options const& options) {
     auto const open = std::find_if(at.begin(), at.end(), [](auto const& a) { return !a.address().is_loopback(); });
@@ -252,14 +252,14 @@ namespace detail {
     job_secret secret = job_secret::from_environment();
     auto const is_local = [](detail::tcp_endpoint const& at) { return at.address().is_loopback(); };
     bool const local = std::all_of(servers.begin(), servers.end(), is_local);
-    // Rank 0's port can be anybody's, also on loopback: who can prove the secret there does not show it. The nonce that a
-    // rank is given in return is then enough between the ranks of one machine.
+    // Another program may own rank 0's port, on loopback too: a rank that can prove the secret does not show it there. The
+    // nonce that it gets in return is then enough between the ranks of one machine.
     bool const proves = detail::must_prove(j, servers, secret, options);
     std::unique_ptr<tcp_security> const security =
         options.security != nullptr && secret.given() ? options.security(secret, options.encrypt) : nullptr;
     tcp_security const* const between_ranks = proves ? security.get() : nullptr;
     bool const anywhere = proves || options.insecure;
-    if (security != nullptr || !local) secret = {};  // shown only where nobody else can read it
+    if (security != nullptr || !local) secret = {};  // shown only where no one else can read it
     if (!local && !proves && j.rank == 0)
         std::fprintf(stderr,
                      "ddp: warning: connections between hosts are neither authenticated nor encrypted "
@@ -267,7 +267,7 @@ namespace detail {
                      detail::text_of(servers.front()).c_str());
     detail::expect_descriptors(j);
     std::unique_ptr<tcp_store_server> server;
-    // Ranks come at different times: the server's deadline speaks for all, ours only if it cannot.
+    // Ranks come at different times: the server's deadline is the one for all; this one counts only if the server fails.
     time_point const until = monotonic_clock::now() + options.times.join + 2 * options.times.handshake;
     if (j.rank == 0) {
         std::uint64_t const nonce = detail::random_number();
@@ -286,7 +286,7 @@ namespace detail {
     framing.job = store.nonce();
     std::vector<detail::peer_address> addresses(static_cast<std::size_t>(j.size));
     std::vector<detail::tcp_mesh::connection> met;
-    std::optional<detail::tcp_acceptor> acceptor;  // it, and what has come, stay until everybody has heard of a failure
+    std::optional<detail::tcp_acceptor> acceptor;  // it and its connections stay open until all ranks know of a failure
     std::optional<detail::tcp_mesh> mesh;
     try {
         acceptor = detail::listen_as_rank(j.rank, j.size, store.local_address(), ports);
@@ -317,7 +317,7 @@ namespace detail {
         store.stop_beating();
         detail::core_set cores = detail::cores_of_process();
         store.put("done/" + number, detail::concat({paths.seen(), ";", cores.text()}),
-                  until);  // whose memory, on which cores
+                  until);  // whose memory this rank sees, and its cores
         for (auto const& [key, value] : store.all("done/", static_cast<std::uint32_t>(j.size), until)) {
             int const who = detail::environment_number("a published rank", detail::printable(key.substr(5), 20), 0,
                                                        j.size - 1, "a rank");
@@ -339,7 +339,7 @@ namespace detail {
         }
     } catch (std::exception const& e) {
         error const* const ours = dynamic_cast<error const*>(&e);
-        std::string const text =  // the others wait for us
+        std::string const text =  // the other ranks wait for this one
             ours != nullptr ? detail::text_without_code(*ours)
                             : detail::concat({"rank ", j.rank, " (", detail::this_process(),
                                               ") failed while the job came together: ", std::string_view(e.what())});

@@ -31,8 +31,8 @@ inline constexpr std::array<job_source, 6> job_sources = {{{"DDP_RANK", ddp_clai
                                                            {"PMI", pmi_claim}}};
 inline constexpr std::size_t torchrun_source = 1, slurm_source = 2;
 
-/// A port that ranks of one job agree on without a word, below those that kernels hand out. Neighbouring jobs and their
-/// steps have different ones.
+/// A port on which ranks of one job agree without communication, below those that kernels assign. Neighbouring jobs and steps
+/// get different ones.
 [[gnu::cold]] DDP_DECL std::uint16_t port_of_job(std::string_view id) {
     std::uint64_t mixed = 0, number = 0;
     for (char const c : id) {
@@ -50,7 +50,7 @@ inline constexpr std::size_t torchrun_source = 1, slurm_source = 2;
     return address == "localhost" || address == "::1" || address.starts_with("127.");
 }
 
-/// Where the ranks of `j` meet, of which `claim` is source number `source`'s. Returns who says so.
+/// Sets where the ranks of `j` meet; `claim` comes from source number `source`. Returns which variables say so.
 [[gnu::cold]] DDP_DECL std::string find_meeting(environment_view const& env, job& j, job_claim const& claim,
                                                 std::size_t source) {
     std::string_view const addr_name = env.first_of({"DDP_MASTER_ADDR", "MASTER_ADDR"});
@@ -65,7 +65,7 @@ inline constexpr std::size_t torchrun_source = 1, slurm_source = 2;
     bool const whole = !addr_name.empty() && !port_name.empty();
 
     int hosts = claim.hosts;
-    if (!whole && j.size > 1) {  // a job of one meets nobody
+    if (!whole && j.size > 1) {  // a job of one rank needs no meeting place
         std::optional<job_claim> slurm;
         if (source == slurm_source) slurm = claim;
         if (source < slurm_source) {
@@ -109,7 +109,7 @@ inline constexpr std::size_t torchrun_source = 1, slurm_source = 2;
     return said.empty() ? "nobody: a job of one" : said;
 }
 
-/// The job as source number `source` claims it. `meeting`, if wanted, is who says where.
+/// The job as source number `source` describes it. `meeting`, if not null, becomes what find_meeting returns.
 [[gnu::cold]] DDP_DECL job job_of_claim(environment_view const& env, job_claim const& claim, std::size_t source,
                                         std::string* meeting = nullptr) {
     job j;
@@ -129,7 +129,7 @@ inline constexpr std::size_t torchrun_source = 1, slurm_source = 2;
     return j;
 }
 
-/// Nobody says which rank this is: it is alone, unless that is a mistake.
+/// No source says which rank this is: it is alone. Throws if that looks like a mistake.
 [[gnu::cold]] DDP_DECL void expect_no_job(environment_view const& env) {
     if (env.has("MASTER_ADDR") || env.has("MASTER_PORT") || env.has("DDP_MASTER_ADDR") || env.has("DDP_MASTER_PORT"))
         throw half_of_a_job(env);

@@ -34,7 +34,7 @@ namespace ddp::detail {
     }
 }
 
-/// The exception that tells most: what a rank's own code threw, before what others say about it.
+/// Rethrows the exception that says most: what a rank's own code threw, rather than what others report about it.
 [[gnu::cold]] DDP_DECL void rethrow_root_cause(std::vector<std::exception_ptr> const& thrown) {
     std::exception_ptr verdict;
     for (std::exception_ptr const& e : thrown) {
@@ -74,7 +74,7 @@ namespace ddp::detail {
 
 [[gnu::cold]] DDP_DECL run_options checked(run_options options, std::span<std::string_view const> choices) {
     options.times = with_environment(options.times);
-    static_cast<void>(chosen_thread(options.thread, false));  // what it refuses it refuses before this rank joins
+    static_cast<void>(chosen_thread(options.thread, false));  // throws before this rank joins
     if (options.ranks < 0)
         throw environment_error(concat({"run_options.ranks is ", options.ranks,
                                         "; expected how many ranks there are, or 0: as many as the launcher says"}));
@@ -85,10 +85,10 @@ namespace ddp::detail {
         names += concat({names.empty() ? "" : ", ", choice});
     }
     throw environment_error(concat({"transport '", options.transport, "' is not one this program was built with: ",
-                                    names, ". Add it to ddp::run<...> and link its door (ddp::tcp, ddp::mpi)."}));
+                                    names, ". Add it to ddp::run<...> and link its target (ddp::tcp, ddp::mpi)."}));
 }
 
-/// What to say when `variable` says that a launcher has started several of us, and nothing here knows the others.
+/// The error for a `variable` that says that a launcher has started several processes, when this one knows of no others.
 [[gnu::cold]] DDP_DECL std::string many_alone(std::string_view variable, std::string_view value, bool has_tcp,
                                               bool has_mpi) {
     std::string const text = concat({variable, "=", value, " says that this program is one of ", value,
@@ -108,7 +108,7 @@ namespace ddp::detail {
     auto const has = [&](std::string_view name) {
         return std::find(choices.begin(), choices.end(), name) != choices.end();
     };
-    // A launcher that nobody here understands would start N programs of one rank each: the classic silent mistake.
+    // A launcher whose variables are not understood would start N programs of one rank each, without any error.
     for (char const* const variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"})
         if (char const* const value = std::getenv(variable); value != nullptr && std::string_view(value) != "1")
             throw environment_error(many_alone(variable, value, has("tcp"), has("mpi")));
@@ -144,10 +144,8 @@ namespace ddp {
     int const ranks = std::max(1, options.ranks);
     if (ranks > most_ranks)
         throw environment_error(
-            detail::concat({"run_options.ranks is ", ranks,
-                            ", but ranks that are threads of one "
-                            "process are at most ",
-                            most_ranks, "; ask for fewer, or start processes with ddprun or mpirun"}));
+            detail::concat({"run_options.ranks is ", ranks, ", but one process can run at most ", most_ranks,
+                            " ranks as threads; ask for fewer, or start processes with ddprun or mpirun"}));
     auto const world = inproc_world::create(ranks);
     std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(ranks));
     auto const one = [&](int rank) {
@@ -165,14 +163,14 @@ namespace ddp {
             for (; started < ranks; ++started) others.emplace_back(one, started);
         } catch (std::system_error const& e) {
             environment_error const cause(detail::concat(
-                {"rank ", started, " of ", ranks, " is a thread that the system does not start: ", e.what(),
+                {"the system does not start the thread of rank ", started, " of ", ranks, ": ", e.what(),
                  ". Ask for fewer ranks, or raise the limit on threads (ulimit -u) or memory (ulimit -v)."}));
             failure record;
             record.kind = failure_kind::threw;
             record.code = errc::remote_exception;
             record.text = std::string_view(cause.what());
             thrown[0] = std::make_exception_ptr(cause);
-            for (int rank : {0, started}) {  // those that run wait for all
+            for (int rank : {0, started}) {  // those that run wait for all ranks
                 record.rank = rank;
                 world->connect(rank)->abort(record);
             }

@@ -33,7 +33,7 @@ namespace ddp {
 
 namespace detail {
 
-/// MPI_Finalize may wait for ever for a message that nobody will receive: the job ends here instead.
+/// Ends the job: MPI_Finalize might wait forever for a message that no rank will receive.
 [[noreturn, gnu::cold]] DDP_DECL void end_job(std::exception_ptr const& thrown) {
     int rank = 0;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -46,7 +46,7 @@ namespace detail {
         std::fprintf(stderr, "rank %d: an exception that is not a std::exception\n", rank);
     }
     std::fflush(stderr);
-    // The first to abort silences the others: give them time to speak.
+    // MPI_Abort kills all ranks: give the others time to print their errors.
     MPI_Request everybody = MPI_REQUEST_NULL;
     auto const until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
     if (MPI_Ibarrier(MPI_COMM_WORLD, &everybody) == MPI_SUCCESS)

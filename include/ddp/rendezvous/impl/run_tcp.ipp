@@ -55,7 +55,7 @@ namespace ddp {
         std::string text = e.what();
         bool const apart =
             text.find("never joined") != std::string::npos || text.find("cannot reach") != std::string::npos;
-        if (found->advice.empty() || !apart) throw;  // who has met knows better
+        if (found->advice.empty() || !apart) throw;  // ranks that have met need no such advice
         text.erase(0, text.find(": ") + 2);          // the code, which comes again
         throw rendezvous_error(detail::concat({text, ". ", found->advice}));
     }

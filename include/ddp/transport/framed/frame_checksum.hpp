@@ -9,7 +9,8 @@
 
 namespace ddp {
 
-/// Fed piece by piece; equal bytes give equal values however they were cut. Models: no_checksum, xxh3_checksum.
+/// A checksum of bytes that come piece by piece; how they are cut does not change the value. Models: no_checksum,
+/// xxh3_checksum.
 template <class C>
 concept Checksum = std::default_initializable<C> && requires(C& c, const_bytes piece) {
     { c.reset() } noexcept;
@@ -17,8 +18,7 @@ concept Checksum = std::default_initializable<C> && requires(C& c, const_bytes p
     { c.value() } noexcept -> std::same_as<std::uint64_t>;
 };
 
-/// Checks nothing: for streams that stay on one host. Asked to check a peer's payloads it would find nothing, so framed
-/// refuses the combination.
+/// Checks nothing: for streams that stay on one host. framed throws usage_error for a peer that is `checked` with it.
 struct no_checksum {
     void reset() noexcept {}
     void update(const_bytes) noexcept {}

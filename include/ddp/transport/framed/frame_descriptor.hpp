@@ -80,7 +80,7 @@ private:
     static stream_result result(ssize_t n) noexcept {
         if (n >= 0) return {static_cast<std::size_t>(n), stream_status::ok, {}};
         if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM)
-            return {0, stream_status::would_block, {}};  // the last two pass: the kernel is short of memory
+            return {0, stream_status::would_block, {}};  // the last two are temporary: the kernel is short of memory
         return {0, stream_status::error, {errno, std::generic_category()}};
     }
 

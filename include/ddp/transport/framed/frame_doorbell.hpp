@@ -14,7 +14,8 @@
 
 namespace ddp {
 
-/// Sticky: a ring() is seen by the next answered(), whenever it came. Costs a system call only if the owner sleeps.
+/// Lets other threads wake its owner, which sleeps in poll() on descriptor(). A ring() is kept until the next answered(). It
+/// costs a system call only if the owner sleeps. The constructor throws std::system_error if there is no descriptor.
 class doorbell {
 public:
     doorbell() : fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
@@ -24,7 +25,7 @@ public:
     doorbell& operator=(doorbell const&) = delete;
     ~doorbell() { ::close(fd_); }
 
-    /// From any thread.
+    /// Wakes the owner. From any thread.
     void ring() noexcept {
         if (state_.exchange(rung) != asleep) return;
         std::uint64_t const one = 1;
@@ -32,13 +33,15 @@ public:
     }
 
     // The owner's side.
+
+    /// Whether there was a ring since the last call.
     [[nodiscard]] bool answered() noexcept { return state_.exchange(awake) == rung; }
-    /// False if somebody has rung: then do not sleep.
+    /// To be called before sleeping. Returns false if there was a ring: then do not sleep.
     [[nodiscard]] bool fall_asleep() noexcept {
         int expected = awake;
         return state_.compare_exchange_strong(expected, asleep);
     }
-    /// After sleeping; `readable` is what poll said of the descriptor. Leaves a ring for answered().
+    /// To be called after sleeping; `readable` is what poll() said of the descriptor. Leaves a ring for answered().
     void wake_up(bool readable) noexcept {
         int expected = asleep;
         state_.compare_exchange_strong(expected, awake);

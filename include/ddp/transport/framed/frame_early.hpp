@@ -40,7 +40,7 @@ public:
         return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(count, 1, none));
     }
 
-    /// Opens an empty message behind all others. The caller has made sure of blocks_for(length) free blocks.
+    /// Opens an empty message behind all others. The caller has checked that there are blocks_for(length) free blocks.
     std::uint32_t open(identity const& id, std::uint64_t fingerprint, std::uint64_t length) noexcept {
         std::uint32_t const at = take_block();
         block& b = blocks_[at];

@@ -43,7 +43,7 @@ public:
         any_new_ = true;
         if (l.gone || !owed || news_.of(l.peer).is != report::state::silent) let_go(l);
     }
-    /// The stream takes no more bytes. What the peer has sent before may still be read.
+    /// The stream takes no more bytes. What the peer sent before that may still be read.
     void writing_failed(Link& l, std::error_code why) noexcept {
         l.why = why;
         l.out_open = false;
@@ -63,7 +63,7 @@ public:
                       l.in.in_frame() ? ", inside a message" : "");
         close(l, l.why == std::errc::bad_message ? errc::frame : errc::peer_closed, why.data());
     }
-    /// The peer is lost. Bytes that made no sense close one direction only: our record may still reach it.
+    /// The peer is lost. Invalid bytes close one direction only, so that this rank's record may still reach the peer.
     void close(Link& l, errc code, std::string_view why) noexcept {
         l.gone = true;
         if (news_.of(l.peer).is == report::state::silent) {

@@ -54,8 +54,8 @@ struct frame_header {
     std::uint64_t word = 0;  ///< checksum of the payload (of an urgent frame: urgent_checksum), or serial of a request
     std::uint64_t check = 0;
 
-    /// Of the 56 bytes before `check`. Every step is a bijection of the state, so two headers that differ in one word
-    /// never share a check; `key` tells directions, pairs and jobs apart.
+    /// The check of the 56 bytes before `check`. Every step is a bijection of the state, so two headers that differ in one word
+    /// never have the same check; `key` distinguishes directions, pairs and jobs.
     [[nodiscard]] std::uint64_t expected_check(std::uint64_t key) const noexcept {
         std::array<std::uint64_t, 7> words;
         std::memcpy(words.data(), this, sizeof words);
@@ -73,7 +73,7 @@ struct frame_header {
 static_assert(sizeof(frame_header) == 64 && std::is_trivially_copyable_v<frame_header>);
 static_assert(std::has_unique_object_representations_v<frame_header>, "no padding may travel");
 
-/// Of the payload of an urgent frame, which carries it whatever the stream's checksum policy is.
+/// The checksum of an urgent frame's payload, which it carries under any checksum policy of the stream.
 [[nodiscard]] inline std::uint64_t urgent_checksum(const_bytes payload) noexcept {
     return digest{}.add(payload).value();
 }

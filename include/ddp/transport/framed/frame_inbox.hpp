@@ -23,8 +23,8 @@
 namespace ddp {
 
 /// Parses one direction of a stream. plan() guesses what comes next (the rest of this message, then the oldest posted
-/// receives) so that one scattered read fills headers and payloads where they belong; took() checks the guess and puts
-/// right what a heartbeat or another message has shifted. Trusts nothing: lengths are checked before memory is used.
+/// receives), so that one scattered read puts headers and payloads where they belong; took() checks the guess and moves bytes
+/// that a heartbeat or another message has shifted. Trusts no input: lengths are checked before memory is used.
 template <Checksum Sum>
 class frame_inbox {
 public:
@@ -38,7 +38,7 @@ public:
     frame_inbox(std::uint64_t key, bool checked, std::uint32_t credit_blocks, frame_outbox<Sum>& out)
         : key_(key), checked_(checked), early_(credit_blocks), out_(out) {}
 
-    /// Matches at once with what is here; what thereby ends is moved to `done`.
+    /// Matches at once with messages that are here already; operations that end are moved to `done`.
     void post(completion& node, completion_list& done) {
         node.state = unbound;
         if (std::uint32_t const message = early_.find(node.tag.id); message != early_store::none)
@@ -50,7 +50,7 @@ public:
         posted_.push_back(node);
     }
 
-    /// A posted receive that a guess may write to: nobody reads its memory any more.
+    /// A posted receive that a guess may write to, because no send reads its memory any more.
     [[nodiscard]] static completion* guess(completion* node) noexcept {
         return node != nullptr && node->read_elsewhere() ? nullptr : node;
     }
@@ -158,7 +158,7 @@ public:
     [[nodiscard]] bool take_record(failure& record) noexcept { return urgent_.take_record(record); }
     /// What the peer has said about other ranks since this was asked last.
     [[nodiscard]] std::vector<word_of_peer> take_words() noexcept { return urgent_.take_words(); }
-    /// Whether a complete message of this identity is here: it can be received though its sender has gone.
+    /// Whether a complete message of this identity is here: it can be received although its sender has gone.
     [[nodiscard]] bool has_complete(identity const& id) const noexcept {
         std::uint32_t const message = early_.find(id);
         return message != early_store::none && early_.at(message).received == early_.at(message).length &&

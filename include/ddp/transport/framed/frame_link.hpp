@@ -41,7 +41,7 @@ struct frame_link {
     std::optional<std::uint64_t> delivered;  // see sign_of_life
     bool out_open = true, in_open = true;
     bool blocked = false;            // the stream takes no more bytes
-    bool readable = true;            // as far as we know
+    bool readable = true;            // as far as is known
     bool shut_when_written = false;  // half-close once everything is out
     bool overdue = false;
     std::size_t largest_read = 0;
@@ -70,7 +70,8 @@ struct frame_link {
             return {};
     }
 
-    /// What is known of the way to a peer that has become overdue, for the verdict. Unchanged where that is nothing.
+    /// Sets `text` to what is known about the path to a peer that has become overdue, for the verdict; leaves it if that is
+    /// nothing.
     void say_what_is_stuck(auto& text) noexcept {
         if constexpr (requires { stream.leaves_host(); }) {
             if (!stream.leaves_host()) return;
@@ -85,9 +86,9 @@ struct frame_link {
                               peer);
         }
     }
-    /// Where our bytes fill the way to a peer, its own may be stuck behind others: as long as the far end acknowledges
-    /// more, the link is slow, not dead. (The kernel of a stopped process acknowledges too, until its buffer is full: so
-    /// this counts only while the stream takes no more bytes.)
+    /// If this rank's bytes fill the path to a peer, those of the peer may be stuck behind others: as long as the far end
+    /// acknowledges more, the link is slow, not dead. (The kernel of a stopped process acknowledges too, until its buffer is
+    /// full: so this counts only while the stream takes no more bytes.)
     [[nodiscard]] bool sign_of_life() noexcept {
         if constexpr (requires { stream.delivered(); }) {
             if (!blocked || !out_open) return false;

@@ -9,8 +9,8 @@
 
 namespace ddp {
 
-/// After a failure ranks tell each other whom they can no longer reach, so that whoever reaches both sides passes records
-/// on. Takes size * size bits, from the first loss on.
+/// After a failure ranks tell each other which ranks they can no longer reach, so that a rank that reaches both sides forwards
+/// records. Takes size * size bits, from the first loss on.
 class frame_losses {
 public:
     explicit frame_losses(int size) : size_(static_cast<std::size_t>(size)) {}
@@ -23,7 +23,7 @@ public:
         return lost_[at] = true;
     }
     [[nodiscard]] bool has_lost(int who, int whom) const { return !lost_.empty() && lost_[index(who, whom)]; }
-    /// One of the two has lost the other: what one says may not reach the other.
+    /// Whether one of the two has lost the other, so that what one sends may not reach the other.
     [[nodiscard]] bool severed(int a, int b) const { return has_lost(a, b) || has_lost(b, a); }
 
 private:

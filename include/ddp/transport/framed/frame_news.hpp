@@ -1,5 +1,5 @@
 /// \file
-/// frame_news: what a framed transport knows of each rank, from the rank itself or by way of others, and what it tells them.
+/// frame_news: what a framed transport knows about each rank, from itself or through others, and what it tells them.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@
 
 namespace ddp {
 
-/// Part of framed. A connection that fails between two living ranks must not look like the death of one: ranks tell each
-/// other whom they have lost, and who still reaches both ends passes their records on.
+/// Part of framed. A connection that fails between two living ranks must not look like the death of one: ranks tell each other
+/// which ranks they have lost, and a rank that still reaches both ends forwards their records.
 template <class Link>
 class frame_news {
 public:
@@ -25,7 +25,7 @@ public:
     [[nodiscard]] std::span<report const> reports() const noexcept { return reports_; }
     [[nodiscard]] report& of(int rank) noexcept { return reports_[static_cast<std::size_t>(rank)]; }
     [[nodiscard]] report const& of(int rank) const noexcept { return reports_[static_cast<std::size_t>(rank)]; }
-    /// To be written: have_changed() says so.
+    /// A report to be changed; have_changed() is then true.
     [[nodiscard]] report& change(int rank) noexcept {
         changed_ = true;
         return of(rank);
@@ -33,8 +33,8 @@ public:
     /// Whether a report has changed since this was asked last.
     [[nodiscard]] bool have_changed() noexcept { return std::exchange(changed_, false); }
 
-    /// Takes in what a peer has said, of itself and of others. False: a record of a rank that does not exist, or of another
-    /// than it says. What is passed on may not find memory (std::bad_alloc).
+    /// Takes in what a peer has said about itself and others. Returns false for a record of a rank that does not exist, or of
+    /// another rank than it says. Throws std::bad_alloc if there is no memory to forward it.
     [[nodiscard]] bool hear(Link& l) {
         if (failure record; l.in.take_record(record)) {
             if (!is_of(record, l.peer)) return false;
@@ -53,7 +53,7 @@ public:
         }
         return true;
     }
-    /// Tells everybody whom this rank no longer reaches: who does reach both passes their records on.
+    /// Tells all ranks which ones this rank no longer reaches, so that a rank that reaches both forwards records.
     void share_losses() {
         for (Link* const l : links_) {
             if (l == nullptr) continue;
@@ -63,18 +63,18 @@ public:
                 if (other != nullptr && other != l && other->out_open) other->out.lost(l->peer);
         }
     }
-    /// One less can be asked, of every rank.
+    /// One rank less can be asked: looks at every closed rank again.
     void confirm_all() noexcept {
         for (std::size_t rank = 0; rank < reports_.size(); ++rank) confirm(static_cast<int>(rank));
     }
 
 private:
-    /// A record says itself whose it is, in its own words; a verdict may repeat another's.
+    /// A record names the rank that has published it; a verdict may repeat another rank's record.
     [[nodiscard]] bool is_of(failure const& record, int subject) const noexcept {
         auto const known = [&](int rank) { return rank >= -1 && rank < static_cast<int>(reports_.size()); };
         return known(record.rank) && known(record.peer) && (record.is_verdict || record.rank == subject);
     }
-    /// `subject` has published `record`, which has come from it or by way of another rank. The last word is a verdict.
+    /// `subject` has published `record`, which has come from it or through another rank. A verdict is final.
     void learn(int subject, failure const& record) {
         report const& about = of(subject);
         if (about.is == report::state::spoke && (about.record.is_verdict || !record.is_verdict)) return;
@@ -88,14 +88,14 @@ private:
         for (Link const* const l : links_)
             if (l != nullptr && losses_.severed(subject, l->peer)) pass_on(subject, l->peer);
     }
-    /// Tells `to` what `subject` has published, which may not reach it otherwise.
+    /// Forwards to `to` what `subject` has published, because it may not reach it otherwise.
     void pass_on(int subject, int to) {
         report const& about = of(subject);
         if (subject == to || subject == rank_ || to == rank_ || about.is != report::state::spoke) return;
         Link& l = *links_[static_cast<std::size_t>(to)];
         if (l.out_open) l.out.relay(subject, about.record);
     }
-    /// A closed rank is dead if all that this rank still hears have lost it too. Otherwise its record may be on its way.
+    /// A closed rank is dead if all ranks that this one still hears have lost it too. Otherwise its record may be on its way.
     void confirm(int rank) noexcept {
         report& about = of(rank);
         if (about.is != report::state::closed || about.confirmed) return;

@@ -56,7 +56,7 @@ public:
         return ended_;
     }
 
-    /// Seals frames as far as the window goes. `consumed` is our own counter for the peer.
+    /// Seals frames as far as the window goes. `consumed` is this rank's counter for the peer.
     void fill(std::uint32_t consumed) noexcept {
         consumed_ = consumed;
         while (count_ < slots_.size() && ahead_ < max_ahead && fill_one()) {
@@ -96,7 +96,7 @@ public:
     }
 
     /// From now on only urgent frames. A half-written frame is finished from a copy, so that no posted memory is touched
-    /// any more; false if there was no memory for it: then the stream can carry nothing sensible.
+    /// any more. Returns false if there was no memory for that: the stream can then carry nothing more.
     [[nodiscard]] bool abort(failure const& record) noexcept {
         record_ = record;
         abort_due_ = true;
@@ -104,7 +104,8 @@ public:
         aborted_ = true;
         return keep_only_started();
     }
-    /// What rank `subject` has published, for a peer that it may not reach. Sent once abort() was called, as lost() is.
+    /// Forwards what rank `subject` has published, for a peer that it may not reach. Sent once abort() has been called, as for
+    /// lost().
     void relay(int subject, failure const& record) {
         auto const same =
             std::find_if(relays_.begin(), relays_.end(), [&](relayed const& r) { return r.subject == subject; });
@@ -264,7 +265,7 @@ private:
             if (node->tag.id == id) return true;
         return false;
     }
-    /// How many wait whose identity falls on the same counter: spares the walk in all but few cases.
+    /// How many messages wait whose identity shares this counter; 0 saves a walk over the list.
     [[nodiscard]] std::uint32_t& waiting_of(identity const& id) noexcept {
         return waiting_counts_[(id.index * 31 + std::uint64_t{id.channel} * 7 + id.group) % waiting_counts_.size()];
     }
@@ -306,7 +307,7 @@ private:
 
     std::uint64_t key_;
     bool checked_;
-    std::uint32_t credit_;  // blocks the peer keeps for our early messages
+    std::uint32_t credit_;  // blocks that the peer keeps for early messages of this rank
     Sum sum_;
 
     completion_list fresh_;    // posted, not looked at
@@ -323,14 +324,14 @@ private:
     std::size_t ahead_ = 0;    // bytes sealed, not out
     std::uint32_t sequence_ = 0;
 
-    std::uint32_t spent_ = 0, returned_ = 0;     // our blocks at the peer, modulo 2^32
+    std::uint32_t spent_ = 0, returned_ = 0;     // this rank's blocks at the peer, modulo 2^32
     std::uint32_t consumed_ = 0, reported_ = 0;  // the peer's blocks here
     std::uint64_t serials_ = 0;
     std::vector<std::uint64_t> clears_;
     std::size_t clears_head_ = 0;
 
     bool beat_due_ = false, beating_ = false, goodbye_due_ = false;
-    bool ended_ = false;  // end_all was called: leave may still come for what has ended
+    bool ended_ = false;  // end_all was called: the peer may still clear requests that have ended
     bool aborted_ = false, abort_due_ = false, aborting_ = false;
     mark mark_;
     failure record_, sent_record_;

@@ -28,7 +28,7 @@ struct stream_result {
 };
 
 /// A connected byte stream that never blocks. The lists hold at most 64 buffers, none of them empty; a call may move any
-/// part of them, in order.
+/// number of their bytes, in order.
 ///
 /// What the compiler cannot check:
 ///  1. Order       bytes arrive as they were sent, all of them, until end or error.
@@ -36,13 +36,16 @@ struct stream_result {
 ///  3. Descriptor  poll() on descriptor() says when read_some or write_some is worth another try.
 ///  4. Ending      shutdown_send() lets what was written arrive, then the other side reads `end`. The destructor closes.
 ///
-/// A stream may also have `std::uint64_t delivered() const noexcept`, how many bytes the far end has acknowledged: a peer
-/// that is silent behind a slow link, to which bytes still move, is not taken for dead then.
-/// A stream with buffers of its own has `bool buffered() noexcept`, whether read_some would return bytes that poll() does
-/// not see, and `stream_result flush() noexcept`, which is ok once everything that write_some took has been sent.
-/// A stream whose bytes do not go through its descriptor has `bool in_memory() const noexcept`, whether they do not,
-/// `bool may_sleep(bool reads, bool writes) noexcept`, after which the descriptor becomes readable when there is something to
-/// read, or room to write (false: there is), and `void woken(bool readable) noexcept`, which follows it.
+/// Optional members:
+///
+/// - `std::uint64_t delivered() const noexcept`: how many bytes the far end has acknowledged. A peer that is silent behind a
+///   slow link, to which bytes still move, is then not taken for dead.
+/// - `bool buffered() noexcept`, whether read_some would return bytes that poll() does not see, and `stream_result flush()
+///   noexcept`, which is ok once everything that write_some took has been sent: of a stream with buffers of its own.
+/// - `bool in_memory() const noexcept`, whether bytes bypass the descriptor; `bool may_sleep(bool reads, bool writes)
+///   noexcept`, after which the descriptor becomes readable when there is something to read, or room to write (false: there
+///   is already); and `void woken(bool readable) noexcept`, called after the sleep: of a stream whose bytes may bypass its
+///   descriptor.
 ///
 /// Models: descriptor_stream, tcp_stream.
 template <class S>

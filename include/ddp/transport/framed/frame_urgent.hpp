@@ -1,5 +1,5 @@
 /// \file
-/// frame_urgent: what a peer's urgent frames say of itself and of others.
+/// frame_urgent: what a peer's urgent frames say about itself and about others.
 #pragma once
 
 #include <array>
@@ -23,8 +23,8 @@ struct word_of_peer {
     std::optional<failure> record;  ///< what it has published; nothing: the peer has lost its connection to it
 };
 
-/// Part of frame_inbox. Collects the payload of one urgent frame after the other, and keeps what they have said until it is
-/// asked for. Of a record only values that its types allow become a failure.
+/// Part of frame_inbox. Collects the payload of one urgent frame after the other, and keeps what they say until it is taken. A
+/// record becomes a failure only if all of its values are valid for their types.
 class frame_urgent {
 public:
     /// Bytes of the payload of such a frame.

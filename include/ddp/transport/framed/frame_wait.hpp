@@ -1,5 +1,5 @@
 /// \file
-/// frame_wait: how a framed transport waits for its links: looks at memory, polls, sleeps, and how often it is woken.
+/// frame_wait: how a framed transport waits for its links: it checks memory, polls, and sleeps.
 #pragma once
 
 #include <poll.h>
@@ -18,11 +18,11 @@ namespace ddp {
 
 /// Part of framed. `links` is always the same list.
 ///
-/// Pace  a thread that works beside others of its core is best woken seldom: 64 MiB at 10 Gbit/s cost 43 to 52 ms of a core
-///       where each arrival wakes it, and 30 ms where it reads what has come once a millisecond, which socket buffers hold.
-///       So where pace() says so, and at least bulk_bytes have moved over sockets since about so long ago, the sockets are
-///       left alone for that time. The bell and links through memory wake it as ever, and so does everything else while
-///       less is moving. (The road not taken: SO_RCVLOWAT. A record of a failure is shorter than any mark worth setting.)
+/// Pace  a thread that shares its core with others is best woken seldom: 64 MiB at 10 Gbit/s take 43 to 52 ms of a core if each
+///       arrival wakes it, and 30 ms if it reads once a millisecond, for which socket buffers are large enough. Therefore, if
+///       pace() is set, and at least bulk_bytes have moved over sockets in about the last such interval, sockets are not polled
+///       for that time. The bell and links through memory wake it at once, and so do sockets while fewer bytes move.
+///       (SO_RCVLOWAT is no alternative: a record of a failure is shorter than any useful mark.)
 template <class Link>
 class frame_wait {
 public:
@@ -31,17 +31,17 @@ public:
 
     void make_room(std::size_t links) { polls_.resize(links + 1); }
 
-    /// From any thread: ends a sleep, or the next one.
+    /// Ends a sleep, or the next one. From any thread.
     void wake() noexcept { bell_.ring(); }
-    /// Whether somebody has called wake() since this was asked last.
+    /// Whether wake() has been called since the last call.
     [[nodiscard]] bool woken() noexcept { return bell_.answered(); }
 
     void pace(nanoseconds least) noexcept { pace_ = least; }
     [[nodiscard]] bool paced() const noexcept { return pace_ > nanoseconds{0}; }
-    /// So many bytes have gone through a socket.
+    /// Counts bytes that have gone through a socket.
     void moved(std::size_t bytes) noexcept { moved_ += bytes; }
 
-    /// Looks a few times whether bytes come through memory, which costs less than giving up the core.
+    /// Checks a few times whether bytes have come through memory, which costs less than giving up the core.
     [[nodiscard]] bool glance(link_list const& links, int looks) const noexcept {
         for (int look = 0; look < looks; ++look) {
             for (auto const& l : links)

@@ -1,5 +1,5 @@
 /// \file
-/// framed: a transport over one connected byte stream a peer.
+/// framed: a transport over one connected byte stream for each peer.
 #pragma once
 
 #include <sched.h>
@@ -37,20 +37,21 @@
 
 namespace ddp {
 
-/// The transport contract over streams that somebody has connected already.
+/// A Transport over streams that are connected already.
 ///
-/// Early     a message before its receive waits in bounded memory at the receiver; beyond that at the sender, announced,
-///           until the receive is posted. Either way it delays no other identity.
+/// Early     a message that comes before its receive is stored in bounded memory at the receiver. If that is full, the sender
+///           announces the message and keeps it until the receive is posted. In both cases it delays no other identity.
 /// Liveness  a peer that left in order is report::left; one whose stream ends otherwise is report::closed after
 ///           timing.end_of_file; overdue_peer() names one that is connected but silent for timing.dead.
-/// Ending    leave() or the destructor: sends are flushed, goodbye, and what peers still send is read, for at most
-///           timing.shutdown; after an abort at most a second. Operations that remain end as aborted.
-/// Cost      a message under 256 KiB is 64 bytes more on the stream; many share a system call; nothing is allocated.
-///           Matching walks the receives posted for the peer: O(1) when messages come in posting order.
+/// Ending    leave() or the destructor: sends are flushed, a goodbye is sent, and what peers still send is read, for at most
+///           timing.shutdown, and after an abort at most a second. Operations that remain end as aborted.
+/// Cost      64 bytes on the stream for each 256 KiB of a message, at least once; many messages share a system call; nothing is
+///           allocated. Matching walks the receives posted for the peer: O(1) if messages come in the order of posting.
+/// Throws    usage_error if a peer is not another rank.
 template <Stream S, Checksum Sum = no_checksum>
 class framed {
 public:
-    /// The stream's, where it has one.
+    /// The name of the stream if it has one, otherwise "stream".
     static constexpr std::string_view name = [] {
         if constexpr (requires { S::name; })
             return std::string_view(S::name);
@@ -58,7 +59,8 @@ public:
             return std::string_view("stream");
     }();
 
-    /// One connected stream for every other rank, in any order. Throws usage_error unless they are that.
+    /// `peers`: one connected stream for every other rank, in any order. Throws usage_error if they are not, or if options make
+    /// no sense.
     framed(int rank, int size, std::vector<framed_peer<S>> peers, framed_options options = {})
         : rank_(rank),
           options_(std::move(options)),
@@ -77,9 +79,11 @@ public:
         std::size_t const blocks = std::clamp<std::size_t>(bytes / sizeof(early_store::block), 1, std::size_t{1} << 30);
         links_.reserve(peers.size());
         for (framed_peer<S>& peer : peers) {
-            DDP_EXPECTS(peer.rank >= 0 && peer.rank < size && peer.rank != rank, "framed: a peer is another rank");
-            DDP_EXPECTS(by_rank_[index(peer.rank)] == nullptr, "framed: give one stream a peer");
-            DDP_EXPECTS(!(std::is_same_v<Sum, no_checksum> && peer.checked), "framed: name a checksum policy");
+            DDP_EXPECTS(peer.rank >= 0 && peer.rank < size && peer.rank != rank,
+                        "framed: each peer must be another rank");
+            DDP_EXPECTS(by_rank_[index(peer.rank)] == nullptr, "framed: give one stream for each peer");
+            DDP_EXPECTS(!(std::is_same_v<Sum, no_checksum> && peer.checked),
+                        "framed: a checked peer needs a checksum policy");
             links_.push_back(std::make_unique<link>(rank, peer, options_.job, static_cast<std::uint32_t>(blocks)));
             by_rank_[index(peer.rank)] = links_.back().get();
         }
@@ -97,20 +101,20 @@ public:
     [[nodiscard]] int size() const noexcept { return static_cast<int>(by_rank_.size()); }
     [[nodiscard]] time_point now() const noexcept { return monotonic_clock::now(); }
     [[nodiscard]] std::span<report const> reports() const noexcept { return news_.reports(); }
-    /// From now on, while many bytes go over sockets, a wait lasts at least so long: whoever reads them in batches needs
-    /// less of the processor than who is woken by each arrival. wake() and what comes through memory end a wait at once. 0: as
-    /// soon as anything moves.
+    /// The least duration of a wait from now on, while many bytes go over sockets: reading them in batches takes less
+    /// processor time than waking at each arrival. wake() and bytes that come through memory end a wait at once. 0: a wait
+    /// ends as soon as anything moves.
     void pace(nanoseconds least) noexcept { wait_.pace(least); }
     void wake() noexcept { wait_.wake(); }
     /// Whether bytes for this peer go through memory.
     [[nodiscard]] bool in_memory(int peer) const { return link_to(peer).in_memory(); }
-    /// Whether payloads to and from this peer carry a checksum: where they leave the host, and nothing else protects them.
+    /// Whether payloads to and from this peer carry a checksum: if they leave the host, and nothing else protects them.
     [[nodiscard]] bool checked(int peer) const { return link_to(peer).checked; }
     /// See PathTransport.
     [[nodiscard]] std::optional<bool> through_memory(int a, int b) const {
         return a == b || (!options_.paths.empty() && options_.paths[index(a)] == options_.paths[index(b)]);
     }
-    /// Where this rank runs (see host_of).
+    /// The number of this rank's host (see host_of).
     [[nodiscard]] std::uint64_t host() const noexcept { return options_.host; }
     /// See SharingTransport.
     [[nodiscard]] static std::unique_ptr<memory_sharing> share_memory() { return std::make_unique<memfd_sharing>(); }
@@ -137,7 +141,7 @@ public:
         for (time_point spin_until = at + spin();;) {
             bool const frozen = at - last_turn_ > options_.times.dead / 2;
             bool const moved = pump(at, fresh);
-            if (frozen) restart_clocks(at);  // nobody is late for what this process slept through
+            if (frozen) restart_clocks(at);  // this process was stopped: nobody is late
             last_turn_ = at;
             bool const late = run_timers(at);
             if (aborted_) news_.share_losses();
@@ -169,14 +173,14 @@ public:
         aborted_ = true;
         news_.change(rank_) = {report::state::spoke, record};
         try {
-            news_.share_losses();          // with the record: who has heard both may leave
+            news_.share_losses();          // with the record: a rank that has both may leave
         } catch (std::bad_alloc const&) {  // the next turn tries again
         }
         for (auto const& l : links_) write(*l, now());
         run_ready();
     }
 
-    /// When progress() should run although nobody waits.
+    /// When progress() has to run next even if nobody waits.
     [[nodiscard]] time_point next_timer() const noexcept {
         time_point next = never;
         for (auto const& l : links_) {
@@ -188,13 +192,13 @@ public:
         return next;
     }
 
-    /// What heartbeats from now on say this rank has entered.
+    /// Sets what heartbeats say that this rank has entered.
     void entered(mark const& last) noexcept { mark_ = last; }
     /// What this peer's last heartbeat said.
     [[nodiscard]] mark const& mark_of(int peer) const { return link_to(peer).in.last_mark(); }
-    /// When anything was last read from this peer, or this rank last woke from a long sleep of its own.
+    /// When anything was last read from this peer, or this process last continued after it had been stopped.
     [[nodiscard]] time_point last_heard(int peer) const { return link_to(peer).heard; }
-    /// The least rank that is connected but has been silent for timing.dead, if there is one.
+    /// The lowest rank that is connected but has been silent for timing.dead, if there is one.
     [[nodiscard]] std::optional<int> overdue_peer() const noexcept {
         for (std::size_t r = 0; r < by_rank_.size(); ++r)
             if (by_rank_[r] != nullptr && by_rank_[r]->overdue && watched(*by_rank_[r])) return static_cast<int>(r);
@@ -215,7 +219,7 @@ public:
         for (auto const& l : links_) {
             l->in.discard_messages();
             if (l->out.has_messages())
-                endings_.shut(*l);  // no goodbye: what was promised did not go out
+                endings_.shut(*l);  // no goodbye: some messages were not sent
             else if (!aborted_)
                 l->out.say_goodbye();
             endings_.end_operations(*l, op_status::aborted);
@@ -231,7 +235,7 @@ private:
     using inbox = frame_inbox<Sum>;
     using link = frame_link<S, Sum>;
     static constexpr std::size_t staging_bytes = std::size_t{64} << 10;
-    static constexpr int turns = 4;  // reads and writes of one link before others have theirs
+    static constexpr int turns = 4;  // reads and writes of one link before the next link
 
     static std::size_t total(auto buffers) noexcept {
         std::size_t sum = 0;

@@ -1,5 +1,5 @@
 /// \file
-/// What a framed transport is made of: a connected stream a peer, and its options.
+/// What a framed transport is made of: a connected stream for each peer, and options.
 #pragma once
 
 #include <cstddef>
@@ -13,30 +13,33 @@
 
 namespace ddp {
 
-/// One connection, and who is at its other end.
+/// One connection, and the rank at its other end.
 template <Stream S>
 struct framed_peer {
-    int rank = -1;          ///< who is at the other end
+    int rank = -1;          ///< at the other end
     S stream;               ///< connected
-    std::string name = {};  ///< for messages: address and process, say
-    bool checked = false;   ///< payloads carry a checksum; the same at both ends
+    std::string name = {};  ///< for error messages, such as address and process
+    bool checked = false;   ///< whether payloads carry a checksum; the same at both ends
 };
 
-/// The same on all ranks, except the times.
+/// Options of a framed transport. `job`, `early_bytes` and `paths` must be the same on all ranks.
 struct framed_options {
-    timing times = {};      ///< heartbeats, deadlines, the end
-    std::uint64_t job = 0;  ///< frames of another job are refused
-    /// Kept for messages that come before their receive, a peer. 0: 16 MiB in all, at least 1 MiB a peer.
+    timing times = {};      ///< of heartbeats, silence and the end
+    std::uint64_t job = 0;  ///< a number for the job; frames of another job are refused (DDP-E207)
+    /// Bytes for each peer, for messages that come before their receive. 0: 16 MiB for all together, but at least 1 MiB for
+    /// each.
     std::size_t early_bytes = 0;
     nanoseconds spin{0};  ///< how long progress() tries again before it sleeps
-    /// Gives up the core between two tries. Costs 0.3 us where every rank has a core of its own; where ranks share one,
-    /// an exchange of 4 bytes took 25 us with it and 70 to 130 us without.
+    /// Whether it gives up the core between two tries. Costs 0.3 us if every rank has a core of its own; if ranks share one, an
+    /// exchange of 4 bytes took 25 us with it and 70 to 130 us without.
     bool yields = true;
-    /// How often it looks at memory before it gives up the core: 20 to 30 ns a look. 0 where there are more ranks than cores.
+    /// How often it checks memory before it gives up the core: 20 to 30 ns for each check. Use 0 if there are more ranks than
+    /// cores.
     int looks = 20;
-    /// Ranks that give the same number share a host; 0: the machine's own. So one machine can play several hosts.
+    /// A number for this rank's host, so that one machine can stand for several: ranks with equal numbers share a host. 0:
+    /// that of the machine.
     std::uint64_t host = 0;
-    /// Of each rank, a number: ranks with equal ones send each other messages through memory. Empty: nobody does.
+    /// A number for each rank: ranks with equal ones send each other messages through memory. Empty: none do.
     std::vector<int> paths = {};
 };
 

@@ -13,8 +13,8 @@
 
 namespace ddp {
 
-/// What a stream has beside its socket where both ends see each other's memory: bytes go through here, and the socket is
-/// left with two uses. A byte on it wakes an end that sleeps, and its end is the connection's.
+/// What a stream has besides its socket if both ends see each other's memory: bytes go through here, and the socket keeps two
+/// uses. A byte on it wakes an end that sleeps, and its end is the end of the connection.
 struct memory_path {
     byte_ring out;                    ///< this end writes
     byte_ring in;                     ///< this end reads

@@ -8,8 +8,8 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 
-// With -march=native and AVX-512, -Wall finds fault with xxHash's and GCC's own headers, at a user's cost. With -Og, GCC refuses
-// to inline what xxHash 0.8.1 requires to be inlined, which is an error.
+// With -march=native and AVX-512, -Wall warns about xxHash's and GCC's own headers in user code. With -Og, GCC does not inline
+// what xxHash 0.8.1 requires to be inlined, which is an error.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC push_options
 #pragma GCC optimize("O2")
@@ -53,13 +53,13 @@
 namespace ddp {
 
 /// What Asio's sockets belong to. Never run: the sockets are non-blocking, and framed polls them. Never destroyed: where a
-/// program calls exit(), a thread of ours may still be using a socket.
+/// program calls exit(), a thread of the library may still be using a socket.
 inline boost::asio::io_context& tcp_context() {
     static boost::asio::io_context& context = *new boost::asio::io_context(1);
     return context;
 }
 
-/// XXH3, 64 bits. About 20 % of the time of a transfer over loopback, hidden by the wire between hosts.
+/// XXH3, 64 bits (xxHash). Takes about 20 % of the time of a transfer over loopback; between hosts the network is slower.
 class xxh3_checksum {
 public:
     void reset() noexcept { XXH3_64bits_reset(&state_); }
@@ -71,12 +71,13 @@ private:
 };
 static_assert(Checksum<xxh3_checksum>);
 
-/// Before connect or listen. What the system does not allow is left as it is.
+/// Sets options before connect or listen. Options that the system refuses are left as they are.
 inline void tune_unconnected(int fd) noexcept {
     ::fcntl(fd, F_SETFD, FD_CLOEXEC);
 }
-/// Once connected. Silence is found out by heartbeats; the user timeout only ends what nobody has closed. It lies far above
-/// `dead`: the kernel counts the time in which a whole job is stopped (Ctrl-Z, a sleeping machine), heartbeats do not.
+/// Sets options of a connected socket. Heartbeats detect silence; the user timeout only ends connections that are never closed.
+/// It is far above `dead`, because the kernel counts time in which a whole job is stopped (Ctrl-Z, a sleeping machine), which
+/// heartbeats do not.
 inline void tune_connected(int fd, timing const& times) noexcept {
     int const on = 1;
     ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -103,9 +104,9 @@ public:
         socket_.non_blocking(true, ignored);
     }
 
-    /// From now on bytes go through memory; the far end does the same. None may be under way.
+    /// From now on bytes go through memory, at the far end too. None may be on the way.
     void go_through(std::unique_ptr<memory_path> memory) noexcept { memory_ = std::move(memory); }
-    /// Whether they do: then a read or write that moves nothing costs no system call.
+    /// Whether bytes go through memory: a read or write that moves nothing then costs no system call.
     [[nodiscard]] bool in_memory() const noexcept { return memory_ != nullptr; }
 
     stream_result read_some(std::span<mutable_bytes const> buffers) noexcept {
@@ -133,19 +134,19 @@ public:
         if (memory_ != nullptr && memory_->in.has_bytes()) return true;
         return channel_ != nullptr && (channel_->readable() || channel_->error() != channel_error::none);
     }
-    /// Before a wait for the descriptor to become readable, which the far end will then see to. False: do not wait.
+    /// To be called before a wait for the descriptor, which the far end will make readable. False: do not wait.
     [[nodiscard]] bool may_sleep(bool reads, bool writes) noexcept {
         return memory_ == nullptr ||
                ((!reads || memory_->in.reader_may_sleep()) && (!writes || memory_->out.writer_may_sleep()));
     }
-    /// After it. `readable`: the descriptor was.
+    /// To be called after the wait. `readable`: whether the descriptor was.
     void woken(bool readable) noexcept {
         if (memory_ == nullptr) return;
         memory_->in.reader_wakes();
         memory_->out.writer_wakes();
         memory_->rung |= readable;
     }
-    /// Ok once the channel is established, and all that write_some took is on its way.
+    /// Ok once the channel is established, and the socket has taken all that write_some took.
     stream_result flush() noexcept {
         while (channel_ != nullptr) {
             if (stream_result const r = push(); r.status != stream_status::ok) return r;
@@ -161,7 +162,7 @@ public:
     [[nodiscard]] bool unsent() const noexcept { return channel_ != nullptr && !channel_->pending().empty(); }
     [[nodiscard]] socket& base() noexcept { return socket_; }
 
-    /// How many bytes the far end has acknowledged, or taken from the memory; 0 where the system does not say.
+    /// How many bytes the far end has acknowledged, or taken from the memory; 0 if the system does not say.
     [[nodiscard]] std::uint64_t delivered() const noexcept {
         return memory_ != nullptr ? memory_->out.delivered() : info().acked;
     }
@@ -171,8 +172,8 @@ public:
         auto const near = socket_.local_endpoint(error).address(), far = socket_.remote_endpoint(error).address();
         return memory_ == nullptr && !error && near != far && !far.is_loopback();
     }
-    /// Whether the system sends again and again what the far end's system does not acknowledge. That of a process that is
-    /// stopped does.
+    /// Whether the system retransmits bytes that the far end's system does not acknowledge. The system of a stopped process
+    /// still acknowledges.
     [[nodiscard]] bool unacknowledged() const noexcept {
         ::tcp_info const now = info().known;
         return now.tcpi_unacked != 0 && now.tcpi_retransmits != 0;
@@ -188,7 +189,7 @@ private:
         ::tcp_info known;  // glibc's ends where Linux 2.6 did
         std::uint64_t pacing, max_pacing, acked;
     };
-    /// Zeros where the system does not say.
+    /// Zeros if the system does not say.
     [[nodiscard]] tcp_facts info() const noexcept {
         tcp_facts facts{};
         ::socklen_t size = sizeof facts;
@@ -230,18 +231,18 @@ private:
         if (put.wakes) static_cast<void>(wake_other());
         if (put.bytes != 0) return {put.bytes};
         if (memory_->out.broken()) return {0, stream_status::error, std::make_error_code(std::errc::bad_message)};
-        // A far end that has gone leaves the memory full: the socket knows.
+        // If the far end has gone, the memory stays full: only the socket tells.
         stream_result const bell = memory_->ended.status == stream_status::end ? wake_other() : stream_result{};
         if (bell.status == stream_status::error) return bell;
         return {0, stream_status::would_block, {}};
     }
-    /// A byte on the socket. One that does not fit is not needed: there are others.
+    /// Sends a byte on the socket. If the socket is full, others are on the way, and none is needed.
     stream_result wake_other() noexcept {
         static constexpr std::array<std::byte, 1> bell{};
         const_bytes const one(bell);
         return write_socket({&one, 1});
     }
-    /// Takes such bytes in. What the socket ends with counts once the memory is empty.
+    /// Reads such bytes. The end of the socket counts once the memory is empty.
     stream_result hear_bell() noexcept {
         std::array<std::byte, 64> bells;
         mutable_bytes const all(bells);
@@ -316,7 +317,7 @@ private:
         return {0, stream_status::error, make_error_code(error == channel_error::none ? channel_error::failed : error)};
     }
 
-    static constexpr int looks_a_call = 64;  // at the memory, for one at the socket
+    static constexpr int looks_a_call = 64;  // checks of the memory for one of the socket
 
     socket socket_;
     std::unique_ptr<tcp_channel> channel_;
@@ -324,7 +325,7 @@ private:
 };
 static_assert(Stream<tcp_stream>);
 
-/// Ranks over TCP: what connect_tcp makes.
+/// A transport over TCP, as connect_tcp makes it.
 using tcp_transport = framed<tcp_stream, xxh3_checksum>;
 static_assert(TimedTransport<tcp_transport>);
 

@@ -1,5 +1,5 @@
 /// \file
-/// tcp_channel: what stands between a socket and its user where connections are proved or encrypted.
+/// tcp_channel: a layer between a socket and its user that authenticates or encrypts the connection.
 #pragma once
 
 #include <cstddef>
@@ -17,12 +17,12 @@ namespace ddp {
 enum class channel_error : std::uint8_t {
     none,      ///< nothing is wrong
     stranger,  ///< the other side has not proved that it knows the secret
-    altered,   ///< bytes that the other side did not write, or wrote elsewhere
+    altered,   ///< bytes are not those that the other side wrote, in that order
     failed,    ///< the library that proves or encrypts failed
 };
 
-/// One connection's proof, or encryption: bytes in, bytes out, no sockets. Both sides prove that they know a secret before
-/// any byte of a user is sent or handed out. Not thread-safe.
+/// Authenticates or encrypts one connection: bytes in, bytes out, no sockets. Both sides prove that they know a secret before
+/// any byte of a user is sent or returned. Not thread-safe.
 class tcp_channel {
 public:
     tcp_channel() = default;

@@ -33,7 +33,7 @@ DDP_DECL void inproc_world::announce(int rank, report const& what) {
     for (int r = 0; r < size(); ++r) {
         station& s = at(r);
         std::scoped_lock lock(s.mutex);
-        if (leaves && r != rank)  // what it can never send is not waited for
+        if (leaves && r != rank)  // peers do not wait for what it can no longer send
             while (completion* const node = s.from[static_cast<std::size_t>(rank)].receives.pop_front())
                 end(s, *node, op_status::closed);
         s.woken = true;

@@ -5,25 +5,24 @@
 /// bytes themselves where they fit. MPI's non-overtaking rule makes the envelopes from one rank an ordered stream; the
 /// receiver always has receives posted for it, empties it in that order and matches identities itself, so any identity
 /// will do and none delays another. A longer message follows as raw bytes under a tag of its own that its envelope
-/// names, in pieces below 2^31: the receiver posts them straight into the user's memory once it knows that the lengths
-/// agree, else into a buffer that is thrown away. GOODBYE and ABORT are envelopes too: they come after all that was
-/// sent before them, and wait behind nothing, because envelopes are always taken in.
-/// The road not taken: MPI tags made of (channel, index) with the payload posted up front. A tag cannot hold an
-/// identity, so two of them may share one, and a peer's wrong length would be written into, or cut off at, memory that
-/// another message owns.
-/// Never Boost.Serialization: its receives allocate a handler a message, and its counts are int.
+/// names, in pieces below 2^31: the receiver posts them directly into the user's memory once it knows that the lengths
+/// agree, otherwise into a buffer that is discarded. GOODBYE and ABORT are envelopes too: they come after everything that
+/// was sent before them, and nothing holds them up, because envelopes are always received.
+/// MPI tags made of (channel, index), with the payload posted in advance, would not do: a tag cannot hold an identity, so two
+/// identities may share one, and a message of the wrong length would be written to, or cut off in, memory that belongs to
+/// another message. Nor would Boost.Serialization: its receives allocate a handler for each message, and its counts are int.
 ///
-/// Threads. Below MPI_THREAD_MULTIPLE every call but wake() belongs to the thread that calls MPI (the main thread below
-/// MPI_THREAD_SERIALIZED), and may_own_thread() says no.
+/// Threads. Below MPI_THREAD_MULTIPLE every call except wake() must come from the thread that calls MPI (below
+/// MPI_THREAD_SERIALIZED, the main thread), and may_own_thread() is false.
 ///
-/// Memory. MPI cannot take a matched message back. So posted memory must stay alive until the transport is destroyed,
-/// even where abort() or a peer's departure ended the operation early: the exception that the contract allows. After a
-/// failure blocking calls wait up to timing.verdict for still_writes() to become false before they throw.
+/// Memory. MPI cannot cancel a matched message. Posted memory must therefore stay alive until the transport is destroyed, even
+/// if abort() or a peer's departure has ended the operation early; the contract of Transport allows this exception. After a
+/// failure, blocking calls wait up to timing.verdict for still_writes() to become false before they throw.
 ///
-/// Failure. A killed rank ends the whole job: mpirun does that, no peer gets to see it. Errors that MPI returns are
-/// ddp::error, or close the peer concerned. At MPI_THREAD_MULTIPLE ranks tell each other every timing.heartbeat that they
-/// run, and what they have entered; who has done so and then says nothing for timing.dead is overdue. Below, nobody could
-/// say anything while the program computes.
+/// Failure. mpirun ends the whole job when a rank is killed; no peer notices before. Errors that MPI returns become ddp::error,
+/// or close the peer concerned. At MPI_THREAD_MULTIPLE ranks send heartbeats every timing.heartbeat, with what they have
+/// entered; a rank that has sent one and then nothing for timing.dead is overdue. Below that level there are no heartbeats,
+/// because a rank could send none while its program computes.
 #pragma once
 
 #include <cstddef>
@@ -55,12 +54,13 @@
 
 namespace ddp {
 
-/// How mpi_transport works.
+/// Options of mpi_transport.
 struct mpi_options {
-    timing times = {};  ///< join bounds construction, shutdown bounds destruction
-    /// Longer messages travel in pieces of this size, the same on every rank; at most INT_MAX, the largest MPI count.
+    timing times = {};  ///< time limits; `join` is that of construction, `shutdown` that of destruction
+    /// Bytes. Longer messages are sent in pieces of this size, the same on every rank; at most INT_MAX, the largest MPI count.
     std::size_t piece_bytes = std::size_t{256} << 20;
-    /// Ranks that give the same number share a host; 0: the machine's own. So one machine can play several hosts.
+    /// A number for this rank's host, so that one machine can stand for several: ranks with equal numbers share a host. 0:
+    /// that of the machine.
     std::uint64_t host = 0;
 };
 
@@ -75,8 +75,11 @@ struct mpi_options {
 /// Order         as the contract of Transport says; of two messages of one identity, the second may complete first if it
 ///               is shorter.
 /// Destruction   says goodbye and waits for the goodbyes of all ranks, for at most times.shutdown. Must come before
-///               MPI_Finalize: afterwards peers cannot be told, and wait until their time limit.
-/// Throws        ddp::error with the message of MPI if MPI fails; usage_error if MPI has not been initialised.
+///               MPI_Finalize: after that, peers cannot be told, and wait until their time limit.
+/// Throws        ddp::error (DDP-E202) with MPI's message if MPI returns an error. The constructor: ddp::error if other ranks
+///               do not make a transport within times.join (DDP-E201), or if their builds or piece_bytes differ (DDP-E205);
+///               usage_error if MPI has not been initialised, or not for this thread, if `users` is no intracommunicator of
+///               this process, or if options make no sense. Posting: usage_error if the peer is not another rank.
 class mpi_transport {
 public:
     static constexpr std::string_view name = "mpi";
@@ -91,10 +94,12 @@ public:
     [[nodiscard]] int size() const noexcept { return self_.size; }
     [[nodiscard]] time_point now() const { return monotonic_clock::now(); }
     [[nodiscard]] std::span<report const> reports() const noexcept { return reports_; }
+    /// Whether MPI was initialised at MPI_THREAD_MULTIPLE.
     [[nodiscard]] bool may_own_thread() const noexcept { return self_.level == MPI_THREAD_MULTIPLE; }
     /// Whether this host has fewer than two cores for each of its ranks: one that computes, and one for a thread that waits by
-    /// looking again and again.
+    /// polling.
     [[nodiscard]] bool shares_cores() const noexcept { return shares_cores_; }
+    /// Whether MPI may still write to posted memory.
     [[nodiscard]] bool still_writes() const noexcept { return session_->requests.receives(); }
 
     void post_send(int peer, tag what, const_bytes out, completion& done);
@@ -103,31 +108,31 @@ public:
     void abort(failure const& record);
     void wake() { waiter_.wake(); }
 
-    /// Where this rank runs (see host_of).
+    /// The number of this rank's host (see host_of).
     [[nodiscard]] std::uint64_t host() const noexcept { return options_.host; }
     /// See SharingTransport.
     [[nodiscard]] static std::unique_ptr<memory_sharing> share_memory() { return std::make_unique<memfd_sharing>(); }
 
-    /// When progress() should run although nobody waits.
+    /// When progress() has to run next even if nobody waits.
     [[nodiscard]] time_point next_timer() const noexcept { return beats() ? life_.due() : never; }
-    /// What heartbeats from now on say this rank has entered.
+    /// Sets what heartbeats say that this rank has entered.
     void entered(mark const& last) noexcept { life_.entered(last); }
     /// What this peer's last heartbeat said.
     [[nodiscard]] mark const& mark_of(int peer) const { return life_.mark_of(peer); }
-    /// When anything came from this peer last, or this rank last woke from a long sleep of its own.
+    /// When anything last came from this peer, or this process last continued after it had been stopped.
     [[nodiscard]] time_point last_heard(int peer) const { return life_.last_heard(peer); }
-    /// The least rank that has sent heartbeats and then nothing for timing.dead, if there is one.
+    /// The lowest rank that has sent heartbeats and then nothing for timing.dead, if there is one.
     [[nodiscard]] std::optional<int> overdue_peer() const noexcept {
         return overdue_ < 0 || !watched(overdue_) ? std::nullopt : std::optional<int>(overdue_);
     }
 
-    /// A communicator of some ranks, those of the group `id`, for MPI calls beside ours: the receives that always wait on
-    /// ours would slow each one down by 0.1 us. The first call for a group is collective over it, and waits as MPI does,
-    /// without a deadline.
+    /// A communicator of the ranks of group `id`, for MPI calls other than the transport's: the receives that are always
+    /// posted on the transport's would slow down each call by 0.1 us. The first call for a group is collective over it, and
+    /// waits without a deadline, as MPI does. Throws ddp::error (DDP-E202) with MPI's message.
     [[nodiscard]] MPI_Comm second_duplicate(std::uint32_t id, std::span<int const> members) {
         return session_->second_duplicate(self_, id, members);
     }
-    /// Throws ddp::error in MPI's words unless `code` is MPI_SUCCESS. `call` is what returned it.
+    /// Throws ddp::error (DDP-E202) with MPI's message unless `code` is MPI_SUCCESS. `call` is the name of the MPI function.
     void check(int code, char const* call) const { self_.check(code, call); }
 
 private:

@@ -1,5 +1,5 @@
 /// \file
-/// What goes ahead of every message of an mpi_transport, and the pool that envelopes on their way live in.
+/// What comes before every message of an mpi_transport, and the pool of envelopes.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
 /// \file
-/// liveness: heartbeats over MPI, when they are due, and who owes some.
+/// liveness: heartbeats over MPI, when they are due, and which ranks are late.
 #pragma once
 
 #include <cstddef>
@@ -14,18 +14,18 @@
 
 namespace ddp::detail::mpi {
 
-/// Knows nothing of MPI: it is told what comes and goes. A peer that has never sent a heartbeat owes none, since its MPI may
-/// not allow it a thread to send them.
+/// Makes no MPI calls: it is told what comes and goes. A peer that has never sent a heartbeat is never late, because its MPI
+/// may not allow a thread that sends them.
 class liveness {
 public:
     liveness(std::size_t ranks, timing const& times) : times_(times), peers_(ranks) {}
 
-    /// What heartbeats from now on say this rank has entered.
+    /// Sets what heartbeats say that this rank has entered.
     void entered(mark const& last) noexcept { mark_ = last; }
     /// The next heartbeat.
     [[nodiscard]] time_point due() const noexcept { return due_; }
-    /// To be asked often. Whether heartbeats are due, which then are not for another timing.heartbeat. After a long sleep of
-    /// this process's own nobody is late.
+    /// Whether heartbeats are due; the next are after another timing.heartbeat. Has to be called often: after a long interval
+    /// between calls, in which this process was stopped, no peer is late.
     [[nodiscard]] bool has_come(time_point at) noexcept {
         if (at - std::exchange(asked_, at) > times_.dead / 2)
             for (peer& p : peers_) p.heard = at;
@@ -34,7 +34,7 @@ public:
         return true;
     }
 
-    /// Something has come from a peer; as of when that was last asked.
+    /// Something has come from a peer, at the time of the last has_come().
     void heard(int from) noexcept { of(from).heard = asked_; }
     /// Takes in a heartbeat.
     void heard(int from, envelope const& what) noexcept {
@@ -46,7 +46,7 @@ public:
         p.said.fingerprint = what.fingerprint;
         std::memcpy(p.said.name.chars.data(), what.body.data(), sizeof p.said.name.chars);
     }
-    /// Makes one for a peer, and returns its bytes after the head. To be told when it has gone.
+    /// Makes one for a peer, and returns the number of its bytes after the head. Has to be told when it has been sent.
     std::size_t write(int to, envelope& what) noexcept {
         of(to).under_way = true;
         what.kind = envelope_kind::heartbeat;
@@ -58,7 +58,7 @@ public:
         return sizeof mark_.name.chars;
     }
     void has_gone(int to) noexcept { of(to).under_way = false; }
-    /// Whether the last one still waits to be taken, as for a peer that does not run.
+    /// Whether the last one has not been received yet, as by a peer that does not run.
     [[nodiscard]] bool under_way(int to) const noexcept { return of(to).under_way; }
 
     /// Whether this peer sends heartbeats, and whether it should have sent one by now.

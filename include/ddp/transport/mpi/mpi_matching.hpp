@@ -10,7 +10,7 @@
 
 namespace ddp::detail::mpi {
 
-/// Matches by (peer, identity), first come first served. Allocates nothing; a look costs the length of one of 256 lists.
+/// Matches by (peer, identity), in order. Allocates nothing; a look-up walks one of 256 lists.
 class match_table {
 public:
     void wait(completion& receive) noexcept { at(receive.peer, receive.tag.id).receives.push_back(receive); }
@@ -20,7 +20,7 @@ public:
         in.last = &early;
     }
 
-    /// The receive that has waited longest for this, out of the table; null where there is none.
+    /// Removes and returns the receive that has waited longest for this; null if there is none.
     [[nodiscard]] completion* take_receive(int peer, identity const& id) noexcept {
         completion_list& receives = at(peer, id).receives;
         for (completion* node = receives.front(); node != nullptr; node = node->next) {
@@ -30,7 +30,7 @@ public:
         }
         return nullptr;
     }
-    /// The envelope that came first, out of the table; null where there is none.
+    /// Removes and returns the envelope that came first; null if there is none.
     [[nodiscard]] slot* take_early(int peer, identity const& id) noexcept {
         list& in = at(peer, id);
         slot* before = nullptr;

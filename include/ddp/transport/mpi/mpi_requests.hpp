@@ -17,7 +17,7 @@ namespace ddp::detail::mpi {
 
 /// What an MPI request is for.
 struct transfer {
-    completion* node = nullptr;  // null: nobody waits for it (any more)
+    completion* node = nullptr;  // null: no operation waits for it (any more)
     slot* out = nullptr;         // given back when the request is done
     int peer = -1;
     bool receives = false;
@@ -58,7 +58,7 @@ public:
         return code;
     }
 
-    /// Receives `length` bytes that nobody can use, in pieces, and throws them away.
+    /// Receives `length` bytes that no receive can take, in pieces, and discards them.
     void start_drain(MPI_Comm comm, int peer, int tag, std::size_t length, std::size_t piece_bytes) {
         transfer waste{.peer = peer, .receives = true, .drain_left = length, .tag = tag};
         waste.drain = std::make_unique<std::byte[]>(std::min(length, piece_bytes));
@@ -94,12 +94,12 @@ public:
         return MPI_SUCCESS;
     }
 
-    /// Requests with `peer` go on; nobody waits for them any more.
+    /// Requests with `peer` continue, but no operation waits for them any more.
     void forget(int peer, bool receives_too) noexcept {
         for (transfer& each : transfers_)
             if (each.peer == peer && (receives_too || !each.receives)) each.node = nullptr;
     }
-    /// No effect where bytes are already coming in.
+    /// Has no effect on receives whose bytes are already arriving.
     void cancel_receives() noexcept {
         for (std::size_t i = 0; i < requests_.size(); ++i)
             if (transfers_[i].receives && !transfers_[i].drain) MPI_Cancel(&requests_[i]);

@@ -41,7 +41,7 @@ struct place {
     int level = MPI_THREAD_SINGLE;
     int largest_tag = 32767;
 
-    /// What MPI_Comm_create_group may send under, on our communicator: no message of ours bears it.
+    /// The tag for MPI_Comm_create_group on the transport's communicator, which no message of the transport has.
     [[nodiscard]] int group_tag() const noexcept { return largest_tag - 1; }
 
     [[nodiscard]] std::string name() const { return "rank " + std::to_string(rank) + " of " + std::to_string(size); }
@@ -78,7 +78,7 @@ struct place {
     return self;
 }
 
-/// Outlives the transport where MPI does not let go of it in time.
+/// Outlives the transport if MPI does not release it in time.
 struct session {
     /// What ranks tell each other first.
     struct hello {
@@ -103,8 +103,8 @@ struct session {
         core_set cores = {};
     };
 
-    /// Collective. Duplicates `users`, refuses what would corrupt memory later, and makes the ring listen. Returns who
-    /// shares this host. Each of its two collective calls is bounded by `join`.
+    /// Collective. Duplicates `users`, rejects differences that would corrupt memory later, and starts the ring's receives.
+    /// Returns what this host has. Each of its two collective calls is limited by `join`.
     neighbourhood open(MPI_Comm users, place const& self, std::size_t piece_bytes, nanoseconds join) {
         MPI_Request request = MPI_REQUEST_NULL;
         self.check(MPI_Comm_idup(users, &comm, &request), "MPI_Comm_idup");
@@ -126,7 +126,7 @@ struct session {
         MPI_Comm made = MPI_COMM_NULL;
         self.check(MPI_Comm_group(comm, &all), "MPI_Comm_group");
         self.check(MPI_Group_incl(all, static_cast<int>(members.size()), members.data(), &some), "MPI_Group_incl");
-        // Open MPI sends under this tag on our communicator: one that no message of ours has.
+        // Open MPI sends under this tag on this communicator: one that no message of the transport has.
         self.check(MPI_Comm_create_group(comm, some, self.group_tag(), &made), "MPI_Comm_create_group");
         MPI_Group_free(&some);
         MPI_Group_free(&all);
@@ -135,7 +135,7 @@ struct session {
         return made;
     }
 
-    /// Takes our receives back from MPI and frees the communicator, where nothing is left on it: not unless `all_left`.
+    /// Takes the receives back from MPI and frees the communicator if nothing is left on it, which needs `all_left`.
     [[nodiscard]] bool close(bool all_left) noexcept {
         bool clean = requests.empty();
         for (MPI_Request& request : ring_requests) {
@@ -180,7 +180,7 @@ private:
 
     neighbourhood agree(place const& self, std::size_t piece_bytes, nanoseconds join) {
         auto const ranks = static_cast<std::size_t>(self.size);
-        hellos.resize(ranks + 1);  // the last is our own: MPI forbids sending from where it receives
+        hellos.resize(ranks + 1);  // the last is this rank's: MPI forbids sending from where it receives
         hello const& own = hellos.back() = {.piece_bytes = piece_bytes,
                                             .layout = sizeof(envelope) << 16 | sizeof(failure),
                                             .host = hash_of_host(self),

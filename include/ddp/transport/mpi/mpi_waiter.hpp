@@ -1,5 +1,5 @@
 /// \file
-/// How a thread waits for MPI, which has nothing to sleep on: by looking again and again, ever less often.
+/// How a thread waits for MPI, which has nothing to sleep on: by polling, less and less often.
 #pragma once
 
 #include <algorithm>
@@ -13,10 +13,10 @@
 
 namespace ddp::detail::mpi {
 
-/// One thread pauses, any may wake it. An answer is seen after at most an eighth of the time it took.
+/// One thread pauses, and any may wake it. An answer is noticed after at most an eighth of the time that it took.
 class waiter {
 public:
-    /// More threads than cores on this host: others need the core.
+    /// Whether there are more threads than cores on this host, so that others need the core.
     void share_core(bool yes) noexcept { crowded_ = yes; }
 
     void wake() {
@@ -24,7 +24,7 @@ public:
         woken_ = true;
         awake_.notify_one();
     }
-    /// Whether somebody has woken us since the last call.
+    /// Whether another thread has woken this one since the last call.
     [[nodiscard]] bool take_wake() {
         std::scoped_lock const lock(sleep_);
         return std::exchange(woken_, false);

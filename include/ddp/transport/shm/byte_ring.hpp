@@ -16,16 +16,16 @@
 namespace ddp {
 
 /// One direction of a connection: a writer and a reader, each with an object of this class over the same memory. Neither
-/// waits. A side that wants to sleep says so in the memory first; the other side's next call then returns `wakes`, which
-/// asks to wake it.
+/// waits. A side that is about to sleep says so in the memory first; the other side's next call then returns `wakes`, and the
+/// caller must wake it.
 ///
 /// Words  in the memory, each on a cache line of its own: bytes written so far, bytes read so far, whether the reader
 ///        sleeps, and whether the writer does. The other side resets the last two.
-/// Trust  a counter that the other side cannot have reached is `broken`; nothing outside the memory is touched.
-/// Order  what was written before a counter is seen by who reads the counter. A side that says that it sleeps and then looks
-///        for bytes, and one that moves bytes and then looks for a sleeper, never miss each other: both orders are
+/// Trust  a counter that the other side cannot have reached makes the ring broken(); nothing outside the memory is touched.
+/// Order  a side that reads a counter sees what was written before it. A side that says that it sleeps and then looks for
+///        bytes, and one that moves bytes and then looks for a sleeper, never miss each other: these accesses are
 ///        sequentially consistent.
-/// Cost   a copy on each side; at most one cache line changes hands each `piece` bytes, besides the bytes.
+/// Cost   a copy on each side. Besides the bytes, at most one cache line is transferred for each `piece` bytes.
 class byte_ring {
 public:
     static constexpr std::size_t header_bytes = 256;
@@ -38,7 +38,8 @@ public:
     };
 
     byte_ring() = default;
-    /// `at`: header_bytes, zero at first, and `capacity` bytes, a power of two; on a cache line.
+    /// `at`: header_bytes, zero at first, and then `capacity` bytes, aligned to a cache line. Throws usage_error unless the
+    /// capacity is a power of two.
     byte_ring(std::byte* at, std::size_t capacity) noexcept : at_(at), capacity_(capacity) {
         DDP_EXPECTS(std::has_single_bit(capacity), "byte_ring: the capacity must be a power of two");
     }
@@ -71,7 +72,7 @@ public:
         look(read);
         return theirs_;
     }
-    /// Returns false if the other side has done something meanwhile.
+    /// Says that this side sleeps. Returns false if the other side has done something meanwhile.
     [[nodiscard]] bool writer_may_sleep() noexcept {
         word(writer_sleeps).store(1);
         return !has_room();
@@ -107,7 +108,7 @@ public:
     }
     void reader_wakes() noexcept { word(reader_sleeps).store(0, std::memory_order_relaxed); }
 
-    /// The memory holds what the other side cannot have written.
+    /// Whether the memory holds something that the other side cannot have written.
     [[nodiscard]] bool broken() const noexcept { return broken_; }
 
 private:

@@ -15,14 +15,14 @@
 
 namespace ddp {
 
-/// A memfd of a fixed size, which travels over a Unix-domain datagram socket with a random abstract name. Nothing stays
-/// behind when a process is killed, /dev/shm and its size do not matter, and a peer cannot shrink what others read.
+/// A memfd of a fixed size, whose descriptor is sent over a Unix-domain datagram socket with a random abstract name. Nothing is
+/// left behind when a process is killed, /dev/shm and its size do not matter, and a peer cannot shrink what others read.
 ///
-/// Security  a descriptor counts only if it comes with the 128-bit number that its sender gave over the transport, and the
-///           memory behind it shows that number. Other programs of the host can make sharing fail, by filling the
-///           socket's queue; they cannot take part.
-/// Cost      pages are allocated at once, at the rank that makes them, unless this would leave the host or a container less
-///           memory than it needs: make() then fails. Every rank maps the memory of all others of its host.
+/// Security  a descriptor is accepted only if it comes with the 128-bit number that its sender gave over the transport, and its
+///           memory holds that number. Other programs on the host can make sharing fail, by filling the socket's queue, but
+///           cannot take part.
+/// Cost      the rank that makes the memory allocates all of its pages at once. If that would exceed what the host, or a
+///           container, has left, make() fails instead. Every rank maps the memory of all others of its host.
 class memfd_sharing final : public memory_sharing {
 public:
     memfd_sharing() = default;
@@ -43,7 +43,7 @@ private:
 
     std::vector<taken> taken_;
     std::array<std::uint64_t, 2> secret_{};
-    std::byte* own_ = nullptr;  // mapped; whoever make() gave it to unmaps it
+    std::byte* own_ = nullptr;  // mapped; the owner of what make() returned unmaps it
     int memory_ = -1, socket_ = -1;
 };
 

@@ -1,5 +1,5 @@
 /// \file
-/// memory_limits: how much memory a process may still take before the system kills one for want of it.
+/// memory_limits: how much memory a process can still take before the system runs out and kills one.
 #pragma once
 
 #include <cstddef>
@@ -13,23 +13,24 @@
 
 namespace ddp::detail {
 
-/// What the host has left (MemAvailable), and the memory cgroups around this process, up to the topmost that it can see:
-/// versions 1 and 2. Pages of a memfd, unlike address space, are refused by no call: beyond these limits the kernel kills.
+/// What is left of the host's memory (MemAvailable), and of the limits of the memory cgroups around this process (versions 1
+/// and 2), up to the topmost that it can see. No call refuses pages of a memfd, unlike address space: beyond these limits, the
+/// kernel kills a process.
 class memory_limits {
 public:
     struct room {
         std::uint64_t bytes;  ///< what is left under the tightest limit; the largest number where none is known
-        std::string limit;    ///< that limit, for people
+        std::string limit;    ///< that limit, in words
     };
 
     /// `root`: where /proc and the cgroups' file systems are.
     explicit memory_limits(std::string_view root = "");
 
-    /// What is left now. Others take memory too, so it is worth asking again.
+    /// What is left now. Other processes take memory too, so ask again before each step.
     [[nodiscard]] room left() const;
 
-    /// How much of `missing` bytes may be taken before asking again: all of it if little, and the less, the less is left,
-    /// so that ranks that allocate at the same time see each other: up to 200 of them take no more than there is.
+    /// How much of `missing` bytes to take before asking again: all of it if that is little, otherwise a share of what is left,
+    /// so that up to 200 ranks that allocate at the same time do not take more than there is.
     [[nodiscard]] static std::size_t step(room const& now, std::size_t missing) noexcept;
 
     /// Whether `missing` bytes and their page tables fit.

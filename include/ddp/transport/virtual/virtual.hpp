@@ -1,5 +1,5 @@
 /// \file
-/// virtual_transport: all ranks in one thread, on a clock that is an event queue and a network that is arithmetic.
+/// virtual_transport: all ranks in one thread, with a simulated clock and network.
 #pragma once
 
 #include <memory>
@@ -12,9 +12,9 @@
 
 namespace ddp {
 
-/// One rank's end of a virtual_world. A send completes when the message was received, or when it was stored for a receive
-/// that is still to come. progress() never blocks the thread: it moves the clock (see virtual_world::progress_advances).
-/// One thread for all ranks of a world; wake() is no exception here.
+/// One rank of a virtual_world. A send completes when the message has been received, or has been stored for a receive that is
+/// posted later. progress() never blocks the thread: it moves the clock (see virtual_world::progress_advances). All ranks of a
+/// world are used from one thread, wake() included. Throws usage_error if a peer is not another rank of the world.
 class virtual_transport {
 public:
     virtual_transport(std::shared_ptr<virtual_world> world, int rank) : world_(std::move(world)), rank_(rank) {}

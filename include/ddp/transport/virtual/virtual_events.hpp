@@ -16,7 +16,7 @@ struct event {
     time_point when;
     std::uint64_t order;
     event_kind what;
-    int rank;             // at whom it happens
+    int rank;             // where it happens
     std::uint32_t index;  // message, record, peer or cookie
 };
 

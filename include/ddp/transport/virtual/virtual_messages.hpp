@@ -1,5 +1,5 @@
 /// \file
-/// Messages and channels of a virtual world: which there are, and where they live.
+/// Messages and channels of a virtual world, and the pools that they come from.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ struct message {
     bool stored = false;  // the bytes are in `copy`
 };
 
-/// Messages by number; those that are done with are used again. A sender's node knows its message's number: `moved`.
+/// Messages by number; those that have ended are reused. A sender's node holds its message's number in `moved`.
 class message_pool {
 public:
     [[nodiscard]] message& operator[](std::size_t index) noexcept { return messages_[index]; }

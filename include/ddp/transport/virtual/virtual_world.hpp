@@ -1,5 +1,5 @@
 /// \file
-/// virtual_world: the clock, the network and the faults of a simulated cluster: an event queue.
+/// virtual_world: the clock, the network and the faults of a simulated cluster, as an event queue.
 #pragma once
 
 #include <chrono>
@@ -24,61 +24,69 @@ class virtual_transport;
 
 /// Ranks, clock, network and faults. Make it once, connect(rank) each rank; sim/cluster.hpp drives it with schedulers.
 ///
-/// Deterministic: the same calls with the same seed give the same events, told by trace().
-/// Cost: two events a message, O(log n) each in the events outstanding; matching is a hash look-up. Memory is pooled.
+/// Deterministic: the same calls with the same seed give the same events, which trace() confirms.
+///
+/// Cost    two events for each message, O(log n) each for n pending events; matching is a hash look-up. Memory is pooled.
 class virtual_world : public std::enable_shared_from_this<virtual_world> {
 public:
+    /// A world of so many ranks. Throws usage_error unless there is a rank and the bandwidth is positive.
     [[nodiscard]] static std::shared_ptr<virtual_world> create(int ranks, network_model const& network = {}) {
         DDP_EXPECTS(ranks >= 1, "a virtual world needs at least one rank");
         DDP_EXPECTS(network.bytes_per_second > 0, "network_model::bytes_per_second must be positive");
         return std::shared_ptr<virtual_world>(new virtual_world(ranks, network));
     }
+    /// The transport of rank `rank`. Throws usage_error unless `rank` is between 0 and size() - 1.
     [[nodiscard]] std::unique_ptr<virtual_transport> connect(int rank);
 
     [[nodiscard]] int size() const noexcept { return static_cast<int>(stations_.size()); }
     [[nodiscard]] network_model const& network() const noexcept { return network_; }
+    /// The virtual time.
     [[nodiscard]] time_point now() const noexcept { return now_; }
-    /// Since the world was made; the scripts of faults count from there as well.
+    /// Virtual time since start(), from which the times of faults are counted as well.
     [[nodiscard]] nanoseconds elapsed() const noexcept { return now_ - start(); }
+    /// The virtual time at which a world begins.
     [[nodiscard]] static constexpr time_point start() noexcept { return time_point(std::chrono::hours(24)); }
+    /// How many events have happened.
     [[nodiscard]] std::uint64_t events() const noexcept { return events_.taken(); }
     /// A digest of every event so far: time, kind and place.
     [[nodiscard]] std::uint64_t trace() const noexcept { return events_.trace(); }
 
-    // The script. Times count from start().
+    // Faults. Times count from start().
 
-    /// The rank ends as a killed process does: its program is not run any more; what its card had not sent is lost.
+    /// The rank ends as a killed process does: its program no longer runs, and what its card has not sent yet is lost.
     void kill(int rank, nanoseconds at) { schedule(start() + at, kind::kill, rank, 0); }
     void kill(int rank) { die(at(rank), rank); }
-    /// Likewise when it posts its k-th send, which does not leave any more. k counts from 1.
+    /// The same when it posts its k-th send, which is not sent. k counts from 1.
     void kill_at_message(int rank, std::uint64_t k) { at(rank).fatal = k; }
-    /// Nothing of the rank runs and nothing arrives there in [from, to); then everything does, in order.
+    /// In [from, to) the rank does not run and nothing arrives there; after that everything does, in order.
     void freeze(int rank, nanoseconds from, nanoseconds to) {
         schedule(start() + from, kind::freeze, rank, 0);
         schedule(start() + to, kind::thaw, rank, 0);
     }
-    /// From then on what `sender` sends to `receiver` vanishes; a record of a failure comes by way of a third rank.
+    /// From this time on, everything that `sender` sends to `receiver` is lost; a record of a failure comes by way of a third
+    /// rank.
     void blackhole(int sender, int receiver, nanoseconds from) { holes_.push_back({sender, receiver, start() + from}); }
 
     [[nodiscard]] bool dead(int rank) const noexcept { return at(rank).dead; }
     [[nodiscard]] bool frozen(int rank) const noexcept { return at(rank).frozen; }
 
-    // For whoever drives the ranks.
+    // For the code that drives the ranks.
 
-    /// Moves the clock to the next moment at which something happens, and lets it happen; or to `until`, if that is
-    /// sooner. Returns whether anything happened. With nothing to come and no `until`, throws: nobody would ever wake.
+    /// Moves the clock to the next time at which something happens, and lets it happen; or to `until`, if that is sooner.
+    /// Returns whether anything happened. Throws ddp::error (DDP-E204) if there are no more events and no `until`, because no
+    /// rank would ever wake.
     bool advance(time_point until = never);
-    /// Whether progress() moves the clock itself while its rank has nothing to do. False: it returns at once, because
-    /// somebody above runs the other ranks first.
+    /// Whether progress() moves the clock while its rank has nothing to do. False: it returns at once, because the caller runs
+    /// the other ranks first.
     void progress_advances(bool yes) noexcept { advances_ = yes; }
-    /// Calls the rank moved at a time, as a timer does. `cookie` comes back in timers().
+    /// Sets a timer: at `when` the rank is in moved(), and `cookie` in timers().
     void wake_at(int rank, time_point when, std::uint32_t cookie = 0) { schedule(when, kind::timer, rank, cookie); }
     /// A timer of a rank that has expired.
     struct timer {
         int rank;              ///< whose it is
         std::uint32_t cookie;  ///< what was passed to wake_at()
     };
-    /// Timers that have gone off; the caller empties the list.
+    /// Timers that have expired; the caller empties the list.
     [[nodiscard]] std::vector<timer>& timers() noexcept { return timers_; }
     /// Ranks for which something has happened, each once, in that order; the caller empties the list by settled().
     [[nodiscard]] std::vector<int> const& moved() const noexcept { return moved_; }
@@ -101,7 +109,7 @@ private:
         channel_map channels;
         completion_list sends;        // posted here, not ended
         completion_list done;         // ended, to be run by progress()
-        std::vector<report> reports;  // empty as long as nobody has said anything: a thousand ranks share silence
+        std::vector<report> reports;  // empty as long as no rank has failed or left, which saves memory
         std::vector<event> missed;    // while frozen
         time_point out_free = {}, in_free = {}, died = never;
         std::uint64_t posted = 0, fatal = std::numeric_limits<std::uint64_t>::max();
@@ -153,7 +161,7 @@ private:
     void end_send(message& m, op_status how);
     void hand_over(message& m, completion& receive);
 
-    // What transports ask for.
+    // Called by transports.
 
     void send(int from, int to, tag const& what, completion& node);
     void receive(int rank, int peer, tag const& what, completion& node);
@@ -162,10 +170,10 @@ private:
     void leave(int rank);
     void withdraw(int rank);
 
-    // What happens at its time.
+    // What happens at the time of an event.
 
     void tell_peers(int rank, kind what, std::uint32_t index, nanoseconds after);
-    /// As streams do: where a record vanishes in a hole, whoever reaches both ends passes it on.
+    /// As over streams: if a record is lost in a hole, a rank that reaches both ends forwards it.
     void pass_on(int rank, std::uint32_t index);
     void die(station& s, int rank);
     std::vector<report>& table(station& s) {
@@ -180,7 +188,7 @@ private:
 
     void process(event const& e);
     void head(station& s, event const& e);
-    /// It will never arrive. Its sender may wait for ever, as it would.
+    /// The message is lost. Its sender may wait forever, as it would over a network.
     void lost(station& s, std::uint32_t index);
     void delivered(station& s, event const& e);
     void heard(station& s, event const& e);

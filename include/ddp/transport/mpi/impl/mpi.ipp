@@ -46,7 +46,7 @@ DDP_DECL mpi_transport::mpi_transport(MPI_Comm users, mpi_options const& options
         shares_cores_ = 2 * here.ranks > cores;
         waiter_.share_core(may_own_thread() ? shares_cores_ : here.ranks > cores);
     } catch (...) {
-        detail::mpi::keep_for_good(std::move(session_));  // a collective call that never ended writes there one day
+        detail::mpi::keep_for_good(std::move(session_));  // a collective call that has not ended may still write there
         throw;
     }
 }
@@ -58,7 +58,7 @@ DDP_DECL mpi_transport::~mpi_transport() {
     if (finalised == 0) {
         try {
             leave();
-        } catch (...) {  // MPI is broken: let go of what there is, and keep the memory
+        } catch (...) {  // MPI is broken: release what is there, and keep the memory
         }
         clean = session_->close(std::find(gone_.begin(), gone_.end(), char{0}) == gone_.end());
     }
@@ -141,7 +141,7 @@ DDP_DECL bool mpi_transport::progress(time_point until) {
     }
 }
 
-/// Heartbeats that are due, and who owes some.
+/// Sends heartbeats that are due, and finds ranks that are late.
 DDP_DECL void mpi_transport::look_at_the_time(time_point at) {
     if (!life_.has_come(at)) return;
     overdue_ = -1;
@@ -159,7 +159,7 @@ DDP_DECL void mpi_transport::beat(int peer) {
 }
 
 DDP_DECL void mpi_transport::pause(time_point until, time_point since) {
-    // a payload on its way moves only while somebody calls MPI
+    // a payload on its way moves only during calls of MPI
     waiter_.pause(until, since, std::chrono::microseconds(session_->requests.empty() ? 1000 : 100));
 }
 
@@ -196,7 +196,7 @@ DDP_DECL bool mpi_transport::send_envelope(slot& out, std::size_t body, completi
     });
 }
 
-/// GOODBYE or ABORT. A peer that has left still listens: it waits for our goodbye.
+/// Sends GOODBYE or ABORT. A peer that has left still listens, because it waits for this rank's goodbye.
 DDP_DECL void mpi_transport::tell(int peer, kind what, const_bytes body) {
     if (peer == rank() || reports_[static_cast<std::size_t>(peer)].is == report::state::closed) return;
     slot& out = session_->slots.take();
@@ -299,7 +299,7 @@ DDP_DECL bool mpi_transport::test_requests() {
             session_->slots.give_back(*out);
         }
         if (how != MPI_SUCCESS) {
-            if (node == nullptr && out == nullptr) return;  // a receive that nobody waits for
+            if (node == nullptr && out == nullptr) return;  // a receive that no operation waits for
             gone(over.peer, report::state::closed,
                  detail::mpi::words_of(how).view());  // ends `node` too: it is in active_
         } else if (node != nullptr && --node->moved == 0) {
@@ -324,8 +324,8 @@ DDP_DECL void mpi_transport::end_active(int peer, bool receives_too, op_status h
     }
 }
 
-/// A peer that said goodbye has received all it will, but what it sent is still on its way. So may be MPI's word that
-/// it has received what we sent (it does not keep to the order of messages): sends wait for that a little longer.
+/// A peer that said goodbye receives nothing more, but what it sent may still be on its way. So may MPI's confirmation that it
+/// has received what this rank sent, which is not ordered with messages: sends wait a little longer for that.
 DDP_DECL void mpi_transport::gone(int peer, report::state how, std::string_view text) {
     auto const at = static_cast<std::size_t>(peer);
     if (reports_[at].is == report::state::silent) {
@@ -365,8 +365,8 @@ DDP_DECL void mpi_transport::run_ended(std::size_t most) noexcept {
     }
 }
 
-/// Says goodbye once no message that a peer has sent us is being read from its memory: then no goodbye is followed by
-/// MPI touching the memory of the rank that hears it.
+/// Says goodbye once no message of a peer is being read from that peer's memory, so that MPI does not touch the memory of a
+/// rank that has received this goodbye.
 DDP_DECL void mpi_transport::leave() {
     if (std::uncaught_exceptions() > exceptions_ && !aborted_) {
         failure record;
@@ -386,7 +386,7 @@ DDP_DECL void mpi_transport::leave() {
         }
     };
     drive([&] {
-        if (beats()) look_at_the_time(now());  // no longer once we have said goodbye
+        if (beats()) look_at_the_time(now());  // no longer after the goodbye
         return !session_->requests.receives();
     });
     for (int peer = 0; peer < size(); ++peer) tell(peer, kind::goodbye, {});

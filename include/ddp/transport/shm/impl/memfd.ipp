@@ -87,7 +87,7 @@ namespace detail {
     auto const no_room = [](std::string const& what) {
         throw std::runtime_error(detail::concat({what, ": ", std::strerror(errno)}));
     };
-    ::rlimit most{};  // a file beyond it would be the end of the process, by SIGXFSZ
+    ::rlimit most{};  // a larger file would end the process by SIGXFSZ
     errno = EFBIG;
     if (::getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < total) return refuse("ulimit -f");
     memory_ = ::memfd_create("ddp", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -101,7 +101,7 @@ namespace detail {
     if (::bind(socket_, reinterpret_cast<::sockaddr*>(&name), length) != 0)
         return refuse("a Unix-domain socket's name");
 
-    // In steps, each after a look at what is left: a cgroup's limit refuses no page, it kills.
+    // In steps, each after a check of what is left: beyond a cgroup's limit no call fails, but the kernel kills.
     detail::memory_limits const limits;
     for (std::size_t done = 0; done < total;) {
         detail::memory_limits::room const left = limits.left();
@@ -201,9 +201,9 @@ namespace detail {
     void* const copy = ::mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (copy == MAP_FAILED) return false;
     bool room = true;
-    try {  // pages of a copy are refused as little as those of a memfd
+    try {  // no call refuses pages of a copy either
         detail::memory_limits const limits;
-        // The header last: it says whether anybody has begun to write what was copied before.
+        // The header last: it says whether another rank has begun to write what was copied before.
         for (std::size_t done = header_bytes; done < total && room;) {
             detail::memory_limits::room const left = limits.left();
             room = detail::memory_limits::fits(left, total - done);

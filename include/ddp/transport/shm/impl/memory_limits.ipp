@@ -78,7 +78,7 @@ namespace ddp::detail {
 }
 
 [[gnu::cold]] DDP_DECL std::size_t memory_limits::step(room const& now, std::size_t missing) noexcept {
-    // So many ranks may look at the same moment, and each take its part, before there is too little.
+    // This many ranks may ask at the same moment, and each take its step, before there is too little.
     constexpr std::uint64_t ranks = 256;
     constexpr std::uint64_t least = std::uint64_t{4} << 10, most = std::uint64_t{16} << 20;
     std::uint64_t const some = std::clamp(now.bytes / ranks, least, most) / least * least;

@@ -17,7 +17,8 @@ namespace ddp {
 
 DDP_DECL bool virtual_world::advance(time_point until) {
     if (events_.empty() || events_.next() > until) {
-        if (until == never) throw error(errc::deadline, "virtual time: every rank waits and nothing will ever happen");
+        if (until == never)
+            throw error(errc::deadline, "virtual time: every rank waits, and no event is left that could wake one");
         now_ = std::max(now_, until);
         return false;
     }
