@@ -1,5 +1,6 @@
 /// \file
 /// Ranks that do not call the same thing: an error on every rank that names both things.
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -97,6 +98,27 @@ TEST_CASE("ranks with different roots are refused", "[collective][mismatch]") {
     CAPTURE(ranks);
     check_all_name(errors(ranks, broadcast(10, 0), broadcast(10, 1)),
                    {"broadcast #1 of 10 double with root 0", "broadcast #1 of 10 double with root 1"});
+}
+
+TEST_CASE("ranks that wait in different operations are told long before the deadline", "[collective][mismatch]") {
+    ddp::timing times = ddp::timing::for_tests();
+    times.collective = std::chrono::minutes(5);
+    auto const begun = std::chrono::steady_clock::now();
+    std::string const how = GENERATE("another root", "left out");
+    auto const all = ddp::test::errors_of_ranks(
+        3,
+        [&](communicator& comm) {
+            bool const odd = comm.rank() == 1;
+            if (how == "another root") broadcast(10, odd ? 1 : 0)(comm);
+            if (how == "left out" && !odd) allreduce(8, "auto")(comm);
+            ddp::barrier(comm);
+        },
+        times);
+    if (how == "another root")
+        check_all_name(all, {"broadcast #1 of 10 double with root 0", "broadcast #1 of 10 double with root 1"});
+    else
+        check_all_name(all, {"allreduce #1 of 8 float", "barrier #1"});
+    CHECK(std::chrono::steady_clock::now() - begun < std::chrono::seconds(30));
 }
 
 TEST_CASE("ranks in different operations are refused", "[collective][mismatch]") {

@@ -221,6 +221,16 @@ TEST_CASE("a partition of a large job is told whole, and only longer words are c
     }
 }
 
+TEST_CASE("a rank that has entered nothing is not said to be in an operation", "[comm][verdict]") {
+    report before_any = idle(1);
+    before_any.record.entered = {};
+    std::string const told = text_of(verdict_of({waits(0, 1), before_any}));
+    CAPTURE(told);
+    CHECK(told.find("It is alive, and has not entered any operation yet. Look at") != std::string::npos);
+    CHECK(text_of(verdict_of({waits(0, 1), idle(1)})).find("the last operation it entered is allreduce. Look") !=
+          std::string::npos);
+}
+
 TEST_CASE("peers out of range in a record do no harm", "[comm][verdict]") {
     for (int const peer : {-1, 2, 1000}) {
         CHECK_NOTHROW(verdict_of({waits(0, peer), idle(1)}));

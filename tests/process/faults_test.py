@@ -190,7 +190,7 @@ class Throws(FaultCase):
         for size, rank in ((2, 1), (3, 0)):
             with self.subTest(size=size, rank=rank):
                 self.strike(size, [f"{rank}:throw:reduced:3"], f"E206 .*rank {rank} .*the lamp fell over",
-                            [], bound=SOON)
+                            [rank], bound=SOON)
 
     def test_two_at_once(self):
         own = self.strike(4, ["1:throw:backward:3", "3:throw:backward:3"],

@@ -981,7 +981,7 @@ TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
     });
     REQUIRE(apart[0] == apart[1]);
     REQUIRE_THAT(apart[0][0], Contains("under local_sgd ranks hold the same values right after a meeting only"));
-    REQUIRE_THAT(apart[0][1], Contains("finish() ends a step that backward() has begun"));
+    REQUIRE_THAT(apart[0][1], Contains("finish(): no step is under way; call forward() and backward() first"));
     REQUIRE_THAT(apart[0][2], Contains("synchronise() within a step"));
     REQUIRE_THAT(apart[0][3], Contains("under gossip ranks never hold the same values"));
     REQUIRE_THAT(apart[0][4], Contains("different numbers of local steps: 0 on rank 0, 4 on rank 1"));

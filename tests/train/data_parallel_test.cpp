@@ -588,7 +588,7 @@ TEST_CASE("calls out of order are refused with advice, and the step under way is
         },
         patient());
     for (auto const& said : got) {
-        REQUIRE(contains(said[0], "finish() ends a step that backward() has begun"));
+        REQUIRE(contains(said[0], "finish(): no step is under way; call forward() and backward() first"));
         REQUIRE(contains(said[1], "a step is under way"));
         REQUIRE(contains(said[2], "before the synchronising backward()"));
         REQUIRE(contains(said[3], "a step is under way"));

@@ -241,8 +241,8 @@ std::string train(communicator<>& comm, update how, one_process const& expected)
         expect(how != update::replicated ||
                    text == "DDP-E106 replicas differ: " + who +
                                ", seen before step 257 in \"first.weight\". Either a rank "
-                               "has changed its model by itself between steps, which all have to do "
-                               "alike, or its memory is faulty. Start again from a checkpoint.",
+                               "has changed its model between steps, where all ranks must make the same "
+                               "change, or its memory is faulty. Start again from a checkpoint.",
                "not found: " + text);
     }
     return wrong;

@@ -136,6 +136,7 @@ namespace detail {
         if (event == "dump" && detail::text_in(line, "why") == "SIGUSR2") state.asked = at;
         if (state.failed) continue;  // what follows is only how it ended
         last = std::max(last, at);
+        if (event == "start") since = at;
         state.failed = event == "failed";
         state.threw = state.failed && detail::text_in(line, "kind") == "threw";
         if (event != "forward" && event != "backward" && event != "reported" && event != "waits" && event != "finished")

@@ -4,14 +4,13 @@
 
 #include <cstddef>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
-#include <string_view>
 #include <utility>
 
 #include <ddp/collective/concepts.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/comm/shared_memory.hpp>
+#include <ddp/core/environment_flag.hpp>
 #include <ddp/core/separate.hpp>
 #include <ddp/transport/any.hpp>
 
@@ -25,8 +24,7 @@ template <Transport T>
     sharing_result found;
     if constexpr (SharingTransport<T>) {
         if (comm.size() == 1) return nullptr;
-        char const* const wanted = std::getenv("DDP_SHARE_MEMORY");
-        if (wanted != nullptr && std::string_view(wanted) == "0") bytes = 0;
+        if (!detail::environment_flag("DDP_SHARE_MEMORY", true)) bytes = 0;
         operation_info what;
         what.name = "share_memory";
         what.detail = among == sharing_among::hosts ? "on each host" : "on one host";

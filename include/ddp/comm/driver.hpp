@@ -231,7 +231,8 @@ template <Transport T>
 void driver<T>::refuse_if_failed(std::exception_ptr const& own) {
     if (!scheduler_.failed()) return;
     settle();
-    if (own) std::rethrow_exception(own);
+    std::exception_ptr const kept = scheduler_.take_kept();
+    if (own || kept) std::rethrow_exception(own ? own : kept);
     throw comm_error(scheduler_.verdict());
 }
 template <Transport T>

@@ -100,6 +100,7 @@ private:
     std::array<std::array<std::atomic<std::uint64_t>, 8>, capacity> ring_{};
     std::atomic<std::uint64_t> next_{0};  // the ticket of the next entry: it stands at ticket % capacity
     int rank_, size_;
+    std::int64_t begun_;  // when the rank could first record something
     std::atomic<char const*> thread_{"none"};
     std::array<char, 16> transport_{};
     std::array<char, 64> host_{}, job_{};

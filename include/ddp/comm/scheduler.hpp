@@ -78,8 +78,12 @@ private:
     void note_entered(group const& in) noexcept override {
         if constexpr (WatchfulTransport<T>) transport_.entered(in.brief_mark());
     }
-    /// Fails at once, without waiting for the deadline, if a peer's heartbeats name another operation under the same number
-    /// of the same group.
+    /// When what peers have entered is compared with what this rank waits in: by then they have had time to say it.
+    [[nodiscard]] time_point marks_due() const noexcept {
+        return first_deadline() == never ? never : first_deadline() - times().collective + 2 * times().heartbeat;
+    }
+    /// Fails at once, without waiting for the deadline, if a peer says that it has entered another operation under the same
+    /// number of the same group.
     void compare_marks();
     [[nodiscard]] int own_rank() const noexcept override { return transport_.rank(); }
 
@@ -124,6 +128,8 @@ time_point scheduler<T>::next_deadline() const noexcept {
     time_point next = next_look();
     if (failed_) next = settled_ ? never : std::max(failed_at_ + times().verdict, now() + std::chrono::milliseconds(5));
     if constexpr (TimedTransport<T>) next = std::min(next, transport_.next_timer());
+    if constexpr (WatchfulTransport<T>)
+        if (time_point const due = marks_due(); due > driven()) next = std::min(next, due);
     if (yielding()) next = time_point::min();
     return next;
 }
@@ -151,8 +157,7 @@ bool scheduler<T>::knows_verdict() {
 template <Transport T>
 void scheduler<T>::compare_marks() {
     if constexpr (WatchfulTransport<T>) {
-        if (first_deadline() == never || driven() < first_deadline() - times().collective + 2 * times().heartbeat)
-            return;
+        if (driven() < marks_due()) return;
         for (int peer = 0; peer < size() && !failed_; ++peer) {
             if (peer == rank()) continue;
             mark const& theirs = transport_.mark_of(peer);

@@ -69,6 +69,10 @@ public:
     void fail(failure_kind kind, errc code, int peer, std::string_view text, group const* about = nullptr) noexcept;
     /// The same for an exception of user code, with its own text.
     void fail(std::exception_ptr const& thrown) noexcept;
+    /// The same for what is thrown where no caller can catch it: the rank's next call throws it, instead of the verdict.
+    void fail_and_keep(std::exception_ptr const& thrown) noexcept;
+    /// What fail_and_keep() has kept, once.
+    [[nodiscard]] std::exception_ptr take_kept() noexcept { return std::exchange(kept_, nullptr); }
 
     /// A blocking call begins (+1) or ends (-1). Between the two, what this rank entered last is under way.
     void count_calls(int change) noexcept { calls_under_way_ += change; }
@@ -186,6 +190,7 @@ private:
     group* groups_ = nullptr;              // all that exist
     group const* last_entered_ = nullptr;  // into which something was entered last
     std::unique_ptr<group> world_;
+    std::exception_ptr kept_;  // see fail_and_keep
     flight_recorder* recorder_ = nullptr;
     std::uint64_t entered_ = 0;
     std::uint64_t bytes_sent_ = 0;

@@ -5,6 +5,7 @@
 #include <ddp/core/language.hpp>  // first
 
 #include <array>
+#include <atomic>
 #include <concepts>
 #include <cstdlib>
 #include <span>
@@ -98,6 +99,8 @@ static_assert(Launch<threads>);
 ///         what body throws: with threads the lowest rank's own exception, or comm_error if all threw that.
 template <Launch... Launches, class Body>
 void run(run_options const& with, Body body) {
+    static_assert(std::is_void_v<std::invoke_result_t<Body&, communicator<>&>>,
+                  "ddp::run: the body returns nothing; ddp::run_main takes one that returns an exit code");
     std::array<std::string_view, sizeof...(Launches)> const choices{Launches::name...};
     run_options const options = detail::checked(with, choices);
     bool started = false;
@@ -125,13 +128,22 @@ void run(Body body) {
     run<Launches...>(run_options{}, std::move(body));
 }
 
-/// Does what run does, for a main function: prints an error to stderr and returns the exit code, EXIT_SUCCESS or EXIT_FAILURE.
-/// Throws nothing.
+/// Does what run does, for a main function: prints an error to stderr and returns the exit code. That is EXIT_FAILURE after an
+/// error; otherwise EXIT_SUCCESS, or what the body returns if that is an int (with threads: the first that is not 0). Throws
+/// nothing.
 template <Launch... Launches, class Body>
 [[nodiscard]] int run_main(run_options const& options, Body body) noexcept {
     try {
-        run<Launches...>(options, std::move(body));
-        return EXIT_SUCCESS;
+        std::atomic<int> code{EXIT_SUCCESS};
+        if constexpr (std::same_as<std::invoke_result_t<Body&, communicator<>&>, int>)
+            run<Launches...>(options, [&](communicator<>& comm) {
+                int const mine = body(comm);
+                int none = EXIT_SUCCESS;
+                if (mine != EXIT_SUCCESS) code.compare_exchange_strong(none, mine);
+            });
+        else
+            run<Launches...>(options, std::move(body));
+        return code;
     } catch (...) {
         return detail::report_exception();
     }

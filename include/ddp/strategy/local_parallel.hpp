@@ -130,7 +130,7 @@ public:
     }
     /// Ends the step: the optimizer's pass, and a meeting if it is due.
     local_result finish() {
-        DDP_EXPECTS(stepping_, "finish() ends a step that backward() has begun");
+        DDP_EXPECTS(stepping_, "finish(): no step is under way; call forward() and backward() first");
         stepping_ = false;
         local_result result{.weight = std::exchange(accumulated_, 0)};
         if (result.weight != 0) update(result.weight);

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -259,7 +260,10 @@ template <class X>
                      with + "a training that goes on with values and state from for_each_state gives other bits");
             note(first == train(update::replicated, 1), with + "a second training gives other bits");
         } catch (std::exception const& e) {
-            complaints.push_back(with + "not every rank comes to an end: " + e.what());
+            bool const bits = std::string_view(e.what()).starts_with("DDP-E106");
+            complaints.push_back(with +
+                                 (bits ? "the ranks do not hold the same bits: " : "not every rank comes to an end: ") +
+                                 e.what());
         }
     }
     return complaints;

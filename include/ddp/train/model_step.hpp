@@ -104,7 +104,7 @@ public:
         core_.backward_done(replica_.used());
     }
     finish_result finish(bool may_be_empty) {
-        DDP_EXPECTS(core_.begun(), "finish() ends a step that backward() has begun");
+        DDP_EXPECTS(core_.begun(), "finish(): no step is under way; call forward() and backward() first");
         step_engine<T, element>& engine = core_.engine();
         finish_result const result = core_.wait(monotonic_clock::now());
         accumulated_ = 0;

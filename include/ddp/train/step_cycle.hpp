@@ -350,7 +350,7 @@ void step_cycle<T, E>::finish_step() noexcept {
     try {
         if (changed) step_ended();
     } catch (...) {
-        on_.fail(std::current_exception());
+        on_.fail_and_keep(std::current_exception());
     }
 }
 template <Transport T, Element E>

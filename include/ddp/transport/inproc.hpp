@@ -61,6 +61,7 @@ private:
         std::vector<inbox> from;  // one a peer
         completion_list done;     // ended, to be run by this rank's progress()
         int foreign_copies = 0;   // copies that peers are making into this rank's memory
+        mark entered;             // what this rank has entered last
         bool woken = false;
         bool ended = false;  // aborted, left or killed: nothing may be matched with it any more
     };
@@ -119,6 +120,12 @@ public:
 
     [[nodiscard]] std::span<report const> reports() const noexcept { return reports_; }
 
+    /// See WatchfulTransport. Threads of one process are never overdue.
+    void entered(mark const& mine);
+    [[nodiscard]] mark mark_of(int peer) const;
+    [[nodiscard]] static std::optional<int> overdue_peer() noexcept { return std::nullopt; }
+    [[nodiscard]] time_point last_heard(int /*peer*/) const { return now(); }
+
     void wake();
 
 private:
@@ -138,7 +145,7 @@ private:
     std::uint64_t seen_ = 0;
     std::vector<report> reports_;
 };
-static_assert(SharingTransport<inproc_transport>);
+static_assert(SharingTransport<inproc_transport> && WatchfulTransport<inproc_transport>);
 
 }  // namespace ddp
 

@@ -32,7 +32,7 @@ void keep(std::string_view text, std::array<char, N>& to) noexcept {
 }  // namespace detail
 
 [[gnu::cold]] DDP_DECL flight_recorder::flight_recorder(int rank, int size, std::string_view transport) noexcept
-    : rank_(rank), size_(size) {
+    : rank_(rank), size_(size), begun_(detail::flight_clock()) {
     detail::keep(transport, transport_);
     if (::gethostname(host_.data(), host_.size() - 1) != 0) host_[0] = '\0';
     if (char const* const job = std::getenv("DDP_JOB_ID")) detail::keep(job, job_);
@@ -179,7 +179,7 @@ DDP_DECL bool flight_recorder::read(std::uint64_t ticket, words& to) const noexc
     }
     put_all("{\"event\":\"start\",\"version\":1,\"rank\":", rank_, ",\"size\":", size_, ",\"pid\":", ::getpid(),
             ",\"host\":", quoted{host_.data()}, ",\"transport\":", quoted{transport_.data()},
-            ",\"thread\":", quoted{thread_.load()}, ",\"job\":", quoted{job_.data()}, "}\n");
+            ",\"thread\":", quoted{thread_.load()}, ",\"job\":", quoted{job_.data()}, ",\"t_ns\":", begun_, "}\n");
     return true;
 }
 [[gnu::cold]] DDP_DECL void flight_recorder::dump_once(char const* why) noexcept {

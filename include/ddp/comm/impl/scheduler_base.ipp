@@ -14,6 +14,14 @@
 #include <ddp/core/text.hpp>
 
 namespace ddp {
+namespace detail {
+
+/// Errors that every rank detects by itself: one that left first says the same.
+inline bool all_detect(errc code) noexcept {
+    return code == errc::no_samples || code == errc::nonfinite;
+}
+
+}  // namespace detail
 
 [[gnu::cold]] DDP_DECL void scheduler_base::fail(failure record) noexcept {
     if (failed_) return;
@@ -45,8 +53,7 @@ namespace ddp {
         std::rethrow_exception(thrown);
     } catch (error const& e) {
         std::string_view const text = e.what();
-        if (e.code() == errc::no_samples ||
-            e.code() == errc::nonfinite)  // every rank detects it by itself; one that left first says the same
+        if (detail::all_detect(e.code()))
             fail(failure_kind::mismatch, e.code(), -1, text.substr(text.find(": ") + 2));
         else
             fail(failure_kind::threw, errc::remote_exception, -1, text);
@@ -54,6 +61,17 @@ namespace ddp {
         fail(failure_kind::threw, errc::remote_exception, -1, e.what());
     } catch (...) {
         fail(failure_kind::threw, errc::remote_exception, -1, "an exception that is not a std::exception");
+    }
+}
+[[gnu::cold]] DDP_DECL void scheduler_base::fail_and_keep(std::exception_ptr const& thrown) noexcept {
+    if (failed_) return;
+    fail(thrown);
+    try {
+        std::rethrow_exception(thrown);
+    } catch (error const& e) {
+        if (!detail::all_detect(e.code())) kept_ = thrown;
+    } catch (...) {
+        kept_ = thrown;
     }
 }
 DDP_DECL void scheduler_base::remove(mailbox_client& client) noexcept {

@@ -91,12 +91,13 @@ inline constexpr char const* both_alive =
                            own_words.empty() ? "" : " ", own_words, unheard});
         case fault_rule::late: {
             bool const through = found.culprit != from.peer;
+            std::string_view const entered = culprit_spoke ? record_of(found.culprit).entered.name.view() : "";
             return concat({culprit, " did not take part in ", during, " in time: ", speaker, " waited ", waited,
                            through ? " (through " : "", through ? std::string_view(peer) : "", through ? ")" : "",
-                           culprit_spoke ? ". It is alive; the last operation it entered is "
-                                         : ". Nothing has been heard from it since",
-                           culprit_spoke ? operation_text(record_of(found.culprit)) : "",
-                           ". Look at what it is doing there, or raise timing.collective."});
+                           !culprit_spoke    ? ". Nothing has been heard from it since"
+                           : entered.empty() ? ". It is alive, and has not entered any operation yet"
+                                             : ". It is alive; the last operation it entered is ",
+                           entered, ". Look at what it is doing there, or raise timing.collective."});
         }
         case fault_rule::circle: {
             std::string text = "ranks wait for each other";

@@ -29,6 +29,7 @@
 #include <ddp/comm/host.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
+#include <ddp/core/environment_flag.hpp>
 #include <ddp/core/text.hpp>
 #include <ddp/rendezvous/bootstrap.hpp>
 #include <ddp/rendezvous/environment.hpp>
@@ -192,11 +193,16 @@ namespace detail {
 [[gnu::cold]] DDP_DECL std::pair<int, int> port_range(std::string const& text) {
     if (text.empty()) return {0, 0};
     std::size_t const dash = std::min(text.find('-'), text.size());
-    auto const number = [&](std::string const& part, int least) {
-        return environment_number("DDP_PORTS", part, least, 65535, "ports such as 20000-20063: each");
-    };
-    int const first = number(text.substr(0, dash), 1);
-    return {first, dash == text.size() ? first : number(text.substr(dash + 1), first)};
+    try {
+        auto const number = [](std::string_view part, int least) {
+            return environment_number("", part, least, 65535, "");
+        };
+        int const first = number(std::string_view(text).substr(0, dash), 1);
+        return {first, dash == text.size() ? first : number(std::string_view(text).substr(dash + 1), first)};
+    } catch (environment_error const&) {
+        throw environment_error(concat({"DDP_PORTS is \"", std::string_view(text).substr(0, 80),
+                                        "\"; expected ports from 1 to 65535 such as 20000-20063, the least first"}));
+    }
 }
 
 /// Listens for the other ranks.
@@ -232,15 +238,15 @@ namespace detail {
         char const* const value = std::getenv(name);
         return std::string(value != nullptr ? value : "");
     };
-    options.insecure |= variable("DDP_INSECURE") == "1";
-    options.encrypt |= variable("DDP_TLS") == "1";
+    options.insecure = environment_flag("DDP_INSECURE", false) || options.insecure;
+    options.encrypt = environment_flag("DDP_TLS", false) || options.encrypt;
     if (std::string const fd = variable("DDP_LISTEN_FD"); j.rank == 0 && options.listen_descriptor < 0 && !fd.empty())
         options.listen_descriptor =
             detail::environment_number("DDP_LISTEN_FD", fd, 0, 1 << 20, "an inherited descriptor");
 
     if (options.ports.empty()) options.ports = variable("DDP_PORTS");
     if (options.congestion.empty()) options.congestion = variable("DDP_TCP_CONGESTION");
-    bool const in_memory = options.share_memory && variable("DDP_SHARE_MEMORY") != "0";
+    bool const in_memory = environment_flag("DDP_SHARE_MEMORY", true) && options.share_memory;
     framing.host = host_named(options.host);
 
     std::pair<int, int> const ports = detail::port_range(options.ports);

@@ -48,7 +48,8 @@ namespace ddp::detail {
                         names.size() > 1 ? concat({" to \"", printable(names.back()), "\""}) : std::string()});
     if (exchange) text += concat({names.empty() ? " in" : " or in", " what the exchange keeps"});
     return text +
-           ". Either a rank has changed its model by itself between steps, which all have to do alike, or its memory "
+           ". Either a rank has changed its model between steps, where all ranks must make the same change, or its "
+           "memory "
            "is faulty. Start again from a checkpoint.";
 }
 

@@ -25,7 +25,7 @@ DDP_DECL task<> step_roots::root(task<> body, stage& of) {
         error = std::current_exception();
     }
     body = {};
-    if (error) on_.fail(error);
+    if (error) on_.fail_and_keep(error);
     if (--of.left == 0 && !on_.failed()) owner_.over(of);
 }
 

@@ -141,6 +141,16 @@ DDP_DECL void inproc_transport::abort(failure const& record) {
     withdraw();
     refresh();
 }
+DDP_DECL void inproc_transport::entered(mark const& mine) {
+    inproc_world::station& here = world_->at(rank_);
+    std::scoped_lock lock(here.mutex);
+    here.entered = mine;
+}
+DDP_DECL mark inproc_transport::mark_of(int peer) const {
+    inproc_world::station& there = world_->at(peer);
+    std::scoped_lock lock(there.mutex);
+    return there.entered;
+}
 DDP_DECL void inproc_transport::wake() {
     inproc_world::station& here = world_->at(rank_);
     std::scoped_lock lock(here.mutex);
