@@ -8,7 +8,7 @@ import re
 import sys
 
 CALL = re.compile(r"\b(?:CHECK|REQUIRE)_THROWS(_AS)?\(")
-ROOMS = ("adapter", "checkpoint", "data", "exchange", "nn", "optim", "strategy", "train")
+ROOMS = ("adapter", "checkpoint", "core", "data", "exchange", "model", "nn", "optim", "strategy", "testing", "train")
 QUOTED = 16
 REFUSAL = re.compile(r"\b(?:DDP_EXPECTS|throw [\w:]+|\w*fail\w*|refuse|concat|\w+_error)\(")
 TOKEN = re.compile(r'//[^\n]*|\bR"(?P<mark>\w*)\((?P<raw>.*?)\)(?P=mark)"|"(?P<text>(?:\\.|[^"\\\n])*)"|\b(?:TEST_CASE|SECTION)\("[^"]*"',
@@ -77,11 +77,13 @@ def pieces_of(text: str) -> list[str]:
 def refusals_of(text: str) -> list[tuple[int, list[str]]]:
     """The line of each refusal with a text of two words or more, and the pieces that it is made of."""
     text = TOKEN.sub(lambda token: "" if token[0].startswith("//") else token[0], text)
-    found = []
+    found, end = [], 0
     for call in REFUSAL.finditer(text):
-        if text[:call.start()].endswith("#define "):
+        if call.start() < end or text[:call.start()].endswith("#define "):
             continue
-        pieces = [piece for piece in pieces_of(argument_of(text, call.end())) if " " in piece]
+        argument = argument_of(text, call.end())
+        end = call.end() + len(argument)
+        pieces = [piece for piece in pieces_of(argument) if " " in piece]
         if pieces:
             found.append((text.count("\n", 0, call.start()) + 1, pieces))
     return found
