@@ -791,8 +791,10 @@ TEST_CASE("within a step, or with gradients accumulated, nothing is saved or res
     CAPTURE(said);
     REQUIRE(count("between steps: finish() the step") == 2);
     REQUIRE(count("a step is under way") == 3);
+    REQUIRE(count("set_completed_steps: a step is under way; finish() it first") == 1);
+    REQUIRE(count("set_frozen: a step is under way; finish() it first") == 1);
     REQUIRE(count("set_frozen: 0 marks for 1 parameters") == 1);
-    REQUIRE(count("must be UTF-8: 'x' is not") == 1);
-    REQUIRE(count("keep is zero") == 1);
+    REQUIRE(count("checkpoints: the entries must be UTF-8: 'x' is not") == 1);
+    REQUIRE(count("checkpoints: keep is zero; the newest checkpoint has to stay") == 1);
     REQUIRE(count("give the directory a name") == 1);
 }

@@ -5,16 +5,20 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <map>
 #include <mutex>
 #include <regex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/training.hpp"
 #include "support/catch.hpp"
+#include "support/thrown_by.hpp"
 
 namespace {
 
@@ -22,6 +26,7 @@ std::mutex lock;
 std::string watched;                         // a directory; empty: nothing is noted
 std::vector<std::string> calls;              // there, in order
 std::map<std::string, std::size_t> flushed;  // bytes of files when they were flushed
+std::string failing;                         // the call that fails
 
 /// Beneath the directory, with the names that files have for a while as NAME~.
 std::string shortened(std::string const& path) {
@@ -35,6 +40,12 @@ std::string shortened(std::string const& path) {
 bool is_watched(std::string const& path) {
     return !watched.empty() && path.starts_with(watched);
 }
+/// Notes it. Whether it is to fail.
+bool fails(std::string call) {
+    if (call == failing) errno = EIO;
+    calls.push_back(std::move(call));
+    return calls.back() == failing;
+}
 
 }  // namespace
 
@@ -47,7 +58,7 @@ extern "C" int fsync(int descriptor) {
         std::string const name(path, size > 0 ? static_cast<std::size_t>(size) : 0);
         struct stat about{};
         if (is_watched(name) && ::fstat(descriptor, &about) == 0) {
-            calls.push_back("fsync " + shortened(name));
+            if (fails("fsync " + shortened(name))) return -1;
             if (S_ISREG(about.st_mode)) flushed[shortened(name)] = static_cast<std::size_t>(about.st_size);
         }
     }
@@ -56,14 +67,14 @@ extern "C" int fsync(int descriptor) {
 extern "C" int rename(char const* from, char const* to) noexcept {
     {
         std::lock_guard const guard(lock);
-        if (is_watched(from)) calls.push_back("rename " + shortened(from) + " " + shortened(to));
+        if (is_watched(from) && fails("rename " + shortened(from) + " " + shortened(to))) return -1;
     }
     return static_cast<int>(::syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
 }
 extern "C" int unlink(char const* path) noexcept {
     {
         std::lock_guard const guard(lock);
-        if (is_watched(path)) calls.push_back("unlink " + shortened(path));
+        if (is_watched(path) && fails("unlink " + shortened(path))) return -1;
     }
     return static_cast<int>(::syscall(SYS_unlinkat, AT_FDCWD, path, 0));
 }
@@ -129,4 +140,46 @@ TEST_CASE(
     REQUIRE(flushed.at("latest~") == std::filesystem::file_size(kept_in + "/latest"));
     for (auto call = last + static_cast<std::ptrdiff_t>(end.size()); call != calls.end(); ++call)
         REQUIRE(call->starts_with("unlink step-2.tmp/"));
+}
+
+TEST_CASE("what fails while a checkpoint becomes one is named, with the system's reason", "[checkpoint]") {
+    ::test::scratch_directory const scratch;
+    std::string const kept_in = (std::filesystem::canonical(scratch.path()) / "kept").string();
+    ddp::detail::checkpoint_directory const directory(kept_in);
+    auto const watching = [&](std::string const& call, auto const& f) {
+        watched = kept_in, failing = call;
+        std::string const said = thrown_by(f);
+        watched.clear(), failing.clear();
+        return said;
+    };
+    auto const committing = [&](std::uint64_t step, std::string const& call, std::uint64_t more_bytes = 0) {
+        std::uint8_t const byte = 1;
+        directory.begin(step);
+        ddp::detail::checkpoint_manifest about;
+        about.step = step, about.ranks = 1;
+        about.shards = {directory.write_shard(step, 0, 1, {{"model/a", element_type::u8, {1}, bytes_of(byte)}}, {})};
+        about.shards[0].bytes += more_bytes;
+        std::string const said = watching(call, [&] { directory.commit(about); });
+        directory.abandon(step);
+        return said;
+    };
+    std::string const file = "DDP-E301 file: " + kept_in, failed = ": Input/output error";
+    REQUIRE(committing(1, "") == "");
+    REQUIRE(committing(2, "", 1) ==
+            file +
+                "/step-000000000002.tmp/shard-00000-of-00001.safetensors: is not what that rank wrote; do all ranks "
+                "see the same directory?");
+    REQUIRE(committing(2, "fsync step-2.tmp") ==
+            file + "/step-000000000002.tmp/manifest.json: is in place, but its directory cannot be flushed" + failed);
+    REQUIRE(committing(2, "rename step-2.tmp step-2") ==
+            file + "/step-000000000002.tmp: cannot be put in place" + failed);
+    REQUIRE(names_in(kept_in) == std::vector<std::string>{"latest", "step-000000000001"});
+    REQUIRE(committing(2, "fsync .") == file + ": cannot be flushed" + failed);
+    REQUIRE(content_of(kept_in + "/latest") == "step-000000000001\n");
+    REQUIRE(committing(2, "") == "");
+    std::string said;
+    (void)watching("rename step-1 step-1.tmp", [&] { said = directory.remove_older(2, 1); });
+    REQUIRE(said == file + "/step-000000000001: cannot be removed" + failed);
+    (void)watching("unlink step-1.tmp/manifest.json", [&] { said = directory.remove_older(2, 1); });
+    REQUIRE(said == file + "/step-000000000001.tmp/manifest.json: cannot be removed" + failed);
 }

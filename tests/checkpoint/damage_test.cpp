@@ -105,13 +105,16 @@ TEST_CASE("a damaged checkpoint is named, and the one before it is taken, on all
          [](path const& p) {
              flip_bit(p / "manifest.json", content_of(p / "manifest.json").find("\"epoch\": ") + 9, 0);
          },
-         "its digest is not that"},
+         "its digest is not that of what it says: it is damaged"},
         {"a missing shard", [&](path const& p) { std::filesystem::remove(p / shard_2); }, shard_2},
-        {"a short shard", [&](path const& p) { std::filesystem::resize_file(p / shard_2, 300); }, "has 300 bytes"},
+        {"a short shard", [&](path const& p) { std::filesystem::resize_file(p / shard_2, 300); },
+         "has 300 bytes, the manifest says "},
         {"a flipped bit in the last byte of a shard",
-         [&](path const& p) { flip_bit(p / shard_2, std::filesystem::file_size(p / shard_2) - 1); }, "is damaged"},
+         [&](path const& p) { flip_bit(p / shard_2, std::filesystem::file_size(p / shard_2) - 1); },
+         "is damaged: its digest is not that of the manifest"},
         {"a flipped bit in the values",
-         [&](path const& p) { flip_bit(p / shard_0, std::filesystem::file_size(p / shard_0) - 9); }, "is damaged"},
+         [&](path const& p) { flip_bit(p / shard_0, std::filesystem::file_size(p / shard_0) - 9); },
+         "is damaged: its digest is not that of the manifest"},
         {"a flipped bit in a header", [&](path const& p) { flip_bit(p / shard_2, 30); }, shard_2},
         {"a directory in place of a shard",
          [&](path const& p) {
@@ -222,6 +225,30 @@ TEST_CASE("a manifest whose digest is right, but not what it says, is refused al
     scripted_model<> net({{"another", {1}}});
     REQUIRE_THROWS_WITH(reader.read_model(ddp::detail::kept_tensors(net)),
                         Catch::Contains("checkpoint_reader::read_model comes after expect_like"));
+}
+
+TEST_CASE("a shard that is whole, but not what was looked for, is refused", "[checkpoint]") {
+    scratch_directory const scratch;
+    keep_two(scratch);
+    ddp::detail::checkpoint_directory const directory(in(scratch));
+    std::string const step = in(scratch) + "/" + second, shard = step + "/shard-00002-of-00003.safetensors";
+    std::vector<float> const three(3);
+    auto const bytes = as_const_bytes(std::span(three));
+    std::uint64_t digest = 0;
+    auto manifest = directory.manifest_of(second, digest);
+    for (char const* const name : {"a", "state/a/b", "state/a/b[0:2]", "state/a/b[0:3", "other/a/b[0:3]"}) {
+        write_safetensors(shard, {{name, element_type::f32, {3}, bytes}}, {{"state/a/b", "3"}, {"other/a/b", "3"}});
+        manifest.shards[2] = {2, std::filesystem::file_size(shard), ddp::detail::digest_of_file(shard)};
+        put_content(step + "/manifest.json", ddp::detail::manifest_text(manifest));
+        REQUIRE_THROWS_WITH(ddp::detail::checkpoint_reader(directory, second, 0, 1),
+                            "DDP-E302 format: " + shard + ": tensor '" + name + "' is none of a checkpoint");
+    }
+    ddp::detail::checkpoint_reader reader(directory, "step-000000000002", 0, 3);
+    std::string const first = in(scratch) + "/step-000000000002/shard-00000-of-00003.safetensors";
+    write_safetensors(first, {{"a", element_type::f32, {3}, bytes}}, {});
+    tanh_mlp<float> net(7, 24, 3, 5);
+    REQUIRE_THROWS_WITH(reader.read_model(ddp::detail::kept_tensors(net)),
+                        "DDP-E301 file: " + first + ": was overwritten while it was read");
 }
 
 TEST_CASE("where no checkpoint is whole, training does not begin anew by itself", "[checkpoint]") {

@@ -112,5 +112,5 @@ TEST_CASE("an index beyond the data set is refused by number", "[data][batch]") 
     batch_loader<float> load{data};
     test::caught const e = test::catch_error([&] { (void)load(indices{3, 4}); });
     CHECK(e.code == ddp::errc::usage);
-    CHECK(e.says("no sample 4; the data set holds 4"));
+    CHECK(e.says("batch_loader: there is no sample 4; the data set holds 4, give the sampler that number"));
 }

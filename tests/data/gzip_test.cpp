@@ -124,6 +124,11 @@ TEST_CASE("wrong checksums and lengths in the gzip trailer are named", "[data][g
     length[length.size() - 1] ^= 1;
     CHECK(test::catch_error([&] { (void)read(dir.write("crc.gz", crc)); }).says("CRC-32"));
     CHECK(test::catch_error([&] { (void)read(dir.write("length.gz", length)); }).says("unpacked length"));
+    bytes block = good;
+    block[10] |= 6;  // after the header's ten bytes: a block of the type that there is not
+    CHECK(test::catch_error([&] {
+              (void)read(dir.write("block.gz", block));
+          }).says("block.gz: the gzip stream is damaged (zlib: invalid block type); fetch it again"));
 }
 
 TEST_CASE("what follows a gzip stream must be another one", "[data][gzip]") {

@@ -69,27 +69,32 @@ TEST_CASE("an IDX file that ends anywhere too early is refused", "[data][idx]") 
     for (std::size_t length = 0; length < whole.size(); ++length) {
         CAPTURE(length);
         bytes const part(whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(length));
-        check_refused(part, length < 4 ? "no IDX file" : "is truncated");
+        check_refused(part, length < 4 ? "is no IDX file: it has " + std::to_string(length) + " bytes, a header takes"
+                            : length < 12 ? "is truncated: it ends after " + std::to_string(length) +
+                                                " bytes, its header of 2 dimensions takes 12"
+                                          : "is truncated: it holds " + std::to_string(length - 12) + " bytes of data");
     }
     check_refused(bytes(whole.begin(), whole.end() - 4),
                   "holds 11 bytes of data, its header (3 x 5 unsigned bytes) promises 15");
 }
 
 TEST_CASE("an IDX file with more than its header promises is refused", "[data][idx]") {
-    check_refused(test::joined(test::idx_header({3, 5}), test::ramp(16)), "goes on after the 15 bytes");
+    check_refused(test::joined(test::idx_header({3, 5}), test::ramp(16)),
+                  "goes on after the 15 bytes of data that its header (3 x 5 unsigned bytes) promises");
     check_refused(test::joined(test::idx_header({0, 5}), test::ramp(1)), "goes on after the 0 bytes");
 }
 
 TEST_CASE("what is no IDX header is refused", "[data][idx]") {
-    check_refused({0x1f, 0x8b, 8, 0, 0, 0, 0, 0}, "begins with 1f8b0800");
+    check_refused({0x1f, 0x8b, 8, 0, 0, 0, 0, 0}, "is no IDX file: it begins with 1f8b0800, expected 0000, a type and");
     check_refused({0, 1, 8, 1, 0, 0, 0, 0}, "begins with 00010801");
-    check_refused({0, 0, 0x0a, 1, 0, 0, 0, 0}, "type code 0x0a");
-    check_refused({0, 0, 8, 0}, "no dimensions");
+    check_refused({0, 0, 0x0a, 1, 0, 0, 0, 0}, "has type code 0x0a, IDX knows 0x08, 0x09, 0x0b");
+    check_refused({0, 0, 8, 0}, "has no dimensions, expected at least one");
 }
 
 TEST_CASE("an IDX header that promises more than the limit is refused before any memory is taken", "[data][idx]") {
     check_refused(test::idx_header({1025, 1024}), "more than the limit of 1048576");
-    check_refused(test::idx_header({1024, 1024, 2}), "1024 x 1024 x 2 unsigned bytes");
+    check_refused(test::idx_header({1024, 1024, 2}),
+                  "promises 1024 x 1024 x 2 unsigned bytes, more than the limit of 1048576 bytes; raise");
     check_refused(test::idx_header({262145}, 0x0c), "more than the limit");  // 4 bytes each
     check_refused(test::idx_header({3}), "more than the limit of 2", 2);
     check_refused(test::idx_header({1}, 0x0e), "more than the limit of 7", 7);
@@ -140,6 +145,14 @@ TEST_CASE("a file that cannot be opened or read is named, with the system's reas
         CHECK(e.code == ddp::errc::file);
         CHECK(e.says(path + ": is not a regular file but " + kind));
     }
+
+    ddp::file_source memory("/proc/self/mem");  // a regular file, whose first page is nobody's
+    e = test::catch_error([&] {
+        std::byte one{};
+        (void)memory.read({&one, 1});
+    });
+    CHECK(e.code == ddp::errc::file);
+    CHECK(e.says("/proc/self/mem: cannot be read: Input/output error"));
 }
 
 TEST_CASE("a file shorter than its IDX header promises is refused before memory is taken for it", "[data][source]") {

@@ -147,7 +147,7 @@ TEST_CASE("what the thread throws arrives at the caller, in its place, until the
         for (int times = 0; times < 2; ++times) {
             test::caught const e = test::catch_error([&] { (void)load.next(); });
             CHECK(e.code == ddp::errc::usage);
-            CHECK(e.says("there is no sample 9; the data set holds 6"));
+            CHECK(e.says("prefetch_loader: there is no sample 9; the data set holds 6, give the sampler that number"));
         }
         load.seek(0, 0);
     }
@@ -165,8 +165,10 @@ TEST_CASE("what the thread throws arrives at the caller, in its place, until the
     refused(flat, {}, "sample_shape has 25 bytes and features is 20; make them one number above 0");
     refused(data, {.depth = 0}, "depth counts batches");
     refused(data, {.normalise = {{}, {}}}, "there are 2 normalisations for 1 channels");
-    refused(data, {.normalise = {{.mean = 0, .deviation = 0}}}, "the deviation a positive one");
-    refused(data, {.augment = {.crop_padding = 5000}}, "at most 4,096");
+    refused(data, {.normalise = {{.mean = 0, .deviation = 0}}},
+            "prefetch_loader: the mean must be a number and the deviation a positive one");
+    refused(data, {.augment = {.crop_padding = 5000}},
+            "prefetch_loader: crop_padding is a number of pixels, at most 4,096");
 }
 
 TEST_CASE("a loader may be destroyed at any moment", "[data][prefetch]") {

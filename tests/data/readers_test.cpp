@@ -97,7 +97,7 @@ TEST_CASE("CIFAR-10's binary files are read record by record", "[data][cifar]") 
     check_refused({}, "is empty, expected records of 3073 bytes", append);
     file[3073 * 280] = 10;
     check_refused(file, "the label of record 280 is 10, expected 0 to 9", append);
-    check_refused(cifar_records(3), "is longer than the limit of 9218 bytes",
+    check_refused(cifar_records(3), "is longer than the limit of 9218 bytes; raise the limit if that is what it holds",
                   [&](memory_source& source) { ddp::append_cifar10(to, source, 9218); });
     CHECK((to.size() == 2 && to.inputs == test.inputs));  // what was refused has left nothing
     CHECK(test::catch_error([&] {
@@ -148,7 +148,7 @@ TEST_CASE("what is no table of numbers is refused by line and column", "[data][c
     check_refused(as_bytes("a,b\n"), "holds no rows of numbers, only a line that names the columns", read_named);
     check_refused(as_bytes("\"a,b\n1,2\n"), "line 1, column 1: the quote is not closed on this line", read_named);
     check_refused(as_bytes("a,\"b\"c\n1,2\n"), "line 1, column 2: 'c' follows the closing quote", read_named);
-    check_refused(as_bytes("1\n2\n"), "is longer than the limit of 3 bytes",
+    check_refused(as_bytes("1\n2\n"), "is longer than the limit of 3 bytes; raise csv_options::max_bytes if that is",
                   [](memory_source& source) { return ddp::read_csv(source, {.max_bytes = 3}); });
     memory_source source{as_bytes("1")};
     for (char const separator : {'.', '1', 'e', '"', '\n', '-', '\0'})
@@ -191,9 +191,15 @@ TEST_CASE("what is no NPY file, or promises too much, is refused", "[data][npy]"
     for (std::size_t length = 0; length < whole.size(); ++length) {
         CAPTURE(length);
         bytes const part(whole.begin(), whole.begin() + static_cast<long>(length));
-        check_refused(part, length < 8 ? "is no NPY file" : "is truncated", read_npy);
+        check_refused(part,
+                      length < 8    ? "is no NPY file: it does not begin with"
+                      : length < 10 ? "is truncated: it ends within the length of its header"
+                      : length < 128
+                          ? "is truncated: it ends after " + std::to_string(length) + " bytes, its header takes 128"
+                          : "is truncated: it holds " + std::to_string(length - 128) + " bytes of data",
+                      read_npy);
     }
-    check_refused(npy(good, test::ramp(25)), "goes on after the 24 bytes", read_npy);
+    check_refused(npy(good, test::ramp(25)), "goes on after the 24 bytes of data that its header promises", read_npy);
     bytes other = whole;
     other[1] = 'n';
     check_refused(other, "is no NPY file", read_npy);
@@ -238,6 +244,9 @@ TEST_CASE("what is no NPY file, or promises too much, is refused", "[data][npy]"
     header("import os", "byte 10 of its header: expected {");
     header(good + " 1", "expected blanks and one line feed to end the header");
     header("", "expected {");
+    header("{'descr", "byte 11 of its header: the quote is not closed");
+    bytes open = as_bytes(std::string_view("\x93NUMPY\x01\0\x08\0{'descr'", 18));
+    check_refused(open, "byte 18 of its header: expected :, but it ends", read_npy);
 
     test::scratch_directory const dir;  // a file that cannot hold so much costs no memory
     std::string const path = dir.write("short.npy", npy(shaped("(1000000000,)"), test::ramp(24)));

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
@@ -31,6 +32,7 @@ namespace {
 std::string replaced;  // the path of a file that a test has replaced
 std::vector<std::string>
     flushed;  // what was flushed to the disk, in order, and whether the new file stood there already
+bool files_fail = false, directories_fail = false;  // to be flushed
 }  // namespace
 
 /// The program's own comes before the C library's.
@@ -41,6 +43,10 @@ extern "C" int fsync(int descriptor) {
     if (known)
         flushed.emplace_back(std::string(S_ISDIR(about.st_mode) ? "directory" : "file") +
                              (in_place ? " after" : " before"));
+    if (known && (S_ISDIR(about.st_mode) ? directories_fail : files_fail)) {
+        errno = EIO;
+        return -1;
+    }
     return static_cast<int>(::syscall(SYS_fsync, descriptor));
 }
 
@@ -148,7 +154,9 @@ TEST_CASE("a file cut off at any byte, or one byte too long, is refused", "[data
         auto const got =
             test::catch_error([&] { read(test::bytes(whole.begin(), whole.begin() + static_cast<long>(length))); });
         REQUIRE(got.code == errc::format);
-        REQUIRE(got.says(length < 8 ? "is not a safetensors file" : "is truncated"));
+        REQUIRE(got.says(length < 8
+                             ? "is not a safetensors file: it has " + std::to_string(length) + " bytes, a header takes"
+                             : "is truncated"));
         REQUIRE(got.says("weights.safetensors"));
     }
     test::bytes longer = whole;
@@ -163,14 +171,14 @@ TEST_CASE("bad headers are refused, with the place and what was expected", "[dat
     };
     // In most of them X stands for a tensor that would be right on its own.
     bad const table[] = {
-        {R"()", "begins with '{'"},
+        {R"()", "a header begins with '{'"},
         {R"( {})", "begins with '{'"},
         {R"([])", "begins with '{'"},
         {"\xEF\xBB\xBF{}", "begins with '{'"},
         {R"({)", "ends too early"},
         {R"({"a")", "ends too early"},
-        {R"({"a)", "within a string"},
-        {R"({"a\)", "within a string"},
+        {R"({"a)", "the header ends within a string"},
+        {R"({"a\)", "the header ends within a string"},
         {R"({X)", "ends too early"},
         {R"({X}x)", "after the header's last '}'"},
         {"{X}\n", "after the header's last '}'"},
@@ -185,13 +193,14 @@ TEST_CASE("bad headers are refused, with the place and what was expected", "[dat
         {R"({"x":[[[[[[[[[[]]]]]]]]]]})", "tensor 'x': expected '{'"},
         {R"({"x":{"dtype":{"dtype":{}}}})", "tensor 'x': expected '\"'"},
         {R"({"x":{"shape":[[1]]}})", "tensor 'x': expected a whole number"},
-        {R"({"x":{}})", "is missing"},
+        {R"({"x":{}})", "tensor 'x': dtype, shape or data_offsets is missing"},
         {R"({"x":{"dtype":"F32","shape":[1]}})", "is missing"},
         {R"({"x":{"dtype":"F32","data_offsets":[0,4]}})", "is missing"},
         {R"({"x":{"shape":[1],"data_offsets":[0,4]}})", "is missing"},
         {R"({"x":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "'dtype' is there twice"},
-        {R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"colour":"red"}})", "found 'colour'"},
-        {R"({"x":{"dtype":"f32","shape":[1],"data_offsets":[0,4]}})", "dtype 'f32'"},
+        {R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"colour":"red"}})",
+         "expected dtype, shape and data_offsets, found 'colour'"},
+        {R"({"x":{"dtype":"f32","shape":[1],"data_offsets":[0,4]}})", "dtype 'f32' is none that the format knows"},
         {R"({"x":{"dtype":"","shape":[1],"data_offsets":[0,4]}})", "dtype ''"},
         {R"({"x":{"dtype":"F64","shape":[1],"data_offsets":[0,4]}})", "F64 [1] takes 8 bytes"},
         {R"({"x":{"dtype":"F4","shape":[7],"data_offsets":[0,4]}})", "takes no possible number of bytes"},
@@ -200,7 +209,7 @@ TEST_CASE("bad headers are refused, with the place and what was expected", "[dat
         {R"({"x":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})", "not negative"},
         {R"({"x":{"dtype":"F32","shape":[1.0],"data_offsets":[0,4]}})", "expected a whole number"},
         {R"({"x":{"dtype":"F32","shape":[1e0],"data_offsets":[0,4]}})", "expected a whole number"},
-        {R"({"x":{"dtype":"F32","shape":[01],"data_offsets":[0,4]}})", "begins with 0"},
+        {R"({"x":{"dtype":"F32","shape":[01],"data_offsets":[0,4]}})", "a number begins with 0"},
         {R"({"x":{"dtype":"F32","shape":["1"],"data_offsets":[0,4]}})", "expected a whole number"},
         {R"({"x":{"dtype":"F32","shape":[18446744073709551616],"data_offsets":[0,4]}})", "larger than 2^64 - 1"},
         {R"({"x":{"dtype":"F32","shape":[1,],"data_offsets":[0,4]}})", "expected a whole number"},
@@ -209,9 +218,11 @@ TEST_CASE("bad headers are refused, with the place and what was expected", "[dat
         {R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4,8]}})", "more than 2 numbers"},
         {R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}})", "data_offsets are 4 and 0"},
         {R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[18446744073709551612,0]}})", "data_offsets are 18446"},
-        {R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[1,5]}})", "hole from 0", 5},
+        {R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[1,5]}})",
+         "tensor 'x' begins at byte 1 of the data, and nothing fills the hole from 0", 5},
         {R"({X,"y":{"dtype":"F32","shape":[1],"data_offsets":[8,12]}})", "hole from 4", 12},
-        {R"({X,"y":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})", "overlaps", 6},
+        {R"({X,"y":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})",
+         "tensor 'y' begins at byte 2 of the data and overlaps the one before it, which ends at 4", 6},
         {R"({X,"y":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "overlaps"},
         {R"({X,"y":{"dtype":"F32","shape":[0],"data_offsets":[2,2]}})", "overlaps"},
         {R"({X,"y":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", "is truncated"},
@@ -221,7 +232,7 @@ TEST_CASE("bad headers are refused, with the place and what was expected", "[dat
         {R"({"__metadata__":{"a":{}},X})", "expected '\"'"},
         {R"({"__metadata__":{"a":"1","a":"2"},X})", "'a' twice"},
         {R"({"__metadata__":{},"__metadata__":{},X})", "__metadata__ is there twice"},
-        {"{\"\x80\":1}", "no UTF-8"},
+        {"{\"\x80\":1}", "a string that is no UTF-8"},
         {"{\"\xC0\xAF\":1}", "no UTF-8"},
         {"{\"\xE0\x9F\xBF\":1}", "no UTF-8"},
         {"{\"\xED\xA0\x80\":1}", "no UTF-8"},
@@ -463,6 +474,29 @@ TEST_CASE("a file is replaced whole or not at all", "[data]") {
         auto const got = test::catch_error([&] { whole_file((scratch.path() / "nowhere" / "kept").string()); });
         REQUIRE(got.code == errc::file);
         REQUIRE(got.says("cannot be created: No such file or directory"));
+    }
+    SECTION("a disk that fails while the file is flushed, or after it has its name") {
+        auto const committing = [&](bool& fails) {
+            whole_file file(path);
+            file.write(bytes);
+            fails = true;
+            auto const got = test::catch_error([&] { file.commit(); });
+            fails = false;
+            REQUIRE(got.code == errc::file);
+            return got.text;
+        };
+        REQUIRE(committing(files_fail) == "DDP-E301 file: " + path + ": cannot be flushed: Input/output error");
+        REQUIRE(content_of(path) == test::bytes{1, 2, 3});
+        REQUIRE(committing(directories_fail) ==
+                "DDP-E301 file: " + path + ": is in place, but its directory cannot be flushed: Input/output error");
+        REQUIRE(content_of(path) == fresh);
+    }
+    SECTION("a directory that comes to be where the file belongs") {
+        whole_file file(path);
+        std::filesystem::remove(path);
+        std::filesystem::create_directory(path);
+        auto const got = test::catch_error([&] { file.commit(); });
+        REQUIRE(got.text == "DDP-E301 file: " + path + ": cannot be put in place: Is a directory");
     }
     SECTION("a device, which is not to be replaced") {
         REQUIRE(test::catch_error([&] { whole_file("/dev/full"); }).says("/dev/full: cannot be written"));

@@ -196,6 +196,8 @@ TEST_CASE("an epoch that was left in the middle goes on where it was, on any num
     first.set_epoch(2);  // begins anew instead
     CHECK(first.position() == 0);
     CHECK(epoch_of(first).size() == 11);
+    CHECK_THROWS_WITH(first.set_epoch(std::uint64_t{1} << 48),
+                      Catch::Contains("sampler: epochs are numbered from zero, below 2^48"));
     CHECK_THROWS_WITH(first.seek(0, 12),
                       Catch::Contains("sampler::seek: past the epoch's end; were the options the same?"));
 }

@@ -345,6 +345,10 @@ TEST_CASE("settings that mean nothing are refused in words, on every rank, befor
                  Contains("top_k: ratio is 0.0") && Contains("above 0 and at most 1"));
     REQUIRE_THAT(refused(top_k_exchange{.ratio = 1.5}), Contains("top_k: ratio is 1.5"));
     REQUIRE_THAT(refused(random_k_exchange{.ratio = std::nan("")}), Contains("random_k: ratio is nan"));
+    exchange_plan<double> large;  // whose memory no test has
+    large.buckets.emplace_back().count = std::size_t{1} << 32;
+    REQUIRE_THROWS_WITH(top_k_exchange{.feedback = false}.prepare(large),
+                        "DDP-E100 usage: top_k: a bucket of 2^32 elements or more; choose smaller buckets");
     REQUIRE_THAT(refused(power_sgd_exchange{.rank = 0}), Contains("power_sgd: rank is 0"));
     REQUIRE_THAT(refused(power_sgd_exchange{.rank = 9}),
                  Contains("with rank 9") && Contains("no parameter of this model"));

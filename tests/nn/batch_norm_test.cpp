@@ -216,7 +216,7 @@ TEST_CASE("batch_norm refuses what has no deviation, and samples of another size
     CHECK_THROWS_WITH(layer.forward(nn::as_matrix(std::span<float const>(x).first(3), 1, 3), {}),
                       Catch::Contains("one number a channel has no deviation"));
     CHECK_THROWS_WITH(layer.forward(nn::as_matrix(std::span<float const>(x), 1, 7), {}),
-                      Catch::Contains("samples of 7"));
+                      Catch::Contains("batch_norm over 3 x 1 x 1 was given samples of 7 features: they must be 3"));
     CHECK_NOTHROW(layer.forward(nn::as_matrix(std::span<float const>(x).first(3), 1, 3), {.training = false}));
     CHECK_THROWS_WITH(nn::batch_norm(0),
                       Catch::Contains("batch_norm: give it a positive number of features, or of channels and pixels"));

@@ -168,15 +168,20 @@ TEST_CASE("conv2d says what does not fit", "[nn][bad-input]") {
     std::vector<float> const x(64);
     auto const said =
         test::usage_complaint([&] { layer.forward(nn::as_matrix(std::span<float const>(x), 1, 64), {}); });
-    REQUIRE(said.find("3 x 8 x 8 was given samples of 64 features: they must be 192") != std::string::npos);
+    REQUIRE(said.find("conv2d over images of 3 x 8 x 8 was given samples of 64 features: they must be 192, plane after "
+                      "plane") != std::string::npos);
     auto const made = [](nn::image_shape in, nn::conv2d_options with) {
         return test::usage_complaint([&] { nn::conv2d<float>(in, with); });
     };
-    REQUIRE(made({1, 4, 4}, {.kernel = 5}).find("does not fit") != std::string::npos);
+    REQUIRE(made({1, 4, 4}, {.kernel = 5}).find("a window of 5 with a padding of 0 does not fit; make the kernel") !=
+            std::string::npos);
     REQUIRE(made({1, 4, 4}, {.kernel = 5, .padding = 1}).empty());
     REQUIRE(made({1, 4, 4}, {.kernel = 3, .padding = 3}).find("less than the kernel") != std::string::npos);
-    REQUIRE(made({1, 4, 4}, {.kernel = 3, .stride = 0}).find("positive") != std::string::npos);
-    REQUIRE(made({1, 4, 4}, {.kernel = 0}).find("positive") != std::string::npos);
+    REQUIRE(made({1, 4, 4}, {.kernel = 3, .stride = 0}).find("kernel and stride are positive numbers") !=
+            std::string::npos);
+    REQUIRE(made({1, 4, 4}, {.kernel = 0}).find("kernel and stride are positive numbers") != std::string::npos);
     REQUIRE(made({0, 4, 4}, {}).find("channels, height and width") != std::string::npos);
-    REQUIRE(made({1, 4, 4}, {.filters = 0}).find("set .filters") != std::string::npos);
+    REQUIRE(
+        made({1, 4, 4}, {.filters = 0}).find("conv2d: a layer without filters has nothing to learn; set .filters") !=
+        std::string::npos);
 }

@@ -127,7 +127,8 @@ TEST_CASE("a label outside the classes is refused with its position and value", 
     REQUIRE(high.find("label 3 at position 2") != std::string::npos);
     auto const low = refusal(loss, z, 3, signed_batch{{0, -1, 2}});
     REQUIRE(low.find("label -1 at position 1") != std::string::npos);
-    REQUIRE(refusal(loss, z, 3, signed_batch{{0, 1}}).find("3 samples have 2 labels") != std::string::npos);
+    REQUIRE(refusal(loss, z, 3, signed_batch{{0, 1}})
+                .find("softmax_cross_entropy: 3 samples have 2 labels; give each sample one") != std::string::npos);
     REQUIRE(refusal(loss, z, 3, signed_batch{{0, 1, 2}}).empty());
 }
 
@@ -136,5 +137,6 @@ TEST_CASE("mean squared error averages over outputs, and wants a target for each
     std::vector<double> const z{1, 2, 3, 4}, targets{1, 0, 0, 0}, short_of_one{1, 0, 0};
     REQUIRE(loss.forward(view(z, 2), regression_batch<double>{{}, targets, 2, 0}) == 14.5);
     auto const said = refusal(loss, z, 2, regression_batch<double>{{}, short_of_one, 2, 0});
-    REQUIRE(said.find("have 3 targets") != std::string::npos);
+    REQUIRE(said.find("mean_squared_error: 2 samples of 2 outputs have 3 targets; give each output one") !=
+            std::string::npos);
 }

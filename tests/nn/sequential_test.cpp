@@ -436,8 +436,12 @@ TEST_CASE("sequential says what does not fit", "[nn][bad-input]") {
     auto arena = arena_for(net);
     auto const before = net.parameters()[0].value.data();
     arena.gradients[3] = arena.gradients[3].first(1);
-    REQUIRE(refusal([&] { net.bind(arena); }).find("parameter 2.bias has 9 elements") != std::string::npos);
+    REQUIRE(refusal([&] {
+                net.bind(arena);
+            }).find("bind: parameter 2.bias has 9 elements, its storage 9 and 1; lay it out by") != std::string::npos);
     arena.values.pop_back();
-    REQUIRE(refusal([&] { net.bind(arena); }).find("the model has 6 parameters") != std::string::npos);
+    REQUIRE(refusal([&] {
+                net.bind(arena);
+            }).find("bind: the model has 6 parameters, the storage 5 values and 6 gradients") != std::string::npos);
     REQUIRE(net.parameters()[0].value.data() == before);
 }

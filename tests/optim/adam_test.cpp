@@ -100,5 +100,5 @@ TEST_CASE("adam refuses step 0", "[optim][adam]") {
         Catch::Contains("adam: step_info::step counts from 1; at 0 the bias correction divides by zero"));
     REQUIRE_THROWS_WITH(
         range.step(ddp::adamw{}, {.step = 0, .learning_rate = 0.1}, {1.0F}),
-        Catch::Contains("adam: step_info::step counts from 1; at 0 the bias correction divides by zero"));
+        Catch::Contains("adamw: step_info::step counts from 1; at 0 the bias correction divides by zero"));
 }

@@ -12,6 +12,8 @@
 #include <ddp/optim/adagrad.hpp>
 #include <ddp/optim/adam.hpp>
 #include <ddp/optim/any_optimizer.hpp>
+#include <ddp/optim/lamb.hpp>
+#include <ddp/optim/lars.hpp>
 #include <ddp/optim/lion.hpp>
 #include <ddp/optim/rmsprop.hpp>
 #include <ddp/optim/sgd.hpp>
@@ -203,19 +205,50 @@ TEST_CASE("hyper-parameters that make no sense are refused by name", "[optim]") 
         Catch::Contains("adamw: weight_decay must be a finite number >= 0; 0.01 is usual, 0 means none"));
     REQUIRE_THROWS_WITH(ddp::adamw{.lr = -1.0}.validate(),
                         "DDP-E100 usage: adamw: lr is -1.000000, but must be a finite number >= 0; 1e-3 is usual");
+    REQUIRE_THROWS_WITH(ddp::lars{.lr = nan}.validate(),
+                        "DDP-E100 usage: lars: lr is nan, but must be a finite number >= 0; 0.1 to 10 are usual");
+    REQUIRE_THROWS_WITH(ddp::lars{.momentum = 1.0}.validate(),
+                        "DDP-E100 usage: lars: momentum must lie in [0, 1); 0.9 is usual");
+    REQUIRE_THROWS_WITH(ddp::lars{.weight_decay = -1.0}.validate(),
+                        "DDP-E100 usage: lars: weight_decay must be a finite number >= 0; 5e-4 is usual, 0 means none");
+    REQUIRE_THROWS_WITH(ddp::lars{.trust = nan}.validate(),
+                        "DDP-E100 usage: lars: trust must be a finite number > 0; 1e-3 is usual");
+    REQUIRE_THROWS_WITH(ddp::lars{.eps = -1.0}.validate(),
+                        "DDP-E100 usage: lars: eps must be a finite number >= 0; 1e-8 is usual");
 }
 
 TEST_CASE("spans of different lengths are refused", "[optim]") {
-    for (auto const& optimizer : every_kind()) {
+    struct kind {
+        ddp::any_optimizer optimizer;
+        std::string gradients,
+            slots;  // what is said of too few, and of slots that are too short if that is something else
+    };
+    kind const kinds[] = {
+        {ddp::sgd{}, "sgd: step needs as many gradients as values, and slot_count() slots", ""},
+        {ddp::sgd{.momentum = 0.9}, "sgd: step needs as many gradients as values, and slot_count() slots",
+         "sgd: step needs a slot as long as the values"},
+        {ddp::adam{}, "adam: step needs as many gradients as values, and two slots of that length", ""},
+        {ddp::adamw{}, "adamw: step needs as many gradients as values, and two slots of that length", ""},
+        {ddp::lamb{}, "lamb: step needs as many gradients as values, and two slots of that length", ""},
+        {ddp::lars{}, "lars: step needs as many gradients as values, and one slot of that length", ""},
+        {ddp::rmsprop{.momentum = 0.9}, "rmsprop: step needs as many gradients as values, and slot_count() slots",
+         "rmsprop: step needs slots as long as the values"},
+        {ddp::adagrad{}, "adagrad: step needs as many gradients as values, and one slot of that length", ""},
+        {ddp::lion{}, "lion: step needs as many gradients as values, and one slot of that length", ""}};
+    for (auto const& [optimizer, gradients, slots] : kinds) {
+        std::string const too_few = "DDP-E100 usage: " + gradients;
+        std::string const too_short = slots.empty() ? too_few : "DDP-E100 usage: " + slots;
         test::stepped_range<float> range(std::vector<float>(3), optimizer.slot_count());
         std::vector<float> const gradient(3);
-        std::vector<std::span<float>> slots(optimizer.slot_count(), std::span(range.value).first(2));
-        REQUIRE_THROWS_WITH(optimizer.step({.step = 1, .learning_rate = 0.1}, std::span<float const>(gradient).first(2),
-                                           std::span(range.value), ddp::slot_spans<float>(slots)),
-                            Catch::Contains("step needs as many gradients as values"));
-        if (optimizer.slot_count() != 0)
-            REQUIRE_THROWS_WITH(optimizer.step({.step = 1, .learning_rate = 0.1}, std::span<float const>(gradient),
-                                               std::span(range.value), ddp::slot_spans<float>(slots)),
-                                Catch::Contains("slot"));
+        std::vector<std::span<float>> whole(range.slots.begin(), range.slots.end()),
+            cut(optimizer.slot_count(), std::span(range.value).first(2));
+        auto const step = [&, &by = optimizer](std::size_t count, std::vector<std::span<float>> const& state) {
+            by.step({.step = 1, .learning_rate = 0.1}, std::span<float const>(gradient).first(count),
+                    std::span(range.value), ddp::slot_spans<float>(state));
+        };
+        REQUIRE_THROWS_WITH(step(2, whole), too_few);
+        REQUIRE_NOTHROW(step(3, whole));
+        if (!cut.empty()) REQUIRE_THROWS_WITH(step(3, cut), too_short);
+        if (!cut.empty()) REQUIRE_THROWS_WITH(step(3, {}), too_few);
     }
 }

@@ -879,7 +879,8 @@ TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
             return thrown_by([&] { local_parallel trainer{net, any_optimizer(sgd{}), comm, strategy}; });
         };
         REQUIRE_THAT(refusal(any_strategy(local_sgd{.period = 0})), Contains("local_sgd: a period of 0"));
-        REQUIRE_THAT(refusal(any_strategy(diloco{.period = 0})), Contains("diloco: a period of 0"));
+        REQUIRE_THAT(refusal(any_strategy(diloco{.period = 0})),
+                     Contains("diloco: a period of 0 steps; ranks meet after each step with 1"));
         REQUIRE_THAT(refusal(any_strategy(slow_momentum{.period = 0})), Contains("slow_momentum: a period of 0"));
         REQUIRE_THAT(refusal(strategy_of<false>(elastic_averaging{.period = 0})),
                      Contains("elastic_averaging: a period of 0"));
@@ -888,7 +889,9 @@ TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
         REQUIRE_THAT(refusal(any_strategy(diloco{.outer_lr = 0})), Contains("diloco: the outer learning rate is 0.0"));
         REQUIRE_THAT(refusal(any_strategy(slow_momentum{.momentum = 1})),
                      Contains("slow_momentum: the outer momentum is 1.0"));
-        REQUIRE_THAT(refusal(strategy_of<false>(elastic_averaging{.alpha = 2})), Contains("alpha is 2.0"));
+        REQUIRE_THAT(
+            refusal(strategy_of<false>(elastic_averaging{.alpha = 2})),
+            Contains("elastic_averaging: alpha is 2.0") && Contains("; it lies between 0 and 1, and with 0 is 0.9"));
         REQUIRE_THAT(refusal(strategy_of<false>(elastic_averaging{.alpha = -0.1})), Contains("alpha is -0.1"));
         REQUIRE_THAT(refusal(strategy_of<false>(gossip{.period = 0})), Contains("gossip: a period of 0"));
         REQUIRE_THAT(refusal(any_strategy(hierarchical_averaging<>{.inner = comm, .inner_period = 3, .period = 4})),
@@ -957,6 +960,14 @@ TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
             said.push_back(thrown_by([&] { trainer.finish(); }));
             trainer.backward();
             said.push_back(thrown_by([&] { trainer.synchronise(); }));
+            expect(thrown_by([&] { trainer.forward(numbers{{1}}); }) ==
+                       "DDP-E100 usage: forward() begins a step, and the last one has not ended: finish() it first",
+                   "a second forward()");
+            for (bool const last : {false, true})
+                expect(thrown_by([&] { last ? trainer.backward() : trainer.accumulate(); }) ==
+                           "DDP-E100 usage: backward() and accumulate() go back through trainer.forward(batch): call "
+                           "that first",
+                       "a second backward()");
             trainer.finish();
             expect(trainer.step(numbers{}).met && trainer.between_steps(), "the third step ends with a meeting");
             expect(trainer.replicas_identical(), "together");
@@ -982,7 +993,7 @@ TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
     REQUIRE(apart[0] == apart[1]);
     REQUIRE_THAT(apart[0][0], Contains("under local_sgd ranks hold the same values right after a meeting only"));
     REQUIRE_THAT(apart[0][1], Contains("finish(): no step is under way; call forward() and backward() first"));
-    REQUIRE_THAT(apart[0][2], Contains("synchronise() within a step"));
+    REQUIRE_THAT(apart[0][2], Contains("synchronise() within a step: finish() it first"));
     REQUIRE_THAT(apart[0][3], Contains("under gossip ranks never hold the same values"));
     REQUIRE_THAT(apart[0][4], Contains("different numbers of local steps: 0 on rank 0, 4 on rank 1"));
 }
@@ -1001,6 +1012,28 @@ struct stumbling {
         if (now && before) throw std::runtime_error("the lamp fell over");
         ddp::detail::average(with, with.values);
         if (now) throw std::runtime_error("the lamp fell over");
+    }
+};
+
+/// local_sgd that keeps something of a parameter, but only from its second meeting on.
+struct belated {
+    static constexpr char const* name = "belated";
+    static constexpr bool agrees = true;
+    [[nodiscard]] std::uint64_t hash() const { return 1; }
+    void validate() const {}
+    [[nodiscard]] bool due(std::uint64_t /*step*/) const { return true; }
+    struct state {
+        std::vector<double> of_a = {};
+        void for_each_state(state_visitor visit) {
+            if (!of_a.empty())
+                visit(
+                    {.of = "a", .name = "late", .type = element_type::f64, .bytes = as_mutable_bytes(std::span(of_a))});
+        }
+    };
+    [[nodiscard]] state prepare(strategy_plan<double> const& /*plan*/) const { return {}; }
+    void meet(state& kept, meeting<any_transport, double> const& with) const {
+        ddp::detail::average(with, with.values);
+        if (with.number == 2) kept.of_a.assign(2, 0.0);
     }
 };
 
@@ -1027,6 +1060,16 @@ TEST_CASE("ranks that differ or fail say so on all of them", "[strategy]") {
         }
     });
     for (std::string const& text : gaps) REQUIRE_THAT(text, Contains("E102") && Contains("the model's `contiguous`"));
+    auto const late = errors_of_ranks(1, [](auto& comm) {
+        scripted_model<> net({{"a", {2}}, {"b", {2}}});
+        local_parallel trainer{net, any_optimizer(sgd{}), comm, any_strategy(belated{})};
+        trainer.step(numbers{{1}});
+        trainer.freeze("a");
+        trainer.step(numbers{{1}});
+    });
+    REQUIRE(
+        late[0] ==
+        "DDP-E100 usage: belated: its state shows more after a meeting than before it; make all of it in prepare()");
     for (std::string const frozen : {"a", "b"}) {  // without gaps, only the last can lie behind the others
         auto const order = errors_of_ranks(2, [&](auto& comm) {
             packed_model net({{"a", {2}}, {"b", {2}}});

@@ -248,10 +248,14 @@ TEST_CASE("a plan that makes no sense is refused with advice", "[train]") {
     };
     REQUIRE(refusal({}) == "");
     REQUIRE(refusal({.cuts = {{2, 0}}}).find("after the last parameter") != std::string::npos);
-    REQUIRE(refusal({.cuts = {{0, 17}}}).find("grain") != std::string::npos);
-    REQUIRE(refusal({.cuts = {{1, 0}, {0, 16}}}).find("ascend") != std::string::npos);
-    REQUIRE(refusal({.cuts = {{1, 0}}, .launch = {0}}).find("exactly once") != std::string::npos);
-    REQUIRE(refusal({.cuts = {{1, 0}}, .launch = {1, 1}}).find("exactly once") != std::string::npos);
+    REQUIRE(refusal({.cuts = {{0, 17}}})
+                .find("a bucket plan cuts inside a parameter only at multiples of the requested grain") !=
+            std::string::npos);
+    REQUIRE(refusal({.cuts = {{1, 0}, {0, 16}}}).find("a bucket plan's cuts must ascend") != std::string::npos);
+    REQUIRE(refusal({.cuts = {{1, 0}}, .launch = {0}}).find("a bucket plan launches every bucket exactly once") !=
+            std::string::npos);
+    REQUIRE(refusal({.cuts = {{1, 0}}, .launch = {1, 1}}).find("a bucket plan launches every bucket exactly once") !=
+            std::string::npos);
     REQUIRE_THROWS_WITH(layout({1, 2}, {0}, 4),
                         Catch::Contains("a bucket plan's order must name every parameter exactly once"));
     REQUIRE_THROWS_WITH(layout({1, 2}, {0, 0}, 4),

@@ -579,11 +579,13 @@ TEST_CASE("calls out of order are refused with advice, and the step under way is
             said.push_back(thrown_by([&] { trainer.backward(); }));
             said.push_back(thrown_by([&] { trainer.accumulate(); }));
             said.push_back(thrown_by([&] { trainer.step(numbers{{1}}); }));
+            std::string const figures = thrown_by([&] { (void)trainer.statistics(); });
             trainer.finish();
             said.push_back(values(model) == std::array{-1.0, -2.0} ? "right" : "wrong");
             model.whole = false;
             said.push_back(thrown_by([&] { trainer.forward(numbers{{1}}); }));
             said.push_back(thrown_by([&] { trainer.step(numbers{{1}}); }));
+            said.push_back(figures);
             return said;
         },
         patient());
@@ -595,6 +597,7 @@ TEST_CASE("calls out of order are refused with advice, and the step under way is
         REQUIRE(said[4] == "right");
         REQUIRE(contains(said[5], "no longer the library's"));
         REQUIRE(contains(said[6], "no longer the library's"));
+        REQUIRE(contains(said[7], "a step is under way: finish() it before its exchange's figures are looked at"));
     }
 }
 

@@ -215,7 +215,7 @@ TEST_CASE("a user's optimizer that names too few groups is told so", "[train]") 
                                 scripted_model<> net({{"a", {1}}, {"b", {1}}});
                                 data_parallel trainer{net, forgetful{}, comm};
                             })[0]
-                .find("groups_of()") != std::string::npos);
+                .find("the optimizer's groups_of() must return one group a parameter") != std::string::npos);
 }
 
 TEST_CASE("ranks with other groups are refused when the trainers are made", "[train]") {

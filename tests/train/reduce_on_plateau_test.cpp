@@ -172,6 +172,6 @@ TEST_CASE("ranks that pass different rate factors are told so alike, and train o
         CHECK(said[1].find("rank 1 passes -1; a factor of the learning rate is a finite number >= 0") !=
               std::string::npos);
         CHECK(said[2].find("rank 0 passes nan") != std::string::npos);
-        CHECK(said[3].find("a step is under way; finish() it first") != std::string::npos);
+        CHECK(said[3].find("set_rate_factor: a step is under way; finish() it first") != std::string::npos);
     }
 }

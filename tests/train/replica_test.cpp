@@ -268,12 +268,14 @@ TEST_CASE("a stepper steps what it holds and nothing else", "[train]") {
     for (auto const& range : {arena_range{0, 8}, arena_range{16, 32}, arena_range{36, 48}})
         REQUIRE(thrown_by([&] {
                     local.step({}, gradients, values, range.begin, range.end);
-                }).find("only what is held") != std::string::npos);
+                }).find("stepper: only what is held can be stepped") != std::string::npos);
     std::vector<std::pair<std::string, std::size_t>> shown;
     local.for_each_state(where, parameters, [&](state_slice const& s) { shown.emplace_back(s.of, s.begin); });
     REQUIRE(shown == std::vector<std::pair<std::string, std::size_t>>{{"a", 8}, {"b", 0}, {"c", 8}});
     arena_range const wrong[] = {{8, 24}, {16, 32}};
-    REQUIRE(thrown_by([&] { local.hold(wrong); }).find("must ascend") != std::string::npos);
+    REQUIRE(thrown_by([&] {
+                local.hold(wrong);
+            }).find("stepper: the ranges that are held must ascend and not overlap") != std::string::npos);
 }
 
 TEMPLATE_TEST_CASE("a replica passes on the ranges that a model reports, and names those that are wrong", "[train]",

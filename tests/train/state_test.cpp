@@ -249,5 +249,5 @@ TEST_CASE("state is not shown within a step, nor as elements of another type", "
         return type + within;
     })[0];
     REQUIRE(said.find("of another type") != std::string::npos);
-    REQUIRE(said.find("a step is under way") != std::string::npos);
+    REQUIRE(said.find("a step is under way: finish() it before its state is looked at") != std::string::npos);
 }

@@ -151,6 +151,17 @@ TEST_CASE("memory that is not row-major is kept as what it means", "[train]") {
     REQUIRE(std::vector(other.value(0).begin(), other.value(0).end()) == std::vector<double>{0, 1, 2, 3, 4, 5});
     model astray({{"a", {2, 3}, {3, 2}}});
     REQUIRE(catch_error([&] { save_weights(astray, in(scratch)); }).says("strides of 'a' lead out of its memory"));
+    struct short_model : model {
+        using model::model;
+        std::vector<parameter<double>> parameters() {
+            auto all = model::parameters();
+            all[0].value = all[0].value.first(5);
+            return all;
+        }
+    } short_of_one({{"a", {2, 3}}});
+    REQUIRE(catch_error([&] {
+                save_weights(short_of_one, in(scratch));
+            }).says("the model lists 'a' as F64 [2 x 3], but with 40 bytes of memory"));
     model crossed({{"a", {2, 3}, {1, 1}}});
     REQUIRE(catch_error([&] {
                 save_weights(crossed, in(scratch));
@@ -423,7 +434,7 @@ TEST_CASE("within a step nothing is saved or loaded", "[train]") {
             return text == other ? text : text + other;
         },
         patient());
-    REQUIRE(contains(only(texts), "DDP-E100 usage: a step is under way"));
+    REQUIRE(contains(only(texts), "DDP-E100 usage: a step is under way: weights are saved and loaded between steps"));
     REQUIRE(std::filesystem::exists(in(scratch)));
 }
 

@@ -83,7 +83,7 @@ struct lamb {
     template <std::floating_point E>
     void prepare(step_info const& at, std::span<E> gradient, std::span<E const> value, slot_spans<E> slots) const {
         namespace kernels = detail::kernels;
-        kernels::expect_adam_spans(at, gradient.size(), value.size(), slots);
+        kernels::expect_adam_spans("lamb", at, gradient.size(), value.size(), slots);
         auto with = numbers().constants<E>(at);
         with.step_size = static_cast<E>(1 / (1 - kernels::power(beta1, at.step)));
         E roots[kernels::adam_block];
@@ -100,7 +100,7 @@ struct lamb {
     /// Steps a range of one parameter along what prepare() has left; the same bits in one piece or in many.
     template <std::floating_point E>
     void step(step_info const& at, std::span<E const> gradient, std::span<E> value, slot_spans<E> slots) const {
-        detail::kernels::expect_adam_spans(at, gradient.size(), value.size(), slots);
+        detail::kernels::expect_adam_spans("lamb", at, gradient.size(), value.size(), slots);
         double const ratio = at.value_norm == 0 || at.gradient_norm == 0 ? 1 : at.value_norm / at.gradient_norm;
         detail::kernels::lamb_step(value.data(), gradient.data(), value.size(),
                                    static_cast<E>(at.learning_rate * ratio));

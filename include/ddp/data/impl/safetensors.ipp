@@ -38,7 +38,10 @@ namespace ddp {
     lay_out(header.tensors);
     std::string const text = safetensors_header_text(header);
     try {
-        DDP_EXPECTS(text.size() <= safetensors_limits{}.header_bytes, path + ": the names take too much space");
+        constexpr std::size_t most = safetensors_limits{}.header_bytes;
+        DDP_EXPECTS(text.size() <= most,
+                    detail::concat({path, ": names and metadata make a header of ", text.size(),
+                                    " bytes, and readers accept at most ", most, "; make them shorter"}));
         (void)parse_safetensors_header(text, all, path);
     } catch (data_error const& e) {
         throw usage_error("these tensors make no safetensors file that could be read again: " + std::string(e.what()));

@@ -238,15 +238,15 @@ namespace detail {
         char const* const value = std::getenv(name);
         return std::string(value != nullptr ? value : "");
     };
-    options.insecure = environment_flag("DDP_INSECURE", false) || options.insecure;
-    options.encrypt = environment_flag("DDP_TLS", false) || options.encrypt;
+    options.insecure = detail::environment_flag("DDP_INSECURE", false) || options.insecure;
+    options.encrypt = detail::environment_flag("DDP_TLS", false) || options.encrypt;
     if (std::string const fd = variable("DDP_LISTEN_FD"); j.rank == 0 && options.listen_descriptor < 0 && !fd.empty())
         options.listen_descriptor =
             detail::environment_number("DDP_LISTEN_FD", fd, 0, 1 << 20, "an inherited descriptor");
 
     if (options.ports.empty()) options.ports = variable("DDP_PORTS");
     if (options.congestion.empty()) options.congestion = variable("DDP_TCP_CONGESTION");
-    bool const in_memory = environment_flag("DDP_SHARE_MEMORY", true) && options.share_memory;
+    bool const in_memory = detail::environment_flag("DDP_SHARE_MEMORY", true) && options.share_memory;
     framing.host = host_named(options.host);
 
     std::pair<int, int> const ports = detail::port_range(options.ports);

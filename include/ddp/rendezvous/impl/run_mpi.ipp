@@ -2,7 +2,6 @@
 /// What rendezvous/run_mpi.hpp declares.
 #pragma once
 
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -55,8 +54,6 @@ namespace detail {
             if (MPI_Test(&everybody, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) break;
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
-    // Open MPI 4's mpirun may crash or hang if several ranks abort at once: they take turns, and the first ends the job.
-    std::this_thread::sleep_for(std::chrono::milliseconds(25) * std::min(rank, 40));
     MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
     std::abort();
 }
