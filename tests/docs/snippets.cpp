@@ -1,5 +1,6 @@
 // What pages show and no example contains. Compiled and run over threads; with MPI, where there is one, under it too.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -12,9 +13,13 @@
 #include <ddp/ddp.hpp>
 #include <ddp/nn/nn.hpp>
 #include <ddp/rendezvous/run_tcp.hpp>
+#include <ddp/strategy/local_parallel.hpp>
+#include <ddp/testing/check_model.hpp>
 #include <ddp/transport/framed/tcp.hpp>  // ddp::tcp_transport
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 #ifdef SNIPPETS_WITH_MPI
 #include <boost/mpi/communicator.hpp>
@@ -42,6 +47,69 @@ struct gradient_noise {
             event.gradient[k] += draws.at(first + k).symmetric<float>() * 0x1p-10f;  // exact: nothing to contract
     }
 };
+
+/// The plain mean after every `period` steps: each rank counts alike, however many samples it has trained on.
+struct plain_mean {
+    static constexpr char const* name = "plain_mean";
+    static constexpr bool agrees = true;  // meet() leaves the same bits on all ranks
+
+    std::uint64_t period = 8;
+
+    [[nodiscard]] std::uint64_t hash() const { return ddp::policy_hash(name, period); }
+    void validate() const {
+        if (period == 0) throw ddp::usage_error("plain_mean: period is 0");
+    }
+    [[nodiscard]] bool due(std::uint64_t step) const { return step % period == 0; }
+    template <ddp::Element E>
+    [[nodiscard]] ddp::no_strategy_state prepare(ddp::strategy_plan<E> const& /*plan*/) const {
+        return {};
+    }
+    template <ddp::Transport T, ddp::Element E>
+    void meet(ddp::no_strategy_state& /*state*/, ddp::meeting<T, E> const& with) const {
+        ddp::allreduce(with.comm, with.values);
+        for (E& value : with.values) value /= static_cast<E>(with.comm.size());
+    }
+};
+static_assert(ddp::StrategyOver<plain_mean, ddp::any_transport, float>);
+
+/// Multiplies each column by a factor of its own, which is trained.
+class column_scale {
+public:
+    using element = float;
+
+    explicit column_scale(std::size_t columns) : factors_{ddp::nn::trainable<float>("factor", {columns})} {}
+
+    std::span<ddp::nn::trainable<float>> parameters() { return factors_; }
+    void initialize(std::uint64_t /*seed*/, std::uint64_t /*first*/) { std::ranges::fill(factors_[0].value(), 1.0f); }
+    [[nodiscard]] std::size_t inputs() const { return factors_[0].size(); }
+    [[nodiscard]] std::size_t outputs() const { return factors_[0].size(); }
+
+    ddp::nn::matrix_view<float> forward(ddp::nn::const_matrix_view<float> x, ddp::nn::forward_mode /*mode*/) {
+        x_ = x.data();  // stays valid until backward has returned
+        ddp::nn::matrix_view<float> y = y_.take(ddp::nn::rows_of(x), outputs());
+        y.array() = x.array().rowwise() * row(factors_[0].value()).array();
+        return y;
+    }
+    ddp::nn::matrix_view<float> backward(ddp::nn::matrix_view<float> dy, ddp::nn::backward_mode mode) {
+        ddp::nn::const_matrix_view<float> const x(x_, dy.rows(), dy.cols());
+        row gradient(factors_[0].gradient());
+        if (!mode.accumulate) gradient.setZero();
+        gradient += dy.cwiseProduct(x).colwise().sum();
+        if (!mode.input_gradient) return {nullptr, 0, 0};
+        dy.array().rowwise() *= row(factors_[0].value()).array();  // dy may be overwritten
+        return dy;
+    }
+
+private:
+    struct row : Eigen::Map<Eigen::RowVectorXf> {
+        explicit row(std::span<float> all) : Map(all.data(), static_cast<Eigen::Index>(all.size())) {}
+    };
+
+    std::array<ddp::nn::trainable<float>, 1> factors_;
+    ddp::nn::buffer<float> y_;
+    float const* x_ = nullptr;
+};
+static_assert(ddp::nn::LayerOf<column_scale, float>);
 
 auto make_model() {
     return ddp::nn::sequential{ddp::nn::linear(1, 1), ddp::nn::mean_squared_error()};
@@ -139,6 +207,27 @@ void between_hosts(ddp::communicator<>& comm) {
     ddp::allreduce(comm, all, by_hosts);
 }
 
+void own_strategy(ddp::communicator<>& comm) {
+    auto model = make_model();
+    ddp::local_parallel trainer{model, ddp::sgd{.lr = 0.1}, comm, plain_mean{.period = 4}};
+    std::vector<float> const other{static_cast<float>(comm.rank()), 1.0f};  // ranks drift apart between meetings
+    for (int step = 1; step <= 8; ++step) {
+        auto const result =
+            trainer.step(ddp::regression_batch<float>{.inputs = other, .targets = y, .rows = 2, .features = 1});
+        if (result.met != (step % 4 == 0)) throw std::logic_error("plain_mean: a meeting at a wrong time");
+        if (result.met && !trainer.replicas_identical()) throw std::logic_error("plain_mean: other values");
+    }
+}
+
+void own_layer() {
+    ddp::nn::sequential model{column_scale(2), ddp::nn::linear(2, 3), ddp::nn::tanh(),
+                              column_scale(3), ddp::nn::linear(3, 1), ddp::nn::mean_squared_error()};
+    std::vector<float> const in{0.5f, -1.0f, 2.0f, 0.25f}, out{1.0f, -1.0f};
+    ddp::regression_batch<float> const batch{.inputs = in, .targets = out, .rows = 2, .features = 2};
+    auto const complaints = ddp::testing::check_model(model, batch);
+    if (!complaints.empty()) throw std::logic_error(complaints.front());
+}
+
 double without_a_trainer() {
     auto model = make_model();
     ddp::replica net{model};
@@ -161,6 +250,8 @@ void body(ddp::communicator<>& comm) {
     prefetched(comm);
     fitted_to_the_network(comm);
     between_hosts(comm);
+    own_strategy(comm);
+    if (comm.rank() == 0) own_layer();
     if (sends_over_tcp(comm)) throw std::logic_error("these ranks are threads");
     my_metrics mine;
     mine.loss.add(1.0 + comm.rank(), 1);
@@ -238,7 +329,7 @@ int run_anywhere() {
 
 int main(int argc, char** argv) {
 #ifdef SNIPPETS_WITH_MPI
-    if (argc > 1) {
+    if (argc > 1 && std::string_view(argv[1]) == "mpi") {
         boost::mpi::environment environment(argc, argv);
         std::vector<float> numbers{1, 2};
         vendors_sum({}, numbers);
@@ -249,6 +340,8 @@ int main(int argc, char** argv) {
     }
     if (argc < 0) return run_anywhere();
 #endif
-    static_cast<void>(argv);
-    return ddp::run_main<ddp::threads>({.transport = "inproc", .ranks = argc < 0 ? 1 : 3}, body);
+    int const threads = argc > 1 ? std::atoi(argv[1]) : 0;
+    ddp::run_options how;                                              // as the launcher says
+    if (threads > 0) how = {.transport = "inproc", .ranks = threads};  // so many threads
+    return ddp::run_main<ddp::threads, ddp::tcp>(how, body);
 }

@@ -40,7 +40,7 @@ class communicator {
 public:
     using transport_type = T;
 
-    /// The group of all ranks. DDP_COMMUNICATION_THREAD overrules `thread`. Throws usage_error if `times` makes no sense or
+    /// The group of all ranks. DDP_COMMUNICATION_THREAD overrides `thread`. Throws usage_error if `times` makes no sense or
     /// `thread` is none; environment_error if the variable has another value than automatic, drives or rests, or if the
     /// system starts no thread.
     explicit communicator(std::unique_ptr<T> transport, timing const& times = {},
@@ -63,7 +63,7 @@ public:
     /// Collective: ranks that pass the same color form a group, numbered by ascending key; ranks with equal keys keep their
     /// order.
     ///
-    /// Cost    an all-gather of 24 bytes a rank. A group holds its list of ranks and no resource of the transport.
+    /// Cost    an all-gather of 24 bytes per rank. A group holds its list of ranks and no resource of the transport.
     /// Throws  comm_error (the same verdict on every rank).
     [[nodiscard]] communicator split(int color, int key = 0) const;
     /// Collective: the listed ranks of this communicator, in that order. Every rank calls it with the same list; those that

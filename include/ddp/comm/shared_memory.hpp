@@ -70,7 +70,7 @@ concept SharingTransport = Transport<T> && requires(T& t) {
 /// Memory of equal size on every rank of a group. This rank sees that of the ranks of its own host.
 class shared_memory {
 public:
-    /// `views`: one a rank, null for those of other hosts. `hosts`: where each rank is.
+    /// `views`: one per rank, null for those of other hosts. `hosts`: where each rank is.
     shared_memory(std::unique_ptr<memory_sharing> how, std::vector<std::shared_ptr<std::byte>> views,
                   std::vector<std::size_t> hosts, group const& of, std::uint64_t number)
         : how_(std::move(how)),

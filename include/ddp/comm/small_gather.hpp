@@ -54,7 +54,7 @@ task<> bruck_all_gather(lane<T> over, mutable_bytes table, std::size_t block) {
 /// Gathers one small value of every rank on all ranks, over a lane: `table[r]` becomes rank r's. On entry only this rank's
 /// has to be set.
 ///
-/// table   size() values, one a rank. All bytes of a V are sent, padding included.
+/// table   size() values, one per rank. All bytes of a V are sent, padding included.
 /// Cost    ceil(log2 P) messages, (P-1) sizeof(V) bytes sent per rank; scratch for one table.
 /// Throws  collective_aborted inside the scheduler; usage_error if `table` has another size.
 template <Transport T, Movable V>

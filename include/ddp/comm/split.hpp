@@ -28,7 +28,7 @@ static_assert(std::has_unique_object_representations_v<split_entry>);  // it tra
 /// Divides the group of a lane: ranks of one color form a group, in the order of (key, rank). `*result` is this rank's.
 ///
 /// Identity  the c-th color, in ascending order, gets the c-th id from the largest that is the next free one on any rank.
-/// Cost      all_gather_small of 24 bytes a rank, and a sort of P entries; nothing of it remains.
+/// Cost      all_gather_small of 24 bytes per rank, and a sort of P entries; nothing of it remains.
 template <Transport T>
 task<> split(lane<T> over, std::uint64_t color, std::int64_t key, std::unique_ptr<group>* result) {
     std::vector<split_entry> said(static_cast<std::size_t>(over.size()));
@@ -59,7 +59,7 @@ task<> split(lane<T> over, std::uint64_t color, std::int64_t key, std::unique_pt
 }
 
 /// A message context that is free on all ranks of a lane: the largest of their next free ones. Cost: all_gather_small of
-/// 4 bytes a rank.
+/// 4 bytes per rank.
 template <Transport T>
 task<> agree_on_context(lane<T> over, std::uint32_t* result) {
     std::vector<std::uint32_t> next(static_cast<std::size_t>(over.size()));

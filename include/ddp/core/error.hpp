@@ -28,7 +28,7 @@ enum class errc : std::uint16_t {
     mismatch = 205,          ///< ranks called different operations, or the same with other sizes
     remote_exception = 206,  ///< user code on another rank threw
     frame = 207,             ///< bytes on a connection are not what this library writes
-    transport = 208,         ///< a rank's transport reported an error of its own: MPI, a socket
+    transport = 208,         ///< a rank's transport reported an error of its own: MPI, or one of yours
     file = 301,              ///< a file is missing or cannot be read
     format = 302,            ///< a file's content is not what its kind promises
 };

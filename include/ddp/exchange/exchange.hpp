@@ -74,8 +74,10 @@ struct no_exchange_state {
 struct exchange_statistics {
     /// Bytes that a reduce-scatter would have sent, and an all-gather as well unless the update is sharded.
     std::uint64_t dense_bytes = 0;
-    std::uint64_t sent_bytes = 0;     ///< bytes sent instead
-    double error = 0;                 ///< |left out| / |contribution| (2-norms) in the last step measured, one in 16
+    std::uint64_t sent_bytes = 0;  ///< bytes sent instead
+    /// |left out| / |contribution| (2-norms) in the last step measured, one in 16. With feedback the contribution includes what
+    /// earlier steps have left out, so values near 1 are normal where little is sent.
+    double error = 0;
     std::chrono::nanoseconds time{};  ///< processing time: converting, selecting and restoring
 
     /// dense_bytes / sent_bytes; 1 if nothing has been sent.

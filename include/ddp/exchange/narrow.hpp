@@ -76,7 +76,7 @@ template <class Wire>
 struct narrow_exchange {
     static constexpr char const* name = Wire::name;
 
-    /// Keeps what roundings leave out: memory for n elements a rank, and n/P more for the means that it owns.
+    /// Keeps what roundings leave out: memory for n elements per rank, and n/P more for the means that it owns.
     bool feedback = Wire::feedback;
 
     [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, feedback); }

@@ -65,7 +65,7 @@ struct top_k_exchange {
     static constexpr char const* name = "top_k";
 
     double ratio = 0.01;   ///< share of each bucket's elements that is sent, rounded to a whole number, at least one
-    bool feedback = true;  ///< keeps what is not sent: memory for n elements a rank
+    bool feedback = true;  ///< keeps what is not sent: memory for n elements per rank
 
     [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, ratio, feedback); }
     void validate(std::span<exchange_parameter const> /*parameters*/) const { detail::expect_ratio(name, ratio); }
@@ -183,7 +183,7 @@ struct random_k_exchange {
     static constexpr char const* name = "random_k";
 
     double ratio = 0.05;     ///< share of each bucket's elements that is sent, rounded to a whole number, at least one
-    bool feedback = true;    ///< keeps what is not sent: memory for n elements a rank
+    bool feedback = true;    ///< keeps what is not sent: memory for n elements per rank
     std::uint64_t seed = 0;  ///< of the draws; the same on all ranks
 
     [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, ratio, feedback, seed); }

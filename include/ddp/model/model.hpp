@@ -121,7 +121,7 @@ concept ModelFor =
         requires detail::HasWeight<M, Batch>;
     };
 
-/// What is asked of a model before its batch type is known: the trainer's class head.
+/// A model whose type of batches is not known yet: what the template parameter of a trainer must be. ModelFor asks for the rest.
 template <class M>
 concept Model = requires { typename M::element; } && Element<element_of<M>> &&
                 requires(M& model, pass<element_of<M>> how, detail::ready_archetype const& ready) {

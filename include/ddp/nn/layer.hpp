@@ -118,7 +118,8 @@ namespace detail {
 }  // namespace detail
 
 /// One parameter of a layer, with value and gradient. It owns memory for both, filled with +0, until seat() makes it use
-/// other memory. The constructor throws usage_error, naming the size, if there is not enough memory.
+/// other memory. Can be moved and not copied: keep several in a std::array, because a std::vector cannot be made from a list
+/// of them. The constructor throws usage_error, naming the size, if there is not enough memory.
 template <Element E>
 class trainable {
 public:

@@ -38,7 +38,7 @@ struct cluster_outcome {
     std::vector<rank_outcome> ranks;  ///< of each rank, by number
 };
 
-/// A simulated cluster: a virtual_world, and a scheduler a rank.
+/// A simulated cluster: a virtual_world, and a scheduler for each rank.
 ///
 ///     ddp::virtual_cluster cluster(256, {.latency = 10us});
 ///     auto const outcome = cluster.run([&](int rank, auto& on) { return my_program(rank, &on, &cluster); });

@@ -44,7 +44,9 @@ namespace ddp {
 struct local_result {
     double loss = 0;           ///< mean over this rank's samples; 0 if it had none
     std::uint64_t weight = 0;  ///< this rank's samples
-    bool met = false;          ///< all ranks have met after this step
+    /// A meeting in which every rank took part ended this step. With gossip each rank took part with its neighbours only. Ranks
+    /// hold the same values then only if local_parallel::agrees(). Never true with stale_synchronous, which has no meetings.
+    bool met = false;
     bool stop = false;  ///< some rank had called request_stop() before the last meeting of all ranks; the same on all
 };
 
@@ -193,7 +195,7 @@ public:
     /// local_options::frozen do not.
     ///
     /// Collective, where between_steps() is true: all ranks hold the same values then, and keep them. Cost: an all-gather of 8
-    /// bytes a rank; then of each meeting, a copy of what is frozen.
+    /// bytes per rank; then of each meeting, a copy of what is frozen.
     /// Throws usage_error on every rank where ranks hold different values or pass different patterns, or no name fits.
     void freeze(std::string_view pattern) { mark_frozen("freeze", pattern, 1); }
     /// Undoes freeze() for every parameter whose name fits. Optimizer and strategy continue from where they were. As

@@ -54,7 +54,7 @@ struct passing {
     bool done = false;            ///< it is out of data
     bool stop = false;            ///< it wants training to stop
 };
-/// What all ranks have contributed after an earlier step; the same on all of them.
+/// What the `passing` of all ranks said after an earlier step; the same on all of them.
 struct passed {
     bool done = false;  ///< all were out of data
     bool stop = false;  ///< some rank wanted to stop

@@ -75,7 +75,7 @@ struct per_parameter_buckets {
     }
 };
 
-/// Everything in one message: no overlap; a yardstick.
+/// Everything in one bucket, so that nothing overlaps with backward: to compare others with.
 struct single_bucket {
     [[nodiscard]] bucket_plan plan(bucket_request const& /*request*/) const { return {}; }
 };

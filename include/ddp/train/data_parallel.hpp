@@ -198,7 +198,7 @@ public:
     /// From the next step on each group's learning rate is multiplied by `factor` as well as by the schedule's: for rates
     /// that the program decides on while it trains (reduce_on_plateau). Stays until the next call; checkpoints keep it.
     /// Collective, between steps: ranks compare what they pass before anything changes.
-    /// Cost: an all-gather of 8 bytes a rank. Throws usage_error, the same on every rank, where ranks pass different factors, or
+    /// Cost: an all-gather of 8 bytes per rank. Throws usage_error, the same on every rank, where ranks pass different factors, or
     /// one that is negative or not finite: the factor then stays what it was.
     void set_rate_factor(double factor) {
         settle();

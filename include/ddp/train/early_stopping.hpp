@@ -26,7 +26,7 @@ enum class better : std::uint8_t { lower, higher };
 struct early_stopping_options {
     std::size_t patience = 3;  ///< updates in a row without an improvement after which training stops
     double min_delta = 0.0;    ///< how much better than the best so far counts as an improvement: more than this
-    ddp::better better = ddp::better::lower;  ///< which way is up: `lower` for losses
+    ddp::better better = ddp::better::lower;  ///< which values are better: `lower` for losses
 };
 
 /// Keeps the best metric so far, and counts how long ago it was seen.

@@ -72,8 +72,10 @@ struct training_options {
     bool hierarchy = true;
     /// Every value is compared between ranks once in this number of steps, a part of the values in each step, before the
     /// step changes any; with update::replicated also the state of the optimizer, and always what an exchange keeps for
-    /// all ranks. E106 names the ranks that differ. Each step reads 1/agreement_steps of all this and sends 8 bytes to
-    /// each rank. 0: never.
+    /// all ranks. E106 names the ranks that differ. With update::replicated a difference is found within so many steps. With
+    /// update::sharded it is found only if it is in the part that the next step compares: that step then replaces all ranks'
+    /// values by those of the slice's owner, wrong ones too. 1 finds every difference between values. Each step reads
+    /// 1/agreement_steps of all this and sends 8 bytes to each rank. 0: never.
     std::size_t agreement_steps = 256;
     ddp::buffers buffers = ddp::buffers::from_rank_0;  ///< how buffers are kept the same: one small collective per step
     std::size_t buckets_in_flight = 4;  ///< most buckets that are reduced at the same time, which limits memory

@@ -29,7 +29,7 @@ struct reduce_on_plateau_options {
     bool relative = true;      ///< `threshold` is a part of the best metric; false: it is a difference
     std::size_t cooldown = 0;  ///< updates after a reduction in which nothing is counted
     double floor = 0;          ///< the rate's factor is never below; in [0, 1]
-    ddp::better better = ddp::better::lower;  ///< which way is up: `lower` for losses
+    ddp::better better = ddp::better::lower;  ///< which values are better: `lower` for losses
 };
 
 /// A factor of the learning rate that begins at 1 and falls with a metric that does not improve:

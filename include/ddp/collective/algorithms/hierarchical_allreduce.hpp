@@ -81,7 +81,7 @@ public:
     std::size_t chunk_bytes = std::size_t{256} << 10;  ///< bytes of a chunk: one is added while others are on their way
     std::size_t window = 4;                            ///< chunks of a slice that may be under way to this rank
 
-    /// Collective: ranks tell each other on which host they run, by an all-gather of 8 bytes a rank. Throws comm_error.
+    /// Collective: ranks tell each other on which host they run, by an all-gather of 8 bytes per rank. Throws comm_error.
     template <Transport T>
     explicit hierarchical_allreduce(communicator<T> const& comm)
         : hierarchical_allreduce(comm, host_of(comm.transport())) {}
