@@ -394,7 +394,7 @@ class SomethingElse(FaultCase):
         # Two roots of two ranks only send: the broadcast itself ends well, and what comes next tells.
         for size in (2, 3, 4):
             self.everybody(["1:root:broadcast:2"],
-                           r"^DDP-E205 mismatch: .*(root (0.*root 1|1.*root 0)|before it differs: another root|another operation)",
+                           r"^DDP-E205 mismatch: .*(root (0.*root 1|1.*root 0)|different arguments, such as the root|another operation)",
                            size)
         # Everybody but ranks 2 and 3 is in the next step when they notice.
         self.everybody(["2:root:broadcast:2"], r"^DDP-E205 mismatch: .*broadcast", 4)
