@@ -374,6 +374,22 @@ TEST_CASE("words about a group name four of its ranks, and count the others", "[
     CHECK(words[2] == words[1] + words[0]);
 }
 
+TEST_CASE("groups of the same members are told apart by a number", "[comm][group]") {
+    auto const words = test::run_ranks(3, [](auto& comm) {
+        auto const first = comm.subgroup({2, 1});
+        auto const all = comm.subgroup({0, 1, 2});
+        std::string text;
+        {
+            auto const second = comm.subgroup({2, 1}), third = comm.subgroup({1, 2});
+            if (first) text = first->members().words() + second->members().words() + third->members().words();
+        }
+        return text + (first ? first->members().words() : "") + all->members().words() + comm.members().words();
+    });
+    CHECK(words[0] == " in group {0, 1, 2}");
+    CHECK(words[1] == " in group {2, 1} #1 in group {2, 1} #2 in group {1, 2} in group {2, 1} in group {0, 1, 2}");
+    CHECK(words[2] == words[1]);
+}
+
 TEST_CASE("subgroup with other lists on other ranks is a mismatch", "[comm][group]") {
     auto const errors = test::errors_of_ranks(
         3, [](auto& comm) { static_cast<void>(comm.subgroup({0, comm.rank() == 2 ? 2 : 1})); }, quick());

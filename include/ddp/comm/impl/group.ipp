@@ -2,8 +2,6 @@
 /// What comm/group.hpp declares, but for what a group does with its scheduler: see scheduler_base.ipp.
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
 #include <string>
 
 #include <ddp/comm/group.hpp>
@@ -19,15 +17,6 @@ namespace ddp {
     return t;
 }
 
-[[gnu::cold]] DDP_DECL std::string group::words() const {
-    if (id_ == 0) return {};
-    constexpr std::size_t shown = 4;
-    std::string text = " in group {";
-    for (std::size_t r = 0; r < std::min(shown, members_.size()); ++r)
-        text += detail::concat({r == 0 ? "" : ", ", members_[r]});
-    if (members_.size() > shown) text += detail::concat({" and ", members_.size() - shown, " more"});
-    return text + "}";
-}
 [[gnu::cold]] DDP_DECL std::string group::words_of(std::uint64_t number) const {
     return recent(number).what.text() + words();
 }
