@@ -118,7 +118,7 @@ class Meeting(Case):
                               env=environment(MALLOC_ARENA_MAX="1"), stdin=subprocess.DEVNULL, capture_output=True, text=True,
                               timeout=DEADLINE, check=False)
         self.assertEqual(done.returncode, 1, done.stderr)
-        self.says(done.stderr, "DDP-E101", "thread", "start", "ulimit -u")
+        self.says(done.stderr, "DDP-E101", "does not start the thread of rank", "ulimit -u")
 
     @unittest.skipIf(SCALE > 1, "sanitizers need address space of their own")
     def test_no_room_for_the_thread_of_the_store(self):
