@@ -684,7 +684,7 @@ def end_launcher_of_the_dead(job, deadline):
                     states.append(stat.read().rpartition(")")[2].split()[0])
             except OSError:
                 pass
-        alone = alone + 1 if states and set(states) == {"Z"} else 0
+        alone = alone + 1 if set(states) <= {"Z"} and launcher.said("start") else 0
         time.sleep(0.02)
     if launcher.poll() is None and alone:
         os.kill(launcher.pid, signal.SIGKILL)

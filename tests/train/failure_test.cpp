@@ -429,6 +429,23 @@ TEST_CASE("what an observer throws at the end of a step on one rank is heard by 
     CHECK(contains(errors.front(), "rank 1 failed in its own code during step #2: the log is full"));
 }
 
+TEST_CASE("what a rank's own code threw where nobody could catch it is thrown once, by the next call", "[train]") {
+    auto const errors = run_ranks(
+        2,
+        [](auto& comm) {
+            auto const own = std::make_exception_ptr(std::runtime_error("the log is full"));
+            if (comm.rank() == 1) comm.driver()->fail([&] { comm.tasks().fail_and_keep(own); });
+            std::string all = thrown_by([&] { barrier(comm); }) + "|";
+            if (comm.rank() == 1) comm.driver()->put_back(own);  // as a call that has to be quiet does
+            for (int call = 0; call < 2; ++call) all += thrown_by([&] { barrier(comm); }) + "|";
+            return all;
+        },
+        patient());
+    CHECK(errors[1].find("the log is full|the log is full|DDP-E206") == 0);
+    CHECK(errors[0].find("DDP-E206") == 0);
+    CHECK_FALSE(contains(errors[0], "|the log"));
+}
+
 TEST_CASE("what is thrown after a step is said to be after it", "[train]") {
     auto const errors = errors_of_ranks(
         2,

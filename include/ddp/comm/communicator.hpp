@@ -33,8 +33,8 @@ namespace ddp {
 ///         agree on the order between these groups: if ranks of different groups wait for one another in a circle, every
 ///         rank throws comm_error (DDP-E205). Steps of trainers on different groups may overlap in any way.
 /// Thread safety  each rank may call collectives from one thread at a time.
-/// Failure  of any rank or connection is a failure of the job: every rank throws the same verdict as comm_error, and
-///         afterwards every call in every group throws it again.
+/// Failure  of any rank or connection is a failure of the job: every rank throws the same verdict as comm_error, but for a
+///         rank whose own code threw, which gets that back; afterwards every call in every group throws the verdict again.
 template <Transport T = any_transport>
 class communicator {
 public:
@@ -150,7 +150,8 @@ public:
     void fail(std::exception_ptr const& thrown) const noexcept;
     /// Keeps memory until the transport is gone: MPI may touch what was posted even after a failure.
     void keep(std::shared_ptr<void> memory) const { driver_->keep(std::move(memory)); }
-    /// Throws the verdict (comm_error) if the job has failed. Cheap; `step` and every collective do the same.
+    /// Throws the verdict (comm_error) if the job has failed; the first time, what this rank's own observer, optimizer or
+    /// exchange has thrown, if that was the reason. Cheap; `step` and every collective do the same.
     void check() const { driver_->check(); }
 
 private:

@@ -103,11 +103,18 @@ public:
     /// Publishes a failure of this rank: `how` reports it to the scheduler. Throws nothing. Waits while another thread is in a
     /// blocking call.
     void fail(function_ref<void()> how) noexcept;
+    /// Takes back the rank's own exception, which a call that had to be quiet has caught: the next call throws it.
+    void put_back(std::exception_ptr const& kept) noexcept {
+        if (turns_.mine()) return;  // in a hook nothing is taken
+        turn_of_caller const mine(*this);
+        scheduler_.put_back(kept);
+    }
 
     /// Keeps memory until the transport is gone: MPI may touch what was posted even after a failure.
     void keep(std::shared_ptr<void> memory) { kept_.push_back(std::move(memory)); }
 
-    /// Throws the verdict (comm_error) if the job has failed. Cheap; `step` and every collective do the same.
+    /// Throws the verdict (comm_error) if the job has failed; the first time, what this rank's own observer, optimizer or
+    /// exchange has thrown, if that was the reason. Cheap; `step` and every collective do the same.
     void check();
 
 private:

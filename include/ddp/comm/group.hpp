@@ -75,8 +75,8 @@ public:
     /// Number of the next collective that the user calls in this group; all members count alike.
     [[nodiscard]] std::uint64_t next_call() noexcept { return ++calls_; }
 
-    /// " in group {0, 2, 4}"; nothing for the group of all ranks. Of several groups that have the same members now,
-    /// " in group {0, 2, 4} #2" is the one that was made second.
+    /// " in group {0, 2, 4}"; nothing for the group of all ranks. Where several groups of this rank have the same
+    /// members, with id(): " in group {0, 2, 4} #2".
     [[nodiscard]] std::string words() const;
     /// The number of the collective whose messages have this identity, if it was entered not long ago; otherwise of what
     /// was entered last. Several may be under way.

@@ -73,6 +73,10 @@ public:
     void fail_and_keep(std::exception_ptr const& thrown) noexcept;
     /// What fail_and_keep() has kept, once.
     [[nodiscard]] std::exception_ptr take_kept() noexcept { return std::exchange(kept_, nullptr); }
+    /// Takes back what a call has thrown that had to be quiet.
+    void put_back(std::exception_ptr const& kept) noexcept {
+        if (failed_ && !kept_) kept_ = kept;
+    }
 
     /// A blocking call begins (+1) or ends (-1). Between the two, what this rank entered last is under way.
     void count_calls(int change) noexcept { calls_under_way_ += change; }

@@ -17,7 +17,7 @@ namespace ddp::detail {
     std::string_view const text = value == nullptr ? "" : value;
     if (text.empty()) return otherwise;
     if (text != "0" && text != "1")
-        throw environment_error(concat({name, " is \"", text.substr(0, 80), "\"; expected 0 or 1"}));
+        throw environment_error(concat({name, " is \"", printable(text.substr(0, 80)), "\"; expected 0 or 1"}));
     return text == "1";
 }
 

@@ -71,15 +71,16 @@ void expect_alone(run_options const& options, std::span<std::string_view const> 
 /// captures is shared.
 struct threads {
     static constexpr std::string_view name = "inproc";
-    static constexpr int most_ranks = 1024;  ///< each keeps state for all others: 1,024 take half a GB
+    static constexpr int most_ranks = 1024;  ///< each keeps state for all others: 1,024 take 1 GB
     [[nodiscard]] static bool detected() noexcept { return false; }
 
     static void start(run_options const& options, function_ref<void(communicator<>&)> body);
 };
 static_assert(Launch<threads>);
 
-/// Calls body(comm) once for every rank of this process, with a communicator<> over the transport that the options or the
-/// environment choose among `Launches`. If the environment says nothing, there is one rank, and no socket is opened.
+/// Calls body(comm), which returns nothing, once for every rank of this process, with a communicator<> over the transport that
+/// the options or the environment choose among `Launches`. If the environment says nothing, there is one rank, and no socket is
+/// opened.
 ///
 ///     ddp::run<ddp::threads, ddp::tcp>([](auto& comm) { … });
 ///
@@ -129,8 +130,8 @@ void run(Body body) {
 }
 
 /// Does what run does, for a main function: prints an error to stderr and returns the exit code. That is EXIT_FAILURE after an
-/// error; otherwise EXIT_SUCCESS, or what the body returns if that is an int (with threads: the first that is not 0). Throws
-/// nothing.
+/// error; otherwise EXIT_SUCCESS, or what the body returns if that is an int (with threads: the first that is not 0; as of any
+/// program, the system keeps the lowest 8 bits). Throws nothing.
 template <Launch... Launches, class Body>
 [[nodiscard]] int run_main(run_options const& options, Body body) noexcept {
     try {

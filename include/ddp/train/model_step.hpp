@@ -133,7 +133,9 @@ public:
     void settle_quietly() noexcept {
         try {
             settle();
-        } catch (...) {  // as in trainer_core
+        } catch (comm_error const&) {  // as in trainer_core
+        } catch (...) {
+            core_.comm().driver()->put_back(std::current_exception());
         }
     }
     void synchronise_buffers() {

@@ -82,7 +82,9 @@ public:
     void settle_quietly() noexcept {
         try {
             settle();
-        } catch (...) {  // the verdict, which the next collective throws; or we are in a hook
+        } catch (comm_error const&) {  // the next collective throws it too
+        } catch (...) {
+            comm_.driver()->put_back(std::current_exception());
         }
     }
     /// Waits until those of parameter i are here.
@@ -369,7 +371,9 @@ void trainer_core<T, E>::wait_for_verdict() const noexcept {
     if (!shared_) return;
     try {
         comm_.check();
-    } catch (...) {  // the failure; or we are in a hook, where nothing can be waited for
+    } catch (comm_error const&) {  // the next collective throws it too
+    } catch (...) {                // or this is a hook, where nothing can be waited for
+        comm_.driver()->put_back(std::current_exception());
     }
     keep_values();
 }

@@ -34,8 +34,8 @@ concept MpiTransport = std::same_as<T, mpi_transport> || std::same_as<T, any_tra
 ///         does no slower than between two buffers. Nothing else of the library makes progress meanwhile, so a trainer
 ///         overlaps nothing: it sums in finish(), after the weights, bucket by bucket.
 /// Sums    in an order that MPI chooses by size and number of ranks: bits differ from those of other algorithms.
-/// Throws  ddp::error (DDP-E202) with MPI's message if MPI returns an error, and the other ranks DDP-E206, which quotes it; a
-///         trainer throws DDP-E206 on every rank. usage_error if the communicator is not over MPI, or piece_bytes is too small.
+/// Throws  ddp::error (DDP-E202) with MPI's message if MPI returns an error, and the other ranks DDP-E206, which quotes it.
+///         usage_error if the communicator is not over MPI, or piece_bytes is too small.
 ///         There is no deadline: a rank that never calls it, or calls it with another count, is waited for until something ends
 ///         the job.
 struct native_allreduce {

@@ -15,6 +15,11 @@ inline auto precedence(failure const& f) {
     return std::tuple(f.operation.index, f.operation.channel, f.rank);
 }
 
+/// Of the words for an operation those that do not depend on which groups a rank has (see group::words).
+inline std::string_view without_group(std::string_view words) {
+    return words.substr(0, words.find(" in group {"));
+}
+
 }  // namespace detail
 
 [[gnu::cold]] DDP_DECL fault find_fault(std::span<report const> reports, nanoseconds collective) {
@@ -55,7 +60,8 @@ inline auto precedence(failure const& f) {
             failure const &x = reports[a].record, &y = reports[b].record;
             if (!x.entered.contradicts(y.entered)) continue;
             if (differs.other >= 0 && differs.from.entered.number <= x.entered.number) continue;
-            bool const same_name = x.entered.name.view() == y.entered.name.view();
+            bool const same_name =
+                detail::without_group(x.entered.name.view()) == detail::without_group(y.entered.name.view());
             differs = {same_name ? fault_rule::settings : fault_rule::operations, x, static_cast<int>(b),
                        errc::mismatch, static_cast<int>(b)};
             differs.from.rank = static_cast<std::int32_t>(a);

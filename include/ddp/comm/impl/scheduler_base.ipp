@@ -244,13 +244,10 @@ DDP_DECL group::~group() {
     for (std::size_t r = 0; r < std::min(shown, members_.size()); ++r)
         text += detail::concat({r == 0 ? "" : ", ", members_[r]});
     if (members_.size() > shown) text += detail::concat({" and ", members_.size() - shown, " more"});
-    std::size_t place = 1, alike = 0;
+    bool alone = true;
     for (group const* g = on_->groups_; g != nullptr; g = g->after_)
-        if (g->id_ != 0 && g->members_ == members_) {
-            ++alike;
-            if (g->id_ < id_) ++place;
-        }
-    return text + (alike > 1 ? detail::concat({"} #", place}) : "}");
+        if (g != this && g->id_ != 0 && g->members_ == members_) alone = false;
+    return text + (alone ? "}" : detail::concat({"} #", id_}));
 }
 DDP_DECL std::uint64_t group::enter(operation_info const& what) noexcept {
     history_ = digest().add(history_).add(what.fingerprint).value() | 1;  // 0 means "nothing entered"

@@ -200,7 +200,7 @@ namespace detail {
         int const first = number(std::string_view(text).substr(0, dash), 1);
         return {first, dash == text.size() ? first : number(std::string_view(text).substr(dash + 1), first)};
     } catch (environment_error const&) {
-        throw environment_error(concat({"DDP_PORTS is \"", std::string_view(text).substr(0, 80),
+        throw environment_error(concat({"DDP_PORTS is \"", printable(std::string_view(text).substr(0, 80)),
                                         "\"; expected ports from 1 to 65535 such as 20000-20063, the least first"}));
     }
 }

@@ -139,9 +139,9 @@ public:
         }
     }
 
-    /// Bytes of the largest message that a posted receive waits for; 0: none is posted.
+    /// Bytes of the largest message that is arriving or that a posted receive waits for; 0: there is none.
     [[nodiscard]] std::size_t largest_awaited() const noexcept {
-        std::size_t most = 0;
+        std::size_t most = in_message_ ? static_cast<std::size_t>(message_.length) : 0;
         for (completion const* node = posted_.front(); node != nullptr; node = node->next)
             most = std::max(most, node->size);
         return most;

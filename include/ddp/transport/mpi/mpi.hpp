@@ -1,7 +1,7 @@
 /// \file
 /// mpi_transport: ranks are the processes of an MPI communicator.
 ///
-/// Protocol. Everything starts with an *envelope* (at most 512 bytes, tag 0): identity, fingerprint, length, and the
+/// Protocol. Everything starts with an *envelope* (at most 1,024 bytes, tag 0): identity, fingerprint, length, and the
 /// bytes themselves where they fit. MPI's non-overtaking rule makes the envelopes from one rank an ordered stream; the
 /// receiver always has receives posted for it, empties it in that order and matches identities itself, so any identity
 /// will do and none delays another. A longer message follows as raw bytes under a tag of its own that its envelope
@@ -69,7 +69,7 @@ struct mpi_options {
 ///
 /// Construction  collective over the communicator: two small collective calls, each limited by times.join. MPI cannot
 ///               cancel one that has timed out; end the job in this case.
-/// Cost          one MPI message up to 472 bytes, two above. Nothing is allocated once as many operations have been in
+/// Cost          one MPI message up to 984 bytes, two above. Nothing is allocated once as many operations have been in
 ///               flight as the program ever needs. Envelopes of early messages are stored, 0.5 KiB each; MPI stores their
 ///               contents.
 /// Order         as the contract of Transport says; of two messages of one identity, the second may complete first if it
