@@ -384,9 +384,9 @@ TEST_CASE("groups of the same members are told apart by a number", "[comm][group
             if (first) {
                 group const &a = first->members(), &b = second->members();
                 text = a.words() + b.words() + third->members().words();
-                std::string const words = " in group {2, 1} #" + std::to_string(a.id()) + " in group {2, 1} #" +
-                                          std::to_string(b.id()) + " in group {1, 2}";
-                text = text == words && a.id() < b.id() ? "" : text;
+                std::string const both = " in group {2, 1} #" + std::to_string(a.id()) + " in group {2, 1} #" +
+                                         std::to_string(b.id()) + " in group {1, 2}";
+                text = text == both && a.id() < b.id() ? "" : text;
             }
         }
         return text + (first ? first->members().words() : "") + all->members().words() + comm.members().words();
