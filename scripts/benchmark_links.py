@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Training steps over slow links, ours beside PyTorch's DDP with its own hooks; prints a table in Markdown.
 
-usage: scripts/benchmark_links.py [--rates 1gbit,100mbit] [--ranks 2,4] [--rounds 3] [--model wide] [--json FILE]
+usage: scripts/benchmark_links.py [--rates 1gbit,100mbit] [--ranks 2,4] [--rounds 3] [--model wide] [--ours "slices late"] [--json FILE]
 
 Each rank is in a network namespace of its own (root is needed) behind a link that tbf limits in both directions, cubic on both
 sides; the two programs take turns, a round each. A figure is the median over the rounds of a round's median step. Of PyTorch's
@@ -11,6 +11,7 @@ bucket: over Gloo it fails in several).
 The last column, of exchange none, is the step divided by what neither program can be faster than: the longer of its own computing
 (nosync: forward, backward, optimizer, nothing exchanged) and of the wire's time for 2(P-1)/P of the gradient at the rate that is left
 for payload (1448 of 1538 bytes a packet). 1 would be perfect overlap; PyTorch's by its own nosync.
+With --ours PyTorch is left out, and the table has our replicated step and the kinds that are named (WITH of benchmark_train_step).
 Needs build/benchmark/benchmarks/benchmark_train_step (scripts/benchmark.sh --quick makes it) and PyTorch in build/torch
 (scripts/setup.sh torch). DDP_INSECURE=1: neither side protects its connections. Leave the machine alone meanwhile.
 """
@@ -93,18 +94,41 @@ def wire_ms(rate, ranks, gradient_bytes):
     return 2 * (ranks - 1) / ranks * gradient_bytes * 8 / bits * 1e3
 
 
+def ours_alone(with_, command, settings):
+    print("| rate | ranks | kind | step, ms | step : max(compute, wire) |\n|---|---:|---|---:|---:|", flush=True)
+    figures = []
+    for rate in with_.rates.split(","):
+        for ranks in (int(n) for n in with_.ranks.split(",")):
+            seen = collections.defaultdict(list)
+            with Links(ranks, rate) as links:
+                for _ in range(with_.rounds):
+                    for kind, row in links.run(command, {**settings, "WITH": with_.ours, "SKIP": "default sharded"}).items():
+                        seen[kind].append(row["step_ms"])
+                        gradient = row["grad_bytes"]
+            steps = {kind: statistics.median(all_of) for kind, all_of in seen.items()}
+            least = max(steps["nosync"], wire_ms(rate, ranks, gradient))
+            for kind, step in steps.items():
+                figures.append({"rate": rate, "ranks": ranks, "kind": kind, "step_ms": step, "least_ms": least, "all": seen[kind]})
+                print(f"| {rate} | {ranks} | {kind} | {step:,.0f} | {step / least:.2f} |", flush=True)
+    if with_.json:
+        pathlib.Path(with_.json).write_text(json.dumps(figures, indent=1))
+
+
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rates", default="1gbit,100mbit")
     options.add_argument("--ranks", default="2,4")
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--model", default="wide")
+    options.add_argument("--ours", help="kinds of benchmark_train_step, without PyTorch")
     options.add_argument("--json")
     with_ = options.parse_args()
     ours = [str(ROOT / "build/benchmark/benchmarks/benchmark_train_step"), "--candidate", with_.model]
     theirs = [str(ROOT / "build/torch/bin/python"), str(ROOT / "benchmarks/train_torch.py"), with_.model]
     settings = {"ROUNDS": "1", "STEP_BUDGET": "1.5", "STEPS": "3", "NET": "links"}
     figures = []
+    if with_.ours is not None:
+        return ours_alone(with_, ours, settings)
     print("| rate | ranks | exchange | ours, ms | PyTorch, ms | ratio | step : max(compute, wire), ours and PyTorch's |\n"
           "|---|---:|---|---:|---:|---:|---|", flush=True)
     for rate in with_.rates.split(","):
