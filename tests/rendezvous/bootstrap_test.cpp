@@ -7,6 +7,7 @@
 #include <ddp/rendezvous/tcp_mesh.hpp>
 #include <ddp/rendezvous/tcp_store.hpp>
 #include <ddp/rendezvous/tcp_store_protocol.hpp>
+#include <ddp/rendezvous/tcp_store_server.hpp>
 
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -465,6 +466,73 @@ TEST_CASE("who is of another job or meant for another rank is not answered; what
     } while (header.type != ddp::frame_type::data);
     CHECK(header.payload == bytes.size());
     CHECK((header.flags & ddp::frame_header::has_sum) != 0);
+}
+
+TEST_CASE("rank 0 goes on while a rank that lost packets still asks for its last answer", "[rendezvous][tcp]") {
+    listener const at;
+    auto times = ddp::timing::for_tests();
+    times.dead = 10s;
+    ddp::detail::tcp_acceptor acceptor(ddp::tcp_context());
+    acceptor.assign(boost::asio::ip::tcp::v4(), at.inherit());
+    std::optional<ddp::tcp_store_server> server(std::in_place, std::move(acceptor), 2, 0, 7, times);
+    auto const until = ddp::monotonic_clock::now() + 5s;
+    ddp::detail::tcp_endpoint const zero(boost::asio::ip::make_address("127.0.0.1"), at.port);
+    ddp::tcp_store first({zero}, 0, 2, 0, until), last({zero}, 1, 2, 0, until);
+    for (ddp::tcp_store* const store : {&first, &last}) store->stop_beating();
+    first.put("done/0", "", until);
+    last.put("done/1", "", until);
+    CHECK(first.all("done/", 2, until).size() == 2);
+    auto const asked = ddp::monotonic_clock::now();
+    server->finish();
+    CHECK(ddp::monotonic_clock::now() - asked < 1s);
+    std::this_thread::sleep_for(2 * times.handshake);
+    CHECK(last.all("done/", 2, until).size() == 2);
+    server.reset();
+    CHECK(ddp::monotonic_clock::now() - asked < times.dead / 2);  // nobody is waited for any more
+}
+
+TEST_CASE("a rank that is hung up on before it has its answer tries again", "[rendezvous][tcp]") {
+    listener const at, zero;
+    ddp::detail::tcp_acceptor store_acceptor(ddp::tcp_context()), mine(ddp::tcp_context());
+    store_acceptor.assign(boost::asio::ip::tcp::v4(), at.inherit());
+    listener const one;
+    mine.assign(boost::asio::ip::tcp::v4(), one.inherit());
+    auto const times = ddp::timing::for_tests();
+    ddp::tcp_store_server server(std::move(store_acceptor), 2, 0, 7, times);
+    auto const until = ddp::monotonic_clock::now() + 5s;
+    ddp::detail::tcp_endpoint const store_at(boost::asio::ip::make_address("127.0.0.1"), at.port);
+    ddp::tcp_store first({store_at}, 0, 2, 0, until), second({store_at}, 1, 2, 0, until);
+    int greetings = 0;
+    auto rank_0 = std::async(std::launch::async, [&] {
+        ddp::detail::peer_hello hello;
+        for (;;) {
+            int const fd = ::accept(zero.fd, nullptr, nullptr);
+            ++greetings;
+            if (::recv(fd, &hello, sizeof hello, MSG_WAITALL) != sizeof hello) return -1;
+            if (greetings == 3) {
+                std::swap(hello.from, hello.to);
+                return ::send(fd, &hello, sizeof hello, 0) == sizeof hello ? fd : -1;
+            }
+            ::close(fd);  // as if its hello had come too late
+        }
+    });
+    std::vector<ddp::detail::peer_address> const addresses = {
+        {{boost::asio::ip::make_address("127.0.0.1"), zero.port}, "by hand"},
+        {{boost::asio::ip::make_address("127.0.0.1"), one.port}, "second"}};
+    ddp::detail::peer_hello hello;
+    hello.from = 1;
+    hello.size = 2;
+    hello.nonce = second.nonce();
+    hello.host = 12345;
+    std::vector<ddp::detail::tcp_mesh::connection> met;
+    ddp::detail::tcp_mesh(hello, addresses, mine, second, times).connect(met);
+    int const fd = rank_0.get();
+    CHECK(fd >= 0);
+    ::close(fd);
+    CHECK(greetings == 3);
+    REQUIRE(met.size() == 1);
+    CHECK(met[0].rank == 0);
+    CHECK(met[0].same_host);
 }
 
 TEST_CASE("a rank that dies while the job comes together is named at once", "[rendezvous][tcp]") {

@@ -76,7 +76,10 @@ public:
         int rank;
         tcp_stream stream;
         bool same_host;
-        bool greeted = true;  // the peer has this rank's hello
+        bool greeted = true;   // the peer has this rank's hello
+        bool answered = true;  // and this rank has the peer's
+        peer_hello answer = {};
+        std::size_t have = 0;  // bytes of it
     };
 
     /// `store` tells of ranks that end or become silent meanwhile.
@@ -97,8 +100,6 @@ public:
         store_.check();
         for (int peer = 0; peer < mine_.from; ++peer) dial_to(peer);
         meet(all);
-        for (connection& c : all)
-            if (c.rank < mine_.from) check_answer(c);
     }
 
 private:
@@ -118,9 +119,6 @@ private:
     [[nodiscard, gnu::cold]] std::string name(int peer) const {
         peer_address const& a = addresses_[static_cast<std::size_t>(peer)];
         return concat({"rank ", peer, " (", a.who, ") at ", text_of(a.at)});
-    }
-    [[nodiscard]] time_point soon() const {
-        return std::min(until_, monotonic_clock::now() + std::chrono::milliseconds(50));
     }
     [[nodiscard]] std::string me() const { return concat({"rank ", mine_.from}); }
     [[nodiscard, gnu::cold]] rendezvous_error unreachable(int peer, boost::system::error_code error) const {
@@ -144,7 +142,8 @@ private:
             time_point const now = monotonic_clock::now();
             if (!error) {
                 tune_connected(a.socket.native_handle(), times_);
-                all.push_back({a.rank, tcp_stream(std::move(a.socket), channel_of(security_, true)), false, false});
+                all.push_back(
+                    {a.rank, tcp_stream(std::move(a.socket), channel_of(security_, true)), false, false, false});
             } else if (error != boost::asio::error::timed_out || now >= dial_until_) {
                 throw unreachable(a.rank, error);
             } else if (now >= a.until) {
@@ -166,10 +165,22 @@ private:
         c.greeted = write_all(c.stream, bytes_of(hello), monotonic_clock::now() + times_.handshake) == io_end::ok;
         return c.greeted;
     }
-    /// A connection that is lost before the hello was sent is made again: a flood of strangers may have displaced this rank.
+    /// Reads what has come of the peer's hello. Returns false if the connection was lost.
+    [[nodiscard, gnu::cold]] bool hear_answer(connection& c) {
+        mutable_bytes const rest = bytes_of(c.answer).subspan(c.have);
+        stream_result const r = c.stream.read_some({&rest, 1});
+        c.have += r.bytes;
+        if (c.have < sizeof c.answer) return r.status == stream_status::ok || r.status == stream_status::would_block;
+        if (c.answer.from != c.rank) throw rendezvous_error("another rank than expected answers as " + name(c.rank));
+        check(c.answer, c.rank);
+        c.same_host = c.answer.host == mine_.host;
+        return c.answered = true;
+    }
+    /// A connection that is lost before the answer is here is made again: a flood of strangers may have displaced this rank, or
+    /// lost packets have made its hello late.
     [[gnu::cold]] void greet_all(std::vector<connection>& all) {
         std::erase_if(all, [&](connection& c) {
-            if (c.greeted || greet(c)) return false;
+            if (c.answered || ((c.greeted || greet(c)) && (!c.greeted || hear_answer(c)))) return false;
             if (++redials_ > most_redials) throw closed(c.rank);
             dial_to(c.rank);
             return true;
@@ -177,20 +188,6 @@ private:
     }
     [[nodiscard, gnu::cold]] rendezvous_error closed(int peer) const {
         return rendezvous_error(concat({name(peer), " closed the connection of ", me()}));
-    }
-    [[gnu::cold]] void check_answer(connection& c) {
-        peer_hello theirs;
-        while (monotonic_clock::now() < until_ && !c.stream.buffered() &&
-               !poll_until(c.stream.descriptor(), POLLIN, soon()))
-            store_.check();
-        io_end const end =
-            read_all(c.stream, bytes_of(theirs), std::min(until_, monotonic_clock::now() + times_.handshake));
-        if (end != io_end::ok)
-            throw rendezvous_error(
-                concat({name(c.rank), end == io_end::late ? " did not answer " : " hung up on ", me()}));
-        if (theirs.from != c.rank) throw rendezvous_error("another rank than expected answers as " + name(c.rank));
-        check(theirs, c.rank);
-        c.same_host = theirs.host == mine_.host;
     }
     [[gnu::cold]] void check(peer_hello const& theirs, int peer) const {
         auto const differs = [&](char const* what, std::uint64_t here, std::uint64_t there) {
@@ -210,11 +207,11 @@ private:
     /// Each rank sends its hello on the connections that it has made, while it reads from those that others have made.
     [[gnu::cold]] void meet(std::vector<connection>& all) {
         std::size_t const wanted = static_cast<std::size_t>(mine_.size) - 1;
-        auto const greeted = [](connection const& c) { return c.greeted; };
-        while (all.size() < wanted || !std::all_of(all.begin(), all.end(), greeted)) {
+        auto const answered = [](connection const& c) { return c.answered; };
+        while (all.size() < wanted || !std::all_of(all.begin(), all.end(), answered)) {
             if (monotonic_clock::now() >= until_) {
                 if (!dialling_.empty()) throw unreachable(dialling_.front().rank, boost::asio::error::timed_out);
-                auto const mute = std::find_if_not(all.begin(), all.end(), greeted);
+                auto const mute = std::find_if_not(all.begin(), all.end(), answered);
                 throw rendezvous_error(mute == all.end() ? concat({me(), " was not reached by ", missing(all),
                                                                    ", though all reach rank 0. Check firewalls between "
                                                                    "the hosts"})
@@ -224,7 +221,8 @@ private:
             std::vector<::pollfd> polls{{acceptor_.native_handle(), POLLIN, 0}};
             for (visitor& v : visitors_) polls.push_back({v.stream.descriptor(), POLLIN, 0});
             for (connection const& c : all)
-                if (!c.greeted) polls.push_back({c.stream.descriptor(), c.stream.write_event(), 0});
+                if (!c.answered)
+                    polls.push_back({c.stream.descriptor(), c.greeted ? short{POLLIN} : c.stream.write_event(), 0});
             for (attempt& a : dialling_) polls.push_back({a.socket.native_handle(), POLLOUT, 0});
             ::poll(polls.data(), polls.size(), 50);
             dialled(all);
@@ -235,7 +233,7 @@ private:
             int full = 0;
             if (polls[0].revents != 0)
                 full = welcome(
-                    acceptor_, security_, visitors_, times_.handshake, [](visitor const& v) { return !v.left; },
+                    acceptor_, security_, visitors_, times_, [](visitor const& v) { return !v.left; },
                     [&](visitor& v) { hear(v, all); });
             visitors_.remove_if(over);
             if (full != 0)
@@ -256,7 +254,6 @@ private:
         hello.to = v.hello.from;
         if (write_all(v.stream, bytes_of(hello), monotonic_clock::now() + times_.handshake) != io_end::ok) return;
         check(v.hello, v.hello.from);
-        tune_connected(v.stream.descriptor(), times_);
         all.push_back({v.hello.from, std::move(v.stream), v.hello.host == mine_.host});
     }
     [[nodiscard, gnu::cold]] std::string missing(std::vector<connection> const& all) const {

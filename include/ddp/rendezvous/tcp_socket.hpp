@@ -51,7 +51,7 @@ using tcp_acceptor = boost::asio::basic_socket_acceptor<boost::asio::ip::tcp, bo
 
 enum class io_end : std::uint8_t { ok, closed, late };
 
-/// Writes or reads all of it, or returns why not.
+/// Writes all of it, or returns why not.
 [[gnu::cold]] inline io_end write_all(tcp_stream& stream, const_bytes bytes, time_point until) {
     for (bool sent = false; !sent;) {
         stream_result const r = bytes.empty() ? stream.flush() : stream.write_some({&bytes, 1});
@@ -59,18 +59,6 @@ enum class io_end : std::uint8_t { ok, closed, late };
         bytes = bytes.subspan(r.bytes);
         if (r.status == stream_status::would_block) {
             if (!poll_until(stream.descriptor(), stream.write_event(), until)) return io_end::late;
-        } else if (r.status != stream_status::ok) {
-            return io_end::closed;
-        }
-    }
-    return io_end::ok;
-}
-[[gnu::cold]] inline io_end read_all(tcp_stream& stream, mutable_bytes bytes, time_point until) {
-    while (!bytes.empty()) {
-        stream_result const r = stream.read_some({&bytes, 1});
-        bytes = bytes.subspan(r.bytes);
-        if (r.status == stream_status::would_block) {
-            if (!poll_until(stream.descriptor(), POLLIN, until)) return io_end::late;
         } else if (r.status != stream_status::ok) {
             return io_end::closed;
         }

@@ -58,7 +58,7 @@ public:
                     throw detail::too_many_files(
                         rank, size, detail::concat({"a socket to rank 0 at ", detail::text_of(at)}), last.value());
                 if (last) continue;
-                tune_connected(socket.native_handle(), timing{});
+                tune_connected(socket.native_handle(), times_);
                 local_ = socket.local_endpoint().address();
                 stream_ = tcp_stream(std::move(socket), detail::channel_of(security, true));
                 if (greet(rank, size, job, until)) {

@@ -35,8 +35,8 @@
 
 namespace ddp {
 
-/// Serves in a thread of its own from construction to destruction. It knows which ranks have connected, so it decides, once for
-/// all ranks, what they are told about missing, duplicate and contradicting ranks.
+/// Serves in a thread of its own from construction until it is told to finish. It knows which ranks have connected, so it
+/// decides, once for all ranks, what they are told about missing, duplicate and contradicting ranks.
 ///
 /// Strangers     see tcp_visitors.hpp. If the job has a secret, a connection that does not show it is closed without an answer,
 ///               and nothing else that it sends is read.
@@ -63,11 +63,17 @@ public:
     }
     tcp_store_server(tcp_store_server const&) = delete;
     tcp_store_server& operator=(tcp_store_server const&) = delete;
-    /// Waits, for at most timing.handshake, until every rank has all its answers; after a failure, until it has hung up.
+    /// Waits until it has ended: see finish().
     [[gnu::cold]] ~tcp_store_server() {
+        finish();
+        thread_.join();
+    }
+
+    /// Ends, without waiting for that, once every rank has all its answers, or has hung up after a failure, or has sent
+    /// nothing for timing.dead: packets of a rank may be lost several times.
+    [[gnu::cold]] void finish() noexcept {
         stopping_ = true;
         bell_.ring();
-        thread_.join();
     }
 
 private:
@@ -92,18 +98,22 @@ private:
         time_point give_up = never;
         while (monotonic_clock::now() < give_up) {
             try {
-                if (stopping_ && give_up == never) give_up = monotonic_clock::now() + times_.handshake;
+                if (stopping_ && give_up == never)
+                    give_up = monotonic_clock::now() + std::max(times_.dead, times_.handshake);
                 auto const owed = [this](visitor const& v) {
                     if (v.rank < 0) return false;
-                    if (failure_.empty()) return !v.out.empty() || v.stream.unsent() || !v.dismissed;
+                    if (failure_.empty() && v.out.empty() && !v.stream.unsent() && v.dismissed) return false;
                     return monotonic_clock::now() - v.heard < times_.dead;  // one that is stopped does not hang up
                 };
-                if (stopping_ && all_told() && std::none_of(visitors_.begin(), visitors_.end(), owed)) return;
+                if (stopping_ && all_told() && std::none_of(visitors_.begin(), visitors_.end(), owed)) break;
                 turn();
             } catch (std::exception const& e) {
                 failure_ = detail::concat({"the rendezvous failed: ", e.what()});
             }
         }
+        boost::system::error_code ignored;
+        acceptor_.close(ignored);
+        visitors_.clear();
     }
     /// After an early failure the ranks that are about to come should hear of it as well.
     [[nodiscard, gnu::cold]] bool all_told() const {
@@ -127,7 +137,7 @@ private:
         }
         if (polls[0].revents != 0)
             if (int const error = detail::welcome(
-                    acceptor_, security_, visitors_, times_.handshake, [](visitor const& v) { return v.rank < 0; },
+                    acceptor_, security_, visitors_, times_, [](visitor const& v) { return v.rank < 0; },
                     [this](visitor& v) { read(v); });
                 error != 0)
                 no_room(error);

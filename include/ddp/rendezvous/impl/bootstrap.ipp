@@ -272,7 +272,7 @@ namespace detail {
                      "(insecure was asked for): whoever reaches %s can join this job and read what it sends\n",
                      detail::text_of(servers.front()).c_str());
     detail::expect_descriptors(j);
-    std::unique_ptr<tcp_store_server> server;
+    std::shared_ptr<tcp_store_server> server;
     // Ranks come at different times: the server's deadline is the one for all; this one counts only if the server fails.
     time_point const until = monotonic_clock::now() + options.times.join + 2 * options.times.handshake;
     if (j.rank == 0) {
@@ -280,7 +280,7 @@ namespace detail {
         detail::tcp_acceptor acceptor = detail::listen_as_master(j, servers, options.listen_descriptor, anywhere);
         servers = {acceptor.local_endpoint()};
         try {
-            server = std::make_unique<tcp_store_server>(std::move(acceptor), j.size, id, nonce, options.times, secret,
+            server = std::make_shared<tcp_store_server>(std::move(acceptor), j.size, id, nonce, options.times, secret,
                                                         security.get());
         } catch (std::system_error const& e) {
             if (!detail::out_of_descriptors(e.code().value())) throw;
@@ -343,6 +343,8 @@ namespace detail {
             peers.push_back({c.rank, std::move(c.stream), a.who + ", " + detail::text_of(a.at),
                              between_ranks == nullptr && !c.same_host});  // a channel finds changed bytes itself
         }
+        if (server != nullptr) server->finish();  // the last answers may still be on their way
+        framing.keeps = std::move(server);
     } catch (std::exception const& e) {
         error const* const ours = dynamic_cast<error const*>(&e);
         std::string const text =  // the other ranks wait for this one

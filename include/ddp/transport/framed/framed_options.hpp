@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,8 @@ struct framed_options {
     std::uint64_t host = 0;
     /// A number for each rank: ranks with equal ones send each other messages through memory. Empty: none do.
     std::vector<int> paths = {};
+    /// What has to live until the transport has closed its connections.
+    std::shared_ptr<void> keeps = {};
 };
 
 }  // namespace ddp
