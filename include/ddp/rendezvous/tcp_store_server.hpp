@@ -14,6 +14,7 @@
 #include <iterator>
 #include <list>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -46,9 +47,10 @@ namespace ddp {
 class tcp_store_server {
 public:
     tcp_store_server(detail::tcp_acceptor acceptor, int size, std::uint64_t job, std::uint64_t nonce,
-                     timing const& times, job_secret const& secret = {}, tcp_security const* security = nullptr)
+                     timing const& times, job_secret const& secret = {},
+                     std::shared_ptr<tcp_security const> security = nullptr)
         : acceptor_(std::move(acceptor)),
-          security_(security),
+          security_(std::move(security)),
           size_(size),
           job_(job),
           nonce_(nonce),
@@ -94,18 +96,27 @@ private:
         std::uint32_t count = 0;
     };
 
+    /// How long a rank is waited for that has not come when the job has failed: rank 0 tells its own error after that, and
+    /// ddprun ends the other ranks of a failed job after 2 s.
+    static constexpr std::chrono::milliseconds late_rank{1500};
+
     [[gnu::cold]] void serve() noexcept {
         time_point give_up = never;
+        time_point nobody_comes = never;
         while (monotonic_clock::now() < give_up) {
             try {
-                if (stopping_ && give_up == never)
-                    give_up = monotonic_clock::now() + std::max(times_.dead, times_.handshake);
+                if (stopping_ && give_up == never) {
+                    std::chrono::milliseconds const most = std::max(times_.dead, times_.handshake);
+                    give_up = monotonic_clock::now() + most;
+                    nobody_comes = monotonic_clock::now() + std::min(most, late_rank);
+                }
                 auto const owed = [this](visitor const& v) {
                     if (v.rank < 0) return false;
                     if (failure_.empty() && v.out.empty() && !v.stream.unsent() && v.dismissed) return false;
                     return monotonic_clock::now() - v.heard < times_.dead;  // one that is stopped does not hang up
                 };
-                if (stopping_ && all_told() && std::none_of(visitors_.begin(), visitors_.end(), owed)) break;
+                if (stopping_ && all_told(nobody_comes) && std::none_of(visitors_.begin(), visitors_.end(), owed))
+                    break;
                 turn();
             } catch (std::exception const& e) {
                 failure_ = detail::concat({"the rendezvous failed: ", e.what()});
@@ -115,9 +126,9 @@ private:
         acceptor_.close(ignored);
         visitors_.clear();
     }
-    /// After an early failure the ranks that are about to come should hear of it as well.
-    [[nodiscard, gnu::cold]] bool all_told() const {
-        return failure_.empty() || monotonic_clock::now() >= until_ ||
+    /// After an early failure the ranks that are about to come should hear of it as well, until `nobody_comes`.
+    [[nodiscard, gnu::cold]] bool all_told(time_point nobody_comes) const {
+        return failure_.empty() || monotonic_clock::now() >= std::min(until_, nobody_comes) ||
                std::count(came_.begin(), came_.end(), true) == size_;
     }
     [[gnu::cold]] void turn() {
@@ -137,7 +148,7 @@ private:
         }
         if (polls[0].revents != 0)
             if (int const error = detail::welcome(
-                    acceptor_, security_, visitors_, times_, [](visitor const& v) { return v.rank < 0; },
+                    acceptor_, security_.get(), visitors_, times_, [](visitor const& v) { return v.rank < 0; },
                     [this](visitor& v) { read(v); });
                 error != 0)
                 no_room(error);
@@ -347,7 +358,7 @@ private:
     }
 
     detail::tcp_acceptor acceptor_;
-    tcp_security const* security_;
+    std::shared_ptr<tcp_security const> security_;
     int size_;
     std::uint64_t job_;
     std::uint64_t nonce_;

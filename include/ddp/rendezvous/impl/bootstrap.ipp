@@ -261,7 +261,7 @@ namespace detail {
     // Another program may own rank 0's port, on loopback too: a rank that can prove the secret does not show it there. The
     // nonce that it gets in return is then enough between the ranks of one machine.
     bool const proves = detail::must_prove(j, servers, secret, options);
-    std::unique_ptr<tcp_security> const security =
+    std::shared_ptr<tcp_security> const security =
         options.security != nullptr && secret.given() ? options.security(secret, options.encrypt) : nullptr;
     tcp_security const* const between_ranks = proves ? security.get() : nullptr;
     bool const anywhere = proves || options.insecure;
@@ -272,7 +272,7 @@ namespace detail {
                      "(insecure was asked for): whoever reaches %s can join this job and read what it sends\n",
                      detail::text_of(servers.front()).c_str());
     detail::expect_descriptors(j);
-    std::shared_ptr<tcp_store_server> server;
+    std::unique_ptr<tcp_store_server> server;
     // Ranks come at different times: the server's deadline is the one for all; this one counts only if the server fails.
     time_point const until = monotonic_clock::now() + options.times.join + 2 * options.times.handshake;
     if (j.rank == 0) {
@@ -280,8 +280,8 @@ namespace detail {
         detail::tcp_acceptor acceptor = detail::listen_as_master(j, servers, options.listen_descriptor, anywhere);
         servers = {acceptor.local_endpoint()};
         try {
-            server = std::make_shared<tcp_store_server>(std::move(acceptor), j.size, id, nonce, options.times, secret,
-                                                        security.get());
+            server = std::make_unique<tcp_store_server>(std::move(acceptor), j.size, id, nonce, options.times, secret,
+                                                        security);
         } catch (std::system_error const& e) {
             if (!detail::out_of_descriptors(e.code().value())) throw;
             throw detail::too_many_files(0, j.size, "what serves the other ranks", e.code().value());

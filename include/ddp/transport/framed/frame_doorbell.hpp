@@ -35,7 +35,9 @@ public:
     // The owner's side.
 
     /// Whether there was a ring since the last call.
-    [[nodiscard]] bool answered() noexcept { return state_.exchange(awake) == rung; }
+    [[nodiscard]] bool answered() noexcept {
+        return state_.load(std::memory_order_relaxed) == rung && state_.exchange(awake) == rung;
+    }
     /// To be called before sleeping. Returns false if there was a ring: then do not sleep.
     [[nodiscard]] bool fall_asleep() noexcept {
         int expected = awake;

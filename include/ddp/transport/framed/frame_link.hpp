@@ -62,6 +62,17 @@ struct frame_link {
         else
             return false;
     }
+    /// Whether nothing is to be written, and, as far as is known, nothing to be read: of a stream through memory, which need
+    /// not be tried then. Most peers of a large job are silent at any moment.
+    [[nodiscard]] bool nothing_to_write() const noexcept {
+        return in_memory() && !shut_when_written && out.idle(in.consumed());
+    }
+    [[nodiscard]] bool nothing_to_read() noexcept {
+        if constexpr (requires { stream.quiet(); })
+            return stream.quiet();
+        else
+            return false;
+    }
     /// Ok once the stream keeps back nothing of what was written.
     stream_result flush() noexcept {
         if constexpr (requires { stream.flush(); })

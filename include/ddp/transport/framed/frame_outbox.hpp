@@ -62,6 +62,11 @@ public:
         while (count_ < slots_.size() && ahead_ < max_ahead && fill_one()) {
         }
     }
+    /// Whether fill() would add nothing, and gather() return nothing.
+    [[nodiscard]] bool idle(std::uint32_t consumed) const noexcept {
+        bool const posted = current_ != nullptr || !fresh_.empty() || !cleared_.empty() || !clears_.empty();
+        return count_ == 0 && !posted && !beat_due_ && !goodbye_due_ && !aborted_ && !credit_due(consumed);
+    }
     /// What to write next. Returns the number of buffers.
     [[nodiscard]] std::size_t gather(std::span<const_bytes, max_buffers> list) const noexcept {
         std::size_t n = 0, skip = written_;
@@ -202,13 +207,16 @@ private:
             push({.type = frame_type::goodbye}, {});
             return true;
         }
-        if (consumed_ - reported_ >= std::max(credit_ / 4, std::uint32_t{1}) && !aborted_) {
+        if (credit_due(consumed_) && !aborted_) {
             push({.type = frame_type::credit}, {});
             return true;
         }
         return false;
     }
 
+    [[nodiscard]] bool credit_due(std::uint32_t consumed) const noexcept {
+        return consumed - reported_ >= std::max(credit_ / 4, std::uint32_t{1});
+    }
     bool fill_data() noexcept {
         if (current_ == nullptr) {
             if (completion* const node = cleared_.pop_front()) {

@@ -45,7 +45,7 @@ struct stream_result {
 /// - `bool in_memory() const noexcept`, whether bytes bypass the descriptor; `bool may_sleep(bool reads, bool writes)
 ///   noexcept`, after which the descriptor becomes readable when there is something to read, or room to write (false: there
 ///   is already); and `void woken(bool readable) noexcept`, called after the sleep: of a stream whose bytes may bypass its
-///   descriptor.
+///   descriptor. Also `bool quiet() noexcept`, whether read_some need not be called, because nothing has come.
 ///
 /// Models: descriptor_stream, tcp_stream.
 template <class S>

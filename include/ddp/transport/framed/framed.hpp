@@ -138,12 +138,13 @@ public:
     bool progress(time_point until) {
         time_point at = now();
         bool fresh = false;  // the links' flags are from a poll just made
+        bool slept = false;
         for (time_point spin_until = at + spin();;) {
             bool const frozen = at - last_turn_ > options_.times.dead / 2;
             bool const moved = pump(at, fresh);
             if (frozen) restart_clocks(at);  // this process was stopped: nobody is late
             last_turn_ = at;
-            bool const late = run_timers(at);
+            bool const late = (slept || at - timers_ran_ >= timer_grain) && run_timers(at);
             if (aborted_) news_.share_losses();
             bool const ran = run_ready();
             bool const changed = news_.have_changed();
@@ -155,7 +156,8 @@ public:
                 spin_until = at + spin();
                 continue;
             }
-            if (at >= spin_until) {
+            slept = at >= spin_until;
+            if (slept) {
                 fresh = wait_.sleep(links_, at, std::min({until, next_timer(), at + options_.times.dead / 4}));
             } else if (options_.yields && !glance()) {
                 ::sched_yield();
@@ -236,6 +238,7 @@ private:
     using link = frame_link<S, Sum>;
     static constexpr std::size_t staging_bytes = std::size_t{64} << 10;
     static constexpr int turns = 4;  // reads and writes of one link before the next link
+    static constexpr nanoseconds timer_grain = std::chrono::milliseconds{1};  // while this rank does not sleep
 
     static std::size_t total(auto buffers) noexcept {
         std::size_t sum = 0;
@@ -287,8 +290,8 @@ private:
         bool moved = false;
         for (auto const& l : links_) {
             bool const tried = try_sockets || l->in_memory();
-            if (tried || !l->blocked) moved |= write(*l, at);
-            if (l->in_open && (tried || l->readable)) moved |= read(*l, at);
+            if ((tried || !l->blocked) && !l->nothing_to_write()) moved |= write(*l, at);
+            if (l->in_open && (tried || l->readable) && !l->nothing_to_read()) moved |= read(*l, at);
         }
         return moved;
     }
@@ -355,6 +358,7 @@ private:
     /// True if a peer has just become overdue.
     bool run_timers(time_point at) {
         bool late = false;
+        timers_ran_ = at;
         for (auto const& l : links_) {
             if (l->out_open && at - l->sent >= options_.times.heartbeat) {
                 l->out.beat(mark_);
@@ -388,7 +392,7 @@ private:
     frame_endings<link> endings_;
     frame_wait<link> wait_;
     mark mark_;
-    time_point last_turn_;
+    time_point last_turn_, timers_ran_;
     bool aborted_ = false, leaving_ = false, left_ = false;
 };
 

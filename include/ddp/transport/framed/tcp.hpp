@@ -134,6 +134,11 @@ public:
         if (memory_ != nullptr && memory_->in.has_bytes()) return true;
         return channel_ != nullptr && (channel_->readable() || channel_->error() != channel_error::none);
     }
+    /// Whether nothing has come through memory. Now and then it returns false all the same, so that a read checks the socket.
+    [[nodiscard]] bool quiet() noexcept {
+        return memory_ != nullptr && !memory_->in.has_bytes() && !memory_->rung &&
+               memory_->ended.status == stream_status::ok && ++memory_->idle < looks_a_call;
+    }
     /// To be called before a wait for the descriptor, which the far end will make readable. False: do not wait.
     [[nodiscard]] bool may_sleep(bool reads, bool writes) noexcept {
         return memory_ == nullptr ||
