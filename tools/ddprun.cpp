@@ -16,6 +16,7 @@
 #include <ddp/core/version.hpp>
 #include <ddp/rendezvous/environment.hpp>
 
+#include "ddprun/advice.hpp"
 #include "ddprun/cores.hpp"
 #include "ddprun/job.hpp"
 #include "ddprun/options.hpp"
@@ -29,7 +30,9 @@ void print_plan(ddprun::options const& with) {
     if (!with.hosts.empty()) {
         int rank = 0;
         for (ddprun::host const& one : with.hosts) {
-            std::cout << "ranks " << rank << " to " << rank + one.slots - 1 << ':';
+            std::cout << (one.slots == 1 ? "rank " : "ranks ") << rank;
+            if (one.slots > 1) std::cout << " to " << rank + one.slots - 1;
+            std::cout << ':';
             for (std::string const& word : ddprun::agent_command(with, one.name))
                 std::cout << ' ' << ddprun::quoted(word);
             std::cout << '\n';
@@ -42,12 +45,23 @@ void print_plan(ddprun::options const& with) {
     if (std::getenv("OMP_NUM_THREADS") == nullptr)
         around.threads = std::max(ddprun::usable_cores() / with.local_size, 1);
     for (int local = 0; local < with.local_size; ++local) {
-        for (auto const& [name, value] : ddprun::variables_of(with, around, local))
-            std::cout << name << '=' << ddprun::quoted(value) << ' ';
+        ddprun::variables all = ddprun::variables_of(with, around, local);
+        for (std::string const& one : with.carried) {  // set by now, in the order of the command line
+            std::string const name = one.substr(0, one.find('='));
+            if (std::ranges::none_of(all, [&](auto const& known) { return known.first == name; }))
+                all.emplace_back(name, ddp::detail::environment_variable(name).value_or(""));
+        }
+        for (auto const& [name, value] : all) std::cout << name << '=' << ddprun::quoted(value) << ' ';
         if (with.rank_of(local) == 0) std::cout << "DDP_LISTEN_FD='<listening>' ";
         for (std::size_t i = 0; i < with.command.size(); ++i)
             std::cout << ddprun::quoted(with.command[i]) << (i + 1 < with.command.size() ? " " : "\n");
     }
+}
+
+/// Each is NAME=VALUE.
+void set_variables(std::vector<std::string> const& all) {
+    for (std::string const& one : all)
+        ::setenv(one.substr(0, one.find('=')).c_str(), one.substr(one.find('=') + 1).c_str(), 1);
 }
 
 /// 0, unless what was printed could not be written.
@@ -60,10 +74,15 @@ int written() {
 
 int run(std::vector<std::string> const& words) {
     if (words == std::vector<std::string>{"--agent"}) {
-        ddprun::orders given = ddprun::read_orders();
-        for (std::string const& one : std::exchange(given.with.carried, {}))
-            ::setenv(one.substr(0, one.find('=')).c_str(), one.substr(one.find('=') + 1).c_str(), 1);
-        return ddprun::run_job(given.with, given);
+        try {
+            ddprun::orders given = ddprun::read_orders();
+            set_variables(std::exchange(given.with.carried, {}));
+            return ddprun::run_job(given.with, given);
+        } catch (ddprun::launch_error const& problem) {  // several hosts may say the same
+            char host[256] = {};
+            ::gethostname(host, sizeof host - 1);
+            throw ddprun::launch_error(problem.exit_code(), std::string("on ") + host + ": " + problem.what());
+        }
     }
     ddprun::options const with = ddprun::parse(words);
     if (!with.help.empty())
@@ -71,15 +90,19 @@ int run(std::vector<std::string> const& words) {
     else if (with.version)
         std::cout << "ddprun " << ddp::version_major << '.' << ddp::version_minor << '.' << ddp::version_patch << '\n';
     else if (with.explain)
-        std::cout << ddp::detail::explain_job(
-            [](std::string const& name) { return ddp::detail::environment_variable(name); });
-    else if (with.dry_run)
-        print_plan(with);
+        std::cout << ddp::detail::explain_job([](std::string const& name) {
+            return ddp::detail::environment_variable(name);
+        }) << ddprun::unknown_variables();
     else {
-        if (with.hosts.empty())
-            for (std::string const& one : with.carried)
-                ::setenv(one.substr(0, one.find('=')).c_str(), one.substr(one.find('=') + 1).c_str(), 1);
-        return ddprun::run_job(with, std::nullopt);
+        if (with.hosts.empty()) set_variables(with.carried);
+        if (!with.dry_run) {
+            if (std::string const outer = ddprun::outer_launcher(); with.nodes == 1 && !outer.empty())
+                std::cerr << "ddprun: warning: another launcher has started this as one of several (" << outer
+                          << "), and each ddprun among them starts a job of its own. For one job, start the program "
+                             "without ddprun, or each ddprun with --nnodes and --node-rank\n";
+            return ddprun::run_job(with, std::nullopt);
+        }
+        print_plan(with);
     }
     return written();
 }

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import pathlib
 import pty
 import re
 import select
@@ -16,6 +17,7 @@ import time
 import unittest
 
 DDPRUN = os.environ.get("DDPRUN", "")
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 CORES = len(os.sched_getaffinity(0))
 DEADLINE = 30.0  # for whatever a test waits for: a hang is a failure, a slow machine is not
 
@@ -704,6 +706,20 @@ class Signals(unittest.TestCase):
             self.assertEqual((result.code, result.lines(0), result.lines(1)), (0, ["done"], ["done"]))
 
 
+    def test_a_signal_that_ranks_do_not_handle_is_said_to_come_from_ddprun(self):
+        with Directory() as notes:
+            process = start("-n", "2", *sh("echo up > $NOTES/$RANK; sleep 60"), env=notes.env())
+            notes.wait_for("0", "1")
+            process.send_signal(signal.SIGUSR1)
+            result = finish(process)
+            self.assertEqual(result.code, 128 + signal.SIGUSR1, result.err)
+            self.assertIn("killed by SIGUSR1", result.err)
+            self.assertIn("ddprun passed that signal on; it ends a rank that has no handler", result.err)
+        result = run("-n", "2", "--grace", "0.1", *sh("[ $RANK = 1 ] && kill -USR1 $$; sleep 60"))
+        self.assertIn("rank 1 failed first: killed by SIGUSR1", result.err)
+        self.assertNotIn("passed that signal on", result.err)
+
+
 class Restarts(unittest.TestCase):
     SCRIPT = ("echo id $DDP_JOB_ID count $DDP_RESTART_COUNT; echo x >> $NOTES/tries$RANK;"
               " [ $(wc -l < $NOTES/tries$RANK) -ge $ENOUGH ] || [ $RANK = 0 ] || exit 9")
@@ -784,15 +800,27 @@ class Hosts(unittest.TestCase):
         self.assertEqual([result.lines(rank) for rank in range(5)],
                          [[f"HOST={host} LOCAL={local} DEAD=9"] for host, local in
                           (("a", 0), ("a", 1), ("a", 2), ("b", 0), ("c", 0))])
+        result = launch("fd00::1\n[fd00::2]\nme@[fd00::3]:2\n[fd00::2]:1\nme@fd00::3 slots=1\n", *script)  # IPv6
+        self.assertEqual([result.lines(rank)[0] for rank in range(6)],
+                         [f"HOST={host} LOCAL={local} DEAD=" for host, local in
+                          (("fd00::1", 0), ("fd00::2", 0), ("fd00::2", 1), ("me@fd00::3", 0), ("me@fd00::3", 1),
+                           ("me@fd00::3", 2))])
         result = launch("a slots=2\nb slots=2\nc slots=2\n", "-n", "3", *script)
         self.assertEqual([result.lines(rank)[0][:6] for rank in range(3)], ["HOST=a", "HOST=a", "HOST=b"])
         for lines, expected in (("a slots=0\n", "slots takes an integer from 1 to 4096, not '0'"),
                                 ("a slots=two\n", "not 'two'"), ("a max_slots=2\n", "'max_slots=2' is not understood"),
-                                ("a:b\n", "the slots of host a"), ("-x slots=1\n", "'-x' is not a host's name"),
+                                ("a:b\n", "the number of slots of host a"), ("-x slots=1\n", "'-x' is not a host's name"),
+                                ("[-x]\n", "'-x' is not a host's name"), ("[fd00::1]:x\n", "not 'x'"),
                                 ("# nobody\n", "names no host")):
             result = launch(lines, "true")
             self.assertEqual(result.code, 2, lines)
             self.assertIn(expected, result.err)
+
+    def test_a_host_that_cannot_run_the_program_is_named(self):
+        result = finish(self.start("a,b", "-x", "DDP_TEST_UNSET", "./no_such_program"))
+        self.assertEqual(result.code, 127, result.err)
+        self.assertIn(f"ddprun: on {os.uname().nodename}: cannot run './no_such_program'", result.err)
+        self.assertIn("warning: -x DDP_TEST_UNSET: no such variable is set here\n", result.err)
 
     def test_a_rank_that_fails_elsewhere_gives_the_exit_code(self):
         result = finish(self.start("a:2,b:2", "--grace", "0.3", *sh("[ $RANK != 3 ] || { echo why >&2; exit 7; }; sleep 60")))
@@ -955,8 +983,9 @@ class CommandLine(unittest.TestCase):
                 (["--bind", "socket", "true"], "--bind takes cores or none"),
                 (["--tee", "3", "true"], "--log-dir"),
                 (["-H", "a:2", "-n", "3", "true"], "the hosts have 2 slots"),
-                (["-H", "a:0", "true"], "the slots of host a"),
+                (["-H", "a:0", "true"], "the number of slots of host a"),
                 (["-H", "-oProxyCommand=x", "true"], "is not a host's name"),
+                (["-x", "=v", "true"], "-x takes NAME or NAME=VALUE, not '=v'"),
                 (["-H", "a", "--nnodes", "2", "true"], "contradict"),
                 (["--hostfile", "/no/such", "true"], "cannot be read"),
                 (["-n", "2"], "no program"),
@@ -983,6 +1012,16 @@ class CommandLine(unittest.TestCase):
                       r"conflict: RANK says rank 1 of 2, PMI rank 3 of 9"):
             self.assertRegex(result.out, words)
 
+    def test_explain_names_variables_that_nobody_reads(self):
+        result = run("--explain", env=environment(DDP_SECRET_FIL="x", DDP_PORTS="20000-20063"))
+        self.assertEqual(re.findall("note: (.*)", result.out),
+                         ["'DDP_SECRET_FIL' is set, but the library has no variable of that name"])
+        names = set()
+        for page in ("getting_started", "launching", "faults", "security"):
+            names |= set(re.findall(r"\bDDP_[A-Z_]+[A-Z]\b", (ROOT / f"docs/{page}.md").read_text()))
+        self.assertGreater(len(names), 20)
+        self.assertNotIn("no variable of that name", run("--explain", env=environment(**dict.fromkeys(names, "1"))).out)
+
     def test_version(self):
         self.assertRegex(run("--version").out, r"\Addprun \d+\.\d+\.\d+\n\Z")
 
@@ -1003,6 +1042,27 @@ class CommandLine(unittest.TestCase):
                 self.assertIn("MASTER_ADDR=127.0.0.1 MASTER_PORT=4711 ", line)
             subprocess.run(["sh", "-c", lines[1]], check=True, timeout=DEADLINE)
             self.assertEqual(os.listdir(notes.path), ["it's here"])
+
+    def test_a_dry_run_prints_the_variables_of_options(self):
+        result = run("-n", "2", "--dry-run", "--dead", "9", "-x", "WORD=it's here", "-x", "OMP_NUM_THREADS=5", "env")
+        for line in result.out.splitlines():
+            shell = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True, timeout=DEADLINE,
+                                   env={"PATH": os.environ["PATH"]})
+            for words in ("DDP_TIMEOUT_DEAD=9", "WORD=it's here", "OMP_NUM_THREADS=5"):
+                self.assertIn(words, shell.stdout.splitlines())
+        self.assertRegex(run("-H", "a,b:2", "--dry-run", "true").out, r"\Arank 0: ssh .*\nranks 1 to 2: ssh .*\n\Z")
+
+    def test_one_of_several_ddpruns_says_that_each_starts_a_job(self):
+        warning = "warning: another launcher has started this as one of several"
+        srun = dict(SLURM_JOB_ID="7", SLURM_STEP_ID="0", SLURM_PROCID="0", SLURM_STEP_NUM_TASKS="2", SLURM_LOCALID="0")
+        result = run("-n", "2", "true", env=environment(**srun))
+        self.assertEqual((result.code, result.err.count(warning)), (0, 1), result.err)
+        self.assertIn("SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2", result.err)
+        batch = dict(SLURM_JOB_ID="7", SLURM_PROCID="0", SLURM_NTASKS="8")  # a script without srun runs once
+        for words, variables in (([], {**srun, "SLURM_PROCID": "1"}), ([], {**srun, "SLURM_STEP_NUM_TASKS": "1"}), ([], batch),
+                                 ([], {}), (["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", "4711"], srun)):
+            result = run("-n", "2", *words, "true", env=environment(**variables))
+            self.assertEqual((result.code, result.err), (0, ""), variables)
 
     def test_verbose_says_what_is_started(self):
         result = run("-v", "-n", "2", "true")

@@ -148,10 +148,17 @@ class Meeting(Case):
             first.ranks["of the second job"] = second
             first.wait(which=["of the second job"])
             self.says(second.error(), "DDP-E201", f"port {first.port} is in use by another program on 127.0.0.1",
-                      "Choose another MASTER_PORT, or start the job with ddprun")
+                      "or by another process with RANK=0", "Choose another MASTER_PORT, or start the job with ddprun")
             first.start(1)
             first.wait(which=[0, 1])
             self.assertEqual([first.ranks[r].code for r in (0, 1)], [0, 0], first.story())
+
+    def test_ranks_with_different_names_of_the_job(self):
+        with Job(2, [NEWCOMER], lambda rank: {"DDP_JOB_ID": f"job {rank}"}) as job:
+            job.wait()
+            self.says(job.ranks[0].error(), "DDP-E201", "ranks {1} never joined")
+            self.says(job.ranks[1].error(), "DDP-E201", "Rank 0 hangs up on ranks that do not show the same secret",
+                      "DDP_TLS and DDP_JOB_ID")
 
     def test_a_rank_that_meets_another_job(self):
         with Job(3, [NEWCOMER], without=[2]) as job:

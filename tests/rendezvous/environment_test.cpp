@@ -231,6 +231,29 @@ TEST_CASE("each known mistake of launching has a message of its own", "[rendezvo
     CHECK(complaint(with("PET_NPROC_PER_NODE", "2")).empty());  // torchrun leaves it there for its workers
 }
 
+TEST_CASE("half an environment is named as it was set, with the launcher that says more", "[rendezvous]") {
+    variables const there{{"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "4000"}};
+    for (auto const& [all, words] :
+         {std::pair(variables{{"DDP_RANK", "0"}}, "DDP_RANK set, but not DDP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. "),
+          std::pair(plus(there, {{"DDP_RANK", "0"}, {"WORLD_SIZE", "2"}}),
+                    "DDP_RANK, MASTER_ADDR, MASTER_PORT set, but not DDP_WORLD_SIZE. "),
+          std::pair(variables{{"DDP_RANK", "0"}, {"DDP_WORLD_SIZE", "2"}, {"DDP_MASTER_PORT", "4000"}},
+                    "DDP_RANK, DDP_WORLD_SIZE, DDP_MASTER_PORT set, but not MASTER_ADDR. "),
+          std::pair(variables{{"DDP_MASTER_ADDR", "a"}},
+                    "DDP_MASTER_ADDR set, but not RANK, WORLD_SIZE, MASTER_PORT. "),
+          std::pair(plus(slurm, plus(there, {{"WORLD_SIZE", "5"}})),
+                    "but not RANK. Slurm says that this is rank 2 of 5: unset WORLD_SIZE for that to count"),
+          std::pair(plus(slurm, {{"RANK", "0"}, {"WORLD_SIZE", "5"}}),
+                    "but not MASTER_ADDR, MASTER_PORT. Slurm says that this is rank 2 of 5: unset RANK, WORLD_SIZE "),
+          std::pair(variables{{"RANK", "0"}, {"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}},
+                    "Open MPI says that this is rank 1 of 2: unset RANK for that to count")}) {
+        std::string const text = complaint(all);
+        CAPTURE(words, text);
+        CHECK(text.find(words) != std::string::npos);
+        CHECK(text.find(" set, but not ") == text.rfind(" set, but not "));
+    }
+}
+
 TEST_CASE("half an environment is an error that names what is missing", "[rendezvous]") {
     for (std::string const name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
         std::string const text = complaint(without(name));

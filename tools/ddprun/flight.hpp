@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
@@ -34,7 +35,9 @@ public:
         if (kept_) {
             path_ = std::filesystem::absolute(users, problem).string();
             if (attempt > 0) path_ += "/restart-" + std::to_string(attempt);
-            std::filesystem::create_directories(path_, problem);  // a rank says what is wrong, should it have to write
+            std::filesystem::create_directories(path_, problem);
+            if (!problem && ::access(path_.c_str(), W_OK | X_OK) != 0) problem.assign(errno, std::generic_category());
+            if (problem) problem_ = "cannot write into " + path_ + ": " + problem.message();
             for (int rank = first_rank; rank < first_rank + ranks; ++rank)
                 for (int again = 0; again < 10; ++again) std::filesystem::remove(file_of(rank, again), problem);
             return;
@@ -49,7 +52,8 @@ public:
         if (!kept_ && !path_.empty()) std::filesystem::remove_all(path_, problem);
     }
 
-    [[nodiscard]] std::string const& path() const noexcept { return path_; }  ///< empty: none could be made
+    [[nodiscard]] std::string const& path() const noexcept { return path_; }        ///< empty: none could be made
+    [[nodiscard]] std::string const& problem() const noexcept { return problem_; }  ///< of the user's; or empty
     [[nodiscard]] bool kept() const noexcept { return kept_; }
     /// Of the communicator that the rank has made last: a second one finds the file of the first there.
     [[nodiscard]] std::string newest_of(int rank) const {
@@ -65,7 +69,7 @@ private:
     }
 
     bool kept_;
-    std::string path_;
+    std::string path_, problem_;
 };
 
 /// What a rank was doing when it failed, or when it wrote last.

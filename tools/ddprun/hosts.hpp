@@ -63,7 +63,16 @@ inline void expect_host_name(std::string const& name) {
         throw usage_problem(shown(name) + " is not a host's name; names have letters, digits and -_.@:[]% only");
 }
 
-inline void add_host(std::vector<host>& hosts, std::string const& name, int slots) {
+/// "[fd00::2]" and "me@[fd00::2]" without the brackets, which ssh does not know.
+inline std::string without_brackets(std::string name) {
+    auto const open = name.find('[');
+    if (open == std::string::npos || name.back() != ']' || (open > 0 && name[open - 1] != '@')) return name;
+    name.pop_back();
+    return name.erase(open, 1);
+}
+
+inline void add_host(std::vector<host>& hosts, std::string const& text, int slots) {
+    std::string const name = without_brackets(text);
     expect_host_name(name);
     int all = slots;
     for (host const& one : hosts) all += one.slots;
@@ -74,14 +83,16 @@ inline void add_host(std::vector<host>& hosts, std::string const& name, int slot
     (known != hosts.end() ? *known : hosts.emplace_back(host{name, 0})).slots += slots;
 }
 
-/// "name", "name:slots".
+/// "name", "name:slots"; an address of IPv6 as it is, or in brackets: "fe80::1%eth0", "me@[fd00::2]:4".
 inline void add_host(std::vector<host>& hosts, std::string const& text) {
-    auto const colon = text.rfind(':');
-    if (colon == std::string::npos) return add_host(hosts, text, 1);
+    auto const colon = text.rfind(':'), open = text.find('['), close = text.rfind(']');
+    bool const bracketed = open != std::string::npos && close != std::string::npos && open < close;
+    if (colon == std::string::npos || (bracketed ? colon < close : text.find(':') != colon))
+        return add_host(hosts, text, 1);
     std::string const name = text.substr(0, colon);
     expect_host_name(name);
     add_host(hosts, name,
-             parse_integer("the slots of host " + name, std::string_view(text).substr(colon + 1), 1, 4096));
+             parse_integer("the number of slots of host " + name, std::string_view(text).substr(colon + 1), 1, 4096));
 }
 
 inline std::vector<host> parse_hosts(std::string const& list) {

@@ -159,6 +159,7 @@ private:
         around.job_id = id_;
         around.restarts = attempt_;
         flights_.emplace(with_.flight_dir, attempt_, with_.rank_of(0), with_.local_size);
+        if (!flights_->problem().empty()) say("ddprun: warning: --flight-dir: " + flights_->problem());
         around.flight_dir = flights_->path();
         int const usable = usable_cores();
         std::vector<int> const cores = with_.bind ? cores_in_mask() : std::vector<int>();
@@ -230,6 +231,9 @@ private:
         }
         if (with_.master_port == 0)  // one that kernels do not hand out: nobody can look from here what is free there
             each.with.master_port = static_cast<std::uint16_t>(15000 + (secret_[0] * 256 + secret_[1]) % 16000);
+        for (std::string const& one : with_.carried)
+            if (one.find('=') == std::string::npos && ::getenv(one.c_str()) == nullptr)
+                say("ddprun: warning: -x " + one + ": no such variable is set here");
         std::string const directory = std::filesystem::current_path().string();
         int first_rank = 0;
         for (std::size_t i = 0; i < with_.hosts.size(); ++i) {
@@ -404,6 +408,7 @@ private:
             if (here) signal_groups(SIGCONT);
             return;
         }
+        usr1_ = usr1_ || signo == SIGUSR1;
         if (signo == SIGUSR1 && given_ == nullptr) say("ddprun: SIGUSR1 passed on to all ranks");
         if (!with_.hosts.empty() && (signo == SIGUSR1 || signo == SIGUSR2)) return signal_groups(signo);
         if (signo == SIGUSR1 || signo == SIGUSR2) {  // their default is death: not for what a rank has started
@@ -457,7 +462,8 @@ private:
                           .seconds = seconds.count(),
                           .batch = batch_,
                           .by_us = stage_ == stage::asked || stage_ == stage::killed,
-                          .passed_on = passed_on_};
+                          .passed_on = passed_on_,
+                          .after_usr1 = usr1_};
         if (!rank.end->failed() || stage_ != stage::running) return;
         stage_ = stage::grace;
         bool const saves = passed_on_ != 0 || rank.end->to_be_resumed();
@@ -476,7 +482,7 @@ private:
             if (asked ? state.asked < std::chrono::nanoseconds(asked_at_.time_since_epoch()).count() : !state.failed)
                 state = {};
             if (!rank.end && !rank.asked)
-                silent[rank.rank] = "was not asked, having no handler for SIGUSR2 then";
+                silent[rank.rank] = "was not asked: it had no handler for SIGUSR2";
             else if (!rank.end)
                 silent[rank.rank] = "did not answer";
             else
@@ -548,6 +554,7 @@ private:
     int batch_ = 0;
     int interrupts_ = 0;
     int passed_on_ = 0;
+    bool usr1_ = false;  // passed on, which is no wish that the job end
     bool abandoned_ = false;
     bool culprit_ = false;
     bool orphaned_ = false;  // whoever gave the orders is gone

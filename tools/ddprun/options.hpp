@@ -310,6 +310,8 @@ inline void place(options& result, command_line const& line) {
     detail::carry_time(result.carried, "--collective", "DDP_TIMEOUT_COLLECTIVE", line.collective);
     detail::carry_time(result.carried, "--join", "DDP_TIMEOUT_JOIN", line.join);
     if (result.command.empty() || result.command.front().empty()) throw usage_problem("no program to start");
+    for (std::string const& one : line.carried)
+        if (one.front() == '=') throw usage_problem("-x takes NAME or NAME=VALUE, not " + detail::shown(one));
     if (!line.hosts.empty() || !line.hostfile.empty()) {
         if (!line.hosts.empty() && !line.hostfile.empty()) throw usage_problem("-H and --hostfile: give one of them");
         if (result.nodes > 1 || line.standalone)

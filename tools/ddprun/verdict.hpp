@@ -28,6 +28,7 @@ struct ending {
     int batch = 0;       ///< which look at the children found it: earlier ones ended earlier, within one nobody knows
     bool by_us = false;  ///< after ddprun had begun to end the job
     int passed_on = 0;   ///< the first signal that ddprun had passed on by then, or 0
+    bool after_usr1 = false;      ///< ddprun had passed on SIGUSR1 by then
     bool accuses_a_peer = false;  ///< its last words blame another rank
     std::string last_words = {};
 
@@ -104,6 +105,8 @@ namespace detail {
         std::to_string(culprit.pid) + " on " + host + ", " + seconds + " s after its start)";
     if (!culprit.last_words.empty()) text += "\n        its last error line: " + culprit.last_words;
     if (culprit.signal() == SIGKILL) text += "\n        ddprun did not send that signal: was memory short? (dmesg)";
+    if (culprit.signal() == SIGUSR1 && culprit.after_usr1)
+        text += "\n        ddprun passed that signal on; it ends a rank that has no handler (ddp::stop_signals)";
     if (all.size() > 1) text += "\n        the others: " + detail::the_others(all, &culprit);
     return text;
 }

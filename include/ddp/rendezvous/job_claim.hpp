@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include <ddp/core/error.hpp>
 #include <ddp/core/separate.hpp>
@@ -34,8 +35,8 @@ struct job_claim {
 [[nodiscard]] std::optional<job_claim> pmix_claim(environment_view const& env);
 [[nodiscard]] std::optional<job_claim> pmi_claim(environment_view const& env);
 
-/// RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT: an error that lists which of them are set and which are not.
-[[nodiscard]] environment_error half_of_a_job(environment_view const& env);
+/// RANK and WORLD_SIZE behind `prefix`, MASTER_ADDR, MASTER_PORT: an error that lists which of them are set and which are not.
+[[nodiscard]] environment_error half_of_a_job(environment_view const& env, std::string_view prefix);
 /// How many ranks a host PET_NPROC_PER_NODE asks torchrun or ddprun for; 1 where it is not set or not a number.
 [[nodiscard]] int pet_ranks_a_host(environment_view const& env);
 /// Whether mpirun has started this process: inside Slurm, Slurm's variables are then those of mpirun's daemons.

@@ -77,8 +77,8 @@ public:
         throw rendezvous_error(detail::concat(
             {"rank ", rank, " cannot reach rank 0 at ", tried, " (", attempts, " attempts, the last: ", last.message(),
              "). Check that rank 0 runs, that MASTER_ADDR and MASTER_PORT are right, and that no firewall drops "
-             "connections between the hosts. A job with a secret (ddprun makes one; DDP_SECRET_FD, "
-             "DDP_SECRET_FILE) hangs up on ranks that do not show the same"}));
+             "connections between the hosts. Rank 0 hangs up on ranks that do not show the same secret "
+             "(DDP_SECRET_FILE, or DDP_SECRET_FD from ddprun), DDP_TLS and DDP_JOB_ID"}));
     }
     tcp_store(tcp_store const&) = delete;
     tcp_store& operator=(tcp_store const&) = delete;
@@ -184,7 +184,7 @@ private:
         return answer(until);
     }
     [[gnu::cold]] void start_beating() {
-        beats_ = detail::start_thread("the thread of its heartbeats to rank 0's store", [this] {
+        beats_ = detail::start_thread("the thread that sends this rank's heartbeats to rank 0", [this] {
             std::unique_lock lock(beating_);
             while (!stopped_.wait_for(lock, times_.heartbeat, [this] { return stop_; })) {
                 detail::store_head const alive{detail::store_op::alive, 0, 0, 0};

@@ -97,7 +97,8 @@ inline constexpr char const* both_alive =
                            !culprit_spoke    ? ". Nothing has been heard from it since"
                            : entered.empty() ? ". It is alive, and has not entered any operation yet"
                                              : ". It is alive; the last operation it entered is ",
-                           entered, ". Look at what it is doing there, or raise timing.collective."});
+                           entered,
+                           ". Look at what it is doing there, or raise timing.collective (DDP_TIMEOUT_COLLECTIVE)."});
         }
         case fault_rule::circle: {
             std::string text = "ranks wait for each other";

@@ -168,9 +168,11 @@ namespace detail {
         throw rendezvous_error(detail::concat(
             {"port ", at.front().port(), j.port_is_launchers ? " and all others that rank 0 may take are" : " is",
              " in use by another program on ", where,
-             ". Choose another MASTER_PORT, or start the job with ddprun, which finds a free one"}));
+             ", or by another process with RANK=0. Choose another MASTER_PORT, or start the job with ddprun, which "
+             "finds a free one"}));
     throw rendezvous_error(detail::concat({"rank 0 cannot listen on ", where, ": ", error.message(),
-                                           ". MASTER_ADDR must be an address of the host that runs rank 0"}));
+                                           ". MASTER_ADDR must be an address of the host that runs rank 0 (with "
+                                           "ddprun, --node-rank 0)"}));
 }
 
 [[gnu::cold]] DDP_DECL void choose_congestion_control(int fd, std::string const& wanted, bool same_host) {

@@ -78,7 +78,7 @@ inline constexpr std::size_t torchrun_source = 1, slurm_source = 2;
                 concat({"Slurm says that this is task ", j.rank, " of ", j.size,
                         ", but not on which nodes: SLURM_STEP_NODELIST is not set. Set MASTER_ADDR ",
                         "and MASTER_PORT for all tasks: an address of task 0's node, and a free ", "port there"}));
-        if (!slurm && source <= torchrun_source) throw half_of_a_job(env);
+        if (!slurm && source <= torchrun_source) throw half_of_a_job(env, source == torchrun_source ? "" : "DDP_");
         if (!slurm && !one_host)
             throw environment_error(
                 concat({claim.said, " say that this is rank ", j.rank, " of ", j.size,
@@ -132,7 +132,7 @@ inline constexpr std::size_t torchrun_source = 1, slurm_source = 2;
 /// No source says which rank this is: it is alone. Throws if that looks like a mistake.
 [[gnu::cold]] DDP_DECL void expect_no_job(environment_view const& env) {
     if (env.has("MASTER_ADDR") || env.has("MASTER_PORT") || env.has("DDP_MASTER_ADDR") || env.has("DDP_MASTER_PORT"))
-        throw half_of_a_job(env);
+        throw half_of_a_job(env, "");
     std::string const nodes = env.text("PET_NNODES").value_or("1");
     if (pet_ranks_a_host(env) > 1 || (nodes != "1" && nodes != "1:1"))
         throw environment_error(

@@ -17,16 +17,36 @@
 
 namespace ddp::detail {
 
-[[gnu::cold]] DDP_DECL environment_error half_of_a_job(environment_view const& env) {
-    std::string present, absent;
-    for (char const* const name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
-        std::string& list = env.has(name) || env.has(concat({"DDP_", name})) ? present : absent;
-        if (!list.empty()) list += ", ";
-        list += name;
+[[gnu::cold]] DDP_DECL environment_error half_of_a_job(environment_view const& env, std::string_view prefix) {
+    std::string present, absent, named;
+    auto const add = [](std::string& list, std::string_view name) { list += concat({list.empty() ? "" : ", ", name}); };
+    for (char const* const plain : {"RANK", "WORLD_SIZE"}) {
+        std::string const name = concat({prefix, plain});
+        add(env.has(name) ? present : absent, name);
+    }
+    named = present;
+    for (char const* const plain : {"MASTER_ADDR", "MASTER_PORT"}) {
+        std::string const ours = concat({"DDP_", plain});
+        bool const has_ours = env.has(ours);
+        add(has_ours || env.has(plain) ? present : absent, has_ours ? std::string_view(ours) : plain);
+    }
+    std::string const half = concat({present, " set, but not ", absent});
+    struct launcher {
+        char const* name;
+        std::optional<job_claim> (*ask)(environment_view const&);
+    };
+    for (launcher const& one :
+         {launcher{"Slurm", slurm_claim}, launcher{"Open MPI", open_mpi_claim}, launcher{"PMI", pmi_claim}}) {
+        try {
+            if (auto const claim = named.empty() ? std::nullopt : one.ask(env))
+                return environment_error(
+                    concat({half, ". ", one.name, " says that this is rank ", claim->rank, " of ", claim->size,
+                            ": unset ", named, " for that to count, or set all four"}));
+        } catch (environment_error const&) {  // what is said here is the first mistake
+        }
     }
     return environment_error(
-        concat({present, " set, but not ", absent,
-                ". Start the program with ddprun or torchrun, set all four, or none to run alone"}));
+        concat({half, ". Start the program with ddprun or torchrun, set all four, or none to run alone"}));
 }
 
 [[gnu::cold]] DDP_DECL std::optional<int> local_rank_of(environment_view const& env, std::string_view name,
@@ -41,7 +61,7 @@ namespace ddp::detail {
     auto const rank_text = env.text(rank), size_text = env.text(size);
     if (!rank_text && !size_text) return std::nullopt;
     if (!rank_text && env.has("PMIX_RANK")) return std::nullopt;  // PMIx says the rank, and this the size
-    if (!rank_text || !size_text) throw half_of_a_job(env);
+    if (!rank_text || !size_text) throw half_of_a_job(env, prefix);
     job_claim claim;
     claim.size = environment_number(size, *size_text, 1, most_ranks, "the number of ranks");
     claim.rank =
