@@ -290,6 +290,16 @@ TEST_CASE("everybody learns who has another world size", "[rendezvous][tcp]") {
     CHECK(ddp::monotonic_clock::now() - start < 3s);
 }
 
+TEST_CASE("rank 0 tells its own error although some ranks never come", "[rendezvous][tcp]") {
+    listener const at;
+    auto times = ddp::timing::for_tests();
+    times.dead = times.handshake = times.join = 20s;
+    auto const start = ddp::monotonic_clock::now();
+    for (std::string const& text : outcomes({job_of(0, 4, at.port), job_of(1, 2, at.port)}, at, quick(times)))
+        CHECK(has(text, "has WORLD_SIZE 2, rank 0 has 4"));
+    CHECK(ddp::monotonic_clock::now() - start < times.dead / 2);  // ddprun's patience is 2 s, and this takes 1.5
+}
+
 TEST_CASE("another version is refused, with both versions", "[rendezvous][tcp]") {
     auto times = ddp::timing::for_tests();
     times.join = 500ms;
