@@ -124,3 +124,12 @@ TEST_CASE("a ring does not believe counters that the far end cannot have reached
     CHECK(ring.take({&in, 1}).bytes == 0);
     CHECK(ring.broken());
 }
+
+TEST_CASE("a ring of a capacity that is no power of two is refused", "[comm]") {
+    memory shared(128);
+    for (std::size_t const capacity : {std::size_t{0}, std::size_t{96}, ~std::size_t{0}})
+        CHECK_THROWS_WITH(byte_ring(shared.at(), capacity),
+                          Catch::Contains("byte_ring: the capacity must be a power of two"));
+    for (std::size_t const capacity : {std::size_t{1}, std::size_t{128}})
+        CHECK_NOTHROW(byte_ring(shared.at(), capacity));
+}

@@ -40,7 +40,7 @@ public:
     byte_ring() = default;
     /// `at`: header_bytes, zero at first, and then `capacity` bytes, aligned to a cache line. Throws usage_error unless the
     /// capacity is a power of two.
-    byte_ring(std::byte* at, std::size_t capacity) noexcept : at_(at), capacity_(capacity) {
+    byte_ring(std::byte* at, std::size_t capacity) : at_(at), capacity_(capacity) {
         DDP_EXPECTS(std::has_single_bit(capacity), "byte_ring: the capacity must be a power of two");
     }
 
