@@ -18,6 +18,7 @@
 
 #include "support/catch.hpp"
 #include "support/on_threads.hpp"
+#include "support/thrown_by.hpp"
 
 namespace {
 
@@ -176,6 +177,24 @@ private:
 };
 static_assert(ddp::Stream<stuttering_stream>);
 
+/// Reads these bytes as a connection does, or until the inbox finds fault with them.
+template <class Inbox>
+void feed(Inbox& in, std::vector<std::byte> const& bytes, ddp::mutable_bytes staging, ddp::mutable_bytes spill,
+          ddp::completion_list& done) {
+    std::array<ddp::mutable_bytes, Inbox::max_segments> list;
+    for (std::size_t at = 0; at < bytes.size() && in.error().empty();) {
+        std::size_t const count = in.plan(list, staging);
+        std::size_t took = 0;
+        for (std::size_t i = 0; i < count && at < bytes.size(); ++i) {
+            std::size_t const n = std::min(list[i].size(), bytes.size() - at);
+            std::memcpy(list[i].data(), bytes.data() + at, n);
+            at += n;
+            took += n;
+        }
+        in.took(took, spill, done);
+    }
+}
+
 /// One end of a connection without a transport, whose bytes are carried by hand.
 class bare_end {
 public:
@@ -211,18 +230,7 @@ public:
         return bytes;
     }
     void read(std::vector<std::byte> const& bytes) {
-        std::array<ddp::mutable_bytes, 16> list;
-        for (std::size_t at = 0; at < bytes.size() && in.error().empty();) {
-            std::size_t const count = in.plan(list, staging_);
-            std::size_t took = 0;
-            for (std::size_t i = 0; i < count && at < bytes.size(); ++i) {
-                std::size_t const n = std::min(list[i].size(), bytes.size() - at);
-                std::memcpy(list[i].data(), bytes.data() + at, n);
-                at += n;
-                took += n;
-            }
-            in.took(took, spill_, ended_);
-        }
+        feed(in, bytes, staging_, spill_, ended_);
         run_ended();
     }
     /// Frames of this type among all that was written.
@@ -885,19 +893,7 @@ TEST_CASE("every flipped bit of a header, and any cut or repeated frame, is foun
             if (posts-- > 0) in.post(*o, done);
         }
         std::vector<std::byte> staging(65536), spill(ddp::frame_inbox<ddp::no_checksum>::max_read);
-        std::array<ddp::mutable_bytes, 16> list;
-        std::size_t at = 0;
-        while (at < bytes.size() && in.error().empty()) {
-            std::size_t const count = in.plan(list, staging);
-            std::size_t took = 0;
-            for (std::size_t i = 0; i < count && at < bytes.size(); ++i) {
-                std::size_t const n = std::min(list[i].size(), bytes.size() - at);
-                std::memcpy(list[i].data(), bytes.data() + at, n);
-                at += n;
-                took += n;
-            }
-            in.took(took, spill, done);
-        }
+        feed(in, bytes, staging, spill, done);
         return std::string(in.error());
     };
     REQUIRE(complaint(frames).empty());
@@ -924,6 +920,96 @@ TEST_CASE("every flipped bit of a header, and any cut or repeated frame, is foun
         undetected += complaint(noise).empty();
     }
     CHECK(undetected == 0);
+}
+
+TEST_CASE("each kind of frame that no rank can have written is refused for a reason of its own", "[comm][framed]") {
+    using ddp::frame_header, ddp::frame_type;
+    using frames = std::vector<frame_header>;
+    struct always_seven {
+        void reset() noexcept {}
+        void update(ddp::const_bytes) noexcept {}
+        [[nodiscard]] std::uint64_t value() noexcept { return 7; }
+    };
+    std::vector<std::byte> staging(65536), spill(ddp::frame_inbox<ddp::no_checksum>::max_read);
+    ddp::completion_list none;
+    // Puts them one after the other: `sequence` counts from the place, `check` is what is wrong with it, payloads are zeros.
+    auto const bytes_of = [](frames const& all, std::size_t first = 0) {
+        std::vector<std::byte> bytes;
+        for (std::size_t i = 0; i < all.size(); ++i) {
+            frame_header header = all[i];
+            header.sequence += static_cast<std::uint32_t>(first + i);
+            header.seal(77);
+            header.check ^= all[i].check;
+            auto const head = std::as_bytes(std::span(&header, 1));
+            bytes.insert(bytes.end(), head.begin(), head.end());
+            bytes.resize(bytes.size() + header.payload);
+        }
+        return bytes;
+    };
+    auto const said = [&]<class Sum>(Sum, frames const& all) {
+        bool const checked = std::is_same_v<Sum, always_seven>;
+        ddp::frame_outbox<Sum> out(1, checked, 4096);
+        ddp::frame_inbox<Sum> in(77, checked, 4096, out);
+        feed(in, bytes_of(all), staging, spill, none);
+        return std::string(in.error());
+    };
+    constexpr std::uint8_t begins = frame_header::begins, has_sum = frame_header::has_sum;
+    constexpr std::uint32_t whole = ddp::frame_payload_bytes;
+    frame_header const ten{.flags = begins, .payload = 10, .length = 10};
+    frame_header const large{.flags = begins, .payload = whole, .length = whole + 10};
+    frame_header const rest{.payload = 10, .length = whole + 10};
+    std::vector<std::byte> const no_name(sizeof(ddp::mark::name));
+    std::uint64_t const word = ddp::urgent_checksum(no_name);
+    frame_header const beat{.type = frame_type::heartbeat, .payload = sizeof(ddp::mark::name), .word = word};
+    frame_header const goodbye{.type = frame_type::goodbye};
+    struct refusal {
+        frames all;
+        char const* why;
+    };
+    for (auto const& [all, why] :
+         {refusal{{ten, large, rest, beat, goodbye}, ""}, refusal{{large, beat, rest}, ""},
+          refusal{{{.check = 1}}, "a header fails its check"},
+          refusal{{ten, {.sequence = 1}}, "a frame is missing, doubled or out of order"},
+          refusal{{goodbye, beat}, "a frame after goodbye"},
+          refusal{{{.type = frame_type::credit, .consumed = 1}}, "credit is given back that was never used"},
+          refusal{{{.type = frame_type::credit, .flags = begins}}, "an urgent frame has flags"},
+          refusal{{{.type = frame_type::credit, .payload = 8}}, "an urgent frame has another length than its type"},
+          refusal{{{.type = frame_type::heartbeat, .payload = beat.payload, .word = word + 1}},
+                  "the payload of an urgent frame fails its checksum"},
+          refusal{{large, goodbye}, "goodbye inside a message"},
+          refusal{{rest}, "a message is cut short, or continues without a beginning"},
+          refusal{{large, ten}, "a message is cut short, or continues without a beginning"},
+          refusal{{{.flags = begins | has_sum, .payload = 10, .length = 10}},
+                  "a frame with a checksum that was not agreed on"},
+          refusal{{large, {.payload = 10, .id = {.index = 1}, .length = large.length}},
+                  "a frame of another message inside a message"},
+          refusal{{large, {.payload = 10, .length = large.length + 1}}, "a frame of another message inside a message"},
+          refusal{{{.flags = begins, .payload = 5, .length = 10}}, "a frame of impossible length"},
+          refusal{{{.flags = begins | frame_header::exempt, .payload = 10, .length = 10}},
+                  "a message was sent without permission"},
+          refusal{{{.flags = begins, .payload = whole, .length = std::uint64_t{1} << 40}},
+                  "the peer exceeds its credit for early messages"},
+          refusal{{{.type = frame_type::clear, .word = 9}},
+                  "permission is given for a message that did not ask for it"}}) {
+        CAPTURE(why);
+        CHECK(said(ddp::no_checksum(), all) == why);
+    }
+    frame_header summed = ten;
+    summed.flags |= has_sum;
+    summed.word = 7;
+    CHECK(said(always_seven(), {summed, beat}) == "");
+    summed.word = 8;
+    CHECK(said(always_seven(), {summed}) == "a payload fails its checksum");
+    CHECK(said(always_seven(), {ten}) == "a frame without a checksum");
+
+    ddp::frame_outbox<ddp::no_checksum> out(1, false, 8);
+    ddp::frame_inbox<ddp::no_checksum> in(77, false, 8, out);
+    constexpr std::size_t at_once = 4096;
+    for (std::size_t asked = 0; asked < ddp::frame_requests::max_waiting; asked += at_once)
+        feed(in, bytes_of(frames(at_once, frame_header{.type = frame_type::request}), asked), staging, spill, none);
+    CHECK(in.error() == "");
+    feed(in, bytes_of({{.type = frame_type::request}}, in.frames()), staging, spill, none);
+    CHECK(in.error() == "too many messages wait for their receives");
 }
 
 TEST_CASE("what is half written stays as it was: a heartbeat's mark, and a record that a newer one follows",
@@ -1096,6 +1182,31 @@ TEST_CASE("a group of one needs no streams", "[comm][framed]") {
     CHECK_THROWS_WITH(t.mark_of(0), Catch::Contains("framed: the peer must be another rank of the group"));
     t.abort(threw(0, "alone"));
     CHECK(t.reports()[0].is == report::state::spoke);
+}
+
+TEST_CASE("framed wants one stream for each other rank, and options for all", "[comm][framed]") {
+    struct given {
+        std::vector<int> peers;
+        std::vector<int> paths;
+        char const* words;
+        bool checked = false;
+    };
+    for (auto const& [peers, paths, words, checked] :
+         {given{{0}, {}, "framed: give 2 streams, one for every other rank, not 1"},
+          given{{0, 2}, {1, 1}, "framed_options::paths: give 3 numbers, one for each rank, or none"},
+          given{{0, 1}, {}, "framed: each peer must be another rank of the job, not 1"},
+          given{{0, 3}, {}, "framed: each peer must be another rank of the job, not 3"},
+          given{{0, 0}, {}, "framed: give one stream for each peer; rank 0 has two"},
+          given{{0, 2}, {}, "framed: a checked peer needs a checksum policy, such as xxh3_checksum", true}}) {
+        std::vector<framed_peer<ddp::descriptor_stream>> list;
+        for (int const peer : peers)
+            list.push_back({.rank = peer, .stream = ddp::descriptor_stream(-1), .checked = checked});
+        framed_options options = quick();
+        options.paths = paths;
+        std::string const said = ddp::test::thrown_by([&] { transport(1, 3, std::move(list), options); });
+        CAPTURE(words);
+        CHECK(said == std::string("DDP-E100 usage: ") + words);
+    }
 }
 
 TEST_CASE("a receive ends with its transport though its message is half here", "[comm][framed]") {

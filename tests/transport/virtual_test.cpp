@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -237,4 +238,11 @@ TEST_CASE("random delays never reorder an identity, and the same seed delays ali
     };
     CHECK(arrivals(1) == arrivals(1));
     CHECK(arrivals(1) != arrivals(2));
+}
+
+TEST_CASE("a world without ranks, or with a network that moves nothing, is refused", "[comm][virtual]") {
+    CHECK_THROWS_WITH(virtual_world::create(0), Catch::Contains("a virtual world needs at least one rank"));
+    for (double const speed : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN()})
+        CHECK_THROWS_WITH(virtual_world::create(2, {.bytes_per_second = speed}),
+                          Catch::Contains("network_model::bytes_per_second must be positive"));
 }

@@ -245,7 +245,8 @@ private:
     void data_header(completion_list& done) {
         bool const begins = (frame_.flags & frame_header::begins) != 0;
         if (begins == in_message_) return fail("a message is cut short, or continues without a beginning");
-        if (((frame_.flags & frame_header::has_sum) != 0) != checked_) return fail("a frame without its checksum");
+        if (((frame_.flags & frame_header::has_sum) != 0) != checked_)
+            return fail(checked_ ? "a frame without a checksum" : "a frame with a checksum that was not agreed on");
         if (begins) {
             message_ = frame_;
             message_received_ = 0;
