@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "support/catch.hpp"
@@ -138,13 +139,24 @@ TEST_CASE("memory of the wrong size is refused with advice", "[collective][argum
     };
     using counts = std::vector<std::size_t>;
     std::vector<int> two(2), three(3), room(3);
-    CHECK(contains(error([&](auto& comm) { ddp::scatter(comm, two, room); }), "size() times as many"));
+    CHECK(contains(error([&](auto& comm) { ddp::scatter(comm, two, room); }),
+                   "scatter: on the root `all` needs size() times as many values as `mine`"));
+    CHECK(contains(error([&](auto& comm) { ddp::gather(comm, two, room); }),
+                   "gather: on the root `all` needs size() times as many values as `mine`"));
+    CHECK(contains(error([&](auto& comm) { ddp::all_gather(comm, two, counts{2, 0}, room); }),
+                   "all_gather: `counts` needs one number a rank"));
+    CHECK(contains(error([&](auto& comm) { ddp::all_gather(comm, two, counts{3}, room); }),
+                   "all_gather: `mine` needs as many values as `counts` says for this rank"));
     CHECK(contains(error([&](auto& comm) { ddp::scatter(comm, two, two, 1); }),
                    "scatter: root 1 is not a rank: they are numbered from 0 to 0"));
     CHECK(contains(error([&](auto& comm) { ddp::all_to_all(comm, two, room); }), "equally many values"));
-    CHECK(contains(error([&](auto& comm) { ddp::all_to_all(comm, two, two); }), "may not overlap"));
-    CHECK(contains(error([&](auto& comm) { ddp::all_to_all(comm, two, counts{2, 0}, room, counts{3}); }),
-                   "one number a rank"));
+    CHECK(contains(error([&](auto& comm) { ddp::all_to_all(comm, two, two); }),
+                   "all_to_all: `out` and `in` may not overlap"));
+    CHECK(contains(error([&](auto& comm) { ddp::all_to_all(comm, two, counts{2}, two, counts{2}); }),
+                   "all_to_all: `out` and `in` may not overlap"));
+    for (auto const& [out, in] : {std::pair(counts{2, 0}, counts{3}), std::pair(counts{2}, counts{3, 0})})
+        CHECK(contains(error([&, &out = out, &in = in](auto& comm) { ddp::all_to_all(comm, two, out, room, in); }),
+                       "all_to_all: `out_counts` and `in_counts` need one number a rank"));
     CHECK(contains(error([&](auto& comm) { ddp::all_to_all(comm, two, counts{2}, room, counts{2}); }),
                    "their counts add up to"));
     CHECK(contains(error([&](auto& comm) { ddp::all_to_all(comm, two, counts{2}, room, counts{3}); }),

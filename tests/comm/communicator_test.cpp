@@ -1,6 +1,8 @@
 // communicator: who drives when, and how every end of a job reaches every rank.
 #include <ddp/comm/communicator.hpp>
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -22,6 +24,7 @@
 
 #include "support/catch.hpp"
 #include "support/ranks.hpp"
+#include "support/thrown_by.hpp"
 
 using namespace ddp;
 using namespace std::chrono_literals;
@@ -455,6 +458,97 @@ TEST_CASE("times that nobody has set: silence is noticed in seconds, slowness fo
     CHECK(times.collective == 2min);
     CHECK((times.end_of_file == 100ms && times.verdict == 300ms));
     CHECK((times.handshake == 3s && times.join == 30s && times.shutdown == 5s));
+}
+
+TEST_CASE("a time that is none is refused by its name", "[comm][communicator]") {
+    struct field {
+        char const* name;
+        timing::milliseconds timing::* value;
+    };
+    for (auto const& [name, value] :
+         {field{"heartbeat", &timing::heartbeat}, field{"dead", &timing::dead},
+          field{"collective", &timing::collective}, field{"end_of_file", &timing::end_of_file},
+          field{"verdict", &timing::verdict}, field{"handshake", &timing::handshake}, field{"join", &timing::join},
+          field{"shutdown", &timing::shutdown}})
+        for (auto const wrong :
+             {timing::milliseconds{0}, timing::milliseconds{-1}, timing::milliseconds{604'800'001}}) {
+            timing times;
+            times.*value = wrong;
+            CHECK_THROWS_WITH(
+                any_communicator(inproc_world::create(1)->connect(0), times),
+                Catch::Contains("ddp::timing::" + std::string(name) + " is " + std::to_string(wrong.count()) +
+                                " ms, but every time must be positive and at most a week"));
+        }
+    CHECK_THROWS_WITH(
+        (timing{.heartbeat = 500ms, .dead = 999ms}.validate()),
+        Catch::Contains("dead must be at least twice heartbeat, or a healthy peer is taken for dead; they "
+                        "are 999 and 500 ms"));
+}
+
+TEST_CASE("a communication thread that does not start is an error there, and the others hear of it",
+          "[comm][communicator][faults]") {
+    auto const world = inproc_world::create(2);
+    communicator<> const other = any_communicator(world->connect(1), patient(), communication_thread::rests);
+    std::string said;
+    {
+        struct no_room_for_stacks {
+            ::pthread_attr_t before{};
+            no_room_for_stacks() {
+                ::pthread_attr_t huge;
+                REQUIRE(::pthread_getattr_default_np(&before) == 0);
+                REQUIRE(::pthread_getattr_default_np(&huge) == 0);
+                REQUIRE(::pthread_attr_setstacksize(&huge, std::size_t{1} << 50) == 0);
+                REQUIRE(::pthread_setattr_default_np(&huge) == 0);
+            }
+            ~no_room_for_stacks() { ::pthread_setattr_default_np(&before); }
+        } const while_it_starts;
+        said = test::thrown_by(
+            [&] { static_cast<void>(any_communicator(world->connect(0), patient(), communication_thread::drives)); });
+    }
+    CHECK(said.find("DDP-E101 environment: the communication thread did not start: ") == 0);
+    CHECK(said.find(". Raise the limit on threads (ulimit -u) or memory (ulimit -v), or start fewer ranks on this "
+                    "host.") != std::string::npos);
+    CHECK_THROWS_WITH(barrier(other), Catch::Contains("rank 0 failed in its own code: its communication thread did not "
+                                                      "start"));
+}
+
+TEST_CASE("a coroutine of the user's own that forgets to post, or to await, gets an error", "[comm][communicator]") {
+    struct of_a_user {
+        static task<> never_posted() {
+            operation some;
+            co_await some;
+        }
+        static task<> left(lane<any_transport> over, mutable_bytes in) {
+            operation some;
+            over.receive(some, 1 - over.rank(), in);
+            if (over.rank() == 1) throw std::runtime_error("out of ideas");
+            co_await some;
+        }
+    };
+    auto said = test::errors_of_ranks(
+        2,
+        [](comm_type& comm) {
+            barrier(comm);
+            if (comm.rank() == 1) comm.run([] { return of_a_user::never_posted(); });
+            barrier(comm);
+        },
+        patient());
+    constexpr char const* words =
+        "an operation was awaited that was never posted: pass it to lane.send or lane.receive";
+    for (std::string const& text : said) CHECK(text.find(words) != std::string::npos);
+    CHECK(said[1].find("DDP-E100 usage: ") == 0);
+
+    said = test::errors_of_ranks(
+        2,
+        [](comm_type& comm) {
+            operation_info what;
+            what.name = "exchange";
+            std::byte in[8];
+            detail::call(comm, what, [&](auto over) { return of_a_user::left(over, in); });
+        },
+        patient());
+    CHECK(said[1] == "out of ideas");
+    CHECK(said[0].find("a collective was left by an exception") != std::string::npos);
 }
 
 TEST_CASE("after a failure every call throws the same verdict again", "[comm][communicator][faults]") {

@@ -361,6 +361,11 @@ TEST_CASE("lists that are no group are refused", "[comm][group]") {
         return all;
     });
     for (std::string const& text : errors) CHECK(text == "");
+    virtual_cluster cluster(2);
+    for (int const rank : {-1, 2})
+        CHECK_THROWS_WITH(group(cluster.scheduler_of(0), 9, {1, 0}, rank),
+                          Catch::Contains("a group is made by one of its members: there is no member " +
+                                          std::to_string(rank) + " of 2"));
 }
 
 TEST_CASE("words about a group name four of its ranks, and count the others", "[comm][group]") {

@@ -231,6 +231,15 @@ TEST_CASE("a rank that has entered nothing is not said to be in an operation", "
           std::string::npos);
 }
 
+TEST_CASE("a rank that gave up for a reason that nobody has kept says where to look", "[comm][verdict]") {
+    report gave_up = idle(0);
+    CHECK(text_of(verdict_of({gave_up, idle(1)})) ==
+          "rank 0 gave up in allreduce, and no rank says why: the record that does was lost. Look for the first "
+          "error in the output of the other ranks.");
+    gave_up.record.text = std::string_view("own words");
+    CHECK(text_of(verdict_of({gave_up, idle(1)})) == "rank 0 gave up in allreduce: own words");
+}
+
 TEST_CASE("peers out of range in a record do no harm", "[comm][verdict]") {
     for (int const peer : {-1, 2, 1000}) {
         CHECK_NOTHROW(verdict_of({waits(0, peer), idle(1)}));

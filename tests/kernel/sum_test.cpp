@@ -7,6 +7,8 @@
 #include <span>
 #include <vector>
 
+#include <ddp/kernel/store.hpp>
+
 #include "kernel/mixed_values.hpp"
 #include "support/catch.hpp"
 
@@ -159,4 +161,6 @@ TEST_CASE("a sum over no ranks and spans of different lengths are refused", "[ke
                         Catch::Contains("a tree needs at least one source; over no ranks it has no value"));
     REQUIRE_THROWS_WITH(ddp::add(std::span(out), std::span(out), std::span(out).first(2)),
                         Catch::Contains("needs three spans of one length"));
+    REQUIRE_THROWS_WITH(ddp::stream(std::span(out), std::span<float const>(out).first(2)),
+                        Catch::Contains("stream: both spans must have one length"));
 }

@@ -288,6 +288,24 @@ TEST_CASE("what one rank throws ends the others with its words, and comes back t
     }
 }
 
+TEST_CASE("a job that can never end is an error of the run, and what its programs waited for ends with it",
+          "[sim][faults]") {
+    struct never {
+        static ddp::task<> set(on_type* on) {
+            ddp::event event(*on);
+            co_await event;
+        }
+    };
+    virtual_cluster cluster(2);
+    CHECK_THROWS_WITH(cluster.run([](int, on_type& on) { return never::set(&on); }), Catch::Contains("DDP-E204"));
+    for (int rank = 0; rank < 2; ++rank) {
+        on_type& on = cluster.scheduler_of(rank);
+        CHECK(on.failed());
+        CHECK(on.transport().reports()[static_cast<std::size_t>(rank)].record.text.view() ==
+              "the simulation has ended");
+    }
+}
+
 TEST_CASE("whatever a random script does to a job, all survivors tell the same story", "[sim][faults]") {
     std::size_t failed = 0, fine = 0;
     for (std::uint64_t seed = 0; seed < 2000; ++seed) {

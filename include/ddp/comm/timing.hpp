@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include <ddp/core/contract.hpp>
+#include <ddp/core/text.hpp>
 
 namespace ddp {
 
@@ -34,11 +35,21 @@ struct timing {
 
     /// Throws usage_error if the times make no sense.
     void validate() const {
-        for (milliseconds const value : {heartbeat, dead, collective, end_of_file, verdict, handshake, join, shutdown})
-            DDP_EXPECTS(value > milliseconds{0} && value <= std::chrono::hours{24 * 7},
-                        "every time in ddp::timing must be positive and at most a week; there is no 'never'");
+        struct named {
+            char const* name;
+            milliseconds value;
+        };
+        for (named const& one : {named{"heartbeat", heartbeat}, named{"dead", dead}, named{"collective", collective},
+                                 named{"end_of_file", end_of_file}, named{"verdict", verdict},
+                                 named{"handshake", handshake}, named{"join", join}, named{"shutdown", shutdown}})
+            DDP_EXPECTS(one.value > milliseconds{0} && one.value <= std::chrono::hours{24 * 7},
+                        detail::concat({"ddp::timing::", one.name, " is ", one.value.count(),
+                                        " ms, but every time must be positive and at most a week; there is no "
+                                        "'never'"}));
         DDP_EXPECTS(heartbeat * 2 <= dead,
-                    "ddp::timing: dead must be at least twice heartbeat, or a healthy peer is taken for dead");
+                    detail::concat({"ddp::timing: dead must be at least twice heartbeat, or a healthy peer is taken "
+                                    "for dead; they are ",
+                                    dead.count(), " and ", heartbeat.count(), " ms"}));
     }
 };
 

@@ -227,7 +227,8 @@ DDP_DECL void operation::resume() {
 
 DDP_DECL group::group(scheduler_base& on, std::uint32_t id, std::vector<int> members, int rank)
     : on_(&on), id_(id), rank_(rank), members_(std::move(members)) {
-    DDP_EXPECTS(rank >= 0 && rank < size(), "a group is made by one of its members");
+    DDP_EXPECTS(rank >= 0 && rank < size(),
+                detail::concat({"a group is made by one of its members: there is no member ", rank, " of ", size()}));
     leader_ = *std::min_element(members_.begin(), members_.end());
     after_ = std::exchange(on.groups_, this);
     if (after_ != nullptr) after_->before_ = this;
