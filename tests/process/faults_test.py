@@ -524,6 +524,8 @@ class FewDescriptors(FaultCase):
     # How many of rank 1, and of rank 0, which also serves the others, are too few to tell anybody; and how many are enough.
     silent = {1: (4, 6), 0: (4, 8)}
     too_few = {1: (7, 8, 9, 10, 12), 0: (10, 11, 13, 14, 15, 16)}
+    # What each of those that are silent cannot open.
+    missing = {(1, 4): "any socket", (1, 6): "a socket to rank 0 at ", (0, 4): "any socket", (0, 8): "what serves the other ranks"}
 
     def limited(self, rank, count, secret):
         words = ("steps=2", "tensors=3", "elements=400")
@@ -541,6 +543,7 @@ class FewDescriptors(FaultCase):
                                           rf"{count} descriptors \(ulimit -n\).*needs up to \d+ .*: ulimit -n 1024$", story)
             self.assertNotIn("firewall", limited.error(), story)
             self.assertEqual({job.ranks[r].code for r in told}, {1}, story)
+            self.assertIn(" cannot open " + self.missing.get((rank, count), ""), limited.error(), story)
             return seconds
 
     def test_all_ranks_hear_of_the_limit_at_once(self):

@@ -20,18 +20,23 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cstdlib>
 #include <future>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <tuple>
 #include <vector>
 
 #include "support/catch.hpp"
+#include "support/descriptors_left.hpp"
 #include "support/listener.hpp"
 #include "support/secret.hpp"
+#include "support/thrown_by.hpp"
 
 namespace {
 
@@ -937,4 +942,204 @@ TEST_CASE(
     table const without_room = paths({{}, {}});
     REQUIRE(::setrlimit(RLIMIT_FSIZE, &before) == 0);
     CHECK(without_room == table{"-t", "t-"});
+}
+
+namespace {
+
+/// One rank of two, which the store has welcomed, and the addresses at which both listen.
+struct half_a_job {
+    explicit half_a_job(int rank, ddp::tcp_security const* security = nullptr)
+        : server(std::move(store_door), 2, 0, 7, times, {}, security), store({at}, rank, 2, 0, soon()) {
+        mine.from = rank;
+        mine.size = 2;
+        mine.nonce = store.nonce();
+        for (std::size_t each = 0; each < doors.size(); ++each)
+            addresses.push_back({doors[each].local_endpoint(), "pid " + std::to_string(70 + each)});
+    }
+    /// What the mesh says that connects this rank to the other.
+    std::string said() {
+        std::vector<ddp::detail::tcp_mesh::connection> all;
+        ddp::detail::tcp_mesh mesh(mine, addresses, doors[static_cast<std::size_t>(mine.from)], store, times);
+        return ddp::test::thrown_by([&] { mesh.connect(all); });
+    }
+    /// What the store has told all ranks, once it has.
+    std::string told() {
+        return ddp::test::thrown_by([&] {
+            for (auto const until = soon(); ddp::monotonic_clock::now() < until; std::this_thread::sleep_for(1ms))
+                store.check();
+        });
+    }
+    static ddp::time_point soon() { return ddp::monotonic_clock::now() + 5s; }
+    static ddp::detail::tcp_acceptor listen() {
+        ddp::detail::tcp_acceptor door(ddp::tcp_context());
+        if (ddp::detail::listen_at(door, {boost::asio::ip::make_address("127.0.0.1"), 0}))
+            throw std::runtime_error("no port");
+        return door;
+    }
+
+    ddp::timing times{.heartbeat = 20ms, .dead = 200ms, .handshake = 100ms};
+    ddp::detail::tcp_acceptor store_door = listen();
+    ddp::detail::tcp_endpoint at = store_door.local_endpoint();
+    std::array<ddp::detail::tcp_acceptor, 2> doors{listen(), listen()};
+    ddp::tcp_store_server server;
+    ddp::tcp_store store;
+    ddp::detail::peer_hello mine;
+    std::vector<ddp::detail::peer_address> addresses;
+};
+
+}  // namespace
+
+TEST_CASE("a rank that may open no more descriptors says what each was for", "[rendezvous][tcp]") {
+    ddp::detail::tcp_socket const first(ddp::tcp_context());  // Asio has opened its own
+    std::string const why = ": Too many open files";
+    listener const at;
+    auto const said = [](ddp::job const& j, ddp::tcp_options const& options) {
+        ddp::test::descriptors_left const few(0);
+        return outcome(j, options);
+    };
+    std::string const free = std::to_string(listener(false).port);
+    CHECK(has(said(job_of(0, 2, static_cast<std::uint16_t>(std::stoi(free))), quick()),
+              " cannot open a socket that listens at 127.0.0.1:" + free + why));
+    CHECK(has(said(job_of(1, 2, at.port), quick()),
+              " cannot open a socket to rank 0 at 127.0.0.1:" + std::to_string(at.port) + why));
+    ddp::tcp_options inherits = quick();
+    inherits.listen_descriptor = at.inherit();
+    CHECK(has(said(job_of(0, 2, at.port), inherits), " cannot open what serves the other ranks" + why));
+
+    half_a_job one(1), zero(0);
+    int const visitor = dial(zero.addresses[0].at.port());
+    {
+        ddp::test::descriptors_left const few(0);
+        CHECK(has(one.said(), " cannot open a socket to rank 0 (pid 70) at 127.0.0.1:"));
+        CHECK(has(zero.said(), " cannot open the sockets of rank 1 (pid 71) at 127.0.0.1:"));
+    }
+    ::close(visitor);
+}
+
+TEST_CASE("another program in the place of a rank is no rank, and what it publishes no address", "[rendezvous][tcp]") {
+    struct lie {
+        std::uint64_t magic = 0, nonce = 0;
+        int from = 0;
+    };
+    for (auto const& [magic, nonce, from] : {lie{.magic = 1}, lie{.nonce = 1}, lie{.from = 1}}) {
+        CAPTURE(magic, nonce, from);
+        half_a_job one(1);
+        ddp::detail::peer_hello answer = one.mine;
+        answer.magic += magic;
+        answer.nonce += nonce;
+        answer.from = from;
+        auto other = std::async(std::launch::async, [&] {
+            int const door = one.doors[0].native_handle();
+            ddp::detail::poll_until(door, POLLIN, half_a_job::soon());
+            int const fd = ::accept(door, nullptr, nullptr);
+            return ::write(fd, &answer, sizeof answer) == static_cast<ssize_t>(sizeof answer) ? fd : -1;
+        });
+        std::string const text = one.said();
+        CAPTURE(text);
+        CHECK(has(text, "what answers rank 1 at the address of rank 0 (pid 70) at 127.0.0.1:"));
+        CHECK(has(text, " is another program. Start the job again"));
+        CHECK(::close(other.get()) == 0);
+    }
+
+    for (std::string const wrong : {"", "x", "9", "9 nowhere pid 1", "70000 127.0.0.1 pid 1"})
+        CHECK_THROWS_WITH(ddp::detail::peer_address::parse(wrong),
+                          Catch::Contains("a rank published '" + wrong +
+                                          "' where its address was expected. All ranks must run the same program"));
+}
+
+TEST_CASE("the store refuses a rank that cannot be, and says so when it fails or ends", "[rendezvous][tcp]") {
+    half_a_job zero(0);
+    for (int const rank : {-1, 2})
+        CHECK(has(
+            ddp::test::thrown_by([&] { ddp::tcp_store({zero.at}, rank, 2, 0, half_a_job::soon()); }),
+            "rank " + std::to_string(rank) + " (" + ddp::detail::this_process() + ") does not exist in a job of 2"));
+
+    struct fails_later : ddp::tcp_security {
+        std::atomic<int> mutable made{0};
+        [[nodiscard]] std::unique_ptr<ddp::tcp_channel> channel(bool) const override {
+            if (++made > 1) throw std::runtime_error("there is no channel left");
+            return nullptr;
+        }
+    } const security;
+    half_a_job failing(0, &security);
+    int const next = dial(failing.at.port());
+    CHECK(has(failing.told(), "DDP-E201 rendezvous: the rendezvous failed: there is no channel left"));
+    ::close(next);
+
+    listener const at;
+    auto one = std::async(std::launch::async, outcome, job_of(1, 2, at.port), quick());
+    int const fd = ::accept(at.fd, nullptr, nullptr);
+    std::string greeting;
+    ddp::detail::append(greeting, ddp::bytes_of(ddp::detail::store_head{ddp::detail::store_op::ok, 0, 8, 0}));
+    greeting += "nonce123";
+    CHECK(::write(fd, greeting.data(), greeting.size()) == static_cast<ssize_t>(greeting.size()));
+    ::close(fd);
+    std::string const text = one.get();
+    CAPTURE(text);
+    CHECK(has(text, "the connection to rank 0 at 127.0.0.1:" + std::to_string(at.port) +
+                        " broke while the job came together: rank 0 ended (its output says why), or another program"));
+}
+
+TEST_CASE("rank 0 listens at an address of its own host only", "[rendezvous][tcp]") {
+    ddp::job j = job_of(0, 2, 29500);
+    j.master_addr = "192.0.2.1";
+    ddp::tcp_options open = quick();
+    open.insecure = true;
+    std::string const text = outcome(j, open);
+    CAPTURE(text);
+    CHECK(has(text,
+              "rank 0 cannot listen on 192.0.2.1:29500: Cannot assign requested address. MASTER_ADDR must be an "
+              "address of the host that runs rank 0"));
+}
+
+TEST_CASE("a secret that is refused says how to make one, or how it was lost", "[rendezvous][tcp]") {
+    auto const refusal = [] {
+        return ddp::test::thrown_by([] { static_cast<void>(ddp::job_secret::from_environment()); });
+    };
+    {
+        secret_in_a_file const brief("0123456789abcde");
+        CHECK(has(refusal(), "DDP_SECRET_FILE is \"" + brief.path +
+                                 "\", which holds no secret of 16 to 64 bytes. Make one with: (umask 077; head -c 32 "
+                                 "/dev/urandom > FILE)"));
+    }
+    ::setenv("DDP_SECRET_FD", "1048576", 1);
+    CHECK(has(refusal(),
+              "DDP_SECRET_FD is 1048576, which is not open. Programs between ddprun and this one must pass "
+              "the descriptor on"));
+    ::unsetenv("DDP_SECRET_FD");
+}
+
+TEST_CASE("a launcher that this program does not understand is named, with what to do", "[rendezvous]") {
+    using names = std::vector<std::string_view>;
+    struct launched {
+        char const* variable;
+        names choices;
+        char const* remedy;
+    };
+    for (auto const& [variable, choices, remedy] :
+         {launched{"WORLD_SIZE",
+                   {"inproc"},
+                   "Add ddp::tcp to ddp::run<...> (<ddp/rendezvous/run_tcp.hpp>, target ddp::tcp)."},
+          launched{"SLURM_STEP_NUM_TASKS",
+                   {"mpi", "tcp"},
+                   "This launcher has not started them as an MPI program; with srun, add --mpi=pmix."},
+          launched{
+              "PMI_SIZE",
+              {"inproc", "tcp"},
+              "Start it with ddprun -n 4 instead, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; or build it "
+              "with MPI: add ddp::mpi to ddp::run<...> (<ddp/rendezvous/run_mpi.hpp>, target ddp::mpi)."},
+          launched{
+              "OMPI_COMM_WORLD_SIZE",
+              {"inproc"},
+              "Build it with MPI: add ddp::mpi to ddp::run<...> (<ddp/rendezvous/run_mpi.hpp>, target ddp::mpi)."}}) {
+        ::setenv(variable, "4", 1);
+        std::string const text = ddp::test::thrown_by([&from = choices] { ddp::detail::expect_alone({}, from); });
+        ::setenv(variable, "1", 1);
+        CHECK_NOTHROW(ddp::detail::expect_alone({}, choices));
+        ::unsetenv(variable);
+        CHECK(text == std::string("DDP-E101 environment: ") + variable +
+                          "=4 says that this program is one of 4, but it knows nothing about the others: each would "
+                          "train alone. " +
+                          remedy);
+    }
 }

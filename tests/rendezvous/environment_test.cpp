@@ -104,7 +104,12 @@ TEST_CASE("srun alone is enough: rank, size, place on the host, meeting point an
     CHECK(job->several_hosts);
     CHECK(job->id == "4711.3");
     CHECK(job->source.find("Slurm (SLURM_PROCID=2") == 0);
-    CHECK(job->advice.find("node08") != std::string::npos);
+    CHECK(job->advice ==
+          "Slurm's node list says that rank 0 is on node08. If that name is not its address on the network of the job, "
+          "set MASTER_ADDR and MASTER_PORT");
+    CHECK(ddp::detail::explain_job(getter(slurm))
+              .find(" (the first host of SLURM_STEP_NODELIST=node[08-10], port made of "
+                    "job 4711.3)\n") != std::string::npos);
     auto const port = job->master_port;
     CHECK((port >= 15000 && port < 31000));  // below what kernels hand out
     CHECK(ddp::job_from_environment(getter(plus(slurm, {{"SLURM_STEP_ID", "4"}})))->master_port != port);
@@ -152,6 +157,7 @@ TEST_CASE("one order of sources: DDP_, torchrun's, Slurm, Open MPI, PMIx, PMI", 
     all.erase("DDP_WORLD_SIZE");
     std::string const explained = ddp::detail::explain_job(getter(all));
     CAPTURE(explained);
+    CHECK(explained.find("Who says which rank this is, in order:\n  DDP_RANK: ") == 0);
     CHECK(explained.find("conflict: RANK says rank 2 of 8, Slurm rank 3 of 5; the first counts") != std::string::npos);
     CHECK(explained.find("rank 2 of 8; local rank 0 of 1\nmeeting at 127.0.0.1:4000 (MASTER_ADDR=127.0.0.1 ") !=
           std::string::npos);
@@ -165,7 +171,9 @@ TEST_CASE("one order of sources: DDP_, torchrun's, Slurm, Open MPI, PMIx, PMI", 
         all.erase(name);
     CHECK(found() == std::pair(5, 6));
     all.erase("PMI_SIZE");
-    CHECK(complaint(all).find("PMIX_RANK=4") != std::string::npos);
+    CHECK(
+        complaint(all).find("PMIX_RANK=4 says which rank this is, but PMIx has no variable that says of how many. Set "
+                            "WORLD_SIZE, MASTER_ADDR and MASTER_PORT for all ranks") != std::string::npos);
     all["WORLD_SIZE"] = "12";
     CHECK(found() == std::pair(4, 12));
 }
@@ -210,7 +218,8 @@ TEST_CASE("each known mistake of launching has a message of its own", "[rendezvo
           mistake{plus(unsettled, {{"SLURM_NTASKS_PER_NODE", "2"}}),
                   "SLURM_NTASKS_PER_NODE=2 on 3 nodes makes 6 tasks"},
           mistake{plus(slurm, {{"SLURM_STEP_NODELIST", "node[08-"}}), "SLURM_STEP_NODELIST is \"node[08-\""},
-          mistake{plus(slurm, {{"SLURM_PROCID", "5"}}), "SLURM_PROCID is \"5\""},
+          mistake{plus(slurm, {{"SLURM_PROCID", "5"}}),
+                  "SLURM_PROCID is \"5\"; expected a task below SLURM_STEP_NUM_TASKS"},
           mistake{less(slurm, "SLURM_PROCID"), "SLURM_STEP_ID set, but not SLURM_PROCID"},
           mistake{less(slurm, "SLURM_STEP_NODELIST"), "not on which nodes"},
           mistake{with("LOCAL_WORLD_SIZE", "8"), "count the ranks of all hosts"},
@@ -277,5 +286,10 @@ TEST_CASE("a variable that makes no sense is named with its value and what was e
         CHECK(text.find("expected") != std::string::npos);
         CHECK(text.find("DDP-E101") == 0);
     }
-    CHECK(complaint(with("MASTER_ADDR", "")).find("MASTER_ADDR") != std::string::npos);
+    CHECK(complaint(with("MASTER_ADDR", "")).find("MASTER_ADDR is empty; expected the address of rank 0's host") !=
+          std::string::npos);
+    std::string const explained = ddp::detail::explain_job(getter(plus(slurm, {{"SLURM_NTASKS_PER_NODE", "3"}})));
+    CAPTURE(explained);
+    CHECK(explained.find("conflict: SLURM_NTASKS_PER_NODE=3 SLURM_STEP_TASKS_PER_NODE=2(x2),1; what the step says "
+                         "counts\n") != std::string::npos);
 }

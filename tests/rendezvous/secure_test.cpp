@@ -3,6 +3,7 @@
 #include <openssl/bio.h>
 #include <openssl/ec.h>
 #include <openssl/evp.h>
+#include <openssl/provider.h>
 #include <openssl/ssl.h>
 #include <openssl/x509.h>
 #include <unistd.h>
@@ -25,6 +26,7 @@
 #include <ddp/rendezvous/bootstrap.hpp>
 #include <ddp/rendezvous/secure_channel.hpp>
 #include <ddp/rendezvous/tcp_store_protocol.hpp>
+#include <ddp/rendezvous/tls_channel.hpp>
 #include <ddp/testing/conformance.hpp>
 
 #include "support/catch.hpp"
@@ -32,6 +34,7 @@
 #include "support/listener.hpp"
 #include "support/loopback.hpp"
 #include "support/secret.hpp"
+#include "support/thrown_by.hpp"
 #include "train/patience.hpp"
 
 using namespace std::chrono_literals;
@@ -535,4 +538,27 @@ TEST_CASE("an address that other hosts reach wants a secret and OpenSSL, or some
     CHECK(has(outcome(j, options), "built without OpenSSL"));
     options.encrypt = true;
     CHECK(has(outcome(j, options), "DDP_TLS=1 (tcp_options.encrypt) asks for what this rank cannot do"));
+}
+
+TEST_CASE("an OpenSSL that lacks what a secret or TLS needs is named", "[rendezvous][secure]") {
+    struct without_algorithms {  // for this thread
+        OSSL_LIB_CTX* empty = OSSL_LIB_CTX_new();
+        OSSL_PROVIDER* none = OSSL_PROVIDER_load(empty, "null");
+        OSSL_LIB_CTX* before = OSSL_LIB_CTX_set0_default(empty);
+        ~without_algorithms() {
+            OSSL_LIB_CTX_set0_default(before);
+            OSSL_PROVIDER_unload(none);
+            OSSL_LIB_CTX_free(empty);
+        }
+    };
+    ddp::job_secret const secret = secret_of("0123456789abcdef");
+    {
+        without_algorithms const lacking;
+        for (bool const encrypts : {false, true})
+            CHECK(ddp::test::thrown_by([&] { static_cast<void>(ddp::make_tcp_security(secret, encrypts)); }) ==
+                  "DDP-E101 environment: this OpenSSL lacks HMAC-SHA-256, which a job's secret needs");
+        CHECK(ddp::test::thrown_by([] { ddp::detail::tls_context(ddp::detail::secure_key()); }) ==
+              "DDP-E101 environment: this OpenSSL lacks TLS 1.3 with TLS_AES_128_GCM_SHA256, which DDP_TLS=1 needs");
+    }
+    for (bool const encrypts : {false, true}) CHECK(ddp::make_tcp_security(secret, encrypts) != nullptr);
 }

@@ -54,18 +54,25 @@ struct peer_address {
     [[nodiscard, gnu::cold]] std::string text() const {
         return concat({at.port(), " ", at.address().to_string(), " ", who});
     }
-    [[nodiscard, gnu::cold]] static peer_address parse(std::string_view text) {
+    [[nodiscard, gnu::cold]] static peer_address parse(std::string_view const all) {
+        std::string_view text = all;
         std::uint16_t port = 0;
         auto const [end, error] = std::from_chars(text.data(), text.data() + text.size(), port);
         text.remove_prefix(static_cast<std::size_t>(end - text.data()));
-        if (error != std::errc{} || !text.starts_with(' ')) throw rendezvous_error("a rank published no address");
+        if (error != std::errc{} || !text.starts_with(' ')) throw no_address(all);
         text.remove_prefix(1);
         std::string_view const host = text.substr(0, text.find(' '));
         boost::system::error_code bad;
         auto const address = boost::asio::ip::make_address(std::string(host), bad);
-        if (bad) throw rendezvous_error("a rank published no address");
+        if (bad) throw no_address(all);
         text.remove_prefix(std::min(text.size(), host.size() + 1));
         return {{address, port}, printable(text, 200)};
+    }
+
+private:
+    [[nodiscard, gnu::cold]] static rendezvous_error no_address(std::string_view text) {
+        return rendezvous_error(concat({"a rank published ", in_quotes(text),
+                                        " where its address was expected. All ranks must run the same program"}));
     }
 };
 
@@ -171,7 +178,9 @@ private:
         stream_result const r = c.stream.read_some({&rest, 1});
         c.have += r.bytes;
         if (c.have < sizeof c.answer) return r.status == stream_status::ok || r.status == stream_status::would_block;
-        if (c.answer.from != c.rank) throw rendezvous_error("another rank than expected answers as " + name(c.rank));
+        if (c.answer.magic != mine_.magic || c.answer.nonce != mine_.nonce || c.answer.from != c.rank)
+            throw rendezvous_error(concat({"what answers ", me(), " at the address of ", name(c.rank),
+                                           " is another program. Start the job again"}));
         check(c.answer, c.rank);
         c.same_host = c.answer.host == mine_.host;
         return c.answered = true;

@@ -201,7 +201,7 @@ inline constexpr std::size_t torchrun_source = 1, slurm_source = 2;
         if (env.has("SLURM_NTASKS_PER_NODE") && env.has("SLURM_STEP_TASKS_PER_NODE") && source == slurm_source &&
             first->local_size != env.number("SLURM_NTASKS_PER_NODE", 1, most_ranks, "the tasks of each node"))
             conflicts += concat({"conflict: ", env.list({"SLURM_NTASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"}),
-                                 "; the step's counts\n"});
+                                 "; what the step says counts\n"});
         text += conflicts;
         if (!j.advice.empty()) text += concat({"note: ", j.advice, "\n"});
     } catch (environment_error const& e) {
