@@ -18,6 +18,7 @@
 #include <ddp/collective/point_to_point.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/optim/sgd.hpp>
+#include <ddp/rendezvous/run_mpi.hpp>
 #include <ddp/testing/conformance.hpp>
 #include <ddp/train/data_parallel.hpp>
 #include <ddp/transport/mpi/mpi.hpp>
@@ -225,4 +226,12 @@ TEST_CASE("over MPI buckets are reduced during backward", "[mpi][train]") {
         if (allowed) CHECK(other.thread() == asked);
         CHECK(ddp::test::check_overlap(other) == ddp::test::failures{});
     }
+}
+
+TEST_CASE("another number of ranks than mpirun has started is refused, with its option", "[mpi]") {
+    int const size = boost::mpi::communicator().size();
+    CHECK_THROWS_WITH(
+        ddp::run<ddp::mpi>({.transport = "mpi", .ranks = size + 1}, [](ddp::communicator<>&) {}),
+        Catch::Contains("mpirun started " + std::to_string(size) + " ranks, but " + std::to_string(size + 1) +
+                        " were asked for: give mpirun -n " + std::to_string(size + 1)));
 }

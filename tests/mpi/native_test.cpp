@@ -21,6 +21,7 @@
 #include "mpi/patience.hpp"
 #include "support/catch.hpp"
 #include "support/collective_checks.hpp"
+#include "support/ranks.hpp"
 #include "support/training_checks.hpp"
 #include "train/tanh_mlp.hpp"
 
@@ -217,4 +218,14 @@ TEST_CASE("who comes too late to finish() hears that it was, and does not wait i
     });
     CAPTURE(what);
     CHECK(what.find("DDP-E204 deadline: rank 0 did not take part in step") == 0);
+}
+
+TEST_CASE("native allreduce over anything but MPI is refused", "[mpi][native]") {
+    for (std::string const& said : ddp::test::errors_of_ranks(2, [](auto& comm) {
+             std::vector<float> data(3);
+             ddp::allreduce(comm, data, native_allreduce{});
+         }))
+        CHECK(
+            said.find("native_allreduce sums by MPI: it needs a communicator over MPI, and this one is over inproc") !=
+            std::string::npos);
 }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <future>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -14,9 +15,11 @@
 
 #include <boost/mpi/collectives.hpp>
 #include <boost/mpi/communicator.hpp>
+#include <boost/mpi/environment.hpp>
 
 #include "mpi/patience.hpp"
 #include "support/catch.hpp"
+#include "support/thrown_by.hpp"
 
 namespace {
 
@@ -446,4 +449,35 @@ TEST_CASE("posting to oneself or to nobody is the caller's mistake", "[mpi]") {
     CHECK_THROWS_WITH(transport.post_receive(-1, tag_of(0, 1), {}, done),
                       Catch::Contains("post to another rank of this communicator"));
     CHECK(done.runs == 0);
+}
+
+TEST_CASE("what is no communicator for this process and this thread is refused with advice", "[mpi]") {
+    boost::mpi::communicator const world;
+    CHECK_THROWS_WITH(ddp::mpi_transport(MPI_COMM_NULL, quick()),
+                      Catch::Contains("mpi_transport needs a communicator that this process belongs to"));
+    if (boost::mpi::environment::thread_level() < boost::mpi::threading::serialized) {
+        auto elsewhere = std::async(std::launch::async,
+                                    [&] { return ddp::test::thrown_by([&] { ddp::mpi_transport(world, quick()); }); });
+        CHECK(elsewhere.get() ==
+              "DDP-E100 usage: below MPI_THREAD_SERIALIZED only the thread that initialised MPI may make an "
+              "mpi_transport");
+    }
+    if (world.size() == 1) return;
+    boost::mpi::communicator const half = world.split(world.rank() == 0 ? 0 : 1);
+    MPI_Comm between = MPI_COMM_NULL;
+    REQUIRE(MPI_Intercomm_create(half, 0, world, world.rank() == 0 ? 1 : 0, 5, &between) == MPI_SUCCESS);
+    CHECK_THROWS_WITH(ddp::mpi_transport(between, quick()),
+                      Catch::Contains("mpi_transport needs an intracommunicator; merge the two groups first"));
+    MPI_Comm_free(&between);
+}
+
+TEST_CASE("what MPI itself refuses is an error with its words, and what to do", "[mpi]") {
+    boost::mpi::communicator const world;
+    ddp::mpi_transport transport(world, quick());
+    std::vector<int> const nobody{transport.size() + 7};
+    std::string const said = ddp::test::thrown_by([&] { static_cast<void>(transport.second_duplicate(5, nobody)); });
+    CAPTURE(said);
+    CHECK(said.find("DDP-E202 peer closed: rank " + std::to_string(transport.rank()) + " of " +
+                    std::to_string(transport.size()) + ": MPI_Group_incl failed: ") == 0);
+    CHECK(said.find(". MPI cannot be relied on after this: end the job and start it again.") != std::string::npos);
 }
