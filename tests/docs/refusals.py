@@ -8,7 +8,8 @@ import re
 import sys
 
 CALL = re.compile(r"\b(?:CHECK|REQUIRE)_THROWS(_AS)?\(")
-ROOMS = ("adapter", "checkpoint", "core", "data", "exchange", "model", "nn", "optim", "strategy", "testing", "train")
+ROOMS = ("adapter", "checkpoint", "collective", "comm", "core", "data", "exchange", "kernel", "model", "nn", "optim", "rendezvous", "sim",
+         "strategy", "testing", "train", "transport")
 QUOTED = 16
 REFUSAL = re.compile(r"\b(?:DDP_EXPECTS|throw [\w:]+|\w*fail\w*|refuse|concat|\w+_error)\(")
 TOKEN = re.compile(r'//[^\n]*|\bR"(?P<mark>\w*)\((?P<raw>.*?)\)(?P=mark)"|"(?P<text>(?:\\.|[^"\\\n])*)"|\b(?:TEST_CASE|SECTION)\("[^"]*"',
@@ -21,6 +22,8 @@ UNQUOTED = {
     "cannot be closed": "close() of a local file does not fail",
     "cannot be replaced": "a file system that cannot exchange two names",
     "a trainer ended within a step": "others have heard by then that this rank left a step",
+    "gives no random numbers": "getentropy() of eight bytes does not fail",
+    "a Unix-domain socket's name": "a random name of 16 bytes that another socket has",
 }
 
 
