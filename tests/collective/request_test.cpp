@@ -14,6 +14,7 @@
 #include "support/collective_checks.hpp"
 #include "support/counting_transport.hpp"
 #include "support/ranks.hpp"
+#include "train/patience.hpp"
 
 using namespace std::chrono_literals;
 
@@ -206,6 +207,29 @@ TEST_CASE("an exception that leaves a request under way ends the job soon, not a
     CHECK(errors[0] == "out of disk");
     CHECK(contains(errors[1], "rank 0 failed in its own code"));
     CHECK(contains(errors[1], "left a request under way by an exception"));
+}
+
+TEST_CASE("a hook that drops a request under way ends the job", "[collective][request]") {
+    if (ddp::test::fewer != 1) return;  // what the request waits with stays behind: LeakSanitizer would report it
+    struct of_a_hook {
+        static ddp::task<> drop(std::optional<ddp::request>* what) {
+            what->reset();
+            co_return;
+        }
+    };
+    auto const errors = ddp::test::errors_of_ranks(
+        2,
+        [](auto& comm) {
+            double a = 1;
+            if (comm.rank() == 0) {
+                std::optional<ddp::request> received(ddp::start_receive(comm, a, 1));
+                comm.run([&] { return of_a_hook::drop(&received); });
+            }
+            ddp::barrier(comm);
+        },
+        quick());
+    for (std::string const& text : errors)
+        CHECK(contains(text, "rank 0 failed in its own code: a hook has dropped a request under way"));
 }
 
 TEST_CASE("a deadline of a request names the operation and the rank that did not start it", "[collective][request]") {

@@ -66,6 +66,7 @@ public:
     explicit odd_transport(std::unique_ptr<inproc_transport> inner, bool own_thread)
         : inner_(std::move(inner)), own_thread_(own_thread) {}
     std::atomic<int> throws_after{1 << 30};  // calls of progress
+    std::atomic<bool> throws_a_number{false};
 
     [[nodiscard]] int rank() const noexcept { return inner_->rank(); }
     [[nodiscard]] int size() const noexcept { return inner_->size(); }
@@ -78,7 +79,10 @@ public:
     void pace(nanoseconds least) { pace_now = least.count(); }
     bool progress(time_point until) {
         if (std::this_thread::get_id() == maker_ && pace_now != 0) ++paced_callers;
-        if (throws_after.fetch_sub(1) <= 0) throw error(errc::frame, "the cable is cut");
+        if (throws_after.fetch_sub(1) <= 0) {
+            if (throws_a_number) throw 7;
+            throw error(errc::frame, "the cable is cut");
+        }
         return inner_->progress(until);
     }
     void abort(failure const& record) { inner_->abort(record); }
@@ -704,6 +708,39 @@ TEST_CASE("an error of the transport itself ends the job, and leaves no coroutin
         CHECK(text.find("DDP-E208") == 0);
         CHECK(text.find("the transport of rank 1 failed in allreduce") != std::string::npos);
         CHECK(text.find("the cable is cut") != std::string::npos);
+    }
+}
+
+TEST_CASE("what is thrown and is no std::exception is said to be that", "[comm][communicator][faults]") {
+    auto said = test::errors_of_ranks(
+        2,
+        [](comm_type& comm) {
+            try {
+                if (comm.rank() == 1)
+                    comm.run([]() -> task<> {
+                        throw 7;
+                        co_return;
+                    });
+                barrier(comm);
+            } catch (int) {
+                throw std::runtime_error("its own number");
+            }
+        },
+        patient());
+    CHECK(said[1] == "its own number");
+    CHECK(said[0].find("rank 1 failed in its own code: an exception that is not a std::exception") !=
+          std::string::npos);
+    said = run_odd_ranks(2, false, patient(), [](auto& comm) {
+        sum_of_ones(comm);
+        comm.transport().throws_a_number = true;
+        if (comm.rank() == 1) comm.transport().throws_after = 0;
+        for (int i = 0; i < 50; ++i) sum_of_ones(comm);
+    });
+    for (std::string const& text : said) {
+        CAPTURE(text);
+        CHECK(text.find("DDP-E208 transport: the transport of rank 1 failed in allreduce") == 0);
+        CHECK(text.find(": an exception that is not a std::exception. Nothing can be said of the other ranks") !=
+              std::string::npos);
     }
 }
 

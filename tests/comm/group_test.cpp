@@ -356,12 +356,21 @@ TEST_CASE("lists that are no group are refused", "[comm][group]") {
                 static_cast<void>(comm.subgroup(list));
                 all += "accepted ";
             } catch (usage_error const& e) {
-                all += said(e.what(), "each once") ? "" : e.what();
+                all += said(e.what(), "subgroup: list ranks of this communicator, each once") ? "" : e.what();
+            }
+        for (int const peer : {-1, 2}) try {
+                static_cast<void>(comm.members().world_rank(peer));
+                all += "has a rank more ";
+            } catch (usage_error const& e) {
+                all += said(e.what(), "a peer must be a rank of the group: between 0 and size() - 1") ? "" : e.what();
             }
         return all;
     });
     for (std::string const& text : errors) CHECK(text == "");
     virtual_cluster cluster(2);
+    std::vector<int> table(1);
+    CHECK_THROWS_WITH(all_gather_small(virtual_lane{&cluster.scheduler_of(0), {}, 0}, std::span(table)),
+                      Catch::Contains("all_gather_small: `table` needs one entry a rank"));
     for (int const rank : {-1, 2})
         CHECK_THROWS_WITH(group(cluster.scheduler_of(0), 9, {1, 0}, rank),
                           Catch::Contains("a group is made by one of its members: there is no member " +

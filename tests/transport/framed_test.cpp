@@ -1207,6 +1207,8 @@ TEST_CASE("framed wants one stream for each other rank, and options for all", "[
         CAPTURE(words);
         CHECK(said == std::string("DDP-E100 usage: ") + words);
     }
+    for (int const rank : {-1, 3})
+        CHECK_THROWS_WITH(transport(rank, 3, {}, quick()), Catch::Contains("framed: rank must be in [0, size)"));
 }
 
 TEST_CASE("a receive ends with its transport though its message is half here", "[comm][framed]") {

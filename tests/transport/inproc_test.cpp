@@ -32,6 +32,8 @@ struct node : completion {
 
 TEST_CASE("an inproc world refuses what it is not", "[comm][inproc]") {
     CHECK_THROWS_WITH(inproc_world::create(0), Catch::Contains("an inproc world needs at least one rank"));
+    CHECK_THROWS_WITH(inproc_world::create(2, {7}),
+                      Catch::Contains("inproc_world: `hosts` needs a number for each rank, or none"));
     auto const world = inproc_world::create(2);
     CHECK(world->size() == 2);
     CHECK_THROWS_WITH(world->connect(2), Catch::Contains("connect a rank between 0 and size() - 1"));

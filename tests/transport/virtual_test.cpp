@@ -245,4 +245,14 @@ TEST_CASE("a world without ranks, or with a network that moves nothing, is refus
     for (double const speed : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN()})
         CHECK_THROWS_WITH(virtual_world::create(2, {.bytes_per_second = speed}),
                           Catch::Contains("network_model::bytes_per_second must be positive"));
+    bench b(2, gigabyte);
+    for (int const rank : {-1, 2})
+        CHECK_THROWS_WITH(b.world->connect(rank), Catch::Contains("connect a rank between 0 and size() - 1"));
+    std::byte memory[4];
+    for (int const peer : {-1, 0, 2}) {
+        CHECK_THROWS_WITH(b[0].post_send(peer, {}, memory, b.make()),
+                          Catch::Contains("post to another rank of this world"));
+        CHECK_THROWS_WITH(b[0].post_receive(peer, {}, memory, b.make()),
+                          Catch::Contains("post to another rank of this world"));
+    }
 }
