@@ -524,8 +524,10 @@ class FewDescriptors(FaultCase):
     # How many of rank 1, and of rank 0, which also serves the others, are too few to tell anybody; and how many are enough.
     silent = {1: (4, 6), 0: (4, 8)}
     too_few = {1: (7, 8, 9, 10, 12), 0: (10, 11, 13, 14, 15, 16)}
-    # What each of those that are silent cannot open.
-    missing = {(1, 4): "any socket", (1, 6): "a socket to rank 0 at ", (0, 4): "any socket", (0, 8): "what serves the other ranks"}
+    # What that rank then cannot open.
+    missing = {(1, 4): "any socket", (1, 6): "a socket to rank 0 at ", (1, 7): "a socket for the other ranks",
+               (1, 8): "a socket to rank 0 (", (1, 9): "the sockets of rank 2 (", (1, 12): "the memory that ranks of this host share",
+               (0, 4): "any socket", (0, 8): "what serves the other ranks", (0, 10): "the sockets of all ranks"}
 
     def limited(self, rank, count, secret):
         words = ("steps=2", "tensors=3", "elements=400")

@@ -3,6 +3,7 @@
 #include <ddp/rendezvous/bootstrap.hpp>
 #include <ddp/rendezvous/job_secret.hpp>
 #include <ddp/rendezvous/run.hpp>
+#include <ddp/rendezvous/secure_channel.hpp>
 #include <ddp/rendezvous/tcp_memory_paths.hpp>
 #include <ddp/rendezvous/tcp_mesh.hpp>
 #include <ddp/rendezvous/tcp_store.hpp>
@@ -21,7 +22,9 @@
 
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <cstdlib>
+#include <fstream>
 #include <future>
 #include <memory>
 #include <optional>
@@ -946,10 +949,12 @@ TEST_CASE(
 
 namespace {
 
-/// One rank of two, which the store has welcomed, and the addresses at which both listen.
+/// Two ranks that the store has welcomed, and the addresses at which both listen; one of them connects to the other.
 struct half_a_job {
     explicit half_a_job(int rank, ddp::tcp_security const* security = nullptr)
-        : server(std::move(store_door), 2, 0, 7, times, {}, security), store({at}, rank, 2, 0, soon()) {
+        : server(std::move(store_door), 2, 0, 7, times, {}, security),
+          store({at}, rank, 2, 0, soon()),
+          other({at}, 1 - rank, 2, 0, soon()) {
         mine.from = rank;
         mine.size = 2;
         mine.nonce = store.nonce();
@@ -957,10 +962,15 @@ struct half_a_job {
             addresses.push_back({doors[each].local_endpoint(), "pid " + std::to_string(70 + each)});
     }
     /// What the mesh says that connects this rank to the other.
-    std::string said() {
+    std::string said(ddp::tcp_security const* between = nullptr) {
         std::vector<ddp::detail::tcp_mesh::connection> all;
-        ddp::detail::tcp_mesh mesh(mine, addresses, doors[static_cast<std::size_t>(mine.from)], store, times);
+        ddp::detail::tcp_mesh mesh(mine, addresses, doors[static_cast<std::size_t>(mine.from)], store, times, between);
         return ddp::test::thrown_by([&] { mesh.connect(all); });
+    }
+    /// Takes the next connection to a rank's door; -1: none has come.
+    [[nodiscard]] int visitor_of(std::size_t rank) {
+        int const door = doors[rank].native_handle();
+        return ddp::detail::poll_until(door, POLLIN, soon()) ? ::accept(door, nullptr, nullptr) : -1;
     }
     /// What the store has told all ranks, once it has.
     std::string told() {
@@ -977,12 +987,12 @@ struct half_a_job {
         return door;
     }
 
-    ddp::timing times{.heartbeat = 20ms, .dead = 200ms, .handshake = 100ms};
+    ddp::timing times = ddp::timing::for_tests();
     ddp::detail::tcp_acceptor store_door = listen();
     ddp::detail::tcp_endpoint at = store_door.local_endpoint();
     std::array<ddp::detail::tcp_acceptor, 2> doors{listen(), listen()};
     ddp::tcp_store_server server;
-    ddp::tcp_store store;
+    ddp::tcp_store store, other;
     ddp::detail::peer_hello mine;
     std::vector<ddp::detail::peer_address> addresses;
 };
@@ -1002,6 +1012,9 @@ TEST_CASE("a rank that may open no more descriptors says what each was for", "[r
               " cannot open a socket that listens at 127.0.0.1:" + free + why));
     CHECK(has(said(job_of(1, 2, at.port), quick()),
               " cannot open a socket to rank 0 at 127.0.0.1:" + std::to_string(at.port) + why));
+    CHECK(has(
+        ddp::detail::too_many_files(0, 2, "any socket", ENFILE).what(),
+        " cannot open any socket: Too many open files in system. Raise the limit of that host (sysctl fs.file-max)"));
     ddp::tcp_options inherits = quick();
     inherits.listen_descriptor = at.inherit();
     CHECK(has(said(job_of(0, 2, at.port), inherits), " cannot open what serves the other ranks" + why));
@@ -1029,9 +1042,7 @@ TEST_CASE("another program in the place of a rank is no rank, and what it publis
         answer.nonce += nonce;
         answer.from = from;
         auto other = std::async(std::launch::async, [&] {
-            int const door = one.doors[0].native_handle();
-            ddp::detail::poll_until(door, POLLIN, half_a_job::soon());
-            int const fd = ::accept(door, nullptr, nullptr);
+            int const fd = one.visitor_of(0);
             return ::write(fd, &answer, sizeof answer) == static_cast<ssize_t>(sizeof answer) ? fd : -1;
         });
         std::string const text = one.said();
@@ -1040,6 +1051,31 @@ TEST_CASE("another program in the place of a rank is no rank, and what it publis
         CHECK(has(text, " is another program. Start the job again"));
         CHECK(::close(other.get()) == 0);
     }
+
+    half_a_job one(1);
+    for (bool const proves : {false, true}) {
+        CAPTURE(proves);
+        ddp::job_secret secret;
+        secret.bytes[0] = std::byte{1};
+        auto const security = proves ? ddp::make_tcp_security(secret, false) : nullptr;
+        std::atomic<bool> over{false};
+        auto other = std::async(std::launch::async, [&] {  // whoever comes is hung up on
+            while (!over) {
+                ddp::detail::poll_until(one.doors[0].native_handle(), POLLIN, ddp::monotonic_clock::now() + 10ms);
+                if (int const fd = ::accept(one.doors[0].native_handle(), nullptr, nullptr); fd >= 0) ::close(fd);
+            }
+        });
+        std::string const text = one.said(security.get());
+        over = true;
+        other.get();
+        CAPTURE(text);
+        CHECK(has(text, "rank 0 (pid 70) at 127.0.0.1:"));
+        CHECK(has(text, proves ? " closed the connection of rank 1" : " hung up on rank 1"));
+    }
+    half_a_job zero(0);
+    zero.times.join = 100ms;
+    CHECK(has(zero.said(), "rank 0 was not reached by rank 1 (pid 71) at 127.0.0.1:"));
+    CHECK(has(zero.said(), ", though all reach rank 0. Check firewalls between the hosts"));
 
     for (std::string const wrong : {"", "x", "9", "9 nowhere pid 1", "70000 127.0.0.1 pid 1"})
         CHECK_THROWS_WITH(ddp::detail::peer_address::parse(wrong),
@@ -1057,7 +1093,7 @@ TEST_CASE("the store refuses a rank that cannot be, and says so when it fails or
     struct fails_later : ddp::tcp_security {
         std::atomic<int> mutable made{0};
         [[nodiscard]] std::unique_ptr<ddp::tcp_channel> channel(bool) const override {
-            if (++made > 1) throw std::runtime_error("there is no channel left");
+            if (++made > 2) throw std::runtime_error("there is no channel left");
             return nullptr;
         }
     } const security;
@@ -1080,7 +1116,9 @@ TEST_CASE("the store refuses a rank that cannot be, and says so when it fails or
                         " broke while the job came together: rank 0 ended (its output says why), or another program"));
 }
 
-TEST_CASE("rank 0 listens at an address of its own host only", "[rendezvous][tcp]") {
+TEST_CASE("a rank listens at an address and a port that are its own, and is one of the job", "[rendezvous][tcp]") {
+    for (auto const& [rank, size] : {std::pair(2, 2), std::pair(-1, 2), std::pair(0, 0)})
+        CHECK(has(outcome(job_of(rank, size, 1), quick()), "connect_tcp: job.rank must be in [0, job.size)"));
     ddp::job j = job_of(0, 2, 29500);
     j.master_addr = "192.0.2.1";
     ddp::tcp_options open = quick();
@@ -1090,6 +1128,42 @@ TEST_CASE("rank 0 listens at an address of its own host only", "[rendezvous][tcp
     CHECK(has(text,
               "rank 0 cannot listen on 192.0.2.1:29500: Cannot assign requested address. MASTER_ADDR must be an "
               "address of the host that runs rank 0"));
+
+    int least = 0;  // of the ports that anybody may have
+    std::ifstream("/proc/sys/net/ipv4/ip_unprivileged_port_start") >> least;
+    if (least < 2) return;
+    listener const at;
+    ddp::tcp_options zero = quick(), low = quick();
+    zero.listen_descriptor = at.inherit();
+    low.ports = "1";
+    auto other = std::async(std::launch::async, outcome, job_of(0, 2, at.port), zero);
+    ::uid_t const own = ::geteuid();
+    REQUIRE(::seteuid(own == 0 ? 65534 : own) == 0);
+    std::string const refused = outcome(job_of(1, 2, at.port), low);
+    REQUIRE(::seteuid(own) == 0);
+    for (std::string const& told : {refused, other.get()})
+        CHECK(has(told, "rank 1 cannot listen on 127.0.0.1: Permission denied"));
+}
+
+TEST_CASE("what cannot be run says why, and what can", "[rendezvous]") {
+    auto const said = [](ddp::run_options const& options) {
+        return ddp::test::thrown_by([&] { ddp::run<ddp::threads>(options, [](ddp::communicator<>&) {}); });
+    };
+    std::string const code = "DDP-E101 environment: ";
+    CHECK(said({.ranks = -1}) ==
+          code + "run_options.ranks is -1; expected how many ranks there are, or 0: as many as the launcher says");
+    CHECK(said({.ranks = 1025}) == code +
+                                       "run_options.ranks is 1025, but one process can run at most 1024 ranks as "
+                                       "threads; ask for fewer, or start processes with ddprun or mpirun");
+    CHECK(said({.transport = "pigeons"}) ==
+          code +
+              "transport 'pigeons' is not one this program was built with: inproc. Add it to ddp::run<...> and link "
+              "its target (ddp::tcp, ddp::mpi).");
+    std::string_view const only_tcp = "tcp";
+    CHECK(ddp::test::thrown_by([&] { ddp::detail::expect_alone({.ranks = 3}, {&only_tcp, 1}); }) ==
+          code +
+              "3 ranks were asked for, but nothing started them: use ddprun -n 3 or mpirun -n, or add ddp::threads to "
+              "ddp::run<...> for ranks that are threads.");
 }
 
 TEST_CASE("a secret that is refused says how to make one, or how it was lost", "[rendezvous][tcp]") {
@@ -1102,6 +1176,10 @@ TEST_CASE("a secret that is refused says how to make one, or how it was lost", "
                                  "\", which holds no secret of 16 to 64 bytes. Make one with: (umask 077; head -c 32 "
                                  "/dev/urandom > FILE)"));
     }
+    ::setenv("DDP_SECRET_FILE", "/no/such/file", 1);
+    CHECK(has(refusal(),
+              "DDP_SECRET_FILE is \"/no/such/file\", which cannot be opened: No such file or directory. Make "));
+    ::unsetenv("DDP_SECRET_FILE");
     ::setenv("DDP_SECRET_FD", "1048576", 1);
     CHECK(has(refusal(),
               "DDP_SECRET_FD is 1048576, which is not open. Programs between ddprun and this one must pass "

@@ -557,7 +557,7 @@ TEST_CASE("an OpenSSL that lacks what a secret or TLS needs is named", "[rendezv
         for (bool const encrypts : {false, true})
             CHECK(ddp::test::thrown_by([&] { static_cast<void>(ddp::make_tcp_security(secret, encrypts)); }) ==
                   "DDP-E101 environment: this OpenSSL lacks HMAC-SHA-256, which a job's secret needs");
-        CHECK(ddp::test::thrown_by([] { ddp::detail::tls_context(ddp::detail::secure_key()); }) ==
+        CHECK(ddp::test::thrown_by([] { ddp::detail::tls_context{ddp::detail::secure_key{}}; }) ==
               "DDP-E101 environment: this OpenSSL lacks TLS 1.3 with TLS_AES_128_GCM_SHA256, which DDP_TLS=1 needs");
     }
     for (bool const encrypts : {false, true}) CHECK(ddp::make_tcp_security(secret, encrypts) != nullptr);
