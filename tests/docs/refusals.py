@@ -22,6 +22,7 @@ UNQUOTED = {
     "cannot be closed": "close() of a local file does not fail",
     "cannot be replaced": "a file system that cannot exchange two names",
     "a trainer ended within a step": "others have heard by then that this rank left a step",
+    "rounds once": "a compiler that is told to break what the library says about its kernels",
     "gives no random numbers": "getentropy() of eight bytes does not fail",
     "a Unix-domain socket's name": "a random name of 16 bytes that another socket has",
 }

@@ -220,7 +220,8 @@ TEST_CASE("who comes too late to finish() hears that it was, and does not wait i
     CHECK(what.find("DDP-E204 deadline: rank 0 did not take part in step") == 0);
 }
 
-TEST_CASE("native allreduce over anything but MPI is refused", "[mpi][native]") {
+TEST_CASE("native allreduce is refused over anything but MPI, and with pieces of less than an element",
+          "[mpi][native]") {
     for (std::string const& said : ddp::test::errors_of_ranks(2, [](auto& comm) {
              std::vector<float> data(3);
              ddp::allreduce(comm, data, native_allreduce{});
@@ -228,4 +229,8 @@ TEST_CASE("native allreduce over anything but MPI is refused", "[mpi][native]") 
         CHECK(
             said.find("native_allreduce sums by MPI: it needs a communicator over MPI, and this one is over inproc") !=
             std::string::npos);
+    comm_type const comm = connect();
+    double one = 1;
+    CHECK_THROWS_WITH(ddp::allreduce(comm, std::span(&one, 1), native_allreduce{.piece_bytes = sizeof(double) - 1}),
+                      Catch::Contains("native_allreduce::piece_bytes must be at least one element"));
 }
