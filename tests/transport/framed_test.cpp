@@ -1194,11 +1194,11 @@ TEST_CASE("framed wants one stream for each other rank, and options for all", "[
         bool checked = false;
     };
     for (auto const& [peers, paths, words, checked] :
-         {given{{0}, {}, "framed: give 2 streams, one for every other rank, not 1"},
+         {given{{0}, {}, "framed: give one stream for every other rank"},
           given{{0, 2}, {1, 1}, "framed_options::paths: give 3 numbers, one for each rank, or none"},
           given{{0, 1}, {}, "framed: each peer must be another rank of the job, not 1"},
           given{{0, 3}, {}, "framed: each peer must be another rank of the job, not 3"},
-          given{{0, 0}, {}, "framed: give one stream for each peer; rank 0 has two"},
+          given{{0, 0}, {}, "framed: give one stream for each peer"},
           given{{0, 2}, {}, "framed: a checked peer needs a checksum policy, such as xxh3_checksum", true}}) {
         std::vector<framed_peer<ddp::descriptor_stream>> list;
         for (int const peer : peers)

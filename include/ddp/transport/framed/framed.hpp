@@ -69,9 +69,7 @@ public:
           news_(rank, by_rank_),
           endings_(rank, news_, ready_) {
         DDP_EXPECTS(rank >= 0 && rank < size, "framed: rank must be in [0, size)");
-        DDP_EXPECTS(
-            peers.size() + 1 == by_rank_.size(),
-            detail::concat({"framed: give ", size - 1, " streams, one for every other rank, not ", peers.size()}));
+        DDP_EXPECTS(peers.size() + 1 == by_rank_.size(), "framed: give one stream for every other rank");
         DDP_EXPECTS(options_.paths.empty() || options_.paths.size() == by_rank_.size(),
                     detail::concat({"framed_options::paths: give ", size, " numbers, one for each rank, or none"}));
         options_.times.validate();
@@ -84,8 +82,7 @@ public:
         for (framed_peer<S>& peer : peers) {
             DDP_EXPECTS(peer.rank >= 0 && peer.rank < size && peer.rank != rank,
                         detail::concat({"framed: each peer must be another rank of the job, not ", peer.rank}));
-            DDP_EXPECTS(by_rank_[index(peer.rank)] == nullptr,
-                        detail::concat({"framed: give one stream for each peer; rank ", peer.rank, " has two"}));
+            DDP_EXPECTS(by_rank_[index(peer.rank)] == nullptr, "framed: give one stream for each peer");
             DDP_EXPECTS(!(std::is_same_v<Sum, no_checksum> && peer.checked),
                         "framed: a checked peer needs a checksum policy, such as xxh3_checksum");
             links_.push_back(std::make_unique<link>(rank, peer, options_.job, static_cast<std::uint32_t>(blocks)));
