@@ -32,6 +32,7 @@
 #include <string_view>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "support/catch.hpp"
@@ -951,8 +952,8 @@ namespace {
 
 /// Two ranks that the store has welcomed, and the addresses at which both listen; one of them connects to the other.
 struct half_a_job {
-    explicit half_a_job(int rank, ddp::tcp_security const* security = nullptr)
-        : server(std::move(store_door), 2, 0, 7, times, {}, security),
+    explicit half_a_job(int rank, std::shared_ptr<ddp::tcp_security const> security = nullptr)
+        : server(std::move(store_door), 2, 0, 7, times, {}, std::move(security)),
           store({at}, rank, 2, 0, soon()),
           other({at}, 1 - rank, 2, 0, soon()) {
         mine.from = rank;
@@ -1091,8 +1092,8 @@ TEST_CASE("the store refuses a rank that cannot be, and says so when it fails or
             if (++made > 2) throw std::runtime_error("there is no channel left");
             return nullptr;
         }
-    } const security;
-    half_a_job failing(0, &security);
+    };
+    half_a_job failing(0, std::make_shared<fails_later const>());
     int const next = dial(failing.at.port());
     CHECK(has(failing.told(), "DDP-E201 rendezvous: the rendezvous failed: there is no channel left"));
     ::close(next);
