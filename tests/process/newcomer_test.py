@@ -157,7 +157,7 @@ class Meeting(Case):
         with Job(2, [NEWCOMER], lambda rank: {"DDP_JOB_ID": f"job {rank}"}) as job:
             job.wait()
             self.says(job.ranks[0].error(), "DDP-E201", "ranks {1} never joined")
-            self.says(job.ranks[1].error(), "DDP-E201", "Rank 0 hangs up on ranks that do not show the same secret",
+            self.says(job.ranks[1].error(), "DDP-E201", "Rank 0 hangs up on ranks whose secret",
                       "DDP_TLS and DDP_JOB_ID")
 
     def test_a_rank_that_meets_another_job(self):

@@ -134,8 +134,8 @@ public:
     void done() {
         store_.stop_beating();
         store_.put("done/1", {}, soon());
-        static_cast<void>(store_.all("done/", 2, soon()));
     }
+    void hear_all() { CHECK(store_.all("done/", 2, soon()).size() == 2); }
     bool read(void* to, std::size_t bytes) const {
         return ::recv(fd_, to, bytes, MSG_WAITALL) == static_cast<ssize_t>(bytes);
     }
@@ -309,6 +309,26 @@ TEST_CASE("rank 0 tells its own error although some ranks never come", "[rendezv
     CHECK(ddp::monotonic_clock::now() - start < times.dead / 2);  // ddprun's patience is 2 s, and this takes 1.5
 }
 
+TEST_CASE("a rank that comes after rank 0 has failed hears why", "[rendezvous][tcp]") {
+    listener const at;
+    auto const times = ddp::timing::for_tests();
+    ddp::detail::tcp_acceptor acceptor(ddp::tcp_context());
+    acceptor.assign(boost::asio::ip::tcp::v4(), at.inherit());
+    std::optional<ddp::tcp_store_server> server(std::in_place, std::move(acceptor), 2, 0, 7, times);
+    server->fail("rank 0 has no sockets left");
+    auto late = std::async(std::launch::async, [&] {
+        ddp::detail::tcp_endpoint const zero(boost::asio::ip::make_address("127.0.0.1"), at.port);
+        try {
+            ddp::tcp_store const store({zero}, 1, 2, 0, ddp::monotonic_clock::now() + 5s);
+            return std::string("let in");
+        } catch (std::exception const& e) {
+            return std::string(e.what());
+        }
+    });
+    server.reset();
+    CHECK(late.get() == "DDP-E201 rendezvous: rank 0 has no sockets left");
+}
+
 TEST_CASE("another version is refused, with both versions", "[rendezvous][tcp]") {
     auto times = ddp::timing::for_tests();
     times.join = 500ms;
@@ -470,8 +490,8 @@ TEST_CASE("who is of another job or meant for another rank is not answered; what
     REQUIRE(answer.has_value());
     CHECK((answer->from == 0 && answer->to == 1 && answer->nonce == one.hello().nonce));
     one.done();
-
-    auto const transport = zero.get();
+    auto const transport = zero.get();  // rank 0 does not wait until this rank has asked for its last answer
+    one.hear_all();
     std::array<std::byte, 100> const bytes{};
     ddp::completion sent;
     sent.run = [](ddp::completion&) noexcept {};
@@ -488,14 +508,13 @@ TEST_CASE("who is of another job or meant for another rank is not answered; what
 }
 
 TEST_CASE("rank 0 goes on while a rank that lost packets still asks for its last answer", "[rendezvous][tcp]") {
-    listener const at;
     auto times = ddp::timing::for_tests();
     times.dead = 10s;
     ddp::detail::tcp_acceptor acceptor(ddp::tcp_context());
-    acceptor.assign(boost::asio::ip::tcp::v4(), at.inherit());
+    REQUIRE_FALSE(ddp::detail::listen_at(acceptor, {boost::asio::ip::make_address("127.0.0.1"), 0}));
+    ddp::detail::tcp_endpoint const zero = acceptor.local_endpoint();
     std::optional<ddp::tcp_store_server> server(std::in_place, std::move(acceptor), 2, 0, 7, times);
     auto const until = ddp::monotonic_clock::now() + 5s;
-    ddp::detail::tcp_endpoint const zero(boost::asio::ip::make_address("127.0.0.1"), at.port);
     ddp::tcp_store first({zero}, 0, 2, 0, until), last({zero}, 1, 2, 0, until);
     for (ddp::tcp_store* const store : {&first, &last}) store->stop_beating();
     first.put("done/0", "", until);
@@ -503,7 +522,7 @@ TEST_CASE("rank 0 goes on while a rank that lost packets still asks for its last
     CHECK(first.all("done/", 2, until).size() == 2);
     auto const asked = ddp::monotonic_clock::now();
     server->finish();
-    CHECK(ddp::monotonic_clock::now() - asked < 1s);
+    CHECK_THROWS_WITH(dial(zero.port()), "no connection");  // nobody is let in any more
     std::this_thread::sleep_for(2 * times.handshake);
     CHECK(last.all("done/", 2, until).size() == 2);
     server.reset();
@@ -525,6 +544,7 @@ TEST_CASE("a rank that is hung up on before it has its answer tries again", "[re
     auto rank_0 = std::async(std::launch::async, [&] {
         ddp::detail::peer_hello hello;
         for (;;) {
+            if (!ddp::detail::poll_until(zero.fd, POLLIN, until)) return -1;
             int const fd = ::accept(zero.fd, nullptr, nullptr);
             ++greetings;
             if (::recv(fd, &hello, sizeof hello, MSG_WAITALL) != sizeof hello) return -1;
@@ -705,7 +725,7 @@ TEST_CASE("a rank without the job's secret says why rank 0 may have hung up", "[
         return std::pair(other.get(), mine);
     }();
     CHECK(has(zero, "ranks {1} never joined"));
-    CHECK(has(one, "hangs up on ranks that do not show the same"));
+    CHECK(has(one, "hangs up on ranks whose secret"));
 }
 
 TEST_CASE("a secret is taken only from a regular file that nobody else can read, or an inherited descriptor",
@@ -797,6 +817,7 @@ TEST_CASE("ranks listen for each other at the ports that the user allows", "[ren
     CHECK(hand.port_of_rank_0() == free);
     CHECK(hand.knock(hand.hello()).has_value());
     hand.done();
+    hand.hear_all();
     CHECK(alone.get() == "");
     for (char const* const wrong : {"x", "0", "5-4", "5-", "-5", "1-70000", "20000-20010-3"}) {
         options.ports = wrong;
@@ -1055,6 +1076,7 @@ TEST_CASE("another program in the place of a rank is no rank, and what it publis
     }
 
     half_a_job one(1);
+    one.times.join = 30s;
     std::atomic<bool> over{false};
     auto other = std::async(std::launch::async, [&] {  // whoever comes is hung up on
         while (!over) {
@@ -1067,7 +1089,7 @@ TEST_CASE("another program in the place of a rank is no rank, and what it publis
     other.get();
     CAPTURE(text);
     CHECK(has(text, "rank 0 (pid 70) at 127.0.0.1:"));
-    CHECK(has(text, " closed the connection of rank 1"));
+    CHECK(has(text, " closed 101 connections of rank 1 one after the other"));
     half_a_job zero(0);
     zero.times.join = 100ms;
     CHECK(has(zero.said(), "rank 0 was not reached by rank 1 (pid 71) at 127.0.0.1:"));
@@ -1134,7 +1156,10 @@ TEST_CASE("a rank listens at an address and a port that are its own, and is one 
     low.ports = "1";
     auto other = std::async(std::launch::async, outcome, job_of(0, 2, at.port), zero);
     ::uid_t const own = ::geteuid();
-    REQUIRE(::seteuid(own == 0 ? 65534 : own) == 0);
+    if (own == 0 && ::seteuid(65534) != 0) {
+        WARN("root without another user here: a port that may not be used is not tried");
+        return;
+    }
     std::string const refused = outcome(job_of(1, 2, at.port), low);
     REQUIRE(::seteuid(own) == 0);
     for (std::string const& told : {refused, other.get()})

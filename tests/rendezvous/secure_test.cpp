@@ -467,7 +467,7 @@ TEST_CASE("a rank with another secret, or none, is told so; strangers change not
         brief.times.join = 800ms;
         // TLS answers strangers with nothing that they would understand.
         CHECK(has(outcome(job_of(1, 2, at.port), brief),
-                  encrypts ? "hangs up on ranks that do not show the same" : "does not know this job's secret"));
+                  encrypts ? "hangs up on ranks whose secret" : "does not know this job's secret"));
     }
     std::vector<int> strangers;
     for (int kind = 0; kind < 30; ++kind) {

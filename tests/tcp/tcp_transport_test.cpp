@@ -154,6 +154,41 @@ TEST_CASE("every rank exchanges with every other over tcp, with and without earl
     for (auto& r : ranks) CHECK(r.get() == 0);
 }
 
+TEST_CASE("a rank that never sleeps sends heartbeats, and finds who has gone", "[tcp]") {
+    ddp::tcp_options options;
+    options.share_memory = GENERATE(false, true);
+    options.times = ddp::timing::for_tests();
+    boost::asio::ip::tcp::acceptor acceptor(ddp::tcp_context(), {boost::asio::ip::make_address("127.0.0.1"), 0});
+    ddp::job job;
+    job.size = 2;
+    job.master_port = acceptor.local_endpoint().port();
+    auto other = std::async(std::launch::async, [&, mine = job, own = options]() mutable {
+        mine.rank = 1;
+        return ddp::connect_tcp(mine, own);
+    });
+    options.spin = 60s;
+    options.listen_descriptor = ::dup(acceptor.native_handle());
+    auto const zero = ddp::connect_tcp(job, options);
+    auto one = other.get();
+    REQUIRE(zero->in_memory(1) == options.share_memory);
+    auto const until = ddp::monotonic_clock::now() + options.times.dead + 500ms;
+    auto watching = std::async(std::launch::async, [&] {
+        while (ddp::monotonic_clock::now() < until && !one->overdue_peer()) one->progress(until);
+        return one->overdue_peer().has_value();
+    });
+    while (ddp::monotonic_clock::now() < until) zero->progress(until);
+    CHECK_FALSE(watching.get());
+    CHECK_FALSE(zero->overdue_peer());
+
+    auto gone = std::async(std::launch::async, [&] { one.reset(); });
+    auto const at_most = ddp::monotonic_clock::now() + 20s;
+    while (zero->reports()[1].is == report::state::silent && ddp::monotonic_clock::now() < at_most)
+        zero->progress(at_most);
+    CHECK(zero->reports()[1].is == report::state::left);
+    zero->leave();
+    gone.get();
+}
+
 TEST_CASE("a reset connection is a death that is noticed at once", "[tcp]") {
     auto [a, b] = connected();
     auto const t = make(0, ddp::tcp_stream(std::move(a)));

@@ -87,6 +87,7 @@ public:
         bool answered = true;  // and this rank has the peer's
         peer_hello answer = {};
         std::size_t have = 0;  // bytes of it
+        bool ready = true;     // worth a try
     };
 
     /// `store` tells of ranks that end or become silent meanwhile.
@@ -98,6 +99,7 @@ public:
           store_(store),
           times_(times),
           security_(security),
+          redials_(static_cast<std::size_t>(mine.size)),
           until_(monotonic_clock::now() + times.join),
           dial_until_(monotonic_clock::now() + times.join / 2) {}
 
@@ -151,12 +153,12 @@ private:
                 tune_connected(a.socket.native_handle(), times_);
                 all.push_back(
                     {a.rank, tcp_stream(std::move(a.socket), channel_of(security_, true)), false, false, false});
+            } else if (error == boost::asio::error::timed_out && now < a.until) {
+                dialling_.push_back(std::move(a));
             } else if (error != boost::asio::error::timed_out || now >= dial_until_) {
                 throw unreachable(a.rank, error);
-            } else if (now >= a.until) {
-                dial_to(a.rank);
             } else {
-                dialling_.push_back(std::move(a));
+                dial_to(a.rank);
             }
         }
     }
@@ -189,14 +191,18 @@ private:
     /// lost packets have made its hello late.
     [[gnu::cold]] void greet_all(std::vector<connection>& all) {
         std::erase_if(all, [&](connection& c) {
-            if (c.answered || ((c.greeted || greet(c)) && (!c.greeted || hear_answer(c)))) return false;
-            if (++redials_ > most_redials) throw closed(c.rank);
+            if (c.answered || !(c.ready || c.stream.buffered())) return false;
+            if ((c.greeted || greet(c)) && (!c.greeted || hear_answer(c))) return false;
+            if (++redials_[static_cast<std::size_t>(c.rank)] > most_redials) throw closed(c.rank);
+            boost::system::error_code ignored;
+            c.stream.base().close(ignored);  // before the next one needs a descriptor
             dial_to(c.rank);
             return true;
         });
     }
     [[nodiscard, gnu::cold]] rendezvous_error closed(int peer) const {
-        return rendezvous_error(concat({name(peer), " closed the connection of ", me()}));
+        return rendezvous_error(concat({name(peer), " closed ", most_redials + 1, " connections of ", me(),
+                                        " one after the other; its own output may say why"}));
     }
     [[gnu::cold]] void check(peer_hello const& theirs, int peer) const {
         auto const differs = [&](char const* what, std::uint64_t here, std::uint64_t there) {
@@ -234,6 +240,9 @@ private:
                     polls.push_back({c.stream.descriptor(), c.greeted ? short{POLLIN} : c.stream.write_event(), 0});
             for (attempt& a : dialling_) polls.push_back({a.socket.native_handle(), POLLOUT, 0});
             ::poll(polls.data(), polls.size(), 50);
+            std::size_t next = 1 + visitors_.size();
+            for (connection& c : all)
+                if (!c.answered) c.ready = polls[next++].revents != 0;
             dialled(all);
             greet_all(all);
             for (visitor& v : visitors_) hear(v, all);
@@ -279,11 +288,11 @@ private:
     tcp_store& store_;
     timing times_;
     tcp_security const* security_;
+    std::vector<int> redials_;  // by rank
     time_point until_, dial_until_;
     std::vector<attempt> dialling_;
     std::list<visitor> visitors_;
     static constexpr int most_redials = 100;
-    int redials_ = 0;
 };
 
 }  // namespace ddp::detail

@@ -15,6 +15,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -41,9 +42,9 @@ namespace ddp {
 ///
 /// Strangers     see tcp_visitors.hpp. If the job has a secret, a connection that does not show it is closed without an answer,
 ///               and nothing else that it sends is read.
-/// Failure       the first one is sent to every rank at once, and to those that come later. A rank that closes its
-///               connection, or sends nothing for timing.dead, is a failure. What a rank reports about others is held back
-///               for timing.verdict, because one of these may be the cause.
+/// Failure       the first one is sent to every rank at once, and to those that come within 1.5 s of rank 0's end. A rank that
+///               closes its connection, or sends nothing for timing.dead, is a failure. What a rank reports about others is
+///               held back for timing.verdict, because one of these may be the cause.
 class tcp_store_server {
 public:
     tcp_store_server(detail::tcp_acceptor acceptor, int size, std::uint64_t job, std::uint64_t nonce,
@@ -67,14 +68,22 @@ public:
     tcp_store_server& operator=(tcp_store_server const&) = delete;
     /// Waits until it has ended: see finish().
     [[gnu::cold]] ~tcp_store_server() {
-        finish();
+        stopping_ = true;
+        bell_.ring();
         thread_.join();
     }
 
-    /// Ends, without waiting for that, once every rank has all its answers, or has hung up after a failure, or has sent
-    /// nothing for timing.dead: packets of a rank may be lost several times.
+    /// All ranks are connected. Returns once nothing listens any more. The thread ends later, without being waited for: once
+    /// every rank has all its answers, or has sent nothing for timing.dead. Packets of a rank may be lost several times.
     [[gnu::cold]] void finish() noexcept {
-        stopping_ = true;
+        together_ = stopping_ = true;
+        bell_.ring();
+        closed_.wait(false);
+    }
+    /// The job cannot come together; `why` is for all ranks, those that are about to come too.
+    [[gnu::cold]] void fail(std::string why) {
+        std::scoped_lock const lock(failing_);
+        own_failure_ = std::move(why);
         bell_.ring();
     }
 
@@ -101,28 +110,31 @@ private:
     static constexpr std::chrono::milliseconds late_rank{1500};
 
     [[gnu::cold]] void serve() noexcept {
-        time_point give_up = never;
-        time_point nobody_comes = never;
+        time_point give_up = never, nobody_comes = never;
+        boost::system::error_code ignored;
         while (monotonic_clock::now() < give_up) {
             try {
-                if (stopping_ && give_up == never) {
+                bool const stopping = stopping_;  // asked before what fail() has left: it comes first
+                if (stopping && give_up == never) {
                     std::chrono::milliseconds const most = std::max(times_.dead, times_.handshake);
                     give_up = monotonic_clock::now() + most;
                     nobody_comes = monotonic_clock::now() + std::min(most, late_rank);
+                    if (together_) acceptor_.close(ignored);
+                    closed_ = true;
+                    closed_.notify_all();
                 }
+                if (std::scoped_lock const lock(failing_); failure_.empty()) failure_ = own_failure_;
                 auto const owed = [this](visitor const& v) {
                     if (v.rank < 0) return false;
                     if (failure_.empty() && v.out.empty() && !v.stream.unsent() && v.dismissed) return false;
                     return monotonic_clock::now() - v.heard < times_.dead;  // one that is stopped does not hang up
                 };
-                if (stopping_ && all_told(nobody_comes) && std::none_of(visitors_.begin(), visitors_.end(), owed))
-                    break;
+                if (stopping && all_told(nobody_comes) && std::none_of(visitors_.begin(), visitors_.end(), owed)) break;
                 turn();
             } catch (std::exception const& e) {
                 failure_ = detail::concat({"the rendezvous failed: ", e.what()});
             }
         }
-        boost::system::error_code ignored;
         acceptor_.close(ignored);
         visitors_.clear();
     }
@@ -376,7 +388,10 @@ private:
     doorbell bell_;
     std::optional<doorbell> spare_{std::in_place};  // never rung: a descriptor to close when none is left
     time_point full_until_ = {};
-    std::atomic<bool> stopping_{false};
+    std::atomic<bool> stopping_{false}, together_{false};
+    std::atomic<bool> closed_{false};  // finish() may return
+    std::mutex failing_;
+    std::string own_failure_;  // of rank 0, under failing_
     std::thread thread_;
 };
 

@@ -289,8 +289,21 @@ namespace detail {
             throw detail::too_many_files(0, j.size, "what serves the other ranks", e.code().value());
         }
     }
-    tcp_store store(servers, j.rank, j.size, id, monotonic_clock::now() + options.times.join,
-                    j.port_is_launchers && j.rank != 0, secret, options.times, security.get());
+    auto const said = [&](std::exception const& e) {
+        error const* const ours = dynamic_cast<error const*>(&e);
+        return ours != nullptr ? detail::text_without_code(*ours)
+                               : detail::concat({"rank ", j.rank, " (", detail::this_process(),
+                                                 ") failed while the job came together: ", std::string_view(e.what())});
+    };
+    tcp_store store = [&] {
+        try {
+            return tcp_store(servers, j.rank, j.size, id, monotonic_clock::now() + options.times.join,
+                             j.port_is_launchers && j.rank != 0, secret, options.times, security.get());
+        } catch (std::exception const& e) {
+            if (server != nullptr) server->fail(said(e));
+            throw;
+        }
+    }();
     framing.job = store.nonce();
     std::vector<detail::peer_address> addresses(static_cast<std::size_t>(j.size));
     std::vector<detail::tcp_mesh::connection> met;
@@ -348,12 +361,8 @@ namespace detail {
         if (server != nullptr) server->finish();  // the last answers may still be on their way
         framing.keeps = std::move(server);
     } catch (std::exception const& e) {
-        error const* const ours = dynamic_cast<error const*>(&e);
-        std::string const text =  // the other ranks wait for this one
-            ours != nullptr ? detail::text_without_code(*ours)
-                            : detail::concat({"rank ", j.rank, " (", detail::this_process(),
-                                              ") failed while the job came together: ", std::string_view(e.what())});
-        std::string const told = store.fail(text, monotonic_clock::now() + options.times.handshake);
+        // The other ranks wait for this one.
+        std::string const told = store.fail(said(e), monotonic_clock::now() + options.times.handshake);
         if (told.empty()) throw;
         throw rendezvous_error(told);
     }

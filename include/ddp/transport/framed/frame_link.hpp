@@ -62,11 +62,12 @@ struct frame_link {
         else
             return false;
     }
-    /// Whether nothing is to be written, and, as far as is known, nothing to be read: of a stream through memory, which need
-    /// not be tried then. Most peers of a large job are silent at any moment.
+    /// Whether a write would do nothing, which matters where it costs no system call: most peers of a large job are silent at any
+    /// moment.
     [[nodiscard]] bool nothing_to_write() const noexcept {
         return in_memory() && !shut_when_written && out.idle(in.consumed());
     }
+    /// Whether the stream says that a read would return nothing.
     [[nodiscard]] bool nothing_to_read() noexcept {
         if constexpr (requires { stream.quiet(); })
             return stream.quiet();

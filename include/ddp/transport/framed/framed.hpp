@@ -145,7 +145,7 @@ public:
             bool const moved = pump(at, fresh);
             if (frozen) restart_clocks(at);  // this process was stopped: nobody is late
             last_turn_ = at;
-            bool const late = (slept || at - timers_ran_ >= timer_grain) && run_timers(at);
+            bool const late = (std::exchange(slept, false) || at - timers_ran_ >= timer_grain) && run_timers(at);
             if (aborted_) news_.share_losses();
             bool const ran = run_ready();
             bool const changed = news_.have_changed();
