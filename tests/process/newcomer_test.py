@@ -158,7 +158,7 @@ class Meeting(Case):
             job.wait()
             self.says(job.ranks[0].error(), "DDP-E201", "ranks {1} never joined")
             self.says(job.ranks[1].error(), "DDP-E201", "Rank 0 hangs up on ranks whose secret",
-                      "DDP_TLS and DDP_JOB_ID")
+                      "DDP_TLS, DDP_JOB_ID or ddprun --max-restarts")
 
     def test_a_rank_that_meets_another_job(self):
         with Job(3, [NEWCOMER], without=[2]) as job:
