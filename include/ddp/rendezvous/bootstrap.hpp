@@ -63,8 +63,8 @@ void choose_congestion_control(int fd, std::string const& wanted, bool same_host
 /// that reaches rank 0; then every pair connects, and compares version and configuration.
 ///
 /// Cost    a connection for every pair of ranks. Each rank makes 2 MiB of shared memory, and maps that of every other rank of
-///         its host. Rank 0 also serves the rendezvous until every rank has its last
-///         answer, which may be after this call; the transport's destructor waits for that, for at most timing.dead.
+///         its host. Rank 0 also serves the rendezvous until every rank has its last answer, which may be after this call;
+///         the transport's destructor waits for that, for at most timing.dead (or timing.handshake, if that is longer).
 /// Secret  the job's (job_secret::from_environment). Between hosts, both sides of every connection prove that they know
 ///         it before any other byte is looked at; afterwards no byte can be changed on the way. On loopback, a rank and
 ///         rank 0 prove it to each other, and between ranks the number that rank 0 then gives is enough; without

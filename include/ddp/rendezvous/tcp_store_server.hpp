@@ -76,7 +76,8 @@ public:
     /// All ranks are connected. Returns once nothing listens any more. The thread ends later, without being waited for: once
     /// every rank has all its answers, or has sent nothing for timing.dead. Packets of a rank may be lost several times.
     [[gnu::cold]] void finish() noexcept {
-        together_ = stopping_ = true;
+        together_ = true;  // first: the thread asks for it once it has seen the other
+        stopping_ = true;
         bell_.ring();
         closed_.wait(false);
     }
