@@ -507,6 +507,26 @@ TEST_CASE("who is of another job or meant for another rank is not answered; what
     CHECK((header.flags & ddp::frame_header::has_sum) != 0);
 }
 
+TEST_CASE("rank 0 hears last that all ranks are together, so that the others need it no more", "[rendezvous][tcp]") {
+    auto times = ddp::timing::for_tests();
+    times.handshake = times.dead = 10s;
+    ddp::detail::tcp_acceptor acceptor(ddp::tcp_context());
+    REQUIRE_FALSE(ddp::detail::listen_at(acceptor, {boost::asio::ip::make_address("127.0.0.1"), 0}));
+    ddp::detail::tcp_endpoint const zero = acceptor.local_endpoint();
+    ddp::tcp_store_server server(std::move(acceptor), 2, 0, 7, times);
+    auto const until = ddp::monotonic_clock::now() + 5s;
+    ddp::tcp_store first({zero}, 0, 2, 0, until), last({zero}, 1, 2, 0, until);
+    for (ddp::tcp_store* const store : {&first, &last}) {
+        store->stop_beating();
+        store->put(store == &first ? "done/0" : "done/1", "", until);
+    }
+    auto heard = std::async(std::launch::async, [&] { return first.all("done/", 2, until).size(); });
+    CHECK(heard.wait_for(300ms) == std::future_status::timeout);  // rank 1 has not asked yet
+    CHECK(last.all("done/", 2, until).size() == 2);
+    CHECK(heard.get() == 2);
+    server.finish();
+}
+
 TEST_CASE("rank 0 goes on while a rank that lost packets still asks for its last answer", "[rendezvous][tcp]") {
     auto times = ddp::timing::for_tests();
     times.dead = 10s;

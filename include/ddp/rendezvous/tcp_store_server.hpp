@@ -30,6 +30,7 @@
 #include <ddp/rendezvous/job_secret.hpp>
 #include <ddp/rendezvous/tcp_socket.hpp>
 #include <ddp/rendezvous/tcp_store_protocol.hpp>
+#include <ddp/rendezvous/tcp_store_visitor.hpp>
 #include <ddp/rendezvous/tcp_visitors.hpp>
 #include <ddp/transport/framed/frame_doorbell.hpp>
 #include <ddp/transport/framed/tcp.hpp>
@@ -89,22 +90,7 @@ public:
     }
 
 private:
-    struct visitor {
-        tcp_stream stream;
-        time_point until = never;  // for its hello
-        int rank = -1;             // after it
-        std::string in = {}, out = {};
-        bool waits = false;      // for an answer to `prefix`, `count`
-        bool done = false;       // close when `out` is written
-        bool told = false;       // of the failure
-        bool dismissed = false;  // it has had its last answer: all ranks are done
-        bool accused = false;    // it has reported a failure of its own
-        bool gone = false;       // the connection is over
-        time_point heard = monotonic_clock::now();
-        time_point spoken = monotonic_clock::now();  // when it was sent something
-        std::string prefix = {};                     // of the keys it asks for
-        std::uint32_t count = 0;
-    };
+    using visitor = detail::store_visitor;
 
     /// How long a rank is waited for that has not come when the job has failed: rank 0 tells its own error after that, and
     /// ddprun ends the other ranks of a failed job after 2 s.
@@ -127,7 +113,7 @@ private:
                 if (std::scoped_lock const lock(failing_); failure_.empty()) failure_ = own_failure_;
                 auto const owed = [this](visitor const& v) {
                     if (v.rank < 0) return false;
-                    if (failure_.empty() && v.out.empty() && !v.stream.unsent() && v.dismissed) return false;
+                    if (failure_.empty() && v.needs_nothing()) return false;
                     return monotonic_clock::now() - v.heard < times_.dead;  // one that is stopped does not hang up
                 };
                 if (stopping && all_told(nobody_comes) && std::none_of(visitors_.begin(), visitors_.end(), owed)) break;
@@ -148,7 +134,7 @@ private:
         bool const full = monotonic_clock::now() < full_until_;
         std::vector<::pollfd> polls{{full ? -1 : acceptor_.native_handle(), POLLIN, 0},
                                     {bell_.descriptor(), POLLIN, 0}};
-        for (visitor const& v : visitors_) polls.push_back({v.stream.descriptor(), events_of(v), 0});
+        for (visitor const& v : visitors_) polls.push_back({v.stream.descriptor(), v.events(), 0});
         if (bell_.fall_asleep()) {
             ::poll(polls.data(), polls.size(), 50);  // the least deadline is a handshake: no need to be more exact
             bell_.wake_up(polls[1].revents != 0);
@@ -168,12 +154,14 @@ private:
         time_point const now = monotonic_clock::now();
         if (failure_.empty() && now >= until_) name_missing();
         watch(now);
-        for (auto v = visitors_.begin(); v != visitors_.end();) {
-            answer(*v);
-            write(*v);
-            if (v->rank < 0 && now >= v->until) v->gone = true;
-            v = v->gone ? visitors_.erase(v) : std::next(v);
-        }
+        for (bool const zero : {false, true})  // it comes last: see others_are_told()
+            for (visitor& v : visitors_) {
+                if ((v.rank == 0) != zero) continue;
+                answer(v);
+                write(v);
+                if (v.rank < 0 && now >= v.until) v.gone = true;
+            }
+        visitors_.remove_if([](visitor const& v) { return v.gone; });
     }
     /// No descriptor is left for the next rank: ranks are told so, one after the other, over a descriptor kept for this.
     [[gnu::cold]] void no_room(int error) {
@@ -208,11 +196,8 @@ private:
         for (visitor& v : visitors_) {
             if (v.rank < 0 || v.done || std::exchange(v.told, true)) continue;
             v.waits = false;
-            reply(v, detail::store_op::refused, failure_);
+            v.reply(detail::store_op::refused, failure_);
         }
-    }
-    [[nodiscard]] static short events_of(visitor const& v) noexcept {
-        return static_cast<short>(POLLIN | (!v.out.empty() || v.stream.unsent() ? POLLOUT : 0));
     }
     [[gnu::cold]] void read(visitor& v) {
         std::array<std::byte, 8192> buffer;
@@ -265,7 +250,7 @@ private:
             if (head.op == detail::store_op::put) {
                 if (data_.size() >= 4 * static_cast<std::size_t>(size_) + 1024) return false;
                 data_[std::move(key)] = std::move(value);
-                reply(v, detail::store_op::ok, {});
+                v.reply(detail::store_op::ok, {});
             } else if (head.op == detail::store_op::fail) {
                 v.accused = true;
                 if (accusation_.empty()) {
@@ -310,11 +295,11 @@ private:
             holder = who.empty() ? "?" : who;
             std::string nonce;
             detail::append(nonce, bytes_of(nonce_));
-            if (failure_.empty()) return reply(v, detail::store_op::ok, nonce);
+            if (failure_.empty()) return v.reply(detail::store_op::ok, nonce);
             refusal = failure_;
         }
         v.done = true;
-        reply(v, detail::store_op::refused, refusal);
+        v.reply(detail::store_op::refused, refusal);
     }
     [[gnu::cold]] void name_missing() {
         std::string missing;
@@ -335,6 +320,13 @@ private:
              "if fewer were started on purpose, set WORLD_SIZE to their number",
              refused_});
     }
+    /// Rank 0 goes on once the others need it no more: whatever ends it then, they are together, and see it on their links.
+    /// One that has sent nothing for timing.handshake is not waited for: its packets may be lost several times.
+    [[nodiscard, gnu::cold]] bool others_are_told() const {
+        return std::all_of(visitors_.begin(), visitors_.end(), [this](visitor const& v) {
+            return v.rank <= 0 || v.needs_nothing() || monotonic_clock::now() - v.heard >= times_.handshake;
+        });
+    }
     [[gnu::cold]] void answer(visitor& v) {
         if (!v.waits) return;
         if (!failure_.empty()) return;  // which all ranks are told
@@ -343,8 +335,10 @@ private:
         std::uint32_t count = 0;
         for (; to != data_.end() && to->first.compare(0, v.prefix.size(), v.prefix) == 0; ++to) ++count;
         if (count < v.count) return;
+        bool const last = v.prefix == "done/";
+        if (last && v.rank == 0 && !others_are_told()) return;
         v.waits = false;
-        v.dismissed = v.prefix == "done/";
+        v.dismissed = last;
         std::string all;
         for (auto at = from; at != to; ++at) {
             detail::store_head const head{detail::store_op::ok, static_cast<std::uint32_t>(at->first.size()),
@@ -352,15 +346,10 @@ private:
             detail::append(all, bytes_of(head));
             all.append(at->first).append(at->second);
         }
-        reply(v, detail::store_op::ok, all);
-    }
-    [[gnu::cold]] void reply(visitor& v, detail::store_op op, std::string const& text) {
-        detail::store_head const head{op, 0, static_cast<std::uint32_t>(text.size()), 0};
-        detail::append(v.out, bytes_of(head));
-        v.out += text;
+        v.reply(detail::store_op::ok, all);
     }
     [[gnu::cold]] void write(visitor& v) {
-        while (!v.gone && (!v.out.empty() || v.stream.unsent())) {
+        while (!v.gone && v.unsent()) {
             const_bytes const out = as_const_bytes(std::span<char const>(v.out));
             stream_result const r = out.empty() ? v.stream.flush() : v.stream.write_some({&out, 1});
             v.out.erase(0, r.bytes);
