@@ -49,7 +49,7 @@ void print_plan(ddprun::options const& with) {
         for (std::string const& one : with.carried) {  // set by now, in the order of the command line
             std::string const name = one.substr(0, one.find('='));
             if (std::ranges::none_of(all, [&](auto const& known) { return known.first == name; }))
-                all.emplace_back(name, ddp::detail::environment_variable(name).value_or(""));
+                if (auto const value = ddp::detail::environment_variable(name)) all.emplace_back(name, *value);
         }
         for (auto const& [name, value] : all) std::cout << name << '=' << ddprun::quoted(value) << ' ';
         if (with.rank_of(local) == 0) std::cout << "DDP_LISTEN_FD='<listening>' ";
@@ -58,10 +58,17 @@ void print_plan(ddprun::options const& with) {
     }
 }
 
-/// Each is NAME=VALUE.
+/// Each is NAME=VALUE, or the NAME of one that is set already.
 void set_variables(std::vector<std::string> const& all) {
     for (std::string const& one : all)
-        ::setenv(one.substr(0, one.find('=')).c_str(), one.substr(one.find('=') + 1).c_str(), 1);
+        if (std::size_t const end = one.find('='); end != std::string::npos)
+            ::setenv(one.substr(0, end).c_str(), one.substr(end + 1).c_str(), 1);
+}
+
+void warn_of_unset(std::vector<std::string> const& carried) {
+    for (std::string const& one : carried)
+        if (one.find('=') == std::string::npos && std::getenv(one.c_str()) == nullptr)
+            std::cerr << "ddprun: warning: -x " << one << ": no such variable is set here\n";
 }
 
 /// 0, unless what was printed could not be written.
@@ -95,6 +102,7 @@ int run(std::vector<std::string> const& words) {
         }) << ddprun::unknown_variables();
     else {
         if (with.hosts.empty()) set_variables(with.carried);
+        warn_of_unset(with.carried);
         if (!with.dry_run) {
             if (std::string const outer = ddprun::outer_launcher(); with.nodes == 1 && !outer.empty())
                 std::cerr << "ddprun: warning: another launcher has started this as one of several (" << outer

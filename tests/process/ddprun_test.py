@@ -1046,7 +1046,10 @@ class CommandLine(unittest.TestCase):
             self.assertEqual(os.listdir(notes.path), ["it's here"])
 
     def test_a_dry_run_prints_the_variables_of_options(self):
-        result = run("-n", "2", "--dry-run", "--dead", "9", "-x", "WORD=it's here", "-x", "OMP_NUM_THREADS=5", "env")
+        result = run("-n", "2", "--dry-run", "--dead", "9", "-x", "WORD=it's here", "-x", "OMP_NUM_THREADS=5",
+                     "-x", "DDP_TEST_UNSET", "env")
+        self.assertEqual(result.err, "ddprun: warning: -x DDP_TEST_UNSET: no such variable is set here\n")
+        self.assertNotIn("DDP_TEST_UNSET", result.out)
         for line in result.out.splitlines():
             shell = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True, timeout=DEADLINE,
                                    env={"PATH": os.environ["PATH"]})
@@ -1077,4 +1080,6 @@ if __name__ == "__main__":
     if not os.access(DDPRUN, os.X_OK):
         sys.exit("DDPRUN must name the ddprun binary")
     DDPRUN = os.path.abspath(DDPRUN)
-    unittest.main(verbosity=1)
+    with tempfile.TemporaryDirectory(prefix="ddprun-test-") as left:  # a ddprun that is killed leaves its flights
+        os.environ["TMPDIR"] = left
+        unittest.main(verbosity=1)

@@ -231,9 +231,6 @@ private:
         }
         if (with_.master_port == 0)  // one that kernels do not hand out: nobody can look from here what is free there
             each.with.master_port = static_cast<std::uint16_t>(15000 + (secret_[0] * 256 + secret_[1]) % 16000);
-        for (std::string const& one : with_.carried)
-            if (one.find('=') == std::string::npos && ::getenv(one.c_str()) == nullptr)
-                say("ddprun: warning: -x " + one + ": no such variable is set here");
         std::string const directory = std::filesystem::current_path().string();
         int first_rank = 0;
         for (std::size_t i = 0; i < with_.hosts.size(); ++i) {

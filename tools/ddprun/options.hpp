@@ -49,7 +49,7 @@ struct options {
     unsigned shown = 3;                     ///< streams that are shown
     std::vector<host> hosts;                ///< start there instead of here
     std::vector<std::string> launch_agent;  ///< starts a command on a host; empty: ssh, and nothing for this one
-    std::vector<std::string> carried;       ///< variables for ranks on other hosts: NAME or NAME=VALUE
+    std::vector<std::string> carried;       ///< variables for all ranks: NAME, which is set here, or NAME=VALUE
     bool agent = false;                     ///< one host of a job that a ddprun elsewhere runs
     bool verbose = false;
     bool dry_run = false;
@@ -325,8 +325,7 @@ inline void place(options& result, command_line const& line) {
         return result;
     }
     if (!line.launch_agent.empty()) throw usage_problem("--launch-agent is for -H and --hostfile");
-    for (std::string const& one : line.carried)
-        if (one.find('=') != std::string::npos) result.carried.push_back(one);  // the others are there already
+    result.carried.insert(result.carried.end(), line.carried.begin(), line.carried.end());
 
     result.local_size = line.n.empty() ? ranks_here("--nproc-per-node", line.nproc) : ranks_here("-n", line.n);
     if (result.local_size == 0) {

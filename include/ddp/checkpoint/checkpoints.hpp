@@ -276,7 +276,7 @@ private:
         }
         if (!names.empty())
             throw data_error(errc::format,
-                             directory_.path() + ": none of its checkpoints is whole; of the last one: " + damage);
+                             directory_.path() + ": none of its checkpoints is whole; of the oldest: " + damage);
         return std::nullopt;
     }
 

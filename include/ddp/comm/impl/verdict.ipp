@@ -56,7 +56,8 @@ inline constexpr char const* both_alive =
     std::string const culprit = rank_text(found.culprit), speaker = rank_text(from.rank), peer = rank_text(from.peer);
     std::string const waited = seconds_text(from.waited_ns);
     std::string const unheard = detail::unheard_text(found.culprit, reports);
-    constexpr char const* look_there = ". It crashed, was killed or lost its network: look at its own output first.";
+    constexpr char const* look_there =
+        ". It crashed, exited, was killed or lost its network: look at its own output first.";
 
     switch (found.rule) {
         case fault_rule::published:

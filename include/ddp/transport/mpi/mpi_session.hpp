@@ -127,9 +127,10 @@ struct session {
         self.check(MPI_Comm_group(comm, &all), "MPI_Comm_group");
         self.check(MPI_Group_incl(all, static_cast<int>(members.size()), members.data(), &some), "MPI_Group_incl");
         // Open MPI sends under this tag on this communicator: one that no message of the transport has.
-        self.check(MPI_Comm_create_group(comm, some, self.group_tag(), &made), "MPI_Comm_create_group");
+        int const problem = MPI_Comm_create_group(comm, some, self.group_tag(), &made);
         MPI_Group_free(&some);
         MPI_Group_free(&all);
+        self.check(problem, "MPI_Comm_create_group");
         self.check(MPI_Comm_set_errhandler(made, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
         seconds.emplace_back(id, made);
         return made;
