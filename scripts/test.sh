@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Every test: sets up, configures, builds and runs CTest. The last lines say what was skipped.
+# Every test: installs what is missing (scripts/setup.sh: Debian's packages; for release and debug also PyTorch and two MPI
+# libraries from PyPI, 1.2 GB in build/), configures, builds and runs CTest. The last lines say what was skipped.
 #
 #   scripts/test.sh [--preset release|debug|clang|asan|tsan] [--build] [arguments of ctest, such as -R collective]
 #
@@ -30,6 +31,14 @@ jobs=${DDP_JOBS:-$(nproc)}
 stage() { printf '== %s: %s (%d:%02d)\n' "$preset" "$1" $((SECONDS / 60)) $((SECONDS % 60)); }
 
 scripts/setup.sh tests
+case ${DDP_SETUP:-}$preset in
+    release | debug)
+        scripts/setup.sh slurm ssh
+        for programs in torch launchers kubernetes; do
+            scripts/setup.sh "$programs" || printf '== %s: setup.sh %s failed: tests that need it are skipped\n' "$preset" "$programs"
+        done
+        ;;
+esac
 
 stage configure
 cmake --preset "$preset" -DDDP_WERROR="${DDP_WERROR:-OFF}" --log-level=NOTICE > /dev/null
@@ -51,7 +60,6 @@ if [[ -z $skipped ]]; then
     printf '== %s: no test was skipped\n' "$preset"
 else
     printf '== %s: these were skipped (why a whole test was, build/%s/ctest.log says):\n%s\n' "$preset" "$preset" "$skipped"
-    printf '== what CI installs for tests of other programs: scripts/setup.sh slurm ssh; scripts/setup.sh torch; scripts/setup.sh launchers\n'
 fi
 awk -v preset="$preset" '/ Testing: fuzz\// { name = $3 }
     /^stat::number_of_executed_units/ { printf "== %s: %s tried %d inputs\n", preset, name, $2 }' \

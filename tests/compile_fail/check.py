@@ -2,7 +2,8 @@
 """check.py SOURCE COMPILER [FLAGS…]: compiles SOURCE as it is and with -DCORRECTED, without generating code.
 
 As it is, the statement below every comment `// expect: WORDS` must be an error whose first 40 lines contain each of the
-words; any other error is a failure, too. With -DCORRECTED the compiler must have nothing to say."""
+words, or the first N lines, `// expect within N: WORDS`; any other error is a failure, too. With -DCORRECTED the compiler must have
+nothing to say."""
 import pathlib
 import re
 import subprocess
@@ -49,10 +50,10 @@ def blocks(name: str, lines: list[str]) -> dict[int, list[str]]:
 def main() -> None:
     source, *command = sys.argv[1:]
     text = pathlib.Path(source).read_text(encoding="utf-8").splitlines()
-    expected, mark_of = {}, {}  # the words of a mark, by its line; the mark of each line of the statement below it
+    expected, mark_of = {}, {}  # lines and words of a mark, by its line; the mark of each line of the statement below it
     for number, line in enumerate(text, 1):
-        if line.lstrip().startswith("// expect: "):
-            expected[number] = line.split("// expect: ")[1]
+        if mark := re.match(r" *// expect(?: within (\d+))?: (.*)", line):
+            expected[number] = (int(mark[1] or SCREEN), mark[2])
             end = next(n for n in range(number, len(text)) if text[n].endswith((";", "}")))
             mark_of.update({n: number for n in range(number + 1, end + 2)})
     problems = []
@@ -61,14 +62,14 @@ def main() -> None:
         problems += ["with every mistake put right, the compiler still says:", *said[:SCREEN]]
     code, said = compile_it(source, command)
     found = {mark_of.get(line, line): block for line, block in blocks(pathlib.Path(source).name, said).items()}
-    for line, words in expected.items():
-        screen = "\n".join(found.get(line, [])[:SCREEN])
+    for line, (most, words) in expected.items():
+        screen = "\n".join(found.get(line, [])[:most])
         # A phrase is a concept's name, or an expression with its arguments.
         missing = [word for word in re.findall(r"[^\s(]+(?:\([^)]*\))?", words) if word not in screen]
         if line not in found:
             problems.append(f"line {line}: no error, expected one that says: {words}")
         elif missing:
-            problems += [f"line {line}: the first {SCREEN} lines of the error do not say {', '.join(missing)}:", screen]
+            problems += [f"line {line}: the first {most} lines of the error do not say {', '.join(missing)}:", screen]
     problems += [f"line {line}: an error that no mark expects: {found[line][0]}" for line in found.keys() - expected.keys()]
     if not expected:
         problems.append("nothing is expected anywhere: is this the right source?")

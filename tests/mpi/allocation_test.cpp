@@ -9,10 +9,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdlib>
-#include <limits>
 #include <new>
 #include <vector>
 
+#include <ddp/collective/allreduce.hpp>
 #include <ddp/collective/barrier.hpp>
 #include <ddp/rendezvous/run_mpi.hpp>
 
@@ -65,14 +65,15 @@ TEST_CASE("over MPI a step allocates nothing after the first few", "[mpi][train]
                                   options_of(sharded, true),
                                   any_allreduce::parse(name),
                                   size_capped_buckets{.cap_bytes = 8192, .first_bytes = 512}};
-            // A slot is made for each envelope that comes earlier than ever before: not in every window.
-            std::size_t least = std::numeric_limits<std::size_t>::max();
-            for (int window = 0; window < 6; ++window) {
+            // A slot is made for each envelope that comes earlier than ever before: in ever fewer windows.
+            int quiet = 0;  // windows without an allocation, one after the other
+            for (int window = 0; window < 30 && quiet < 4; ++window) {
                 std::size_t const before = news.load();
                 for (std::size_t step = 0; step < 5; ++step) trainer.step(data.batch(step, step + 4));
-                least = std::min(least, news.load() - before);
+                quiet = news.load() == before ? quiet + 1 : 0;
+                quiet = allreduce(comm, quiet, minimum{});  // all ranks train equally often
             }
-            CHECK(least == 0);
+            CHECK(quiet == 4);
         }
 }
 

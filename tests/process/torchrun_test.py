@@ -29,20 +29,25 @@ def free_port():
 
 
 class Torchrun(unittest.TestCase):
-    def run_under(self, options, *command):
-        """What each rank has said, by the name of its log."""
+    def run_under(self, options, *command, agents=((),), works=True, **more):
+        """What each rank has said, by the name of its log. `agents`: each one's own options."""
         logs = tempfile.TemporaryDirectory()
         self.addCleanup(logs.cleanup)
-        done = subprocess.run([TORCHRUN, *options, "--log-dir", logs.name, "--redirects", "3", "--no-python", *command],
-                              env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              timeout=120 * SCALE, check=False)
+        running = [subprocess.Popen([TORCHRUN, *options, *own, "--log-dir", f"{logs.name}/{k}", "--redirects", "3", "--no-python", *command],
+                                    env=environment(**more), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+                   for k, own in enumerate(agents)]
+        for agent in running:
+            self.addCleanup(agent.wait)
+            self.addCleanup(agent.kill)
+        errors = [agent.communicate(timeout=120 * SCALE)[1] for agent in running]
         said = {str(file.relative_to(logs.name)): file.read_text()
                 for file in sorted(pathlib.Path(logs.name).rglob("*.log"))}
-        self.assertEqual(done.returncode, 0, done.stderr[-3000:] + str(said))
+        for agent, error in zip(running, errors):
+            self.assertEqual(agent.returncode == 0, works, error[-3000:] + str(said))
         return said
 
-    def start(self, *options):
-        said = self.run_under(options, FAULT_PROGRAM, "steps=4", "tensors=3", "elements=1000")
+    def start(self, *options, **more):
+        said = self.run_under(options, FAULT_PROGRAM, "steps=4", "tensors=3", "elements=1000", **more)
         digests = re.findall(r"^done rank=(\d) digest=(\w+) steps=4", "\n".join(said.values()), re.M)
         return sorted(rank for rank, _ in digests), {digest for _, digest in digests}
 
@@ -69,6 +74,31 @@ class Torchrun(unittest.TestCase):
                                     str(free_port()))
         self.assertEqual(ranks, ["0", "1"])
         self.assertEqual(len(digests), 1)
+
+    def agents_at(self, address):
+        """Options of two agents that start two ranks each."""
+        meeting = ["--nnodes", "2", "--nproc-per-node", "2", "--master-addr", address, "--master-port", str(free_port())]
+        return meeting, [("--node-rank", "0"), ("--node-rank", "1")]
+
+    def test_two_agents(self):
+        with tempfile.NamedTemporaryFile() as secret:
+            secret.write(os.urandom(32).hex().encode())
+            secret.flush()
+            for more in ({}, {"DDP_SECRET_FILE": secret.name, "DDP_TLS": "1"}):
+                options, agents = self.agents_at("127.0.0.1")
+                ranks, digests = self.start(*options, agents=agents, **more)
+                self.assertEqual(ranks, ["0", "1", "2", "3"])
+                self.assertEqual(len(digests), 1)
+
+    def test_a_rank_that_fails_ends_the_job_with_its_words_on_all(self):
+        options, agents = self.agents_at("127.0.0.1")
+        said = self.run_under(options, FAULT_PROGRAM, "steps=4", "tensors=3", "elements=1000", "fault=1:throw:forward:3",
+                              agents=agents, works=False)
+        verdicts = [text for name, text in said.items() if name.endswith("stderr.log") and "DDP-E206" in text]
+        self.assertEqual(len(verdicts), 3, said)
+        for text in verdicts:
+            self.assertIn("rank 1 failed in its own code", text)
+            self.assertIn("the lamp fell over", text)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@
 #include <ddp/train/events.hpp>
 
 #include "support/catch.hpp"
+#include "support/on_ranks.hpp"
 #include "support/ranks.hpp"
 #include "train/scripted_model.hpp"
 
@@ -97,12 +98,15 @@ TEST_CASE("an observer that throws fails the job, and nothing hangs", "[train]")
 TEST_CASE("what a model throws when its values have changed is heard by the others at once", "[train]") {
     timing times = timing::for_tests();
     times.collective = std::chrono::seconds(60);
+    bool const tcp = GENERATE(false, true), share = GENERATE(false, true);
+    update const how = GENERATE(update::replicated, update::sharded);
+    CAPTURE(tcp, share, how);
     auto const since = monotonic_clock::now();
-    auto const errors = errors_of_ranks(
-        3,
-        [](auto& comm) {
+    auto const errors = errors_over(
+        tcp, 3,
+        [&](auto& comm) {
             model net(two_parts());
-            data_parallel trainer{net, sgd{.lr = 1}, comm};
+            data_parallel trainer{net, sgd{.lr = 1}, comm, {.update = how, .share_memory = share}};
             if (comm.rank() == 1) net.in_stepped = [] { throw std::runtime_error("no room for a copy"); };
             for (int step = 0; step < 3; ++step) trainer.step(numbers{{1.0}});
         },

@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -31,6 +32,7 @@ struct memory_offer {
     std::array<std::uint64_t, 4> where{};  ///< how the others find it, in the transport's own form
     bounded_text<96> text = {};            ///< the reason, in words
 };
+static_assert(std::has_unique_object_representations_v<memory_offer>);
 
 /// Makes memory of this rank visible to others: one object for each piece of memory, made by the transport.
 ///

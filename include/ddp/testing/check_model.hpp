@@ -284,6 +284,7 @@ private:
 ///  - all of this also holds after bind, when the memory that the model had before is overwritten
 ///
 /// Leaves the model with the values that it had, but bound to other memory: pass a model that is made for this purpose.
+/// Whether gradients depend on where a model's own memory begins, check_model_placement finds.
 /// Cost: about 2 * slopes forward passes for each parameter.
 template <class M, class Batch>
     requires ModelFor<M, Batch>

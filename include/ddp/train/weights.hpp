@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -34,6 +35,7 @@ struct file_outcome {
     std::uint64_t text_bytes = 0;  // of the error's text, or of the path
     std::uint64_t digest = 0;      // of the error's text, or of what was read
 };
+static_assert(std::has_unique_object_representations_v<file_outcome>);
 
 /// `f` returns a digest of what it has read. That a file fails is no failure of the job: the others are told by
 /// agree_on_outcome. Whatever else is thrown, by the model or for want of memory, fails the job as in a step.

@@ -14,6 +14,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -85,6 +86,7 @@ struct session {
         std::uint64_t piece_bytes = 0, layout = 0, host = 0;
         core_set cores = {};  // that the rank may run on
     };
+    static_assert(std::has_unique_object_representations_v<hello>);
 
     MPI_Comm comm = MPI_COMM_NULL;
     std::vector<std::pair<std::uint32_t, MPI_Comm>> seconds;  // by group id
