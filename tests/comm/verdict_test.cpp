@@ -257,6 +257,33 @@ TEST_CASE("a verdict throws as what it says", "[comm][verdict]") {
     CHECK(e.verdict().rank == 0);
 }
 
+TEST_CASE("who is late is said in words", "[comm][verdict]") {
+    failure const mine = waits(0, 3, 5s, 12).record;
+    failure message = mine;
+    message.entered = {.name = std::string_view("receive of 8 bytes from rank 3 with tag 7")};
+    auto const text = [](failure const& of, std::vector<int> const& absent, int named, mark const& last) {
+        return detail::straggler_text(0, of, absent, named, last, 120s);
+    };
+    mark const step{.number = 11, .name = std::string_view("step")}, none;
+    std::string const wait = "rank 0 has waited 5.0 s in ",
+                      end =
+                          "; SIGUSR2 makes it write what it is doing. If nothing changes, the job fails after 120.0 s "
+                          "(timing.collective)";
+    CHECK(text(mine, {2}, 2, step) ==
+          wait + "allreduce for rank 2, which has not entered it. Rank 2 is alive and last entered step #11" + end);
+    CHECK(text(mine, {2, 4, 5}, 2, none) ==
+          wait + "allreduce for ranks 2, 4, 5, which have not entered it. Rank 2 is alive and has entered nothing yet" +
+              end);
+    CHECK(text(mine, {1, 2, 3, 4, 5, 6, 7, 8, 9}, 1, none).find("ranks 1, 2, 3, 4, 5, 6, 7, 8 and others, which") !=
+          std::string::npos);
+    CHECK(text(mine, {}, 3, step) == wait + "allreduce for rank 3, which has entered it, too. Rank 3 is alive" + end);
+    CHECK(text(mine, {}, 3, none) == wait + "allreduce for rank 3" + end);
+    CHECK(text(message, {}, 3, step) == wait +
+                                            "receive of 8 bytes from rank 3 with tag 7 for rank 3. Rank 3 is alive and "
+                                            "last entered step #11" +
+                                            end);
+}
+
 TEST_CASE("whoever of a random job is killed, frozen or late is named, whatever the others were doing",
           "[comm][verdict]") {
     for (std::uint64_t seed = 0; seed < 20000; ++seed) {

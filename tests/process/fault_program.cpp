@@ -176,6 +176,8 @@ settings parse(int argc, char** argv) {
             with.run.times.dead = milliseconds();
         else if (name == "collective")
             with.run.times.collective = milliseconds();
+        else if (name == "straggler")
+            with.run.times.straggler = milliseconds();
         else if (name == "join")
             with.run.times.join = milliseconds();
         else if (name == "fault") {
@@ -193,8 +195,8 @@ settings parse(int argc, char** argv) {
         }
     }
     ddp::timing& times = with.run.times;
-    for (auto* const time : {&times.heartbeat, &times.dead, &times.collective, &times.end_of_file, &times.verdict,
-                             &times.handshake, &times.join, &times.shutdown})
+    for (auto* const time : {&times.heartbeat, &times.dead, &times.collective, &times.straggler, &times.end_of_file,
+                             &times.verdict, &times.handshake, &times.join, &times.shutdown})
         *time *= time_scale();
     for (fault& f : with.faults) f.milliseconds *= time_scale();
     with.pause *= time_scale();

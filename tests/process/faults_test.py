@@ -270,6 +270,21 @@ class Late(FaultCase):
     def test_busy(self):
         self.late("spin", ((2, 1, "backward"), (3, 0, "between"), (4, 2, "forward")))
 
+    def test_who_is_late_is_said_before_it_fails_the_job(self):
+        alive = r"; SIGUSR2 makes it write what it is doing. If nothing changes, the job fails after 60.0 s \(timing.collective\)$"
+        for phase, size, expected in (
+                ("between", 3, r"^ddp: rank {other} has waited \d.\d s in step #\d+.* for rank 1, which has not entered it. "
+                               r"Rank 1 is alive and last entered \w+ #\d+" + alive),
+                ("backward", 2, r"^ddp: rank {other} has waited \d.\d s in step #\d+.* for rank 1, which has entered it, too. "
+                                r"Rank 1 is alive" + alive)):
+            with self.subTest(phase=phase), Job(size, command(f"fault=1:sleep:{phase}:3:2000", "collective=60000", "straggler=600")) as job:
+                job.wait()
+                self.assertEqual([r.code for r in job.ranks.values()], [0] * size, job.story())
+                said = {r: [line for line in job.ranks[r].err.splitlines() if "has waited" in line] for r in range(size)}
+                self.assertRegex(said[0][0], expected.format(other=0), job.story())
+                self.assertIn(len(said[0]), (1, 2), said)  # after 0.6 s and after 1.2 s, or slower
+                self.assertEqual([said[r] for r in range(1, size)], [[]] * (size - 1), "one rank says it")
+
     def test_late_but_in_time(self):
         with Job(3, command("fault=1:sleep:forward:2:400", "fault=2:spin:backward:3:400", "fault=0:sleep:between:4:400",
                             "collective=2500")) as job:

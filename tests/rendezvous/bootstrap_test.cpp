@@ -878,10 +878,12 @@ TEST_CASE("a body that returns an int gives run_main its exit code", "[rendezvou
 TEST_CASE("times come from the environment, in seconds", "[rendezvous][tcp]") {
     ::setenv("DDP_TIMEOUT_DEAD", "0.5", 1);
     ::setenv("DDP_TIMEOUT_COLLECTIVE", "600", 1);
+    ::setenv("DDP_TIMEOUT_STRAGGLER", "60", 1);
     ddp::timing const times = ddp::detail::with_environment({});
     CHECK(times.dead == 500ms);
     CHECK(times.heartbeat == 125ms);
     CHECK(times.collective == 600s);
+    CHECK(times.straggler == 60s);
     CHECK(times.join == ddp::timing{}.join);
     times.validate();
     for (char const* const wrong : {"0", "-1", "nan", "5s", "1e9", "0x10", "\x1b[2J"}) {
@@ -896,6 +898,7 @@ TEST_CASE("times come from the environment, in seconds", "[rendezvous][tcp]") {
     }
     ::unsetenv("DDP_TIMEOUT_DEAD");
     ::unsetenv("DDP_TIMEOUT_COLLECTIVE");
+    ::unsetenv("DDP_TIMEOUT_STRAGGLER");
 }
 
 TEST_CASE("another program on the port is not mistaken for rank 0", "[rendezvous][tcp]") {

@@ -21,7 +21,7 @@ extern char** environ;
 namespace ddprun {
 
 /// All variables that begin with DDP_ and that the library or ddprun reads.
-inline constexpr std::array<std::string_view, 23> known_variables = {"DDP_COMMUNICATION_THREAD",
+inline constexpr std::array<std::string_view, 24> known_variables = {"DDP_COMMUNICATION_THREAD",
                                                                      "DDP_FLIGHT_DIR",
                                                                      "DDP_HOST",
                                                                      "DDP_INSECURE",
@@ -41,6 +41,7 @@ inline constexpr std::array<std::string_view, 23> known_variables = {"DDP_COMMUN
                                                                      "DDP_TIMEOUT_DEAD",
                                                                      "DDP_TIMEOUT_JOIN",
                                                                      "DDP_TIMEOUT_COLLECTIVE",
+                                                                     "DDP_TIMEOUT_STRAGGLER",
                                                                      "DDP_TLS",
                                                                      "DDP_TTY",
                                                                      "DDP_WORLD_SIZE"};

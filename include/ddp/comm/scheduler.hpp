@@ -8,12 +8,14 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <cstdio>
 #include <exception>
 #include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <ddp/comm/scheduler_base.hpp>
 #include <ddp/comm/timing.hpp>
@@ -85,6 +87,15 @@ private:
     /// Fails at once, without waiting for the deadline, if a peer says that it has entered another operation under the same
     /// number of the same group.
     void compare_marks();
+    /// When a wait becomes a line on stderr, for the first time or again: after twice as long each time.
+    [[nodiscard]] time_point straggler_due() const noexcept {
+        return first_deadline() == never || patience_ >= times().collective
+                   ? never
+                   : std::max(first_deadline() - times().collective + patience_, looks_again_);
+    }
+    /// Names the ranks that have not entered what this rank waits in, if this is the lowest of those that have; if all have,
+    /// the one that it waits for.
+    void name_stragglers();
     [[nodiscard]] int own_rank() const noexcept override { return transport_.rank(); }
 
     /// Handles records of other ranks, and ranks that have become silent.
@@ -95,6 +106,8 @@ private:
     bool settled_ = false;
     time_point settled_at_ = {};
     failure verdict_;
+    nanoseconds patience_ = times().straggler;
+    time_point looks_again_ = {};
 };
 
 // Defined out of the class, so that one source file can compile them for any_transport.
@@ -129,7 +142,8 @@ time_point scheduler<T>::next_deadline() const noexcept {
     if (failed_) next = settled_ ? never : std::max(failed_at_ + times().verdict, now() + std::chrono::milliseconds(5));
     if constexpr (TimedTransport<T>) next = std::min(next, transport_.next_timer());
     if constexpr (WatchfulTransport<T>)
-        if (time_point const due = marks_due(); due > driven()) next = std::min(next, due);
+        for (time_point const due : {marks_due(), straggler_due()})
+            if (due > driven()) next = std::min(next, due);
     if (yielding()) next = time_point::min();
     return next;
 }
@@ -213,6 +227,31 @@ void scheduler<T>::listen() {
         }
     }
     if (!failed_) compare_marks();
+    if (!failed_) name_stragglers();
+}
+template <Transport T>
+[[gnu::cold]] void scheduler<T>::name_stragglers() {
+    if constexpr (WatchfulTransport<T>) {
+        if (driven() < straggler_due()) return;
+        looks_again_ = driven() + times().heartbeat;
+        failure const mine = bystander({});
+        std::vector<int> absent;
+        bool lowest = true;                                                               // of the ranks that wait
+        group const* const in = mine.entered.number == 0 ? nullptr : find(mine.entered);  // null: a message between two
+        for (int const r : in != nullptr ? in->members() : std::span<int const>()) {
+            if (r == rank() || transport_.last_heard(r) == time_point{}) continue;  // one that sends no heartbeats
+            mark const theirs = transport_.mark_of(r);
+            bool const here = theirs.same_group(mine.entered) && theirs.number >= mine.entered.number;
+            lowest = lowest && !(here && r < rank());
+            if (!here) absent.push_back(r);
+        }
+        if (!lowest && !absent.empty()) return;
+        int const named = absent.empty() ? mine.peer : absent.front();
+        patience_ *= 2;
+        std::fprintf(
+            stderr, "ddp: %s\n",
+            detail::straggler_text(rank(), mine, absent, named, transport_.mark_of(named), times().collective).c_str());
+    }
 }
 
 }  // namespace ddp

@@ -17,6 +17,7 @@ struct timing {
     milliseconds heartbeat{250};      ///< how often a connection on which nothing else is sent carries a heartbeat
     milliseconds dead{3000};          ///< a peer from which nothing has come for this long is silent (DDP-E203)
     milliseconds collective{120000};  ///< of one wait for one peer, from when it is awaited (DDP-E204)
+    milliseconds straggler{5000};     ///< a wait this long is a line on stderr that names who is late; the job goes on
     milliseconds end_of_file{100};    ///< a peer that closed without a record this long ago is dead (DDP-E202)
     milliseconds verdict{300};        ///< after a failure: how long ranks that have published no record are waited for
     milliseconds handshake{3000};     ///< of one connection, while the job comes together
@@ -28,6 +29,7 @@ struct timing {
         return {.heartbeat = milliseconds{50},
                 .dead = milliseconds{1500},
                 .collective = milliseconds{3000},
+                .straggler = milliseconds{3000},
                 .handshake = milliseconds{500},
                 .join = milliseconds{5000},
                 .shutdown = milliseconds{1000}};
@@ -39,9 +41,10 @@ struct timing {
             char const* name;
             milliseconds value;
         };
-        for (named const& one : {named{"heartbeat", heartbeat}, named{"dead", dead}, named{"collective", collective},
-                                 named{"end_of_file", end_of_file}, named{"verdict", verdict},
-                                 named{"handshake", handshake}, named{"join", join}, named{"shutdown", shutdown}})
+        for (named const& one :
+             {named{"heartbeat", heartbeat}, named{"dead", dead}, named{"collective", collective},
+              named{"straggler", straggler}, named{"end_of_file", end_of_file}, named{"verdict", verdict},
+              named{"handshake", handshake}, named{"join", join}, named{"shutdown", shutdown}})
             DDP_EXPECTS(one.value > milliseconds{0} && one.value <= std::chrono::hours{24 * 7},
                         detail::concat({"ddp::timing::", one.name, " is ", one.value.count(),
                                         " ms, but every time must be positive and at most a week; there is no "

@@ -35,6 +35,13 @@ private:
 /// Turns the reports of all ranks into the verdict that every rank throws: culprit, code and text.
 [[nodiscard]] failure decide(std::span<report const> reports, nanoseconds collective);
 
+namespace detail {
+/// What a rank says that waits for long: `mine` is its wait, `absent` are the ranks that have not entered the same, and `last` is
+/// what `named` has entered, the first of them, or the rank that is awaited if all have.
+[[nodiscard]] std::string straggler_text(int rank, failure const& mine, std::span<int const> absent, int named,
+                                         mark const& last, nanoseconds collective);
+}  // namespace detail
+
 }  // namespace ddp
 
 #if !defined(DDP_SEPARATE_COMPILATION)

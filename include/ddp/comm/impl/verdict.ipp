@@ -2,8 +2,10 @@
 /// What comm/verdict.hpp declares.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include <ddp/comm/verdict.hpp>
@@ -131,6 +133,34 @@ inline constexpr char const* both_alive =
     }
     return std::string(own_words);
 }
+
+namespace detail {
+
+[[gnu::cold]] DDP_DECL std::string straggler_text(int rank, failure const& mine, std::span<int const> absent, int named,
+                                                  mark const& last, nanoseconds collective) {
+    constexpr std::size_t most = 8;
+    std::string others;
+    for (std::size_t k = 1; k < std::min(absent.size(), most); ++k) others += concat({", ", absent[k]});
+    if (absent.size() > most) others += " and others";
+    std::string_view const entered = last.name.view();
+    bool const heard = !absent.empty() || !entered.empty();  // otherwise it sends no heartbeats
+    bool const all_are_here = absent.empty() && mine.entered.number != 0;
+    char const* const which = !heard || mine.entered.number == 0 ? ""
+                              : all_are_here                     ? ", which has entered it, too"
+                              : others.empty()                   ? ", which has not entered it"
+                                                                 : ", which have not entered it";
+    std::string alive;
+    if (heard) alive = concat({". Rank ", named, " is alive"});
+    if (heard && !all_are_here)
+        alive += entered.empty() ? " and has entered nothing yet"
+                                 : concat({" and last entered ", entered, " #", last.number});
+    return concat({rank_text(rank), " has waited ", seconds_text(mine.waited_ns), " in ", mine.entered.name.view(),
+                   " for ", others.empty() ? "rank " : "ranks ", named, others, which, alive,
+                   "; SIGUSR2 makes it write what it is doing. If nothing changes, the job fails after ",
+                   seconds_text(static_cast<std::uint64_t>(collective.count())), " (timing.collective)"});
+}
+
+}  // namespace detail
 
 [[gnu::cold]] DDP_DECL failure decide(std::span<report const> reports, nanoseconds collective) {
     fault const found = find_fault(reports, collective);

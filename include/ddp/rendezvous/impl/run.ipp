@@ -68,6 +68,7 @@ namespace ddp::detail {
     };
     if (set("DDP_TIMEOUT_DEAD", times.dead)) times.heartbeat = std::min(times.heartbeat, times.dead / 4);
     set("DDP_TIMEOUT_COLLECTIVE", times.collective);
+    set("DDP_TIMEOUT_STRAGGLER", times.straggler);
     set("DDP_TIMEOUT_JOIN", times.join);
     return times;
 }
