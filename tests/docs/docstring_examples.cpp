@@ -34,7 +34,9 @@
 #include <ddp/rendezvous/run_mpi.hpp>
 #endif
 
-#pragma GCC diagnostic ignored "-Wunused-variable"  // an example ends where its reader goes on
+// An example ends where its reader goes on.
+#pragma GCC diagnostic ignored "-Wunused-variable"
+#pragma GCC diagnostic ignored "-Wunused-but-set-variable"
 
 namespace docstring_examples {
 
