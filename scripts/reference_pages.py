@@ -156,6 +156,20 @@ def inline(element: ElementTree.Element) -> str:
     raise ValueError(f"a comment holds <{element.tag}>, which no rule makes Markdown of")
 
 
+EXAMPLES = "tests/docs/docstring_examples.cpp"
+COMMAND = r"\w*run .*"
+FORMULA = r"\w+ = (?:(?!::)[^;{}])+"  # which is no C++: a statement would have its semicolon
+
+
+def language_of(shown: str) -> str:
+    """What is before a block of a comment. Whatever is not known to be something else is an example in C++, which tests/docs/pages.py
+    then looks for among those that are compiled."""
+    for language, pattern in (("sh", COMMAND), ("text", FORMULA)):
+        if all(re.fullmatch(pattern, line) for line in shown.split("\n")):
+            return language
+    return f"cpp file={EXAMPLES}"
+
+
 def blocks(element: ElementTree.Element) -> list[str]:
     """Paragraphs, lists and code, each as Markdown."""
     result: list[str] = []
@@ -190,8 +204,7 @@ def blocks(element: ElementTree.Element) -> list[str]:
         flush()
         if e.tag in ("verbatim", "preformatted", "programlisting"):
             shown = textwrap.dedent(raw(e).strip("\n")).rstrip().replace("*&zwj;/", "*/")  # what Doxygen makes of a comment's end
-            language = "sh" if re.match(r"\w*run ", shown) else "cpp"
-            result.append(f"```{language}\n{shown}\n```")
+            result.append(f"```{language_of(shown)}\n{shown}\n```")
         elif e.tag in ("itemizedlist", "orderedlist"):
             items = []
             for number, item in enumerate(e, 1):
@@ -697,14 +710,18 @@ def self_test() -> None:
         assert plain(words) == expected, plain(words)
     assert said("<para>of --signal=USR1@120, in ddp/core/text.hpp; <ndash/>version: a<ndash/>b</para>") == \
         ["of `--signal=USR1@120`, in `ddp/core/text.hpp`; `--version`: a--b"]
-    assert said("<para><verbatim>f(/* a *&amp;zwj;/);</verbatim></para>") == ["```cpp\nf(/* a */);\n```"]
+    assert said("<para><verbatim>f(/* a *&amp;zwj;/);</verbatim></para>") == [f"```cpp file={EXAMPLES}\nf(/* a */);\n```"]
     for type_, behind, expected in (("std::span&lt; a&lt; E &gt; const &gt;", "", "std::span<a<E> const>"), ("E const *", "", "E const*"),
                                     ("b&lt; c &gt; const &amp;", "", "b<c> const&"), ("int", "[4]", "int[4]"),
                                     ("std::unique_ptr&lt; d &gt;(*", ")(e const &amp;f, bool g)",
                                      "std::unique_ptr<d> (*)(e const& f, bool g)")):
         field = ElementTree.fromstring(f"<m><type>{type_}</type><argsstring>{behind}</argsstring></m>")
         assert type_of(field) == expected, type_of(field)
-    assert said("<para><verbatim>  a\n    b\n</verbatim></para>") == ["```cpp\na\n  b\n```"]
+    assert said("<para><verbatim>  a\n    b\n</verbatim></para>") == [f"```cpp file={EXAMPLES}\na\n  b\n```"]
+    for shown, expected in (("mpirun a\nsrun b", "sh"), ("g = 2 * v   (n > 0)\nv = a ? v + g : |v|^2", "text"), ("f(x)", "cpp"),
+                            ("run(x);", "cpp"), ("mpirun a\nf()", "cpp"), ("v = f(x);", "cpp"), ("v = f(x)\ng(v)", "cpp"),
+                            ("v = a::f(x)", "cpp"), ("v = t{1}", "cpp"), ("a b = f(x)", "cpp")):
+        assert language_of(shown).split(" ")[0] == expected, shown
     try:
         said("<para><image/></para>")
         raise SystemExit("what no rule is for must not be lost")

@@ -2,16 +2,23 @@
 """pages.py ROOT [PAGE…]: what the pages show is what the files say.
 
 A code block that begins with ```LANGUAGE file=PATH must be a piece of that file, line by line; common indentation does not
-count, and a line `…` (alone, behind a comment sign) stands for any number of lines. C++ that is no file's is an error. PAGE: docs/*.md and README.md by
-default. Pages named own_*.md teach by an example: each shows at least one, of at most a screen (50 lines) a block.
+count, and a line `…` (alone, behind a comment sign) stands for any number of lines. C++ that is no file's is an error, except for the
+declarations in docs/reference. PAGE: docs/*.md, docs/reference/*.md and README.md by default. Pages named own_*.md teach by an example:
+each shows at least one, of at most a screen (50 lines) a block.
+
+scripts/reference_pages.py writes file=tests/docs/docstring_examples.cpp before every example of a header's comment. All that stands in
+that file between `// example: NAME` and `// end` must be a whole block under the heading NAME of a page of docs/reference, and each such
+block must be there.
 pages.py --self-test checks the checker."""
 import pathlib
 import re
 import sys
 import textwrap
 
-UNSHOWN = re.compile(r"^```cpp\n(.*?)^```$", re.M | re.S)
-BLOCK = re.compile(r"^```[a-z]+ file=(\S+)\n(.*?)^```$", re.M | re.S)
+UNSHOWN = re.compile(r"^ *```cpp\n(.*?)^ *```$", re.M | re.S)
+BLOCK = re.compile(r"^ *```[a-z]+ file=(\S+)\n(.*?)^ *```$", re.M | re.S)
+EXAMPLES = "tests/docs/docstring_examples.cpp"
+EXAMPLE = re.compile(r"^ *// example: (\S+)\n(.*?)^ *// end$", re.M | re.S)
 ELLIPSIS = re.compile(r"\s*(//|#)\s*…\s*")
 SCREEN = 50
 
@@ -47,17 +54,29 @@ def check(name: str, page: str, root: pathlib.Path) -> tuple[list[str], int]:
         first = block.strip().splitlines()[0]
         if not (root / path).is_file():
             problems.append(f"{name}: shows {path}, which is not there")
-        elif not shows(block, (root / path).read_text(encoding="utf-8")):
+        elif path != EXAMPLES and not shows(block, (root / path).read_text(encoding="utf-8")):
             problems.append(f"{name}: the block that begins with `{first}` is not in {path}, or not any more")
         if len(block.splitlines()) > SCREEN and pathlib.Path(name).name.startswith("own_"):
             problems.append(f"{name}: the block that begins with `{first}` is longer than a screen")
     # README.md begins with a whole program, which tests/package/readme.py copies and builds.
-    for block in UNSHOWN.findall(page)[1 if name == "README.md" else 0:]:
+    for block in UNSHOWN.findall(page)[1 if name == "README.md" else 0:] if not name.startswith("reference/") else ():
         first = block.strip().splitlines()[0]
         problems.append(f"{name}: the block that begins with `{first}` is no file's: nothing compiles it")
     if pathlib.Path(name).name.startswith("own_") and not blocks:
         problems.append(f"{name}: shows no file")
     return problems, len(blocks)
+
+
+def differences(source: str, reference: list[str]) -> list[str]:
+    """Between the examples in `source` (the text of EXAMPLES) and those on the pages of the reference."""
+    compiled = {(name, *lines_of(block)) for name, block in EXAMPLE.findall(source)}
+    shown = set()
+    for page in reference:
+        for part in re.split(r"^### ", page, flags=re.M):
+            shown |= {(part.split("\n", 1)[0], *lines_of(block)) for path, block in BLOCK.findall(part) if path == EXAMPLES}
+    return ([f"{EXAMPLES}: the reference shows no such example under {name}: {first}" for name, first, *_ in sorted(compiled - shown)] +
+            [f"the example of {name} that begins with `{first}` is not in {EXAMPLES}, or not any more: nothing compiles it"
+             for name, first, *_ in sorted(shown - compiled)])
 
 
 def self_test() -> None:
@@ -75,6 +94,17 @@ def self_test() -> None:
     assert check("x.md", "```python file=pages.py\nimport sys\nimport textwrap\n```\n", here) == ([], 1)
     assert check("x.md", "```cpp\nint a;\n```\n", here)[0] == ["x.md: the block that begins with `int a;` is no file's: "
                                                               "nothing compiles it"]
+    assert len(check("x.md", "- a\n\n  ```cpp\n  int a;\n  ```\n", here)[0]) == 1
+    assert check("reference/x.md", "```cpp\nint a;\n```\n", here) == ([], 0)
+    assert len(check("reference/x.md", "```cpp file=pages.py\nimport os\n```\n", here)[0]) == 1
+    block = f"```cpp file={EXAMPLES}\nf();\n  g();\n```\n"
+    for source, page, count in (("f();\n      g();", f"### a\n{block}", 0), ("f();\n      h();", f"### a\n{block}", 2),
+                                ("f();\n      g();\n    h();", f"### a\n{block}", 2), ("f();\n      g();", f"### b\n{block}", 2),
+                                ("f();\n      g();", f"### a\nwords\n### b\n{block}", 2), ("f();", f"### a\n{block}", 2),
+                                ("f();\n      g();", "### a\n```cpp\nf();\n  g();\n```\n", 1),
+                                ("f();\n      g();", f"### a\n{block}\n### b\n{block}", 1)):
+        found = differences(f"    // example: a\n    {source}\n    // end\n    f();\n      g();\n", [page])
+        assert len(found) == count, (source, page, found)
     print("the checker finds what it should")
 
 
@@ -82,12 +112,16 @@ def main() -> None:
     if sys.argv[1:] == ["--self-test"]:
         return self_test()
     root = pathlib.Path(sys.argv[1])
-    pages = [pathlib.Path(p) for p in sys.argv[2:]] or [*sorted((root / "docs").glob("*.md")), root / "README.md"]
+    reference = sorted((root / "docs/reference").glob("*.md"))
+    pages = [pathlib.Path(p) for p in sys.argv[2:]] or [*sorted((root / "docs").glob("*.md")), *reference, root / "README.md"]
     problems, shown = [], 0
     for page in pages:
-        found, count = check(page.name, page.read_text(encoding="utf-8"), root)
+        name = f"reference/{page.name}" if page.parent.name == "reference" else page.name
+        found, count = check(name, page.read_text(encoding="utf-8"), root)
         problems += found
         shown += count
+    if not sys.argv[2:]:
+        problems += differences((root / EXAMPLES).read_text(encoding="utf-8"), [p.read_text(encoding="utf-8") for p in reference])
     print("\n".join(problems) or f"{shown} blocks in {len(pages)} pages, all as in their files")
     sys.exit(1 if problems or not shown else 0)
 

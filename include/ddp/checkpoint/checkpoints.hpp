@@ -51,7 +51,7 @@ struct resumed_checkpoint {
 /// interrupted.
 ///
 ///     ddp::checkpoints kept("checkpoints");
-///     auto const from = kept.resume(trainer, batches);   // nullopt if there is no checkpoint yet
+///     auto const from = kept.resume(trainer, batches);  // nullopt if there is no checkpoint yet
 ///     while (auto const batch = batches.next()) {
 ///         trainer.step(load(*batch));
 ///         if (trainer.completed_steps() % 100 == 0) kept.save(trainer, batches, {{"note", "so far so good"}});

@@ -16,9 +16,13 @@ inline constexpr int exit_to_be_resumed = 75;
 /// While an object of this class exists, SIGTERM and SIGUSR1 do not end the process but set a flag:
 ///
 ///     ddp::stop_signals const signals;
-///     …
-///     if (signals.received()) trainer.request_stop();
-///     if (trainer.step(batch).stop) { kept.save(trainer, batches); return ddp::exit_to_be_resumed; }
+///     while (auto const batch = batches.next()) {
+///         if (signals.received()) trainer.request_stop();
+///         if (trainer.step(load(*batch)).stop) {
+///             kept.save(trainer, batches);
+///             return ddp::exit_to_be_resumed;
+///         }
+///     }
 ///
 /// It is enough if one rank receives a signal: all ranks stop after the same step. Several objects, for example of ranks
 /// that are threads, share the handlers and the flag: the first one clears the flag and installs the handlers, and the

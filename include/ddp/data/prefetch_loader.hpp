@@ -39,7 +39,8 @@ struct prefetch_options {
 
 /// Hands out this rank's batches, in the order of a sampler, from a queue that a thread of its own fills:
 ///
-///     ddp::prefetch_loader<float> load{data, ddp::sampler{{.samples = data.size(), .global_batch = 128}, comm},
+///     ddp::prefetch_loader<float> load{data,
+///                                      ddp::sampler{{.samples = data.size(), .global_batch = 128}, comm},
 ///                                      {.augment = {.crop_padding = 4, .flip = true}}};
 ///     for (int epoch = 0; epoch < 5; ++epoch)
 ///         while (auto const batch = load.next()) trainer.step(*batch);

@@ -42,7 +42,7 @@ struct sample_range {
 ///
 ///     std::span<std::uint32_t const> const batch = my_order.subspan(step * 128, 128);  // the same on every rank
 ///     auto const [begin, end] = ddp::share_of(batch.size(), comm.rank(), comm.size());
-///     trainer.step(load(batch.subspan(begin, end - begin)));                           // load: for example a batch_loader
+///     trainer.step(load(batch.subspan(begin, end - begin)));  // load: for example a batch_loader
 [[nodiscard]] constexpr sample_range share_of(std::size_t count, int rank, int ranks) {
     DDP_EXPECTS(ranks > 0 && rank >= 0 && rank < ranks, "share_of: the rank must be in [0, ranks)");
     auto const r = static_cast<std::size_t>(rank);

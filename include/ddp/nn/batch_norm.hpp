@@ -115,7 +115,7 @@ struct batch_norm_options {
 /// those of each channel over the batch, where a channel is a feature, or a plane of an image. In evaluation, they are
 /// the running statistics, whose variance is divided by n - 1.
 ///
-///     ddp::nn::batch_norm(128);                                      // for rows of 128 features
+///     ddp::nn::batch_norm(128);  // for rows of 128 features
 ///     ddp::nn::batch_norm({.channels = 16, .height = 14, .width = 14},
 ///                         {.statistics = ddp::nn::batch_statistics::synchronised});
 ///

@@ -118,7 +118,8 @@ DDP_KERNEL void fold(E* image, E* panel, window const& w) {
 ///
 ///     ddp::nn::conv2d first({.channels = 1, .height = 28, .width = 28}, {.filters = 16, .kernel = 3, .padding = 1});
 ///     ddp::nn::max_pool2d half(first.output_shape());  // before first is moved from
-///     ddp::nn::sequential net{std::move(first), ddp::nn::relu(), std::move(half), /* … */};
+///     ddp::nn::sequential net{std::move(first), ddp::nn::relu(), std::move(half), ddp::nn::linear(16 * 14 * 14, 10),
+///                             ddp::nn::softmax_cross_entropy()};
 ///
 /// Parameters "weight" (filters, channels, kernel, kernel) and "bias" (filters), with PyTorch's names and layout. Each
 /// image is unfolded into a panel (im2col) and multiplied by the weights; all images share the memory of the panel, which

@@ -178,8 +178,10 @@ static_assert(OptimizerFor<adam, float> && OptimizerFor<adam, double>);
 
 /// AdamW: Adam with decoupled weight decay, which does not enter the moments:
 ///
-///     value = value * (1 - lr * weight_decay)
-///     then as adam, with g = gradient_scale * gradient
+///     g = gradient_scale * gradient
+///     m = beta1 * m + (1 - beta1) * g
+///     v = beta2 * v + (1 - beta2) * g * g
+///     value = value * (1 - lr * weight_decay) - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 ///
 /// State    two arrays (m and v, named "exp_avg" and "exp_avg_sq").
 /// Cost     one pass: reads gradient, value, m and v, writes value, m and v.

@@ -53,7 +53,7 @@ DDP_KERNEL void lamb_step(E* value, E const* direction, std::size_t count, E rat
 ///     m = beta1 * m + (1 - beta1) * g
 ///     v = beta2 * v + (1 - beta2) * g * g
 ///     u = m / (1 - beta1^t) / (sqrt(v) / sqrt(1 - beta2^t) + eps) + weight_decay * value
-///     value = value - lr * |value| / |u| * u      (norms of the whole parameter; lr * u if one of them is 0)
+///     value = value - lr * |value| / |u| * u      (norms of the whole parameter, or lr * u if one of them is 0)
 ///
 /// Biases and the scales of normalisation layers are usually given to adamw instead, with parameter_groups. After the
 /// step, this rank's part of the gradient holds u.

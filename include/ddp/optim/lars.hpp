@@ -58,7 +58,7 @@ DDP_KERNEL inline double lars_ratio(double trust, double value_norm, double grad
 /// parameter is scaled by the ratio of the norm of its values to that of its gradient.
 ///
 ///     g = gradient_scale * gradient
-///     ratio = trust * |value| / (|g| + weight_decay * |value| + eps)   (norms of the whole parameter; 1 if one of them is 0)
+///     ratio = trust * |value| / (|g| + weight_decay * |value| + eps)   (norms of the whole parameter, or 1 if one of them is 0)
 ///     m = momentum * m + lr * ratio * (g + weight_decay * value)
 ///     value = value - m
 ///

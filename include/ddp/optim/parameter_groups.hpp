@@ -53,16 +53,17 @@ struct parameter_group {
 
 /// An optimizer with different hyper-parameters for different parameters, like PyTorch's param_groups:
 ///
-///     ddp::parameter_groups{ddp::adamw{.lr = 1e-3},                                         // all others
-///                           {{"*.bias", ddp::adamw{.lr = 1e-3, .weight_decay = 0}},         // the first that matches
-///                            {"head.*", ddp::adamw{.lr = 1e-2}}}}
+///     ddp::parameter_groups const optimizer{
+///         ddp::adamw{.lr = 1e-3},                                  // all others
+///         {{"*.bias", ddp::adamw{.lr = 1e-3, .weight_decay = 0}},  // the first that matches
+///          {"head.*", ddp::adamw{.lr = 1e-2}}}};
 ///
 /// A parameter belongs to the first group whose pattern matches its name, or otherwise to `others`. When a trainer is
 /// made, a group without parameters is an error that names the group, because its pattern is probably misspelt. The
 /// factor of the schedule multiplies the rate of every group; clipping by norm is over all groups together. Opt may be
 /// any optimizer; groups with different algorithms use any_optimizer or a variant of your own:
 ///
-///     ddp::parameter_groups<ddp::any_optimizer>{ddp::adamw{}, {{"embedding.*", ddp::sgd{.lr = 0.1}}}}
+///     ddp::parameter_groups<ddp::any_optimizer> const optimizer{ddp::adamw{}, {{"embedding.*", ddp::sgd{.lr = 0.1}}}};
 ///
 /// State  for each element as many arrays as the optimizer with the largest slot_count() needs.
 /// Cost   one call of step for each sequence of neighbouring parameters of a group in a bucket.

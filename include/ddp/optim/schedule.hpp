@@ -74,7 +74,7 @@ struct one_cycle {
 /// A schedule that is chosen at run time: optionally a warm-up, then one of the shapes, which counts its steps from the
 /// end of the warm-up. Must be the same on every rank; trainers compare its hash.
 ///
-///     ddp::schedule{ddp::linear_warmup{.steps = 100, .from = 0.25}, ddp::cosine_decay{.steps = 900}}
+///     ddp::schedule const rate{ddp::linear_warmup{.steps = 100, .from = 0.25}, ddp::cosine_decay{.steps = 900}};
 class schedule {
 public:
     using shape = std::variant<constant_rate, step_decay, cosine_decay, polynomial_decay, exponential_decay, one_cycle>;

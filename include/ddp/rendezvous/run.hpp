@@ -82,7 +82,7 @@ static_assert(Launch<threads>);
 /// the options or the environment choose among `Launches`. If the environment says nothing, there is one rank, and no socket is
 /// opened.
 ///
-///     ddp::run<ddp::threads, ddp::tcp>([](auto& comm) { … });
+///     ddp::run<ddp::threads, ddp::tcp>([](auto& comm) { train(comm); });
 ///
 /// Choice  options.transport if it is set; otherwise the first of `Launches` that the environment asks for: RANK and
 ///         WORLD_SIZE mean tcp, a process manager's variables (OMPI_COMM_WORLD_SIZE, PMI_SIZE, PMIX_RANK) mpi. If it asks

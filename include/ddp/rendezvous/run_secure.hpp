@@ -17,7 +17,7 @@ namespace ddp {
 /// Starts as tcp does, also between hosts: give all ranks the same secret (DDP_SECRET_FILE, a file of 16 to 64 random bytes
 /// that only its owner can read, or DDP_SECRET_FD), and they need no DDP_INSECURE.
 ///
-///     ddp::run<ddp::threads, ddp::secure_tcp>([](auto& comm) { … });
+///     ddp::run<ddp::threads, ddp::secure_tcp>([](auto& comm) { train(comm); });
 ///
 /// Every connection beyond loopback, and every connection to rank 0, begins with a mutual proof of the secret, and bytes that
 /// were changed on the way are never used. With DDP_TLS=1 or run_options.encrypt all connections use TLS 1.3, so that they

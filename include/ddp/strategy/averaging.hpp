@@ -90,7 +90,7 @@ struct local_sgd {
 /// Ranks hold the same bits right after a meeting of all, those of a group right after each of its meetings: every `inner_period` steps the
 /// ranks of a group (those of a host, say) take the mean of their values, every `period` steps all ranks do.
 ///
-///     ddp::hierarchical_averaging{.inner = comm.host(), .inner_period = 4, .period = 32}
+///     ddp::hierarchical_averaging const strategy{.inner = comm.host(), .inner_period = 4, .period = 32};
 ///
 /// The groups divide the trainer's ranks: each rank gives the communicator of its own.
 ///

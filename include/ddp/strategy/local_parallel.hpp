@@ -56,7 +56,8 @@ struct local_result {
 ///
 ///     ddp::local_parallel trainer{model, ddp::adamw{}, comm, ddp::local_sgd{.period = 16}};
 ///     while (auto const mine = batches.next()) trainer.step(load(*mine));
-///     while (trainer.join()) {}
+///     while (trainer.join()) {
+///     }
 ///     trainer.synchronise();
 ///
 /// All ranks make the same number of steps between two meetings, with batches of any size, which may be empty. A rank

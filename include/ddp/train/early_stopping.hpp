@@ -33,9 +33,10 @@ struct early_stopping_options {
 ///
 ///     ddp::early_stopping stopping{{.patience = 5, .min_delta = 1e-3}};
 ///     while (!stopping.stopped()) {
-///         …                                       // an epoch, and its evaluation
+///         train_an_epoch(trainer);
+///         auto const metrics = ddp::evaluate(trainer, [&] { return order.next(); }, load);
 ///         stopping.update(comm, metrics.loss());  // collective
-///         if (stopping.improved()) …              // keep the values
+///         if (stopping.improved()) keep_values(trainer);
 ///     }
 ///
 /// A rank that stops alone leaves the others waiting for it. update(comm, metric) keeps the ranks together: rank 0's metric

@@ -45,8 +45,8 @@ enum class nonfinite : std::uint8_t {
 
 /// Options of data_parallel, which may be passed in any place after the communicator:
 ///
-///     ddp::data_parallel trainer{model, ddp::adamw{}, comm,
-///                                {.update = ddp::update::sharded, .clip = ddp::clip_by_global_norm{1.0}}};
+///     ddp::data_parallel trainer{
+///         model, ddp::adamw{}, comm, {.update = ddp::update::sharded, .clip = ddp::clip_by_global_norm{1.0}}};
 ///
 /// The same on all ranks, except for share_memory and step_piece_bytes: otherwise the constructor of the trainer throws
 /// comm_error (errc::model_differs).

@@ -36,9 +36,10 @@ struct reduce_on_plateau_options {
 ///
 ///     ddp::reduce_on_plateau plateau{{.patience = 2}};
 ///     for (int epoch = 0; epoch < 50; ++epoch) {
-///         …                                                // the epoch, and its evaluation
-///         plateau.update(comm, metrics.loss());            // collective
-///         trainer.set_rate_factor(plateau.factor());       // collective
+///         train_an_epoch(trainer);
+///         auto const metrics = ddp::evaluate(trainer, [&] { return order.next(); }, load);
+///         plateau.update(comm, metrics.loss());       // collective
+///         trainer.set_rate_factor(plateau.factor());  // collective
 ///     }
 ///
 /// update(comm, metric): rank 0's metric decides, and every rank takes over rank 0's state, options included.

@@ -35,7 +35,7 @@ struct update_info {
 /// Owns slot_count() arrays of state for the elements that are stepped here: all of the arena's, or some ranges. Needs no
 /// communicator:
 ///
-///     ddp::stepper<float> local(ddp::sgd{.lr = 0.1f}, net.where(), net.parameters());
+///     ddp::stepper<float> local(ddp::sgd{.lr = 0.1}, net.where(), net.parameters());
 ///     local.step({.update = ++n, .gradient_scale = 1.0 / samples}, net.gradients(), net.values());
 ///
 /// Allocates in the constructor and in hold().

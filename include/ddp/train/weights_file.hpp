@@ -338,8 +338,9 @@ string_map load_weights(M& model, std::string const& path, safetensors_limits co
 
 /// Like load_weights for programs without ranks, from a file whose names and types may differ from those of the model:
 ///
-///     auto const report = ddp::load_weights_as(model, "of_pytorch.safetensors", {.strict = false, .file_prefix = "module."});
-///     for (std::string const& name : report.missing) …  // unchanged
+///     auto const report =
+///         ddp::load_weights_as(model, "of_pytorch.safetensors", {.strict = false, .file_prefix = "module."});
+///     for (std::string const& name : report.missing) std::puts(name.c_str());  // unchanged
 ///
 /// Throws  as load_weights. Errors in any case are a different shape; a different type, unless `cast` converts it; a
 ///         finite number that is too large for a float; and, if not `strict`, a file without any tensor of the model.
