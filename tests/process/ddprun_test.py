@@ -826,8 +826,8 @@ class Hosts(unittest.TestCase):
         result = finish(self.start("a:2,b:2", "--grace", "0.3", *sh("[ $RANK != 3 ] || { echo why >&2; exit 7; }; sleep 60")))
         self.assertEqual(result.code, 7, result.err)
         self.assertRegex(result.err, r"ddprun: rank 3 failed first: exit code 7(?s:.*)its last error line: why")
-        self.assertRegex(result.err, r"ddprun: host b \(ranks 2 to 3\) failed first: exit code 7 .*\n"
-                                     r" *its last error line: ddprun: rank 3 failed first: exit code 7")
+        self.assertRegex(result.err, r"ddprun: host b \(ranks 2 to 3\) failed first: exit code 7 \(\d+\.\d s after its "
+                                     r"start\)\n *its last error line: ddprun: rank 3 failed first: exit code 7")
         self.assertLess(result.seconds, 15)
 
     def test_a_host_whose_ranks_accuse_another_hosts_is_not_the_culprit(self):
