@@ -12,6 +12,7 @@ drawn depends on seed, row, number of ranks and number of the injection only. Af
   - ranks that have completed the same number of steps hold the same bits, and those of an undisturbed job, unless the
     trainer calls them torn
   - the time from the injection to the error of the last rank is below the row's bound
+  - each of these ranks has written a flight record, whose verdict has the same code and culprit
   - no process and no temporary file is left
 
 FAULT_PROGRAM (or DDP_PROGRAMS, its directory) names the binary. Rows over MPI need fault_program_mpi, which is built where MPI
@@ -40,7 +41,7 @@ import typing
 import zlib
 
 from chaos_proxy import Harm, Proxy
-from jobs import DEADLINE, SCALE, Job, listening_ports, program
+from jobs import DEADLINE, SCALE, Job, check_flight_records, listening_ports, program
 
 FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
 FAULT_PROGRAM_MPI = program("FAULT_PROGRAM_MPI", "DDP_PROGRAMS", "fault_program_mpi")
@@ -635,7 +636,7 @@ def check_killed(job):
     return launcher.ended - int(struck[-1]["at"]) * 1e-9 if struck else None
 
 
-def check_verdicts(job, plan, proxy):
+def check_verdicts(job, plan, proxy, records):
     errors = errors_of(job)
     if any(f":{phase}:" in fault for phase in INSIDE for fault in plan.faults) and all(r.said("done") for r in job.ranks.values()):
         raise Missed
@@ -662,6 +663,7 @@ def check_verdicts(job, plan, proxy):
     if any(r.said("done") for r in job.ranks.values()) and "end" not in str(plan.faults):
         raise Wrong(f"a rank ended well\n{job.story()}")
     check_values(job, plan)
+    check_flight_records(records, {r: errors[r]["text"] for ranks, _ in who for r in ranks})
     struck = [int(line["at"]) for r in job.ranks.values() for line in r.said("fault")]
     if proxy is not None:
         if proxy.struck() is None:
@@ -693,7 +695,9 @@ def end_launcher_of_the_dead(job, deadline):
 def inject(plan):
     """Seconds until the last rank threw; None where the job ended well, as it should."""
     with tempfile.TemporaryDirectory(prefix="chaos") as scratch:
-        variables = {"TMPDIR": scratch}
+        records = os.path.join(scratch, "records")
+        os.mkdir(records)
+        variables = {"TMPDIR": scratch, "DDP_FLIGHT_DIR": records}
         if plan.proxied or plan.a_host != 2 and zlib.crc32(" ".join(plan.words + plan.faults).encode()) % 3 == 0:
             variables["DDP_SHARE_MEMORY"] = "0"  # the proxy is to see the bytes; of the others, a third
         if plan.tracer:  # leaks cannot be looked for under ptrace
@@ -745,10 +749,11 @@ def inject(plan):
                 elif plan.killed:
                     seconds = check_killed(job)
                 else:
-                    seconds = check_verdicts(job, plan, proxy)
+                    seconds = check_verdicts(job, plan, proxy, records)
                 if job.left_behind():
                     raise Wrong(f"processes are left: {job.left_behind()}\n{job.story()}")
-                left = [name for name in os.listdir(scratch) if not name.startswith("ompi.")]  # Open MPI's own, of a job that it ends
+                # Open MPI's own is of a job that it ends.
+                left = [name for name in os.listdir(scratch) if not name.startswith("ompi.") and name != "records"]
                 if left:
                     raise Wrong(f"files are left: {left}")
                 if seconds is not None and seconds > plan.bound:

@@ -14,7 +14,8 @@ import tempfile
 import time
 import unittest
 
-from jobs import DEADLINE, SCALE, Job, Rank, environment, listening_ports, program
+import jobs
+from jobs import DEADLINE, SCALE, Rank, check_flight_records, environment, listening_ports, program
 
 FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
 DDPRUN = os.environ.get("DDPRUN", "")
@@ -27,6 +28,19 @@ TRIES = 3  # a measured time may be the machine's fault; what was said may not
 
 class Slow(Exception):
     """Everything was right, but late."""
+
+
+class Job(jobs.Job):
+    """One whose ranks write flight records."""
+
+    def __init__(self, size, command, variables=None, **more):
+        self.records = tempfile.TemporaryDirectory(prefix="faults-")
+        super().__init__(size, command, lambda rank: {
+            "DDP_FLIGHT_DIR": self.records.name, **(variables(rank) if callable(variables) else variables or {})}, **more)
+
+    def __exit__(self, *what):
+        super().__exit__(*what)
+        self.records.cleanup()
 
 
 def command(*words):
@@ -59,6 +73,7 @@ class FaultCase(unittest.TestCase):
         for r in ranks:
             self.assertEqual(job.ranks[r].code, 1, job.story())
             self.assertIn(texts[r], job.ranks[r].err, "run_main says it too")
+        check_flight_records(job.records.name, texts)
         self.assertEqual(job.left_behind(), [], "processes are left")
         late = {r: seconds_to_error(job, r) for r in ranks}
         if max(late.values()) > bound:
