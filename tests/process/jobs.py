@@ -39,7 +39,7 @@ def environment(**more):
 
 
 def listening_ports(pid):
-    """The TCP ports of 127.0.0.1 on which a process listens."""
+    """The TCP ports on which a process listens, at any address of IPv4 or IPv6."""
     inodes = set()
     try:
         for fd in os.listdir(f"/proc/{pid}/fd"):
@@ -48,8 +48,13 @@ def listening_ports(pid):
                 inodes.add(match.group(1))
     except OSError:
         return []
-    with open("/proc/net/tcp") as table:
-        rows = [line.split() for line in table.readlines()[1:]]
+    rows = []
+    for name in ("tcp", "tcp6"):
+        try:
+            with open(f"/proc/net/{name}") as table:
+                rows += [line.split() for line in table.readlines()[1:]]
+        except FileNotFoundError:
+            pass  # a kernel without IPv6
     return [int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes]
 
 
