@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -209,6 +210,46 @@ TEST_CASE("over MPI ranks of several hosts, of uneven size, train in the memory 
         trainer.step(ddp::test::numbers{{1.0 + comm.rank()}});
         CHECK(net.value(0)[299] == -0.5 - 0.5 * comm.size());
     }
+}
+
+TEST_CASE("over MPI a gradient that is not finite changes nothing, and every rank hears whose it was", "[mpi][train]") {
+    ddp::communicator<> comm = ddp::any_communicator(connect(), patient());
+    int const last = comm.size() - 1;
+    std::string const whose = "rank " + std::to_string(last) + "'s gradient of parameter \"a\" is NaN at element 0";
+    for (auto const decision : {ddp::nonfinite::stop, ddp::nonfinite::skip})
+        for (bool const shares : {true, false}) {
+            CAPTURE(decision == ddp::nonfinite::stop, shares);
+            ddp::test::scripted_model<> net({{"a", {300}}, {"b", {5}}});
+            ddp::training_options const options{.nonfinite = decision, .share_memory = shares};
+            ddp::data_parallel trainer{net, ddp::sgd{.lr = 1}, comm, options};
+            ddp::test::numbers const good{{1}};
+            ddp::test::numbers const bad{{comm.rank() == last ? std::nan("") : 1}};
+            trainer.step(good);
+            auto const before = trainer.digest_of_values();
+            if (decision == ddp::nonfinite::stop)
+                CHECK_THROWS_WITH(trainer.step(bad), Catch::Contains("finite: " + whose));
+            else
+                CHECK(trainer.step(bad).skipped);
+            CHECK(trainer.digest_of_values() == before);
+            CHECK((trainer.completed_steps() == 1 && !trainer.torn()));
+            CHECK_FALSE(trainer.step(good).skipped);
+            CHECK(net.value(0)[299] == -2);
+        }
+}
+
+TEST_CASE("over MPI a rank that holds other values is named on every rank", "[mpi][train]") {
+    ddp::communicator<> comm = ddp::any_communicator(connect(), patient());
+    if (comm.size() < 3) return;  // of two nobody is in the majority
+    ddp::test::scripted_model<> net({{"a", {300}}});
+    ddp::training_options const options{.update = ddp::update::replicated, .share_memory = false, .agreement_steps = 1};
+    ddp::data_parallel trainer{net, ddp::sgd{.lr = 1}, comm, options};
+    ddp::test::numbers const good{{1}};
+    trainer.step(good);
+    if (comm.rank() == 1) net.value(0)[7] += 1;
+    CHECK_THROWS_WITH(trainer.step(good),
+                      Catch::StartsWith("DDP-E106 replicas differ: ") &&
+                          Catch::Contains("rank 1 holds other values (or another optimizer state) than the other " +
+                                          std::to_string(comm.size() - 1)));
 }
 
 TEST_CASE("over MPI buckets are reduced during backward", "[mpi][train]") {

@@ -12,6 +12,7 @@ drawn depends on seed, row, number of ranks and number of the injection only. Af
   - ranks that have completed the same number of steps hold the same bits, and those of an undisturbed job, unless the
     trainer calls them torn
   - the time from the injection to the error of the last rank is below the row's bound
+  - each of these ranks has written a flight record, whose verdict has the same code and culprit
   - no process and no temporary file is left
 
 FAULT_PROGRAM (or DDP_PROGRAMS, its directory) names the binary. Rows over MPI need fault_program_mpi, which is built where MPI
@@ -40,7 +41,7 @@ import typing
 import zlib
 
 from chaos_proxy import Harm, Proxy
-from jobs import DEADLINE, SCALE, Job, listening_ports, program
+from jobs import DEADLINE, SCALE, Job, check_flight_records, listening_ports, program
 
 FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
 FAULT_PROGRAM_MPI = program("FAULT_PROGRAM_MPI", "DDP_PROGRAMS", "fault_program_mpi")
@@ -50,6 +51,8 @@ OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"
 DEAD = 1.5 * SCALE  # ddp::timing::for_tests, which fault_program takes
 DEFAULT_DEAD = 3.0 * SCALE
 SOON = 0.5 * SCALE
+MOST_SLOWER = 1.05 if SCALE == 1 else 1.5  # a step, for strangers at the job's ports; a sanitizer's steps are few
+MOST_LATER = 1.7 * SCALE  # a start, for 1,000 silent connections: 64 at a time are given 0.1 s to say who they are
 ENDLESS = "steps=1000000"
 
 SHAPES = (("tensors=8", "elements=20000"), ("tensors=4", "elements=800", "bucket=4096"),
@@ -635,7 +638,7 @@ def check_killed(job):
     return launcher.ended - int(struck[-1]["at"]) * 1e-9 if struck else None
 
 
-def check_verdicts(job, plan, proxy):
+def check_verdicts(job, plan, proxy, records):
     errors = errors_of(job)
     if any(f":{phase}:" in fault for phase in INSIDE for fault in plan.faults) and all(r.said("done") for r in job.ranks.values()):
         raise Missed
@@ -662,6 +665,7 @@ def check_verdicts(job, plan, proxy):
     if any(r.said("done") for r in job.ranks.values()) and "end" not in str(plan.faults):
         raise Wrong(f"a rank ended well\n{job.story()}")
     check_values(job, plan)
+    check_flight_records(records, {r: errors[r]["text"] for ranks, _ in who for r in ranks})
     struck = [int(line["at"]) for r in job.ranks.values() for line in r.said("fault")]
     if proxy is not None:
         if proxy.struck() is None:
@@ -693,7 +697,9 @@ def end_launcher_of_the_dead(job, deadline):
 def inject(plan):
     """Seconds until the last rank threw; None where the job ended well, as it should."""
     with tempfile.TemporaryDirectory(prefix="chaos") as scratch:
-        variables = {"TMPDIR": scratch}
+        records = os.path.join(scratch, "records")
+        os.mkdir(records)
+        variables = {"TMPDIR": scratch, "DDP_FLIGHT_DIR": records}
         if plan.proxied or plan.a_host != 2 and zlib.crc32(" ".join(plan.words + plan.faults).encode()) % 3 == 0:
             variables["DDP_SHARE_MEMORY"] = "0"  # the proxy is to see the bytes; of the others, a third
         if plan.tracer:  # leaks cannot be looked for under ptrace
@@ -745,10 +751,11 @@ def inject(plan):
                 elif plan.killed:
                     seconds = check_killed(job)
                 else:
-                    seconds = check_verdicts(job, plan, proxy)
+                    seconds = check_verdicts(job, plan, proxy, records)
                 if job.left_behind():
                     raise Wrong(f"processes are left: {job.left_behind()}\n{job.story()}")
-                left = [name for name in os.listdir(scratch) if not name.startswith("ompi.")]  # Open MPI's own, of a job that it ends
+                # Open MPI's own is of a job that it ends.
+                left = [name for name in os.listdir(scratch) if not name.startswith("ompi.") and name != "records"]
                 if left:
                     raise Wrong(f"files are left: {left}")
                 if seconds is not None and seconds > plan.bound:
@@ -827,6 +834,7 @@ class Crowd:
         claim = struct.pack("<QIIiiQ72s64s", 0x3165726770646421, 1, 0, 1, 2, 0, b"pid 1 on elsewhere", b"")
         self.words = [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(4096), recorded, claim, recorded[:40], b"\xff" * 64]
         self.held, self.refused, self.connected, self.answers = collections.deque(), 0, 0, []
+        self.let_in = None  # how many were connected when the job began to train
         self.stop = False
         self.go_on(ports, 5000)
         self.thread = threading.Thread(target=self.run, daemon=True)
@@ -937,6 +945,8 @@ def besieged(steps, recorded, rate, elsewhere=False):
                 crowd.go_on(crowd.ports if elsewhere else ports, rate)
             for rank in (0, 1):  # from here on nobody listens
                 job.wait_for("step", rank)
+            if crowd:
+                crowd.let_in = crowd.connected
             while any(r.poll() is None for r in job.ranks.values()):
                 for r in job.ranks.values():
                     descriptors = max(descriptors, open_descriptors(r.pid))
@@ -955,7 +965,8 @@ def besieged(steps, recorded, rate, elsewhere=False):
 
 
 def strangers(pairs, steps, rate=1000):
-    """Besieged and undisturbed jobs in turns. What was measured, in words, and what was wrong."""
+    """Besieged and undisturbed jobs in turns. What was measured, in words, what was wrong, and how much longer the median step
+    takes beside strangers at the job's own ports than beside as many at another port."""
     recorded = recorded_hello()
     alone, elsewhere, beside, wrong = [], [], [], []
     for _ in range(pairs):
@@ -968,6 +979,8 @@ def strangers(pairs, steps, rate=1000):
                   if not words.startswith(PROOF) or len(answer) != 64]
         if len({answer[:32] for _, answer in answers}) != len(answers):
             wrong.append("a number was given twice")
+    if later := [run[4].connected - run[4].let_in for run in beside if run[4].connected != run[4].let_in]:
+        wrong.append(f"strangers were let in while the job trained: {later}")
     if len({run[0] for run in alone + elsewhere + beside}) != 1:
         wrong.append("other weights beside strangers")
     medians = [statistics.median(run[1] for run in runs) for runs in (alone, elsewhere, beside)]
@@ -982,7 +995,37 @@ def strangers(pairs, steps, rate=1000):
             f"alone, {medians[1]:.2f} ms beside as many at another port (x {medians[1] / medians[0]:.3f}), {medians[2]:.2f} ms "
             f"beside those at the job's (x {medians[2] / medians[0]:.3f}); peak memory {memory[0]} and {memory[1]} KiB; "
             f"descriptors {descriptors[0]} and {descriptors[1]}")
-    return said, wrong
+    return said, wrong, medians[2] / medians[1]
+
+
+def seconds_to_start(silent):
+    """From the start of the last of two ranks until both have started, while `silent` connections to their ports say nothing."""
+    words = [FAULT_PROGRAM, "steps=1", "tensors=1", "elements=8"]
+    held = []
+    with tempfile.TemporaryDirectory() as scratch, Job(2, words, secret_in(scratch), without=(1,)) as job:
+        try:
+            end = time.monotonic() + DEADLINE
+            while len(ports := listening_ports(job.ranks[0].pid)) < 2 and time.monotonic() < end:
+                time.sleep(0.002)
+            for turn in range(silent):
+                held.append(socket.create_connection(("127.0.0.1", ports[turn % len(ports)]), timeout=DEADLINE))
+            began = time.monotonic()
+            job.start(1)
+            for rank in (0, 1):
+                job.wait_for("start", rank)
+            job.wait()
+            if any(r.code != 0 for r in job.ranks.values()):
+                raise Wrong(f"it did not end well beside {silent} silent connections\n{job.story()}")
+            return max(int(r.said("start")[0]["at"]) for r in job.ranks.values()) * 1e-9 - began
+        finally:
+            for connection in held:
+                connection.close()
+
+
+def silence(pairs, silent=1000):
+    """Medians of seconds_to_start() without and with silent connections, in turns."""
+    runs = [(seconds_to_start(0), seconds_to_start(silent)) for _ in range(pairs)]
+    return tuple(statistics.median(run[i] for run in runs) for i in (0, 1))
 
 
 def percentile(values, share):
@@ -1041,9 +1084,13 @@ def main():
         failures += wrong
         write(asked, all_results, lines)
     if asked.strangers:
-        said, wrong = strangers(asked.strangers, 600)
+        said, wrong, ratio = strangers(asked.strangers, 600)
+        alone, beside = silence(asked.strangers)
         print("strangers: " + said, *wrong, sep="\n")
+        print(f"silent connections: {alone * 1000:.1f} ms to start without them, {beside * 1000:.1f} ms beside 1,000")
         failures += wrong
+        if ratio > MOST_SLOWER or beside > alone + MOST_LATER:
+            failures.append("strangers cost time")
     return 1 if failures else 0
 
 

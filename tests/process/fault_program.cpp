@@ -8,7 +8,8 @@
 // the first stand in the other ranks' replicas already), waiting (inside the step, while the next rank is late), between (two
 // steps), barrier, allreduce, broadcast (inside, while the next rank is late), end (after the last step). With
 // strategy=averaging, a local_sgd that meets after every second step: meeting (inside, while the next rank is late), meet
-// (just before its sum). Also strategy=gossip and stale, whose ranks meet in each step. Kinds: see misbehave().
+// (just before its sum); likewise strategy=hierarchical, whose ranks meet in pairs after every second step, and all after
+// every fourth. Also strategy=gossip and stale, whose ranks meet in each step. Kinds: see misbehave().
 //
 // Prints, with times of the monotonic clock that all processes share, in nanoseconds:
 //   fault rank=1 at=…                   just before it happens
@@ -422,6 +423,19 @@ struct averaging {
     }
 };
 
+// hierarchical_averaging, struck in a meeting of a group or of all.
+template <class T>
+struct hierarchical : ddp::hierarchical_averaging<T> {
+    trouble* ill = nullptr;
+
+    template <class E>
+    void meet(ddp::no_strategy_state& state, ddp::meeting<T, E> const& with) const {
+        ill->at("meet", with.step);
+        ill->within("meeting", with.step);
+        ddp::hierarchical_averaging<T>::meet(state, with);
+    }
+};
+
 template <class Comm>
 void collectives(Comm& comm, trouble& ill, std::uint64_t step) {
     std::vector<double> data(ill.due("count", "allreduce", step) != nullptr ? 9 : 10, 1.0);
@@ -504,6 +518,11 @@ void train(settings const& with, Comm& comm, trouble& ill) {
         ddp::local_parallel trainer = [&] {
             if (with.strategy == "averaging")
                 return ddp::local_parallel{model, ddp::sgd{.lr = rate}, comm, averaging{&ill}};
+            if (with.strategy == "hierarchical")
+                return ddp::local_parallel{
+                    model, ddp::sgd{.lr = rate}, comm,
+                    hierarchical<typename Comm::transport_type>{
+                        {.inner = comm.split(comm.rank() / 2), .inner_period = 2, .period = 4}, &ill}};
             if (with.strategy == "gossip") return ddp::local_parallel{model, ddp::sgd{.lr = rate}, comm, ddp::gossip{}};
             if (with.strategy == "stale")
                 return ddp::local_parallel{model, ddp::sgd{.lr = rate}, comm, ddp::stale_synchronous{.staleness = 3}};

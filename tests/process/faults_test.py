@@ -14,7 +14,8 @@ import tempfile
 import time
 import unittest
 
-from jobs import DEADLINE, SCALE, Job, Rank, environment, listening_ports, program
+import jobs
+from jobs import DEADLINE, SCALE, Rank, check_flight_records, environment, listening_ports, program
 
 FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
 DDPRUN = os.environ.get("DDPRUN", "")
@@ -27,6 +28,19 @@ TRIES = 3  # a measured time may be the machine's fault; what was said may not
 
 class Slow(Exception):
     """Everything was right, but late."""
+
+
+class Job(jobs.Job):
+    """One whose ranks write flight records."""
+
+    def __init__(self, size, command, variables=None, **more):
+        self.records = tempfile.TemporaryDirectory(prefix="faults-")
+        super().__init__(size, command, lambda rank: {
+            "DDP_FLIGHT_DIR": self.records.name, **(variables(rank) if callable(variables) else variables or {})}, **more)
+
+    def __exit__(self, *what):
+        super().__exit__(*what)
+        self.records.cleanup()
 
 
 def command(*words):
@@ -59,6 +73,7 @@ class FaultCase(unittest.TestCase):
         for r in ranks:
             self.assertEqual(job.ranks[r].code, 1, job.story())
             self.assertIn(texts[r], job.ranks[r].err, "run_main says it too")
+        check_flight_records(job.records.name, texts)
         self.assertEqual(job.left_behind(), [], "processes are left")
         late = {r: seconds_to_error(job, r) for r in ranks}
         if max(late.values()) > bound:
@@ -213,13 +228,17 @@ class BetweenMeetings(FaultCase):
 
     def test_killed(self):
         for size, rank, strategy, phase, step in ((3, 1, "averaging", "meeting", 4), (2, 0, "averaging", "forward", 3),
-                                                  (4, 2, "gossip", "waiting", 3), (3, 0, "stale", "between", 5)):
-            with self.subTest(size=size, rank=rank, strategy=strategy, phase=phase):
+                                                  (4, 2, "gossip", "waiting", 3), (3, 0, "stale", "between", 5),
+                                                  # of ranks 0 and 1, or 2 and 3; and of all
+                                                  (4, 0, "hierarchical", "meeting", 2), (4, 2, "hierarchical", "meeting", 6),
+                                                  (3, 1, "hierarchical", "meet", 2), (4, 2, "hierarchical", "meeting", 4)):
+            with self.subTest(size=size, rank=rank, strategy=strategy, phase=phase, step=step):
                 self.strike(size, [f"{rank}:kill:{phase}:{step}"], gone(rank), [rank], f"strategy={strategy}",
                             code=-signal.SIGKILL)
 
     def test_stopped_for_good(self):
-        for size, rank, strategy, phase, step in ((3, 1, "averaging", "meeting", 4), (3, 2, "stale", "backward", 5)):
+        for size, rank, strategy, phase, step in ((3, 1, "averaging", "meeting", 4), (3, 2, "stale", "backward", 5),
+                                                  (4, 2, "hierarchical", "meeting", 2)):
             with self.subTest(size=size, rank=rank, strategy=strategy, phase=phase):
                 def attempt():
                     with Job(size, command(f"fault={rank}:stop:{phase}:{step}", f"strategy={strategy}")) as job:
@@ -233,7 +252,7 @@ class BetweenMeetings(FaultCase):
     def test_thrown(self):
         text = r"^DDP-E206 remote exception: rank {} failed in its own code.*: the lamp fell over$"
         for size, rank, strategy, phase, step in ((3, 1, "averaging", "meet", 4), (4, 3, "gossip", "backward", 3),
-                                                  (3, 0, "stale", "forward", 5)):
+                                                  (3, 0, "stale", "forward", 5), (4, 1, "hierarchical", "meet", 2)):
             with self.subTest(size=size, rank=rank, strategy=strategy, phase=phase):
                 own = self.strike(size, [f"{rank}:throw:{phase}:{step}"], text.format(rank), [rank],
                                   f"strategy={strategy}", code=1)
@@ -353,6 +372,11 @@ class Frozen(FaultCase):
                         self.assertEqual(job.ranks[rank].error(), job.ranks[others[0]].error(), job.story())
                         self.assertEqual(job.ranks[rank].code, 1)
                         self.agree(job, rf"^DDP-E203 peer silent: rank {rank} has sent nothing", others, DEAD + SOON)
+                        # It goes on 3.5 s after it was stopped, and finds out that the others have gone on without it.
+                        thawed = int(job.ranks[rank].said("fault")[0]["at"]) * 1e-9 + 3.5 * SCALE
+                        fenced = int(job.ranks[rank].said("error")[-1]["at"]) * 1e-9 - thawed
+                        if fenced > SOON:
+                            raise Slow(f"{fenced:.3f} s until the rank that was stopped said so, allowed {SOON}\n{job.story()}")
                 self.in_time(attempt)
 
     def test_shortly_and_often_is_no_fault(self):
@@ -443,66 +467,87 @@ class SomethingElse(FaultCase):
 
 class ComingTogether(FaultCase):
     def test_a_rank_that_never_starts(self):
-        begin = time.monotonic()
-        with Job(4, command("join=1200"), without=[1, 3]) as job:
-            job.wait()
-            texts = {job.ranks[r].error() for r in (0, 2)}
-            self.assertEqual(len(texts), 1, job.story())
-            self.assertRegex(texts.pop(), r"^DDP-E201 rendezvous: ranks \{1, 3\} never joined \(2 of 4 present after \d.* s\)")
-        self.assertLess(time.monotonic() - begin, (1.2 + 3) * SCALE)
+        for size, missing in ((2, [1]), (3, [2]), (4, [1, 3])):
+            with self.subTest(size=size):
+                begin = time.monotonic()
+                with Job(size, command("join=1200"), without=missing) as job:
+                    job.wait()
+                    texts = {r.error() for r in job.ranks.values()}
+                    self.assertEqual(len(texts), 1, job.story())
+                    who = ", ".join(map(str, missing))
+                    self.assertRegex(texts.pop(), rf"^DDP-E201 rendezvous: ranks \{{{who}\}} never joined "
+                                                  rf"\({size - len(missing)} of {size} present after \d.* s\)")
+                self.assertLess(time.monotonic() - begin, (1.2 + 3) * SCALE)
 
     def test_rank_0_that_never_starts(self):
-        with Job(2, command("join=1000"), without=[0], inherit=False) as job:
-            job.wait((1.0 + 4) * SCALE)
-            self.assertRegex(job.ranks[1].error(), rf"^DDP-E201 .*rank 1 cannot reach rank 0 at 127.0.0.1:{job.port} .*refused")
+        for size in (2, 3, 4):
+            with self.subTest(size=size), Job(size, command("join=1000"), without=[0], inherit=False) as job:
+                job.wait((1.0 + 4) * SCALE)
+                for rank, process in job.ranks.items():
+                    self.assertRegex(process.error(),
+                                     rf"^DDP-E201 .*rank {rank} cannot reach rank 0 at 127.0.0.1:{job.port} .*refused")
 
     def test_a_rank_started_twice_is_refused_and_the_job_goes_on(self):
-        with Job(3, command(), without=[2]) as job:
-            twin = job.start(1, "twin")
-            end = time.monotonic() + DEADLINE
-            while all([job.ranks[1].poll() is None, twin.poll() is None]) and time.monotonic() < end:
-                time.sleep(0.01)
-            refused, held = (job.ranks[1], twin) if job.ranks[1].code is not None else (twin, job.ranks[1])
-            self.assertEqual(refused.code, 1, job.story())
-            self.assertRegex(refused.error(), rf"^DDP-E201 .*rank 1 \(pid {refused.pid} .* came a second time: pid {held.pid} ")
-            job.start(2)
-            job.wait()
-            self.assertEqual([job.ranks[0].code, held.code, job.ranks[2].code], [0, 0, 0], job.story())
+        for size, rank in ((3, 1), (4, 2), (4, 1)):  # of two ranks, rank 1 would complete the job
+            with self.subTest(size=size, rank=rank), Job(size, command(), without=[size - 1]) as job:
+                came = time.monotonic()
+                twin = job.start(rank, "twin")
+                end = came + DEADLINE
+                while all([job.ranks[rank].poll() is None, twin.poll() is None]) and time.monotonic() < end:
+                    time.sleep(0.01)
+                refused, held = (job.ranks[rank], twin) if job.ranks[rank].code is not None else (twin, job.ranks[rank])
+                self.assertLess(refused.ended - came, 1 * SCALE, "its start included")
+                self.assertEqual(refused.code, 1, job.story())
+                self.assertRegex(refused.error(),
+                                 rf"^DDP-E201 .*rank {rank} \(pid {refused.pid} .* came a second time: pid {held.pid} ")
+                job.start(size - 1)
+                job.wait()
+                self.assertEqual([r.code for r in job.ranks.values() if r is not refused], [0] * size, job.story())
 
     def test_a_rank_started_again_when_all_have_met(self):
-        with Job(2, command("pause=50", "steps=50", "join=1000")) as job:
-            job.wait_for("start", 0)
-            job.wait_for("start", 1)
-            late = job.start(1, "late")
-            job.wait()
-            self.assertEqual([job.ranks[0].code, job.ranks[1].code, late.code], [0, 0, 1], job.story())
-            self.assertRegex(late.error(), "^DDP-E201 .*cannot reach rank 0")
+        for size in (2, 3, 4):
+            with self.subTest(size=size), Job(size, command("pause=50", "steps=30", "join=1000")) as job:
+                for rank in range(size):
+                    job.wait_for("start", rank)
+                late = job.start(size - 1, "late")
+                job.wait()
+                self.assertEqual([job.ranks[rank].code for rank in range(size)], [0] * size, job.story())
+                self.assertEqual(late.code, 1, job.story())
+                self.assertRegex(late.error(), "^DDP-E201 .*cannot reach rank 0")
 
     def test_a_rank_that_dies_while_others_are_awaited(self):
-        with Job(3, command(), without=[2]) as job:
-            end = time.monotonic() + DEADLINE
-            while not listening_ports(job.ranks[1].pid) and time.monotonic() < end:
-                time.sleep(0.01)
-            os.kill(job.ranks[1].pid, signal.SIGKILL)
-            job.wait(JOIN)
-            self.assertRegex(job.ranks[0].error(), r"^DDP-E201 .*rank 1 \(pid .*ended while the job came together")
+        for size, rank in ((3, 1), (4, 2)):
+            with self.subTest(size=size), Job(size, command(), without=[size - 1]) as job:
+                end = time.monotonic() + DEADLINE
+                others = [r for r in range(size - 1) if r != rank]
+                while not all(listening_ports(r.pid) for r in job.ranks.values()) and time.monotonic() < end:
+                    time.sleep(0.01)
+                os.kill(job.ranks[rank].pid, signal.SIGKILL)
+                job.wait(JOIN)
+                for r in others:
+                    self.assertRegex(job.ranks[r].error(), rf"^DDP-E201 .*rank {rank} \(pid .*ended while the job came together")
 
     def test_world_sizes_that_differ(self):
-        with Job(3, command(), lambda rank: {"WORLD_SIZE": "4"} if rank == 2 else {}) as job:
-            job.wait()
-            texts = {job.ranks[r].error() for r in range(3)}
-            self.assertEqual(len(texts), 1, job.story())
-            self.assertRegex(texts.pop(), r"^DDP-E201 .*rank 2 .*WORLD_SIZE 4, rank 0 has 3")
+        for size in (2, 3, 4):
+            with self.subTest(size=size):
+                last = size - 1
+                with Job(size, command(), lambda rank: {"WORLD_SIZE": str(size + 1)} if rank == last else {}) as job:
+                    job.wait()
+                    texts = {job.ranks[r].error() for r in range(size)}
+                    self.assertEqual(len(texts), 1, job.story())
+                    self.assertRegex(texts.pop(), rf"^DDP-E201 .*rank {last} .*WORLD_SIZE {size + 1}, rank 0 has {size}")
 
     def test_a_port_in_use(self):
         with socket.socket() as holder:
             holder.bind(("127.0.0.1", 0))
             holder.listen(16)
             port = holder.getsockname()[1]
-            with Job(2, command("join=1000"), inherit=False, port=port) as job:
-                job.wait()
-                self.assertRegex(job.ranks[0].error(), f"^DDP-E201 .*port {port} is in use by another program")
-                self.assertRegex(job.ranks[1].error(), rf"^DDP-E201 .*127.0.0.1:{port} .*MASTER_PORT")
+            for size in (2, 4):
+                with self.subTest(size=size), Job(size, command("join=1000"), inherit=False, port=port) as job:
+                    job.wait()
+                    self.assertRegex(job.ranks[0].error(), f"^DDP-E201 .*port {port} is in use by another program")
+                    for rank in range(1, size):
+                        self.assertRegex(job.ranks[rank].error(), rf"^DDP-E201 .*127.0.0.1:{port} .*MASTER_PORT")
 
     def test_an_environment_that_makes_no_sense(self):
         right = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

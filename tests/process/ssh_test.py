@@ -86,13 +86,21 @@ class Ssh(unittest.TestCase):
         self.assertEqual(len(set(re.findall(r"(?m)^done rank=.*digest=(\w+)", out))), 1)
 
     def test_the_culprit_is_named_wherever_it_ran(self):
-        code, _, err = self.finish(self.start(f"{HERE},{THERE}:2", "--grace", "0.3", "--", "sh", "-c",
-                                              "[ $RANK != 2 ] || { echo my reason >&2; exit 9; }; exec sleep 4711"))
-        self.assertEqual(code, 9, err)
-        self.assertRegex(err, rf"ddprun: host {THERE} \(ranks 1 to 2\) failed first: exit code 9 .*\n"
-                              r" *its last error line: ddprun: rank 2 failed first: exit code 9")
-        self.assertRegex(err, "its last error line: my reason")
-        self.assertEqual(running("sleep\0004711"), [])
+        # "exit code 9" of a shell, and SIGKILL: with its process there, not with that of the ssh client here.
+        for fault, rank_says, host_says in (("exit 9", "exit code 9", "exit code 9"),
+                                            ("kill -KILL $$", "killed by SIGKILL", "exit code 137")):
+            with self.subTest(fault=fault):
+                code, _, err = self.finish(self.start(
+                    f"{HERE},{THERE}:2", "--grace", "0.3", "--", "sh", "-c",
+                    f"[ $RANK != 2 ] || {{ echo my reason $$ >&2; {fault}; }}; exec sleep 4711"))
+                self.assertEqual(f"exit code {code}", host_says, err)
+                pid = re.search(r"\[2\] my reason (\d+)\n", err)[1]
+                # The host's end has no process of ours: seconds are all that is between the brackets.
+                self.assertRegex(err, rf"(?m)^ddprun: host {THERE} \(ranks 1 to 2\) failed first: {host_says} "
+                                      r"\(\d+\.\d s after its start\)\n"
+                                      rf" *its last error line: ddprun: rank 2 failed first: {rank_says} \(pid {pid} on \S+, ")
+                self.assertRegex(err, rf"its last error line: my reason {pid}")
+                self.assertEqual(running("sleep\0004711"), [])
 
     def test_nothing_outlives_the_launcher(self):
         for signo, expected in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):

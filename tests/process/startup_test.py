@@ -1,5 +1,5 @@
 """Ranks that are killed or stopped at their n-th system call of a kind while the job comes together: the others name that
-rank, in time, and nothing hangs. Strangers that connect meanwhile change nothing. Needs strace.
+rank, in time, and nothing hangs; half of the jobs have a secret. Strangers that connect meanwhile change nothing. Needs strace.
 
 FAULT_PROGRAM (or DDP_PROGRAMS, its directory) and DDPRUN name the binaries. DDP_TEST_EVERY=1 takes every call instead of a sample.
 """
@@ -12,6 +12,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 
@@ -20,8 +21,9 @@ from jobs import DEADLINE, SCALE, Job, Rank, environment, program
 FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
 DDPRUN = os.environ.get("DDPRUN", "")
 SIZE = 3
+DEAD, JOIN = 2 * SCALE, 5 * SCALE
 # Leaks cannot be looked for under ptrace.
-TIMES = {"DDP_TIMEOUT_DEAD": str(2 * SCALE), "DDP_TIMEOUT_JOIN": str(5 * SCALE),
+TIMES = {"DDP_TIMEOUT_DEAD": str(DEAD), "DDP_TIMEOUT_JOIN": str(JOIN),
          "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"}
 CALLS = ("socket", "bind", "listen", "connect", "accept", "accept4", "sendto", "sendmsg", "recvfrom", "recvmsg", "poll",
          "ppoll", "getsockopt", "setsockopt", "getsockname", "clone3", "close")
@@ -35,11 +37,11 @@ def ptrace_works():
     return "" if trial.returncode == 0 else f"strace cannot trace here: {trial.stderr.strip()}"
 
 
-def counts():
+def counts(secret):
     """How often each system call is made by a rank until its job has come together, the most of any rank."""
     most = {}
     with Job(SIZE, ["strace", "-f", "-qq", "-o", "/dev/stderr", "-e", "trace=" + ",".join("?" + c for c in CALLS),
-                    FAULT_PROGRAM, "steps=0", "tensors=1", "elements=8"], variables=TIMES) as job:
+                    FAULT_PROGRAM, "steps=0", "tensors=1", "elements=8"], variables={**TIMES, **secret}) as job:
         job.wait()
         for rank in job.ranks.values():
             lines = rank.err.splitlines()
@@ -48,57 +50,90 @@ def counts():
     return most
 
 
-def strike(who, signal, call, number):
-    """What the other ranks say, those left out that had all they needed; None if nobody missed anything."""
+def strike(who, signal, call, number, secret):
+    """What the other ranks say, those left out that had all they needed, and the seconds from the signal to the end of the last of
+    them; None if nobody missed anything."""
     inject = f"inject={call}:signal={signal}:when={number}"
-    with Job(SIZE, [FAULT_PROGRAM, "steps=2", "tensors=1", "elements=8"], variables=TIMES, without=(who,)) as job:
-        job.command = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}", "-e", inject] + job.command
+    with tempfile.NamedTemporaryFile("r", prefix="startup-") as trace, \
+            Job(SIZE, [FAULT_PROGRAM, "steps=2", "tensors=1", "elements=8"], {**TIMES, **secret}, without=(who,)) as job:
+        job.command = ["strace", "-f", "-q", "-ttt", "-o", trace.name, "-e", f"trace={call}", "-e", inject] + job.command
         job.start(who)
         others = [rank for rank in range(SIZE) if rank != who]
         job.wait(which=others, deadline=60 * SCALE)
-        if all(job.ranks[rank].code == 0 for rank in others):
+        wall = time.time() - time.monotonic()  # strace takes the time of day
+        failed = [rank for rank in others if job.ranks[rank].code != 0]
+        if not failed:
             return None
-        return {rank: job.ranks[rank].error() for rank in others if job.ranks[rank].code != 0}
+        struck = re.findall(rf"(?m)^\d+ +(\d+\.\d+) (?:--- stopped|\+\+\+ killed) by {signal} ", trace.read())
+        seconds = max(job.ranks[rank].ended for rank in failed) + wall - float(struck[0]) if struck else None
+        return {rank: job.ranks[rank].error() for rank in failed}, seconds
 
 
 class Startup(unittest.TestCase):
     maxDiff = None
 
     @staticmethod
-    def accuses_another(case, said):
-        """What was said that is not about the rank that was struck. Before rank 0 listens, others say where they looked."""
-        who = case[0]
-        about = re.compile(rf"DDP-E\d+ [a-z ]+: (rank {who} (\(|is gone|has sent nothing|exited|failed)"
-                           rf"|ranks \{{{who}\}} never joined" + (r"|.*rank 0 at 127\.0\.0\.1)" if who == 0 else ")"))
-        return [f"rank {rank}: {text}" for rank, text in (said or {}).items() if not about.match(text)]
+    def never(who):
+        """What is said of a rank that nobody has seen yet: it is waited for until `join`. Before rank 0 listens, others say where
+        they looked."""
+        return rf"ranks \{{{who}\}} never joined" + (r"|.*rank 0 at 127\.0\.0\.1" if who == 0 else "")
+
+    def wrong(self, case, outcome):
+        """What was said that is not about the rank that was struck, or came too late."""
+        if outcome is None:
+            return []
+        who, signal = case[:2]
+        said, seconds = outcome
+        about = re.compile(rf"DDP-E\d+ [a-z ]+: (rank {who} (\(|is gone|has sent nothing|exited|failed)|{self.never(who)})")
+        wrong = [f"rank {rank}: {text}" for rank, text in said.items() if not about.match(text)]
+        if seconds is None:
+            return [*wrong, f"nobody was struck: {said}"]
+        bound = (JOIN if self.was_awaited(case, said) else DEAD if signal == "SIGSTOP" else 0) + 1 * SCALE
+        return [*wrong, f"after {seconds:.2f} s, allowed {bound}: {said}"] if seconds > bound else wrong
+
+    def was_awaited(self, case, said):
+        return any(re.match(rf"DDP-E201 [a-z ]+: ({self.never(case[0])})", text) for text in said.values())
 
     def test_at_every_kind_of_call(self):
-        made = counts()
-        self.assertGreater(made["connect"], 0, made)
-        self.assertGreater(made["sendto"] + made["sendmsg"], 2, made)
+        file = tempfile.NamedTemporaryFile(prefix="startup-secret-")  # nobody else can read it
+        self.addCleanup(file.close)
+        file.write(os.urandom(32))
+        file.flush()
+        ways = ({}, {"DDP_SECRET_FILE": file.name})
+        made = [counts(way) for way in ways]
+        for way in made:
+            self.assertGreater(way["connect"], 0, made)
+            self.assertGreater(way["sendto"] + way["sendmsg"], 2, made)
         everything = os.environ.get("DDP_TEST_EVERY") == "1"
         cases = []
-        for call, most in made.items():
+        for call in CALLS:
+            most = max(way[call] for way in made)
             numbers = range(1, most + 1)
             if not everything:  # the first, the last and one between
                 numbers = sorted({1, (most + 1) // 2, most} - {0})
             for turn, number in enumerate(numbers):
                 for signal in ("SIGKILL", "SIGSTOP"):
-                    cases.append(((len(cases) // 2 + turn) % SIZE, signal, call, number))
-        if SCALE > 1:  # under a sanitizer a process takes a second to start
-            cases = cases[::4]
-        struck = 0
+                    place = len(cases) // 2
+                    cases.append(((place + turn) % SIZE, signal, call, number, ways[place % 2]))
+        if SCALE > 1 and not everything:  # under a sanitizer a process takes a second to start
+            cases = cases[::5]  # both signals, with a secret and without
+        struck = {"SIGKILL": [], "SIGSTOP": [], "either, before anybody had seen the rank": []}
         odd = []
         with concurrent.futures.ThreadPoolExecutor(6) as pool:  # they mostly wait
-            for case, said in zip(cases, pool.map(lambda c: strike(*c), cases)):
-                struck += said is not None
-                if self.accuses_another(case, said):
+            for case, outcome in zip(cases, pool.map(lambda c: strike(*c), cases)):
+                if outcome is not None:
+                    kind = "either, before anybody had seen the rank" if self.was_awaited(case, outcome[0]) else case[1]
+                    struck[kind].append(outcome[1])
+                if self.wrong(case, outcome):
                     odd.append(case)
         for case in odd:
-            print(f"{case}: another was accused while {len(cases)} jobs shared the machine; tried again alone")
-        wrong = [f"{case}: {text}" for case in odd for text in self.accuses_another(case, strike(*case))]
-        print(f"{len(cases)} injections, {struck} ended the job")
-        self.assertGreater(struck, len(cases) // 2)
+            print(f"{case}: another was accused, or it was late, while {len(cases)} jobs shared the machine; tried again alone")
+        wrong = [f"{case}: {text}" for case in odd for text in self.wrong(case, strike(*case))]
+        ended = sum(map(len, struck.values()))
+        print(f"{len(cases)} injections, {ended} ended the job")
+        for kind, seconds in struck.items():
+            print(f"{kind}: {len(seconds)}, the longest until the last rank had ended {max(filter(None, seconds), default=0):.2f} s")
+        self.assertGreater(ended, len(cases) // 2)
         self.assertEqual(wrong, [])
 
 

@@ -461,18 +461,24 @@ TEST_CASE("options that must agree are compared", "[rendezvous][tcp]") {
     CHECK(has(b, "tcp_options.early_bytes differs"));
 }
 
-TEST_CASE("silent and talking strangers neither delay the start nor are answered", "[rendezvous][tcp]") {
+TEST_CASE("silent and talking strangers are displaced before their time is over, and are not answered",
+          "[rendezvous][tcp]") {
     listener const at;
+    auto times = ddp::timing::for_tests();
+    times.handshake = 4s;  // what it would take to wait for a silent one
+    times.join = 20s;
     std::vector<int> strangers;
     for (int i = 0; i <= 100; ++i) {
         strangers.push_back(dial(at.port));
         if (i % 3 == 0) CHECK(::write(strangers.back(), "GET / HTTP/1.0\r\n\r\n", 18) == 18);
     }
+    auto const begin = ddp::monotonic_clock::now();
     auto all = std::async(std::launch::async, [&] {
-        return outcomes({job_of(0, 3, at.port), job_of(1, 3, at.port), job_of(2, 3, at.port)}, at, quick());
+        return outcomes({job_of(0, 3, at.port), job_of(1, 3, at.port), job_of(2, 3, at.port)}, at, quick(times));
     });
     for (int i = 0; i < 100; ++i) strangers.push_back(dial(at.port));  // while the job comes together, and after
     for (std::string const& text : all.get()) CHECK(text == "");
+    CHECK(ddp::monotonic_clock::now() - begin < times.handshake / 2);
     char byte;
     for (int const fd : strangers) {
         CHECK(::recv(fd, &byte, 1, MSG_DONTWAIT) <= 0);

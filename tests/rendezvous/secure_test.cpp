@@ -289,8 +289,7 @@ TEST_CASE("a handshake with any byte changed, dropped or added ends in nobody's 
         CAPTURE(encrypts, from_the_dialler, whole);
         REQUIRE(whole > 60);
         for (std::size_t at = 0; at < whole; ++at)
-            for (int const change : {0, 1, 2}) {  // a bit flipped, the byte dropped, one more
-                if (change != 0 && at % 5 != 0) continue;
+            for (int const change : {0, 1, 2}) {                   // a bit flipped, the byte dropped, one more
                 if (encrypts && change == 0 && at == 2) continue;  // a version of old, which TLS 1.3 says to ignore
                 pair both(encrypts);
                 std::size_t passed = 0;

@@ -95,14 +95,17 @@ namespace detail {
         return "ddprun: " + signal_name(culprit.passed_on) +
                " ended the job: it was sent to ddprun, which passed it on to all ranks\n        " +
                detail::the_others(all, nullptr);
-    char host[256] = "?";
-    ::gethostname(host, sizeof host - 1);
     char seconds[32];
     std::snprintf(seconds, sizeof seconds, "%.1f", culprit.seconds);
     std::string text =
         "ddprun: " + (culprit.host.empty() ? "rank " + std::to_string(culprit.rank) : "host " + culprit.host) +
-        (all.size() > 1 ? " failed first: " : " failed: ") + detail::how(culprit) + " (pid " +
-        std::to_string(culprit.pid) + " on " + host + ", " + seconds + " s after its start)";
+        (all.size() > 1 ? " failed first: " : " failed: ") + detail::how(culprit) + " (";
+    if (culprit.host.empty()) {  // of another host, the process here is only the agent that started it, such as ssh
+        char host[256] = "?";
+        ::gethostname(host, sizeof host - 1);
+        text += "pid " + std::to_string(culprit.pid) + " on " + host + ", ";
+    }
+    text += std::string(seconds) + " s after its start)";
     if (!culprit.last_words.empty()) text += "\n        its last error line: " + culprit.last_words;
     if (culprit.signal() == SIGKILL) text += "\n        ddprun did not send that signal: was memory short? (dmesg)";
     if (culprit.signal() == SIGUSR1 && culprit.after_usr1)
