@@ -1,9 +1,12 @@
 // check_exchange finds what is wrong with an exchange, and nothing in those of the library.
 #include <ddp/testing/check_exchange.hpp>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
+#include <vector>
 
 #include <ddp/collective/algorithms/naive_allreduce.hpp>
 #include <ddp/exchange/narrow.hpp>
@@ -12,6 +15,7 @@
 
 #include "../../examples/rounded_exchange.hpp"
 #include "support/catch.hpp"
+#include "support/ranks.hpp"
 
 using namespace ddp;
 
@@ -31,7 +35,18 @@ TEST_CASE("check_exchange finds nothing in the example of docs/own_exchange.md",
 
 namespace {
 /// What goes wrong with an exchange.
-enum class flaw : std::uint8_t { own_bits, forgets_sharding, counts_nothing, hides_state, dirty_gaps, shares_its_own };
+enum class flaw : std::uint8_t {
+    own_bits,
+    forgets_sharding,
+    counts_nothing,
+    hides_state,
+    dirty_gaps,
+    shares_its_own,
+    never_repeats,
+    shows_more_later,
+    sends_less
+};
+std::atomic<std::uint64_t> prepared[6][5];  // by number of ranks and rank
 struct flawed {
     static constexpr char const* name = "flawed";
     flaw kind;
@@ -43,6 +58,8 @@ struct flawed {
         flaw kind = {};
         std::uint64_t hidden = 0;
         void for_each_state(state_visitor visit) {
+            if (kind == flaw::shows_more_later && steps != 0)
+                visit({.of = "exchange", .name = "hidden", .type = element_type::u64, .bytes = bytes_of(hidden)});
             visit({.of = "exchange", .name = "steps", .type = element_type::u64, .bytes = bytes_of(steps)});
         }
         void for_each_shared(shared_state_visitor visit) const {
@@ -51,16 +68,21 @@ struct flawed {
         }
     };
     [[nodiscard]] std::uint64_t hash() const { return 1; }
-    [[nodiscard]] state prepare(exchange_plan<float> const& plan) const { return {0, plan.sharded, plan, kind}; }
+    [[nodiscard]] state prepare(exchange_plan<float> const& plan) const {
+        std::uint64_t const before = prepared[plan.ranks][plan.rank]++;  // trainers of so many ranks
+        return {0, plan.sharded, plan, kind, kind == flaw::never_repeats ? before : 0};
+    }
     [[nodiscard]] bool everywhere(exchange_plan<float> const&, std::size_t) const { return true; }
     template <Transport T>
     static task<> exchange(flawed self, lane<T> over, state& kept, bucket_exchange<float> what) {
         co_await *what.go;
-        co_await naive_allreduce::sum({}, over, what.data);
+        bool const less = self.kind == flaw::sends_less && over.rank() == 1;
+        co_await naive_allreduce::sum({}, over, what.data.first(what.data.size() - (less ? 1 : 0)));
         if (self.kind == flaw::counts_nothing || *what.factor != 0) ++kept.steps;
         if (*what.factor == 0) co_return;
         for (float& x : what.data) x *= *what.factor;
         if (self.kind == flaw::hides_state) what.data[0] += static_cast<float>(++kept.hidden);
+        if (self.kind == flaw::never_repeats) what.data[0] += static_cast<float>(kept.hidden);
         auto const& pieces = kept.plan.buckets[what.bucket].pieces;
         for (std::size_t i = 1; self.kind == flaw::dirty_gaps && i < pieces.size(); ++i)
             for (std::size_t k = pieces[i - 1].begin + pieces[i - 1].count; k < pieces[i].begin; ++k) what.data[k] = 1;
@@ -73,6 +95,36 @@ struct flawed {
     }
 };
 }  // namespace
+
+namespace {
+/// Two values, whose gradient is NaN.
+struct without_numbers {
+    using element = float;
+    struct batch {
+        [[nodiscard]] std::size_t size() const noexcept { return 1; }
+    };
+    float value[2] = {}, gradient[2] = {};
+    [[nodiscard]] std::vector<parameter<float>> parameters() { return {{"a", {2}, value, gradient}}; }
+    double forward(batch const& /*of*/) { return 0; }
+    template <class Ready>
+    void backward(pass<float> /*how*/, Ready const& ready) {
+        gradient[0] = gradient[1] = std::numeric_limits<float>::quiet_NaN();
+        ready(0);
+    }
+};
+}  // namespace
+
+TEST_CASE("an exchange that shows more after a step than before it cannot take the step back", "[exchange]") {
+    auto const thrown = test::errors_of_ranks(1, [](auto& comm) {
+        without_numbers net;
+        data_parallel trainer{net, sgd{}, comm, training_options{.nonfinite = nonfinite::skip},
+                              flawed{flaw::shows_more_later}};
+        trainer.step(without_numbers::batch{});
+    });
+    REQUIRE_THAT(thrown[0],
+                 Catch::Contains("flawed: its state shows more after an exchange than before it; make all of "
+                                 "it in prepare()"));
+}
 
 TEST_CASE("check_exchange says what is wrong", "[exchange]") {
     auto const complaint = [](flaw kind) {
@@ -88,6 +140,11 @@ TEST_CASE("check_exchange says what is wrong", "[exchange]") {
     REQUIRE_THAT(
         complaint(flaw::hides_state),
         Contains("with 1 ranks a training that goes on with values and state from for_each_state gives other bits"));
+    REQUIRE_THAT(complaint(flaw::never_repeats), Contains("with 2 ranks a second training gives other bits"));
+    REQUIRE_THAT(complaint(flaw::shows_more_later),
+                 Contains("with 3 ranks two trainers of the same model show different state"));
+    REQUIRE_THAT(complaint(flaw::sends_less),
+                 Contains("with 5 ranks not every rank comes to an end: ") && !Contains("with 1 ranks"));
     REQUIRE_THAT(complaint(flaw::dirty_gaps), Contains("something is left between the parameters of a bucket"));
     REQUIRE_THAT(
         complaint(flaw::shares_its_own),

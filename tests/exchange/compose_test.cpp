@@ -1,6 +1,9 @@
 // Exchanges that send less together with everything else a training has, against plain loops.
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -36,6 +39,10 @@ std::vector<variation> variations() {
     };
     std::vector<variation> all = {
         {"adamw", by({adamw{.lr = 0.01, .weight_decay = 0.1}, {}}), {1, 2, 3, 4, 7}},
+        {"adam", by({adam{.lr = 0.01}, {}})},
+        {"rmsprop", by({rmsprop{.lr = 0.01, .momentum = 0.5}, {}})},
+        {"adagrad", by({adagrad{.lr = 0.05}, {}})},
+        {"lion", by({lion{.lr = 0.003}, {}})},
         {"lamb", by({lamb{.lr = 0.01, .weight_decay = 0.1}, {}})},
         {"lars", by({lars{.lr = 0.1, .momentum = 0.9}, {}})},
         {"groups", by({adamw{.lr = 0.01}, {{"b*", sgd{.lr = 0.1, .momentum = 0.5}}}})},
@@ -101,6 +108,100 @@ TEST_CASE("what is clipped, watched or left out trains to other values than what
     training flat{.exchange = power_sgd_exchange{.rank = 2, .min_compression_rate = 1.1}}, four = flat;
     four.four_dimensions = true;
     REQUIRE(train_on(3, four)[0].digests == train_on(3, flat)[0].digests);
+}
+
+TEST_CASE("one element that is not finite stops or skips a step under every exchange, which takes back all it has kept",
+          "[exchange]") {
+    constexpr double nan = std::numeric_limits<double>::quiet_NaN(), infinity = std::numeric_limits<double>::infinity();
+    int const ranks = GENERATE(1, 3);
+    for (named const& one : all_exchanges())
+        for (bool const sharded : {false, true})
+            for (nonfinite const decision : {nonfinite::stop, nonfinite::skip}) {
+                CAPTURE(one.name, ranks, sharded, static_cast<int>(decision));
+                training const with{
+                    .exchange = one.exchange, .buckets = two_buckets, .sharded = sharded, .nonfinite = decision};
+                auto const wrong = run_ranks(
+                    ranks,
+                    [&](auto& comm) {
+                        told_mlp disturbed, whole;
+                        auto trainer = trainer_of(disturbed, comm, with), other = trainer_of(whole, comm, with);
+                        ending end, undisturbed;
+                        for (std::size_t step = 0; step < 8; ++step) {
+                            go(trainer, disturbed, with, step, step + 1, end);
+                            go(other, whole, with, step, step + 1, undisturbed);
+                            if (end.wrong != "") return end.wrong;
+                            if (end.digests != undisturbed.digests || end.state != undisturbed.state)
+                                return "after a step that was left out, step " + std::to_string(step);
+                            std::size_t const in =
+                                std::array{told_mlp::w1, told_mlp::b1, told_mlp::w2, told_mlp::b2}[step % 4];
+                            std::size_t const at = 7 * (step + 1) % trainer.parameters()[in].value.size();
+                            if (comm.rank() + 1 == comm.size())
+                                disturbed.reported = [&](std::size_t i) {
+                                    if (i == in) disturbed.gradient(i)[at] = step % 3 == 0 ? infinity : nan;
+                                };
+                            bool skipped = false;
+                            std::string const said =
+                                thrown_by([&] { skipped = trainer.step(all_data().batch(step, step + 2)).skipped; });
+                            disturbed.reported = nullptr;
+                            if (skipped != (decision == nonfinite::skip) ||
+                                (said.find("DDP-E105 not finite") == 0) != (decision == nonfinite::stop))
+                                return "step " + std::to_string(step) + " was made: " + said;
+                            end.state.clear();
+                            trainer.for_each_state(
+                                [&](state_slice const& s) { end.state[key_of(s)] = {s.bytes.begin(), s.bytes.end()}; });
+                            if (end.state != undisturbed.state || trainer.digest_of_values() != end.digests.back())
+                                return "step " + std::to_string(step) + " has changed something";
+                        }
+                        return std::string();
+                    },
+                    patient());
+                for (std::string const& text : wrong) REQUIRE(text == "");
+            }
+}
+
+namespace {
+/// Digests after each step of a model that holds its memory in this way, and reports its gradients so many elements at a time.
+template <memory Kind>
+std::vector<std::uint64_t> digests_of(any_exchange const& exchange, bool sharded, std::size_t slice) {
+    auto const all = run_ranks(
+        3,
+        [&](auto& comm) {
+            tanh_mlp<double, Kind> model(inputs, hidden, outputs, 1);
+            model.slice = slice;
+            data_parallel trainer{model,    grouped{sgd{.lr = lr, .momentum = momentum}, {}},
+                                  comm,     options_of(sharded, false),
+                                  exchange, any_buckets(two_buckets)};
+            std::vector<std::uint64_t> digests;
+            for (std::size_t step = 0; step < 6; ++step) {
+                auto const [first, last] = share(rows, step, comm.rank(), comm.size());
+                trainer.step(all_data().batch(step + first, step + last));
+                digests.push_back(trainer.digest_of_values());
+            }
+            return digests;
+        },
+        patient());
+    return all[0] == all[1] && all[0] == all[2] ? all[0] : std::vector<std::uint64_t>{};
+}
+}  // namespace
+
+TEST_CASE("under every exchange, where a model's memory lies and how it reports gradients does not change bits",
+          "[exchange]") {
+    for (named const& one : all_exchanges())
+        for (bool const sharded : {false, true}) {
+            CAPTURE(one.name, sharded);
+            auto const expected = train_on(3, {one.exchange, two_buckets, sharded})[0].digests;
+            auto const begins = [&](std::vector<std::uint64_t> const& got) {
+                return got.size() == 6 && std::equal(got.begin(), got.end(), expected.begin());
+            };
+            REQUIRE(begins(digests_of<memory::bound>(one.exchange, sharded, 10)));
+            REQUIRE(begins(digests_of<memory::copied>(one.exchange, sharded, 0)));
+            REQUIRE(begins(digests_of<memory::copied>(one.exchange, sharded, 10)));
+            // Without gaps buckets lie otherwise, so that other elements are chosen.
+            auto const packed = digests_of<memory::packed>(one.exchange, sharded, 0);
+            REQUIRE(packed.size() == 6);
+            REQUIRE(packed == digests_of<memory::packed>(one.exchange, sharded, 10));
+            REQUIRE(packed == digests_of<memory::packed>(one.exchange, false, 0));
+        }
 }
 
 TEST_CASE("an exchange in a group of some ranks is that of so many ranks", "[exchange]") {

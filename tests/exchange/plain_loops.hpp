@@ -127,11 +127,13 @@ struct training {
     bool four_dimensions = false, leaves_out = false, watched = false;
     std::vector<std::string> frozen = {};
     std::optional<clipping> clip = {};  // another one
+    ddp::nonfinite nonfinite = ddp::nonfinite::unchecked;
 
     [[nodiscard]] training_options options() const {
         training_options all = options_of(sharded, clipped);
         if (clip) all.clip = clip;
         all.frozen = frozen;
+        all.nonfinite = nonfinite;
         if (leaves_out) all.unused = unused::allowed;
         return all;
     }

@@ -2,6 +2,7 @@
 /// Exchange: makes the mean gradient of a bucket from what each rank has. A policy with state of its own.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <concepts>
 #include <cstddef>
@@ -16,6 +17,7 @@
 #include <ddp/collective/concepts.hpp>
 #include <ddp/comm/lane.hpp>
 #include <ddp/core/bytes.hpp>
+#include <ddp/core/contract.hpp>
 #include <ddp/core/function_ref.hpp>
 #include <ddp/core/task.hpp>
 #include <ddp/model/model.hpp>
@@ -110,7 +112,8 @@ using exchange_state =
 ///  gather(self, lane, state, what)  a coroutine that brings every rank's slice of the mean to all: called after exchange if a
 ///                                   rank needs more than exchange has left it
 ///  state.for_each_state(visit)      shows everything that has to be kept for training to continue later as if it had not been
-///                                   interrupted. Called between steps; what is shown may be written
+///                                   interrupted. Called between steps, and with nonfinite::stop and skip before and after the
+///                                   exchanges of a step; what is shown may be written, and is where that step is taken back
 ///  state.for_each_shared(visit)     optional, const: shows, as bytes and in one order, the parts of the state that are the
 ///                                   same on all ranks. Ranks compare some of them in each step, as they do with values
 ///                                   (training_options::agreement_steps). Called between steps; allocates and throws nothing
@@ -175,11 +178,29 @@ public:
     [[nodiscard]] virtual bool blocking() const = 0;
     virtual void exchange_blocking(lane<T> over, bucket_exchange<E> what) = 0;
     virtual void for_each_state(state_visitor visit) = 0;
+    /// Keeps a copy of what for_each_state shows, and puts it back: for a step that may be taken back.
+    void save_state() {
+        saved_.clear();
+        for_each_state([&](state_slice const& s) { saved_.insert(saved_.end(), s.bytes.begin(), s.bytes.end()); });
+    }
+    void restore_state() {
+        std::size_t at = 0;
+        for_each_state([&](state_slice const& s) {
+            DDP_EXPECTS(s.bytes.size() <= saved_.size() - at,
+                        std::string(name()) +
+                            ": its state shows more after an exchange than before it; make all of it in prepare()");
+            std::copy_n(saved_.begin() + static_cast<std::ptrdiff_t>(at), s.bytes.size(), s.bytes.begin());
+            at += s.bytes.size();
+        });
+    }
     /// The parts of it that are the same on all ranks.
     virtual void for_each_shared(shared_state_visitor visit) const noexcept = 0;
     [[nodiscard]] virtual exchange_statistics statistics() const = 0;
     /// Whether ranks that see each other's memory may compute the canonical sum times the factor there instead.
     [[nodiscard]] virtual bool in_memory() const = 0;
+
+private:
+    std::vector<std::byte> saved_;
 };
 
 template <Transport T, Element E, class X>

@@ -19,6 +19,7 @@
 #include <ddp/core/task.hpp>
 #include <ddp/exchange/compression.hpp>
 #include <ddp/exchange/exchange.hpp>
+#include <ddp/kernel/finite.hpp>
 #include <ddp/kernel/largest.hpp>
 
 namespace ddp {
@@ -170,12 +171,13 @@ private:
 /// In each step, ranks sum k elements of each bucket, which are the same on all ranks and drawn anew. What a rank does not
 /// send is added to its next contribution.
 ///
-/// Cost    2 k sizeof(E) (P-1)/P bytes sent per rank and bucket of n elements, with k = ratio n; 2 steps of latency; 2 passes
+/// Cost    2 k sizeof(E) (P-1)/P bytes sent per rank and bucket of n elements, with k = ratio n; 2 steps of latency; 3 passes
 ///         over the bucket. With update::sharded the same, and new values are sent as well.
 /// Draws   element j of k is one of the bucket's elements n j / k to n (j + 1) / k, all equally likely, counted without the
 ///         gaps between parameters. The random stream is random_use::user with `seed` and the bucket as part; its index is
 ///         made of the bucket's steps so far and j.
 /// Error   with feedback everything is sent sooner or later; without it, what is not drawn in a step is lost.
+/// NaN     and infinities are sent at the element that is drawn of their equal part, so they stay visible.
 /// Sums    the canonical tree over ranks. Both updates give the same bits; other bucket plans give other bits.
 /// Throws  usage_error when a trainer is made: ratio not in (0, 1].
 /// Source  Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018; here one draw for each of k equal parts.
@@ -259,10 +261,24 @@ private:
             at[j] = piece->begin + static_cast<std::size_t>(element - before);
             out[j] = wanted[at[j]];
         }
+        if (first_nonfinite(std::span<E const>(wanted)) != wanted.size())
+            show_nonfinite(kept, what.bucket, out, wanted);
         if (!kept.own.asks(what.bucket)) return;
         std::fill(what.data.begin(), what.data.end(), E(0));
         for (std::size_t j = 0; j < k; ++j) what.data[at[j]] = out[j];
         kept.own.sent(what.bucket, 0, wanted, what.data);
+    }
+    /// Of k equal parts, those with an element that is not finite send that.
+    template <Element E>
+    [[gnu::cold]] static void show_nonfinite(state<E> const& kept, std::size_t bucket, std::span<E> out,
+                                             std::span<std::type_identity_t<E> const> wanted) {
+        std::uint64_t const n = kept.elements[bucket], k = out.size();
+        std::uint64_t j = 0, element = 0;
+        for (exchange_piece const& piece : kept.own.bucket(bucket).pieces)
+            for (std::size_t i = 0; i < piece.count; ++i, ++element) {
+                while (element >= n / k * (j + 1) + n % k * (j + 1) / k) ++j;
+                if (E const x = wanted[piece.begin + i]; !std::isfinite(x)) out[j] = x;
+            }
     }
     template <Element E>
     static void spread(state<E>& kept, bucket_exchange<E> const& what, std::span<std::size_t const> at,

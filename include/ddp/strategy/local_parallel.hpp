@@ -47,7 +47,9 @@ struct local_result {
     /// A meeting in which every rank took part ended this step. With gossip each rank took part with its neighbours only. Ranks
     /// hold the same values then only if local_parallel::agrees(). Never true with stale_synchronous, which has no meetings.
     bool met = false;
-    bool stop = false;  ///< some rank had called request_stop() before the last meeting of all ranks; the same on all
+    /// Some rank had called request_stop() before the last meeting of all ranks; the same on all. With gossip and
+    /// stale_synchronous before a meeting or step some time ago.
+    bool stop = false;
 };
 
 /// A trainer whose ranks hold different values between their meetings: each rank steps its own replica on its own
@@ -69,7 +71,7 @@ struct local_result {
 ///
 /// Cost    of the constructor: as for data_parallel. Of a step: the passes of the model and the pass of the optimizer
 ///         over all values, without communication (except for stale_synchronous). Of a meeting: an all-gather of 40 bytes
-///         per rank, and the cost of the strategy.
+///         per rank (except for gossip), and the cost of the strategy.
 /// Throws  as data_parallel: comm_error, the same on all ranks, if models or settings differ, or ranks fail; ddp::error
 ///         (errc::mismatch), the same on all ranks, if they meet after different numbers of steps. An exception of the
 ///         user's model is rethrown on that rank, and the others fail in their next meeting.
@@ -100,7 +102,7 @@ public:
     }
     /// Continues to the next meeting without batches, for a rank that has no more data: `while (trainer.join()) {}`.
     /// Returns false once all ranks have called it: they have met then, and none of them has stepped since the meeting
-    /// before.
+    /// before. With gossip and stale_synchronous ranks learn that a few meetings or steps later, all at the same.
     bool join() {
         expect_between("join()");
         comm_.check();
@@ -180,8 +182,8 @@ public:
     /// used then.
     [[nodiscard]] bool torn() const noexcept { return meetings_.torn(); }
 
-    /// Asks all ranks to stop training; they learn of it in the next meeting of all. From any thread, and from a signal
-    /// handler.
+    /// Asks all ranks to stop training; they learn of it in the next meeting of all or synchronise(), or where
+    /// local_result::stop says. From any thread, and from a signal handler.
     void request_stop() noexcept { meetings_.request_stop(); }
     /// The `stop` of the last step's result, for loops that end in join().
     [[nodiscard]] bool stop_agreed() const noexcept { return meetings_.stop(); }

@@ -2,15 +2,20 @@
 /// elastic_averaging, gossip: strategies under which ranks never hold the same values.
 #pragma once
 
+#include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
 
+#include <ddp/collective/allreduce.hpp>
 #include <ddp/collective/point_to_point.hpp>
+#include <ddp/collective/request.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
+#include <ddp/core/error.hpp>
 #include <ddp/kernel/combine.hpp>
 #include <ddp/kernel/kernel.hpp>
 #include <ddp/strategy/strategy.hpp>
@@ -97,12 +102,16 @@ enum class gossip_graph : std::uint8_t {
 /// Ranks never hold the same bits: every `period` local steps each exchanges values with its neighbours only, and goes on with the mean
 /// of theirs and its own. Differences die out over several meetings; trainer.synchronise() gives every rank the mean of all.
 ///
-/// A meeting still waits for the neighbours of that meeting, so that a rank is never far ahead. Where shares differ, the plain mean is
-/// taken all the same: the mean over all ranks stays what it was.
+/// A meeting waits for the neighbours of that meeting only. So a rank is at most as many meetings ahead of another as there are
+/// neighbours between them: reach() at most. What all ranks have to know, that all are out of data or that one wants to stop, they
+/// learn reach() meetings later, from a sum that is ready by then. Where shares differ, the plain mean is taken all the same: the
+/// mean over all ranks stays what it was.
 ///
-/// Cost    S bytes sent per rank and meeting (ring: 2 S), whatever the number of ranks, besides a small all-gather; memory for one or
-///         two arrays of the model's size.
+/// Cost    S bytes sent per rank and meeting (ring: 2 S), whatever the number of ranks, besides an allreduce of 4 numbers that
+///         nobody waits for; memory for one or two arrays of the model's size.
 /// Sums    ring: (own + (left + right)) times 1/3; exponential: (own + other) times 1/2.
+/// Throws  usage_error where a trainer is made: period 0. In a meeting error (errc::mismatch), or the verdict of a rank that
+///         has found it first, where ranks have counted different numbers of steps.
 /// Source  Lian et al., "Can decentralized algorithms outperform centralized algorithms?", NIPS 2017 (ring); Assran et al., "Stochastic
 ///         gradient push", ICML 2019 (one-peer exponential graph).
 struct gossip {
@@ -117,36 +126,90 @@ struct gossip {
         DDP_EXPECTS(period >= 1, "gossip: a period of 0 steps; ranks meet after each step with 1");
     }
     [[nodiscard]] bool due(std::uint64_t step) const noexcept { return step % period == 0; }
+    /// After how many meetings a rank's values have come to every other one of `ranks`: half of them in a ring, else log2 P,
+    /// rounded up.
+    [[nodiscard]] std::uint64_t reach(int ranks) const noexcept {
+        return graph == gossip_graph::ring
+                   ? static_cast<std::uint64_t>(ranks / 2)
+                   : static_cast<std::uint64_t>(std::bit_width(static_cast<unsigned>(ranks - 1)));
+    }
 
+    /// What one meeting tells all ranks, and the sum of it: who is done, who wants to stop, the steps and their squares.
+    template <Element E>
+    struct told {
+        std::array<E, 4> sum = {};
+        std::uint64_t step = 0;
+        request under_way = {};  // the last member: it ends before its data go
+    };
     template <Element E>
     struct state {
         std::vector<E> from_left, from_right;  // scratch
+        std::vector<told<E>> ring;
+        std::uint64_t begun = 0, ended = 0;
         void for_each_state(state_visitor /*visit*/) const noexcept {}
     };
     template <Element E>
     [[nodiscard]] state<E> prepare(strategy_plan<E> const& plan) const {
         bool const two = graph == gossip_graph::ring && plan.ranks > 2;
-        return {std::vector<E>(plan.values.size()), std::vector<E>(two ? plan.values.size() : 0)};
+        return {std::vector<E>(plan.values.size()), std::vector<E>(two ? plan.values.size() : 0),
+                std::vector<told<E>>(static_cast<std::size_t>(reach(plan.ranks)) + 1)};
     }
     template <Transport T, Element E>
-    void meet(state<E>& kept, meeting<T, E> const& with) const {
-        int const ranks = with.comm.size(), me = with.comm.rank();
+    passed pass(state<E>& kept, passing<T, E> const& with) const {
+        told<E>& now = kept.ring[kept.begun++ % kept.ring.size()];
+        E const step = static_cast<E>(with.step % counted);
+        now.sum = {with.done ? E(1) : E(0), with.stop ? E(1) : E(0), step, step * step};
+        now.step = with.step;
+        now.under_way = start_allreduce(with.comm, std::span<E>(now.sum));
+        mix(kept, with.comm, with.values, with.number);
+        passed late;
+        if (kept.begun - kept.ended == kept.ring.size()) late = end_oldest(kept, with.comm);
+        late.met = true;
+        return late;
+    }
+    template <Transport T, Element E>
+    void drain(state<E>& kept, meeting<T, E> const& last) const {
+        while (kept.ended != kept.begun) (void)end_oldest(kept, last.comm);
+        detail::average(last, last.values);
+    }
+
+private:
+    // Steps modulo this prime: sums of squares are exact up to 18,000 ranks.
+    static constexpr std::uint64_t counted = 31;
+
+    template <Transport T, Element E>
+    static passed end_oldest(state<E>& kept, communicator<T> const& comm) {
+        told<E>& old = kept.ring[kept.ended++ % kept.ring.size()];
+        old.under_way.wait();
+        double const ranks = comm.size(), steps = static_cast<double>(old.sum[2]);
+        if (ranks * static_cast<double>(old.sum[3]) != steps * steps)  // a variance
+            throw error(errc::mismatch, "gossip: ranks meet after different numbers of local steps (" +
+                                            std::to_string(old.step) + " on rank " +
+                                            std::to_string(comm.members().world_rank(comm.rank())) +
+                                            "). set_completed_steps() takes the same number on all ranks");
+        return {.done = old.sum[0] == static_cast<E>(comm.size()), .stop = old.sum[1] != 0};
+    }
+    template <Transport T, Element E>
+    void mix(state<E>& kept, communicator<T> const& comm, std::span<E> values, std::uint64_t number) const {
+        int const ranks = comm.size(), me = comm.rank();
         if (ranks == 1) return;
         if (graph == gossip_graph::ring && ranks > 2) {
             int const left = (me + ranks - 1) % ranks, right = (me + 1) % ranks;
-            send_receive(with.comm, with.values, right, kept.from_left, left);
-            send_receive(with.comm, with.values, left, kept.from_right, right);
+            // Both at once: one that is late to one of its neighbours must not be late to the other.
+            request first = start_send_receive(comm, values, right, kept.from_left, left);
+            send_receive(comm, values, left, kept.from_right, right);
+            first.wait();
             combine<sum>(std::span<E>(kept.from_left), kept.from_left, kept.from_right);
-            combine<sum>(with.values, with.values, kept.from_left);
-            scale(with.values, E(1) / E(3));
+            combine<sum>(values, values, kept.from_left);
+            scale(values, E(1) / E(3));
             return;
         }
         int hops = 0;  // 2^hops < P <= 2^(hops + 1)
         while (2 << hops < ranks) ++hops;
-        int const far = 1 << static_cast<int>((with.number - 1) % static_cast<std::uint64_t>(hops + 1));
-        send_receive(with.comm, with.values, (me + far) % ranks, kept.from_left, (me + ranks - far) % ranks);
-        combine<sum>(with.values, with.values, kept.from_left);
-        scale(with.values, E(0.5));
+        int const far = 1 << static_cast<int>((number - 1) % static_cast<std::uint64_t>(hops + 1));
+        send_receive(comm, values, (me + far) % ranks, kept.from_left, (me + ranks - far) % ranks);
+        combine<sum>(values, values, kept.from_left);
+        scale(values, E(0.5));
     }
 };
 

@@ -172,9 +172,9 @@ private:
     std::vector<std::string_view> names_;  // theirs, sorted
     std::vector<std::byte> kept_;
     std::uint64_t hash_ = 1;
-    std::uint64_t steps_ = 0, meetings_ = 0;         // meetings: of all ranks, where some rank had trained
+    std::uint64_t steps_ = 0, meetings_ = 0;         // meetings: of all ranks, where some rank had trained; passes
     std::uint64_t since_all_ = 0, since_group_ = 0;  // samples since the last meeting of all; of the group
-    std::uint64_t since_pass_ = 0;                   // samples of the last step
+    std::uint64_t since_pass_ = 0;                   // samples since the last pass
     bool together_ = true, torn_ = false, stop_ = false;
     std::atomic<bool> stop_requested_{false};
 };
@@ -200,10 +200,13 @@ template <Transport T, Element E>
 typename meetings<T, E>::outcome meetings<T, E>::synchronise(std::span<E> values, double rate_factor) {
     comm_.check();
     ticket const all = exchange_tickets(comm_, {.weight = since_all_, .step = 0, .done = 0});
+    stop_ = stop_ || all.stop != 0;  // what is under way may say so too, and is not asked
     outcome result{.all_ranks = true, .moved = true, .alike = true};
+    meeting<T, E> const last{comm_,      values, meetings_ + 1, steps_, 1.0 / static_cast<double>(comm_.size()),
+                             rate_factor};
     if (strategy_->passes()) {
-        run_beside_frozen(values, [&] {
-            strategy_->drain(values);
+        run_strategy(values, [&] {
+            strategy_->drain(last);
             return passed{};
         });
     } else if (strategy_->agrees()) {
@@ -211,9 +214,7 @@ typename meetings<T, E>::outcome meetings<T, E>::synchronise(std::span<E> values
         if (result.moved) meet_by(comm_, all, since_all_, values, rate_factor);
     } else {
         run_strategy(values, [&] {
-            average(meeting<T, E>{comm_, values, meetings_ + 1, steps_, 1.0 / static_cast<double>(comm_.size()),
-                                  rate_factor},
-                    values);
+            average(last, values);
             return passed{};
         });
     }
@@ -251,14 +252,16 @@ typename meetings<T, E>::ticket meetings<T, E>::exchange_tickets(communicator<T>
     return sum;
 }
 
-/// After a step under a strategy whose exchanges end later: no rank waits for what others do in this step.
+/// After a step under a strategy whose exchanges end later: no rank waits for what all others do in this step.
 template <Transport T, Element E>
 typename meetings<T, E>::outcome meetings<T, E>::pass(bool done, std::span<E> values) {
     std::uint64_t const mine = std::exchange(since_pass_, 0);
-    passed const late = run_strategy(
-        values, [&] { return strategy_->pass({comm_, values, mine, done && mine == 0, stop_requested_.load()}); });
+    ++meetings_;
+    passed const late = run_strategy(values, [&] {
+        return strategy_->pass({comm_, values, meetings_, steps_, mine, done && mine == 0, stop_requested_.load()});
+    });
     stop_ = stop_ || late.stop;
-    return {.everybody_done = late.done, .moved = true};
+    return {.all_ranks = late.met, .everybody_done = late.done, .moved = true};
 }
 
 template <Transport T, Element E>

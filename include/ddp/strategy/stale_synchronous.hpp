@@ -122,10 +122,10 @@ struct stale_synchronous {
         std::ranges::copy(with.values, kept.before.begin());
         return late;
     }
-    template <Element E>
-    void drain(state<E>& kept, std::span<E> values) const {
+    template <Transport T, Element E>
+    void drain(state<E>& kept, meeting<T, E> const& last) const {
         while (kept.ended != kept.begun) (void)end_oldest(kept);
-        std::ranges::copy(kept.base.all(), values.begin());
+        std::ranges::copy(kept.base.all(), last.values.begin());
     }
 
 private:

@@ -50,7 +50,9 @@ template <Transport T, Element E>
 struct passing {
     communicator<T> const& comm;  ///< all of the trainer's ranks
     std::span<E> values;          ///< this rank's, of all that is trained; on return, those it continues with
-    std::uint64_t weight = 0;     ///< its samples in this step
+    std::uint64_t number = 1;     ///< of this trainer's exchanges, from 1: the same on all ranks
+    std::uint64_t step = 0;       ///< local steps so far, the same on all ranks
+    std::uint64_t weight = 0;     ///< its samples since the exchange before
     bool done = false;            ///< it is out of data
     bool stop = false;            ///< it wants training to stop
 };
@@ -58,6 +60,7 @@ struct passing {
 struct passed {
     bool done = false;  ///< all were out of data
     bool stop = false;  ///< some rank wanted to stop
+    bool met = false;   ///< in this call: it has changed values as a meeting does (local_result::met)
 };
 
 namespace detail {
@@ -66,9 +69,9 @@ concept Meets = requires(S const& policy, std::remove_cvref_t<decltype(policy.pr
                          meeting<T, E> const& with) { policy.meet(state, with); };
 template <class S, class T, class E>
 concept Passes = requires(S const& policy, std::remove_cvref_t<decltype(policy.prepare(strategy_plan<E>{}))>& state,
-                          passing<T, E> const& with, std::span<E> values) {
+                          passing<T, E> const& with, meeting<T, E> const& last) {
     { policy.pass(state, with) } -> std::same_as<passed>;
-    policy.drain(state, values);
+    policy.drain(state, last);
 };
 }  // namespace detail
 
@@ -88,10 +91,10 @@ concept Passes = requires(S const& policy, std::remove_cvref_t<decltype(policy.p
 ///  state.for_each_state(visit)   shows all that has to be kept for training to go on from there: the same slices each time.
 ///                           Those under a parameter's name stay as they are while that parameter is frozen
 ///
-/// Instead of meet, where no rank is to wait for what the others do in the same step:
+/// Instead of meet, where no rank is to wait for what all others do in the same step:
 ///
-///  pass(state, passing)     after each step: starts an exchange, ends an older one, and returns what that has told
-///  drain(state, values)     ends all exchanges; leaves in values what all ranks then hold, the same bits
+///  pass(state, passing)     after each step that is due: starts an exchange, ends an older one, and returns what that has told
+///  drain(state, meeting)    collective: ends all exchanges; leaves in meeting.values what all ranks then hold, the same bits
 ///
 /// What the compiler cannot check: meet calls the same collectives on all ranks, whatever the values; where it agrees, the values that
 /// it leaves come from the same arithmetic on the same bits.
@@ -173,7 +176,7 @@ public:
     [[nodiscard]] virtual bool passes() const = 0;  // then pass and drain, else meet
     virtual void meet(meeting<T, E> const& with) = 0;
     virtual passed pass(passing<T, E> const& with) = 0;
-    virtual void drain(std::span<E> values) = 0;
+    virtual void drain(meeting<T, E> const& last) = 0;
     virtual void for_each_state(state_visitor visit) = 0;
 };
 template <Transport T, Element E, class S>
@@ -209,8 +212,8 @@ public:
         else
             return {};
     }
-    void drain([[maybe_unused]] std::span<E> values) override {
-        if constexpr (Passes<S, T, E>) policy_.drain(state_.value(), values);
+    void drain([[maybe_unused]] meeting<T, E> const& last) override {
+        if constexpr (Passes<S, T, E>) policy_.drain(state_.value(), last);
     }
     void for_each_state(state_visitor visit) override { state_.value().for_each_state(visit); }
 

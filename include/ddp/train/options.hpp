@@ -39,7 +39,7 @@ enum class buffers : std::uint8_t {
 enum class nonfinite : std::uint8_t {
     unchecked,  ///< nothing: values become NaN
     stop,       ///< nothing is changed, and every rank throws error (errc::nonfinite); training may go on
-    skip,       ///< nothing is changed: no value, no moment, no counter of updates; finish_result::skipped says so
+    skip,       ///< nothing is changed: no value, no state, no counter of updates; finish_result::skipped says so
     warn        ///< the step is made
 };
 
@@ -107,6 +107,11 @@ struct training_options {
     /// Whether the norm of the mean gradient is computed before any value is stepped.
     [[nodiscard]] bool needs_norm() const noexcept {
         return norm_clip() != nullptr || nonfinite != ddp::nonfinite::unchecked;
+    }
+
+    /// Whether a step may turn out to change nothing.
+    [[nodiscard]] bool may_skip() const noexcept {
+        return nonfinite == ddp::nonfinite::stop || nonfinite == ddp::nonfinite::skip;
     }
 
     /// Throws usage_error if options contradict each other, if one that must be positive is 0, or if a bound of clipping

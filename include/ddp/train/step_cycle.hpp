@@ -112,7 +112,7 @@ protected:
     /// next one.
     virtual task<> bucket(std::size_t b) = 0;
     /// A step begins, before its first bucket().
-    virtual void step_begins() noexcept = 0;
+    virtual void step_begins() = 0;
     /// A step has changed the values.
     virtual void step_ended() = 0;
     /// Adds the state beside the values [part.begin, part.end) that ranks have alike, and of other state the part of step `step`.

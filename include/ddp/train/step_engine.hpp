@@ -107,15 +107,13 @@ protected:
 
     /// What becomes of bucket b in a step: a mean, the gate, new values, which go to all.
     task<> bucket(std::size_t b) override;
-    /// Gradients of bucket b become their mean over all samples: of all elements, or of this rank's slice if sharded. Starts
-    /// the next bucket as soon as this one's own exchange is over.
+    /// Gradients of bucket b become their mean, or this rank's slice of it if sharded; then the next bucket starts.
     task<> exchange_gradients(std::size_t b);
     /// The mean of bucket b is known on this rank, or that of this rank's slice.
     void reduced(std::size_t b);
     /// Where clipping asks for the norm: waits until that of all buckets is known. Then until values may be stepped.
     task<> pass_gate(std::size_t b);
-    /// Steps this rank's part of bucket b, after those that came here before it. A large one in pieces: the transport is
-    /// driven between them.
+    /// Steps this rank's part of bucket b, when it is its turn; a large one in pieces, between which the transport is driven.
     task<> step_values(std::size_t b);
     /// For what is worked through piece by piece, one bucket after the other: awaits the turn of bucket b.
     [[nodiscard]] event& turn_of(std::size_t b) noexcept { return stepping_.enter(b); }
@@ -150,7 +148,7 @@ private:
     step_engine(scheduler<T>& on, group& of, step_subject<E> subject, step_parts<T, E> parts,
                 std::shared_ptr<posted_parts> messages);
 
-    void step_begins() noexcept override;
+    void step_begins() override;
     void step_ended() override;
     void add_state(digest& all, arena_range part, std::uint64_t step) const noexcept override;
     [[nodiscard]] bool blocking() const noexcept override { return exchange().blocking(); }
@@ -213,7 +211,8 @@ step_engine<T, E>::step_engine(scheduler<T>& on, group& of, step_subject<E> subj
 }
 
 template <Transport T, Element E>
-void step_engine<T, E>::step_begins() noexcept {
+void step_engine<T, E>::step_begins() {
+    if (options().may_skip()) exchange().save_state();
     torn_ = false;
     norm_ = 0;
     late_ = {};
@@ -300,6 +299,7 @@ task<> step_engine<T, E>::pass_gate(std::size_t b) {
             if (auto const* const clip = options().norm_clip()) clip_ = clip->factor(norm_);
             if (options().nonfinite != nonfinite::unchecked && !detail::is_finite(norm_))
                 co_await this->agree_on_nonfinite();  // the norm is the same on every rank
+            if (skipped()) exchange().restore_state();
             gate_.set();
         }
         co_await gate_;
