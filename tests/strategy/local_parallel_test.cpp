@@ -845,9 +845,10 @@ struct watchful : scripted_model<> {
 };
 
 TEST_CASE("buffers after a meeting: averaged, rank 0's, or each rank's own", "[strategy]") {
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
     for (buffers const how : {buffers::averaged, buffers::from_rank_0, buffers::left_alone}) {
-        auto const seen = run_ranks(
-            3,
+        auto const seen = ranks_over(
+            tcp, ranks,
             [&](auto& comm) {
                 watchful model;
                 local_parallel trainer{
@@ -859,12 +860,14 @@ TEST_CASE("buffers after a meeting: averaged, rank 0's, or each rank's own", "[s
                 return std::pair(apart, model.seen);
             },
             patient());
-        for (std::size_t r = 0; r < 3; ++r) {
-            auto const own = [](double rank) { return 0.9 * 0.1 * (rank + 1) + 0.1 * (rank + 5); };
-            double const expected = how == buffers::averaged      ? (own(0) + own(1) + own(2)) / 3
+        auto const own = [](double rank) { return 0.9 * 0.1 * (rank + 1) + 0.1 * (rank + 5); };
+        double mean = 0;
+        for (int r = 0; r < ranks; ++r) mean += own(r) / ranks;
+        for (std::size_t r = 0; r < seen.size(); ++r) {
+            double const expected = how == buffers::averaged      ? mean
                                     : how == buffers::from_rank_0 ? own(0)
                                                                   : own(static_cast<double>(r));
-            CAPTURE(static_cast<int>(how), r);
+            CAPTURE(ranks, tcp, static_cast<int>(how), r);
             REQUIRE(std::abs(seen[r].first - 0.1 * (static_cast<double>(r) + 1)) < 1e-12);
             REQUIRE(std::abs(seen[r].second - expected) < 1e-12);
         }
