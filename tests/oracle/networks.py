@@ -11,7 +11,7 @@ Every case is 100 steps in double on 2 or 3 processes over Gloo, 12 samples a st
 normalisation, buffers broadcast from rank 0. Initial values, inputs and labels come from SplitMix64, so that the test has
 them to the last bit. Lines of the record, behind a line of column names:
 
-    case,"loss",the mean loss over all ranks at steps 1, 2, 10, 50, 100
+    case,"loss",the mean loss over all ranks at every step
     case,name of a parameter, or of a buffer of rank 0,its elements after the last step
 
 PowerSGD is torch's hook; the first Q comes from SplitMix64 too. Its cases end after 50 steps: what each step leaves out
@@ -37,7 +37,7 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.distributed.optim import PostLocalSGDOptimizer
 
 RECORD = pathlib.Path(__file__).with_name("networks.csv")
-STEPS, BATCH, SHOWN = 100, 12, (1, 2, 10, 50, 100)
+STEPS, BATCH = 100, 12
 
 # A bias before a normalisation has a gradient of zero, but for rounding: eps keeps optimizers from dividing that by itself.
 OPTIMIZERS = {
@@ -49,7 +49,11 @@ OPTIMIZERS = {
     "rmsprop": (torch.optim.RMSprop, dict(lr=0.002, eps=1e-4)),
     "adagrad": (torch.optim.Adagrad, dict(lr=0.05, eps=1e-4)),
 }
-CLIP = 0.5  # of the gradient's norm
+CLIPPINGS = {
+    "": lambda parameters: None,
+    " clipped": lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, 0.5),
+    " clipped by value": lambda parameters: torch.nn.utils.clip_grad_value_(parameters, 0.05),
+}
 WARM_UP, PERIOD = 12, 4  # of post-local SGD
 OUTER_PERIOD, OUTER = 10, dict(lr=0.7, momentum=0.9, nesterov=True)  # of DiLoCo
 
@@ -97,7 +101,7 @@ def batch(kind, step, rank, ranks):
 
 
 def run(kind, rank, ranks, model, step, steps=STEPS):
-    """`steps` steps of a network, on this rank's shares; step(k) follows backward. The losses that the record shows."""
+    """`steps` steps of a network, on this rank's shares; step(k) follows backward. The mean loss over all ranks at each."""
     losses = []
     for k in range(1, steps + 1):
         x, labels = batch(kind, k, rank, ranks)
@@ -105,26 +109,24 @@ def run(kind, rank, ranks, model, step, steps=STEPS):
         loss = nn.functional.cross_entropy(model(x), labels)
         loss.backward()
         step(k)
-        if k in SHOWN:
-            mean = loss.detach().clone()
-            dist.all_reduce(mean)
-            losses.append(mean.item() / ranks)
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)
+        losses.append(mean.item() / ranks)
     return losses
 
 
 def every_gradient(rank, ranks):
-    for kind, (name, (make, settings)), clips in itertools.product(("mlp", "cnn"), OPTIMIZERS.items(), (False, True)):
+    for kind, (name, (make, settings)), (how, clip) in itertools.product(("mlp", "cnn"), OPTIMIZERS.items(), CLIPPINGS.items()):
         net = make_net(kind)
         model = nn.parallel.DistributedDataParallel(net)
         optimizer = make(net.parameters(), **settings)
 
-        def step(_, net=net, optimizer=optimizer, clips=clips):
-            if clips:
-                torch.nn.utils.clip_grad_norm_(net.parameters(), CLIP)
+        def step(_, net=net, optimizer=optimizer, clip=clip):
+            clip(net.parameters())
             optimizer.step()
 
         losses = run(kind, rank, ranks, model, step)
-        yield f"{kind} {name}{' clipped' if clips else ''} {ranks}", losses, net
+        yield f"{kind} {name}{how} {ranks}", losses, net
 
 
 def less_communication(rank, ranks):

@@ -891,9 +891,10 @@ struct watchful : scripted_model<> {
 };
 
 TEST_CASE("buffers after a meeting: averaged, rank 0's, or each rank's own", "[strategy]") {
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
     for (buffers const how : {buffers::averaged, buffers::from_rank_0, buffers::left_alone}) {
-        auto const seen = run_ranks(
-            3,
+        auto const seen = ranks_over(
+            tcp, ranks,
             [&](auto& comm) {
                 watchful model;
                 local_parallel trainer{
@@ -907,8 +908,8 @@ TEST_CASE("buffers after a meeting: averaged, rank 0's, or each rank's own", "[s
             patient());
         // Where ranks never agree, each rank's own until synchronise().
         auto const apart_until = [&](auto const& strategy) {
-            return run_ranks(
-                3,
+            return ranks_over(
+                tcp, ranks,
                 [&](auto& comm) {
                     watchful model;
                     local_parallel trainer{model, any_optimizer(sgd{}), comm, strategy, {.buffers = how}};
@@ -923,12 +924,14 @@ TEST_CASE("buffers after a meeting: averaged, rank 0's, or each rank's own", "[s
         };
         auto const centred = apart_until(strategy_of<false>(elastic_averaging{.period = 2})),
                    neighbours = apart_until(gossip{.period = 2});
-        for (std::size_t r = 0; r < 3; ++r) {
-            auto const own = [](double rank) { return 0.9 * 0.1 * (rank + 1) + 0.1 * (rank + 5); };
-            double const expected = how == buffers::averaged      ? (own(0) + own(1) + own(2)) / 3
+        auto const own = [](double rank) { return 0.9 * 0.1 * (rank + 1) + 0.1 * (rank + 5); };
+        double mean = 0;
+        for (int r = 0; r < ranks; ++r) mean += own(r) / ranks;
+        for (std::size_t r = 0; r < seen.size(); ++r) {
+            double const expected = how == buffers::averaged      ? mean
                                     : how == buffers::from_rank_0 ? own(0)
                                                                   : own(static_cast<double>(r));
-            CAPTURE(static_cast<int>(how), r);
+            CAPTURE(ranks, tcp, static_cast<int>(how), r);
             REQUIRE(std::abs(seen[r].first - 0.1 * (static_cast<double>(r) + 1)) < 1e-12);
             REQUIRE(std::abs(seen[r].second - expected) < 1e-12);
             for (auto const& [met, synchronised] : {centred[r], neighbours[r]}) {

@@ -18,9 +18,6 @@
 namespace ddp::test {
 
 constexpr std::uint64_t torch_steps = 100;
-constexpr bool shown(std::uint64_t step) {
-    return step <= 2 || step == 10 || step == 50 || step == 100;
-}
 
 using record = std::map<std::string, std::vector<double>>;  // what a case left, by name
 

@@ -392,9 +392,11 @@ TEST_CASE("what no rank has used keeps its value and its optimizer's state; what
 
 TEMPLATE_TEST_CASE("rank 0's values go everywhere at the start, and values may be edited between steps", "[train]",
                    bound_model, copied_model) {
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
     bool const sharded = GENERATE(false, true);
-    auto const got = run_ranks(
-        3,
+    CAPTURE(ranks, tcp, sharded);
+    auto const got = ranks_over(
+        tcp, ranks,
         [&](auto& comm) {
             TestType model(parts<TestType>(), 10 + comm.rank());
             auto trainer = make_trainer(model, comm, options_of(sharded, false));

@@ -1,4 +1,5 @@
 // When a rank's own code fails, it gets its own error back, all others are told of it, and nobody hangs.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -9,6 +10,7 @@
 #include <string>
 #include <thread>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <ddp/collective/allreduce.hpp>
@@ -36,21 +38,22 @@ bool contains(std::string const& text, std::string const& part) {
     return text.find(part) != std::string::npos;
 }
 
-/// What three ranks throw that have trained for two steps when `spoil(model)` happens to one of them. Every later call
-/// must throw again.
+/// What ranks throw that have trained for two steps when `spoil(model)` happens to one of them, the last of fewer than
+/// two. Every later call must throw again.
 std::vector<std::string> errors_after(std::function<void(model&)> const& spoil, training_options const& options = {},
-                                      bool tcp = false) {
+                                      bool tcp = false, int all = ranks) {
     return errors_over(
-        tcp, ranks,
+        tcp, all,
         [&](auto& comm) {
             model net({{"a", {30}}, {"b", {20}}, {"c", {0}}, {"d", {10}}});
             auto trainer = make_trainer(net, comm, options);
             trainer.step(numbers{{1}});
             trainer.step(numbers{{1, 2}});
-            if (comm.rank() == culprit) spoil(net);
+            bool const guilty = comm.rank() == std::min(culprit, comm.size() - 1);
+            if (guilty) spoil(net);
             std::string first = thrown_by([&] { trainer.step(numbers{{1}}); });
             // Where the culprit reported every gradient before it failed, the others may have completed that step.
-            bool const ahead = first.empty() && comm.rank() != culprit;
+            bool const ahead = first.empty() && !guilty;
             if (ahead) first = thrown_by([&] { trainer.step(numbers{{1}}); });
             if (first.empty()) throw std::logic_error("the step did not fail");
             if (thrown_by([&] { trainer.step(numbers{{1}}); }).empty())
@@ -58,8 +61,7 @@ std::vector<std::string> errors_after(std::function<void(model&)> const& spoil, 
             if (thrown_by([&] { (void)trainer.replicas_identical(); }).empty())
                 throw std::logic_error("so did a check");
             std::uint64_t const complete = trainer.completed_steps();
-            if (complete != 2 && (complete != 3 || comm.rank() == culprit))
-                throw std::logic_error("another number of complete steps");
+            if (complete != 2 && (complete != 3 || guilty)) throw std::logic_error("another number of complete steps");
             throw std::runtime_error(first);
         },
         patient());
@@ -89,12 +91,17 @@ void expect_own_and_told(std::vector<std::string> const& errors, std::string con
 }  // namespace
 
 TEST_CASE("a gradient that is not reported is an error on every rank that names rank and parameter", "[train]") {
+    auto const [all, tcp] = GENERATE(ways_to_run());
     bool const sharded = GENERATE(false, true), clipped = GENERATE(false, true);
-    expect_on_every_rank(errors_after([](model& m) { m.leaves_out = [](std::size_t i) { return i == 1; }; },
-                                      options_of(sharded, clipped)),
-                         {"DDP-E103", "rank 1: backward never reported parameter #1 'b'", "unused::allowed"});
-    expect_on_every_rank(errors_after([](model& m) { m.leaves_out = [](std::size_t i) { return i == 2; }; }),
-                         {"DDP-E103", "rank 1", "parameter #2 'c'"});  // an empty parameter counts
+    CAPTURE(all, tcp, sharded, clipped);
+    std::string const who = "rank " + std::to_string(std::min(culprit, all - 1)) + ": backward never reported ";
+    for (auto const& [left_out, what] :  // an empty parameter counts
+         {std::pair(std::size_t{1}, "parameter #1 'b'"), std::pair(std::size_t{2}, "parameter #2 'c'")})
+        expect_on_every_rank(
+            errors_after(
+                [left_out = left_out](model& m) { m.leaves_out = [=](std::size_t i) { return i == left_out; }; },
+                options_of(sharded, clipped), tcp, all),
+            {"DDP-E103", who + what, "unused::allowed"});
 }
 
 TEST_CASE("parameters that are not reported are all named, as far as the text has room", "[train]") {
@@ -174,17 +181,29 @@ TEST_CASE("in a group, ranks are named by their numbers in the job", "[train]") 
 
 TEST_CASE("a gradient that is reported twice is an error on every rank that names rank and parameter", "[train]") {
     std::size_t const which = GENERATE(0u, 2u, 3u);
-    bool const tcp = GENERATE(false, true);
+    auto const [all, tcp] = GENERATE(ways_to_run());
+    bool const sharded = GENERATE(false, true);
+    CAPTURE(which, all, tcp, sharded);
     expect_on_every_rank(
-        errors_after([&](model& m) { m.at_end = [&](auto const& ready) { ready(which), ready(which); }; }, {}, tcp),
-        {"DDP-E103", "rank 1: backward reported parameter #" + std::to_string(which), "twice"});
+        errors_after([&](model& m) { m.at_end = [&](auto const& ready) { ready(which), ready(which); }; },
+                     options_of(sharded, which == 0), tcp, all),
+        {"DDP-E103",
+         "rank " + std::to_string(std::min(culprit, all - 1)) + ": backward reported parameter #" +
+             std::to_string(which),
+         "twice"});
 }
 
 TEST_CASE("a report out of range is an error on every rank that names rank and number", "[train]") {
     std::size_t const index = GENERATE(std::size_t{4}, std::size_t{1000}, ~std::size_t{0});
-    expect_on_every_rank(
-        errors_after([&](model& m) { m.at_end = [&](auto const& ready) { ready(index); }; }),
-        {"DDP-E103", "rank 1: backward reported parameter #" + std::to_string(index), "the model has 4"});
+    auto const [all, tcp] = GENERATE(ways_to_run());
+    bool const sharded = GENERATE(false, true);
+    CAPTURE(index, all, tcp, sharded);
+    expect_on_every_rank(errors_after([&](model& m) { m.at_end = [&](auto const& ready) { ready(index); }; },
+                                      options_of(sharded, index == 4), tcp, all),
+                         {"DDP-E103",
+                          "rank " + std::to_string(std::min(culprit, all - 1)) + ": backward reported parameter #" +
+                              std::to_string(index),
+                          "the model has 4"});
 }
 
 TEST_CASE("parameters that nobody may leave out are not excused by those that may", "[train]") {

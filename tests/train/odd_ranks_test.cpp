@@ -121,3 +121,23 @@ TEST_CASE("what ranks hold apart on purpose is not compared, nor anything where 
         CHECK(rank == std::tuple(false, true, std::vector<double>{2, 2, 2, 3, 3, 3, 4, 4, 4}));
     for (outcome const& rank : train(1, harm::value, {0}, {.agreement_steps = 1})) CHECK(rank.text == "");
 }
+
+TEST_CASE("with a sharded update a value is found before it is replaced, and a frozen one when its turn comes",
+          "[train]") {
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    bool const shares = GENERATE(true, false), frozen = GENERATE(false, true);
+    CAPTURE(ranks, tcp, shares, frozen);
+    training_options options{.update = update::sharded, .share_memory = shares, .agreement_steps = 1};
+    if (frozen) options.frozen = {"third"}, options.agreement_steps = 4;
+    std::string const last = std::to_string(ranks - 1),
+                      who = ranks == 2 ? "ranks 0, 1 hold different values"
+                                       : "rank " + last +
+                                             " holds other values (or another optimizer state) than the other " + last;
+    for (outcome const& rank : train(ranks, harm::value, {ranks - 1}, options, tcp)) {
+        CAPTURE(rank.text);
+        CHECK((rank.text.find("DDP-E106 replicas differ: ") == 0) == (ranks > 1));
+        CHECK((rank.text.find(who) != std::string::npos) == (ranks > 1));
+        CHECK(rank.steps >= (ranks == 1 ? 12 : 3));
+        CHECK(rank.steps <= (ranks == 1 ? 12 : frozen ? 6 : 3));
+    }
+}
