@@ -29,6 +29,7 @@ DDP_KERNEL void lion_kernel(E const* gradient, E* value, E* momentum, std::size_
 }
 
 struct lion {
+    static constexpr char const* name = "lion";  // checkpoints keep it
     double lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
 
     std::size_t slot_count() const { return 1; }

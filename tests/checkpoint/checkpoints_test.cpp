@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -16,6 +18,8 @@
 #include <vector>
 
 #include <ddp/optim/parameter_groups.hpp>
+#include <ddp/strategy/averaging.hpp>
+#include <ddp/strategy/local_parallel.hpp>
 #include <ddp/train/early_stopping.hpp>
 #include <ddp/train/reduce_on_plateau.hpp>
 
@@ -95,15 +99,12 @@ TEST_CASE("a training that is kept and resumed ends with the bits of one that wa
 }
 
 TEST_CASE("the same over TCP, by messages and in shared memory, and written in the background", "[checkpoint]") {
-    std::vector<std::pair<std::string, any_optimizer>> const some = {
-        {"adam", adam{.lr = 0.01}},
-        {"nesterov", sgd{.lr = 0.05, .momentum = 0.9, .nesterov = true}},
-        {"lamb", lamb{.lr = 0.01}}};
+    auto const every = every_optimizer();
     std::size_t number = 0;
     for (int const ranks : {1, 2, 3, 4})
         for (bool const memory : {false, true})
             for (bool const background : {false, true}) {
-                auto const& [name, optimizer] = some[number++ % some.size()];
+                auto const& [name, optimizer] = every[number++ % every.size()];
                 CAPTURE(ranks, name, memory, background);
                 kept_recipe by{.optimizer = optimizer, .options = options_of(number % 4 != 0, number % 2 != 0)};
                 by.options.share_memory = memory;
@@ -185,15 +186,8 @@ TEST_CASE("the learning rate's factor and what is frozen come back with a checkp
 
             // What was written before there was anything about it leaves both as the program has them.
             auto const path = scratch.path() / "kept" / "step-000000000005" / "manifest.json";
-            std::string text = content_of(path);
-            std::size_t const at = text.find("  \"rate_factor\""), end = text.find("  \"sampler\"");
-            REQUIRE((at < end && end != text.npos));
-            text.erase(at, end - at).replace(text.find("\"format_version\": 2"), 19, "\"format_version\": 1");
-            text.resize(text.find("\"digest\": ", text.find("\"entries\"")));
-            char sum[40];
-            std::snprintf(sum, sizeof sum, "\"digest\": \"%016llx\"\n}\n",
-                          static_cast<unsigned long long>(ddp::digest().add(text).value()));
-            put_content(path, text + sum);
+            write_as_version(path, 1);
+            REQUIRE(content_of(path).find("rate_factor") == std::string::npos);
             for (auto const& [factor, frozen, digest] : run(resumed)) {
                 REQUIRE(factor == 0.7);
                 REQUIRE(frozen == std::vector<std::string>{"b1", "w2"});
@@ -257,6 +251,111 @@ TEST_CASE("a rate that falls by a metric falls after the same step, in the middl
     REQUIRE(resumed == std::vector(resumed.size(), resumed.front()));
     // down in step 6, the third that is no better, and again after one that is not counted; stop from step 8 on
     REQUIRE(std::get<0>(whole.front()) == std::vector<std::uint64_t>{12, 17, 19, 21, 23, 25});
+}
+
+TEST_CASE("steps go on counting where they were, and tell the loss of the step before the checkpoint", "[checkpoint]") {
+    // Noise by the number of the step, steps that are skipped, a rate that falls by previous_loss, and at the end a rank whose
+    // value is another: what follows from all of it is that of a training which nothing has disturbed.
+    struct outcome {
+        std::uint64_t begun = 0, digest = 0;
+        std::vector<std::uint64_t> told, losses, falls;
+        std::string different;
+        [[nodiscard]] std::uint64_t finished_first() const {
+            return *std::ranges::find_if(told, [](std::uint64_t step) { return step > 1000; });
+        }
+        bool operator==(outcome const&) const = default;
+    };
+    auto const bits = [](double loss) { return std::isnan(loss) ? 1 : std::bit_cast<std::uint64_t>(loss); };
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    bool const sharded = ranks % 2 == 0;
+    CAPTURE(ranks, tcp, sharded);
+    kept_recipe by{.optimizer = adam{.lr = 0.01}, .options = options_of(sharded, false), .noise = true, .poison = true};
+    by.options.nonfinite = nonfinite::skip;
+    by.options.agreement_steps = 4;
+    by.options.share_memory = tcp || ranks == 3;
+    scratch_directory const scratch;
+    auto const go_on = [&](auto& one, reduce_on_plateau& plateau, std::uint64_t end) {
+        outcome all;
+        one.noise.steps.clear();
+        while (one.trainer.completed_steps() < end) {
+            one.go_to(one.trainer.completed_steps() + 1);
+            all.losses.push_back(bits(one.last.previous_loss));
+            plateau.update(one.comm, one.last.previous_loss);
+            if (plateau.reduced()) all.falls.push_back(one.trainer.completed_steps());
+            one.trainer.set_rate_factor(plateau.factor());
+        }
+        all.begun = one.trainer.progress().begun_steps;
+        all.digest = one.digest();
+        all.told = one.noise.steps;
+        return all;
+    };
+    auto const differs = [&](auto& one, outcome& all) {
+        if (one.comm.size() == 1) return;
+        if (one.comm.rank() == 1) one.model.value(0)[5] += 1;
+        all.different = thrown_by([&] { one.go_to(one.trainer.completed_steps() + 8); });
+    };
+    reduce_on_plateau_options const how{.factor = 0.5, .patience = 0, .threshold = 0.02};
+    auto const run = [&](auto const& body) { return ranks_over(tcp, ranks, body, patient()); };
+    captured_stderr said(scratch);
+    auto const whole = run([&](auto& comm) {
+        kept_training one(comm, by);
+        reduce_on_plateau plateau(how);
+        (void)go_on(one, plateau, 4);
+        std::string const falling = plateau.text();
+        std::uint64_t const before = bits(one.trainer.previous_loss());
+        checkpoints(in(scratch)).save(one.trainer, one.batches, {{"plateau", falling}});
+        auto all = go_on(one, plateau, 14);
+        differs(one, all);
+        return std::pair(all, before);
+    });
+    auto const resumed = run([&](auto& comm) {
+        kept_recipe other = by;
+        other.seed = 99;
+        kept_training one(comm, other);
+        reduce_on_plateau plateau(how), unused(how);
+        (void)go_on(one, unused,
+                    2 + static_cast<std::uint64_t>(ranks) % 3 * 3);  // a trainer that has a past, or 8 steps of it
+        if (auto const from = checkpoints(in(scratch)).resume(one.trainer, one.batches))
+            plateau.restore(from->entries.at("plateau"));
+        std::uint64_t const before = bits(one.trainer.previous_loss());
+        auto all = go_on(one, plateau, 14);
+        differs(one, all);
+        return std::pair(all, before);
+    });
+    REQUIRE(resumed == whole);
+    outcome const& all = whole.front().first;
+    REQUIRE(all.digest != 0);
+    REQUIRE(all.begun == 14 + 4);  // in each epoch of four steps one was skipped
+    REQUIRE(all.told.back() == 1000 + all.begun);
+    REQUIRE_FALSE(all.falls.empty());
+    REQUIRE(all.losses.front() != bits(std::nan("")));
+    if (ranks > 1 && !sharded) REQUIRE(all.different.find("DDP-E106") == 0);
+
+    // The same on another number of ranks; before version 3 it was not known.
+    auto const first = run_ranks(
+        2,
+        [&](auto& comm) {
+            kept_training one(comm, by);
+            (void)checkpoints(in(scratch)).resume(one.trainer, one.batches);
+            return std::pair(one.go_to(5).last.previous_loss, one.noise.steps.back());
+        },
+        patient());
+    for (auto const& [loss, step] : first) {
+        REQUIRE(bits(loss) == all.losses.front());
+        REQUIRE(step == all.finished_first());
+    }
+    write_as_version(scratch.path() / "kept" / "step-000000000004" / "manifest.json", 2);
+    auto const older = run_ranks(
+        1,
+        [&](auto& comm) {
+            kept_training one(comm, by);
+            one.go_to(3);
+            (void)checkpoints(in(scratch)).resume(one.trainer, one.batches);
+            training_progress const at = one.trainer.progress();
+            return at.begun_steps == 4 && at.completed_steps == 4 && std::isnan(one.go_to(5).last.previous_loss);
+        },
+        patient());
+    REQUIRE(older == std::vector<bool>{true});
 }
 
 TEST_CASE("counters are restored from what they have written, and from nothing else", "[checkpoint]") {
@@ -486,42 +585,47 @@ TEST_CASE(
         int ranks;
         bool sharded;
         any_buckets buckets;
-        bool tcp = false;
+        bool tcp = false, memory = true;
     };
-    std::vector<side> const sides = {{2, true, size_capped_buckets{.cap_bytes = 1024, .first_bytes = 256}},
-                                     {3, true, size_capped_buckets{.cap_bytes = 512, .first_bytes = 128}, true},
-                                     {3, false, single_bucket{}},
-                                     {1, false, per_parameter_buckets{}},
-                                     {4, true, scrambled_buckets{}, true}};
+    std::vector<side> const sides = {
+        {2, true, size_capped_buckets{.cap_bytes = 1024, .first_bytes = 256}, false, false},
+        {3, true, size_capped_buckets{.cap_bytes = 512, .first_bytes = 128}, true},
+        {3, false, single_bucket{}},
+        {1, false, per_parameter_buckets{}},
+        {3, false, size_capped_buckets{.cap_bytes = 700, .first_bytes = 64}, true, false},
+        {4, true, scrambled_buckets{}, true}};
     using training = kept_training<communicator<>, double>;
-    auto const recipe = [](side const& s) {
-        return kept_recipe{
-            .optimizer = adam{.lr = 0.01}, .options = options_of(s.sharded, false), .buckets = s.buckets};
+    auto const every = every_optimizer();
+    auto const recipe = [](side const& s, any_optimizer const& optimizer) {
+        kept_recipe by{.optimizer = optimizer, .options = options_of(s.sharded, false), .buckets = s.buckets};
+        by.options.share_memory = s.memory;
+        return by;
     };
-    for (std::size_t from = 0; from < sides.size(); ++from) {
-        scratch_directory const scratch;
-        using two_states = std::pair<whole_state, whole_state>;  // at step 5, at step 8
-        auto const both = [](std::vector<two_states> const& ranks) {
-            std::vector<whole_state> first, last;
-            for (auto const& [a, b] : ranks) first.push_back(a), last.push_back(b);
-            return two_states(put_together(first), put_together(last));
-        };
-        auto const undisturbed = both(ranks_over(
-            sides[from].tcp, sides[from].ranks,
-            [&](communicator<>& comm) {
-                training one(comm, recipe(sides[from]));
-                one.go_to(5);
-                checkpoints(in(scratch)).save(one.trainer, one.batches);
-                whole_state const kept = state_of(one);
-                return two_states(kept, state_of(one.go_to(8)));
-            },
-            patient()));
+    using two_states = std::pair<whole_state, whole_state>;  // at step 5, at step 8
+    auto const both = [](std::vector<two_states> const& ranks) {
+        std::vector<whole_state> first, last;
+        for (auto const& [a, b] : ranks) first.push_back(a), last.push_back(b);
+        return two_states(put_together(first), put_together(last));
+    };
+    for (std::size_t from = 0; from < sides.size(); ++from)
         for (std::size_t to = 0; to < sides.size(); ++to) {
-            CAPTURE(from, to);
+            auto const& [name, optimizer] = every[(from + to) % every.size()];
+            CAPTURE(from, to, name);
+            scratch_directory const scratch;
+            auto const undisturbed = both(ranks_over(
+                sides[from].tcp, sides[from].ranks,
+                [&, &by_this = optimizer](communicator<>& comm) {
+                    training one(comm, recipe(sides[from], by_this));
+                    one.go_to(5);
+                    checkpoints(in(scratch)).save(one.trainer, one.batches);
+                    whole_state const kept = state_of(one);
+                    return two_states(kept, state_of(one.go_to(8)));
+                },
+                patient()));
             auto const resumed = both(ranks_over(
                 sides[to].tcp, sides[to].ranks,
-                [&](communicator<>& comm) {
-                    training one(comm, recipe(sides[to]));
+                [&, &by_this = optimizer](communicator<>& comm) {
+                    training one(comm, recipe(sides[to], by_this));
                     one.go_to(1);
                     if (!checkpoints(in(scratch)).resume(one.trainer, one.batches))
                         throw std::logic_error("nothing was found");
@@ -537,7 +641,6 @@ TEST_CASE(
             else
                 REQUIRE(distance(resumed.second, undisturbed.second) < 1e-13);
         }
-    }
 }
 
 TEST_CASE("with a sharded update every rank writes its own part, with a replicated one rank 0 writes all",
@@ -706,6 +809,51 @@ TEST_CASE("buffers, memory that is not row-major and names with any characters a
     for (bool const right : got) REQUIRE(right);
 }
 
+TEST_CASE("buffers that each rank has for itself are kept for that rank; another number of ranks begins with rank 0's",
+          "[checkpoint]") {
+    bool const local = GENERATE(false, true);
+    CAPTURE(local);
+    scratch_directory const scratch;
+    // What each rank has after `steps` steps, and after it has resumed.
+    auto const go = [&](int ranks, buffers policy, int steps) {
+        return run_ranks(
+            ranks,
+            [&](auto& comm) {
+                odd_model net(odd_parts, 1.0);
+                auto const with = [&](auto trainer) {
+                    for (int step = 0; step < steps; ++step) trainer->step(numbers{{1.0}});
+                    net.batches = 10 + comm.rank();
+                    if (steps == 2) checkpoints(in(scratch)).save(*trainer);
+                    net.batches = -7;
+                    return checkpoints(in(scratch)).resume(*trainer) ? net.batches : std::int64_t{0};
+                };
+                if (!local) {
+                    training_options const options{.buffers = policy};
+                    using made = decltype(data_parallel{net, sgd{.lr = 0.1}, comm, options});
+                    return with(std::make_unique<made>(net, sgd{.lr = 0.1}, comm, options));
+                }
+                local_options const options{.buffers = policy};
+                using made = decltype(local_parallel{net, sgd{.lr = 0.1}, comm, local_sgd{.period = 1}, options});
+                return with(std::make_unique<made>(net, sgd{.lr = 0.1}, comm, local_sgd{.period = 1}, options));
+            },
+            patient());
+    };
+    using all = std::vector<std::int64_t>;
+    captured_stderr said(scratch);
+    CHECK(go(3, buffers::left_alone, 2) == all{10, 11, 12});
+    CHECK(go(3, buffers::left_alone, 0) == all{10, 11, 12});
+    CHECK(go(3, buffers::left_alone, 1) == all{10, 11, 12});
+    CHECK(go(3, buffers::averaged, 1) == all{10, 10, 10});
+    CHECK(go(2, buffers::left_alone, 1) == all{10, 10});
+    // What was kept where ranks have the same is rank 0's everywhere.
+    CHECK(go(3, buffers::from_rank_0, 2) == all{10, 10, 10});
+    CHECK(go(3, buffers::left_alone, 1) == all{10, 10, 10});
+    CHECK(go(3, buffers::from_rank_0_at_evaluation, 2) == (local ? all{10, 10, 10} : all{10, 11, 12}));
+    std::string const by_3 = "ddp: " + in(scratch) + "/step-000000000002: was written by 3 ranks: ";
+    CHECK(said.text() == (local ? by_3 + "state that each rank has for itself begins at zero\n" : std::string()) +
+                             by_3 + "buffers that each rank has for itself begin as rank 0's\n");
+}
+
 TEST_CASE("what is written in the background is what was there when it was saved", "[checkpoint]") {
     scratch_directory const scratch;
     auto const got = run_ranks(
@@ -773,6 +921,7 @@ TEST_CASE("within a step, or with gradients accumulated, nothing is saved or res
         trainer.accumulate();
         std::string text = thrown_by([&] { kept.save(trainer); }) + thrown_by([&] { kept.resume(trainer); }) +
                            thrown_by([&] { trainer.set_completed_steps(3); }) +
+                           thrown_by([&] { (void)trainer.progress(); }) + thrown_by([&] { trainer.set_progress({}); }) +
                            thrown_by([&] { trainer.set_frozen(trainer.frozen()); });
         trainer.forward(numbers{{1}});
         trainer.backward();
@@ -790,9 +939,11 @@ TEST_CASE("within a step, or with gradients accumulated, nothing is saved or res
     };
     CAPTURE(said);
     REQUIRE(count("between steps: finish() the step") == 2);
-    REQUIRE(count("a step is under way") == 3);
+    REQUIRE(count("a step is under way") == 5);
     REQUIRE(count("set_completed_steps: a step is under way; finish() it first") == 1);
     REQUIRE(count("set_frozen: a step is under way; finish() it first") == 1);
+    REQUIRE(count(" progress: a step is under way; finish() it first") == 1);
+    REQUIRE(count("set_progress: a step is under way; finish() it first") == 1);
     REQUIRE(count("set_frozen: 0 marks for 1 parameters") == 1);
     REQUIRE(count("checkpoints: the entries must be UTF-8: 'x' is not") == 1);
     REQUIRE(count("checkpoints: keep is zero; the newest checkpoint has to stay") == 1);

@@ -466,6 +466,7 @@ TEST_CASE("a checkpoint of another training is refused with all differences, ali
                                    "state 'state/c/momentum': F64 [1] in the checkpoint, not in this one",
                                    "state 'state/d/exp_avg': not in the checkpoint, F64 [1] in this one",
                                    "state 'state/d/exp_avg_sq': not in the checkpoint, F64 [1] in this one",
+                                   "optimizer of '*': sgd in the checkpoint, adam in this one",
                                    "sampler's 'global_batch': 2 in the checkpoint, 5 in this one"})
         expected += std::string("\n  ") + line;
     REQUIRE(only(errors) == expected);

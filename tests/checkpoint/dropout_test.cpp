@@ -3,18 +3,25 @@
 #include <cstdint>
 #include <numeric>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include <ddp/checkpoint/checkpoints.hpp>
 #include <ddp/data/batch.hpp>
+#include <ddp/data/sampler.hpp>
 #include <ddp/nn/nn.hpp>
 #include <ddp/optim/adam.hpp>
+#include <ddp/optim/any_optimizer.hpp>
+#include <ddp/optim/parameter_groups.hpp>
 #include <ddp/train/data_parallel.hpp>
+#include <ddp/train/weights_file.hpp>
 
+#include "checkpoint/training.hpp"
 #include "data/files.hpp"
 #include "support/catch.hpp"
 #include "support/on_ranks.hpp"
+#include "support/thrown_by.hpp"
 #include "train/patience.hpp"
 #include "train/tanh_mlp.hpp"
 
@@ -24,13 +31,13 @@ namespace {
 
 /// The digest at the end of steps [first, last); `kept`: resumed before, saved after.
 template <class Comm>
-std::uint64_t train(Comm& comm, std::size_t first, std::size_t last, checkpoints* kept) {
+std::uint64_t train(Comm& comm, std::size_t first, std::size_t last, buffers policy, checkpoints* kept) {
     ddp::test::task_data<float> const data(7, 3, 64);
     nn::batch_norm whole(24, {.statistics = nn::batch_statistics::synchronised});
     nn::sequential model{nn::dropout(0.1), nn::linear(7, 24), std::move(whole),  nn::relu(),
                          nn::dropout(0.5), nn::linear(24, 3), nn::batch_norm(3), nn::mean_squared_error()};
     model.initialize(9);
-    data_parallel trainer{model, adamw{.lr = 0.01}, comm};
+    data_parallel trainer{model, adamw{.lr = 0.01}, comm, {.buffers = policy}};
     std::vector<std::uint32_t> numbers(64);
     std::iota(numbers.begin(), numbers.end(), 0u);
     auto const rows = [&](std::size_t begin, std::size_t end) {
@@ -64,15 +71,129 @@ TEST_CASE("with dropout, batch normalisation and accumulation, a resumed trainin
     if (ranks > 4) return;
     CAPTURE(ranks, tcp);
     ::test::scratch_directory const scratch;
-    auto const expected =
-        ddp::test::run_ranks(ranks, [](auto& comm) { return train(comm, 0, 9, nullptr); }, ddp::test::patient());
-    auto const got = ddp::test::ranks_over(
-        tcp, ranks,
-        [&](auto& comm) {
-            checkpoints kept((scratch.path() / "kept").string());
-            (void)train(comm, 0, 4, &kept);
-            return train(comm, 4, 9, &kept);
+    // Each rank's statistics are its own: those of rank 0, or of that rank alone.
+    for (buffers const policy : {buffers::from_rank_0, buffers::left_alone, buffers::from_rank_0_at_evaluation}) {
+        CAPTURE(policy);
+        auto const expected = ddp::test::run_ranks(
+            ranks, [&](auto& comm) { return train(comm, 0, 9, policy, nullptr); }, ddp::test::patient());
+        auto const got = ddp::test::ranks_over(
+            tcp, ranks,
+            [&](auto& comm) {
+                checkpoints kept((scratch.path() / ("kept" + std::to_string(static_cast<int>(policy)))).string());
+                (void)train(comm, 0, 4, policy, &kept);
+                return train(comm, 4, 9, policy, &kept);
+            },
+            ddp::test::patient());
+        REQUIRE(got == expected);
+        if (ranks > 1 && policy == buffers::left_alone) REQUIRE(got[0] != got[1]);
+    }
+}
+
+namespace {
+
+/// One step on two ranks, kept in `path`, or refused from there: the error's text.
+template <class Net, class Opt>
+std::string keep_or_resume(std::string const& path, std::uint64_t seed, Net const& make, Opt const& optimizer,
+                           bool keep, std::vector<std::uint32_t> const& list = {}) {
+    std::vector<std::string> const said = ddp::test::run_ranks(
+        2,
+        [&](auto& comm) -> std::string {
+            ddp::test::task_data<float> const data(7, 3, 8);
+            auto model = make();
+            model.initialize(seed);
+            data_parallel trainer{model, optimizer, comm};
+            sampler_options const by{.samples = 4, .global_batch = 2};
+            sampler batches = list.empty() ? sampler(by, comm) : sampler(by, list, comm);
+            checkpoints kept(path);
+            if (keep) {
+                std::vector<std::uint32_t> const numbers{0, 1, 2, 3};
+                auto const part = data.batch(0, 4);
+                trainer.step(regression_batch<float>{
+                    .inputs = part.x, .targets = part.y, .rows = part.rows, .features = 7, .samples = numbers});
+                kept.save(trainer, batches);
+                return {};
+            }
+            std::uint64_t const before = trainer.digest_of_values();
+            std::string const text = ddp::test::thrown_by([&] { (void)kept.resume(trainer, batches); });
+            if (!text.empty() && (trainer.digest_of_values() != before || trainer.completed_steps() != 0))
+                return "changed: " + text;
+            return text;
         },
         ddp::test::patient());
-    REQUIRE(got == expected);
+    REQUIRE(said[0] == said[1]);
+    return said[0];
+}
+
+}  // namespace
+
+TEST_CASE("a checkpoint of a training that differs in what no tensor shows is refused, with what differs",
+          "[checkpoint]") {
+    ::test::scratch_directory const scratch;
+    std::string const in = (scratch.path() / "kept").string();
+    auto const drops = [](double p) {
+        return [p] {
+            return nn::sequential{nn::dropout(p), nn::linear(7, 24), nn::gelu(), nn::linear(24, 3),
+                                  nn::mean_squared_error()};
+        };
+    };
+    auto const relu = [] {
+        return nn::sequential{nn::dropout(0.5), nn::linear(7, 24), nn::relu(), nn::linear(24, 3),
+                              nn::mean_squared_error()};
+    };
+    auto const normalised = [](double momentum) {
+        return [momentum] {
+            return nn::sequential{nn::linear(7, 3), nn::batch_norm(3, {.momentum = momentum}), nn::tanh(),
+                                  nn::mean_squared_error()};
+        };
+    };
+    using Catch::Contains;
+    std::string const begin = "DDP-E302 format: " + in + "/step-000000000001: is a checkpoint of another training:\n  ";
+    auto const other_model = [&](std::string const& text) {
+        return text.starts_with(begin + "model's 'hash()': ") &&
+               text.find(
+                   "hash() of a model covers what is in no tensor, such as the seed of dropout and the settings of "
+                   "layers: build and initialize the model as the checkpoint's was") != text.npos;
+    };
+    any_optimizer const by = adam{.lr = 0.1}, slower = adam{.lr = 0.01, .beta1 = 0.8};
+
+    (void)keep_or_resume(in, 9, drops(0.5), by, true);
+    CHECK(keep_or_resume(in, 9, drops(0.5), slower, false) == "");  // numbers may be others
+    CHECK(keep_or_resume(in, 9, drops(0.5), adam{}, false) == "");
+    CHECK(other_model(keep_or_resume(in, 8, drops(0.5), by, false)));
+    CHECK(other_model(keep_or_resume(in, 9, drops(0.4), by, false)));
+    CHECK(other_model(keep_or_resume(in, 9, relu, by, false)));
+    CHECK(keep_or_resume(in, 9, drops(0.5), adamw{}, false) ==
+          begin + "optimizer of '*': adam in the checkpoint, adamw in this one");
+    CHECK(keep_or_resume(in, 9, drops(0.5), any_optimizer(lamb{}), false) ==
+          begin + "optimizer of '*': adam in the checkpoint, lamb in this one");
+    using groups = parameter_groups<any_optimizer>;
+    groups const mixed{by, {{"3.*", adamw{}}}};
+    CHECK(keep_or_resume(in, 9, drops(0.5), mixed, false) ==
+          begin +
+              "optimizer of '3.bias': adam in the checkpoint, adamw in this one\n  "
+              "optimizer of '3.weight': adam in the checkpoint, adamw in this one");
+    CHECK(keep_or_resume(in, 9, drops(0.5), groups{slower, {{"3.*", by}}}, false) == "");
+    CHECK(keep_or_resume(in, 9, drops(0.5), by, false, {0, 1, 2, 3}) == "");  // what there is without a list
+    CHECK_THAT(keep_or_resume(in, 9, drops(0.5), by, false, {0, 1, 2, 2}),
+               Contains(begin + "sampler's 'list': none in the checkpoint, with digest "));
+    // An earlier version did not say it.
+    ddp::test::write_as_version(scratch.path() / "kept" / "step-000000000001" / "manifest.json", 2);
+    CHECK(keep_or_resume(in, 8, relu, adamw{}, false, {0, 1, 2, 2}) == "");
+
+    (void)keep_or_resume(in, 9, drops(0.5), mixed, true, {3, 1, 2, 2});
+    CHECK(keep_or_resume(in, 9, drops(0.5), mixed, false, {3, 1, 2, 2}) == "");
+    CHECK_THAT(keep_or_resume(in, 9, drops(0.5), mixed, false, {3, 2, 1, 2}), Contains(begin + "sampler's 'list': "));
+    CHECK(keep_or_resume(in, 9, drops(0.5), adamw{}, false, {3, 1, 2, 2}) ==
+          begin +
+              "optimizer of '1.bias': adam in the checkpoint, adamw in this one\n  "
+              "optimizer of '1.weight': adam in the checkpoint, adamw in this one");
+
+    // Without a layer that draws, the seed of the first values does not matter.
+    (void)keep_or_resume(in, 9, normalised(0.1), by, true);
+    CHECK(keep_or_resume(in, 8, normalised(0.1), by, false) == "");
+    CHECK(other_model(keep_or_resume(in, 9, normalised(0.2), by, false)));
+    auto another = normalised(0.2)();  // a training that begins with these values
+    CHECK(load_weights_as(another, in + "/step-000000000001/shard-00000-of-00002.safetensors",
+                          {.strict = false, .file_prefix = "model/"})
+              .missing.empty());
 }

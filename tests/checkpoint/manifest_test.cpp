@@ -1,6 +1,7 @@
 // The manifest of a checkpoint: the same text for the same thing, and a strict reader.
 #include <ddp/checkpoint/manifest.hpp>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -25,8 +26,12 @@ checkpoint_manifest example() {
     all.step = 100;
     all.ranks = 4;
     all.shards = {{0, 4096, 0x0123456789abcdef}, {2, 17, 1}};
+    all.identity = {0x1f, {{"w1", "adamw"}, {"w \"2\"", "sgd"}}};
+    all.progress = training_progress{
+        .completed_steps = 100, .begun_steps = 103, .last_weight = 24, .last_losses = -24.5, .previous_loss = 0.5};
     all.settings = {0.1875, {"w*", "two\nlines"}};
-    all.sampler = {{.samples = 60000, .global_batch = 128, .seed = 18446744073709551615u, .shuffle = false}, 3, 41};
+    all.sampler = {
+        {.samples = 60000, .global_batch = 128, .seed = 18446744073709551615u, .shuffle = false}, 3, 41, 0x2a};
     all.entries = {{"note", "so far \"so\" good\n"}, {"\u00e9", ""}};
     return all;
 }
@@ -59,7 +64,7 @@ TEST_CASE("a manifest says what it was given, in the form that the manual shows"
     std::string const text = manifest_text(example());
     REQUIRE(text == signed_again(R"({
   "format": "ddp checkpoint",
-  "format_version": 2,
+  "format_version": 3,
   "library": "0.1.0",
   "step": 100,
   "ranks": 4,
@@ -67,9 +72,15 @@ TEST_CASE("a manifest says what it was given, in the form that the manual shows"
     {"file": "shard-00000-of-00004.safetensors", "bytes": 4096, "digest": "0123456789abcdef"},
     {"file": "shard-00002-of-00004.safetensors", "bytes": 17, "digest": "0000000000000001"}
   ],
+  "model_hash": "000000000000001f",
+  "optimizer": {"w \"2\"": "sgd", "w1": "adamw"},
+  "begun_steps": 103,
+  "last_weight": 24,
+  "last_losses": "-0x1.88p+4",
+  "previous_loss": "0x1p-1",
   "rate_factor": "0x1.8p-3",
   "frozen": ["w*", "two\nlines"],
-  "sampler": {"epoch": 3, "position": 41, "samples": 60000, "global_batch": 128, "seed": 18446744073709551615, "shuffle": false, "drop_last": false},
+  "sampler": {"epoch": 3, "position": 41, "samples": 60000, "global_batch": 128, "seed": 18446744073709551615, "shuffle": false, "drop_last": false, "list": "000000000000002a"},
   "entries": {
     "note": "so far \"so\" good\n",
     "é": ""
@@ -85,19 +96,40 @@ TEST_CASE("a manifest says what it was given, in the form that the manual shows"
     REQUIRE(again.entries == example().entries);
 
     checkpoint_manifest small = example();
+    small.identity.reset();
+    small.progress.reset();
     small.sampler.reset();
     small.settings.reset();
     small.entries = {};
     checkpoint_manifest const read = parse_manifest(manifest_text(small), "m.json");
     REQUIRE_FALSE((read.sampler.has_value() || read.settings.has_value()));
+    REQUIRE_FALSE((read.identity.has_value() || read.progress.has_value()));
+    for (double const number : {0.0, -0.0, 0.1, -1e-320, 1e300, HUGE_VAL, -HUGE_VAL}) {
+        small.progress = training_progress{.last_losses = number};
+        training_progress const at = *parse_manifest(manifest_text(small), "m.json").progress;
+        REQUIRE(at.last_losses == number);
+        REQUIRE(std::signbit(at.last_losses) == std::signbit(number));
+        REQUIRE(std::isnan(at.previous_loss));
+        REQUIRE(at.completed_steps == 100);
+    }
     for (double const factor : {0.0, -0.0, 1.0, 0.1, 1e-320, 1e300}) {
         small.settings = {factor, {}};
         REQUIRE(parse_manifest(manifest_text(small), "m.json").settings->rate_factor == factor);
     }
-    // What version 1 wrote.
+    // What versions 1 and 2 wrote.
     REQUIRE(
-        parse_manifest(with(manifest_text(read), "\"format_version\": 2", "\"format_version\": 1"), "m.json").step ==
+        parse_manifest(with(manifest_text(read), "\"format_version\": 3", "\"format_version\": 1"), "m.json").step ==
         100);
+    checkpoint_manifest second = example();
+    second.identity.reset();
+    second.progress.reset();
+    second.sampler->list.reset();
+    checkpoint_manifest const two =
+        parse_manifest(with(manifest_text(second), "\"format_version\": 3", "\"format_version\": 2"), "m.json");
+    REQUIRE(two.settings->rate_factor == 0.1875);
+    REQUIRE(two.sampler->position == 41);
+    REQUIRE_FALSE(two.sampler->list.has_value());
+    REQUIRE(manifest_text(parse_manifest(manifest_text(two), "m.json")) == manifest_text(second));
 }
 
 TEST_CASE("every beginning of a manifest, and every flipped bit in it, is an error with words", "[checkpoint]") {
@@ -121,11 +153,17 @@ TEST_CASE("every beginning of a manifest, and every flipped bit in it, is an err
 TEST_CASE("what no manifest says is refused, whatever its digest", "[checkpoint]") {
     std::string const text = manifest_text(example());
     REQUIRE(has(refused(with(text, "ddp checkpoint", "ddp")), "this is not a manifest of a checkpoint"));
-    for (char const* const version : {"0", "3"})
-        REQUIRE(has(refused(with(text, "\"format_version\": 2", concat({"\"format_version\": ", version}))),
-                    concat({"format_version is ", version, ", this library reads 1 to 2"})));
-    REQUIRE(has(refused(with(text, "\"format_version\": 2", "\"format_version\": 1")),
-                "expected 'entries', found 'rate_factor'"));
+    for (char const* const version : {"0", "4"})
+        REQUIRE(has(refused(with(text, "\"format_version\": 3", concat({"\"format_version\": ", version}))),
+                    concat({"format_version is ", version, ", this library reads 1 to 3"})));
+    for (char const* const version : {"1", "2"})
+        REQUIRE(has(refused(with(text, "\"format_version\": 3", concat({"\"format_version\": ", version}))),
+                    "expected 'entries', found 'model_hash'"));
+    for (char const* const number :
+         {"0x3p-4", "1.5", "", "-nan", "0x", "-", "+0x1p+0", "0x1.8p-3 ", "-inf ", "0x1p99999"})
+        REQUIRE(has(refused(with(text, "-0x1.88p+4", number)), "is not a number such as '-0x1p-1'"));
+    REQUIRE(has(refused(with(text, "\"model_hash\": \"", "\"model_hash\": \"x")), "16 hexadecimal digits"));
+    REQUIRE(has(refused(with(text, "\"w1\": \"adamw\"", "\"w1\": 3")), "expected"));
     for (char const* const factor :
          {"0x3p-4", "-0x1p+0", "0x-0p+0", "0xinf", "0xnan", "1.5", "", "0x", "0x1.8p-3 ", "0x1p99999"})
         REQUIRE(has(refused(with(text, "0x1.8p-3", factor)), "is not a factor of the learning rate"));

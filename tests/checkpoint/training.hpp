@@ -11,7 +11,9 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
+#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,6 +21,8 @@
 #include <vector>
 
 #include <ddp/checkpoint/checkpoints.hpp>
+#include <ddp/core/digest.hpp>
+#include <ddp/core/random.hpp>
 #include <ddp/data/sampler.hpp>
 #include <ddp/exchange/power_sgd.hpp>
 #include <ddp/exchange/sparse.hpp>
@@ -46,6 +50,25 @@ struct kept_recipe {
     std::string_view sends_less = {};  // "random_k", "power_sgd"
     std::size_t slice = 0;   // elements of a gradient that are reported at once, and one more on each rank; 0: all
     std::uint64_t seed = 5;  // of the initial values: a training that is resumed does not depend on it
+    bool noise = false;      // an observer adds some to each mean gradient, drawn by the number of the step
+    bool poison = false;     // one of the samples is no number
+};
+
+/// What docs/own_observer.md shows, with the numbers of the steps that it was told of.
+struct step_noise {
+    std::vector<std::uint64_t> steps;
+
+    template <class E>
+    void on(mean_gradient<E> const& event) const {
+        random_stream const draws{7, random_use::user, event.step};
+        std::uint64_t const first = (std::uint64_t{event.parameter} << 32) + event.begin;
+        for (std::size_t k = 0; k < event.gradient.size(); ++k)
+            event.gradient[k] += draws.at(first + k).template symmetric<E>() * E(0x1p-6);
+    }
+    void on(bucket_reduced const& event) {
+        if (steps.empty() || steps.back() != event.step) steps.push_back(event.step);
+    }
+    void on(step_finished const& event) { steps.push_back(1000 + event.step); }
 };
 
 template <class Comm, Element E = float>
@@ -55,6 +78,7 @@ struct kept_training {
           model(7, 24, 3, by.seed + static_cast<std::uint64_t>(on.rank())),
           trainer(make_trainer(by)),
           batches(kept_sampler, on) {
+        if (by.poison) poisoned = 17;
         if (by.slice != 0) model.slice = by.slice + static_cast<std::size_t>(on.rank());
     }
 
@@ -63,6 +87,7 @@ struct kept_training {
         training_options const options = scheduled(by.options);
         if constexpr (std::same_as<E, float>)  // what the exchange of the examples is for
             if (by.rounded) return trainer_type(model, by.optimizer, comm, options, rounded_exchange{}, by.buckets);
+        if (by.noise) return trainer_type(model, by.optimizer, comm, options, by.buckets, std::ref(noise));
         if (by.sends_less == "random_k")
             return trainer_type(model, by.optimizer, comm, options, random_k_exchange{.ratio = 0.25}, by.buckets);
         if (by.sends_less == "power_sgd")
@@ -83,9 +108,10 @@ struct kept_training {
             for (std::uint32_t const i : *mine) {
                 auto const row = data.batch(i, i + 1);
                 x.insert(x.end(), row.x.begin(), row.x.end());
+                if (i == poisoned) x.back() = std::numeric_limits<E>::quiet_NaN();
                 y.insert(y.end(), row.y.begin(), row.y.end());
             }
-            trainer.step(regression<E>{x, y, mine->size()});
+            last = trainer.step(regression<E>{x, y, mine->size()});
         }
         return *this;
     }
@@ -93,6 +119,9 @@ struct kept_training {
     [[nodiscard]] std::uint64_t digest() { return trainer.replicas_identical() ? trainer.digest_of_values() : 0; }
 
     Comm& comm;
+    step_noise noise;
+    std::uint32_t poisoned = std::numeric_limits<std::uint32_t>::max();  // this sample
+    step_result last;
     tanh_mlp<E> model;
     trainer_type trainer;
     sampler batches;
@@ -126,6 +155,24 @@ inline void flip_bit(std::filesystem::path const& path, std::size_t byte, int bi
     std::string content = content_of(path);
     content.at(byte) = static_cast<char>(content[byte] ^ (1 << bit));
     put_content(path, content);
+}
+
+/// Rewrites a manifest as an earlier version of the library would have written it.
+inline void write_as_version(std::filesystem::path const& manifest, int version) {
+    std::string text = content_of(manifest);
+    auto const cut = [&](std::string_view from, std::string_view to) {
+        std::size_t const at = text.find(from), end = text.find(to, at);
+        if (at < end && end != text.npos) text.erase(at, end - at);
+    };
+    bool const has_sampler = text.find("\n  \"sampler\"") != text.npos;
+    cut("  \"model_hash\"", version >= 2 ? "  \"rate_factor\"" : has_sampler ? "  \"sampler\"" : "  \"entries\"");
+    cut(", \"list\": ", "},\n  \"entries\"");
+    text.replace(text.find("\"format_version\": 3"), 19, "\"format_version\": " + std::to_string(version));
+    text.resize(text.find("\"digest\": ", text.find("\n  \"entries\"")));
+    char sum[40];
+    std::snprintf(sum, sizeof sum, "\"digest\": \"%016llx\"\n}\n",
+                  static_cast<unsigned long long>(ddp::digest().add(text).value()));
+    put_content(manifest, text + sum);
 }
 
 /// stderr in a file for as long as it lives.

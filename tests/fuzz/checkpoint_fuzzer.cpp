@@ -127,7 +127,7 @@ void try_shards(std::string_view headers) {
         one.shape = two;
         one.bytes = part(value, 0, 2);
         std::vector<kept_tensor> const model{one};
-        reader.expect_like(model, lines, nullptr);
+        reader.expect_like(model, lines, nullptr, {});
         (void)reader.read_model(model);
         for (int rank = 0; rank <= shards; ++rank)
             for (state_slice const& s : slices) {

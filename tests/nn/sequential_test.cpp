@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -10,9 +11,14 @@
 
 #include <ddp/core/error.hpp>
 #include <ddp/nn/activation.hpp>
+#include <ddp/nn/batch_norm.hpp>
+#include <ddp/nn/conv2d.hpp>
 #include <ddp/nn/dropout.hpp>
+#include <ddp/nn/gelu.hpp>
+#include <ddp/nn/layer_norm.hpp>
 #include <ddp/nn/linear.hpp>
 #include <ddp/nn/loss.hpp>
+#include <ddp/nn/pool2d.hpp>
 #include <ddp/nn/sequential.hpp>
 
 #include "gradients.hpp"
@@ -444,4 +450,40 @@ TEST_CASE("sequential says what does not fit", "[nn][bad-input]") {
                 net.bind(arena);
             }).find("bind: the model has 6 parameters, the storage 5 values and 6 gradients") != std::string::npos);
     REQUIRE(net.parameters()[0].value.data() == before);
+}
+
+TEST_CASE("layers that differ in kind or settings have other hashes, and the seed counts where one of them draws",
+          "[nn]") {
+    using namespace ddp::nn;
+    image_shape const image{1, 6, 6};
+    std::vector<std::uint64_t> const hashes = {relu().hash(),
+                                               ddp::nn::tanh().hash(),
+                                               gelu().hash(),
+                                               gelu_erf().hash(),
+                                               layer_norm(3).hash(),
+                                               layer_norm(3, 1e-3).hash(),
+                                               batch_norm(3).hash(),
+                                               dropout(0.5).hash(),
+                                               dropout(0.4).hash(),
+                                               conv2d(image, {}).hash(),
+                                               conv2d(image, {.padding = 1}).hash(),
+                                               conv2d(image, {.stride = 2}).hash(),
+                                               conv2d({1, 4, 9}, {}).hash(),
+                                               max_pool2d(image).hash(),
+                                               max_pool2d(image, {.padding = 1}).hash(),
+                                               max_pool2d(image, {.stride = 1}).hash(),
+                                               average_pool2d(image).hash()};
+    REQUIRE(std::set<std::uint64_t>(hashes.begin(), hashes.end()).size() == hashes.size());
+    for (std::uint64_t const one : hashes) REQUIRE(one != 0);
+
+    auto const hash = [](std::uint64_t seed, auto layer) {
+        sequential net(linear(4, 4), std::move(layer), mean_squared_error());
+        return net.initialize(seed).hash();
+    };
+    REQUIRE(hash(1, relu()) == hash(2, relu()));
+    REQUIRE(hash(1, batch_norm(4)) == hash(2, batch_norm(4)));
+    REQUIRE(hash(1, relu()) != hash(1, gelu()));
+    REQUIRE(hash(1, dropout()) != hash(2, dropout()));
+    REQUIRE(hash(1, dropout()) == hash(1, dropout()));
+    REQUIRE(hash(1, linear(4, 4)) == 0);
 }

@@ -57,16 +57,18 @@ struct resumed_checkpoint {
 ///         if (trainer.completed_steps() % 100 == 0) kept.save(trainer, batches, {{"note", "so far so good"}});
 ///     }
 ///
-///  Contents   parameters and buffers (those of rank 0), the state of the optimizer and of the exchange, the number of
-///             completed steps (on which schedules and bias corrections depend), rate_factor(), which parameters are
-///             frozen, the position of the sampler, and the caller's entries. Not saved: accumulated gradients, random
-///             number generators of the caller's own, metrics.
+///  Contents   parameters and buffers (those of rank 0, and of each rank where they differ), the state of the optimizer and
+///             of the exchange, the trainer's progress() (numbers of steps, on which schedules, bias corrections and
+///             observers depend, and the losses of the last step), rate_factor(), which parameters are frozen, the position
+///             of the sampler, and the caller's entries. Compared only: the model's hash(), names of optimizers, the
+///             sampler's options and list. Not saved: accumulated gradients, random number generators of the caller's own,
+///             metrics.
 ///  Atomicity  A checkpoint exists in full or not at all: ranks write into a temporary directory, flush and agree, and
 ///             then rank 0 renames it. If a process is killed, at whatever moment, all earlier checkpoints remain as they
 ///             were.
 ///  Ranks      A checkpoint can be resumed by any number of ranks, with any update policy, bucket plan and transport;
 ///             with the same number of ranks, the bits that follow are the same. State that differs between ranks
-///             (residuals of an exchange) starts at zero if the number of ranks has changed.
+///             (residuals of an exchange) starts at zero if the number of ranks has changed, buffers that differ as rank 0's.
 ///  Location   All ranks must see the same directory.
 ///
 /// All calls are collective, between steps, on the thread that calls the trainer; each rank has an object of its own. See
@@ -90,7 +92,7 @@ public:
     /// `entries` of rank 0 are saved.
     ///
     /// Cost    rank 0 writes values and buffers; each rank writes the state that it holds, a part of it with
-    ///         update::sharded. One more pass over the files for their digests; flushes; four small exchanges. All ranks
+    ///         update::sharded. One more pass over the files for their digests; flushes; five small exchanges. All ranks
     ///         wait for the slowest one's disk, for at most timing.collective.
     /// Throws  data_error (errc::file), the same on every rank, if a rank cannot write, or if a previous save in the
     ///         background has failed; this checkpoint is then not made, earlier ones remain, and training can continue.
@@ -165,7 +167,10 @@ private:
         one->manifest.ranks = comm.size();
         one->manifest.entries = entries;
         one->manifest.settings = detail::settings_of(trainer);
-        if (batches != nullptr) one->manifest.sampler = {batches->options(), batches->epoch(), batches->position()};
+        if constexpr (requires { trainer.progress(); }) one->manifest.progress = trainer.progress();
+        if (batches != nullptr)
+            one->manifest.sampler = {batches->options(), batches->epoch(), batches->position(),
+                                     batches->digest_of_list()};
 
         detail::checkpoint_content content;
         detail::list_state(trainer, content);
@@ -181,7 +186,10 @@ private:
                     v.name.insert(0, detail::model_prefix);
                     content.tensors.push_back(std::move(v));
                 }
+                one->manifest.identity = detail::identity_of(trainer);
                 directory_.begin(one->manifest.step);
+            } else {
+                detail::list_buffers(trainer, content);
             }
             return std::uint64_t{0};
         });

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,6 +21,7 @@
 #include <ddp/core/contract.hpp>
 #include <ddp/core/error.hpp>
 #include <ddp/data/sampler.hpp>
+#include <ddp/model/model.hpp>
 #include <ddp/model/state_slice.hpp>
 #include <ddp/train/weights.hpp>
 #include <ddp/train/weights_file.hpp>
@@ -88,6 +90,51 @@ void list_state(C& trainer, checkpoint_content& content) {
     for (auto& [key, shape] : shapes) content.metadata.emplace(std::move(key), std::move(shape));
 }
 
+/// Buffers that each rank has for itself; none where rank 0's are those of all.
+template <class C>
+[[nodiscard]] std::vector<model_buffer> buffers_of_rank(C& trainer) {
+    if constexpr (requires { trainer.model().buffers(), trainer.buffers_alike(); })
+        if (trainer.comm().size() > 1 && !trainer.buffers_alike()) return trainer.model().buffers();
+    return {};
+}
+[[nodiscard]] inline state_slice slice_of(model_buffer const& buffer) {
+    return {.of = buffer.name,
+            .name = {},
+            .shape = buffer.shape,
+            .type = buffer.type,
+            .bytes = buffer.bytes,
+            .per_rank = true};
+}
+/// What another rank than 0 writes of them: rank 0's are written as the model's.
+template <class C>
+void list_buffers(C& trainer, checkpoint_content& content) {
+    for (model_buffer const& b : buffers_of_rank(trainer)) {
+        if (b.bytes.empty()) continue;
+        state_slice const s = slice_of(b);
+        content.tensors.push_back({state_tensor_name(s), s.type, {s.count()}, s.bytes});
+        content.metadata.emplace(state_key(s), extents_text(s.shape));
+    }
+}
+
+/// What it trains, as far as no tensor shows it.
+template <class C>
+[[nodiscard]] training_identity identity_of(C& trainer) {
+    training_identity own;
+    if constexpr (requires { trainer.model().hash(); })
+        own.model_hash = static_cast<std::uint64_t>(trainer.model().hash());
+    if constexpr (requires { trainer.optimizer_names(); }) {
+        std::vector<std::string> const names = trainer.optimizer_names();
+        std::vector<std::pair<std::string, std::string>> all;
+        for (std::size_t i = 0; i < names.size(); ++i) all.emplace_back(trainer.parameters()[i].name, names[i]);
+        if (std::adjacent_find(names.begin(), names.end(), std::not_equal_to<>()) == names.end())
+            all.assign(names.empty() ? 0 : 1, {"*", names.empty() ? "" : names.front()});
+        std::sort(all.begin(), all.end());  // so that adding them takes no time
+        for (auto& [parameter, name] : all)
+            if (!name.empty()) own.optimizers.emplace(std::move(parameter), std::move(name));
+    }
+    return own;
+}
+
 /// Of a trainer that has settings.
 template <class C>
 [[nodiscard]] std::optional<trainer_settings> settings_of(C& trainer) {
@@ -122,9 +169,9 @@ void continue_from(C& trainer, sampler* batches, checkpoint_reader& from) {
             std::vector<std::string_view> apart;
             for (std::size_t i = 0; i < trainer.parameters().size(); ++i)
                 if (trainer.frozen_from_the_start()[i] != 0) apart.push_back(trainer.parameters()[i].name);
-            from.expect_like(model, lines, batches, &apart);
+            from.expect_like(model, lines, batches, identity_of(trainer), &apart);
         } else {
-            from.expect_like(model, lines, batches);
+            from.expect_like(model, lines, batches, identity_of(trainer));
         }
         from.expect_settings_for(ChangeableTrainer<C>, FreezableTrainer<C>);
         if constexpr (FreezableTrainer<C>) {
@@ -150,6 +197,9 @@ void continue_from(C& trainer, sampler* batches, checkpoint_reader& from) {
             else
                 std::fill(s.bytes.begin(), s.bytes.end(), std::byte{0});
         });
+        for (model_buffer const& b : buffers_of_rank(trainer))  // else they are rank 0's
+            if (state_slice const s = slice_of(b); as_many && s.count() != 0 && from.has(s, comm.rank()))
+                from.read_state(s, comm.rank());
         return values;
     });
     try {
@@ -160,15 +210,21 @@ void continue_from(C& trainer, sampler* batches, checkpoint_reader& from) {
     }
     if constexpr (requires { trainer.model().stepped(std::size_t{}); })
         for (std::size_t i = 0, n = trainer.model().parameters().size(); i < n; ++i) trainer.model().stepped(i);
-    trainer.set_completed_steps(from.manifest().step);
+    bool progresses = false;
+    if constexpr (requires { trainer.set_progress(trainer.progress()); })
+        if ((progresses = from.manifest().progress.has_value())) trainer.set_progress(*from.manifest().progress);
+    if (!progresses) trainer.set_completed_steps(from.manifest().step);
     if (from.manifest().settings) {
         if constexpr (ChangeableTrainer<C>) trainer.set_rate_factor(from.manifest().settings->rate_factor);
         if constexpr (FreezableTrainer<C>) trainer.set_frozen(frozen);
     }
     if (batches != nullptr) batches->seek(from.manifest().sampler->epoch, from.manifest().sampler->position);
+    std::string const written = from.path() + ": was written by " + std::to_string(from.manifest().ranks) + " ranks: ";
     if (!as_many && from.has_rank_state() && comm.rank() == 0)
-        say_of_checkpoint(from.path() + ": was written by " + std::to_string(from.manifest().ranks) +
-                          " ranks: state that each rank has for itself begins at zero");
+        say_of_checkpoint(written + "state that each rank has for itself begins at zero");
+    if constexpr (requires { trainer.buffers_alike(); })
+        if (!as_many && from.has_rank_buffers() && !trainer.buffers_alike() && comm.rank() == 0)
+            say_of_checkpoint(written + "buffers that each rank has for itself begin as rank 0's");
 }
 
 }  // namespace ddp::detail

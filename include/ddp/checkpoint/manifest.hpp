@@ -12,6 +12,7 @@
 #include <ddp/core/separate.hpp>
 #include <ddp/data/sampler.hpp>
 #include <ddp/data/string_map.hpp>
+#include <ddp/train/training_progress.hpp>
 
 namespace ddp::detail {
 
@@ -27,6 +28,13 @@ struct sampler_place {
     sampler_options options;
     std::uint64_t epoch = 0;
     std::size_t position = 0;
+    std::optional<std::uint64_t> list = std::nullopt;  // sampler::digest_of_list(); none before version 3
+};
+
+/// What no tensor shows, and another training would have otherwise.
+struct training_identity {
+    std::uint64_t model_hash = 0;  // hash() of the model; 0: it has none
+    string_map optimizers;  // the algorithm's name by parameter, or that of all as "*"; none where it is not known
 };
 
 /// What a program has told its trainer between steps, and later bits depend on.
@@ -39,7 +47,10 @@ struct checkpoint_manifest {
     std::string library;  // the version that wrote it
     std::uint64_t step = 0;
     int ranks = 0;
-    std::vector<checkpoint_shard> shards;      // by rank; ranks that have nothing to keep write none
+    std::vector<checkpoint_shard> shards;       // by rank; ranks that have nothing to keep write none
+    std::optional<training_identity> identity;  // none before version 3
+    /// Its completed_steps is `step`. None of trainers that keep no such thing, nor before version 3.
+    std::optional<training_progress> progress;
     std::optional<trainer_settings> settings;  // none of trainers that have no such settings, nor before version 2
     std::optional<sampler_place> sampler;
     string_map entries;  // the user's

@@ -23,9 +23,11 @@
 namespace ddp::detail {
 
 /// What the names of tensors of a shard begin with.
-inline constexpr std::string_view model_prefix = "model/", state_prefix = "state/", rank_state_prefix = "rank_state/";
+inline constexpr std::string_view model_prefix = "model/", state_prefix = "state/", rank_state_prefix = "rank_state/",
+                                  rank_buffer_prefix = "rank_buffer/";
 
-/// Under which name a piece of state is kept: "state/w1/momentum", or "rank_state/…" where each rank has another.
+/// Under which name a piece of state is kept: "state/w1/momentum", or "rank_state/…" where each rank has another; without a
+/// slot's name it is a buffer of which each rank has another: "rank_buffer/1.running_mean".
 [[nodiscard]] std::string state_key(state_slice const& slice);
 /// Of the tensor that holds it: "state/w1/momentum[0:512]".
 [[nodiscard]] std::string state_tensor_name(state_slice const& slice);
@@ -45,14 +47,18 @@ public:
     [[nodiscard]] checkpoint_manifest const& manifest() const noexcept { return manifest_; }
     /// Of the manifest's text.
     [[nodiscard]] std::uint64_t digest_of_manifest() const noexcept { return digest_; }
-    /// Whether a rank of it has state that other ranks have not.
+    /// Whether a rank of it has state that other ranks have not; whether it has such buffers.
     [[nodiscard]] bool has_rank_state() const noexcept;
+    [[nodiscard]] bool has_rank_buffers() const noexcept;
 
     /// Throws data_error (errc::format), with all differences, unless this is a checkpoint of such a model, of the state that
-    /// `lines` (sorted; state_line, of all ranks) tells of, and of such a sampler, if there is one. `apart`: parameters that are
-    /// frozen from the start here, of a trainer that keeps no state of those; null for others.
+    /// `lines` (sorted; state_line, of all ranks) tells of, of such a sampler, if there is one, and of this identity. `apart`:
+    /// parameters that are frozen from the start here, of a trainer that keeps no state of those; null for others.
     void expect_like(std::vector<kept_tensor> const& model, std::vector<std::string> const& lines,
-                     sampler const* batches, std::vector<std::string_view> const* apart = nullptr) const;
+                     sampler const* batches, training_identity const& own,
+                     std::vector<std::string_view> const* apart = nullptr) const;
+    /// Whether it has this slice for rank `rank`.
+    [[nodiscard]] bool has(state_slice const& slice, int rank) const;
     /// Throws data_error unless all elements of this slice are in the checkpoint.
     void expect_covered(state_slice const& slice, int rank) const;
 

@@ -131,6 +131,8 @@ public:
         return batch / p + (batch % p != 0 ? 1 : 0);
     }
     [[nodiscard]] sampler_options const& options() const noexcept { return options_; }
+    /// A digest of the list of samples; 0 without one, and for the list 0, 1, 2, …, which is the same. Checkpoints keep it.
+    [[nodiscard]] std::uint64_t digest_of_list() const noexcept { return digest_of_list_; }
 
 private:
     /// Where the global batch of a step lies in the epoch's order.
@@ -145,6 +147,7 @@ private:
     std::uint64_t epoch_ = 0;
     std::size_t position_ = 0;
     std::vector<std::uint32_t> list_;  // empty: 0 .. samples - 1
+    std::uint64_t digest_of_list_ = 0;
     std::vector<std::uint32_t> order_;
     std::uint64_t ordered_ = std::numeric_limits<std::uint64_t>::max();  // the epoch whose order order_ holds
 };

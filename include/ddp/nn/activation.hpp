@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 
+#include <ddp/core/digest.hpp>
 #include <ddp/kernel/kernel.hpp>
 #include <ddp/nn/layer.hpp>
 
@@ -17,6 +19,7 @@ namespace ddp::nn {
 
 /// max(x, 0). NaN stays NaN, so that a diverged training is noticed. The derivative at 0 is 0.
 struct rectifier {
+    static constexpr char const* name = "relu";
     template <Element E>
     DDP_KERNEL static void value(E* y, E const* x, std::size_t count) {
         DDP_INDEPENDENT
@@ -31,6 +34,7 @@ struct rectifier {
 
 /// tanh(x), by Eigen: a rational approximation in float (a few units in the last place), the C library's in double.
 struct hyperbolic_tangent {
+    static constexpr char const* name = "tanh";
     template <Element E>
     static void value(E* y, E const* x, std::size_t count) {
         auto const n = static_cast<Eigen::Index>(count);
@@ -50,13 +54,23 @@ struct hyperbolic_tangent {
 ///  value(y, x, count)       y[i] = f(x[i]); y and x may be the same array
 ///  derivative(d, y, count)  multiplies d[i] by the derivative of f, computed from its value y[i]
 ///
+/// Optional: a static constant `name`, which ranks and checkpoints compare.
+///
 /// Backward works in place on the gradient that it is given, and so does forward on its input if the layer before no
 /// longer needs it. No parameters. Cost: one pass over the activations in each direction.
 template <Element E, class Function>
 class activation {
 public:
     using element = E;
+    static constexpr bool draws = false;  ///< nothing at random
 
+    /// Of the function's name; 0 if it has none.
+    [[nodiscard]] std::uint64_t hash() const noexcept {
+        if constexpr (requires { Function::name; })
+            return policy_hash(Function::name);
+        else
+            return 0;
+    }
     matrix_view<E> forward(const_matrix_view<E> x, forward_mode) {
         matrix_view<E> y = y_.take(rows_of(x), columns_of(x));
         Function::value(y.data(), x.data(), static_cast<std::size_t>(x.size()));

@@ -173,6 +173,7 @@ public:
                 {"num_batches_tracked", element_type::i64, {}, bytes_of(batches_)}};
     }
     [[nodiscard]] bool joins_ranks() const noexcept { return options_.statistics == batch_statistics::synchronised; }
+    static constexpr bool draws = false;
     /// Ranks compare it.
     [[nodiscard]] std::uint64_t hash() const noexcept {
         return policy_hash("batch_norm", options_.statistics, options_.momentum, options_.epsilon);

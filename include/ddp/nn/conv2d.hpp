@@ -139,7 +139,7 @@ template <Element E = float>
 class conv2d {
 public:
     using element = E;
-    static constexpr bool output_is_free = true;
+    static constexpr bool output_is_free = true, draws = false;
 
     conv2d(image_shape in, conv2d_options const& options)
         : window_("conv2d", in, options.kernel, options.stride, options.padding),
@@ -150,6 +150,8 @@ public:
         initialize(0, 0);
     }
 
+    /// Ranks and checkpoints compare it.
+    [[nodiscard]] std::uint64_t hash() const noexcept { return window_.hash("conv2d"); }
     [[nodiscard]] image_shape input_shape() const noexcept { return window_.in; }
     [[nodiscard]] image_shape output_shape() const noexcept {
         return {filters_, window_.out_height, window_.out_width};

@@ -5,8 +5,10 @@
 #include <cmath>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 
+#include <ddp/core/digest.hpp>
 #include <ddp/kernel/kernel.hpp>
 #include <ddp/nn/activation.hpp>
 #include <ddp/nn/layer.hpp>
@@ -106,7 +108,10 @@ template <Element E = float>
 class gelu {
 public:
     using element = E;
-    static constexpr bool output_is_free = true;
+    static constexpr bool output_is_free = true, draws = false;
+
+    /// Ranks and checkpoints compare it.
+    [[nodiscard]] std::uint64_t hash() const noexcept { return policy_hash("gelu"); }
 
     matrix_view<E> forward(const_matrix_view<E> x, forward_mode) {
         matrix_view<E> y = y_.take(rows_of(x), columns_of(x));
@@ -142,7 +147,10 @@ template <Element E = float>
 class gelu_erf {
 public:
     using element = E;
-    static constexpr bool output_is_free = true;
+    static constexpr bool output_is_free = true, draws = false;
+
+    /// Ranks and checkpoints compare it.
+    [[nodiscard]] std::uint64_t hash() const noexcept { return policy_hash("gelu_erf"); }
 
     matrix_view<E> forward(const_matrix_view<E> x, forward_mode) {
         matrix_view<E> y = y_.take(rows_of(x), columns_of(x));

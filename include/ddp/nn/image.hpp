@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include <ddp/core/contract.hpp>
+#include <ddp/core/digest.hpp>
 
 namespace ddp::nn {
 
@@ -49,6 +51,9 @@ struct window {
     }
 
     [[nodiscard]] std::size_t out_plane() const noexcept { return out_height * out_width; }
+    [[nodiscard]] std::uint64_t hash(char const* layer) const noexcept {
+        return policy_hash(layer, in.channels, in.height, in.width, kernel, stride, padding);
+    }
 
     /// Half-open range of positions.
     struct range {

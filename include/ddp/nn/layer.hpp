@@ -218,8 +218,10 @@ struct backward_mode {
 ///  buffers()                  returns `std::vector<model_buffer>`: state that is not trained
 ///  joins_ranks()              returns bool: whether forward and backward call `mode.ranks` in training, equally often on
 ///                             all ranks. A rank without samples then calls them with no rows
-///  hash()                     a digest of settings, other than parameters, that must be the same on all ranks; 0: there
-///                             are none
+///  hash()                     a digest of the layer's kind and of its settings, other than parameters: ranks compare it,
+///                             and checkpoints. 0: nothing to compare
+///  draws                      static constexpr bool: false for a layer with a hash() that draws no random numbers. If any
+///                             layer with a hash() does, the model's seed is compared as well
 ///  reports_slices             static constexpr bool: backward uses `mode.slices`
 ///  output_is_free             static constexpr bool: y is memory of this layer's own that its backward does not read, so
 ///                             the next layer may overwrite it

@@ -38,6 +38,7 @@ struct any_layer {
     [[nodiscard]] virtual std::vector<model_buffer> buffers() = 0;
     [[nodiscard]] virtual bool joins_ranks() const = 0;
     [[nodiscard]] virtual std::uint64_t hash() const = 0;  // 0: nothing that ranks have to compare
+    [[nodiscard]] virtual bool draws() const = 0;          // the model's seed matters beyond the first values
 };
 
 template <Element E, LayerOf<E> L>
@@ -99,6 +100,12 @@ struct holder final : any_layer<E> {
             return layer.hash();
         else
             return 0;
+    }
+    [[nodiscard]] bool draws() const override {
+        if constexpr (requires { L::draws; })
+            return L::draws;
+        else
+            return hash() != 0;
     }
 
     L layer;
@@ -216,13 +223,15 @@ void layer_chain<E>::bind(storage<E> memory) {
 template <Element E>
 std::uint64_t layer_chain<E>::hash() const {
     digest all;
-    bool draws = false;
+    bool any = false, draws = false;
     for (std::size_t l = 0; l < layers_.size(); ++l)
         if (std::uint64_t const one = layers_[l]->hash(); one != 0) {
             all.add(std::uint64_t{l}).add(one);
-            draws = true;
+            any = true;
+            draws = draws || layers_[l]->draws();
         }
-    return draws ? all.add(mode.seed).value() : 0;
+    if (draws) all.add(mode.seed);
+    return any ? all.value() : 0;
 }
 template <Element E>
 bool layer_chain<E>::needs_all_ranks() const noexcept {

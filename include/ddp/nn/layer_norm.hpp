@@ -12,6 +12,7 @@
 #include <utility>
 
 #include <ddp/core/contract.hpp>
+#include <ddp/core/digest.hpp>
 #include <ddp/kernel/kernel.hpp>
 #include <ddp/nn/layer.hpp>
 #include <ddp/nn/products.hpp>
@@ -66,7 +67,7 @@ template <Element E = float>
 class layer_norm {
 public:
     using element = E;
-    static constexpr bool output_is_free = true;
+    static constexpr bool output_is_free = true, draws = false;
 
     explicit layer_norm(std::size_t width, double epsilon = 1e-5)
         : width_(width),
@@ -77,6 +78,8 @@ public:
         initialize(0, 0);
     }
 
+    /// Ranks and checkpoints compare it.
+    [[nodiscard]] std::uint64_t hash() const noexcept { return policy_hash("layer_norm", epsilon_); }
     [[nodiscard]] std::size_t inputs() const noexcept { return width_; }
     [[nodiscard]] std::size_t outputs() const noexcept { return width_; }
     [[nodiscard]] std::span<trainable<E>> parameters() noexcept { return parameters_; }

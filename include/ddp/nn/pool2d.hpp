@@ -137,13 +137,15 @@ template <Element E, class Function>
 class pool2d {
 public:
     using element = E;
-    static constexpr bool output_is_free = true;
+    static constexpr bool output_is_free = true, draws = false;
 
     explicit pool2d(image_shape in, pool2d_options const& options = {})
         : window_(Function::name, in, options.kernel, options.stride == 0 ? options.kernel : options.stride,
                   options.padding),
           halves_(window_.kernel == 2 && window_.stride == 2 && window_.padding == 0) {}
 
+    /// Ranks and checkpoints compare it.
+    [[nodiscard]] std::uint64_t hash() const noexcept { return window_.hash(Function::name); }
     [[nodiscard]] image_shape input_shape() const noexcept { return window_.in; }
     [[nodiscard]] image_shape output_shape() const noexcept {
         return {window_.in.channels, window_.out_height, window_.out_width};

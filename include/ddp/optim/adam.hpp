@@ -144,11 +144,12 @@ void expect_adam_spans(char const* name, step_info const& at, std::size_t gradie
 /// Source   Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015, with eps in the place where
 ///          torch.optim.Adam has it.
 struct adam {
-    double lr = 1e-3;           ///< learning rate; finite, >= 0
-    double beta1 = 0.9;         ///< the fraction of m that each step keeps; in [0, 1)
-    double beta2 = 0.999;       ///< the fraction of v that each step keeps; in [0, 1)
-    double eps = 1e-8;          ///< added to the divisor, which keeps it above 0; finite, > 0
-    double weight_decay = 0.0;  ///< times value is added to the gradient; finite, >= 0
+    double lr = 1e-3;                            ///< learning rate; finite, >= 0
+    double beta1 = 0.9;                          ///< the fraction of m that each step keeps; in [0, 1)
+    double beta2 = 0.999;                        ///< the fraction of v that each step keeps; in [0, 1)
+    double eps = 1e-8;                           ///< added to the divisor, which keeps it above 0; finite, > 0
+    double weight_decay = 0.0;                   ///< times value is added to the gradient; finite, >= 0
+    static constexpr char const* name = "adam";  ///< of the algorithm; checkpoints keep it
 
     [[nodiscard]] std::size_t slot_count() const noexcept { return 2; }
     [[nodiscard]] slot_words slot_names() const noexcept { return detail::kernels::adam_slots; }
@@ -193,6 +194,7 @@ struct adamw {
     double beta2 = 0.999;        ///< the fraction of v that each step keeps; in [0, 1)
     double eps = 1e-8;           ///< added to the divisor, which keeps it above 0; finite, > 0
     double weight_decay = 0.01;  ///< decoupled: each step subtracts learning rate * weight_decay * value; finite, >= 0
+    static constexpr char const* name = "adamw";  ///< of the algorithm; checkpoints keep it
 
     [[nodiscard]] std::size_t slot_count() const noexcept { return 2; }
     [[nodiscard]] slot_words slot_names() const noexcept { return detail::kernels::adam_slots; }

@@ -40,6 +40,7 @@ public:
     [[nodiscard]] slot_words slot_names() const noexcept;
     [[nodiscard]] double learning_rate() const noexcept;
     [[nodiscard]] std::uint64_t hash() const noexcept;
+    [[nodiscard]] char const* name() const noexcept;
     void validate() const;
     [[nodiscard]] bool needs_norms() const noexcept;
     template <std::floating_point E>

@@ -65,11 +65,12 @@ DDP_KERNEL void lamb_step(E* value, E const* direction, std::size_t count, E rat
 /// Source   You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", ICLR 2020, algorithm
 ///          2, with the identity for phi.
 struct lamb {
-    double lr = 1e-3;            ///< learning rate; finite, >= 0
-    double beta1 = 0.9;          ///< the fraction of m that each step keeps; in [0, 1)
-    double beta2 = 0.999;        ///< the fraction of v that each step keeps; in [0, 1)
-    double eps = 1e-6;           ///< added to the divisor, which keeps it above 0; finite, > 0
-    double weight_decay = 0.01;  ///< times value is added to the direction; finite, >= 0
+    double lr = 1e-3;                            ///< learning rate; finite, >= 0
+    double beta1 = 0.9;                          ///< the fraction of m that each step keeps; in [0, 1)
+    double beta2 = 0.999;                        ///< the fraction of v that each step keeps; in [0, 1)
+    double eps = 1e-6;                           ///< added to the divisor, which keeps it above 0; finite, > 0
+    double weight_decay = 0.01;                  ///< times value is added to the direction; finite, >= 0
+    static constexpr char const* name = "lamb";  ///< of the algorithm; checkpoints keep it
 
     [[nodiscard]] std::size_t slot_count() const noexcept { return 2; }
     [[nodiscard]] slot_words slot_names() const noexcept { return detail::kernels::adam_slots; }

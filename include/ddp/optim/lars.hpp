@@ -76,6 +76,7 @@ struct lars {
     double weight_decay = 0.0;  ///< times value is added to the gradient; finite, >= 0
     double trust = 1e-3;        ///< length of a step relative to the parameter's norm, at lr = 1; finite, > 0
     double eps = 1e-8;          ///< added to the divisor of the ratio; finite, >= 0
+    static constexpr char const* name = "lars";  ///< of the algorithm; checkpoints keep it
 
     [[nodiscard]] std::size_t slot_count() const noexcept { return 1; }
     [[nodiscard]] slot_words slot_names() const noexcept {

@@ -71,6 +71,7 @@ struct lion {
     double beta1 = 0.9;         ///< weight of m in c, whose sign is taken; in [0, 1)
     double beta2 = 0.99;        ///< the fraction of m that each step keeps; in [0, 1)
     double weight_decay = 0.0;  ///< decoupled: each step subtracts learning rate * weight_decay * value; finite, >= 0
+    static constexpr char const* name = "lion";  ///< of the algorithm; checkpoints keep it
 
     [[nodiscard]] std::size_t slot_count() const noexcept { return 1; }
     [[nodiscard]] slot_words slot_names() const noexcept {

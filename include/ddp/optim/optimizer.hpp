@@ -57,6 +57,9 @@ concept StepIsConst =
 ///  slot_names()           a range of slot_count() names: slots[k] is called so where state is listed or stored
 ///                         ("momentum"); without it "slot 0", "slot 1", …
 ///  slot_names(group)      the names of the slots that this group uses, if groups differ in them
+///  name                   of the algorithm, without its hyper-parameters: a static constant or a function name() that gives
+///                         text. Checkpoints keep it and refuse to continue with another. Without it they compare slots only
+///  name(group)            the same of this group, if groups differ in it
 ///  prepare(info, gradient, value, slots)
 ///                         for a step that needs norms of whole parameters (lamb, lars). Called once for each range
 ///                         before any range is stepped; gradient is std::span<E> and may be overwritten, value is const.

@@ -32,6 +32,8 @@ public:
     [[nodiscard]] virtual std::size_t slot_count() const = 0;
     [[nodiscard]] virtual std::vector<std::string> slot_names(std::size_t group) const = 0;
     [[nodiscard]] virtual double learning_rate(std::size_t group) const = 0;
+    /// Of the algorithm; empty where the optimizer does not say.
+    [[nodiscard]] virtual std::string name(std::size_t group) const = 0;
     /// The group of each parameter; empty where the optimizer has none.
     [[nodiscard]] virtual std::vector<std::size_t> groups_of(std::span<parameter<E> const> parameters) const = 0;
     /// Whether prepare() comes before step(), and the norms of parameters between them.
@@ -79,6 +81,7 @@ public:
     std::uint64_t hash() const override { return static_cast<std::uint64_t>(held_.hash()); }
     std::size_t slot_count() const override { return static_cast<std::size_t>(held_.slot_count()); }
     std::vector<std::string> slot_names(std::size_t group) const override { return slot_names_of(held_, group); }
+    std::string name(std::size_t group) const override { return name_of_optimizer(held_, group); }
     double learning_rate(std::size_t group) const override {
         if constexpr (requires { held_.learning_rate(group); })
             return held_.learning_rate(group);
@@ -111,6 +114,16 @@ public:
 private:
     Opt held_;
 };
+
+/// By parameter: the name of the algorithm that steps it; empty where the optimizer does not say.
+template <Element E>
+[[nodiscard]] std::vector<std::string> names_by_parameter(optimizer_model<E> const& optimizer,
+                                                          std::span<parameter<E> const> parameters) {
+    std::vector<std::size_t> const groups = optimizer.groups_of(parameters);
+    std::vector<std::string> names;
+    for (std::size_t i = 0; i < parameters.size(); ++i) names.push_back(optimizer.name(groups.empty() ? 0 : groups[i]));
+    return names;
+}
 
 template <Element E, OptimizerFor<E> Opt>
 [[nodiscard]] std::unique_ptr<optimizer_model<E>> make_optimizer_model(Opt optimizer) {

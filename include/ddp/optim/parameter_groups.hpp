@@ -92,6 +92,11 @@ public:
         return detail::slot_names_of(groups_[group].optimizer);
     }
 
+    /// Of the algorithm of a group.
+    [[nodiscard]] std::string name(std::size_t group) const {
+        return detail::name_of_optimizer(groups_[group].optimizer);
+    }
+
     /// Covers the patterns and every member.
     [[nodiscard]] std::uint64_t hash() const {
         digest all;

@@ -107,6 +107,7 @@ struct rmsprop {
     double weight_decay = 0.0;  ///< times value is added to the gradient (L2 regularisation); finite, >= 0
     double momentum = 0.0;      ///< the fraction of b that each step keeps; in [0, 1)
     bool centered = false;      ///< divides by the root of the variance of the gradient, not of its mean square
+    static constexpr char const* name = "rmsprop";  ///< of the algorithm; checkpoints keep it
 
     [[nodiscard]] std::size_t slot_count() const noexcept {
         return std::size_t{1} + (momentum != 0.0 ? 1 : 0) + (centered ? 1 : 0);

@@ -73,6 +73,7 @@ struct sgd {
     double momentum = 0.0;      ///< the fraction of v that each step keeps; in [0, 1)
     double weight_decay = 0.0;  ///< times value is added to the gradient (L2 regularisation); finite, >= 0
     bool nesterov = false;      ///< uses Nesterov's form, which needs momentum > 0
+    static constexpr char const* name = "sgd";  ///< of the algorithm; checkpoints keep it
 
     [[nodiscard]] std::size_t slot_count() const noexcept { return momentum != 0.0 ? 1 : 0; }
     [[nodiscard]] slot_words slot_names() const noexcept {

@@ -38,4 +38,23 @@ template <class Opt>
     }
 }
 
+/// Of its algorithm; empty where the optimizer does not say.
+template <class Opt>
+[[nodiscard]] std::string name_of_optimizer(Opt const& optimizer) {
+    if constexpr (requires { std::string(optimizer.name()); })
+        return std::string(optimizer.name());
+    else if constexpr (requires { std::string(Opt::name); })
+        return std::string(Opt::name);
+    else
+        return {};
+}
+/// Of the algorithm of this group.
+template <class Opt>
+[[nodiscard]] std::string name_of_optimizer(Opt const& optimizer, std::size_t group) {
+    if constexpr (requires { std::string(optimizer.name(group)); })
+        return std::string(optimizer.name(group));
+    else
+        return name_of_optimizer(optimizer);
+}
+
 }  // namespace ddp::detail

@@ -227,6 +227,12 @@ public:
         meetings_.for_each_state(visit);
     }
 
+    /// By parameter: the name of the algorithm that steps it (`name` of an optimizer); empty where that says none.
+    [[nodiscard]] std::vector<std::string> optimizer_names() const { return local_.optimizer_names(); }
+    /// Whether ranks hold the same buffers after a meeting of all, or synchronise(): unless local_options::buffers leaves them
+    /// alone.
+    [[nodiscard]] bool buffers_alike() const noexcept { return options_.buffers != buffers::left_alone; }
+
     /// Steps, the time in step(), and of that the time in meetings (waited) and in the optimizer (stepped).
     [[nodiscard]] step_times const& times() const noexcept { return times_; }
     void reset_times() noexcept { times_ = {}; }

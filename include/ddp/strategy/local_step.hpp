@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <variant>
+#include <vector>
 
 #include <ddp/core/separate.hpp>
 #include <ddp/kernel/combine.hpp>
@@ -38,6 +40,7 @@ public:
     [[nodiscard]] layout const& where() const noexcept { return where_; }
     [[nodiscard]] std::uint64_t hash() const { return stepper_.hash(); }
     [[nodiscard]] std::string words() const { return stepper_.words(); }
+    [[nodiscard]] std::vector<std::string> optimizer_names() const { return stepper_.optimizer_names(parameters_); }
     [[nodiscard]] std::uint64_t updates() const noexcept { return updates_; }
 
     /// Gradients are sums over `weight` samples, and are changed. `used`: by parameter, 0 for what stays as it is; empty: nothing does.

@@ -26,6 +26,7 @@
 #include <ddp/train/replica.hpp>
 #include <ddp/train/step_engine.hpp>
 #include <ddp/train/trainer_core.hpp>
+#include <ddp/train/training_progress.hpp>
 
 namespace ddp {
 
@@ -188,12 +189,28 @@ public:
     /// Steps that changed the values. After a failure ranks may differ by one: those that had every gradient of a rank that
     /// then failed have completed the step. Ranks with equal numbers hold equal bits.
     [[nodiscard]] std::uint64_t completed_steps() const noexcept { return engine().updates(); }
-    /// Continues as if `count` steps had been completed: schedules and bias corrections count from there. Between steps,
-    /// with the same count on all ranks; for code that restores values and state, such as checkpoints.
+    /// Continues as if `count` steps had been begun and completed: schedules, bias corrections and the numbers that observers
+    /// are told count from there, and the next step knows no previous loss. Between steps, with the same count on all ranks;
+    /// for code that restores values and state.
     void set_completed_steps(std::uint64_t count) {
         DDP_EXPECTS(between_steps(), "set_completed_steps: a step is under way; finish() it first");
         settle();
-        core().set_updates(count);
+        step_.set_progress({.completed_steps = count, .begun_steps = count});
+    }
+    /// Where the training stands besides values and state, the same on all ranks. Collective, between steps; cost: an
+    /// all-gather of 8 bytes per rank. Throws usage_error, on this rank, within a step.
+    [[nodiscard]] training_progress progress() {
+        DDP_EXPECTS(between_steps(), "progress: a step is under way; finish() it first");
+        settle();
+        return step_.progress();
+    }
+    /// Continues from there, as a trainer would that has made these steps: for code that restores values and state, such as
+    /// checkpoints. Between steps, with the same on all ranks, of which there may be another number. Throws usage_error within
+    /// a step.
+    void set_progress(training_progress const& at) {
+        DDP_EXPECTS(between_steps(), "set_progress: a step is under way; finish() it first");
+        settle();
+        step_.set_progress(at);
     }
     /// From the next step on each group's learning rate is multiplied by `factor` as well as by the schedule's: for rates
     /// that the program decides on while it trains (reduce_on_plateau). Stays until the next call; checkpoints keep it.
@@ -284,6 +301,13 @@ public:
         settle();
         engine().for_each_state(visit);
     }
+
+    /// By parameter: the name of the algorithm that steps it (`name` of an optimizer); empty where that says none.
+    [[nodiscard]] std::vector<std::string> optimizer_names() {
+        return detail::names_by_parameter(core().optimizer(), parameters());
+    }
+    /// Whether ranks hold the same buffers after each step, as training_options::buffers says.
+    [[nodiscard]] bool buffers_alike() const noexcept { return core().options().buffers_alike(); }
 
     /// Makes the model's buffers the same on all ranks, as training_options::buffers says, otherwise those of rank 0.
     /// Collective, between steps; does nothing without buffers. Only needed with buffers::left_alone and

@@ -98,7 +98,7 @@ task<> hosts_engine<T, E>::bucket(std::size_t b) {
     if (!this->ready_releases()) co_await this->meet(b, base::writable);
     co_await this->go_through(b, base::steps);
     this->mark();
-    this->memory().word(this->me()).store(this->round(), std::memory_order_relaxed);  // others' slices come one by one
+    this->memory().word(this->me()).store(this->made(), std::memory_order_relaxed);  // others' slices come one by one
     co_await exchange_slices(b, this->values_here(), this->values());
     co_await this->meet(b, base::written);
 }

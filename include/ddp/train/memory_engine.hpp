@@ -53,7 +53,7 @@ public:
 
     bool torn() const noexcept override {
         return step_engine<T, E>::torn() || unsafe_ ||
-               (this->within_step() && memory_->word(this->me()).load(std::memory_order_acquire) == this->round());
+               (this->within_step() && memory_->word(this->me()).load(std::memory_order_acquire) == this->made());
     }
     void keep_values() noexcept override { unsafe_ = !memory_->keep(this->values().size_bytes()); }
 
@@ -95,7 +95,7 @@ protected:
     /// Says to every other rank of this host that its values are no longer all of one step.
     void mark() const noexcept {
         for (std::size_t const r : memory_->here())
-            if (r != this->me()) memory_->word(r).store(this->round(), std::memory_order_release);
+            if (r != this->me()) memory_->word(r).store(this->made(), std::memory_order_release);
         finish_streams();  // not after what follows
     }
     /// For so many pointers, at most one for each rank of this host.

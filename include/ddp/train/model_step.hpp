@@ -12,11 +12,13 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/collective/all_gather.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/train/replica.hpp>
 #include <ddp/train/step_engine.hpp>
 #include <ddp/train/trainer_core.hpp>
+#include <ddp/train/training_progress.hpp>
 #include <ddp/train/user_code.hpp>
 
 namespace ddp::detail {
@@ -120,6 +122,23 @@ public:
                         "the batch is empty on every rank: there is no mean over no samples. Nothing was changed; a "
                         "rank that is out of data calls trainer.join().");
         return result;
+    }
+
+    /// Between steps. Collective: losses are added up in the order of ranks, as the next step would add them.
+    [[nodiscard]] training_progress progress() const {
+        step_engine<T, element> const& engine = core_.engine();
+        training_progress at{.completed_steps = engine.updates(),
+                             .begun_steps = core_.begun_steps(),
+                             .last_weight = engine.weight(),
+                             .previous_loss = engine.previous_loss()};
+        for (double const one : all_gather(core_.comm(), loss_before_)) at.last_losses += one;
+        return at;
+    }
+    /// Between steps, on all ranks alike.
+    void set_progress(training_progress const& at) {
+        loss_ = 0;
+        loss_before_ = core_.comm().rank() == 0 ? at.last_losses : 0;  // the same sum: zeros add nothing to it
+        core_.set_progress(at);
     }
 
     /// Waits for values that a late gather still brings.

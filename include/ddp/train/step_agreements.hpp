@@ -20,6 +20,7 @@
 #include <ddp/train/nonfinite.hpp>
 #include <ddp/train/odd_ranks.hpp>
 #include <ddp/train/step_ticket.hpp>
+#include <ddp/train/training_progress.hpp>
 #include <ddp/train/used_map.hpp>
 #include <ddp/transport/any.hpp>
 
@@ -74,14 +75,17 @@ public:
     /// The next step begins.
     void begin() noexcept {
         ++round_;
+        ++made_;
         messages_->places[me()] = {};
     }
     /// Says so in the group.
     void enter() {
         of_.enter({"step", 0, "", "", {.group = context_, .channel = weights_channel, .index = round_}, hash_});
     }
-    /// Of the step that is under way, or was last; it counts from 1.
+    /// Of the step that is under way, or was last, in the training; it counts from 1.
     [[nodiscard]] std::uint64_t round() const noexcept { return round_; }
+    /// The same among the steps of this object, wherever the training was taken up.
+    [[nodiscard]] std::uint64_t made() const noexcept { return made_; }
     /// Of the messages that are bucket b's in this step.
     [[nodiscard]] lane<T> lane_of_bucket(std::size_t b) noexcept {
         return lane_of(4 + 4 * static_cast<std::uint32_t>(b), hash_);
@@ -105,6 +109,12 @@ public:
     [[nodiscard]] step_totals const& totals() const noexcept { return totals_; }
     /// Mean loss over the samples of all ranks in the step before; NaN where there was none.
     [[nodiscard]] double previous_loss() const noexcept { return previous_loss_; }
+    /// Between steps, on all ranks alike. Losses are the next tickets'.
+    void set_progress(training_progress const& at) noexcept {
+        round_ = at.begun_steps;
+        totals_.weight = at.last_weight;
+        previous_loss_ = at.previous_loss;
+    }
 
     [[nodiscard]] bool tracks_used() const noexcept { return messages_->used.tracks(); }
     /// used[i] != 0: this rank's backward has reported parameter i.
@@ -142,7 +152,7 @@ private:
     std::uint64_t hash_ = 1;
     std::uint32_t context_ = 0;
     bool exchange_ = false;
-    std::uint64_t round_ = 0;
+    std::uint64_t round_ = 0, made_ = 0;
     step_totals totals_{.everybody_done = false};
     double previous_loss_ = 0;
 };

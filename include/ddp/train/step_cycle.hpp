@@ -32,6 +32,7 @@
 #include <ddp/train/step_roots.hpp>
 #include <ddp/train/step_subject.hpp>
 #include <ddp/train/step_ticket.hpp>
+#include <ddp/train/training_progress.hpp>
 #include <ddp/transport/any.hpp>
 
 namespace ddp {
@@ -64,13 +65,11 @@ public:
     void collect() override;
     [[nodiscard]] bool has_mail() const noexcept override { return !mail_.empty(); }
     [[nodiscard]] bool under_way(group const& ranks) const noexcept override { return under_way_ && &ranks == &of_; }
-    /// Ends when every value is new, or where they travel late every value that this rank steps. Collect first, so that the step
-    /// has begun.
+    /// Ends when every value is new, or where they travel late those that this rank steps. Collect first: the step has begun.
     task<> finished();
     [[nodiscard]] bool idle() const noexcept { return unfinished_.left == 0 && (!late_ || late_->left().left == 0); }
 
-    /// Where values travel after finished(): which are here, between the end of a step that has changed values and the next.
-    /// Else null.
+    /// Where values travel after finished(): which are here, from the end of a step that has changed values to the next. Or null.
     [[nodiscard]] detail::late_gather* late() noexcept { return late_ ? &*late_ : nullptr; }
     /// Ends when nothing of the last step is left to do. The next one begins after that.
     task<> settled() { co_await done_; }
@@ -88,10 +87,13 @@ public:
     /// Then, by rank: the first element of its own gradient that is not finite, if it has one.
     [[nodiscard]] std::span<detail::nonfinite_place const> places() const noexcept { return agreements_.places(); }
     [[nodiscard]] std::uint64_t updates() const noexcept { return updates_; }
-    /// Goes on as if so many steps had changed the values. Between steps, while nobody drives; on all ranks alike.
-    void set_updates(std::uint64_t count) noexcept { updates_ = count; }
-    /// From now on parameters i with frozen[i] != 0 are neither stepped nor, where a whole bucket is frozen, exchanged. Between
-    /// steps, while nobody drives; on all ranks alike.
+    /// Goes on from there, but for last_losses. Between steps, while nobody drives; on all ranks alike.
+    void set_progress(training_progress const& at) noexcept {
+        updates_ = at.completed_steps;
+        begun_ = at.begun_steps;
+        agreements_.set_progress(at);
+    }
+    /// From now on parameters i with frozen[i] != 0 are not stepped, and buckets of such only not exchanged. As set_progress.
     virtual void freeze(std::span<std::uint8_t const> frozen) { frozen_.set(frozen, buckets_); }
 
     /// What messages of the cycle's may lie in: has to outlive the transport if that has failed.
@@ -108,8 +110,7 @@ protected:
 
     // For a derived class to say.
 
-    /// What becomes of bucket b in a step. Ends when this rank's part of it is over; some bucket has to call launch() for the
-    /// next one.
+    /// What becomes of bucket b in a step. Ends when this rank's part of it is over; some bucket has to launch() the next one.
     virtual task<> bucket(std::size_t b) = 0;
     /// A step begins, before its first bucket().
     virtual void step_begins() = 0;
@@ -171,8 +172,9 @@ protected:
     [[nodiscard]] std::span<E> values() const noexcept { return values_; }
     /// 1 / weight(), or 0.
     [[nodiscard]] E const& inverse() const noexcept { return inverse_; }
-    /// Of the step that is under way, or has failed; it counts from 1.
+    /// Of the step that is under way, or has failed, in the training and among those of this object; both count from 1.
     [[nodiscard]] std::uint64_t round() const noexcept { return agreements_.round(); }
+    [[nodiscard]] std::uint64_t made() const noexcept { return agreements_.made(); }
     [[nodiscard]] bool within_step() const noexcept { return !done_.is_set(); }
     [[nodiscard]] time_point awaited() const noexcept { return awaited_.load(std::memory_order_relaxed); }
     /// Whether so much was worked through since the transport was driven that it is its turn.
@@ -202,7 +204,7 @@ private:
 
     // the compute side's
     std::atomic<bool> under_way_{false};
-    std::uint64_t begun_ = 0;  // steps
+    std::uint64_t begun_ = 0;  // steps of the training
 
     // between steps written, within them read by both
     detail::frozen_buckets frozen_;
@@ -305,7 +307,7 @@ task<> step_cycle<T, E>::finished() {
 template <Transport T, Element E>
 void step_cycle<T, E>::begin_step() {
     agreements_.begin();
-    if (round() == 1) on_.frames().count();
+    if (made() == 1) on_.frames().count();
     nonfinite_ = false;
     gates_.reset();
     released_.reset();
@@ -357,7 +359,7 @@ template <Transport T, Element E>
 void step_cycle<T, E>::end_step() noexcept {
     // From the second step on nothing is allocated, whatever overlaps: buckets that are being reduced are bounded, their later stages
     // hold no scratch, and a slot's next coroutine can have the frame of its last.
-    if (round() == 1) on_.frames().reserve_counted(std::size_t{16} << 10, options_.buckets_in_flight + 1);
+    if (made() == 1) on_.frames().reserve_counted(std::size_t{16} << 10, options_.buckets_in_flight + 1);
     done_.set();
 }
 /// New values travel once every bucket's mean has: none of them stands in the way of a mean.

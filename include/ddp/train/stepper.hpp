@@ -122,6 +122,11 @@ public:
                 });
     }
 
+    /// By parameter: the name of the algorithm that steps it; empty where that says none. `parameters` are those of the
+    /// constructor.
+    [[nodiscard]] std::vector<std::string> optimizer_names(std::span<parameter<E> const> parameters) const {
+        return detail::names_by_parameter(*optimizer_, parameters);
+    }
     /// Adds the state held for elements [from, to) of the arena.
     void digest_state(digest& all, std::size_t from, std::size_t to) const noexcept {
         for (held_range const& range : held_) {

@@ -31,6 +31,7 @@
 #include <ddp/train/options.hpp>
 #include <ddp/train/policies.hpp>
 #include <ddp/train/step_engine.hpp>
+#include <ddp/train/training_progress.hpp>
 #include <ddp/transport/any.hpp>
 
 namespace ddp {
@@ -68,6 +69,8 @@ public:
     [[nodiscard]] arena<E> const& memory() const noexcept { return memory_; }
     [[nodiscard]] bool shares_memory() const noexcept { return shared_; }
     [[nodiscard]] bool begun() const noexcept { return begun_; }
+    /// Steps of the training.
+    [[nodiscard]] std::uint64_t begun_steps() const noexcept { return begun_steps_; }
     [[nodiscard]] std::span<std::uint8_t const> frozen() const noexcept { return frozen_; }
     [[nodiscard]] step_times& times() noexcept { return times_; }
     [[nodiscard]] step_times const& times() const noexcept { return times_; }
@@ -89,7 +92,7 @@ public:
     }
     /// Waits until those of parameter i are here.
     void need(std::size_t i);
-    void set_updates(std::uint64_t count);
+    void set_progress(training_progress const& at);
     void set_rate_factor(double factor);
     void set_frozen(char const* what, std::string_view pattern, std::uint8_t frozen);
     void set_frozen(std::span<std::uint8_t const> marks);
@@ -244,8 +247,9 @@ void trainer_core<T, E>::need(std::size_t i) {
     if (!comm_.has_thread()) comm_.progress();
 }
 template <Transport T, Element E>
-void trainer_core<T, E>::set_updates(std::uint64_t count) {
-    comm_.exclusively([&] { engine_->set_updates(count); });
+void trainer_core<T, E>::set_progress(training_progress const& at) {
+    begun_steps_ = at.begun_steps;
+    comm_.exclusively([&] { engine_->set_progress(at); });
 }
 template <Transport T, Element E>
 void trainer_core<T, E>::set_rate_factor(double factor) {

@@ -20,7 +20,8 @@
 
 namespace ddp::detail {
 
-inline constexpr std::uint64_t manifest_format = 2;  // 1 had no settings of the trainer; it is read
+/// The others are read: 1 had no settings of the trainer, 2 neither identity nor progress, nor the list of a sampler.
+inline constexpr std::uint64_t manifest_format = 3;
 inline constexpr std::uint64_t most_ranks_of_a_manifest = std::uint64_t{1} << 24;
 
 [[nodiscard]] inline std::string hexadecimal(std::uint64_t value) {
@@ -34,6 +35,13 @@ inline constexpr std::uint64_t most_ranks_of_a_manifest = std::uint64_t{1} << 24
     char text[40];
     auto const [end, what] = std::to_chars(text, text + sizeof text, value, std::chars_format::hex);
     return "0x" + std::string(text, end);
+}
+
+/// The same of any number: "-0x1p+3", "inf", "nan".
+[[nodiscard]] inline std::string exact_signed_text(double value) {
+    if (std::isnan(value)) return "nan";
+    std::string const size = std::isinf(value) ? "inf" : exact_text(std::fabs(value));
+    return std::signbit(value) ? "-" + size : size;
 }
 
 [[gnu::cold]] DDP_DECL std::string shard_name(int rank, int ranks) {
@@ -53,6 +61,22 @@ inline constexpr std::uint64_t most_ranks_of_a_manifest = std::uint64_t{1} << 24
             concat({&s == manifest.shards.data() ? "" : ",", "\n    {\"file\": \"", shard_name(s.rank, manifest.ranks),
                     "\", \"bytes\": ", s.bytes, ", \"digest\": \"", hexadecimal(s.digest), "\"}"});
     json += "\n  ],\n";
+    if (manifest.identity) {
+        json += concat({"  \"model_hash\": \"", hexadecimal(manifest.identity->model_hash), "\",\n  \"optimizer\": {"});
+        for (bool first = true; auto const& [parameter, name] : manifest.identity->optimizers) {
+            json += std::exchange(first, false) ? "" : ", ";
+            append_json_string(json, parameter);
+            json += ": ";
+            append_json_string(json, name);
+        }
+        json += "},\n";
+    }
+    if (manifest.progress) {
+        training_progress const& at = *manifest.progress;
+        json += concat({"  \"begun_steps\": ", at.begun_steps, ",\n  \"last_weight\": ", at.last_weight,
+                        ",\n  \"last_losses\": \"", exact_signed_text(at.last_losses), "\",\n  \"previous_loss\": \"",
+                        exact_signed_text(at.previous_loss), "\",\n"});
+    }
     if (manifest.settings) {
         json += concat(
             {"  \"rate_factor\": \"", exact_text(std::fabs(manifest.settings->rate_factor)), "\",\n  \"frozen\": ["});
@@ -67,7 +91,9 @@ inline constexpr std::uint64_t most_ranks_of_a_manifest = std::uint64_t{1} << 24
         json += concat({"  \"sampler\": {\"epoch\": ", at.epoch, ", \"position\": ", at.position,
                         ", \"samples\": ", at.options.samples, ", \"global_batch\": ", at.options.global_batch,
                         ", \"seed\": ", at.options.seed, ", \"shuffle\": ", word(at.options.shuffle),
-                        ", \"drop_last\": ", word(at.options.drop_last), "},\n"});
+                        ", \"drop_last\": ", word(at.options.drop_last)});
+        if (at.list) json += concat({", \"list\": \"", hexadecimal(*at.list), "\""});
+        json += "},\n";
     }
     json += "  \"entries\": {";
     for (bool first = true; auto const& [key, text] : manifest.entries) {
@@ -108,6 +134,18 @@ public:
         if (all.shards.empty() || all.shards.front().rank != 0) json_.fail("rank 0 has no shard");
         json_.expect(',');
         std::string key = json_.string();
+        if (version >= 3 && key == "model_hash") {
+            json_.expect(':');
+            all.identity = identity();
+            json_.expect(',');
+            key = json_.string();
+        }
+        if (version >= 3 && key == "begun_steps") {
+            json_.expect(':');
+            all.progress = progress(all.step);
+            json_.expect(',');
+            key = json_.string();
+        }
         if (version >= 2 && key == "rate_factor") {
             json_.expect(':');
             all.settings = settings();
@@ -116,7 +154,7 @@ public:
         }
         if (key == "sampler") {
             json_.expect(':');
-            all.sampler = sampler();
+            all.sampler = sampler(version);
             json_.expect(',');
             key = json_.string();
         }
@@ -162,6 +200,35 @@ private:
         json_.expect('}');
         all.shards.push_back(one);
     }
+    training_identity identity() {
+        training_identity all{.model_hash = hash(), .optimizers = {}};
+        next("optimizer");
+        all.optimizers = json_.strings("optimizer");
+        return all;
+    }
+    training_progress progress(std::uint64_t completed) {
+        training_progress at{.completed_steps = completed, .begun_steps = json_.number()};
+        next("last_weight");
+        at.last_weight = json_.number();
+        next("last_losses");
+        at.last_losses = any_number();
+        next("previous_loss");
+        at.previous_loss = any_number();
+        return at;
+    }
+    /// As exact_signed_text writes it.
+    double any_number() {
+        std::string const text = json_.string();
+        std::string_view digits = text;
+        bool const negative = digits.starts_with('-');
+        if (negative) digits.remove_prefix(1);
+        if (digits.starts_with("0x")) digits.remove_prefix(2);
+        double value = 0;
+        (void)std::from_chars(digits.data(), digits.data() + digits.size(), value, std::chars_format::hex);
+        if (negative) value = -value;
+        if (exact_signed_text(value) != text) json_.fail(in_quotes(text) + " is not a number such as '-0x1p-1'");
+        return value;
+    }
     trainer_settings settings() {
         trainer_settings all;
         std::string const text = json_.string();
@@ -176,7 +243,7 @@ private:
         for (bool more = json_.opens('[', ']'); more; more = json_.another(']')) all.frozen.push_back(json_.string());
         return all;
     }
-    sampler_place sampler() {
+    sampler_place sampler(std::uint64_t version) {
         sampler_place at{};
         json_.expect('{');
         name("epoch");
@@ -193,6 +260,10 @@ private:
         at.options.shuffle = json_.boolean();
         next("drop_last");
         at.options.drop_last = json_.boolean();
+        if (version >= 3 && json_.peek() == ',') {  // not if it was read from an earlier version, and written again
+            next("list");
+            at.list = hash();
+        }
         json_.expect('}');
         return at;
     }

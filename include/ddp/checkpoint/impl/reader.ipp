@@ -37,6 +37,7 @@ namespace ddp::detail {
 }
 
 [[gnu::cold]] DDP_DECL std::string state_key(state_slice const& slice) {
+    if (slice.per_rank && slice.name.empty()) return concat({rank_buffer_prefix, escaped(slice.of)});
     return concat({slice.per_rank ? rank_state_prefix : state_prefix, escaped(slice.of), "/", escaped(slice.name)});
 }
 [[gnu::cold]] DDP_DECL std::string state_tensor_name(state_slice const& slice) {
@@ -88,7 +89,8 @@ namespace ddp::detail {
             auto const [at, what] = std::from_chars(t.name.data() + from, last, value);
             return what == std::errc() && at == last;
         };
-        bool const named = (one.key.starts_with(state_prefix) || one.key.starts_with(rank_state_prefix)) &&
+        bool const named = (one.key.starts_with(state_prefix) || one.key.starts_with(rank_state_prefix) ||
+                            one.key.starts_with(rank_buffer_prefix)) &&
                            range != std::string::npos && colon != std::string::npos && range < colon &&
                            t.name.ends_with(']') && number(range + 1, colon, one.begin) &&
                            number(colon + 1, t.name.size() - 1, end) && one.begin <= end &&
@@ -105,6 +107,10 @@ namespace ddp::detail {
 [[gnu::cold]] DDP_DECL bool checkpoint_reader::has_rank_state() const noexcept {
     return std::any_of(state_.begin(), state_.end(),
                        [](piece const& p) { return p.key.starts_with(rank_state_prefix); });
+}
+[[gnu::cold]] DDP_DECL bool checkpoint_reader::has_rank_buffers() const noexcept {
+    return std::any_of(state_.begin(), state_.end(),
+                       [](piece const& p) { return p.key.starts_with(rank_buffer_prefix); });
 }
 [[gnu::cold]] DDP_DECL std::string checkpoint_reader::shard_path(std::size_t s) const {
     return path_ + "/" + shard_name(manifest_.shards[s].rank, manifest_.ranks);
@@ -155,11 +161,11 @@ namespace ddp::detail {
 
 [[gnu::cold]] DDP_DECL void checkpoint_reader::expect_like(std::vector<kept_tensor> const& model,
                                                            std::vector<std::string> const& lines,
-                                                           sampler const* batches,
+                                                           sampler const* batches, training_identity const& own,
                                                            std::vector<std::string_view> const* apart) const {
     constexpr std::size_t shown = 20;
     std::size_t differences = 0;
-    bool by_bucket = false;
+    bool by_bucket = false, other_model = false;
     std::string text = path_ + ": is a checkpoint of another training:";
     auto const differs = [&](std::string_view what, std::string_view name, std::string const& here,
                              std::string const& there) {
@@ -194,23 +200,46 @@ namespace ddp::detail {
     for (tensor_info const& t : model_) here.emplace_back(t.name, type_and_shape(t.type, t.shape));
     for (kept_tensor const& t : model) there.emplace_back(t.name, type_and_shape(t.type, t.shape));
     compare("tensor", std::exchange(here, {}), std::exchange(there, {}));
-    for (piece const& p : state_) here.emplace_back(p.key, concat({name_of(p.type), " [", p.shape, "]"}));
+    for (piece const& p : state_)
+        if (!p.key.starts_with(rank_buffer_prefix))
+            here.emplace_back(p.key, concat({name_of(p.type), " [", p.shape, "]"}));
     for (std::string const& line : lines) {
         std::size_t const tab = line.find('\t');
         there.emplace_back(line.substr(0, tab), line.substr(tab + 1));
     }
     std::string const frozen_apart = apart == nullptr ? std::string() : other_frozen(here, there, *apart);
     compare("state", std::exchange(here, {}), std::exchange(there, {}));
-    if (batches != nullptr) {
-        auto const options = [](sampler_options const& o) {
-            return list{{"samples", concat({o.samples})},
-                        {"global_batch", concat({o.global_batch})},
-                        {"seed", concat({o.seed})},
-                        {"shuffle", o.shuffle ? "true" : "false"},
-                        {"drop_last", o.drop_last ? "true" : "false"}};
+    if (manifest_.identity) {
+        training_identity const& was = *manifest_.identity;
+        bool const same_form = was.optimizers.contains("*") == own.optimizers.contains("*");
+        auto const names = [&](string_map const& optimizers) {
+            if (same_form || !optimizers.contains("*")) return list(optimizers.begin(), optimizers.end());
+            list all;  // by parameter, as the other one
+            for (kept_tensor const& t : model)
+                if (was.optimizers.contains(t.name) || own.optimizers.contains(t.name))
+                    all.emplace_back(t.name, optimizers.at("*"));
+            return all;
         };
-        compare("sampler's", manifest_.sampler ? options(manifest_.sampler->options) : list{},
-                options(batches->options()));
+        if (!was.optimizers.empty() && !own.optimizers.empty())
+            compare("optimizer of", names(was.optimizers), names(own.optimizers));
+        auto const hash = [](std::uint64_t value) { return value == 0 ? std::string("none") : hexadecimal(value); };
+        other_model = was.model_hash != own.model_hash;
+        compare("model's", {{"hash()", hash(was.model_hash)}}, {{"hash()", hash(own.model_hash)}});
+    }
+    if (batches != nullptr) {
+        auto const options = [this](sampler_options const& o, std::optional<std::uint64_t> digest_of_list) {
+            bool const known = manifest_.sampler && manifest_.sampler->list;
+            list all{{"samples", concat({o.samples})},
+                     {"global_batch", concat({o.global_batch})},
+                     {"seed", concat({o.seed})},
+                     {"shuffle", o.shuffle ? "true" : "false"},
+                     {"drop_last", o.drop_last ? "true" : "false"}};
+            if (known)
+                all.emplace_back("list", *digest_of_list == 0 ? "none" : "with digest " + hexadecimal(*digest_of_list));
+            return all;
+        };
+        compare("sampler's", manifest_.sampler ? options(manifest_.sampler->options, manifest_.sampler->list) : list{},
+                options(batches->options(), batches->digest_of_list()));
         if (differences == 0 && manifest_.sampler &&
             (manifest_.sampler->position > batches->steps_per_epoch() || manifest_.sampler->epoch >> 48 != 0))
             throw data_error(errc::format, path_ + ": its sampler stands past an epoch's end");
@@ -221,6 +250,11 @@ namespace ddp::detail {
         text +=
             "\n  the exchange counts by bucket, so it needs the bucket plan that it had: make the trainer with "
             "the same bucket policy, and with the same parameters frozen from the start";
+    if (other_model)
+        text +=
+            "\n  hash() of a model covers what is in no tensor, such as the seed of dropout and the settings of "
+            "layers: "
+            "build and initialize the model as the checkpoint's was";
     text += frozen_apart;
     throw data_error(errc::format, text);
 }
@@ -254,6 +288,13 @@ std::size_t checkpoint_reader::cover(state_slice const& slice, int rank, F&& f) 
     if (reached != slice.begin + slice.count())
         throw data_error(errc::format, concat({path_, ": element ", reached, " of ", in_quotes(state_key(slice)),
                                                " is in none of its files"}));
+}
+
+[[gnu::cold]] DDP_DECL bool checkpoint_reader::has(state_slice const& slice, int rank) const {
+    bool alike = true;
+    std::size_t const reached =
+        cover(slice, rank, [&](piece const& p, std::size_t, std::size_t) { alike = alike && p.type == slice.type; });
+    return alike && reached == slice.begin + slice.count();
 }
 
 [[gnu::cold]] DDP_DECL std::vector<std::uint8_t> checkpoint_reader::frozen_among(

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <ddp/core/contract.hpp>
+#include <ddp/core/digest.hpp>
 #include <ddp/core/random.hpp>
 #include <ddp/core/text.hpp>
 #include <ddp/data/sampler.hpp>
@@ -44,6 +45,7 @@ DDP_DECL void shuffled_order(std::span<std::uint32_t> order, std::uint64_t seed,
     DDP_EXPECTS(list.size() == options.samples,
                 detail::concat({"sampler: the list has ", list.size(), " samples and options.samples is ",
                                 options.samples, "; give the list's size"}));
+    if (list != order_) digest_of_list_ = digest().add(std::span<std::uint32_t const>(list)).value();
     list_ = std::move(list);
     order_ = list_;
 }
