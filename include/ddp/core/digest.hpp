@@ -63,7 +63,7 @@ template <class... Settings>
 [[nodiscard]] std::uint64_t policy_hash(std::string_view name, Settings const&... settings) noexcept {
     digest all;
     all.add(name);
-    auto const add = [&all](auto const& value) {
+    [[maybe_unused]] auto const add = [&all](auto const& value) {
         using value_type = std::remove_cvref_t<decltype(value)>;
         if constexpr (std::is_convertible_v<value_type const&, std::string_view>)
             all.add(std::string_view(value)).add(std::uint64_t{std::string_view(value).size()});
