@@ -98,9 +98,8 @@ TEST_CASE("a gradient that is not reported is an error on every rank that names 
     for (auto const& [left_out, what] :  // an empty parameter counts
          {std::pair(std::size_t{1}, "parameter #1 'b'"), std::pair(std::size_t{2}, "parameter #2 'c'")})
         expect_on_every_rank(
-            errors_after(
-                [left_out = left_out](model& m) { m.leaves_out = [=](std::size_t i) { return i == left_out; }; },
-                options_of(sharded, clipped), tcp, all),
+            errors_after([missing = left_out](model& m) { m.leaves_out = [=](std::size_t i) { return i == missing; }; },
+                         options_of(sharded, clipped), tcp, all),
             {"DDP-E103", who + what, "unused::allowed"});
 }
 
