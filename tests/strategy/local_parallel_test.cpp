@@ -1045,7 +1045,7 @@ TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
             trainer.step(comm.rank() == 0 ? numbers{{1}} : numbers{});
             expect(!trainer.between_steps(), "apart on both ranks, though one had no samples");
         }
-        auto const never = [&](auto& trainer) {
+        auto const apart_for_good = [&](auto& trainer) {
             trainer.step(numbers{{static_cast<double>(comm.rank())}});
             trainer.step(numbers{{static_cast<double>(comm.rank())}});
             said.push_back(thrown_by([&] { (void)trainer.replicas_identical(); }));
@@ -1055,11 +1055,11 @@ TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
         };
         {
             local_parallel trainer{net, any_optimizer(sgd{.lr = 1}), comm, gossip{.period = 2}};
-            never(trainer);
+            apart_for_good(trainer);
         }
         local_parallel trainer{net, any_optimizer(sgd{.lr = 1}), comm,
                                strategy_of<false>(elastic_averaging{.period = 2})};
-        never(trainer);
+        apart_for_good(trainer);
         // One rank meets, the other synchronises.
         said.push_back(thrown_by([&] {
             if (comm.rank() == 0)
