@@ -178,6 +178,9 @@ class SameBits(Demo):
     def test_of_the_cnn(self):  # whose dropout draws by sample, not by rank
         expected = self.result(inproc(3, *self.small("--model", "cnn")))
         self.assertEqual(self.result(tcp(3, *self.small("--model", "cnn")))["parameters"], expected["parameters"])
+        for less in (("--exchange", "powersgd"), ("--strategy", "diloco", "--period", "5")):
+            words = self.small("--model", "cnn", *less)
+            self.assertEqual(self.result(tcp(3, *words))["parameters"], self.result(inproc(3, *words))["parameters"], less)
         self.assertGreater(float(expected["accuracy"]), 0.3)
 
     def test_under_mpi(self):
@@ -190,13 +193,14 @@ class SameBits(Demo):
             expected = self.result(inproc(ranks, *self.small()))["parameters"]
             got = self.result(mpi(ranks, *self.small()), env=MPI_ENVIRONMENT)
             self.assertEqual((got["parameters"], got["transport"]), (expected, "mpi"), ranks)
-        for strategy in ("local_sgd", "gossip", "stale"):
+        for strategy in ("local_sgd", "hierarchical", "diloco", "slow_momentum", "elastic", "gossip", "gossip_ring", "stale"):
             words = self.small("--strategy", strategy, "--period", "2")
             self.assertEqual(self.result(mpi(3, *words), env=MPI_ENVIRONMENT)["parameters"],
                              self.result(inproc(3, *words))["parameters"], strategy)
-        words = self.small("--exchange", "powersgd")
-        self.assertEqual(self.result(mpi(2, *words), env=MPI_ENVIRONMENT)["parameters"],
-                         self.result(inproc(2, *words))["parameters"])
+        for exchange in ("bf16", "fp16", "int8", "topk", "randomk", "powersgd"):
+            words = self.small("--exchange", exchange)
+            self.assertEqual(self.result(mpi(2, *words), env=MPI_ENVIRONMENT)["parameters"],
+                             self.result(inproc(2, *words))["parameters"], exchange)
 
     def test_with_every_canonical_algorithm_bucket_size_and_update(self):
         for clip in ((), ("--clip", "0.5")):
