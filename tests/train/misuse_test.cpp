@@ -120,6 +120,24 @@ TEST_CASE("what a model throws when its values have changed is heard by the othe
     }
 }
 
+TEST_CASE("ranks that count steps differently are told so, long before a deadline", "[train]") {
+    timing times = timing::for_tests();
+    times.collective = std::chrono::seconds(60);
+    auto const errors = errors_over(
+        GENERATE(false, true), 2,
+        [](auto& comm) {
+            model net(two_parts());
+            data_parallel trainer{net, sgd{.lr = 1}, comm};
+            trainer.set_completed_steps(comm.rank() == 0 ? 2 : 7);
+            trainer.step(numbers{{1.0}});
+        },
+        times);
+    for (std::string const& text : errors) {
+        CAPTURE(text);
+        CHECK((said(text, "DDP-E205") && said(text, "step #3") && said(text, "step #8")));
+    }
+}
+
 TEST_CASE("a hook that calls a collective is told that it may not", "[train]") {
     auto const errors = errors_of_ranks(2, [](auto& comm) {
         using comm_type = std::remove_reference_t<decltype(comm)>;

@@ -87,14 +87,14 @@ private:
     /// Fails at once, without waiting for the deadline, if a peer says that it has entered another operation under the same
     /// number of the same group.
     void compare_marks();
-    /// When a wait becomes a line on stderr, for the first time or again: after twice as long each time.
+    /// When the oldest wait becomes a line on stderr. The next such line takes a wait twice as long, but no longer than half of
+    /// timing.collective: a wait that is going to fail is never left out.
     [[nodiscard]] time_point straggler_due() const noexcept {
-        return first_deadline() == never || patience_ >= times().collective
-                   ? never
-                   : std::max(first_deadline() - times().collective + patience_, looks_again_);
+        return watched_ == never || patience_ >= times().collective ? never
+                                                                    : std::max(watched_from_ + patience_, looks_again_);
     }
-    /// Names the ranks that have not entered what this rank waits in, if this is the lowest of those that have; if all have,
-    /// the one that it waits for.
+    /// Names the ranks that have not entered what this rank waits in, or, if all have, the one that it waits for; if this is the
+    /// lowest of the others.
     void name_stragglers();
     [[nodiscard]] int own_rank() const noexcept override { return transport_.rank(); }
 
@@ -107,7 +107,8 @@ private:
     time_point settled_at_ = {};
     failure verdict_;
     nanoseconds patience_ = times().straggler;
-    time_point looks_again_ = {};
+    time_point watched_ = never, watched_from_ = {},
+               looks_again_ = {};  // the oldest wait: which, and since when it is that
 };
 
 // Defined out of the class, so that one source file can compile them for any_transport.
@@ -230,24 +231,31 @@ void scheduler<T>::listen() {
     if (!failed_) name_stragglers();
 }
 template <Transport T>
-[[gnu::cold]] void scheduler<T>::name_stragglers() {
+void scheduler<T>::name_stragglers() {
     if constexpr (WatchfulTransport<T>) {
+        if (time_point const oldest = oldest_wait(); oldest != watched_) {
+            watched_ = oldest;
+            watched_from_ = driven();
+        }
         if (driven() < straggler_due()) return;
         looks_again_ = driven() + times().heartbeat;
-        failure const mine = bystander({});
+        failure mine = bystander({});
+        mine.waited_ns = static_cast<std::uint64_t>((driven() - watched_from_).count());
         std::vector<int> absent;
-        bool lowest = true;                                                               // of the ranks that wait
+        bool lowest = true;  // of those that have entered it
         group const* const in = mine.entered.number == 0 ? nullptr : find(mine.entered);  // null: a message between two
         for (int const r : in != nullptr ? in->members() : std::span<int const>()) {
             if (r == rank() || transport_.last_heard(r) == time_point{}) continue;  // one that sends no heartbeats
             mark const theirs = transport_.mark_of(r);
-            bool const here = theirs.same_group(mine.entered) && theirs.number >= mine.entered.number;
-            lowest = lowest && !(here && r < rank());
-            if (!here) absent.push_back(r);
+            bool const same = theirs.same_group(mine.entered), here = same && theirs.number >= mine.entered.number;
+            lowest = lowest && !(here && r < rank() && r != mine.peer);
+            // A mark is of what was entered last, in whichever group.
+            if (!here && (same || r == mine.peer || theirs.name.view().empty())) absent.push_back(r);
         }
-        if (!lowest && !absent.empty()) return;
+        if (!lowest) return;
         int const named = absent.empty() ? mine.peer : absent.front();
-        patience_ *= 2;
+        patience_ =
+            std::max<nanoseconds>(times().straggler, std::min<nanoseconds>(2 * patience_, times().collective / 2));
         std::fprintf(
             stderr, "ddp: %s\n",
             detail::straggler_text(rank(), mine, absent, named, transport_.mark_of(named), times().collective).c_str());

@@ -130,6 +130,8 @@ protected:
     /// collected before one is resumed, because a resumed coroutine may end others.
     void turn();
     void resume_ready();
+    /// When the oldest wait began, on a clock that stands still while nothing drives this: another time is another wait.
+    [[nodiscard]] time_point oldest_wait() const noexcept { return first_ == nullptr ? never : first_->since_; }
     [[nodiscard]] time_point first_deadline() const noexcept {
         return first_ == nullptr ? never : first_->since_ + times_.collective + absent_;
     }

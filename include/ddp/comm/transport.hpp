@@ -268,7 +268,7 @@ concept TimedTransport = Transport<T> && requires(T const& t) {
 ///  entered(mark)      sets this rank's own mark, which heartbeats carry
 ///  mark_of(peer)      the last mark heard from a peer
 ///  overdue_peer()     a connected peer that has been silent for timing.dead, if there is one
-///  last_heard(peer)   when the peer was last heard from
+///  last_heard(peer)   when the peer was last heard from; {} if it sends no heartbeats
 template <class T>
 concept WatchfulTransport = Transport<T> && requires(T& t, mark const& mine, int peer) {
     t.entered(mine);

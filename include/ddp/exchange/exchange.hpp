@@ -113,7 +113,8 @@ using exchange_state =
 ///                                   rank needs more than exchange has left it
 ///  state.for_each_state(visit)      shows everything that has to be kept for training to continue later as if it had not been
 ///                                   interrupted. Called between steps, and with nonfinite::stop and skip before and after the
-///                                   exchanges of a step; what is shown may be written, and is where that step is taken back
+///                                   exchanges of a step, by the thread that drives; what is shown may be written, and is where
+///                                   that step is taken back
 ///  state.for_each_shared(visit)     optional, const: shows, as bytes and in one order, the parts of the state that are the
 ///                                   same on all ranks. Ranks compare some of them in each step, as they do with values
 ///                                   (training_options::agreement_steps). Called between steps; allocates and throws nothing
@@ -185,13 +186,18 @@ public:
     }
     void restore_state() {
         std::size_t at = 0;
+        auto const expect = [&](bool same) {
+            DDP_EXPECTS(
+                same,
+                std::string(name()) +
+                    ": its state shows another size after an exchange than before it; make all of it in prepare()");
+        };
         for_each_state([&](state_slice const& s) {
-            DDP_EXPECTS(s.bytes.size() <= saved_.size() - at,
-                        std::string(name()) +
-                            ": its state shows more after an exchange than before it; make all of it in prepare()");
+            expect(s.bytes.size() <= saved_.size() - at);
             std::copy_n(saved_.begin() + static_cast<std::ptrdiff_t>(at), s.bytes.size(), s.bytes.begin());
             at += s.bytes.size();
         });
+        expect(at == saved_.size());
     }
     /// The parts of it that are the same on all ranks.
     virtual void for_each_shared(shared_state_visitor visit) const noexcept = 0;

@@ -111,7 +111,8 @@ public:
         return *this;
     }
 
-    /// A digest of what must be the same on all ranks besides parameters: the seed and the settings of layers that draw.
+    /// A digest of what must be the same on all ranks besides parameters: the hash() of every layer that has one, and the seed
+    /// if one of these draws random numbers.
     [[nodiscard]] std::uint64_t hash() const { return layers_.hash(); }
 
     /// Sets the number of the next step, on which random numbers in layers depend; 0 before the first call. Called by the

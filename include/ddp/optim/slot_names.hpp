@@ -43,8 +43,8 @@ template <class Opt>
 [[nodiscard]] std::string name_of_optimizer(Opt const& optimizer) {
     if constexpr (requires { std::string(optimizer.name()); })
         return std::string(optimizer.name());
-    else if constexpr (requires { std::string(Opt::name); })
-        return std::string(Opt::name);
+    else if constexpr (requires { std::string(optimizer.name); })
+        return std::string(optimizer.name);
     else
         return {};
 }

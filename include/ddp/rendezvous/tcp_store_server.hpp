@@ -321,10 +321,12 @@ private:
              refused_});
     }
     /// Rank 0 goes on once the others need it no more: whatever ends it then, they are together, and see it on their links.
-    /// One that has sent nothing for timing.handshake is not waited for: its packets may be lost several times.
+    /// One that has been silent for long is not waited for, because its packets may be lost several times, and those that
+    /// have been told expect heartbeats of rank 0.
     [[nodiscard, gnu::cold]] bool others_are_told() const {
-        return std::all_of(visitors_.begin(), visitors_.end(), [this](visitor const& v) {
-            return v.rank <= 0 || v.needs_nothing() || monotonic_clock::now() - v.heard >= times_.handshake;
+        timing::milliseconds const patience = std::min(times_.handshake, times_.dead / 4);
+        return std::all_of(visitors_.begin(), visitors_.end(), [&](visitor const& v) {
+            return v.rank <= 0 || v.needs_nothing() || monotonic_clock::now() - v.heard >= patience;
         });
     }
     [[gnu::cold]] void answer(visitor& v) {

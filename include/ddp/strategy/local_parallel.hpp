@@ -73,7 +73,8 @@ struct local_result {
 ///         over all values, without communication (except for stale_synchronous). Of a meeting: an all-gather of 40 bytes
 ///         per rank (except for gossip), and the cost of the strategy.
 /// Throws  as data_parallel: comm_error, the same on all ranks, if models or settings differ, or ranks fail; ddp::error
-///         (errc::mismatch), the same on all ranks, if they meet after different numbers of steps. An exception of the
+///         (errc::mismatch), the same on all ranks, if they meet after different numbers of steps (gossip: see there; the job
+///         has failed then). An exception of the
 ///         user's model is rethrown on that rank, and the others fail in their next meeting.
 template <class M, class T>
 class local_parallel {

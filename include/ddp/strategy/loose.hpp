@@ -4,6 +4,7 @@
 
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -111,7 +112,7 @@ enum class gossip_graph : std::uint8_t {
 ///         nobody waits for; memory for one or two arrays of the model's size.
 /// Sums    ring: (own + (left + right)) times 1/3; exponential: (own + other) times 1/2.
 /// Throws  usage_error where a trainer is made: period 0. In a meeting error (errc::mismatch), or the verdict of a rank that
-///         has found it first, where ranks have counted different numbers of steps.
+///         has found it first, where ranks have counted different numbers of steps (by no multiple of about 4,000 / sqrt P).
 /// Source  Lian et al., "Can decentralized algorithms outperform centralized algorithms?", NIPS 2017 (ring); Assran et al., "Stochastic
 ///         gradient push", ICML 2019 (one-peer exponential graph).
 struct gossip {
@@ -146,6 +147,7 @@ struct gossip {
         std::vector<E> from_left, from_right;  // scratch
         std::vector<told<E>> ring;
         std::uint64_t begun = 0, ended = 0;
+        std::uint64_t round = 0;  // begun when all were done last: what was told before is of that time
         void for_each_state(state_visitor /*visit*/) const noexcept {}
     };
     template <Element E>
@@ -157,7 +159,7 @@ struct gossip {
     template <Transport T, Element E>
     passed pass(state<E>& kept, passing<T, E> const& with) const {
         told<E>& now = kept.ring[kept.begun++ % kept.ring.size()];
-        E const step = static_cast<E>(with.step % counted);
+        E const step = static_cast<E>(with.step % counted(with.comm.size()));
         now.sum = {with.done ? E(1) : E(0), with.stop ? E(1) : E(0), step, step * step};
         now.step = with.step;
         now.under_way = start_allreduce(with.comm, std::span<E>(now.sum));
@@ -174,12 +176,15 @@ struct gossip {
     }
 
 private:
-    // Steps modulo this prime: sums of squares are exact up to 18,000 ranks.
-    static constexpr std::uint64_t counted = 31;
+    /// Steps are told modulo this odd number, so that the sum of their squares is exact in float.
+    static std::uint64_t counted(int ranks) noexcept {
+        return static_cast<std::uint64_t>(std::sqrt(double{1 << 24} / ranks) - 1) | 1;
+    }
 
     template <Transport T, Element E>
     static passed end_oldest(state<E>& kept, communicator<T> const& comm) {
-        told<E>& old = kept.ring[kept.ended++ % kept.ring.size()];
+        std::uint64_t const at = kept.ended++;
+        told<E>& old = kept.ring[at % kept.ring.size()];
         old.under_way.wait();
         double const ranks = comm.size(), steps = static_cast<double>(old.sum[2]);
         if (ranks * static_cast<double>(old.sum[3]) != steps * steps)  // a variance
@@ -187,7 +192,9 @@ private:
                                             std::to_string(old.step) + " on rank " +
                                             std::to_string(comm.members().world_rank(comm.rank())) +
                                             "). set_completed_steps() takes the same number on all ranks");
-        return {.done = old.sum[0] == static_cast<E>(comm.size()), .stop = old.sum[1] != 0};
+        bool const done = at >= kept.round && old.sum[0] == static_cast<E>(comm.size());
+        if (done) kept.round = kept.begun;
+        return {.done = done, .stop = old.sum[1] != 0};
     }
     template <Transport T, Element E>
     void mix(state<E>& kept, communicator<T> const& comm, std::span<E> values, std::uint64_t number) const {

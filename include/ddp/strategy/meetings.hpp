@@ -218,7 +218,7 @@ typename meetings<T, E>::outcome meetings<T, E>::synchronise(std::span<E> values
             return passed{};
         });
     }
-    since_all_ = since_group_ = 0;
+    since_all_ = since_group_ = since_pass_ = 0;
     together_ = true;
     return result;
 }

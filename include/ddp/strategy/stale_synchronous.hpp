@@ -88,6 +88,7 @@ struct stale_synchronous {
         std::vector<E> before;       // this rank's values after the last step
         std::vector<exchange<E>> ring;
         std::uint64_t begun = 0, ended = 0;
+        std::uint64_t round = 0;  // begun when all were done last: what was told before is of that time
 
         void for_each_state(state_visitor visit) { base.show(visit); }
     };
@@ -112,8 +113,10 @@ struct stale_synchronous {
         now.under_way = start_allreduce(with.comm, std::span<E>(now.sum));
         passed late;
         if (kept.begun - kept.ended > staleness) {
+            std::uint64_t const at = kept.ended;
             std::span<E const> const said = end_oldest(kept);
-            late.done = said[1] == static_cast<E>(with.comm.size());
+            late.done = at >= kept.round && said[1] == static_cast<E>(with.comm.size());
+            if (late.done) kept.round = kept.begun;
             late.stop = said[2] != 0;
         }
         std::ranges::copy(kept.base.all(), with.values.begin());

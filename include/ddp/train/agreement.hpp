@@ -54,7 +54,7 @@ std::string describe(std::span<parameter<E> const> parameters) {
 struct agenda {
     static constexpr std::array<std::string_view, 6> names = {
         "version of the library",
-        "hash() of the model (such as the seed of dropout)",
+        "hash() of the model (such as the kind of a layer, or the seed of dropout)",
         "value of the model's `contiguous` (parameters without gaps)",
         "bucket policy",
         "allreduce algorithm, exchange or strategy",

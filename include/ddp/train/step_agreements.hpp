@@ -14,6 +14,7 @@
 #include <ddp/collective/algorithms/direct_allreduce.hpp>
 #include <ddp/comm/lane.hpp>
 #include <ddp/comm/small_gather.hpp>
+#include <ddp/core/digest.hpp>
 #include <ddp/core/separate.hpp>
 #include <ddp/model/layout.hpp>
 #include <ddp/model/model.hpp>
@@ -80,7 +81,9 @@ public:
     }
     /// Says so in the group.
     void enter() {
-        of_.enter({"step", 0, "", "", {.group = context_, .channel = weights_channel, .index = round_}, hash_});
+        std::uint64_t const fingerprint =
+            digest{}.add(hash_).add(round_).value();  // ranks that count otherwise are told so
+        of_.enter({"step", 0, "", "", {.group = context_, .channel = weights_channel, .index = round_}, fingerprint});
     }
     /// Of the step that is under way, or was last, in the training; it counts from 1.
     [[nodiscard]] std::uint64_t round() const noexcept { return round_; }

@@ -212,7 +212,6 @@ step_engine<T, E>::step_engine(scheduler<T>& on, group& of, step_subject<E> subj
 
 template <Transport T, Element E>
 void step_engine<T, E>::step_begins() {
-    if (options().may_skip()) exchange().save_state();
     torn_ = false;
     norm_ = 0;
     late_ = {};
@@ -220,6 +219,7 @@ void step_engine<T, E>::step_begins() {
     measured_.reset();
     stepping_.reset();
     ungated_ = unmeasured_ = unreduced_ = this->active_buckets();
+    if (options().may_skip()) exchange().save_state();
 }
 template <Transport T, Element E>
 void step_engine<T, E>::step_ended() {

@@ -164,7 +164,7 @@ private:
             if constexpr (WatchfulTransport<T>)
                 return of->last_heard(peer);
             else
-                return of->now();
+                return {};
         }
         std::unique_ptr<T> of;
     };

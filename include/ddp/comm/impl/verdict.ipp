@@ -146,14 +146,18 @@ namespace detail {
     bool const heard = !absent.empty() || !entered.empty();  // otherwise it sends no heartbeats
     bool const all_are_here = absent.empty() && mine.entered.number != 0;
     char const* const which = !heard || mine.entered.number == 0 ? ""
-                              : all_are_here                     ? ", which has entered it, too"
-                              : others.empty()                   ? ", which has not entered it"
-                                                                 : ", which have not entered it";
+                              : all_are_here   ? ", which has entered it, too, and may wait for another"
+                              : others.empty() ? ", which has not entered it"
+                                               : ", which have not entered it";
     std::string alive;
     if (heard) alive = concat({". Rank ", named, " is alive"});
+    std::string earlier;
+    if (last.same_group(mine.entered) && last.number < mine.entered.number) {
+        std::uint64_t const many = mine.entered.number - last.number;
+        earlier = concat({" (", many, many == 1 ? " operation" : " operations", " earlier)"});
+    }
     if (heard && !all_are_here)
-        alive += entered.empty() ? " and has entered nothing yet"
-                                 : concat({" and last entered ", entered, " #", last.number});
+        alive += entered.empty() ? " and has entered nothing yet" : concat({" and last entered ", entered, earlier});
     return concat({rank_text(rank), " has waited ", seconds_text(mine.waited_ns), " in ", mine.entered.name.view(),
                    " for ", others.empty() ? "rank " : "ranks ", named, others, which, alive,
                    "; SIGUSR2 makes it write what it is doing. If nothing changes, the job fails after ",

@@ -120,7 +120,9 @@ public:
     /// What this peer's last heartbeat said.
     [[nodiscard]] mark const& mark_of(int peer) const { return life_.mark_of(peer); }
     /// When anything last came from this peer, or this process last continued after it had been stopped.
-    [[nodiscard]] time_point last_heard(int peer) const { return life_.last_heard(peer); }
+    [[nodiscard]] time_point last_heard(int peer) const {
+        return life_.beats(peer) ? life_.last_heard(peer) : time_point{};  // none: it sends no heartbeats
+    }
     /// The lowest rank that has sent heartbeats and then nothing for timing.dead, if there is one.
     [[nodiscard]] std::optional<int> overdue_peer() const noexcept {
         return overdue_ < 0 || !watched(overdue_) ? std::nullopt : std::optional<int>(overdue_);
