@@ -337,7 +337,8 @@ TEST_CASE("steps go on counting where they were, and tell the loss of the step b
         [&](auto& comm) {
             kept_training one(comm, by);
             (void)checkpoints(in(scratch)).resume(one.trainer, one.batches);
-            return std::pair(one.go_to(5).last.previous_loss, one.noise.steps.back());
+            double const loss = one.go_to(5).last.previous_loss;
+            return std::pair(loss, one.noise.steps.back());
         },
         patient());
     for (auto const& [loss, step] : first) {
