@@ -211,9 +211,10 @@ void continue_from(C& trainer, sampler* batches, checkpoint_reader& from) {
     if constexpr (requires { trainer.model().stepped(std::size_t{}); })
         for (std::size_t i = 0, n = trainer.model().parameters().size(); i < n; ++i) trainer.model().stepped(i);
     bool progresses = false;
-    if constexpr (requires { trainer.set_progress(trainer.progress()); })
+    if constexpr (requires { trainer.set_progress(trainer.progress()); }) {
         progresses = from.manifest().progress.has_value();
         if (progresses) trainer.set_progress(*from.manifest().progress);
+    }
     if (!progresses) trainer.set_completed_steps(from.manifest().step);
     if (from.manifest().settings) {
         if constexpr (ChangeableTrainer<C>) trainer.set_rate_factor(from.manifest().settings->rate_factor);
