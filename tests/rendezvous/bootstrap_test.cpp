@@ -315,6 +315,25 @@ TEST_CASE("rank 0 tells its own error although some ranks never come", "[rendezv
     CHECK(ddp::monotonic_clock::now() - start < times.dead / 2);  // ddprun's patience is 2 s, and this takes 1.5
 }
 
+TEST_CASE("a rank that asks while it is refused is told again when it reports that", "[rendezvous][tcp]") {
+    listener const at;
+    auto times = ddp::timing::for_tests();
+    times.dead = 20s;
+    ddp::detail::tcp_acceptor acceptor(ddp::tcp_context());
+    acceptor.assign(boost::asio::ip::tcp::v4(), at.inherit());
+    ddp::tcp_store_server server(std::move(acceptor), 2, 0, 7, times);
+    auto const soon = [] { return ddp::monotonic_clock::now() + 10s; };
+    ddp::detail::tcp_endpoint const zero(boost::asio::ip::make_address("127.0.0.1"), at.port);
+    ddp::tcp_store store({zero}, 1, 2, 0, soon(), false, {}, times);
+    store.put("rank/1", "here", soon());
+    server.fail("rank 0 has no sockets left");
+    std::this_thread::sleep_for(200ms);  // until the refusal is on its way; the request crosses it
+    CHECK_THROWS_WITH(store.all("rank/", 2, soon()), "DDP-E201 rendezvous: rank 0 has no sockets left");
+    auto const start = ddp::monotonic_clock::now();
+    CHECK(store.fail("rank 1 cannot go on", soon()) == "rank 0 has no sockets left");
+    CHECK(ddp::monotonic_clock::now() - start < 5s);
+}
+
 TEST_CASE("a rank that comes after rank 0 has failed hears why", "[rendezvous][tcp]") {
     listener const at;
     auto const times = ddp::timing::for_tests();

@@ -240,7 +240,7 @@ private:
                 v.in.erase(0, sizeof head);
                 continue;
             }
-            if (v.waits) break;
+            if (v.waits && head.op != detail::store_op::fail) break;  // which ends the wait
             if (head.key > head.max_key || head.value > head.max_value) return false;
             std::size_t const whole = sizeof head + head.key + head.value;
             if (v.in.size() < whole) return true;
