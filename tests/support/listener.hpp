@@ -21,7 +21,7 @@ struct listener {
         at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
         at.sin_port = htons(wanted);
         ::socklen_t size = sizeof at;
-        if (::bind(fd, reinterpret_cast<::sockaddr*>(&at), size) != 0 || (listening && ::listen(fd, 128) != 0) ||
+        if (::bind(fd, reinterpret_cast<::sockaddr*>(&at), size) != 0 || (listening && ::listen(fd, SOMAXCONN) != 0) ||
             ::getsockname(fd, reinterpret_cast<::sockaddr*>(&at), &size) != 0)
             throw std::runtime_error("no port");
         port = ntohs(at.sin_port);

@@ -115,6 +115,7 @@ private:
     struct visitor {
         tcp_stream stream;
         time_point until;
+        bool silent = true;  // until bytes have come
         peer_hello hello = {};
         std::size_t have = 0;
         bool left = false;  // hung up on, or taken in
@@ -240,7 +241,8 @@ private:
                     polls.push_back({c.stream.descriptor(), c.greeted ? short{POLLIN} : c.stream.write_event(), 0});
             for (attempt& a : dialling_) polls.push_back({a.socket.native_handle(), POLLOUT, 0});
             ::poll(polls.data(), polls.size(), 50);
-            std::size_t next = 1 + visitors_.size();
+            std::size_t next = 1;
+            for (visitor& v : visitors_) v.silent = polls[next++].revents == 0 && v.silent;
             for (connection& c : all)
                 if (!c.answered) c.ready = polls[next++].revents != 0;
             dialled(all);

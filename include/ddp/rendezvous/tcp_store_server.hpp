@@ -142,6 +142,7 @@ private:
         static_cast<void>(bell_.answered());
         std::size_t i = 2;
         for (auto v = visitors_.begin(); v != visitors_.end(); ++i) {
+            v->silent = v->silent && polls[i].revents == 0;
             if (polls[i].revents != 0) read(*v);
             v = v->gone ? visitors_.erase(v) : std::next(v);
         }

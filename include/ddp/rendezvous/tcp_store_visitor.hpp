@@ -17,7 +17,8 @@ namespace ddp::detail {
 struct store_visitor {
     tcp_stream stream;
     time_point until = never;  // for its hello
-    int rank = -1;             // after it
+    bool silent = true;        // until bytes have come
+    int rank = -1;             // after its hello
     std::string in = {}, out = {};
     bool waits = false;      // for an answer to `prefix`, `count`
     bool done = false;       // close when `out` is written
