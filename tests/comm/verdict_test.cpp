@@ -219,6 +219,15 @@ TEST_CASE("a partition of a large job is told whole, and only longer words are c
         std::string const kept = std::string(bounded_text<640>(words).view());
         CHECK(kept == (length <= 640 ? words : std::string(637, 'w') + "..."));
     }
+    for (std::string_view const letter : {"ö", "漢", "🛰"})  // of 2, 3 and 4 bytes, cut at each of them
+        for (std::size_t before = 0; before < 4; ++before) {
+            std::string words(before, 'w');
+            while (words.size() < 80) words += letter;
+            std::size_t const whole = before + (61 - before) / letter.size() * letter.size();
+            CHECK(bounded_text<64>(words).view() == words.substr(0, whole) + "...");
+            CHECK(ddp::detail::printable(words, 61) == words.substr(0, whole) + " (cut)");
+        }
+    CHECK(bounded_text<64>(std::string(80, '\x80')).view() == std::string(61, '\x80') + "...");
 }
 
 TEST_CASE("a rank that has entered nothing is not said to be in an operation", "[comm][verdict]") {

@@ -19,6 +19,7 @@
 
 #include <ddp/core/bytes.hpp>
 #include <ddp/core/error.hpp>
+#include <ddp/core/text.hpp>
 
 namespace ddp {
 
@@ -136,14 +137,15 @@ private:
     completion* tail_ = nullptr;
 };
 
-/// Text of at most N bytes, as part of a record. Longer text is cut, and ends in "...".
+/// Text of at most N bytes, as part of a record. Longer text is cut before a character of UTF-8, and ends in "...".
 template <std::size_t N>
 struct bounded_text {
     std::array<char, N> chars{};
     bounded_text() = default;
     bounded_text(std::string_view text) noexcept {
-        std::copy_n(text.begin(), std::min(text.size(), N), chars.begin());
-        if (text.size() > N) std::fill_n(chars.end() - 3, 3, '.');
+        std::size_t const kept = text.size() > N ? detail::whole_characters(text, N - 3) : text.size();
+        std::copy_n(text.begin(), kept, chars.begin());
+        if (text.size() > N) std::fill_n(chars.data() + kept, 3, '.');
     }
     [[nodiscard]] std::string_view view() const noexcept {
         return {chars.data(), static_cast<std::size_t>(std::find(chars.begin(), chars.end(), '\0') - chars.begin())};

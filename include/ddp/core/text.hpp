@@ -44,6 +44,9 @@ private:
 /// Nine significant digits, without trailing zeros: "0.1".
 [[nodiscard]] std::string decimal(double number);
 
+/// Where to cut `text`, longer than `most` bytes: at `most`, or before the UTF-8 sequence that it would split.
+[[nodiscard]] std::size_t whole_characters(std::string_view text, std::size_t most) noexcept;
+
 /// What came from outside, for people to read: at most `most` bytes, control characters but line feeds and tabs written
 /// as \xNN, so that no terminal obeys them.
 [[nodiscard]] std::string printable(std::string_view text, std::size_t most = 4096);

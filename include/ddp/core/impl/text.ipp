@@ -39,10 +39,16 @@ namespace ddp::detail {
     return digits;
 }
 
+[[gnu::cold]] DDP_DECL std::size_t whole_characters(std::string_view text, std::size_t most) noexcept {
+    for (std::size_t at = most; at > 0 && most - at < 4; --at)
+        if ((static_cast<unsigned char>(text[at]) & 0xC0) != 0x80) return at;
+    return most;  // no UTF-8
+}
+
 [[gnu::cold]] DDP_DECL std::string printable(std::string_view text, std::size_t most) {
     constexpr char digits[] = "0123456789abcdef";
     std::string clean;
-    for (char const c : text.substr(0, most)) {
+    for (char const c : text.substr(0, text.size() > most ? whole_characters(text, most) : most)) {
         unsigned const code = static_cast<unsigned char>(c);
         if ((code >= 0x20 && code != 0x7f) || c == '\n' || c == '\t')
             clean += c;
