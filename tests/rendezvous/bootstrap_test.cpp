@@ -487,7 +487,7 @@ TEST_CASE("silent and talking strangers are displaced before their time is over,
     times.handshake = 12s;  // what it would take to wait for a silent one
     times.join = 30s;
     std::vector<int> strangers;
-    for (int i = 0; i <= 300; ++i) {  // more than there are places
+    for (int i = 0; i <= 500; ++i) {  // more silent ones than there are places
         strangers.push_back(dial(at.port));
         if (i % 3 == 0) CHECK(::write(strangers.back(), "GET / HTTP/1.0\r\n\r\n", 18) == 18);
     }

@@ -110,7 +110,7 @@ private:
                     closed_ = true;
                     closed_.notify_all();
                 }
-                if (std::scoped_lock const lock(failing_); failure_.empty()) failure_ = own_failure_;
+                take_own_failure();
                 auto const owed = [this](visitor const& v) {
                     if (v.rank < 0) return false;
                     if (failure_.empty() && v.needs_nothing()) return false;
@@ -124,6 +124,9 @@ private:
         }
         acceptor_.close(ignored);
         visitors_.clear();
+    }
+    [[gnu::cold]] void take_own_failure() {
+        if (std::scoped_lock const lock(failing_); failure_.empty()) failure_ = own_failure_;
     }
     /// After an early failure the ranks that are about to come should hear of it as well, until `nobody_comes`.
     [[nodiscard, gnu::cold]] bool all_told(time_point nobody_comes) const {
@@ -140,6 +143,7 @@ private:
             bell_.wake_up(polls[1].revents != 0);
         }
         static_cast<void>(bell_.answered());
+        take_own_failure();  // whoever connects after fail() hears of it
         std::size_t i = 2;
         for (auto v = visitors_.begin(); v != visitors_.end(); ++i) {
             v->silent = v->silent && polls[i].revents == 0;
