@@ -141,6 +141,7 @@ TEST_CASE("what is no table of numbers is refused by line and column", "[data][c
     check_refused(as_bytes("a,b\n1,2,3\n"), "line 2: has 3 fields, the first line has 2", read_named);
     check_refused(as_bytes("1\n\n2\n"), "line 2: is empty; remove it", read_csv);
     check_refused(as_bytes("1\n1e999\n"), "line 2, column 1: '1e999' is out of a double's range", read_csv);
+    check_refused(as_bytes("+2\n"), "'+2' is not a number; leave out the plus", read_csv);
     check_refused(as_bytes("1 2\n"), "'1 2' is not a number", read_csv);
     check_refused(as_bytes(std::string_view("1\0,2\n", 5)), "line 1, column 1: ", read_csv);
     check_refused(as_bytes("0x10\n"), "'0x10' is not a number", read_csv);

@@ -263,14 +263,20 @@ TEST_CASE("bad headers are refused, with the place and what was expected", "[dat
 
 TEST_CASE("what a file asks of memory is bounded before it is taken", "[data]") {
     test::bytes huge(8, 0xFF);
-    REQUIRE(test::catch_error([&] { read(huge); }).says("18446744073709551615 bytes long, at most 100000000"));
+    REQUIRE(test::catch_error([&] {
+                read(huge);
+            }).says("18446744073709551615 bytes long, and safetensors_limits::header_bytes accepts at most 100000000"));
     test::bytes lying = {0, 225, 245, 5, 0, 0, 0, 0, '{', '}'};  // a hundred million bytes
     REQUIRE(test::catch_error([&] { read(lying); }).says("100000000 bytes long, but only 2 follow"));
-    REQUIRE(test::catch_error([&] { read(file_with(two, 28), {.header_bytes = 16}); }).says("at most 16 are accepted"));
+    REQUIRE(test::catch_error([&] {
+                read(file_with(two, 28), {.header_bytes = 16});
+            }).says("safetensors_limits::header_bytes accepts at most 16"));
     std::string shape = "1";
     for (int d = 1; d < 65; ++d) shape += ",1";
     auto const entry = R"({"x":{"dtype":"U8","shape":[)" + shape + R"(],"data_offsets":[0,1]}})";
-    REQUIRE(test::catch_error([&] { read(file_with(entry, 1)); }).says("more than 64 numbers"));
+    REQUIRE(test::catch_error([&] {
+                read(file_with(entry, 1));
+            }).says("more than 64 numbers, which safetensors_limits::dimensions accepts at most"));
     REQUIRE(read(file_with(entry, 1), {.dimensions = 65}).tensors[0].shape.size() == 65);
 
     std::string const deep = R"({"x":)" + std::string(1'000'000, '[');
@@ -395,7 +401,7 @@ TEST_CASE("nothing is written that could not be read again", "[data]") {
             "'__metadata__' cannot be a tensor's name: the format reserves it");
     refused({{"x", element_type::u8, {2}, bytes_of(byte)}}, {}, "U8 [2] takes 2 bytes");
     refused({{"x", element_type::u8, std::vector<std::size_t>(65, 1), bytes_of(byte)}}, {}, "more than 64 numbers");
-    refused({good}, {{"key", "\xC3("}}, "no UTF-8");
+    refused({good}, {{"key", "\xC3("}}, "the metadata 'key' is not text in UTF-8");
     REQUIRE(names_in(scratch.path()).empty());
 }
 

@@ -60,14 +60,17 @@ struct moving {
     using element = double;
     std::vector<double> value = {1}, gradient = {0};
     std::unique_ptr<held> state = std::make_unique<held>();
-    bool trains = true, seen_in_training = false;
+    bool trains = true, seen_in_training = false, bad = false, grows = false;
 
     std::vector<parameter<double>> parameters() { return {{"w", {1}, value, gradient}}; }
     std::vector<model_buffer> buffers() {
-        return {{"mean", element_type::f32, {3}, as_mutable_bytes(std::span<float>(state->mean))},
-                {"square", element_type::f64, {}, as_mutable_bytes(std::span(&state->square, 1))},
-                {"count", element_type::i64, {2}, as_mutable_bytes(std::span<std::int64_t>(state->count))},
-                {"mask", element_type::u8, {5}, as_mutable_bytes(std::span<std::uint8_t>(state->mask))}};
+        std::vector<model_buffer> all = {
+            {"mean", element_type::f32, {3}, as_mutable_bytes(std::span<float>(state->mean))},
+            {"square", element_type::f64, {}, as_mutable_bytes(std::span(&state->square, 1))},
+            {"count", element_type::i64, {2}, as_mutable_bytes(std::span<std::int64_t>(state->count))},
+            {"mask", element_type::u8, {5}, as_mutable_bytes(std::span<std::uint8_t>(state->mask))}};
+        if (grows) all.push_back(all.front());
+        return all;
     }
     void training(bool on) { trains = on; }
     [[nodiscard]] bool training() const { return trains; }
@@ -81,6 +84,7 @@ struct moving {
     template <class Ready>
     void backward(pass<double> how, Ready const& ready) {
         gradient[0] = (how.accumulate ? gradient[0] : 0) + how.scale;
+        if (bad) gradient[0] = std::nan("");
         ready(0);
     }
     mean_metric evaluate(batch const& samples) {
@@ -199,4 +203,46 @@ TEST_CASE("ranks with another policy of buffers are told so", "[train]") {
               "DDP-E102 model differs: rank 2 differs from rank 0: another training_options.buffers "
               "(from_rank_0_at_evaluation on rank 0, left_alone on rank 2). Build the same model with the same trainer "
               "settings on all ranks.");
+}
+
+TEST_CASE("a step that is skipped leaves the buffers as they were, wherever they lie", "[train]") {
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    auto const policy = GENERATE(buffers::from_rank_0, buffers::averaged, buffers::left_alone);
+    auto const how = GENERATE(nonfinite::skip, nonfinite::stop);
+    auto const wrong = ranks_over(
+        tcp, ranks,
+        [&, policy = policy, how = how](communicator<>& comm) {
+            moving model;
+            data_parallel trainer{model, sgd{.lr = 0.1}, comm, training_options{.nonfinite = how, .buffers = policy}};
+            trainer.step(samples(0, comm.rank(), ranks));
+            held const before = *model.state;
+            model.bad = comm.rank() + 1 == ranks;
+            for (int pass = 0; pass < 2; ++pass) {  // the second one's forward begins where the first one has ended
+                (void)trainer.forward(samples(2 + pass, comm.rank(), ranks));
+                if (pass == 0) trainer.accumulate();
+            }
+            trainer.backward();
+            bool const stopped = thrown_by([&] { trainer.finish(); }).find("DDP-E105") != std::string::npos;
+            model.bad = false;
+            bool const same = before.near(*model.state) && before.mask == model.state->mask;
+            trainer.step(samples(3, comm.rank(), ranks));
+            return stopped == (how == nonfinite::stop) && same && !model.state->near(before);
+        },
+        patient());
+    for (bool const right : wrong) CHECK(right);
+}
+
+TEST_CASE("buffers that grow within a step that is then skipped are a mistake", "[train]") {
+    auto const said = errors_over(
+        false, 1,
+        [](communicator<>& comm) {
+            moving model;
+            data_parallel trainer{model, sgd{.lr = 0.1}, comm, training_options{.nonfinite = nonfinite::skip}};
+            (void)trainer.forward(samples(0, 0, 1));
+            model.grows = model.bad = true;
+            trainer.backward();
+            trainer.finish();
+        },
+        patient());
+    CHECK(said.front() == "DDP-E100 usage: the model's buffers have grown within a step");
 }

@@ -37,7 +37,8 @@ struct flat_part {
 ///
 /// Cost    memory for a second gradient; a step adds one pass over the gradient to what an unbound model costs (two copies).
 ///         Nothing overlaps backward: the gradient is there at once.
-/// Throws  usage_error from the constructor, for spans of different lengths and parts that do not fill them.
+/// Throws  usage_error from the constructor, for spans of different lengths and parts that do not fill them. A trainer refuses
+///         two parts of the same name.
 template <Element E, class F>
 class flat_model {
 public:
@@ -100,7 +101,8 @@ private:
     std::vector<flat_part> parts_;
 };
 
-/// Vectors, arrays and matrices of other libraries, wherever std::span takes them.
+/// Vectors and arrays of other libraries, wherever std::span takes them; for others, such as Eigen's, pass
+/// std::span(v.data(), n).
 template <class V, class G, class F>
 flat_model(V&&, G&&, F) -> flat_model<typename decltype(std::span(std::declval<V&>()))::element_type, F>;
 template <class V, class G, class F>

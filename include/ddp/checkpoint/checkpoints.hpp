@@ -96,7 +96,7 @@ public:
     ///         wait for the slowest one's disk, for at most timing.collective.
     /// Throws  data_error (errc::file), the same on every rank, if a rank cannot write, or if a previous save in the
     ///         background has failed; this checkpoint is then not made, earlier ones remain, and training can continue.
-    ///         usage_error within a step, or for texts that are not UTF-8. comm_error.
+    ///         usage_error unless trainer.between_steps(), or for texts that are not UTF-8. comm_error.
     template <detail::KeptTrainer C>
     void save(C& trainer, string_map const& entries = {}) {
         save_with(trainer, nullptr, entries);
@@ -113,8 +113,8 @@ public:
     /// Cost    each rank reads all values and its part of the state; the digest of every file is verified by one rank.
     /// Throws  data_error, the same on every rank: errc::format for a checkpoint of another model, optimizer or sampler,
     ///         with all differences (of which 20 are shown), or if there are checkpoints but none is intact; errc::file
-    ///         if the directory cannot be read. The trainer is then unchanged. usage_error within a step. comm_error. If
-    ///         reading a file fails after the model has begun to change, the communicator can no longer be used.
+    ///         if the directory cannot be read. The trainer is then unchanged. usage_error unless
+    ///         trainer.between_steps(). comm_error. If reading a file fails after the model has begun to change, the communicator can no longer be used.
     template <detail::KeptTrainer C>
     std::optional<resumed_checkpoint> resume(C& trainer) {
         return resume_with(trainer, nullptr);

@@ -33,7 +33,8 @@ namespace detail {
                                  csv_options const& options);
 }  // namespace detail
 
-/// Reads a table of numbers, written as in C++ (12, -0.5, 1e-3, nan, inf) whatever the locale. Lines end in a line feed,
+/// Reads a table of numbers, written as std::from_chars takes them (12, -0.5, 1e-3, nan, inf; no leading plus) whatever the
+/// locale. Lines end in a line feed,
 /// which may follow a carriage return; the last line may lack it. Blanks around a field and a byte order mark are
 /// ignored. A field of the header may be in double quotes, in which two of them stand for one.
 ///

@@ -58,7 +58,7 @@ public:
     [[nodiscard]] string_map const& metadata() const noexcept { return header_.metadata; }
 
     /// Fills `out` with the bytes of a tensor from `offset` on, directly from the file. Throws data_error (errc::file) if
-    /// the file cannot be read.
+    /// the file cannot be read, and usage_error for bytes beyond the tensor's end.
     void read(tensor_info const& tensor, std::uint64_t offset, mutable_bytes out) const;
 
 private:

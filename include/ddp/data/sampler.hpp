@@ -106,7 +106,7 @@ public:
     void set_epoch(std::uint64_t epoch) { seek(epoch, 0); }
 
     /// Continues from the position that epoch() and position() returned, here or in another process with the same options
-    /// and any number of ranks: the steps that follow are the same.
+    /// and any number of ranks: the steps that follow are the same. Throws usage_error for a position beyond the epoch's end.
     void seek(std::uint64_t epoch, std::size_t position);
 
     /// The number of the current epoch, from 0.

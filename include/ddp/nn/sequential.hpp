@@ -90,7 +90,8 @@ public:
     [[nodiscard]] std::vector<model_buffer> buffers() { return layers_.buffers(); }
     /// Gives layers that need sums over all ranks the object that computes them. Called by the trainer.
     void join_ranks(std::shared_ptr<rank_sums> ranks) noexcept { layers_.join_ranks(std::move(ranks)); }
-    /// Whether all ranks must take part in each pass in training, with samples or without.
+    /// Whether all ranks must take part in each pass in training, with samples or without: from join_ranks() on, if a layer
+    /// needs sums over all ranks.
     [[nodiscard]] bool needs_all_ranks() const noexcept { return layers_.needs_all_ranks(); }
 
     /// From now on works in `memory`, which holds the values already. Throws usage_error, without changing anything,

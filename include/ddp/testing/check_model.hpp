@@ -276,7 +276,8 @@ private:
 ///
 ///  - parameters() is stable, names are unique, and sizes match shapes
 ///  - forward is repeatable, and gradients are the slopes of its loss, by central differences (a wrong result is possible
-///    at a kink of the loss, such as that of a rectifier at 0)
+///    at a kink of the loss, such as that of a rectifier at 0, or of max-pooling where two inputs are nearly equal; slopes
+///    in float have two digits)
 ///  - backward reports each parameter once, when its gradient is final, ranges from the end backwards without gaps; it
 ///    assigns or adds as its argument says, multiplied by the scale
 ///  - values do not change, and, if the model declares ready_releases, are not read after ready(i)

@@ -14,6 +14,7 @@
 #include <ddp/collective/broadcast.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/core/bytes.hpp>
+#include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/core/element_type.hpp>
 #include <ddp/core/separate.hpp>
@@ -36,6 +37,31 @@ namespace ddp::detail {
     for (model_buffer const& b : buffers) all.add(const_bytes(b.bytes));
     return all.value();
 }
+
+/// What buffers held before the passes of a step that may be skipped.
+class buffers_before {
+public:
+    void keep(std::span<model_buffer const> buffers) {
+        bytes_.clear();
+        for (model_buffer const& b : buffers) bytes_.insert(bytes_.end(), b.bytes.begin(), b.bytes.end());
+        kept_ = true;
+    }
+    void forget() noexcept { kept_ = false; }
+    /// Of the same buffers; does nothing if none were kept.
+    void put_back(std::span<model_buffer const> buffers) const {
+        if (!kept_) return;
+        std::size_t at = 0;
+        for (model_buffer const& b : buffers) {
+            DDP_EXPECTS(b.bytes.size() <= bytes_.size() - at, "the model's buffers have grown within a step");
+            if (!b.bytes.empty()) std::memcpy(b.bytes.data(), bytes_.data() + at, b.bytes.size());
+            at += b.bytes.size();
+        }
+    }
+
+private:
+    std::vector<std::byte> bytes_;
+    bool kept_ = false;
+};
 
 /// Rank 0's bytes on every rank. Collective, one broadcast.
 template <Transport T>

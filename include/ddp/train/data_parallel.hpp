@@ -190,33 +190,33 @@ public:
     /// then failed have completed the step. Ranks with equal numbers hold equal bits.
     [[nodiscard]] std::uint64_t completed_steps() const noexcept { return engine().updates(); }
     /// Continues as if `count` steps had been begun and completed: schedules, bias corrections and the numbers that observers
-    /// are told count from there, and the next step knows no previous loss. Between steps, with the same count on all ranks;
-    /// for code that restores values and state.
+    /// are told count from there, and the next step knows no previous loss. With the same count on all ranks; for code that
+    /// restores values and state. Throws usage_error, on this rank, unless between_steps().
     void set_completed_steps(std::uint64_t count) {
         DDP_EXPECTS(between_steps(), "set_completed_steps: a step is under way; finish() it first");
         settle();
         step_.set_progress({.completed_steps = count, .begun_steps = count});
     }
     /// Where the training stands besides values and state, the same on all ranks. Collective, between steps; cost: an
-    /// all-gather of 8 bytes per rank. Throws usage_error, on this rank, within a step.
+    /// all-gather of 8 bytes per rank. Throws usage_error, on this rank, unless between_steps().
     [[nodiscard]] training_progress progress() {
         DDP_EXPECTS(between_steps(), "progress: a step is under way; finish() it first");
         settle();
         return step_.progress();
     }
     /// Continues from there, as a trainer would that has made these steps: for code that restores values and state, such as
-    /// checkpoints. Between steps, with the same on all ranks, of which there may be another number. Throws usage_error within
-    /// a step.
+    /// checkpoints. With the same on all ranks, of which there may be another number. Throws usage_error, on this rank,
+    /// unless between_steps().
     void set_progress(training_progress const& at) {
         DDP_EXPECTS(between_steps(), "set_progress: a step is under way; finish() it first");
         settle();
         step_.set_progress(at);
     }
-    /// From the next step on each group's learning rate is multiplied by `factor` as well as by the schedule's: for rates
+    /// From the next step on, the one that takes gradients that are accumulated already, each group's learning rate is multiplied by `factor` as well as by the schedule's: for rates
     /// that the program decides on while it trains (reduce_on_plateau). Stays until the next call; checkpoints keep it.
-    /// Collective, between steps: ranks compare what they pass before anything changes.
-    /// Cost: an all-gather of 8 bytes per rank. Throws usage_error, the same on every rank, where ranks pass different factors, or
-    /// one that is negative or not finite: the factor then stays what it was.
+    /// Collective: ranks compare what they pass before anything changes. Cost: an all-gather of 8 bytes per rank. Throws
+    /// usage_error, the same on every rank, where ranks pass different factors, or one that is negative or not finite: the
+    /// factor then stays what it was; and on this rank while a step is under way.
     void set_rate_factor(double factor) {
         settle();
         core().set_rate_factor(factor);
@@ -227,9 +227,9 @@ public:
     /// nor its optimizer state changes, not even by weight decay, whatever backward reports, and its gradient counts as 0
     /// in the norm. A bucket that has only frozen parameters is not exchanged: parameters that training_options::frozen
     /// names have buckets of their own, unless the model is contiguous; others share theirs and are sent as zeros.
-    /// Checkpoints store which parameters are frozen. Collective, between steps: ranks compare their arguments before
-    /// anything changes. Cost: an all-gather of 8 bytes per rank. Throws usage_error on every rank if ranks pass
-    /// different patterns, or no name matches.
+    /// Checkpoints store which parameters are frozen. Collective: ranks compare their arguments before anything changes.
+    /// Cost: an all-gather of 8 bytes per rank. Throws usage_error on every rank if ranks pass different patterns, or no
+    /// name matches; and on this rank unless between_steps().
     void freeze(std::string_view pattern) { mark_frozen("freeze", pattern, 1); }
     /// Undoes freeze() and training_options::frozen for every parameter whose name matches. Its optimizer state continues
     /// from where it was. Otherwise like freeze().
@@ -237,8 +237,8 @@ public:
     /// By parameter: not 0 where it is frozen.
     [[nodiscard]] std::span<std::uint8_t const> frozen() const noexcept { return core().frozen(); }
     /// Freezes exactly those parameters whose mark is not 0, in the form that frozen() returns: for code that restores a
-    /// training, such as checkpoints. Collective, between steps, like freeze(). Throws usage_error on every rank if ranks
-    /// pass different marks, or if there is not one for each parameter.
+    /// training, such as checkpoints. Collective, like freeze(). Throws usage_error on every rank if ranks pass different
+    /// marks, or if there is not one for each parameter; and on this rank unless between_steps().
     void set_frozen(std::span<std::uint8_t const> marks) {
         DDP_EXPECTS(between_steps(), "set_frozen: a step is under way; finish() it first");
         settle();
@@ -249,7 +249,8 @@ public:
     /// another way. Not collective: each rank may call it or not. Does nothing without that option. Throws comm_error if
     /// ranks or connections fail.
     void settle() { step_.settle(); }
-    /// Whether no step is under way and no gradients are accumulated for the next one.
+    /// Whether no step is under way and no gradients are accumulated for the next one. A step is under way from its
+    /// backward() until finish() returns; forward() alone begins none (docs/semantics.md).
     [[nodiscard]] bool between_steps() const noexcept { return !core().begun() && !step_.accumulated(); }
 
     /// Asks all ranks to stop training: they learn of it in the same step, the next one that this rank begins
@@ -279,7 +280,8 @@ public:
     [[nodiscard]] step_times const& times() const noexcept { return core().times(); }
     void reset_times() noexcept { core().times() = {}; }
     /// What an exchange with compression has done since the trainer was made: how much less it has sent, how exactly, and
-    /// in what time. All zero if it keeps no statistics, as a plain allreduce. Local; between steps.
+    /// in what time. All zero if it keeps no statistics, as a plain allreduce. Local. Throws usage_error while a step is under
+    /// way.
     [[nodiscard]] exchange_statistics statistics() const {
         DDP_EXPECTS(!core().begun(), "a step is under way: finish() it before its exchange's figures are looked at");
         return engine().exchange_statistics();
@@ -295,7 +297,7 @@ public:
     /// of steps: first the slots of the optimizer, by parameter, then what the exchange keeps. With update::sharded,
     /// which ranks that share memory use by default, this rank has slices: each element is visited once on all ranks
     /// together. With update::replicated every rank visits all of them, with the same bits. What is visited may be
-    /// written. Between steps; local; allocates.
+    /// written. Local; allocates. Throws usage_error while a step is under way.
     void for_each_state(state_visitor visit) {
         DDP_EXPECTS(!core().begun(), "a step is under way: finish() it before its state is looked at");
         settle();

@@ -15,6 +15,7 @@
 #include <ddp/collective/all_gather.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/model/model.hpp>
+#include <ddp/train/buffers.hpp>
 #include <ddp/train/replica.hpp>
 #include <ddp/train/step_engine.hpp>
 #include <ddp/train/trainer_core.hpp>
@@ -67,7 +68,7 @@ public:
     double forward(Batch const& batch) {
         if (weight_ == 0 && !replica_.needs_all_ranks()) return 0;  // skipped; backward will be as well
         return tell_peers([&] {
-            if (accumulated_ == 0) replica_.begin_step(core_.engine().updates());
+            before_forward();
             core_.note(flight::forward);
             double const loss =
                 core_.late() ? replica_.forward(batch, [this](std::size_t i) { need(i); }) : replica_.forward(batch);
@@ -79,7 +80,7 @@ public:
     void forward_absent() {
         if (!replica_.needs_all_ranks()) return;
         tell_peers([&] {
-            if (accumulated_ == 0) replica_.begin_step(core_.engine().updates());
+            before_forward();
             replica_.forward_absent();
         });
     }
@@ -110,8 +111,14 @@ public:
         step_engine<T, element>& engine = core_.engine();
         finish_result const result = core_.wait(monotonic_clock::now());
         accumulated_ = 0;
+        first_pass_ = true;
         loss_before_ = std::exchange(loss_, 0.0);
-        if (engine.found_nonfinite()) core_.report_nonfinite();
+        if (engine.found_nonfinite()) {
+            if (core_.options().may_skip()) tell_peers([&] { buffers_before_.put_back(replica_.buffers()); });
+            buffers_before_.forget();
+            core_.report_nonfinite();
+        }
+        buffers_before_.forget();
         if (core_.late())
             replica_.values_change();
         else if (result.weight != 0 && !result.skipped)
@@ -165,13 +172,17 @@ public:
     }
 
 private:
+    void before_forward() {
+        if (accumulated_ == 0) replica_.begin_step(core_.engine().updates());
+        if (first_pass_ && core_.options().may_skip()) buffers_before_.keep(replica_.buffers());
+    }
     void need(std::size_t i) {
         if (i >= replica_.parameters().size()) return;
         core_.need(i);
         replica_.value_changed(i);
     }
     void run_backward(bool last) {
-        weighed_ = false;
+        weighed_ = first_pass_ = false;
         bool silent = true;
         core_.note(flight::backward);
         std::string complaint;
@@ -210,6 +221,8 @@ private:
     double loss_ = 0;                // of the forwards since the last step: mean times weight, added up
     double loss_before_ = 0;         // of the last step
     bool weighed_ = false;
+    bool first_pass_ = true;  // no backward since the last step
+    buffers_before buffers_before_;
 };
 
 }  // namespace ddp::detail

@@ -36,10 +36,11 @@ enum class buffers : std::uint8_t {
 };
 
 /// What becomes of a step whose mean gradient has NaN or an infinity in it, before any value is changed. All ranks decide alike.
+/// With stop and skip each step copies the model's buffers (running statistics), to put them back.
 enum class nonfinite : std::uint8_t {
     unchecked,  ///< nothing: values become NaN
     stop,       ///< nothing is changed, and every rank throws error (errc::nonfinite); training may go on
-    skip,       ///< nothing is changed: no value, no state, no counter of updates; finish_result::skipped says so
+    skip,       ///< nothing is changed: no value, buffer, state or counter of updates; finish_result::skipped says so
     warn        ///< the step is made
 };
 

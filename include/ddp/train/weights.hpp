@@ -103,11 +103,11 @@ concept TrainerLike = requires(C& trainer) {
 
 /// Saves the parameters and buffers of rank 0's model in a safetensors file. Returns on every rank when the file is on
 /// the disk, or throws the same error on every rank. After a data_error nothing has changed, and training can continue.
-/// Collective, between steps. `metadata`: texts to store in the file besides "ddp.version".
+/// Collective. `metadata`: rank 0's texts to store in the file; "ddp.version" among them replaces the library's own.
 ///
 /// Cost    the other ranks wait for rank 0, for at most timing.collective.
-/// Throws  data_error (errc::file) if the file cannot be written; usage_error for names that are not unique or not UTF-8,
-///         or within a step; comm_error if the job fails, including by an exception of the model.
+/// Throws  data_error (errc::file) if the file cannot be written; usage_error for names that are not unique, for names or
+///         metadata that are not UTF-8, or while a step is under way (docs/semantics.md); comm_error if the job fails, including by an exception of the model.
 template <Transport T, Model M>
 void save_weights(communicator<T> const& comm, M& model, std::string const& path, string_map metadata = {}) {
     detail::expect_between_steps(comm);
@@ -122,14 +122,14 @@ void save_weights(communicator<T> const& comm, M& model, std::string const& path
 }
 
 /// Loads parameters and buffers of the model from a safetensors file, which every rank reads, and returns its metadata.
-/// No model is changed before all ranks have read the whole file and compared what they have read. Collective, between
-/// steps.
+/// No model is changed before all ranks have read the whole file and compared what they have read. Collective. Gradients
+/// that a trainer has accumulated stay: its next step applies them to the new values.
 ///
 /// Cost    two passes over the file on each rank, and two small exchanges.
 /// Throws  the same on every rank: data_error with errc::file if the file is missing or cannot be read, and with
 ///         errc::format if it violates the format, if its names, types or shapes are not those of the model, or if its
 ///         contents differ from what rank 0 has read. The text names the ranks concerned unless all are. usage_error
-///         within a step; comm_error. If a file changes or cannot be read after models have begun to change, the
+///         while a step is under way; comm_error. If a file changes or cannot be read after models have begun to change, the
 ///         communicator can no longer be used.
 template <Transport T, Model M>
 string_map load_weights(communicator<T> const& comm, M& model, std::string const& path,

@@ -98,7 +98,8 @@ private:
             if (problem != std::errc() || stop != field.data() + field.size())
                 fail(column, field.empty() ? std::string("is empty, expected a number")
                                            : concat({in_quotes(field), " is not a number",
-                                                     line_ == 1 && !options_.header
+                                                     field.starts_with('+') ? "; leave out the plus"
+                                                     : line_ == 1 && !options_.header
                                                          ? "; set csv_options::header if this line names the columns"
                                                          : ""}));
             table_.values.push_back(value);

@@ -35,6 +35,9 @@ namespace ddp {
         header.tensors.push_back({t.name, t.type, t.shape, 0, t.bytes.size()});
         all += t.bytes.size();
     }
+    for (auto const& [key, value] : metadata)
+        DDP_EXPECTS(detail::is_utf8(key) && detail::is_utf8(value),
+                    detail::concat({path, ": the metadata ", detail::in_quotes(key), " is not text in UTF-8"}));
     lay_out(header.tensors);
     std::string const text = safetensors_header_text(header);
     try {

@@ -52,11 +52,11 @@ public:
     }
 
 private:
-    std::vector<std::size_t> numbers(std::size_t at_most) {
+    std::vector<std::size_t> numbers(std::size_t at_most, std::string_view limit = {}) {
         static_assert(sizeof(std::size_t) == sizeof(std::uint64_t));
         std::vector<std::size_t> all;
         for (bool more = json_.opens('[', ']'); more; more = json_.another(']')) {
-            if (all.size() == at_most) json_.fail(concat({"more than ", at_most, " numbers"}));
+            if (all.size() == at_most) json_.fail(concat({"more than ", at_most, " numbers", limit}));
             all.push_back(json_.number());
         }
         return all;
@@ -82,7 +82,7 @@ private:
                 if (!found) json_.fail(concat({"dtype ", in_quotes(type), " is none that the format knows"}));
                 info.type = *found;
             } else if (known == &shaped) {
-                info.shape = numbers(limits_.dimensions);
+                info.shape = numbers(limits_.dimensions, ", which safetensors_limits::dimensions accepts at most");
             } else {
                 std::vector<std::size_t> const ends = numbers(2);
                 if (ends.size() != 2) json_.fail("data_offsets takes two numbers");
@@ -153,7 +153,8 @@ private:
     for (std::size_t i = 8; i-- > 0;) length = length << 8 | prefix[i];
     if (length > limits.header_bytes)
         refuse(detail::concat({"is not a safetensors file, or one with too large a header: it would be ", length,
-                               " bytes long, at most ", limits.header_bytes, " are accepted"}));
+                               " bytes long, and safetensors_limits::header_bytes accepts at most ",
+                               limits.header_bytes}));
     if (length > file_bytes - 8)
         refuse(detail::concat(
             {"is truncated: its header should be ", length, " bytes long, but only ", file_bytes - 8, " follow"}));
