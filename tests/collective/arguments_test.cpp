@@ -165,7 +165,8 @@ TEST_CASE("memory of the wrong size is refused with advice", "[collective][argum
                    "their counts add up to"));
     CHECK(contains(error([&](auto& comm) { ddp::all_to_all(comm, two, counts{2}, room, counts{3}); }),
                    "from itself what it sends to itself"));
-    CHECK(contains(error([&](auto& comm) { ddp::send(comm, two, 0); }), "the peer must be another rank"));
+    CHECK(contains(error([&](auto& comm) { ddp::send(comm, two, 0); }),
+                   "send, receive: the peer must be another rank of these 1, and rank 0 passes 0"));
     CHECK(contains(error([&](auto& comm) { ddp::receive(comm, two, 1); }), "the peer must be another rank"));
     CHECK(contains(error([&](auto& comm) { ddp::send_receive(comm, two, 0, room, 1); }),
                    "the peer must be another rank"));

@@ -352,13 +352,16 @@ TEST_CASE("a rank that dies is named alike in every group, also in those that it
 TEST_CASE("lists that are no group are refused", "[comm][group]") {
     auto const errors = test::run_ranks(2, [](auto& comm) {
         std::string all;
-        for (std::vector<int> const& list :
-             {std::vector<int>{}, std::vector<int>{0, 0}, std::vector<int>{2}, std::vector<int>{-1}})
+        for (auto const& [list, words] :
+             {std::pair(std::vector<int>{}, "subgroup: list ranks of this communicator; the list is empty"),
+              std::pair(std::vector<int>{0, 0}, "subgroup: list each rank once; 0 is there twice"),
+              std::pair(std::vector<int>{2}, "subgroup: list ranks of this communicator; there is no rank 2 among 2"),
+              std::pair(std::vector<int>{-1}, "there is no rank -1 among 2")})
             try {
                 static_cast<void>(comm.subgroup(list));
                 all += "accepted ";
             } catch (usage_error const& e) {
-                all += said(e.what(), "subgroup: list ranks of this communicator, each once") ? "" : e.what();
+                all += said(e.what(), words) ? "" : e.what();
             }
         for (int const peer : {-1, 2}) try {
                 static_cast<void>(comm.members().world_rank(peer));

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include <ddp/collective/algorithms/halving_doubling_allreduce.hpp>
 #include <ddp/collective/algorithms/ring_allreduce.hpp>
 #include <ddp/testing/check_allreduce.hpp>
 #include <ddp/testing/check_buckets.hpp>
@@ -275,6 +276,47 @@ TEST_CASE("check_allreduce names what is wrong with an algorithm", "[testing][al
     auto const said = ddp::testing::check_allreduce(forgetful_sum{});
     REQUIRE(mentions(said, "not the sum: with 2 ranks, element 0 of 1 on rank 1"));
     REQUIRE(mentions(said, "not the bits of rank 0: with 3 ranks, element 1002 of 1003 on rank 1"));
+}
+
+namespace {
+
+/// Sums well, and does everything else wrongly.
+struct only_sums {
+    char const* name = "only sums";
+    bool canonical = true;
+
+    template <Transport T, Element E>
+    static task<> sum(only_sums /*self*/, lane<T> over, std::span<E> data) {
+        return naive_allreduce::sum({}, over, data);
+    }
+    template <Transport T, Element E, class Op>
+    static task<> combine(only_sums /*self*/, lane<T> over, std::span<E> data, Op /*op*/) {
+        return naive_allreduce::sum({}, over, data);
+    }
+    template <Transport T, Element E>
+    static task<> reduce(only_sums /*self*/, lane<T> over, reduction<E> what) {
+        co_await naive_allreduce::sum({}, over, what.data);  // forgets the factor
+    }
+    template <Transport T, Element E>
+    static task<> all_gather(only_sums /*self*/, lane<T> /*over*/, std::span<E> data, std::span<std::size_t const>) {
+        if (!data.empty()) data.back() = 0;
+        co_return;
+    }
+    [[nodiscard]] bool everywhere(std::size_t /*bytes*/, int /*ranks*/) const { return false; }
+};
+
+}  // namespace
+
+TEST_CASE("check_allreduce tries what else an algorithm says that it can", "[testing][allreduce]") {
+    auto const said = ddp::testing::check_allreduce(only_sums{});
+    CHECK(!mentions(said, "not the sum"));
+    CHECK(mentions(said, "reduce: not this rank's slice of the sum, times the factor: with 2 ranks, element 0 of 1 "));
+    CHECK(mentions(said, "all_gather: not the slices of all ranks: with 9 ranks, element 0 of 1003 on rank 0"));
+    for (char const* const op : {"minimum", "maximum", "product"})
+        CHECK(mentions(said, std::string("combine: not the ") + op + ": with 2 ranks, element 0 of 1 on rank 0"));
+    for (auto const& sound : {std::vector<std::string>(ddp::testing::check_allreduce(automatic_allreduce{})),
+                              ddp::testing::check_allreduce(halving_doubling_allreduce{})})
+        CHECK(sound == none);
 }
 
 namespace {

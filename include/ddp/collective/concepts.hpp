@@ -28,7 +28,7 @@ template <Number E, class Op = sum>
 struct reduction {
     std::span<E> data;                  ///< this rank's addend; slice r of rank r's copy becomes the sum
     std::span<std::size_t const> cuts;  ///< P + 1 positions in data; slice r is [cuts[r], cuts[r+1])
-    event* go = nullptr;                ///< data may be read once this is set
+    event* go = nullptr;                ///< data may be read once this is set; null: at once
     E const* factor = nullptr;          ///< read after go; the sum is multiplied by it (null: it is not)
 };
 
@@ -38,6 +38,12 @@ struct reduction {
 ///                          `this`
 ///  name                    for messages and reports; a static constant, or a member where the choice is made at run time
 ///  canonical               likewise, bool: adds in the order of the canonical tree (docs/design.md, numbers)
+///
+/// Optional, each found on its own:
+///  hash()                  a digest of options that matter for messages or sums: ranks compare it
+///  check_group(group)      throws usage_error for ranks that the policy is not made for, before anything is sent
+///  fitted_to(communicator)    the policy as it is used among these ranks: for one that chooses
+///  name_used(bytes, ranks)    what ranks compare and messages show in place of `name`
 template <class A, class T, class E>
 concept AllreduceOver = Transport<T> && Number<E> && requires(A self, lane<T> over, std::span<E> data) {
     { A::sum(self, over, data) } -> std::same_as<task<>>;
@@ -57,10 +63,13 @@ concept CombiningAllreduceOver =
 /// Refinement: can stop half-way, which is what early posting and the sharded update need.
 ///
 ///  reduce(self, lane, what)      posts receives, into scratch, of what peers can send without this rank's data; awaits
-///                                what.go; then reads and sends. Leaves slice r of the sum (times the factor) on rank r, or
+///                                what.go, unless that is null; then reads and sends. Leaves slice r of the sum (times the factor) on rank r, or
 ///                                all of it on every rank if everywhere() says so
 ///  all_gather(self, lane, data, cuts)   brings every rank's slice to all
 ///  everywhere(bytes, ranks)      whether reduce leaves the whole sum everywhere for this size
+///
+/// An allreduce calls reduce and then all_gather on lanes of the same identity: where messages of the two could be mistaken for
+/// each other, use another lane.phase() in each.
 ///
 /// The operation is that of the reduction: SlicedAllreduceOver<A, T, E, minimum> takes a reduction<E, minimum>.
 template <class A, class T, class E, class Op = sum>

@@ -41,7 +41,8 @@ inline task<> copy_to_self(const_bytes out, mutable_bytes in) {
 template <Transport T>
 void expect_peer(communicator<T> const& comm, int peer) {
     DDP_EXPECTS(peer >= 0 && peer < comm.size() && peer != comm.rank(),
-                "send, receive: the peer must be another rank, between 0 and size() - 1");
+                concat({"send, receive: the peer must be another rank of these ", comm.size(), ", and rank ",
+                        comm.rank(), " passes ", peer}));
 }
 
 /// The lane of messages between two ranks. They are no collectives, so they are not part of the group's history. Messages of

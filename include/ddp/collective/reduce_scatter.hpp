@@ -29,7 +29,8 @@ auto reduce_scatter_by(communicator<T> const& comm, std::span<E> data, std::vect
     A const algorithm = fitted(given, comm);
     DDP_EXPECTS(cuts.size() == static_cast<std::size_t>(comm.size()) + 1 && cuts.front() == 0 &&
                     cuts.back() == data.size() && std::is_sorted(cuts.begin(), cuts.end()),
-                "reduce_scatter: cuts need size() + 1 ascending positions from 0 to data.size()");
+                concat({"reduce_scatter: cuts need size() + 1 ascending positions from 0 to data.size(), here ",
+                        comm.size() + 1, " from 0 to ", data.size()}));
     std::uint64_t const agreed = digest()
                                      .add(std::span<std::size_t const>(cuts))
                                      .add(hash_used(algorithm, data.size_bytes(), comm.size()))

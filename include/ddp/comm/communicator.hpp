@@ -178,9 +178,12 @@ template <Transport T>
 std::optional<communicator<T>> communicator<T>::subgroup(std::span<int const> ranks) const {
     std::vector<int> sorted(ranks.begin(), ranks.end());
     std::sort(sorted.begin(), sorted.end());
-    DDP_EXPECTS(!sorted.empty() && sorted.front() >= 0 && sorted.back() < size() &&
-                    std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end(),
-                "subgroup: list ranks of this communicator, each once");
+    auto const twice = std::adjacent_find(sorted.begin(), sorted.end());
+    DDP_EXPECTS(!sorted.empty(), "subgroup: list ranks of this communicator; the list is empty");
+    DDP_EXPECTS(sorted.front() >= 0 && sorted.back() < size(),
+                detail::concat({"subgroup: list ranks of this communicator; there is no rank ",
+                                sorted.front() < 0 ? sorted.front() : sorted.back(), " among ", size()}));
+    DDP_EXPECTS(twice == sorted.end(), detail::concat({"subgroup: list each rank once; ", *twice, " is there twice"}));
     auto const at = std::find(ranks.begin(), ranks.end(), rank());
     bool const inside = at != ranks.end();
     communicator all =

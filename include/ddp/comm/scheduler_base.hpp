@@ -69,7 +69,7 @@ public:
     void fail(failure_kind kind, errc code, int peer, std::string_view text, group const* about = nullptr) noexcept;
     /// The same for an exception of user code, with its own text.
     void fail(std::exception_ptr const& thrown) noexcept;
-    /// The same for what is thrown where no caller can catch it: the rank's next call throws it, instead of the verdict.
+    /// fail() for what is thrown where no caller can catch it: the rank's next call throws it, instead of the verdict.
     void fail_and_keep(std::exception_ptr const& thrown) noexcept;
     /// What fail_and_keep() has kept, once.
     [[nodiscard]] std::exception_ptr take_kept() noexcept { return std::exchange(kept_, nullptr); }

@@ -27,7 +27,7 @@ namespace ddp {
 /// What one rank says about the memory that it offers; sent as its bytes.
 struct memory_offer {
     std::uint64_t host = 0;                ///< see host_of; 0: this rank shares no memory
-    std::uint64_t bytes = 0;               ///< size of its memory, without the header
+    std::uint64_t bytes = 0;               ///< size of its memory, without the header; the caller of make() sets it
     std::uint64_t refused = 0;             ///< 1: it has no room; 2: it cannot share; `text` says why
     std::array<std::uint64_t, 4> where{};  ///< how the others find it, in the transport's own form
     bounded_text<96> text = {};            ///< the reason, in words

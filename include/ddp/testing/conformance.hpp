@@ -124,6 +124,12 @@ inline std::string named(scenario_info const& info, std::string const& complaint
     return complaint.empty() ? complaint : std::string(info.name) + ": " + complaint;
 }
 
+inline void expect_scenario(std::string const& only) {
+    auto const all = scenarios();
+    DDP_EXPECTS(only.empty() || std::ranges::any_of(all, [&](scenario_info const& info) { return info.name == only; }),
+                "conformance_options::only: there is no scenario '" + only + "'; scenarios() lists them");
+}
+
 }  // namespace detail
 
 /// Runs this rank's part of a scenario; all ranks call it. Returns what went wrong; an empty text if nothing did. The
@@ -156,6 +162,7 @@ template <Transport T>
 template <class MakeWorld>
 [[nodiscard]] std::vector<std::string> check_transport(int ranks, MakeWorld const& make_world,
                                                        conformance_options const& options = {}) {
+    detail::expect_scenario(options.only);
     std::vector<std::string> complaints;
     for (scenario_info const& info : scenarios()) {
         if (ranks < info.least_ranks || (!options.only.empty() && options.only != info.name)) continue;
@@ -187,6 +194,7 @@ template <class MakeWorld>
 [[nodiscard]] inline std::vector<std::string> check_virtual_transport(int ranks, network_model const& network,
                                                                       conformance_options options = {}) {
     using rank_stage = stage<virtual_transport>;
+    detail::expect_scenario(options.only);
     std::vector<std::string> complaints;
     options.threads = false;
     options.early_is_bounded = false;  // this network bounds each early message, not their sum

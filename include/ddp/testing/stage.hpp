@@ -34,7 +34,7 @@ struct conformance_options {
     /// Whether a transport must not accept early_bytes before they are asked for. False if a library below it stores such
     /// messages without a limit that it controls.
     bool early_is_bounded = true;
-    std::string only = {};  ///< name of the only scenario to run; empty: all
+    std::string only = {};  ///< name of the only scenario to run; empty: all. Another name is a usage_error
     /// Called on the rank that has to die, with its number; like a crash, it must not tell the peers anything. If it
     /// returns, the rank does nothing more. Empty: ranks of this transport cannot die separately, and the scenario is
     /// left out.

@@ -123,7 +123,7 @@ public:
             replica_.values_change();
         else if (result.weight != 0 && !result.skipped)
             tell_peers([&] { replica_.values_changed(); });
-        if (result.weight != 0 && core_.options().buffers_alike()) synchronise_buffers();
+        if (result.weight != 0 && !result.skipped && core_.options().buffers_alike()) synchronise_buffers();
         if (result.weight == 0 && (!may_be_empty || !engine.everybody_done()))
             throw error(errc::no_samples,
                         "the batch is empty on every rank: there is no mean over no samples. Nothing was changed; a "

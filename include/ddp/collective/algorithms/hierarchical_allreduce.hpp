@@ -89,7 +89,8 @@ public:
     template <Transport T>
     hierarchical_allreduce(communicator<T> const& comm, std::uint64_t place)
         : hierarchical_allreduce(comm.members(), places(comm, place)) {}
-    /// The same if the places of all ranks are known: every rank passes the same list. Sends nothing.
+    /// The same if the places of all ranks are known: every rank passes the same list. Sends nothing. `ranks` is
+    /// communicator::members().
     hierarchical_allreduce(group const& ranks, std::span<std::uint64_t const> places)
         : plan_(std::make_shared<detail::host_plan const>(ranks, places)) {}
 

@@ -35,7 +35,8 @@ concept MpiTransport = std::same_as<T, mpi_transport> || std::same_as<T, any_tra
 ///         overlaps nothing: it sums in finish(), after the weights, bucket by bucket.
 /// Sums    in an order that MPI chooses by size and number of ranks: bits differ from those of other algorithms.
 /// Throws  ddp::error (DDP-E202) with MPI's message if MPI returns an error, and the other ranks DDP-E206, which quotes it.
-///         usage_error if the communicator is not over MPI, or piece_bytes is too small.
+///         usage_error if the communicator is not over MPI, or piece_bytes is too small; this is found within the call, and the
+///         job has failed afterwards.
 ///         There is no deadline: a rank that never calls it, or calls it with another count, is waited for until something ends
 ///         the job.
 struct native_allreduce {

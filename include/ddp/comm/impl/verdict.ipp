@@ -41,7 +41,7 @@ inline constexpr char const* both_alive =
 }
 [[gnu::cold]] DDP_DECL std::string_view operation_text(failure const& of) {
     std::string_view const name = of.entered.name.view();
-    return name.empty() ? "no operation" : name;
+    return name.empty() ? "an operation without a name" : name;
 }
 
 }  // namespace detail
@@ -74,8 +74,8 @@ inline constexpr char const* both_alive =
                            ". Nothing can be said of the other ranks; look at that rank's host and network."});
         case fault_rule::settings:
             return concat({speaker, " and ", rank_text(found.other), " are both in ", during,
-                           ", but with different arguments, such as the root or the count, or an earlier operation "
-                           "differed. All ranks must call the same collectives in the same order with the same "
+                           ", but with different arguments, such as the root, the count, the list of ranks, or the options "
+                           "or hash() of an algorithm, or an earlier operation differed. All ranks must call the same collectives in the same order with the same "
                            "arguments."});
         case fault_rule::operations:
             return concat({"ranks disagree about operation #", from.entered.number, ": ", speaker, " is in ", during,

@@ -265,7 +265,7 @@ DDP_DECL std::unique_ptr<memory_sharing> inproc_transport::share_memory() {
     return std::make_unique<inproc_world::sharing>(world_);
 }
 DDP_DECL std::unique_ptr<inproc_transport> inproc_world::connect(int rank) {
-    DDP_EXPECTS(rank >= 0 && rank < size(), "connect a rank between 0 and size() - 1");
+    DDP_EXPECTS(rank >= 0 && rank < size(), detail::concat({"connect: there is no rank ", rank, " among ", size()}));
     return std::make_unique<inproc_transport>(shared_from_this(), rank);
 }
 

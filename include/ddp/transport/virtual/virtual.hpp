@@ -70,7 +70,7 @@ private:
 static_assert(Transport<virtual_transport>);
 
 inline std::unique_ptr<virtual_transport> virtual_world::connect(int rank) {
-    DDP_EXPECTS(rank >= 0 && rank < size(), "connect a rank between 0 and size() - 1");
+    DDP_EXPECTS(rank >= 0 && rank < size(), detail::concat({"connect: there is no rank ", rank, " among ", size()}));
     return std::make_unique<virtual_transport>(shared_from_this(), rank);
 }
 
