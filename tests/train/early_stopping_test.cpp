@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "support/catch.hpp"
+#include "support/on_ranks.hpp"
 #include "support/ranks.hpp"
 #include "train/patience.hpp"
 
@@ -95,9 +96,10 @@ TEST_CASE("numbers that make no early stopping are refused", "[train]") {
 }
 
 TEST_CASE("ranks that pass different metrics stop together, by rank 0's", "[train]") {
-    int const ranks = GENERATE(1, 2, 3, 7);
-    auto const got = run_ranks(
-        ranks,
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    CAPTURE(ranks, tcp);
+    auto const got = ranks_over(
+        tcp, ranks,
         [](auto& comm) {
             std::vector<double> seen;
             // Other ranks would stop at another time, by their metrics and by their patience.
@@ -119,10 +121,22 @@ TEST_CASE("ranks that pass different metrics stop together, by rank 0's", "[trai
 }
 
 TEST_CASE("a rank that dies instead of deciding is named to those who decide", "[train]") {
-    auto const errors = errors_of_ranks(2, [](auto& comm) {
-        if (comm.rank() == 1) throw std::runtime_error("out of disk");
-        early_stopping stopping;
-        stopping.update(comm, 1.0);
-    });
-    REQUIRE(errors[0].find("rank 1") != std::string::npos);
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    if (ranks == 1) return;
+    for (int const dead : {0, ranks - 1}) {
+        CAPTURE(ranks, tcp, dead);
+        auto const errors = errors_over(
+            tcp, ranks,
+            [dead](auto& comm) {
+                if (comm.rank() == dead) throw std::runtime_error("out of disk");
+                early_stopping stopping;
+                for (;;) stopping.update(comm, 1.0);  // who only hears from others may be told later
+            },
+            patient());
+        for (int rank = 0; rank < ranks; ++rank) {
+            std::string const& said = errors[static_cast<std::size_t>(rank)];
+            CAPTURE(rank, said);
+            CHECK(said.find(rank == dead ? "out of disk" : "rank " + std::to_string(dead)) != std::string::npos);
+        }
+    }
 }
