@@ -1,6 +1,7 @@
 // A mean gradient with NaN or an infinity in it: nothing is changed, or all is, and everybody hears whose it was.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -67,8 +68,10 @@ struct model_of {
     template <class Ready>
     void backward(pass<float> how, Ready const& ready) {
         for (std::size_t i = parts.size(); i-- > 0;) {
-            for (float& g : gradients[i]) g = now.all * how.scale;
-            if (now.parameter == i) gradients[i][now.element] = now.there * how.scale;
+            for (std::size_t j = 0; j < gradients[i].size(); ++j) {
+                float const mine = now.parameter == i && now.element == j ? now.there : now.all;
+                gradients[i][j] = (how.accumulate ? gradients[i][j] : 0) + mine * how.scale;
+            }
             ready(i);
         }
     }
@@ -153,6 +156,67 @@ TEMPLATE_TEST_CASE("a step whose gradient is not finite changes nothing, and the
                 CHECK(one.digest == got.front().digest);
             }
         }
+}
+
+TEST_CASE("NaN in a micro-batch of one rank makes the step one of nobody, and nothing of it is left", "[train]") {
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    nonfinite const decision = GENERATE(nonfinite::stop, nonfinite::skip);
+    if (fewer != 1 && ranks != 3) return;
+    auto const follow = [&](communicator<>& comm, training_options const& options, int culprit) {
+        std::string wrong;
+        auto const expect = [&](bool right, std::string const& what) {
+            if (!right) wrong += what + "; ";
+        };
+        model disturbed, whole;
+        data_parallel one{disturbed, adam{.lr = 0.1}, comm, options}, other{whole, adam{.lr = 0.1}, comm, options};
+        auto const step = [](auto& trainer, sample const& first, sample const& second, bool guarded) {
+            trainer.forward(first);
+            if (guarded) {
+                auto const guard = trainer.no_sync();
+                trainer.backward();
+            } else {
+                trainer.accumulate();
+            }
+            trainer.forward(second);
+            trainer.backward();
+            return trainer.finish();
+        };
+        sample const bad{.parameter = 1, .element = 5, .there = NAN};
+        for (bool const guarded : {false, true}) {
+            sample const good{.all = 1 + static_cast<float>(comm.rank())};
+            std::string text;
+            finish_result done;
+            try {
+                done = step(one, comm.rank() == culprit ? bad : good, good, guarded);
+            } catch (error const& e) {
+                text = e.what();
+            }
+            expect(done.skipped == (decision == nonfinite::skip), "skipped");
+            expect(decision == nonfinite::skip
+                       ? done.weight == 2 * static_cast<std::uint64_t>(comm.size())
+                       : text.find("finite: rank " + std::to_string(culprit) +
+                                   "'s gradient of parameter \"bias\" is NaN at element 5. Nothing") != text.npos,
+                   "said: " + text);
+            expect(one.digest_of_values() == other.digest_of_values(), "changed");
+            done = step(one, good, {}, !guarded);
+            expect(!done.skipped && done.weight == step(other, good, {}, !guarded).weight, "the next step");
+            expect(one.digest_of_values() == other.digest_of_values(), "other values");
+        }
+        expect(one.completed_steps() == 2 && one.replicas_identical(), "replicas");
+        return wrong;
+    };
+    auto const got = ranks_over(
+        tcp, ranks,
+        [&](communicator<>& comm) {
+            std::string all;
+            for (training_options const& options : ways(decision))
+                for (int culprit = 0; culprit < comm.size(); culprit += std::max(1, comm.size() - 1))
+                    all += follow(comm, options, culprit);
+            return all;
+        },
+        patient());
+    CAPTURE(ranks, tcp, decision == nonfinite::stop);
+    for (std::string const& wrong : got) CHECK(wrong == "");
 }
 
 TEST_CASE("with a warning the step is made, unchecked nobody looks", "[train]") {
