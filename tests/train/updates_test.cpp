@@ -1,11 +1,13 @@
 // What may come between the mean gradient and the new values: norms of parameters, an observer that writes, frozen parameters.
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <numeric>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -471,6 +473,66 @@ TEST_CASE("nothing of parameters frozen from the start travels, and NaN in them 
     CHECK(nothing - first <= 2 * (p - 1) * 9200 * sizeof(double));
     CHECK(everything <= 256 * p * (p - 1));
     CHECK(bytes_of({}, false, "first.*") == nothing);  // left out, and not frozen: as zeros
+}
+
+TEST_CASE("a step sends the messages of its ticket and its buckets, and what goes with the ticket costs none",
+          "[train]") {
+    int const ranks = GENERATE(1, 2, 3, 4);
+    bool const sharded = GENERATE(false, true);
+    CAPTURE(ranks, sharded);
+    auto const p = static_cast<std::size_t>(ranks);
+    // What each rank sends in the second step.
+    auto const sent = [&](training_options options, bool stops = false) {
+        options.update = sharded ? update::sharded : update::replicated;
+        auto const world = inproc_world::create(ranks);
+        return on_threads(ranks, [&](int rank) {
+            auto counting = std::make_unique<counting_transport<inproc_transport>>(world->connect(rank));
+            auto& count = *counting;
+            communicator<> comm = any_communicator(std::move(counting), patient());
+            distance<false> model;
+            data_parallel trainer{model, sgd{.lr = 0.1}, comm, options, direct_allreduce{}, per_parameter_buckets{}};
+            batch const mine = share(0, rank, ranks);
+            trainer.step(mine);
+            count.take_sent();
+            if (stops && rank == ranks - 1) trainer.request_stop();
+            trainer.forward(mine);
+            trainer.accumulate();
+            if (count.take_sent().messages != 0) throw std::logic_error("accumulate() has sent something");
+            step_result const got = trainer.step(mine);
+            std::size_t const messages = count.take_sent().messages;
+            if (!(got.previous_loss > 0)) throw std::logic_error("what the loss was is not known");
+            if (got.stop != stops || trainer.stop_agreed() != stops) throw std::logic_error("another word on stopping");
+            return messages;
+        });
+    };
+    // By direct_allreduce a bucket's slices to their owners, and one's own slice to all: of the mean, or of the values.
+    std::size_t const ticket = static_cast<std::size_t>(std::bit_width(p - 1)), bucket = 2 * (p - 1);
+    std::vector<std::size_t> const plain(p, ticket + 2 * bucket), with_use(p, ticket + 2 * bucket + (p - 1));
+    // Biases are frozen: too short for a slice a rank.
+    training_options const least{.frozen = {"*.bias"}, .agreement_steps = 0, .buffers = buffers::left_alone};
+    CHECK(sent(least) == plain);
+    CHECK(sent(least, true) == plain);
+    for (std::size_t const steps : {std::size_t{1}, training_options{}.agreement_steps}) {
+        training_options compares = least;
+        compares.agreement_steps = steps;
+        CHECK(sent(compares, true) == plain);
+    }
+    training_options other = least;
+    other.unused = unused::allowed;
+    CHECK(sent(other) == with_use);  // a bit a parameter, to each rank
+    other = least;
+    other.frozen = {"*.bias", "first.*"};
+    CHECK(sent(other) == std::vector<std::size_t>(p, ticket + bucket));
+    other = least;
+    other.nonfinite = nonfinite::skip;
+    for (std::size_t const one : sent(other))
+        if (!sharded) CHECK(one <= plain[0]);  // slices of whole blocks: some ranks have none
+    other = least;
+    other.buffers = buffers::from_rank_0_at_evaluation;
+    CHECK(sent(other) == plain);
+    other.buffers = buffers::from_rank_0;  // a broadcast
+    auto const broadcast = sent(other);
+    CHECK(std::accumulate(broadcast.begin(), broadcast.end(), std::size_t{0}) == p * plain[0] + (p - 1));
 }
 
 TEST_CASE("ranks freeze alike, or not at all", "[train]") {
