@@ -91,7 +91,7 @@ batch share(samples const& data, std::size_t rank, std::size_t ranks, std::size_
     return data.rows(first + rank * cut, rank + 1 == ranks ? first + count : first + (rank + 1) * cut);
 }
 
-enum class way { steps, accumulated, joined };
+enum class way { steps, accumulated, joined, under_no_sync };
 
 /// Trains on batches of 12 rows: this rank's uneven share, in one or two passes a step. With `joined` rank 0 alone has rows
 /// in the last steps, and the others join.
@@ -163,6 +163,39 @@ std::vector<std::vector<double>> local_by_hand(std::size_t ranks, Make const& ma
     std::vector<std::vector<double>> all;
     for (auto& net : nets) all.push_back(all_of(net));
     return all;
+}
+
+/// Every byte of every buffer.
+template <class Net>
+std::vector<std::byte> bytes_of_buffers(Net& net) {
+    std::vector<std::byte> all;
+    for (model_buffer const& b : net.buffers()) all.insert(all.end(), b.bytes.begin(), b.bytes.end());
+    return all;
+}
+
+/// A step on four rows of each rank's own, from row `first` on, in one or two passes; with `joined` rank `alone` has rows, and
+/// the others join. Returns whether values were changed.
+template <class Trainer>
+bool short_step(Trainer& trainer, samples const& data, std::size_t first, way how, int alone) {
+    std::size_t const at = first + 4 * static_cast<std::size_t>(trainer.comm().rank());
+    std::uint64_t const before = trainer.completed_steps();
+    if (how == way::joined && trainer.comm().rank() != alone) {
+        trainer.join();
+    } else if (how == way::steps || how == way::joined) {
+        trainer.step(data.rows(at, at + 4));
+    } else {
+        trainer.forward(data.rows(at, at + 2));
+        if (how == way::accumulated) {
+            trainer.accumulate();
+        } else {
+            auto const guard = trainer.no_sync();
+            trainer.backward();
+        }
+        trainer.forward(data.rows(at + 2, at + 4));
+        trainer.backward();
+        trainer.finish();
+    }
+    return trainer.completed_steps() != before;
 }
 
 double worst(std::vector<double> const& a, std::vector<double> const& b) {
@@ -302,6 +335,72 @@ TEST_CASE("with local statistics ranks train as one process with a network for e
         for (std::size_t rank = 0; rank < got.size(); ++rank) CHECK(worst(got[rank], expected[rank]) < 1e-10);
         if (ranks > 1 && policy == buffers::left_alone) CHECK(worst(got[0], got[1]) > 1e-3);
     }
+}
+
+TEST_CASE("a step that is refused or skipped leaves buffers as they were before its first forward", "[nn][train]") {
+    auto const [ranks, tcp] = GENERATE(test::ways_to_run());
+    nn::batch_norm_options const by = GENERATE(nn::batch_norm_options{}, together);
+    if (test::fewer != 1 && ranks != 3) return;
+    samples const data{6, 5};
+    auto const body = [&](communicator<>& comm, training_options const& options, way how) {
+        std::string wrong;
+        auto const expect = [&](bool right, char const* what) {
+            if (!right) wrong += std::string(what) + "; ";
+        };
+        auto disturbed = dense_net(by), whole = dense_net(by);
+        data_parallel one{disturbed, sgd{.lr = 0.1, .momentum = 0.9}, comm, options};
+        data_parallel other{whole, sgd{.lr = 0.1, .momentum = 0.9}, comm, options};
+        for (std::size_t k = 0; k < 3; ++k) {
+            int const culprit = k == 1 ? comm.size() - 1 : 0;
+            // The first or the last of the culprit's rows: in the first or in the second of two passes.
+            samples broken = data;
+            std::size_t const row = 20 + k + 4 * static_cast<std::size_t>(culprit) + (k == 1 ? 3 : 0);
+            broken.x[row * broken.features + 2] = NAN;
+            bool changed = true, thrown = false;
+            try {
+                changed = short_step(one, broken, 20 + k, how, culprit);
+            } catch (error const& e) {
+                thrown = e.code() == errc::nonfinite;
+                changed = false;
+            }
+            expect(!changed && thrown == (options.nonfinite == nonfinite::stop), "not refused or skipped");
+            expect(bytes_of_buffers(disturbed) == bytes_of_buffers(whole), "other buffers");
+            expect(one.replicas_identical(), "ranks differ");
+            expect(short_step(one, data, 8 * k, how, culprit) && short_step(other, data, 8 * k, how, culprit),
+                   "no step");
+            expect(bytes_of_buffers(disturbed) == bytes_of_buffers(whole), "other buffers after the next step");
+            expect(one.digest_of_values() == other.digest_of_values(), "other values");
+        }
+        one.prepare_evaluation(), other.prepare_evaluation();
+        expect(bytes_of_buffers(disturbed) == bytes_of_buffers(whole), "other buffers for evaluation");
+        return wrong;
+    };
+    auto const got = test::ranks_over(
+        tcp, ranks,
+        [&](communicator<>& comm) {
+            std::string all;
+            for (buffers const policy :
+                 {buffers::from_rank_0, buffers::averaged, buffers::left_alone, buffers::from_rank_0_at_evaluation})
+                for (nonfinite const decision : {nonfinite::stop, nonfinite::skip})
+                    for (way const how : {way::steps, way::accumulated, way::joined, way::under_no_sync}) {
+                        bool const late = decision == nonfinite::skip;  // then by messages, and values come in forward
+                        std::string const wrong = body(comm,
+                                                       {.update = late ? update::sharded : update::automatic,
+                                                        .nonfinite = decision,
+                                                        .share_memory = !late,
+                                                        .buffers = policy,
+                                                        .overlap_gather = late},
+                                                       how);
+                        if (!wrong.empty())
+                            all += "policy " + std::to_string(static_cast<int>(policy)) +
+                                   (decision == nonfinite::stop ? ", stop" : ", skip") + ", way " +
+                                   std::to_string(static_cast<int>(how)) + ": " + wrong + "\n";
+                    }
+            return all;
+        },
+        test::patient());
+    CAPTURE(ranks, tcp, by.statistics == nn::batch_statistics::synchronised);
+    for (std::string const& wrong : got) CHECK(wrong == "");
 }
 
 TEST_CASE("local statistics differ, and buffers become alike as the options say", "[nn][train]") {

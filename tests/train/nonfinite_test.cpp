@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/core/bytes.hpp>
 #include <ddp/optim/adam.hpp>
 #include <ddp/train/data_parallel.hpp>
 
@@ -103,6 +104,29 @@ std::string expected_text(int ranks, bool both = true) {
     return ranks == 1 || !both ? last
                                : "rank 0's gradient of parameter \"head\" is -infinity at element 29999; " + last;
 }
+
+/// With buffers that lie somewhere else after each forward.
+struct with_buffers : model {
+    struct state {
+        float sum = 0;
+        std::int64_t count = 0;
+        std::uint8_t marks[3] = {1, 2, 3};
+        friend bool operator==(state const&, state const&) = default;
+    };
+    std::unique_ptr<state> held = std::make_unique<state>();
+    std::vector<model_buffer> buffers() {
+        return {{"sum", element_type::f32, {}, ddp::bytes_of(held->sum)},
+                {"count", element_type::i64, {}, ddp::bytes_of(held->count)},
+                {"marks", element_type::u8, {3}, as_mutable_bytes(std::span<std::uint8_t>(held->marks))}};
+    }
+    double forward(sample const& one) {
+        auto next = std::make_unique<state>(*held);
+        next->sum += one.all, ++next->count, next->marks[next->count % 3] ^= 0x55;
+        *held = {};  // of no use from here on
+        held = std::move(next);
+        return model::forward(one);
+    }
+};
 
 struct outcome {
     std::string wrong;
@@ -217,6 +241,45 @@ TEST_CASE("NaN in a micro-batch of one rank makes the step one of nobody, and no
         patient());
     CAPTURE(ranks, tcp, decision == nonfinite::stop);
     for (std::string const& wrong : got) CHECK(wrong == "");
+}
+
+TEST_CASE("a step that is not made leaves buffers as they were, wherever they lie", "[train]") {
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    for (buffers const policy :
+         {buffers::from_rank_0, buffers::averaged, buffers::left_alone, buffers::from_rank_0_at_evaluation})
+        for (nonfinite const decision : {nonfinite::stop, nonfinite::skip}) {
+            auto const got = ranks_over(
+                tcp, ranks,
+                [&](communicator<>& comm) {
+                    training_options const options{.nonfinite = decision, .buffers = policy};
+                    with_buffers disturbed, whole;
+                    data_parallel one{disturbed, adam{.lr = 0.1}, comm, options};
+                    data_parallel other{whole, adam{.lr = 0.1}, comm, options};
+                    std::string wrong;
+                    for (int k = 0; k < 3; ++k) {
+                        sample const good{.all = 1 + static_cast<float>(comm.rank() + k)};
+                        one.step(good), other.step(good);
+                        if (*disturbed.held != *whole.held) wrong += "after a step; ";
+                        std::string const said = thrown_by([&] {
+                            if (k != 1) return void(one.step(bad_of(comm.rank(), comm.size(), false)));
+                            one.forward(bad_of(comm.rank(), comm.size()));  // first and last rank
+                            one.accumulate();
+                            one.forward(good);
+                            one.backward();
+                            one.finish();
+                        });
+                        if (said.empty() == (decision == nonfinite::stop)) wrong += "said: " + said + "; ";
+                        if (*disturbed.held != *whole.held)
+                            wrong += "after a step that was not made: " + std::to_string(disturbed.held->count) + "; ";
+                        if (!one.replicas_identical()) wrong += "ranks differ; ";
+                    }
+                    one.synchronise_buffers(), other.synchronise_buffers();
+                    return wrong + (*disturbed.held == *whole.held ? "" : "at the end");
+                },
+                patient());
+            CAPTURE(ranks, tcp, static_cast<int>(policy), decision == nonfinite::stop);
+            for (std::string const& wrong : got) CHECK(wrong == "");
+        }
 }
 
 TEST_CASE("with a warning the step is made, unchecked nobody looks", "[train]") {
