@@ -39,7 +39,7 @@ namespace ddp {
 /// Sums  squares in double, over blocks of 4,096 elements from the start of each parameter, then in a tree over blocks
 ///       and parameters: the same bits on every rank, for any buckets.
 struct clip_by_global_norm {
-    double max_norm = 1.0;  ///< largest norm of the gradient after clipping; > 0
+    double max_norm = 1.0;  ///< largest norm of the gradient after clipping; finite, > 0
 
     /// The factor for a gradient of this norm: see clip_factor.
     [[nodiscard]] double factor(double norm) const noexcept { return clip_factor(norm, max_norm); }
@@ -70,13 +70,13 @@ DDP_KERNEL void clamp_elements(E* data, std::size_t count, E limit) {
 /// so buckets are stepped as early as without clipping, and bits do not depend on buckets or slices.
 ///
 /// Memory   the trainer clips in place just before the update: after the step, the gradient in memory is the clipped one
-///          (with a sharded update, in this rank's slices).
+///          (with a sharded update, in this rank's slices). A model without bind() keeps its own gradient as it was.
 /// Cost     one more pass over the gradient.
 /// Numbers  limit is rounded once to the element type. Infinity becomes the limit; NaN stays NaN and is visible in the
 ///          values.
 /// Source   torch.nn.utils.clip_grad_value_.
 struct clip_by_value {
-    double limit = 1.0;  ///< largest magnitude of an element after clipping; > 0
+    double limit = 1.0;  ///< largest magnitude of an element after clipping; finite, > 0 in the element type
 
     template <std::floating_point E>
     void apply(std::span<E> gradient) const {

@@ -12,8 +12,8 @@
 namespace ddp {
 
 /// The learning rate for a batch of `batch` samples by the linear scaling rule, base_lr * batch / base_batch: a batch
-/// that is k times as large uses a learning rate that is k times as large, after a warm-up. Source: Goyal et al.,
-/// "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017.
+/// that is k times as large uses a learning rate that is k times as large, after a warm-up. Throws usage_error if
+/// one of the sizes is 0. Source: Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017.
 [[nodiscard]] inline double linear_scaling(double base_lr, std::size_t base_batch, std::size_t batch) {
     DDP_EXPECTS(base_batch > 0 && batch > 0, "linear_scaling: both batch sizes must be at least 1");
     return base_lr * (static_cast<double>(batch) / static_cast<double>(base_batch));
@@ -63,7 +63,8 @@ struct exponential_decay {
 /// rise * steps - 1 (or 0 if that is negative); `final` from step number steps - 1 on. The optimizer's own rate is
 /// therefore the largest. Source: Smith and Topin, "Super-convergence", 2018, in the form of torch's OneCycleLR with
 /// cosines and two phases (its max_lr is the optimizer's rate, pct_start is `rise`, div_factor is 1 / initial,
-/// final_div_factor is initial / final), without its cycle of momentum.
+/// final_div_factor is initial / final), without its cycle of momentum. It has its own increase: a linear_warmup before it is
+/// allowed, and comes on top.
 struct one_cycle {
     std::uint64_t steps = 1000;  ///< number of steps in the training; at least 2
     double initial = 0.04;       ///< the factor of step 0; finite, >= 0
@@ -80,6 +81,7 @@ public:
     using shape = std::variant<constant_rate, step_decay, cosine_decay, polynomial_decay, exponential_decay, one_cycle>;
 
     schedule() = default;
+    /// Without a warm-up. Throw as below.
     schedule(constant_rate then) : schedule(linear_warmup{}, then) {}
     schedule(step_decay then) : schedule(linear_warmup{}, then) {}
     schedule(cosine_decay then) : schedule(linear_warmup{}, then) {}

@@ -95,8 +95,8 @@ static_assert(Launch<threads>);
 /// Cost    tcp: a rendezvous at rank 0 and a connection for every pair of ranks, for at most timing.join (30 s).
 ///         threads: a thread for each rank. Returns when body has returned on every rank of this process and these have
 ///         left the job.
-/// Throws  environment_error (DDP-E101) if what is asked for was not built in or contradicts itself, or if several processes
-///         were started that do not know each other. rendezvous_error (DDP-E201) if ranks did not find each other. Otherwise
+/// Throws  environment_error (DDP-E101) if what is asked for was not built in or contradicts itself, if several processes
+///         were started that do not know each other, or if a thread cannot be started. rendezvous_error (DDP-E201) if ranks did not find each other. Otherwise
 ///         what body throws: with threads the lowest rank's own exception, or comm_error if all threw that.
 template <Launch... Launches, class Body>
 void run(run_options const& with, Body body) {

@@ -67,7 +67,7 @@ struct local_sgd {
     static constexpr char const* name = "local_sgd";
     static constexpr bool agrees = true;
 
-    std::uint64_t period = 8;         ///< local steps from one meeting to the next
+    std::uint64_t period = 8;         ///< local steps from one meeting to the next; at least 1
     std::uint64_t warm_up_steps = 0;  ///< so many steps at the start end with a meeting each
 
     [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, period, warm_up_steps); }
@@ -104,7 +104,7 @@ struct hierarchical_averaging {
     static constexpr bool agrees = true;
 
     communicator<T> inner;           ///< this rank's group
-    std::uint64_t inner_period = 4;  ///< local steps between its meetings
+    std::uint64_t inner_period = 4;  ///< local steps between its meetings; at least 1
     std::uint64_t period = 32;       ///< likewise of all ranks; a multiple of inner_period
 
     [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, inner_period, period); }

@@ -56,7 +56,7 @@ struct elastic_averaging {
     static constexpr char const* name = "elastic_averaging";
     static constexpr bool agrees = false;
 
-    std::uint64_t period = 8;  ///< local steps from one meeting to the next
+    std::uint64_t period = 8;  ///< local steps from one meeting to the next; at least 1
     double alpha = 0;          ///< how far each is pulled: at most 1 / P; 0: 0.9 / P
 
     [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, period, alpha); }
@@ -120,7 +120,7 @@ struct gossip {
     static constexpr bool agrees = false;
 
     gossip_graph graph = gossip_graph::exponential;  ///< who are neighbours
-    std::uint64_t period = 1;                        ///< local steps from one meeting to the next
+    std::uint64_t period = 1;                        ///< local steps from one meeting to the next; at least 1
 
     [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, graph, period); }
     void validate() const {

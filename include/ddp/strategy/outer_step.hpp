@@ -74,9 +74,9 @@ struct diloco {
     static constexpr char const* name = "diloco";
     static constexpr bool agrees = true;
 
-    std::uint64_t period = 64;    ///< local steps from one meeting to the next (500 in the paper)
-    double outer_lr = 0.7;        ///< of the outer optimizer
-    double outer_momentum = 0.9;  ///< likewise
+    std::uint64_t period = 64;    ///< local steps from one meeting to the next (500 in the paper); at least 1
+    double outer_lr = 0.7;        ///< of the outer optimizer; positive, below 10^6
+    double outer_momentum = 0.9;  ///< likewise; in [0, 1)
 
     [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, period, outer_lr, outer_momentum); }
     void validate() const { detail::expect_outer(name, period, outer_lr, outer_momentum); }
@@ -107,9 +107,9 @@ struct slow_momentum {
     static constexpr char const* name = "slow_momentum";
     static constexpr bool agrees = true;
 
-    std::uint64_t period = 48;  ///< local steps from one meeting to the next
-    double lr = 1;              ///< "slow learning rate": 1 goes to the mean and on along the momentum
-    double momentum = 0.5;      ///< "slow momentum factor"
+    std::uint64_t period = 48;  ///< local steps from one meeting to the next; at least 1
+    double lr = 1;  ///< "slow learning rate": 1 goes to the mean and on along the momentum; positive, below 10^6
+    double momentum = 0.5;  ///< "slow momentum factor"; in [0, 1)
 
     [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, period, lr, momentum); }
     void validate() const { detail::expect_outer(name, period, lr, momentum); }

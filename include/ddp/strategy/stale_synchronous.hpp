@@ -64,7 +64,7 @@ struct stale_synchronous {
     static constexpr char const* name = "stale_synchronous";
     static constexpr bool agrees = false;
 
-    std::uint64_t staleness = 1;  ///< steps from the start of a sum to its use
+    std::uint64_t staleness = 1;  ///< steps from the start of a sum to its use; 1 to 1,024
 
     [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, staleness); }
     void validate() const {

@@ -68,14 +68,14 @@ struct step_result {
 ///         errc::peer_silent, errc::remote_exception, errc::transport or errc::frame if ranks or connections fail.
 ///         ddp::error on every rank: errc::no_samples if the batch is empty on all ranks; errc::nonfinite if
 ///         training_options::nonfinite asks for it. usage_error, on the rank that is at fault, for settings that make no
-///         sense and for calls in another order than described below. An exception of the user's model is rethrown on
-///         that rank.
+///         sense and for calls in another order than described below. An exception of the user's model, optimizer,
+///         exchange or observer is rethrown on that rank.
 ///
 /// After a comm_error the communicator can no longer be used; completed_steps() and torn() say whether the values can be
 /// kept (call them between steps).
 template <class M, class T>  // constrained at the constructor: only there does Clang name the operation that is missing
 class data_parallel {
-    // Constructors stand in the order in which compilers are to speak of them: GCC begins with the last.
+    // GCC explains the last of these constructors first when no one fits.
     using setup = detail::trainer_setup<T, element_of<M>>;
     data_parallel(M& model, communicator<T> const& comm, setup with);
 
@@ -313,7 +313,8 @@ public:
 
     /// Makes the model's buffers the same on all ranks, as training_options::buffers says, otherwise those of rank 0.
     /// Collective, between steps; does nothing without buffers. Only needed with buffers::left_alone and
-    /// buffers::from_rank_0_at_evaluation: with the other values, each step does it.
+    /// buffers::from_rank_0_at_evaluation: with the other values, each step does it. Cost: an allreduce of averaged buffers
+    /// in double, a broadcast of the others. Throws comm_error.
     void synchronise_buffers() { step_.synchronise_buffers(); }
 
     /// What evaluate(trainer, …) does first: if training_options::buffers is buffers::from_rank_0_at_evaluation, gives
@@ -330,7 +331,7 @@ public:
         return replica().digest_of_values();
     }
     /// Returns whether all ranks hold the same bits: in values, and in buffers if training_options::buffers makes them
-    /// the same after each step. Collective.
+    /// the same after each step. Collective. Cost: one pass over them, an all-gather of 8 bytes per rank. Throws comm_error.
     [[nodiscard]] bool replicas_identical() {
         std::uint64_t mine = digest_of_values();
         if (core().options().buffers_alike()) mine ^= detail::digest_of(replica().buffers());

@@ -57,7 +57,7 @@ struct training_options {
     ddp::schedule schedule = {};              ///< factor of the learning rate, as a function of the step
     ddp::unused unused = ddp::unused::error;  ///< what to do about a parameter that backward leaves out
     /// Parameters whose names match one of these patterns (see name_fits) are frozen from the start, as by
-    /// trainer.freeze(). They get buckets of their own, so that nothing is sent for them (unless the model is
+    /// trainer.freeze(); the trainer's constructor throws usage_error if one matches no name. They get buckets of their own, so that nothing is sent for them (unless the model is
     /// `contiguous`: see freeze()).
     std::vector<std::string> frozen = {};
     /// What to do about NaN and infinities in the mean gradient. Unless they are unchecked, values are stepped after the
@@ -115,8 +115,8 @@ struct training_options {
         return nonfinite == ddp::nonfinite::stop || nonfinite == ddp::nonfinite::skip;
     }
 
-    /// Throws usage_error if options contradict each other, if one that must be positive is 0, or if a bound of clipping
-    /// makes no sense in elements of type E.
+    /// Throws usage_error for overlap_gather with update::replicated, for buckets_in_flight = 0, and for a bound of clipping
+    /// that is not a finite number > 0, or that elements of type E do not hold (1e-50 in float).
     template <class E>
     void validate() const {
         DDP_EXPECTS(!overlap_gather || update != ddp::update::replicated,
