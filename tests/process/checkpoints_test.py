@@ -73,14 +73,16 @@ class Checkpoints(unittest.TestCase):
 
     def test_killed_at_any_moment(self):
         draws = random.Random(SEED)
-        resumed = writing = 0
+        kills = resumed = writing = 0
         with tempfile.TemporaryDirectory(dir=self.owner.name) as parent:
             directory, update, words = "", "", ()
-            for attempt in range(KILLS):
+            # Half of the kills or so come while a checkpoint is written; with none there is more to try.
+            while kills < KILLS or (writing == 0 and kills < 5 * KILLS):
                 if not directory:  # every fourth job or so begins anew
-                    directory = os.path.join(parent, f"kept-{attempt}")
+                    directory = os.path.join(parent, f"kept-{kills}")
                     update = draws.choice(("sharded", "replicated"))
                     words = self.kept(directory, *draws.choice(((), ("--background",), ("--loader", "background"))))
+                before = self.expected_step(directory)
                 with Job(RANKS, self.command(update, *words)) as job:
                     victim = job.ranks[draws.randrange(RANKS)]
                     goal, end = self.newest(directory) + draws.randrange(1, 6), time.monotonic() + 30 * SCALE
@@ -90,20 +92,43 @@ class Checkpoints(unittest.TestCase):
                     if victim.poll() is None:
                         os.kill(victim.pid, signal.SIGKILL)
                     job.wait()
-                    resumed += "resumed after step" in job.ranks[0].out
+                    kills += 1
                     ended = all(rank.code == 0 for rank in job.ranks.values())  # it came too late
-                    story = job.story()
+                    story = f"DDP_TEST_SEED={SEED}\n{job.story()}"
+                    self.assertEqual(self.resumed_after(job), before, story)
+                    resumed += before > 0
                 left = [name for name in os.listdir(directory) if name.endswith(".tmp")] if os.path.isdir(directory) else []
                 writing += bool(left)
                 self.assertNotIn("is not used", story)  # no kill damages a checkpoint
                 if ended or draws.random() < 0.25:
-                    self.assertEqual(self.finished(update, *words), self.expected[update], f"DDP_TEST_SEED={SEED}\n{story}")
+                    self.assertEqual(self.ended(update, directory, words), self.expected[update], story)
                     self.assertEqual([n for n in os.listdir(directory) if n.endswith(".tmp")], [])
                     directory = ""
             if directory:
-                self.assertEqual(self.finished(update, *words), self.expected[update], f"DDP_TEST_SEED={SEED}")
-        print(f"{KILLS} kills, {writing} while a checkpoint was written, {resumed} jobs resumed", file=sys.stderr)
+                self.assertEqual(self.ended(update, directory, words), self.expected[update], f"DDP_TEST_SEED={SEED}")
+        print(f"{kills} kills, {writing} while a checkpoint was written, {resumed} jobs resumed", file=sys.stderr)
         self.assertGreater(resumed, 0)
+        self.assertGreater(writing, 0)
+
+    def ended(self, update, directory, words):
+        """The digest of a job that goes on from the newest checkpoint to its end."""
+        before = self.expected_step(directory)
+        with Job(RANKS, self.command(update, *words)) as job:
+            job.wait()
+            digest = self.digest(job)
+            self.assertEqual(self.resumed_after(job), before, job.story())
+            return digest
+
+    @staticmethod
+    def resumed_after(job):
+        found = re.search(r"(?m)^resumed after step (\d+)$", job.ranks[0].out)
+        return int(found[1]) if found else 0
+
+    def expected_step(self, directory):
+        """After which step a job resumes: the one that is named, which is the newest, but where a kill came between the two."""
+        newest, latest = self.newest(directory), self.latest(directory)
+        self.assertIn(newest - latest, (0, 1), os.path.isdir(directory) and os.listdir(directory))
+        return latest or newest
 
     @staticmethod
     def newest(directory):
