@@ -86,14 +86,17 @@ TEST_CASE(
     "files are flushed before their names, the directory before its name, the latest comes last, then old ones go",
     "[checkpoint]") {
     int const ranks = GENERATE(1, 3);
+    bool const background = GENERATE(false, true);
+    CAPTURE(ranks, background);
     ::test::scratch_directory const scratch;
     std::string const kept_in = (std::filesystem::canonical(scratch.path()) / "kept").string();
-    run_ranks(
+    auto const latest = run_ranks(
         ranks,
         [&](auto& comm) {
             kept_training one(comm, {.options = options_of(true, false)});
-            checkpoints kept(kept_in, {.keep = 1});
+            checkpoints kept(kept_in, {.keep = 1, .background = background});
             kept.save(one.go_to(2).trainer);
+            kept.wait();
             one.go_to(4);
             if (comm.rank() == 0) {
                 std::lock_guard const guard(lock);
@@ -101,10 +104,13 @@ TEST_CASE(
                 watched = kept_in;
             }
             kept.save(one.trainer);
-            return 0;
+            std::string const named = content_of(kept_in + "/latest");
+            kept.wait();
+            return named;
         },
         patient());
     watched.clear();
+    REQUIRE(latest[0] == (background ? "step-000000000002\n" : "step-000000000004\n"));
 
     std::string const dir = "step-4.tmp";
     std::vector<std::string> const end = {"fsync " + dir + "/manifest.json~",
