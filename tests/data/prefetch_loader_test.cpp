@@ -95,7 +95,7 @@ TEST_CASE("pictures are cut and mirrored by seed, epoch and sample, for any numb
     ddp::classification_data const data = pictures(40, 3);
     ddp::augmentation const how{.crop_padding = 2, .flip = true, .seed = 9};
     std::vector<ddp::normalisation> const norms{{0.5, 0.25}, {0.4, 0.2}, {0.3, 0.5}};
-    for (int const ranks : {1, 2, 3}) {
+    for (int const ranks : {1, 2, 3, 4}) {
         std::map<std::pair<std::uint64_t, std::uint32_t>, bool> seen;
         for (int rank = 0; rank < ranks; ++rank) {
             sampler_options const options{.samples = 40, .global_batch = 16, .seed = 3};

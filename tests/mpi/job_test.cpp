@@ -9,11 +9,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include <ddp/checkpoint/checkpoints.hpp>
 #include <ddp/collective/allreduce.hpp>
 #include <ddp/collective/barrier.hpp>
 #include <ddp/collective/point_to_point.hpp>
@@ -26,6 +28,8 @@
 
 #include <boost/mpi/communicator.hpp>
 
+#include "checkpoint/training.hpp"
+#include "data/files.hpp"
 #include "mpi/patience.hpp"
 #include "support/catch.hpp"
 #include "support/group_checks.hpp"
@@ -183,6 +187,58 @@ TEST_CASE("over MPI trainings have the bits they have over inproc", "[mpi][train
     auto const [bits, wrong] = ddp::test::train_every_way(comm);
     CHECK(wrong == "");
     CHECK(bits == ddp::test::inproc_bits(comm.size()));
+}
+
+TEST_CASE("over MPI a training is saved and resumed, goes on over inproc, and back, to the same bits", "[mpi][train]") {
+    ddp::communicator<> comm = ddp::any_communicator(connect(), patient());
+    std::optional<::test::scratch_directory> scratch;  // of rank 0
+    std::vector<char> path(4096);
+    if (comm.rank() == 0) {
+        std::string const text = scratch.emplace().path().string();
+        std::copy(text.begin(), text.end(), path.begin());
+    }
+    MPI_Bcast(path.data(), static_cast<int>(path.size()), MPI_CHAR, 0, MPI_COMM_WORLD);
+    std::string const in = path.data();
+    for (bool const sharded : {false, true}) {
+        CAPTURE(sharded);
+        ddp::test::kept_recipe by{.options = ddp::test::options_of(sharded, true), .rounded = true};
+        by.options.share_memory = !sharded;
+        std::string const kind = sharded ? "-sharded" : "-replicated";
+        // From a checkpoint to step `end`, where another is saved.
+        auto const go = [&](auto& on, std::string const& from, std::uint64_t end, std::string const& to) {
+            ddp::test::kept_recipe other = by;
+            other.seed = from.empty() ? by.seed : 99;
+            ddp::test::kept_training one(on, other);
+            if (!from.empty()) {
+                auto const found = ddp::checkpoints(in + "/" + from + kind).resume(one.trainer, one.batches);
+                if (!found || one.trainer.completed_steps() != found->step) return std::uint64_t{1};
+            }
+            one.go_to(end);
+            if (!to.empty()) {
+                ddp::checkpoints kept(in + "/" + to + kind, {.background = sharded});
+                kept.save(one.trainer, one.batches);
+                kept.wait();
+            }
+            return one.digest();
+        };
+        auto const over_inproc = [&](std::string const& from, std::uint64_t end, std::string const& to) {
+            std::uint64_t digest = 0;
+            if (comm.rank() == 0)
+                digest = ddp::test::run_ranks(
+                             comm.size(), [&](auto& on) { return go(on, from, end, to); }, ddp::test::patient())
+                             .front();
+            MPI_Bcast(&digest, 1, MPI_UINT64_T, 0, MPI_COMM_WORLD);
+            return digest;
+        };
+        std::uint64_t const expected = over_inproc("", 11, "");
+        CHECK(expected > 1);
+        CHECK(go(comm, "", 5, "first") > 1);
+        CHECK(go(comm, "first", 11, "") == expected);     // MPI, MPI
+        CHECK(over_inproc("first", 11, "") == expected);  // MPI, inproc
+        CHECK(over_inproc("first", 8, "second") > 1);
+        CHECK(go(comm, "second", 11, "") == expected);  // and back
+    }
+    ddp::barrier(comm);  // all have read what rank 0 removes
 }
 
 TEST_CASE("over MPI trainers in groups have the bits they have over inproc", "[mpi][train][group]") {
