@@ -30,6 +30,8 @@ struct held {
     double square = 4;
     std::array<std::int64_t, 2> count = {5, 1};
     std::array<std::uint8_t, 5> mask = {1, 2, 3, 4, 5};
+    std::array<std::uint16_t, 3> half = {0x3c00, 0x4000, 1}, brain = {0x3f80, 0x4000, 1};  // f16 and bf16
+    std::array<bool, 3> seen = {true, false, false};
 
     void see(std::vector<double> const& batch) {
         double sum = 0, squares = 0;
@@ -40,10 +42,15 @@ struct held {
         square = 0.75 * square + 0.25 * squares / n;
         count[0] += static_cast<std::int64_t>(batch.size()), count[1] *= -3;
         for (std::uint8_t& one : mask) one = static_cast<std::uint8_t>(one * 3 + static_cast<int>(sum));
+        for (std::size_t j = 0; j < half.size(); ++j) {
+            half[j] = static_cast<std::uint16_t>(half[j] + 3 * batch.size() + j);
+            brain[j] = static_cast<std::uint16_t>(brain[j] + 5 * batch.size() + j);
+            seen[j] = seen[j] != ((batch.size() + j) % 2 == 0);
+        }
     }
     [[nodiscard]] bool near(held const& other) const {
         bool same = std::abs(square - other.square) <= 1e-12 * std::abs(other.square) && count == other.count &&
-                    mask == other.mask;
+                    mask == other.mask && half == other.half && brain == other.brain && seen == other.seen;
         for (std::size_t j = 0; j < mean.size(); ++j)
             same = same && std::abs(mean[j] - other.mean[j]) <= 1e-6f * std::abs(other.mean[j]);
         return same;
@@ -68,7 +75,10 @@ struct moving {
             {"mean", element_type::f32, {3}, as_mutable_bytes(std::span<float>(state->mean))},
             {"square", element_type::f64, {}, as_mutable_bytes(std::span(&state->square, 1))},
             {"count", element_type::i64, {2}, as_mutable_bytes(std::span<std::int64_t>(state->count))},
-            {"mask", element_type::u8, {5}, as_mutable_bytes(std::span<std::uint8_t>(state->mask))}};
+            {"mask", element_type::u8, {5}, as_mutable_bytes(std::span<std::uint8_t>(state->mask))},
+            {"half", element_type::f16, {3}, as_mutable_bytes(std::span<std::uint16_t>(state->half))},
+            {"brain", element_type::bf16, {3}, as_mutable_bytes(std::span<std::uint16_t>(state->brain))},
+            {"seen", element_type::boolean, {3}, as_mutable_bytes(std::span<bool>(state->seen))}};
         if (grows) all.push_back(all.front());
         return all;
     }
@@ -77,7 +87,7 @@ struct moving {
     double forward(batch const& samples) {
         auto next = std::make_unique<held>(*state);
         next->see(samples.of);
-        state->mask = {};  // of no use from here on
+        state->mask = {}, state->half = {}, state->brain = {};  // of no use from here on
         state = std::move(next);
         return 0;
     }
@@ -115,7 +125,8 @@ std::vector<std::vector<held>> by_hand(int ranks, buffers policy) {
             for (std::size_t j = 0; j < 3; ++j) mean.mean[j] += mine.mean[j] / static_cast<float>(ranks);
             mean.square += mine.square / ranks;
         }
-        mean.count = now[0].count, mean.mask = now[0].mask;
+        mean.count = now[0].count, mean.mask = now[0].mask;  // of all but float and double rank 0's
+        mean.half = now[0].half, mean.brain = now[0].brain, mean.seen = now[0].seen;
         for (held& one : now) {
             if (policy == buffers::averaged) one = mean;
             if (policy == buffers::from_rank_0) one = now[0];
