@@ -25,6 +25,7 @@
 
 #include "checkpoint/training.hpp"
 #include "support/catch.hpp"
+#include "support/on_ranks.hpp"
 #include "train/scripted_model.hpp"
 
 using namespace ddp;
@@ -62,9 +63,9 @@ void keep_two(scratch_directory const& scratch) {
         patient());
 }
 /// The step that is resumed, or the error; and whether training goes on from there to the right bits.
-std::string resume_and_finish(scratch_directory const& scratch, int ranks = 3) {
-    return only(run_ranks(
-        ranks,
+std::string resume_and_finish(scratch_directory const& scratch, int ranks = 3, bool tcp = false) {
+    return only(ranks_over(
+        tcp, ranks,
         [&](auto& comm) -> std::string {
             kept_training one(comm, by);
             std::uint64_t const before = one.digest();
@@ -131,13 +132,14 @@ TEST_CASE("a damaged checkpoint is named, and the one before it is taken, on all
         {"no directory", [](path const& p) { std::filesystem::remove_all(p); }, second},
     };
     for (fault const& f : faults)
-        for (int const ranks : {3, 2}) {
-            CAPTURE(f.name, ranks);
+        for (auto const& [ranks, tcp] :
+             {std::pair(3, false), std::pair(2, false), std::pair(3, true), std::pair(4, true)}) {
+            CAPTURE(f.name, ranks, tcp);
             scratch_directory const scratch;
             keep_two(scratch);
             f.damage(std::filesystem::path(in(scratch)) / second);
             captured_stderr said(scratch);
-            std::string const got = resume_and_finish(scratch, ranks);
+            std::string const got = resume_and_finish(scratch, ranks, tcp);
             std::string const text = said.text();
             CAPTURE(text);
             REQUIRE(got.substr(0, 1) == "2");
@@ -197,7 +199,10 @@ TEST_CASE("a latest that names nothing, with nothing beside it, is an error", "[
 }
 
 TEST_CASE("a manifest whose digest is right, but not what it says, is refused alike on all ranks", "[checkpoint]") {
-    auto const refusal = [](std::function<void(ddp::detail::checkpoint_manifest&)> const& change) {
+    auto const [ranks, tcp] = GENERATE(table<int, bool>({{3, false}, {3, true}, {4, true}}));
+    CAPTURE(ranks, tcp);
+    auto const refusal = [ranks = ranks,
+                          over = tcp](std::function<void(ddp::detail::checkpoint_manifest&)> const& change) {
         scratch_directory const scratch;
         keep_two(scratch);
         ddp::detail::checkpoint_directory const directory(in(scratch));
@@ -206,7 +211,7 @@ TEST_CASE("a manifest whose digest is right, but not what it says, is refused al
         change(manifest);
         put_content(std::filesystem::path(in(scratch)) / second / "manifest.json",
                     ddp::detail::manifest_text(manifest));
-        return resume_and_finish(scratch);
+        return resume_and_finish(scratch, ranks, over);
     };
     for (std::string const& text : {refusal([](auto& m) { m.sampler->position = 99; }),
                                     refusal([](auto& m) { m.sampler->epoch = std::uint64_t{1} << 48; })}) {
@@ -252,12 +257,13 @@ TEST_CASE("a shard that is whole, but not what was looked for, is refused", "[ch
 }
 
 TEST_CASE("where no checkpoint is whole, training does not begin anew by itself", "[checkpoint]") {
+    bool const tcp = GENERATE(false, true);
     scratch_directory const scratch;
     keep_two(scratch);
     for (char const* const step : {"step-000000000002", second})
         std::filesystem::remove(std::filesystem::path(in(scratch)) / step / "manifest.json");
     captured_stderr said(scratch);
-    std::string const got = resume_and_finish(scratch);
+    std::string const got = resume_and_finish(scratch, 3, tcp);
     REQUIRE(has(got, "DDP-E302 format: " + in(scratch) + ": none of its checkpoints is whole"));
     REQUIRE(has(got, " and trained on"));  // training can go on all the same
 }
@@ -427,6 +433,8 @@ TEST_CASE("a directory that cannot be written to is one error on all ranks", "[c
 }
 
 TEST_CASE("a checkpoint of another training is refused with all differences, alike on all ranks", "[checkpoint]") {
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    CAPTURE(ranks, tcp);
     scratch_directory const scratch;
     run_ranks(
         2,
@@ -438,8 +446,8 @@ TEST_CASE("a checkpoint of another training is refused with all differences, ali
             return 0;
         },
         patient());
-    auto const errors = run_ranks(
-        3,
+    auto const errors = ranks_over(
+        tcp, ranks,
         [&](auto& comm) {
             scripted_model<> net({{"a", {3, 2}}, {"b", {4}}, {"d", {1}}}, 5.0);
             data_parallel trainer{net, adam{.lr = 0.1}, comm, {.update = update::sharded}};
@@ -473,8 +481,8 @@ TEST_CASE("a checkpoint of another training is refused with all differences, ali
     REQUIRE(names_in(in(scratch)) == std::vector<std::string>{"latest", "step-000000000001"});
 
     // Of many differences 20 are shown, and the others counted: 2 x 3 + 1 of the checkpoint, 2 x 30 of the model.
-    auto const many = run_ranks(
-        2,
+    auto const many = ranks_over(
+        tcp, ranks,
         [&](auto& comm) {
             std::vector<scripted_model<>::part> parts;
             for (int i = 0; i < 30; ++i) parts.push_back({"p" + std::to_string(i), {1}});
