@@ -1,5 +1,6 @@
 """A real Slurm of two nodes on this one machine, without munge, cgroups or systemd: `srun program` with nothing around it,
-a batch script with and without srun, and ddprun and mpirun inside an allocation.
+a batch script with and without srun, ddprun and mpirun inside an allocation, and the scripts of docs/launching.md and
+docs/checkpoints.md.
 
 Skipped where Debian's slurmctld, slurmd and slurm-client are not installed (scripts/setup.sh slurm), and where this is not
 root or may not make a network namespace. Without authentication whoever reaches the daemons is root, so they run in a
@@ -18,6 +19,7 @@ import tempfile
 import time
 import unittest
 
+from checkpoints_test import FASHION_MNIST, TO_BE_RESUMED, write_data
 from jobs import DEADLINE, environment, program
 
 FAULT_PROGRAM = os.path.abspath(program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program"))
@@ -26,14 +28,17 @@ MPIEXEC = os.environ.get("MPIEXEC", "")
 TOOLS = ("slurmctld", "slurmd", "srun", "sbatch", "sinfo", "scancel", "scontrol")
 TRAINING = ["steps=4", "tensors=3", "elements=1000"]
 SKIPPED = 77
+DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 
-# NodeAddr names one machine for both nodes, and their names are addresses: rank 0 is found by the first one's name.
+# NodeAddr names one machine for both nodes, and their names are addresses: rank 0 is found by the first one's name. A job that is
+# requeued waits until its credentials have expired: usually for two minutes.
 CONFIGURATION = """
 ClusterName=ddp
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/none
+AuthInfo=cred_expire=5
 CredType=cred/none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -44,7 +49,7 @@ AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
-SchedulerParameters=sched_min_interval=0,batch_sched_delay=0
+SchedulerParameters=sched_min_interval=0,sched_interval=1,batch_sched_delay=0
 KillWait=2
 ReturnToService=2
 SlurmctldPort=6817
@@ -155,6 +160,75 @@ class Slurm(unittest.TestCase):
         self.assertEqual(sorted(re.findall(r"^done rank=(\d)", said["two steps"][1], re.M)), ["0", "0", "1", "1"], said)
         for name in ("ddprun", "mpirun") if MPIEXEC else ("ddprun",):
             self.trained(said[name][1], 3)
+
+    def write(self, name, text):
+        """A program, under this name in a directory of its own."""
+        path = pathlib.Path(tempfile.mkdtemp(dir=self.cluster.directory), name)
+        path.write_text("#!/bin/bash\n" + text.removeprefix("#!/bin/bash\n"))
+        path.chmod(0o755)
+        return path
+
+    def submit(self, page, program_of_page, text, *options):
+        """The number of the job that is the only script of this page with srun, and its directory. The program that the script
+        names is `text`."""
+        scripts = [block for block in re.findall(r"(?ms)^```bash\n(.*?)^```$", (DOCS / page).read_text()) if "\nsrun " in block]
+        self.assertEqual(len(scripts), 1, scripts)
+        directory = self.write(program_of_page, text).parent
+        script = self.write("script", scripts[0])
+        done = self.cluster.run("sbatch", "--parsable", f"--chdir={directory}", "--output=out", *options, script,
+                                HOME=str(directory))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout.strip(), directory
+
+    def wait_for(self, condition, job, directory):
+        end = time.monotonic() + DEADLINE
+        while not condition():
+            if time.monotonic() > end:
+                self.fail(f"{self.shown(job)}\n{(directory / 'out').read_text()}\n{self.cluster.logs()}")
+            time.sleep(0.02)
+
+    def shown(self, job):
+        return dict(word.split("=", 1) for word in self.cluster.run("scontrol", "show", "job", job).stdout.split() if "=" in word)
+
+    def ended(self, job, directory):
+        """State and exit code of a job."""
+        states = ("COMPLETED", "FAILED", "NODE_FAIL", "CANCELLED", "TIMEOUT")
+        self.wait_for(lambda: self.shown(job).get("JobState") in states, job, directory)
+        shown = self.shown(job)
+        return shown["JobState"], shown["ExitCode"]
+
+    def test_the_scripts_of_the_pages_end_with_the_code_of_srun(self):
+        for page, name, options in (("launching.md", "train", ("--nodes=1", "--ntasks-per-node=2")),
+                                    ("checkpoints.md", "fashion_mnist", ("-N1", "-n2"))):
+            for code in (0, 1):
+                with self.subTest(page=page, code=code):
+                    secret = '[ -z "$DDP_SECRET_FILE" ] || stat -c "%a %s" "$DDP_SECRET_FILE"\n'
+                    job, directory = self.submit(page, name, f"{secret}exit {code}\n", *options)
+                    said = (("COMPLETED", "0:0"), ("FAILED", "1:0"))[code]
+                    self.assertEqual(self.ended(job, directory), said, (directory / "out").read_text())
+                    if page == "launching.md":
+                        self.assertEqual((directory / "out").read_text().splitlines()[:2], ["600 32"] * 2)
+                    self.assertEqual(sorted(path.name for path in directory.iterdir()), sorted([name, "out"]))
+
+    def test_a_job_that_is_told_to_stop_is_requeued_and_goes_on(self):
+        data = tempfile.mkdtemp(dir=self.cluster.directory)
+        write_data(data)
+        noting = "trap : USR1\nnote() { echo \"start $SLURM_RESTART_COUNT rank $SLURM_PROCID ended with $1\" >> codes; }\n"
+        train = f"{os.path.abspath(FASHION_MNIST)} --data {data} --hidden 64 --batch 60 --epochs 250 --transport tcp \"$@\"\n"
+        job, directory = self.submit("checkpoints.md", "fashion_mnist", f"{noting}{train}code=$?\nnote $code\nexit $code\n", "-N1", "-n2")
+        self.wait_for((directory / "kept/latest").exists, job, directory)
+        self.assertEqual(self.cluster.run("scancel", "--signal=USR1", job).returncode, 0)
+        self.wait_for(lambda: self.shown(job).get("Restarts") == "1", job, directory)
+        said = (directory / "out").read_text()
+        stopped = re.findall(r"(?m)^stopped after step (\d+)$", said)
+        self.assertEqual(len(stopped), 1, said)
+        codes = (directory / "codes").read_text().splitlines()
+        self.assertEqual(sorted(codes), [f"start  rank {rank} ended with {TO_BE_RESUMED}" for rank in range(2)], said)
+        state = self.ended(job, directory)
+        said = (directory / "out").read_text()
+        self.assertEqual(state, ("COMPLETED", "0:0"), said)
+        self.assertIn(f"resumed after step {stopped[0]}\n", said)
+        self.assertRegex(said, r"(?m)^result: .* replicas=identical ")
 
 
 def obstacle():
