@@ -18,6 +18,7 @@ try:
     import yaml
     from kubeflow.training.models import KubeflowOrgV1MPIJob
     from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
+    from kubeflow_trainer_api.models.trainer_v1alpha1_training_runtime import TrainerV1alpha1TrainingRuntime
     from kubernetes import client
 except ImportError as problem:
     if INSTALLED.exists() and pathlib.Path(sys.prefix) != INSTALLED.parents[1]:
@@ -28,10 +29,12 @@ except ImportError as problem:
 
 def trainer_problems(manifest: dict) -> list[str]:
     """Fields that the model does not know are missing from what it gives back."""
+    kind = manifest["kind"]
+    model = {"TrainJob": TrainerV1alpha1TrainJob, "TrainingRuntime": TrainerV1alpha1TrainingRuntime}[kind]
     try:
-        known = TrainerV1alpha1TrainJob.from_dict(manifest).to_dict()
+        known = model.from_dict(manifest).to_dict()
     except ValueError as problem:
-        return [f"TrainJob: {problem}"]
+        return [f"{kind}: {problem}"]
 
     def compare(ours, theirs, where: str) -> list[str]:
         if isinstance(ours, dict):
@@ -42,7 +45,7 @@ def trainer_problems(manifest: dict) -> list[str]:
             return [p for i, (a, b) in enumerate(zip(ours, theirs)) for p in compare(a, b, f"{where}[{i}]")]
         return [] if ours == theirs else [f"{where} is {ours!r}, understood as {theirs!r}"]
 
-    return compare(manifest, known, "TrainJob")
+    return compare(manifest, known, kind)
 
 
 def model_problems(value, model, where: str) -> list[str]:
@@ -67,10 +70,14 @@ def mpi_problems(manifest: dict) -> list[str]:
     return model_problems(manifest, KubeflowOrgV1MPIJob.__name__, "MPIJob")
 
 
+JOB = "spec.template.spec.replicatedJobs.0.template.spec"
+RULE = JOB + ".podFailurePolicy.rules.0"
 # Fields that are called otherwise, or have a value of another type.
 RENAMED = {"trainjob.yaml": {"spec.trainer": "trainers", "spec.trainer.numNodes": "nodes", "spec.runtimeRef.name": "called"},
+           "runtime.yaml": {f"{JOB}.podFailurePolicy": "failurePolicy", f"{RULE}.onExitCodes.containerName": "container"},
            "mpijob.yaml": {"spec.slotsPerWorker": "slots", "spec.mpiReplicaSpecs.Worker.replicas": "count"}}
 REPLACED = {"trainjob.yaml": {"spec.trainer.numNodes": ["two"], "spec.trainer.args": "fashion_mnist", "spec.runtimeRef.name": 7},
+            "runtime.yaml": {f"{RULE}.onExitCodes.values": ["75"], f"{RULE}.action": 75},
             "mpijob.yaml": {"spec.slotsPerWorker": "four", "spec.runPolicy.cleanPodPolicy": 1,
                             "spec.mpiReplicaSpecs.Worker.replicas": "two"}}
 
@@ -83,7 +90,7 @@ def damaged(manifest: dict, name: str):
             *path, field = where.split(".")
             at = other
             for step in path:
-                at = at[step]
+                at = at[int(step) if isinstance(at, list) else step]
             value = at.pop(field)
             at[instead if change is RENAMED else field] = value if change is RENAMED else instead
             yield where, other
@@ -91,12 +98,12 @@ def damaged(manifest: dict, name: str):
 
 def main() -> None:
     problems = []
-    for name, look in (("trainjob.yaml", trainer_problems), ("mpijob.yaml", mpi_problems)):
+    for name, look in (("trainjob.yaml", trainer_problems), ("runtime.yaml", trainer_problems), ("mpijob.yaml", mpi_problems)):
         manifest = yaml.safe_load((HERE / name).read_text())
         problems += [f"{name}: {problem}" for problem in look(manifest)]
         problems += [f"{name}: with another {where} nothing is found" for where, other in damaged(manifest, name)
                      if not look(other)]
-    print("\n".join(problems) or "both manifests are what their schemas describe")
+    print("\n".join(problems) or "all manifests are what their schemas describe")
     sys.exit(1 if problems else 0)
 
 
