@@ -63,6 +63,24 @@ std::string text(char const* format, auto... values) {
     return line;
 }
 
+/// What a choice would leave without effect, in words; empty if nothing.
+std::string ignored(settings const& with) {
+    settings const usual;
+    bool const other_algorithm = with.algorithm != usual.algorithm;
+    if (with.strategy != usual.strategy && (other_algorithm || with.buckets != usual.buckets))
+        return "--strategy " + with.strategy +
+               " sends values, all at once: --algorithm and --buckets are for gradients, which only every_step sends";
+    if (with.exchange != "none" && other_algorithm)
+        return "--exchange " + with.exchange + " replaces the algorithm: it does not go with --algorithm";
+    if (with.strategy == usual.strategy && with.period != usual.period)
+        return "--period is for a --strategy other than every_step";
+    if (with.ratio != usual.ratio && with.exchange != "topk" && with.exchange != "randomk")
+        return "--ratio is for --exchange topk and randomk, not " + with.exchange;
+    if (with.rank != usual.rank && with.exchange != "powersgd")
+        return "--rank is for --exchange powersgd, not " + with.exchange;
+    return "";
+}
+
 /// Whether values lie in memory that ranks share. A trainer whose ranks step by themselves shares none.
 template <class Trainer>
 bool shares_memory(Trainer const& trainer) {
@@ -313,6 +331,10 @@ int main(int argc, char** argv) {
         std::fprintf(stderr,
                      "--strategy %s sends values, by steps of its own: it goes with neither --exchange nor --update\n",
                      with.strategy.c_str());
+        return 2;
+    }
+    if (std::string const words = ignored(with); !words.empty()) {
+        std::fprintf(stderr, "%s\n", words.c_str());
         return 2;
     }
     if (with.loader != "direct" && with.loader != "background") {
