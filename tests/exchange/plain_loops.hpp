@@ -37,47 +37,49 @@ namespace ddp::test {
 
 using numbers_of = std::vector<double>;
 
-/// Any exchange of double behind one type, so that one trainer is compiled; what it is told is seen.
-struct any_exchange {
-    std::function<std::unique_ptr<ddp::detail::exchange_model<any_transport, double>>()> make;
+/// Any exchange behind one type, so that one trainer is compiled; what it is told is seen.
+template <Element E>
+struct any_exchange_of {
+    std::function<std::unique_ptr<ddp::detail::exchange_model<any_transport, E>>()> make;
     std::string called;
     std::uint64_t settings;
-    exchange_plan<double>* told = nullptr;
+    exchange_plan<E>* told = nullptr;
 
     template <class X>
-    any_exchange(X policy)
-        : make([policy] { return std::make_unique<ddp::detail::exchange_model_of<any_transport, double, X>>(policy); }),
+    any_exchange_of(X policy)
+        : make([policy] { return std::make_unique<ddp::detail::exchange_model_of<any_transport, E, X>>(policy); }),
           called(X::name),
           settings(policy.hash()),
           name(X::name) {}
     char const* name;
 
     struct state {
-        std::unique_ptr<ddp::detail::exchange_model<any_transport, double>> inner;
+        std::unique_ptr<ddp::detail::exchange_model<any_transport, E>> inner;
         void for_each_state(state_visitor visit) { inner->for_each_state(visit); }
         void for_each_shared(shared_state_visitor visit) const { inner->for_each_shared(visit); }
         [[nodiscard]] exchange_statistics statistics() const { return inner->statistics(); }
     };
     [[nodiscard]] std::uint64_t hash() const { return settings; }
     void validate(std::span<exchange_parameter const> parameters) const { make()->validate(parameters); }
-    [[nodiscard]] state prepare(exchange_plan<double> const& plan) const {
+    [[nodiscard]] state prepare(exchange_plan<E> const& plan) const {
         if (told != nullptr) *told = plan;
         state all{make()};
         all.inner->prepare(plan);
         return all;
     }
-    [[nodiscard]] bool everywhere(exchange_plan<double> const& plan, std::size_t bucket) const {
+    [[nodiscard]] bool everywhere(exchange_plan<E> const& plan, std::size_t bucket) const {
         return make()->everywhere(plan, bucket);
     }
-    static task<> exchange(any_exchange const& /*self*/, lane<any_transport> over, state& kept,
-                           bucket_exchange<double> what) {
+    static task<> exchange(any_exchange_of const& /*self*/, lane<any_transport> over, state& kept,
+                           bucket_exchange<E> what) {
         return kept.inner->exchange(over, what);
     }
-    static task<> gather(any_exchange const& /*self*/, lane<any_transport> over, state& kept,
-                         bucket_exchange<double> what) {
+    static task<> gather(any_exchange_of const& /*self*/, lane<any_transport> over, state& kept,
+                         bucket_exchange<E> what) {
         return kept.inner->gather(over, what);
     }
 };
+using any_exchange = any_exchange_of<double>;
 
 constexpr std::size_t steps = 11, rows = 13, inputs = 9, hidden = 31, outputs = 5;
 constexpr double lr = 0.1, momentum = 0.9;
@@ -206,15 +208,18 @@ inline std::vector<ending> train_on(int ranks, training const& with, bool tcp = 
 }
 
 /// One bucket's exchange by hand: contributions of all ranks become the mean; what each rank's peers received stands in `received`.
-struct by_hand {
-    std::function<numbers_of(std::size_t bucket, std::vector<numbers_of> const& wanted,
-                             std::vector<numbers_of>& received)>
+template <Element E>
+struct by_hand_of {
+    using elements = std::vector<E>;
+    std::function<elements(std::size_t bucket, std::vector<elements> const& wanted, std::vector<elements>& received)>
         mean;
     bool feedback = true;
 };
+using by_hand = by_hand_of<double>;
 
 /// A product that is rounded before it is added to anything, whatever the compiler's flags.
-DDP_KERNEL inline double times(double a, double b) {
+template <Element E>
+DDP_KERNEL E times(E a, E b) {
     return a * b;
 }
 
@@ -346,24 +351,25 @@ inline simulated simulate(exchange_plan<double> const& plan, by_hand const& algo
 }
 
 /// Slice by slice to its owner and back, through a rounding of the whole slice.
-inline by_hand narrow_by_hand(exchange_plan<double> const& plan,
-                              std::function<numbers_of(numbers_of const&)> const& rounded, bool feedback) {
-    auto left = std::make_shared<std::vector<numbers_of>>();
+template <Element E>
+by_hand_of<E> narrow_by_hand(exchange_plan<E> const& plan, std::vector<E> (*rounded)(std::vector<E> const&),
+                             bool feedback) {
+    auto left = std::make_shared<std::vector<std::vector<E>>>();
     for (auto const& bucket : plan.buckets) left->emplace_back(bucket.count);
     return {[&plan, rounded, left, feedback](std::size_t b, auto const& wanted, auto& received) {
-                numbers_of mean(plan.buckets[b].count);
+                std::vector<E> mean(plan.buckets[b].count);
                 auto const& cuts = plan.buckets[b].cuts;
                 for (std::size_t owner = 0; owner + 1 < cuts.size(); ++owner) {
-                    std::vector<numbers_of> parts;
+                    std::vector<std::vector<E>> parts;
                     for (std::size_t r = 0; r < wanted.size(); ++r) {
                         auto const begin = wanted[r].begin();
                         parts.push_back(rounded({begin + static_cast<std::ptrdiff_t>(cuts[owner]),
                                                  begin + static_cast<std::ptrdiff_t>(cuts[owner + 1])}));
                         std::ranges::copy(parts[r], received[r].begin() + static_cast<std::ptrdiff_t>(cuts[owner]));
                     }
-                    numbers_of sum = reference_sum(parts);
+                    std::vector<E> sum = reference_sum(parts);
                     for (std::size_t k = 0; feedback && k < sum.size(); ++k) sum[k] += (*left)[b][cuts[owner] + k];
-                    numbers_of const result = rounded(sum);
+                    std::vector<E> const result = rounded(sum);
                     for (std::size_t k = 0; feedback && k < sum.size(); ++k)
                         (*left)[b][cuts[owner] + k] = sum[k] - result[k];
                     std::ranges::copy(result, mean.begin() + static_cast<std::ptrdiff_t>(cuts[owner]));
@@ -372,35 +378,38 @@ inline by_hand narrow_by_hand(exchange_plan<double> const& plan,
             },
             feedback};
 }
-inline numbers_of to_bfloat16(numbers_of const& values) {
-    numbers_of all;
-    for (double const x : values) {  // 8 bits of precision: the nearest multiple of 2^(e - 7)
+template <Element E>
+std::vector<E> to_bfloat16(std::vector<E> const& values) {
+    std::vector<E> all;
+    for (E const x : values) {  // 8 bits of precision: the nearest multiple of 2^(e - 7)
         int exponent = 0;
         std::frexp(static_cast<float>(x), &exponent);
         double const unit = std::ldexp(1.0, std::max(exponent - 8, -133));
-        all.push_back(std::nearbyint(static_cast<double>(static_cast<float>(x)) / unit) * unit);
+        all.push_back(static_cast<E>(std::nearbyint(static_cast<double>(static_cast<float>(x)) / unit) * unit));
     }
     return all;
 }
-inline numbers_of to_half(numbers_of const& values) {
-    numbers_of all;
-    for (double const x : values) {
+template <Element E>
+std::vector<E> to_half(std::vector<E> const& values) {
+    std::vector<E> all;
+    for (E const x : values) {
         int exponent = 0;
         std::frexp(static_cast<float>(x), &exponent);
         double const unit = std::ldexp(1.0, std::max(exponent - 11, -24));
-        all.push_back(std::nearbyint(static_cast<double>(static_cast<float>(x)) / unit) * unit);
+        all.push_back(static_cast<E>(std::nearbyint(static_cast<double>(static_cast<float>(x)) / unit) * unit));
     }
     return all;
 }
-inline numbers_of to_eight_bits(numbers_of const& values) {
-    numbers_of all;
+template <Element E>
+std::vector<E> to_eight_bits(std::vector<E> const& values) {
+    std::vector<E> all;
     for (std::size_t begin = 0; begin < values.size(); begin += 256) {
         std::size_t const end = std::min(values.size(), begin + 256);
-        double most = 0;
+        E most = 0;
         for (std::size_t i = begin; i < end; ++i) most = std::max(most, std::abs(values[i]));
         float const scale = static_cast<float>(most) / 127.0f, inverse = scale > 0 ? 1 / scale : 0;
         for (std::size_t i = begin; i < end; ++i)
-            all.push_back(static_cast<double>(std::nearbyint(static_cast<float>(values[i]) * inverse) * scale));
+            all.push_back(static_cast<E>(std::nearbyint(static_cast<float>(values[i]) * inverse) * scale));
     }
     return all;
 }
@@ -413,14 +422,15 @@ inline std::size_t k_of(exchange_bucket const& bucket, double ratio) {
     return std::max<std::size_t>(1,
                                  static_cast<std::size_t>(std::llround(ratio * static_cast<double>(elements(bucket)))));
 }
-inline by_hand top_k_by_hand(exchange_plan<double> const& plan, double ratio, bool feedback) {
+template <Element E>
+by_hand_of<E> top_k_by_hand(exchange_plan<E> const& plan, double ratio, bool feedback) {
     return {[&plan, ratio](std::size_t b, auto const& wanted, auto& received) {
-                numbers_of mean(plan.buckets[b].count);
+                std::vector<E> mean(plan.buckets[b].count);
                 for (std::size_t r = 0; r < wanted.size(); ++r) {
                     std::vector<std::size_t> order(mean.size());
                     std::iota(order.begin(), order.end(), std::size_t{0});
                     std::sort(order.begin(), order.end(), [&](std::size_t x, std::size_t y) {
-                        double const a = std::abs(wanted[r][x]), c = std::abs(wanted[r][y]);
+                        E const a = std::abs(wanted[r][x]), c = std::abs(wanted[r][y]);
                         return a != c ? a > c : x < y;
                     });
                     for (std::size_t i = 0; i < k_of(plan.buckets[b], ratio); ++i) {
@@ -432,7 +442,8 @@ inline by_hand top_k_by_hand(exchange_plan<double> const& plan, double ratio, bo
             },
             feedback};
 }
-inline by_hand random_k_by_hand(exchange_plan<double> const& plan, double ratio, std::uint64_t seed, bool feedback) {
+template <Element E>
+by_hand_of<E> random_k_by_hand(exchange_plan<E> const& plan, double ratio, std::uint64_t seed, bool feedback) {
     auto step = std::make_shared<std::vector<std::uint64_t>>(plan.buckets.size());
     return {[&plan, ratio, seed, step](std::size_t b, auto const& wanted, auto& received) {
                 std::vector<std::size_t> places;  // of elements: without gaps
@@ -532,12 +543,12 @@ inline std::vector<named> all_exchanges() {
     };
     power_sgd_exchange const warm{.rank = 2, .min_compression_rate = 1.1, .seed = 5},
         cold{.rank = 1, .feedback = false, .warm_start = false, .start_step = 3};
-    return {{"bfloat16", bfloat16_exchange{}, narrow(to_bfloat16, false)},
-            {"bfloat16 with feedback", bfloat16_exchange{.feedback = true}, narrow(to_bfloat16, true)},
-            {"half", half_exchange{}, narrow(to_half, false)},
-            {"half with feedback", half_exchange{.feedback = true}, narrow(to_half, true)},
-            {"int8", int8_exchange{}, narrow(to_eight_bits, true)},
-            {"int8 without feedback", int8_exchange{.feedback = false}, narrow(to_eight_bits, false)},
+    return {{"bfloat16", bfloat16_exchange{}, narrow(to_bfloat16<double>, false)},
+            {"bfloat16 with feedback", bfloat16_exchange{.feedback = true}, narrow(to_bfloat16<double>, true)},
+            {"half", half_exchange{}, narrow(to_half<double>, false)},
+            {"half with feedback", half_exchange{.feedback = true}, narrow(to_half<double>, true)},
+            {"int8", int8_exchange{}, narrow(to_eight_bits<double>, true)},
+            {"int8 without feedback", int8_exchange{.feedback = false}, narrow(to_eight_bits<double>, false)},
             {"top_k", top_k_exchange{.ratio = 0.07}, [](auto const& p) { return top_k_by_hand(p, 0.07, true); }},
             {"top_k without feedback", top_k_exchange{.ratio = 0.3, .feedback = false},
              [](auto const& p) { return top_k_by_hand(p, 0.3, false); }},
