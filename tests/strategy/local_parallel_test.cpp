@@ -8,6 +8,7 @@
 #include <unistd.h>
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <concepts>
@@ -26,6 +27,7 @@
 #include <vector>
 
 #include <ddp/checkpoint/checkpoints.hpp>
+#include <ddp/collective/algorithms/automatic_allreduce.hpp>
 #include <ddp/model/layout.hpp>
 #include <ddp/optim/any_optimizer.hpp>
 #include <ddp/optim/parameter_groups.hpp>
@@ -113,11 +115,12 @@ numbers_of flat(auto const& parameters) {
     return all;
 }
 
-template <class Strategy>
+template <memory Kind = memory::releasing, class Strategy>
 ending train_on(communicator<>& comm, Strategy const& strategy, grouped const& optimizer) {
     constexpr bool agrees = Strategy::agrees;
     task_data<double> const data(in, out, 64);
-    tanh_mlp<double> model(in, hidden, out, 1 + static_cast<std::uint64_t>(comm.rank()));  // rank 0's go everywhere
+    tanh_mlp<double, Kind> model(in, hidden, out,
+                                 1 + static_cast<std::uint64_t>(comm.rank()));  // rank 0's go everywhere
     local_parallel trainer{model,
                            optimizer,
                            comm,
@@ -610,30 +613,45 @@ TEST_CASE("groups meet more often than all ranks", "[strategy]") {
     }
 }
 
-TEST_CASE("strategies in a group of ranks, in an order of its own, give the bits of as many ranks alone",
-          "[strategy]") {
-    auto const alike = [](auto const& strategy, bool agree) {
+TEST_CASE(
+    "strategies in a group of ranks, in an order of its own, give the bits of as many ranks alone, and so do models "
+    "with memory of their own",
+    "[strategy]") {
+    auto const alike = [](auto const& make, bool agree) {
         grouped const optimizer = some_optimizers()[1].second;
-        auto const alone = run_ranks(3, [&](auto& comm) { return train_on(comm, strategy, optimizer); }, patient());
+        auto const alone = run_ranks(3, [&](auto& comm) { return train_on(comm, make(comm), optimizer); }, patient());
         auto const within = run_ranks(
             4,
             [&](auto& world) {
                 std::optional<communicator<>> group = world.subgroup({2, 0, 3});
-                return group ? train_on(*group, strategy, optimizer) : ending{};
+                return group ? train_on(*group, make(*group), optimizer) : ending{};
             },
             patient());
         for (ending const& one : within) REQUIRE(one.wrong == "");
         std::size_t r = 0;
         for (std::size_t const world_rank : {2u, 0u, 3u}) REQUIRE(within[world_rank].values == alone[r++].values);
         REQUIRE((alone[0].values == alone[1].values) == agree);
+        auto const copied =
+            run_ranks(3, [&](auto& comm) { return train_on<memory::copied>(comm, make(comm), optimizer); }, patient());
+        for (r = 0; r < 3; ++r) {
+            REQUIRE(copied[r].wrong == "");
+            REQUIRE(copied[r].values == alone[r].values);
+            REQUIRE(copied[r].after_meetings == alone[r].after_meetings);
+        }
     };
-    alike(any_strategy(local_sgd{.period = 3, .warm_up_steps = 2}), true);
-    alike(any_strategy(diloco{.period = 3}), true);
-    alike(any_strategy(slow_momentum{.period = 3}), true);
-    alike(stale_synchronous{.staleness = 2}, true);  // synchronised at the end
-    alike(gossip{.graph = gossip_graph::ring, .period = 2}, false);
-    alike(gossip{.period = 1}, false);
-    alike(strategy_of<false>(elastic_averaging{.period = 3}), false);
+    alike([](auto&) { return any_strategy(local_sgd{.period = 3, .warm_up_steps = 2}); }, true);
+    alike(
+        [](auto& comm) {
+            return any_strategy(
+                hierarchical_averaging<>{.inner = comm.split(comm.rank() / 2), .inner_period = 2, .period = 6});
+        },
+        true);
+    alike([](auto&) { return any_strategy(diloco{.period = 3}); }, true);
+    alike([](auto&) { return any_strategy(slow_momentum{.period = 3}); }, true);
+    alike([](auto&) { return stale_synchronous{.staleness = 2}; }, true);  // synchronised at the end
+    alike([](auto&) { return gossip{.graph = gossip_graph::ring, .period = 2}; }, false);
+    alike([](auto&) { return gossip{.period = 1}; }, false);
+    alike([](auto&) { return strategy_of<false>(elastic_averaging{.period = 3}); }, false);
 }
 
 TEST_CASE("where ranks meet after each step, local SGD is data-parallel training; alone, it has its bits",
@@ -744,15 +762,25 @@ TEST_CASE("a meeting sends what its strategy says, counted where messages are po
             return sent;
         });
     };
-    // Two meetings, and the mean at the end; for each meeting a sum of four numbers, in at most so many messages as others.
+    // Two meetings, and the mean at the end; for each meeting a sum of four numbers too.
+    std::string const by = counted([](communicator<>& comm, auto&) {
+        return std::string(automatic_allreduce{}.fitted_to(comm).choice(4 * sizeof(double), comm.size()));
+    })[0];
+    auto const messages_of_four = [&](std::size_t r) {
+        if (ranks == 1) return std::size_t{0};
+        if (by == "direct") return r == 0 ? ranks - 1 : 1;  // one slice, which is rank 0's
+        REQUIRE(by == "recursive_doubling");                // as its docstring says
+        std::size_t first = 0, size = std::bit_floor(ranks), left = 0;
+        while (r >= first + size) first += size, left = size, size = std::bit_floor(ranks - first);
+        std::size_t const place = r - first, within = static_cast<std::size_t>(std::bit_width(size) - 1);
+        return within + (first > 0 ? (left - place + size - 1) / size : place < ranks - size ? 1 : 0);
+    };
     for (gossip_graph const graph : {gossip_graph::exponential, gossip_graph::ring}) {
         auto const sent = sent_in_five(gossip{.graph = graph, .period = 2});
         std::size_t const neighbours = ranks == 1 ? 0 : graph == gossip_graph::ring && ranks > 2 ? 2 : 1;
-        for (std::size_t r = 0; r < ranks; ++r) {
-            std::size_t const least = 2 * neighbours * values + ticket(ranks) + sum_of(count, ranks, r);
-            REQUIRE(sent[r] >= least + 2 * 4 * sizeof(double) * (ranks > 1 ? 1 : 0));
-            REQUIRE(sent[r] <= least + 2 * 4 * sizeof(double) * (ranks - 1));
-        }
+        for (std::size_t r = 0; r < ranks; ++r)
+            REQUIRE(sent[r] == 2 * (neighbours * values + messages_of_four(r) * 4 * sizeof(double)) + ticket(ranks) +
+                                   sum_of(count, ranks, r));
     }
     auto const late = sent_in_five(stale_synchronous{.staleness = 2});  // an allreduce in each step
     for (std::size_t r = 0; r < ranks; ++r)                             // the weight and two signals travel along
@@ -1042,6 +1070,28 @@ TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
     for (std::string const& text : pulling(0.34))
         REQUIRE_THAT(text,
                      Contains("alpha is 0.34") && Contains("with 3 ranks; above 1 / ranks the centre overshoots"));
+    auto const between = run_ranks(2, [](auto& comm) {
+        std::vector<std::string> said;
+        auto const after_one_step = [&](auto const& strategy) {
+            scripted_model<> net({{"a", {2}}});
+            local_parallel trainer{net, any_optimizer(sgd{.lr = 1}), comm, strategy};
+            trainer.step(numbers{{1}});
+            said.push_back(thrown_by([&] { (void)trainer.replicas_identical(); }));
+        };
+        after_one_step(any_strategy(diloco{.period = 2}));
+        after_one_step(any_strategy(slow_momentum{.period = 2}));
+        after_one_step(strategy_of<false>(elastic_averaging{.period = 2}));
+        return said;
+    });
+    REQUIRE(between[0] == between[1]);
+    for (std::size_t const i : {0u, 1u})
+        REQUIRE(between[0][i] == std::string("DDP-E100 usage: replicas_identical(): under ") +
+                                     (i == 0 ? "diloco" : "slow_momentum") +
+                                     " ranks hold the same values right after a meeting only (local_result::met); wait "
+                                     "for that, or call synchronise() on all ranks first");
+    REQUIRE(between[0][2] ==
+            "DDP-E100 usage: replicas_identical(): under elastic_averaging ranks never hold the same values; call "
+            "synchronise() on all ranks first");
     auto const apart = run_ranks(2, [](auto& comm) {
         scripted_model<> net({{"a", {2}}});
         std::vector<std::string> said;

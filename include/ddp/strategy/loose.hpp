@@ -108,8 +108,10 @@ enum class gossip_graph : std::uint8_t {
 /// learn reach() meetings later, from a sum that is ready by then. Where shares differ, the plain mean is taken all the same: the
 /// mean over all ranks stays what it was.
 ///
-/// Cost    S bytes sent per rank and meeting (ring: 2 S), whatever the number of ranks, besides an allreduce of 4 numbers that
-///         nobody waits for; memory for one or two arrays of the model's size.
+/// Cost    S bytes sent per rank and meeting (ring of three ranks or more: 2 S), whatever the number of ranks, besides an
+///         automatic_allreduce of 4 numbers that nobody waits for: log2 P messages of 4 numbers where it chooses
+///         recursive_doubling_allreduce and P is a power of two (otherwise see there); where it chooses direct_allreduce one,
+///         and P - 1 from rank 0. Memory for one or two arrays of the model's size.
 /// Sums    ring: (own + (left + right)) times 1/3; exponential: (own + other) times 1/2.
 /// Throws  usage_error where a trainer is made: period 0. In a meeting error (errc::mismatch), or the verdict of a rank that
 ///         has found it first, where ranks have counted different numbers of steps (by no multiple of about 4,000 / sqrt P).
