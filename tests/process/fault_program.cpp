@@ -7,9 +7,10 @@
 // stepping (when the optimizer is about to step its second range: in memory that ranks share, values of
 // the first stand in the other ranks' replicas already), waiting (inside the step, while the next rank is late), between (two
 // steps), barrier, allreduce, broadcast (inside, while the next rank is late), end (after the last step). With
-// strategy=averaging, a local_sgd that meets after every second step: meeting (inside, while the next rank is late), meet
-// (just before its sum); likewise strategy=hierarchical, whose ranks meet in pairs after every second step, and all after
-// every fourth. Also strategy=gossip and stale, whose ranks meet in each step. Kinds: see misbehave().
+// strategy=averaging (local_sgd), diloco and elastic, whose ranks meet after every second step: meeting (inside, while the
+// next rank is late), meet (just before its sum); likewise strategy=hierarchical, whose ranks meet in pairs after every second
+// step, and all after every fourth. Also strategy=gossip, gossip_ring and stale, whose ranks meet in each step. Kinds: see
+// misbehave().
 //
 // Prints, with times of the monotonic clock that all processes share, in nanoseconds:
 //   fault rank=1 at=…                   just before it happens
@@ -49,6 +50,7 @@
 #include <ddp/strategy/averaging.hpp>
 #include <ddp/strategy/local_parallel.hpp>
 #include <ddp/strategy/loose.hpp>
+#include <ddp/strategy/outer_step.hpp>
 #include <ddp/strategy/stale_synchronous.hpp>
 #if defined(FAULT_PROGRAM_MPI)
 #include <ddp/rendezvous/run_mpi.hpp>
@@ -405,34 +407,16 @@ struct watcher {
     }
 };
 
-// local_sgd, struck in a meeting.
-struct averaging {
-    static constexpr char const* name = "averaging";
-    static constexpr bool agrees = true;
-    trouble* ill;
-
-    [[nodiscard]] std::uint64_t hash() const { return 1; }
-    void validate() const {}
-    [[nodiscard]] bool due(std::uint64_t step) const { return step % 2 == 0; }
-    [[nodiscard]] ddp::no_strategy_state prepare(ddp::strategy_plan<float> const& /*plan*/) const { return {}; }
-    template <class T>
-    void meet(ddp::no_strategy_state& state, ddp::meeting<T, float> const& with) const {
-        ill->at("meet", with.step);
-        ill->within("meeting", with.step);
-        ddp::local_sgd{.period = 2}.meet(state, with);
-    }
-};
-
-// hierarchical_averaging, struck in a meeting of a group or of all.
-template <class T>
-struct hierarchical : ddp::hierarchical_averaging<T> {
+// A strategy that is struck in a meeting, of a group or of all.
+template <class S>
+struct struck : S {
     trouble* ill = nullptr;
 
-    template <class E>
-    void meet(ddp::no_strategy_state& state, ddp::meeting<T, E> const& with) const {
+    template <class State, class T, class E>
+    void meet(State& kept, ddp::meeting<T, E> const& with) const {
         ill->at("meet", with.step);
         ill->within("meeting", with.step);
-        ddp::hierarchical_averaging<T>::meet(state, with);
+        S::meet(kept, with);
     }
 };
 
@@ -516,16 +500,18 @@ void train(settings const& with, Comm& comm, trouble& ill) {
     if (rate != 0.1f || ill.due("model", "construct", 0) != nullptr) ill.announce();
     if (!with.strategy.empty()) {
         ddp::local_parallel trainer = [&] {
-            if (with.strategy == "averaging")
-                return ddp::local_parallel{model, ddp::sgd{.lr = rate}, comm, averaging{&ill}};
+            auto const by = [&](auto strategy) {
+                return ddp::local_parallel{model, ddp::sgd{.lr = rate}, comm, std::move(strategy)};
+            };
+            using groups = ddp::hierarchical_averaging<typename Comm::transport_type>;
+            if (with.strategy == "averaging") return by(struck<ddp::local_sgd>{{.period = 2}, &ill});
             if (with.strategy == "hierarchical")
-                return ddp::local_parallel{
-                    model, ddp::sgd{.lr = rate}, comm,
-                    hierarchical<typename Comm::transport_type>{
-                        {.inner = comm.split(comm.rank() / 2), .inner_period = 2, .period = 4}, &ill}};
-            if (with.strategy == "gossip") return ddp::local_parallel{model, ddp::sgd{.lr = rate}, comm, ddp::gossip{}};
-            if (with.strategy == "stale")
-                return ddp::local_parallel{model, ddp::sgd{.lr = rate}, comm, ddp::stale_synchronous{.staleness = 3}};
+                return by(struck<groups>{{.inner = comm.split(comm.rank() / 2), .inner_period = 2, .period = 4}, &ill});
+            if (with.strategy == "diloco") return by(struck<ddp::diloco>{{.period = 2}, &ill});
+            if (with.strategy == "elastic") return by(struck<ddp::elastic_averaging>{{.period = 2}, &ill});
+            if (with.strategy == "gossip") return by(ddp::gossip{});
+            if (with.strategy == "gossip_ring") return by(ddp::gossip{.graph = ddp::gossip_graph::ring});
+            if (with.strategy == "stale") return by(ddp::stale_synchronous{.staleness = 3});
             throw std::invalid_argument("fault_program: there is no strategy " + with.strategy);
         }();
         return train_by(with, comm, ill, trainer);
@@ -538,6 +524,7 @@ void train(settings const& with, Comm& comm, trouble& ill) {
             watcher{&ill}};
     };
     auto trainer = with.exchange == "bfloat16"    ? trainer_with(ddp::bfloat16_exchange{})
+                   : with.exchange == "half"      ? trainer_with(ddp::half_exchange{})
                    : with.exchange == "int8"      ? trainer_with(ddp::int8_exchange{})
                    : with.exchange == "top_k"     ? trainer_with(ddp::top_k_exchange{})
                    : with.exchange == "random_k"  ? trainer_with(ddp::random_k_exchange{})

@@ -163,7 +163,7 @@ class Killed(FaultCase):
                     self.strike(size, [f"{rank}:kill:{phase}:1"], gone(rank), [rank], *big)
 
     def test_with_a_bucket_of_each_exchange_under_way(self):
-        for exchange in ("bfloat16", "int8", "top_k", "random_k", "power_sgd"):
+        for exchange in ("bfloat16", "half", "int8", "top_k", "random_k", "power_sgd"):
             with self.subTest(exchange=exchange):
                 self.strike(3, ["1:kill:backward:3"], gone(1), [1], f"exchange={exchange}", code=-signal.SIGKILL)
 
@@ -229,6 +229,8 @@ class BetweenMeetings(FaultCase):
     def test_killed(self):
         for size, rank, strategy, phase, step in ((3, 1, "averaging", "meeting", 4), (2, 0, "averaging", "forward", 3),
                                                   (4, 2, "gossip", "waiting", 3), (3, 0, "stale", "between", 5),
+                                                  (3, 2, "diloco", "meeting", 2), (4, 1, "elastic", "meeting", 4),
+                                                  (4, 3, "gossip_ring", "waiting", 3),
                                                   # of ranks 0 and 1, or 2 and 3; and of all
                                                   (4, 0, "hierarchical", "meeting", 2), (4, 2, "hierarchical", "meeting", 6),
                                                   (3, 1, "hierarchical", "meet", 2), (4, 2, "hierarchical", "meeting", 4)):
@@ -237,7 +239,7 @@ class BetweenMeetings(FaultCase):
                             code=-signal.SIGKILL)
 
     def test_stopped_for_good(self):
-        for size, rank, strategy, phase, step in ((3, 1, "averaging", "meeting", 4), (3, 2, "stale", "backward", 5),
+        for size, rank, strategy, phase, step in ((3, 1, "diloco", "meeting", 4), (3, 2, "stale", "backward", 5),
                                                   (4, 2, "hierarchical", "meeting", 2)):
             with self.subTest(size=size, rank=rank, strategy=strategy, phase=phase):
                 def attempt():
@@ -252,7 +254,8 @@ class BetweenMeetings(FaultCase):
     def test_thrown(self):
         text = r"^DDP-E206 remote exception: rank {} failed in its own code.*: the lamp fell over$"
         for size, rank, strategy, phase, step in ((3, 1, "averaging", "meet", 4), (4, 3, "gossip", "backward", 3),
-                                                  (3, 0, "stale", "forward", 5), (4, 1, "hierarchical", "meet", 2)):
+                                                  (3, 0, "stale", "forward", 5), (4, 1, "hierarchical", "meet", 2),
+                                                  (3, 2, "elastic", "meet", 2), (4, 0, "gossip_ring", "forward", 3)):
             with self.subTest(size=size, rank=rank, strategy=strategy, phase=phase):
                 own = self.strike(size, [f"{rank}:throw:{phase}:{step}"], text.format(rank), [rank],
                                   f"strategy={strategy}", code=1)
