@@ -73,7 +73,9 @@ def main() -> None:
     if sys.argv[1:] == ["--self-test"]:
         return self_test()
     root = pathlib.Path(sys.argv[1])
-    pages = [root / "README.md", *sorted((root / "docs").glob("**/*.md")), *sorted((root / "examples").glob("**/*.md"))]
+    pages = [root / "README.md", root / "CHANGELOG.md", root / "CONTRIBUTING.md", root / "SECURITY.md",
+             root / "tests" / "planted" / "README.md", *sorted((root / "docs").glob("**/*.md")),
+             *sorted((root / "examples").glob("**/*.md"))]
     problems, count = check(pages, root)
     problems += unreachable(root / "docs" / "README.md")
     print("\n".join(problems) or f"{count} links in {len(pages)} pages, all lead somewhere")
