@@ -6,7 +6,8 @@
 # Sections, in turn, N (3) times; a figure is the median of the rounds:
 #   allreduce  every rank rewrites its data before each: ddp in shared memory and over sockets, and MPI_Allreduce of the MPI
 #              library, in its own shared memory
-#   sockets    over TCP on loopback: ddp, MPI_Allreduce through the MPI library's TCP, and what --peers has of Gloo and MPICH
+#   sockets    over TCP on loopback: ddp, MPI_Allreduce through the MPI library's TCP, and what --peers has of Gloo and MPICH;
+#              all with the system's congestion control, which the others use (sysctl net.ipv4.tcp_congestion_control)
 #   steps      of three models: train_step, and PyTorch's DDP where scripts/setup.sh torch has put it into build/torch
 #   update     the update of a step alone, and what memory it takes (benchmarks/update.cpp)
 #   startup    from the launch to the end of the first allreduce: ddprun, mpirun
@@ -83,11 +84,13 @@ torch=
 mpi=
 command -v mpirun > /dev/null && "$perf" --help | grep -q mpi_allreduce && mpi=yes
 
+system_congestion=$(cat /proc/sys/net/ipv4/tcp_congestion_control)
+
 {
     printf 'Measured on %s, %s cores, %s; %s' "$(date +%F)" "$(nproc)" \
         "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)" "$(. /etc/os-release && printf %s "$PRETTY_NAME")"
-    printf ', Linux %s, %s; TCP on loopback with %s' "$(uname -r)" "$(c++ --version | head -n 1)" \
-        "${DDP_TCP_CONGESTION:-cubic}"
+    printf ', Linux %s, %s; TCP on loopback with %s, beside other libraries with %s' "$(uname -r)" \
+        "$(c++ --version | head -n 1)" "${DDP_TCP_CONGESTION:-cubic}" "$system_congestion"
     [[ -z $mpi ]] || printf '; %s' "$(mpirun --version | head -n 1)"
     [[ -z $torch ]] || printf '; PyTorch %s' "$(build/torch/bin/python -c 'import torch; print(torch.__version__)')"
     [[ -z $peers ]] || printf '; Gloo and MPICH as built in --peers'
@@ -110,7 +113,8 @@ allreduce() {
 
 sockets() {
     local n=$1 to=$figures/$2.$1.sockets algorithm
-    "$perf" allreduce --transport tcp -n "$n" "${sizes[@]}" --check --json "$to.ddp.json" > /dev/null
+    DDP_TCP_CONGESTION=$system_congestion "$perf" allreduce --transport tcp -n "$n" "${sizes[@]}" --check --json "$to.ddp.json" \
+        > /dev/null
     [[ -z $mpi ]] || OMPI_MCA_pml=ob1 OMPI_MCA_btl=tcp,self OMPI_MCA_btl_tcp_if_include=lo mpirun -n "$n" "$perf" mpi_allreduce \
         "${sizes[@]}" --check --json "$to.mpi.json" > /dev/null
     [[ -z $peers ]] && return
