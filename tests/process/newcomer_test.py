@@ -156,7 +156,8 @@ class Meeting(Case):
     def test_ranks_with_different_names_of_the_job(self):
         with Job(2, [NEWCOMER], lambda rank: {"DDP_JOB_ID": f"job {rank}"}) as job:
             job.wait()
-            self.says(job.ranks[0].error(), "DDP-E201", "ranks {1} never joined")
+            self.says(job.ranks[0].error(), "DDP-E201", "ranks {1} never joined",
+                      " connections showed another secret, DDP_JOB_ID or DDP_TLS")
             self.says(job.ranks[1].error(), "DDP-E201", "Rank 0 hangs up on ranks whose secret",
                       "DDP_TLS, DDP_JOB_ID or ddprun --max-restarts")
 

@@ -166,6 +166,8 @@ private:
                 write(v);
                 if (v.rank < 0 && now >= v.until) v.gone = true;
             }
+        strangers_ += std::count_if(visitors_.begin(), visitors_.end(),
+                                    [](visitor const& v) { return v.gone && v.rank < 0 && !v.done; });
         visitors_.remove_if([](visitor const& v) { return v.gone; });
     }
     /// No descriptor is left for the next rank: ranks are told so, one after the other, over a descriptor kept for this.
@@ -318,6 +320,8 @@ private:
             until_ = never;
             return;
         }
+        if (strangers_ > 0)
+            refused_ += detail::concat({"; ", strangers_, " connections showed another secret, DDP_JOB_ID or DDP_TLS"});
         failure_ = detail::concat(
             {"ranks {", missing, "} never joined (", count, " of ", size_, " present after ",
              times_.join.count() / 1000,
@@ -379,6 +383,7 @@ private:
     std::map<std::string, std::string> data_;
     std::list<visitor> visitors_;
     std::string failure_, refused_;
+    std::ptrdiff_t strangers_ = 0;
     std::string accusation_;  // what a rank has reported, and when
     time_point accused_at_ = {};
     time_point last_turn_ = monotonic_clock::now();
