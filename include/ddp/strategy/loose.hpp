@@ -110,8 +110,8 @@ enum class gossip_graph : std::uint8_t {
 ///
 /// Cost    S bytes sent per rank and meeting (ring of three ranks or more: 2 S), whatever the number of ranks, besides an
 ///         automatic_allreduce of 4 numbers that nobody waits for: log2 P messages of 4 numbers where it chooses
-///         recursive_doubling_allreduce and P is a power of two (otherwise see there); where it chooses direct_allreduce one,
-///         and P - 1 from rank 0. Memory for one or two arrays of the model's size.
+///         recursive_doubling_allreduce and P is a power of two (otherwise see there); where it chooses direct_allreduce, one
+///         to rank 0 and one back to each. Memory for one or two arrays of the model's size.
 /// Sums    ring: (own + (left + right)) times 1/3; exponential: (own + other) times 1/2.
 /// Throws  usage_error where a trainer is made: period 0. In a meeting error (errc::mismatch), or the verdict of a rank that
 ///         has found it first, where ranks have counted different numbers of steps (by no multiple of about 4,000 / sqrt P).
