@@ -201,7 +201,7 @@ TEST_CASE("a latest that names nothing, with nothing beside it, is an error", "[
 TEST_CASE("a manifest whose digest is right, but not what it says, is refused alike on all ranks", "[checkpoint]") {
     auto const [ranks, tcp] = GENERATE(table<int, bool>({{3, false}, {3, true}, {4, true}}));
     CAPTURE(ranks, tcp);
-    auto const refusal = [ranks = ranks,
+    auto const refusal = [of = ranks,
                           over = tcp](std::function<void(ddp::detail::checkpoint_manifest&)> const& change) {
         scratch_directory const scratch;
         keep_two(scratch);
@@ -211,7 +211,7 @@ TEST_CASE("a manifest whose digest is right, but not what it says, is refused al
         change(manifest);
         put_content(std::filesystem::path(in(scratch)) / second / "manifest.json",
                     ddp::detail::manifest_text(manifest));
-        return resume_and_finish(scratch, ranks, over);
+        return resume_and_finish(scratch, of, over);
     };
     for (std::string const& text : {refusal([](auto& m) { m.sampler->position = 99; }),
                                     refusal([](auto& m) { m.sampler->epoch = std::uint64_t{1} << 48; })}) {
