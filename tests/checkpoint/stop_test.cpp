@@ -1,9 +1,12 @@
 // A wish to stop, from any rank and by any way, is known on all ranks after the same step.
 #include <ddp/checkpoint/stop_signals.hpp>
 
+#include <algorithm>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -60,32 +63,41 @@ TEST_CASE("one rank's request stops all ranks after the same step, and changes n
         }
 }
 
-TEST_CASE("ranks that are out of data hear of a request, and so do steps that are skipped", "[checkpoint]") {
-    auto const steps = run_ranks(
-        3,
-        [&](auto& comm) {
-            scripted_model<> net({{"a", {3}}});
-            data_parallel trainer{net, sgd{.lr = 0.1}, comm};
-            if (comm.rank() == 1) trainer.request_stop();
-            int count = 0;
-            if (comm.rank() == 2) {
-                while (trainer.join()) {
-                    ++count;
-                    if (trainer.stop_agreed()) break;
-                }
-            } else {
-                bool stop = false;
-                while (!stop) {
-                    ++count;
-                    trainer.forward(numbers{{1}});
+TEST_CASE("ranks that are out of data hear of a request, or make one, and so do steps that are skipped",
+          "[checkpoint]") {
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    int const joins = ranks > 1 ? ranks - 1 : -1;
+    for (int const asks : {1 % ranks, ranks - 1}) {
+        CAPTURE(ranks, tcp, asks);
+        ::test::scratch_directory const scratch;
+        captured_stderr said(scratch);  // of each step that it was skipped
+        auto const steps = ranks_over(
+            tcp, ranks,
+            [&, asks = asks](auto& comm) {
+                scripted_model<> net({{"a", {3}}});
+                data_parallel trainer{net, sgd{.lr = 0.1}, comm, training_options{.nonfinite = nonfinite::skip}};
+                std::vector<bool> told;
+                while (told.size() < 5 && (told.empty() || !told.back())) {
+                    if (comm.rank() == asks && told.size() == 1) trainer.request_stop();
+                    if (comm.rank() == joins) {
+                        if (!trainer.join()) throw std::logic_error("all are said to be out of data");
+                        told.push_back(trainer.stop_agreed());
+                        continue;
+                    }
+                    double const bad = std::numeric_limits<double>::infinity();  // each step is skipped
+                    trainer.forward(numbers{{bad}});
                     trainer.backward();
-                    stop = trainer.finish().stop;
+                    auto const result = trainer.finish();
+                    if (!result.skipped) throw std::logic_error("an infinite gradient is not seen");
+                    told.push_back(result.stop);
                 }
-            }
-            return count;
-        },
-        patient());
-    REQUIRE(steps == std::vector<int>{1, 1, 1});
+                return told;
+            },
+            patient());
+        std::string const text = said.text();
+        REQUIRE(std::count(text.begin(), text.end(), '\n') == 2);
+        for (auto const& told : steps) REQUIRE(told == std::vector<bool>{false, true});
+    }
 }
 
 TEST_CASE("SIGTERM and SIGUSR1 set a flag while a guard lives, and are what they were afterwards", "[checkpoint]") {
