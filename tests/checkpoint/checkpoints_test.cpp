@@ -116,6 +116,22 @@ TEST_CASE("the same over TCP, by messages and in shared memory, and written in t
             }
 }
 
+TEST_CASE("values that still travel when a training is saved or resumed are those of the step", "[checkpoint]") {
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    for (bool const background : {false, true}) {
+        CAPTURE(ranks, tcp, background);
+        kept_recipe by{.optimizer = adam{.lr = 0.01}, .options = options_of(true, background)};
+        auto const expected = undisturbed(ranks, by, 11);
+        by.options.share_memory = false;
+        by.options.overlap_gather = by.late = true;
+        by.slice = 5;
+        auto const got =
+            kept_and_resumed([ranks, over = tcp](auto const& body) { return ranks_over(over, ranks, body, patient()); },
+                             by, {.background = background});
+        REQUIRE(got == std::vector<std::uint64_t>(got.size(), expected));
+    }
+}
+
 namespace {
 
 /// What a program may change between steps, here and there in a training.

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +18,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -52,6 +54,7 @@ struct kept_recipe {
     std::uint64_t seed = 5;  // of the initial values: a training that is resumed does not depend on it
     bool noise = false;      // an observer adds some to each mean gradient, drawn by the number of the step
     bool poison = false;     // one of the samples is no number
+    bool late = false;       // new values of the last rank come late: an observer holds it up after each step
 };
 
 /// What docs/own_observer.md shows, with the numbers of the steps that it was told of.
@@ -71,6 +74,14 @@ struct step_noise {
     void on(step_finished const& event) { steps.push_back(1000 + event.step); }
 };
 
+/// Holds up what comes after a rank's own step: the others get its slices so much later.
+struct slow_to_send {
+    bool slow = false;
+    void on(step_finished const&) const {
+        if (slow) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+    }
+};
+
 template <class Comm, Element E = float>
 struct kept_training {
     kept_training(Comm& on, kept_recipe const& by)
@@ -88,6 +99,9 @@ struct kept_training {
         if constexpr (std::same_as<E, float>)  // what the exchange of the examples is for
             if (by.rounded) return trainer_type(model, by.optimizer, comm, options, rounded_exchange{}, by.buckets);
         if (by.noise) return trainer_type(model, by.optimizer, comm, options, by.buckets, std::ref(noise));
+        if (by.late)
+            return trainer_type(model, by.optimizer, comm, options, by.buckets,
+                                slow_to_send{comm.rank() + 1 == comm.size()});
         if (by.sends_less == "random_k")
             return trainer_type(model, by.optimizer, comm, options, random_k_exchange{.ratio = 0.25}, by.buckets);
         if (by.sends_less == "power_sgd")
