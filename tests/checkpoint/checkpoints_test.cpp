@@ -17,9 +17,11 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/exchange/narrow.hpp>
 #include <ddp/optim/parameter_groups.hpp>
 #include <ddp/strategy/averaging.hpp>
 #include <ddp/strategy/local_parallel.hpp>
+#include <ddp/strategy/outer_step.hpp>
 #include <ddp/train/early_stopping.hpp>
 #include <ddp/train/reduce_on_plateau.hpp>
 
@@ -869,6 +871,83 @@ TEST_CASE("buffers that each rank has for itself are kept for that rank; another
     std::string const by_3 = "ddp: " + in(scratch) + "/step-000000000002: was written by 3 ranks: ";
     CHECK(said.text() == (local ? by_3 + "state that each rank has for itself begins at zero\n" : std::string()) +
                              by_3 + "buffers that each rank has for itself begin as rank 0's\n");
+}
+
+TEST_CASE("a checkpoint of another kind of trainer, exchange or strategy is refused with the cause, alike on all ranks",
+          "[checkpoint]") {
+    std::vector<std::string> const kinds = {"plain",    "bf16",         "bf16 without feedback", "top_k",
+                                            "random_k", "power_sgd",    "power_sgd of rank 1",   "local",
+                                            "diloco",   "slow_momentum"};
+    // One after the other is made, saved and resumed by the next one.
+    auto const with = [](std::string const& kind, auto& comm, auto const& use) {
+        tanh_mlp<float> net(7, 24, 3, 5);
+        sgd const by{.lr = 0.05, .momentum = 0.9};
+        auto const exchanging = [&](auto const& exchange) {
+            data_parallel trainer{net, by, comm, training_options{.update = update::sharded}, exchange};
+            return use(trainer);
+        };
+        auto const meeting = [&](auto const& strategy) {
+            local_parallel trainer{net, by, comm, strategy};
+            return use(trainer);
+        };
+        if (kind == "bf16") return exchanging(bfloat16_exchange{.feedback = true});
+        if (kind == "bf16 without feedback") return exchanging(bfloat16_exchange{.feedback = false});
+        if (kind == "top_k") return exchanging(top_k_exchange{.ratio = 0.25});
+        if (kind == "random_k") return exchanging(random_k_exchange{.ratio = 0.25});
+        if (kind == "power_sgd") return exchanging(power_sgd_exchange{.rank = 2});
+        if (kind == "power_sgd of rank 1") return exchanging(power_sgd_exchange{.rank = 1});
+        if (kind == "local") return meeting(local_sgd{.period = 1});
+        if (kind == "diloco") return meeting(diloco{.period = 1});
+        if (kind == "slow_momentum") return meeting(slow_momentum{.period = 1});
+        return exchanging(any_allreduce{});
+    };
+    bool const tcp = GENERATE(false, true);
+    std::string const
+        exchange = "\n  it was written with another exchange, or one with other options that its state depends on",
+        strategy = "\n  it was written with another strategy",
+        was_local = "\n  it was written by a local_parallel, and this trainer is none",
+        is_local = "\n  it was not written by a local_parallel, and this trainer is one";
+    task_data<float> const data(7, 3, 8);
+    scratch_directory const scratch;
+    auto const said = ranks_over(
+        tcp, 2,
+        [&](auto& comm) {
+            std::map<std::pair<std::string, std::string>, std::string> all;
+            for (std::string const& from : kinds) {
+                checkpoints kept(in(scratch) + std::to_string(tcp) + from);
+                with(from, comm, [&](auto& trainer) {
+                    trainer.step(data.batch(0, 8));
+                    kept.save(trainer);
+                    return 0;
+                });
+                for (std::string const& to : kinds)
+                    with(to, comm, [&](auto& trainer) {
+                        all[{from, to}] = thrown_by([&] { (void)kept.resume(trainer); });
+                        return 0;
+                    });
+            }
+            return all;
+        },
+        patient());
+    REQUIRE(said[1] == said[0]);
+    auto const local = [&](std::string const& kind) {
+        return kind == "local" || kind == "diloco" || kind == "slow_momentum";
+    };
+    auto const stateless = [](std::string const& kind) { return kind == "plain" || kind == "bf16 without feedback"; };
+    for (auto const& [kind, text] : said[0]) {
+        auto const& [from, to] = kind;
+        CAPTURE(from, to, text);
+        if (from == to || (stateless(from) && stateless(to))) {
+            REQUIRE(text == "");
+            continue;
+        }
+        REQUIRE(text.find(": is a checkpoint of another training:\n  state '") != text.npos);
+        REQUIRE(text.find("it was", text.find("\n  it was") + 6) == text.npos);
+        REQUIRE(text.ends_with(local(from) && !local(to)   ? was_local
+                               : !local(from) && local(to) ? is_local
+                               : local(from)               ? strategy
+                                                           : exchange));
+    }
 }
 
 TEST_CASE("what is written in the background is what was there when it was saved", "[checkpoint]") {

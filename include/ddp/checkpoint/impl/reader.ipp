@@ -165,13 +165,18 @@ namespace ddp::detail {
                                                            std::vector<std::string_view> const* apart) const {
     constexpr std::size_t shown = 20;
     std::size_t differences = 0;
-    bool by_bucket = false, other_model = false;
+    bool by_bucket = false, by_row = false, other_model = false, of_exchange = false, of_ranks = false;
     std::string text = path_ + ": is a checkpoint of another training:";
     auto const differs = [&](std::string_view what, std::string_view name, std::string const& here,
                              std::string const& there) {
-        by_bucket = by_bucket || (name.starts_with("state/exchange/") && name.ends_with("_steps") && !here.empty() &&
-                                  !there.empty());
-        by_bucket = by_bucket || name.find("/power_sgd_q_from_row_") != name.npos;  // of the rows that a bucket has
+        if (what == "state") {
+            bool const both = !here.empty() && !there.empty();
+            by_bucket = by_bucket || (name.starts_with("state/exchange/") && name.ends_with("_steps") && both);
+            by_row = by_row || (name.find("/power_sgd_q_from_row_") != name.npos && !both);  // of the rows of a bucket
+            of_exchange = of_exchange || name.starts_with(rank_state_prefix) || name.starts_with("state/exchange/") ||
+                          name.ends_with("/residual_of_mean") || name.find("/power_sgd_q") != name.npos;
+            of_ranks = of_ranks || name.starts_with(state_prefix);  // all have it: in a local_parallel the strategy's
+        }
         if (++differences > shown) return;
         text += concat({"\n  ", what, " ", in_quotes(name), ": ", here.empty() ? "not " : here + " ",
                         "in the checkpoint, ", there.empty() ? "not " : there + " ", "in this one"});
@@ -200,6 +205,7 @@ namespace ddp::detail {
     for (tensor_info const& t : model_) here.emplace_back(t.name, type_and_shape(t.type, t.shape));
     for (kept_tensor const& t : model) there.emplace_back(t.name, type_and_shape(t.type, t.shape));
     compare("tensor", std::exchange(here, {}), std::exchange(there, {}));
+    bool const same_tensors = differences == 0;
     for (piece const& p : state_)
         if (!p.key.starts_with(rank_buffer_prefix))
             here.emplace_back(p.key, concat({name_of(p.type), " [", p.shape, "]"}));
@@ -208,7 +214,14 @@ namespace ddp::detail {
         there.emplace_back(line.substr(0, tab), line.substr(tab + 1));
     }
     std::string const frozen_apart = apart == nullptr ? std::string() : other_frozen(here, there, *apart);
+    auto const has = [](list const& state, std::string_view key) {
+        return std::any_of(state.begin(), state.end(), [&](auto const& entry) { return entry.first == key; });
+    };
+    bool const was_local = has(here, "state/local/meetings"), is_local = has(there, "state/local/meetings");
+    bool const both_power_sgd =
+        has(here, "state/exchange/power_sgd_steps") && has(there, "state/exchange/power_sgd_steps");
     compare("state", std::exchange(here, {}), std::exchange(there, {}));
+    by_bucket = by_bucket || (by_row && both_power_sgd);
     if (manifest_.identity) {
         training_identity const& was = *manifest_.identity;
         bool const same_form = was.optimizers.contains("*") == own.optimizers.contains("*");
@@ -250,6 +263,13 @@ namespace ddp::detail {
         text +=
             "\n  the exchange counts by bucket, so it needs the bucket plan that it had: make the trainer with "
             "the same bucket policy, and with the same parameters frozen from the start";
+    if (was_local != is_local)
+        text += was_local ? "\n  it was written by a local_parallel, and this trainer is none"
+                          : "\n  it was not written by a local_parallel, and this trainer is one";
+    else if (same_tensors && !was_local && of_exchange && !by_bucket)
+        text += "\n  it was written with another exchange, or one with other options that its state depends on";
+    else if (same_tensors && was_local && of_ranks && frozen_apart.empty())
+        text += "\n  it was written with another strategy";
     if (other_model)
         text +=
             "\n  hash() of a model covers what is in no tensor, such as the seed of dropout and the settings of "
