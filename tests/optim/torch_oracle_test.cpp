@@ -1,4 +1,4 @@
-// The library's optimizers and schedules against PyTorch's, as tests/oracle/optimizers.py has written them down.
+// The library's optimizers and schedules against PyTorch's and timm's, as tests/oracle/optimizers.py has written them down.
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -14,6 +14,7 @@
 
 #include <ddp/optim/any_optimizer.hpp>
 #include <ddp/optim/schedule.hpp>
+#include <ddp/train/reduce_on_plateau.hpp>
 
 #include "optim/textbook.hpp"
 #include "support/catch.hpp"
@@ -63,6 +64,12 @@ std::vector<double> gradient_at(std::vector<double> const& w) {
     return result;
 }
 
+double norm_of(std::vector<double> const& v) {
+    double squares = 0;
+    for (double const x : v) squares += x * x;
+    return std::sqrt(squares);
+}
+
 constexpr double tolerance = 1e-10;  // of each number x: tolerance * (1 + |x|)
 
 /// Follows one case for as many updates as the record has.
@@ -77,9 +84,17 @@ void require_as_torch(ddp::any_optimizer const& optimizer, std::vector<record_li
     std::uint64_t step = 0;
     std::size_t shown = 0;
     for (auto const& [update, what, numbers] : lines) {
-        for (; step < update; ++step)
-            range.step(optimizer, {.step = step + 1, .learning_rate = optimizer.learning_rate()},
-                       gradient_at(range.value));
+        for (; step < update; ++step) {
+            auto gradient = gradient_at(range.value);
+            ddp::step_info at{.step = step + 1, .learning_rate = optimizer.learning_rate()};
+            if (optimizer.needs_norms()) {
+                std::vector<std::span<double>> const slots(range.slots.begin(), range.slots.end());
+                optimizer.prepare<double>(at, gradient, range.value, slots);
+                at.value_norm = norm_of(range.value);
+                at.gradient_norm = norm_of(gradient);
+            }
+            range.step(optimizer, at, gradient);
+        }
         CAPTURE(update, what);
         REQUIRE(found.count(what) == 1);
         REQUIRE(numbers.size() == 4);
@@ -91,7 +106,7 @@ void require_as_torch(ddp::any_optimizer const& optimizer, std::vector<record_li
 
 }  // namespace
 
-TEST_CASE("100 updates of every optimizer are PyTorch's", "[optim][oracle]") {
+TEST_CASE("100 updates of every optimizer are PyTorch's, or timm's", "[optim][oracle]") {
     std::pair<char const*, ddp::any_optimizer> const cases[] = {
         {"sgd", ddp::sgd{.lr = 0.05}},
         {"sgd_momentum", ddp::sgd{.lr = 0.02, .momentum = 0.9, .weight_decay = 0.01}},
@@ -107,6 +122,12 @@ TEST_CASE("100 updates of every optimizer are PyTorch's", "[optim][oracle]") {
          ddp::rmsprop{.lr = 0.005, .alpha = 0.9, .eps = 1e-3, .weight_decay = 0.05, .momentum = 0.6, .centered = true}},
         {"adagrad", ddp::adagrad{.lr = 0.5}},
         {"adagrad_decay", ddp::adagrad{.lr = 0.5, .lr_decay = 0.05, .eps = 1e-6, .weight_decay = 0.1}},
+        {"lion", ddp::lion{.lr = 0.013}},
+        {"lion_decay", ddp::lion{.lr = 0.021, .beta1 = 0.8, .beta2 = 0.95, .weight_decay = 0.3}},
+        {"lamb", ddp::lamb{.lr = 0.03, .weight_decay = 0}},
+        {"lamb_decay", ddp::lamb{.lr = 0.02, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-3, .weight_decay = 0.1}},
+        {"lars", ddp::lars{.lr = 0.3, .trust = 0.01}},
+        {"lars_decay", ddp::lars{.lr = 0.5, .momentum = 0.6, .weight_decay = 0.2, .trust = 0.05, .eps = 0.1}},
     };
     auto const record = read_record();
     REQUIRE(cases_of(record, "value") == std::size(cases));
@@ -139,5 +160,35 @@ TEST_CASE("60 factors of every schedule are PyTorch's", "[optim][oracle]") {
             REQUIRE(what == "factor");
             REQUIRE(std::abs(schedule.factor(update) - numbers.at(0)) < tolerance);
         }
+    }
+}
+
+TEST_CASE("a rate falls with a metric as PyTorch's ReduceLROnPlateau lowers it", "[optim][train][oracle]") {
+    std::pair<char const*, ddp::reduce_on_plateau_options> const cases[] = {
+        {"plateau_patience", {.patience = 1}},
+        {"plateau_nan", {.patience = 0}},
+        {"plateau_cooldown", {.patience = 0, .cooldown = 2}},
+        {"plateau_relative", {.patience = 0, .threshold = 0.1}},
+        {"plateau_absolute", {.patience = 0, .threshold = 0.5, .relative = false}},
+        {"plateau_higher", {.patience = 0, .threshold = 0.1, .better = ddp::better::higher}},
+        {"plateau_floor", {.factor = 0.5, .patience = 0, .floor = 0.2}},
+        {"plateau_usual", {}},
+        {"plateau_noisy", {.factor = 0.7, .patience = 2, .threshold = 0.02, .cooldown = 3, .floor = 0.1}},
+        {"plateau_noisy_higher",
+         {.factor = 0.5, .patience = 3, .threshold = 0.1, .relative = false, .better = ddp::better::higher}},
+    };
+    auto const record = read_record();
+    REQUIRE(cases_of(record, "plateau") == std::size(cases));
+    for (auto const& [name, options] : cases) {
+        CAPTURE(name);
+        REQUIRE(record.count(name) == 1);
+        ddp::reduce_on_plateau plateau(options);
+        for (auto const& [update, what, numbers] : record.at(name)) {
+            CAPTURE(update);
+            REQUIRE((what == "plateau" && numbers.size() == 2));
+            REQUIRE(plateau.update(numbers[0]) == numbers[1]);
+            REQUIRE(plateau.updates() == update);
+        }
+        REQUIRE(plateau.factor() < 1);
     }
 }

@@ -51,7 +51,7 @@ static_assert(std::is_trivially_copyable_v<reduce_on_plateau>);
 
 TEST_CASE("the rate falls when a metric has not improved for longer than the patience", "[train]") {
     using falls = std::vector<std::size_t>;
-    // As torch.optim.lr_scheduler.ReduceLROnPlateau does with the same numbers.
+    // optim/torch_oracle_test.cpp compares the same cases, and longer ones, with what PyTorch does.
     CHECK(falls_at(reduce_on_plateau{{.patience = 1}}, {5, 5, 5, 5, 5, 4, 4, 4, 4}) == falls{3, 5, 8});
     CHECK(falls_at(reduce_on_plateau{{.patience = 0}}, {5, 4, 4, 3, not_a_number, infinity}) == falls{3, 5, 6});
     CHECK(falls_at(reduce_on_plateau{{.patience = 0, .cooldown = 2}}, {5, 5, 5, 5, 5, 5, 5, 5}) == falls{2, 5, 8});
