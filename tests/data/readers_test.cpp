@@ -7,7 +7,10 @@
 #include <ddp/data/cifar.hpp>
 #include <ddp/data/csv.hpp>
 #include <ddp/data/npy.hpp>
+#include <fstream>
 #include <limits>
+#include <map>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -58,6 +61,31 @@ template <class E>
 bytes bytes_of_all(std::vector<E> const& values) {
     bytes all(values.size() * sizeof(E));
     if (!all.empty()) std::memcpy(all.data(), values.data(), all.size());
+    return all;
+}
+bytes from_hex(std::string const& text) {
+    bytes all;
+    for (std::size_t k = 0; k < text.size(); k += 2)
+        all.push_back(static_cast<std::uint8_t>(std::stoi(text.substr(k, 2), nullptr, 16)));
+    return all;
+}
+/// What NumPy has written, by case, as tests/oracle/npy.py has recorded it; the path is from tests/CMakeLists.txt.
+std::map<std::string, bytes> files_of_numpy() {
+    std::ifstream file(DDP_TEST_NPY);
+    std::string line;
+    std::getline(file, line);
+    REQUIRE(line == "case,header,blanks and line feed,data");
+    std::map<std::string, bytes> all;
+    while (std::getline(file, line)) {
+        std::istringstream fields(line);
+        std::string name, header, blanks, data;
+        std::getline(fields, name, ',');
+        std::getline(fields, header, ',');
+        std::getline(fields, blanks, ',');
+        std::getline(fields, data, ',');
+        all[name] = test::joined(
+            test::joined(from_hex(header), as_bytes(std::string(std::stoul(blanks) - 1, ' ') + "\n")), from_hex(data));
+    }
     return all;
 }
 constexpr std::size_t limit = std::size_t{1} << 20;
@@ -184,6 +212,48 @@ TEST_CASE("an NPY array is read as numpy.save wrote it", "[data][npy]") {
     CHECK((number.shape.empty() && number.data == bytes{42}));
     memory_source none{npy("{'descr': '<f8', 'fortran_order': False, 'shape': (0, 18446744073709551615), }", {})};
     CHECK(ddp::read_npy(none, limit).data.empty());
+}
+
+TEST_CASE("what NumPy itself has written is read, or refused with what to do", "[data][npy][oracle]") {
+    auto const files = files_of_numpy();
+    std::size_t seen = 0;
+    auto const holds = [&](std::string const& name, std::vector<std::size_t> const& shape, auto const& values) {
+        CAPTURE(name);
+        REQUIRE(files.count(name) == 1);
+        memory_source source{files.at(name)};
+        auto const array = ddp::read_npy(source, limit);
+        CHECK(array.shape == shape);
+        CHECK(array.data == bytes_of_all(values));  // -0 is another number than 0
+        CHECK(array.values<std::decay_t<decltype(values[0])>>() == values);
+        ++seen;
+    };
+    constexpr float infinite = std::numeric_limits<float>::infinity();
+    std::vector<float> const floats{1.5f, -2, 0.1f, -0.0f, infinite, 0x1p-149f};
+    for (char const* const name : {"f4", "version 2", "version 3"}) holds(name, {2, 3}, floats);
+    holds("f8", {3}, std::vector<double>{1e300, -0.1, 0x1p-1074});
+    holds("u1", {2, 2, 2}, std::vector<std::uint8_t>{250, 251, 252, 253, 254, 255, 0, 1});
+    using of_32 = std::numeric_limits<std::int32_t>;
+    using of_64 = std::numeric_limits<std::int64_t>;
+    holds("i4", {3}, std::vector<std::int32_t>{-1, of_32::max(), of_32::min()});
+    holds("i8", {3, 1}, std::vector<std::int64_t>{-1, of_64::max(), of_64::min()});
+    holds("scalar", {}, std::vector<double>{0.1});
+    holds("empty", {0, 3}, std::vector<float>{});
+    holds("column of Fortran", {2, 1}, std::vector<std::int32_t>{1, 2});
+    holds("slice", {3, 2}, std::vector<std::int32_t>{0, 2, 4, 6, 8, 10});
+    auto const refused = [&](std::string const& name, std::string_view words) {
+        CAPTURE(name);
+        REQUIRE(files.count(name) == 1);
+        check_refused(files.at(name), words, read_npy);
+        ++seen;
+    };
+    refused("Fortran", "is in Fortran order; save numpy.ascontiguousarray(array)");
+    refused("big endian",
+            "'>f8', expected '<f4', '<f8', '|u1', '<i4' or '<i8'; save array.astype('<f8'), little endian, say");
+    refused("half", "elements of type '<f2', expected '<f4'");
+    refused("bool", "elements of type '|b1', expected '<f4'");
+    refused("text", "elements of type '<U2', expected '<f4'");
+    refused("records", "arrays of records are not read");
+    CHECK(seen == files.size());
 }
 
 TEST_CASE("what is no NPY file, or promises too much, is refused", "[data][npy]") {

@@ -93,9 +93,11 @@ private:
         if (code == "|u1") return element_type::u8;
         if (code == "<i4") return element_type::i32;
         if (code == "<i8") return element_type::i64;
+        bool const turned = code == ">f4" || code == ">f8" || code == ">i4" || code == ">i8";
         fail(from,
-             concat({"elements of type ", in_quotes(code), ", expected '<f4', '<f8', '|u1', '<i4' or '<i8'; save ",
-                     code.starts_with('>') ? "array.astype('<f4'), little endian" : "array.astype('<f4')", ", say"}));
+             concat({"elements of type ", in_quotes(code),
+                     ", expected '<f4', '<f8', '|u1', '<i4' or '<i8'; save array.astype('<",
+                     turned ? code.substr(1) : std::string_view("f4"), turned ? "'), little endian" : "')", ", say"}));
     }
     bool boolean() {
         skip_blanks();
