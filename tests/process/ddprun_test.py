@@ -550,6 +550,13 @@ class Failure(unittest.TestCase):
         self.assertIn("rank 1 failed first: exit code 3", self.block(result))
         self.assertIn("its last error line: bad batch", self.block(result))
 
+    def test_who_has_said_that_it_failed_is_the_culprit(self):
+        # communicator::fail(): all ranks throw one text, and another one may end first.
+        said = "DDP-E206 remote exception: rank 1 failed in its own code after barrier: the solver diverged"
+        result = run("-n", "2", "--grace", "20", *sh(f"[ $RANK = 1 ] && sleep 0.4; echo '{said}' >&2; exit $((3 + RANK))"))
+        self.assertEqual(result.code, 4)
+        self.assertIn("rank 1 failed first: exit code 4", self.block(result))
+
     def test_the_librarys_own_error_is_preferred_to_what_follows_it(self):
         result = run("-n", "2", *sh("[ $RANK = 0 ] && exit 0; echo '  what():  DDP-E302 format: cut short' >&2;"
                                     " echo Aborted >&2; exit 134"))

@@ -504,7 +504,7 @@ private:
         std::vector<ending> endings;
         for (running_rank& rank : ranks_) {
             rank.end->last_words = rank.err.words().text();
-            rank.end->accuses_a_peer = rank.err.words().accuse_a_peer();
+            rank.end->accuses_a_peer = rank.err.words().accuse_a_peer(rank.rank);
             endings.push_back(*rank.end);
             for (output_of_rank const* stream : {&rank.out, &rank.err})
                 if (stream->file_problem() != 0) {

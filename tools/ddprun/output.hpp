@@ -192,8 +192,10 @@ public:
     }
     [[nodiscard]] std::string const& text() const noexcept { return kept_; }
 
-    /// Whether they accuse another rank: not found (201), closed (202), silent (203), late (204), threw (206).
-    [[nodiscard]] bool accuse_a_peer() const noexcept {
+    /// Whether they accuse a rank other than this one: not found (201), closed (202), silent (203), late (204), threw (206).
+    [[nodiscard]] bool accuse_a_peer(int rank) const {
+        std::string const itself = "rank " + std::to_string(rank) + " failed in its own code";
+        if (kept_.find("DDP-E206") != std::string::npos && kept_.find(itself) != std::string::npos) return false;
         for (std::string_view const code : {"DDP-E201", "DDP-E202", "DDP-E203", "DDP-E204", "DDP-E206"})
             if ((of_ddprun_ ? culprits_ : kept_).find(code) != std::string::npos) return true;
         return false;
