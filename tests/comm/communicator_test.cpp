@@ -1,8 +1,6 @@
 // communicator: who drives when, and how every end of a job reaches every rank.
 #include <ddp/comm/communicator.hpp>
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -23,6 +21,7 @@
 #include <ddp/transport/inproc.hpp>
 
 #include "support/catch.hpp"
+#include "support/no_room_for_stacks.hpp"
 #include "support/ranks.hpp"
 #include "support/thrown_by.hpp"
 
@@ -495,17 +494,7 @@ TEST_CASE("a communication thread that does not start is an error there, and the
     communicator<> const other = any_communicator(world->connect(1), patient(), communication_thread::rests);
     std::string said;
     {
-        struct no_room_for_stacks {
-            ::pthread_attr_t before{};
-            no_room_for_stacks() {
-                ::pthread_attr_t huge;
-                REQUIRE(::pthread_getattr_default_np(&before) == 0);
-                REQUIRE(::pthread_getattr_default_np(&huge) == 0);
-                REQUIRE(::pthread_attr_setstacksize(&huge, std::size_t{1} << 50) == 0);
-                REQUIRE(::pthread_setattr_default_np(&huge) == 0);
-            }
-            ~no_room_for_stacks() { ::pthread_setattr_default_np(&before); }
-        } const while_it_starts;
+        test::no_room_for_stacks const while_it_starts;
         said = test::thrown_by(
             [&] { static_cast<void>(any_communicator(world->connect(0), patient(), communication_thread::drives)); });
     }

@@ -243,7 +243,7 @@ TEST_CASE("a rank that has entered nothing is not said to be in an operation", "
 TEST_CASE("a rank that gave up for a reason that nobody has kept says where to look", "[comm][verdict]") {
     report gave_up = idle(0);
     CHECK(text_of(verdict_of({gave_up, idle(1)})) ==
-          "rank 0 gave up in allreduce, and no rank says why: the record that does was lost. Look for the first "
+          "rank 0 gave up in allreduce, but the record that says why was lost. Look for the first "
           "error in the output of the other ranks.");
     gave_up.record.text = std::string_view("own words");
     CHECK(text_of(verdict_of({gave_up, idle(1)})) == "rank 0 gave up in allreduce: own words");

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <ddp/data/prefetch_loader.hpp>
 #include <map>
+#include <optional>
 #include <set>
 #include <thread>
 #include <type_traits>
@@ -12,6 +13,7 @@
 
 #include "data/files.hpp"
 #include "support/catch.hpp"
+#include "support/no_room_for_stacks.hpp"
 
 using ddp::prefetch_loader;
 using ddp::sampler;
@@ -169,6 +171,32 @@ TEST_CASE("what the thread throws arrives at the caller, in its place, until the
             "prefetch_loader: the mean must be a number and the deviation a positive one");
     refused(data, {.augment = {.crop_padding = 5000}},
             "prefetch_loader: crop_padding is a number of pixels, at most 4,096");
+}
+
+TEST_CASE("a loader whose thread does not start says so, and goes on once there is room for one", "[data][prefetch]") {
+    ddp::classification_data const data = pictures(6, 1);
+    sampler const batches{{.samples = 6, .global_batch = 2, .shuffle = false}, 0, 1};
+    std::optional<prefetch_loader<float>> load;
+    auto const refused = [](auto const& f) {
+        test::caught const e = test::catch_error(f);
+        CAPTURE(e.text);
+        CHECK(e.code == ddp::errc::environment);
+        CHECK(e.says("the thread of prefetch_loader did not start: "));
+        CHECK(e.says("Raise the limit on threads (ulimit -u)"));
+    };
+    {
+        ddp::test::no_room_for_stacks const from_the_start;
+        refused([&] { load.emplace(data, batches); });
+    }
+    load.emplace(data, batches);
+    REQUIRE(load->next()->samples[0] == 0);
+    {
+        ddp::test::no_room_for_stacks const later;
+        refused([&] { load->seek(0, 2); });
+    }
+    for (int times = 0; times < 2; ++times) refused([&] { (void)load->next(); });  // does not wait for a thread
+    load->seek(0, 2);
+    REQUIRE(load->next()->samples[0] == 4);
 }
 
 TEST_CASE("a loader may be destroyed at any moment", "[data][prefetch]") {

@@ -533,7 +533,7 @@ class ComingTogether(FaultCase):
                 os.kill(job.ranks[rank].pid, signal.SIGKILL)
                 job.wait(JOIN)
                 for r in others:
-                    self.assertRegex(job.ranks[r].error(), rf"^DDP-E201 .*rank {rank} \(pid .*ended while the job came together")
+                    self.assertRegex(job.ranks[r].error(), rf"^DDP-E201 .*rank {rank} \(pid .*ended during start-up")
 
     def test_world_sizes_that_differ(self):
         for size in (2, 3, 4):

@@ -38,6 +38,8 @@
 #include "support/catch.hpp"
 #include "support/descriptors_left.hpp"
 #include "support/listener.hpp"
+#include "support/no_room_for_stacks.hpp"
+#include "support/sanitizers.hpp"
 #include "support/secret.hpp"
 #include "support/thrown_by.hpp"
 #include "train/patience.hpp"
@@ -147,6 +149,23 @@ private:
     int fd_ = -1;
 };
 
+/// Of this process's TCP connections, but for those of the store at that port.
+std::vector<std::string> congestion_controls(std::uint16_t store) {
+    std::vector<std::string> all;
+    for (int fd = 0; fd < 1024; ++fd) {
+        std::array<::sockaddr_in, 2> at{};
+        ::socklen_t here = sizeof at[0], there = sizeof at[1];
+        char name[16] = {};
+        ::socklen_t size = sizeof name;
+        if (::getsockname(fd, reinterpret_cast<::sockaddr*>(&at[0]), &here) != 0 || at[0].sin_family != AF_INET ||
+            ::getpeername(fd, reinterpret_cast<::sockaddr*>(&at[1]), &there) != 0 || at[0].sin_port == htons(store) ||
+            at[1].sin_port == htons(store) || ::getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &size) != 0)
+            continue;
+        all.emplace_back(name);
+    }
+    return all;
+}
+
 /// DDP_INSECURE for a while; nothing else here reads it.
 struct insecure_says {
     explicit insecure_says(char const* value) { ::setenv("DDP_INSECURE", value, 1); }
@@ -234,6 +253,30 @@ TEST_CASE("TCP congestion control is cubic within a host, and what the user says
     CHECK(has(control("nonesuch", true), "refuses TCP congestion control \"nonesuch\""));
     listener const at;
     ddp::tcp_options options = quick();
+    auto const between = [&](std::string const& a, std::string const& b) {
+        std::vector<std::future<std::unique_ptr<ddp::tcp_transport>>> coming;
+        for (int const rank : {0, 1}) {
+            ddp::tcp_options mine = options;
+            mine.host = rank == 0 ? a : b;
+            mine.listen_descriptor = rank == 0 ? at.inherit() : -1;
+            coming.push_back(std::async(std::launch::async, ddp::connect_tcp, job_of(rank, 2, at.port), mine));
+        }
+        std::vector<std::unique_ptr<ddp::tcp_transport>> ranks;
+        for (auto& one : coming) ranks.push_back(one.get());
+        std::vector<std::string> all = congestion_controls(at.port);
+        auto leaving = std::async(std::launch::async, [&] { ranks[1].reset(); });  // each waits for the other
+        ranks[0].reset();
+        leaving.get();
+        return all;
+    };
+    std::string const near = has(cubic, "DDP-E201") ? systems : "cubic";
+    CHECK(between("", "") == std::vector<std::string>{near, near});
+    CHECK(between("a", "a") == std::vector<std::string>{near, near});
+    CHECK(between("a", "b") == std::vector<std::string>{systems, systems});
+    if (near == systems) WARN("not tried: a system whose own TCP congestion control is not cubic");
+    options.congestion = "reno";
+    CHECK(between("", "") == std::vector<std::string>{"reno", "reno"});
+    CHECK(between("a", "b") == std::vector<std::string>{"reno", "reno"});
     options.congestion = "nonesuch";
     for (std::string const& text : outcomes({job_of(0, 2, at.port), job_of(1, 2, at.port)}, at, options))
         CHECK(has(text, "nonesuch"));
@@ -640,7 +683,7 @@ TEST_CASE("a rank that dies while the job comes together is named at once", "[re
     for (std::string const& text : all.get()) {
         CAPTURE(text);
         CHECK(has(text, "rank 2 (pid "));
-        CHECK(has(text, "ended while the job came together"));
+        CHECK(has(text, "ended during start-up"));
     }
     CHECK(ddp::monotonic_clock::now() - start < 3s);
 }
@@ -679,8 +722,8 @@ TEST_CASE("a rank that ends or stops while others connect to it is named at once
     for (std::string const& text : all.get()) {
         CAPTURE(text);
         CHECK(has(text, "rank 1 (pid 4711 on \\x1b[31mnode7) "));
-        CHECK(has(text, stops ? "has sent nothing for 500 ms while the job came together. Its process is stopped"
-                              : "ended while the job came together"));
+        CHECK(has(text, stops ? "has sent nothing for 500 ms during start-up. Its process is stopped"
+                              : "ended during start-up"));
     }
     CHECK(ddp::monotonic_clock::now() - start < 3s);
     if (stops) ::close(fd);
@@ -713,7 +756,7 @@ TEST_CASE("a rank 0 that stops while the job comes together is named by all othe
     std::string const text = one.get();
     CAPTURE(text);
     CHECK(has(text, "rank 0 at 127.0.0.1:"));
-    CHECK(has(text, "has sent nothing for 500 ms while the job came together"));
+    CHECK(has(text, "has sent nothing for 500 ms during start-up"));
     CHECK(ddp::monotonic_clock::now() - start < 3s);
     ::close(fd);
 }
@@ -1078,8 +1121,8 @@ struct half_a_job {
 }  // namespace
 
 TEST_CASE("a rank that may open no more descriptors says what each was for", "[rendezvous][tcp]") {
-    if (ddp::test::fewer != 1) return;                        // sanitizers need some too
-    ddp::detail::tcp_socket const first(ddp::tcp_context());  // Asio has opened its own
+    if (ddp::test::sanitizers_leave_out("no descriptors")) return;  // they need some too
+    ddp::detail::tcp_socket const first(ddp::tcp_context());        // Asio has opened its own
     std::string const why = ": Too many open files";
     listener const at;
     auto const said = [](ddp::job const& j, ddp::tcp_options const& options) {
@@ -1106,6 +1149,30 @@ TEST_CASE("a rank that may open no more descriptors says what each was for", "[r
         CHECK(has(zero.said(), " cannot open the sockets of rank 1 (pid 71) at 127.0.0.1:"));
     }
     ::close(visitor);
+}
+
+TEST_CASE("a rank that cannot start the thread of its heartbeats says so, and rank 0 whose output to look at",
+          "[rendezvous][tcp]") {
+    auto times = ddp::timing::for_tests();
+    times.join = 10s;  // nobody waits for it
+    ddp::detail::tcp_acceptor acceptor(ddp::tcp_context());
+    REQUIRE_FALSE(ddp::detail::listen_at(acceptor, {boost::asio::ip::make_address("127.0.0.1"), 0}));
+    ddp::detail::tcp_endpoint const zero = acceptor.local_endpoint();
+    ddp::tcp_store_server server(std::move(acceptor), 2, 0, 7, times);
+    auto const until = ddp::monotonic_clock::now() + 5s;
+    ddp::tcp_store first({zero}, 0, 2, 0, until, false, {}, times);
+    std::string said;
+    {
+        ddp::test::no_room_for_stacks const while_it_joins;
+        said = outcome(job_of(1, 2, zero.port()), quick(times));
+    }
+    CAPTURE(said);
+    CHECK(has(said, "DDP-E101 environment: the thread that sends this rank's heartbeats to rank 0 did not start: "));
+    CHECK(has(said, ". Raise the limit on threads (ulimit -u) or memory (ulimit -v)"));
+    std::string const told = ddp::test::thrown_by([&] { static_cast<void>(first.all("rank/", 2, until)); });
+    CAPTURE(told);
+    CHECK((has(told, "rank 1 (pid ") && has(told, "; its own output says why")));
+    CHECK(ddp::monotonic_clock::now() < until - 3s);
 }
 
 TEST_CASE("another program in the place of a rank is no rank, and what it publishes no address", "[rendezvous][tcp]") {
@@ -1187,7 +1254,7 @@ TEST_CASE("the store refuses a rank that cannot be, and says so when it fails or
     std::string const text = one.get();
     CAPTURE(text);
     CHECK(has(text, "the connection to rank 0 at 127.0.0.1:" + std::to_string(at.port) +
-                        " broke while the job came together: rank 0 ended (its output says why), or another program"));
+                        " broke during start-up: rank 0 ended (its output says why), or another program"));
 }
 
 TEST_CASE("a rank listens at an address and a port that are its own, and is one of the job", "[rendezvous][tcp]") {

@@ -149,7 +149,13 @@ private:
 
     void start() {
         stopped_ = false;
-        thread_ = detail::start_thread("the thread of prefetch_loader", [this] { work(); });
+        try {
+            thread_ = detail::start_thread("the thread of prefetch_loader", [this] { work(); });
+        } catch (...) {
+            slots_.front().failure = std::current_exception();  // for next(), which nobody would wake
+            made_ = 1;
+            throw;
+        }
     }
     void stop() noexcept {
         {

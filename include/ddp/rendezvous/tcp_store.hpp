@@ -250,9 +250,9 @@ private:
         if (at - looked_ > times_.dead / 2 && heard_ < at) heard_ = at;  // this process did not run
         looked_ = at;
         if (at - heard_ < times_.dead) return;
-        throw rendezvous_error(detail::concat(
-            {"rank 0 at ", detail::text_of(at_), " has sent nothing for ", times_.dead.count(),
-             " ms while the job came together. Its process is stopped or swapped out, or its host is unreachable"}));
+        throw rendezvous_error(
+            detail::concat({"rank 0 at ", detail::text_of(at_), " has sent nothing for ", times_.dead.count(),
+                            " ms during start-up. Its process is stopped or swapped out, or its host is unreachable"}));
     }
     [[gnu::cold]] std::string answer(time_point until) {
         looked_ = monotonic_clock::now();
@@ -275,7 +275,7 @@ private:
     [[nodiscard, gnu::cold]] rendezvous_error lost() const {
         return rendezvous_error(
             detail::concat({"the connection to rank 0 at ", detail::text_of(at_),
-                            " broke while the job came together: rank 0 ended (its output says why), or another "
+                            " broke during start-up: rank 0 ended (its output says why), or another "
                             "program listens there (then choose another MASTER_PORT)"}));
     }
     [[nodiscard, gnu::cold]] rendezvous_error late() const {

@@ -191,7 +191,7 @@ private:
             if (slept) v.heard = now;  // this process was stopped: nobody is late
             if (failure_.empty() && !done(v.rank) && now - v.heard >= times_.dead)
                 failure_ = detail::concat({name(v), " has sent nothing for ", times_.dead.count(),
-                                           " ms while the job came together. Its process is stopped or swapped out, or "
+                                           " ms during start-up. Its process is stopped or swapped out, or "
                                            "its host is unreachable"});
             if (v.out.empty() && !v.done && now - v.spoken >= times_.heartbeat) {
                 detail::append(v.out, bytes_of(detail::store_head{detail::store_op::alive, 0, 0, 0}));
@@ -220,7 +220,7 @@ private:
     }
     [[gnu::cold]] void hang_up(visitor& v) {
         if (v.rank >= 0 && failure_.empty() && !v.accused && !done(v.rank))
-            failure_ = name(v) + " ended while the job came together; its own output says why";
+            failure_ = name(v) + " ended during start-up; its own output says why";
         v.gone = true;
     }
     /// False: these are not the bytes of a rank.

@@ -75,7 +75,7 @@ struct step_result {
 /// kept (call them between steps).
 template <class M, class T>  // constrained at the constructor: only there does Clang name the operation that is missing
 class data_parallel {
-    // GCC explains the last of these constructors first when no one fits.
+    // The order of the constructors is for error messages: GCC lists them from the last to the first.
     using setup = detail::trainer_setup<T, element_of<M>>;
     data_parallel(M& model, communicator<T> const& comm, setup with);
 

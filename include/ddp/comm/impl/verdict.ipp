@@ -125,9 +125,10 @@ inline constexpr char const* both_alive =
                            own_words.empty() ? detail::both_alive : ", though both are alive. ", own_words});
         case fault_rule::gave_up:
             return concat({speaker, " gave up in ", during,
-                           own_words.empty() ? ", and no rank says why: the record that does was lost. Look for the "
-                                               "first error in the output of the other ranks."
-                                             : ": ",
+                           own_words.empty()
+                               ? ", but the record that says why was lost. Look for the first error in the "
+                                 "output of the other ranks."
+                               : ": ",
                            own_words, unheard});
         case fault_rule::without_reason: return "the job ended without a reason being given";
     }

@@ -293,7 +293,7 @@ namespace detail {
         error const* const ours = dynamic_cast<error const*>(&e);
         return ours != nullptr ? detail::text_without_code(*ours)
                                : detail::concat({"rank ", j.rank, " (", detail::this_process(),
-                                                 ") failed while the job came together: ", std::string_view(e.what())});
+                                                 ") failed during start-up: ", std::string_view(e.what())});
     };
     tcp_store store = [&] {
         try {
