@@ -73,10 +73,12 @@ inline constexpr char const* both_alive =
             return concat({"the transport of ", speaker, " failed in ", during, ": ", own_words,
                            ". Nothing can be said of the other ranks; look at that rank's host and network."});
         case fault_rule::settings:
-            return concat({speaker, " and ", rank_text(found.other), " are both in ", during,
-                           ", but with different arguments, such as the root, the count, the list of ranks, or the options "
-                           "or hash() of an algorithm, or an earlier operation differed. All ranks must call the same collectives in the same order with the same "
-                           "arguments."});
+            return concat(
+                {speaker, " and ", rank_text(found.other), " are both in ", during,
+                 ", but with different arguments, such as the root, the count, the list of ranks, or the options "
+                 "or hash() of an algorithm, or an earlier operation differed. All ranks must call the same "
+                 "collectives in the same order with the same "
+                 "arguments."});
         case fault_rule::operations:
             return concat({"ranks disagree about operation #", from.entered.number, ": ", speaker, " is in ", during,
                            ", ", rank_text(found.other), " in ", operation_text(record_of(found.other)),
