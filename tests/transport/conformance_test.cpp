@@ -205,8 +205,9 @@ std::vector<std::string> check(flaw with, char const* only) {
 }  // namespace
 
 TEST_CASE("a scenario that does not exist is not passed", "[comm][conformance]") {
-    CHECK_THROWS_WITH(check(flaw::none, "deth"),
-                      Catch::Contains("conformance_options::only: there is no scenario 'deth'; scenarios() lists them"));
+    CHECK_THROWS_WITH(
+        check(flaw::none, "deth"),
+        Catch::Contains("conformance_options::only: there is no scenario 'deth'; scenarios() lists them"));
 }
 
 TEST_CASE("the suite complains of every flaw it was made for", "[comm][conformance]") {
