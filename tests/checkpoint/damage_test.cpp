@@ -480,12 +480,12 @@ TEST_CASE("a checkpoint of another training is refused with all differences, ali
     REQUIRE(only(errors) == expected);
     REQUIRE(names_in(in(scratch)) == std::vector<std::string>{"latest", "step-000000000001"});
 
-    // Of many differences 20 are shown, and the others counted: 2 x 3 + 1 of the checkpoint, 2 x 30 of the model.
+    // Of many differences 1,000 are shown, and the others counted: 2 x 3 of the checkpoint, 2 x 600 of the model.
     auto const many = ranks_over(
         tcp, ranks,
         [&](auto& comm) {
             std::vector<scripted_model<>::part> parts;
-            for (int i = 0; i < 30; ++i) parts.push_back({"p" + std::to_string(i), {1}});
+            for (int i = 0; i < 600; ++i) parts.push_back({"p" + std::to_string(i), {1}});
             scripted_model<> net(parts);
             data_parallel trainer{net, sgd{.lr = 0.1, .momentum = 0.9}, comm};
             return thrown_by([&] { checkpoints(in(scratch)).resume(trainer); });
@@ -493,6 +493,6 @@ TEST_CASE("a checkpoint of another training is refused with all differences, ali
         patient());
     std::string const text = only(many);
     CAPTURE(text);
-    REQUIRE(std::count(text.begin(), text.end(), '\n') == 21);
-    REQUIRE(text.ends_with("\n  and 46 more"));
+    REQUIRE(std::count(text.begin(), text.end(), '\n') == 1001);
+    REQUIRE(text.ends_with("\n  and " + std::to_string(2 * 3 + 2 * 600 - 1000) + " more"));
 }

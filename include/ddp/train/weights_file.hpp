@@ -207,7 +207,7 @@ public:
             bool const there = at != wanted.end() && (*at)->name == name;
             return there ? static_cast<std::size_t>(at - wanted.begin()) : wanted.size();
         };
-        constexpr std::size_t shown = 20;
+        constexpr std::size_t shown = 1000;
         std::size_t differences = 0;
         std::string text = path + ": holds the weights of another model:";
         auto const differs = [&](std::string_view name, std::string const& in_file, std::string const& in_model) {
@@ -327,7 +327,7 @@ void save_weights(M& model, std::string const& path, string_map metadata = {}) {
 /// of the file. The file is read twice: first to check that all of it can be read, then directly into the model.
 ///
 /// Throws  data_error: errc::file if the file is missing or cannot be read; errc::format if it violates the format, or if
-///         its names, types or shapes are not those of the model (with all differences, of which 20 are shown). The model
+///         its names, types or shapes are not those of the model (with all differences, up to 1,000). The model
 ///         is then unchanged, unless the disk fails or the file is overwritten in place between the two passes.
 template <Model M>
 string_map load_weights(M& model, std::string const& path, safetensors_limits const& limits = {}) {

@@ -163,7 +163,7 @@ namespace ddp::detail {
                                                            std::vector<std::string> const& lines,
                                                            sampler const* batches, training_identity const& own,
                                                            std::vector<std::string_view> const* apart) const {
-    constexpr std::size_t shown = 20;
+    constexpr std::size_t shown = 1000;
     std::size_t differences = 0;
     bool by_bucket = false, by_row = false, other_model = false, of_exchange = false, of_ranks = false;
     std::string text = path_ + ": is a checkpoint of another training:";
