@@ -61,7 +61,7 @@ struct untyped_model {
     void backward(ddp::pass<float>, auto const& ready) { ready(0); }
 };
 void names_no_element(untyped_model& model, job& comm) {
-    // expect within 18: Model element
+    // expect within 15: Model element
     ddp::data_parallel trainer{model, ddp::sgd{}, comm};
 }
 
@@ -278,7 +278,7 @@ struct mutable_stepper {
 #endif
 };
 void steps_by_changing(good_model& model, job& comm) {
-    // expect within 18: OptimizerFor StepIsConst
+    // expect within 17: OptimizerFor StepIsConst
     ddp::data_parallel trainer{model, mutable_stepper{}, comm};
 }
 
@@ -292,7 +292,7 @@ struct model_of_the_unweighed : good_model {
 };
 void weighs_nothing(model_of_the_unweighed& model, job& comm) {
     ddp::data_parallel trainer{model, ddp::sgd{}, comm};
-    // expect within 18: ModelFor HasWeight
+    // expect within 13: ModelFor HasWeight
     trainer.step(unweighed{});
 }
 
