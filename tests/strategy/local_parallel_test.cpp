@@ -28,6 +28,7 @@
 
 #include <ddp/checkpoint/checkpoints.hpp>
 #include <ddp/collective/algorithms/automatic_allreduce.hpp>
+#include <ddp/collective/barrier.hpp>
 #include <ddp/model/layout.hpp>
 #include <ddp/optim/any_optimizer.hpp>
 #include <ddp/optim/parameter_groups.hpp>
@@ -1399,6 +1400,55 @@ TEST_CASE("ranks that differ or fail say so on all of them", "[strategy]") {
     REQUIRE(in_group[1] == "the lamp fell over");
     for (std::size_t const r : {0u, 2u})
         REQUIRE_THAT(in_group[r], Contains("rank 1 failed in its own code") && Contains("the lamp fell over"));
+}
+
+TEST_CASE("settings that differ, and gradients left out, are named as local_options has them", "[strategy]") {
+    using Catch::Matchers::Contains;
+    struct example {
+        std::function<void(local_options&)> set;
+        std::string field, before, after;
+    };
+    std::string const none = "unused::error, nothing frozen";
+    std::vector<example> const examples = {
+        {[](local_options& o) { o.clip = clip_by_global_norm{}; }, "clip", "none", "clip_by_global_norm 1"},
+        {[](local_options& o) { o.schedule = step_decay{}; }, "schedule", "constant_rate", "step_decay"},
+        {[](local_options& o) { o.unused = unused::allowed; }, "unused or frozen", none,
+         "unused::allowed, nothing frozen"},
+        {[](local_options& o) { o.frozen = {"b"}; }, "unused or frozen", none, "unused::error, frozen 'b'"},
+        {[](local_options& o) { o.buffers = buffers::left_alone; }, "buffers", "averaged", "left_alone"}};
+    for (int const guilty : {0, 1}) {
+        for (example const& one : examples) {
+            CAPTURE(guilty, one.field);
+            auto const errors = errors_of_ranks(2, [&](auto& comm) {
+                scripted_model<> net({{"a", {2}}, {"b", {2}}});
+                local_options how;
+                if (comm.rank() == guilty) one.set(how);
+                local_parallel trainer{net, any_optimizer(sgd{}), comm, any_strategy(local_sgd{}), how};
+            });
+            for (std::string const& text : errors)
+                REQUIRE(text == "DDP-E102 model differs: rank 1 differs from rank 0: another local_options." +
+                                    one.field + " (" + (guilty == 0 ? one.after : one.before) + " on rank 0, " +
+                                    (guilty == 0 ? one.before : one.after) +
+                                    " on rank 1). Build the same model with the same trainer settings on all ranks.");
+        }
+        auto const left_out = errors_of_ranks(2, [&](auto& comm) {
+            scripted_model<> net({{"a", {2}}, {"b", {2}}});
+            local_parallel trainer{net, any_optimizer(sgd{}), comm, any_strategy(local_sgd{.period = 1})};
+            if (comm.rank() == guilty) net.leaves_out = [](std::size_t i) { return i == 0; };
+            trainer.step(numbers{{1}});
+        });
+        for (std::string const& text : left_out)
+            REQUIRE(text == "DDP-E103 gradient: rank " + std::to_string(guilty) +
+                                ": backward never reported parameter #0 'a': call ready(i) for each, or set "
+                                "local_options.unused = ddp::unused::allowed");
+        auto const another_call = errors_of_ranks(2, [&](auto& comm) {
+            scripted_model<> net({{"a", {2}}});
+            if (comm.rank() == guilty) return barrier(comm);
+            local_parallel trainer{net, any_optimizer(sgd{}), comm, any_strategy(local_sgd{})};
+        });
+        for (std::string const& text : another_call)
+            REQUIRE_THAT(text, Contains("E205") && Contains("local_parallel #1") && Contains("barrier #1"));
+    }
 }
 
 TEST_CASE("stopping is agreed when ranks meet", "[strategy]") {

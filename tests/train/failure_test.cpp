@@ -1,11 +1,14 @@
 // When a rank's own code fails, it gets its own error back, all others are told of it, and nobody hangs.
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -13,10 +16,23 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/checkpoint/lines_of_ranks.hpp>
+#include <ddp/collective/all_gather.hpp>
+#include <ddp/collective/all_to_all.hpp>
 #include <ddp/collective/allreduce.hpp>
 #include <ddp/collective/barrier.hpp>
+#include <ddp/collective/gather.hpp>
+#include <ddp/collective/measure_network.hpp>
+#include <ddp/collective/reduce.hpp>
+#include <ddp/collective/scatter.hpp>
+#include <ddp/core/bytes.hpp>
 #include <ddp/strategy/averaging.hpp>
 #include <ddp/strategy/local_parallel.hpp>
+#include <ddp/strategy/loose.hpp>
+#include <ddp/strategy/stale_synchronous.hpp>
+#include <ddp/train/buffers.hpp>
+#include <ddp/train/evaluate.hpp>
+#include <ddp/train/weights.hpp>
 
 #include "support/catch.hpp"
 #include "support/lingering_transport.hpp"
@@ -74,15 +90,15 @@ void expect_on_every_rank(std::vector<std::string> const& errors, std::vector<st
         for (std::string const& word : words) REQUIRE(contains(one, word));
     }
 }
-void expect_own_and_told(std::vector<std::string> const& errors, std::string const& own) {
+void expect_own_and_told(std::vector<std::string> const& errors, std::string const& own, int guilty = culprit) {
     for (int rank = 0; rank < ranks; ++rank) {
         std::string const& one = errors[static_cast<std::size_t>(rank)];
         CAPTURE(rank, one);
-        if (rank == culprit) {
+        if (rank == guilty) {
             REQUIRE(one == own);
         } else {
             REQUIRE(one.find("DDP-E206") == 0);
-            REQUIRE(contains(one, "rank 1"));
+            REQUIRE(contains(one, "rank " + std::to_string(guilty)));
             REQUIRE(contains(one, own));
         }
     }
@@ -487,8 +503,11 @@ TEST_CASE("values of which only some took part in the step that failed are calle
     REQUIRE(torn_after_half_a_step<false>() == std::vector<std::string>{"whole after 1", "whole after 1"});
 }
 
-TEST_CASE("what a failed step has posted outlives the transport, which may still write there", "[train]") {
-    bool const sharded = GENERATE(false, true), clipped = GENERATE(false, true);
+namespace {
+
+/// What ranks throw that run `body` over transports that may still write after a failure, and do.
+template <class F>
+std::vector<std::string> errors_over_lingering(F const& body) {
     auto const world = inproc_world::create(ranks);
     std::vector<std::thread> all;
     std::vector<std::string> errors(ranks);
@@ -497,18 +516,172 @@ TEST_CASE("what a failed step has posted outlives the transport, which may still
             try {
                 communicator<> comm =
                     any_communicator(std::make_unique<lingering_transport>(world->connect(rank)), patient());
-                model net({{"a", {300}}, {"b", {3}}, {"c", {70}}});
-                data_parallel trainer{net, sgd{.lr = 0.1}, comm, options_of(sharded, clipped), per_parameter_buckets{}};
-                for (int step = 0; step < 5; ++step) {
-                    if (rank == culprit && step == 3) net.in_forward = [] { throw std::runtime_error("no more"); };
-                    trainer.step(numbers{{1}});
-                }
+                body(comm);
             } catch (std::exception const& e) {
                 errors[static_cast<std::size_t>(rank)] = e.what();
             }
         });
     for (std::thread& one : all) one.join();
+    return errors;
+}
+
+/// A strategy that fails on one rank, while the others wait: at the start, or in the third meeting.
+template <class S>
+struct spoilt : S {
+    int guilty_at_start = -1;
+    void validate() const { S::validate(); }
+    template <Transport T>
+    void validate(communicator<T> const& comm) const {
+        if (comm.rank() == guilty_at_start) throw std::runtime_error("no more");
+    }
+    template <class State, Transport T, Element E>
+        requires requires(S const& s, State& kept, meeting<T, E> const& with) { s.meet(kept, with); }
+    void meet(State& kept, meeting<T, E> const& with) const {
+        fail_in(with);
+        S::meet(kept, with);
+    }
+    template <class State, Transport T, Element E>
+        requires requires(S const& s, State& kept, passing<T, E> const& with) { s.pass(kept, with); }
+    passed pass(State& kept, passing<T, E> const& with) const {
+        fail_in(with);
+        return S::pass(kept, with);
+    }
+
+private:
+    static void fail_in(auto const& with) {
+        if (with.comm.rank() == culprit && with.number == 3) throw std::runtime_error("no more");
+    }
+};
+
+/// Metrics of several numbers.
+struct tally {
+    std::array<double, 7> of = {};
+    tally& operator+=(tally const& more) {
+        for (std::size_t i = 0; i < of.size(); ++i) of[i] += more.of[i];
+        return *this;
+    }
+};
+struct counting_model {
+    tally evaluate(int what) const { return {{static_cast<double>(what)}}; }
+};
+
+}  // namespace
+
+TEST_CASE("what a failed step has posted outlives the transport, which may still write there", "[train]") {
+    bool const sharded = GENERATE(false, true), clipped = GENERATE(false, true);
+    auto const errors = errors_over_lingering([&](communicator<>& comm) {
+        model net({{"a", {300}}, {"b", {3}}, {"c", {70}}});
+        data_parallel trainer{net, sgd{.lr = 0.1}, comm, options_of(sharded, clipped), per_parameter_buckets{}};
+        for (int step = 0; step < 5; ++step) {
+            if (comm.rank() == culprit && step == 3) net.in_forward = [] { throw std::runtime_error("no more"); };
+            trainer.step(numbers{{1}});
+        }
+    });
     expect_own_and_told(errors, "no more");
+}
+
+TEST_CASE("so does what a failed meeting has posted", "[train]") {
+    auto const expect_kept = [](char const* name, auto const& strategy) {
+        DYNAMIC_SECTION(name) {
+            auto const train = [](communicator<>& comm, auto const& with) {
+                model net({{"a", {3000}}, {"b", {3}}, {"c", {700}}});
+                local_parallel trainer{net, sgd{.lr = 0.1}, comm, with};
+                for (int step = 0; step < 5; ++step) trainer.step(numbers{{1}});
+            };
+            using spoilt_one = spoilt<std::remove_cvref_t<decltype(strategy)>>;
+            expect_own_and_told(errors_over_lingering([&](auto& comm) { train(comm, spoilt_one{strategy}); }),
+                                "no more");
+            auto const at_start = errors_over_lingering([&](auto& comm) { train(comm, spoilt_one{strategy, 0}); });
+            REQUIRE(at_start[0] == "no more");
+            for (std::size_t const r : {1u, 2u}) REQUIRE(contains(at_start[r], "its program left"));
+        }
+    };
+    expect_kept("local_sgd", local_sgd{.period = 1});
+    expect_kept("elastic_averaging", elastic_averaging{.period = 1});
+    expect_kept("ring", gossip{.graph = gossip_graph::ring});
+    expect_kept("exponential", gossip{.graph = gossip_graph::exponential});
+    expect_kept("stale_synchronous", stale_synchronous{.staleness = 2});
+}
+
+TEST_CASE("so does what a failed call has posted in memory of its own", "[train]") {
+    // One rank makes the calls that come before, and fails once the others wait in what comes next.
+    auto const expect_kept = [](
+                                 char const* name, auto const& call, int guilty = culprit,
+                                 std::function<void(communicator<>&)> const& before = [](communicator<>&) {}) {
+        DYNAMIC_SECTION(name) {
+            auto const errors = errors_over_lingering([&](communicator<>& comm) {
+                if (comm.rank() == guilty) {
+                    before(comm);
+                    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+                    throw std::runtime_error("no more");
+                }
+                call(comm);
+                barrier(comm);  // where a rank only sends
+            });
+            REQUIRE(errors[static_cast<std::size_t>(guilty)] == "no more");
+            for (int rank = 0; rank < ranks; ++rank)
+                if (rank != guilty) REQUIRE(contains(errors[static_cast<std::size_t>(rank)], "its program left"));
+        }
+    };
+    std::vector<double> const many(9000, 1.0);  // more than goes through scratch memory
+    std::string const text(300, 'x');
+    ddp::detail::file_outcome const failed{1, text.size(), 7};
+    // A buffer of a model, in memory that no message may go to.
+    auto const with_buffer = [](auto const& f) {
+        return [&f](communicator<>& comm) {
+            std::vector<double> own(700, 1.0);
+            model_buffer one;
+            one.name = "mean";
+            one.type = element_type::f64;
+            one.shape = {own.size()};
+            one.bytes = as_mutable_bytes(std::span<double>(own));
+            f(comm, std::span<model_buffer const>(&one, 1));
+        };
+    };
+    expect_kept("evaluate", [](auto& comm) {
+        counting_model counts;
+        std::optional<int> next = 3;
+        (void)evaluate(comm, counts, [&] { return std::exchange(next, std::nullopt); }, [](int one) { return one; });
+    });
+    expect_kept("all_gather", [&](auto& comm) { (void)all_gather(comm, many); });
+    expect_kept("all_gather of bool", [&](auto& comm) {
+        std::array<bool, 40'000> const flags = {};
+        (void)all_gather(comm, flags);
+    });
+    expect_kept("gather", [&](auto& comm) { (void)gather(comm, many); });
+    expect_kept("all_to_all", [&](auto& comm) { (void)all_to_all(comm, many); });
+    expect_kept("scatter", [&](auto& comm) { (void)scatter(comm, many, culprit); });
+    expect_kept("allreduce", [&](auto& comm) { (void)allreduce(comm, 1.0); });
+    expect_kept("reduce", [&](auto& comm) { (void)reduce(comm, 1.0); });
+    expect_kept("measure_network", [](auto& comm) { (void)measure_network(comm); });
+    expect_kept("size of a text", [&](auto& comm) { (void)ddp::detail::text_of_rank_0(comm, ""); }, 0);
+    expect_kept(
+        "text", [&](auto& comm) { (void)ddp::detail::text_of_rank_0(comm, ""); }, 0,
+        [&](auto& comm) {
+            std::uint64_t size = text.size();
+            broadcast(comm, size);
+        });
+    expect_kept(
+        "lines", [&](auto& comm) { (void)ddp::detail::lines_of_all(comm, {text}); }, culprit,
+        [&](auto& comm) {
+            (void)ddp::detail::text_of_rank_0(comm, "");
+            (void)all_gather(comm, text.size());
+        });
+    expect_kept(
+        "outcome", [&](auto& comm) { ddp::detail::agree_on_outcome(comm, failed, text, "save_weights"); }, 0,
+        [&](auto& comm) {
+            std::vector<ddp::detail::file_outcome> all(ranks, failed);
+            ddp::detail::call(comm, ddp::detail::about<ddp::detail::file_outcome>("save_weights", 1),
+                              [&](auto over) { return all_gather_small(over, std::span(all)); });
+        });
+    auto const rank_0s = [](auto& comm, auto all) { ddp::detail::broadcast_buffers(comm, all); };
+    auto const averaged = [](auto& comm, auto all) { ddp::detail::average_buffers(comm, all); };
+    auto const sums = [](auto& comm, auto all) {
+        ddp::detail::trainer_sums(comm).add({reinterpret_cast<double*>(all[0].bytes.data()), 700});
+    };
+    expect_kept("buffers", with_buffer(rank_0s), 0);
+    expect_kept("averaged buffers", with_buffer(averaged));
+    expect_kept("sums of a model", with_buffer(sums));
 }
 
 TEST_CASE("a call throws only when the transport writes into its memory no more", "[train]") {

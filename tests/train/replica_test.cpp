@@ -219,7 +219,9 @@ TEST_CASE("what a model leaves out or reports twice is named, without a rank", "
         });
     };
     model.leaves_out = [](std::size_t i) { return i == 0; };
-    REQUIRE(said(unused::error).find("DDP-E103 gradient: backward never reported parameter #0 'a'") == 0);
+    REQUIRE(said(unused::error) ==
+            "DDP-E103 gradient: backward never reported parameter #0 'a': call ready(i) for each, or set "
+            "backward_pass.unused = ddp::unused::allowed");
     REQUIRE(ready == std::vector<std::size_t>{1});
     REQUIRE(said(unused::allowed) == "");
     REQUIRE(ready == std::vector<std::size_t>{1, 1, 0});

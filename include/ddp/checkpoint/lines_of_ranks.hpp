@@ -14,17 +14,19 @@
 #include <ddp/collective/all_gather.hpp>
 #include <ddp/collective/broadcast.hpp>
 #include <ddp/comm/communicator.hpp>
+#include <ddp/comm/posted.hpp>
 
 namespace ddp::detail {
 
 /// Collective: rank 0's text.
 template <Transport T>
 [[nodiscard]] std::string text_of_rank_0(communicator<T> const& comm, std::string text) {
-    std::uint64_t size = text.size();
-    broadcast(comm, size, 0);
-    text.resize(static_cast<std::size_t>(size));
-    broadcast(comm, std::span<char>(text), 0);
-    return text;
+    posted const size(comm, std::uint64_t{text.size()});
+    broadcast(comm, *size, 0);
+    text.resize(static_cast<std::size_t>(*size));
+    posted const words(comm, std::move(text));
+    broadcast(comm, std::span<char>(*words), 0);
+    return std::move(*words);
 }
 
 [[nodiscard]] inline std::string joined_lines(std::vector<std::string> const& lines) {
@@ -55,9 +57,9 @@ template <Transport T>
     std::vector<std::size_t> const counts = all_gather(comm, more.size());
     std::size_t total = 0;
     for (std::size_t const count : counts) total += count;
-    std::string rest(total, '\0');
-    all_gather(comm, std::span<char const>(more), std::span<std::size_t const>(counts), std::span<char>(rest));
-    for (std::string& line : lines_of(rest)) all.push_back(std::move(line));
+    posted const rest(comm, std::string(total, '\0'));
+    all_gather(comm, std::span<char const>(more), std::span<std::size_t const>(counts), std::span<char>(*rest));
+    for (std::string& line : lines_of(*rest)) all.push_back(std::move(line));
     sort_unique(all);
     return all;
 }

@@ -104,9 +104,10 @@ template <Transport T, Source M>
 [[nodiscard]] std::vector<value_in<M>> all_gather(communicator<T> const& comm, M const& mine,
                                                   automatic_all_gather how = {}) {
     auto const values = detail::source_of(mine);
-    detail::result_of<value_in<M>> all(static_cast<std::size_t>(comm.size()) * values.size());
-    detail::all_gather_by<detail::blocking>(comm, values, all.memory(), how);
-    return all.take();
+    std::size_t const count = static_cast<std::size_t>(comm.size()) * values.size();
+    detail::posted const all(comm, detail::result_of<value_in<M>>(count));
+    detail::all_gather_by<detail::blocking>(comm, values, all->memory(), how);
+    return all->take();
 }
 
 /// Gathers values from each rank on every rank; ranks may have different numbers of them.

@@ -110,9 +110,9 @@ void all_to_all(communicator<T> const& comm, S const& out, D&& in) {
 template <Transport T, Source S>
 [[nodiscard]] std::vector<value_in<S>> all_to_all(communicator<T> const& comm, S const& out) {
     auto const values = detail::source_of(out);
-    detail::result_of<value_in<S>> in(values.size());
-    detail::all_to_all_by<detail::blocking>(comm, values, in.memory());
-    return in.take();
+    detail::posted const in(comm, detail::result_of<value_in<S>>(values.size()));
+    detail::all_to_all_by<detail::blocking>(comm, values, in->memory());
+    return in->take();
 }
 
 /// Every rank sends values to every rank; the numbers may differ between pairs of ranks, as in MPI_Alltoallv.

@@ -62,16 +62,18 @@ void allreduce(communicator<T> const& comm, D&& data, Op op, A const& algorithm 
 template <Transport T, Number V, class A = automatic_allreduce>
     requires AllreduceOver<A, T, V>
 [[nodiscard]] V allreduce(communicator<T> const& comm, V mine, A const& algorithm = {}) {
-    allreduce(comm, std::span<V>(&mine, 1), algorithm);
-    return mine;
+    detail::posted const number(comm, mine);
+    allreduce(comm, std::span<V>(&*number, 1), algorithm);
+    return *number;
 }
 
 /// The same with another operation.
 template <Transport T, Number V, OperationOn<V> Op, class A = automatic_allreduce>
     requires CombiningAllreduceOver<A, T, V, Op>
 [[nodiscard]] V allreduce(communicator<T> const& comm, V mine, Op op, A const& algorithm = {}) {
-    allreduce(comm, std::span<V>(&mine, 1), op, algorithm);
-    return mine;
+    detail::posted const number(comm, mine);
+    allreduce(comm, std::span<V>(&*number, 1), op, algorithm);
+    return *number;
 }
 
 /// Starts an allreduce in place, also of a single number. Data and errors: see request. The algorithm must not be one that

@@ -18,6 +18,7 @@
 #include <ddp/collective/concepts.hpp>
 #include <ddp/collective/request.hpp>
 #include <ddp/comm/communicator.hpp>
+#include <ddp/comm/posted.hpp>
 
 namespace ddp {
 namespace detail {

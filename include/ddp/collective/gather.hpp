@@ -70,9 +70,9 @@ template <Transport T, Source M>
 [[nodiscard]] std::vector<value_in<M>> gather(communicator<T> const& comm, M const& mine, int root = 0) {
     auto const values = detail::source_of(mine);
     std::size_t const ranks = comm.rank() == root ? static_cast<std::size_t>(comm.size()) : 0;
-    detail::result_of<value_in<M>> all(ranks * values.size());
-    detail::gather_by<detail::blocking>(comm, values, all.memory(), root);
-    return all.take();
+    detail::posted const all(comm, detail::result_of<value_in<M>>(ranks * values.size()));
+    detail::gather_by<detail::blocking>(comm, values, all->memory(), root);
+    return all->take();
 }
 
 /// Starts a gather. Data and errors: see request.

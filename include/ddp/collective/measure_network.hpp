@@ -31,7 +31,9 @@ template <Transport T>
     constexpr std::size_t large = std::size_t{64} << 10, at_once = 8;
     int const half = comm.size() / 2, to = (comm.rank() + half) % comm.size(),
               from = (comm.rank() + comm.size() - half) % comm.size();
-    std::vector<float> out(large / sizeof(float), 1.0f), in(out.size());
+    std::vector<float> const ones(large / sizeof(float), 1.0f);
+    detail::posted const sent(comm, ones), received(comm, ones);
+    std::span<float> const out = *sent, in = *received;
     // Microseconds of one of `rounds` calls of f, on the slowest rank.
     auto const time = [&](std::size_t rounds, auto f) {
         auto const since = std::chrono::steady_clock::now();
@@ -45,20 +47,16 @@ template <Transport T>
         double const rounds = std::clamp(budget / std::max(once, 0.1), 1.0, 200.0);
         return time(static_cast<std::size_t>(rounds), f);
     };
-    auto const exchange = [&](std::size_t count) {
-        send_receive(comm, std::span<float const>(out).first(count), to, std::span<float>(in).first(count), from);
-    };
+    auto const exchange = [&](std::size_t count) { send_receive(comm, out.first(count), to, in.first(count), from); };
     auto const exchange_many = [&] {
         std::vector<request> all;
         for (std::size_t k = 0; k < at_once; ++k)
-            all.push_back(start_send_receive(comm, std::span<float const>(out).subspan(k, 1), to,
-                                             std::span<float>(in).subspan(k, 1), from));
+            all.push_back(start_send_receive(comm, out.subspan(k, 1), to, in.subspan(k, 1), from));
         for (request& one : all) one.wait();
     };
     found.message = measure(5'000, [&] { exchange(1); });
     double const many = measure(5'000, exchange_many), whole = measure(20'000, [&] { exchange(out.size()); });
-    double const adding = measure(
-        2'000, [&] { combine<sum>(std::span<float>(in), std::span<float const>(in), std::span<float const>(out)); });
+    double const adding = measure(2'000, [&] { combine<sum>(in, in, out); });
     found.post = std::max(0.0, many - found.message) / static_cast<double>(at_once - 1);
     found.byte = std::max(0.0, whole - found.message) / static_cast<double>(large);
     found.addition = adding / static_cast<double>(large);

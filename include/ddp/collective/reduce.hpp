@@ -104,8 +104,9 @@ void reduce(communicator<T> const& comm, D&& data, int root = 0, Op op = {}, aut
 template <Transport T, Number V, OperationOn<V> Op = sum>
 [[nodiscard]] std::optional<V> reduce(communicator<T> const& comm, V mine, int root = 0, Op op = {},
                                       automatic_reduce how = {}) {
-    detail::reduce_by<detail::blocking>(comm, std::span<V>(&mine, 1), root, op, how);
-    return comm.rank() == root ? std::optional<V>(mine) : std::nullopt;
+    detail::posted const number(comm, mine);
+    detail::reduce_by<detail::blocking>(comm, std::span<V>(&*number, 1), root, op, how);
+    return comm.rank() == root ? std::optional<V>(*number) : std::nullopt;
 }
 
 /// Starts a reduce in place, also of a single number. Data and errors: see request; on ranks other than the root, data is only

@@ -67,9 +67,9 @@ void scatter(communicator<T> const& comm, S const& all, D&& mine, int root = 0) 
 /// Returns one value on each rank: `all` holds P values on the root.
 template <Transport T, Source S>
 [[nodiscard]] value_in<S> scatter(communicator<T> const& comm, S const& all, int root = 0) {
-    value_in<S> mine{};
-    detail::scatter_by<detail::blocking>(comm, detail::source_of(all), std::span<value_in<S>>(&mine, 1), root);
-    return mine;
+    detail::posted const mine(comm, value_in<S>{});
+    detail::scatter_by<detail::blocking>(comm, detail::source_of(all), std::span<value_in<S>>(&*mine, 1), root);
+    return *mine;
 }
 
 /// Starts a scatter. Data and errors: see request.

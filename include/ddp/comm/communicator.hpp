@@ -150,6 +150,8 @@ public:
     void fail(std::exception_ptr const& thrown) const noexcept;
     /// Keeps memory until the transport is gone: MPI may touch what was posted even after a failure.
     void keep(std::shared_ptr<void> memory) const { driver_->keep(std::move(memory)); }
+    /// The same if the job has failed; otherwise lets go of it. From anywhere, hooks included.
+    void keep_if_failed(std::shared_ptr<void> memory) const noexcept { driver_->keep_if_failed(std::move(memory)); }
     /// Throws the verdict (comm_error) if the job has failed; the first time, what this rank's own observer, optimizer or
     /// exchange has thrown, if that was the reason. Cheap; `step` and every collective do the same.
     void check() const { driver_->check(); }

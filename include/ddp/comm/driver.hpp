@@ -112,6 +112,10 @@ public:
 
     /// Keeps memory until the transport is gone: MPI may touch what was posted even after a failure.
     void keep(std::shared_ptr<void> memory) { kept_.push_back(std::move(memory)); }
+    /// The same if the job has failed; otherwise lets go of it. From anywhere, hooks included.
+    void keep_if_failed(std::shared_ptr<void> memory) noexcept {
+        if (scheduler_.failed()) exclusively_from_anywhere([&] { keep(std::move(memory)); });
+    }
 
     /// Throws the verdict (comm_error) if the job has failed; the first time, what this rank's own observer, optimizer or
     /// exchange has thrown, if that was the reason. Cheap; `step` and every collective do the same.

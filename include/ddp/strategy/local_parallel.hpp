@@ -17,6 +17,7 @@
 
 #include <ddp/collective/broadcast.hpp>
 #include <ddp/comm/communicator.hpp>
+#include <ddp/comm/posted.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/kernel/kernel.hpp>
@@ -282,7 +283,8 @@ private:
                                        .accumulate = adds,
                                        .last = last,
                                        .unused = options_.unused,
-                                       .frozen = frozen_.now()});
+                                       .frozen = frozen_.now(),
+                                       .owner = "local_options"});
                 } catch (gradient_error const& e) {
                     complaint = e.complaint();
                 }
@@ -327,6 +329,7 @@ private:
     replica<M> replica_;
     detail::local_frozen<element> frozen_;
     detail::local_step<element> local_;
+    detail::posted<T, arena<element>> memory_;  // goes after the meetings, whose exchanges may be under way
     detail::meetings<T, element> meetings_;
     std::uint64_t weight_ = 0, accumulated_ = 0;  // of the last batch; of the step under way
     bool weighed_ = false, stepping_ = false;
@@ -343,6 +346,7 @@ local_parallel<M, T>::local_parallel(M& model, Opt const& optimizer, communicato
       replica_(model),
       frozen_(parameters(), options.frozen),
       local_(optimizer, frozen_.trained(replica_.counts(), replica<M>::placed), parameters(), options.clip),
+      memory_(comm_, replica_.make_arena(frozen_.order())),
       meetings_(comm, std::make_unique<detail::strategy_model_of<T, element, S>>(std::move(strategy))) {
     expect_uncontracted_kernels();
     meetings_.strategy().validate(comm_.size());
@@ -354,7 +358,6 @@ local_parallel<M, T>::local_parallel(M& model, Opt const& optimizer, communicato
     alike.buffers = options_.buffers;
     alike.template validate<element>();
 
-    arena<element> const memory = replica_.make_arena(frozen_.order());
     detail::agenda mine;
     mine.hashes = {version_number,
                    detail::hash_of(model),
@@ -366,12 +369,13 @@ local_parallel<M, T>::local_parallel(M& model, Opt const& optimizer, communicato
     std::vector<model_buffer> const all = replica_.buffers();
     std::uint64_t const hash =
         detail::agree_on_start(comm_, parameters(), detail::describe(std::span(all)), mine,
-                               detail::words_of(alike, std::string(meetings_.strategy().name()), local_.words()))
+                               detail::words_of(alike, std::string(meetings_.strategy().name()), local_.words()),
+                               {"local_parallel", "local_options"})
             .hash;
     meetings_.strategy().validate(comm_);
-    if (comm_.size() > 1) broadcast(comm_, memory.values(), 0);
+    if (comm_.size() > 1) broadcast(comm_, memory_->values(), 0);
     if (comm_.size() > 1) detail::broadcast_buffers(comm_, std::span(all));
-    replica_.attach(memory);
+    replica_.attach(*memory_);
     meetings_.start(hash | 1, {comm_.rank(), comm_.size(), &local_.where(), parameters(), trained_values()});
 }
 template <class M, class Opt, class T, class... More>

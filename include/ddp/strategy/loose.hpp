@@ -2,6 +2,7 @@
 /// elastic_averaging, gossip: strategies under which ranks never hold the same values.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -75,18 +76,18 @@ struct elastic_averaging {
     template <Element E>
     struct state {
         detail::kept_array<E> centre;
-        std::vector<E> pull;
+        std::span<E> pull;
         void for_each_state(state_visitor visit) { centre.show(visit); }
     };
     template <Element E>
     [[nodiscard]] state<E> prepare(strategy_plan<E> const& plan) const {
-        return {{plan, "elastic_centre", true}, std::vector<E>(plan.values.size())};
+        return {{plan, "elastic_centre", true}, plan.array(plan.values.size())};
     }
     template <Transport T, Element E>
     void meet(state<E>& kept, meeting<T, E> const& with) const {
         detail::kernels::elastic_pull(with.values.data(), kept.centre.all().data(), kept.pull.data(),
                                       with.values.size(), static_cast<E>(pulled_by(with.comm.size())));
-        allreduce(with.comm, std::span<E>(kept.pull));
+        allreduce(with.comm, kept.pull);
         combine<sum>(kept.centre.all(), kept.centre.all(), kept.pull);
     }
 
@@ -140,13 +141,13 @@ struct gossip {
     /// What one meeting tells all ranks, and the sum of it: who is done, who wants to stop, the steps and their squares.
     template <Element E>
     struct told {
-        std::array<E, 4> sum = {};
+        std::span<E> sum = {};
         std::uint64_t step = 0;
         request under_way = {};  // the last member: it ends before its data go
     };
     template <Element E>
     struct state {
-        std::vector<E> from_left, from_right;  // scratch
+        std::span<E> from_left, from_right;  // scratch
         std::vector<told<E>> ring;
         std::uint64_t begun = 0, ended = 0;
         std::uint64_t round = 0;  // begun when all were done last: what was told before is of that time
@@ -155,16 +156,19 @@ struct gossip {
     template <Element E>
     [[nodiscard]] state<E> prepare(strategy_plan<E> const& plan) const {
         bool const two = graph == gossip_graph::ring && plan.ranks > 2;
-        return {std::vector<E>(plan.values.size()), std::vector<E>(two ? plan.values.size() : 0),
-                std::vector<told<E>>(static_cast<std::size_t>(reach(plan.ranks)) + 1)};
+        state<E> all{plan.array(plan.values.size()), plan.array(two ? plan.values.size() : 0),
+                     std::vector<told<E>>(static_cast<std::size_t>(reach(plan.ranks)) + 1)};
+        for (told<E>& one : all.ring) one.sum = plan.array(4);
+        return all;
     }
     template <Transport T, Element E>
     passed pass(state<E>& kept, passing<T, E> const& with) const {
         told<E>& now = kept.ring[kept.begun++ % kept.ring.size()];
         E const step = static_cast<E>(with.step % counted(with.comm.size()));
-        now.sum = {with.done ? E(1) : E(0), with.stop ? E(1) : E(0), step, step * step};
+        std::ranges::copy(std::array<E, 4>{with.done ? E(1) : E(0), with.stop ? E(1) : E(0), step, step * step},
+                          now.sum.begin());
         now.step = with.step;
-        now.under_way = start_allreduce(with.comm, std::span<E>(now.sum));
+        now.under_way = start_allreduce(with.comm, now.sum);
         mix(kept, with.comm, with.values, with.number);
         passed late;
         if (kept.begun - kept.ended == kept.ring.size()) late = end_oldest(kept, with.comm);
@@ -208,7 +212,7 @@ private:
             request first = start_send_receive(comm, values, right, kept.from_left, left);
             send_receive(comm, values, left, kept.from_right, right);
             first.wait();
-            combine<sum>(std::span<E>(kept.from_left), kept.from_left, kept.from_right);
+            combine<sum>(kept.from_left, kept.from_left, kept.from_right);
             combine<sum>(values, values, kept.from_left);
             scale(values, E(1) / E(3));
             return;

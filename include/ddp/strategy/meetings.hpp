@@ -44,6 +44,12 @@ public:
 
     meetings(communicator<T> const& comm, std::unique_ptr<strategy_model<T, E>> strategy)
         : comm_(comm), strategy_(std::move(strategy)) {}
+    meetings(meetings const&) = delete;
+    meetings& operator=(meetings const&) = delete;
+    ~meetings() {
+        strategy_.reset();  // waits for what is under way, which may fail the job
+        comm_.keep_if_failed(std::move(plan_.arrays));
+    }
 
     [[nodiscard]] strategy_model<T, E>& strategy() noexcept { return *strategy_; }
     [[nodiscard]] strategy_model<T, E> const& strategy() const noexcept { return *strategy_; }

@@ -79,8 +79,8 @@ struct stale_synchronous {
     template <Element E>
     struct exchange {
         std::vector<E> own;
-        std::vector<E> sum;  // and the weight, who is done, who wants to stop
-        request under_way;   // the last member: it ends before its data go
+        std::span<E> sum;   // and the weight, who is done, who wants to stop
+        request under_way;  // the last member: it ends before its data go
     };
     template <Element E>
     struct state {
@@ -96,7 +96,7 @@ struct stale_synchronous {
     [[nodiscard]] state<E> prepare(strategy_plan<E> const& plan) const {
         state<E> all{{plan, "stale_base", true}, {plan.values.begin(), plan.values.end()}, {}};
         for (std::uint64_t k = 0; k <= staleness; ++k)
-            all.ring.push_back({std::vector<E>(plan.values.size()), std::vector<E>(plan.values.size() + 3), {}});
+            all.ring.push_back({std::vector<E>(plan.values.size()), plan.array(plan.values.size() + 3), {}});
         return all;
     }
 
@@ -110,7 +110,7 @@ struct stale_synchronous {
         now.sum[n] = static_cast<E>(with.weight);
         now.sum[n + 1] = with.done ? E(1) : E(0);
         now.sum[n + 2] = with.stop ? E(1) : E(0);
-        now.under_way = start_allreduce(with.comm, std::span<E>(now.sum));
+        now.under_way = start_allreduce(with.comm, now.sum);
         passed late;
         if (kept.begun - kept.ended > staleness) {
             std::uint64_t const at = kept.ended;
@@ -141,7 +141,7 @@ private:
         std::size_t const n = old.own.size();
         if (old.sum[n] > 0)
             detail::kernels::take_mean_step(kept.base.all().data(), old.sum.data(), n, E(1) / old.sum[n]);
-        return std::span<E const>(old.sum).subspan(n);
+        return old.sum.subspan(n);
     }
 };
 

@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -32,6 +33,12 @@ struct strategy_plan {
     layout const* where = nullptr;                  ///< of the values
     std::span<parameter<E> const> parameters = {};  ///< their names and shapes
     std::span<E const> values = {};                 ///< as all ranks have them at the start
+    /// What array() has made.
+    std::shared_ptr<std::vector<std::vector<E>>> arrays = std::make_shared<std::vector<std::vector<E>>>();
+
+    /// `count` zeros, for the state: what messages are received into or sent from, because after a failure the transport may
+    /// still use that memory when the state is gone (MPI).
+    [[nodiscard]] std::span<E> array(std::size_t count) const { return arrays->emplace_back(count); }
 };
 
 /// One meeting: between two local steps, on the thread that trains.
@@ -86,7 +93,7 @@ concept Passes = requires(S const& policy, std::remove_cvref_t<decltype(policy.p
 ///  due(step)                whether ranks meet after local step number `step`, from 1: the same on all ranks
 ///  group(step)              optional: the communicator of the ranks that meet then, all of them ranks of the trainer; null: all of
 ///                           these
-///  prepare(plan)            returns the state, as it is before the first step
+///  prepare(plan)            returns the state, as it is before the first step; memory for messages comes from plan.array()
 ///  meet(state, meeting)     collective over meeting.comm: leaves in meeting.values what this rank continues with
 ///  state.for_each_state(visit)   shows all that has to be kept for training to go on from there: the same slices each time.
 ///                           Those under a parameter's name stay as they are while that parameter is frozen

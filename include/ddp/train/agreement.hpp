@@ -16,6 +16,7 @@
 
 #include <ddp/collective/concepts.hpp>
 #include <ddp/comm/communicator.hpp>
+#include <ddp/comm/posted.hpp>
 #include <ddp/comm/small_gather.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/core/error.hpp>
@@ -61,8 +62,10 @@ struct agenda {
         "optimizer or its settings"};
     static constexpr std::size_t optimizer = names.size() - 1;
     std::array<std::uint64_t, names.size() + training_options::hash_names.size()> hashes = {};
-    [[nodiscard]] static std::string_view name_of(std::size_t k) {
-        return k < names.size() ? names[k] : training_options::hash_names[k - names.size()];
+    /// `options`: the type that the trainer's user sets them in.
+    [[nodiscard]] static std::string name_of(std::size_t k, std::string_view options) {
+        return k < names.size() ? std::string(names[k])
+                                : concat({options, ".", training_options::hash_names[k - names.size()]});
     }
     /// The n-th hash to be compared: options come before what depends on them too, as the bucket plan does on clipping and frozen
     /// parameters, and so does what the model says of its memory.
@@ -74,6 +77,11 @@ struct agenda {
     std::uint64_t description = 0;  // its bytes
     std::uint64_t settings = 0;     // bytes of the text behind it
     std::uint64_t next_context = 0;
+};
+/// What messages call a trainer and its options.
+struct trainer_names {
+    char const* trainer;
+    char const* options;
 };
 /// What some of the hashes stand for, for people: in their order; empty where there is nothing to show.
 using agenda_words = std::array<std::string, std::tuple_size_v<decltype(agenda::hashes)>>;
@@ -124,7 +132,7 @@ inline std::string first_difference(std::string_view zero, std::string_view othe
 /// Ranks exchange their agendas; where one differs from rank 0's, every rank throws the same words. `*context` is then a
 /// message context that is free on all of them. `text`: the description, then a line for each hash.
 template <Transport T>
-task<> expect_agreement(lane<T> over, std::string_view text, agenda mine, std::uint32_t* context) {
+task<> expect_agreement(lane<T> over, std::string_view text, agenda mine, trainer_names names, std::uint32_t* context) {
     auto const name = [&](int rank) { return "rank " + std::to_string(over.of->world_rank(rank)); };
     std::vector<agenda> all(static_cast<std::size_t>(over.size()));
     mine.next_context = over.on->next_context();
@@ -143,11 +151,11 @@ task<> expect_agreement(lane<T> over, std::string_view text, agenda mine, std::u
             co_await out;
         }
         if (over.rank() == rank) {
-            std::vector<char> memory(zero.description + zero.settings);
+            scratch const memory(zero.description + zero.settings);
             operation in;
-            over.phase(1).receive(in, 0, as_mutable_bytes(std::span<char>(memory)));
+            over.phase(1).receive(in, 0, memory.bytes());
             co_await in;
-            std::string_view const from_zero(memory.data(), memory.size());
+            std::string_view const from_zero(memory.as<char>().data(), memory.as<char>().size());
             std::string said = name(rank) + " differs from " + name(0) + ": ";
             if (!same_model) {
                 said += first_difference(from_zero.substr(0, zero.description), text.substr(0, mine.description),
@@ -158,7 +166,7 @@ task<> expect_agreement(lane<T> over, std::string_view text, agenda mine, std::u
                 std::size_t const k = agenda::in_order(n);
                 std::string_view const theirs = line_of(from_zero.substr(zero.description), k),
                                        ours = line_of(text.substr(mine.description), k);
-                said += concat({"another ", agenda::name_of(k)});
+                said += concat({"another ", agenda::name_of(k, names.options)});
                 if (theirs != ours)
                     said += concat({" (", theirs, " on ", name(0), ", ", ours, " on ", name(rank), ")"});
             }
@@ -184,17 +192,18 @@ struct start_agreement {
 /// `words`: of one line each.
 template <Transport T, Element E>
 start_agreement agree_on_start(communicator<T> const& comm, std::span<parameter<E> const> parameters,
-                               std::string const& buffers, agenda mine, agenda_words const& words) {
-    std::string text = describe(parameters) + buffers;
-    mine.parameters = digest().add(text).value();
-    mine.description = text.size();
-    for (std::string const& line : words) text += line + "\n";
-    mine.settings = text.size() - mine.description;
+                               std::string const& buffers, agenda mine, agenda_words const& words,
+                               trainer_names names) {
+    posted const text(comm, describe(parameters) + buffers);
+    mine.parameters = digest().add(*text).value();
+    mine.description = text->size();
+    for (std::string const& line : words) *text += line + "\n";
+    mine.settings = text->size() - mine.description;
     operation_info what;
-    what.name = "data_parallel";
-    what.fingerprint = agree("data_parallel", 0, "", "");
+    what.name = names.trainer;
+    what.fingerprint = agree(names.trainer, 0, "", "");
     start_agreement result;
-    comm.run([&] { return expect_agreement(comm.enter(what), text, mine, &result.context); });
+    comm.run([&] { return expect_agreement(comm.enter(what), *text, mine, names, &result.context); });
     digest all;
     for (std::uint64_t const hash : mine.hashes) all.add(hash);
     result.hash = all.add(mine.parameters).value();
@@ -256,12 +265,12 @@ template <Transport T>
 #if defined(DDP_SEPARATE_COMPILATION)
 DDP_INSTANTIATE void fail_gradient(communicator<any_transport> const&, std::string const&);
 DDP_INSTANTIATE start_agreement agree_on_start(communicator<any_transport> const&, std::span<parameter<float> const>,
-                                               std::string const&, agenda, agenda_words const&);
+                                               std::string const&, agenda, agenda_words const&, trainer_names);
 DDP_INSTANTIATE start_agreement agree_on_start(communicator<any_transport> const&, std::span<parameter<double> const>,
-                                               std::string const&, agenda, agenda_words const&);
+                                               std::string const&, agenda, agenda_words const&, trainer_names);
 DDP_INSTANTIATE void agree_on_factor(communicator<any_transport> const&, char const*, std::uint64_t, double);
 DDP_INSTANTIATE bool all_alike(communicator<any_transport> const&, char const*, std::uint64_t, std::uint64_t);
-DDP_INSTANTIATE task<> expect_agreement(lane<any_transport>, std::string_view, agenda, std::uint32_t*);
+DDP_INSTANTIATE task<> expect_agreement(lane<any_transport>, std::string_view, agenda, trainer_names, std::uint32_t*);
 #endif
 
 }  // namespace ddp::detail

@@ -2,6 +2,7 @@
 /// What ranks do with buffers: state of a model that is not trained.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -13,6 +14,7 @@
 #include <ddp/collective/allreduce.hpp>
 #include <ddp/collective/broadcast.hpp>
 #include <ddp/comm/communicator.hpp>
+#include <ddp/comm/posted.hpp>
 #include <ddp/core/bytes.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
@@ -66,11 +68,11 @@ private:
 /// Rank 0's bytes on every rank. Collective, one broadcast.
 template <Transport T>
 void broadcast_buffers(communicator<T> const& comm, std::span<model_buffer const> buffers) {
-    std::vector<std::byte> all;
-    for (model_buffer const& b : buffers) all.insert(all.end(), b.bytes.begin(), b.bytes.end());
-    if (all.empty()) return;
-    broadcast(comm, std::span<std::byte>(all), 0);
-    std::byte const* from = all.data();
+    posted const all(comm, std::vector<std::byte>());
+    for (model_buffer const& b : buffers) all->insert(all->end(), b.bytes.begin(), b.bytes.end());
+    if (all->empty()) return;
+    broadcast(comm, std::span<std::byte>(*all), 0);
+    std::byte const* from = all->data();
     for (model_buffer const& b : buffers) {
         if (!b.bytes.empty()) std::memcpy(b.bytes.data(), from, b.bytes.size());
         from += b.bytes.size();
@@ -80,7 +82,7 @@ void broadcast_buffers(communicator<T> const& comm, std::span<model_buffer const
 /// The mean over ranks, added in double in the canonical order, of buffers of float and double; of others rank 0's.
 template <Transport T>
 void average_buffers(communicator<T> const& comm, std::span<model_buffer const> buffers) {
-    std::vector<double> sums;
+    posted const sums(comm, std::vector<double>());
     std::vector<model_buffer> others;
     auto const each = [&](auto f) {
         for (model_buffer const& b : buffers) {
@@ -93,10 +95,10 @@ void average_buffers(communicator<T> const& comm, std::span<model_buffer const> 
         if (b.type != element_type::f32 && b.type != element_type::f64) others.push_back(b);
     each([&](std::byte const* at, auto value) {
         std::memcpy(&value, at, sizeof value);
-        sums.push_back(static_cast<double>(value));
+        sums->push_back(static_cast<double>(value));
     });
-    allreduce(comm, std::span<double>(sums));
-    double const* from = sums.data();
+    allreduce(comm, std::span<double>(*sums));
+    double const* from = sums->data();
     each([&](std::byte* at, auto value) {
         value = static_cast<decltype(value)>(*from++ / comm.size());
         std::memcpy(at, &value, sizeof value);
@@ -110,7 +112,10 @@ class trainer_sums final : public rank_sums {
 public:
     explicit trainer_sums(communicator<T> const& comm) : comm_(comm) {}
     void add(std::span<double> mine) override {
-        if (comm_) allreduce(*comm_, mine);
+        if (!comm_) return;
+        posted const all(*comm_, std::vector<double>(mine.begin(), mine.end()));
+        allreduce(*comm_, std::span<double>(*all));
+        std::ranges::copy(*all, mine.begin());
     }
     void leave() noexcept { comm_.reset(); }
 

@@ -193,7 +193,8 @@ private:
                                    .accumulate = accumulated_ != 0,
                                    .last = last,
                                    .unused = core_.options().unused,
-                                   .frozen = core_.frozen()},
+                                   .frozen = core_.frozen(),
+                                   .owner = "training_options"},
                                   [this, &silent](std::size_t i, std::size_t first, std::size_t count) noexcept {
                                       if (std::exchange(silent, false)) core_.note(flight::gradient);
                                       core_.report(i, first, count);

@@ -132,15 +132,10 @@ struct training_options {
             },
             *clip);
     }
-    /// What the elements of hashes() are digests of.
-    static constexpr std::array<std::string_view, 8> hash_names = {"training_options.update or overlap_gather",
-                                                                   "training_options.clip",
-                                                                   "training_options.schedule",
-                                                                   "training_options.unused or frozen",
-                                                                   "training_options.buckets_in_flight",
-                                                                   "training_options.nonfinite",
-                                                                   "training_options.agreement_steps",
-                                                                   "training_options.buffers"};
+    /// What the elements of hashes() are digests of, without the name of the options.
+    static constexpr std::array<std::string_view, 8> hash_names = {
+        "update or overlap_gather", "clip",      "schedule",        "unused or frozen",
+        "buckets_in_flight",        "nonfinite", "agreement_steps", "buffers"};
     /// Digests of the options that ranks must have alike, in the order of hash_names.
     [[nodiscard]] std::array<std::uint64_t, 8> hashes() const {
         return {static_cast<std::uint64_t>(update) | (overlap_gather ? 256u : 0u),

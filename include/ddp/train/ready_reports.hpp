@@ -81,8 +81,9 @@ public:
     }
 
     /// What to say where not each_once().
-    /// `name_of(i)`: of parameter i.
-    [[nodiscard]] std::string complaint(function_ref<std::string_view(std::size_t)> name_of) const;
+    /// `name_of(i)`: of parameter i. `owner`: of the option `unused`.
+    [[nodiscard]] std::string complaint(function_ref<std::string_view(std::size_t)> name_of,
+                                        std::string_view owner) const;
 
 private:
     enum class state : std::uint8_t { none, partly, whole, twice };

@@ -31,6 +31,7 @@ struct backward_pass {
     bool last = true;          ///< no pass of this step follows: gradients are reported, and in the arena afterwards
     ddp::unused unused = ddp::unused::error;    ///< a parameter that backward leaves out
     std::span<std::uint8_t const> frozen = {};  ///< by parameter, not 0: may be left out; empty: none
+    char const* owner = "backward_pass";        ///< whose `unused` an error tells to set
 };
 
 /// A model, its parameters in an arena, and passes over it. Everything that needs no peer: what is done with gradients and
@@ -199,7 +200,7 @@ public:
         }
         if (!reports_.each_once())  // before any word is allocated
             throw gradient_error(
-                reports_.complaint([&](std::size_t i) { return std::string_view(parameters_[i].name); }));
+                reports_.complaint([&](std::size_t i) { return std::string_view(parameters_[i].name); }, how.owner));
     }
     void backward(backward_pass const& how) {
         backward(how, [](std::size_t) {});

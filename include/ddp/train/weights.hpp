@@ -17,6 +17,7 @@
 #include <ddp/collective/broadcast.hpp>
 #include <ddp/collective/call.hpp>
 #include <ddp/comm/communicator.hpp>
+#include <ddp/comm/posted.hpp>
 #include <ddp/core/bytes.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
@@ -69,8 +70,10 @@ void agree_on_outcome(communicator<T> const& comm, file_outcome const& mine, std
 
     text.resize(static_cast<std::size_t>(worst->text_bytes));
     int const speaker = rank_of(worst);
-    call(comm, about<char>(operation, text.size(), "what went wrong", speaker),
-         [&](auto over) { return broadcast(over, as_mutable_bytes(std::span<char>(text)), speaker); });
+    posted const words(comm, std::move(text));
+    call(comm, about<char>(operation, words->size(), "what went wrong", speaker),
+         [&](auto over) { return broadcast(over, as_mutable_bytes(std::span<char>(*words)), speaker); });
+    text = *words;
     bool const everywhere = std::all_of(
         all.begin(), all.end(), [&](auto const& o) { return o.code == worst->code && o.digest == worst->digest; });
     if (!everywhere) text = "rank " + std::to_string(comm.members().world_rank(speaker)) + ": " + text;

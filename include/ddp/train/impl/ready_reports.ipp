@@ -12,7 +12,8 @@
 
 namespace ddp::detail {
 
-[[gnu::cold]] DDP_DECL std::string ready_reports::complaint(function_ref<std::string_view(std::size_t)> name_of) const {
+[[gnu::cold]] DDP_DECL std::string ready_reports::complaint(function_ref<std::string_view(std::size_t)> name_of,
+                                                            std::string_view owner) const {
     if (stray_)
         return concat({"backward reported parameter #", *stray_, ", but the model has ", states_.size(),
                        ": ready(i) takes the index in parameters()"});
@@ -45,7 +46,7 @@ namespace ddp::detail {
     }
     std::string const more = named == missing ? std::string() : concat({" and ", missing - named, " more"});
     return concat({"backward never reported ", missing == 1 ? "parameter " : concat({missing, " parameters: "}), names,
-                   more, ": call ready(i) for each, or set training_options.unused = ddp::unused::allowed"});
+                   more, ": call ready(i) for each, or set ", owner, ".unused = ddp::unused::allowed"});
 }
 
 }  // namespace ddp::detail
