@@ -5,6 +5,7 @@
 #include <ddp/core/language.hpp>  // first
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -225,8 +226,10 @@ private:
                 return std::uint64_t{0};
             });
             detail::agree_on_outcome(comm, mine, text, "checkpoint");
-            for (detail::checkpoint_shard const& s : all_gather(comm, shard))
-                if (s.rank >= 0) one.manifest.shards.push_back(s);
+            // Not the struct itself, which has padding. No file has 0 bytes.
+            std::vector<std::uint64_t> const all = all_gather(comm, std::array{shard.bytes, shard.digest});
+            for (std::size_t r = 0; 2 * r < all.size(); ++r)
+                if (all[2 * r] > 0) one.manifest.shards.push_back({static_cast<int>(r), all[2 * r], all[2 * r + 1]});
             text = directory_.path();
             detail::attempt(comm, mine, text, [&] {
                 if (comm.rank() == 0) directory_.commit(one.manifest);

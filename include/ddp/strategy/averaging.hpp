@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -28,6 +29,7 @@ void expect_division(char const* strategy, communicator<T> const& trainer, commu
     struct claim {
         std::uint64_t group = 0, size = 0;
     };
+    static_assert(std::has_unique_object_representations_v<claim>);  // it travels: no padding
     std::vector<claim> all(static_cast<std::size_t>(trainer.size()));
     group const& mine = inner.members();
     all[static_cast<std::size_t>(trainer.rank())] = {digest{}.add(std::uint64_t{mine.id()}).add(mine.members()).value(),

@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -123,6 +124,7 @@ private:
     struct ticket {
         std::uint64_t weight = 0, step = 0, done = 0, stop = 0, odd = 0;
     };
+    static_assert(std::has_unique_object_representations_v<ticket>);  // it travels: no padding
 
     ticket exchange_tickets(communicator<T> const& over, ticket mine);
     outcome pass(bool done, std::span<E> values);

@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -78,6 +79,7 @@ struct agenda {
     std::uint64_t settings = 0;     // bytes of the text behind it
     std::uint64_t next_context = 0;
 };
+static_assert(std::has_unique_object_representations_v<agenda>);  // it travels: no padding
 /// What messages call a trainer and its options.
 struct trainer_names {
     char const* trainer;

@@ -22,7 +22,9 @@ struct nonfinite_place {
     std::uint64_t element = 0;
     double value = 0;
 };
-static_assert(sizeof(nonfinite_place) == 24);  // it travels: no padding
+static_assert(sizeof(nonfinite_place) == sizeof(nonfinite_place::parameter) + sizeof(nonfinite_place::element) +
+                                             sizeof(nonfinite_place::value),
+              "it travels: no padding");
 
 /// Looks at gradients[from, to) of the arena `where`. `first` becomes what stands first in the order of parameters.
 template <class E>

@@ -18,7 +18,10 @@ struct step_ticket {
     double loss = 0;           // of the step before: this rank's mean loss times its samples
     std::uint64_t digest = 0;  // of the part of values and state that is compared in this step
 };
-static_assert(sizeof(step_ticket) == 32);  // it travels: no padding
+static_assert(sizeof(step_ticket) == sizeof(step_ticket::weight) + sizeof(step_ticket::done) +
+                                         sizeof(step_ticket::stop) + sizeof(step_ticket::loss) +
+                                         sizeof(step_ticket::digest),
+              "it travels: no padding");
 
 namespace detail {
 
