@@ -9,4 +9,4 @@ sed -nE 's/^.*Test +#[0-9]+: ([^ ]+) .*\*\*\*(Skipped|Not Run).*$/\1: \2/p' ctes
 # unittest's cases (tests/process/jobs.py prints them), and what Catch2 warns of, which has no skipping in version 2
 awk '/^[0-9]+\/[0-9]+ Testing: / { name = $3 }
     /^case skipped: / { sub(/^case skipped: /, ""); print name ": case " $0 }
-    /^ *not tried: / { sub(/^ */, ""); print name ": " $0 }' Testing/Temporary/LastTest.log
+    /^ *not tried: / { sub(/^ */, ""); if (!said[name, $0]++) print name ": " $0 }' Testing/Temporary/LastTest.log

@@ -9,13 +9,16 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/optim/adam.hpp>
 #include <ddp/testing/conformance.hpp>
+#include <ddp/train/data_parallel.hpp>
 
 #include "support/catch.hpp"
 #include "support/group_checks.hpp"
 #include "support/job_checks.hpp"
 #include "support/loopback.hpp"
 #include "support/on_ranks.hpp"
+#include "support/sanitizers.hpp"
 #include "train/patience.hpp"
 #include "train/tanh_mlp.hpp"
 
@@ -88,7 +91,7 @@ TEST_CASE("TCP keeps the promises of a transport", "[tcp][conformance]") {
     int const ranks = GENERATE(2, 3, 5);
     bool const memory = GENERATE(false, true);
     CAPTURE(ranks, memory);
-    if (ddp::test::fewer != 1 && ranks != 3) return;  // sanitizers take one
+    if (ranks != 3 && ddp::test::sanitizers_leave_out("conformance", ranks)) return;
     auto const world = [memory](int n) { return std::make_unique<loopback_world>(n, memory); };
     CHECK(ddp::testing::check_transport(ranks, world) == std::vector<std::string>{});
 }
@@ -97,7 +100,7 @@ TEST_CASE("over TCP every collective equals its oracle", "[tcp][collective]") {
     auto const [ranks, memory] =
         GENERATE(table<int, bool>({{1, false}, {2, true}, {3, false}, {3, true}, {4, false}, {7, false}}));
     CAPTURE(ranks, memory);
-    if (ddp::test::fewer != 1 && (ranks != (memory ? 3 : 4))) return;
+    if (ranks != (memory ? 3 : 4) && ddp::test::sanitizers_leave_out("collectives", ranks)) return;
     for (auto const& wrong : on_ranks(ranks, [](auto& comm) { return ddp::test::check_all_collectives(comm); }, memory))
         CHECK(wrong == ddp::test::failures{});
 }
@@ -136,7 +139,7 @@ TEST_CASE("over TCP waiting is followed across groups to the rank that is late",
 TEST_CASE("over TCP trainings have the bits they have over inproc", "[tcp][train]") {
     auto const [ranks, memory] = GENERATE(table<int, bool>({{2, false}, {3, true}, {6, false}}));
     CAPTURE(ranks, memory);
-    if (ddp::test::fewer != 1 && ranks == 6) return;
+    if (ranks == 6 && ddp::test::sanitizers_leave_out("trainings", ranks)) return;
     auto const expected = ddp::test::inproc_bits(ranks);
     auto const train = [](auto& comm) { return ddp::test::train_every_way(comm); };
     for (auto const& [bits, wrong] : on_ranks(ranks, train, memory)) {
@@ -146,15 +149,15 @@ TEST_CASE("over TCP trainings have the bits they have over inproc", "[tcp][train
 }
 
 TEST_CASE("over TCP trainers in groups have the bits they have over inproc", "[tcp][train][group]") {
-    if (ddp::test::fewer != 1) return;
+    if (ddp::test::sanitizers_leave_out("trainers in groups", 5)) return;
     for (auto const& wrong : on_ranks(5, [](auto& comm) { return ddp::test::train_in_groups(comm); }))
         CHECK(wrong == ddp::test::failures{});
 }
 
 TEST_CASE("over TCP seven and nine ranks hold the bits of the canonical sum, and train to those of inproc",
           "[tcp][collective][train]") {
-    if (ddp::test::fewer != 1) return;
     auto const [ranks, memory] = GENERATE(table<int, bool>({{7, false}, {9, false}, {9, true}}));
+    if (ddp::test::sanitizers_leave_out("canonical sums", ranks)) return;
     auto const check = [](auto& comm) {
         ddp::test::failures all;
         for (auto const& [name, algorithm] : ddp::test::algorithms())

@@ -14,7 +14,7 @@
 #include <ddp/transport/inproc.hpp>
 
 #include "support/catch.hpp"
-#include "train/patience.hpp"
+#include "support/sanitizers.hpp"
 
 using namespace std::chrono_literals;
 using ddp::testing::conformance_options;
@@ -22,7 +22,7 @@ using ddp::testing::conformance_options;
 TEST_CASE("inproc keeps every promise of a transport", "[comm][conformance]") {
     int const ranks = GENERATE(1, 2, 3, 5);
     CAPTURE(ranks);
-    if (ddp::test::fewer != 1 && ranks != 3) return;  // sanitizers take one
+    if (ranks != 3 && ddp::test::sanitizers_leave_out("inproc", ranks)) return;
     bool const full = ranks == 2;
     conformance_options const small{.large_bytes = 1'000'003, .many = 600, .early_bytes = 4'000'000};
     auto const complaints = ddp::testing::check_transport(
@@ -35,7 +35,7 @@ TEST_CASE("virtual time keeps every promise of a transport", "[comm][conformance
     std::size_t const early_bytes = GENERATE(std::size_t{0}, std::size_t{65536}, std::size_t{1} << 40);
     ddp::nanoseconds const extra = GENERATE(ddp::nanoseconds{0}, ddp::nanoseconds{500'000});
     CAPTURE(ranks, early_bytes, extra.count());
-    if (ddp::test::fewer != 1 && ranks != 3) return;
+    if (ranks != 3 && ddp::test::sanitizers_leave_out("virtual time", ranks)) return;
     ddp::network_model const network{.extra_delay = extra, .early_bytes = early_bytes, .seed = 17};
     conformance_options const small{.large_bytes = 300'003, .many = 300, .early_bytes = 1'000'000};
     CHECK(ddp::testing::check_virtual_transport(ranks, network, small) == std::vector<std::string>{});

@@ -18,6 +18,7 @@
 
 #include "support/catch.hpp"
 #include "support/on_threads.hpp"
+#include "support/sanitizers.hpp"
 #include "support/thrown_by.hpp"
 #include "train/patience.hpp"
 
@@ -1003,7 +1004,7 @@ TEST_CASE("each kind of frame that no rank can have written is refused for a rea
     CHECK(said(always_seven(), {summed}) == "a payload fails its checksum");
     CHECK(said(always_seven(), {ten}) == "a frame without a checksum");
 
-    if (ddp::test::fewer != 1) return;  // a million frames
+    if (ddp::test::sanitizers_leave_out("a million frames")) return;
     ddp::frame_outbox<ddp::no_checksum> out(1, false, 8);
     ddp::frame_inbox<ddp::no_checksum> in(77, false, 8, out);
     constexpr std::size_t at_once = 4096;

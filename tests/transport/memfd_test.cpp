@@ -5,10 +5,10 @@
 
 #include "support/catch.hpp"
 #include "support/descriptors_left.hpp"
-#include "train/patience.hpp"
+#include "support/sanitizers.hpp"
 
 TEST_CASE("whoever may open no more descriptors shares no memory, and says which one is missing", "[comm]") {
-    if (ddp::test::fewer != 1) return;  // sanitizers need some too
+    if (ddp::test::sanitizers_leave_out("no descriptors")) return;  // they need some too
     auto const refused = [](int left) {
         ddp::test::descriptors_left const few(left);
         ddp::memfd_sharing one;
