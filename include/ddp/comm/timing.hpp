@@ -20,7 +20,7 @@ struct timing {
     milliseconds straggler{5000};     ///< a wait this long is a line on stderr that names who is late; the job goes on
     milliseconds end_of_file{100};    ///< a peer that closed without a record this long ago is dead (DDP-E202)
     milliseconds verdict{300};        ///< after a failure: how long ranks that have published no record are waited for
-    milliseconds handshake{3000};     ///< of one connection, while the job comes together
+    milliseconds handshake{3000};     ///< of one connection, during start-up
     milliseconds join{30000};         ///< until all ranks of the job have met (DDP-E201)
     milliseconds shutdown{5000};      ///< of a clean end: how long a rank that leaves waits for its peers
 

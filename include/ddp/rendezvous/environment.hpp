@@ -20,7 +20,7 @@ struct job {
     int local_rank = 0;                     ///< this process's number among the ranks of its host, from 0
     int local_size = 1;                     ///< the number of ranks on this host
     bool several_hosts = false;             ///< the launcher says that ranks are on more than one host
-    std::string master_addr = "127.0.0.1";  ///< name or address at which rank 0 listens while the job comes together
+    std::string master_addr = "127.0.0.1";  ///< name or address at which rank 0 listens during start-up
     std::uint16_t master_port = 29500;      ///< the TCP port there
     /// The launcher itself listens at master_port, as torchrun's agent does; rank 0 takes one of 16 other ports.
     bool port_is_launchers = false;

@@ -121,7 +121,7 @@ enum class io_end : std::uint8_t { ok, closed, late };
 [[nodiscard, gnu::cold]] inline bool out_of_descriptors(boost::system::error_code const& error) noexcept {
     return error.category() == boost::system::system_category() && out_of_descriptors(error.value());
 }
-/// How many descriptors a rank of a job of `size` may have open while the job comes together, besides the program's own:
+/// How many descriptors a rank of a job of `size` may have open during start-up, besides the program's own:
 /// three of Asio's, the standard streams, the store, the listening socket, and a socket and a piece of memory for each other
 /// rank; rank 0 serves the store as well.
 [[nodiscard, gnu::cold]] inline int descriptors_needed(int rank, int size) noexcept {

@@ -1,5 +1,5 @@
 /// \file
-/// The protocol between a rank and the store while the job comes together.
+/// The protocol between a rank and the store during start-up.
 #pragma once
 
 #include <cstdint>

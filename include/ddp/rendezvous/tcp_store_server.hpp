@@ -1,5 +1,5 @@
 /// \file
-/// tcp_store_server: the small key-value store that rank 0 serves while the job comes together.
+/// tcp_store_server: the small key-value store that rank 0 serves during start-up.
 #pragma once
 
 #include <poll.h>
