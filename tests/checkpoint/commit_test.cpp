@@ -148,6 +148,26 @@ TEST_CASE(
         REQUIRE(call->starts_with("unlink step-2.tmp/"));
 }
 
+TEST_CASE("the directory's own name is on the disk before anything in it", "[checkpoint]") {
+    ::test::scratch_directory const scratch;
+    watched = std::filesystem::canonical(scratch.path()).string();
+    calls.clear(), flushed.clear();
+    run_ranks(
+        1,
+        [&](auto& comm) {
+            kept_training one(comm, {.options = options_of(true, false)});
+            checkpoints kept(watched + "/kept");
+            kept.save(one.go_to(2).trainer);
+            kept.save(one.go_to(3).trainer);
+            return 0;
+        },
+        patient());
+    std::string const parent = std::exchange(watched, std::string());
+    CAPTURE(calls);
+    REQUIRE(calls.front() == "fsync .");  // of the parent
+    REQUIRE(std::count(calls.begin(), calls.end(), "fsync .") == 1);
+}
+
 TEST_CASE("what fails while a checkpoint becomes one is named, with the system's reason", "[checkpoint]") {
     ::test::scratch_directory const scratch;
     std::string const kept_in = (std::filesystem::canonical(scratch.path()) / "kept").string();

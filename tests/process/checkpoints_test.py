@@ -85,12 +85,15 @@ class Checkpoints(unittest.TestCase):
                 before = self.expected_step(directory)
                 with Job(RANKS, self.command(update, *words)) as job:
                     victim = job.ranks[draws.randrange(RANKS)]
+                    whole_host = draws.random() < 0.33  # all of them at once, as when power fails
                     goal, end = self.newest(directory) + draws.randrange(1, 6), time.monotonic() + 30 * SCALE
                     while self.newest(directory) < goal and victim.poll() is None and time.monotonic() < end:
                         time.sleep(0.0005)
                     time.sleep(draws.uniform(0, 0.03))  # a few steps, each with a checkpoint
                     if victim.poll() is None:
-                        os.kill(victim.pid, signal.SIGKILL)
+                        for rank in list(job.ranks.values()) if whole_host else [victim]:
+                            if rank.poll() is None:
+                                os.kill(rank.pid, signal.SIGKILL)
                     job.wait()
                     kills += 1
                     ended = all(rank.code == 0 for rank in job.ranks.values())  # it came too late
@@ -118,6 +121,23 @@ class Checkpoints(unittest.TestCase):
             digest = self.digest(job)
             self.assertEqual(self.resumed_after(job), before, job.story())
             return digest
+
+    def test_what_is_written_in_the_background_counts_before_the_next_save(self):
+        with tempfile.TemporaryDirectory(dir=self.owner.name) as parent:
+            kept = os.path.join(parent, "kept")
+            words = self.command("replicated", "--checkpoint", kept, "--every", "1500", "--background", "--resume")
+            words[words.index("--epochs") + 1] = "100"  # 2,000 steps: there is no second save
+            with Job(RANKS, words) as job:
+                end = time.monotonic() + 60 * SCALE
+                while self.newest(kept) == 0 and job.ranks[0].poll() is None and time.monotonic() < end:
+                    time.sleep(0.001)
+                for rank in job.ranks.values():
+                    if rank.poll() is None:
+                        os.kill(rank.pid, signal.SIGKILL)
+                job.wait()
+                self.assertIn("epoch 70/100", job.ranks[0].out)
+                self.assertNotIn("epoch 100/100", job.ranks[0].out, "only wait() has made it a checkpoint")
+            self.assertEqual(self.newest(kept), 1500)
 
     @staticmethod
     def resumed_after(job):

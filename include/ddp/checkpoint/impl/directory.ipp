@@ -115,7 +115,10 @@ namespace ddp::detail {
 }
 
 [[gnu::cold]] DDP_DECL void checkpoint_directory::begin(std::uint64_t step) const {
-    if (::mkdir(path_.c_str(), 0777) != 0 && errno != EEXIST) file_failed(path_, "cannot be created", errno);
+    if (::mkdir(path_.c_str(), 0777) == 0)
+        flush_directory(path_ + "/..");  // its own name is on the disk before anything in it
+    else if (errno != EEXIST)
+        file_failed(path_, "cannot be created", errno);
     for (std::string const& name : names_in(path_))
         if (name.starts_with("step-") && name.ends_with(".tmp")) try {
                 remove_directory(of(name));
