@@ -190,6 +190,10 @@ TEST_CASE("over MPI trainings have the bits they have over inproc", "[mpi][train
 }
 
 TEST_CASE("over MPI a training is saved and resumed, goes on over inproc, and back, to the same bits", "[mpi][train]") {
+#if defined(__SANITIZE_THREAD__)
+    WARN("not tried: two threads are in MPI, whose order ThreadSanitizer cannot see");
+    return;
+#endif
     ddp::communicator<> comm = ddp::any_communicator(connect(), patient());
     std::optional<::test::scratch_directory> scratch;  // of rank 0
     std::vector<char> path(4096);
