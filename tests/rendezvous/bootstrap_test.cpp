@@ -820,7 +820,7 @@ TEST_CASE("a rank without the job's secret says why rank 0 may have hung up", "[
         return std::pair(other.get(), mine);
     }();
     CHECK(has(zero, "ranks {1} never joined"));
-    CHECK(has(zero, " connections showed another secret, DDP_JOB_ID or DDP_TLS"));
+    CHECK(has(zero, " connections lacked the secret, DDP_JOB_ID or DDP_TLS"));
     CHECK(has(one, "hangs up on ranks whose secret"));
 }
 

@@ -63,7 +63,8 @@ concept CombiningAllreduceOver =
 /// Refinement: can stop half-way, which is what early posting and the sharded update need.
 ///
 ///  reduce(self, lane, what)      posts receives, into scratch, of what peers can send without this rank's data; awaits
-///                                what.go, unless that is null; then reads and sends. Leaves slice r of the sum (times the factor) on rank r, or
+///                                what.go, unless that is null; then reads and sends. Leaves slice r of the sum (times the
+///                                factor) on rank r, or
 ///                                all of it on every rank if everywhere() says so
 ///  all_gather(self, lane, data, cuts)   brings every rank's slice to all
 ///  everywhere(bytes, ranks)      whether reduce leaves the whole sum everywhere for this size

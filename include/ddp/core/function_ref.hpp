@@ -11,7 +11,8 @@
 
 namespace ddp {
 
-/// Refers to a callable that outlives it, and is made from any: a lambda, a function, a function object. Two pointers; a call costs one indirect call; never empty, allocates nothing.
+/// Refers to a callable that outlives it, and is made from any: a lambda, a function, a function object. Two
+/// pointers; a call costs one indirect call; never empty, allocates nothing.
 template <class Signature>
 class function_ref;
 

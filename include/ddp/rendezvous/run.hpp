@@ -96,7 +96,8 @@ static_assert(Launch<threads>);
 ///         threads: a thread for each rank. Returns when body has returned on every rank of this process and these have
 ///         left the job.
 /// Throws  environment_error (DDP-E101) if what is asked for was not built in or contradicts itself, if several processes
-///         were started that do not know each other, or if a thread cannot be started. rendezvous_error (DDP-E201) if ranks did not find each other. Otherwise
+///         were started that do not know each other, or if a thread cannot be started. rendezvous_error (DDP-E201) if ranks
+///         did not find each other. Otherwise
 ///         what body throws: with threads the lowest rank's own exception, or comm_error if all threw that.
 template <Launch... Launches, class Body>
 void run(run_options const& with, Body body) {
