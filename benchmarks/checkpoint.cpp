@@ -10,6 +10,7 @@
 //   copy               memcpy of values and state into memory that is there already
 //   background save()  until training goes on
 //   step meanwhile     a step while a thread writes; the writer takes processor time for digests
+//   poll()             after each of these steps, until the checkpoint is whole; it waits for the other ranks to call it
 //   save()             until the checkpoint is whole
 #include <algorithm>
 #include <chrono>
@@ -86,7 +87,7 @@ int main(int argc, char** argv) {
         };
         ddp::checkpoints behind(argv[1], {.keep = 1, .background = true}), at_once(argv[1], {.keep = 1});
         measured steps{"step"}, copying{"copy"}, saving{"background save()"}, meanwhile{"step meanwhile"},
-            whole{"save()"};
+            polling{"poll()"}, whole{"save()"};
         for (int k = 0; k < 3; ++k) step();
         copy(true);
         for (int round = 0; round < count; ++round) {
@@ -94,8 +95,10 @@ int main(int argc, char** argv) {
             copying.add([&] { copy(false); });
             ddp::barrier(comm);
             saving.add([&] { behind.save(trainer); });
-            for (int k = 0; k < 3; ++k) meanwhile.add(step);
-            behind.wait();
+            for (bool done = false; !done;) {
+                meanwhile.add(step);
+                polling.add([&] { done = behind.poll(); });
+            }
             step();  // a checkpoint of its own
             whole.add([&] { at_once.save(trainer); });
         }
@@ -108,7 +111,7 @@ int main(int argc, char** argv) {
         for (auto const& one : copies) bytes += one.size();
         std::printf("# width %zu, %d ranks over %s, rank 0 saves %.0f MB\n", width, comm.size(),
                     std::string(comm.transport().name()).c_str(), static_cast<double>(bytes) / 1e6);
-        for (measured* one : {&steps, &copying, &saving, &meanwhile, &whole}) one->print();
+        for (measured* one : {&steps, &copying, &saving, &meanwhile, &polling, &whole}) one->print();
         std::printf("resumed            %s\n", same ? "ok" : "OTHER VALUES");
     });
 }

@@ -158,7 +158,7 @@ outcome train_by(Trainer& trainer, settings const& with, std::string_view transp
                 save_is_due = false;
             } else if (kept && with.background && step % 8 == 0) {
                 std::uint64_t const sent_by_now = comm.bytes_sent();
-                (void)kept->poll();  // what has been written becomes a checkpoint now, not with the next one
+                (void)kept->poll();  // what has been written becomes a checkpoint
                 apart += comm.bytes_sent() - sent_by_now;
             }
             if (!result.stop) continue;

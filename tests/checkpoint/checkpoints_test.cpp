@@ -970,8 +970,8 @@ TEST_CASE("what is written in the background, or at once where no thread starts,
                 barrier(comm);
                 kept.save(trainer);
                 barrier(comm);
-                no_thread.reset();
                 if (round == 1 && !kept.poll()) return false;
+                no_thread.reset();
                 trainer.step(numbers{{2.0}});
                 std::uint64_t const beyond = trainer.digest_of_values();
                 for (int i = 0; i < 5; ++i) trainer.step(numbers{{3.0}});

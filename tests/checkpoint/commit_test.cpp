@@ -12,7 +12,9 @@
 #include <map>
 #include <mutex>
 #include <regex>
+#include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -25,6 +27,7 @@ namespace {
 std::mutex lock;
 std::string watched;                         // a directory; empty: nothing is noted
 std::vector<std::string> calls;              // there, in order
+std::set<std::thread::id> callers;           // of them
 std::map<std::string, std::size_t> flushed;  // bytes of files when they were flushed
 std::string failing;                         // the call that fails
 
@@ -44,6 +47,7 @@ bool is_watched(std::string const& path) {
 bool fails(std::string call) {
     if (call == failing) errno = EIO;
     calls.push_back(std::move(call));
+    callers.insert(std::this_thread::get_id());
     return calls.back() == failing;
 }
 
@@ -90,6 +94,7 @@ TEST_CASE(
     CAPTURE(ranks, background);
     ::test::scratch_directory const scratch;
     std::string const kept_in = (std::filesystem::canonical(scratch.path()) / "kept").string();
+    std::set<std::thread::id> trainers;
     auto const latest = run_ranks(
         ranks,
         [&](auto& comm) {
@@ -100,17 +105,24 @@ TEST_CASE(
             one.go_to(4);
             if (comm.rank() == 0) {
                 std::lock_guard const guard(lock);
-                calls.clear(), flushed.clear();
+                calls.clear(), flushed.clear(), callers.clear();
                 watched = kept_in;
+            }
+            barrier(comm);
+            {
+                std::lock_guard const guard(lock);
+                trainers.insert(std::this_thread::get_id());
             }
             kept.save(one.trainer);
             std::string const named = content_of(kept_in + "/latest");
+            while (background && !kept.poll()) std::this_thread::yield();
             kept.wait();
             return named;
         },
         patient());
     watched.clear();
     REQUIRE(latest[0] == (background ? "step-000000000002\n" : "step-000000000004\n"));
+    for (std::thread::id const one : callers) REQUIRE(trainers.contains(one) != background);  // training does not wait
 
     std::string const dir = "step-4.tmp";
     std::vector<std::string> const end = {"fsync " + dir + "/manifest.json~",

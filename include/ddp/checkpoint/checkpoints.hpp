@@ -36,8 +36,8 @@ namespace ddp {
 /// Options of checkpoints.
 struct checkpoint_options {
     std::size_t keep = 3;  ///< number of checkpoints to keep, the newest ones; at least 1
-    /// If true, save() copies everything to memory and returns, and a thread writes it. The result becomes a checkpoint
-    /// in the next call of save, poll or wait.
+    /// If true, save() copies everything to memory and returns, and a thread writes it. What was written becomes a
+    /// checkpoint in later calls of poll, or in the next one of save or wait.
     bool background = false;
 };
 
@@ -85,8 +85,8 @@ public:
     }
     checkpoints(checkpoints const&) = delete;
     checkpoints& operator=(checkpoints const&) = delete;
-    /// Waits for the thread of a save in the background. What this thread has written does not become a checkpoint: call
-    /// wait() first.
+    /// Waits for the thread of a save in the background. What was saved last has not become a checkpoint unless wait()
+    /// or poll() said so.
     ~checkpoints() = default;
 
     /// Saves a checkpoint of the trainer, and removes the oldest ones if there are more than options.keep. Only the
@@ -127,8 +127,10 @@ public:
         return resume_with(trainer, &batches);
     }
 
-    /// With options.background: makes a checkpoint of the last save if all ranks have finished writing it, and returns
-    /// whether nothing is being written any more. Collective. Cost: a small exchange. Throws as save.
+    /// With options.background: returns whether the last save has become a checkpoint, or there was none. If all ranks have
+    /// finished writing it, rank 0's thread begins to make a checkpoint of it, and a later call returns true. Collective.
+    /// Does not wait for a disk. Cost: a small exchange; four more in the call that finds everything written. Throws as
+    /// save.
     bool poll() { return pending_ == nullptr || finish(false); }
     /// Waits until the last save has become a checkpoint. Collective. Throws as save. Call it at the end of the training.
     void wait() {
@@ -143,6 +145,7 @@ private:
     struct writing {
         detail::checkpoint_manifest manifest;
         std::function<bool(bool)> finish;  // over the trainer's communicator
+        bool committing = false;           // all ranks have written their files
     };
 
     bool finish(bool block) {
@@ -208,43 +211,48 @@ private:
         }
     }
 
-    /// All ranks have written: it becomes a checkpoint, or all throw what went wrong. Not `block`: false if some rank still
-    /// writes.
+    /// First all ranks have written their files, then rank 0 has made a checkpoint of them; or all throw what went wrong.
+    /// Not `block`: false if some rank is not so far.
     template <Transport T>
     bool commit(communicator<T> const& comm, bool block) {
         writing& one = *pending_;
-        if (!block) {
-            std::vector<std::uint8_t> const written = all_gather(comm, static_cast<std::uint8_t>(writer_.written()));
-            if (std::count(written.begin(), written.end(), 0) != 0) return false;
-        }
-        writer_.join();
-        try {
-            detail::file_outcome mine;
-            std::string text = directory_.path();
-            detail::checkpoint_shard shard;
+        if (!block && !all_written(comm)) return false;
+        detail::file_outcome mine;
+        std::string text = directory_.path();
+        detail::checkpoint_shard shard;
+        auto const agree = [&] {
             detail::attempt(comm, mine, text, [&] {
                 shard = writer_.finish();
                 return std::uint64_t{0};
             });
             detail::agree_on_outcome(comm, mine, text, "checkpoint");
-            // Not the struct itself, which has padding. No file has 0 bytes.
-            std::vector<std::uint64_t> const all = all_gather(comm, std::array{shard.bytes, shard.digest});
-            for (std::size_t r = 0; 2 * r < all.size(); ++r)
-                if (all[2 * r] > 0) one.manifest.shards.push_back({static_cast<int>(r), all[2 * r], all[2 * r + 1]});
-            text = directory_.path();
-            detail::attempt(comm, mine, text, [&] {
-                if (comm.rank() == 0) directory_.commit(one.manifest);
-                return std::uint64_t{0};
-            });
-            detail::agree_on_outcome(comm, mine, text, "checkpoint");
+        };
+        try {
+            if (!one.committing) {
+                agree();
+                // Not the struct itself, which has padding. No file has 0 bytes.
+                std::vector<std::uint64_t> const all = all_gather(comm, std::array{shard.bytes, shard.digest});
+                for (std::size_t r = 0; 2 * r < all.size(); ++r)
+                    if (all[2 * r] > 0)
+                        one.manifest.shards.push_back({static_cast<int>(r), all[2 * r], all[2 * r + 1]});
+                one.committing = true;
+                if (comm.rank() == 0 && options_.background) writer_.start_commit(one.manifest, options_.keep);
+                if (comm.rank() == 0 && !options_.background) writer_.commit(one.manifest, options_.keep);
+                if (!block && !all_written(comm)) return false;
+                text = directory_.path();
+            }
+            agree();
         } catch (data_error const&) {
             if (comm.rank() == 0) directory_.abandon(one.manifest.step);
             throw;
         }
-        if (comm.rank() == 0)
-            if (std::string const wrong = directory_.remove_older(one.manifest.step, options_.keep); !wrong.empty())
-                detail::say_of_checkpoint("an older checkpoint cannot be removed: " + wrong);
         return true;
+    }
+    /// What they are writing now.
+    template <Transport T>
+    bool all_written(communicator<T> const& comm) {
+        std::vector<std::uint8_t> const written = all_gather(comm, static_cast<std::uint8_t>(writer_.written()));
+        return std::count(written.begin(), written.end(), 0) == 0;
     }
 
     /// Collective: what to try, and in which order.

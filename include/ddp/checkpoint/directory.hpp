@@ -4,7 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <ddp/checkpoint/manifest.hpp>
@@ -12,6 +14,10 @@
 #include <ddp/data/safetensors.hpp>
 
 namespace ddp::detail {
+
+inline void say_of_checkpoint(std::string_view text) noexcept {
+    std::fprintf(stderr, "ddp: %.*s\n", static_cast<int>(text.size()), text.data());
+}
 
 /// "step-000000000100".
 [[nodiscard]] std::string step_name(std::uint64_t step);

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <exception>
 #include <functional>
 #include <optional>
@@ -14,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/checkpoint/directory.hpp>
 #include <ddp/checkpoint/lines_of_ranks.hpp>
 #include <ddp/checkpoint/manifest.hpp>
 #include <ddp/checkpoint/reader.hpp>
@@ -42,10 +42,6 @@ concept FreezableTrainer = requires(C& trainer) { trainer.set_frozen(trainer.fro
 template <class C>
 concept ChangeableTrainer =
     FreezableTrainer<C> && requires(C& trainer) { trainer.set_rate_factor(trainer.rate_factor()); };
-
-inline void say_of_checkpoint(std::string_view text) noexcept {
-    std::fprintf(stderr, "ddp: %.*s\n", static_cast<int>(text.size()), text.data());
-}
 
 template <class C>
 void expect_kept_between_steps(C& trainer) {

@@ -1,5 +1,5 @@
 /// \file
-/// checkpoint_writer: one rank's file of a checkpoint, written at once or by a thread of its own.
+/// checkpoint_writer: what one rank writes of a checkpoint, at once or by a thread of its own.
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,8 @@ struct checkpoint_content {
     std::vector<std::vector<std::byte>> rearranged;  // values that do not lie row-major
 };
 
-/// Writes one file at a time, without any exchange with other ranks. One thread calls it.
+/// Writes one file at a time, and on rank 0 what makes a checkpoint of the files of all ranks, without any exchange with
+/// other ranks. One thread calls it.
 class checkpoint_writer {
 public:
     /// The directory outlives this.
@@ -41,17 +42,24 @@ public:
     /// written at once, and other ranks do not wait.
     /// Cost: one pass over the tensors; as much memory, which is kept for the next one.
     void start(std::uint64_t step, int rank, int ranks, checkpoint_content content);
-    /// Whether the last one has come to its end, good or bad.
+    /// Rank 0, when all ranks have written, at once or by a thread: a checkpoint is made of the files (see
+    /// checkpoint_directory::commit), and older ones than the `keep` newest are removed, which is reported on stderr if it
+    /// fails. `manifest` stays as it is until join().
+    void commit(checkpoint_manifest const& manifest, std::size_t keep) noexcept;
+    void start_commit(checkpoint_manifest const& manifest, std::size_t keep) noexcept;
+    /// Whether the last call has come to its end, good or bad.
     [[nodiscard]] bool written() const noexcept { return written_.load(); }
     void join() noexcept {
         if (thread_.joinable()) thread_.join();
     }
-    /// Waits for the last one. Its file; rank -1 if it has none. Throws what went wrong.
+    /// Waits for the last call. The file; rank -1 if there is none. Throws what went wrong.
     [[nodiscard]] checkpoint_shard finish();
 
 private:
     void begin(checkpoint_content content) noexcept;
     void write_content(std::uint64_t step, int rank, int ranks) noexcept;
+    template <class F>
+    void in_background(F const& work) noexcept;
 
     checkpoint_directory const& into_;
     checkpoint_content content_;

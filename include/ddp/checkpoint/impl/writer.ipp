@@ -9,10 +9,13 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <utility>
 
+#include <ddp/checkpoint/directory.hpp>
+#include <ddp/checkpoint/manifest.hpp>
 #include <ddp/checkpoint/writer.hpp>
 #include <ddp/kernel/store.hpp>
 
@@ -64,13 +67,36 @@ namespace ddp::detail {
     }
     finish_streams();
     content_.rearranged.clear();
+    in_background([this, step, rank, ranks] { write_content(step, rank, ranks); });
+}
+
+[[gnu::cold]] DDP_DECL void checkpoint_writer::commit(checkpoint_manifest const& manifest, std::size_t keep) noexcept {
     try {
-        thread_ = std::thread([this, step, rank, ranks] {
+        into_.commit(manifest);
+        if (std::string const wrong = into_.remove_older(manifest.step, keep); !wrong.empty())
+            say_of_checkpoint("an older checkpoint cannot be removed: " + wrong);
+    } catch (...) {
+        error_ = std::current_exception();
+    }
+    written_.store(true);
+}
+
+[[gnu::cold]] DDP_DECL void checkpoint_writer::start_commit(checkpoint_manifest const& manifest,
+                                                            std::size_t keep) noexcept {
+    join();
+    written_.store(false);
+    in_background([this, &manifest, keep] { commit(manifest, keep); });
+}
+
+template <class F>
+void checkpoint_writer::in_background(F const& work) noexcept {
+    try {
+        thread_ = std::thread([work] {
             ::setpriority(PRIO_PROCESS, 0, 19);  // Linux: of this thread alone, which training does not wait for
-            write_content(step, rank, ranks);
+            work();
         });
     } catch (...) {  // no thread, or no memory for one
-        write_content(step, rank, ranks);
+        work();
     }
 }
 
