@@ -18,12 +18,13 @@
 //   replicated  by messages; every rank keeps all of the optimizer's state
 //   sharded     by messages; each rank steps its slice and sends the new values
 // WITH="bf16 int8 powersgd topk" adds kinds whose exchange sends less, by messages: bfloat16_exchange, int8_exchange,
-// power_sgd_exchange of rank 4, top_k_exchange of 1 %. WITH="unchecked" adds the default without agreement_steps,
+// power_sgd_exchange of rank 4, top_k_exchange of 1 %. WITH="unchecked replicated_unchecked sharded_unchecked" adds the default,
+// replicated and sharded without agreement_steps,
 // WITH="nonfinite unused" the default that looks for NaN (nonfinite::stop), and that allows unused parameters (unused::allowed),
 // WITH="slices" replicated where large gradients are computed and reported in slices of 4 MiB, WITH="late" that and sharded,
 // with values that are gathered while the next batch goes forward (overlap_gather), WITH="one bf16_one" replicated and bf16
 // with training_options::buckets_in_flight = 1.
-// STEPS is the least number of steps in a round (4).
+// STEPS is the least number of steps in a round (4). OPTIMIZER=adam replaces SGD with momentum.
 //
 // Prints, in milliseconds on rank 0 (medians of a round's steps, then of the rounds):
 //   step        the whole step
@@ -192,14 +193,17 @@ public:
     double first_loss = 0, last_loss = 0;
 };
 
-constexpr ddp::sgd optimizer{.lr = 0.01, .momentum = 0.9};
+ddp::any_optimizer optimizer() {
+    if (setting("OPTIMIZER", "sgd") == "adam") return ddp::adam{.lr = 0.0001};
+    return ddp::sgd{.lr = 0.01, .momentum = 0.9};
+}
 
 class without_exchange final : public kind {
 public:
     without_exchange(std::string_view model, data const& with)
         : kind("nosync"), net_(make_model(model)), batch_(with.batch()), replica_(net_) {
         replica_.attach(replica_.make_arena());
-        stepper_ = std::make_unique<ddp::stepper<float>>(optimizer, replica_.where(), replica_.parameters());
+        stepper_ = std::make_unique<ddp::stepper<float>>(optimizer(), replica_.where(), replica_.parameters());
     }
     double step(sample& times) override {
         double const loss = replica_.forward(batch_);
@@ -231,7 +235,7 @@ public:
         : kind(std::move(called)),
           net_(make_model(model)),
           batch_(with.batch()),
-          trainer_(net_, optimizer, comm, policies...) {}
+          trainer_(net_, optimizer(), comm, policies...) {}
     double step(sample& times) override {
         trainer_.reset_times();
         double const loss = trainer_.step(batch_).loss;
@@ -366,9 +370,12 @@ bool measure(options const& with, ddp::communicator<> const& comm) {
     add("int8", ddp::int8_exchange{});
     add("powersgd", ddp::power_sgd_exchange{.rank = 4});
     add("topk", ddp::top_k_exchange{.ratio = 0.01});
-    std::pair<char const*, ddp::training_options> const others[] = {{"unchecked", {.agreement_steps = 0}},
-                                                                    {"nonfinite", {.nonfinite = ddp::nonfinite::stop}},
-                                                                    {"unused", {.unused = ddp::unused::allowed}}};
+    std::pair<char const*, ddp::training_options> const others[] = {
+        {"unchecked", {.agreement_steps = 0}},
+        {"replicated_unchecked", {.update = ddp::update::replicated, .share_memory = false, .agreement_steps = 0}},
+        {"sharded_unchecked", {.update = ddp::update::sharded, .share_memory = false, .agreement_steps = 0}},
+        {"nonfinite", {.nonfinite = ddp::nonfinite::stop}},
+        {"unused", {.unused = ddp::unused::allowed}}};
     for (auto const& [name, how] : others)
         if (extra.find(" " + std::string(name) + " ") != std::string::npos)
             kinds.push_back(std::make_unique<with_exchange>(name, with.model, mine, comm, how));
