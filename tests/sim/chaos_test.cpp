@@ -262,3 +262,28 @@ TEST_CASE("whatever delays and faults a seed stands for, a job ends as it must",
     CHECK(fine > (end - begin) / 4);
     CHECK(struck.size() == 3 * fault_kinds);  // each in each grouping
 }
+
+TEST_CASE("ranks that die while the others settle who died first change nothing about one verdict", "[sim][faults]") {
+    std::uint64_t const seeds = ddp::test::fewer > 1 ? 300 : 3000;
+    std::size_t second = 0;
+    for (std::uint64_t seed = 0; seed < seeds; ++seed) {
+        script with = of(seed);
+        ddp::random_stream const random(seed, ddp::random_use::user, 3);
+        with.ranks = 3 + static_cast<int>(random.at(0).below(6));
+        with.network.extra_delay = nanoseconds(static_cast<std::int64_t>(random.at(1).below(40'000'000)));
+        with.strikes.clear();
+        nanoseconds when(static_cast<std::int64_t>(random.at(2).below(20'000'000)));
+        int const first = static_cast<int>(random.at(3).below(static_cast<std::uint64_t>(with.ranks)));
+        for (int k = 0; k < 2; ++k) {
+            with.strikes.push_back(
+                {fault::kill, (first + k * (1 + static_cast<int>(seed % 2))) % with.ranks, 0, when, 0});
+            when += nanoseconds(static_cast<std::int64_t>(random.at(4).below(k == 0 ? 60'000'000 : 1)));
+        }
+        CAPTURE(seed, with.ranks);
+        result const calm = run(with, false), got = run(with, true);
+        REQUIRE(complaint(with, got, calm) == "");
+        for (ddp::rank_outcome const& one : got.outcome.ranks)
+            second += one.verdict && one.verdict->peer != first ? 1 : 0;
+    }
+    CHECK(second > 0);
+}
