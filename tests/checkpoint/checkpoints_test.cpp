@@ -1005,6 +1005,39 @@ TEST_CASE("what is written in the background, or at once where no thread starts,
             std::vector<std::string>{"latest", "step-000000000001", "step-000000000003", "step-000000000005.tmp"});
 }
 
+TEST_CASE("a save that its job did not live to finish does not end the next job", "[checkpoint]") {
+    bool const polls = GENERATE(false, true);
+    CAPTURE(polls);
+    scratch_directory const scratch;
+    std::vector<std::unique_ptr<checkpoints>> kept;
+    for (int rank = 0; rank < 2; ++rank)
+        kept.push_back(std::make_unique<checkpoints>(in(scratch), checkpoint_options{.background = true}));
+    auto const first = errors_of_ranks(
+        2,
+        [&](auto& comm) {
+            checkpoints& mine = *kept[static_cast<std::size_t>(comm.rank())];
+            kept_training one(comm, {});
+            mine.save(one.go_to(2).trainer, one.batches);
+            mine.wait();
+            mine.save(one.go_to(4).trainer, one.batches);
+            barrier(comm);
+            if (comm.rank() == 1) comm.fail("no more");  // it keeps what it was saving
+            while (polls && comm.rank() == 0) (void)mine.poll();
+            one.go_to(6);
+        },
+        patient());
+    for (std::string const& error : first) REQUIRE(error.starts_with("DDP-E206"));
+    auto const second = run_ranks(
+        2,
+        [&](auto& comm) {
+            kept_training one(comm, {});
+            auto const from = kept[static_cast<std::size_t>(comm.rank())]->resume(one.trainer, one.batches);
+            return from ? one.go_to(6).digest() : 0;
+        },
+        patient());
+    REQUIRE(second == std::vector<std::uint64_t>(2, undisturbed(2, {}, 6)));
+}
+
 TEST_CASE("no two pieces of state are kept under one name", "[checkpoint]") {
     auto const key = [](std::string_view of, std::string_view name, bool per_rank = false) {
         return ddp::detail::state_key({.of = of, .name = name, .per_rank = per_rank});

@@ -72,8 +72,9 @@ struct resumed_checkpoint {
 ///             (residuals of an exchange) starts at zero if the number of ranks has changed, buffers that differ as rank 0's.
 ///  Location   All ranks must see the same directory.
 ///
-/// All calls are collective, between steps, on the thread that calls the trainer; each rank has an object of its own. See
-/// docs/checkpoints.md.
+/// All calls are collective, between steps, on the thread that calls the trainer; each rank has an object of its own. From a
+/// save in the background until poll() has returned true or wait() has returned, the object holds a communicator: it keeps
+/// the rank in the job, as any copy does. See docs/checkpoints.md.
 class checkpoints {
 public:
     /// Does not access the disk: the first save creates the directory, whose parent must exist. Throws usage_error if the
@@ -85,8 +86,8 @@ public:
     }
     checkpoints(checkpoints const&) = delete;
     checkpoints& operator=(checkpoints const&) = delete;
-    /// Waits for the thread of a save in the background. What was saved last has not become a checkpoint unless wait()
-    /// or poll() said so.
+    /// Waits for the thread of a save in the background. Whether what was saved last has become a checkpoint is certain only
+    /// if wait() has returned, or poll() has returned true.
     ~checkpoints() = default;
 
     /// Saves a checkpoint of the trainer, and removes the oldest ones if there are more than options.keep. Only the
@@ -114,7 +115,8 @@ public:
     /// Cost    each rank reads all values and its part of the state; the digest of every file is verified by one rank.
     /// Throws  data_error, the same on every rank: errc::format for a checkpoint of another model, optimizer or sampler,
     ///         with all differences (up to 1,000), or if there are checkpoints but none is intact; errc::file
-    ///         if the directory cannot be read. The trainer is then unchanged. usage_error unless
+    ///         if the directory cannot be read, or a previous save in the background has failed. The trainer is then
+    ///         unchanged. usage_error unless
     ///         trainer.between_steps(). comm_error. If reading a file fails after the model has begun to change, the
     ///         communicator can no longer be used.
     template <detail::KeptTrainer C>
@@ -127,10 +129,10 @@ public:
         return resume_with(trainer, &batches);
     }
 
-    /// With options.background: returns whether the last save has become a checkpoint, or there was none. If all ranks have
-    /// finished writing it, rank 0's thread begins to make a checkpoint of it, and a later call returns true. Collective.
-    /// Does not wait for a disk. Cost: a small exchange; four more in the call that finds everything written. Throws as
-    /// save.
+    /// With options.background: returns true if nothing is being written, because the last save has become a checkpoint, has
+    /// failed, which a call has thrown, or there was none. If all ranks have finished writing, rank 0's thread begins to make
+    /// a checkpoint of it, and a later call returns true. Collective. Waits for a disk only if it throws, or if no thread can
+    /// be started. Cost: a small exchange; four more in the call that finds everything written. Throws as save.
     bool poll() { return pending_ == nullptr || finish(false); }
     /// Waits until the last save has become a checkpoint. Collective. Throws as save. Call it at the end of the training.
     void wait() {
@@ -145,6 +147,7 @@ private:
     struct writing {
         detail::checkpoint_manifest manifest;
         std::function<bool(bool)> finish;  // over the trainer's communicator
+        group const* ranks = nullptr;      // its
         bool committing = false;           // all ranks have written their files
     };
 
@@ -161,11 +164,22 @@ private:
         return true;
     }
 
+    /// The last save may be that of another job, which has failed since: its failure is not this one's.
+    template <Transport T>
+    void wait_before(communicator<T> const& comm) {
+        bool const of_others = pending_ != nullptr && pending_->ranks != &comm.members();
+        try {
+            wait();
+        } catch (comm_error const&) {
+            if (!of_others) throw;
+        }
+    }
+
     template <class C>
     void save_with(C& trainer, sampler const* batches, string_map const& entries) {
         auto const& comm = trainer.comm();
         detail::expect_kept_between_steps(trainer);
-        wait();
+        wait_before(comm);
         auto one = std::make_unique<writing>();
         one->manifest.library = detail::concat({version_major, ".", version_minor, ".", version_patch});
         one->manifest.step = trainer.completed_steps();
@@ -201,6 +215,7 @@ private:
         detail::agree_on_outcome(comm, mine, text, "checkpoint");
 
         one->finish = [this, comm](bool block) { return commit(comm, block); };
+        one->ranks = &comm.members();
         pending_ = std::move(one);
         detail::checkpoint_manifest const& as = pending_->manifest;
         if (options_.background) {
@@ -236,8 +251,9 @@ private:
                     if (all[2 * r] > 0)
                         one.manifest.shards.push_back({static_cast<int>(r), all[2 * r], all[2 * r + 1]});
                 one.committing = true;
-                if (comm.rank() == 0 && options_.background) writer_.start_commit(one.manifest, options_.keep);
-                if (comm.rank() == 0 && !options_.background) writer_.commit(one.manifest, options_.keep);
+                bool const behind = options_.background && !block;
+                if (comm.rank() == 0 && behind) writer_.start_commit(one.manifest, options_.keep);
+                if (comm.rank() == 0 && !behind) writer_.commit(one.manifest, options_.keep);
                 if (!block && !all_written(comm)) return false;
                 text = directory_.path();
             }
@@ -274,7 +290,7 @@ private:
     std::optional<resumed_checkpoint> resume_with(C& trainer, sampler* batches) {
         auto const& comm = trainer.comm();
         detail::expect_kept_between_steps(trainer);
-        wait();
+        wait_before(comm);
         std::vector<std::string> const names = candidates(comm);
         std::string damage;
         for (std::string const& name : names) {

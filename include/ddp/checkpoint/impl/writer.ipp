@@ -67,7 +67,11 @@ namespace ddp::detail {
     }
     finish_streams();
     content_.rearranged.clear();
-    in_background([this, step, rank, ranks] { write_content(step, rank, ranks); });
+    in_background([this, step, rank, ranks](bool by_thread) {
+        if (by_thread)  // Linux: of this thread alone, which training does not wait for
+            ::setpriority(PRIO_PROCESS, 0, 19);
+        write_content(step, rank, ranks);
+    });
 }
 
 [[gnu::cold]] DDP_DECL void checkpoint_writer::commit(checkpoint_manifest const& manifest, std::size_t keep) noexcept {
@@ -85,18 +89,16 @@ namespace ddp::detail {
                                                             std::size_t keep) noexcept {
     join();
     written_.store(false);
-    in_background([this, &manifest, keep] { commit(manifest, keep); });
+    // At the priority of training: it takes hardly any processor time, and a wait() may come meanwhile.
+    in_background([this, &manifest, keep](bool) { commit(manifest, keep); });
 }
 
 template <class F>
 void checkpoint_writer::in_background(F const& work) noexcept {
     try {
-        thread_ = std::thread([work] {
-            ::setpriority(PRIO_PROCESS, 0, 19);  // Linux: of this thread alone, which training does not wait for
-            work();
-        });
+        thread_ = std::thread([work] { work(true); });
     } catch (...) {  // no thread, or no memory for one
-        work();
+        work(false);
     }
 }
 
