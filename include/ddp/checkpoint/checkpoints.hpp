@@ -116,9 +116,8 @@ public:
     /// Throws  data_error, the same on every rank: errc::format for a checkpoint of another model, optimizer or sampler,
     ///         with all differences (up to 1,000), or if there are checkpoints but none is intact; errc::file
     ///         if the directory cannot be read, or a previous save in the background has failed. The trainer is then
-    ///         unchanged. usage_error unless
-    ///         trainer.between_steps(). comm_error. If reading a file fails after the model has begun to change, the
-    ///         communicator can no longer be used.
+    ///         unchanged. usage_error unless trainer.between_steps(). comm_error. If reading a file fails after the model
+    ///         has begun to change, the communicator can no longer be used.
     template <detail::KeptTrainer C>
     std::optional<resumed_checkpoint> resume(C& trainer) {
         return resume_with(trainer, nullptr);

@@ -64,8 +64,7 @@ concept CombiningAllreduceOver =
 ///
 ///  reduce(self, lane, what)      posts receives, into scratch, of what peers can send without this rank's data; awaits
 ///                                what.go, unless that is null; then reads and sends. Leaves slice r of the sum (times the
-///                                factor) on rank r, or
-///                                all of it on every rank if everywhere() says so
+///                                factor) on rank r, or all of it on every rank if everywhere() says so
 ///  all_gather(self, lane, data, cuts)   brings every rank's slice to all
 ///  everywhere(bytes, ranks)      whether reduce leaves the whole sum everywhere for this size
 ///

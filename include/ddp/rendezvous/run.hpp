@@ -97,8 +97,8 @@ static_assert(Launch<threads>);
 ///         left the job.
 /// Throws  environment_error (DDP-E101) if what is asked for was not built in or contradicts itself, if several processes
 ///         were started that do not know each other, or if a thread cannot be started. rendezvous_error (DDP-E201) if ranks
-///         did not find each other. Otherwise
-///         what body throws: with threads the lowest rank's own exception, or comm_error if all threw that.
+///         did not find each other. Otherwise what body throws: with threads the lowest rank's own exception, or comm_error
+///         if all threw that.
 template <Launch... Launches, class Body>
 void run(run_options const& with, Body body) {
     static_assert(std::is_void_v<std::invoke_result_t<Body&, communicator<>&>>,
