@@ -188,8 +188,9 @@ TEST_CASE("ranks whose dropout would leave out other units hear so when the trai
     for (auto const& text : errors(seven, same)) REQUIRE(text.empty());
     // Rank 0's values go everywhere, its seed does not.
     for (auto const& text : errors([](int rank) { return std::uint64_t{rank == 0 ? 7u : 0u}; }, same))
-        REQUIRE(text.find("DDP-E102 model differs: rank 1 differs from rank 0: another hash() of the model") == 0);
+        REQUIRE(text.find("DDP-E102 model differs: rank 1 differs from rank 0: another hash() of the model (seed 7 on "
+                          "rank 0, seed 0 on rank 1).") == 0);
     for (auto const& text : errors(seven, [](int rank) { return rank == 0 ? 0.5 : 0.4; }))
-        REQUIRE(text.find("another hash() of the model (such as the kind of a layer, or the seed of dropout)") !=
-                std::string::npos);
+        REQUIRE(text.find("another hash() of the model (layer 0: dropout(0.5) on rank 0, layer 0: dropout(0.4) on rank "
+                          "1).") != std::string::npos);
 }

@@ -456,25 +456,31 @@ TEST_CASE("layers that differ in kind or settings have other hashes, and the see
           "[nn]") {
     using namespace ddp::nn;
     image_shape const image{1, 6, 6};
-    std::vector<std::uint64_t> const hashes = {relu().hash(),
-                                               ddp::nn::tanh().hash(),
-                                               gelu().hash(),
-                                               gelu_erf().hash(),
-                                               layer_norm(3).hash(),
-                                               layer_norm(3, 1e-3).hash(),
-                                               batch_norm(3).hash(),
-                                               dropout(0.5).hash(),
-                                               dropout(0.4).hash(),
-                                               conv2d(image, {}).hash(),
-                                               conv2d(image, {.padding = 1}).hash(),
-                                               conv2d(image, {.stride = 2}).hash(),
-                                               conv2d({1, 4, 9}, {}).hash(),
-                                               max_pool2d(image).hash(),
-                                               max_pool2d(image, {.padding = 1}).hash(),
-                                               max_pool2d(image, {.stride = 1}).hash(),
-                                               average_pool2d(image).hash()};
-    REQUIRE(std::set<std::uint64_t>(hashes.begin(), hashes.end()).size() == hashes.size());
-    for (std::uint64_t const one : hashes) REQUIRE(one != 0);
+    std::set<std::uint64_t> hashes;
+    std::set<std::string> words;
+    auto const add = [&](auto const&... layers) {
+        (hashes.insert(layers.hash()), ...);
+        (words.insert(layers.hash_words()), ...);
+        return sizeof...(layers);
+    };
+    std::size_t const kinds = add(
+        relu(), ddp::nn::tanh(), gelu(), gelu_erf(), layer_norm(3), layer_norm(3, 1e-3), batch_norm(3),
+        batch_norm(3, {.momentum = 0.2}), batch_norm(3, {.epsilon = 1e-3}),
+        batch_norm(3, {.statistics = batch_statistics::synchronised}), dropout(0.5), dropout(0.4), conv2d(image, {}),
+        conv2d(image, {.padding = 1}), conv2d(image, {.stride = 2}), conv2d({1, 4, 9}, {}), max_pool2d(image),
+        max_pool2d(image, {.padding = 1}), max_pool2d(image, {.stride = 1}), average_pool2d(image));
+    REQUIRE(hashes.size() == kinds);
+    REQUIRE(words.size() == kinds);
+    REQUIRE_FALSE(hashes.contains(0));
+    REQUIRE_FALSE(words.contains(""));
+    REQUIRE(words.contains("conv2d(images of " + to_string(image) + ", kernel 3, stride 2, padding 0)"));
+
+    sequential mixed(linear(4, 4), batch_norm(4), relu(), dropout(0.25), layer_norm(4), mean_squared_error());
+    REQUIRE(mixed.initialize(3).hash_words() ==
+            "layer 1: batch_norm(local, momentum 0.1, epsilon 1e-05); layer 2: relu; layer 3: dropout(0.25); "
+            "layer 4: layer_norm(epsilon 1e-05); seed 3");
+    REQUIRE(sequential(linear(4, 4), relu(), mean_squared_error()).hash_words() == "layer 1: relu");
+    REQUIRE(sequential(linear(4, 4), mean_squared_error()).hash_words().empty());
 
     auto const hash = [](std::uint64_t seed, auto layer) {
         sequential net(linear(4, 4), std::move(layer), mean_squared_error());

@@ -43,6 +43,8 @@ private:
 
 /// Nine significant digits, without trailing zeros: "0.1".
 [[nodiscard]] std::string decimal(double number);
+/// As few digits as another float would not have: "1e-05".
+[[nodiscard]] std::string decimal(float number);
 
 /// Where to cut `text`, longer than `most` bytes: at `most`, or before the UTF-8 sequence that it would split.
 [[nodiscard]] std::size_t whole_characters(std::string_view text, std::size_t most) noexcept;

@@ -107,6 +107,8 @@ concept HasWeight = requires(M& model, Batch const& batch) {
 ///  needs_all_ranks()      whether it does: then passes are made on ranks without samples too, as often as on others
 ///  forward_absent()       forward where there is not even a batch; a backward follows. Needed for join()
 ///  hash()                 of settings besides the parameters, such as the seed of what is drawn: ranks compare it
+///  hash_words()           a std::string: what hash() covers, in words, its parts separated by "; ". Where ranks differ, E102 shows
+///                         the first part that does
 ///  begin_step(n)          step number n, from 0 and the same on every rank, comes next: before the step's first forward
 ///  training(bool)         mode
 ///  weight(batch)          samples (or tokens) in the batch; default batch.size(). Zero is legal

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <utility>
 
 #include <ddp/core/digest.hpp>
@@ -70,6 +71,12 @@ public:
             return policy_hash(Function::name);
         else
             return 0;
+    }
+    [[nodiscard]] std::string hash_words() const {
+        if constexpr (requires { Function::name; })
+            return std::string(Function::name);
+        else
+            return {};
     }
     matrix_view<E> forward(const_matrix_view<E> x, forward_mode) {
         matrix_view<E> y = y_.take(rows_of(x), columns_of(x));

@@ -16,6 +16,7 @@
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/core/element_type.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/kernel/kernel.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/model/rank_sums.hpp>
@@ -177,6 +178,11 @@ public:
     /// Ranks compare it.
     [[nodiscard]] std::uint64_t hash() const noexcept {
         return policy_hash("batch_norm", options_.statistics, options_.momentum, options_.epsilon);
+    }
+    [[nodiscard]] std::string hash_words() const {
+        return ddp::detail::concat({"batch_norm(", joins_ranks() ? "synchronised" : "local", ", momentum ",
+                                    ddp::detail::decimal(options_.momentum), ", epsilon ",
+                                    ddp::detail::decimal(options_.epsilon), ")"});
     }
 
     matrix_view<E> forward(const_matrix_view<E> x, forward_mode mode) {

@@ -14,6 +14,7 @@
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/core/random.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/kernel/kernel.hpp>
 #include <ddp/nn/layer.hpp>
 #include <ddp/nn/products.hpp>
@@ -71,6 +72,9 @@ public:
     }
     /// Ranks compare it: all of them must drop the same units.
     [[nodiscard]] std::uint64_t hash() const noexcept { return policy_hash("dropout", p_); }
+    [[nodiscard]] std::string hash_words() const {
+        return ddp::detail::concat({"dropout(", ddp::detail::decimal(p_), ")"});
+    }
 
     matrix_view<E> forward(const_matrix_view<E> x, forward_mode mode) {
         matrix_view<E> y = y_.take(rows_of(x), columns_of(x));

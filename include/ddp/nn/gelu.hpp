@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <utility>
 
 #include <ddp/core/digest.hpp>
@@ -112,6 +113,7 @@ public:
 
     /// Ranks and checkpoints compare it.
     [[nodiscard]] std::uint64_t hash() const noexcept { return policy_hash("gelu"); }
+    [[nodiscard]] std::string hash_words() const { return "gelu"; }
 
     matrix_view<E> forward(const_matrix_view<E> x, forward_mode) {
         matrix_view<E> y = y_.take(rows_of(x), columns_of(x));
@@ -151,6 +153,7 @@ public:
 
     /// Ranks and checkpoints compare it.
     [[nodiscard]] std::uint64_t hash() const noexcept { return policy_hash("gelu_erf"); }
+    [[nodiscard]] std::string hash_words() const { return "gelu_erf"; }
 
     matrix_view<E> forward(const_matrix_view<E> x, forward_mode) {
         matrix_view<E> y = y_.take(rows_of(x), columns_of(x));

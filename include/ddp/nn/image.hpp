@@ -9,6 +9,7 @@
 
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
+#include <ddp/core/text.hpp>
 
 namespace ddp::nn {
 
@@ -53,6 +54,10 @@ struct window {
     [[nodiscard]] std::size_t out_plane() const noexcept { return out_height * out_width; }
     [[nodiscard]] std::uint64_t hash(char const* layer) const noexcept {
         return policy_hash(layer, in.channels, in.height, in.width, kernel, stride, padding);
+    }
+    [[nodiscard]] std::string hash_words(char const* layer) const {
+        return ddp::detail::concat({layer, "(images of ", to_string(in), ", kernel ", kernel, ", stride ", stride,
+                                    ", padding ", padding, ")"});
     }
 
     /// Half-open range of positions.

@@ -220,6 +220,7 @@ struct backward_mode {
 ///                             all ranks. A rank without samples then calls them with no rows
 ///  hash()                     a digest of the layer's kind and of its settings, other than parameters: ranks compare it,
 ///                             and checkpoints. 0: nothing to compare
+///  hash_words()               returns std::string: what hash() covers, in words, for the error of ranks that differ
 ///  draws                      static constexpr bool: false for a layer with a hash() that draws no random numbers. If any
 ///                             layer with a hash() does, the model's seed is compared as well
 ///  reports_slices             static constexpr bool: backward uses `mode.slices`

@@ -16,6 +16,7 @@
 #include <ddp/core/digest.hpp>
 #include <ddp/core/function_ref.hpp>
 #include <ddp/core/separate.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/model/rank_sums.hpp>
 #include <ddp/nn/layer.hpp>
@@ -38,7 +39,8 @@ struct any_layer {
     [[nodiscard]] virtual std::vector<model_buffer> buffers() = 0;
     [[nodiscard]] virtual bool joins_ranks() const = 0;
     [[nodiscard]] virtual std::uint64_t hash() const = 0;  // 0: nothing that ranks have to compare
-    [[nodiscard]] virtual bool draws() const = 0;          // the model's seed matters beyond the first values
+    [[nodiscard]] virtual std::string hash_words() const = 0;
+    [[nodiscard]] virtual bool draws() const = 0;  // the model's seed matters beyond the first values
 };
 
 template <Element E, LayerOf<E> L>
@@ -101,6 +103,12 @@ struct holder final : any_layer<E> {
         else
             return 0;
     }
+    [[nodiscard]] std::string hash_words() const override {
+        if constexpr (requires { layer.hash_words(); })
+            return layer.hash_words();
+        else
+            return "hash " + std::to_string(hash());
+    }
     [[nodiscard]] bool draws() const override {
         if constexpr (requires { L::draws; })
             return L::draws;
@@ -134,6 +142,7 @@ public:
     [[nodiscard]] std::vector<model_buffer> buffers();
     void bind(storage<E> memory);
     [[nodiscard]] std::uint64_t hash() const;
+    [[nodiscard]] std::string hash_words() const;
 
     void join_ranks(std::shared_ptr<rank_sums> ranks) noexcept { ranks_ = std::move(ranks); }
     [[nodiscard]] rank_sums* ranks() const noexcept { return ranks_.get(); }
@@ -232,6 +241,18 @@ std::uint64_t layer_chain<E>::hash() const {
         }
     if (draws) all.add(mode.seed);
     return any ? all.value() : 0;
+}
+template <Element E>
+std::string layer_chain<E>::hash_words() const {
+    std::string all;
+    bool draws = false;
+    for (std::size_t l = 0; l < layers_.size(); ++l)
+        if (layers_[l]->hash() != 0) {
+            all += ddp::detail::concat({"layer ", l, ": ", layers_[l]->hash_words(), "; "});
+            draws = draws || layers_[l]->draws();
+        }
+    if (draws) return all + "seed " + std::to_string(mode.seed);
+    return all.substr(0, all.size() - std::min<std::size_t>(all.size(), 2));
 }
 template <Element E>
 bool layer_chain<E>::needs_all_ranks() const noexcept {

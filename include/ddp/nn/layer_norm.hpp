@@ -13,6 +13,7 @@
 
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/kernel/kernel.hpp>
 #include <ddp/nn/layer.hpp>
 #include <ddp/nn/products.hpp>
@@ -80,6 +81,9 @@ public:
 
     /// Ranks and checkpoints compare it.
     [[nodiscard]] std::uint64_t hash() const noexcept { return policy_hash("layer_norm", epsilon_); }
+    [[nodiscard]] std::string hash_words() const {
+        return ddp::detail::concat({"layer_norm(epsilon ", ddp::detail::decimal(epsilon_), ")"});
+    }
     [[nodiscard]] std::size_t inputs() const noexcept { return width_; }
     [[nodiscard]] std::size_t outputs() const noexcept { return width_; }
     [[nodiscard]] std::span<trainable<E>> parameters() noexcept { return parameters_; }

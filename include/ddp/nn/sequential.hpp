@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -115,6 +116,8 @@ public:
     /// A digest of what must be the same on all ranks besides parameters: the hash() of every layer that has one, and the seed
     /// if one of these draws random numbers.
     [[nodiscard]] std::uint64_t hash() const { return layers_.hash(); }
+    /// The same in words, for the error of ranks that differ: "layer 2: dropout(0.5); seed 7".
+    [[nodiscard]] std::string hash_words() const { return layers_.hash_words(); }
 
     /// Sets the number of the next step, on which random numbers in layers depend; 0 before the first call. Called by the
     /// trainer.

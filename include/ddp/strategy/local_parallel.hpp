@@ -369,7 +369,8 @@ local_parallel<M, T>::local_parallel(M& model, Opt const& optimizer, communicato
     std::vector<model_buffer> const all = replica_.buffers();
     std::uint64_t const hash =
         detail::agree_on_start(comm_, parameters(), detail::describe(std::span(all)), mine,
-                               detail::words_of(alike, std::string(meetings_.strategy().name()), local_.words()),
+                               detail::words_of(alike, detail::hash_words_of(model),
+                                                std::string(meetings_.strategy().name()), local_.words()),
                                {"local_parallel", "local_options"})
             .hash;
     meetings_.strategy().validate(comm_);

@@ -56,12 +56,12 @@ std::string describe(std::span<parameter<E> const> parameters) {
 struct agenda {
     static constexpr std::array<std::string_view, 6> names = {
         "version of the library",
-        "hash() of the model (such as the kind of a layer, or the seed of dropout)",
+        "hash() of the model",
         "value of the model's `contiguous` (parameters without gaps)",
         "bucket policy",
         "allreduce algorithm, exchange or strategy",
         "optimizer or its settings"};
-    static constexpr std::size_t optimizer = names.size() - 1;
+    static constexpr std::size_t model = 1, optimizer = names.size() - 1;
     std::array<std::uint64_t, names.size() + training_options::hash_names.size()> hashes = {};
     /// `options`: the type that the trainer's user sets them in.
     [[nodiscard]] static std::string name_of(std::size_t k, std::string_view options) {
@@ -87,9 +87,11 @@ struct trainer_names {
 };
 /// What some of the hashes stand for, for people: in their order; empty where there is nothing to show.
 using agenda_words = std::array<std::string, std::tuple_size_v<decltype(agenda::hashes)>>;
-[[nodiscard]] inline agenda_words words_of(training_options const& options, std::string exchange,
+[[nodiscard]] inline agenda_words words_of(training_options const& options, std::string model, std::string exchange,
                                            std::string optimizer) {
     agenda_words all;
+    std::ranges::replace(model, '\n', ' ');  // the user's: each is one line
+    all[agenda::model] = std::move(model);
     all[agenda::optimizer - 1] = std::move(exchange);
     all[agenda::optimizer] = std::move(optimizer);
     std::ranges::move(options.hash_words(), all.begin() + agenda::names.size());
@@ -110,18 +112,37 @@ template <class Thing>
     else
         return 0;
 }
+/// The same in words, its parts separated by "; ".
+template <class Thing>
+[[nodiscard]] std::string hash_words_of(Thing const& thing) {
+    if constexpr (requires { thing.hash_words(); })
+        return thing.hash_words();
+    else
+        return {};
+}
+
+/// Takes the first part of `text`, and the separator behind it, off `text`.
+[[nodiscard]] inline std::string_view take_part(std::string_view& text, std::string_view separator) {
+    std::size_t const end = text.find(separator);
+    std::string_view const first = text.substr(0, end);
+    text.remove_prefix(end == text.npos ? text.size() : end + separator.size());
+    return first;
+}
+
+/// The first parts in which two lists differ, "absent" where one has ended; the lists differ.
+[[nodiscard]] inline std::pair<std::string_view, std::string_view> first_parts_that_differ(std::string_view zero,
+                                                                                           std::string_view other) {
+    std::string_view a, b;
+    while (a == b && !(zero.empty() && other.empty())) a = take_part(zero, "; "), b = take_part(other, "; ");
+    auto const say = [](std::string_view text) { return text.empty() ? std::string_view("absent") : text; };
+    return {say(a), say(b)};
+}
 
 /// The first line in which two descriptions differ, in words.
 inline std::string first_difference(std::string_view zero, std::string_view other, std::string const& name_of_zero,
                                     std::string const& name_of_other) {
-    auto const line = [](std::string_view& text) {
-        std::size_t const end = text.find('\n');
-        std::string_view const first = text.substr(0, end);
-        text.remove_prefix(end == text.npos ? text.size() : end + 1);
-        return first;
-    };
     for (std::size_t i = 0; !zero.empty() || !other.empty(); ++i) {
-        std::string_view const a = line(zero), b = line(other);
+        std::string_view const a = take_part(zero, "\n"), b = take_part(other, "\n");
         if (a == b) continue;
         auto const say = [](std::string_view text) { return text.empty() ? std::string_view("absent") : text; };
         bool const buffer = a.starts_with("buffer ") || b.starts_with("buffer ");  // they come after all parameters
@@ -169,8 +190,10 @@ task<> expect_agreement(lane<T> over, std::string_view text, agenda mine, traine
                 std::string_view const theirs = line_of(from_zero.substr(zero.description), k),
                                        ours = line_of(text.substr(mine.description), k);
                 said += concat({"another ", agenda::name_of(k, names.options)});
-                if (theirs != ours)
-                    said += concat({" (", theirs, " on ", name(0), ", ", ours, " on ", name(rank), ")"});
+                if (theirs != ours) {
+                    auto const [on_zero, here] = first_parts_that_differ(theirs, ours);
+                    said += concat({" (", on_zero, " on ", name(0), ", ", here, " on ", name(rank), ")"});
+                }
             }
             over.on->fail(failure_kind::mismatch, errc::model_differs, over.of->world_rank(rank),
                           said + ". Build the same model with the same trainer settings on all ranks.", over.of);

@@ -34,6 +34,7 @@ namespace ddp::detail {
 /// What a trainer's ranks compare of a model besides its parameters, and what the engine has to know of it.
 struct model_facts {
     std::uint64_t hash = 0;       // hash(), where the model has one
+    std::string hash_words = {};  // hash_words(), likewise
     bool ready_releases = false;  // and is bound
     parameter_placement placed = parameter_placement::aligned;
     std::vector<model_buffer> buffers;

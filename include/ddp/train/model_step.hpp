@@ -35,8 +35,8 @@ public:
     model_step(M& model, communicator<T> const& comm, trainer_setup<T, element> with)
         : replica_(model),
           core_(comm, std::move(with), replica_.parameters(),
-                {hash_of(model), ready_releases<M> && ddp::replica<M>::bound, ddp::replica<M>::placed,
-                 replica_.buffers()}) {
+                {hash_of(model), hash_words_of(model), ready_releases<M> && ddp::replica<M>::bound,
+                 ddp::replica<M>::placed, replica_.buffers()}) {
         if constexpr (requires { model.join_ranks(sums_); }) {
             sums_ = std::make_shared<trainer_sums<T>>(comm);
             model.join_ranks(sums_);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -37,6 +38,11 @@ namespace ddp::detail {
     char digits[32];
     std::snprintf(digits, sizeof digits, "%.9g", number);
     return digits;
+}
+[[gnu::cold]] DDP_DECL std::string decimal(float number) {
+    char digits[32];
+    auto const [end, error] = std::to_chars(digits, digits + sizeof digits, number);
+    return {digits, end};
 }
 
 [[gnu::cold]] DDP_DECL std::size_t whole_characters(std::string_view text, std::size_t most) noexcept {
