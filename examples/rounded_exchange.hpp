@@ -11,13 +11,14 @@
 #include <span>
 #include <vector>
 
-/// To the nearest bfloat16, ties to even; `left` takes what that leaves out.
+/// To the nearest bfloat16, ties to even; `left` takes what that leaves out. A NaN stays one.
 DDP_KERNEL inline void round_values(float const* data, float* left, std::uint16_t* out, std::size_t count) {
     DDP_NO_CONTRACTION
     for (std::size_t i = 0; i < count; ++i) {
         float const wanted = data[i] + left[i];
         auto const bits = std::bit_cast<std::uint32_t>(wanted);
-        out[i] = static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+        std::uint32_t const rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+        out[i] = static_cast<std::uint16_t>(wanted == wanted ? rounded : bits >> 16 | 0x40);
         left[i] = wanted - std::bit_cast<float>(std::uint32_t{out[i]} << 16);
     }
 }

@@ -203,7 +203,7 @@ TEST_CASE("the learning rate's factor and what is frozen come back with a checkp
                     }).find("which this trainer cannot have") != std::string::npos);
             REQUIRE(thrown_by([&] {
                         (void)reader.frozen_among(others);
-                    }).find("is said to freeze 'w1', and no parameter has that name") != std::string::npos);
+                    }).find("lists frozen parameter 'w1', which the model does not have") != std::string::npos);
 
             // What was written before there was anything about it leaves both as the program has them.
             auto const path = scratch.path() / "kept" / "step-000000000005" / "manifest.json";

@@ -246,7 +246,7 @@ TEST_CASE("a shard that is whole, but not what was looked for, is refused", "[ch
         manifest.shards[2] = {2, std::filesystem::file_size(shard), ddp::detail::digest_of_file(shard)};
         put_content(step + "/manifest.json", ddp::detail::manifest_text(manifest));
         REQUIRE_THROWS_WITH(ddp::detail::checkpoint_reader(directory, second, 0, 1),
-                            "DDP-E302 format: " + shard + ": tensor '" + name + "' is none of a checkpoint");
+                            "DDP-E302 format: " + shard + ": tensor '" + name + "' does not belong in a checkpoint");
     }
     ddp::detail::checkpoint_reader reader(directory, "step-000000000002", 0, 3);
     std::string const first = in(scratch) + "/step-000000000002/shard-00000-of-00003.safetensors";

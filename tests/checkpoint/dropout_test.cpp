@@ -126,7 +126,7 @@ std::string keep_or_resume(std::string const& path, std::uint64_t seed, Net cons
 
 }  // namespace
 
-TEST_CASE("a checkpoint of a training that differs in what no tensor shows is refused, with what differs",
+TEST_CASE("a checkpoint of a training that differs in what is in no tensor is refused, with what differs",
           "[checkpoint]") {
     ::test::scratch_directory const scratch;
     std::string const in = (scratch.path() / "kept").string();

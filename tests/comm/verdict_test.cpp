@@ -276,7 +276,7 @@ TEST_CASE("who is late is said in words", "[comm][verdict]") {
     mark const step{.number = 11, .name = std::string_view("step")}, none;
     std::string const wait = "rank 0 has waited 5.0 s in ",
                       end =
-                          "; SIGUSR2 makes it write what it is doing. If nothing changes, the job fails after 120.0 s "
+                          "; send it SIGUSR2 to see what it is doing. If nothing changes, the job fails after 120.0 s "
                           "(timing.collective)";
     CHECK(text(mine, {2}, 2, step) == wait +
                                           "allreduce for rank 2, which has not entered it. Rank 2 is alive and last "

@@ -69,7 +69,8 @@ TEST_CASE("an IDX file that ends anywhere too early is refused", "[data][idx]") 
     for (std::size_t length = 0; length < whole.size(); ++length) {
         CAPTURE(length);
         bytes const part(whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(length));
-        check_refused(part, length < 4 ? "is no IDX file: it has " + std::to_string(length) + " bytes, a header takes"
+        check_refused(part, length < 4
+                                ? "is not an IDX file: it has " + std::to_string(length) + " bytes, a header takes"
                             : length < 12 ? "is truncated: it ends after " + std::to_string(length) +
                                                 " bytes, its header of 2 dimensions takes 12"
                                           : "is truncated: it holds " + std::to_string(length - 12) + " bytes of data");
@@ -84,8 +85,9 @@ TEST_CASE("an IDX file with more than its header promises is refused", "[data][i
     check_refused(test::joined(test::idx_header({0, 5}), test::ramp(1)), "goes on after the 0 bytes");
 }
 
-TEST_CASE("what is no IDX header is refused", "[data][idx]") {
-    check_refused({0x1f, 0x8b, 8, 0, 0, 0, 0, 0}, "is no IDX file: it begins with 1f8b0800, expected 0000, a type and");
+TEST_CASE("what is not an IDX header is refused", "[data][idx]") {
+    check_refused({0x1f, 0x8b, 8, 0, 0, 0, 0, 0},
+                  "is not an IDX file: it begins with 1f8b0800, expected 0000, a type and");
     check_refused({0, 1, 8, 1, 0, 0, 0, 0}, "begins with 00010801");
     check_refused({0, 0, 0x0a, 1, 0, 0, 0, 0}, "has type code 0x0a, IDX knows 0x08, 0x09, 0x0b");
     check_refused({0, 0, 8, 0}, "has no dimensions, expected at least one");

@@ -256,14 +256,14 @@ TEST_CASE("what NumPy itself has written is read, or refused with what to do", "
     CHECK(seen == files.size());
 }
 
-TEST_CASE("what is no NPY file, or promises too much, is refused", "[data][npy]") {
+TEST_CASE("what is not an NPY file, or promises too much, is refused", "[data][npy]") {
     std::string const good = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }";
     bytes const whole = npy(good, test::ramp(24));
     for (std::size_t length = 0; length < whole.size(); ++length) {
         CAPTURE(length);
         bytes const part(whole.begin(), whole.begin() + static_cast<long>(length));
         check_refused(part,
-                      length < 8    ? "is no NPY file: it does not begin with"
+                      length < 8    ? "is not an NPY file: it does not begin with"
                       : length < 10 ? "is truncated: it ends within the length of its header"
                       : length < 128
                           ? "is truncated: it ends after " + std::to_string(length) + " bytes, its header takes 128"
@@ -273,7 +273,7 @@ TEST_CASE("what is no NPY file, or promises too much, is refused", "[data][npy]"
     check_refused(npy(good, test::ramp(25)), "goes on after the 24 bytes of data that its header promises", read_npy);
     bytes other = whole;
     other[1] = 'n';
-    check_refused(other, "is no NPY file", read_npy);
+    check_refused(other, "is not an NPY file", read_npy);
     other = whole;
     other[6] = 4;
     check_refused(other, "byte 6: has format 4.0, expected 1.0, 2.0 or 3.0", read_npy);

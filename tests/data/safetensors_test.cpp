@@ -232,7 +232,7 @@ TEST_CASE("bad headers are refused, with the place and what was expected", "[dat
         {R"({"__metadata__":{"a":{}},X})", "expected '\"'"},
         {R"({"__metadata__":{"a":"1","a":"2"},X})", "'a' twice"},
         {R"({"__metadata__":{},"__metadata__":{},X})", "__metadata__ is there twice"},
-        {"{\"\x80\":1}", "a string that is no UTF-8"},
+        {"{\"\x80\":1}", "a string that is not UTF-8"},
         {"{\"\xC0\xAF\":1}", "no UTF-8"},
         {"{\"\xE0\x9F\xBF\":1}", "no UTF-8"},
         {"{\"\xED\xA0\x80\":1}", "no UTF-8"},
@@ -508,7 +508,7 @@ TEST_CASE("a file is replaced whole or not at all", "[data]") {
         REQUIRE(test::catch_error([&] { whole_file("/dev/full"); }).says("/dev/full: cannot be written"));
     }
     SECTION("a directory") {
-        REQUIRE(test::catch_error([&] { whole_file(scratch.path().string()); }).says("no regular file"));
+        REQUIRE(test::catch_error([&] { whole_file(scratch.path().string()); }).says("not a regular file"));
     }
     REQUIRE(names_in(scratch.path()) == std::set<std::string>{"kept"});
 }

@@ -24,7 +24,7 @@
 #ifdef SNIPPETS_WITH_MPI
 #include <boost/mpi/communicator.hpp>
 #include <boost/mpi/environment.hpp>
-#include <ddp/collective/algorithms/native_allreduce.hpp>  // the door ddp::mpi
+#include <ddp/collective/algorithms/native_allreduce.hpp>  // needs the target ddp::mpi
 #include <ddp/rendezvous/run_mpi.hpp>
 #endif
 

@@ -445,23 +445,24 @@ by_hand_of<E> top_k_by_hand(exchange_plan<E> const& plan, double ratio, bool fee
 template <Element E>
 by_hand_of<E> random_k_by_hand(exchange_plan<E> const& plan, double ratio, std::uint64_t seed, bool feedback) {
     auto step = std::make_shared<std::vector<std::uint64_t>>(plan.buckets.size());
-    return {[&plan, ratio, seed, step](std::size_t b, auto const& wanted, auto& received) {
-                std::vector<std::size_t> places;  // of elements: without gaps
-                for (exchange_piece const& piece : plan.buckets[b].pieces)
-                    for (std::size_t i = 0; i < piece.count; ++i) places.push_back(piece.begin + i);
-                std::size_t const n = places.size(), k = k_of(plan.buckets[b], ratio);
-                std::uint64_t const now = (*step)[b]++;
-                for (std::size_t j = 0; j < k; ++j) {
-                    std::size_t const begin = n * j / k, end = n * (j + 1) / k;
-                    std::size_t const at =
-                        places[begin +
-                               static_cast<std::size_t>(
-                                   random_stream(seed, random_use::user, b).at((now << 32) + j).below(end - begin))];
-                    for (std::size_t r = 0; r < wanted.size(); ++r) received[r][at] = wanted[r][at];
-                }
-                return reference_sum(received);
-            },
-            feedback};
+    return {
+        [&plan, ratio, seed, step](std::size_t b, auto const& wanted, auto& received) {
+            std::vector<std::size_t> places;  // of elements: without gaps
+            for (exchange_piece const& piece : plan.buckets[b].pieces)
+                for (std::size_t i = 0; i < piece.count; ++i) places.push_back(piece.begin + i);
+            std::size_t const n = places.size(), k = k_of(plan.buckets[b], ratio);
+            std::uint64_t const now = (*step)[b]++;
+            for (std::size_t j = 0; j < k; ++j) {
+                std::size_t const begin = n * j / k, end = n * (j + 1) / k;
+                std::size_t const at =
+                    places[begin +
+                           static_cast<std::size_t>(
+                               random_stream(seed, random_use::compression, b).at((now << 32) + j).below(end - begin))];
+                for (std::size_t r = 0; r < wanted.size(); ++r) received[r][at] = wanted[r][at];
+            }
+            return reference_sum(received);
+        },
+        feedback};
 }
 
 /// Vogels et al., algorithm 1, for whole rows of each parameter: dense matrices, one number after the other.
@@ -490,10 +491,9 @@ inline by_hand power_sgd_by_hand(exchange_plan<double> const& plan, power_sgd_ex
                         right.assign(n * rank, 0);
                         for (std::size_t k = 0; k < rank; ++k)
                             for (std::size_t j = 0; j < n; ++j)
-                                right[j * rank + k] =
-                                    random_stream(with.seed, random_use::initial_values, piece.parameter)
-                                        .at((now << 40) + (first * rank + k) * n + j)
-                                        .symmetric<double>();
+                                right[j * rank + k] = random_stream(with.seed, random_use::compression, piece.parameter)
+                                                          .at((now << 40) + (first * rank + k) * n + j)
+                                                          .symmetric<double>();
                     }
                     numbers_of all(m * n), p(m * rank);
                     for (std::size_t i = 0; i < m * n; ++i)

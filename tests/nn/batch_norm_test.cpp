@@ -247,7 +247,7 @@ TEST_CASE("batch_norm refuses what has no deviation, and samples of another size
     nn::batch_norm<float> layer(3);
     std::vector<float> const x(7);
     CHECK_THROWS_WITH(layer.forward(nn::as_matrix(std::span<float const>(x).first(3), 1, 3), {}),
-                      Catch::Contains("one number a channel has no deviation"));
+                      Catch::Contains("each channel has one number in this rank's share of the batch"));
     CHECK_THROWS_WITH(layer.forward(nn::as_matrix(std::span<float const>(x), 1, 7), {}),
                       Catch::Contains("batch_norm over 3 x 1 x 1 was given samples of 7 features: they must be 3"));
     CHECK_NOTHROW(layer.forward(nn::as_matrix(std::span<float const>(x).first(3), 1, 3), {.training = false}));

@@ -98,8 +98,8 @@ TEST_CASE("a group without parameters is refused by name", "[optim]") {
     std::string const second = complaint(shadowed, names);
     CAPTURE(second);
     CHECK(
-        second.find("parameter_groups: no parameter is left for the group '2.bias': '2.bias', say, fits a group before "
-                    "it. Put the narrower pattern first.") != second.npos);
+        second.find("parameter_groups: no parameter is left for the group '2.bias': '2.bias', for example, matches an "
+                    "earlier group. Put the narrower pattern first.") != second.npos);
     CHECK(complaint(groups{ddp::sgd{}, {{"2.bias", ddp::sgd{}}, {"*.bias", ddp::sgd{}}}}, names).empty());
 }
 

@@ -293,7 +293,7 @@ class Late(FaultCase):
         self.late("spin", ((2, 1, "backward"), (3, 0, "between"), (4, 2, "forward")))
 
     def test_who_is_late_is_said_before_it_fails_the_job(self):
-        alive = r"; SIGUSR2 makes it write what it is doing. If nothing changes, the job fails after \d+.0 s \(timing.collective\)$"
+        alive = r"; send it SIGUSR2 to see what it is doing. If nothing changes, the job fails after \d+.0 s \(timing.collective\)$"
         for phase, expected in (
                 ("between", r"^ddp: rank 0 has waited \d+.\d s in step #3 for rank 1, which has not entered it. Rank 1 is alive and last "
                             r"entered \w+ \(1 operation earlier\)" + alive),

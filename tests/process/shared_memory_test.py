@@ -212,6 +212,12 @@ class Hosts(unittest.TestCase):
         self.assertEqual(len(digests), 1, out)
         return digests.pop()
 
+    def expect_warning(self, hosts, memory, said):
+        """Once, where no two ranks of a host follow each other."""
+        nothing_saved = memory == "shared" and len(set(hosts)) > 1 and all(a != b for a, b in zip(hosts, hosts[1:]))
+        self.assertEqual(len(re.findall(r"^ddp: warning: ranks that follow each other are on different hosts", said, re.M)),
+                         int(nothing_saved), said)
+
     def over_mpi(self, hosts, memory="shared", **variables):
         size = len(hosts)
         around = {**environment(HOSTS=",".join(hosts), **variables), "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -220,6 +226,7 @@ class Hosts(unittest.TestCase):
         ended = subprocess.run([*command, *self.words], env=around, text=True, stdin=subprocess.DEVNULL, capture_output=True,
                                timeout=120 * SCALE, check=False)
         self.assertEqual(ended.returncode, 0, ended.stdout + ended.stderr)
+        self.expect_warning(hosts, memory, ended.stderr)
         return self.result(ended.stdout, size, hosts, memory, "unknown", "unknown")
 
     def over_tcp(self, hosts, memory="shared", **variables):
@@ -228,6 +235,7 @@ class Hosts(unittest.TestCase):
             job.wait()
             self.assertEqual({r.code for r in job.ranks.values()}, {0}, job.story())
             shared = memory == "shared"
+            self.expect_warning(hosts, memory, "".join(r.err for r in job.ranks.values()))
             messages = "sockets" if not shared else "memory" if len(set(hosts)) == 1 else "mixed"
             return self.result("".join(r.out for r in job.ranks.values()), job.size, hosts, memory, messages,
                                "memory" if shared else "sockets")

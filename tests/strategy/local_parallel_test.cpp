@@ -1007,12 +1007,12 @@ TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
         auto const refusal = [&](auto strategy) {
             return thrown_by([&] { local_parallel trainer{net, any_optimizer(sgd{}), comm, strategy}; });
         };
-        REQUIRE_THAT(refusal(any_strategy(local_sgd{.period = 0})), Contains("local_sgd: a period of 0"));
+        REQUIRE_THAT(refusal(any_strategy(local_sgd{.period = 0})), Contains("local_sgd: period is 0"));
         REQUIRE_THAT(refusal(any_strategy(diloco{.period = 0})),
-                     Contains("diloco: a period of 0 steps; ranks meet after each step with 1"));
-        REQUIRE_THAT(refusal(any_strategy(slow_momentum{.period = 0})), Contains("slow_momentum: a period of 0"));
+                     Contains("diloco: period is 0; use 1 to meet after every step"));
+        REQUIRE_THAT(refusal(any_strategy(slow_momentum{.period = 0})), Contains("slow_momentum: period is 0"));
         REQUIRE_THAT(refusal(strategy_of<false>(elastic_averaging{.period = 0})),
-                     Contains("elastic_averaging: a period of 0"));
+                     Contains("elastic_averaging: period is 0"));
         REQUIRE_THAT(refusal(any_strategy(hierarchical_averaging<>{.inner = comm, .inner_period = 0, .period = 4})),
                      Contains("inner_period is 0 and period 4"));
         REQUIRE_THAT(refusal(any_strategy(diloco{.outer_lr = 0})), Contains("diloco: the outer learning rate is 0.0"));
@@ -1022,7 +1022,7 @@ TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
             refusal(strategy_of<false>(elastic_averaging{.alpha = 2})),
             Contains("elastic_averaging: alpha is 2.0") && Contains("; it lies between 0 and 1, and with 0 is 0.9"));
         REQUIRE_THAT(refusal(strategy_of<false>(elastic_averaging{.alpha = -0.1})), Contains("alpha is -0.1"));
-        REQUIRE_THAT(refusal(gossip{.period = 0}), Contains("gossip: a period of 0"));
+        REQUIRE_THAT(refusal(gossip{.period = 0}), Contains("gossip: period is 0"));
         REQUIRE_THAT(refusal(any_strategy(hierarchical_averaging<>{.inner = comm, .inner_period = 3, .period = 4})),
                      Contains("inner_period is 3 and period 4"));
     });

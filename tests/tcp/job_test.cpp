@@ -58,7 +58,8 @@ template <class Comm>
 std::uint64_t train_a_little(Comm& comm, ddp::update how) {
     using ddp::test::addend;
     ddp::test::tanh_mlp<float> model(3, 5, 2, 7);
-    ddp::data_parallel trainer{model, ddp::adamw{.lr = 0.01}, comm, ddp::training_options{.update = how}};
+    ddp::data_parallel trainer{model, ddp::adamw{.lr = 0.01}, comm,
+                               ddp::training_options{.update = how, .share_memory = false}};
     auto const x = addend<float>(ddp::test::values::small_integers, 1, comm.rank(), 3 * 4),
                y = addend<float>(ddp::test::values::small_integers, 2, comm.rank(), 2 * 4);
     for (int step = 0; step < 4; ++step) trainer.step(ddp::test::regression<float>{x, y, 4});
@@ -160,9 +161,12 @@ TEST_CASE("over TCP seven and nine ranks hold the bits of the canonical sum, and
     if (ddp::test::sanitizers_leave_out("canonical sums", ranks)) return;
     auto const check = [](auto& comm) {
         ddp::test::failures all;
-        for (auto const& [name, algorithm] : ddp::test::algorithms())
-            ddp::test::note(all, name,
-                            ddp::test::check_allreduce<float>(comm, algorithm, 1003, ddp::test::values::mixed));
+        for (auto const& [name, algorithm] : ddp::test::algorithms()) {
+            using enum ddp::test::values;
+            ddp::test::note(all, name, ddp::test::check_allreduce<float>(comm, algorithm, 1003, mixed));
+            ddp::test::note(all, name, ddp::test::check_allreduce<double>(comm, algorithm, 1003, mixed));
+            ddp::test::note(all, name, ddp::test::check_reduce_scatter<float>(comm, algorithm, 1003));
+        }
         return std::pair(train_a_little(comm, ddp::update::sharded), std::move(all));
     };
     auto const expected = ddp::test::run_ranks(

@@ -103,12 +103,16 @@ TEST_CASE("a difference at the end of a long list of parameters is found", "[tra
 TEST_CASE("trainers with other settings are refused on every rank, with what they differ in", "[train]") {
     int const culprit = GENERATE(0, 2);
     expect_refusal(culprit, [](setup& s) { s.optimizer = sgd{.lr = 0.25}; },
-                   {"optimizer or its settings (", "learning rate 0.25 on rank"});
-    expect_refusal(culprit, [](setup& s) { s.optimizer = adam{}; }, {"optimizer"});
+                   {"optimizer or its settings (", "sgd(lr 0.25, momentum 0, weight_decay 0, nesterov false) on rank"});
+    expect_refusal(
+        culprit, [](setup& s) { s.optimizer = adam{}; },
+        {"optimizer or its settings (", "adam(lr 0.001, beta1 0.9, beta2 0.999, eps 1e-08, weight_decay 0) on"});
     expect_refusal(culprit, [](setup& s) { s.algorithm = naive_allreduce{}; },
                    {"allreduce algorithm", "naive on rank"});
+    expect_refusal(culprit, [](setup& s) { s.algorithm = ring_allreduce{.segment_bytes = 4096}; },
+                   {"allreduce algorithm", "ring(segment_bytes 4096) on rank"});
     expect_refusal(culprit, [](setup& s) { s.algorithm = automatic_allreduce{.cost = network_cost{.message = 1}}; },
-                   {"allreduce algorithm"});
+                   {"allreduce algorithm", "cost.message 1, "});
     expect_refusal(culprit, [](setup& s) { s.buckets = per_parameter_buckets{}; }, {"bucket policy"});
     expect_refusal(culprit, [](setup& s) { s.buckets = size_capped_buckets{.cap_bytes = 64}; }, {"bucket policy"});
     expect_refusal(culprit, [](setup& s) { s.buckets = scrambled_buckets{}; }, {"bucket policy"});
@@ -117,7 +121,10 @@ TEST_CASE("trainers with other settings are refused on every rank, with what the
     expect_refusal(culprit, [](setup& s) { s.options.update = update::sharded, s.options.overlap_gather = true; },
                    {"another training_options.update or overlap_gather (", "sharded with overlap_gather on rank"});
     expect_refusal(culprit, [](setup& s) { s.options.schedule = step_decay{}; },
-                   {"another training_options.schedule (", "step_decay on rank"});
+                   {"another training_options.schedule (", "step_decay(every 1000, factor 0.1) on rank"});
+    expect_refusal(culprit, [](setup& s) { s.options.schedule = linear_warmup{.steps = 5}; },
+                   {"another training_options.schedule (", "constant_rate on rank",
+                    "constant_rate after linear_warmup(steps 5, from 0.1) on rank"});
     expect_refusal(culprit, [](setup& s) { s.options.unused = unused::allowed; },
                    {"another training_options.unused or frozen (", "unused::error, nothing frozen on rank",
                     "unused::allowed, nothing frozen on rank"});

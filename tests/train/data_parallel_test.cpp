@@ -886,6 +886,17 @@ struct counter {
     void on(bucket_reduced const&) { ++buckets; }
     void on(step_finished const&) { ++steps; }
 };
+/// An algorithm that says how often it was used.
+struct counting_sum {
+    static constexpr char const* name = "counting";
+    static constexpr bool canonical = true;
+    int* sums;
+    template <Transport T, Element E>
+    static task<> sum(counting_sum self, lane<T> over, std::span<E> data) {
+        ++*self.sums;
+        return naive_allreduce::sum(naive_allreduce{}, over, data);
+    }
+};
 }  // namespace
 
 TEST_CASE("policies come in any order, and an observer is moved in or stays the caller's", "[train]") {
@@ -900,9 +911,12 @@ TEST_CASE("policies come in any order, and an observer is moved in or stays the 
             };
             training_options const options{.clip = clip_by_value{.limit = 0.5}};
             counter mine;
-            std::uint64_t const expected = digest_of(options, ring_allreduce{}, per_parameter_buckets{}, counter{});
-            bool same = digest_of(counter{}, per_parameter_buckets{}, ring_allreduce{}, options) == expected;
-            same = same && digest_of(per_parameter_buckets{}, options, std::ref(mine)) == expected;
+            int sums = 0;
+            counting_sum const counting{&sums};
+            std::uint64_t const expected = digest_of(options, counting, per_parameter_buckets{}, counter{});
+            bool same = digest_of(counter{}, per_parameter_buckets{}, counting, options) == expected && sums == 12;
+            same = same && digest_of(per_parameter_buckets{}, counting, options) == expected && sums == 18;
+            same = same && digest_of(per_parameter_buckets{}, options, std::ref(mine)) == expected && sums == 18;
             bound_model model({{"a", {8}}, {"b", {16}}}, 0.5);
             data_parallel braces{model, sgd{.lr = 0.1}, comm, {.update = update::sharded}, std::ref(mine)};
             braces.step(numbers{{1}});

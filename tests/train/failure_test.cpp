@@ -55,14 +55,18 @@ bool contains(std::string const& text, std::string const& part) {
 }
 
 /// What ranks throw that have trained for two steps when `spoil(model)` happens to one of them, the last of fewer than
-/// two. Every later call must throw again.
-std::vector<std::string> errors_after(std::function<void(model&)> const& spoil, training_options const& options = {},
+/// two: in memory that they share, and by messages. Every later call must throw again.
+std::vector<std::string> errors_after(std::function<void(model&)> const& spoil, training_options options = {},
                                       bool tcp = false, int all = ranks) {
+    options.share_memory = GENERATE(true, false);
+    CAPTURE(options.share_memory);
     return errors_over(
         tcp, all,
         [&](auto& comm) {
             model net({{"a", {30}}, {"b", {20}}, {"c", {0}}, {"d", {10}}});
             auto trainer = make_trainer(net, comm, options);
+            if (trainer.shares_memory() != (options.share_memory && comm.size() > 1))
+                throw std::logic_error("gradients take another path");
             trainer.step(numbers{{1}});
             trainer.step(numbers{{1, 2}});
             bool const guilty = comm.rank() == std::min(culprit, comm.size() - 1);
@@ -447,14 +451,16 @@ struct full_log {
 }  // namespace
 
 TEST_CASE("what an observer throws at the end of a step on one rank is heard by the others at once", "[train]") {
-    bool const sharded = GENERATE(false, true);
+    bool const tcp = GENERATE(false, true), sharded = GENERATE(false, true), shared = GENERATE(true, false);
+    CAPTURE(tcp, sharded, shared);
     auto const since = monotonic_clock::now();
-    auto const errors = errors_of_ranks(
-        ranks,
+    auto const errors = errors_over(
+        tcp, ranks,
         [&](auto& comm) {
+            training_options options = options_of(sharded, false);
+            options.share_memory = shared;
             model net({{"a", {30}}, {"b", {3}}});
-            data_parallel trainer{net, sgd{.lr = 0.1}, comm, options_of(sharded, false),
-                                  full_log{comm.rank() == culprit}};
+            data_parallel trainer{net, sgd{.lr = 0.1}, comm, options, full_log{comm.rank() == culprit}};
             for (int step = 0; step < 4; ++step) trainer.step(numbers{{1}});
         },
         patient());

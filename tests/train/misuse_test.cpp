@@ -176,16 +176,21 @@ TEST_CASE("backward without the trainer's forward is refused, not taken for an e
         trainer.forward(numbers{{1.0}});
         trainer.accumulate();
         std::string const accumulated = thrown_by([&] { trainer.accumulate(); });
+        std::string const waiting = thrown_by([&] { (void)trainer.progress(); });
         trainer.backward();
         std::string const begun = thrown_by([&] { trainer.backward(); });
+        std::string const early = thrown_by([&] { trainer.forward(numbers{{1.0}}); });
         trainer.finish();
         std::string const over = thrown_by([&] { trainer.backward(); });
-        return std::vector{accumulated, begun, over, std::to_string(net.value(0)[0])};
+        return std::vector{accumulated, begun, over, std::to_string(net.value(0)[0]), waiting, early};
     });
     CHECK(said(again[0][0], "accumulate() goes back through trainer.forward(batch)"));
     CHECK(said(again[0][1], "a step is under way: finish() it before the next one begins"));
     CHECK(said(again[0][2], "backward() goes back through trainer.forward(batch)"));
     CHECK(again[0][3] == "-1.000000");
+    CHECK(
+        said(again[0][4], "progress: gradients of accumulate() wait for their step; make it first, by backward() and"));
+    CHECK(said(again[0][5], "forward: a step is under way, which changes values; finish() it first"));
 }
 
 TEST_CASE("algorithms with other message sizes are refused when the trainers are made", "[train]") {

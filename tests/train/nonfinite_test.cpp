@@ -343,7 +343,7 @@ TEST_CASE("three ranks are named, and the others counted", "[train]") {
           "2 more of the ranks have such elements");
 }
 
-TEST_CASE("rank 0 says which step was skipped, or made all the same, and why", "[train]") {
+TEST_CASE("rank 0 says which step was skipped, or applied anyway, and why", "[train]") {
     std::FILE* const file = std::tmpfile();
     REQUIRE(file != nullptr);
     std::fflush(stderr);
@@ -371,6 +371,6 @@ TEST_CASE("rank 0 says which step was skipped, or made all the same, and why", "
     std::string const why = ": the mean gradient is not finite: " + expected_text(3);
     CHECK(text == "ddp: step 2 was skipped" + why + " (such steps so far: 1)\n" +      //
                       "ddp: step 3 was skipped" + why + " (such steps so far: 2)\n" +  //
-                      "ddp: step 5 was skipped" + why + " (such steps so far: 4)\n" +
-                      "ddp: step 2 was made all the same" + why + " (such steps so far: 1)\n");
+                      "ddp: step 5 was skipped" + why + " (such steps so far: 4)\n" + "ddp: step 2 was applied anyway" +
+                      why + " (such steps so far: 1)\n");
 }

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <stdexcept>
 #include <string>
@@ -452,6 +453,37 @@ TEST_CASE("within a step nothing is saved or loaded", "[train]") {
         patient());
     REQUIRE(contains(only(texts), "DDP-E100 usage: a step is under way: weights are saved and loaded between steps"));
     REQUIRE(std::filesystem::exists(in(scratch)));
+}
+
+TEST_CASE("an error that every rank throws is every rank's, though none of them catches it before its trainer ends",
+          "[train]") {
+    scratch_directory const scratch;
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    bool const shared = GENERATE(true, false);
+    CAPTURE(ranks, tcp, shared);
+    using training = data_parallel<model, any_transport>;
+    std::string const missing = in(scratch) + "/missing";
+    std::vector<std::pair<std::string, std::function<void(training&, communicator<>&)>>> const calls = {
+        {"E301", [&](auto& trainer, auto&) { (void)load_weights(trainer, missing); }},
+        {"E301", [&](auto& trainer, auto&) { save_weights(trainer, missing + "/there"); }},
+        {"E100", [](auto& trainer, auto& comm) { trainer.set_rate_factor(1.0 + comm.rank()); }},
+        {"E100", [](auto& trainer, auto& comm) { trainer.freeze(comm.rank() == 0 ? "a" : "b"); }}};
+    for (auto const& [code, call] : calls) {
+        if (ranks == 1 && code == "E100") continue;
+        for (int round = 0; round < 5; ++round)
+            for (std::string const& text : errors_over(
+                     tcp, ranks,
+                     [&](communicator<>& comm) {
+                         model net(parts);
+                         training trainer = make_trainer(net, comm, {.share_memory = shared});
+                         trainer.step(numbers{{1}});
+                         call(trainer, comm);
+                     },
+                     patient())) {
+                CAPTURE(text);
+                CHECK(text.find("DDP-" + code) == 0);
+            }
+    }
 }
 
 TEST_CASE("what the model throws while it is saved or loaded comes back as itself, and the others are told",

@@ -36,8 +36,8 @@ namespace ddp {
 /// Options of checkpoints.
 struct checkpoint_options {
     std::size_t keep = 3;  ///< number of checkpoints to keep, the newest ones; at least 1
-    /// If true, save() copies everything to memory and returns, and a thread writes it. What was written becomes a
-    /// checkpoint in later calls of poll, or in the next one of save or wait.
+    /// If true, save() copies everything to memory and returns, and a thread writes it. The files become a checkpoint
+    /// in later calls of poll, or in the next call of save or wait.
     bool background = false;
 };
 
@@ -68,13 +68,14 @@ struct resumed_checkpoint {
 ///             then rank 0 renames it. If a process is killed, at whatever moment, all earlier checkpoints remain as they
 ///             were.
 ///  Ranks      A checkpoint can be resumed by any number of ranks, with any update policy, bucket plan and transport;
-///             with the same number of ranks, the bits that follow are the same. State that differs between ranks
-///             (residuals of an exchange) starts at zero if the number of ranks has changed, buffers that differ as rank 0's.
+///             with the same number of ranks, the bits that follow are the same. If the number of ranks has changed,
+///             state that differs between ranks (residuals of an exchange) starts at zero, and buffers that differ
+///             start as rank 0's.
 ///  Location   All ranks must see the same directory.
 ///
-/// All calls are collective, between steps, on the thread that calls the trainer; each rank has an object of its own. From a
-/// save in the background until poll() has returned true or wait() has returned, the object holds a communicator: it keeps
-/// the rank in the job, as any copy does. See docs/checkpoints.md.
+/// All calls are collective, between steps, on the thread that calls the trainer; each rank has its own object. From a
+/// save in the background until poll() has returned true or wait() has returned, the object holds a communicator: it
+/// keeps the rank in the job, as any copy does. See docs/checkpoints.md.
 class checkpoints {
 public:
     /// Does not access the disk: the first save creates the directory, whose parent must exist. Throws usage_error if the
@@ -86,8 +87,8 @@ public:
     }
     checkpoints(checkpoints const&) = delete;
     checkpoints& operator=(checkpoints const&) = delete;
-    /// Waits for the thread of a save in the background. Whether what was saved last has become a checkpoint is certain only
-    /// if wait() has returned, or poll() has returned true.
+    /// Waits for the thread of a save in the background. The last save has certainly become a checkpoint only if wait()
+    /// has returned, or poll() has returned true.
     ~checkpoints() = default;
 
     /// Saves a checkpoint of the trainer, and removes the oldest ones if there are more than options.keep. Only the
@@ -113,6 +114,8 @@ public:
     /// reports a damaged one (a wrong digest, a missing file) on stderr, and the one before it is used.
     ///
     /// Cost    each rank reads all values and its part of the state; the digest of every file is verified by one rank.
+    ///         Every rank opens every file and parses its header: on a shared file system, P ranks that resume a
+    ///         checkpoint of P ranks open P^2 files.
     /// Throws  data_error, the same on every rank: errc::format for a checkpoint of another model, optimizer or sampler,
     ///         with all differences (up to 1,000), or if there are checkpoints but none is intact; errc::file
     ///         if the directory cannot be read, or a previous save in the background has failed. The trainer is then
@@ -163,7 +166,7 @@ private:
         return true;
     }
 
-    /// The last save may be that of another job, which has failed since: its failure is not this one's.
+    /// The last save may belong to another job, which has failed since: that is no failure of this job.
     template <Transport T>
     void wait_before(communicator<T> const& comm) {
         bool const of_others = pending_ != nullptr && pending_->ranks != &comm.members();
@@ -225,8 +228,8 @@ private:
         }
     }
 
-    /// First all ranks have written their files, then rank 0 has made a checkpoint of them; or all throw what went wrong.
-    /// Not `block`: false if some rank is not so far.
+    /// Waits until all ranks have written their files, then until rank 0 has made a checkpoint of them; or all ranks
+    /// throw the error. Without `block`, returns false instead of waiting.
     template <Transport T>
     bool commit(communicator<T> const& comm, bool block) {
         writing& one = *pending_;
@@ -263,14 +266,14 @@ private:
         }
         return true;
     }
-    /// What they are writing now.
+    /// Whether all ranks have finished what they are writing now.
     template <Transport T>
     bool all_written(communicator<T> const& comm) {
         std::vector<std::uint8_t> const written = all_gather(comm, static_cast<std::uint8_t>(writer_.written()));
         return std::count(written.begin(), written.end(), 0) == 0;
     }
 
-    /// Collective: what to try, and in which order.
+    /// Collective: the checkpoints to try, in this order.
     template <Transport T>
     std::vector<std::string> candidates(communicator<T> const& comm) {
         std::vector<std::string> names;

@@ -1,5 +1,5 @@
 /// \file
-/// checkpoint_directory: checkpoints as directories of files, each there as a whole or not at all.
+/// checkpoint_directory: checkpoints as directories of files, each of which exists in full or not at all.
 #pragma once
 
 #include <cstddef>
@@ -22,10 +22,11 @@ inline void say_of_checkpoint(std::string_view text) noexcept {
 /// "step-000000000100".
 [[nodiscard]] std::string step_name(std::uint64_t step);
 
-/// Of the file's bytes. Throws data_error (errc::file) if it cannot be read. Cost: one pass.
+/// The digest of the file's bytes. Throws data_error (errc::file) if it cannot be read. Cost: one pass.
 [[nodiscard]] std::uint64_t digest_of_file(std::string const& path);
 
-/// What a directory of checkpoints looks like, and the order in which that changes. All but write_shard is rank 0's.
+/// The layout of a directory of checkpoints, and the order in which it changes. Only rank 0 calls anything but
+/// write_shard.
 ///
 ///     step-000000000100/            a checkpoint: manifest.json, shard-….safetensors
 ///     step-000000000200.tmp/        one that is being written, or was when its job was killed
@@ -40,27 +41,28 @@ public:
     [[nodiscard]] std::string const& path() const noexcept { return path_; }
     [[nodiscard]] std::string of(std::string const& name) const { return path_ + "/" + name; }
 
-    /// Makes the directory, if there is none, and an empty one to write the checkpoint of this step into; removes what
-    /// killed jobs have left.
+    /// Makes the directory, if there is none, and in it an empty one for the checkpoint of this step; removes what
+    /// killed jobs have left behind.
     void begin(std::uint64_t step) const;
     /// Writes a rank's file there. Returns when it is on the disk.
     [[nodiscard]] checkpoint_shard write_shard(std::uint64_t step, int rank, int ranks,
                                                std::vector<tensor_view> const& tensors,
                                                string_map const& metadata) const;
-    /// All ranks have written: the checkpoint becomes one. Returns when it, and that it is the latest, are on the disk. One
-    /// of the same step is replaced.
+    /// Call it when all ranks have written: makes the files a checkpoint. Returns when it, and `latest`, are on the
+    /// disk. Replaces a checkpoint of the same step.
     void commit(checkpoint_manifest const& manifest) const;
-    /// It does not become one. Removes what there is of it.
+    /// Discards the unfinished checkpoint of this step.
     void abandon(std::uint64_t step) const noexcept;
-    /// Leaves the `keep` newest of those up to `step`, this one included, and all that are newer. Says what went wrong, "" if
-    /// nothing did: the checkpoints that stay are none the worse.
+    /// Keeps the `keep` newest checkpoints up to and including `step`, and all newer ones, and removes the others.
+    /// Returns what went wrong, "" if nothing did; the remaining checkpoints are not affected.
     [[nodiscard]] std::string remove_older(std::uint64_t step, std::size_t keep) const noexcept;
 
-    /// Names of checkpoints in the order in which they are to be tried: the latest, older ones from the newest on, then those
-    /// that are newer than the latest. None where there is no directory. `complaint`: what is wrong with `latest`.
+    /// Names of checkpoints in the order in which they are to be tried: the latest, older ones from the newest on, then
+    /// those that are newer than the latest. None if there is no directory. Sets `complaint` to what is wrong with
+    /// `latest`.
     [[nodiscard]] std::vector<std::string> candidates(std::string& complaint) const;
-    /// The manifest of one. data_error also if it is damaged (errc::format), or of another step than its name says.
-    /// `text_digest`: of the file's bytes.
+    /// The manifest of a checkpoint. Throws data_error also if it is damaged (errc::format), or of another step than
+    /// its name says. Sets `text_digest` to the digest of the file's bytes.
     [[nodiscard]] checkpoint_manifest manifest_of(std::string const& name, std::uint64_t& text_digest) const;
 
 private:

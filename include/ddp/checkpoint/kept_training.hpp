@@ -1,5 +1,5 @@
 /// \file
-/// What of a training goes into a checkpoint, and how it comes back.
+/// Which parts of a training a checkpoint contains, and how they are restored.
 #pragma once
 
 #include <algorithm>
@@ -35,8 +35,8 @@ concept KeptTrainer = TrainerLike<C> && requires(C& trainer, state_visitor visit
     trainer.between_steps();
 };
 
-/// Has settings that a program may change between steps: all of them, as data_parallel, or only what is frozen, as
-/// local_parallel.
+/// Has settings that a program may change between steps: all of them, like data_parallel, or only which parameters are
+/// frozen, like local_parallel.
 template <class C>
 concept FreezableTrainer = requires(C& trainer) { trainer.set_frozen(trainer.frozen()); };
 template <class C>
@@ -50,10 +50,11 @@ void expect_kept_between_steps(C& trainer) {
     if constexpr (requires { trainer.expect_between_steps("checkpoints"); })
         trainer.expect_between_steps("checkpoints");
     DDP_EXPECTS(trainer.between_steps(),
-                "checkpoints are saved and resumed between steps: finish() the step, what was accumulated included");
+                "checkpoints are saved and resumed between steps: finish() the step first, including accumulated "
+                "gradients");
 }
 
-/// Which state there is on this rank, and what of it this rank writes: what no other does.
+/// Lists the state on this rank, and the part of it that this rank writes: the part that no other rank writes.
 template <class C>
 void list_state(C& trainer, checkpoint_content& content) {
     std::vector<std::pair<std::string, std::string>> shapes;
@@ -86,7 +87,7 @@ void list_state(C& trainer, checkpoint_content& content) {
     for (auto& [key, shape] : shapes) content.metadata.emplace(std::move(key), std::move(shape));
 }
 
-/// Buffers that each rank has for itself; none where rank 0's are those of all.
+/// Buffers that may differ between ranks; none if all ranks have rank 0's.
 template <class C>
 [[nodiscard]] std::vector<model_buffer> buffers_of_rank(C& trainer) {
     if constexpr (requires { trainer.model().buffers(), trainer.buffers_alike(); })
@@ -101,7 +102,7 @@ template <class C>
             .bytes = buffer.bytes,
             .per_rank = true};
 }
-/// What another rank than 0 writes of them: rank 0's are written as the model's.
+/// What ranks other than 0 write of them: rank 0's are written as part of the model.
 template <class C>
 void list_buffers(C& trainer, checkpoint_content& content) {
     for (model_buffer const& b : buffers_of_rank(trainer)) {
@@ -112,7 +113,7 @@ void list_buffers(C& trainer, checkpoint_content& content) {
     }
 }
 
-/// What it trains, as far as no tensor shows it.
+/// What identifies the training but is in no tensor.
 template <class C>
 [[nodiscard]] training_identity identity_of(C& trainer) {
     training_identity own;
@@ -131,7 +132,7 @@ template <class C>
     return own;
 }
 
-/// Of a trainer that has settings.
+/// The settings of a trainer that has some.
 template <class C>
 [[nodiscard]] std::optional<trainer_settings> settings_of(C& trainer) {
     std::optional<trainer_settings> all;
@@ -144,8 +145,8 @@ template <class C>
     return all;
 }
 
-/// Collective: the trainer goes on where `from` was written. Throws data_error, the same on every rank, if it is of another
-/// training; nothing has changed then. Where a file fails later, the communicator fails with it.
+/// Collective: the trainer continues where `from` was written. Throws data_error, the same on every rank, if `from`
+/// belongs to another training; nothing has changed then. If reading a file fails later, the communicator fails too.
 template <class C>
 void continue_from(C& trainer, sampler* batches, checkpoint_reader& from) {
     auto const& comm = trainer.comm();
@@ -200,7 +201,7 @@ void continue_from(C& trainer, sampler* batches, checkpoint_reader& from) {
     });
     try {
         agree_on_outcome(comm, mine, text, "resume");
-    } catch (data_error const&) {  // some ranks hold the new values, some a mixture: nobody may train on
+    } catch (data_error const&) {  // some ranks hold the new values, some a mixture: no rank may continue
         comm.fail(std::current_exception());
         throw;
     }

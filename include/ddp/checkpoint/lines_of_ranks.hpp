@@ -1,5 +1,5 @@
 /// \file
-/// Lists of lines that ranks put together: names of state, of which most ranks have the same.
+/// Lists of lines that ranks merge: names of state, most of which are the same on all ranks.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 
 namespace ddp::detail {
 
-/// Collective: rank 0's text.
+/// Collective: returns rank 0's text.
 template <Transport T>
 [[nodiscard]] std::string text_of_rank_0(communicator<T> const& comm, std::string text) {
     posted const size(comm, std::uint64_t{text.size()});
@@ -45,8 +45,7 @@ inline void sort_unique(std::vector<std::string>& lines) {
     lines.erase(std::unique(lines.begin(), lines.end()), lines.end());
 }
 
-/// Collective: the lines of all ranks, sorted, each once. Cost: those of rank 0 are broadcast, what else ranks have is
-/// gathered.
+/// Collective: the lines of all ranks, sorted, each once. Cost: the lines of rank 0 are broadcast, and others gathered.
 template <Transport T>
 [[nodiscard]] std::vector<std::string> lines_of_all(communicator<T> const& comm, std::vector<std::string> mine) {
     sort_unique(mine);

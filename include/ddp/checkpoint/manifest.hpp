@@ -1,5 +1,5 @@
 /// \file
-/// checkpoint_manifest: what a checkpoint says about itself, as JSON that ends in a digest of its own.
+/// checkpoint_manifest: the description of a checkpoint, as JSON that ends in its own digest.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace ddp::detail {
 
-/// The one file of a rank.
+/// The file of a rank.
 struct checkpoint_shard {
     int rank = 0;
     std::uint64_t bytes = 0;
@@ -31,13 +31,13 @@ struct sampler_place {
     std::optional<std::uint64_t> list = std::nullopt;  // sampler::digest_of_list(); none before version 3
 };
 
-/// What no tensor shows, and another training would have otherwise.
+/// What identifies the training but is in no tensor.
 struct training_identity {
     std::uint64_t model_hash = 0;  // hash() of the model; 0: it has none
-    string_map optimizers;  // the algorithm's name by parameter, or that of all as "*"; none where it is not known
+    string_map optimizers;         // the algorithm's name by parameter, or that of all as "*"; none if it is not known
 };
 
-/// What a program has told its trainer between steps, and later bits depend on.
+/// Settings that a program has made between steps, and that later bits depend on.
 struct trainer_settings {
     double rate_factor = 1;
     std::vector<std::string> frozen;  // parameters, in the model's order
@@ -49,9 +49,9 @@ struct checkpoint_manifest {
     int ranks = 0;
     std::vector<checkpoint_shard> shards;       // by rank; ranks that have nothing to keep write none
     std::optional<training_identity> identity;  // none before version 3
-    /// Its completed_steps is `step`. None of trainers that keep no such thing, nor before version 3.
+    /// Its completed_steps is `step`. None for trainers that do not keep it, and before version 3.
     std::optional<training_progress> progress;
-    std::optional<trainer_settings> settings;  // none of trainers that have no such settings, nor before version 2
+    std::optional<trainer_settings> settings;  // none for trainers without settings, and before version 2
     std::optional<sampler_place> sampler;
     string_map entries;  // the user's
 };

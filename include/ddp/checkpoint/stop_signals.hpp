@@ -24,10 +24,10 @@ inline constexpr int exit_to_be_resumed = 75;
 ///         }
 ///     }
 ///
-/// It is enough if one rank receives a signal: all ranks stop after the same step. Several objects, for example of ranks
-/// that are threads, share the handlers and the flag: the first one clears the flag and installs the handlers, and the
-/// last one restores what was there before. Interrupted system calls are restarted (SA_RESTART). Batch systems announce
-/// the end of a job with these signals: Slurm with `--signal=USR1@120`, Kubernetes with SIGTERM.
+/// It is enough if one rank receives a signal: all ranks stop after the same step. Several objects, for example of
+/// ranks that are threads, share the handlers and the flag: the first one clears the flag and installs the handlers,
+/// and the last one restores the previous handlers. Interrupted system calls are restarted (SA_RESTART). Batch systems
+/// announce the end of a job with these signals: Slurm with `--signal=USR1@120`, Kubernetes with SIGTERM.
 class stop_signals {
 public:
     stop_signals() {
@@ -55,7 +55,7 @@ public:
 
 private:
     static void handler(int /*signo*/) { received_.store(true, std::memory_order_relaxed); }
-    /// Unless the program has put something else there meanwhile.
+    /// Restores the handler, unless the program has installed another one meanwhile.
     static void put_back(int signo, struct ::sigaction const& before) noexcept {
         struct ::sigaction now{};
         if (::sigaction(signo, nullptr, &now) == 0 && (now.sa_flags & SA_SIGINFO) == 0 && now.sa_handler == handler)

@@ -1,5 +1,5 @@
 /// \file
-/// checkpoint_writer: what one rank writes of a checkpoint, at once or by a thread of its own.
+/// checkpoint_writer: writes one rank's part of a checkpoint, at once or in a thread of its own.
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,7 @@ struct checkpoint_content {
     std::vector<std::vector<std::byte>> rearranged;  // values that do not lie row-major
 };
 
-/// Writes one file at a time, and on rank 0 what makes a checkpoint of the files of all ranks, without any exchange with
+/// Writes one file at a time, and on rank 0 makes a checkpoint of the files of all ranks, without communicating with
 /// other ranks. One thread calls it.
 class checkpoint_writer {
 public:
@@ -36,23 +36,23 @@ public:
     /// Waits for the thread.
     ~checkpoint_writer() { join(); }
 
-    /// Returns when the file is written, or cannot be: see finish(). None is written where there is no tensor.
+    /// Returns when the file is written or has failed: see finish(). Without any tensor, no file is written.
     void write(std::uint64_t step, int rank, int ranks, checkpoint_content content) noexcept;
-    /// Copies what the tensors view, and returns; a thread writes it. Where there is no memory or thread to be had, it is
-    /// written at once, and other ranks do not wait.
-    /// Cost: one pass over the tensors; as much memory, which is kept for the next one.
+    /// Copies the contents of the tensors, and returns; a thread writes the copy. If there is no memory or no thread,
+    /// writes the file at once; other ranks do not wait. Cost: one pass over the tensors; as much memory, which is kept
+    /// for the next one.
     void start(std::uint64_t step, int rank, int ranks, checkpoint_content content);
-    /// Rank 0, when all ranks have written, at once or by a thread: a checkpoint is made of the files (see
-    /// checkpoint_directory::commit), and older ones than the `keep` newest are removed, which is reported on stderr if it
-    /// fails. `manifest` stays as it is until join().
+    /// On rank 0, when all ranks have written, at once or in a thread: makes a checkpoint of the files (see
+    /// checkpoint_directory::commit), and removes all but the `keep` newest; a failure of that is reported on stderr.
+    /// `manifest` must not change until join().
     void commit(checkpoint_manifest const& manifest, std::size_t keep) noexcept;
     void start_commit(checkpoint_manifest const& manifest, std::size_t keep) noexcept;
-    /// Whether the last call has come to its end, good or bad.
+    /// Whether the last call has ended, successfully or not.
     [[nodiscard]] bool written() const noexcept { return written_.load(); }
     void join() noexcept {
         if (thread_.joinable()) thread_.join();
     }
-    /// Waits for the last call. The file; rank -1 if there is none. Throws what went wrong.
+    /// Waits for the last call. Returns the file (rank -1 if there is none), or throws the error of that call.
     [[nodiscard]] checkpoint_shard finish();
 
 private:

@@ -40,7 +40,7 @@ template <Transport T>
                                     ". Give it more memory (ulimit -v, the limit of its container, fewer ranks on its "
                                     "host), or set DDP_SHARE_MEMORY=0: ranks then send each other messages, and each "
                                     "maps its own memory only.");
-        if (!found.blind.empty() && comm.rank() == 0 && first_word_on_blindness())
+        if (!found.blind.empty() && comm.rank() == 0 && first_sharing_warning())
             std::fprintf(stderr,
                          "ddp: the ranks of this host cannot see each other's memory (%s) and send messages instead\n",
                          found.blind.c_str());

@@ -1,5 +1,5 @@
 /// \file
-/// background_thread: the thread that drives a job between the program's calls, all the time or now and then.
+/// background_thread: the thread that drives a job between the program's calls, continuously or at intervals.
 #pragma once
 
 #include <algorithm>
@@ -47,7 +47,7 @@ public:
     static void pause() noexcept { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }
 
 private:
-    /// While nobody waits, messages may come in batches (see framed::pace).
+    /// While no call waits, messages may arrive in batches (see framed::pace).
     static constexpr std::chrono::milliseconds between_batches{1};
     void pace(nanoseconds least) noexcept {
         if constexpr (requires { transport_.pace(least); }) transport_.pace(least);

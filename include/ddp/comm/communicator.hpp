@@ -33,8 +33,9 @@ namespace ddp {
 ///         agree on the order between these groups: if ranks of different groups wait for one another in a circle, every
 ///         rank throws comm_error (DDP-E205). Steps of trainers on different groups may overlap in any way.
 /// Thread safety  each rank may call collectives from one thread at a time.
-/// Failure  of any rank or connection is a failure of the job: every rank throws the same verdict as comm_error, but for a
-///         rank whose own code threw, which gets that back; afterwards every call in every group throws the verdict again.
+/// Failure  of any rank or connection is a failure of the job: every rank throws the same verdict as comm_error, except
+///         that a rank whose own code threw gets its own exception back; afterwards every call in every group throws
+///         the verdict again.
 template <Transport T = any_transport>
 class communicator {
 public:
@@ -81,8 +82,8 @@ public:
 
     // What collectives and trainers are made of.
 
-    /// Records that this rank enters `what`, the next collective of this group, and gives the lane that it is written
-    /// over. Inside run() or start().
+    /// Records that this rank enters `what`, the next collective of this group, and returns the lane that it
+    /// communicates over. Call it inside run() or start().
     [[nodiscard]] lane<T> enter(operation_info what) const;
     /// Collective: a new message context over the same ranks. Its user numbers channels and messages in it freely. Throws
     /// comm_error.
@@ -90,7 +91,7 @@ public:
     /// Runs the task that `make` returns to its end, and everything else in flight beside it.
     /// Throws the verdict (comm_error) if the job failed, or what the task itself threw, after the peers were told.
     void run(function_ref<task<>()> make) const { driver_->run(make); }
-    /// The driver of the job, for what outlives this handle.
+    /// The driver of the job, for objects that outlive this handle.
     [[nodiscard]] std::shared_ptr<ddp::driver<T>> const& driver() const noexcept { return driver_; }
 
     /// Bytes that this rank has sent to other ranks of the job, in all groups, since it joined: payloads of the messages of
@@ -150,10 +151,10 @@ public:
     void fail(std::exception_ptr const& thrown) const noexcept;
     /// Keeps memory until the transport is gone: MPI may touch what was posted even after a failure.
     void keep(std::shared_ptr<void> memory) const { driver_->keep(std::move(memory)); }
-    /// The same if the job has failed; otherwise lets go of it. From anywhere, hooks included.
+    /// The same if the job has failed; otherwise releases the memory. May be called from anywhere, hooks included.
     void keep_if_failed(std::shared_ptr<void> memory) const noexcept { driver_->keep_if_failed(std::move(memory)); }
-    /// Throws the verdict (comm_error) if the job has failed; the first time, what this rank's own observer, optimizer or
-    /// exchange has thrown, if that was the reason. Cheap; `step` and every collective do the same.
+    /// Throws the verdict (comm_error) if the job has failed. If this rank's own observer, optimizer or exchange was
+    /// the reason, the first call throws its exception instead. Cheap; `step` and every collective do the same.
     void check() const { driver_->check(); }
 
 private:

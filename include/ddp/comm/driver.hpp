@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <string_view>
 #include <utility>
@@ -111,7 +112,11 @@ public:
     }
 
     /// Keeps memory until the transport is gone: MPI may touch what was posted even after a failure.
-    void keep(std::shared_ptr<void> memory) { kept_.push_back(std::move(memory)); }
+    /// From any thread.
+    void keep(std::shared_ptr<void> memory) {
+        std::lock_guard const lock(keeping_);
+        kept_.push_back(std::move(memory));
+    }
     /// The same if the job has failed; otherwise lets go of it. From anywhere, hooks included.
     void keep_if_failed(std::shared_ptr<void> memory) noexcept {
         if (scheduler_.failed()) exclusively_from_anywhere([&] { keep(std::move(memory)); });
@@ -165,6 +170,7 @@ private:
     flight_recorder recorder_;
     scheduler<T> scheduler_;
     int unwinding_;
+    std::mutex keeping_;
     std::vector<std::shared_ptr<void>> kept_;
 
     detail::driving_turns turns_;

@@ -26,7 +26,7 @@ public:
 
     void take(function_ref<void()> wake);
     void give_back() noexcept;
-    /// Calls `turn` if nobody drives. It must not throw.
+    /// Calls `turn` if no thread drives. It must not throw.
     void try_drive(function_ref<void()> turn) noexcept;
     /// A call drives now: most calls are followed by another.
     void count_call() noexcept { calls_.fetch_add(1, std::memory_order_relaxed); }

@@ -44,12 +44,12 @@ namespace detail {
 
 /// A ring of the last `capacity` entries of one rank, 64 bytes each. Part of a driver; users never see it.
 ///
-/// Threads  any number may record and dump at once. Nothing is allocated or locked. An entry that a dump finds half
-///          written, or that was overwritten meanwhile, is left out: each carries a check of its own.
+/// Threads  any number may record and dump at once. Nothing is allocated or locked. A dump leaves out entries that are
+///          half written or have been overwritten meanwhile: each entry carries a checksum.
 /// Cost     record: one atomic addition, one reading of the monotonic clock, eight stores: 45 to 70 ns. 72 KiB a rank.
-/// Files    dump writes to DDP_FLIGHT_DIR/rank-R.jsonl, or rank-R.1.jsonl to rank-R.9.jsonl where that is there already
-///          (mode 0600, created by the first dump); without that variable nothing is written. Later dumps append what is
-///          new. What cannot be written is reported once on stderr, and does not fail the job.
+/// Files    dump writes to DDP_FLIGHT_DIR/rank-R.jsonl, or rank-R.1.jsonl to rank-R.9.jsonl if that file exists already
+///          (mode 0600, created by the first dump); without that variable nothing is written. Later dumps append what
+///          is new. A write that fails is reported once on stderr, and does not fail the job.
 class flight_recorder {
 public:
     static constexpr std::size_t capacity = 1024;
@@ -71,7 +71,8 @@ public:
 
     /// Writes what no earlier dump has written. `why` is a literal. Async-signal-safe.
     void dump(char const* why) noexcept;
-    /// dump, or where DDP_FLIGHT_DIR is not set a line on stderr that says what the program is doing. Async-signal-safe.
+    /// Dumps, or, if DDP_FLIGHT_DIR is not set, writes a line to stderr that says what the program is doing.
+    /// Async-signal-safe.
     void dump_or_say(char const* why) noexcept;
 
 private:
@@ -108,9 +109,9 @@ private:
     std::array<char, sizeof(failure::text) + 1> text_{};  // the verdict's, once has_text_
     std::atomic<bool> has_text_{false};
 
-    std::atomic<char const*> again_{nullptr};    // a dump that came while another was under way
+    std::atomic<char const*> again_{nullptr};    // the reason of a dump that was asked for during another one
     std::atomic<bool> dumping_{false};           // the thread that has set it owns what follows
-    std::uint64_t dumped_ = 0;                   // tickets below were written, but for these:
+    std::uint64_t dumped_ = 0;                   // tickets below were written, except these:
     std::array<std::uint64_t, 4> unfinished_{};  // tickets + 1 of entries that a thread was still making; 0: none
     int file_ = -1;
     bool tried_ = false, wrote_text_ = false;

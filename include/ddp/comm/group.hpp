@@ -78,13 +78,13 @@ public:
     /// " in group {0, 2, 4}"; nothing for the group of all ranks. Where several groups of this rank have the same
     /// members, with id(): " in group {0, 2, 4} #2".
     [[nodiscard]] std::string words() const;
-    /// The number of the collective whose messages have this identity, if it was entered not long ago; otherwise of what
-    /// was entered last. Several may be under way.
+    /// The number of the collective whose messages have this identity, if it was entered recently; otherwise that of
+    /// what was entered last. Several may be under way.
     [[nodiscard]] std::uint64_t number_of(identity const& id) const noexcept;
     [[nodiscard]] bool remembers(std::uint64_t number) const noexcept {
         return number > 0 && number <= number_ && number_ - number < remembered;
     }
-    /// What was entered under this number, in words. It must be remembered.
+    /// A description of what was entered under this number, which must still be remembered.
     [[nodiscard]] std::string words_of(std::uint64_t number) const;
     /// Whether a peer of this group has entered, under one number, another operation than this rank did, perhaps some time
     /// ago.

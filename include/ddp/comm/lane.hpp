@@ -1,5 +1,5 @@
 /// \file
-/// lane: what a collective is written over, and the operations and memory that it needs meanwhile.
+/// lane: what a collective communicates over, and the operations and memory that it uses.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace ddp {
 
-/// What a collective is written over: a group of ranks, and the identity and fingerprint of its messages. Passed by
+/// What a collective communicates over: a group of ranks, and the identity and fingerprint of its messages. Passed by
 /// value. Ranks and peers are numbered as in the group.
 template <Transport T>
 struct lane {

@@ -1,5 +1,5 @@
 /// \file
-/// operation and event: what a coroutine of a scheduler waits for.
+/// operation and event: what a scheduler's coroutines await.
 #pragma once
 
 #include <ddp/core/language.hpp>  // first
@@ -64,8 +64,8 @@ public:
     operation() noexcept { run = &ended; }
     ~operation();
 
-    /// What co_await uses. Throws collective_aborted after it has reported why: a dead peer, another length, another
-    /// fingerprint.
+    /// What co_await uses. If the operation failed (a dead peer, another length, another fingerprint), it reports the
+    /// reason and throws collective_aborted.
     struct awaiter {
         operation* of;
         [[nodiscard]] bool await_ready() const noexcept { return of->done_; }
@@ -90,7 +90,7 @@ private:
     detail::waiter waiter_;
     operation* before_ = nullptr;  // among the waiting, in the order in which they were awaited
     operation* after_ = nullptr;
-    time_point since_ = {};  // on a clock that is stopped while nobody drives
+    time_point since_ = {};  // on a clock that stops while no thread drives
     bool done_ = true;       // false from post until it has ended
     bool waiting_ = false;   // in the scheduler's list
 };

@@ -1,5 +1,5 @@
 /// \file
-/// posted: what the library itself posts in a call, in memory that no caller knows.
+/// posted: memory that the library itself sends from or receives into during a call.
 #pragma once
 
 #include <memory>
@@ -10,8 +10,9 @@
 
 namespace ddp::detail {
 
-/// A thing whose memory messages are sent from or received into. It goes with this object; after a failure of the job not
-/// before the transport, which may write there until then (communicator::keep). What it holds must hold no communicator.
+/// Owns memory that messages are sent from or received into, and frees it when it is destroyed. After a failure of the
+/// job the memory lives as long as the transport, which may write to it until then (communicator::keep). `Memory` must
+/// not contain a communicator.
 template <Transport T, class Memory>
 class posted {
 public:

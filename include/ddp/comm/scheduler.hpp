@@ -47,15 +47,15 @@ public:
     /// transport still works; one that does not may return at once every time.
     bool progress(time_point until) noexcept;
 
-    /// Nothing will drive before `due`, on purpose: that time counts towards deadlines.
+    /// The scheduler is intentionally not driven before `due`: that time counts towards deadlines.
     void rests_until(time_point due) noexcept { goes_away(due); }
 
-    /// When pump() has something to do even if no message comes.
+    /// The time at which pump() has something to do even if no message arrives.
     [[nodiscard]] time_point next_deadline() const noexcept;
 
-    /// After a failure: whether the verdict is known, and posted memory belongs to the caller again (which is waited
-    /// for during times().verdict). Once every rank has published a record or is gone, or times().verdict has passed,
-    /// the lowest rank that has published one publishes the verdict, and the others adopt it.
+    /// After a failure: whether the verdict is known and posted memory belongs to the caller again (or times().verdict
+    /// has passed since). Once every rank has published a record or is gone, or times().verdict has passed, the lowest
+    /// rank that has published one publishes the verdict, and the others adopt it.
     bool settle() { return knows_verdict() && memory_is_ours(); }
     [[nodiscard]] failure const& verdict() const noexcept { return verdict_; }
 
@@ -76,25 +76,26 @@ private:
     }
     void publish(failure const& record) noexcept override { transport_.abort(record); }
 
-    /// What this rank's heartbeats say that it has entered.
+    /// Sets what this rank's heartbeats report as entered.
     void note_entered(group const& in) noexcept override {
         if constexpr (WatchfulTransport<T>) transport_.entered(in.brief_mark());
     }
-    /// When what peers have entered is compared with what this rank waits in: by then they have had time to say it.
+    /// The time at which the marks of peers are compared with the operation that this rank waits in: by then their
+    /// heartbeats have had time to arrive.
     [[nodiscard]] time_point marks_due() const noexcept {
         return first_deadline() == never ? never : first_deadline() - times().collective + 2 * times().heartbeat;
     }
-    /// Fails at once, without waiting for the deadline, if a peer says that it has entered another operation under the same
-    /// number of the same group.
+    /// Fails at once, without waiting for the deadline, if a peer's mark names another operation under the same number
+    /// of the same group.
     void compare_marks();
-    /// When the oldest wait becomes a line on stderr. The next such line takes a wait twice as long, but no longer than half of
-    /// timing.collective: a wait that is going to fail is never left out.
+    /// The time at which the oldest wait is reported on stderr. Each further report requires a wait twice as long, but
+    /// no longer than half of timing.collective: so every wait that is going to fail is reported.
     [[nodiscard]] time_point straggler_due() const noexcept {
         return watched_ == never || patience_ >= times().collective ? never
                                                                     : std::max(watched_from_ + patience_, looks_again_);
     }
-    /// Names the ranks that have not entered what this rank waits in, or, if all have, the one that it waits for; if this is the
-    /// lowest of the others.
+    /// Prints the ranks that have not entered the operation that this rank waits in, or, if all have, the rank that it
+    /// waits for. Only the lowest rank among those that have entered it prints.
     void name_stragglers();
     [[nodiscard]] int own_rank() const noexcept override { return transport_.rank(); }
 
@@ -249,7 +250,7 @@ void scheduler<T>::name_stragglers() {
             mark const theirs = transport_.mark_of(r);
             bool const same = theirs.same_group(mine.entered), here = same && theirs.number >= mine.entered.number;
             lowest = lowest && !(here && r < rank() && r != mine.peer);
-            // A mark is of what was entered last, in whichever group.
+            // A mark describes what was entered last, in any group.
             if (!here && (same || r == mine.peer || theirs.name.view().empty())) absent.push_back(r);
         }
         if (!lowest) return;

@@ -69,11 +69,11 @@ public:
     void fail(failure_kind kind, errc code, int peer, std::string_view text, group const* about = nullptr) noexcept;
     /// The same for an exception of user code, with its own text.
     void fail(std::exception_ptr const& thrown) noexcept;
-    /// fail() for what is thrown where no caller can catch it: the rank's next call throws it, instead of the verdict.
+    /// Like fail(), for an exception that no caller can catch: the rank's next call throws it instead of the verdict.
     void fail_and_keep(std::exception_ptr const& thrown) noexcept;
-    /// What fail_and_keep() has kept, once.
+    /// Returns what fail_and_keep() has stored, and forgets it.
     [[nodiscard]] std::exception_ptr take_kept() noexcept { return std::exchange(kept_, nullptr); }
-    /// Takes back what a call has thrown that had to be quiet.
+    /// Stores an exception that a noexcept call has caught: the next call throws it.
     void put_back(std::exception_ptr const& kept) noexcept {
         if (failed_ && !kept_) kept_ = kept;
     }
@@ -130,14 +130,14 @@ protected:
     /// collected before one is resumed, because a resumed coroutine may end others.
     void turn();
     void resume_ready();
-    /// When the oldest wait began, on a clock that stands still while nothing drives this: another time is another wait.
+    /// When the oldest wait began, on a clock that stops while this is not driven. It identifies the wait.
     [[nodiscard]] time_point oldest_wait() const noexcept { return first_ == nullptr ? never : first_->since_; }
     [[nodiscard]] time_point first_deadline() const noexcept {
         return first_ == nullptr ? never : first_->since_ + times_.collective + absent_;
     }
-    /// Time in which the scheduler should have been driven and was not does not count towards deadlines: user code that runs
-    /// for long where no thread of the library drives, a stopped process, a machine that slept. After a long absence,
-    /// deadlines are extended, so that peers can be heard.
+    /// Time in which the scheduler should have been driven but was not does not count towards deadlines. Examples are
+    /// long user code when no thread of the library drives, a stopped process, and a machine that slept. After a long
+    /// absence, deadlines are extended, so that peers can be heard.
     void came_back() noexcept { came_back(due_); }
     void came_back(time_point expected) noexcept;
     /// A wait is interrupted four times before its deadline, so that a process that was stopped meanwhile notices it.
@@ -172,8 +172,8 @@ private:
     friend class event;
     friend class group;
 
-    /// What an operation belongs to, in words: a collective or a step, or for a message between two ranks the message
-    /// itself.
+    /// Text that names what an operation belongs to: a collective or a step, or the message itself if it is one between
+    /// two ranks.
     [[nodiscard]] static std::string words_of(operation const& op);
     [[nodiscard]] static mark mark_of(operation const& op) noexcept;
     [[nodiscard]] failure waiting_record(operation const& of) const noexcept;
@@ -207,7 +207,7 @@ private:
     operation const* favoured_ = nullptr;  // the oldest wait when time was given last
     detail::waiter_queue ready_;
     detail::waiter_queue yielded_;
-    bool polled_ = false;         // since a coroutine was resumed that had yielded
+    bool polled_ = false;         // since a yielded coroutine was resumed last
     operation* first_ = nullptr;  // the waiting, oldest first
     operation* last_ = nullptr;
     event* events_ = nullptr;

@@ -24,7 +24,7 @@
 
 namespace ddp {
 
-/// What one rank says about the memory that it offers; sent as its bytes.
+/// Describes the memory that one rank offers; sent as its bytes.
 struct memory_offer {
     std::uint64_t host = 0;                ///< see host_of; 0: this rank shares no memory
     std::uint64_t bytes = 0;               ///< size of its memory, without the header; the caller of make() sets it
@@ -55,10 +55,10 @@ public:
     virtual void take(std::span<memory_offer const> all) noexcept = 0;
     /// The header and memory of the rank with that offer; null if this rank cannot see them.
     virtual std::shared_ptr<std::byte> view(memory_offer const& peer) noexcept = 0;
-    /// Replaces the first `bytes` of this rank's own header and memory by a copy that nobody else sees, at the same
-    /// address, the header last. Returns false if they stay shared. Does nothing where ranks are threads.
+    /// Replaces the first `bytes` of this rank's own header and memory by a private copy at the same address, the
+    /// header last. Returns false if they stay shared. Does nothing where ranks are threads.
     virtual bool keep(std::size_t /*bytes*/) noexcept { return true; }
-    /// No more views will be taken: releases what only they needed.
+    /// Called once all views have been taken: releases what was needed only to take them.
     virtual void settle() noexcept {}
 };
 
@@ -107,9 +107,9 @@ public:
     [[nodiscard]] std::atomic_ref<std::uint64_t> word(std::size_t rank) const noexcept {
         return std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t*>(views_[rank].get() + 64));
     }
-    /// From now on other ranks do not see the first `bytes` of this rank's memory, which keep their values. Used after
-    /// a failure, because a rank that was stopped may still write. It does not help where ranks are threads and one
-    /// stays in its optimizer for longer than timing.verdict. Returns false if there was no room for a copy.
+    /// From now on the first `bytes` of this rank's memory are private; they keep their values. Used after a failure,
+    /// because a rank that was stopped may still write. It does not help where ranks are threads and one stays in its
+    /// optimizer for longer than timing.verdict. Returns false if there was no room for a copy.
     bool keep(std::size_t bytes) noexcept {
         if (!kept_) kept_ = how_->keep(memory_sharing::header_bytes + bytes);
         return kept_;
@@ -172,8 +172,8 @@ namespace detail {
 /// The likely reason why memory that was offered cannot be seen.
 inline constexpr char const* why_blind = "are they in containers of their own, or short of address space, ulimit -v?";
 
-/// True the first time in a process: only one line says that ranks do not see each other's memory.
-[[nodiscard]] inline bool first_word_on_blindness() noexcept {
+/// True once per process: only one line warns that ranks do not see each other's memory.
+[[nodiscard]] inline bool first_sharing_warning() noexcept {
     static std::atomic<bool> said = false;
     return !said.exchange(true);
 }

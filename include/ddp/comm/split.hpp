@@ -16,7 +16,7 @@
 
 namespace ddp::detail {
 
-/// What one rank says when its group is divided.
+/// What one rank contributes when its group is divided.
 struct split_entry {
     std::uint64_t color = 0;
     std::int64_t key = 0;

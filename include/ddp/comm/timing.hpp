@@ -17,7 +17,7 @@ struct timing {
     milliseconds heartbeat{250};      ///< how often a connection on which nothing else is sent carries a heartbeat
     milliseconds dead{3000};          ///< a peer from which nothing has come for this long is silent (DDP-E203)
     milliseconds collective{120000};  ///< of one wait for one peer, from when it is awaited (DDP-E204)
-    milliseconds straggler{5000};     ///< a wait this long is a line on stderr that names who is late; the job goes on
+    milliseconds straggler{5000};     ///< a wait this long is reported on stderr, with the late ranks; no failure
     milliseconds end_of_file{100};    ///< a peer that closed without a record this long ago is dead (DDP-E202)
     milliseconds verdict{300};        ///< after a failure: how long ranks that have published no record are waited for
     milliseconds handshake{3000};     ///< of one connection, during start-up

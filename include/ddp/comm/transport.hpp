@@ -160,7 +160,7 @@ enum class failure_kind : std::uint8_t {
     closed,    ///< `peer` is gone
     silent,    ///< `peer` sends no heartbeats
     waiting,   ///< this rank waits for `peer`
-    idle,      ///< this rank waits for nobody
+    idle,      ///< this rank waits for no other
 };
 
 /// What a rank has entered in one group: the number of collectives and steps, a fingerprint of them all, and the words for
@@ -175,7 +175,7 @@ struct mark {
     [[nodiscard]] bool same_group(mark const& other) const noexcept {
         return group == other.group && leader == other.leader;
     }
-    /// Whether the two ranks have entered different things under one number.
+    /// Whether the two ranks have entered different operations under one number.
     [[nodiscard]] bool contradicts(mark const& other) const noexcept {
         return same_group(other) && number == other.number && fingerprint != other.fingerprint && fingerprint != 0 &&
                other.fingerprint != 0;
@@ -202,7 +202,7 @@ static_assert(std::is_trivially_copyable_v<failure> && std::has_unique_object_re
 
 /// What this rank knows about a rank.
 struct report {
-    /// The last that was heard from a rank.
+    /// The last thing that was heard from a rank.
     enum class state : std::uint8_t {
         silent,  ///< nothing: it is connected, and has published no record
         left,    ///< goodbye: it has exited cleanly
@@ -211,7 +211,8 @@ struct report {
     };
     state is = state::silent;  ///< the last that was heard from it
     failure record = {};       ///< its record, if `is` is state::spoke
-    /// Of a closed rank: no rank that can be asked has a connection to it. False: one of them may still forward its record.
+    /// For a closed rank: no rank that this one can reach has a connection to it. False: one of them may still forward
+    /// its record.
     bool confirmed = true;
 };
 
@@ -257,7 +258,7 @@ concept Transport = Ranked<T> && requires(T& t, int peer, tag what, const_bytes 
     { t.now() } -> std::same_as<time_point>;
 };
 
-/// Refinement: a transport that must be driven at certain times even when nobody waits, to send heartbeats.
+/// Refinement: a transport that must be driven at certain times, even if no call waits, to send heartbeats.
 ///
 ///  next_timer()   when progress() has to run next
 template <class T>

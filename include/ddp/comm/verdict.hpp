@@ -1,5 +1,5 @@
 /// \file
-/// verdict: a fault in words, and the error that every rank throws.
+/// verdict: the description of a fault, and the error that every rank throws.
 #pragma once
 
 #include <span>
@@ -20,24 +20,25 @@ public:
     explicit comm_error(failure const& verdict)
         : error(verdict.code, detail::printable(verdict.text.view())), verdict_(verdict) {}
 
-    /// All of it.
+    /// The verdict as a record.
     [[nodiscard]] failure const& verdict() const noexcept { return verdict_; }
-    /// The rank that is at fault; -1 where it cannot be told.
+    /// The rank that is at fault; -1 if it is not known.
     [[nodiscard]] int culprit() const noexcept { return verdict_.peer; }
 
 private:
     failure verdict_;
 };
 
-/// A fault in words. `reports` are those it was found in.
+/// Describes a fault. `reports` are those in which it was found.
 [[nodiscard]] std::string describe(fault const& found, std::span<report const> reports);
 
 /// Turns the reports of all ranks into the verdict that every rank throws: culprit, code and text.
 [[nodiscard]] failure decide(std::span<report const> reports, nanoseconds collective);
 
 namespace detail {
-/// What a rank says that waits for long: `mine` is its wait, `absent` are the ranks that have not entered the same, and `last` is
-/// what `named` has entered, the first of them, or the rank that is awaited if all have.
+/// The line that a rank prints after a long wait. `mine` is its wait, `absent` are the ranks that have not entered the
+/// same operation, `named` is the first of them (or, if there are none, the rank that is awaited), and `last` is what
+/// `named` has entered.
 [[nodiscard]] std::string straggler_text(int rank, failure const& mine, std::span<int const> absent, int named,
                                          mark const& last, nanoseconds collective);
 }  // namespace detail

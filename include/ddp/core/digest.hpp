@@ -5,21 +5,25 @@
 #include <ddp/core/language.hpp>  // first
 
 #include <bit>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <span>
+#include <string>
 #include <string_view>
 #include <type_traits>
 
 #include <ddp/core/bytes.hpp>
 #include <ddp/core/separate.hpp>
+#include <ddp/core/text.hpp>
 
 namespace ddp {
 
 /// Order-sensitive digest, fed piece by piece. Equal sequences of add() calls give equal values on every platform of
 /// one byte order. Four lanes of rounds as in XXH64 (Collet) over 8-byte words, mixed at the end as in SplitMix64
-/// (Steele, Lea and Flood, OOPSLA 2014). Cost: 2 to 6 bytes a cycle, as the compiler has it; allocates nothing.
+/// (Steele, Lea and Flood, OOPSLA 2014). Cost: 2 to 6 bytes per cycle, depending on the compiler; allocates nothing.
 class digest {
 public:
     digest& add(const_bytes bytes) noexcept;
@@ -57,8 +61,8 @@ private:
 ///
 ///     std::uint64_t hash() const { return ddp::policy_hash("lion", lr, beta1, beta2, weight_decay); }
 template <class... Settings>
-    requires((std::is_arithmetic_v<Settings> || std::is_enum_v<Settings> ||
-              std::is_convertible_v<Settings const&, std::string_view>) &&
+    requires(((std::is_arithmetic_v<Settings> && !std::is_same_v<Settings, long double>) ||  // which has padding
+              std::is_enum_v<Settings> || std::is_convertible_v<Settings const&, std::string_view>) &&
              ...)
 [[nodiscard]] std::uint64_t policy_hash(std::string_view name, Settings const&... settings) noexcept {
     digest all;
@@ -75,6 +79,36 @@ template <class... Settings>
     (add(settings), ...);
     return all.value();
 }
+
+/// A setting in words. Made from its name and a number, a bool or text.
+struct named_setting {
+    named_setting(std::string_view what, double value) : text(detail::concat({what, " ", detail::decimal(value)})) {}
+    named_setting(std::string_view what, std::string_view value) : text(detail::concat({what, " ", value})) {}
+    template <std::unsigned_integral N>
+    named_setting(std::string_view what, N value) : text(detail::concat({what, " "})) {
+        if constexpr (std::is_same_v<N, bool>)
+            text += value ? "true" : "false";
+        else
+            text += std::to_string(value);
+    }
+    std::string text;
+};
+
+/// A policy's settings for the error of ranks that differ: "lion(lr 0.1, beta1 0.9)". For a member hash_words() beside hash():
+///
+///     std::string hash_words() const { return ddp::policy_words("lion", {{"lr", lr}, {"beta1", beta1}}); }
+[[nodiscard]] std::string policy_words(std::string_view name, std::initializer_list<named_setting> settings);
+
+namespace detail {
+/// Empty where it has no hash_words().
+template <class Thing>
+[[nodiscard]] std::string hash_words_of(Thing const& thing) {
+    if constexpr (requires { thing.hash_words(); })
+        return thing.hash_words();
+    else
+        return {};
+}
+}  // namespace detail
 
 }  // namespace ddp
 

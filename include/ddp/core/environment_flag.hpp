@@ -10,8 +10,8 @@
 
 namespace ddp::detail {
 
-/// Whether the variable is 1; `otherwise` if it is not set, or empty. Throws environment_error (DDP-E101) if it is anything but 0
-/// or 1: what a person has meant to switch must not stay as it was.
+/// Whether the variable is 1; `otherwise` if it is not set, or empty. Throws environment_error (DDP-E101) if it is
+/// anything but 0 or 1: a typo must not leave the default in force.
 [[nodiscard]] inline bool environment_flag(char const* name, bool otherwise) {
     char const* const value = std::getenv(name);
     std::string_view const text = value == nullptr ? "" : value;

@@ -87,7 +87,7 @@ public:
 };
 
 namespace detail {
-/// What DDP_EXPECTS comes to: one call where the check stands.
+/// Called by a DDP_EXPECTS that fails: a function, so that each check costs one call.
 [[noreturn]] void throw_usage(std::string_view advice);
 }  // namespace detail
 

@@ -11,7 +11,7 @@
 
 namespace ddp {
 
-/// Refers to a callable that outlives it, and is made from any: a lambda, a function, a function object. Two
+/// Refers to a function object that outlives it, such as a lambda. (To pass a function, pass a lambda that calls it.) Two
 /// pointers; a call costs one indirect call; never empty, allocates nothing.
 template <class Signature>
 class function_ref;
@@ -20,7 +20,8 @@ template <class R, class... Arguments>
 class function_ref<R(Arguments...)> {
 public:
     template <class F>
-        requires(!std::same_as<std::remove_cvref_t<F>, function_ref> && std::is_invocable_r_v<R, F&, Arguments...>)
+        requires(!std::same_as<std::remove_cvref_t<F>, function_ref> &&
+                 !std::is_function_v<std::remove_reference_t<F>> && std::is_invocable_r_v<R, F&, Arguments...>)
     function_ref(F&& callable) noexcept
         : callable_(const_cast<void*>(static_cast<void const*>(std::addressof(callable)))),
           call_([](void* of, Arguments... arguments) -> R {

@@ -1,5 +1,5 @@
 /// \file
-/// What the language has to be, said before anything else fails to compile.
+/// Checks for C++20 before anything else can fail to compile.
 #pragma once
 
 #if __cplusplus < 202002L

@@ -35,6 +35,7 @@ enum class random_use : std::uint8_t {
     initial_values = 2,  ///< part: parameter; index: element
     dropout = 3,         ///< part: step and layer; index: global sample and element
     augmentation = 4,    ///< part: epoch; index: sample
+    compression = 5,     ///< part: parameter or bucket; index: step and element
     user = 255,          ///< the caller's own
 };
 
@@ -76,7 +77,7 @@ public:
                 // 2^64 mod bound values of x are one too many. The first test saves the division nearly always.
                 if (x * bound >= bound || x * bound >= (std::uint64_t{0} - bound) % bound)
                     return detail::multiply_high(x, bound);
-                if (retry == 255) return detail::multiply_high(x, bound);  // 510 refusals at odds below one half each
+                if (retry == 255) return detail::multiply_high(x, bound);  // 511 refusals at odds below one half each
             }
             counter[3] += 1u << 16;
         }

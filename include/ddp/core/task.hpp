@@ -40,9 +40,9 @@ public:
 
     /// From here on counts what is taken, until reserve_counted().
     void count() noexcept { std::fill_n(taken_, classes, std::size_t{0}); }
-    /// Makes sure that everything taken since count() could be held at once, and one frame for who awaits it; of blocks
-    /// above `small` bytes as many as `large_at_once`: work that repeats then allocates nothing, however its parts come to overlap.
-    /// Where memory is short it makes fewer, and the pool grows when it has to.
+    /// Makes sure that everything taken since count() could be held at once, plus one frame of each size for the
+    /// awaiter; of each size above `small` bytes, at most `large_at_once` blocks. Work that repeats then allocates
+    /// nothing, however its parts overlap. If memory is short it makes fewer, and the pool grows when it has to.
     void reserve_counted(std::size_t small, std::size_t large_at_once) noexcept;
 
     static void* allocate(std::size_t bytes);

@@ -37,8 +37,8 @@ private:
     std::uint64_t number_;
 };
 
-/// All pieces in a row. Cost: one call, where a chain of operator+ is a page of code a message: compilers spend as long on
-/// it as on what a program runs for.
+/// All pieces in a row. Cost: one call. A chain of operator+ expands to a page of code per message, which takes compilers
+/// longer than the program itself.
 [[nodiscard]] std::string concat(std::initializer_list<text_piece> pieces);
 
 /// Nine significant digits, without trailing zeros: "0.1".
@@ -49,8 +49,8 @@ private:
 /// Where to cut `text`, longer than `most` bytes: at `most`, or before the UTF-8 sequence that it would split.
 [[nodiscard]] std::size_t whole_characters(std::string_view text, std::size_t most) noexcept;
 
-/// What came from outside, for people to read: at most `most` bytes, control characters but line feeds and tabs written
-/// as \xNN, so that no terminal obeys them.
+/// Text from outside, for messages: at most `most` bytes. Control characters (C0 but for line feeds and tabs, DEL, C1) and
+/// bytes that are not valid UTF-8 are written as \xNN, so that no terminal obeys them.
 [[nodiscard]] std::string printable(std::string_view text, std::size_t most = 4096);
 
 /// Bytes of the valid UTF-8 sequence that `text` begins with, 1 to 4; 0 if there is none: overlong, surrogate, too large.
@@ -59,7 +59,7 @@ private:
 /// A name from outside for an error message: in quotes, on one line, of bounded length.
 [[nodiscard]] std::string in_quotes(std::string_view name);
 
-/// Whether all of it is.
+/// Whether all of `text` is valid UTF-8.
 [[nodiscard]] bool is_utf8(std::string_view text) noexcept;
 
 }  // namespace ddp::detail

@@ -10,8 +10,8 @@
 
 namespace ddp {
 
-/// `rows` samples of `features` numbers each, and the class of each sample; views of memory that the batch does not own.
-/// There may be no rows: the share of a rank in a small batch may be empty, and `features` is set all the same.
+/// `rows` samples of `features` numbers each, and the class of each sample; views of memory that the batch does not
+/// own. There may be no rows, because the share of a rank in a small batch may be empty; `features` is set even then.
 template <class E>
 struct classification_batch {
     std::span<E const> inputs;              ///< (rows, features), row-major

@@ -20,7 +20,7 @@ namespace detail {
 
 void append_cifar10(classification_data& to, function_ref<std::size_t(mutable_bytes)> read, std::string const& name,
                     std::size_t max_bytes);
-/// The file of this name, with the first of `suffixes` under which it is there.
+/// The path of the file with this name and the first of `suffixes` with which it exists.
 [[nodiscard]] std::string find_cifar_file(std::string const& directory, std::string const& name,
                                           std::span<std::string_view const> suffixes);
 

@@ -40,10 +40,11 @@ struct idx_limits {
 
 namespace detail {
 
-/// The file in `directory` that is called as one of `names`, with the first of `suffixes` under which one is there.
+/// The path of the file in `directory` with one of `names` and the first of `suffixes` with which one exists.
 [[nodiscard]] std::string find_data_file(std::string const& directory, std::span<std::string const> names,
                                          std::span<std::string_view const> suffixes);
-/// The two names of a file that begin with `prefix`: some copies have a dot, as the first archive tools unpacked them.
+/// The two names that the file of a split may have, for `kind` with a dot ("images.idx3-ubyte"): some copies have a
+/// dash instead of the dot, others have kept the dot, as the first archive tools unpacked them.
 [[nodiscard]] std::array<std::string, 2> idx_names(data_split which, std::string_view kind);
 
 template <FileSource Source>

@@ -33,15 +33,16 @@ namespace detail {
                                  csv_options const& options);
 }  // namespace detail
 
-/// Reads a table of numbers, written as std::from_chars takes them (12, -0.5, 1e-3, nan, inf; no leading plus) whatever the
-/// locale. Lines end in a line feed,
-/// which may follow a carriage return; the last line may lack it. Blanks around a field and a byte order mark are
-/// ignored. A field of the header may be in double quotes, in which two of them stand for one.
+/// Reads a table of numbers, written as std::from_chars takes them (12, -0.5, 1e-3, nan, inf; no leading plus) whatever
+/// the locale. Lines end in a line feed, which may follow a carriage return; the last line may lack it. Blanks around a
+/// field and a byte order mark are ignored. A field of the header may be in double quotes, in which two of them stand
+/// for one.
 ///
 /// Memory  the values, one block of 64 KiB, and the longest line.
-/// Throws  data_error (errc::format), with line and column, both from 1, for a field that is not a number or is out of
-///         the range of double, a line with more or fewer fields than the first, an empty line, no rows, or more than
-///         max_bytes; and what the source throws. usage_error for a separator that could be part of a field.
+/// Throws  data_error (errc::format), with the line and the number of the field in it, both from 1, for a field that is
+///         not a number or is out of the range of double, a line with more or fewer fields than the first, an empty line,
+///         no rows, or more than max_bytes; and what the source throws. usage_error for a separator that could be part of
+///         a field.
 template <ByteSource S>
 [[nodiscard]] csv_table read_csv(S& source, csv_options const& options = {}) {
     return detail::read_csv([&](mutable_bytes out) { return source.read(out); }, source.name(), options);

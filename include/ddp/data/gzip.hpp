@@ -28,11 +28,11 @@ namespace ddp {
 /// look for a file under its exact name first, then with ".gz". Several gzip streams in a row are one file, as in RFC
 /// 1952.
 ///
-/// Only as much is decompressed as read() asks for, so a file that would decompress to more than its reader expects (a
-/// "bomb") costs neither memory nor time. The checksum is verified when the end of a stream is reached: readers must ask
-/// for one byte more than they expect, as read_idx does. expect_more() rejects a size of more than `most_expansion` times
-/// that of a gzipped file if it also exceeds `expansion_slack` bytes: deflate can reach a factor of 1000, data sets do
-/// not.
+/// read() decompresses only as much as it returns, so a file that would decompress to more than its reader expects (a
+/// "bomb") costs neither memory nor time. The checksum is verified when the end of a stream is reached: readers must
+/// ask for one byte more than they expect, as read_idx does. expect_more() rejects a size of more than `most_expansion`
+/// times that of a gzipped file if it also exceeds `expansion_slack` bytes: deflate can reach a factor of 1000, data
+/// sets do not.
 ///
 /// Memory  64 KiB and zlib's window (about 40 KiB), allocated by the constructor.
 /// Throws  data_error: errc::file if the file cannot be read; errc::format if it ends early, is damaged (the text
@@ -91,12 +91,12 @@ private:
         ~inflater() { inflateEnd(&z); }
 
         z_stream z{};
-        bool ended = false;  // a stream's trailer was read and found right
+        bool ended = false;  // a stream's trailer was read and is correct
     };
 
     [[nodiscard]] std::size_t left() const noexcept { return end_ - at_; }
 
-    /// Fills the buffer up, unless the file ends first.
+    /// Fills the buffer, unless the file ends first.
     void refill() {
         std::memmove(buffer_.get(), buffer_.get() + at_, left());
         end_ -= std::exchange(at_, 0);
@@ -114,7 +114,7 @@ private:
         return count;
     }
 
-    /// At least one byte, or zero at the end of the last stream.
+    /// Decompresses at least one byte, or none at the end of the last stream.
     [[nodiscard]] std::size_t inflate_some(mutable_bytes out) {
         for (;;) {
             if (stream_->ended && !begin_next_stream()) return 0;
@@ -139,7 +139,7 @@ private:
         }
     }
 
-    /// False at the end of the file.
+    /// Returns false at the end of the file.
     [[nodiscard]] bool begin_next_stream() {
         if (left() < 2) refill();
         if (left() == 0) return false;

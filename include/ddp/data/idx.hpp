@@ -26,7 +26,7 @@ enum class idx_type : std::uint8_t {
     float64 = 0x0E,
 };
 
-/// Bytes of one element; zero for what is no type.
+/// Bytes of one element; 0 for a value that is not a type.
 [[nodiscard]] constexpr std::size_t size_of(idx_type type) noexcept {
     switch (type) {
         case idx_type::unsigned_byte:
@@ -39,7 +39,7 @@ enum class idx_type : std::uint8_t {
     return 0;
 }
 
-/// The type in words, as error messages name it: "unsigned bytes".
+/// The name of the type in error messages, such as "unsigned bytes".
 [[nodiscard]] constexpr std::string_view name_of(idx_type type) noexcept {
     switch (type) {
         case idx_type::unsigned_byte: return "unsigned bytes";
@@ -64,7 +64,7 @@ namespace detail {
 [[noreturn]] void idx_error(std::string const& name, std::string const& text);
 /// Such as "28 x 28".
 [[nodiscard]] std::string shape_text(std::span<std::size_t const> shape);
-/// expect(bytes) throws unless so much can follow, and says whether it knows.
+/// expect(bytes) throws unless that many bytes can follow, and returns whether it could tell.
 [[nodiscard]] idx_array read_idx(function_ref<std::size_t(mutable_bytes)> read,
                                  function_ref<bool(std::uint64_t)> expect, std::string const& name,
                                  std::size_t max_bytes);
@@ -74,9 +74,9 @@ namespace detail {
 /// Reads one IDX array. The source must end after it.
 ///
 /// max_bytes  the largest size of the elements to accept, whatever the header says.
-/// Memory     the size that the header gives, once the source has confirmed that so many bytes can follow (expect_more).
-///            With a source that does not offer this, memory grows with what has been read, up to one and a half times
-///            the final size.
+/// Memory     the size that the header gives, once the source has confirmed that as many bytes can follow
+///            (expect_more). With a source that does not offer this, memory grows with what has been read, up to one
+///            and a half times the final size.
 /// Throws     data_error (errc::format) for a wrong magic number, type or number of dimensions, sizes whose product
 ///            exceeds max_bytes, or fewer or more bytes than the header says; and what the source throws.
 /// Source     LeCun, Cortes and Burges, "The MNIST database of handwritten digits", section on file formats.

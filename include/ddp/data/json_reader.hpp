@@ -1,5 +1,5 @@
 /// \file
-/// json_reader: the pieces of JSON that the library's files are made of, read strictly; without a tree, without recursion.
+/// json_reader: strictly reads the parts of JSON that the library's files use, without a tree and without recursion.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@
 
 namespace ddp::detail {
 
-/// Reads a text from front to back. Who uses it knows which value comes next, so that nothing nests deeper than it may, and
-/// no value is of an unexpected kind.
+/// Reads a text from front to back. Its caller asks for the value that must come next, so that nothing nests too deep
+/// and no value has an unexpected type.
 ///
 ///     for (bool more = json.opens('{', '}'); more; more = json.another('}')) {
 ///         std::string const key = json.string();
@@ -24,28 +24,28 @@ namespace ddp::detail {
 /// Throws  data_error (errc::format) with the file, the position and what was expected.
 class json_reader {
 public:
-    /// `kind`: what errors call the text, "header". Text and name are the caller's, and outlive this.
+    /// `kind`: what errors call the text, for example "header". `text` and `file` must outlive this.
     json_reader(std::string_view text, std::string const& file, std::string_view kind)
         : text_(text), file_(file), kind_(kind) {}
 
-    /// `what` is wrong here.
+    /// Throws the error `what` for the current position.
     [[noreturn]] void fail(std::string const& what) const;
-    /// What errors call the part that is being read, until they are told otherwise.
+    /// Sets what errors call the part that is read from now on.
     void within(std::string part) { inside_ = std::move(part); }
 
-    /// The next character, white space skipped.
+    /// The next character after white space.
     [[nodiscard]] char peek();
     void expect(char c);
-    /// Eats an opening bracket: whether something comes before the closing one, which is eaten otherwise.
+    /// Consumes an opening bracket. Returns false, and consumes the closing one, if nothing is between them.
     [[nodiscard]] bool opens(char open, char close);
-    /// After a member: whether there is another.
+    /// Call it after a member: returns whether there is another; consumes the comma or the closing bracket.
     [[nodiscard]] bool another(char close);
-    /// Nothing may follow but these characters.
+    /// Throws if anything but these characters follows.
     void expect_end(std::string_view padding);
 
     /// UTF-8.
     [[nodiscard]] std::string string();
-    /// Whole, not negative, below 2^64.
+    /// A whole number that is not negative and below 2^64.
     [[nodiscard]] std::uint64_t number();
     [[nodiscard]] bool boolean();
     /// An object of strings. `what`: its name in errors.
@@ -65,7 +65,7 @@ private:
     std::string inside_;
 };
 
-/// Appends a string in quotes, with all escapes that JSON asks for. UTF-8 is written as it is.
+/// Appends a string in quotes, with all escapes that JSON requires. UTF-8 is written unchanged.
 void append_json_string(std::string& json, std::string_view text);
 
 }  // namespace ddp::detail

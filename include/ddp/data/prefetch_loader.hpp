@@ -152,7 +152,7 @@ private:
         try {
             thread_ = detail::start_thread("the thread of prefetch_loader", [this] { work(); });
         } catch (...) {
-            slots_.front().failure = std::current_exception();  // for next(), which nobody would wake
+            slots_.front().failure = std::current_exception();  // for next(), which would not be woken otherwise
             made_ = 1;
             throw;
         }

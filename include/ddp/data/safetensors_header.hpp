@@ -1,5 +1,5 @@
 /// \file
-/// The header of a safetensors file: which tensors it holds, where they lie, and how that is written as JSON.
+/// The header of a safetensors file: its tensors, their positions, and how these are written as JSON.
 #pragma once
 
 #include <cstddef>
@@ -38,17 +38,18 @@ namespace detail {
 /// Such as "F32 [128 x 784]".
 [[nodiscard]] std::string type_and_shape(element_type type, std::span<std::size_t const> shape);
 
-/// Bytes of so many elements; none if that is no whole number of bytes, or no number at all.
+/// The size of a tensor in bytes; none if it is not a whole number of bytes, or overflows.
 [[nodiscard]] std::optional<std::uint64_t> bytes_of_tensor(element_type type,
                                                            std::span<std::size_t const> shape) noexcept;
 
 }  // namespace detail
 
-/// Places tensors whose `end` is their size as the reference implementation does, by falling alignment, then by name.
+/// Places tensors, whose `end` is their size on entry, as the reference implementation does: by descending alignment,
+/// then by name.
 void lay_out(std::vector<tensor_info>& tensors);
 
 /// The JSON of a header, padded with spaces to a multiple of 8 bytes. The same header gives the same text. Names are
-/// written as they are: UTF-8, checked by whoever reads it.
+/// written unchanged; the reader checks that they are UTF-8.
 [[nodiscard]] std::string safetensors_header_text(safetensors_header const& header);
 
 }  // namespace ddp

@@ -20,19 +20,19 @@ struct safetensors_limits {
     std::size_t dimensions = 64;             ///< most dimensions of a tensor
 };
 
-/// What the JSON `text` of a header says about the `data_bytes` bytes that follow it. Names are unique, sizes are those
-/// of type and shape, and the tensors cover the data without overlap or hole.
+/// Parses the JSON `text` of a header, which describes the `data_bytes` bytes that follow it. Names are unique, sizes
+/// are those of type and shape, and the tensors cover the data without overlap or hole.
 ///
 /// Accepts  JSON of that form only: an unknown member, or a number with a sign, fraction or exponent, is an error.
-/// Cost     linear in the text, but for sorting; memory at most a dozen times the text.
+/// Cost     linear in the text, except for sorting; memory at most a dozen times the text.
 /// Throws   data_error (errc::format), naming `file`, the position or the tensor, and what was expected.
 /// Source   safetensors, the format's README and the checks of the reference implementation (version 0.4 to 0.6).
 [[nodiscard]] safetensors_header parse_safetensors_header(std::string_view text, std::uint64_t data_bytes,
                                                           std::string const& file,
                                                           safetensors_limits const& limits = {});
 
-/// Reads the header of something that is `file_bytes` long and whose bytes from `offset` on read(offset, out) puts into
-/// out. A length that the bytes cannot hold costs nothing. Throws as above, and what `read` throws.
+/// Reads the header of a file of `file_bytes` bytes. read(offset, out) copies the bytes from `offset` on to `out`. A
+/// header length that exceeds the file is rejected without allocating. Throws as above, and what `read` throws.
 [[nodiscard]] safetensors_header read_safetensors_header(
     std::uint64_t file_bytes, function_ref<void(std::uint64_t offset, mutable_bytes out)> read, std::string const& file,
     safetensors_limits const& limits = {});

@@ -1,6 +1,5 @@
 /// \file
-/// Byte sources: what the readers of data sets read from, so that formats and compression are independent of each
-/// other.
+/// Byte sources: the readers of data sets read from these, so that formats and compression are independent.
 #pragma once
 
 #include <array>
@@ -24,7 +23,7 @@ namespace ddp {
 ///             data_error
 ///  name()     the name of the file in error messages
 ///
-/// Optional: expect_more(bytes), which throws data_error unless so many more bytes can follow. Readers call it before
+/// Optional: expect_more(bytes), which throws data_error unless that many more bytes can follow. Readers call it before
 /// they allocate the memory that a header asks for.
 ///
 /// Models: file_source; gzip_source (data/gzip.hpp, needs zlib).
@@ -44,7 +43,7 @@ concept FileSource = ByteSource<S> && std::constructible_from<S, std::string> &&
 
 namespace detail {
 
-/// A descriptor that is closed at the end.
+/// A descriptor that the destructor closes.
 struct open_file {
     int number = -1;
     std::uint64_t bytes = 0;  ///< how long the file was when it was opened
@@ -80,7 +79,7 @@ public:
 
 private:
     struct closer {
-        void operator()(std::FILE* file) const noexcept { std::fclose(file); }  // was only read: nothing to lose
+        void operator()(std::FILE* file) const noexcept { std::fclose(file); }  // was only read: errors do not matter
     };
 
     std::string name_;

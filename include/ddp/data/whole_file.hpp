@@ -9,12 +9,12 @@
 
 namespace ddp {
 
-/// Writes beside `path`; commit() puts the result there in one step. Whoever opens `path` meanwhile, or after a crash,
-/// finds the old file or the new one. Until commit() nothing has happened, and what was written is removed at the end;
-/// only a process that is killed leaves it behind, as `path.<pid>.<number>.tmp`.
+/// Writes a temporary file next to `path`; commit() renames it to `path` in one step. A program that opens `path`
+/// meanwhile, or after a crash, finds the old file or the new one. Without commit() the destructor removes the
+/// temporary file; only a killed process leaves it behind, as `path.<pid>.<number>.tmp`.
 ///
-/// Throws  data_error (errc::file) with the system's reason: directory missing, no space, no permission, or `path` is
-///         there and no regular file. A symbolic link at `path` is replaced, not followed.
+/// Throws  data_error (errc::file) with the system's reason: directory missing, no space, no permission, or `path`
+///         exists and is not a regular file. A symbolic link at `path` is replaced, not followed.
 /// Source  the order of fsync and rename: Pillai et al., "All file systems are not created equal", OSDI 2014.
 class whole_file {
 public:
@@ -25,7 +25,7 @@ public:
 
     void write(const_bytes bytes);
 
-    /// To be called once. Returns when data and name are on the disk.
+    /// Call it once. Returns when data and name are on the disk.
     void commit();
 
 private:

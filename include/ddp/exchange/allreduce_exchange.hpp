@@ -4,9 +4,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <utility>
 
 #include <ddp/collective/concepts.hpp>
+#include <ddp/core/digest.hpp>
 #include <ddp/core/task.hpp>
 #include <ddp/exchange/exchange.hpp>
 #include <ddp/kernel/sum.hpp>
@@ -31,6 +33,7 @@ struct allreduce_exchange {
         else
             return 0;
     }
+    [[nodiscard]] std::string hash_words() const { return detail::hash_words_of(algorithm); }
     void check_group(group const& ranks) const { detail::check_group(algorithm, ranks); }
     template <Element E>
     [[nodiscard]] no_exchange_state prepare(exchange_plan<E> const& /*plan*/) const noexcept {

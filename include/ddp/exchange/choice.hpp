@@ -1,6 +1,6 @@
 /// \file
-/// choice: a trainer takes an allreduce algorithm or an exchange; this tells which of the two it was given, and makes an
-/// exchange of it.
+/// choice: a trainer takes an allreduce algorithm or an exchange; this finds out which of the two was passed, and makes
+/// an exchange of it.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@
 
 namespace ddp::detail {
 
-/// An exchange is told its plan; an algorithm is not.
+/// An exchange has prepare(plan); an algorithm has not.
 template <class X, class E>
 inline constexpr bool is_exchange = requires(X const& policy, exchange_plan<E> const& plan) { policy.prepare(plan); };
 

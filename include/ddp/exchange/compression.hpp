@@ -1,5 +1,5 @@
 /// \file
-/// compression: the common state of exchanges that send less: what they have left out, and statistics.
+/// compression: the common state of exchanges that send less: the residuals, and statistics.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@
 
 #if defined(__clang__)
 #pragma clang diagnostic push
-#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers' checks keep loops scalar
+#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers prevent vectorisation, which is harmless
 #endif
 
 namespace ddp::detail {
@@ -39,7 +39,7 @@ DDP_KERNEL void contribution(E const* data, E factor, E const* left, E* out, std
     DDP_INDEPENDENT
     for (std::size_t i = 0; i < count; ++i) out[i] = data[i] * factor + left[i];
 }
-/// left = wanted - sent; 0 where that is not finite, so that a NaN does not reach later steps.
+/// left = wanted - sent; 0 if that is not finite, so that a NaN does not reach later steps.
 template <Element E>
 DDP_KERNEL void leave_out(E const* wanted, E const* sent, E* left, std::size_t count) {
     DDP_NO_CONTRACTION
@@ -107,7 +107,7 @@ public:
         if (figures_[b].looks()) kernels::add_squares(wanted.data(), sent.data(), wanted.size(), figures_[b].squares);
     }
 
-    /// Begins a step of bucket b that changes values; it sends so many bytes instead of the bucket.
+    /// Begins a step of bucket b that changes values; it sends `bytes` bytes instead of the bucket.
     void begin(std::size_t b, std::size_t bytes) noexcept {
         std::uint64_t const ranks = static_cast<std::uint64_t>(plan_.ranks);
         dense_ += (plan_.sharded ? 1 : 2) * bucket(b).count * sizeof(E) * (ranks - 1) / ranks;

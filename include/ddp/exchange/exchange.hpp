@@ -1,5 +1,5 @@
 /// \file
-/// Exchange: makes the mean gradient of a bucket from what each rank has. A policy with state of its own.
+/// Exchange: makes the mean gradient of a bucket from the gradients of all ranks. A policy with its own state.
 #pragma once
 
 #include <algorithm>
@@ -18,6 +18,7 @@
 #include <ddp/comm/lane.hpp>
 #include <ddp/core/bytes.hpp>
 #include <ddp/core/contract.hpp>
+#include <ddp/core/digest.hpp>
 #include <ddp/core/function_ref.hpp>
 #include <ddp/core/task.hpp>
 #include <ddp/model/model.hpp>
@@ -47,7 +48,7 @@ struct exchange_bucket {
     std::vector<std::size_t> cuts = {};       ///< P + 1 positions in the bucket; slice r is [cuts[r], cuts[r+1])
 };
 
-/// What a policy is told once, when a trainer is made. The same on every rank, except `rank`.
+/// What a policy receives once, when a trainer is made. The same on every rank, except `rank`.
 template <Element E>
 struct exchange_plan {
     int rank = 0;                                ///< this rank, in the trainer's communicator
@@ -64,7 +65,7 @@ struct bucket_exchange {
     std::span<E> data = {};                  ///< this rank's addend: a sum over its samples; becomes the mean
     std::span<std::size_t const> cuts = {};  ///< slice r is [cuts[r], cuts[r+1]) of data
     event* go = nullptr;                     ///< data may be read once this is set
-    E const* factor = nullptr;               ///< read after go: 1 / (samples of all ranks), or 0 where there were none
+    E const* factor = nullptr;               ///< read after go: 1 / (samples of all ranks), or 0 if there were none
 };
 
 /// The state of a policy that keeps nothing from step to step.
@@ -77,8 +78,8 @@ struct exchange_statistics {
     /// Bytes that a reduce-scatter would have sent, and an all-gather as well unless the update is sharded.
     std::uint64_t dense_bytes = 0;
     std::uint64_t sent_bytes = 0;  ///< bytes sent instead
-    /// |left out| / |contribution| (2-norms) in the last step measured, one in 16. With feedback the contribution includes what
-    /// earlier steps have left out, so values near 1 are normal where little is sent.
+    /// |left out| / |contribution| (2-norms) in the last step measured, one in 16. With feedback the contribution
+    /// includes what earlier steps have left out, so values near 1 are normal if little is sent.
     double error = 0;
     std::chrono::nanoseconds time{};  ///< processing time: converting, selecting and restoring
 
@@ -100,21 +101,22 @@ using exchange_state =
 /// holds for as long as the trainer lives, and never moves.
 ///
 ///  name, hash()                     for messages; ranks compare both, so hash() covers every setting
+///  hash_words()                     optional: std::string, the settings in words (policy_words), for the error of ranks that differ
 ///  validate(parameters)             optional: throws usage_error if settings make no sense (for this model). Called before
 ///                                   ranks exchange anything about the trainer, so each rank reports it for itself
 ///  check_group(group)               optional: throws usage_error, at the same time, if the policy was made for other ranks
 ///  prepare(plan)                    returns the state for all buckets, as it is before the first step
 ///  everywhere(plan, bucket)         whether exchange leaves the mean of this bucket on every rank, or slice r on rank r only
-///  exchange(self, lane, state, what)  a coroutine for each bucket and step; those of several buckets run at once. Posts
-///                                   receives, into memory of its own, of what peers can send without this rank's data; awaits
-///                                   what.go; then reads, sends and adds. Leaves in what.data the sum over ranks times the
-///                                   factor
+///  exchange(self, lane, state, what)  a coroutine for each bucket and step; those of several buckets run at once.
+///                                   Posts receives, into memory of its own, for the messages that peers can send
+///                                   without this rank's data; awaits what.go; then reads, sends and adds. Leaves in
+///                                   what.data the sum over ranks times the factor
 ///  gather(self, lane, state, what)  a coroutine that brings every rank's slice of the mean to all: called after exchange if a
 ///                                   rank needs more than exchange has left it
-///  state.for_each_state(visit)      shows everything that has to be kept for training to continue later as if it had not been
-///                                   interrupted. Called between steps, and with nonfinite::stop and skip before and after the
-///                                   exchanges of a step, by the thread that drives; what is shown may be written, and is where
-///                                   that step is taken back
+///  state.for_each_state(visit)      shows everything that must be kept so that training can continue later as if it
+///                                   had not been interrupted. Called between steps, and with nonfinite::stop and skip
+///                                   before and after the exchanges of a step, by the thread that drives; what is shown
+///                                   may be written, and is written to undo such a step
 ///  state.for_each_shared(visit)     optional, const: shows, as bytes and in one order, the parts of the state that are the
 ///                                   same on all ranks. Ranks compare some of them in each step, as they do with values
 ///                                   (training_options::agreement_steps). Called between steps; allocates and throws nothing
@@ -143,9 +145,9 @@ concept ExchangeOver =
         state.for_each_state(visit);
     };
 
-/// Refinement: exchanges on the calling thread. Nothing else of the library makes progress meanwhile, and a rank that does not
-/// come is waited for without a deadline. A trainer therefore calls it only in finish(), after every rank has said that it is
-/// there; nothing overlaps.
+/// Refinement: exchanges on the calling thread. Nothing else in the library makes progress meanwhile, and it waits
+/// without a deadline for ranks that do not take part. A trainer therefore calls it only in finish(), after every rank
+/// has reported that it is there; nothing overlaps.
 ///
 ///  exchange_blocking(self, lane, state, what)   exchanges on the thread that drives; exchange() is then called only to await
 ///                                               what.go
@@ -169,6 +171,7 @@ public:
 
     [[nodiscard]] virtual char const* name() const = 0;
     [[nodiscard]] virtual std::uint64_t hash() const = 0;
+    [[nodiscard]] virtual std::string hash_words() const = 0;
     virtual void check_group(group const& ranks) const = 0;
     virtual void validate(std::span<exchange_parameter const> parameters) const = 0;
     /// Called before everything below.
@@ -179,7 +182,7 @@ public:
     [[nodiscard]] virtual bool blocking() const = 0;
     virtual void exchange_blocking(lane<T> over, bucket_exchange<E> what) = 0;
     virtual void for_each_state(state_visitor visit) = 0;
-    /// Keeps a copy of what for_each_state shows, and puts it back: for a step that may be taken back.
+    /// Copies what for_each_state shows, and restores it: for a step that may be undone.
     void save_state() {
         saved_.clear();
         for_each_state([&](state_slice const& s) { saved_.insert(saved_.end(), s.bytes.begin(), s.bytes.end()); });
@@ -199,10 +202,11 @@ public:
         });
         expect(at == saved_.size());
     }
-    /// The parts of it that are the same on all ranks.
+    /// The parts of the state that are the same on all ranks.
     virtual void for_each_shared(shared_state_visitor visit) const noexcept = 0;
     [[nodiscard]] virtual exchange_statistics statistics() const = 0;
-    /// Whether ranks that see each other's memory may compute the canonical sum times the factor there instead.
+    /// Whether ranks that see each other's memory may instead compute the canonical sum times the factor in that
+    /// memory.
     [[nodiscard]] virtual bool in_memory() const = 0;
 
 private:
@@ -216,6 +220,10 @@ public:
 
     char const* name() const override { return policy_.name; }
     std::uint64_t hash() const override { return static_cast<std::uint64_t>(policy_.hash()); }
+    std::string hash_words() const override {
+        std::string const words = detail::hash_words_of(policy_);
+        return words.empty() ? policy_.name : words;
+    }
     void check_group([[maybe_unused]] group const& ranks) const override {
         if constexpr (requires { policy_.check_group(ranks); }) policy_.check_group(ranks);
     }

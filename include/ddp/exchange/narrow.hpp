@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include <ddp/comm/lane.hpp>
@@ -64,22 +65,23 @@ static_assert(narrow_block % kernels::int8_group == 0);
 ///         or n + 4 ceil(n / 256) for int8. With update::replicated as much again for the means; with update::sharded these
 ///         stay with their owners, and new values are sent in the model's type. 2 steps of latency; scratch of about 3 b
 ///         bytes (sharded: 2 b).
-/// Error   two roundings for any P. With feedback, what a rank's rounding leaves out is added to its next contribution, and
-///         what the owner's rounding leaves out to its next mean, so nothing is lost over many steps.
+/// Error   two roundings for any P. With feedback, a rank's rounding error is added to its next contribution, and the
+///         owner's rounding error to its next mean, so nothing is lost over many steps.
 /// Sums    the canonical tree over the ranks' decoded contributions. Both updates give the same bits, which differ from those
 ///         without this exchange, and, if the format has groups (int8), between bucket plans. One rank alone rounds as well.
-/// NaN     a contribution that is not finite makes the mean of that element (int8: of its group of 256) NaN or infinite; what
-///         is kept for later steps stays finite.
+/// NaN     a contribution that is not finite makes the mean of that element (int8: of its group of 256) NaN or
+///         infinite; the residuals for later steps stay finite.
 /// Source  sending 16 bits: PyTorch's fp16_compress_hook and bf16_compress_hook, which add in the narrow type; the two steps:
 ///         ByteGrad (Gan et al., "Bagua", VLDB 2021); feedback: Tang et al., "DoubleSqueeze", ICML 2019.
 template <class Wire>
 struct narrow_exchange {
     static constexpr char const* name = Wire::name;
 
-    /// Keeps what roundings leave out: memory for n elements per rank, and n/P more for the means that it owns.
+    /// Keeps rounding errors: memory for n elements per rank, and n/P more for the means that it owns.
     bool feedback = Wire::feedback;
 
     [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, feedback); }
+    [[nodiscard]] std::string hash_words() const { return policy_words(name, {{"feedback", feedback}}); }
 
     template <Element E>
     class state {
@@ -170,13 +172,13 @@ struct narrow_exchange {
             for (std::size_t r = 0; r < ranks; ++r)
                 if (r != me) co_await forwards[r];
         }
-        if (used) kept.own_.clear_gaps(what.bucket, what.data);  // a group that is NaN reaches into them
+        if (used) kept.own_.clear_gaps(what.bucket, what.data);  // a group that became NaN extends into the gaps
         for (std::size_t r = 0; r < ranks; ++r)
             if (r != me) co_await sends[r];
     }
     template <Transport T, Element E>
     static task<> gather(narrow_exchange /*self*/, lane<T> /*over*/, state<E>& /*kept*/, bucket_exchange<E> /*what*/) {
-        co_return;  // exchange has left the mean everywhere
+        co_return;  // every rank has the mean already
     }
 
 private:

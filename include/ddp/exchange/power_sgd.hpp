@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -23,108 +22,13 @@
 #include <ddp/exchange/compression.hpp>
 #include <ddp/exchange/exchange.hpp>
 #include <ddp/kernel/finite.hpp>
-#include <ddp/kernel/kernel.hpp>
-
-#if defined(__clang__)
-#pragma clang diagnostic push
-#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers' checks keep loops scalar
-#endif
+#include <ddp/kernel/thin_matrices.hpp>
 
 namespace ddp {
 
-namespace detail::kernels {
-
-/// left (rows x rank) = matrix (rows x columns) times the transpose of right (rank x columns). Column j of a row goes to lane
-/// j mod 16; then the canonical tree over the lanes.
-template <Element E>
-DDP_KERNEL void times_thin(E const* matrix, E const* right, E* left, std::size_t rows, std::size_t columns,
-                           std::size_t rank) {
-    DDP_NO_CONTRACTION
-    constexpr std::size_t lanes = 16;
-    for (std::size_t i = 0; i < rows; ++i, matrix += columns)
-        for (std::size_t k = 0; k < rank; ++k) {
-            E const* const with = right + k * columns;
-            E sums[lanes] = {};
-            std::size_t j = 0;
-            for (; j + lanes <= columns; j += lanes)
-                for (std::size_t lane = 0; lane < lanes; ++lane) sums[lane] += matrix[j + lane] * with[j + lane];
-            for (std::size_t lane = 0; j + lane < columns; ++lane) sums[lane] += matrix[j + lane] * with[j + lane];
-            for (std::size_t width = 1; width < lanes; width *= 2)
-                for (std::size_t lane = 0; lane < lanes; lane += 2 * width) sums[lane] += sums[lane + width];
-            left[i * rank + k] = sums[0];
-        }
-}
-/// right (rank x columns) = transpose of left (rows x rank) times matrix, from the first row to the last.
-template <Element E>
-DDP_KERNEL void transposed_times(E const* matrix, E const* left, E* right, std::size_t rows, std::size_t columns,
-                                 std::size_t rank) {
-    DDP_NO_CONTRACTION
-    for (std::size_t j = 0; j < rank * columns; ++j) right[j] = 0;
-    for (std::size_t i = 0; i < rows; ++i, matrix += columns)
-        for (std::size_t k = 0; k < rank; ++k) {
-            E const factor = left[i * rank + k];
-            E* const to = right + k * columns;
-            DDP_INDEPENDENT
-            for (std::size_t j = 0; j < columns; ++j) to[j] += factor * matrix[j];
-        }
-}
-/// matrix = left times right, from the first column of left to the last.
-template <Element E>
-DDP_KERNEL void product_of_thin(E const* left, E const* right, E* matrix, std::size_t rows, std::size_t columns,
-                                std::size_t rank) {
-    DDP_NO_CONTRACTION
-    for (std::size_t i = 0; i < rows; ++i, matrix += columns)
-        for (std::size_t k = 0; k < rank; ++k) {
-            E const factor = left[i * rank + k];
-            E const* const from = right + k * columns;
-            if (k == 0) {
-                DDP_INDEPENDENT
-                for (std::size_t j = 0; j < columns; ++j) matrix[j] = factor * from[j];
-            } else {
-                DDP_INDEPENDENT
-                for (std::size_t j = 0; j < columns; ++j) matrix[j] += factor * from[j];
-            }
-        }
-}
-/// Makes the columns of left orthonormal: Gram-Schmidt in double, twice a column. One that depends on those before becomes 0.
-template <Element E>
-DDP_KERNEL void orthonormalise(E* left, std::size_t rows, std::size_t rank) {
-    DDP_NO_CONTRACTION
-    for (std::size_t k = 0; k < rank; ++k) {
-        double before = 0;
-        for (std::size_t i = 0; i < rows; ++i) {
-            double const x = static_cast<double>(left[i * rank + k]);
-            before += x * x;
-        }
-        double norm = before;
-        for (int again = 0; again < 2; ++again) {
-            for (std::size_t other = 0; other < k; ++other) {
-                double along = 0;
-                for (std::size_t i = 0; i < rows; ++i)
-                    along += static_cast<double>(left[i * rank + k]) * static_cast<double>(left[i * rank + other]);
-                for (std::size_t i = 0; i < rows; ++i)
-                    left[i * rank + k] = static_cast<E>(static_cast<double>(left[i * rank + k]) -
-                                                        along * static_cast<double>(left[i * rank + other]));
-            }
-            norm = 0;
-            for (std::size_t i = 0; i < rows; ++i) {
-                double const x = static_cast<double>(left[i * rank + k]);
-                norm += x * x;
-            }
-            constexpr double lost = sizeof(E) == sizeof(float) ? 1e-12 : 1e-26;  // squares of the rounding of E
-            double const factor = norm > lost * before ? 1 / std::sqrt(norm) : 0;
-            for (std::size_t i = 0; i < rows; ++i)
-                left[i * rank + k] = static_cast<E>(static_cast<double>(left[i * rank + k]) * factor);
-            before = factor == 0 ? 0 : 1;
-        }
-    }
-}
-
-}  // namespace detail::kernels
-
-/// The gradient M of a matrix of m rows and n columns is sent as two thin matrices, P (m x rank) and Q (n x rank): P = M Q with
-/// the Q of the step before; P is summed over the ranks and made orthonormal; then Q = M^T P is summed; the mean is P Q^T.
-/// What that leaves out of a rank's contribution is added to its next one.
+/// The gradient M of a matrix of m rows and n columns is sent as two thin matrices, P (m x rank) and Q (n x rank). P is
+/// M Q, with the Q of the step before; P is summed over the ranks and made orthonormal; then Q = M^T P is summed; the
+/// mean is P Q^T. The part of a rank's contribution that this leaves out is added to its next one.
 ///
 /// A parameter of two dimensions or more is a matrix: its first dimension by all others. If it lies in several buckets, its
 /// whole rows in each bucket are a matrix. A matrix is compressed if (m + n) rank min_compression_rate < m n. All others,
@@ -148,14 +52,22 @@ struct power_sgd_exchange {
     bool feedback = true;             ///< keeps what is left out: memory for all elements on every rank
     bool warm_start = true;           ///< uses the Q of the step before; otherwise Q is drawn anew in each step
     double min_compression_rate = 2;  ///< only matrices that become smaller by more than this factor are compressed
-    std::uint64_t start_step = 0;     ///< how many steps that change values are made before compression begins
-    std::uint64_t seed = 0;           ///< of the first Q; the same on all ranks
+    std::uint64_t start_step = 0;     ///< number of steps that change values before compression begins
+    std::uint64_t seed = 0;           ///< of the first Q (of each Q without warm_start); the same on all ranks
 
     [[nodiscard]] std::uint64_t hash() const {
         return policy_hash(name, rank, feedback, warm_start, min_compression_rate, start_step, seed);
     }
+    [[nodiscard]] std::string hash_words() const {
+        return policy_words(name, {{"rank", rank},
+                                   {"feedback", feedback},
+                                   {"warm_start", warm_start},
+                                   {"min_compression_rate", min_compression_rate},
+                                   {"start_step", start_step},
+                                   {"seed", seed}});
+    }
 
-    /// Whole rows of a parameter in a bucket, and their Q, rank x columns.
+    /// Whole rows of a parameter in a bucket, and their Q (rank x columns).
     template <Element E>
     struct matrix {
         std::size_t parameter = 0, row = 0;  ///< which, and its first row
@@ -171,7 +83,7 @@ struct power_sgd_exchange {
     template <Element E>
     struct bucket_state {
         std::vector<matrix<E>> matrices = {};
-        std::vector<stretch> plain = {};  ///< what lies between them, and is not compressed
+        std::vector<stretch> plain = {};  ///< the elements between them, which are not compressed
         std::size_t plain_count = 0, p_count = 0, q_count = 0;
         bool compressing = false;  ///< in this step
     };
@@ -239,7 +151,7 @@ struct power_sgd_exchange {
         std::span<E> const wanted = space.as<E>().first(what.data.size());
         co_await *what.go;
         bool const used = *what.factor != 0;
-        // In steps that change nothing the messages are what they would be otherwise.
+        // Steps that change nothing send the same messages as others.
         of.compressing = kept.steps[what.bucket] >= self.start_step && !of.matrices.empty();
         std::span<E> const first = thin.as<E>().first(of.compressing ? of.p_count + of.plain_count : what.data.size());
         if (used) project(self, kept, what, wanted, first);
@@ -259,11 +171,11 @@ struct power_sgd_exchange {
     template <Transport T, Element E>
     static task<> gather(power_sgd_exchange /*self*/, lane<T> /*over*/, state<E>& /*kept*/,
                          bucket_exchange<E> /*what*/) {
-        co_return;  // exchange has left the mean everywhere
+        co_return;  // every rank has the mean already
     }
 
 private:
-    /// The columns of the matrix that a parameter is; 0 if it is none.
+    /// The number of columns of a parameter as a matrix; 0 if it is not one.
     [[nodiscard]] static std::size_t columns_of(std::vector<std::size_t> const& shape) noexcept {
         std::size_t columns = shape.size() < 2 ? 0 : 1;
         for (std::size_t d = 1; d < shape.size(); ++d) columns *= shape[d];
@@ -275,7 +187,7 @@ private:
     }
     template <Element E>
     void draw(state<E> const& kept, std::size_t bucket, matrix<E>& m, std::size_t k) const {
-        random_stream const draws{seed, random_use::initial_values, m.parameter};
+        random_stream const draws{seed, random_use::compression, m.parameter};
         std::uint64_t const step = kept.steps[bucket];
         for (std::size_t j = 0; j < m.columns; ++j)
             m.q[k * m.columns + j] =
@@ -394,7 +306,3 @@ power_sgd_exchange::state<E> power_sgd_exchange::prepare(exchange_plan<E> const&
 }
 
 }  // namespace ddp
-
-#if defined(__clang__)
-#pragma clang diagnostic pop
-#endif

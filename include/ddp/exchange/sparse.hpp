@@ -69,6 +69,9 @@ struct top_k_exchange {
     bool feedback = true;  ///< keeps what is not sent: memory for n elements per rank
 
     [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, ratio, feedback); }
+    [[nodiscard]] std::string hash_words() const {
+        return policy_words(name, {{"ratio", ratio}, {"feedback", feedback}});
+    }
     void validate(std::span<exchange_parameter const> /*parameters*/) const { detail::expect_ratio(name, ratio); }
 
     template <Element E>
@@ -174,10 +177,11 @@ private:
 /// Cost    2 k sizeof(E) (P-1)/P bytes sent per rank and bucket of n elements, with k = ratio n; 2 steps of latency; 3 passes
 ///         over the bucket. With update::sharded the same, and new values are sent as well.
 /// Draws   element j of k is one of the bucket's elements n j / k to n (j + 1) / k, all equally likely, counted without the
-///         gaps between parameters. The random stream is random_use::user with `seed` and the bucket as part; its index is
+///         gaps between parameters. The random stream is random_use::compression with `seed` and the bucket as part; its index is
 ///         made of the bucket's steps so far and j.
-/// Error   with feedback everything is sent sooner or later; without it, what is not drawn in a step is lost.
-/// NaN     and infinities are sent at the element that is drawn of their equal part, so they stay visible.
+/// Error   with feedback everything is sent sooner or later; without it, elements that are not drawn in a step are
+///         lost.
+/// NaN     and infinities are sent in place of the element drawn from their equal part, so they stay visible.
 /// Sums    the canonical tree over ranks. Both updates give the same bits; other bucket plans give other bits.
 /// Throws  usage_error when a trainer is made: ratio not in (0, 1].
 /// Source  Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018; here one draw for each of k equal parts.
@@ -189,6 +193,9 @@ struct random_k_exchange {
     std::uint64_t seed = 0;  ///< of the draws; the same on all ranks
 
     [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, ratio, feedback, seed); }
+    [[nodiscard]] std::string hash_words() const {
+        return policy_words(name, {{"ratio", ratio}, {"feedback", feedback}, {"seed", seed}});
+    }
     void validate(std::span<exchange_parameter const> /*parameters*/) const { detail::expect_ratio(name, ratio); }
 
     template <Element E>
@@ -251,7 +258,7 @@ private:
         typename detail::compression<E>::stopwatch const time(kept.own);
         kept.own.begin(what.bucket, detail::direct_bytes<E>(out.size(), kept.own.plan().rank, kept.own.plan().ranks));
         kept.own.contribution(what.bucket, what.data.data(), *what.factor, 0, wanted);
-        random_stream const draws{self.seed, random_use::user, what.bucket};
+        random_stream const draws{self.seed, random_use::compression, what.bucket};
         std::uint64_t const step = kept.steps[what.bucket]++, n = kept.elements[what.bucket], k = at.size();
         auto piece = kept.own.bucket(what.bucket).pieces.begin();
         for (std::uint64_t j = 0, before = 0; j < k; ++j) {  // before: elements in the pieces before this one
@@ -268,7 +275,7 @@ private:
         for (std::size_t j = 0; j < k; ++j) what.data[at[j]] = out[j];
         kept.own.sent(what.bucket, 0, wanted, what.data);
     }
-    /// Of k equal parts, those with an element that is not finite send that.
+    /// Each of the k equal parts that has an element that is not finite sends that element.
     template <Element E>
     [[gnu::cold]] static void show_nonfinite(state<E> const& kept, std::size_t bucket, std::span<E> out,
                                              std::span<std::type_identity_t<E> const> wanted) {

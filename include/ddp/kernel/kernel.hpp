@@ -16,8 +16,8 @@
 #error "ddp: float expressions are evaluated in a wider type here. Compile with -msse2 -mfpmath=sse, or for 64 bits."
 #endif
 
-// GCC ignores the standard's contraction pragma, and leaves such loops scalar at -O2, where users compile: both are said per
-// function, and hold at -O0 too.
+// GCC ignores the standard's contraction pragma, and leaves such loops scalar at -O2, with which users compile: so both
+// are set per function, and hold at -O0 too.
 #if defined(__clang__)
 #define DDP_KERNEL __attribute__((noinline))
 #define DDP_NO_CONTRACTION _Pragma("clang fp contract(off)")
@@ -27,7 +27,7 @@
 #define DDP_NO_CONTRACTION
 #define DDP_INDEPENDENT _Pragma("GCC ivdep")
 #else
-#error "ddp: this compiler is unknown here. Say how it rounds every product, as above for GCC and Clang."
+#error "ddp: unsupported compiler: define how it disables contraction, as above for GCC and Clang."
 #endif
 
 /// \def DDP_KERNEL

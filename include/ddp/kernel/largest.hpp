@@ -140,13 +140,13 @@ DDP_KERNEL void take_from(E const* data, std::size_t count, magnitude_bits<E> le
     }
 }
 
-/// Where a rank lies among magnitudes: the magnitude there, and how many of that one are among the first so many.
+/// The magnitude at a given rank, and how many elements of exactly that magnitude are among the largest `rank`.
 template <std::floating_point E>
 struct ranked {
     magnitude_bits<E> magnitude = 0;
     std::size_t equal = 0;
 };
-/// Of the `rank`-th largest, from 1, among the elements of every stride-th block, of which there are so many at least.
+/// Finds the `rank`-th largest magnitude, from 1, in every stride-th block. These must hold at least `rank` elements.
 template <std::floating_point E>
 [[nodiscard]] ranked<E> magnitude_of_rank(std::span<E const> data, std::size_t stride, std::size_t rank) {
     using bits = magnitude_bits<E>;

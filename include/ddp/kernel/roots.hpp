@@ -10,13 +10,13 @@
 
 #if defined(__clang__)
 #pragma clang diagnostic push
-#pragma clang diagnostic ignored "-Wpass-failed"
+#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers prevent vectorisation, which is harmless
 #endif
 
 namespace ddp::detail::kernels {
 
 /// data[i] = sqrt(data[i]). Both compilers keep std::sqrt scalar because it may set errno, GCC even under
-/// optimize("no-math-errno"); so each is told in its own words.
+/// optimize("no-math-errno"); so each compiler needs its own form.
 template <std::floating_point E>
 DDP_KERNEL void square_roots(E* data, std::size_t count) {
     std::size_t i = 0;

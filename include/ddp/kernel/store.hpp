@@ -18,7 +18,7 @@ namespace ddp {
 namespace detail::kernels {
 
 #if defined(__x86_64__)
-/// Past the caches: 16 bytes at a time, `to` on a 16-byte boundary.
+/// Non-temporal stores, 16 bytes at a time; `to` is on a 16-byte boundary.
 DDP_KERNEL inline void stream_lines(std::byte* to, std::byte const* from, std::size_t bytes) {
     using block [[gnu::vector_size(16)]] = long long;
     for (std::size_t i = 0; i < bytes; i += 16) {
@@ -54,16 +54,16 @@ inline void stream_bytes(std::span<std::byte> to, std::span<std::byte const> fro
 
 }  // namespace detail
 
-/// to = from, past the caches where the processor has stores for that: for much that nobody reads soon. Ordinary stores
-/// fetch every line before they overwrite it, and push others out. Elsewhere a plain copy.
+/// to = from, with non-temporal stores where the processor has them: for large data that is not read soon. Ordinary
+/// stores fetch every line before they overwrite it, and evict others. Elsewhere a plain copy.
 ///
-/// to, from  of one length; no overlap. finish_streams() comes before anybody is told.
+/// to, from  of one length; no overlap. Call finish_streams() before signalling another thread or rank.
 template <Number E>
 void stream(std::span<E> to, std::span<std::type_identity_t<E> const> from) {
     detail::stream_bytes(std::as_writable_bytes(to), std::as_bytes(from));
 }
 
-/// What stream() has stored comes before whatever this thread stores next, for every rank.
+/// Every rank sees what stream() has stored before whatever this thread stores next.
 inline void finish_streams() noexcept {
 #if defined(__x86_64__)
     __builtin_ia32_sfence();

@@ -25,7 +25,7 @@
 
 #if defined(__clang__)
 #pragma clang diagnostic push
-#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers' checks keep loops scalar, and nobody minds
+#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers prevent vectorisation, which is harmless
 #endif
 
 namespace ddp::nn {
@@ -248,7 +248,13 @@ private:
         if (joined_) ranks->add(sums);
         count_ = sums[channels];
         if (count_ == 0) return;  // no rank has a sample
-        DDP_EXPECTS(count_ > 1, "batch_norm: one number a channel has no deviation; train on larger batches");
+        DDP_EXPECTS(
+            count_ > 1,
+            joined_ ? "batch_norm: each channel has one number in the whole batch, which has no deviation; train on "
+                      "larger batches"
+                    : "batch_norm: each channel has one number in this rank's share of the batch, which has no "
+                      "deviation; train on larger batches, leave out short last ones (drop_last), or choose "
+                      "batch_statistics::synchronised");
         for (std::size_t c = 0; c < channels; ++c) mean_[c] = sums[c] / count_;
         std::fill(sums.begin(), sums.end(), 0.0);
         detail::channel_squares(sums.data(), x.data(), mean_.data(), rows_, channels, plane);

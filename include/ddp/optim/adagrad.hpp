@@ -19,7 +19,7 @@
 
 #if defined(__clang__)
 #pragma clang diagnostic push
-#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers' checks keep loops scalar, and nobody minds
+#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers prevent vectorisation, which is harmless
 #endif
 
 namespace ddp {
@@ -98,6 +98,10 @@ struct adagrad {
     /// Covers the algorithm's name and every hyper-parameter: ranks compare it.
     [[nodiscard]] std::uint64_t hash() const noexcept {
         return policy_hash("adagrad", lr, lr_decay, eps, weight_decay);
+    }
+    [[nodiscard]] std::string hash_words() const {
+        return policy_words("adagrad",
+                            {{"lr", lr}, {"lr_decay", lr_decay}, {"eps", eps}, {"weight_decay", weight_decay}});
     }
 
     /// Throws usage_error for hyper-parameters out of their ranges.

@@ -20,7 +20,7 @@
 
 #if defined(__clang__)
 #pragma clang diagnostic push
-#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers' checks keep loops scalar, and nobody minds
+#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers prevent vectorisation, which is harmless
 #endif
 
 namespace ddp {
@@ -93,6 +93,10 @@ struct adam_numbers {
     [[nodiscard]] std::uint64_t hash(std::string_view name) const noexcept {
         return policy_hash(name, lr, beta1, beta2, eps, weight_decay);
     }
+    [[nodiscard]] std::string words(std::string_view name) const {
+        return policy_words(
+            name, {{"lr", lr}, {"beta1", beta1}, {"beta2", beta2}, {"eps", eps}, {"weight_decay", weight_decay}});
+    }
     void validate(std::string const& name) const {
         DDP_EXPECTS(detail::is_finite(lr) && lr >= 0,
                     name + ": lr is " + std::to_string(lr) + ", but must be a finite number >= 0; 1e-3 is usual");
@@ -155,6 +159,7 @@ struct adam {
     [[nodiscard]] slot_words slot_names() const noexcept { return detail::kernels::adam_slots; }
     [[nodiscard]] double learning_rate() const noexcept { return lr; }
     [[nodiscard]] std::uint64_t hash() const noexcept { return numbers().hash("adam"); }
+    [[nodiscard]] std::string hash_words() const { return numbers().words("adam"); }
 
     /// Throws usage_error for hyper-parameters out of their ranges.
     void validate() const { numbers().validate("adam"); }
@@ -200,6 +205,7 @@ struct adamw {
     [[nodiscard]] slot_words slot_names() const noexcept { return detail::kernels::adam_slots; }
     [[nodiscard]] double learning_rate() const noexcept { return lr; }
     [[nodiscard]] std::uint64_t hash() const noexcept { return numbers().hash("adamw"); }
+    [[nodiscard]] std::string hash_words() const { return numbers().words("adamw"); }
 
     /// Throws usage_error for hyper-parameters out of their ranges.
     void validate() const { numbers().validate("adamw"); }

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <type_traits>
 #include <variant>
 
@@ -40,6 +41,7 @@ public:
     [[nodiscard]] slot_words slot_names() const noexcept;
     [[nodiscard]] double learning_rate() const noexcept;
     [[nodiscard]] std::uint64_t hash() const noexcept;
+    [[nodiscard]] std::string hash_words() const;
     [[nodiscard]] char const* name() const noexcept;
     void validate() const;
     [[nodiscard]] bool needs_norms() const noexcept;

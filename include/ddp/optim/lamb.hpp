@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
@@ -18,7 +19,7 @@
 
 #if defined(__clang__)
 #pragma clang diagnostic push
-#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers' checks keep loops scalar, and nobody minds
+#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers prevent vectorisation, which is harmless
 #endif
 
 namespace ddp {
@@ -76,6 +77,7 @@ struct lamb {
     [[nodiscard]] slot_words slot_names() const noexcept { return detail::kernels::adam_slots; }
     [[nodiscard]] double learning_rate() const noexcept { return lr; }
     [[nodiscard]] std::uint64_t hash() const noexcept { return numbers().hash("lamb"); }
+    [[nodiscard]] std::string hash_words() const { return numbers().words("lamb"); }
 
     /// Throws usage_error for hyper-parameters out of their ranges.
     void validate() const { numbers().validate("lamb"); }

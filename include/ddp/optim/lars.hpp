@@ -16,7 +16,7 @@
 
 #if defined(__clang__)
 #pragma clang diagnostic push
-#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers' checks keep loops scalar, and nobody minds
+#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers prevent vectorisation, which is harmless
 #endif
 
 namespace ddp {
@@ -86,6 +86,11 @@ struct lars {
     [[nodiscard]] double learning_rate() const noexcept { return lr; }
     [[nodiscard]] std::uint64_t hash() const noexcept {
         return policy_hash("lars", lr, momentum, weight_decay, trust, eps);
+    }
+    [[nodiscard]] std::string hash_words() const {
+        return policy_words(
+            "lars",
+            {{"lr", lr}, {"momentum", momentum}, {"weight_decay", weight_decay}, {"trust", trust}, {"eps", eps}});
     }
 
     /// Throws usage_error for hyper-parameters out of their ranges.

@@ -17,7 +17,7 @@
 
 #if defined(__clang__)
 #pragma clang diagnostic push
-#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers' checks keep loops scalar, and nobody minds
+#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers prevent vectorisation, which is harmless
 #endif
 
 namespace ddp {
@@ -82,6 +82,9 @@ struct lion {
 
     /// Covers the algorithm's name and every hyper-parameter: ranks compare it.
     [[nodiscard]] std::uint64_t hash() const noexcept { return policy_hash("lion", lr, beta1, beta2, weight_decay); }
+    [[nodiscard]] std::string hash_words() const {
+        return policy_words("lion", {{"lr", lr}, {"beta1", beta1}, {"beta2", beta2}, {"weight_decay", weight_decay}});
+    }
 
     /// Throws usage_error for hyper-parameters out of their ranges.
     void validate() const {

@@ -48,6 +48,7 @@ concept StepIsConst =
 ///                   updates the values and the state of a range; all spans have the same length
 ///
 /// Optional members; each is used where an optimizer has it:
+///  hash_words()           returns std::string: the settings in words (policy_words), for the error of ranks that differ
 ///  validate()             throws usage_error for hyper-parameters that make no sense; called when a trainer is made
 ///  groups_of(parameters)  returns std::vector<std::size_t>: the group of each parameter in the given
 ///                         `std::span<parameter<E> const>`; called once. Each range then lies in parameters of one group,

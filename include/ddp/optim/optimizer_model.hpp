@@ -29,6 +29,7 @@ public:
 
     virtual void validate() const = 0;
     [[nodiscard]] virtual std::uint64_t hash() const = 0;
+    [[nodiscard]] virtual std::string hash_words() const = 0;
     [[nodiscard]] virtual std::size_t slot_count() const = 0;
     [[nodiscard]] virtual std::vector<std::string> slot_names(std::size_t group) const = 0;
     [[nodiscard]] virtual double learning_rate(std::size_t group) const = 0;
@@ -79,6 +80,12 @@ public:
         if constexpr (requires { held_.validate(); }) held_.validate();
     }
     std::uint64_t hash() const override { return static_cast<std::uint64_t>(held_.hash()); }
+    std::string hash_words() const override {
+        if constexpr (requires { held_.hash_words(); })
+            return held_.hash_words();
+        else
+            return concat({name(0), "(lr ", decimal(learning_rate(0)), ")"});
+    }
     std::size_t slot_count() const override { return static_cast<std::size_t>(held_.slot_count()); }
     std::vector<std::string> slot_names(std::size_t group) const override { return slot_names_of(held_, group); }
     std::string name(std::size_t group) const override { return name_of_optimizer(held_, group); }

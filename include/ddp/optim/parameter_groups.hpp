@@ -13,6 +13,7 @@
 
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/optim/optimizer.hpp>
 #include <ddp/optim/optimizer_model.hpp>
@@ -104,6 +105,14 @@ public:
         for (auto const& g : groups_) all.add(g.names).add(std::uint64_t{g.optimizer.hash()});
         return all.value();
     }
+    /// A part for each group: "'*.bias': sgd(lr 0.1, …); '*': …".
+    [[nodiscard]] std::string hash_words() const {
+        std::string all;
+        for (auto const& g : groups_)
+            all += detail::concat(
+                {all.empty() ? "" : "; ", detail::in_quotes(g.names), ": ", detail::hash_words_of(g.optimizer)});
+        return all;
+    }
     /// Throws usage_error for a member whose hyper-parameters make no sense, if it can tell.
     void validate() const {
         for (auto const& g : groups_)
@@ -152,7 +161,8 @@ private:
         std::string text = "parameter_groups: no parameter is left for the group '" + names + "': ";
         for (parameter<E> const& p : parameters)
             if (name_fits(names, p.name))
-                return text + "'" + p.name + "', say, fits a group before it. Put the narrower pattern first.";
+                return text + "'" + p.name +
+                       "', for example, matches an earlier group. Put the narrower pattern first.";
         text += "the model's are named";
         for (std::size_t i = 0; i < parameters.size() && i < 8; ++i)
             text += (i == 0 ? " '" : ", '") + parameters[i].name + "'";

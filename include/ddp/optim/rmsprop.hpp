@@ -19,7 +19,7 @@
 
 #if defined(__clang__)
 #pragma clang diagnostic push
-#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers' checks keep loops scalar, and nobody minds
+#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers prevent vectorisation, which is harmless
 #endif
 
 namespace ddp {
@@ -123,6 +123,14 @@ struct rmsprop {
     /// Covers the algorithm's name and every hyper-parameter: ranks compare it.
     [[nodiscard]] std::uint64_t hash() const noexcept {
         return policy_hash("rmsprop", lr, alpha, eps, weight_decay, momentum, centered);
+    }
+    [[nodiscard]] std::string hash_words() const {
+        return policy_words("rmsprop", {{"lr", lr},
+                                        {"alpha", alpha},
+                                        {"eps", eps},
+                                        {"weight_decay", weight_decay},
+                                        {"momentum", momentum},
+                                        {"centered", centered}});
     }
 
     /// Throws usage_error for hyper-parameters out of their ranges.

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <variant>
 
 #include <ddp/core/contract.hpp>
@@ -102,6 +103,8 @@ public:
 
     /// The shape's: "cosine_decay".
     [[nodiscard]] char const* name() const noexcept;
+    /// All settings, for messages: "cosine_decay(steps 900, floor 0) after linear_warmup(steps 100, from 0.25)".
+    [[nodiscard]] std::string hash_words() const;
 
 private:
     linear_warmup warmup_;

@@ -18,7 +18,7 @@
 
 #if defined(__clang__)
 #pragma clang diagnostic push
-#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers' checks keep loops scalar, and nobody minds
+#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers prevent vectorisation, which is harmless
 #endif
 
 namespace ddp {
@@ -85,6 +85,10 @@ struct sgd {
     /// Covers the algorithm's name and every hyper-parameter: ranks compare it.
     [[nodiscard]] std::uint64_t hash() const noexcept {
         return policy_hash("sgd", lr, momentum, weight_decay, nesterov);
+    }
+    [[nodiscard]] std::string hash_words() const {
+        return policy_words(
+            "sgd", {{"lr", lr}, {"momentum", momentum}, {"weight_decay", weight_decay}, {"nesterov", nesterov}});
     }
 
     /// Throws usage_error for hyper-parameters out of their ranges.

@@ -1,5 +1,5 @@
 /// \file
-/// connect_tcp: from an environment's job to a tcp_transport that reaches every rank.
+/// connect_tcp: makes a tcp_transport that reaches every rank of a job.
 #pragma once
 
 #include <chrono>
@@ -20,7 +20,7 @@
 
 namespace ddp {
 
-/// How connect_tcp brings a job together.
+/// How connect_tcp connects the ranks of a job.
 struct tcp_options {
     timing times = {};      ///< time limits; `join` is that of connect_tcp as a whole
     bool insecure = false;  ///< allows addresses that other hosts reach without a secret; also DDP_INSECURE=1
@@ -51,13 +51,14 @@ struct tcp_options {
 namespace detail {
 /// The ports at which rank 0 may listen: the job's; if that is the launcher's own, the first of these that is free.
 [[nodiscard]] std::vector<std::uint16_t> master_ports(job const& j);
-/// Throws if the name of rank 0's host means this machine only, although ranks run on others. `at`: its addresses.
+/// Throws if the name of rank 0's host is a name for this machine only, although ranks run on other hosts. `at`: its
+/// addresses.
 void expect_reachable(job const& j, std::vector<boost::asio::ip::address> const& at);
-/// See tcp_options::congestion. Throws rendezvous_error if the system refuses what was asked for.
+/// See tcp_options::congestion. Throws rendezvous_error if the system refuses the algorithm.
 void choose_congestion_control(int fd, std::string const& wanted, bool same_host);
 }  // namespace detail
 
-/// Brings the job together and connects every rank to every other. Collective: all ranks call it, or all fail.
+/// Connects every rank of the job to every other. Collective: all ranks call it, or all fail.
 ///
 /// Rank 0 listens at the job's address while the others connect to it. Each publishes a port of its own there, on the interface
 /// that reaches rank 0; then every pair connects, and compares version and configuration.

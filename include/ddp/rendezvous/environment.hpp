@@ -1,5 +1,5 @@
 /// \file
-/// job: which of how many ranks this process is, according to its launcher's environment variables.
+/// job: this process's rank and the number of ranks, from its launcher's environment variables.
 #pragma once
 
 #include <cstdint>
@@ -39,8 +39,8 @@ namespace detail {
 /// that also has MPI then prefers TCP.
 [[nodiscard]] bool job_is_named(environment_reader get);
 
-/// A readable text: what each source says, which one counts, and where they disagree. If job_from_environment would throw,
-/// it contains the error.
+/// A readable text: what each source says, which one is used, and where they disagree. If job_from_environment would
+/// throw, it contains the error.
 [[nodiscard]] std::string explain_job(environment_reader get);
 
 }  // namespace detail
@@ -61,8 +61,8 @@ namespace detail {
 ///
 /// get      another environment, for tests and launchers: get(name) returns a std::optional<std::string>.
 /// Returns  std::nullopt if no source says anything: there is no job.
-/// Throws   environment_error (DDP-E101) if only some of a source's variables are set, one is invalid, or they describe a job
-///          that cannot come together (a batch script without srun, a count of hosts taken for a count of ranks).
+/// Throws   environment_error (DDP-E101) if only some of a source's variables are set, one is invalid, or they describe
+///          a job that cannot start (a batch script without srun, or a number of hosts used as a number of ranks).
 [[nodiscard]] std::optional<job> job_from_environment(function_ref<std::optional<std::string>(std::string const&)> get);
 
 /// The same from this process's environment.

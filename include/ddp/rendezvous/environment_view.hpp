@@ -19,8 +19,8 @@ using environment_reader = function_ref<std::optional<std::string>(std::string c
 /// This process's own environment.
 [[nodiscard]] std::optional<std::string> environment_variable(std::string const& name);
 
-/// A whole decimal number in [least, most]. Throws environment_error, which names the variable, its value and `meaning`,
-/// otherwise.
+/// The text as a whole decimal number in [least, most]; otherwise throws environment_error, which names the variable,
+/// its value and `meaning`.
 [[nodiscard]] int environment_number(std::string_view name, std::string_view text, int least, int most,
                                      std::string_view meaning);
 
@@ -37,7 +37,7 @@ public:
         if (!value) return std::nullopt;
         return environment_number(name, *value, least, most, meaning);
     }
-    /// The same of a variable that is known to be set.
+    /// The same for a variable that is known to be set.
     [[nodiscard]] std::string known(std::string_view name) const { return text(name).value_or(""); }
     [[nodiscard]] int known_number(std::string_view name, int least, int most, std::string_view meaning) const {
         return environment_number(name, known(name), least, most, meaning);
@@ -48,7 +48,7 @@ public:
             if (has(name)) return name;
         return {};
     }
-    /// "NAME=value" of those that are set.
+    /// "NAME=value" for each of them that is set.
     [[nodiscard]] std::string list(std::initializer_list<std::string_view> names) const {
         std::string all;
         for (std::string_view const name : names)

@@ -11,14 +11,14 @@
 
 namespace ddp::detail {
 
-/// Made by the launches of processes, before the job comes together. Does nothing where the program handles or ignores
-/// SIGUSR2 itself. The destructor restores the previous handler, unless the program has installed another one meanwhile.
+/// Launches of processes make one before the ranks connect. Does nothing if the program handles or ignores SIGUSR2
+/// itself. The destructor restores the previous handler, unless the program has installed another one meanwhile.
 ///
-/// The handler reads the ring and calls clock_gettime, open, write, ftruncate and close, nothing else: a rank that hangs in
-/// its own code is written too.
+/// The handler reads the ring and calls clock_gettime, open, write, ftruncate and close, nothing else: so it also works
+/// for a rank that hangs in its own code.
 class flight_signal {
 public:
-    /// Whose record it is, for as long as this lives. One at a time.
+    /// Selects the rank whose record is written, for as long as this lives. One at a time.
     class target {
     public:
         explicit target(flight_recorder& of) noexcept { recorder_.store(&of); }

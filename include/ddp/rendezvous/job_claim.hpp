@@ -1,5 +1,5 @@
 /// \file
-/// job_claim: which of how many ranks this process is, according to the variables of one launcher.
+/// job_claim: this process's rank and the number of ranks, according to the variables of one launcher.
 #pragma once
 
 #include <cstdint>
@@ -21,12 +21,12 @@ struct job_claim {
     std::optional<int> local_rank = {}, local_size = {};
     std::string said = {};  ///< the variables
     std::string id = {};    ///< of the job, or empty
-    int hosts = 0;          ///< how many there are, if the source knows; else 0
+    int hosts = 0;          ///< their number, if the source knows it; otherwise 0
     std::string first_host = {};
 };
 
-// One for each launcher: nothing where its variables are not set. Each throws environment_error where they contradict each
-// other, where one makes no sense, and where they describe a job that cannot come together.
+// One for each launcher; each returns nothing if its variables are not set. Each throws environment_error if they
+// contradict each other, if one makes no sense, or if they describe a job that cannot start.
 
 [[nodiscard]] std::optional<job_claim> ddp_claim(environment_view const& env);
 [[nodiscard]] std::optional<job_claim> torchrun_claim(environment_view const& env);
@@ -37,11 +37,12 @@ struct job_claim {
 
 /// RANK and WORLD_SIZE behind `prefix`, MASTER_ADDR, MASTER_PORT: an error that lists which of them are set and which are not.
 [[nodiscard]] environment_error half_of_a_job(environment_view const& env, std::string_view prefix);
-/// How many ranks a host PET_NPROC_PER_NODE asks torchrun or ddprun for; 1 where it is not set or not a number.
+/// How many ranks per host PET_NPROC_PER_NODE requests from torchrun or ddprun; 1 if it is not set or not a number.
 [[nodiscard]] int pet_ranks_a_host(environment_view const& env);
 /// Whether mpirun has started this process: inside Slurm, Slurm's variables are then those of mpirun's daemons.
 [[nodiscard]] bool started_by_mpirun(environment_view const& env);
-/// The step's number. None in a batch script and in salloc's shell, which Slurm counts as steps of special numbers.
+/// The number of the Slurm step. None in a batch script and in salloc's shell, to which Slurm gives special step
+/// numbers.
 [[nodiscard]] std::optional<std::uint32_t> slurm_step(environment_view const& env);
 
 }  // namespace ddp::detail

@@ -1,5 +1,5 @@
 /// \file
-/// job_secret: what a rank shows, or proves that it knows, to be let into a job.
+/// job_secret: what a rank sends, or proves that it knows, to join a job.
 #pragma once
 
 #include <array>
@@ -9,7 +9,7 @@
 
 namespace ddp {
 
-/// A secret that the launcher has given to every rank of a job, and to nobody else; all zeros: none.
+/// A secret that the launcher has given only to the ranks of a job; all zeros: none.
 ///
 /// secure_tcp proves that it knows the secret, and never sends it. tcp sends it, but over loopback only, where other users of
 /// the machine cannot read it.

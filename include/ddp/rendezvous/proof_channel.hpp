@@ -157,7 +157,7 @@ private:
         if (!proof(role, mine)) return fail(channel_error::failed);
         say(mine.bytes);
     }
-    /// A whole message of the handshake is here.
+    /// Processes a message of the handshake, all of which has arrived.
     [[gnu::cold]] void shake() noexcept {
         have_ = 0;
         if (dials_) {
@@ -185,7 +185,7 @@ private:
         if (out_ != nullptr) in_.reset(new (std::nothrow) std::byte[in_bytes]);
         if (in_ == nullptr) fail(channel_error::failed);
     }
-    /// Checks the next record. True if all of it is here, and unchanged.
+    /// Verifies the next record. Returns true if all of it has arrived, unchanged.
     [[nodiscard]] bool open() noexcept {
         if (in_ == nullptr || error_ != channel_error::none || last_ - first_ < length_bytes) return false;
         std::uint32_t length = 0;
@@ -206,7 +206,7 @@ private:
     secure_key key_;
     bool dials_, answered_ = false;
     channel_error error_ = channel_error::none;
-    std::array<std::byte, 2 * number_bytes> numbers_;  // of who dials, of who listens
+    std::array<std::byte, 2 * number_bytes> numbers_;  // of the side that dials, of the side that listens
     std::array<std::byte, number_bytes + proof_bytes> hello_;
     std::size_t have_ = 0;  // of hello_
     std::array<std::byte, 8 + number_bytes + proof_bytes> handshake_;
@@ -214,8 +214,8 @@ private:
 
     record_mac sends_, receives_;
     std::unique_ptr<std::byte[]> in_, out_;  // in_: once the handshake is over
-    std::size_t first_ = 0, last_ = 0;       // of in_: has arrived, and was not read
-    std::size_t left_ = 0;                   // of the record at first_, which was found to be as it was sent
+    std::size_t first_ = 0, last_ = 0;       // of in_: bytes that have arrived and were not read
+    std::size_t left_ = 0;                   // bytes left of the verified record at first_
     std::size_t written_ = 0, filled_ = 0;   // of out_
 };
 

@@ -16,7 +16,7 @@ public:
 };
 
 namespace detail {
-/// "DDP-E201 rendezvous: rank 1 ..." without what stands before the first ": ".
+/// "DDP-E201 rendezvous: rank 1 ..." without the part before and including the first ": ".
 [[nodiscard, gnu::cold]] inline std::string text_without_code(error const& e) {
     std::string const text = e.what();
     return text.substr(text.find(": ") + 2);

@@ -25,12 +25,13 @@ namespace ddp {
 /// How to start. Everything has a default: run<threads, tcp>(body) reads the environment.
 struct run_options {
     std::string transport = {};  ///< "inproc", "tcp", "mpi"; empty: what the environment says
-    int ranks = 0;      ///< how many threads; for processes the launcher says how many, and this is the same or 0
-    timing times = {};  ///< how long anything may take; the environment overrules some of it, see run
-    /// Which thread moves messages while the program computes; DDP_COMMUNICATION_THREAD overrules it.
+    int ranks = 0;               ///< number of threads; for processes it must be the launcher's number, or 0
+    timing times = {};           ///< time limits; the environment overrides some of them, see run
+    /// Which thread moves messages while the program computes; DDP_COMMUNICATION_THREAD overrides it.
     communication_thread thread = communication_thread::automatic;
     bool encrypt = false;  ///< secure_tcp: TLS 1.3 on all connections; also DDP_TLS=1
-    /// Allows tcp beyond loopback without a secret, where anybody who reaches the port can take part; also DDP_INSECURE=1.
+    /// Allows tcp beyond loopback without a secret: anybody who can reach the port can then take part. Also
+    /// DDP_INSECURE=1.
     bool insecure = false;
 };
 
@@ -49,20 +50,20 @@ concept Launch = requires(run_options const& options) {
 
 namespace detail {
 
-/// Calls body(comm). What it throws is reported to the other ranks with its own text.
+/// Calls body(comm). If it throws, the text of the exception is reported to the other ranks.
 void call_body(function_ref<void(communicator<>&)> body, communicator<>& comm);
 
 /// The options with the times that the environment sets. Throws environment_error if they name no transport among `choices`,
 /// or make no sense.
 [[nodiscard]] run_options checked(run_options options, std::span<std::string_view const> choices);
-/// DDP_TIMEOUT_DEAD, _COLLECTIVE, _STRAGGLER and _JOIN, in seconds, instead of what `times` says.
+/// `times`, with the values of DDP_TIMEOUT_DEAD, _COLLECTIVE, _STRAGGLER and _JOIN, in seconds, if they are set.
 [[nodiscard]] timing with_environment(timing times);
 
 /// For an environment that asks for no transport among `choices`: throws environment_error if this program would train
 /// alone although several were started.
 void expect_alone(run_options const& options, std::span<std::string_view const> choices);
 
-/// Prints what is being thrown to stderr. Returns EXIT_FAILURE.
+/// Prints the exception that is being handled to stderr. Returns EXIT_FAILURE.
 [[nodiscard]] int report_exception() noexcept;
 
 }  // namespace detail
@@ -79,26 +80,27 @@ struct threads {
 static_assert(Launch<threads>);
 
 /// Calls body(comm), which returns nothing, once for every rank of this process, with a communicator<> over the transport that
-/// the options or the environment choose among `Launches`. If the environment says nothing, there is one rank, and no socket is
-/// opened.
+/// the options or the environment choose among `Launches`. If the environment says nothing, ranks are threads where `threads` is among them,
+/// options.ranks of them; otherwise there is one rank. No socket is opened then.
 ///
 ///     ddp::run<ddp::threads, ddp::tcp>([](auto& comm) { train(comm); });
 ///
 /// Choice  options.transport if it is set; otherwise the first of `Launches` that the environment asks for: RANK and
 ///         WORLD_SIZE mean tcp, a process manager's variables (OMPI_COMM_WORLD_SIZE, PMI_SIZE, PMIX_RANK) mpi. If it asks
 ///         for none: tcp, if the variables of srun or mpirun say where to meet (job_from_environment).
-/// Times   DDP_TIMEOUT_DEAD, DDP_TIMEOUT_COLLECTIVE, DDP_TIMEOUT_STRAGGLER and DDP_TIMEOUT_JOIN (seconds, "0.5" or "600";
-///         the same for all ranks) overrule options.times.
-/// Thread  DDP_COMMUNICATION_THREAD (automatic, drives, rests) overrules options.thread; comm.thread() says what was chosen.
+/// Times   DDP_TIMEOUT_DEAD, DDP_TIMEOUT_COLLECTIVE, DDP_TIMEOUT_STRAGGLER and DDP_TIMEOUT_JOIN (seconds, "0.5" or
+///         "600"; the same for all ranks) override options.times.
+/// Thread  DDP_COMMUNICATION_THREAD (automatic, drives, rests) overrides options.thread; comm.thread() says what was
+///         chosen.
 /// Signals SIGUSR2 makes a process write what its rank did last (docs/faults.md), unless the program handles that signal
 ///         itself. DDP_FLIGHT_DIR says where; the same is written when the job fails.
 /// Cost    tcp: a rendezvous at rank 0 and a connection for every pair of ranks, for at most timing.join (30 s).
 ///         threads: a thread for each rank. Returns when body has returned on every rank of this process and these have
 ///         left the job.
-/// Throws  environment_error (DDP-E101) if what is asked for was not built in or contradicts itself, if several processes
-///         were started that do not know each other, or if a thread cannot be started. rendezvous_error (DDP-E201) if ranks
-///         did not find each other. Otherwise what body throws: with threads the lowest rank's own exception, or comm_error
-///         if all threw that.
+/// Throws  environment_error (DDP-E101) if what is asked for was not built in or contradicts itself, if several
+///         processes were started that do not form a job, or if a thread cannot be started. rendezvous_error (DDP-E201)
+///         if ranks did not find each other. Otherwise what body throws: with threads the lowest rank's own exception,
+///         or comm_error if all threw that.
 template <Launch... Launches, class Body>
 void run(run_options const& with, Body body) {
     static_assert(std::is_void_v<std::invoke_result_t<Body&, communicator<>&>>,

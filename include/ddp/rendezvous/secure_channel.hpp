@@ -10,8 +10,8 @@
 
 namespace ddp {
 
-/// For tcp_options::security. Every connection begins with a proof by both sides, for which each draws 32 random bytes: a
-/// recorded proof is worthless, and a side does not accept its own proof.
+/// For tcp_options::security. Every connection begins with a proof by both sides, for which each draws 32 random bytes:
+/// a recorded proof is useless, and a side does not accept its own proof.
 ///
 /// Proof    `encrypts` false: HMAC-SHA-256 of both draws and the side's role under the secret. Every record of at most
 ///          64 KiB then carries its AES-128-GMAC, 16 bytes, under a key of the connection and direction and a number that

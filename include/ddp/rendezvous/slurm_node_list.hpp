@@ -11,13 +11,13 @@
 
 namespace ddp::detail {
 
-/// What a node list says. Never written out: a list of a few characters may name a million hosts.
+/// The contents of a node list. It is never expanded: a list of a few characters may name a million hosts.
 struct slurm_node_list {
     std::string first;        ///< where task 0 runs
     std::uint32_t count = 0;  ///< how many hosts
 
-    /// Items are divided by commas; an item is made of characters of host names and of ranges in brackets. Nothing where
-    /// the text is anything else, longer than 65,536 characters, or names more than 1,000,000 hosts.
+    /// Items are divided by commas; an item is made of characters of host names and of ranges in brackets. Returns
+    /// nothing if the text has another form, is longer than 65,536 characters, or names more than 1,000,000 hosts.
     [[nodiscard]] static std::optional<slurm_node_list> parse(std::string_view text);
 };
 
@@ -27,7 +27,7 @@ struct slurm_task_counts {
     std::uint32_t tasks = 0;  ///< on all nodes
     std::uint32_t nodes = 0;
 
-    /// Nothing where the text is malformed, names more than 1,000,000 tasks, or has no node `node`.
+    /// Returns nothing if the text is malformed, names more than 1,000,000 tasks, or has no node `node`.
     [[nodiscard]] static std::optional<slurm_task_counts> parse(std::string_view text, std::uint32_t node);
 };
 

@@ -76,9 +76,9 @@ namespace ddp::detail {
     return ranks;
 }
 
-/// Every rank makes one piece of memory with a ring for each other rank of its host, into which it writes, and publishes in the
-/// store where it is. Descriptors are sent as in memfd_sharing. A pair of ranks that see each other's memory uses it; others
-/// keep to TCP.
+/// Every rank makes one piece of memory with a ring for each other rank of its host, into which it writes, and
+/// publishes in the store where it is. Descriptors are sent as in memfd_sharing. A pair of ranks that see each other's
+/// memory uses it; other pairs use TCP.
 class memory_paths {
 public:
     /// `wanted`: whether this rank shares memory if it can. A rank's rings take 2 MiB in all, 16 to 256 KiB each.
@@ -100,7 +100,8 @@ public:
         if (memory_ != nullptr) mine_.host = host;
     }
 
-    /// Before anything is sent over the connections. Ends at `until`, whether or not the others are there.
+    /// Call it before anything is sent over the connections. Ends at `until`, whether or not the other ranks have
+    /// answered.
     [[gnu::cold]] void exchange(tcp_store& store, int size, time_point until) {
         const_bytes const offer = bytes_of(mine_);
         store.put(concat({"memory/", me_}), {reinterpret_cast<char const*>(offer.data()), offer.size()}, until);
@@ -127,14 +128,15 @@ public:
             if (!complete) std::this_thread::sleep_for(std::chrono::microseconds(200));
         }
     }
-    /// Which ranks' memory this one sees, as ranks_text writes them.
+    /// The ranks whose memory this one sees, as ranks_text writes them.
     [[nodiscard, gnu::cold]] std::string seen() const {
         std::vector<int> ranks;
         for (peer const& p : peers_)
             if (p.view != nullptr) ranks.push_back(p.rank);
         return ranks_text(ranks);
     }
-    /// Takes in whose memory `who` sees. If it sees this rank's, and this rank sees its, their connection goes through memory.
+    /// Processes the list of ranks whose memory `who` sees. If `who` and this rank see each other's memory, their
+    /// connection goes through memory.
     [[gnu::cold]] void seen_by(int who, std::string_view ranks) {
         sees_.resize(std::max(sees_.size(), static_cast<std::size_t>(who) + 1));
         std::vector<int>& sees = sees_[static_cast<std::size_t>(who)];
@@ -155,8 +157,8 @@ public:
         at->stream->go_through(std::move(path));
         at->used = true;
     }
-    /// For each rank, the lowest rank of its set, in which any two see each other's memory; itself if it sees none. All ranks
-    /// get the same result, from what all have published.
+    /// For each rank, the lowest rank of its set, in which any two see each other's memory; the rank itself if it sees
+    /// none. All ranks get the same result, from what all have published.
     [[nodiscard, gnu::cold]] std::vector<int> groups() const {
         std::vector<int> found(sees_.size());
         for (std::size_t r = 0; r < found.size(); ++r) found[r] = static_cast<int>(r);
@@ -177,7 +179,7 @@ public:
             return !p.used && (p.offer.host != 0 || !p.offer.text.view().empty());
         });
         bool const alone = mine_.host == 0 && mine_.text.view().empty();
-        if (alone || blind == peers_.end() || blind->rank < me_ || !first_word_on_blindness()) return;
+        if (alone || blind == peers_.end() || blind->rank < me_ || !first_sharing_warning()) return;
         std::string_view const why = !mine_.text.view().empty()          ? mine_.text.view()
                                      : !blind->offer.text.view().empty() ? blind->offer.text.view()
                                                                          : why_blind;
@@ -224,7 +226,7 @@ private:
     memfd_sharing how_;
     memory_offer mine_;
     std::shared_ptr<std::byte> memory_;
-    std::vector<std::vector<int>> sees_;  // of each rank, whom it sees, itself included
+    std::vector<std::vector<int>> sees_;  // by rank: the ranks that it sees, itself included
 };
 
 }  // namespace ddp::detail

@@ -1,5 +1,5 @@
 /// \file
-/// tcp_mesh: every rank connects to every other, and both check who the other is.
+/// tcp_mesh: every rank connects to every other, and both check each other's identity.
 #pragma once
 
 #include <poll.h>
@@ -30,7 +30,7 @@
 
 namespace ddp::detail {
 
-/// Both sides of a connection say this before any frame.
+/// What both sides of a connection send before any frame.
 struct peer_hello {
     static constexpr std::uint64_t expected_magic = 0x32657267'70646421u;
     std::uint64_t magic = expected_magic;
@@ -46,7 +46,7 @@ struct peer_hello {
 };
 static_assert(std::has_unique_object_representations_v<peer_hello>);
 
-/// What a rank publishes: where it listens and who it is.
+/// What a rank publishes: its address and its process.
 struct peer_address {
     tcp_endpoint at;
     std::string who;
@@ -90,7 +90,7 @@ public:
         bool ready = true;     // worth a try
     };
 
-    /// `store` tells of ranks that end or become silent meanwhile.
+    /// `store` reports ranks that end or become silent meanwhile.
     [[gnu::cold]] tcp_mesh(peer_hello mine, std::vector<peer_address> const& addresses, tcp_acceptor& acceptor,
                            tcp_store& store, timing const& times, tcp_security const* security = nullptr)
         : mine_(mine),
@@ -103,8 +103,9 @@ public:
           until_(monotonic_clock::now() + times.join),
           dial_until_(monotonic_clock::now() + times.join / 2) {}
 
-    /// Into `all`. Throws rendezvous_error that names the rank that could not be reached. Connections stay open as long as
-    /// this object and `all`: no rank should see a connection close before all know why.
+    /// Adds the connections to `all`. Throws rendezvous_error, which names the rank that could not be reached.
+    /// Connections stay open as long as this object and `all`, so that no rank sees a connection close before all ranks
+    /// know why.
     [[gnu::cold]] void connect(std::vector<connection>& all) {
         store_.check();
         for (int peer = 0; peer < mine_.from; ++peer) dial_to(peer);
@@ -143,8 +144,8 @@ private:
             throw unreachable(peer, error);
         dialling_.push_back({peer, std::move(socket), monotonic_clock::now() + times_.handshake});
     }
-    /// Takes the connections that have been made so far. Where packets are lost, TCP tries again after 1, 3 and 7 s:
-    /// several attempts at once succeed sooner.
+    /// Takes the connections that have been made so far. If packets are lost, TCP retries after 1, 3 and 7 s: several
+    /// attempts at once succeed sooner.
     [[gnu::cold]] void dialled(std::vector<connection>& all) {
         std::vector<attempt> attempts = std::exchange(dialling_, {});
         for (attempt& a : attempts) {
@@ -175,7 +176,7 @@ private:
         c.greeted = write_all(c.stream, bytes_of(hello), monotonic_clock::now() + times_.handshake) == io_end::ok;
         return c.greeted;
     }
-    /// Reads what has come of the peer's hello. Returns false if the connection was lost.
+    /// Reads the bytes of the peer's hello that have arrived. Returns false if the connection was lost.
     [[nodiscard, gnu::cold]] bool hear_answer(connection& c) {
         mutable_bytes const rest = bytes_of(c.answer).subspan(c.have);
         stream_result const r = c.stream.read_some({&rest, 1});
@@ -188,8 +189,8 @@ private:
         c.same_host = c.answer.host == mine_.host;
         return c.answered = true;
     }
-    /// A connection that is lost before the answer is here is made again: a flood of strangers may have displaced this rank, or
-    /// lost packets have made its hello late.
+    /// A connection that is lost before the answer has arrived is made again: a flood of strangers may have displaced
+    /// this rank, or lost packets may have delayed its hello.
     [[gnu::cold]] void greet_all(std::vector<connection>& all) {
         std::erase_if(all, [&](connection& c) {
             if (c.answered || !(c.ready || c.stream.buffered())) return false;

@@ -1,5 +1,5 @@
 /// \file
-/// Blocking steps on TCP sockets with a deadline each: what a rendezvous is made of.
+/// Blocking operations on TCP sockets, each with a deadline, for the rendezvous.
 #pragma once
 
 #include <poll.h>
@@ -38,7 +38,7 @@ using tcp_acceptor = boost::asio::basic_socket_acceptor<boost::asio::ip::tcp, bo
     return concat({brackets ? "[" : "", at.address().to_string(), brackets ? "]:" : ":", at.port()});
 }
 
-/// Waits for `events` on a descriptor. False when `until` has come.
+/// Waits for `events` on a descriptor. Returns false at `until`.
 [[gnu::cold]] inline bool poll_until(int fd, short events, time_point until) {
     for (;;) {
         auto const left = std::chrono::ceil<std::chrono::milliseconds>(until - monotonic_clock::now()).count();
@@ -51,7 +51,7 @@ using tcp_acceptor = boost::asio::basic_socket_acceptor<boost::asio::ip::tcp, bo
 
 enum class io_end : std::uint8_t { ok, closed, late };
 
-/// Writes all of it, or returns why not.
+/// Writes all bytes, or returns why that failed.
 [[gnu::cold]] inline io_end write_all(tcp_stream& stream, const_bytes bytes, time_point until) {
     for (bool sent = false; !sent;) {
         stream_result const r = bytes.empty() ? stream.flush() : stream.write_some({&bytes, 1});
@@ -66,8 +66,8 @@ enum class io_end : std::uint8_t { ok, closed, late };
     return io_end::ok;
 }
 
-/// Begins to connect a new socket; it can be written to when that has ended. Asio's connect waits forever, even on a
-/// non-blocking socket.
+/// Begins to connect a new socket, which becomes writable when that has ended. Asio's connect waits without a limit,
+/// even on a non-blocking socket.
 [[gnu::cold]] inline boost::system::error_code begin_dial(tcp_socket& socket, tcp_endpoint const& to) {
     boost::system::error_code error;
     socket.close(error);
@@ -79,7 +79,7 @@ enum class io_end : std::uint8_t { ok, closed, late };
         return {errno, boost::system::system_category()};
     return {};
 }
-/// Its result at `until`: timed_out if there is none yet.
+/// The result of begin_dial(), at `until` at the latest: timed_out if there is none yet.
 [[gnu::cold]] inline boost::system::error_code end_dial(tcp_socket& socket, time_point until) {
     int const fd = socket.native_handle();
     if (!poll_until(fd, POLLOUT, until)) return boost::asio::error::timed_out;
@@ -88,7 +88,7 @@ enum class io_end : std::uint8_t { ok, closed, late };
     ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &code, &size);
     return {code, boost::system::system_category()};
 }
-/// Connects without ever waiting past `until`. The error is timed_out then.
+/// Connects, and waits until `until` at most; the error is then timed_out.
 [[gnu::cold]] inline boost::system::error_code dial(tcp_socket& socket, tcp_endpoint const& to, time_point until) {
     if (auto const error = begin_dial(socket, to)) return error;
     return end_dial(socket, until);

@@ -53,7 +53,9 @@ public:
                 ++attempts;
                 at_ = at;
                 detail::tcp_socket socket(tcp_context());
-                last = detail::dial(socket, at, until);
+                // One address that drops packets must not take the time of the others.
+                time_point const patience = monotonic_clock::now() + times_.handshake;
+                last = detail::dial(socket, at, servers.size() > 1 ? std::min(until, patience) : until);
                 if (detail::out_of_descriptors(last))
                     throw detail::too_many_files(
                         rank, size, detail::concat({"a socket to rank 0 at ", detail::text_of(at)}), last.value());

@@ -13,12 +13,13 @@
 
 namespace ddp::detail {
 
-/// The first bytes of a client: who it is. Anything else on the connection is a stranger's, and never parsed further.
+/// The first bytes of a client, which say who it is. A connection that begins differently is a stranger's, and is not
+/// parsed further.
 struct store_hello {
     static constexpr std::uint64_t expected_magic = 0x31657267'70646421u;
     std::uint64_t magic = expected_magic;
     std::uint32_t version = version_number;
-    std::uint32_t record_bytes = sizeof(failure);  // two builds that disagree here cannot talk
+    std::uint32_t record_bytes = sizeof(failure);  // two builds that differ here cannot communicate
     std::int32_t rank = 0;
     std::int32_t size = 0;
     std::uint64_t job = 0;  // the hash of job::id
@@ -29,9 +30,9 @@ static_assert(sizeof(store_hello) == 168 && std::has_unique_object_representatio
 
 enum class store_op : std::uint32_t { put = 1, all, fail, ok, refused, alive };
 
-/// Comes before each request and answer after the hello. put: key and value; all: key is a prefix, count the number of entries
-/// to wait for. alive: nothing follows, and nothing is answered; each side sends it every timing.heartbeat. A server that knows
-/// of a failure sends refused, and the reason, without being asked.
+/// Precedes each request and answer after the hello. put: key and value; all: key is a prefix, count the number of
+/// entries to wait for. alive: nothing follows, and there is no answer; each side sends it every timing.heartbeat. A
+/// server that knows of a failure sends refused, and the reason, unasked.
 struct store_head {
     static constexpr std::uint32_t max_key = 64, max_value = 4096;
     store_op op = store_op::ok;

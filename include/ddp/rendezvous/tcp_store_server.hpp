@@ -38,14 +38,14 @@
 
 namespace ddp {
 
-/// Serves in a thread of its own from construction until it is told to finish. It knows which ranks have connected, so it
-/// decides, once for all ranks, what they are told about missing, duplicate and contradicting ranks.
+/// Serves in a thread of its own from construction until finish() or destruction. It knows which ranks have connected,
+/// so it alone decides what all ranks are told about missing, duplicate and contradicting ranks.
 ///
-/// Strangers     see tcp_visitors.hpp. If the job has a secret, a connection that does not show it is closed without an answer,
-///               and nothing else that it sends is read.
-/// Failure       the first one is sent to every rank at once, and to those that come within 1.5 s of rank 0's end. A rank that
-///               closes its connection, or sends nothing for timing.dead, is a failure. What a rank reports about others is
-///               held back for timing.verdict, because one of these may be the cause.
+/// Strangers     see tcp_visitors.hpp. If the job has a secret, a connection that does not send or prove it is closed
+///               without an answer, and nothing else that it sends is read.
+/// Failure       the first one is sent to every rank at once, and to those that connect within 1.5 s of rank 0's end. A
+///               rank that closes its connection, or sends nothing for timing.dead, is a failure. What a rank reports
+///               about others is held back for timing.verdict, because one of these may be the cause.
 class tcp_store_server {
 public:
     tcp_store_server(detail::tcp_acceptor acceptor, int size, std::uint64_t job, std::uint64_t nonce,
@@ -67,22 +67,22 @@ public:
     }
     tcp_store_server(tcp_store_server const&) = delete;
     tcp_store_server& operator=(tcp_store_server const&) = delete;
-    /// Waits until it has ended: see finish().
+    /// Waits until the thread has ended: see finish().
     [[gnu::cold]] ~tcp_store_server() {
         stopping_ = true;
         bell_.ring();
         thread_.join();
     }
 
-    /// All ranks are connected. Returns once nothing listens any more. The thread ends later, without being waited for: once
-    /// every rank has all its answers, or has sent nothing for timing.dead. Packets of a rank may be lost several times.
+    /// Call it once all ranks are connected. Returns once the server no longer listens. The thread ends later, once
+    /// every rank has all its answers or, as its packets may be lost, has sent nothing for timing.dead.
     [[gnu::cold]] void finish() noexcept {
-        together_ = true;  // first: the thread asks for it once it has seen the other
+        together_ = true;  // first: the thread reads it after the other
         stopping_ = true;
         bell_.ring();
         closed_.wait(false);
     }
-    /// The job cannot come together; `why` is for all ranks, those that are about to come too.
+    /// The job cannot start: sends `why` to all ranks, including those that connect later.
     [[gnu::cold]] void fail(std::string why) {
         std::scoped_lock const lock(failing_);
         own_failure_ = std::move(why);
@@ -92,7 +92,7 @@ public:
 private:
     using visitor = detail::store_visitor;
 
-    /// How long a rank is waited for that has not come when the job has failed: rank 0 tells its own error after that, and
+    /// How long a failed job waits for ranks that have not connected: rank 0 reports its own error after that, and
     /// ddprun ends the other ranks of a failed job after 2 s.
     static constexpr std::chrono::milliseconds late_rank{1500};
 
@@ -101,7 +101,7 @@ private:
         boost::system::error_code ignored;
         while (monotonic_clock::now() < give_up) {
             try {
-                bool const stopping = stopping_;  // asked before what fail() has left: it comes first
+                bool const stopping = stopping_;  // read before the failure, which fail() sets first
                 if (stopping && give_up == never) {
                     std::chrono::milliseconds const most = std::max(times_.dead, times_.handshake);
                     give_up = monotonic_clock::now() + most;
@@ -114,7 +114,7 @@ private:
                 auto const owed = [this](visitor const& v) {
                     if (v.rank < 0) return false;
                     if (failure_.empty() && v.needs_nothing()) return false;
-                    return monotonic_clock::now() - v.heard < times_.dead;  // one that is stopped does not hang up
+                    return monotonic_clock::now() - v.heard < times_.dead;  // a stopped rank stays connected
                 };
                 if (stopping && all_told(nobody_comes) && std::none_of(visitors_.begin(), visitors_.end(), owed)) break;
                 turn();
@@ -128,7 +128,7 @@ private:
     [[gnu::cold]] void take_own_failure() {
         if (std::scoped_lock const lock(failing_); failure_.empty()) failure_ = own_failure_;
     }
-    /// After an early failure the ranks that are about to come should hear of it as well, until `nobody_comes`.
+    /// After an early failure, ranks that connect later are told as well, until `nobody_comes`.
     [[nodiscard, gnu::cold]] bool all_told(time_point nobody_comes) const {
         return failure_.empty() || monotonic_clock::now() >= std::min(until_, nobody_comes) ||
                std::count(came_.begin(), came_.end(), true) == size_;
@@ -139,11 +139,11 @@ private:
                                     {bell_.descriptor(), POLLIN, 0}};
         for (visitor const& v : visitors_) polls.push_back({v.stream.descriptor(), v.events(), 0});
         if (bell_.fall_asleep()) {
-            ::poll(polls.data(), polls.size(), 50);  // the least deadline is a handshake: no need to be more exact
+            ::poll(polls.data(), polls.size(), 50);  // exact enough: the shortest deadline is a handshake
             bell_.wake_up(polls[1].revents != 0);
         }
         static_cast<void>(bell_.answered());
-        take_own_failure();  // whoever connects after fail() hears of it
+        take_own_failure();  // ranks that connect after fail() are told as well
         std::size_t i = 2;
         for (auto v = visitors_.begin(); v != visitors_.end(); ++i) {
             v->silent = v->silent && polls[i].revents == 0;
@@ -159,7 +159,7 @@ private:
         time_point const now = monotonic_clock::now();
         if (failure_.empty() && now >= until_) name_missing();
         watch(now);
-        for (bool const zero : {false, true})  // it comes last: see others_are_told()
+        for (bool const zero : {false, true})  // rank 0 is last: see others_are_told()
             for (visitor& v : visitors_) {
                 if ((v.rank == 0) != zero) continue;
                 answer(v);
@@ -170,7 +170,7 @@ private:
                                     [](visitor const& v) { return v.gone && v.rank < 0 && !v.done; });
         visitors_.remove_if([](visitor const& v) { return v.gone; });
     }
-    /// No descriptor is left for the next rank: ranks are told so, one after the other, over a descriptor kept for this.
+    /// No descriptor is left for the next rank: ranks are told this one by one, over a descriptor that was kept for it.
     [[gnu::cold]] void no_room(int error) {
         if (spare_)
             spare_.reset();
@@ -188,7 +188,7 @@ private:
         bool const slept = now - std::exchange(last_turn_, now) > times_.dead / 2;
         for (visitor& v : visitors_) {
             if (v.rank < 0) continue;
-            if (slept) v.heard = now;  // this process was stopped: nobody is late
+            if (slept) v.heard = now;  // this process was stopped: no rank is late
             if (failure_.empty() && !done(v.rank) && now - v.heard >= times_.dead)
                 failure_ = detail::concat({name(v), " has sent nothing for ", times_.dead.count(),
                                            " ms during start-up. Its process is stopped or swapped out, or "
@@ -223,7 +223,7 @@ private:
             failure_ = name(v) + " ended during start-up; its own output says why";
         v.gone = true;
     }
-    /// False: these are not the bytes of a rank.
+    /// Returns false if these are not the bytes of a rank.
     [[gnu::cold]] bool parse(visitor& v) {
         if (v.done) {
             v.in.clear();
@@ -266,7 +266,7 @@ private:
                 }
                 v.waits = true;  // for what all ranks are told
                 v.count = ~std::uint32_t{0};
-                v.told = false;  // it may have been, and has read that: it is told again, and does not wait
+                v.told = false;  // it may have been told before: it is told again, and does not wait
             } else if (head.op == detail::store_op::all) {
                 v.waits = true;
                 v.prefix = std::move(key);
@@ -329,9 +329,9 @@ private:
              "if fewer were started on purpose, set WORLD_SIZE to their number",
              refused_});
     }
-    /// Rank 0 goes on once the others need it no more: whatever ends it then, they are together, and see it on their links.
-    /// One that has been silent for long is not waited for, because its packets may be lost several times, and those that
-    /// have been told expect heartbeats of rank 0.
+    /// Rank 0 continues once the others no longer need the store: if it ends after that, they are connected and see it
+    /// on their links. It does not wait for a rank that has been silent for long, because packets of that rank may be
+    /// lost several times, and the ranks that have their answers expect heartbeats of rank 0.
     [[nodiscard, gnu::cold]] bool others_are_told() const {
         timing::milliseconds const patience = std::min(times_.handshake, times_.dead / 4);
         return std::all_of(visitors_.begin(), visitors_.end(), [&](visitor const& v) {
@@ -340,7 +340,7 @@ private:
     }
     [[gnu::cold]] void answer(visitor& v) {
         if (!v.waits) return;
-        if (!failure_.empty()) return;  // which all ranks are told
+        if (!failure_.empty()) return;  // all ranks are told the failure
         auto const from = data_.lower_bound(v.prefix);
         auto to = from;
         std::uint32_t count = 0;
@@ -367,7 +367,7 @@ private:
             if (r.status == stream_status::would_block) return;
             if (r.status != stream_status::ok) return hang_up(v);
         }
-        if (v.done && !v.gone && v.out.empty()) v.stream.shutdown_send();  // it hangs up when it has read that
+        if (v.done && !v.gone && v.out.empty()) v.stream.shutdown_send();  // it closes its end once it has read that
     }
 
     detail::tcp_acceptor acceptor_;
@@ -379,7 +379,7 @@ private:
     timing times_;
     time_point until_;
     std::vector<std::string> present_;  // by rank: its process and host, or empty
-    std::vector<bool> came_;            // by rank: has said hello, welcome or not
+    std::vector<bool> came_;            // by rank: has sent its hello, accepted or not
     std::map<std::string, std::string> data_;
     std::list<visitor> visitors_;
     std::string failure_, refused_;

@@ -1,5 +1,5 @@
 /// \file
-/// A connection to the store: what it has said, what it waits for, and what it has not been sent yet.
+/// A connection to the store: what it has sent, what it waits for, and what still has to be sent to it.
 #pragma once
 
 #include <poll.h>
@@ -32,7 +32,7 @@ struct store_visitor {
     std::uint32_t count = 0;
 
     [[nodiscard]] bool unsent() const { return !out.empty() || stream.unsent(); }
-    /// The kernel has its last answer: it arrives even if this process ends.
+    /// Whether the kernel has its last answer, which then arrives even if this process ends.
     [[nodiscard]] bool needs_nothing() const { return dismissed && !unsent(); }
     [[nodiscard]] short events() const { return static_cast<short>(POLLIN | (unsent() ? POLLOUT : 0)); }
     [[gnu::cold]] void reply(store_op op, std::string const& text) {

@@ -1,5 +1,5 @@
 /// \file
-/// Accepts connections, and limits how many there are, and for how long, before they have said who they are.
+/// Accepts connections, and limits the number and duration of those that have not identified themselves.
 #pragma once
 
 #include <poll.h>
@@ -18,23 +18,24 @@
 
 namespace ddp::detail {
 
-/// How old a connection is before a flood of others may displace it, without a byte of it and with some: what a rank says follows
-/// at once, but a proof of the secret takes several messages.
+/// The minimum age at which a connection may be dropped to make room for others: if it has sent nothing, and if it has
+/// sent something. A rank sends its first bytes at once, but a proof of the secret takes several messages.
 inline constexpr std::chrono::milliseconds silent_grace{5}, stranger_grace{100};
 
-/// How many connections are kept of which nothing is known: at most an eighth of the descriptors that this process may open.
+/// The largest number of unidentified connections: an eighth of the descriptors that this process may open, between 64
+/// and 256.
 [[nodiscard, gnu::cold]] inline std::ptrdiff_t max_strangers() {
     ::rlimit limit{};
     if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 64;
     return static_cast<std::ptrdiff_t>(std::clamp<::rlim_t>(limit.rlim_cur / 8, 64, 256));
 }
 
-/// Accepts the connections that wait at `acceptor`, and calls hear(visitor) for each, which may have sent something already. A
-/// Visitor has a `stream`, a time limit for its hello, `until`: times.handshake from now, and is `silent` until bytes have
-/// come. With `security`, its bytes come from someone who knows the secret. If max_strangers() of them are
-/// strange(visitor), the oldest that has had its grace is dropped, so that strangers neither fill memory nor delay the start;
-/// while there is none, the next one waits in the kernel. If no descriptor is left, strangers are dropped as well. Returns
-/// EMFILE or ENFILE if there are none to drop, otherwise 0.
+/// Accepts the connections that wait at `acceptor`, and calls hear(visitor) for each, which may have sent something
+/// already. A Visitor has a `stream`, a time limit for its hello, `until`: times.handshake from now, and is `silent`
+/// until bytes have come. With `security`, its bytes come from someone who knows the secret. If max_strangers() of them
+/// are strange(visitor), the oldest that has had its grace is dropped, so that strangers neither fill memory nor delay
+/// the start; while there is none, the next connection waits in the kernel. If no descriptor is left, strangers are
+/// dropped as well. Returns EMFILE or ENFILE if there are none to drop, otherwise 0.
 template <class Visitor, class Strange, class Hear>
 [[nodiscard, gnu::cold]] int welcome(tcp_acceptor& acceptor, tcp_security const* security, std::list<Visitor>& visitors,
                                      timing const& times, Strange const& strange, Hear const& hear) {

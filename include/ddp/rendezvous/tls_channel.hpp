@@ -23,7 +23,7 @@
 
 namespace ddp::detail {
 
-/// The key, in place of certificates, and what all connections share.
+/// The key, in place of certificates, and all state that connections share.
 class tls_context {
 public:
     tls_context(tls_context const&) = delete;
@@ -155,7 +155,7 @@ private:
         int const why = SSL_get_error(ssl_.get(), r);
         if (why != SSL_ERROR_WANT_READ && why != SSL_ERROR_WANT_WRITE) error_ = channel_error::stranger;
     }
-    /// Of a call that reads: whether it did. Bytes that no TLS would send are an error.
+    /// Whether a reading call has succeeded. Bytes that are not valid TLS are an error.
     [[nodiscard]] bool went_well(int result) noexcept {
         if (result == 1) return true;
         int const why = SSL_get_error(ssl_.get(), result);

@@ -1,5 +1,5 @@
 /// \file
-/// local_sgd, hierarchical_averaging: ranks train by themselves, and take the mean of their values now and then.
+/// local_sgd, hierarchical_averaging: ranks train independently, and average their values at intervals.
 #pragma once
 
 #include <algorithm>
@@ -54,28 +54,30 @@ void expect_division(char const* strategy, communicator<T> const& trainer, commu
 
 }  // namespace detail
 
-/// Ranks hold the same bits right after a meeting, and other ones in between: after every `period` local steps each goes on with the mean
-/// of all ranks' values, weighted by the samples that each has trained on since they met last.
+/// Ranks hold the same bits right after a meeting, and other ones in between: after every `period` local steps each
+/// continues with the mean of all ranks' values, weighted by the samples that each has trained on since the last
+/// meeting.
 ///
 /// The first warm_up_steps steps end with a meeting each (post-local SGD); then periods are counted from there. With plain
 /// SGD or SGD with momentum, a step that ends with a meeting is a step of data-parallel training, up to rounding. Each rank keeps its own
 /// optimizer state: it is not averaged.
 ///
 /// Cost    a meeting: one small all-gather, and one allreduce of the values.
-/// Source  Zinkevich et al., NIPS 2010; Stich, ICLR 2019; warm-up: Lin, Stich, Patel and Jaggi, "Don't use large mini-batches, use
-///         local SGD", ICLR 2020. Weights as in McMahan et al., AISTATS 2017. PyTorch's PeriodicModelAverager takes the plain mean, and
-///         averages first after step warmup_steps + 1.
+/// Source  Zinkevich et al., NIPS 2010; Stich, ICLR 2019; warm-up: Lin, Stich, Patel and Jaggi, "Don't use large
+///         mini-batches, use local SGD", ICLR 2020. Weights as in McMahan et al., AISTATS 2017. PyTorch's
+///         PeriodicModelAverager takes the plain mean, and averages for the first time after step warmup_steps + 1.
 struct local_sgd {
     static constexpr char const* name = "local_sgd";
     static constexpr bool agrees = true;
 
     std::uint64_t period = 8;         ///< local steps from one meeting to the next; at least 1
-    std::uint64_t warm_up_steps = 0;  ///< so many steps at the start end with a meeting each
+    std::uint64_t warm_up_steps = 0;  ///< the number of first steps that each end with a meeting
 
     [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, period, warm_up_steps); }
-    void validate() const {
-        DDP_EXPECTS(period >= 1, "local_sgd: a period of 0 steps; ranks meet after each step with 1");
+    [[nodiscard]] std::string hash_words() const {
+        return policy_words(name, {{"period", period}, {"warm_up_steps", warm_up_steps}});
     }
+    void validate() const { DDP_EXPECTS(period >= 1, "local_sgd: period is 0; use 1 to meet after every step"); }
     [[nodiscard]] bool due(std::uint64_t step) const noexcept {
         return step <= warm_up_steps || (step - warm_up_steps) % period == 0;
     }
@@ -89,16 +91,17 @@ struct local_sgd {
     }
 };
 
-/// Ranks hold the same bits right after a meeting of all, those of a group right after each of its meetings: every `inner_period` steps the
-/// ranks of a group (those of a host, say) take the mean of their values, every `period` steps all ranks do.
+/// Ranks hold the same bits right after a meeting of all, those of a group right after each of its meetings: every
+/// `inner_period` steps the ranks of a group (for example, of a host) average their values, every `period` steps all
+/// ranks do.
 ///
 ///     ddp::hierarchical_averaging const strategy{.inner = comm.host(), .inner_period = 4, .period = 32};
 ///
-/// The groups divide the trainer's ranks: each rank gives the communicator of its own.
+/// The groups divide the trainer's ranks: each rank passes the communicator of its own group.
 ///
 /// Cost    as local_sgd's, within the group or among all ranks.
-/// Throws  usage_error where a trainer is made: inner_period 0; period not a multiple of it; a group with a rank that is outside
-///         the trainer or does not pass it (on all ranks).
+/// Throws  usage_error when a trainer is made: inner_period 0; period not a multiple of it; a group with a rank that is
+///         outside the trainer or does not pass it (on all ranks).
 /// Source  Lin et al., ICLR 2020, section 5; PyTorch's HierarchicalModelAverager.
 template <Transport T = any_transport>
 struct hierarchical_averaging {
@@ -110,6 +113,9 @@ struct hierarchical_averaging {
     std::uint64_t period = 32;       ///< likewise of all ranks; a multiple of inner_period
 
     [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, inner_period, period); }
+    [[nodiscard]] std::string hash_words() const {
+        return policy_words(name, {{"inner_period", inner_period}, {"period", period}});
+    }
     void validate() const {
         DDP_EXPECTS(inner_period >= 1 && period >= inner_period && period % inner_period == 0,
                     "hierarchical_averaging: inner_period is " + std::to_string(inner_period) + " and period " +

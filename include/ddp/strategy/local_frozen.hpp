@@ -1,5 +1,5 @@
 /// \file
-/// local_frozen: which parameters a rank that steps by itself leaves as they are.
+/// local_frozen: which parameters a rank of a local_parallel leaves unchanged.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +21,8 @@
 
 namespace ddp::detail {
 
-/// Those of local_options::frozen are frozen for good: they have no optimizer state, lie behind the others in the arena, and take
-/// no part in meetings. Others can be frozen and unfrozen.
+/// Those of local_options::frozen are frozen permanently: they have no optimizer state, lie behind the others in the
+/// arena, and take no part in meetings. Others can be frozen and unfrozen.
 template <Element E>
 class local_frozen {
 public:
@@ -43,14 +43,14 @@ public:
                 if ((from_the_start_[i] != 0) == last) all.push_back(i);
         return all;
     }
-    /// Where what is trained lies, of parameters with so many elements.
+    /// The layout of the parameters that are trained. `counts`: the elements of all parameters.
     [[nodiscard]] layout trained(std::vector<std::size_t> counts, parameter_placement placed) const {
         for (std::size_t i = 0; i < counts.size(); ++i)
             if (from_the_start_[i] != 0) counts[i] = 0;
         return layout(std::move(counts), order(), sizeof(E), placed);
     }
 
-    /// now(), but with `mark` for every name that fits. Throws usage_error, which names `what`, if none does.
+    /// now(), but with `mark` for every name that matches. Throws usage_error, which names `what`, if none does.
     [[nodiscard]] std::vector<std::uint8_t> marked(char const* what, std::string_view pattern,
                                                    std::uint8_t mark) const {
         std::vector<std::uint8_t> next = now_;
@@ -69,14 +69,15 @@ public:
                             "meetings; leave it out there, and freeze() it when the trainer is made");
         std::ranges::transform(next, now_.begin(), [](std::uint8_t mark) -> std::uint8_t { return mark != 0 ? 1 : 0; });
     }
-    /// The same for marks that are the same.
+    /// A hash that is the same for equal marks.
     [[nodiscard]] static std::uint64_t hash_of(std::span<std::uint8_t const> marks) {
         digest all;
         for (std::uint8_t const mark : marks) all.add(mark != 0 ? "1" : "0");
         return all.value();
     }
 
-    /// By parameter: 0 for what keeps its value in this step; empty: nothing does. Gradients of what is frozen become 0, for the norm.
+    /// By parameter: 0 if it keeps its value in this step; empty: none does. Sets the gradients of frozen parameters to
+    /// 0, for the norm.
     template <class M>
     [[nodiscard]] std::span<std::uint8_t const> to_be_stepped(replica<M>& of, unused how) {
         bool const all_used = how == unused::error;

@@ -13,13 +13,14 @@
 
 namespace ddp {
 
-/// How a local_parallel trains. The same on all ranks, as training_options.
+/// How a local_parallel trains. The same on all ranks, like training_options.
 struct local_options {
     std::optional<clipping> clip = {};        ///< of each rank's own mean gradient
     ddp::schedule schedule = {};              ///< factor of the optimizer's learning rate, by local step
     ddp::unused unused = ddp::unused::error;  ///< a parameter that backward leaves out
-    /// Parameters whose names fit one of these patterns (see name_fits) stay frozen: neither stepped nor sent in meetings, and out
-    /// of the norm; all ranks keep rank 0's values of them. They have no state. For others: local_parallel::freeze().
+    /// Parameters whose names match one of these patterns (see name_fits) stay frozen: they are neither stepped nor
+    /// sent in meetings, and do not count in the norm; all ranks keep rank 0's values of them. They have no state. To
+    /// freeze others: local_parallel::freeze().
     std::vector<std::string> frozen = {};
     /// A model's buffers after each meeting of all ranks that leaves them with the same values: those of rank 0,
     /// averaged, or left alone.

@@ -1,5 +1,5 @@
 /// \file
-/// local_parallel: training in which each rank steps by itself, and ranks meet now and then.
+/// local_parallel: training in which each rank steps independently, and ranks meet at intervals.
 #pragma once
 
 #include <algorithm>
@@ -104,7 +104,7 @@ public:
     }
     /// Continues to the next meeting without batches, for a rank that has no more data: `while (trainer.join()) {}`.
     /// Returns false once all ranks have called it: they have met then, and none of them has stepped since the meeting
-    /// before. With gossip and stale_synchronous ranks learn that a few meetings or steps later, all at the same.
+    /// before. With gossip and stale_synchronous, all ranks learn this in the same call, a few meetings or steps later.
     bool join() {
         expect_between("join()");
         comm_.check();
@@ -195,25 +195,25 @@ public:
     [[nodiscard]] char const* strategy() const noexcept { return meetings_.strategy().name(); }
     [[nodiscard]] std::span<parameter<element> const> parameters() const noexcept { return replica_.parameters(); }
 
-    /// Freezes every parameter whose name fits the pattern (see name_fits): value, optimizer state and what the strategy keeps
-    /// of it stay as they are, and its gradient counts as 0 in the norm. It still travels in meetings; those of
-    /// local_options::frozen do not.
+    /// Freezes every parameter whose name matches the pattern (see name_fits): its value, optimizer state and strategy
+    /// state stay as they are, and its gradient counts as 0 in the norm. It is still sent in meetings; those of
+    /// local_options::frozen are not.
     ///
-    /// Collective, where between_steps() is true: all ranks hold the same values then, and keep them. Cost: an all-gather of 8
-    /// bytes per rank; then of each meeting, a copy of what is frozen.
-    /// Throws usage_error on every rank where ranks hold different values or pass different patterns, or no name fits.
+    /// Collective; between_steps() must be true: all ranks hold the same values then, and keep them. Cost: an
+    /// all-gather of 8 bytes per rank; then, in each meeting, a copy of all that is frozen. Throws usage_error on every
+    /// rank if ranks hold different values or pass different patterns, or if no name matches.
     void freeze(std::string_view pattern) { mark_frozen("freeze", pattern, 1); }
-    /// Undoes freeze() for every parameter whose name fits. Optimizer and strategy continue from where they were. As
-    /// freeze(); also throws usage_error for parameters of local_options::frozen, which have no state.
+    /// Undoes freeze() for every parameter whose name matches. Optimizer and strategy continue from where they were.
+    /// Like freeze(); also throws usage_error for parameters of local_options::frozen, which have no state.
     void unfreeze(std::string_view pattern) { mark_frozen("unfreeze", pattern, 0); }
     /// By parameter: not 0 where it is frozen.
     [[nodiscard]] std::span<std::uint8_t const> frozen() const noexcept { return frozen_.now(); }
-    /// By parameter: not 0 where local_options::frozen says so, which unfreeze() cannot change.
+    /// By parameter: not 0 if local_options::frozen names it, which unfreeze() cannot change.
     [[nodiscard]] std::span<std::uint8_t const> frozen_from_the_start() const noexcept {
         return frozen_.from_the_start();
     }
-    /// Freezes exactly the parameters whose mark is not 0, as frozen() shows them: for code that restores a training, as checkpoints
-    /// does. As freeze() and unfreeze().
+    /// Freezes exactly the parameters whose mark is not 0, in the form that frozen() returns: for code that restores a
+    /// training, such as checkpoints. Like freeze() and unfreeze().
     void set_frozen(std::span<std::uint8_t const> marks) {
         expect_between_steps("set_frozen");
         DDP_EXPECTS(meetings_.all_alike(detail::local_frozen<element>::hash_of(marks), "set_frozen"),
@@ -229,7 +229,7 @@ public:
         meetings_.for_each_state(visit);
     }
 
-    /// By parameter: the name of the algorithm that steps it (`name` of an optimizer); empty where that says none.
+    /// By parameter: the name of the algorithm that steps it (`name` of an optimizer); empty if it has none.
     [[nodiscard]] std::vector<std::string> optimizer_names() const { return local_.optimizer_names(); }
     /// Whether ranks hold the same buffers after a meeting of all, or synchronise(): unless local_options::buffers leaves them
     /// alone.
@@ -329,7 +329,7 @@ private:
     replica<M> replica_;
     detail::local_frozen<element> frozen_;
     detail::local_step<element> local_;
-    detail::posted<T, arena<element>> memory_;  // goes after the meetings, whose exchanges may be under way
+    detail::posted<T, arena<element>> memory_;  // destroyed after the meetings, whose exchanges may be under way
     detail::meetings<T, element> meetings_;
     std::uint64_t weight_ = 0, accumulated_ = 0;  // of the last batch; of the step under way
     bool weighed_ = false, stepping_ = false;
@@ -368,10 +368,10 @@ local_parallel<M, T>::local_parallel(M& model, Opt const& optimizer, communicato
     std::ranges::copy(alike.hashes(), mine.hashes.begin() + detail::agenda::names.size());
     std::vector<model_buffer> const all = replica_.buffers();
     std::uint64_t const hash =
-        detail::agree_on_start(comm_, parameters(), detail::describe(std::span(all)), mine,
-                               detail::words_of(alike, detail::hash_words_of(model),
-                                                std::string(meetings_.strategy().name()), local_.words()),
-                               {"local_parallel", "local_options"})
+        detail::agree_on_start(
+            comm_, parameters(), detail::describe(std::span(all)), mine,
+            detail::words_of(alike, detail::hash_words_of(model), meetings_.strategy().hash_words(), local_.words()),
+            {"local_parallel", "local_options"})
             .hash;
     meetings_.strategy().validate(comm_);
     if (comm_.size() > 1) broadcast(comm_, memory_->values(), 0);

@@ -1,5 +1,5 @@
 /// \file
-/// local_step: the step that a rank takes by itself, on its own mean gradient.
+/// local_step: a rank's own step, on its own mean gradient.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +21,8 @@
 
 namespace ddp::detail {
 
-/// Clipping, norms, and the optimizer's pass over what is trained. Knows neither model nor communicator, so that it is compiled
-/// once for all of them.
+/// Clipping, norms, and the optimizer's pass over all that is trained. Depends on neither model nor communicator, so
+/// that it is compiled once for all of them.
 template <Element E>
 class local_step {
 public:
@@ -43,7 +43,8 @@ public:
     [[nodiscard]] std::vector<std::string> optimizer_names() const { return stepper_.optimizer_names(parameters_); }
     [[nodiscard]] std::uint64_t updates() const noexcept { return updates_; }
 
-    /// Gradients are sums over `weight` samples, and are changed. `used`: by parameter, 0 for what stays as it is; empty: nothing does.
+    /// Gradients are sums over `weight` samples, and are changed. `used`: by parameter, 0 if it stays as it is; empty:
+    /// none does.
     void run(std::uint64_t weight, double rate_factor, std::span<E> gradients, std::span<E> values,
              std::span<std::uint8_t const> used);
 

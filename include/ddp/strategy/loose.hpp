@@ -24,7 +24,7 @@
 
 #if defined(__clang__)
 #pragma clang diagnostic push
-#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers' checks keep loops scalar, and nobody minds
+#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers prevent vectorisation, which is harmless
 #endif
 
 namespace ddp {
@@ -44,13 +44,14 @@ DDP_KERNEL void elastic_pull(E* values, E const* centre, E* pull, std::size_t co
 
 }  // namespace detail::kernels
 
-/// Ranks never hold the same bits: every `period` local steps each is pulled towards a common centre, and the centre towards the mean of
-/// all. The centre is the same on all ranks; trainer.synchronise() gives every rank the mean of the values.
+/// Ranks never hold the same bits: every `period` local steps, the values of each rank are pulled towards a common
+/// centre, and the centre towards the mean of all. The centre is the same on all ranks; trainer.synchronise() gives
+/// every rank the mean of the values.
 ///
 /// Cost    as local_sgd's, and two passes; memory for two arrays of the model's size.
 /// Sums    d = alpha (x - c); x = x - d; c = c + the sum of all d, in the canonical order.
-/// Throws  usage_error where a trainer is made: period 0; alpha below 0, or above 1 / P: the centre would overshoot, and with
-///         more than twice that the iteration diverges.
+/// Throws  usage_error where a trainer is made: period 0; alpha below 0, or above 1 / P: the centre would overshoot,
+///         and above twice that, the iteration diverges.
 /// Source  Zhang, Choromanska and LeCun, "Deep learning with elastic averaging SGD", NIPS 2015, the synchronous form:
 ///         alpha is their learning rate times rho, P alpha their beta (0.9 in their experiments).
 struct elastic_averaging {
@@ -58,11 +59,12 @@ struct elastic_averaging {
     static constexpr bool agrees = false;
 
     std::uint64_t period = 8;  ///< local steps from one meeting to the next; at least 1
-    double alpha = 0;          ///< how far each is pulled: at most 1 / P; 0: 0.9 / P
+    double alpha = 0;          ///< how far each is pulled: at most 1 / P; 0 means 0.9 / P
 
     [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, period, alpha); }
+    [[nodiscard]] std::string hash_words() const { return policy_words(name, {{"period", period}, {"alpha", alpha}}); }
     void validate() const {
-        DDP_EXPECTS(period >= 1, "elastic_averaging: a period of 0 steps; ranks meet after each step with 1");
+        DDP_EXPECTS(period >= 1, "elastic_averaging: period is 0; use 1 to meet after every step");
         DDP_EXPECTS(alpha >= 0 && alpha <= 1, "elastic_averaging: alpha is " + std::to_string(alpha) +
                                                   "; it lies between 0 and 1, and with 0 is 0.9 / ranks");
     }
@@ -95,24 +97,25 @@ private:
     [[nodiscard]] double pulled_by(int ranks) const noexcept { return alpha > 0 ? alpha : 0.9 / ranks; }
 };
 
-/// Who exchanges values with whom in gossip.
+/// Which ranks exchange values in gossip.
 enum class gossip_graph : std::uint8_t {
-    ring,  ///< both neighbours: each rank goes on with the mean of three values (of two where there are two ranks)
+    ring,        ///< both neighbours: each rank continues with the mean of three values (of two if there are two ranks)
     exponential  ///< in meeting k the rank 2^(k mod log2 P) further on: the mean of two
 };
 
-/// Ranks never hold the same bits: every `period` local steps each exchanges values with its neighbours only, and goes on with the mean
-/// of theirs and its own. Differences die out over several meetings; trainer.synchronise() gives every rank the mean of all.
+/// Ranks never hold the same bits: every `period` local steps each exchanges values with its neighbours only, and
+/// continues with the mean of theirs and its own. Differences die out over several meetings; trainer.synchronise()
+/// gives every rank the mean of all.
 ///
-/// A meeting waits for the neighbours of that meeting only. So a rank is at most as many meetings ahead of another as there are
-/// neighbours between them: reach() at most. What all ranks have to know, that all are out of data or that one wants to stop, they
-/// learn reach() meetings later, from a sum that is ready by then. Where shares differ, the plain mean is taken all the same: the
-/// mean over all ranks stays what it was.
+/// A meeting waits for the neighbours of that meeting only. So a rank is ahead of another by at most as many meetings
+/// as there are steps between them in the graph, which is at most reach(). All ranks learn reach() meetings later that
+/// all are out of data, or that one wants to stop, from a sum that is ready by then. Even if shares differ, the plain
+/// mean is taken: the mean over all ranks stays what it was.
 ///
-/// Cost    S bytes sent per rank and meeting (ring of three ranks or more: 2 S), whatever the number of ranks, besides an
-///         automatic_allreduce of 4 numbers that nobody waits for: log2 P messages of 4 numbers where it chooses
-///         recursive_doubling_allreduce and P is a power of two (otherwise see there); where it chooses direct_allreduce, one
-///         to rank 0 and one back to each. Memory for one or two arrays of the model's size.
+/// Cost    S bytes sent per rank and meeting (ring of three ranks or more: 2 S), whatever the number of ranks, besides
+///         an automatic_allreduce of 4 numbers that no rank waits for: log2 P messages of 4 numbers where it chooses
+///         recursive_doubling_allreduce and P is a power of two (otherwise see there); where it chooses
+///         direct_allreduce, one to rank 0 and one back to each. Memory for one or two arrays of the model's size.
 /// Sums    ring: (own + (left + right)) times 1/3; exponential: (own + other) times 1/2.
 /// Throws  usage_error where a trainer is made: period 0. In a meeting error (errc::mismatch), or the verdict of a rank that
 ///         has found it first, where ranks have counted different numbers of steps (by no multiple of about 4,000 / sqrt P).
@@ -122,35 +125,38 @@ struct gossip {
     static constexpr char const* name = "gossip";
     static constexpr bool agrees = false;
 
-    gossip_graph graph = gossip_graph::exponential;  ///< who are neighbours
+    gossip_graph graph = gossip_graph::exponential;  ///< which ranks are neighbours
     std::uint64_t period = 1;                        ///< local steps from one meeting to the next; at least 1
 
     [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, graph, period); }
-    void validate() const {
-        DDP_EXPECTS(period >= 1, "gossip: a period of 0 steps; ranks meet after each step with 1");
+    [[nodiscard]] std::string hash_words() const {
+        return policy_words(name, {{"graph", std::string_view(graph == gossip_graph::ring ? "ring" : "exponential")},
+                                   {"period", period}});
     }
+    void validate() const { DDP_EXPECTS(period >= 1, "gossip: period is 0; use 1 to meet after every step"); }
     [[nodiscard]] bool due(std::uint64_t step) const noexcept { return step % period == 0; }
-    /// After how many meetings a rank's values have come to every other one of `ranks`: half of them in a ring, else log2 P,
-    /// rounded up.
+    /// The number of meetings after which a rank's values have reached all `ranks` ranks: half of their number in a
+    /// ring, otherwise log2 P, rounded up.
     [[nodiscard]] std::uint64_t reach(int ranks) const noexcept {
         return graph == gossip_graph::ring
                    ? static_cast<std::uint64_t>(ranks / 2)
                    : static_cast<std::uint64_t>(std::bit_width(static_cast<unsigned>(ranks - 1)));
     }
 
-    /// What one meeting tells all ranks, and the sum of it: who is done, who wants to stop, the steps and their squares.
+    /// What all ranks learn from one meeting, as a sum over ranks: how many are done, how many want to stop, the steps
+    /// and their squares.
     template <Element E>
     struct told {
         std::span<E> sum = {};
         std::uint64_t step = 0;
-        request under_way = {};  // the last member: it ends before its data go
+        request under_way = {};  // the last member: it ends before its data are destroyed
     };
     template <Element E>
     struct state {
         std::span<E> from_left, from_right;  // scratch
         std::vector<told<E>> ring;
         std::uint64_t begun = 0, ended = 0;
-        std::uint64_t round = 0;  // begun when all were done last: what was told before is of that time
+        std::uint64_t round = 0;  // value of `begun` when all ranks were last done; older sums predate it
         void for_each_state(state_visitor /*visit*/) const noexcept {}
     };
     template <Element E>
@@ -182,7 +188,7 @@ struct gossip {
     }
 
 private:
-    /// Steps are told modulo this odd number, so that the sum of their squares is exact in float.
+    /// Steps are sent modulo this odd number, so that the sum of their squares is exact in float.
     static std::uint64_t counted(int ranks) noexcept {
         return static_cast<std::uint64_t>(std::sqrt(double{1 << 24} / ranks) - 1) | 1;
     }
@@ -193,7 +199,7 @@ private:
         told<E>& old = kept.ring[at % kept.ring.size()];
         old.under_way.wait();
         double const ranks = comm.size(), steps = static_cast<double>(old.sum[2]);
-        if (ranks * static_cast<double>(old.sum[3]) != steps * steps)  // a variance
+        if (ranks * static_cast<double>(old.sum[3]) != steps * steps)  // their variance is not 0
             throw error(errc::mismatch, "gossip: ranks meet after different numbers of local steps (" +
                                             std::to_string(old.step) + " on rank " +
                                             std::to_string(comm.members().world_rank(comm.rank())) +
@@ -208,7 +214,7 @@ private:
         if (ranks == 1) return;
         if (graph == gossip_graph::ring && ranks > 2) {
             int const left = (me + ranks - 1) % ranks, right = (me + 1) % ranks;
-            // Both at once: one that is late to one of its neighbours must not be late to the other.
+            // Both at once: a rank that waits for one neighbour must not make the other one wait.
             request first = start_send_receive(comm, values, right, kept.from_left, left);
             send_receive(comm, values, left, kept.from_right, right);
             first.wait();

@@ -1,5 +1,5 @@
 /// \file
-/// meetings: when the ranks of a local_parallel meet, what they tell each other then, and what a strategy does to their values.
+/// meetings: when the ranks of a local_parallel meet, what they exchange then, and how a strategy changes their values.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +32,7 @@
 namespace ddp::detail {
 
 /// The part of a local_parallel's meetings that does not depend on the model's type, so that it is compiled once.
-/// `values` are the current values of all that is trained; the caller tells the model if they have `moved`.
+/// `values` are the current values of all that is trained; the caller informs the model if they have `moved`.
 template <Transport T, Element E>
 class meetings {
 public:
@@ -48,7 +48,7 @@ public:
     meetings(meetings const&) = delete;
     meetings& operator=(meetings const&) = delete;
     ~meetings() {
-        strategy_.reset();  // waits for what is under way, which may fail the job
+        strategy_.reset();  // waits for exchanges under way, which may fail the job
         comm_.keep_if_failed(std::move(plan_.arrays));
     }
 
@@ -60,7 +60,7 @@ public:
         plan_ = plan;
         strategy_->prepare(plan);
     }
-    /// By parameter: not 0 where neither values nor what the strategy keeps are to change.
+    /// By parameter: not 0 if neither its values nor its strategy state are to change.
     void freeze(std::span<std::uint8_t const> marks) {
         frozen_.clear();
         names_.clear();
@@ -86,7 +86,7 @@ public:
         together_ = false;
         return strategy_->due(++steps_);
     }
-    /// Counts steps without samples up to the next meeting.
+    /// Counts steps without samples up to the next meeting: a strategy has one after every step (see StrategyOver).
     void skip_steps() {
         while (!after_step(0)) {
         }
@@ -130,7 +130,7 @@ private:
     outcome pass(bool done, std::span<E> values);
     void meet_by(communicator<T> const& over, ticket const& all, std::uint64_t mine, std::span<E> values,
                  double rate_factor);
-    /// The strategy may be the user's: if it throws, values are only partly changed.
+    /// The strategy may be user code: if it throws, values are only partly changed.
     template <class F>
     passed run_strategy(std::span<E> values, F const& f) {
         torn_ = true;
@@ -155,8 +155,8 @@ private:
             if (std::binary_search(names_.begin(), names_.end(), slice.of)) f(slice.bytes);
         });
     }
-    /// A mean of equal values is not always that value, and a momentum changes values by itself. So what is frozen is
-    /// saved before a strategy runs, which knows nothing of frozen parameters, and put back afterwards.
+    /// A rounded mean of equal values is not always that value, and a momentum also changes values. So everything
+    /// frozen is saved before a strategy runs, which knows nothing about frozen parameters, and restored afterwards.
     void keep_frozen(std::span<E> values) {
         kept_.clear();
         for_each_frozen(values, [&](mutable_bytes all) { kept_.insert(kept_.end(), all.begin(), all.end()); });
@@ -208,7 +208,7 @@ template <Transport T, Element E>
 typename meetings<T, E>::outcome meetings<T, E>::synchronise(std::span<E> values, double rate_factor) {
     comm_.check();
     ticket const all = exchange_tickets(comm_, {.weight = since_all_, .step = 0, .done = 0});
-    stop_ = stop_ || all.stop != 0;  // what is under way may say so too, and is not asked
+    stop_ = stop_ || all.stop != 0;  // exchanges under way may say so too, but are not used
     outcome result{.all_ranks = true, .moved = true, .alike = true};
     meeting<T, E> const last{comm_,      values, meetings_ + 1, steps_, 1.0 / static_cast<double>(comm_.size()),
                              rate_factor};
@@ -231,7 +231,7 @@ typename meetings<T, E>::outcome meetings<T, E>::synchronise(std::span<E> values
     return result;
 }
 
-/// The sum over the ranks of `over`, where they meet after the same step.
+/// The sum over the ranks of `over`, if they meet after the same step.
 template <Transport T, Element E>
 typename meetings<T, E>::ticket meetings<T, E>::exchange_tickets(communicator<T> const& over, ticket mine) {
     mine.stop = stop_requested_.load() ? 1 : 0;
@@ -260,7 +260,7 @@ typename meetings<T, E>::ticket meetings<T, E>::exchange_tickets(communicator<T>
     return sum;
 }
 
-/// After a step under a strategy whose exchanges end later: no rank waits for what all others do in this step.
+/// After a step under a strategy whose exchanges end later: no rank waits for what the others do in this step.
 template <Transport T, Element E>
 typename meetings<T, E>::outcome meetings<T, E>::pass(bool done, std::span<E> values) {
     std::uint64_t const mine = std::exchange(since_pass_, 0);

@@ -1,5 +1,5 @@
 /// \file
-/// diloco, slow_momentum: what ranks have changed by themselves is the gradient of an outer optimizer.
+/// diloco, slow_momentum: the changes of the ranks' own steps are the gradient of an outer optimizer.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 #if defined(__clang__)
 #pragma clang diagnostic push
-#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers' checks keep loops scalar, and nobody minds
+#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers prevent vectorisation, which is harmless
 #endif
 
 namespace ddp {
@@ -41,7 +41,7 @@ DDP_KERNEL void outer_step(E* anchor, E* momentum, E* values, std::size_t count,
 
 }  // namespace kernels
 
-/// Where all ranks were after their last meeting, and the momentum of their moves: the same bits on all of them.
+/// The values of all ranks after their last meeting, and the momentum of their changes: the same bits on all ranks.
 template <Element E>
 struct outer_state {
     kept_array<E> anchor, momentum;
@@ -51,7 +51,7 @@ struct outer_state {
     }
 };
 inline void expect_outer(char const* name, std::uint64_t period, double lr, double momentum) {
-    DDP_EXPECTS(period >= 1, std::string(name) + ": a period of 0 steps; ranks meet after each step with 1");
+    DDP_EXPECTS(period >= 1, std::string(name) + ": period is 0; use 1 to meet after every step");
     DDP_EXPECTS(lr > 0 && lr < 1e6, std::string(name) + ": the outer learning rate is " + std::to_string(lr) +
                                         "; it has to be positive (1 goes to the mean)");
     DDP_EXPECTS(momentum >= 0 && momentum < 1,
@@ -79,6 +79,9 @@ struct diloco {
     double outer_momentum = 0.9;  ///< likewise; in [0, 1)
 
     [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, period, outer_lr, outer_momentum); }
+    [[nodiscard]] std::string hash_words() const {
+        return policy_words(name, {{"period", period}, {"outer_lr", outer_lr}, {"outer_momentum", outer_momentum}});
+    }
     void validate() const { detail::expect_outer(name, period, outer_lr, outer_momentum); }
     [[nodiscard]] bool due(std::uint64_t step) const noexcept { return step % period == 0; }
     template <Element E>
@@ -101,8 +104,8 @@ struct diloco {
 ///
 /// Cost    as diloco's.
 /// Sums    mean as local_sgd's; u = beta u + (x - mean) / f, x = x - lr f u, with f the schedule's factor of the last step.
-/// Source  Wang, Tantia, Ballas and Rabbat, "SlowMo", ICLR 2020, algorithm 1, where u is in units of the whole learning rate;
-///         PyTorch's SlowMomentumOptimizer, with its defaults but for the period (48).
+/// Source  Wang, Tantia, Ballas and Rabbat, "SlowMo", ICLR 2020, algorithm 1, where u is in units of the whole learning
+///         rate; PyTorch's SlowMomentumOptimizer, with its defaults except for the period (48).
 struct slow_momentum {
     static constexpr char const* name = "slow_momentum";
     static constexpr bool agrees = true;
@@ -112,6 +115,9 @@ struct slow_momentum {
     double momentum = 0.5;  ///< "slow momentum factor"; in [0, 1)
 
     [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, period, lr, momentum); }
+    [[nodiscard]] std::string hash_words() const {
+        return policy_words(name, {{"period", period}, {"lr", lr}, {"momentum", momentum}});
+    }
     void validate() const { detail::expect_outer(name, period, lr, momentum); }
     [[nodiscard]] bool due(std::uint64_t step) const noexcept { return step % period == 0; }
     template <Element E>
@@ -121,7 +127,7 @@ struct slow_momentum {
     template <Transport T, Element E>
     void meet(detail::outer_state<E>& state, meeting<T, E> const& with) const {
         detail::average(with, with.values);
-        E const rate = with.rate_factor > 0 ? static_cast<E>(with.rate_factor) : E(1);  // 0: nobody has moved
+        E const rate = with.rate_factor > 0 ? static_cast<E>(with.rate_factor) : E(1);  // 0: no rank has moved
         detail::kernels::outer_step(state.anchor.all().data(), state.momentum.all().data(), with.values.data(),
                                     with.values.size(), static_cast<E>(lr), static_cast<E>(momentum), rate, false);
     }

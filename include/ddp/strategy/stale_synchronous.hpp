@@ -19,7 +19,7 @@
 
 #if defined(__clang__)
 #pragma clang diagnostic push
-#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers' checks keep loops scalar, and nobody minds
+#pragma clang diagnostic ignored "-Wpass-failed"  // sanitizers prevent vectorisation, which is harmless
 #endif
 
 namespace ddp {
@@ -50,9 +50,9 @@ DDP_KERNEL void take_mean_step(E* base, E const* sum, std::size_t count, E inver
 /// trainer.synchronise() ends what is under way and gives every rank the mean of all steps.
 ///
 /// After a step a rank starts the sum of what all ranks' steps have changed, and continues; it waits for the sum that
-/// it has started `staleness` steps before. So messages have that many steps of time, and no rank is ever further ahead
-/// of another than that. A sum takes effect exactly `staleness` steps later, however early it is there: the same run
-/// gives the same bits again. The end of a rank's data and request_stop() take effect that many steps later too.
+/// it started `staleness` steps before. So messages may take that many steps, and no rank is ever further ahead of
+/// another than that. A sum takes effect exactly `staleness` steps later, however early it is ready: the same run gives
+/// the same bits again. The end of a rank's data and request_stop() take effect that many steps later too.
 ///
 /// Cost    of a step: an allreduce of S bytes, where S is the size of the values, beside the next steps, on the communicator's
 ///         thread where the transport allows one; staleness + 4 passes. Memory for 2 staleness + 4 arrays of the model's size.
@@ -67,6 +67,7 @@ struct stale_synchronous {
     std::uint64_t staleness = 1;  ///< steps from the start of a sum to its use; 1 to 1,024
 
     [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, staleness); }
+    [[nodiscard]] std::string hash_words() const { return policy_words(name, {{"staleness", staleness}}); }
     void validate() const {
         DDP_EXPECTS(staleness >= 1 && staleness <= 1024,
                     "stale_synchronous: staleness is " + std::to_string(staleness) +
@@ -80,7 +81,7 @@ struct stale_synchronous {
     struct exchange {
         std::vector<E> own;
         std::span<E> sum;   // and the weight, who is done, who wants to stop
-        request under_way;  // the last member: it ends before its data go
+        request under_way;  // the last member: it ends before its data are destroyed
     };
     template <Element E>
     struct state {
@@ -88,7 +89,7 @@ struct stale_synchronous {
         std::vector<E> before;       // this rank's values after the last step
         std::vector<exchange<E>> ring;
         std::uint64_t begun = 0, ended = 0;
-        std::uint64_t round = 0;  // begun when all were done last: what was told before is of that time
+        std::uint64_t round = 0;  // value of `begun` when all ranks were last done; older sums predate it
 
         void for_each_state(state_visitor visit) { base.show(visit); }
     };

@@ -1,5 +1,5 @@
 /// \file
-/// Strategy: when ranks that train by themselves meet, and with which values they continue.
+/// Strategy: when ranks that train independently meet, and with which values they continue.
 #pragma once
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -17,6 +18,7 @@
 #include <ddp/collective/allreduce.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/core/bytes.hpp>
+#include <ddp/core/digest.hpp>
 #include <ddp/core/element_type.hpp>
 #include <ddp/kernel/combine.hpp>
 #include <ddp/model/layout.hpp>
@@ -36,19 +38,19 @@ struct strategy_plan {
     /// What array() has made.
     std::shared_ptr<std::vector<std::vector<E>>> arrays = std::make_shared<std::vector<std::vector<E>>>();
 
-    /// `count` zeros, for the state: what messages are received into or sent from, because after a failure the transport may
-    /// still use that memory when the state is gone (MPI).
+    /// `count` zeros, for the parts of the state that messages are received into or sent from: after a failure the
+    /// transport may still use that memory when the state has been destroyed (MPI).
     [[nodiscard]] std::span<E> array(std::size_t count) const { return arrays->emplace_back(count); }
 };
 
 /// One meeting: between two local steps, on the thread that trains.
 template <Transport T, Element E>
 struct meeting {
-    communicator<T> const& comm;  ///< who meets: the trainer's ranks, or the group that the strategy has named
+    communicator<T> const& comm;  ///< the ranks that meet: the trainer's, or the group that the strategy has named
     std::span<E> values;          ///< this rank's, of all that is trained; on return, those it continues with
     std::uint64_t number = 1;     ///< of this trainer's meetings of all ranks, from 1
     std::uint64_t step = 0;       ///< local steps so far, the same on all ranks
-    double share = 1;  ///< this rank's part of the samples since these ranks have met last; all shares add up to 1
+    double share = 1;        ///< this rank's part of the samples since these ranks last met; all shares add up to 1
     double rate_factor = 1;  ///< the schedule's, of the last step
 };
 
@@ -85,26 +87,29 @@ concept Passes = requires(S const& policy, std::remove_cvref_t<decltype(policy.p
 /// Combines the values of ranks. The policy is an aggregate of settings; its state is an object of its own.
 ///
 ///  name, hash()             for messages; ranks compare both, so hash() covers every setting
+///  hash_words()             optional: std::string, the settings in words (policy_words), for the error of ranks that differ
 ///  validate()               throws usage_error for invalid settings, before anything is sent
-///  validate(ranks)          optional: likewise for settings that are invalid for so many ranks
+///  validate(ranks)          optional: likewise for settings that are invalid for this number of ranks
 ///  validate(comm)           optional, collective over the trainer's ranks, once these have compared their settings: throws
 ///                           usage_error on all of them for groups that do not fit
 ///  agrees                   a static constant: after each meeting of all ranks their values have the same bits
-///  due(step)                whether ranks meet after local step number `step`, from 1: the same on all ranks
-///  group(step)              optional: the communicator of the ranks that meet then, all of them ranks of the trainer; null: all of
-///                           these
+///  due(step)                whether ranks meet after local step number `step`, from 1: the same on all ranks. After
+///                           any step it must become true again some time, because join() runs to the next meeting
+///  group(step)              optional: the communicator of the ranks that meet then, all of them ranks of the trainer;
+///                           null: all of these
 ///  prepare(plan)            returns the state, as it is before the first step; memory for messages comes from plan.array()
 ///  meet(state, meeting)     collective over meeting.comm: leaves in meeting.values what this rank continues with
-///  state.for_each_state(visit)   shows all that has to be kept for training to go on from there: the same slices each time.
-///                           Those under a parameter's name stay as they are while that parameter is frozen
+///  state.for_each_state(visit)   shows all that must be kept so that training can continue from there: the same slices
+///                           each time. Those under a parameter's name stay as they are while that parameter is frozen
 ///
-/// Instead of meet, where no rank is to wait for what all others do in the same step:
+/// Instead of meet, if no rank should wait for what the others do in the same step:
 ///
-///  pass(state, passing)     after each step that is due: starts an exchange, ends an older one, and returns what that has told
+///  pass(state, passing)     after each step that is due: starts an exchange, ends an older one, and returns that one's
+///                           result
 ///  drain(state, meeting)    collective: ends all exchanges; leaves in meeting.values what all ranks then hold, the same bits
 ///
-/// What the compiler cannot check: meet calls the same collectives on all ranks, whatever the values; where it agrees, the values that
-/// it leaves come from the same arithmetic on the same bits.
+/// What the compiler cannot check: meet calls the same collectives on all ranks, whatever the values; if `agrees`, the
+/// values that it leaves come from the same arithmetic on the same bits.
 template <class S, class T, class E>
 concept StrategyOver =
     Transport<T> && Element<E> &&
@@ -163,7 +168,7 @@ private:
     std::vector<E> all_;
 };
 
-/// A strategy behind virtual calls, so that a trainer's type does not know it.
+/// A strategy behind virtual calls, so that a trainer's type does not depend on it.
 template <Transport T, Element E>
 class strategy_model {
 public:
@@ -174,6 +179,7 @@ public:
 
     [[nodiscard]] virtual char const* name() const = 0;
     [[nodiscard]] virtual std::uint64_t hash() const = 0;
+    [[nodiscard]] virtual std::string hash_words() const = 0;
     virtual void validate(int ranks) const = 0;
     virtual void validate(communicator<T> const& comm) const = 0;
     [[nodiscard]] virtual bool agrees() const = 0;
@@ -193,6 +199,10 @@ public:
     explicit strategy_model_of(S policy) : policy_(std::move(policy)) {}
     char const* name() const override { return policy_.name; }
     std::uint64_t hash() const override { return static_cast<std::uint64_t>(policy_.hash()); }
+    std::string hash_words() const override {
+        std::string const words = detail::hash_words_of(policy_);
+        return words.empty() ? policy_.name : words;
+    }
     void validate([[maybe_unused]] int ranks) const override {
         policy_.validate();
         if constexpr (requires { policy_.validate(ranks); }) policy_.validate(ranks);

@@ -1,5 +1,5 @@
 /// \file
-/// Archetypes: for every concept the least type that models it, for tests that generic code asks for no more.
+/// Archetypes: for every concept the minimal type that models it, to test that generic code requires nothing else.
 ///
 /// They run: a trainer made of archetypes alone trains. With an argument of `without` one operation is missing.
 #pragma once

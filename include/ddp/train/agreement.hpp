@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <ddp/collective/concepts.hpp>
+#include <ddp/collective/until_all_know.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/comm/posted.hpp>
 #include <ddp/comm/small_gather.hpp>
@@ -31,7 +32,7 @@
 
 namespace ddp::detail {
 
-/// One line a parameter: what must be alike on all ranks.
+/// One line for each parameter: what must be the same on all ranks.
 template <Element E>
 std::string describe(std::span<parameter<E> const> parameters) {
     std::string text;
@@ -68,8 +69,8 @@ struct agenda {
         return k < names.size() ? std::string(names[k])
                                 : concat({options, ".", training_options::hash_names[k - names.size()]});
     }
-    /// The n-th hash to be compared: options come before what depends on them too, as the bucket plan does on clipping and frozen
-    /// parameters, and so does what the model says of its memory.
+    /// The n-th hash to be compared: options, and how the model's memory is placed, come before the hashes that depend
+    /// on them, such as that of the bucket plan.
     [[nodiscard]] static constexpr std::size_t in_order(std::size_t n) {
         constexpr std::size_t first = 3, options = training_options::hash_names.size();
         return n < first ? n : n < first + options ? names.size() + n - first : n - options;
@@ -85,12 +86,13 @@ struct trainer_names {
     char const* trainer;
     char const* options;
 };
-/// What some of the hashes stand for, for people: in their order; empty where there is nothing to show.
+/// What some of the hashes stand for, as text for messages, in the order of the hashes; empty where there is nothing to
+/// show.
 using agenda_words = std::array<std::string, std::tuple_size_v<decltype(agenda::hashes)>>;
 [[nodiscard]] inline agenda_words words_of(training_options const& options, std::string model, std::string exchange,
                                            std::string optimizer) {
     agenda_words all;
-    std::ranges::replace(model, '\n', ' ');  // the user's: each is one line
+    std::ranges::replace(model, '\n', ' ');  // the user's text: each entry is one line
     all[agenda::model] = std::move(model);
     all[agenda::optimizer - 1] = std::move(exchange);
     all[agenda::optimizer] = std::move(optimizer);
@@ -104,7 +106,7 @@ using agenda_words = std::array<std::string, std::tuple_size_v<decltype(agenda::
     return lines.substr(0, lines.find('\n'));
 }
 
-/// Of settings that ranks must have alike; 0 where there are none.
+/// The hash of settings that must be the same on all ranks; 0 if there are none.
 template <class Thing>
 [[nodiscard]] std::uint64_t hash_of(Thing const& thing) {
     if constexpr (requires { thing.hash(); })
@@ -112,16 +114,8 @@ template <class Thing>
     else
         return 0;
 }
-/// The same in words, its parts separated by "; ".
-template <class Thing>
-[[nodiscard]] std::string hash_words_of(Thing const& thing) {
-    if constexpr (requires { thing.hash_words(); })
-        return thing.hash_words();
-    else
-        return {};
-}
 
-/// Takes the first part of `text`, and the separator behind it, off `text`.
+/// Removes the first part and the separator after it from `text`, and returns the part.
 [[nodiscard]] inline std::string_view take_part(std::string_view& text, std::string_view separator) {
     std::size_t const end = text.find(separator);
     std::string_view const first = text.substr(0, end);
@@ -138,7 +132,7 @@ template <class Thing>
     return {say(a), say(b)};
 }
 
-/// The first line in which two descriptions differ, in words.
+/// Text about the first line in which two descriptions differ.
 inline std::string first_difference(std::string_view zero, std::string_view other, std::string const& name_of_zero,
                                     std::string const& name_of_other) {
     for (std::size_t i = 0; !zero.empty() || !other.empty(); ++i) {
@@ -152,7 +146,7 @@ inline std::string first_difference(std::string_view zero, std::string_view othe
     return "the parameters are listed differently";
 }
 
-/// Ranks exchange their agendas; where one differs from rank 0's, every rank throws the same words. `*context` is then a
+/// Ranks exchange their agendas; if one differs from rank 0's, every rank throws the same error. `*context` is then a
 /// message context that is free on all of them. `text`: the description, then a line for each hash.
 template <Transport T>
 task<> expect_agreement(lane<T> over, std::string_view text, agenda mine, trainer_names names, std::uint32_t* context) {
@@ -167,7 +161,7 @@ task<> expect_agreement(lane<T> over, std::string_view text, agenda mine, traine
         agenda const &zero = all.front(), &other = all[static_cast<std::size_t>(rank)];
         bool const same_model = zero.parameters == other.parameters;
         if (same_model && zero.hashes == other.hashes) continue;
-        // The least rank that differs words it for everybody.
+        // The lowest rank that differs writes the message for all.
         if (over.rank() == 0) {
             operation out;
             over.phase(1).send(out, rank, as_const_bytes(std::span<char const>(text)));
@@ -200,7 +194,7 @@ task<> expect_agreement(lane<T> over, std::string_view text, agenda mine, traine
             throw collective_aborted();
         }
         std::byte nothing{};
-        operation words;  // never come as a message: that rank fails, or is the culprit itself
+        operation words;  // no message ever arrives here: that rank fails the job, or is the culprit
         over.phase(2).receive(words, rank, {&nothing, 1});
         co_await words;
     }
@@ -213,8 +207,8 @@ struct start_agreement {
     std::uint32_t context = 0;
 };
 
-/// Compares what ranks are about to train. `buffers`: in words. Throws comm_error, the same on every rank, where they differ.
-/// `words`: of one line each.
+/// Compares what ranks are about to train. `buffers`: a description; `words`: one line each. Throws comm_error, the
+/// same on every rank, if they differ.
 template <Transport T, Element E>
 start_agreement agree_on_start(communicator<T> const& comm, std::span<parameter<E> const> parameters,
                                std::string const& buffers, agenda mine, agenda_words const& words,
@@ -235,8 +229,8 @@ start_agreement agree_on_start(communicator<T> const& comm, std::span<parameter<
     return result;
 }
 
-/// Returns if all ranks bring the same factor, a finite number >= 0; otherwise all of them throw the same usage_error, which
-/// names a rank and its factor. Collective; the communicator lives on.
+/// Returns if all ranks pass the same factor, a finite number >= 0; otherwise all of them throw the same usage_error,
+/// which names a rank and its factor. Collective; the communicator stays usable.
 template <Transport T>
 void agree_on_factor(communicator<T> const& comm, char const* operation, std::uint64_t fingerprint, double mine) {
     std::vector<double> all(static_cast<std::size_t>(comm.size()), mine);
@@ -253,6 +247,10 @@ void agree_on_factor(communicator<T> const& comm, char const* operation, std::ui
         out << number;
         return out.str();
     };
+    bool const usable =
+        std::ranges::all_of(all, [&](double factor) { return factor == all[0] && is_finite(factor) && factor >= 0; });
+    if (usable) return;
+    until_all_know(comm, operation);
     for (std::size_t rank = 0; rank < all.size(); ++rank)
         if (!is_finite(all[rank]) || all[rank] < 0)
             throw usage_error(concat({operation, ": rank ", name(rank), " passes ", text(all[rank]),
@@ -265,7 +263,7 @@ void agree_on_factor(communicator<T> const& comm, char const* operation, std::ui
                                       "broadcast what it has decided"}));
 }
 
-/// Whether all ranks bring the same value.
+/// Whether all ranks pass the same value. If not, every rank knows when this returns, so that all can throw the same error.
 template <Transport T>
 bool all_alike(communicator<T> const& comm, char const* operation, std::uint64_t fingerprint, std::uint64_t value) {
     std::vector<std::uint64_t> all(static_cast<std::size_t>(comm.size()));
@@ -274,10 +272,12 @@ bool all_alike(communicator<T> const& comm, char const* operation, std::uint64_t
     what.name = operation;
     what.fingerprint = fingerprint;
     comm.run([&] { return all_gather_small(comm.enter(what), std::span<std::uint64_t>(all)); });
-    return std::all_of(all.begin(), all.end(), [&](std::uint64_t one) { return one == all.front(); });
+    bool const alike = std::all_of(all.begin(), all.end(), [&](std::uint64_t one) { return one == all.front(); });
+    if (!alike) until_all_know(comm, operation);
+    return alike;
 }
 
-/// This rank's backward has reported parameters wrongly: throws what every rank throws.
+/// Called when this rank's backward has reported parameters wrongly: throws the error that every rank throws.
 template <Transport T>
 [[noreturn]] void fail_gradient(communicator<T> const& comm, std::string const& complaint) {
     int const rank = comm.members().world_rank(comm.rank());

@@ -24,15 +24,18 @@ struct bucket_cut {
     friend auto operator<=>(bucket_cut const&, bucket_cut const&) = default;
 };
 
-/// What a policy decides. Plain data: the policy's type ends where a trainer is made.
+/// What a policy decides. Plain data, so that the type of a trainer does not depend on its policy.
 struct bucket_plan {
-    std::vector<std::size_t> order = {};  ///< parameters as they lie in the arena; empty: as declared
-    std::vector<bucket_cut> cuts = {};    ///< inner boundaries, ascending: k cuts make k + 1 buckets, in arena order
+    /// The parameters as they lie in the arena: each of them exactly once, or empty for the order in which they are
+    /// declared. With another list, or with any list but the declared order for a `contiguous` model, making a trainer
+    /// throws usage_error.
+    std::vector<std::size_t> order = {};
+    std::vector<bucket_cut> cuts = {};  ///< inner boundaries, ascending: k cuts make k + 1 buckets, in arena order
     std::vector<std::size_t> launch =
         {};  ///< buckets in the order in which they are expected to fill; empty: last first
 };
 
-/// What a policy is told.
+/// What a policy receives.
 struct bucket_request {
     std::span<std::size_t const> counts;  ///< elements of each parameter, as declared
     std::size_t element_bytes = 4;        ///< 4 of float, 8 of double

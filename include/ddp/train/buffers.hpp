@@ -79,7 +79,8 @@ void broadcast_buffers(communicator<T> const& comm, std::span<model_buffer const
     }
 }
 
-/// The mean over ranks, added in double in the canonical order, of buffers of float and double; of others rank 0's.
+/// Buffers of float and double become their mean over ranks, added in double in the canonical order; others become rank
+/// 0's.
 template <Transport T>
 void average_buffers(communicator<T> const& comm, std::span<model_buffer const> buffers) {
     posted const sums(comm, std::vector<double>());

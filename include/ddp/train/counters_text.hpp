@@ -20,8 +20,8 @@ struct named_number {
 
 /// "OF NAME=NUMBER NAME=NUMBER …". Real numbers are hexadecimal, which is exact.
 [[nodiscard]] std::string counters_text(std::string_view of, std::span<named_number const> numbers);
-/// Sets the numbers to what counters_text has written. Throws data_error (errc::format) for any other text; numbers may
-/// have changed then.
+/// Sets the numbers to those that counters_text has written. Throws data_error (errc::format) for any other text; some
+/// numbers may then have changed.
 void counters_from(std::string_view of, std::string_view text, std::span<named_number const> numbers);
 
 }  // namespace ddp::detail

@@ -58,7 +58,7 @@ struct step_result {
 /// If all ranks of the communicator are on one host, values and gradients are in memory that they share, and only small
 /// messages are sent, unless an allreduce algorithm or exchange was passed on some rank. The bits are the same.
 ///
-/// Cost    of the constructor: an all-gather of 128 bytes per rank and a broadcast of all values; memory for values,
+/// Cost    of the constructor: all-gathers of less than 300 bytes per rank and a broadcast of all values; memory for values,
 ///         gradients and the optimizer's state (with update::sharded, 1/P of the state). Of a step: the passes of the
 ///         model, one small exchange of weights, one exchange for each bucket (with long buckets, in total 2 (P-1)/P
 ///         times the bytes of the gradient sent per rank, unless memory is shared), and the pass of the optimizer.
@@ -142,10 +142,12 @@ public:
     // The calls behind step, for gradient accumulation and for loops of one's own:
     // forward, accumulate (any number of times), then forward, backward, finish.
 
-    /// Returns the mean loss over the batch, and keeps the weight of the batch for the backward that follows.
+    /// Returns the mean loss over the batch, and keeps the weight of the batch for the backward that follows. Throws usage_error
+    /// between backward() and finish().
     template <class Batch>
         requires ModelFor<M, Batch>
     double forward(Batch const& batch) {
+        DDP_EXPECTS(!core().begun(), "forward: a step is under way, which changes values; finish() it first");
         replica().expect_intact();
         step_.weigh(batch);
         return step_.forward(batch);
@@ -189,31 +191,29 @@ public:
     /// Steps that changed the values. After a failure ranks may differ by one: those that had every gradient of a rank that
     /// then failed have completed the step. Ranks with equal numbers hold equal bits.
     [[nodiscard]] std::uint64_t completed_steps() const noexcept { return engine().updates(); }
-    /// Continues as if `count` steps had been begun and completed: schedules, bias corrections and the numbers that observers
-    /// are told count from there, and the next step knows no previous loss. With the same count on all ranks; for code that
-    /// restores values and state. Throws usage_error, on this rank, unless between_steps().
+    /// Continues as if `count` steps had been begun and completed: schedules, bias corrections and the step numbers of
+    /// observers count from there, and the next step has no previous loss. Pass the same count on all ranks; for code
+    /// that restores values and state. Throws usage_error, on this rank, unless between_steps().
     void set_completed_steps(std::uint64_t count) {
-        DDP_EXPECTS(between_steps(), "set_completed_steps: a step is under way; finish() it first");
-        settle();
+        expect_between_steps("set_completed_steps");
         step_.set_progress({.completed_steps = count, .begun_steps = count});
     }
     /// Where the training stands besides values and state, the same on all ranks. Collective, between steps; cost: an
     /// all-gather of 8 bytes per rank. Throws usage_error, on this rank, unless between_steps().
     [[nodiscard]] training_progress progress() {
-        DDP_EXPECTS(between_steps(), "progress: a step is under way; finish() it first");
-        settle();
+        expect_between_steps("progress");
         return step_.progress();
     }
-    /// Continues from there, as a trainer would that has made these steps: for code that restores values and state, such as
-    /// checkpoints. With the same on all ranks, of which there may be another number. Throws usage_error, on this rank,
-    /// unless between_steps().
+    /// Continues from there, like a trainer that has made these steps: for code that restores values and state, such as
+    /// checkpoints. Pass the same on all ranks; their number may differ from that of the run that made the steps.
+    /// Throws usage_error, on this rank, unless between_steps().
     void set_progress(training_progress const& at) {
-        DDP_EXPECTS(between_steps(), "set_progress: a step is under way; finish() it first");
-        settle();
+        expect_between_steps("set_progress");
         step_.set_progress(at);
     }
-    /// From the next step on, the one that takes gradients that are accumulated already, each group's learning rate is multiplied by `factor` as well as by the schedule's: for rates
-    /// that the program decides on while it trains (reduce_on_plateau). Stays until the next call; checkpoints keep it.
+    /// From the next step on (which includes gradients accumulated already), multiplies each group's learning rate by
+    /// `factor` in addition to the schedule's factor: for rates that the program decides on while it trains
+    /// (reduce_on_plateau). Stays until the next call; checkpoints keep it.
     /// Collective: ranks compare what they pass before anything changes. Cost: an all-gather of 8 bytes per rank. Throws
     /// usage_error, the same on every rank, where ranks pass different factors, or one that is negative or not finite: the
     /// factor then stays what it was; and on this rank while a step is under way.
@@ -240,8 +240,7 @@ public:
     /// training, such as checkpoints. Collective, like freeze(). Throws usage_error on every rank if ranks pass different
     /// marks, or if there is not one for each parameter; and on this rank unless between_steps().
     void set_frozen(std::span<std::uint8_t const> marks) {
-        DDP_EXPECTS(between_steps(), "set_frozen: a step is under way; finish() it first");
-        settle();
+        expect_between_steps("set_frozen");
         core().set_frozen(marks);
     }
     /// With training_options::overlap_gather: waits until every value is that of the last step. Functions of the trainer
@@ -304,7 +303,7 @@ public:
         engine().for_each_state(visit);
     }
 
-    /// By parameter: the name of the algorithm that steps it (`name` of an optimizer); empty where that says none.
+    /// By parameter: the name of the algorithm that steps it (`name` of an optimizer); empty if it has none.
     [[nodiscard]] std::vector<std::string> optimizer_names() {
         return detail::names_by_parameter(core().optimizer(), parameters());
     }
@@ -339,6 +338,14 @@ public:
     }
 
 private:
+    void expect_between_steps(char const* what) {
+        DDP_EXPECTS(!core().begun(), std::string(what) + ": a step is under way; finish() it first");
+        DDP_EXPECTS(!step_.accumulated(),
+                    std::string(what) +
+                        ": gradients of accumulate() wait for their step; make it first, by backward() "
+                        "and finish()");
+        settle();
+    }
     void expect_synchronising(char const* what) const {
         DDP_EXPECTS(unsynchronised_ == 0,
                     std::string(what) +
@@ -350,8 +357,7 @@ private:
     [[nodiscard]] ddp::replica<M>& replica() noexcept { return step_.replica(); }
     [[nodiscard]] step_engine<T, element>& engine() const noexcept { return core().engine(); }
     void mark_frozen(char const* what, std::string_view pattern, std::uint8_t mark) {
-        DDP_EXPECTS(between_steps(), std::string(what) + ": a step is under way; finish() it first");
-        settle();
+        expect_between_steps(what);
         core().set_frozen(what, pattern, mark);
     }
 

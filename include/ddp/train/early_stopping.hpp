@@ -12,6 +12,7 @@
 
 #include <ddp/collective/broadcast.hpp>
 #include <ddp/comm/communicator.hpp>
+#include <ddp/comm/posted.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/error.hpp>
 #include <ddp/core/math.hpp>
@@ -57,7 +58,7 @@ public:
                     "early_stopping: min_delta must be a finite number >= 0; say in `better` which way is up");
     }
 
-    /// Takes the next metric; true: stop. Training may go on all the same: an improvement starts the patience anew.
+    /// Takes the next metric; true: stop. Training may continue anyway: the next improvement resets the count.
     bool update(double metric) noexcept {
         ++updates_;
         if (options_.better == better::lower ? metric < best_ - options_.min_delta
@@ -73,7 +74,12 @@ public:
     template <Transport T>
     bool update(communicator<T> const& comm, double metric) {
         update(metric);
-        broadcast(comm, std::span<early_stopping>(this, 1));
+        detail::posted const all(comm, record{best_, options_.min_delta, best_update_, updates_, options_.patience,
+                                              static_cast<std::uint64_t>(options_.better)});
+        broadcast(comm, std::span<record>(&*all, 1));
+        best_ = all->best;
+        best_update_ = static_cast<std::size_t>(all->best_update), updates_ = static_cast<std::size_t>(all->updates);
+        options_ = {static_cast<std::size_t>(all->patience), all->min_delta, static_cast<ddp::better>(all->better)};
         return stopped();
     }
 
@@ -82,7 +88,7 @@ public:
     /// Whether the last update was the best so far.
     [[nodiscard]] bool improved() const noexcept { return updates_ != 0 && best_update_ == updates_; }
 
-    /// The best metric; before the first improvement the infinity that everything is better than.
+    /// The best metric; before the first improvement the worst infinity.
     [[nodiscard]] double best() const noexcept { return best_; }
     /// The update it came with, counted from 1; 0: there was no improvement yet.
     [[nodiscard]] std::size_t best_update() const noexcept { return best_update_; }
@@ -124,6 +130,11 @@ private:
         double const infinity = std::numeric_limits<double>::infinity();
         return options_.better == better::lower ? infinity : -infinity;
     }
+
+    struct record {  // what travels: no padding
+        double best, min_delta;
+        std::uint64_t best_update, updates, patience, better;
+    };
 
     early_stopping_options options_;
     double best_;

@@ -40,7 +40,7 @@ struct mean_metric {
         weight += other.weight;
         return *this;
     }
-    /// `count` more samples whose mean is `value`. Where there are none, the value is not looked at.
+    /// `count` more samples whose mean is `value`. If `count` is 0, the value is ignored.
     template <class Count>
         requires std::is_arithmetic_v<Count>
     mean_metric& add(double value, Count count) noexcept {
@@ -65,9 +65,10 @@ template <Transport T, Metrics S>
     return sum;
 }
 
-/// Calls model.evaluate on every batch that `next` hands out until it hands out none, then adds over the ranks. The model
-/// is in evaluation mode meanwhile, where it has one (`training(bool)`), and afterwards in the mode that it was in, where
-/// it tells (`bool training() const`), or else in training mode. Ranks may have different numbers of batches, also none.
+/// Calls model.evaluate on every batch that `next` hands out until it hands out none, then adds over the ranks. If the
+/// model has `training(bool)`, it is in evaluation mode meanwhile. Afterwards it returns to its previous mode if it
+/// also has `bool training() const`, otherwise to training mode. Ranks may have different numbers of batches, also
+/// none.
 ///
 ///     ddp::sampler order{{.samples = test.size(), .global_batch = 1000, .shuffle = false}, comm};
 ///     auto const metrics = ddp::evaluate(comm, model, [&] { return order.next(); }, load);
@@ -81,10 +82,10 @@ template <Transport T, Metrics S>
 /// Cost    the model's evaluate() a batch, without communication, then one exchange of ceil(log2 P) messages, in which
 ///         ranks wait for the slowest (timing.collective, 120 s by default, bounds that).
 /// Sums    of a rank in the order of its batches, then over the ranks in their order: the same bits on every rank, but
-///         not the same for other numbers of ranks where sums round.
+///         not the same for another number of ranks if sums round.
 /// Throws  comm_error, the same on every rank: errc::deadline, errc::mismatch, errc::peer_closed and so on.
-///         What next, load or the model throw comes back as itself on that rank, and the others get
-///         errc::remote_exception.
+///         What next, load or the model throws on one rank is rethrown there, and the others get
+///         errc::remote_exception: the job has then failed, and the communicator can no longer be used.
 template <Transport T, class M, class Next, class Load>
 [[nodiscard]] auto evaluate(communicator<T> const& comm, M& model, Next&& next, Load&& load) {
     using metrics = std::remove_cvref_t<decltype(model.evaluate(load(*next())))>;
@@ -121,7 +122,7 @@ template <Transport T, class M, class Next, class Load>
 ///
 ///     auto const metrics = ddp::evaluate(trainer, [&] { return order.next(); }, load);
 ///
-/// Cost    as above; with that policy, a broadcast of the buffers more.
+/// Cost    as above; with that policy, also a broadcast of the buffers.
 /// Throws  as above; usage_error, on the rank that is at fault, if a step is under way.
 template <class M, class T, class Next, class Load>
 [[nodiscard]] auto evaluate(data_parallel<M, T>& trainer, Next&& next, Load&& load) {

@@ -1,6 +1,7 @@
 /// \file
-/// What a trainer tells its observer, on the thread that drives the communication: hooks are short, and call nothing on the
-/// communicator. What one throws fails the step on every rank. One hook may change what it is told: the mean gradient.
+/// What a trainer tells its observer, on the thread that drives the communication: hooks are short, and call nothing on
+/// the communicator. An exception from a hook fails the step on every rank. One hook may change what it receives: the
+/// mean gradient.
 #pragma once
 
 #include <chrono>
@@ -35,17 +36,17 @@ struct bucket_reduced {
 struct step_finished {
     std::uint64_t step = 0;      ///< number of the step, from 1: calls of step(), join() or backward()
     std::uint64_t weight = 0;    ///< samples of all ranks
-    double gradient_norm = 0.0;  ///< of the mean gradient before clipping; 0 where nobody asked for it
+    double gradient_norm = 0.0;  ///< of the mean gradient before clipping; 0 if it was not computed
 };
 
-/// The mean gradient of elements [begin, begin + gradient.size()) of a parameter, before clipping and the update, which see what
-/// the hook leaves in it: noise, masks, a penalty's gradient. Every rank calls the hook for what it steps: for all elements, or
-/// with a sharded update for its slice of each bucket, piece by piece in any order.
+/// The mean gradient of elements [begin, begin + gradient.size()) of a parameter, before clipping and the update, which
+/// see what the hook leaves in it: noise, masks, a penalty's gradient. Every rank calls the hook for the elements that
+/// it steps: all of them, or with a sharded update its slice of each bucket, piece by piece in any order.
 ///
-/// Bits     Ranks stay alike if what becomes of an element follows from this event's numbers, the element's place (begin + k)
-///          and what all ranks have alike, and from no other element: pieces are cut differently for other numbers of ranks,
-///          buckets and transports. Arithmetic belongs into a DDP_KERNEL function, random numbers into a random_stream that is asked
-///          for begin + k.
+/// Bits     Ranks hold the same bits if the new value of an element depends only on this event's numbers, the element's
+///          place (begin + k) and data that are the same on all ranks, and on no other element: pieces are cut
+///          differently for other numbers of ranks, buckets and transports. Arithmetic belongs into a DDP_KERNEL
+///          function, random numbers into a random_stream that is asked for begin + k.
 /// Cost     of a trainer whose observer has the hook: where ranks share memory, adding and stepping in one pass becomes two.
 template <class E>
 struct mean_gradient {

@@ -33,7 +33,7 @@ struct planner_of final : planner {
     B held;
 };
 
-/// Sets marks[i] of every parameter whose name fits. Says whether there is one.
+/// Sets marks[i] of every parameter whose name matches. Returns whether there is one.
 template <Element E>
 bool mark_fitting(std::span<parameter<E> const> parameters, std::string_view pattern, std::uint8_t mark,
                   std::vector<std::uint8_t>& marks) {
@@ -46,7 +46,8 @@ bool mark_fitting(std::span<parameter<E> const> parameters, std::string_view pat
     return found;
 }
 
-/// By parameter, 1 where its name fits one of the patterns, which `setting` lists. Throws usage_error for one that no name fits.
+/// By parameter: 1 if its name matches one of the patterns. `setting` names their option in errors. Throws usage_error
+/// for a pattern that matches no name.
 template <Element E>
 [[nodiscard]] std::vector<std::uint8_t> marks_of(std::span<parameter<E> const> parameters,
                                                  std::vector<std::string> const& patterns, char const* setting) {
@@ -58,8 +59,9 @@ template <Element E>
     return marks;
 }
 
-/// The policy's plan for the parameters that are not marked, which lie last in the arena, and another for those that are, so that
-/// no bucket holds both. Buckets of marked ones are launched last. The policy's own plan where none is marked, or all are.
+/// The policy's plan for the parameters that are not marked, which lie last in the arena, and another for those that
+/// are, so that no bucket holds both. Buckets of marked ones are launched last. If none or all are marked, returns the
+/// policy's own plan.
 [[nodiscard]] bucket_plan plan_apart(planner const& buckets, bucket_request const& request,
                                      std::span<std::uint8_t const> marks);
 

@@ -1,5 +1,5 @@
 /// \file
-/// frozen_buckets: which parameters are frozen, and which buckets are silent for it.
+/// frozen_buckets: which parameters are frozen, and which buckets are therefore not exchanged.
 #pragma once
 
 #include <algorithm>
@@ -30,9 +30,9 @@ public:
     }
     [[nodiscard]] bool any() const noexcept { return any_; }
     [[nodiscard]] bool operator[](std::size_t i) const noexcept { return frozen_[i] != 0; }
-    /// By bucket, not 0 where all in it are frozen: it is not exchanged.
+    /// By bucket: not 0 if all of its parameters are frozen, so that it is not exchanged.
     [[nodiscard]] std::span<std::uint8_t const> silent() const noexcept { return silent_; }
-    /// Buckets that are.
+    /// The number of buckets that are exchanged.
     [[nodiscard]] std::size_t active() const noexcept { return active_; }
 
 private:

@@ -1,5 +1,5 @@
 /// \file
-/// Norms of gradients and values from squares over fixed blocks, so that neither buckets nor slices show in its bits.
+/// Norms of gradients and values from squares over fixed blocks, so that their bits do not depend on buckets or slices.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ static_assert(statistics_block == norm_block);
 /// parameter, then over the parameters.
 class gradient_norm {
 public:
-    /// Of nothing.
+    /// The norm of no elements.
     gradient_norm() = default;
     explicit gradient_norm(layout const& where)
         : layout_(where), squares_(where.blocks()), norms_(where.parameters()) {}
@@ -33,7 +33,8 @@ public:
             block_squares(gradients.subspan(a, z - a), std::span<double>(squares_).subspan(first, norm_blocks(z - a)));
         });
     }
-    /// Once every block has been added here, or on another rank and gathered into squares().
+    /// The norm. Call it once every block has been added, here or on another rank whose squares were gathered into
+    /// squares().
     [[nodiscard]] double value() {
         add_up();
         return detail::square_root(tree_sum(norms_));

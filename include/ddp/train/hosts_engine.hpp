@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstdio>
 #include <memory>
 #include <span>
 #include <utility>
@@ -22,9 +23,24 @@
 
 namespace ddp {
 
-/// As in memory_engine each rank owns a slice of every bucket, and stores what becomes of it into every replica of its host.
+namespace detail {
+/// Warns once per process if hosts have several ranks of which no two follow each other: then none can be added up inside a
+/// host.
+[[gnu::cold]] inline void warn_of_scattered_ranks(host_trees const& trees) noexcept {
+    static std::atomic<bool> said = false;
+    bool const any = std::ranges::any_of(trees.subtrees(), [](auto const& one) { return one.size() > 1; });
+    if (any || trees.subtrees().size() == trees.hosts() || said.exchange(true)) return;
+    std::fputs(
+        "ddp: warning: ranks that follow each other are on different hosts, so no gradients are added up inside a "
+        "host, and the network carries as much as without shared memory. Number the ranks host by host (mpirun "
+        "--map-by slot, srun --distribution=block)\n",
+        stderr);
+}
+}  // namespace detail
+
+/// As in memory_engine, each rank owns a slice of every bucket, and stores the result into every replica of its host.
 /// On each other host its counterpart, the rank at the same place there, adds up that host's subtrees of the canonical
-/// tree, sends their sums to the owner, and later stores what the owner has made of the slice into that host's replicas.
+/// tree, sends their sums to the owner, and later stores the owner's result into that host's replicas.
 ///
 /// Grants   barriers among the ranks of a host, as in memory_engine. A receive into values is posted when the values of all
 ///          ranks of the host may be written.
@@ -41,7 +57,9 @@ public:
     hosts_engine(scheduler<T>& on, group& of, step_subject<E> subject, step_parts<T, E> parts,
                  std::shared_ptr<shared_memory> memory)
         : base(on, of, std::move(subject), std::move(parts), std::move(memory)),
-          role_(this->memory().hosts(), this->me()) {}
+          role_(this->memory().hosts(), this->me()) {
+        if (this->me() == 0) detail::warn_of_scattered_ranks(role_.trees);
+    }
 
 private:
     static constexpr std::size_t chunk = (std::size_t{256} << 10) / sizeof(E);
@@ -81,7 +99,7 @@ task<> hosts_engine<T, E>::bucket(std::size_t b) {
     bool const whole = !this->sharded();
     co_await this->full(b);
     co_await this->meet(b, base::filled);
-    if (this->weight() == 0) co_return;  // everybody knows: nothing is stepped
+    if (this->weight() == 0) co_return;  // all ranks know: nothing is stepped
     co_await add_up(b);
     if (whole) {
         co_await this->go_through(b, base::spreads);
@@ -98,7 +116,7 @@ task<> hosts_engine<T, E>::bucket(std::size_t b) {
     if (!this->ready_releases()) co_await this->meet(b, base::writable);
     co_await this->go_through(b, base::steps);
     this->mark();
-    this->memory().word(this->me()).store(this->made(), std::memory_order_relaxed);  // others' slices come one by one
+    this->memory().word(this->me()).store(this->made(), std::memory_order_relaxed);  // slices arrive one by one
     co_await exchange_slices(b, this->values_here(), this->values());
     co_await this->meet(b, base::written);
 }

@@ -1,5 +1,5 @@
 /// \file
-/// late_gather: new values that travel after their step has returned, while the next batch goes forward.
+/// late_gather: new values are sent after their step has returned, during the next forward pass.
 #pragma once
 
 #include <algorithm>
@@ -18,13 +18,14 @@
 
 namespace ddp::detail {
 
-/// The communication side gathers all buckets, in the order of a forward; the compute side waits for the parameters that it needs.
+/// The communication side gathers all buckets, in the order of the forward pass; the compute side waits for the
+/// parameters that it needs.
 class late_gather {
 public:
     /// What moves the values.
     class gather_source {
     public:
-        /// Every rank's new slice of bucket b goes to all. Runs in slot b of the roots.
+        /// Sends every rank's new slice of bucket b to all ranks. Runs in slot b of the roots.
         virtual task<> gather(std::size_t b) = 0;
 
     protected:
@@ -37,7 +38,8 @@ public:
 
     // The communication side
 
-    /// A step begins: nothing has come. One coroutine is left, which calls start() when the step is over, or ends.
+    /// A step begins: no values have arrived. One coroutine still runs, which calls start() when the step is over, or
+    /// ends.
     void begin() noexcept;
     void start();
     /// Ends when the values of parameter i are here.

@@ -31,7 +31,7 @@
 
 namespace ddp::detail {
 
-/// What a trainer's ranks compare of a model besides its parameters, and what the engine has to know of it.
+/// What a trainer's ranks compare about a model besides its parameters, and what the engine must know about it.
 struct model_facts {
     std::uint64_t hash = 0;       // hash(), where the model has one
     std::string hash_words = {};  // hash_words(), likewise
@@ -40,18 +40,18 @@ struct model_facts {
     std::vector<model_buffer> buffers;
 };
 
-/// What ranks have yet to agree on.
+/// What ranks still have to agree on.
 template <Transport T, Element E>
 struct engine_made {
     ddp::update update;  // never automatic
     arena<E> memory;     // with the model's values
     bool shared;         // the other ranks of the host see it
     std::unique_ptr<step_engine<T, E>> engine;
-    std::string exchange;  // its name
-    agenda mine;           // but for the optimizer
+    std::string exchange;  // in words
+    agenda mine;           // except for the optimizer
 };
 
-/// Collective. Takes `with.parts`. Of parameters i with frozen[i] != 0 nothing travels.
+/// Collective. Takes `with.parts`. Nothing is sent for parameters i with frozen[i] != 0.
 template <Transport T, Element E>
 engine_made<T, E> make_engine(communicator<T>& comm, trainer_setup<T, E>& with, training_options options,
                               std::span<parameter<E> const> parameters, model_facts const& model,
@@ -75,7 +75,7 @@ engine_made<T, E> make_engine(communicator<T>& comm, trainer_setup<T, E>& with, 
         options.update = shared || options.overlap_gather ? update::sharded : update::replicated;
     bucket_map map(plan, where, grain);
 
-    std::string exchange(with.parts.exchange->name());
+    std::string const exchange(with.parts.exchange->name());
     agenda mine;
     mine.hashes = {version_number,
                    model.hash,
@@ -92,6 +92,7 @@ engine_made<T, E> make_engine(communicator<T>& comm, trainer_setup<T, E>& with, 
                             memory.gradients(),
                             memory.values(),
                             options.overlap_gather && !shared && comm.size() > 1};
+    std::string words = with.parts.exchange->hash_words();
     std::unique_ptr<step_engine<T, E>> engine;
     comm.exclusively([&] {  // it joins the scheduler, which the communication thread may be driving
         auto const make = [&]<class Engine>(auto&&... memory_of_hosts) {
@@ -106,7 +107,7 @@ engine_made<T, E> make_engine(communicator<T>& comm, trainer_setup<T, E>& with, 
             make.template operator()<step_engine<T, E>>();
         if (!options.frozen.empty()) engine->freeze(frozen);
     });
-    return {options.update, std::move(memory), shared != nullptr, std::move(engine), std::move(exchange), mine};
+    return {options.update, std::move(memory), shared != nullptr, std::move(engine), std::move(words), mine};
 }
 
 }  // namespace ddp::detail

@@ -1,5 +1,5 @@
 /// \file
-/// memory_engine: a step_engine for ranks that see each other's arenas. Nothing is sent but word that something is ready.
+/// memory_engine: a step_engine for ranks that see each other's arenas. Messages only say that something is ready.
 #pragma once
 
 #include <algorithm>
@@ -23,17 +23,18 @@
 namespace ddp {
 
 /// The owner of a slice adds it up from all ranks' gradients where they lie, steps it, and stores the new values into
-/// every replica. Where a bucket may be stepped as soon as it is full (ready_releases, the norm is not asked for), piece by
-/// piece, so that what one stage leaves is in the cache for the next; otherwise the sums are made while backward runs.
-/// With update::replicated the owner stores the mean into all ranks' gradients instead, and every rank steps everything.
+/// every replica. If a bucket may be stepped as soon as it is full (ready_releases, and no norm is needed), it does so
+/// piece by piece, so that each stage finds the previous one's results in the cache; otherwise the sums are computed
+/// while backward runs. With update::replicated the owner stores the mean into all ranks' gradients instead, and every
+/// rank steps everything.
 ///
-/// Grants   a barrier says that a bucket is full on all ranks: gradients may be read. One more, where ready does not say
-///          it already, that values are released: they may be written. A last one ends the bucket.
+/// Grants   a barrier says that a bucket is full on all ranks: gradients may be read. Another says that values are
+///          released, so that they may be written, unless ready implies it. A last one ends the bucket.
 /// Cost     a step of n bytes of gradients on P ranks, a rank: reads n bytes of gradients, writes n of values; 1/P of the
 ///          optimizer's work; 2 or 3 barriers a bucket. No scratch.
 /// Sums     the canonical tree over ranks, then the factor: the bits of direct_allreduce and a step.
 /// Failure  as over messages. A rank that was stopped, while the others went on to fail, may still have written a piece
-///          of values: torn() says so where one was begun, and keep_values() ends it.
+///          of values: torn() says so if one was begun, and keep_values() ends that.
 template <Transport T, Element E>
 class memory_engine : public step_engine<T, E> {
 public:
@@ -69,16 +70,16 @@ protected:
 
     // Phases of a bucket's messages. The squares of the norm take another.
     static constexpr std::uint32_t filled = 0, writable = 2, written = 3;
-    /// All ranks of this host have come so far.
+    /// Waits until all ranks of this host have reached this phase.
     task<> meet(std::size_t b, std::uint32_t phase) {
         return barrier(this->lane_of_bucket(b).phase(phase), memory_->here(), place_);
     }
 
     [[nodiscard]] shared_memory const& memory() const noexcept { return *memory_; }
-    /// What the ranks of this host have, in their order.
+    /// The values of the ranks of this host, in their order.
     [[nodiscard]] std::vector<E*> const& values_here() const noexcept { return values_of_; }
     [[nodiscard]] std::vector<E*> const& gradients_here() const noexcept { return gradients_of_; }
-    /// Of bucket b, what rank r adds up and steps.
+    /// The slice of bucket b that rank r adds up and steps.
     [[nodiscard]] arena_range slice(std::size_t b, std::size_t r) const noexcept {
         std::size_t const begin = this->range(b).begin;
         return {begin + this->cuts(b)[r], begin + this->cuts(b)[r + 1]};
@@ -88,9 +89,9 @@ protected:
     }
     task<> bucket(std::size_t b) override;
     static constexpr unsigned adds = 1, steps = 2, spreads = 4;  // spreads: the mean, to all ranks' gradients
-    /// Goes through this rank's slice of bucket b, piece by piece; where values are stepped, in its turn.
+    /// Processes this rank's slice of bucket b, piece by piece; if values are stepped, it waits for its turn.
     task<> go_through(std::size_t b, unsigned what);
-    /// To the other ranks of this host.
+    /// Copies elements [from, to) to the other ranks of this host.
     void spread(std::vector<E*> const& copies, std::span<E const> mine, std::size_t from, std::size_t to) const;
     /// Says to every other rank of this host that its values are no longer all of one step.
     void mark() const noexcept {
@@ -98,7 +99,7 @@ protected:
             if (r != this->me()) memory_->word(r).store(this->made(), std::memory_order_release);
         finish_streams();  // not after what follows
     }
-    /// For so many pointers, at most one for each rank of this host.
+    /// Room for `count` pointers, at most one for each rank of this host.
     [[nodiscard]] std::span<E const*> sources(std::size_t count) noexcept { return std::span(sources_).first(count); }
 
 private:
@@ -118,7 +119,7 @@ task<> memory_engine<T, E>::bucket(std::size_t b) {
     bool const fused = !this->two_passes() && !whole && this->ready_releases();
     co_await this->full(b);
     co_await meet(b, filled);
-    if (this->weight() == 0) co_return;  // everybody knows: nothing is stepped
+    if (this->weight() == 0) co_return;  // all ranks know: nothing is stepped
     if (fused) {
         co_await go_through(b, adds | steps);
         this->reduced(b);
@@ -170,7 +171,7 @@ template <Transport T, Element E>
 void memory_engine<T, E>::spread(std::vector<E*> const& copies, std::span<E const> mine, std::size_t from,
                                  std::size_t to) const {
     std::span<E const> const piece = mine.subspan(from, to - from);
-    for (std::size_t d = 1; d < copies.size(); ++d) {  // no rank is everybody's first
+    for (std::size_t d = 1; d < copies.size(); ++d) {  // each rank starts with a different peer
         std::span<E> const copy(copies[(place_ + d) % copies.size()] + from, piece.size());
         if (streams_)
             stream(copy, piece);

@@ -1,5 +1,5 @@
 /// \file
-/// model_claim: who trains a model, so that a trainer finds out that another one was made for its model.
+/// model_claim: which trainer a model belongs to, so that a trainer notices when another one was made for its model.
 #pragma once
 
 #include <atomic>
@@ -9,8 +9,8 @@
 
 namespace ddp::detail {
 
-/// The latest claim on a model is valid, all before it are superseded. Models are told apart by address, within the process.
-/// Threads may make claims at the same time; a claim is one thread's.
+/// The latest claim on a model is valid; earlier ones are superseded. Models are distinguished by address, within the
+/// process. Threads may make claims at the same time; a claim is one thread's.
 class model_claim {
 public:
     /// On no model.

@@ -55,7 +55,7 @@ public:
     [[nodiscard]] trainer_core<T, element> const& core() const noexcept { return core_; }
     /// Whether gradients of earlier passes wait for the step.
     [[nodiscard]] bool accumulated() const noexcept { return accumulated_ != 0; }
-    /// Whether there was a forward that no backward has gone through yet.
+    /// Whether there was a forward without its backward yet.
     [[nodiscard]] bool weighed() const noexcept { return weighed_; }
 
     template <class Batch>
@@ -148,7 +148,7 @@ public:
         core_.set_progress(at);
     }
 
-    /// Waits for values that a late gather still brings.
+    /// Waits for values that are still being gathered.
     void settle() {
         if (!core_.late()) return;
         core_.settle();
@@ -207,7 +207,7 @@ private:
         accumulated_ += std::exchange(weight_, 0);
     }
 
-    /// Runs the user's code; what it throws fails the step on every rank and comes back as itself here.
+    /// Runs the user's code. What it throws fails the step on every rank, and is rethrown here.
     template <class F>
     decltype(auto) tell_peers(F&& f) {
         return run_user_code(std::forward<F>(f), [this](std::exception_ptr thrown) { core_.fail(thrown); });

@@ -1,5 +1,5 @@
 /// \file
-/// What is said about a gradient that is not finite.
+/// Messages about a gradient that is not finite.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,8 @@ static_assert(sizeof(nonfinite_place) == sizeof(nonfinite_place::parameter) + si
                                              sizeof(nonfinite_place::value),
               "it travels: no padding");
 
-/// Looks at gradients[from, to) of the arena `where`. `first` becomes what stands first in the order of parameters.
+/// Looks at gradients[from, to) of the arena `where`. Sets `first` to the first such element in the order of
+/// parameters.
 template <class E>
 void find_nonfinite(layout const& where, std::span<E const> gradients, std::size_t from, std::size_t to,
                     nonfinite_place& first) noexcept {

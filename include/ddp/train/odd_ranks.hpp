@@ -1,5 +1,5 @@
 /// \file
-/// What is said where ranks turn out to hold different values.
+/// The message if ranks turn out to hold different values.
 #pragma once
 
 #include <cstdint>

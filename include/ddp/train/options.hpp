@@ -19,13 +19,13 @@
 
 namespace ddp {
 
-/// Who steps what. `replicated`: every rank steps every value. `sharded`: each rank steps its slice of every bucket,
-/// after which new values travel instead of gradients. The same bits either way; sharded divides optimizer state and
-/// its arithmetic by the number of ranks, and values are complete on every rank after each step all the same.
-/// `automatic`: sharded where the ranks see each other's memory, else replicated.
+/// Which rank steps which values. `replicated`: every rank steps every value. `sharded`: each rank steps its slice of
+/// every bucket, after which new values travel instead of gradients. The same bits either way; sharded divides
+/// optimizer state and its arithmetic by the number of ranks, and values are still complete on every rank after each
+/// step. `automatic`: sharded where the ranks see each other's memory, else replicated.
 enum class update : std::uint8_t { replicated, sharded, automatic };
 
-/// What becomes of a model's buffers (running statistics, counters), after rank 0's have gone to all when a trainer was made.
+/// How a model's buffers (running statistics, counters) are treated. When a trainer is made, all ranks get rank 0's.
 enum class buffers : std::uint8_t {
     from_rank_0,  ///< rank 0's go to all after each step
     averaged,     ///< after each step: the mean over ranks of those of float and double, rank 0's of others
@@ -35,11 +35,11 @@ enum class buffers : std::uint8_t {
     from_rank_0_at_evaluation,
 };
 
-/// What becomes of a step whose mean gradient has NaN or an infinity in it, before any value is changed. All ranks decide alike.
-/// With stop and skip each step copies the model's buffers (running statistics), to put them back.
+/// What happens to a step whose mean gradient contains a NaN or an infinity, before any value is changed. All ranks
+/// decide alike. With stop and skip each step copies the model's buffers (running statistics), to restore them.
 enum class nonfinite : std::uint8_t {
     unchecked,  ///< nothing: values become NaN
-    stop,       ///< nothing is changed, and every rank throws error (errc::nonfinite); training may go on
+    stop,       ///< nothing is changed, and every rank throws error (errc::nonfinite); training may continue
     skip,       ///< nothing is changed: no value, buffer, state or counter of updates; finish_result::skipped says so
     warn        ///< the step is made
 };
@@ -50,15 +50,15 @@ enum class nonfinite : std::uint8_t {
 ///         model, ddp::adamw{}, comm, {.update = ddp::update::sharded, .clip = ddp::clip_by_global_norm{1.0}}};
 ///
 /// The same on all ranks, except for share_memory and step_piece_bytes: otherwise the constructor of the trainer throws
-/// comm_error (errc::model_differs).
+/// comm_error (errc::model_differs, which names the option; errc::mismatch for `hierarchy`).
 struct training_options {
     ddp::update update = ddp::update::automatic;  ///< how the work of the optimizer is divided
     std::optional<clipping> clip = {};        ///< clipping of the mean gradient: clip_by_global_norm or clip_by_value
     ddp::schedule schedule = {};              ///< factor of the learning rate, as a function of the step
     ddp::unused unused = ddp::unused::error;  ///< what to do about a parameter that backward leaves out
     /// Parameters whose names match one of these patterns (see name_fits) are frozen from the start, as by
-    /// trainer.freeze(); the trainer's constructor throws usage_error if one matches no name. They get buckets of their own, so that nothing is sent for them (unless the model is
-    /// `contiguous`: see freeze()).
+    /// trainer.freeze(). The trainer's constructor throws usage_error if one matches no name. They get buckets of their
+    /// own, so that nothing is sent for them (unless the model is `contiguous`: see freeze()).
     std::vector<std::string> frozen = {};
     /// What to do about NaN and infinities in the mean gradient. Unless they are unchecked, values are stepped after the
     /// last gradient has been reduced, as when clipping by norm, and each rank reads its gradients once more. The message
@@ -71,17 +71,17 @@ struct training_options {
     /// With ranks on several hosts: those of each host still share memory, and only their sums are sent between hosts. The same
     /// on all ranks; does not change any bits. Only with share_memory.
     bool hierarchy = true;
-    /// Every value is compared between ranks once in this number of steps, a part of the values in each step, before the
-    /// step changes any; with update::replicated also the state of the optimizer, and always what an exchange keeps for
-    /// all ranks. E106 names the ranks that differ. With update::replicated a difference is found within so many steps. With
-    /// update::sharded it is found only if it is in the part that the next step compares: that step then replaces all ranks'
-    /// values by those of the slice's owner, wrong ones too. 1 finds every difference between values. Each step reads
-    /// 1/agreement_steps of all this and sends 8 bytes to each rank. 0: never.
+    /// Every value is compared between ranks once in this number of steps, a part of the values in each step, before
+    /// the step changes any; with update::replicated also the state of the optimizer, and always what an exchange keeps
+    /// for all ranks. E106 names the ranks that differ. With update::replicated a difference is found within that many
+    /// steps. With update::sharded it is found only if it is in the part that the next step compares: that step then
+    /// replaces all ranks' values by those of the slice's owner, wrong ones too. 1 finds every difference between
+    /// values. Each step reads 1/agreement_steps of all this and sends 8 bytes to each rank. 0: never.
     std::size_t agreement_steps = 256;
     ddp::buffers buffers = ddp::buffers::from_rank_0;  ///< how buffers are kept the same: one small collective per step
     std::size_t buckets_in_flight = 4;  ///< most buckets that are reduced at the same time, which limits memory
-    /// For updates that send values after a step (update::sharded among ranks without shared memory, which `automatic`
-    /// then selects): finish() returns once this rank has stepped its own slices, and those of other ranks arrive during
+    /// For updates that send values after a step (update::sharded, which `automatic` then selects, where no ranks share memory;
+    /// no effect elsewhere): finish() returns once this rank has stepped its own slices, and those of other ranks arrive during
     /// the next forward pass, in the order of the parameters. A model with forward(batch, needed), such as sequential,
     /// waits for each parameter when it needs it; for any other model the trainer waits before forward. Does not change
     /// any bits. Until then, some values in the memory of the model are old: read them through trainer.model(), or call
@@ -147,7 +147,7 @@ struct training_options {
                 std::uint64_t{agreement_steps},
                 static_cast<std::uint64_t>(buffers)};
     }
-    /// The values that hashes() are digests of, in words, for messages.
+    /// The values that hashes() are digests of, as text for messages.
     [[nodiscard]] std::array<std::string, 8> hash_words() const;
 
 private:

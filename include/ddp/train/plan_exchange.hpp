@@ -1,5 +1,5 @@
 /// \file
-/// plan_exchange: what an exchange is told of the buckets that it will see.
+/// plan_exchange: what an exchange is told about its buckets.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,6 @@
 /// \file
-/// What a trainer may be given after the communicator, told apart by what each is, so that the order does not matter.
+/// What may be passed to a trainer after the communicator. Arguments are told apart by their types, so that their order
+/// does not matter.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +31,7 @@ namespace ddp::detail {
 
 enum class policy_kind : std::uint8_t { options, exchange, buckets, observer, unknown };
 
-/// By the least that a kind has of its own: the kind's concept says later what is missing.
+/// Recognises a kind by its minimal distinguishing member: the kind's concept reports later what is missing.
 template <class P, class T, class E>
 [[nodiscard]] consteval policy_kind kind_of_policy() {
     using policy = std::unwrap_reference_t<P>;

@@ -20,9 +20,10 @@ namespace ddp {
 /// What to do about a parameter that backward does not report.
 enum class unused : std::uint8_t {
     error,  ///< the step fails on all ranks, and the error names up to ten of the parameters
-    /// Its gradient is +0 in an assigning pass, and stays what it is in an accumulating one. A parameter that no rank has reported
-    /// in the step is left as it is: value, optimizer's state, weight decay. Costs a bit a parameter to each rank, and no
-    /// value is stepped before backward has ended on all ranks. A model can thus freeze parameters by leaving them out.
+    /// Its gradient is +0 in an assigning pass, and stays what it is in an accumulating one. A parameter that no rank
+    /// has reported in the step is left as it is: value, optimizer's state, weight decay. Costs one bit per parameter,
+    /// sent to each rank, and no value is stepped before backward has ended on all ranks. A model can thus freeze
+    /// parameters by leaving them out.
     allowed,
 };
 
@@ -39,8 +40,9 @@ private:
 
 namespace detail {
 
-/// How much of each gradient is left to report. A parameter's ranges come from its end backwards, without gaps: so one number
-/// says all, and nothing is allocated. add() is what a model's ready reaches: it never throws, whatever it is told.
+/// How much of each gradient is left to report. A parameter's ranges come from its end backwards, without gaps: so one
+/// number per parameter suffices, and nothing is allocated. A model's ready calls add(), which never throws, whatever
+/// its arguments are.
 class ready_reports {
 public:
     /// `counts[i]`: elements of parameter i.
@@ -53,7 +55,7 @@ public:
         stray_.reset();
         misplaced_.reset();
     }
-    /// Elements of gradient i that are not reported yet: the first so many.
+    /// The number of elements of gradient i that are not reported yet. These are its first ones.
     [[nodiscard]] std::size_t left(std::size_t i) const noexcept { return i < left_.size() ? left_[i] : 0; }
     /// All that is left of gradient i. Returns whether `i` is a parameter, and not reported to its first element before.
     bool add(std::size_t i) noexcept {
@@ -80,8 +82,8 @@ public:
                std::all_of(states_.begin(), states_.end(), [](state one) { return one == state::whole; });
     }
 
-    /// What to say where not each_once().
-    /// `name_of(i)`: of parameter i. `owner`: of the option `unused`.
+    /// The message if not each_once(). `name_of(i)`: the name of parameter i. `owner`: the type that has the option
+    /// `unused`.
     [[nodiscard]] std::string complaint(function_ref<std::string_view(std::size_t)> name_of,
                                         std::string_view owner) const;
 

@@ -12,6 +12,7 @@
 
 #include <ddp/collective/broadcast.hpp>
 #include <ddp/comm/communicator.hpp>
+#include <ddp/comm/posted.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/error.hpp>
 #include <ddp/core/math.hpp>
@@ -46,7 +47,7 @@ struct reduce_on_plateau_options {
 /// update(metric) decides by itself, without a message: for one rank, or for metrics with the same bits everywhere, as
 /// evaluate and sum_over_ranks return them.
 ///
-/// It is an object of the program's, so a checkpoint keeps it where the program gives it as an entry:
+/// It belongs to the program: to keep it in a checkpoint, save its text() as an entry:
 ///
 ///     kept.save(trainer, batches, {{"plateau", plateau.text()}});
 ///     if (auto const from = kept.resume(trainer, batches)) plateau.restore(from->entries.at("plateau"));
@@ -102,7 +103,22 @@ public:
     template <Transport T>
     double update(communicator<T> const& comm, double metric) {
         update(metric);
-        broadcast(comm, std::span<reduce_on_plateau>(this, 1));
+        reduce_on_plateau_options const& o = options_;
+        detail::posted const all(
+            comm, record{best_, factor_, o.factor, o.threshold, o.floor, bad_, cooling_, updates_, o.patience,
+                         o.cooldown, o.relative, static_cast<std::uint64_t>(o.better), reduced_});
+        broadcast(comm, std::span<record>(&*all, 1));
+        record const& got = *all;
+        best_ = got.best, factor_ = got.factor, reduced_ = got.reduced != 0;
+        bad_ = static_cast<std::size_t>(got.bad), cooling_ = static_cast<std::size_t>(got.cooling);
+        updates_ = static_cast<std::size_t>(got.updates);
+        options_ = {.factor = got.by,
+                    .patience = static_cast<std::size_t>(got.patience),
+                    .threshold = got.threshold,
+                    .relative = got.relative != 0,
+                    .cooldown = static_cast<std::size_t>(got.cooldown),
+                    .floor = got.floor,
+                    .better = static_cast<ddp::better>(got.better)};
         return factor_;
     }
 
@@ -110,7 +126,7 @@ public:
     [[nodiscard]] double factor() const noexcept { return factor_; }
     /// Whether the last update lowered the factor, or would have but for the floor.
     [[nodiscard]] bool reduced() const noexcept { return reduced_; }
-    /// The best metric; before the first improvement the infinity that everything is better than.
+    /// The best metric; before the first improvement the worst infinity.
     [[nodiscard]] double best() const noexcept { return best_; }
     [[nodiscard]] std::size_t updates() const noexcept { return updates_; }
 
@@ -159,6 +175,11 @@ private:
         if (options_.better == better::lower) return metric < (options_.relative ? best_ * (1 - by) : best_ - by);
         return metric > (options_.relative ? best_ * (1 + by) : best_ + by);
     }
+
+    struct record {  // what travels: no padding
+        double best, factor, by, threshold, floor;
+        std::uint64_t bad, cooling, updates, patience, cooldown, relative, better, reduced;
+    };
 
     reduce_on_plateau_options options_;
     double best_;

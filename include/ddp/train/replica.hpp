@@ -1,5 +1,6 @@
 /// \file
-/// replica: one copy of a model and the memory that it is trained in. Knows no communicator, and counts no ranks.
+/// replica: one copy of a model and the memory that it is trained in. Depends on no communicator and no number of
+/// ranks.
 #pragma once
 
 #include <algorithm>
@@ -23,19 +24,19 @@
 
 namespace ddp {
 
-/// How a replica goes back through a batch.
+/// How a replica runs backward for a batch.
 struct backward_pass {
-    std::uint64_t weight = 1;  ///< of the batch: gradients become sums over so many samples. 0: there was none
-    bool empty = false;        ///< the model goes back through a batch of weight 0 as well
+    std::uint64_t weight = 1;  ///< samples that the gradients are summed over; 0: there was no batch
+    bool empty = false;        ///< the model runs backward for a batch of weight 0 as well
     bool accumulate = false;   ///< add to the gradients instead of assigning them
-    bool last = true;          ///< no pass of this step follows: gradients are reported, and in the arena afterwards
+    bool last = true;          ///< the last pass of this step: gradients are reported, and then in the arena
     ddp::unused unused = ddp::unused::error;    ///< a parameter that backward leaves out
     std::span<std::uint8_t const> frozen = {};  ///< by parameter, not 0: may be left out; empty: none
-    char const* owner = "backward_pass";        ///< whose `unused` an error tells to set
+    char const* owner = "backward_pass";        ///< the type whose `unused` an error says to set
 };
 
-/// A model, its parameters in an arena, and passes over it. Everything that needs no peer: what is done with gradients and
-/// values is up to who has it (data_parallel; a loop of one's own).
+/// A model, its parameters in an arena, and passes over it. It does everything that needs no peer; its user
+/// (data_parallel, or a loop of your own) decides what is done with gradients and values.
 ///
 ///     ddp::replica net{model};
 ///     net.attach(net.make_arena());
@@ -47,8 +48,8 @@ struct backward_pass {
 ///         net.values_changed();
 ///     }
 ///
-/// A pass is told all it needs by its caller: nothing is remembered from forward to backward but what the model itself
-/// remembers, so a model that can hold several batches between them may.
+/// The caller passes everything that a pass needs. From forward to backward, only the model itself keeps anything, so a
+/// model that can hold several batches in between may do so.
 ///
 /// A model that can be bound works in the arena. For one that cannot, gradients are copied out of it in the last pass, and
 /// values by copy_values_in and values_changed. Model and replica may be destroyed in any order; one thread at a time.
@@ -112,18 +113,18 @@ public:
                         "the model's memory is no longer the library's: something re-seated its "
                         "tensors. Make a new trainer after loading or converting a model.");
     }
-    /// Tells the model, where it wants to know, that step number n comes next: before the step's first forward.
+    /// Tells the model, if it has a member for this, that step number n comes next: before the step's first forward.
     void begin_step([[maybe_unused]] std::uint64_t n) {
         if constexpr (requires { model_->begin_step(n); }) model_->begin_step(n);
     }
-    /// Whether passes are made without samples too, because other ranks have some.
+    /// Whether passes are also run without samples, because other ranks have some.
     [[nodiscard]] bool needs_all_ranks() const {
         if constexpr (requires { model_->needs_all_ranks(); })
             return model_->needs_all_ranks();
         else
             return false;
     }
-    /// A pass without a batch. Nothing where the model does not ask for it.
+    /// A pass without a batch. Does nothing unless the model asks for it.
     void forward_absent() {
         if constexpr (requires { model_->forward_absent(); }) model_->forward_absent();
     }
@@ -140,8 +141,8 @@ public:
     double forward(Batch const& batch) {
         return static_cast<double>(model_->forward(batch));
     }
-    /// The same, where value i may be read only after needed(i) has returned: called by a model that can say when
-    /// (NeedingModel), else here for all of them.
+    /// The same, if value i may be read only after needed(i) has returned. A NeedingModel calls needed(i) itself; for
+    /// others it is called here for all values.
     template <class Batch, class Needed>
         requires ModelFor<M, Batch>
     double forward(Batch const& batch, Needed const& needed) {
@@ -174,7 +175,7 @@ public:
                 on_ready(i);
         };
         if (assigns) std::fill(used_.begin(), used_.end(), std::uint8_t{0});
-        if (how.weight == 0 && !how.empty) {  // what was accumulated stands; nothing at all is +0
+        if (how.weight == 0 && !how.empty) {  // accumulated gradients stay; otherwise they are +0
             for (std::size_t i = 0; i < parameters_.size(); ++i) {
                 clear(i);
                 report(i, 0, parameters_[i].gradient.size());

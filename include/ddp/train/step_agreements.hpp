@@ -1,5 +1,5 @@
 /// \file
-/// step_agreements: what ranks tell each other in a step besides gradients and values, and what follows from it.
+/// step_agreements: what ranks exchange in a step besides gradients and values, and what they conclude from it.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@
 
 namespace ddp::detail {
 
-/// What messages of a step lie in: has to outlive the transport if that has failed.
+/// The memory of a step's messages: it must outlive the transport if the job has failed.
 struct step_messages {
     virtual ~step_messages() = default;
 
@@ -36,8 +36,8 @@ struct step_messages {
     used_map used;
 };
 
-/// The small exchanges of a trainer's steps, and how the messages of a step are told apart. Each ends alike on all ranks. The
-/// communication side's, but for hash(), compared() and use().
+/// The small exchanges of a trainer's steps, and how the messages of a step are distinguished. Each gives the same
+/// result on all ranks. All of it belongs to the communication side, except hash(), compared() and use().
 ///
 /// Cost  all_gather_small of a step_ticket at the start of each step; of a bit a parameter where parameters may be left out; of
 ///       a place where the mean gradient is not finite.
@@ -79,29 +79,29 @@ public:
         ++made_;
         messages_->places[me()] = {};
     }
-    /// Says so in the group.
+    /// Records in the group that this rank enters the step.
     void enter() {
         std::uint64_t const fingerprint =
-            digest{}.add(hash_).add(round_).value();  // ranks that count otherwise are told so
+            digest{}.add(hash_).add(round_).value();  // ranks that count differently get an error
         of_.enter({"step", 0, "", "", {.group = context_, .channel = weights_channel, .index = round_}, fingerprint});
     }
-    /// Of the step that is under way, or was last, in the training; it counts from 1.
+    /// The number, in the training, of the current or the last step, from 1.
     [[nodiscard]] std::uint64_t round() const noexcept { return round_; }
-    /// The same among the steps of this object, wherever the training was taken up.
+    /// The same among the steps of this object, whatever step the training was resumed at.
     [[nodiscard]] std::uint64_t made() const noexcept { return made_; }
-    /// Of the messages that are bucket b's in this step.
+    /// The lane for bucket b's messages in this step.
     [[nodiscard]] lane<T> lane_of_bucket(std::size_t b) noexcept {
         return lane_of(4 + 4 * static_cast<std::uint32_t>(b), hash_);
     }
 
-    /// First what all ranks bring; then total().
+    /// Gathers all ranks' tickets; call total() afterwards.
     [[nodiscard]] task<> gather_tickets(step_ticket const& mine) {
         messages_->tickets[me()] = mine;
         return all_gather_small(lane_of(weights_channel, of_.history()), std::span<step_ticket>(messages_->tickets));
     }
-    /// What an exchange keeps is compared too: the text about a difference says so.
+    /// Says that the state of an exchange is compared too, for the text about a difference.
     void compare_exchange() noexcept { exchange_ = true; }
-    /// What the tickets of all ranks come to. Where their bits differ it fails the job, and throws collective_aborted.
+    /// Adds up the tickets of all ranks. If their digests differ, fails the job and throws collective_aborted.
     void total() {
         step_totals const all = detail::total(messages_->tickets);
         if (!all.alike) report_difference();
@@ -110,7 +110,7 @@ public:
         totals_ = all;
     }
     [[nodiscard]] step_totals const& totals() const noexcept { return totals_; }
-    /// Mean loss over the samples of all ranks in the step before; NaN where there was none.
+    /// Mean loss over the samples of all ranks in the step before; NaN if there was none.
     [[nodiscard]] double previous_loss() const noexcept { return previous_loss_; }
     /// Between steps, on all ranks alike. Losses are the next tickets'.
     void set_progress(training_progress const& at) noexcept {
@@ -128,7 +128,7 @@ public:
     task<> gather_used();
     [[nodiscard]] bool used(std::size_t i) const noexcept { return messages_->used.by_any(i); }
 
-    /// Where this rank's own gradient is not finite first; written until gather_places().
+    /// The first place where this rank's own gradient is not finite; written until gather_places().
     [[nodiscard]] nonfinite_place& place() noexcept { return messages_->places[me()]; }
     [[nodiscard]] std::span<nonfinite_place const> places() const noexcept { return messages_->places; }
     [[nodiscard]] task<> gather_places() {
@@ -172,7 +172,7 @@ task<> step_agreements<T, E>::gather_used() {
     }
     used.merge();
 }
-/// All ranks find the same, and say so alike: whom most contradict, or all where there is no majority.
+/// All ranks find the same and report it alike: the ranks that differ from the majority, or all ranks if there is none.
 template <Transport T, Element E>
 [[gnu::cold]] void step_agreements<T, E>::report_difference() {
     arena_range const part = compared(round_);

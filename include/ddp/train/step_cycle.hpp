@@ -2,8 +2,8 @@
 /// step_cycle: takes a step from begin() to its end, on one rank: two sides, and a coroutine a bucket.
 ///
 /// Two sides that never share a thread's time: the compute side calls begin, ready, backward_done and await_from, which
-/// only count down and leave mail; the communication side collects the mail and runs the coroutines. Nothing here owns a
-/// thread: a thousand cycles run in one. What becomes of a bucket is for step_engine, which derives from this.
+/// only count down and leave mail; the communication side collects the mail and runs the coroutines. Nothing here owns
+/// a thread: a thousand cycles run in one. step_engine, which derives from this, processes the buckets.
 #pragma once
 
 #include <algorithm>
@@ -49,58 +49,58 @@ public:
     // The compute side: one call at a time, none of them throws, blocks or allocates.
 
     void begin(step_ticket mine) noexcept;
-    /// Elements [first, first + count) of gradient i are final, as are those behind them. Down to element 0, once a step. Says
-    /// whether there is mail now.
+    /// Elements [first, first + count) of gradient i are final, as are those behind them. Reaches element 0 once a
+    /// step. Returns whether there is mail now.
     bool ready(std::size_t i, std::size_t first, std::size_t count) noexcept;
     /// Which parameters this rank's backward has reported, by parameter: before backward_done(). Asked for with unused::allowed.
     void use(std::span<std::uint8_t const> parameters) noexcept { agreements_.use(parameters); }
     void backward_done() noexcept { mail_.release(); }
     /// The step is over for the compute side, or was left by an exception.
     void end() noexcept { under_way_ = false; }
-    /// From then on the compute side does nothing but wait for the end of the step.
+    /// From `since` on the compute side only waits for the end of the step.
     void await_from(time_point since) noexcept { awaited_.store(since, std::memory_order_relaxed); }
 
-    // The communication side: for whoever drives the scheduler.
+    // The communication side: for the thread that drives the scheduler.
 
     void collect() override;
     [[nodiscard]] bool has_mail() const noexcept override { return !mail_.empty(); }
     [[nodiscard]] bool under_way(group const& ranks) const noexcept override { return under_way_ && &ranks == &of_; }
-    /// Ends when every value is new, or where they travel late those that this rank steps. Collect first: the step has begun.
+    /// Ends when all values (if gathered late: those that this rank steps) are new. Call collect() before.
     task<> finished();
     [[nodiscard]] bool idle() const noexcept { return unfinished_.left == 0 && (!late_ || late_->left().left == 0); }
 
-    /// Where values travel after finished(): which are here, from the end of a step that has changed values to the next. Or null.
+    /// If values are gathered after finished(): which have arrived, after a step that changed values. Otherwise null.
     [[nodiscard]] detail::late_gather* late() noexcept { return late_ ? &*late_ : nullptr; }
-    /// Ends when nothing of the last step is left to do. The next one begins after that.
+    /// Ends when the last step is over completely. The next one begins after that.
     task<> settled() { co_await done_; }
 
     /// Of the last finished step.
     [[nodiscard]] std::uint64_t weight() const noexcept { return agreements_.totals().weight; }
     [[nodiscard]] bool everybody_done() const noexcept { return agreements_.totals().everybody_done; }
-    /// Mean loss over the samples of all ranks in the step before it, the same bits on all ranks; NaN where there was none.
+    /// Mean loss over the samples of all ranks in the step before it, the same on all ranks; NaN if there was none.
     [[nodiscard]] double previous_loss() const noexcept { return agreements_.previous_loss(); }
     /// Some rank wanted training to stop when the step began: the same on all ranks.
     [[nodiscard]] bool stop() const noexcept { return agreements_.totals().stop; }
-    /// The mean gradient of the last step was not finite; skipped: hence no value was changed.
+    /// Whether the mean gradient of the last step was not finite; skipped(): whether no value was changed therefore.
     [[nodiscard]] bool found_nonfinite() const noexcept { return nonfinite_; }
     [[nodiscard]] bool skipped() const noexcept { return nonfinite_ && options_.nonfinite != nonfinite::warn; }
-    /// Then, by rank: the first element of its own gradient that is not finite, if it has one.
+    /// In that case, by rank: the first element of its own gradient that is not finite, if there is one.
     [[nodiscard]] std::span<detail::nonfinite_place const> places() const noexcept { return agreements_.places(); }
     [[nodiscard]] std::uint64_t updates() const noexcept { return updates_; }
-    /// Goes on from there, but for last_losses. Between steps, while nobody drives; on all ranks alike.
+    /// Continues from `at`, without last_losses. Between steps, while no thread drives; the same on all ranks.
     void set_progress(training_progress const& at) noexcept {
         updates_ = at.completed_steps;
         begun_ = at.begun_steps;
         agreements_.set_progress(at);
     }
-    /// From now on parameters i with frozen[i] != 0 are not stepped, and buckets of such only not exchanged. As set_progress.
+    /// From now on parameters i with frozen[i] != 0 are not stepped, nor buckets of such only sent. As set_progress.
     virtual void freeze(std::span<std::uint8_t const> frozen) { frozen_.set(frozen, buckets_); }
 
-    /// What messages of the cycle's may lie in: has to outlive the transport if that has failed.
+    /// The memory of the cycle's messages: it must outlive the transport if the job has failed.
     [[nodiscard]] std::shared_ptr<void> posted_memory() const noexcept { return agreements_.posted_memory(); }
 
-    /// Before the first step: the hash of what all ranks have alike, which messages carry, and a message context of the
-    /// cycle's own. The same on all ranks.
+    /// Before the first step: sets the hash of everything that is the same on all ranks, which messages carry, and the
+    /// cycle's own message context. The same on all ranks.
     void agree_on(std::uint64_t hash, std::uint32_t context) noexcept { agreements_.agree_on(hash, context); }
     [[nodiscard]] std::uint64_t hash() const noexcept { return agreements_.hash(); }
 
@@ -108,17 +108,17 @@ protected:
     /// Among the ranks of `of`, which outlives the cycle.
     step_cycle(scheduler<T>& on, group& of, step_subject<E> subject, std::shared_ptr<detail::step_messages> messages);
 
-    // For a derived class to say.
+    // For a derived class to implement.
 
-    /// What becomes of bucket b in a step. Ends when this rank's part of it is over; some bucket has to launch() the next one.
+    /// Processes bucket b in a step. Ends when this rank's part is over; some bucket has to launch() the next one.
     virtual task<> bucket(std::size_t b) = 0;
     /// A step begins, before its first bucket().
     virtual void step_begins() = 0;
     /// A step has changed the values.
     virtual void step_ended() = 0;
-    /// Adds the state beside the values [part.begin, part.end) that ranks have alike, and of other state the part of step `step`.
+    /// Adds the shared state of the values [part.begin, part.end), and of other shared state the part of step `step`.
     virtual void add_state(digest& all, arena_range part, std::uint64_t step) const noexcept = 0;
-    /// Where values travel late: every rank's new slice of bucket b goes to all.
+    /// If values are gathered late: sends every rank's new slice of bucket b to all ranks.
     task<> gather(std::size_t b) override = 0;
     /// Whether everything is exchanged at once, in a call that blocks, when all ranks wait for the end of the step.
     [[nodiscard]] virtual bool blocking() const noexcept { return false; }
@@ -139,7 +139,7 @@ protected:
     /// With unused::allowed: awaits that it is known which parameters are stepped.
     [[nodiscard]] event& used_known() noexcept { return used_known_; }
     [[nodiscard]] bool tracks_used() const noexcept { return agreements_.tracks_used(); }
-    /// f(a, z) for what is stepped of [from, to): all of it, or parameter by parameter those that are.
+    /// Calls f(a, z) for what is stepped of [from, to): all of it, or its stepped parameters one by one.
     template <class F>
     void for_each_stepped(std::size_t from, std::size_t to, F&& f) {
         if (!tracks_used() && !frozen_.any()) return f(from, to);
@@ -147,7 +147,7 @@ protected:
             if (!frozen(i) && agreements_.used(i)) f(a, z);
         });
     }
-    /// The mean gradient is not finite, as all ranks find alike: where, on each of them.
+    /// The mean gradient is not finite on any rank: gathers the place of the first such element of each.
     task<> agree_on_nonfinite() {
         nonfinite_ = true;
         return agreements_.gather_places();
@@ -172,12 +172,12 @@ protected:
     [[nodiscard]] std::span<E> values() const noexcept { return values_; }
     /// 1 / weight(), or 0.
     [[nodiscard]] E const& inverse() const noexcept { return inverse_; }
-    /// Of the step that is under way, or has failed, in the training and among those of this object; both count from 1.
+    /// The number of the current or failed step, in the training and among the steps of this object; both count from 1.
     [[nodiscard]] std::uint64_t round() const noexcept { return agreements_.round(); }
     [[nodiscard]] std::uint64_t made() const noexcept { return agreements_.made(); }
     [[nodiscard]] bool within_step() const noexcept { return !done_.is_set(); }
     [[nodiscard]] time_point awaited() const noexcept { return awaited_.load(std::memory_order_relaxed); }
-    /// Whether so much was worked through since the transport was driven that it is its turn.
+    /// Whether enough bytes were processed since the transport was last driven that it should be driven again.
     [[nodiscard]] bool its_turn() const noexcept { return undriven_bytes_ >= options_.step_piece_bytes / 4; }
     void worked_through(std::size_t elements) noexcept { undriven_bytes_ += elements * sizeof(E); }
 
@@ -225,7 +225,7 @@ private:
     detail::step_roots roots_;  // one a bucket, the weights, which parameters are used, and what starts the late gather
     std::optional<detail::late_gather> late_;
     std::size_t launched_ = 0;
-    std::size_t undriven_bytes_ = 0;  // worked through since we were driven last
+    std::size_t undriven_bytes_ = 0;  // processed since this was driven last
 };
 
 // Made of
@@ -319,7 +319,7 @@ void step_cycle<T, E>::begin_step() {
     launched_ = 0;
     step_begins();
     agreements_.enter();
-    // The receives of the first buckets, then our weight: a weight that arrives says that its sender is prepared.
+    // The receives of the first buckets, then this rank's weight: it tells peers that the receives are posted.
     for (std::size_t k = 0; k < std::min(options_.buckets_in_flight, active_buckets()); ++k) launch();
     roots_.start(buckets_.count(), weigh(), unfinished_);
     if (tracks_used()) roots_.start(buckets_.count() + 1, agree_on_used(), unfinished_);
@@ -362,7 +362,7 @@ void step_cycle<T, E>::end_step() noexcept {
     if (made() == 1) on_.frames().reserve_counted(std::size_t{16} << 10, options_.buckets_in_flight + 1);
     done_.set();
 }
-/// New values travel once every bucket's mean has: none of them stands in the way of a mean.
+/// New values are sent after the means of all buckets, so that they do not delay a mean.
 template <Transport T, Element E>
 task<> step_cycle<T, E>::gather_late() {
     co_await stepped_;
@@ -371,7 +371,7 @@ task<> step_cycle<T, E>::gather_late() {
 
 // What the ranks agree on
 
-/// Gathers what every rank says; from then on buckets may be sent.
+/// Gathers the tickets of all ranks; from then on buckets may be sent.
 template <Transport T, Element E>
 task<> step_cycle<T, E>::weigh() {
     if (blocking()) co_await finishing_;  // once all weights are here, so are all ranks
@@ -379,12 +379,12 @@ task<> step_cycle<T, E>::weigh() {
     agreements_.total();
     inverse_ = weight() == 0 ? E(0) : static_cast<E>(1.0 / static_cast<double>(weight()));
     if (blocking()) {
-        if (on_.failed()) throw collective_aborted();  // somebody has left: the call would wait for good
+        if (on_.failed()) throw collective_aborted();  // some rank has left: the call would wait forever
         exchange_blocking();
     }
     gates_.grant();
 }
-/// Which parameters some rank has used in this step: no other one is stepped.
+/// Finds out which parameters some rank has used in this step: no other one is stepped.
 template <Transport T, Element E>
 task<> step_cycle<T, E>::agree_on_used() {
     co_await released_;

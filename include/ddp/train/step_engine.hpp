@@ -1,8 +1,8 @@
 /// \file
-/// step_engine: what becomes of a bucket: its mean by messages, the gate, new values, which go to all.
+/// step_engine: processes buckets: their mean by messages, the gate, and new values, which are sent to all ranks.
 ///
-/// Depends on the transport's and the element's type only: optimizer, exchange and observer come behind a virtual call a
-/// bucket or a range, so an engine is compiled once for all of them.
+/// Depends on the transport's and the element's type only: optimizer, exchange and observer are called virtually, once
+/// per bucket or range, so an engine is compiled once for all of them.
 #pragma once
 
 #include <algorithm>
@@ -34,12 +34,12 @@
 
 namespace ddp {
 
-/// Who does what in a step.
+/// The policies of a step: the objects that do its parts.
 template <Transport T, Element E>
 struct step_parts {
     std::unique_ptr<detail::optimizer_model<E>> optimizer;
     std::unique_ptr<detail::exchange_model<T, E>> exchange;
-    std::unique_ptr<detail::step_observer> observer = nullptr;  // null: nobody observes
+    std::unique_ptr<detail::step_observer> observer = nullptr;  // null: no observer
 };
 
 /// Turns "gradient i is final" into exchanged buckets and stepped values, while backward still runs.
@@ -63,16 +63,16 @@ public:
 
     void freeze(std::span<std::uint8_t const> which) override {
         cycle::freeze(which);
-        messages_->statistics.clear();  // what is frozen counts as 0
+        messages_->statistics.clear();  // frozen parameters count as 0
     }
 
     /// Of the last finished step.
     [[nodiscard]] double gradient_norm() const noexcept { return norm_; }
-    /// In the optimizer while the compute side did nothing but wait for the step to end.
+    /// Time in the optimizer while the compute side only waited for the end of the step.
     [[nodiscard]] nanoseconds stepped_late() const noexcept { return late_; }
-    /// Some values of the current step are new and others are not: after a failure such state must not be kept.
+    /// Whether some values of the current step are new and others are not: after a failure such state must not be kept.
     [[nodiscard]] virtual bool torn() const noexcept { return torn_ && this->within_step(); }
-    /// After a failure: from now on nobody else writes into the values.
+    /// After a failure: from now on no other rank writes into the values.
     virtual void keep_values() noexcept {}
 
     [[nodiscard]] std::uint64_t optimizer_hash() const { return stepper_.hash(); }
@@ -83,7 +83,7 @@ public:
         stepper_.for_each_state(where(), this->parameters(), visit);
         exchange().for_each_state(visit);
     }
-    /// What the exchange says of itself. Between steps.
+    /// The statistics of the exchange. Call it between steps.
     [[nodiscard]] ddp::exchange_statistics exchange_statistics() const { return exchange().statistics(); }
 
 protected:
@@ -105,32 +105,32 @@ protected:
 
     // The stages of a step, one bucket each, for a bucket() of another strategy that leaves one out.
 
-    /// What becomes of bucket b in a step: a mean, the gate, new values, which go to all.
+    /// Processes bucket b in a step: its mean, the gate, and new values, which are sent to all ranks.
     task<> bucket(std::size_t b) override;
     /// Gradients of bucket b become their mean, or this rank's slice of it if sharded; then the next bucket starts.
     task<> exchange_gradients(std::size_t b);
-    /// The mean of bucket b is known on this rank, or that of this rank's slice.
+    /// Called once the mean of bucket b, or that of this rank's slice, is known on this rank.
     void reduced(std::size_t b);
-    /// Where clipping asks for the norm: waits until that of all buckets is known. Then until values may be stepped.
+    /// If clipping needs the norm, waits until that of all buckets is known. Then waits until values may be stepped.
     task<> pass_gate(std::size_t b);
     /// Steps this rank's part of bucket b, when it is its turn; a large one in pieces, between which the transport is driven.
     task<> step_values(std::size_t b);
-    /// For what is worked through piece by piece, one bucket after the other: awaits the turn of bucket b.
+    /// For processing piece by piece, one bucket after the other: awaits the turn of bucket b.
     [[nodiscard]] event& turn_of(std::size_t b) noexcept { return stepping_.enter(b); }
     void end_turn() noexcept { stepping_.leave(); }
-    /// The end of a piece of what is left, of `bytes` at most, or one grain.
+    /// The end of the next piece: at most `bytes`, or one grain.
     [[nodiscard]] std::size_t piece_end(std::size_t from, std::size_t to, std::size_t grain,
                                         std::size_t bytes) const noexcept;
     void step_piece(std::size_t from, std::size_t to);
-    /// Whether something has to be known, or done, between a bucket's mean and its step.
+    /// Whether something must be known or done between a bucket's mean and its step.
     [[nodiscard]] bool two_passes() const noexcept {
         return options().needs_norm() || stepper_.needs_norms() || changes_gradients_;
     }
-    /// With a sharded update: every rank's new slice goes to all.
+    /// With a sharded update: sends every rank's new slice to all ranks.
     task<> gather(std::size_t b) override;
 
     [[nodiscard]] bool sharded() const noexcept { return options().update == update::sharded; }
-    /// What this rank steps of bucket b.
+    /// The part of bucket b that this rank steps.
     [[nodiscard]] arena_range own(std::size_t b) const noexcept {
         if (!sharded()) return range(b);
         return {buckets().begin(b) + cuts(b)[me()], buckets().begin(b) + cuts(b)[me() + 1]};
@@ -138,7 +138,7 @@ protected:
     [[nodiscard]] std::span<std::size_t const> cuts(std::size_t b) const noexcept { return plan_.buckets[b].cuts; }
 
 private:
-    /// What messages lie in, besides the arenas and the pool.
+    /// The memory of messages, besides the arenas and the pool.
     struct posted_parts final : detail::step_messages {
         std::unique_ptr<detail::exchange_model<T, E>> exchange;
         detail::gradient_norm statistics;                    // of the mean gradient
@@ -158,7 +158,7 @@ private:
     [[nodiscard]] bucket_exchange<E> exchange_of(std::size_t b) noexcept {
         return {b, gradients().subspan(buckets().begin(b), range(b).size()), cuts(b), &this->full(b), &inverse()};
     }
-    /// What this rank has added for its slice of bucket b goes to all.
+    /// Sends the squares that this rank has added up for its slice of bucket b to all ranks.
     task<> gather_squares(std::size_t b, detail::gradient_norm& of);
     /// For an optimizer that steps by norms of parameters: prepares this rank's part of bucket b, and waits until all are known.
     task<> measure_parameters(std::size_t b);
@@ -238,8 +238,8 @@ void step_engine<T, E>::add_state(digest& all, arena_range part, std::uint64_t s
         begin += one.size();
     });
 }
-/// All buckets before any is stepped: no code of the user's comes between that might throw on one rank only, and leave
-/// the others waiting in a call that has no deadline.
+/// Exchanges all buckets before any is stepped: so no user code runs in between, which might throw on one rank only and
+/// leave the others waiting in a call that has no deadline.
 template <Transport T, Element E>
 void step_engine<T, E>::exchange_blocking() {
     if (weight() == 0) return;
@@ -252,7 +252,7 @@ void step_engine<T, E>::exchange_blocking() {
 template <Transport T, Element E>
 task<> step_engine<T, E>::bucket(std::size_t b) {
     co_await exchange_gradients(b);
-    if (weight() == 0) co_return;  // everybody knows: nothing is stepped
+    if (weight() == 0) co_return;  // all ranks know: nothing is stepped
     co_await pass_gate(b);
     if (skipped()) co_return;
     co_await step_values(b);
@@ -320,7 +320,7 @@ task<> step_engine<T, E>::measure_parameters(std::size_t b) {
         if (its_turn()) co_await this->on().yield();
         to = piece_end(from, mine.end, statistics_block, options().step_piece_bytes);
         if (auto const* const clip = options().value_clip()) clip->apply(gradients().subspan(from, to - from));
-        torn_ = true;  // the optimizer's state is a new one from here on
+        torn_ = true;  // from here on the optimizer's state changes
         this->for_each_stepped(from, to, [&](std::size_t a, std::size_t z) {
             stepper_.prepare(update_now(), gradients(), values(), a, z);
         });
@@ -350,7 +350,7 @@ task<> step_engine<T, E>::step_values(std::size_t b) {
         step_piece(from, to);
         worked_through(to - from);
     }
-    torn_ = true;  // until all have come so far
+    torn_ = true;  // until all ranks have reached this point
     stepping_.leave();
 }
 
@@ -376,7 +376,7 @@ void step_engine<T, E>::step_piece(std::size_t from, std::size_t to) {
     time_point const since = monotonic_clock::now();
     auto const* const clip = options().value_clip();
     if (clip != nullptr && !stepper_.needs_norms()) clip->apply(gradients().subspan(from, to - from));
-    torn_ = true;  // whatever becomes of it
+    torn_ = true;  // whatever happens to it
     this->for_each_stepped(
         from, to, [&](std::size_t a, std::size_t z) { stepper_.step(update_now(), gradients(), values(), a, z); });
     time_point const end = monotonic_clock::now();
@@ -386,7 +386,7 @@ void step_engine<T, E>::step_piece(std::size_t from, std::size_t to) {
 
 template <Transport T, Element E>
 task<> step_engine<T, E>::gather(std::size_t b) {
-    // Posting these receives is what tells the peers that our values may be overwritten.
+    // Posting these receives tells the peers that this rank's values may be overwritten.
     co_await direct_allreduce::all_gather({}, lane_of_bucket(b).phase(2),
                                           values().subspan(buckets().begin(b), buckets().end(b) - buckets().begin(b)),
                                           cuts(b));

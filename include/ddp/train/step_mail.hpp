@@ -39,7 +39,8 @@ public:
         for (std::size_t b = 0; b < pending_.size(); ++b)
             if (pending_[b] == 0 && silent[b] == 0) post(b);
     }
-    /// Of parameter i, what lies at or behind `from` in the arena is final; 0: all of it. Says whether a bucket became full with it.
+    /// The elements of parameter i at or behind `from` in the arena are final; 0: all of them. Returns whether a bucket
+    /// became full.
     bool ready(bucket_map const& buckets, std::span<std::uint8_t const> silent, std::size_t i,
                std::size_t from) noexcept {
         bool mail = false;
@@ -60,7 +61,7 @@ public:
     [[nodiscard]] bool empty() const noexcept {
         return taken_.load(std::memory_order_acquire) == posted_.load(std::memory_order_relaxed);
     }
-    /// f(message) for each: `begun`, `released`, or a bucket that is full.
+    /// Calls f(message) for each message: `begun`, `released`, or a bucket that is full.
     template <class F>
     void take(F&& f) {
         std::size_t const end = posted_.load(std::memory_order_acquire);

@@ -1,5 +1,5 @@
 /// \file
-/// step_observer: an observer behind a virtual call an event, so that the step is compiled once for all of them.
+/// step_observer: an observer behind one virtual call per event, so that the step is compiled once for all observers.
 #pragma once
 
 #include <memory>
@@ -22,7 +22,7 @@ public:
     virtual void on(step_finished const& event) = 0;
     virtual void on(mean_gradient<float> const& event) = 0;
     virtual void on(mean_gradient<double> const& event) = 0;
-    /// Whether the mean gradient has to be shown.
+    /// Whether the observer has the hook for the mean gradient.
     [[nodiscard]] virtual bool changes_gradients() const noexcept = 0;
 };
 
@@ -46,7 +46,7 @@ private:
     Obs held_;  // the observer, or a std::reference_wrapper of it
 };
 
-/// Null where nobody observes.
+/// Null if there is no observer.
 template <class Obs>
     requires TrainingObserver<std::unwrap_reference_t<Obs>>
 [[nodiscard]] std::unique_ptr<step_observer> make_step_observer(Obs observer) {

@@ -1,5 +1,5 @@
 /// \file
-/// step_roots: the coroutines of a step, one a slot, and what is over when none of a stage is left.
+/// step_roots: the coroutines of a step, one per slot, and a call when the last one of a stage has ended.
 #pragma once
 
 #include <cstddef>
@@ -12,15 +12,15 @@
 
 namespace ddp::detail {
 
-/// What one of them throws fails the job.
+/// An exception from any of the coroutines fails the job.
 class step_roots {
 public:
-    /// So many coroutines of a part of the step have not ended.
+    /// A part of the step: `left` of its coroutines have not ended.
     struct stage {
         std::size_t left = 0;
     };
 
-    /// Whose coroutines they are.
+    /// The owner of the coroutines.
     class roots_owner {
     public:
         /// The last coroutine of the stage has ended. Not called once the job has failed.
@@ -32,7 +32,7 @@ public:
 
     step_roots(scheduler_base& on, std::size_t slots, roots_owner& of) : on_(on), owner_(of), roots_(slots) {}
 
-    /// What was in the slot before has ended. `of` counts it already.
+    /// The previous coroutine of the slot must have ended. `of` counts the new one already.
     void start(std::size_t slot, task<> body, stage& of);
 
 private:

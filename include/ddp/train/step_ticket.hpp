@@ -1,5 +1,5 @@
 /// \file
-/// step_ticket: what ranks tell each other at the start of a step, and what follows from it.
+/// step_ticket: what ranks exchange at the start of a step, and its totals.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace ddp {
 
-/// What one rank says at the start of a step; the sum of weights divides the sum of gradients.
+/// One rank's data at the start of a step. The sum of gradients is divided by the sum of weights.
 struct step_ticket {
     std::uint64_t weight = 0;  // samples this rank's gradient sums over
     std::uint32_t done = 0;    // 1: this rank is out of data

@@ -23,13 +23,13 @@
 
 namespace ddp {
 
-/// What one update is told besides the elements.
+/// The parameters of one update, besides the elements.
 struct update_info {
     std::uint64_t update = 1;                     ///< counts from 1
     double rate_factor = 1;                       ///< of each group's own learning rate: the schedule's
     double gradient_scale = 1.0;                  ///< multiplies each gradient first
     std::span<double const> value_norms = {};     ///< by parameter, where needs_norms(): of its values
-    std::span<double const> gradient_norms = {};  ///< likewise, of what prepare() has left of its gradient
+    std::span<double const> gradient_norms = {};  ///< likewise, of its gradient as prepare() has left it
 };
 
 /// Owns slot_count() arrays of state for the elements that are stepped here: all of the arena's, or some ranges. Needs no
@@ -81,7 +81,8 @@ public:
         state_.assign(total * slots_.size(), E(0));
     }
 
-    /// Whether this optimizer steps by norms of whole parameters. Then prepare() comes first, over everything, then the norms.
+    /// Whether this optimizer steps by norms of whole parameters. If so, first call prepare() for all elements, then
+    /// compute the norms.
     [[nodiscard]] bool needs_norms() const noexcept { return needs_norms_; }
     /// The optimizer's prepare() over [from, to), which lies in one of the ranges held: once for each element and update.
     void prepare(update_info const& how, std::span<E> gradients, std::span<E const> values, std::size_t from,
@@ -122,7 +123,7 @@ public:
                 });
     }
 
-    /// By parameter: the name of the algorithm that steps it; empty where that says none. `parameters` are those of the
+    /// By parameter: the name of the algorithm that steps it; empty if it has none. `parameters` are those of the
     /// constructor.
     [[nodiscard]] std::vector<std::string> optimizer_names(std::span<parameter<E> const> parameters) const {
         return detail::names_by_parameter(*optimizer_, parameters);
@@ -136,9 +137,9 @@ public:
                                                            z - a));
         }
     }
+    /// The optimizer and its settings, for the message about ranks that differ.
+    [[nodiscard]] std::string words() const { return optimizer_->hash_words(); }
     /// Of the optimizer and of how it groups the parameters: ranks compare it.
-    /// For people.
-    [[nodiscard]] std::string words() const { return "learning rate " + detail::decimal(optimizer_->learning_rate(0)); }
     [[nodiscard]] std::uint64_t hash() const {
         return digest{}.add(optimizer_->hash()).add(std::span<std::size_t const>(groups_)).value();
     }

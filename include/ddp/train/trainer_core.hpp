@@ -1,5 +1,6 @@
 /// \file
-/// trainer_core: what of a data_parallel depends on no model's type, so that it is compiled once for all of them.
+/// trainer_core: the part of data_parallel that does not depend on the model's type, so that it is compiled once for
+/// all of them.
 #pragma once
 
 #include <algorithm>
@@ -39,19 +40,20 @@ namespace ddp {
 /// The result of data_parallel::finish.
 struct finish_result {
     std::uint64_t weight = 0;  ///< samples of all ranks, of every batch that went into the step; never 0
-    /// Of the mean gradient before clipping, where clipping by norm or training_options::nonfinite ask for it.
+    /// Of the mean gradient before clipping, if clipping by norm or training_options::nonfinite needs it.
     double gradient_norm = 0;
     bool skipped = false;  ///< the mean gradient was not finite: nothing was changed (nonfinite::skip)
     bool stop = false;     ///< some rank had called request_stop() before it began this step; the same on all ranks
-    /// Mean loss over the samples of all ranks in the step before this one, the same bits on all ranks: it travels with this
-    /// step's weights, so it costs no message. NaN in the first step, and after one without samples. Losses are summed in the
-    /// order of ranks, each times its samples. After join(): trainer.previous_loss().
+    /// Mean loss over the samples of all ranks in the step before this one, the same bits on all ranks: it is sent with
+    /// this step's weights, so it costs no message. NaN in the first step, and after one without samples. Losses are
+    /// summed in the order of ranks, each times its samples. After join(): trainer.previous_loss().
     double previous_loss = 0;
 };
 
 namespace detail {
 
-/// The engine, the arena it works in, and what ranks do with them: from the comparison of models to the end of a step.
+/// The engine, the arena that it works in, and all that ranks do with them, from the comparison of models to the end of
+/// a step.
 template <Transport T, Element E>
 class trainer_core {
 public:
@@ -77,11 +79,11 @@ public:
 
     // Between steps. Values are current once settle() has returned.
 
-    /// Some values of the last step may still travel.
+    /// Whether some values of the last step may still be on their way.
     [[nodiscard]] bool late() const noexcept { return late_; }
-    /// Waits until none does. Throws the error of all ranks.
+    /// Waits until all values have arrived. Throws the error of all ranks.
     void settle();
-    /// The same where the job may have failed: engine().torn() tells.
+    /// The same if the job may have failed: engine().torn() says whether values are torn.
     void settle_quietly() noexcept {
         try {
             settle();
@@ -90,7 +92,7 @@ public:
             comm_.driver()->put_back(std::current_exception());
         }
     }
-    /// Waits until those of parameter i are here.
+    /// Waits until the values of parameter i have arrived.
     void need(std::size_t i);
     void set_progress(training_progress const& at);
     void set_rate_factor(double factor);
@@ -112,20 +114,20 @@ public:
     void fail_gradient(std::string const& complaint);
     /// Waits for the end of the step, since `since`. Throws the error of all ranks.
     finish_result wait(time_point since);
-    /// On every rank alike, but for what rank 0 prints.
+    /// The same on every rank, except that rank 0 prints it.
     void report_nonfinite();
-    /// This rank's own code has thrown: the step, or what is done between steps, fails on every rank.
+    /// Called when this rank's own code has thrown: fails the step, or the operation between steps, on every rank.
     void fail(std::exception_ptr thrown);
-    /// The trainer is left within a step.
+    /// Called when the trainer is left within a step.
     void abandon_step();
-    /// After a failure nobody else shall change this rank's values.
+    /// After a failure: from now on no other rank changes this rank's values.
     void keep_values() const noexcept {
         if (shared_ && comm_.tasks().failed()) engine_->keep_values();
     }
     /// For the flight recorder: the program begins this part of the step that is under way, or comes next.
     void note(flight what) const noexcept { comm_.tasks().note(what, begun_steps_ + (begun_ ? 0 : 1)); }
 
-    /// The engine goes; its memory stays as long as the transport may write there.
+    /// Destroys the engine; its memory stays as long as the transport may write there.
     void detach() noexcept;
 
 private:
@@ -137,7 +139,7 @@ private:
     void wait_for_verdict() const noexcept;
     template <class Make>
     void wait_for_values(Make&& make);
-    /// There is mail: somebody has to fetch it.
+    /// There is mail: makes the thread that drives collect it.
     void move_on() noexcept {
         if (comm_.has_thread())
             comm_.poke();
@@ -175,7 +177,7 @@ trainer_core<T, E>::trainer_core(communicator<T> const& comm, trainer_setup<T, E
     for (parameter<E> const& p : parameters) shapes.push_back({p.name, p.shape});
     with.parts.exchange->check_group(comm_.members());
     with.parts.exchange->validate(shapes);
-    static_cast<void>(optimizer_->groups_of(parameters));  // what it throws comes before any peer waits
+    static_cast<void>(optimizer_->groups_of(parameters));  // throws, if it does, before any peer waits
     options_.template validate<E>();
     frozen_ = marks_of(parameters, options_.frozen, "training_options.frozen");
     try {
@@ -208,7 +210,7 @@ void trainer_core<T, E>::detach() noexcept {
     if (engine_ == nullptr) return;
     if (std::uncaught_exceptions() <= unwinding_) settle_quietly();
     comm_.exclusively([&] {
-        // The transport of a failed communicator may not have let go of what was posted.
+        // The transport of a failed communicator may still use posted memory.
         if (comm_.tasks().failed()) {
             comm_.keep(memory_.owner());
             comm_.keep(engine_->posted_memory());
@@ -230,7 +232,7 @@ void trainer_core<T, E>::wait_for_values(Make&& make) {
     try {
         comm_.driver()->run(make, "step", begun_steps_);
     } catch (...) {
-        late_ = false;  // they will not come
+        late_ = false;  // they will not arrive
         throw;
     }
     times_.waited += monotonic_clock::now() - since;
@@ -355,7 +357,7 @@ void trainer_core<T, E>::report_nonfinite() {
                                          ": the mean gradient is not finite: " + what +
                                          ". Nothing was changed. Look at that rank's batch and at the learning rate; "
                                          "nonfinite::skip leaves such steps out");
-    // Said at the first, second, fourth, … such step: a training that goes on so fills no disk.
+    // Reported at the first, second, fourth, … such step, so that the log stays short.
     if (std::has_single_bit(++nonfinite_steps_) && comm_.rank() == 0)
         say_nonfinite(begun_steps_, engine_->skipped(), nonfinite_steps_, what);
 }
@@ -370,7 +372,7 @@ void trainer_core<T, E>::abandon_step() {
     comm_.fail("its program left a training step before the step had ended, perhaps by an exception");
     wait_for_verdict();  // the model may outlive this
 }
-/// Until all have heard of this rank's failure, they write into its values.
+/// Until the other ranks know of this failure, they may still write into this rank's values.
 template <Transport T, Element E>
 void trainer_core<T, E>::wait_for_verdict() const noexcept {
     if (!shared_) return;

@@ -17,7 +17,7 @@ struct training_progress {
         0;  ///< all, skipped ones and those without samples included: observers are told this number
     std::uint64_t last_weight = 0;  ///< samples of all ranks in the last step; 0: there was none
     double last_losses = 0;  ///< of the last step: the sum over ranks, in their order, of mean loss times samples
-    /// Mean loss in the step before the last one; NaN where there was none.
+    /// Mean loss in the step before the last one; NaN if there was none.
     double previous_loss = std::numeric_limits<double>::quiet_NaN();
 };
 

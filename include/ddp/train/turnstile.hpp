@@ -17,7 +17,7 @@ public:
     turnstile(scheduler_base& on, std::size_t coroutines) : open_(coroutines), waiting_(coroutines) {
         for (std::optional<event>& one : open_) one.emplace(on);
     }
-    /// Before anybody comes, and after everybody has left or was unwound.
+    /// Call it before the first coroutine enters, and after all have left or were unwound.
     void reset() noexcept {
         for (std::optional<event>& one : open_) one->reset();
         first_ = last_ = 0;

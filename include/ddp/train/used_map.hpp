@@ -12,7 +12,7 @@
 
 namespace ddp::detail {
 
-/// A bit a parameter, rank after rank; ranks exchange their parts of the table between set() and merge().
+/// One bit per parameter, rank after rank; ranks exchange their parts of the table between set() and merge().
 class used_map {
 public:
     /// Tracks nothing: all parameters count as used.
@@ -33,7 +33,7 @@ public:
         std::ranges::fill(any_, std::uint64_t{0});
         for (std::size_t k = 0; k < table_.size(); ++k) any_[k % words_] |= table_[k];
     }
-    /// Of the parts that merge() has seen.
+    /// Whether any rank in the parts that merge() has seen has used parameter i.
     [[nodiscard]] bool by_any(std::size_t i) const noexcept { return !tracks() || (any_[i / 64] >> i % 64 & 1) != 0; }
 
 private:

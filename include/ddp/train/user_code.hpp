@@ -9,7 +9,8 @@
 
 namespace ddp::detail {
 
-/// Runs f(), the user's code. What it throws is passed to fail(), which tells the other ranks, and comes back as itself.
+/// Runs f(), the user's code. If it throws, passes the exception to fail(), which tells the other ranks, and rethrows
+/// it.
 template <class F, class Fail>
 decltype(auto) run_user_code(F&& f, Fail&& fail) {
     std::exception_ptr thrown;

@@ -16,6 +16,7 @@
 #include <ddp/collective/all_gather.hpp>
 #include <ddp/collective/broadcast.hpp>
 #include <ddp/collective/call.hpp>
+#include <ddp/collective/until_all_know.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/comm/posted.hpp>
 #include <ddp/core/bytes.hpp>
@@ -30,7 +31,7 @@ namespace ddp {
 
 namespace detail {
 
-/// What became of a rank's part, as it travels.
+/// The outcome of a rank's part, as it is sent.
 struct file_outcome {
     std::uint64_t code = 0;        // of the error; 0: all is well
     std::uint64_t text_bytes = 0;  // of the error's text, or of the path
@@ -38,8 +39,8 @@ struct file_outcome {
 };
 static_assert(std::has_unique_object_representations_v<file_outcome>);
 
-/// `f` returns a digest of what it has read. That a file fails is no failure of the job: the others are told by
-/// agree_on_outcome. Whatever else is thrown, by the model or for want of memory, fails the job as in a step.
+/// `f` returns a digest of what it has read. An error of a file does not fail the job: agree_on_outcome tells the other
+/// ranks. Any other exception, from the model or for lack of memory, fails the job as in a step.
 template <Transport T, class F>
 void attempt(communicator<T> const& comm, file_outcome& mine, std::string& text, F&& f) {
     try {
@@ -54,7 +55,7 @@ void attempt(communicator<T> const& comm, file_outcome& mine, std::string& text,
 }
 
 /// Collective. Returns if all is well on every rank, and all have read the same; otherwise all of them throw one error,
-/// which names the ranks that it befell unless that is everybody. The communicator lives on.
+/// which names the ranks concerned unless all are. The communicator stays usable.
 template <Transport T>
 void agree_on_outcome(communicator<T> const& comm, file_outcome const& mine, std::string text, char const* operation) {
     std::vector<file_outcome> all(static_cast<std::size_t>(comm.size()));
@@ -83,6 +84,7 @@ void agree_on_outcome(communicator<T> const& comm, file_outcome const& mine, std
         if (!everywhere && (differs ? o->digest != all.front().digest : failed(*o)))
             others += (others.empty() ? "" : ", ") + std::to_string(comm.members().world_rank(rank_of(o)));
     if (!others.empty()) text += " (something went wrong on other ranks as well: " + others + ")";
+    until_all_know(comm, operation);
     if (static_cast<errc>(worst->code) == errc::usage) throw usage_error(text);
     throw data_error(differs ? errc::format : static_cast<errc>(worst->code), text);
 }
@@ -140,9 +142,9 @@ string_map load_weights(communicator<T> const& comm, M& model, std::string const
     return load_weights_as(comm, model, path, {.limits = limits}).metadata;
 }
 
-/// Like load_weights, from a file whose names and types may differ from those of the model. `options` must be the same on
-/// every rank: if ranks load different tensors, that is an error, as different files are. Collective. The form without a
-/// communicator says more.
+/// Like load_weights, from a file whose names and types may differ from those of the model. `options` must be the same
+/// on every rank: if ranks load different tensors, that is an error, as different files are. Collective. See the form
+/// without a communicator for details.
 template <Transport T, Model M>
 load_report load_weights_as(communicator<T> const& comm, M& model, std::string const& path,
                             load_options const& options) {
@@ -155,7 +157,7 @@ load_report load_weights_as(communicator<T> const& comm, M& model, std::string c
     detail::attempt(comm, mine, text, [&] { return detail::put_in_place(model, *file, mine.digest); });
     try {
         detail::agree_on_outcome(comm, mine, text, "load_weights");
-    } catch (data_error const&) {  // some ranks hold the new values, some a mixture: nobody may train on
+    } catch (data_error const&) {  // some ranks hold the new values, some a mixture: no rank may continue
         comm.fail(std::current_exception());
         throw;
     }

@@ -110,7 +110,7 @@ void in_row_major_order(kept_tensor const& t, F&& f) {
     }
 }
 
-/// What is written of them, row-major. Those that lie otherwise are copied into `rearranged`.
+/// The tensors as they are written, row-major. Those that are not row-major in memory are copied into `rearranged`.
 inline std::vector<tensor_view> views_of(std::vector<kept_tensor> const& kept,
                                          std::vector<std::vector<std::byte>>& rearranged) {
     std::vector<tensor_view> views;
@@ -137,8 +137,8 @@ void write_weights(M& model, std::string const& path, string_map metadata) {
     write_safetensors(path, views, metadata);
 }
 
-/// Reads a tensor of a file and adds it to `all`; `into_model`: into its place. Cost: one pass, and memory in `aside` for one
-/// piece (for all of a tensor that has strides).
+/// Reads a tensor of a file and adds it to `all`; with `into_model`, stores it in the model. Cost: one pass, and memory
+/// in `aside` for one piece (for all of a tensor that has strides).
 inline void read_kept(safetensors_file const& file, tensor_info const& t, kept_tensor const& own, bool into_model,
                       std::vector<std::byte>& aside, digest& all) {
     constexpr std::size_t piece = std::size_t{1} << 20;
@@ -190,7 +190,8 @@ void read_converted(safetensors_file const& file, tensor_info const& t, kept_ten
         in_row_major_order(own, put);
 }
 
-/// A file whose tensors are those of a model: same names, types and shapes, but for what the options allow.
+/// A file whose tensors are those of a model: same names, types and shapes, except for differences that the options
+/// allow.
 class weights_file {
 public:
     /// Throws data_error, with all differences, unless they are.
@@ -261,8 +262,8 @@ public:
         return all;
     }
 
-    /// Reads everything, and says what it was; `into_model`: into its place. Cost: one pass over the file, and memory
-    /// for one piece (for a whole tensor where it has strides).
+    /// Reads all tensors that the model has, and returns their digest; with `into_model`, stores them in the model.
+    /// Cost: one pass over the file, and memory for one piece (for a whole tensor where it has strides).
     [[nodiscard]] std::uint64_t read(bool into_model) const {
         digest all;
         for (auto const& [key, value] : file_.metadata()) all.add(key).add(value);
@@ -295,7 +296,7 @@ private:
     return std::string(e.what()).substr(std::strlen(error(e.code(), "").what()));
 }
 
-/// Second pass over a file that was well in the first, and `before` its digest.
+/// Second pass over a file whose first pass succeeded with the digest `before`.
 template <Model M>
 std::uint64_t put_in_place(M& model, weights_file const& file, std::uint64_t before) {
     constexpr char const* worse = "; what the model holds now is a mixture: load again";

@@ -42,16 +42,16 @@ public:
     /// The transport of rank `rank`. Each rank connects once. Throws usage_error unless `rank` is between 0 and size() - 1.
     [[nodiscard]] std::unique_ptr<inproc_transport> connect(int rank);
 
-    /// For tests: rank `rank` ends as a killed process does. Its peers see a closed connection and no record.
+    /// For tests: rank `rank` ends like a killed process. Its peers see a closed connection and no record.
     void kill(int rank) { announce(rank, {.is = report::state::closed}); }
 
 private:
     friend class inproc_transport;
     class sharing;
 
-    /// What waits at one rank for one of its peers.
+    /// The operations that wait at one rank for one of its peers.
     struct inbox {
-        completion_list receives;  // posted here, not yet met by a message
+        completion_list receives;  // posted here, without a message yet
         completion_list sends;     // the peer's nodes: messages for which no receive is posted yet
         int borrowed = 0;          // nodes of the peer that were taken off `sends` and are not on its done list yet
     };
@@ -80,7 +80,7 @@ private:
     std::mutex board_;
     std::vector<report> reports_;
     std::vector<std::uint64_t> hosts_;
-    /// Offered at the moment, with its number. Guarded by board_.
+    /// Memory that is currently offered, with its number. Guarded by board_.
     std::vector<std::pair<std::uint64_t, std::shared_ptr<std::byte>>> memory_;
     std::uint64_t offers_ = 0;
     std::atomic<std::uint64_t> news_{0};

@@ -37,7 +37,7 @@ namespace ddp::detail {
     throw data_error(errc::file, concat({path, ": ", what, ": ", std::generic_category().message(reason)}));
 }
 
-/// Names in a directory, but for . and .. ; none if it is not there.
+/// Names in a directory, except . and .. ; none if it does not exist.
 [[nodiscard, gnu::cold]] inline std::vector<std::string> names_in(std::string const& path) {
     std::vector<std::string> names;
     struct closer {
@@ -56,7 +56,7 @@ namespace ddp::detail {
     }
 }
 
-/// A directory of files, and all in it. What is not there is no error.
+/// Removes a directory and all its files. It is not an error if it does not exist.
 [[gnu::cold]] inline void remove_directory(std::string const& path) {
     for (std::string const& name : names_in(path)) {
         std::string const file = concat({path, "/", name});
@@ -65,7 +65,7 @@ namespace ddp::detail {
     if (::rmdir(path.c_str()) != 0 && errno != ENOENT) file_failed(path, "cannot be removed", errno);
 }
 
-/// Makes the names in a directory last.
+/// Flushes the names in a directory to the disk.
 [[gnu::cold]] inline void flush_directory(std::string const& path) {
     int const directory = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int const flushed = directory < 0 ? -1 : ::fsync(directory), reason = errno;
@@ -74,7 +74,7 @@ namespace ddp::detail {
     if (flushed != 0 && reason != EINVAL && reason != EACCES) file_failed(path, "cannot be flushed", reason);
 }
 
-/// Gives a directory a name, which another may have: that one then has the old name.
+/// Renames a directory. If another one has the new name, that one gets the old name.
 [[gnu::cold]] inline void put_in_place_of(std::string const& from, std::string const& to) {
     struct stat there{};
     if (::lstat(to.c_str(), &there) == 0) {
@@ -122,7 +122,7 @@ namespace ddp::detail {
     for (std::string const& name : names_in(path_))
         if (name.starts_with("step-") && name.ends_with(".tmp")) try {
                 remove_directory(of(name));
-            } catch (error const&) {  // what is left of another checkpoint is in nobody's way
+            } catch (error const&) {  // the remains of another checkpoint do no harm
                 if (of(name) == temporary(step)) throw;
             }
         else if (name.starts_with("latest.") && name.ends_with(".tmp"))
@@ -150,7 +150,7 @@ namespace ddp::detail {
     };
     whole_file about(from + "/manifest.json"), latest(of("latest"));
     write(about, manifest_text(manifest));
-    write(latest, name + "\n");  // a disk that is full says so while nothing has changed
+    write(latest, name + "\n");  // a full disk is noticed before anything has changed
     about.commit();
     flush_directory(from);
     put_in_place_of(from, of(name));
@@ -171,7 +171,7 @@ namespace ddp::detail {
     std::erase_if(all, [&](std::uint64_t s) { return s > step; });
     for (std::size_t i = keep; i < all.size(); ++i) {
         std::string const name = of(step_name(all[i]));
-        // First its name: half a checkpoint is none.
+        // Renames it first: a partly removed checkpoint must not look like one.
         if (std::rename(name.c_str(), (name + ".tmp").c_str()) != 0) file_failed(name, "cannot be removed", errno);
         remove_directory(name + ".tmp");
     }
@@ -185,7 +185,7 @@ namespace ddp::detail {
     }
 }
 
-/// From the newest on.
+/// The newest comes first.
 [[gnu::cold]] DDP_DECL std::vector<std::uint64_t> checkpoint_directory::steps() const {
     std::vector<std::uint64_t> all;
     for (std::string const& name : names_in(path_))

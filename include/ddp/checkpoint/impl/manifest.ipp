@@ -37,7 +37,7 @@ inline constexpr std::uint64_t most_ranks_of_a_manifest = std::uint64_t{1} << 24
     return "0x" + std::string(text, end);
 }
 
-/// The same of any number: "-0x1p+3", "inf", "nan".
+/// The same for any number: "-0x1p+3", "inf", "nan".
 [[nodiscard]] inline std::string exact_signed_text(double value) {
     if (std::isnan(value)) return "nan";
     std::string const size = std::isinf(value) ? "inf" : exact_text(std::fabs(value));
@@ -107,7 +107,7 @@ inline constexpr std::uint64_t most_ranks_of_a_manifest = std::uint64_t{1} << 24
     return json + concat({"\"digest\": \"", hexadecimal(sum), "\"\n}\n"});
 }
 
-/// Reads the one kind of JSON that a manifest may be.
+/// Reads only the form of JSON that a manifest has.
 class manifest_parser {
 public:
     manifest_parser(std::string_view text, std::string const& file) : text_(text), json_(text, file, "manifest") {}

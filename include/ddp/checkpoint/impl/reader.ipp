@@ -22,7 +22,7 @@
 
 namespace ddp::detail {
 
-/// A name as part of a key: no character that means something there stands in it.
+/// A name as part of a key: characters that have a meaning there are escaped.
 [[nodiscard, gnu::cold]] inline std::string escaped(std::string_view name) {
     constexpr std::string_view hex = "0123456789ABCDEF";
     std::string text;
@@ -98,7 +98,7 @@ namespace ddp::detail {
         one.count = end - one.begin;
         if (!named || one.count != (t.end - t.begin) * 8 / bits_of(t.type))
             throw data_error(errc::format,
-                             shard_path(s) + ": tensor " + in_quotes(t.name) + " is none of a checkpoint");
+                             shard_path(s) + ": tensor " + in_quotes(t.name) + " does not belong in a checkpoint");
         one.shape = file.metadata().at(one.key);
         state_.push_back(std::move(one));
     }
@@ -132,7 +132,7 @@ namespace ddp::detail {
         if (has(here, name)) in_this_one.push_back(name);
     if (manifest_.settings) {
         auto const& frozen = manifest_.settings->frozen;
-        // Where what was trained has no state either, the optimizer was another.
+        // If trained parameters have no state either, the optimizer was another one.
         bool const rest_has_state = std::all_of(model_.begin(), model_.end(), [&](tensor_info const& t) {
             return !has(there, t.name) || has(here, t.name) ||
                    std::find(frozen.begin(), frozen.end(), t.name) != frozen.end();
@@ -327,8 +327,8 @@ std::size_t checkpoint_reader::cover(state_slice const& slice, int rank, F&& f) 
     std::sort(left.begin(), left.end());
     for (std::string_view const name : left)
         if (!std::binary_search(names.begin(), names.end(), name))
-            throw data_error(errc::format, concat({path_, ": is said to freeze ", in_quotes(name),
-                                                   ", and no parameter has that name"}));
+            throw data_error(errc::format, concat({path_, ": lists frozen parameter ", in_quotes(name),
+                                                   ", which the model does not have"}));
     for (std::size_t i = 0; i < marks.size(); ++i)
         marks[i] = std::binary_search(left.begin(), left.end(), parameters[i]) ? 1 : 0;
     return marks;
@@ -355,7 +355,7 @@ DDP_DECL safetensors_file const& checkpoint_reader::open(std::size_t s) {
     }
     return *files_[s];
 }
-/// A tensor of a file that was well when it was listed.
+/// Finds a tensor of a file again; throws data_error if the file was overwritten since it was listed.
 [[nodiscard, gnu::cold]] inline tensor_info const& again(safetensors_file const& file, std::size_t tensor,
                                                          std::uint64_t bytes) {
     if (tensor >= file.tensors().size() || file.tensors()[tensor].end - file.tensors()[tensor].begin != bytes)

@@ -54,14 +54,13 @@ namespace ddp::detail {
     if (bytes_ < total) {
         memory_.reset();
         bytes_ = 0;
-        memory_.reset(new (std::nothrow)
-                          std::byte[total]);  // not written to before the copy: that would be a pass more
+        memory_.reset(new (std::nothrow) std::byte[total]);  // not initialised, which would take another pass
         if (memory_ == nullptr) return write_content(step, rank, ranks);
         bytes_ = total;
     }
     std::byte* to = memory_.get();
     for (tensor_view& t : content_.tensors) {
-        stream_bytes({to, t.bytes.size()}, t.bytes);  // the next step finds its caches as they were
+        stream_bytes({to, t.bytes.size()}, t.bytes);  // so that the caches stay as they are for the next step
         t.bytes = {to, t.bytes.size()};
         to += t.bytes.size();
     }

@@ -17,6 +17,7 @@
 #include <ddp/collective/algorithms/recursive_doubling_allreduce.hpp>
 #include <ddp/collective/algorithms/ring_allreduce.hpp>
 #include <ddp/collective/concepts.hpp>
+#include <ddp/core/digest.hpp>
 
 namespace ddp {
 
@@ -87,6 +88,9 @@ public:
                     return std::uint64_t{0};
             },
             held_);
+    }
+    [[nodiscard]] std::string hash_words() const {
+        return std::visit([](auto const& held) { return detail::hash_words_of(held); }, held_);
     }
     template <Transport T, Number E>
     static task<> sum(any_allreduce const& self, lane<T> over, std::span<E> data) {

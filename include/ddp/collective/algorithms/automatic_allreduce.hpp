@@ -7,11 +7,13 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 
 #include <ddp/collective/algorithms/direct_allreduce.hpp>
 #include <ddp/collective/algorithms/halving_doubling_allreduce.hpp>
 #include <ddp/collective/algorithms/recursive_doubling_allreduce.hpp>
 #include <ddp/collective/network_cost.hpp>
+#include <ddp/core/digest.hpp>
 
 namespace ddp {
 
@@ -73,6 +75,15 @@ struct automatic_allreduce {
     [[nodiscard]] std::uint64_t hash() const noexcept {
         network_cost const used = cost.value_or(network_cost{});
         return policy_hash(name, direct.hash(), halving.hash(), used.message, used.post, used.byte, used.addition);
+    }
+    [[nodiscard]] std::string hash_words() const {
+        network_cost const used = cost.value_or(network_cost{});
+        return policy_words(name, {{"direct.chunk_bytes", direct.chunk_bytes},
+                                   {"halving.chunk_bytes", halving.chunk_bytes},
+                                   {"cost.message", used.message},
+                                   {"cost.post", used.post},
+                                   {"cost.byte", used.byte},
+                                   {"cost.addition", used.addition}});
     }
     [[nodiscard]] bool everywhere(std::size_t bytes, int ranks) const noexcept {
         return ranks == 1 || chosen(bytes, ranks) == by::doubling;

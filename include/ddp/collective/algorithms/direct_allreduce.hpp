@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <span>
+#include <string>
 
 #include <ddp/collective/concepts.hpp>
+#include <ddp/core/digest.hpp>
 #include <ddp/kernel/combine.hpp>
 
 namespace ddp {
@@ -30,6 +32,7 @@ struct direct_allreduce {
     [[nodiscard]] static bool everywhere(std::size_t /*bytes*/, int ranks) noexcept { return ranks == 1; }
     /// A digest of the options that shape the messages; ranks compare it.
     [[nodiscard]] std::uint64_t hash() const noexcept { return policy_hash(name, chunk_bytes); }
+    [[nodiscard]] std::string hash_words() const { return policy_words(name, {{"chunk_bytes", chunk_bytes}}); }
 
     template <Transport T, Number E>
     static task<> sum(direct_allreduce self, lane<T> over, std::span<E> data) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -96,11 +97,11 @@ public:
 
     /// The number of each rank's host: 0 is that of rank 0, the others follow in the order of their lowest ranks.
     [[nodiscard]] std::span<std::size_t const> hosts() const noexcept { return plan_->hosts; }
-
     [[nodiscard]] static bool everywhere(std::size_t /*bytes*/, int ranks) noexcept { return ranks == 1; }
-    /// A digest of the options that shape the messages; ranks compare it.
+    /// Of the options that shape the messages; ranks compare it.
     [[nodiscard]] std::uint64_t hash() const noexcept { return policy_hash(name, chunk_bytes, plan_->hash); }
-    /// Throws usage_error if it was made for other ranks.
+    [[nodiscard]] std::string hash_words() const { return policy_words(name, {{"chunk_bytes", chunk_bytes}}); }
+    /// Throws usage_error if made for other ranks.
     void check_group(group const& ranks) const {
         DDP_EXPECTS(plan_->belongs_to(ranks),
                     "hierarchical_allreduce: it was made for other ranks than those of this group; make one from the "

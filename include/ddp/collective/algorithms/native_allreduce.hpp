@@ -14,6 +14,7 @@
 #include <ddp/collective/concepts.hpp>
 #include <ddp/comm/scheduler.hpp>
 #include <ddp/core/contract.hpp>
+#include <ddp/core/digest.hpp>
 #include <ddp/core/task.hpp>
 #include <ddp/transport/any.hpp>
 #include <ddp/transport/mpi/mpi.hpp>
@@ -47,7 +48,8 @@ struct native_allreduce {
     static constexpr char const* name = "native";
     static constexpr bool canonical = false;
 
-    [[nodiscard]] std::uint64_t hash() const noexcept { return piece_bytes; }
+    [[nodiscard]] std::uint64_t hash() const noexcept { return policy_hash(name, piece_bytes); }
+    [[nodiscard]] std::string hash_words() const { return policy_words(name, {{"piece_bytes", piece_bytes}}); }
 
     template <MpiTransport T, Element E>
     static void sum_blocking(native_allreduce self, lane<T> over, std::span<E> data) {

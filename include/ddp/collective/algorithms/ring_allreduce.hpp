@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <span>
+#include <string>
 
 #include <ddp/collective/concepts.hpp>
+#include <ddp/core/digest.hpp>
 #include <ddp/kernel/combine.hpp>
 
 namespace ddp {
@@ -32,6 +34,7 @@ struct ring_allreduce {
 
     [[nodiscard]] static bool everywhere(std::size_t /*bytes*/, int ranks) noexcept { return ranks == 1; }
     [[nodiscard]] std::uint64_t hash() const noexcept { return policy_hash(name, segment_bytes); }
+    [[nodiscard]] std::string hash_words() const { return policy_words(name, {{"segment_bytes", segment_bytes}}); }
 
     template <Transport T, Number E>
     static task<> sum(ring_allreduce self, lane<T> over, std::span<E> data) {

@@ -2,6 +2,8 @@
 /// What comm/fault.hpp declares.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <tuple>
 #include <utility>
 
@@ -48,7 +50,7 @@ inline std::string_view without_group(std::string_view words) {
 
     if (auto const* f = least(failure_kind::broke, any)) return {fault_rule::broke, *f, f->rank, f->code};
 
-    // A model, a gradient, a batch: the record says which.
+    // For a model, a gradient or a batch, the record describes the mismatch.
     if (auto const* f = least(failure_kind::mismatch, [](failure const& r) { return r.code != errc::mismatch; }))
         return {fault_rule::named, *f, f->peer >= 0 ? f->peer : f->rank, f->code};
 
@@ -90,17 +92,17 @@ inline std::string_view without_group(std::string_view words) {
     auto const of_a_peer = [](failure const& r) { return r.peer >= 0; };
     if (auto const* f = least(failure_kind::closed, of_a_peer)) return {fault_rule::broken_link, *f, f->peer, f->code};
 
-    auto const old = [&](failure const& f) {
-        return nanoseconds(static_cast<std::int64_t>(f.waited_ns)) * 2 >= collective;
+    auto const waited = [](failure const& f) {  // sent by a peer: it may be any number
+        return nanoseconds(static_cast<std::int64_t>(std::min<std::uint64_t>(f.waited_ns, INT64_MAX)));
     };
+    auto const old = [&](failure const& f) { return waited(f) >= collective / 2; };
     // A connection that carries nothing makes others wait too: deadlines count only if one has been reached.
     failure const* const unheard = least(failure_kind::silent, of_a_peer);
-    bool const expired = least(failure_kind::waiting, [&](failure const& f) {
-                             return nanoseconds(static_cast<std::int64_t>(f.waited_ns)) >= collective;
-                         }) != nullptr;
+    bool const expired =
+        least(failure_kind::waiting, [&](failure const& f) { return waited(f) >= collective; }) != nullptr;
     if (auto const* f = unheard == nullptr || expired ? least(failure_kind::waiting, old) : nullptr) {
         std::vector<bool> seen(reports.size(), false);
-        failure const* last = f;  // who waits for the culprit
+        failure const* last = f;  // the record that waits for the culprit
         int culprit = f->peer;
         auto const accuses = [&](int rank) {
             return spoke(rank) && record_of(rank).kind == failure_kind::waiting && old(record_of(rank));

@@ -108,7 +108,7 @@ DDP_DECL bool flight_recorder::read(std::uint64_t ticket, words& to) const noexc
     if (number < 0) put("-");
     put(std::string_view(digits + first, sizeof digits - first));
 }
-/// As JSON has it, in ASCII alone: any other byte, and what JSON gives a meaning, becomes \u00NN.
+/// As a JSON string of ASCII only: all other bytes, and characters with a meaning in JSON, become \u00NN.
 [[gnu::cold]] DDP_DECL void flight_recorder::put(quoted string) noexcept {
     put("\"");
     for (char const c : string.text) {

@@ -33,7 +33,7 @@ namespace ddp {
     m.name = std::string_view(recent(number).what.name);
     try {
         if (!m.name.view().empty()) m.name = std::string_view(words_of(number));
-    } catch (...) {  // no memory: the name alone has to do
+    } catch (...) {  // no memory: only the name is given
     }
     return m;
 }

@@ -158,7 +158,7 @@ DDP_DECL group const* scheduler_base::find(mark const& theirs) const noexcept {
     m.name = std::string_view(op.sends ? "send" : "receive");
     try {
         m.name = std::string_view(words_of(op));
-    } catch (...) {  // no memory: the name alone has to do
+    } catch (...) {  // no memory: only the name is given
     }
     return m;
 }

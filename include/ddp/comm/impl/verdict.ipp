@@ -37,7 +37,8 @@ inline constexpr char const* both_alive =
     }
     if (count == 0) return "";
     return concat({" Nothing came from ", count == 1 ? "rank " : "ranks ", names, count > most ? " and others" : "",
-                   " either. If they run, the network is partitioned, and they report the same about the ranks here."});
+                   " either. If they are running, the network is partitioned, and they report the same about the ranks "
+                   "on this side."});
 }
 [[gnu::cold]] DDP_DECL std::string_view operation_text(failure const& of) {
     std::string_view const name = of.entered.name.view();
@@ -71,7 +72,7 @@ inline constexpr char const* both_alive =
                 {speaker, " failed in its own code", from.inside ? " during " : " after ", during, ": ", own_words});
         case fault_rule::broke:
             return concat({"the transport of ", speaker, " failed in ", during, ": ", own_words,
-                           ". Nothing can be said of the other ranks; look at that rank's host and network."});
+                           ". The state of the other ranks is unknown; look at that rank's host and network."});
         case fault_rule::settings:
             return concat(
                 {speaker, " and ", rank_text(found.other), " are both in ", during,
@@ -163,7 +164,7 @@ namespace detail {
         alive += entered.empty() ? " and has entered nothing yet" : concat({" and last entered ", entered, earlier});
     return concat({rank_text(rank), " has waited ", seconds_text(mine.waited_ns), " in ", mine.entered.name.view(),
                    " for ", others.empty() ? "rank " : "ranks ", named, others, which, alive,
-                   "; SIGUSR2 makes it write what it is doing. If nothing changes, the job fails after ",
+                   "; send it SIGUSR2 to see what it is doing. If nothing changes, the job fails after ",
                    seconds_text(static_cast<std::uint64_t>(collective.count())), " (timing.collective)"});
 }
 

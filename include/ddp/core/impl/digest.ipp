@@ -2,6 +2,10 @@
 /// What core/digest.hpp declares.
 #pragma once
 
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
 #include <ddp/core/digest.hpp>
 
 namespace ddp {
@@ -24,6 +28,12 @@ DDP_DECL digest& digest::add(const_bytes bytes) noexcept {
     for (std::uint64_t const l : lane) all = step(all, mix(l));
     state_ = mix(all);
     return *this;
+}
+
+[[gnu::cold]] DDP_DECL std::string policy_words(std::string_view name, std::initializer_list<named_setting> settings) {
+    std::string text(name);
+    for (named_setting const& s : settings) text += detail::concat({&s == settings.begin() ? "(" : ", ", s.text});
+    return settings.size() == 0 ? text : text + ")";
 }
 
 }  // namespace ddp

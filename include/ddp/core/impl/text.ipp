@@ -35,9 +35,9 @@ namespace ddp::detail {
 }
 
 [[gnu::cold]] DDP_DECL std::string decimal(double number) {
-    char digits[32];
-    std::snprintf(digits, sizeof digits, "%.9g", number);
-    return digits;
+    char digits[32];  // not printf, which asks the locale how a point looks
+    auto const [end, error] = std::to_chars(digits, digits + sizeof digits, number, std::chars_format::general, 9);
+    return {digits, end};
 }
 [[gnu::cold]] DDP_DECL std::string decimal(float number) {
     char digits[32];
@@ -51,15 +51,26 @@ namespace ddp::detail {
     return most;  // no UTF-8
 }
 
+/// Whether the sequence of `length` bytes that `text` begins with, 0 if it is not valid, is shown as it is.
+[[nodiscard]] inline bool shows_as_it_is(std::string_view text, std::size_t length) noexcept {
+    unsigned const first = static_cast<unsigned char>(text[0]);
+    bool const c1 = length == 2 && first == 0xC2 && static_cast<unsigned char>(text[1]) < 0xA0;
+    return length != 0 && first >= 0x20 && first != 0x7F && !c1;
+}
+
 [[gnu::cold]] DDP_DECL std::string printable(std::string_view text, std::size_t most) {
     constexpr char digits[] = "0123456789abcdef";
     std::string clean;
-    for (char const c : text.substr(0, text.size() > most ? whole_characters(text, most) : most)) {
-        unsigned const code = static_cast<unsigned char>(c);
-        if ((code >= 0x20 && code != 0x7f) || c == '\n' || c == '\t')
-            clean += c;
-        else
+    std::string_view left = text.substr(0, text.size() > most ? whole_characters(text, most) : most);
+    while (!left.empty()) {
+        std::size_t const length = utf8_length(left);
+        bool const shown = shows_as_it_is(left, length) || left[0] == '\n' || left[0] == '\t';
+        for (char const c : left.substr(0, shown ? 0 : std::max<std::size_t>(1, length))) {
+            unsigned const code = static_cast<unsigned char>(c);
             clean.append("\\x").append({digits[code / 16], digits[code % 16]});
+        }
+        if (shown) clean += left.substr(0, length);
+        left.remove_prefix(std::max<std::size_t>(1, length));
     }
     if (text.size() > most) clean += " (cut)";
     return clean;
@@ -82,8 +93,7 @@ namespace ddp::detail {
     std::string text = "'";
     while (!name.empty() && text.size() < 80) {
         std::size_t const length = std::max<std::size_t>(1, utf8_length(name));
-        bool const odd = static_cast<unsigned char>(name[0]) < 0x20 || name[0] == 0x7F || utf8_length(name) == 0;
-        text += odd ? "?" : name.substr(0, length);
+        text += shows_as_it_is(name, utf8_length(name)) ? name.substr(0, length) : "?";
         name.remove_prefix(length);
     }
     return text + (name.empty() ? "'" : "…'");

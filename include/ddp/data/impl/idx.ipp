@@ -42,9 +42,9 @@ namespace detail {
     std::array<std::uint8_t, 4> magic{};  // zero, zero, type, number of dimensions
     std::size_t const got = read(bytes_of(magic));
     if (got < magic.size())
-        idx_error(name, concat({"is no IDX file: it has ", got, " bytes, a header takes at least 4"}));
+        idx_error(name, concat({"is not an IDX file: it has ", got, " bytes, a header takes at least 4"}));
     if (magic[0] != 0 || magic[1] != 0)
-        idx_error(name, concat({"is no IDX file: it begins with ", hex(magic),
+        idx_error(name, concat({"is not an IDX file: it begins with ", hex(magic),
                                 ", expected 0000, a type and a number of dimensions"}));
     auto const type = static_cast<idx_type>(magic[2]);
     if (size_of(type) == 0)
@@ -75,7 +75,7 @@ namespace detail {
         idx_error(name, concat({"promises ", shape_text(array.shape), " ", name_of(type), ", more than the limit of ",
                                 max_bytes, " bytes; raise the limit if that is what it holds"}));
 
-    // All at once if so much can follow; else a piece, then as much again as there is already.
+    // All at once if that many bytes can follow; otherwise a piece, then as much again as has been read.
     std::size_t const first_piece = expect(bytes) ? bytes : std::size_t{1} << 20;
     while (array.data.size() < bytes) {
         std::size_t const before = array.data.size();

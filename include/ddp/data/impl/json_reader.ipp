@@ -63,7 +63,7 @@ namespace ddp::detail {
         }
         if (static_cast<unsigned char>(c) < 0x20) fail("a control character within a string");
         std::size_t const length = utf8_length(text_.substr(at_));
-        if (length == 0) fail("a string that is no UTF-8");
+        if (length == 0) fail("a string that is not UTF-8");
         result += text_.substr(at_, length);
         at_ += length;
     }

@@ -147,7 +147,7 @@ private:
     std::array<std::uint8_t, 8> magic{};
     std::size_t const got = read(bytes_of(magic));
     if (got < magic.size() || std::string_view(reinterpret_cast<char const*>(magic.data()), 6) != "\x93NUMPY")
-        refuse("is no NPY file: it does not begin with the bytes 93 'NUMPY' and a version");
+        refuse("is not an NPY file: it does not begin with the bytes 93 'NUMPY' and a version");
     if (magic[6] < 1 || magic[6] > 3 || magic[7] != 0)
         refuse(concat({"byte 6: has format ", magic[6], ".", magic[7], ", expected 1.0, 2.0 or 3.0"}));
     std::array<std::uint8_t, 4> length{};

@@ -26,8 +26,8 @@ namespace ddp {
 
 namespace detail {
 
-/// Reads the one kind of JSON that a header may be: an object of objects of known members. So nothing nests deeper than
-/// it may, no value is of an unexpected kind, and there is no recursion.
+/// Reads only the form of JSON that a header has: an object of objects of known members. So nothing nests too deep, no
+/// value has an unexpected type, and there is no recursion.
 class header_parser {
 public:
     header_parser(std::string_view text, std::string const& file, safetensors_limits const& limits)
@@ -104,7 +104,7 @@ private:
     safetensors_limits const& limits_;
 };
 
-/// Sorts tensors as they lie in the file, and insists that they cover all its bytes, each once.
+/// Sorts tensors by their position in the file, and throws unless they cover each of its bytes exactly once.
 [[gnu::cold]] DDP_DECL void expect_cover(std::vector<tensor_info>& tensors, std::uint64_t data_bytes,
                                          std::string const& file) {
     auto const refuse = [&](std::string const& text) { throw data_error(errc::format, concat({file, ": ", text})); };

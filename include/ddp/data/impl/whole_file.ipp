@@ -24,7 +24,7 @@ namespace ddp {
 [[gnu::cold]] DDP_DECL whole_file::whole_file(std::string path) : path_(std::move(path)) {
     struct stat there{};
     if (::stat(path_.c_str(), &there) == 0 && !S_ISREG(there.st_mode))  // or rename would replace a device
-        throw data_error(errc::file, path_ + ": cannot be written: it is there, and no regular file");
+        throw data_error(errc::file, path_ + ": cannot be written: it exists and is not a regular file");
     static std::atomic<unsigned> count{0};
     do {  // a process that was killed may have left one of the same number behind
         temporary_ = detail::concat({path_, ".", ::getpid(), ".", count++, ".tmp"});

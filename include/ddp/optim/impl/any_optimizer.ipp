@@ -22,6 +22,9 @@ DDP_DECL double any_optimizer::learning_rate() const noexcept {
 DDP_DECL std::uint64_t any_optimizer::hash() const noexcept {
     return std::visit([](auto const& held) { return held.hash(); }, held_);
 }
+DDP_DECL std::string any_optimizer::hash_words() const {
+    return std::visit([](auto const& held) { return held.hash_words(); }, held_);
+}
 DDP_DECL char const* any_optimizer::name() const noexcept {
     return std::visit([](auto const& held) { return held.name; }, held_);
 }

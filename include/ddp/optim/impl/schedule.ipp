@@ -3,12 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <variant>
 
 #include <ddp/core/bytes.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/core/math.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/kernel/kernel.hpp>
 #include <ddp/optim/schedule.hpp>
 
@@ -111,6 +113,30 @@ DDP_DECL char const* schedule::name() const noexcept {
     constexpr char const* names[] = {"constant_rate",    "step_decay",        "cosine_decay",
                                      "polynomial_decay", "exponential_decay", "one_cycle"};
     return names[then_.index()];
+}
+[[gnu::cold]] DDP_DECL std::string schedule::hash_words() const {
+    using detail::concat, detail::decimal;
+    struct settings {
+        static std::string of(constant_rate const&) { return ""; }
+        static std::string of(step_decay const& s) {
+            return concat({"(every ", s.every, ", factor ", decimal(s.factor), ")"});
+        }
+        static std::string of(cosine_decay const& s) {
+            return concat({"(steps ", s.steps, ", floor ", decimal(s.floor), ")"});
+        }
+        static std::string of(polynomial_decay const& s) {
+            return concat({"(steps ", s.steps, ", power ", s.power, ", floor ", decimal(s.floor), ")"});
+        }
+        static std::string of(exponential_decay const& s) { return concat({"(factor ", decimal(s.factor), ")"}); }
+        static std::string of(one_cycle const& s) {
+            return concat({"(steps ", s.steps, ", initial ", decimal(s.initial), ", final ", decimal(s.final),
+                           ", rise ", decimal(s.rise), ")"});
+        }
+    };
+    std::string all = name() + std::visit([](auto const& then) { return settings::of(then); }, then_);
+    if (warmup_.steps > 0)
+        all += concat({" after linear_warmup(steps ", warmup_.steps, ", from ", decimal(warmup_.from), ")"});
+    return all;
 }
 
 }  // namespace ddp

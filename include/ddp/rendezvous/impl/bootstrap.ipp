@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -22,6 +23,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -62,13 +64,20 @@ namespace detail {
     return ports;
 }
 
-/// The addresses of rank 0.
-[[gnu::cold]] DDP_DECL std::vector<tcp_endpoint> resolve_master(job const& j) {
+/// The addresses of rank 0. A name that has none yet is asked for again until `until`: a cluster's name service may learn of
+/// rank 0's host after this rank has started. (One question may take longer: the system's resolver has times of its own.)
+[[gnu::cold]] DDP_DECL std::vector<tcp_endpoint> resolve_master(job const& j, time_point until) {
     // Not Asio's resolver: it would compile a thread pool and its handlers into every program.
     ::addrinfo wanted{};
     wanted.ai_socktype = SOCK_STREAM;
     ::addrinfo* found = nullptr;
-    int const problem = ::getaddrinfo(j.master_addr.c_str(), nullptr, &wanted, &found);
+    int problem = 0;
+    for (std::chrono::milliseconds pause{50};; pause = std::min(pause * 2, std::chrono::milliseconds{1000})) {
+        problem = ::getaddrinfo(j.master_addr.c_str(), nullptr, &wanted, &found);
+        bool const may_come = problem == EAI_AGAIN || problem == EAI_NONAME;
+        if (!may_come || monotonic_clock::now() + pause >= until) break;
+        std::this_thread::sleep_for(pause);
+    }
     std::vector<tcp_endpoint> all;
     for (::addrinfo const* one = problem == 0 ? found : nullptr; one != nullptr; one = one->ai_next) {
         tcp_endpoint at;
@@ -253,7 +262,7 @@ namespace detail {
 
     std::pair<int, int> const ports = detail::port_range(options.ports);
     std::uint64_t const id = j.id.empty() ? 0 : digest{}.add(std::string_view(j.id)).value();
-    std::vector<detail::tcp_endpoint> servers = detail::resolve_master(j);
+    std::vector<detail::tcp_endpoint> servers = detail::resolve_master(j, monotonic_clock::now() + options.times.join);
     std::vector<boost::asio::ip::address> addresses_of_0;
     for (detail::tcp_endpoint const& one : servers) addresses_of_0.push_back(one.address());
     detail::expect_reachable(j, addresses_of_0);

@@ -50,7 +50,8 @@ inline constexpr std::size_t torchrun_source = 1, slurm_source = 2;
     return address == "localhost" || address == "::1" || address.starts_with("127.");
 }
 
-/// Sets where the ranks of `j` meet; `claim` comes from source number `source`. Returns which variables say so.
+/// Sets where the ranks of `j` meet; `claim` comes from source number `source`. Returns the variables that determine
+/// it.
 [[gnu::cold]] DDP_DECL std::string find_meeting(environment_view const& env, job& j, job_claim const& claim,
                                                 std::size_t source) {
     std::string_view const addr_name = env.first_of({"DDP_MASTER_ADDR", "MASTER_ADDR"});
@@ -106,7 +107,7 @@ inline constexpr std::size_t torchrun_source = 1, slurm_source = 2;
         j.advice = concat({"MASTER_ADDR is ", j.master_addr,
                            ", which every host takes for itself, but there seem to be several hosts (", claim.said,
                            "): set it to an address of rank 0's host that the others reach"});
-    return said.empty() ? "nobody: a job of one" : said;
+    return said.empty() ? "not needed: a job of one rank" : said;
 }
 
 /// The job as source number `source` describes it. `meeting`, if not null, becomes what find_meeting returns.

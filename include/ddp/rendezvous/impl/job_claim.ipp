@@ -42,7 +42,7 @@ namespace ddp::detail {
                 return environment_error(
                     concat({half, ". ", one.name, " says that this is rank ", claim->rank, " of ", claim->size,
                             ": unset ", named, " for that to count, or set all four"}));
-        } catch (environment_error const&) {  // what is said here is the first mistake
+        } catch (environment_error const&) {  // the error below comes first
         }
     }
     return environment_error(
@@ -60,7 +60,7 @@ namespace ddp::detail {
     std::string const local_rank = concat({prefix, "LOCAL_RANK"}), local_size = concat({prefix, "LOCAL_WORLD_SIZE"});
     auto const rank_text = env.text(rank), size_text = env.text(size);
     if (!rank_text && !size_text) return std::nullopt;
-    if (!rank_text && env.has("PMIX_RANK")) return std::nullopt;  // PMIx says the rank, and this the size
+    if (!rank_text && env.has("PMIX_RANK")) return std::nullopt;  // the rank comes from PMIx, and the size from here
     if (!rank_text || !size_text) throw half_of_a_job(env, prefix);
     job_claim claim;
     claim.size = environment_number(size, *size_text, 1, most_ranks, "the number of ranks");

@@ -57,7 +57,7 @@ namespace ddp {
     struct ::stat info{};
     if (::fstat(fd, &info) != 0) refuse("which is not open");
     if (!S_ISREG(info.st_mode)) refuse("which is not a regular file");
-    // What root has made for a group, as Kubernetes does with its secrets, is for that group.
+    // A file of root's that its group can read, as Kubernetes makes for its secrets, is meant for that group.
     bool const roots = info.st_uid == 0 && ::geteuid() != 0;
     if (!inherited && info.st_uid != ::geteuid() && !roots) refuse("which belongs to another user");
     if (!inherited && (info.st_mode & (roots ? 027 : 077)) != 0)

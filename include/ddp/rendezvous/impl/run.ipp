@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
@@ -34,7 +35,7 @@ namespace ddp::detail {
     }
 }
 
-/// Rethrows the exception that says most: what a rank's own code threw, rather than what others report about it.
+/// Rethrows the most informative exception: one that a rank's own code threw, rather than what others report about it.
 [[gnu::cold]] DDP_DECL void rethrow_root_cause(std::vector<std::exception_ptr> const& thrown) {
     std::exception_ptr verdict;
     for (std::exception_ptr const& e : thrown) {
@@ -57,10 +58,10 @@ namespace ddp::detail {
         std::string_view const text = value;
         bool const plain =
             text.find_first_not_of("0123456789.") == std::string_view::npos;  // no sign, no "nan", no unit
-        char* end = nullptr;
-        double const seconds = std::strtod(value, &end);
+        double seconds = 0;  // not strtod, whose decimal point depends on the locale
+        auto const [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
         double const most = std::chrono::duration<double>(std::chrono::hours{24 * 7}).count();
-        if (!plain || *end != '\0' || !(seconds >= 0.01 && seconds <= most))
+        if (!plain || error != std::errc() || end != text.data() + text.size() || !(seconds >= 0.01 && seconds <= most))
             throw environment_error(concat({name, " is \"", printable(text, 40),
                                             "\"; expected seconds, from 0.01 to 604800 (a week), such as 0.5 or 600"}));
         time = timing::milliseconds(static_cast<timing::milliseconds::rep>(seconds * 1000));

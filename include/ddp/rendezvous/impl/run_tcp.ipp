@@ -55,8 +55,8 @@ namespace ddp {
         std::string text = e.what();
         bool const apart =
             text.find("never joined") != std::string::npos || text.find("cannot reach") != std::string::npos;
-        if (found->advice.empty() || !apart) throw;  // ranks that have met need no such advice
-        text.erase(0, text.find(": ") + 2);          // the code, which comes again
+        if (found->advice.empty() || !apart) throw;  // ranks that have connected do not need this advice
+        text.erase(0, text.find(": ") + 2);          // the code, which is added again
         throw rendezvous_error(detail::concat({text, ". ", found->advice}));
     }
     communicator<> comm = any_communicator(std::move(transport), options.times, options.thread);

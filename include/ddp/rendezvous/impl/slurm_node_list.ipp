@@ -12,7 +12,7 @@
 
 namespace ddp::detail {
 
-/// What is left of a text, read from the left.
+/// The unread rest of a text.
 class slurm_text {
 public:
     static constexpr std::uint64_t most = 1'000'000;
@@ -40,7 +40,7 @@ public:
         left_.remove_prefix(n);
         return taken;
     }
-    /// Characters of a host's name.
+    /// Reads characters of a host's name.
     [[nodiscard]] std::string_view name() noexcept {
         std::size_t n = 0;
         while (n < left_.size() && is_name(left_[n])) ++n;

@@ -27,6 +27,8 @@ DDP_DECL bucket_plan plan_apart(planner const& buckets, bucket_request const& re
         bucket_request one = request;
         one.counts = counts[part];
         bucket_plan plan = buckets.plan(one);
+        // Throws unless the order names each once.
+        layout const valid(counts[part], plan.order, one.element_bytes, parameter_placement::aligned);
         std::size_t const first_position = all.order.size(), first_bucket = part == 1 ? 0 : all.cuts.size() + 1;
         if (part == 0) all.cuts.push_back({first_position, 0});
         for (std::size_t k = 0; k < parts[part].size(); ++k)

@@ -26,7 +26,7 @@ DDP_DECL void late_gather::begin() noexcept {
     for (std::optional<event>& one : came_) one->reset();
     left_.left = 1;
 }
-/// All at once, those that a forward needs first at the head of each connection.
+/// Starts all at once: those that a forward pass needs first come first on each connection.
 DDP_DECL void late_gather::start() {
     std::span<std::size_t const> const backward = buckets_.launch();
     left_.left += frozen_.active();

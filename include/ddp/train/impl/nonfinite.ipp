@@ -18,7 +18,7 @@ namespace ddp::detail {
 [[gnu::cold]] DDP_DECL void say_nonfinite(std::uint64_t step, bool skipped, std::uint64_t so_far,
                                           std::string const& what) noexcept {
     std::fprintf(stderr, "ddp: step %llu %s: the mean gradient is not finite: %s (such steps so far: %llu)\n",
-                 static_cast<unsigned long long>(step), skipped ? "was skipped" : "was made all the same", what.c_str(),
+                 static_cast<unsigned long long>(step), skipped ? "was skipped" : "was applied anyway", what.c_str(),
                  static_cast<unsigned long long>(so_far));
 }
 [[gnu::cold]] DDP_DECL std::string describe(std::span<nonfinite_place const> by_rank, std::span<int const> members,

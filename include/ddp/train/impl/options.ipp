@@ -23,7 +23,7 @@ namespace ddp {
     for (std::string const& pattern : frozen) unused_and_frozen += ", frozen " + detail::in_quotes(pattern);
     return {std::string(updates[static_cast<std::size_t>(update)]) + (overlap_gather ? " with overlap_gather" : ""),
             clipped,
-            schedule.name(),
+            schedule.hash_words(),
             unused_and_frozen,
             std::to_string(buckets_in_flight),
             guards[static_cast<std::size_t>(nonfinite)],

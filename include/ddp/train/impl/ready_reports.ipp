@@ -33,7 +33,7 @@ namespace ddp::detail {
         missing += states_[i] == state::none ? 1 : 0;
     }
     if (missing == 0) return {};
-    // A rank's record has bounded room, in which what to do has to be said as well.
+    // The text of a rank's record is limited, and the advice must fit too.
     constexpr std::size_t most_names = 10, room = sizeof(failure::text) / 2;
     std::string names;
     std::size_t named = 0;

@@ -12,7 +12,7 @@
 namespace ddp::detail {
 
 DDP_DECL void step_roots::start(std::size_t slot, task<> body, stage& of) {
-    roots_[slot] = {};  // its frame can be the new one's
+    roots_[slot] = {};  // so that the new one can reuse its frame
     roots_[slot] = root(std::move(body), of);
     roots_[slot].start();
 }

@@ -9,7 +9,7 @@
 
 namespace ddp {
 
-/// A checksum of bytes that come piece by piece; how they are cut does not change the value. Models: no_checksum,
+/// A checksum of bytes that arrive in pieces; its value does not depend on how they are cut. Models: no_checksum,
 /// xxh3_checksum.
 template <class C>
 concept Checksum = std::default_initializable<C> && requires(C& c, const_bytes piece) {

@@ -19,8 +19,9 @@
 
 namespace ddp {
 
-/// A connected stream socket as a Stream: one of socketpair(), a Unix domain socket, TCP without Asio. A pipe cannot be
-/// one: it goes one way only, and recvmsg and sendmsg refuse it; use socketpair(AF_UNIX, SOCK_STREAM, 0, two) instead.
+/// A connected stream socket as a Stream: one of socketpair(), a Unix domain socket, TCP without Asio. A pipe does not
+/// work: it has one direction only, and recvmsg and sendmsg reject it; use socketpair(AF_UNIX, SOCK_STREAM, 0, two)
+/// instead.
 ///
 ///     std::vector<ddp::framed_peer<ddp::descriptor_stream>> peers;
 ///     peers.push_back({.rank = 1, .stream = ddp::descriptor_stream(two[0])});

@@ -43,7 +43,7 @@ public:
         int expected = awake;
         return state_.compare_exchange_strong(expected, asleep);
     }
-    /// To be called after sleeping; `readable` is what poll() said of the descriptor. Leaves a ring for answered().
+    /// To be called after sleeping; `readable` is what poll() reported for the descriptor. A ring stays for answered().
     void wake_up(bool readable) noexcept {
         int expected = asleep;
         state_.compare_exchange_strong(expected, awake);

@@ -8,13 +8,15 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 
 #include <ddp/comm/transport.hpp>
 
 namespace ddp {
 
 /// A fixed pool of 1 KiB blocks; a message is a chain of them. Messages leave in any order without fragmenting it. The
-/// sender counts the same blocks as its credit, so the pool never runs out with an honest peer. Pages are touched on use.
+/// sender counts the same blocks as its credit, so the pool never runs out unless the peer breaks the protocol. Its
+/// memory becomes resident as blocks are first used.
 class early_store {
 public:
     static constexpr std::uint32_t none = ~std::uint32_t{0};
@@ -29,10 +31,14 @@ public:
         std::uint64_t unused;
         std::array<std::byte, data_bytes> data;
     };
-    static_assert(sizeof(block) == 1024);
+    static_assert(sizeof(block) == 1024 && std::is_trivially_copyable_v<block>);
 
+    /// Bytes, which create blocks without writing to them: a block's own constructor would touch every page.
     explicit early_store(std::uint32_t blocks)
-        : blocks_(std::make_unique_for_overwrite<block[]>(blocks)), capacity_(blocks) {}
+        : memory_(std::make_unique_for_overwrite<std::byte[]>(std::size_t{blocks} * sizeof(block))),
+          blocks_(reinterpret_cast<block*>(memory_.get())),
+          capacity_(blocks) {}
+    early_store(early_store&&) = delete;
 
     /// Blocks that a message of this length takes; an empty one takes one. More than 2^32 - 1 count as that.
     [[nodiscard]] static constexpr std::uint32_t blocks_for(std::uint64_t length) noexcept {
@@ -107,7 +113,8 @@ private:
         return at;
     }
 
-    std::unique_ptr<block[]> blocks_;
+    std::unique_ptr<std::byte[]> memory_;
+    block* blocks_;
     std::uint32_t capacity_;
     std::uint32_t fresh_ = 0;  // blocks never used yet start here
     std::uint32_t free_ = none;

@@ -1,5 +1,5 @@
 /// \file
-/// frame_endings: how a connection of a framed transport ends, and what this rank then reports of the peer.
+/// frame_endings: how a connection of a framed transport ends, and what this rank then reports about the peer.
 #pragma once
 
 #include <array>
@@ -26,7 +26,8 @@ public:
     /// Whether a stream has ended or was shut since this was asked last.
     [[nodiscard]] bool any_new() noexcept { return std::exchange(any_new_, false); }
 
-    /// Takes in what the peer has just sent about itself and others. `was_clean`: no error had been found in its bytes before.
+    /// Processes what the peer has just sent about itself and others. `was_clean`: no error had been found in its bytes
+    /// before.
     void heard_from(Link& l, bool was_clean) {
         if (!news_.hear(l)) distrust(l);
         report const& about = news_.of(l.peer);
@@ -36,7 +37,8 @@ public:
         }
         if (was_clean && !l.in.error().empty()) close(l, errc::frame, l.in.error());
     }
-    /// Nothing more comes from the peer: the stream's end was read, or an error. `owed`: whether a goodbye was still expected.
+    /// Nothing more arrives from the peer: the stream has ended or reported an error. `owed`: whether a goodbye was
+    /// still expected.
     void reading_ended(Link& l, time_point at, bool owed) noexcept {
         l.in_open = false;
         l.ended = at;
@@ -79,7 +81,7 @@ public:
                           static_cast<int>(why.size()), why.data(), l.in.frames());
             news_.change(l.peer) = {report::state::closed, record, false};
         }
-        news_.confirm_all();  // one less to be asked
+        news_.confirm_all();  // one rank fewer can be asked
         end_operations(l, op_status::closed);
     }
     void end_operations(Link& l, op_status status) noexcept {
@@ -92,7 +94,7 @@ private:
         l.in.discard_input();
         close(l, errc::frame, "a record of a rank that does not exist, or of another than its sender");
     }
-    /// The peer has ended in order, or its record is known: it need not be told of this rank's end.
+    /// The peer has left cleanly, or its record is known, so it need not be told that this rank ends.
     void let_go(Link& l) noexcept {
         l.gone = true;
         news_.confirm_all();

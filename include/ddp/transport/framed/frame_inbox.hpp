@@ -23,8 +23,9 @@
 namespace ddp {
 
 /// Parses one direction of a stream. plan() guesses what comes next (the rest of this message, then the oldest posted
-/// receives), so that one scattered read puts headers and payloads where they belong; took() checks the guess and moves bytes
-/// that a heartbeat or another message has shifted. Trusts no input: lengths are checked before memory is used.
+/// receives), so that one scattered read puts headers and payloads where they belong; took() checks the guess and moves
+/// bytes that a heartbeat or another message has shifted. Does not trust its input: lengths are checked before memory
+/// is used.
 template <Checksum Sum>
 class frame_inbox {
 public:
@@ -50,7 +51,7 @@ public:
         posted_.push_back(node);
     }
 
-    /// A posted receive that a guess may write to, because no send reads its memory any more.
+    /// Returns the receive if a guess may write to it, because no send still reads its memory; otherwise null.
     [[nodiscard]] static completion* guess(completion* node) noexcept {
         return node != nullptr && node->read_elsewhere() ? nullptr : node;
     }
@@ -148,7 +149,7 @@ public:
     }
     /// Blocks of early memory given back so far.
     [[nodiscard]] std::uint32_t consumed() const noexcept { return consumed_; }
-    /// Empty, or why the bytes are not what this library writes.
+    /// Empty, or the reason why the bytes were not written by this library.
     [[nodiscard]] std::string_view error() const noexcept { return error_; }
     [[nodiscard]] std::uint32_t frames() const noexcept { return sequence_; }
     [[nodiscard]] bool said_goodbye() const noexcept { return urgent_.said_goodbye(); }
@@ -156,7 +157,7 @@ public:
     [[nodiscard]] mark const& last_mark() const noexcept { return urgent_.last_mark(); }
     /// The peer's record, once for each that arrives.
     [[nodiscard]] bool take_record(failure& record) noexcept { return urgent_.take_record(record); }
-    /// What the peer has said about other ranks since this was asked last.
+    /// What the peer has reported about other ranks since the last call.
     [[nodiscard]] std::vector<word_of_peer> take_words() noexcept { return urgent_.take_words(); }
     /// Whether a complete message of this identity is here: it can be received although its sender has gone.
     [[nodiscard]] bool has_complete(identity const& id) const noexcept {
@@ -192,7 +193,7 @@ private:
         discard_input();
     }
 
-    /// The rest of the message that is arriving goes nowhere. Its receive is posted again, so that end_all() finds it.
+    /// The rest of the arriving message is discarded. Its receive is posted again, so that end_all() finds it.
     void forget_message() noexcept {
         if (node_ != nullptr) posted_.push_back(*node_);
         (sink_ == sink::urgent ? resume_ : sink_) = sink::nowhere;

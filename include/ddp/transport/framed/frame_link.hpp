@@ -1,5 +1,5 @@
 /// \file
-/// frame_link: one connection of a framed transport, both halves of it, and what is known of the way to the peer.
+/// frame_link: one connection of a framed transport, with both of its halves and what is known about the path.
 #pragma once
 
 #include <cstddef>
@@ -74,7 +74,7 @@ struct frame_link {
         else
             return false;
     }
-    /// Ok once the stream keeps back nothing of what was written.
+    /// Ok once the stream has passed on everything that was written.
     stream_result flush() noexcept {
         if constexpr (requires { stream.flush(); })
             return stream.flush();
@@ -82,8 +82,8 @@ struct frame_link {
             return {};
     }
 
-    /// Sets `text` to what is known about the path to a peer that has become overdue, for the verdict; leaves it if that is
-    /// nothing.
+    /// Sets `text` to what is known about the path to a peer that has become overdue, for the verdict; leaves it
+    /// unchanged if nothing is known.
     void say_what_is_stuck(auto& text) noexcept {
         if constexpr (requires { stream.leaves_host(); }) {
             if (!stream.leaves_host()) return;

@@ -1,5 +1,5 @@
 /// \file
-/// Which ranks have lost their connection to which others, as far as this rank has been told.
+/// Which ranks have lost their connection to which others, as far as this rank knows.
 #pragma once
 
 #include <ddp/core/language.hpp>  // first
@@ -9,8 +9,8 @@
 
 namespace ddp {
 
-/// After a failure ranks tell each other which ranks they can no longer reach, so that a rank that reaches both sides forwards
-/// records. Takes size * size bits, from the first loss on.
+/// After a failure, ranks report to each other which ranks they can no longer reach, so that a rank that reaches both
+/// sides forwards records. Takes size * size bits, from the first loss on.
 class frame_losses {
 public:
     explicit frame_losses(int size) : size_(static_cast<std::size_t>(size)) {}
@@ -23,7 +23,7 @@ public:
         return lost_[at] = true;
     }
     [[nodiscard]] bool has_lost(int who, int whom) const { return !lost_.empty() && lost_[index(who, whom)]; }
-    /// Whether one of the two has lost the other, so that what one sends may not reach the other.
+    /// Whether one of the two has lost the other, so that messages between them may be lost.
     [[nodiscard]] bool severed(int a, int b) const { return has_lost(a, b) || has_lost(b, a); }
 
 private:

@@ -1,5 +1,5 @@
 /// \file
-/// frame_news: what a framed transport knows about each rank, from itself or through others, and what it tells them.
+/// frame_news: what a framed transport knows about each rank, directly or through others, and what it forwards.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@
 
 namespace ddp {
 
-/// Part of framed. A connection that fails between two living ranks must not look like the death of one: ranks tell each other
-/// which ranks they have lost, and a rank that still reaches both ends forwards their records.
+/// Part of framed. A connection that fails between two living ranks must not look like the death of one: ranks report
+/// to each other which ranks they have lost, and a rank that still reaches both ends forwards their records.
 template <class Link>
 class frame_news {
 public:
@@ -30,11 +30,12 @@ public:
         changed_ = true;
         return of(rank);
     }
-    /// Whether a report has changed since this was asked last.
+    /// Whether a report has changed since the last call.
     [[nodiscard]] bool have_changed() noexcept { return std::exchange(changed_, false); }
 
-    /// Takes in what a peer has said about itself and others. Returns false for a record of a rank that does not exist, or of
-    /// another rank than it says. Throws std::bad_alloc if there is no memory to forward it.
+    /// Processes what a peer has reported about itself and others. Returns false for a rank that does not exist, and
+    /// for a record that is not of the rank it is attributed to. Throws std::bad_alloc if there is no memory to forward
+    /// it.
     [[nodiscard]] bool hear(Link& l) {
         if (failure record; l.in.take_record(record)) {
             if (!is_of(record, l.peer)) return false;
@@ -63,7 +64,7 @@ public:
                 if (other != nullptr && other != l && other->out_open) other->out.lost(l->peer);
         }
     }
-    /// One rank less can be asked: looks at every closed rank again.
+    /// One rank fewer can be asked: checks every closed rank again.
     void confirm_all() noexcept {
         for (std::size_t rank = 0; rank < reports_.size(); ++rank) confirm(static_cast<int>(rank));
     }
@@ -74,7 +75,7 @@ private:
         auto const known = [&](int rank) { return rank >= -1 && rank < static_cast<int>(reports_.size()); };
         return known(record.rank) && known(record.peer) && (record.is_verdict || record.rank == subject);
     }
-    /// `subject` has published `record`, which has come from it or through another rank. A verdict is final.
+    /// `subject` has published `record`, which arrived from it or through another rank. A verdict is final.
     void learn(int subject, failure const& record) {
         report const& about = of(subject);
         if (about.is == report::state::spoke && (about.record.is_verdict || !record.is_verdict)) return;
@@ -83,19 +84,20 @@ private:
         if (accuses && record.rank >= 0 && record.peer >= 0 && losses_.note(record.rank, record.peer)) {
             pass_on(record.rank, record.peer);
             pass_on(record.peer, record.rank);
-            confirm(record.peer);  // the loss itself, when its sender tells of it, is no news any more
+            confirm(record.peer);  // now, because a later report of this loss is no news
         }
         for (Link const* const l : links_)
             if (l != nullptr && losses_.severed(subject, l->peer)) pass_on(subject, l->peer);
     }
-    /// Forwards to `to` what `subject` has published, because it may not reach it otherwise.
+    /// Forwards the record of `subject` to `to`, which it may not reach otherwise.
     void pass_on(int subject, int to) {
         report const& about = of(subject);
         if (subject == to || subject == rank_ || to == rank_ || about.is != report::state::spoke) return;
         Link& l = *links_[static_cast<std::size_t>(to)];
         if (l.out_open) l.out.relay(subject, about.record);
     }
-    /// A closed rank is dead if all ranks that this one still hears have lost it too. Otherwise its record may be on its way.
+    /// A closed rank is dead if all ranks that this one is still connected to have lost it too. Otherwise its record
+    /// may still arrive.
     void confirm(int rank) noexcept {
         report& about = of(rank);
         if (about.is != report::state::closed || about.confirmed) return;

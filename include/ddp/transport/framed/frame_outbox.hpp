@@ -38,13 +38,13 @@ public:
     void say_goodbye() noexcept { goodbye_due_ = true; }
     void clear_to_send(std::uint64_t serial) { clears_.push_back(serial); }
 
-    /// The peer's counter of blocks given back. False if it gives back what was never sent.
+    /// Takes the peer's counter of blocks given back. Returns false if it gives back blocks that were never used.
     [[nodiscard]] bool returned(std::uint32_t consumed) noexcept {
         if (consumed - returned_ > spent_ - returned_) return false;
         returned_ = consumed;
         return true;
     }
-    /// The peer has posted the receive for request `serial`. False if there was no such request.
+    /// The peer has posted the receive for request `serial`. Returns false if there was no such request.
     [[nodiscard]] bool cleared(std::uint64_t serial) noexcept {
         for (completion* node = waiting_.front(); node != nullptr; node = node->next)
             if (node->length == serial) {
@@ -62,12 +62,12 @@ public:
         while (count_ < slots_.size() && ahead_ < max_ahead && fill_one()) {
         }
     }
-    /// Whether fill() would add nothing, and gather() return nothing.
+    /// Whether fill() would add nothing and gather() would return nothing.
     [[nodiscard]] bool idle(std::uint32_t consumed) const noexcept {
         bool const posted = current_ != nullptr || !fresh_.empty() || !cleared_.empty() || !clears_.empty();
         return count_ == 0 && !posted && !beat_due_ && !goodbye_due_ && !aborted_ && !credit_due(consumed);
     }
-    /// What to write next. Returns the number of buffers.
+    /// Lists the bytes to write next. Returns the number of buffers.
     [[nodiscard]] std::size_t gather(std::span<const_bytes, max_buffers> list) const noexcept {
         std::size_t n = 0, skip = written_;
         for (std::size_t i = 0; i < count_; ++i) {
@@ -100,8 +100,8 @@ public:
         }
     }
 
-    /// From now on only urgent frames. A half-written frame is finished from a copy, so that no posted memory is touched
-    /// any more. Returns false if there was no memory for that: the stream can then carry nothing more.
+    /// From now on sends only urgent frames. A half-written frame is finished from a copy, so that no posted memory is
+    /// touched any more. Returns false if there was no memory for that: the stream can then carry nothing more.
     [[nodiscard]] bool abort(failure const& record) noexcept {
         record_ = record;
         abort_due_ = true;
@@ -109,7 +109,7 @@ public:
         aborted_ = true;
         return keep_only_started();
     }
-    /// Forwards what rank `subject` has published, for a peer that it may not reach. Sent once abort() has been called, as for
+    /// Forwards the record of rank `subject` to a peer that it may not reach. Sent once abort() has been called, like
     /// lost().
     void relay(int subject, failure const& record) {
         auto const same =
@@ -122,7 +122,7 @@ public:
     /// This rank has lost its connection to `subject`.
     void lost(int subject) { losses_.push_back(subject); }
 
-    /// Every posted message that is not done, moved to `ended` with this status.
+    /// Moves every posted message that is not done to `ended` with this status.
     void end_all(op_status status, completion_list& ended) noexcept {
         for (completion_list* const list : {&sending_, &cleared_, &waiting_, &fresh_})
             while (completion* const node = list->pop_front()) {
@@ -133,7 +133,7 @@ public:
         waiting_counts_ = {};
         ended_ = true;
     }
-    /// Nothing more can be written: forget the frames. To be followed by end_all.
+    /// Nothing more can be written: forgets the frames. Call end_all() next.
     void drop() noexcept {
         count_ = written_ = ahead_ = 0;
         clears_.clear();
@@ -273,7 +273,7 @@ private:
             if (node->tag.id == id) return true;
         return false;
     }
-    /// How many messages wait whose identity shares this counter; 0 saves a walk over the list.
+    /// How many waiting messages share this counter by their identity; 0 saves a walk over the list.
     [[nodiscard]] std::uint32_t& waiting_of(identity const& id) noexcept {
         return waiting_counts_[(id.index * 31 + std::uint64_t{id.channel} * 7 + id.group) % waiting_counts_.size()];
     }
@@ -318,10 +318,10 @@ private:
     std::uint32_t credit_;  // blocks that the peer keeps for early messages of this rank
     Sum sum_;
 
-    completion_list fresh_;    // posted, not looked at
+    completion_list fresh_;    // posted, not processed yet
     completion_list waiting_;  // requested, not cleared
     std::array<std::uint32_t, 256> waiting_counts_{};
-    completion_list cleared_;  // may go, whatever the credit says
+    completion_list cleared_;  // may be sent regardless of credit
     completion_list sending_;  // at least the first frame is sealed; the last message of it is current_
     completion* current_ = nullptr;
     bool current_exempt_ = false;
@@ -343,7 +343,7 @@ private:
     bool aborted_ = false, abort_due_ = false, aborting_ = false;
     mark mark_;
     failure record_, sent_record_;
-    std::vector<int> losses_;      // to be told
+    std::vector<int> losses_;      // to be reported to the peer
     std::vector<relayed> relays_;  // to be passed on, at most one a rank
     relayed sent_relay_ = {};
     bool relaying_ = false;              // sent_relay_ is being written

@@ -19,13 +19,13 @@ public:
 
     frame_requests() { waiting_.reserve(64); }
 
-    /// Remembers that the peer has asked to send this message, which it calls `serial`. False if too many are waiting.
+    /// Stores the peer's request to send this message, with its number `serial`. Returns false if too many are waiting.
     [[nodiscard]] bool keep(identity const& id, std::uint64_t serial) {
         if (waiting_.size() - first_ >= max_waiting) return false;
         waiting_.push_back({id, serial});
         return true;
     }
-    /// The serial of the oldest message of this identity, which is then forgotten.
+    /// Removes the oldest request of this identity and returns its serial.
     [[nodiscard]] std::optional<std::uint64_t> take(identity const& id) noexcept {
         auto const found = std::find_if(waiting_.begin() + static_cast<std::ptrdiff_t>(first_), waiting_.end(),
                                         [&](request const& r) { return r.id == id; });

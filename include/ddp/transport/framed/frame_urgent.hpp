@@ -1,5 +1,5 @@
 /// \file
-/// frame_urgent: what a peer's urgent frames say about itself and about others.
+/// frame_urgent: what a peer's urgent frames report about itself and other ranks.
 #pragma once
 
 #include <array>
@@ -17,14 +17,14 @@
 
 namespace ddp {
 
-/// What a peer says about another rank after a failure.
+/// What a peer reports about another rank after a failure.
 struct word_of_peer {
     std::uint64_t subject;          ///< the rank; unchecked
     std::optional<failure> record;  ///< what it has published; nothing: the peer has lost its connection to it
 };
 
-/// Part of frame_inbox. Collects the payload of one urgent frame after the other, and keeps what they say until it is taken. A
-/// record becomes a failure only if all of its values are valid for their types.
+/// Part of frame_inbox. Collects the payloads of urgent frames one by one, and keeps their contents until they are
+/// taken. A record becomes a failure only if all of its values are valid for their types.
 class frame_urgent {
 public:
     /// Bytes of the payload of such a frame.
@@ -79,7 +79,7 @@ public:
         record = record_;
         return true;
     }
-    /// What the peer has said about other ranks since this was asked last.
+    /// What the peer has reported about other ranks since the last call.
     [[nodiscard]] std::vector<word_of_peer> take_words() noexcept { return std::exchange(words_, {}); }
 
 private:

@@ -18,11 +18,12 @@ namespace ddp {
 
 /// Part of framed. `links` is always the same list.
 ///
-/// Pace  a thread that shares its core with others is best woken seldom: 64 MiB at 10 Gbit/s take 43 to 52 ms of a core if each
-///       arrival wakes it, and 30 ms if it reads once a millisecond, for which socket buffers are large enough. Therefore, if
-///       pace() is set, and at least bulk_bytes have moved over sockets in about the last such interval, sockets are not polled
-///       for that time. The bell and links through memory wake it at once, and so do sockets while fewer bytes move.
-///       (SO_RCVLOWAT is no alternative: a record of a failure is shorter than any useful mark.)
+/// Pace  a thread that shares its core with others should be woken rarely: 64 MiB at 10 Gbit/s take 43 to 52 ms of a
+///       core if each arrival wakes it, and 30 ms if it reads once a millisecond, for which socket buffers are large
+///       enough. Therefore, if pace() is set, and at least bulk_bytes have moved over sockets in about the last such
+///       interval, sockets are not polled for that time. The bell and links through memory wake it at once, and so do
+///       sockets while fewer bytes move. (SO_RCVLOWAT is no alternative: a record of a failure is shorter than any
+///       useful mark.)
 template <class Link>
 class frame_wait {
 public:
@@ -50,10 +51,10 @@ public:
         }
         return false;
     }
-    /// Polls all links, and remembers what it saw.
+    /// Polls all links, and stores the results in their flags.
     void look(link_list const& links) noexcept { poll(links, 0, {}, true); }
-    /// Waits for the links and the bell, at the latest until `until`. Returns whether the links' flags are now those of a
-    /// poll: they are not where the sockets were left alone.
+    /// Waits for the links and the bell, at the latest until `until`. Returns whether the links' flags now come from a
+    /// poll, which is not so if sockets were not polled.
     bool sleep(link_list const& links, time_point at, time_point until) noexcept {
         using namespace std::chrono;
         bool const sockets = !moves_much(at);

@@ -40,9 +40,9 @@ namespace ddp {
 
 /// A Transport over streams that are connected already.
 ///
-/// Early     a message that comes before its receive is stored in bounded memory at the receiver. If that is full, the sender
-///           announces the message and keeps it until the receive is posted. In both cases it delays no other identity.
-/// Liveness  a peer that left in order is report::left; one whose stream ends otherwise is report::closed after
+/// Early     a message that arrives before its receive is stored in bounded memory at the receiver. If that is full,
+///           the sender announces it and keeps it until the receive is posted. Neither delays another identity.
+/// Liveness  a peer that left cleanly is report::left; one whose stream ends otherwise is report::closed after
 ///           timing.end_of_file; overdue_peer() names one that is connected but silent for timing.dead.
 /// Ending    leave() or the destructor: sends are flushed, a goodbye is sent, and what peers still send is read, for at most
 ///           timing.shutdown, and after an abort at most a second. Operations that remain end as aborted.
@@ -60,8 +60,8 @@ public:
             return std::string_view("stream");
     }();
 
-    /// `peers`: one connected stream for every other rank, in any order. Throws usage_error if they are not, or if options make
-    /// no sense.
+    /// `peers`: one connected stream for every other rank, in any order. Throws usage_error otherwise, and for invalid
+    /// options.
     framed(int rank, int size, std::vector<framed_peer<S>> peers, framed_options options = {})
         : rank_(rank),
           options_(std::move(options)),
@@ -109,7 +109,7 @@ public:
     void wake() noexcept { wait_.wake(); }
     /// Whether bytes for this peer go through memory.
     [[nodiscard]] bool in_memory(int peer) const { return link_to(peer).in_memory(); }
-    /// Whether payloads to and from this peer carry a checksum: if they leave the host, and nothing else protects them.
+    /// Whether payloads to and from this peer carry a checksum: if they leave the host and nothing else protects them.
     [[nodiscard]] bool checked(int peer) const { return link_to(peer).checked; }
     /// See PathTransport.
     [[nodiscard]] std::optional<bool> through_memory(int a, int b) const {
@@ -143,7 +143,7 @@ public:
         for (time_point spin_until = at + spin();;) {
             bool const frozen = at - last_turn_ > options_.times.dead / 2;
             bool const moved = pump(at, fresh);
-            if (frozen) restart_clocks(at);  // this process was stopped: nobody is late
+            if (frozen) restart_clocks(at);  // this process was stopped: no peer is late
             last_turn_ = at;
             bool const late = (std::exchange(slept, false) || at - timers_ran_ >= timer_grain) && run_timers(at);
             if (aborted_) news_.share_losses();
@@ -183,7 +183,7 @@ public:
         run_ready();
     }
 
-    /// When progress() has to run next even if nobody waits.
+    /// When progress() has to run next even if no call waits.
     [[nodiscard]] time_point next_timer() const noexcept {
         time_point next = never;
         for (auto const& l : links_) {
@@ -195,9 +195,9 @@ public:
         return next;
     }
 
-    /// Sets what heartbeats say that this rank has entered.
+    /// Sets what this rank's heartbeats report as entered.
     void entered(mark const& last) noexcept { mark_ = last; }
-    /// What this peer's last heartbeat said.
+    /// What this peer's last heartbeat reported.
     [[nodiscard]] mark const& mark_of(int peer) const { return link_to(peer).in.last_mark(); }
     /// When anything was last read from this peer, or this process last continued after it had been stopped.
     [[nodiscard]] time_point last_heard(int peer) const { return link_to(peer).heard; }
@@ -208,7 +208,7 @@ public:
         return std::nullopt;
     }
 
-    /// See Ending. Whatever is posted later ends as aborted. The destructor calls it.
+    /// See Ending. Operations that are posted later end as aborted. The destructor calls it.
     void leave() noexcept try {
         if (std::exchange(leaving_, true)) return;
         time_point const until =
@@ -265,7 +265,7 @@ private:
         node.status = status;
         ready_.push_back(node);
     }
-    /// Runs what has ended so far; what that posts waits for the next turn.
+    /// Runs the completions that have ended so far; operations that they post wait for the next turn.
     bool run_ready() noexcept {
         completion_list batch = std::exchange(ready_, {});
         bool const any = !batch.empty();
@@ -284,7 +284,7 @@ private:
         last_turn_ = at;
     }
 
-    /// Writes and reads what can be. Few sockets are simply tried; of many, poll says which.
+    /// Writes and reads as much as possible. A few sockets are tried in turn; many are polled first.
     bool pump(time_point at, bool fresh) {
         bool const try_sockets = !fresh && sockets_ <= 3;
         if (!try_sockets && !fresh) wait_.look(links_);

@@ -1,5 +1,5 @@
 /// \file
-/// What a framed transport is made of: a connected stream for each peer, and options.
+/// The arguments of a framed transport: a connected stream for each peer, and options.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +27,8 @@ struct framed_peer {
 struct framed_options {
     timing times = {};      ///< of heartbeats, silence and the end
     std::uint64_t job = 0;  ///< a number for the job; frames of another job are refused (DDP-E207)
-    /// Bytes for each peer, for messages that come before their receive. 0: 16 MiB for all together, but at least 1 MiB for
-    /// each.
+    /// Bytes for each peer, for messages that arrive before their receive. 0: 16 MiB for all together, but at least 1
+    /// MiB for each.
     std::size_t early_bytes = 0;
     nanoseconds spin{0};  ///< how long progress() tries again before it sleeps
     /// Whether it gives up the core between two tries. Costs 0.3 us if every rank has a core of its own; if ranks share one, an
@@ -42,7 +42,7 @@ struct framed_options {
     std::uint64_t host = 0;
     /// A number for each rank: ranks with equal ones send each other messages through memory. Empty: none do.
     std::vector<int> paths = {};
-    /// What has to live until the transport has closed its connections.
+    /// An object that must live until the transport has closed its connections.
     std::shared_ptr<void> keeps = {};
 };
 

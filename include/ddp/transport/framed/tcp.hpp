@@ -52,8 +52,8 @@
 
 namespace ddp {
 
-/// What Asio's sockets belong to. Never run: the sockets are non-blocking, and framed polls them. Never destroyed: where a
-/// program calls exit(), a thread of the library may still be using a socket.
+/// The context of Asio's sockets. Never run: the sockets are non-blocking, and framed polls them. Never destroyed:
+/// where a program calls exit(), a thread of the library may still be using a socket.
 inline boost::asio::io_context& tcp_context() {
     static boost::asio::io_context& context = *new boost::asio::io_context(1);
     return context;
@@ -134,17 +134,18 @@ public:
         if (memory_ != nullptr && memory_->in.has_bytes()) return true;
         return channel_ != nullptr && (channel_->readable() || channel_->error() != channel_error::none);
     }
-    /// Whether nothing has come through memory. Now and then it returns false all the same, so that a read checks the socket.
+    /// Whether nothing has arrived through memory. Sometimes it returns false anyway, so that a read checks the socket.
     [[nodiscard]] bool quiet() noexcept {
         return memory_ != nullptr && !memory_->in.has_bytes() && !memory_->rung &&
                memory_->ended.status == stream_status::ok && ++memory_->idle < looks_a_call;
     }
-    /// To be called before a wait for the descriptor, which the far end will make readable. False: do not wait.
+    /// Call it before waiting for the descriptor, which the far end then makes readable. If it returns false, do not
+    /// wait.
     [[nodiscard]] bool may_sleep(bool reads, bool writes) noexcept {
         return memory_ == nullptr ||
                ((!reads || memory_->in.reader_may_sleep()) && (!writes || memory_->out.writer_may_sleep()));
     }
-    /// To be called after the wait. `readable`: whether the descriptor was.
+    /// Call it after the wait. `readable`: whether the descriptor was.
     void woken(bool readable) noexcept {
         if (memory_ == nullptr) return;
         memory_->in.reader_wakes();
@@ -236,12 +237,12 @@ private:
         if (put.wakes) static_cast<void>(wake_other());
         if (put.bytes != 0) return {put.bytes};
         if (memory_->out.broken()) return {0, stream_status::error, std::make_error_code(std::errc::bad_message)};
-        // If the far end has gone, the memory stays full: only the socket tells.
+        // If the far end is gone, the memory stays full: only the socket shows that.
         stream_result const bell = memory_->ended.status == stream_status::end ? wake_other() : stream_result{};
         if (bell.status == stream_status::error) return bell;
         return {0, stream_status::would_block, {}};
     }
-    /// Sends a byte on the socket. If the socket is full, others are on the way, and none is needed.
+    /// Sends a byte on the socket. If the socket is full, others are on the way, and no further one is needed.
     stream_result wake_other() noexcept {
         static constexpr std::array<std::byte, 1> bell{};
         const_bytes const one(bell);
@@ -271,7 +272,7 @@ private:
                 std::size_t const space = channel_->space().size();
                 stream_result const r = pull();
                 if (r.status != stream_status::ok) return moved != 0 ? stream_result{moved} : r;
-                static_cast<void>(push());  // an answer of the channel's own
+                static_cast<void>(push());  // the channel's own answer
                 more = r.bytes == space;
             }
         return {moved};
@@ -307,7 +308,7 @@ private:
         channel_->arrived(n);
         return channel_->error() != channel_error::none ? broken() : stream_result{n};
     }
-    /// What the channel has for the socket.
+    /// Sends the channel's pending bytes on the socket.
     stream_result push() noexcept {
         for (const_bytes out = channel_->pending(); !out.empty(); out = channel_->pending()) {
             boost::system::error_code error;

@@ -13,7 +13,7 @@
 
 namespace ddp {
 
-/// Why nothing that arrives on a channel can be trusted.
+/// Why a channel can no longer be trusted.
 enum class channel_error : std::uint8_t {
     none,      ///< nothing is wrong
     stranger,  ///< the other side has not proved that it knows the secret
@@ -30,7 +30,7 @@ public:
     tcp_channel& operator=(tcp_channel const&) = delete;
     virtual ~tcp_channel() = default;
 
-    /// Memory for bytes that arrive from the socket; never empty. arrived() then says how many there are.
+    /// Memory for bytes from the socket; never empty. Then call arrived() with their number.
     [[nodiscard]] virtual mutable_bytes space() noexcept = 0;
     /// Says that `bytes` bytes from the socket are in space().
     virtual void arrived(std::size_t bytes) noexcept = 0;
@@ -39,7 +39,7 @@ public:
     /// Whether read() would return something.
     [[nodiscard]] virtual bool readable() noexcept = 0;
 
-    /// Bytes that have to be sent on the socket. sent() then says how many of them were.
+    /// Bytes to be sent on the socket. Then call sent() with the number of those that were sent.
     [[nodiscard]] virtual const_bytes pending() noexcept = 0;
     /// Says that the first `bytes` bytes of pending() have been sent.
     virtual void sent(std::size_t bytes) noexcept = 0;

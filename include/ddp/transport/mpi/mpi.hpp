@@ -4,13 +4,14 @@
 /// Protocol. Everything starts with an *envelope* (at most 1,024 bytes, tag 0): identity, fingerprint, length, and the
 /// bytes themselves where they fit. MPI's non-overtaking rule makes the envelopes from one rank an ordered stream; the
 /// receiver always has receives posted for it, empties it in that order and matches identities itself, so any identity
-/// will do and none delays another. A longer message follows as raw bytes under a tag of its own that its envelope
+/// is possible and none delays another. A longer message follows as raw bytes under a tag of its own that its envelope
 /// names, in pieces below 2^31: the receiver posts them directly into the user's memory once it knows that the lengths
-/// agree, otherwise into a buffer that is discarded. GOODBYE and ABORT are envelopes too: they come after everything that
-/// was sent before them, and nothing holds them up, because envelopes are always received.
-/// MPI tags made of (channel, index), with the payload posted in advance, would not do: a tag cannot hold an identity, so two
-/// identities may share one, and a message of the wrong length would be written to, or cut off in, memory that belongs to
-/// another message. Nor would Boost.Serialization: its receives allocate a handler for each message, and its counts are int.
+/// agree, otherwise into a buffer that is discarded. GOODBYE and ABORT are envelopes too: they arrive after everything
+/// that was sent before them, and nothing delays them, because envelopes are always received. MPI tags made of
+/// (channel, index), with the payload posted in advance, would not work: a tag cannot hold an identity, so two
+/// identities may share one, and a message of the wrong length would be written to, or cut off in, memory that belongs
+/// to another message. Nor would Boost.Serialization: its receives allocate a handler for each message, and its counts
+/// are int.
 ///
 /// Threads. Below MPI_THREAD_MULTIPLE every call except wake() must come from the thread that calls MPI (below
 /// MPI_THREAD_SERIALIZED, the main thread), and may_own_thread() is false.
@@ -19,10 +20,10 @@
 /// if abort() or a peer's departure has ended the operation early; the contract of Transport allows this exception. After a
 /// failure, blocking calls wait up to timing.verdict for still_writes() to become false before they throw.
 ///
-/// Failure. mpirun ends the whole job when a rank is killed; no peer notices before. Errors that MPI returns become ddp::error,
-/// or close the peer concerned. At MPI_THREAD_MULTIPLE ranks send heartbeats every timing.heartbeat, with what they have
-/// entered; a rank that has sent one and then nothing for timing.dead is overdue. Below that level there are no heartbeats,
-/// because a rank could send none while its program computes.
+/// Failure. When a rank is killed, mpirun ends the whole job before any peer notices. Errors that MPI returns become
+/// ddp::error, or close the peer concerned. At MPI_THREAD_MULTIPLE ranks send heartbeats every timing.heartbeat, with
+/// what they have entered; a rank that has sent one and then nothing for timing.dead is overdue. Below that level there
+/// are no heartbeats, because a rank could send none while its program computes.
 #pragma once
 
 #include <cstddef>
@@ -70,12 +71,12 @@ struct mpi_options {
 /// Construction  collective over the communicator: two small collective calls, each limited by times.join. MPI cannot
 ///               cancel one that has timed out; end the job in this case.
 /// Cost          one MPI message up to 984 bytes, two above. Nothing is allocated once as many operations have been in
-///               flight as the program ever needs. Envelopes of early messages are stored, 0.5 KiB each; MPI stores their
-///               contents.
+///               flight as the program ever needs. A message that arrives before its receive takes 1 KiB here, with its
+///               contents up to 984 bytes; longer contents stay with MPI until the receive is posted.
 /// Order         as the contract of Transport says; of two messages of one identity, the second may complete first if it
 ///               is shorter.
 /// Destruction   says goodbye and waits for the goodbyes of all ranks, for at most times.shutdown. Must come before
-///               MPI_Finalize: after that, peers cannot be told, and wait until their time limit.
+///               MPI_Finalize: after that, it cannot tell its peers, which then wait until their time limit.
 /// Throws        ddp::error (DDP-E202) with MPI's message if MPI returns an error. The constructor: ddp::error if other ranks
 ///               do not make a transport within times.join (DDP-E201), or if their builds or piece_bytes differ (DDP-E205);
 ///               usage_error if MPI has not been initialised, or not for this thread, if `users` is no intracommunicator of
@@ -113,13 +114,13 @@ public:
     /// See SharingTransport.
     [[nodiscard]] static std::unique_ptr<memory_sharing> share_memory() { return std::make_unique<memfd_sharing>(); }
 
-    /// When progress() has to run next even if nobody waits.
+    /// When progress() has to run next even if no call waits.
     [[nodiscard]] time_point next_timer() const noexcept { return beats() ? life_.due() : never; }
-    /// Sets what heartbeats say that this rank has entered.
+    /// Sets what this rank's heartbeats report as entered.
     void entered(mark const& last) noexcept { life_.entered(last); }
-    /// What this peer's last heartbeat said.
+    /// What this peer's last heartbeat reported.
     [[nodiscard]] mark const& mark_of(int peer) const { return life_.mark_of(peer); }
-    /// When anything last came from this peer, or this process last continued after it had been stopped.
+    /// When anything last arrived from this peer, or this process last continued after being stopped.
     [[nodiscard]] time_point last_heard(int peer) const {
         return life_.beats(peer) ? life_.last_heard(peer) : time_point{};  // none: it sends no heartbeats
     }
@@ -195,7 +196,7 @@ private:
     std::vector<report> reports_;
     detail::mpi::liveness life_;
     int overdue_ = -1;
-    std::vector<char> gone_;              // by peer: it left, or is out of reach; nothing more comes
+    std::vector<char> gone_;              // by peer: it left or is unreachable; nothing more arrives
     std::vector<std::int32_t> next_tag_;  // by peer
     std::vector<time_point> linger_;      // by peer that left: when unfinished sends to it are closed
     int lingering_ = 0;

@@ -1,5 +1,5 @@
 /// \file
-/// What comes before every message of an mpi_transport, and the pool of envelopes.
+/// The envelope that precedes every message of an mpi_transport, and the pool of envelopes.
 #pragma once
 
 #include <array>
@@ -32,7 +32,7 @@ inline constexpr std::size_t head_bytes = offsetof(envelope, body);
 static_assert(sizeof(envelope) == 1024 && std::has_unique_object_representations_v<envelope>);
 static_assert(sizeof(failure) <= sizeof(envelope::body) && sizeof(mark::name) <= sizeof(envelope::body));
 
-/// An envelope on its way out, or one that came before its receive.
+/// An envelope that is being sent, or one that arrived before its receive.
 struct slot {
     envelope what;
     int peer = -1;

@@ -14,18 +14,18 @@
 
 namespace ddp::detail::mpi {
 
-/// Makes no MPI calls: it is told what comes and goes. A peer that has never sent a heartbeat is never late, because its MPI
-/// may not allow a thread that sends them.
+/// Makes no MPI calls: the transport reports arrivals and sends to it. A peer that has never sent a heartbeat is never
+/// late, because its MPI may not allow a thread that sends them.
 class liveness {
 public:
     liveness(std::size_t ranks, timing const& times) : times_(times), peers_(ranks) {}
 
-    /// Sets what heartbeats say that this rank has entered.
+    /// Sets what this rank's heartbeats report as entered.
     void entered(mark const& last) noexcept { mark_ = last; }
-    /// The next heartbeat.
+    /// When the next heartbeat is due.
     [[nodiscard]] time_point due() const noexcept { return due_; }
-    /// Whether heartbeats are due; the next are after another timing.heartbeat. Has to be called often: after a long interval
-    /// between calls, in which this process was stopped, no peer is late.
+    /// Whether heartbeats are due; the next are after another timing.heartbeat. Call it often: after a long interval
+    /// between calls, this process is taken to have been stopped, and no peer is late.
     [[nodiscard]] bool has_come(time_point at) noexcept {
         if (at - std::exchange(asked_, at) > times_.dead / 2)
             for (peer& p : peers_) p.heard = at;
@@ -34,9 +34,9 @@ public:
         return true;
     }
 
-    /// Something has come from a peer, at the time of the last has_come().
+    /// Something has arrived from a peer, at the time of the last has_come().
     void heard(int from) noexcept { of(from).heard = asked_; }
-    /// Takes in a heartbeat.
+    /// Processes a heartbeat.
     void heard(int from, envelope const& what) noexcept {
         peer& p = of(from);
         p.beats = true;
@@ -46,7 +46,8 @@ public:
         p.said.fingerprint = what.fingerprint;
         std::memcpy(p.said.name.chars.data(), what.body.data(), sizeof p.said.name.chars);
     }
-    /// Makes one for a peer, and returns the number of its bytes after the head. Has to be told when it has been sent.
+    /// Writes the next heartbeat to a peer, and returns the number of its bytes after the head. Once it has been sent,
+    /// call has_gone().
     std::size_t write(int to, envelope& what) noexcept {
         of(to).under_way = true;
         what.kind = envelope_kind::heartbeat;
@@ -58,7 +59,7 @@ public:
         return sizeof mark_.name.chars;
     }
     void has_gone(int to) noexcept { of(to).under_way = false; }
-    /// Whether the last one has not been received yet, as by a peer that does not run.
+    /// Whether the last heartbeat to this peer is still being sent, for example because the peer does not run.
     [[nodiscard]] bool under_way(int to) const noexcept { return of(to).under_way; }
 
     /// Whether this peer sends heartbeats, and whether it should have sent one by now.

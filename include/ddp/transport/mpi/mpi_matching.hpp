@@ -30,7 +30,7 @@ public:
         }
         return nullptr;
     }
-    /// Removes and returns the envelope that came first; null if there is none.
+    /// Removes and returns the envelope that arrived first; null if there is none.
     [[nodiscard]] slot* take_early(int peer, identity const& id) noexcept {
         list& in = at(peer, id);
         slot* before = nullptr;
@@ -43,7 +43,7 @@ public:
         return nullptr;
     }
 
-    /// Takes every receive from `peer` out, and calls end(completion&) with each.
+    /// Removes every receive from `peer`, and calls end(completion&) with each.
     template <class End>
     void end_receives(int peer, End const& end) {
         for (list& in : lists_)

@@ -44,7 +44,8 @@ public:
         statuses_.resize(requests_.capacity());
     }
 
-    /// Starts what call(MPI_Request*) starts. Returns MPI's code; nothing is in flight unless it is MPI_SUCCESS.
+    /// Adds the request that call(MPI_Request*) starts. Returns MPI's code; nothing is in flight unless it is
+    /// MPI_SUCCESS.
     template <class Call>
     [[nodiscard]] int start(transfer what, Call const& call) {
         make_room(1);
@@ -106,7 +107,7 @@ public:
     }
 
 private:
-    /// Asks for the next piece. One that MPI refuses stays null and is swept away.
+    /// Requests the next piece. If MPI refuses, the request stays null and is removed.
     void next_drain(MPI_Comm comm, std::size_t at, std::size_t piece_bytes) noexcept {
         transfer& waste = transfers_[at];
         int const count = static_cast<int>(std::min(piece_bytes, waste.drain_left));

@@ -1,5 +1,5 @@
 /// \file
-/// A duplicate of the user's MPI communicator, and all the memory that MPI may hold a pointer to for it.
+/// A duplicate of the user's MPI communicator, and all memory that MPI may access for it.
 #pragma once
 
 #include <mpi.h>
@@ -81,7 +81,7 @@ struct place {
 
 /// Outlives the transport if MPI does not release it in time.
 struct session {
-    /// What ranks tell each other first.
+    /// What ranks exchange first.
     struct hello {
         std::uint64_t piece_bytes = 0, layout = 0, host = 0;
         core_set cores = {};  // that the rank may run on
@@ -105,8 +105,8 @@ struct session {
         core_set cores = {};
     };
 
-    /// Collective. Duplicates `users`, rejects differences that would corrupt memory later, and starts the ring's receives.
-    /// Returns what this host has. Each of its two collective calls is limited by `join`.
+    /// Collective. Duplicates `users`, rejects differences that would corrupt memory later, and starts the ring's
+    /// receives. Returns the ranks and cores of this host. Each of its two collective calls is limited by `join`.
     neighbourhood open(MPI_Comm users, place const& self, std::size_t piece_bytes, nanoseconds join) {
         MPI_Request request = MPI_REQUEST_NULL;
         self.check(MPI_Comm_idup(users, &comm, &request), "MPI_Comm_idup");

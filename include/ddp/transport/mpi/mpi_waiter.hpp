@@ -1,5 +1,5 @@
 /// \file
-/// How a thread waits for MPI, which has nothing to sleep on: by polling, less and less often.
+/// Waits for MPI by polling at growing intervals, because MPI offers nothing to block on.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,8 @@
 
 namespace ddp::detail::mpi {
 
-/// One thread pauses, and any may wake it. An answer is noticed after at most an eighth of the time that it took.
+/// One thread pauses, and any thread may wake it. An event is noticed late by at most an eighth of the time waited for
+/// it.
 class waiter {
 public:
     /// Whether there are more threads than cores on this host, so that others need the core.
@@ -30,8 +31,8 @@ public:
         return std::exchange(woken_, false);
     }
 
-    /// `since` is when something last moved. Spins while an answer may be near (yields at once where the core is shared),
-    /// then sleeps an eighth of the time idled, `longest` at most.
+    /// `since` is when something last moved. Spins while an answer may come soon (yields at once if the core is
+    /// shared), then sleeps an eighth of the time idled, `longest` at most.
     void pause(time_point until, time_point since, nanoseconds longest) {
         using std::chrono::microseconds;
         time_point const at = monotonic_clock::now();

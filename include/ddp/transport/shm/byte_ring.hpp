@@ -15,9 +15,9 @@
 
 namespace ddp {
 
-/// One direction of a connection: a writer and a reader, each with an object of this class over the same memory. Neither
-/// waits. A side that is about to sleep says so in the memory first; the other side's next call then returns `wakes`, and the
-/// caller must wake it.
+/// One direction of a connection: a writer and a reader, each with an object of this class over the same memory.
+/// Neither waits. A side that is about to sleep first announces this in the memory; the other side's next call then
+/// returns `wakes`, and the caller must wake it.
 ///
 /// Words  in the memory, each on a cache line of its own: bytes written so far, bytes read so far, whether the reader
 ///        sleeps, and whether the writer does. The other side resets the last two.
@@ -62,7 +62,7 @@ public:
             }
         return shown(all, written, reader_sleeps);
     }
-    /// Whether write() would take something.
+    /// Whether write() would take any bytes.
     [[nodiscard]] bool has_room() noexcept {
         look(read);
         return broken_ || mine_ - theirs_ < capacity_;
@@ -72,7 +72,7 @@ public:
         look(read);
         return theirs_;
     }
-    /// Says that this side sleeps. Returns false if the other side has done something meanwhile.
+    /// Announces that this side sleeps. Returns false if the other side has moved bytes meanwhile.
     [[nodiscard]] bool writer_may_sleep() noexcept {
         word(writer_sleeps).store(1);
         return !has_room();

@@ -19,8 +19,8 @@ namespace ddp::detail {
 class memory_limits {
 public:
     struct room {
-        std::uint64_t bytes;  ///< what is left under the tightest limit; the largest number where none is known
-        std::string limit;    ///< that limit, in words
+        std::uint64_t bytes;  ///< what is left under the tightest limit; the largest number if no limit is known
+        std::string limit;    ///< a description of that limit
     };
 
     /// `root`: where /proc and the cgroups' file systems are.
@@ -29,8 +29,8 @@ public:
     /// What is left now. Other processes take memory too, so ask again before each step.
     [[nodiscard]] room left() const;
 
-    /// How much of `missing` bytes to take before asking again: all of it if that is little, otherwise a share of what is left,
-    /// so that up to 200 ranks that allocate at the same time do not take more than there is.
+    /// How much of `missing` bytes to take before asking again: all of it if that is little, otherwise 1/256 of what is
+    /// left (at least 4 KiB, at most 16 MiB), because that many ranks may ask at the same time.
     [[nodiscard]] static std::size_t step(room const& now, std::size_t missing) noexcept;
 
     /// Whether `missing` bytes and their page tables fit.

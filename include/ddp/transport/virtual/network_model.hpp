@@ -1,5 +1,5 @@
 /// \file
-/// network_model: what lies between the ranks of a simulated cluster, in numbers.
+/// network_model: the properties of a simulated cluster's network.
 #pragma once
 
 #include <cstddef>

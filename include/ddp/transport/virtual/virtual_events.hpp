@@ -20,7 +20,7 @@ struct event {
     std::uint32_t index;  // message, record, peer or cookie
 };
 
-/// Events of one time come out in the order they were put in. O(log n).
+/// Events of one time are returned in the order in which they were added. O(log n).
 class event_queue {
 public:
     [[nodiscard]] bool empty() const noexcept { return heap_.empty(); }

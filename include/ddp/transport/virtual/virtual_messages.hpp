@@ -48,7 +48,7 @@ public:
         m.stored = false;
         m.next = std::exchange(free_, index);
     }
-    /// The sender takes its node back from the message that carries it, if any does.
+    /// Removes the sender's node from the message that carries it, if any does.
     void withdraw(completion const& send) noexcept {
         if (send.moved != none) messages_[send.moved].sender = nullptr;
     }
@@ -70,8 +70,8 @@ struct channel_hash {
 };
 /// Messages of one identity from one peer, seen from the receiver.
 struct channel {
-    completion_list receives;                 // no message has met them yet
-    std::uint32_t first = none, last = none;  // messages that came before their receive
+    completion_list receives;                 // without a message yet
+    std::uint32_t first = none, last = none;  // messages that arrived before their receive
     std::uint32_t under_way = 0;
     time_point latest = {};  // arrival of the last one sent
     [[nodiscard]] bool idle() const noexcept { return receives.empty() && first == none && under_way == 0; }

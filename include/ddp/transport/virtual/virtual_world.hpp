@@ -29,7 +29,7 @@ class virtual_transport;
 /// Cost    two events for each message, O(log n) each for n pending events; matching is a hash look-up. Memory is pooled.
 class virtual_world : public std::enable_shared_from_this<virtual_world> {
 public:
-    /// A world of so many ranks. Throws usage_error unless there is a rank and the bandwidth is positive.
+    /// A world of `ranks` ranks. Throws usage_error unless there is a rank and the bandwidth is positive.
     [[nodiscard]] static std::shared_ptr<virtual_world> create(int ranks, network_model const& network = {}) {
         DDP_EXPECTS(ranks >= 1, "a virtual world needs at least one rank");
         DDP_EXPECTS(network.bytes_per_second > 0, "network_model::bytes_per_second must be positive");
@@ -53,18 +53,18 @@ public:
 
     // Faults. Times count from start().
 
-    /// The rank ends as a killed process does: its program no longer runs, and what its card has not sent yet is lost.
+    /// The rank ends like a killed process: its program no longer runs, and what its card has not sent yet is lost.
     void kill(int rank, nanoseconds at) { schedule(start() + at, kind::kill, rank, 0); }
     void kill(int rank) { die(at(rank), rank); }
     /// The same when it posts its k-th send, which is not sent. k counts from 1.
     void kill_at_message(int rank, std::uint64_t k) { at(rank).fatal = k; }
-    /// In [from, to) the rank does not run and nothing arrives there; after that everything does, in order.
+    /// In [from, to) the rank does not run and nothing arrives there; afterwards everything arrives, in order.
     void freeze(int rank, nanoseconds from, nanoseconds to) {
         schedule(start() + from, kind::freeze, rank, 0);
         schedule(start() + to, kind::thaw, rank, 0);
     }
-    /// From this time on, everything that `sender` sends to `receiver` is lost; a record of a failure comes by way of a third
-    /// rank.
+    /// From this time on, everything that `sender` sends to `receiver` is lost; a record of a failure arrives through a
+    /// third rank.
     void blackhole(int sender, int receiver, nanoseconds from) { holes_.push_back({sender, receiver, start() + from}); }
 
     [[nodiscard]] bool dead(int rank) const noexcept { return at(rank).dead; }
@@ -83,7 +83,7 @@ public:
     void wake_at(int rank, time_point when, std::uint32_t cookie = 0) { schedule(when, kind::timer, rank, cookie); }
     /// A timer of a rank that has expired.
     struct timer {
-        int rank;              ///< whose it is
+        int rank;              ///< the rank of the timer
         std::uint32_t cookie;  ///< what was passed to wake_at()
     };
     /// Timers that have expired; the caller empties the list.
@@ -192,7 +192,7 @@ private:
     void lost(station& s, std::uint32_t index);
     void delivered(station& s, event const& e);
     void heard(station& s, event const& e);
-    /// A peer has left or died: what it sent before comes first, then everything that involves it ends.
+    /// A peer has left or died: what it sent before arrives first, then every operation that involves it ends.
     void gone(station& s, event const& e);
 
     network_model network_;

@@ -86,7 +86,7 @@ DDP_DECL void mpi_transport::prepare(completion& done, int peer, tag const& what
     done.length = 0;
 }
 
-/// `out` is sent before this returns where it fits an envelope; the completion still runs in progress().
+/// If `out` fits an envelope, it is sent before this returns; the completion still runs in progress().
 DDP_DECL void mpi_transport::post_send(int peer, tag what, const_bytes out, completion& done) {
     prepare(done, peer, what, const_cast<std::byte*>(out.data()), out.size(), true);
     if (aborted_) return finish(done, op_status::aborted);
@@ -131,7 +131,7 @@ DDP_DECL bool mpi_transport::progress(time_point until) {
     time_point since = now();
     for (time_point at = since;; at = now()) {
         bool const moved = pass();
-        if (beats()) look_at_the_time(at);  // after what has come: a rank that was stopped has mail
+        if (beats()) look_at_the_time(at);  // after receiving: a rank that was stopped has messages waiting
         bool const done = !ended_.empty() || changed_;
         run_ended(ended_count_);
         bool const woken = waiter_.take_wake();
@@ -177,7 +177,7 @@ DDP_DECL void mpi_transport::abort(failure const& record) {
     while (!ended_.empty()) run_ended(ended_count_);
 }
 
-/// Starts one MPI operation. Where MPI refuses, the peer is closed, with every operation that involves it.
+/// Starts one MPI operation. If MPI refuses, the peer is closed, with every operation that involves it.
 template <class Call>
 bool mpi_transport::start(transfer what, Call const& call) {
     int const peer = what.peer;
@@ -210,7 +210,7 @@ DDP_DECL void mpi_transport::tell(int peer, kind what, const_bytes body) {
     send_envelope(out, body.size(), nullptr);
 }
 
-/// A receive meets its envelope: takes the bytes from it, or asks MPI for them.
+/// Completes a receive whose envelope has arrived: copies the bytes from it, or receives them by MPI.
 DDP_DECL void mpi_transport::match(completion& done, envelope const& what) {
     done.fingerprint = what.fingerprint;
     done.length = what.length;
@@ -237,7 +237,7 @@ DDP_DECL void mpi_transport::match(completion& done, envelope const& what) {
     }
 }
 
-/// One look at everything. Returns whether anything moved.
+/// Tests everything once. Returns whether anything moved.
 DDP_DECL bool mpi_transport::pass() {
     bool const finished = test_requests();
     bool const came = take_envelopes();
@@ -255,7 +255,7 @@ DDP_DECL bool mpi_transport::pass() {
     return finished || came || over;
 }
 
-/// Takes in what has come, in the order of the ring, which is the order in which MPI matched it.
+/// Processes the envelopes that have arrived, in the order of the ring, which is the order in which MPI matched them.
 DDP_DECL bool mpi_transport::take_envelopes() {
     for (std::size_t taken = 0; taken < session_->ring.size(); ++taken) {
         int ready = 0;
@@ -311,7 +311,7 @@ DDP_DECL bool mpi_transport::test_requests() {
     return moved;
 }
 
-/// Operations with `peer` that MPI works on: their requests go on without them.
+/// Ends the operations with `peer` that MPI works on; their requests continue without them.
 DDP_DECL void mpi_transport::end_active(int peer, bool receives_too, op_status how) noexcept {
     session_->requests.forget(peer, receives_too);
     for (completion* node = active_.front(); node != nullptr;) {

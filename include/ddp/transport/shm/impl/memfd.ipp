@@ -171,7 +171,7 @@ namespace detail {
         if (known) try {
                 taken_.push_back(one);
                 kept = true;
-            } catch (std::bad_alloc const&) {  // then that rank cannot be seen
+            } catch (std::bad_alloc const&) {  // then this rank cannot see that rank's memory
             }
         if (!kept) ::close(one.descriptor);
     }
