@@ -91,7 +91,7 @@ struct named_setting {
         else
             text += std::to_string(value);
     }
-    std::string text;
+    std::string text;  ///< "lr 0.1"
 };
 
 /// A policy's settings for the error of ranks that differ: "lion(lr 0.1, beta1 0.9)". For a member hash_words() beside hash():
