@@ -52,6 +52,9 @@ struct lion_like {
     // example: policy_hash
     std::uint64_t hash() const { return ddp::policy_hash("lion", lr, beta1, beta2, weight_decay); }
     // end
+    // example: policy_words
+    std::string hash_words() const { return ddp::policy_words("lion", {{"lr", lr}, {"beta1", beta1}}); }
+    // end
 };
 
 // example: DDP_KERNEL
