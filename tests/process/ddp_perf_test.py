@@ -19,7 +19,8 @@ from jobs import SCALE, environment
 DDPRUN = os.environ.get("DDPRUN", "")
 DDP_PERF = os.environ.get("DDP_PERF") or os.path.join(os.path.dirname(DDPRUN), "ddp-perf")
 MPIEXEC = os.environ.get("MPIEXEC", "")
-COLLECTIVES = ("allreduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "barrier", "pingpong")
+COLLECTIVES = ("allreduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all",
+               "barrier", "pingpong")
 
 
 def perf(*options, launcher=(), **variables):
@@ -53,7 +54,7 @@ class DdpPerf(unittest.TestCase):
                     self.assertIn(f"2 ranks over {transport}, messages through {messages};", out)
                     if collective == "allreduce":
                         self.assertEqual("memory" in [row["algorithm"] for row in rows], transport != "tcp")
-                    sliced = collective in ("reduce_scatter", "all_gather", "all_to_all")
+                    sliced = collective in ("reduce_scatter", "all_gather", "gather", "scatter", "all_to_all")
                     sizes = [0] if collective == "barrier" else [8 if sliced else 4, 512, 65536]
                     self.assertEqual([row["bytes"] for row in rows], sizes)
                     for row in rows:
@@ -66,7 +67,7 @@ class DdpPerf(unittest.TestCase):
                                      [[str(row["bytes"]), str(row["count"]), row["algorithm"]] for row in rows])
 
     def test_three_ranks_take_turns_as_root(self):
-        for collective in ("broadcast", "reduce", "all_gather", "pingpong"):
+        for collective in ("broadcast", "reduce", "gather", "scatter", "all_gather", "pingpong"):
             self.measured(collective, "--transport", "inproc", "-n", 3, "-b", 4, "-e", "1M", "-f", 512,
                           "--iterations", 2, "--check")
 
@@ -81,7 +82,8 @@ class DdpPerf(unittest.TestCase):
             self.assertTrue(math.isclose(row["bus_GBps"], factor * row["alg_GBps"], rel_tol=1e-4), row)
 
     def test_algorithms(self):
-        for given, printed in (("ring", "ring"), ("auto", "recursive_doubling")):
+        for given, printed in (("ring", "ring"), ("auto", "recursive_doubling"), ("naive", "naive"), ("direct", "direct"),
+                               ("halving_doubling", "halving_doubling"), ("hierarchical", "hierarchical")):
             out = self.measured("allreduce", "--transport", "inproc", "--algorithm", given, "-b", 4, "-e", 4,
                                 "--iterations", 1)
             self.assertEqual(out.splitlines()[2].split()[2], printed)

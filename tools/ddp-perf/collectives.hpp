@@ -222,6 +222,59 @@ private:
     std::span<float> in;
 };
 
+/// Every rank's slice goes to the root, which keeps all of them in an array of its own.
+struct gather : collective {
+    static constexpr char const* name = "gather";
+    static constexpr bool rooted = true, sliced = true;
+    [[nodiscard]] static double bus_factor(double n) { return (n - 1) / n; }
+    [[nodiscard]] static std::string chosen() { return "direct"; }
+
+    gather(ddp::communicator<> const& over, ddp::any_allreduce const& algorithm, std::size_t count)
+        : collective(over, algorithm, count), second(over, count), all(second.span()) {}
+    void fill() const {
+        fill_mine();
+        std::fill(all.begin(), all.end(), -1.0f);
+    }
+    void run(std::size_t k) const {
+        ddp::gather(comm, std::span<float const>(data.subspan(me() * slice(), slice())),
+                    me() == root(k) ? all : std::span<float>(), static_cast<int>(root(k)));
+    }
+    [[nodiscard]] std::size_t wrong(std::size_t k) const {
+        return count_wrong(all, 0, all.size(),
+                           [&](std::size_t i) { return root(k) == me() ? values.of(i / slice(), i) : -1.0f; });
+    }
+
+private:
+    buffer second;
+    std::span<float> all;
+};
+
+/// The root's array is dealt out: a slice to each rank, which keeps it at the beginning of an array of its own.
+struct scatter : collective {
+    static constexpr char const* name = "scatter";
+    static constexpr bool rooted = true, sliced = true;
+    [[nodiscard]] static double bus_factor(double n) { return (n - 1) / n; }
+    [[nodiscard]] static std::string chosen() { return "direct"; }
+
+    scatter(ddp::communicator<> const& over, ddp::any_allreduce const& algorithm, std::size_t count)
+        : collective(over, algorithm, count), second(over, count), mine(second.span().first(count / ranks())) {}
+    void fill() const {
+        fill_mine();
+        std::fill(mine.begin(), mine.end(), -1.0f);
+    }
+    void run(std::size_t k) const {
+        ddp::scatter(comm, me() == root(k) ? std::span<float const>(data) : std::span<float const>(), mine,
+                     static_cast<int>(root(k)));
+    }
+    [[nodiscard]] std::size_t wrong(std::size_t k) const {
+        return count_wrong(mine, 0, mine.size(), [&](std::size_t i) { return values.of(root(k), me() * slice() + i); });
+    }
+
+private:
+    buffer second;
+    std::span<float> mine;
+};
+
 struct barrier : collective {
     using collective::collective;
     static constexpr char const* name = "barrier";
@@ -261,7 +314,7 @@ private:
 };
 
 using all_collectives =
-    std::tuple<allreduce, reduce_scatter, all_gather, broadcast, reduce, all_to_all, barrier, pingpong
+    std::tuple<allreduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter, all_to_all, barrier, pingpong
 #if defined(PERF_WITH_MPI)
                ,
                mpi_allreduce
