@@ -123,6 +123,8 @@ struct settings {
     bool digests = false;
     std::string algorithm = "auto", exchange = "none", update = "automatic", strategy;
     bool share = true;
+    bool releases = false;  // the model does not read a value again once its gradient is reported
+    bool clip = false;
     std::vector<fault> faults;
 };
 
@@ -167,6 +169,10 @@ settings parse(int argc, char** argv) {
             with.strategy = value;
         else if (name == "share")
             with.share = value == "1";
+        else if (name == "releases")
+            with.releases = value == "1";
+        else if (name == "clip")
+            with.clip = value == "1";
         else if (name == "thread" && value == "rests")
             with.run.thread = ddp::communication_thread::rests;
         else if (name == "transport")
@@ -489,6 +495,11 @@ void train_by(settings const& with, Comm& comm, trouble& ill, Trainer& trainer) 
         " here=" + std::to_string(comm.host().size()) + " host_messages=" + ddp::name_of(comm.host().messages()));
 }
 
+struct releasing_values : pulled_values {
+    using pulled_values::pulled_values;
+    static constexpr bool ready_releases = true;
+};
+
 template <class Comm>
 void train(settings const& with, Comm& comm, trouble& ill) {
     pulled_values model(with, ill);
@@ -496,6 +507,7 @@ void train(settings const& with, Comm& comm, trouble& ill) {
     if (with.update == "sharded") options.update = ddp::update::sharded;
     if (with.update == "replicated") options.update = ddp::update::replicated;
     options.share_memory = with.share;
+    if (with.clip) options.clip = ddp::clip_by_global_norm{.max_norm = 1.0};
     float const rate = ill.due("rate", "construct", 0) != nullptr ? 0.2f : 0.1f;
     if (rate != 0.1f || ill.due("model", "construct", 0) != nullptr) ill.announce();
     if (!with.strategy.empty()) {
@@ -516,13 +528,19 @@ void train(settings const& with, Comm& comm, trouble& ill) {
         }();
         return train_by(with, comm, ill, trainer);
     }
-    auto const trainer_with = [&](auto const& exchange) {
+    auto const trainer_of = [&](auto& trained, auto const& exchange) {
         return ddp::data_parallel{
-            model,        struck_sgd{{.lr = rate}, &ill},
+            trained,      struck_sgd{{.lr = rate}, &ill},
             comm,         options,
             exchange,     ddp::size_capped_buckets{.cap_bytes = with.bucket, .first_bytes = with.bucket / 4},
             watcher{&ill}};
     };
+    if (with.releases) {
+        releasing_values own(with, ill);
+        auto trainer = trainer_of(own, ddp::any_allreduce::parse(with.algorithm));
+        return train_by(with, comm, ill, trainer);
+    }
+    auto const trainer_with = [&](auto const& exchange) { return trainer_of(model, exchange); };
     auto trainer = with.exchange == "bfloat16"    ? trainer_with(ddp::bfloat16_exchange{})
                    : with.exchange == "half"      ? trainer_with(ddp::half_exchange{})
                    : with.exchange == "int8"      ? trainer_with(ddp::int8_exchange{})

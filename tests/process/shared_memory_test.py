@@ -137,21 +137,28 @@ class Struck(unittest.TestCase):
               "allreduce:2", "broadcast:2", "end:0")
     words = [FAULT_PROGRAM, "steps=3", "tensors=3"]
 
-    def strike(self, kind, phase):
-        with Job(3, [*self.words, f"fault=1:{kind}:{phase}"]) as job:
-            job.wait(which=(0, 2) if kind == "stop" else (0, 1, 2))
-            for rank in (0, 2):
+    # In the passes over the gradients: as they are reported, behind the gate of clipping, and with the optimizer on each rank.
+    variants = ("releases=1", "clip=1", "update=replicated")
+    passes = ("backward:2", "reduced:2", "stepping:2", "waiting:2")
+
+    def strike(self, kind, phase, *words, struck=1, hosts="aaa"):
+        how = {"kill": r"^DDP-E202 .*: rank %d is gone", "stop": r"^DDP-E203 .*: rank %d has sent nothing"}[kind] % struck
+        others = [rank for rank in range(len(hosts)) if rank != struck]
+        with Job(len(hosts), ["sh", "-c", Hosts.place, "sh", *self.words, *words, f"fault={struck}:{kind}:{phase}"],
+                 {"HOSTS": ",".join(hosts)}) as job:
+            job.wait(which=others if kind == "stop" else range(len(hosts)))
+            for rank in others:
                 self.assertEqual(job.ranks[rank].code, 1, job.story())
-                self.assertRegex(job.ranks[rank].error(), r"^DDP-E20[23] .*: rank 1 (is gone|has sent nothing)", job.story())
+                self.assertRegex(job.ranks[rank].error(), how, job.story())
             if kind == "stop":  # it still holds all that it had; afterwards it finds that the others are gone
-                self.assertIsNone(job.ranks[1].poll(), job.story())
-                with open(f"/proc/{job.ranks[1].pid}/maps") as maps:
+                self.assertIsNone(job.ranks[struck].poll(), job.story())
+                with open(f"/proc/{job.ranks[struck].pid}/maps") as maps:
                     self.assertIn("/memfd:", maps.read())
-                os.kill(job.ranks[1].pid, signal.SIGCONT)
+                os.kill(job.ranks[struck].pid, signal.SIGCONT)
                 job.wait()
-                self.assertEqual(job.ranks[1].code, 1, job.story())
+                self.assertEqual(job.ranks[struck].code, 1, job.story())
             else:
-                self.assertEqual(job.ranks[1].code, -signal.SIGKILL, job.story())
+                self.assertEqual(job.ranks[struck].code, -signal.SIGKILL, job.story())
             self.assertEqual(job.left_behind(), [], job.story())
 
     def test_killed_or_stopped_in_every_phase(self):
@@ -160,11 +167,19 @@ class Struck(unittest.TestCase):
             self.assertEqual({r.said("done")[0]["memory"] for r in job.ranks.values()}, {"shared"}, job.story())
             self.assertEqual({r.said("done")[0]["messages"] for r in job.ranks.values()}, {"memory"}, job.story())
             self.assertEqual(job.left_behind(), [])
+        self.strike_all([((phase,), {}) for phase in self.phases] +
+                        [((phase, words), {}) for phase in self.passes for words in self.variants])
+
+    def test_killed_or_stopped_on_one_of_two_hosts(self):
+        self.strike_all([((phase,), {"struck": struck, "hosts": "aabb"}) for phase in self.passes for struck in (1, 2)])
+
+    def strike_all(self, cases):
         # Ranks mostly wait: for each other's heartbeats, and for those of a rank that is stopped.
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            cases = {(kind, phase): pool.submit(self.strike, kind, phase) for phase in self.phases for kind in ("stop", "kill")}
-            for (kind, phase), result in cases.items():
-                with self.subTest(kind=kind, phase=phase):
+            struck = [(kind, words, how, pool.submit(self.strike, kind, *words, **how))
+                      for words, how in cases for kind in ("stop", "kill")]
+            for kind, words, how, result in struck:
+                with self.subTest(kind=kind, words=words, **how):
                     result.result()
 
 
