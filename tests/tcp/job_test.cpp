@@ -1,14 +1,20 @@
 // What is promised of every transport, over TCP on loopback: the conformance suite, all collectives, trainings with the
 // bits of inproc. Ranks are threads here; tests/process repeats what matters with processes.
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <future>
+#include <iterator>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <ddp/collective/allreduce.hpp>
+#include <ddp/collective/barrier.hpp>
 #include <ddp/optim/adam.hpp>
 #include <ddp/testing/conformance.hpp>
 #include <ddp/train/data_parallel.hpp>
@@ -107,12 +113,42 @@ TEST_CASE("over TCP every collective equals its oracle", "[tcp][collective]") {
 }
 
 TEST_CASE("over TCP every collective works in groups of every shape, and in a grid", "[tcp][group]") {
-    for (auto const& wrong : on_ranks(6, [](auto& comm) {
-             auto all = ddp::test::check_groups(comm);
-             for (auto const& each : ddp::test::check_grid(comm, 3)) all.push_back(each);
-             return all;
-         }))
-        CHECK(wrong == ddp::test::failures{});
+    bool const memory = GENERATE(false, true);  // messages through sockets, or through rings
+    CAPTURE(memory);
+    auto const check = [](auto& comm) {
+        auto all = ddp::test::check_groups(comm);
+        for (auto const& each : ddp::test::check_grid(comm, 3)) all.push_back(each);
+        return all;
+    };
+    for (auto const& wrong : on_ranks(6, check, memory)) CHECK(wrong == ddp::test::failures{});
+}
+
+TEST_CASE("over TCP communicators die in any order, and a hundred splits take no descriptor", "[tcp][group]") {
+    std::atomic<std::ptrdiff_t> before = 0, after = 0;  // both ranks are of this process
+    auto const open = [] {
+        return std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
+                             std::filesystem::directory_iterator());
+    };
+    bool const memory = GENERATE(false, true);
+    auto const sums = on_ranks(
+        4,
+        [&](ddp::communicator<>& comm) {
+            std::optional<ddp::communicator<>> whole(comm), half(comm.split(comm.rank() / 2)), copy(half);
+            std::optional<ddp::communicator<>> pair(half->split(0));
+            half.reset();
+            ddp::barrier(comm);
+            if (comm.rank() == 0) before = open();
+            for (int k = 0; k < 100; ++k) static_cast<void>(comm.split(k % 2, -k));
+            ddp::barrier(comm);
+            if (comm.rank() == 0) after = open();
+            whole.reset();
+            double const two = ddp::allreduce(*copy, 1.0);
+            copy.reset();
+            return two + ddp::allreduce(*pair, 1.0);
+        },
+        memory);
+    for (double const each : sums) CHECK(each == 4.0);
+    CHECK(after == before);
 }
 
 TEST_CASE("over TCP hosts are groups, also where one machine plays several", "[tcp][group]") {

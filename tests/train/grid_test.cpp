@@ -13,6 +13,7 @@
 
 #include "support/catch.hpp"
 #include "support/collective_checks.hpp"
+#include "support/on_ranks.hpp"
 #include "support/ranks.hpp"
 #include "train/patience.hpp"
 #include "train/tanh_mlp.hpp"
@@ -39,9 +40,10 @@ struct samples {
     [[nodiscard]] regression<float> batch() const { return {x, y, batch_rows}; }
 };
 
-training_options options_for(bool sharded) {
+training_options options_for(bool sharded, bool in_memory = true) {
     training_options options;
     options.update = sharded ? update::sharded : update::replicated;
+    options.share_memory = in_memory;
     return options;
 }
 /// A column's training on ranks of its own: what the grid's column has to equal, bit by bit.
@@ -56,15 +58,16 @@ std::uint64_t train_column(Comm& comm, int column, int steps, bool sharded) {
 }  // namespace
 
 TEST_CASE("a grid trains along its columns while it sums along its rows", "[train][group]") {
-    bool const sharded = GENERATE(false, true);
+    bool const sharded = GENERATE(false, true), tcp = GENERATE(false, true);  // over TCP by messages
+    CAPTURE(sharded, tcp);
     constexpr int steps = 6;
-    auto const got = run_ranks(
-        rows * columns,
+    auto const got = ranks_over(
+        tcp, rows * columns,
         [&](auto& comm) {
             int const row = comm.rank() / columns, column = comm.rank() % columns;
             auto const along_row = comm.split(row), along_column = comm.split(column);
             tanh_mlp<float> model(3, 5, 2, static_cast<std::uint64_t>(column));
-            data_parallel trainer{model, adam{.lr = 0.01}, along_column, options_for(sharded)};
+            data_parallel trainer{model, adam{.lr = 0.01}, along_column, options_for(sharded, !tcp)};
             failures wrong;
             for (int s = 0; s < steps; ++s) {
                 samples const mine(column, row, s);
@@ -94,17 +97,18 @@ TEST_CASE("a grid trains along its columns while it sums along its rows", "[trai
 }
 
 TEST_CASE("trainers along the rows and the columns of a grid are inside a step at the same time", "[train][group]") {
-    bool const sharded = GENERATE(false, true);
+    bool const sharded = GENERATE(false, true), tcp = GENERATE(false, true);  // over TCP by messages
+    CAPTURE(sharded, tcp);
     constexpr int steps = 6;
-    auto const got = run_ranks(
-        rows * columns,
+    auto const got = ranks_over(
+        tcp, rows * columns,
         [&](auto& comm) {
             int const row = comm.rank() / columns, column = comm.rank() % columns;
             auto const along_row = comm.split(row), along_column = comm.split(column);
             tanh_mlp<float> by_row(3, 5, 2, static_cast<std::uint64_t>(columns + row)),
                 by_column(3, 5, 2, static_cast<std::uint64_t>(column));
-            data_parallel across{by_row, adam{.lr = 0.01}, along_row, options_for(sharded)};
-            data_parallel down{by_column, adam{.lr = 0.01}, along_column, options_for(!sharded)};
+            data_parallel across{by_row, adam{.lr = 0.01}, along_row, options_for(sharded, !tcp)};
+            data_parallel down{by_column, adam{.lr = 0.01}, along_column, options_for(!sharded, !tcp)};
             for (int s = 0; s < steps; ++s) {
                 samples const of_row(columns + row, column, s), of_column(column, row, s);
                 across.forward(of_row.batch());
