@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -1017,6 +1018,37 @@ TEST_CASE("a descriptor that does not listen is refused by rank 0", "[rendezvous
     ddp::tcp_options options = quick();
     options.listen_descriptor = deaf.inherit();
     CHECK(has(outcome(job_of(0, 2, deaf.port), options), "is not a listening socket"));
+}
+
+TEST_CASE("ranks look at memory again and again only where each has a core", "[rendezvous][tcp]") {
+    ::cpu_set_t before, some;
+    REQUIRE(::sched_getaffinity(0, sizeof before, &before) == 0);
+    auto const looks = [&](int cores, bool other_host = false) {  // of each of two ranks that have so many cores
+        CPU_ZERO(&some);
+        for (int core = 0; core < CPU_SETSIZE && CPU_COUNT(&some) < cores; ++core)
+            if (CPU_ISSET(core, &before)) CPU_SET(core, &some);
+        REQUIRE(::sched_setaffinity(0, sizeof some, &some) == 0);  // of threads that start from here on
+        listener const at;
+        std::vector<std::future<int>> ranks;
+        for (int const rank : {0, 1})
+            ranks.push_back(std::async(std::launch::async, [&, rank] {
+                ddp::tcp_options options = quick();
+                if (other_host) options.host = rank == 0 ? "one" : "another";
+                if (rank == 0) options.listen_descriptor = at.inherit();
+                return ddp::connect_tcp(job_of(rank, 2, at.port), std::move(options))->looks();
+            }));
+        std::vector<int> all;
+        for (auto& one : ranks) all.push_back(one.get());
+        REQUIRE(::sched_setaffinity(0, sizeof before, &before) == 0);
+        return all;
+    };
+    CHECK(looks(1) == std::vector{0, 0});
+    CHECK(looks(1, true) == std::vector{20, 20});  // each alone on its host
+    if (CPU_COUNT(&before) >= 2 &&
+        ddp::detail::usable_cores(ddp::detail::cores_of_process(), ddp::detail::core_quota()) >= 2)
+        CHECK(looks(2) == std::vector{20, 20});
+    else
+        WARN("not tried: two ranks with a core each, which this machine does not have");
 }
 
 TEST_CASE(

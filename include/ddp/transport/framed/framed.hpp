@@ -107,8 +107,9 @@ public:
     /// ends as soon as anything moves.
     void pace(nanoseconds least) noexcept { wait_.pace(least); }
     void wake() noexcept { wait_.wake(); }
-    /// Whether bytes for this peer go through memory.
-    [[nodiscard]] bool in_memory(int peer) const { return link_to(peer).in_memory(); }
+    /// framed_options::looks; 0 where the ranks of this host are more than its cores.
+    [[nodiscard]] int looks() const noexcept { return options_.looks; }
+    [[nodiscard]] bool in_memory(int peer) const { return link_to(peer).in_memory(); }  ///< of bytes for this peer
     /// Whether payloads to and from this peer carry a checksum: if they leave the host and nothing else protects them.
     [[nodiscard]] bool checked(int peer) const { return link_to(peer).checked; }
     /// See PathTransport.
@@ -296,9 +297,7 @@ private:
         }
         return moved;
     }
-    [[nodiscard]] bool glance() const noexcept {
-        return sockets_ != links_.size() && wait_.glance(links_, options_.looks);
-    }
+    [[nodiscard]] bool glance() const noexcept { return sockets_ != links_.size() && wait_.glance(links_, looks()); }
     [[nodiscard]] nanoseconds spin() const noexcept { return wait_.paced() ? nanoseconds{0} : options_.spin; }
     bool write(link& l, time_point at) noexcept {
         std::array<const_bytes, outbox::max_buffers> list;
