@@ -56,11 +56,12 @@ public:
     [[nodiscard]] std::span<report const> reports() const { return inner_->reports(); }
     void wake() { inner_->wake(); }
     [[nodiscard]] time_point now() const { return inner_->now(); }
+    [[nodiscard]] std::unique_ptr<memory_sharing> share_memory() { return inner_->share_memory(); }
 
 private:
     std::unique_ptr<inproc_transport> inner_;
 };
-static_assert(Transport<watched_transport>);
+static_assert(SharingTransport<watched_transport>);
 
 }  // namespace ddp::test::pieces
 
@@ -125,8 +126,9 @@ std::vector<outcome> one_step(int ranks, std::vector<std::size_t> const& sizes, 
     });
 }
 
-training_options gated(update how, std::size_t piece) {
-    return {.update = how, .clip = clip_by_global_norm{.max_norm = 1e6}, .step_piece_bytes = piece};
+training_options gated(update how, std::size_t piece, bool shared = false) {
+    return {
+        .update = how, .clip = clip_by_global_norm{.max_norm = 1e6}, .share_memory = shared, .step_piece_bytes = piece};
 }
 
 }  // namespace
@@ -167,11 +169,13 @@ TEMPLATE_TEST_CASE("pieces of any size give the same bits", "[train]", float, do
 TEST_CASE("the transport is driven before another quarter of a piece's size is stepped, and a piece is no larger",
           "[train]") {
     auto const how = GENERATE(update::replicated, update::sharded);
+    bool const shared = GENERATE(false, true);
+    CAPTURE(shared);
     constexpr std::size_t piece = 64 << 10;
     // One huge parameter in one bucket, and many buckets.
     std::vector<std::size_t> many(40, 8192);
     for (auto const& sizes : {std::vector<std::size_t>{100'003}, many})
-        for (outcome const& rank : one_step(2, sizes, gated(how, piece), per_parameter_buckets{})) {
+        for (outcome const& rank : one_step(2, sizes, gated(how, piece, shared), per_parameter_buckets{})) {
             REQUIRE(rank.error == "");
             REQUIRE(rank.first_and_last == std::vector<double>{-1.0, -static_cast<double>(sizes.size())});
             REQUIRE(rank.calls.size() > 5);
