@@ -1,12 +1,39 @@
 #include "support/job_checks.hpp"
 
+#include <cstdint>
 #include <map>
 #include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <ddp/collective/allreduce.hpp>
 
 #include "support/ranks.hpp"
 #include "support/training_checks.hpp"
 
 namespace ddp::test {
+
+namespace {
+
+template <Number E>
+failures check_operations_on(communicator<>& comm) {
+    failures all;
+    auto const check = [&]<class Op>(Op op) {
+        auto const terms = addends<E>(values::small_integers, 27, comm.size(), 101);
+        std::vector<E> data = terms[static_cast<std::size_t>(comm.rank())];
+        allreduce(comm, std::span<E>(data), op);
+        note(all, std::string(Op::name) + " of " + detail::value_name<E>(),
+             compare(std::span<E const>(data), std::span<E const>(reference_reduce<Op>(terms))));
+    };
+    check(sum{});
+    check(product{});
+    check(minimum{});
+    check(maximum{});
+    return all;
+}
+
+}  // namespace
 
 failures check_all_collectives(communicator<>& comm) {
     failures all;
@@ -15,6 +42,12 @@ failures check_all_collectives(communicator<>& comm) {
     take(check_all_sums<double>(comm));
     take(check_all_halves<float>(comm));
     take(check_all_operations(comm));
+    take(check_operations_on<float>(comm));
+    take(check_operations_on<double>(comm));
+    take(check_operations_on<std::int32_t>(comm));
+    take(check_operations_on<std::uint32_t>(comm));
+    take(check_operations_on<std::int64_t>(comm));
+    take(check_operations_on<std::uint64_t>(comm));
     take(check_all_moves(comm));
     return all;
 }

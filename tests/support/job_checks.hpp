@@ -13,7 +13,7 @@
 
 namespace ddp::test {
 
-/// Every collective against its oracle, in float and double.
+/// Every collective against its oracle, in float and double; every operation on every type of number.
 failures check_all_collectives(communicator<>& comm);
 
 /// A few steps by every canonical recipe; the digest of everything, and what is wrong.
