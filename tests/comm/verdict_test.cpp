@@ -212,7 +212,7 @@ TEST_CASE("a partition of a large job is told whole, and only longer words are c
     CAPTURE(told);
     CHECK(told.find("nn...)") != std::string::npos);
     CHECK(told.find("(MTU). Nothing came from ranks 0, 1, 2, 3, 4, 5, 6, 7 and others either.") != std::string::npos);
-    CHECK(told.ends_with("the network is partitioned, and they report the same about the ranks here."));
+    CHECK(told.ends_with("the network is partitioned, and they report the same about the ranks on this side."));
 
     for (std::size_t const length : {std::size_t{639}, std::size_t{640}, std::size_t{641}, std::size_t{5000}}) {
         std::string const words(length, 'w');

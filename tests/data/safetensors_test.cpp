@@ -233,12 +233,12 @@ TEST_CASE("bad headers are refused, with the place and what was expected", "[dat
         {R"({"__metadata__":{"a":"1","a":"2"},X})", "'a' twice"},
         {R"({"__metadata__":{},"__metadata__":{},X})", "__metadata__ is there twice"},
         {"{\"\x80\":1}", "a string that is not UTF-8"},
-        {"{\"\xC0\xAF\":1}", "no UTF-8"},
-        {"{\"\xE0\x9F\xBF\":1}", "no UTF-8"},
-        {"{\"\xED\xA0\x80\":1}", "no UTF-8"},
-        {"{\"\xF4\x90\x80\x80\":1}", "no UTF-8"},
-        {"{\"\xF0\x9F\x98\":1}", "no UTF-8"},
-        {"{\"\xE2\x82", "no UTF-8"},
+        {"{\"\xC0\xAF\":1}", "not UTF-8"},
+        {"{\"\xE0\x9F\xBF\":1}", "not UTF-8"},
+        {"{\"\xED\xA0\x80\":1}", "not UTF-8"},
+        {"{\"\xF4\x90\x80\x80\":1}", "not UTF-8"},
+        {"{\"\xF0\x9F\x98\":1}", "not UTF-8"},
+        {"{\"\xE2\x82", "not UTF-8"},
         {"{\"\n\":1}", "control character"},
         {R"({"\x41":1})", "escape that JSON does not know"},
         {R"({"\u12":1})", "four hexadecimal digits"},
@@ -396,7 +396,7 @@ TEST_CASE("nothing is written that could not be read again", "[data]") {
     tensor_view const good{"x", element_type::u8, {1}, bytes_of(byte)};
     refused({good, good}, {}, "tensor 'x' is there twice");
     refused({good, good}, {}, "these tensors make no safetensors file that could be read again: ");
-    refused({{"\xFF", element_type::u8, {1}, bytes_of(byte)}}, {}, "no UTF-8");
+    refused({{"\xFF", element_type::u8, {1}, bytes_of(byte)}}, {}, "not UTF-8");
     refused({{"__metadata__", element_type::u8, {1}, bytes_of(byte)}}, {},
             "'__metadata__' cannot be a tensor's name: the format reserves it");
     refused({{"x", element_type::u8, {2}, bytes_of(byte)}}, {}, "U8 [2] takes 2 bytes");

@@ -546,7 +546,7 @@ class FourHosts(Routed):
                         self.assertEqual(len(errors), 1, self.story(ranks))
                         told = errors.pop()
                         self.assertRegex(told, rf"^DDP-E203 .*: rank [{others}] has sent nothing.*the network is partitioned, "
-                                               r".*the ranks here\.$", self.story(ranks))
+                                               r".*the ranks on this side\.$", self.story(ranks))
                         self.assertNotIn("large packets", told)
                     return struck, ranks
 

@@ -236,7 +236,8 @@ class Training(Case):
             job.wait()
             self.assertEqual(job.ranks[0].error(), job.ranks[1].error())
             self.says(job.ranks[0].error(), "DDP-E102 model differs: rank 1 differs from rank 0",
-                      "another optimizer or its settings (", "learning rate 0.2 on rank 1", "same trainer settings on all ranks")
+                      "another optimizer or its settings (", "sgd(lr 0.2, momentum 0, weight_decay 0, nesterov false) on rank 1",
+                      "same trainer settings on all ranks")
 
     def test_a_rank_that_calls_something_else(self):
         with Job(3, [NEWCOMER, "barrier", "1"]) as job:

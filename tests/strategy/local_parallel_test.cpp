@@ -1411,7 +1411,8 @@ TEST_CASE("settings that differ, and gradients left out, are named as local_opti
     std::string const none = "unused::error, nothing frozen";
     std::vector<example> const examples = {
         {[](local_options& o) { o.clip = clip_by_global_norm{}; }, "clip", "none", "clip_by_global_norm 1"},
-        {[](local_options& o) { o.schedule = step_decay{}; }, "schedule", "constant_rate", "step_decay"},
+        {[](local_options& o) { o.schedule = step_decay{}; }, "schedule", "constant_rate",
+         "step_decay(every 1000, factor 0.1)"},
         {[](local_options& o) { o.unused = unused::allowed; }, "unused or frozen", none,
          "unused::allowed, nothing frozen"},
         {[](local_options& o) { o.frozen = {"b"}; }, "unused or frozen", none, "unused::error, frozen 'b'"},

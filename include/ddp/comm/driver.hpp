@@ -4,10 +4,10 @@
 #pragma once
 
 #include <chrono>
+#include <condition_variable>  // and std::mutex, which its interface needs: <mutex> is 400 lines more
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <string_view>
 #include <utility>
@@ -114,7 +114,7 @@ public:
     /// Keeps memory until the transport is gone: MPI may touch what was posted even after a failure.
     /// From any thread.
     void keep(std::shared_ptr<void> memory) {
-        std::lock_guard const lock(keeping_);
+        std::unique_lock const lock(keeping_);
         kept_.push_back(std::move(memory));
     }
     /// The same if the job has failed; otherwise lets go of it. From anywhere, hooks included.

@@ -4,9 +4,8 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
+#include <condition_variable>  // and std::mutex, which its interface needs: <mutex> is 400 lines more
 #include <cstdint>
-#include <mutex>
 #include <thread>
 
 #include <ddp/comm/timing.hpp>

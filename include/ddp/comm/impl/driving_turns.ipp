@@ -4,8 +4,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>  // and std::mutex, which its interface needs: <mutex> is 400 lines more
 #include <cstdint>
-#include <mutex>
 #include <thread>
 
 #include <ddp/comm/driving_turns.hpp>
@@ -28,7 +28,7 @@ DDP_DECL void driving_turns::try_drive(function_ref<void()> turn) noexcept {
 }
 DDP_DECL void driving_turns::poke(function_ref<void()> wake) noexcept {
     {
-        std::scoped_lock const lock(park_);
+        std::unique_lock const lock(park_);
         poked_ = true;
     }
     parked_.notify_one();

@@ -48,7 +48,7 @@ namespace ddp::detail {
 [[gnu::cold]] DDP_DECL std::size_t whole_characters(std::string_view text, std::size_t most) noexcept {
     for (std::size_t at = most; at > 0 && most - at < 4; --at)
         if ((static_cast<unsigned char>(text[at]) & 0xC0) != 0x80) return at;
-    return most;  // no UTF-8
+    return most;  // not UTF-8
 }
 
 /// Whether the sequence of `length` bytes that `text` begins with, 0 if it is not valid, is shown as it is.

@@ -3,8 +3,8 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>  // and std::mutex, which its interface needs: <mutex> is 400 lines more
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include <ddp/train/model_claim.hpp>
@@ -18,7 +18,7 @@ struct model_claim::registry {
 
 DDP_DECL model_claim::model_claim(void const* model) : state_(std::make_shared<state>(model)) {
     static registry all;
-    std::lock_guard const lock(all.mutex);
+    std::unique_lock const lock(all.mutex);
     std::erase_if(all.claims, [](std::weak_ptr<state> const& one) { return one.expired(); });
     for (std::weak_ptr<state> const& one : all.claims)
         if (auto const other = one.lock(); other && other->model == model)

@@ -2,9 +2,9 @@
 /// What transport/inproc.hpp declares.
 #pragma once
 
+#include <condition_variable>  // and std::mutex, which its interface needs: <mutex> is 400 lines more
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <span>
 #include <utility>
@@ -23,7 +23,7 @@ DDP_DECL inproc_world::inproc_world(int ranks, std::vector<std::uint64_t> hosts)
 }
 DDP_DECL void inproc_world::announce(int rank, report const& what) {
     {
-        std::scoped_lock lock(board_);
+        std::unique_lock const lock(board_);
         report& mine = reports_[static_cast<std::size_t>(rank)];
         if (mine.is == report::state::closed) return;
         mine = what;
@@ -32,7 +32,7 @@ DDP_DECL void inproc_world::announce(int rank, report const& what) {
     bool const leaves = what.is == report::state::left || what.is == report::state::closed;
     for (int r = 0; r < size(); ++r) {
         station& s = at(r);
-        std::scoped_lock lock(s.mutex);
+        std::unique_lock const lock(s.mutex);
         if (leaves && r != rank)  // peers do not wait for what it can no longer send
             while (completion* const node = s.from[static_cast<std::size_t>(rank)].receives.pop_front())
                 end(s, *node, op_status::closed);
@@ -47,20 +47,20 @@ DDP_DECL void inproc_world::refuse_messages_for(int rank) {
         inbox& box = gone.from[static_cast<std::size_t>(r)];
         completion_list refused;
         {
-            std::scoped_lock lock(gone.mutex);
+            std::unique_lock const lock(gone.mutex);
             gone.ended = true;
             ++box.borrowed;
             std::swap(refused, box.sends);
         }
         {
-            std::scoped_lock lock(at(r).mutex);
+            std::unique_lock const lock(at(r).mutex);
             while (completion* const node = refused.pop_front()) end(at(r), *node, op_status::closed);
         }
         give_back(gone, box);
     }
 }
 DDP_DECL void inproc_world::give_back(station& s, inbox& box) {
-    std::scoped_lock lock(s.mutex);
+    std::unique_lock const lock(s.mutex);
     if (--box.borrowed == 0) s.moved.notify_all();
 }
 DDP_DECL void inproc_world::end(station& s, completion& node, op_status how) noexcept {
@@ -77,7 +77,7 @@ DDP_DECL void inproc_transport::post_send(int peer, tag what, const_bytes out, c
     inproc_world::station& there = world_->at(peer);
     completion* match = nullptr;
     {
-        std::scoped_lock lock(there.mutex);
+        std::unique_lock const lock(there.mutex);
         if (aborted_ || there.ended) {
             done.status = aborted_ ? op_status::aborted : op_status::closed;
         } else {
@@ -91,7 +91,7 @@ DDP_DECL void inproc_transport::post_send(int peer, tag what, const_bytes out, c
     if (match == nullptr) return finish(done);
     copy(done, *match);
     {
-        std::scoped_lock lock(there.mutex);
+        std::unique_lock const lock(there.mutex);
         --there.foreign_copies;
         there.done.push_back(*match);
         there.moved.notify_all();
@@ -105,7 +105,7 @@ DDP_DECL void inproc_transport::post_receive(int peer, tag what, mutable_bytes i
     inproc_world::inbox& box = here.from[static_cast<std::size_t>(peer)];
     completion* match = nullptr;
     {
-        std::scoped_lock lock(here.mutex);
+        std::unique_lock const lock(here.mutex);
         if (!aborted_) {
             match = find(box.sends, what.id);
             if (match == nullptr && !gone(peer)) return box.receives.push_back(done);
@@ -117,7 +117,7 @@ DDP_DECL void inproc_transport::post_receive(int peer, tag what, mutable_bytes i
     copy(*match, done);
     {
         inproc_world::station& there = world_->at(peer);
-        std::scoped_lock lock(there.mutex);
+        std::unique_lock const lock(there.mutex);
         inproc_world::end(there, *match, op_status::ok);
     }
     inproc_world::give_back(here, box);
@@ -143,17 +143,17 @@ DDP_DECL void inproc_transport::abort(failure const& record) {
 }
 DDP_DECL void inproc_transport::entered(mark const& mine) {
     inproc_world::station& here = world_->at(rank_);
-    std::scoped_lock lock(here.mutex);
+    std::unique_lock const lock(here.mutex);
     here.entered = mine;
 }
 DDP_DECL mark inproc_transport::mark_of(int peer) const {
     inproc_world::station& there = world_->at(peer);
-    std::scoped_lock lock(there.mutex);
+    std::unique_lock const lock(there.mutex);
     return there.entered;
 }
 DDP_DECL void inproc_transport::wake() {
     inproc_world::station& here = world_->at(rank_);
-    std::scoped_lock lock(here.mutex);
+    std::unique_lock const lock(here.mutex);
     here.woken = true;
     here.moved.notify_all();
 }
@@ -182,18 +182,18 @@ DDP_DECL void inproc_transport::copy(completion const& from, completion& to) noe
 }
 DDP_DECL void inproc_transport::finish(completion& node) {
     inproc_world::station& here = world_->at(rank_);
-    std::scoped_lock lock(here.mutex);
+    std::unique_lock const lock(here.mutex);
     here.done.push_back(node);
 }
 DDP_DECL bool inproc_transport::gone(int peer) {
-    std::scoped_lock lock(world_->board_);
+    std::unique_lock const lock(world_->board_);
     auto const is = world_->reports_[static_cast<std::size_t>(peer)].is;
     return is == report::state::left || is == report::state::closed;
 }
 DDP_DECL bool inproc_transport::refresh() {
     std::uint64_t const news = world_->news_.load();
     if (news == seen_) return false;
-    std::scoped_lock lock(world_->board_);
+    std::unique_lock const lock(world_->board_);
     seen_ = world_->news_.load();
     reports_ = world_->reports_;
     return true;
@@ -239,7 +239,7 @@ public:
         auto* const raw = static_cast<std::byte*>(::operator new(header_bytes + bytes, page));
         std::memset(raw, 0, header_bytes + bytes);
         std::shared_ptr<std::byte> memory(raw, [](std::byte* p) { ::operator delete(p, page); });
-        std::scoped_lock lock(world_->board_);
+        std::unique_lock const lock(world_->board_);
         number_ = mine.where[0] = ++world_->offers_;
         world_->memory_.emplace_back(number_, memory);
         return memory;
@@ -247,13 +247,13 @@ public:
     bool give(memory_offer const& /*peer*/) noexcept override { return true; }
     void take(std::span<memory_offer const> /*all*/) noexcept override {}
     std::shared_ptr<std::byte> view(memory_offer const& peer) noexcept override {
-        std::scoped_lock lock(world_->board_);
+        std::unique_lock const lock(world_->board_);
         for (auto const& [number, memory] : world_->memory_)
             if (number == peer.where[0]) return memory;
         return nullptr;
     }
     void settle() noexcept override {
-        std::scoped_lock lock(world_->board_);
+        std::unique_lock const lock(world_->board_);
         std::erase_if(world_->memory_, [this](auto const& one) { return one.first == number_; });
     }
 
