@@ -412,14 +412,14 @@ struct sees_last_bucket {
 
 /// Whether values are torn on both ranks when both throw after they have reduced one bucket of two.
 template <bool Releases>
-std::vector<std::string> torn_after_half_a_step() {
+std::vector<std::string> torn_after_half_a_step(training_options const& options) {
     std::atomic<int> reduced = 0;  // of both ranks, in both steps
     return errors_of_ranks(
         2,
         [&](auto& comm) {
             scripted_model<true, Releases> net({{"a", {30}}, {"b", {20}}});
             data_parallel trainer{
-                net, sgd{}, comm, {}, automatic_allreduce{}, per_parameter_buckets{}, sees_last_bucket{&reduced}};
+                net, sgd{}, comm, options, automatic_allreduce{}, per_parameter_buckets{}, sees_last_bucket{&reduced}};
             bool const before = trainer.torn();
             trainer.step(numbers{{1}});
             bool const after = trainer.torn();
@@ -505,8 +505,11 @@ TEST_CASE("what is thrown after a step is said to be after it", "[train]") {
 }
 
 TEST_CASE("values of which only some took part in the step that failed are called torn", "[train]") {
-    REQUIRE(torn_after_half_a_step<true>() == std::vector<std::string>{"torn after 1", "torn after 1"});
-    REQUIRE(torn_after_half_a_step<false>() == std::vector<std::string>{"whole after 1", "whole after 1"});
+    training_options options = options_of(GENERATE(false, true), false);
+    options.share_memory = GENERATE(true, false);
+    CAPTURE(options.update, options.share_memory);
+    REQUIRE(torn_after_half_a_step<true>(options) == std::vector<std::string>{"torn after 1", "torn after 1"});
+    REQUIRE(torn_after_half_a_step<false>(options) == std::vector<std::string>{"whole after 1", "whole after 1"});
 }
 
 namespace {
