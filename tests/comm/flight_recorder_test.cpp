@@ -162,7 +162,7 @@ TEST_CASE("names and texts from anywhere leave every line of a flight record val
 TEST_CASE("a flight record is written whole while threads record", "[comm][flight]") {
     flight_files files;
     constexpr int writers = 3;
-    constexpr int dumps = 60;
+    constexpr int dumps = 1000;
     {
         flight_recorder ring(0, 1, "test");
         std::atomic<int> dumped{0};
