@@ -6,10 +6,10 @@
 #include <thread>
 #include <vector>
 
+#include "../tools/ddp-perf/collectives.hpp"
+#include "../tools/ddp-perf/measure.hpp"
 #include "support/catch.hpp"
 #include "support/ranks.hpp"
-#include "tools/ddp-perf/collectives.hpp"
-#include "tools/ddp-perf/measure.hpp"
 #include "train/patience.hpp"
 
 namespace {
