@@ -229,3 +229,42 @@ TEST_CASE("a model or settings that no rank can train are refused before the fir
     REQUIRE(complaint({{"a", {1}}}, sgd{}, {.clip = clip_by_global_norm{.max_norm = 0}}).find("max_norm") !=
             std::string::npos);
 }
+
+namespace {
+/// An optimizer that has no hash_words(); and a model that has.
+struct silent_sgd : sgd {
+    static constexpr char const* name = "silent";
+    std::string hash_words() const = delete;
+    [[nodiscard]] double learning_rate() const { return lr; }
+};
+struct worded_model : model {
+    using model::model;
+    int depth = 0;
+    [[nodiscard]] std::uint64_t hash() const { return static_cast<std::uint64_t>(depth) + 1; }
+    [[nodiscard]] std::string hash_words() const { return "width 7; depth " + std::to_string(depth) + "; seed\n3"; }
+};
+}  // namespace
+
+TEST_CASE("of settings without words the learning rate is shown, of a model's the first part that differs", "[train]") {
+    auto const said = errors_of_ranks(
+        2,
+        [](auto& comm) {
+            model net({{"a", {2}}});
+            data_parallel trainer{net, silent_sgd{{.lr = comm.rank() == 0 ? 0.5 : 0.25}}, comm};
+        },
+        patient());
+    for (std::string const& one : said)
+        CHECK_THAT(one,
+                   Catch::Contains("another optimizer or its settings (silent, learning rate 0.5 on rank 0, silent, "
+                                   "learning rate 0.25 on rank 1)"));
+    auto const of_models = errors_of_ranks(
+        2,
+        [](auto& comm) {
+            worded_model net({{"a", {2}}});
+            net.depth = comm.rank();
+            data_parallel trainer{net, sgd{}, comm};
+        },
+        patient());
+    for (std::string const& one : of_models)
+        CHECK_THAT(one, Catch::Contains("another hash() of the model (depth 0 on rank 0, depth 1 on rank 1)"));
+}

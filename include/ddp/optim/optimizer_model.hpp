@@ -84,7 +84,7 @@ public:
         if constexpr (requires { held_.hash_words(); })
             return held_.hash_words();
         else
-            return concat({name(0), "(lr ", decimal(learning_rate(0)), ")"});
+            return concat({name(0), name(0).empty() ? "" : ", ", "learning rate ", decimal(learning_rate(0))});
     }
     std::size_t slot_count() const override { return static_cast<std::size_t>(held_.slot_count()); }
     std::vector<std::string> slot_names(std::size_t group) const override { return slot_names_of(held_, group); }
