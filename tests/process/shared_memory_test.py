@@ -257,7 +257,7 @@ class Hosts(unittest.TestCase):
 
     def test_the_bits_do_not_depend_on_hosts(self):
         mpi = os.path.exists(FAULT_PROGRAM_MPI) and MPIEXEC
-        for size, placements in ((4, ("aabb", "abab", "aaab")), (5, ("aabbb", "abaab"))):
+        for size, placements in ((3, ("abb", "aba")), (4, ("aabb", "abab", "aaab")), (5, ("aabbb", "abaab"))):
             by_messages = self.over_tcp("a" * size, "own", DDP_SHARE_MEMORY="0")
             self.assertEqual(self.over_tcp("a" * size), by_messages)
             for hosts in placements:

@@ -28,8 +28,10 @@ namespace detail {
 /// host.
 [[gnu::cold]] inline void warn_of_scattered_ranks(host_trees const& trees) noexcept {
     static std::atomic<bool> said = false;
-    bool const any = std::ranges::any_of(trees.subtrees(), [](auto const& one) { return one.size() > 1; });
-    if (any || trees.subtrees().size() == trees.hosts() || said.exchange(true)) return;
+    std::size_t const ranks = trees.subtrees().back().end;
+    for (std::size_t r = 1; r < ranks; ++r)
+        if (trees.host_of(r) == trees.host_of(r - 1)) return;
+    if (ranks == trees.hosts() || said.exchange(true)) return;
     std::fputs(
         "ddp: warning: ranks that follow each other are on different hosts, so no gradients are added up inside a "
         "host, and the network carries as much as without shared memory. Number the ranks host by host (mpirun "
