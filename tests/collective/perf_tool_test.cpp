@@ -39,7 +39,7 @@ std::vector<std::size_t> wrong_after(std::size_t at) {
 }  // namespace
 
 TEST_CASE("ddp-perf counts an element that is wrong on one rank", "[collective]") {
-    for (std::size_t const at : {0, 1999, 2999}) {
+    for (std::size_t const at : {std::size_t{0}, std::size_t{1999}, std::size_t{2999}}) {
         CHECK(wrong_after<ddp_perf::allreduce>(at) == std::vector<std::size_t>{0, 1, 0});
         CHECK(wrong_after<ddp_perf::all_gather>(at) == std::vector<std::size_t>{0, 1, 0});
         CHECK(wrong_after<ddp_perf::broadcast>(at) == std::vector<std::size_t>{0, 1, 0});

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <concepts>
 #include <cstddef>
 
 #include <ddp/kernel/kernel.hpp>
@@ -16,7 +17,7 @@ namespace ddp::detail::kernels {
 
 /// left (rows x rank) = matrix (rows x columns) times the transpose of right (rank x columns). Column j of a row goes to lane
 /// j mod 16; then the canonical tree over the lanes.
-template <Element E>
+template <std::floating_point E>
 DDP_KERNEL void times_thin(E const* matrix, E const* right, E* left, std::size_t rows, std::size_t columns,
                            std::size_t rank) {
     DDP_NO_CONTRACTION
@@ -35,7 +36,7 @@ DDP_KERNEL void times_thin(E const* matrix, E const* right, E* left, std::size_t
         }
 }
 /// right (rank x columns) = transpose of left (rows x rank) times matrix, from the first row to the last.
-template <Element E>
+template <std::floating_point E>
 DDP_KERNEL void transposed_times(E const* matrix, E const* left, E* right, std::size_t rows, std::size_t columns,
                                  std::size_t rank) {
     DDP_NO_CONTRACTION
@@ -49,7 +50,7 @@ DDP_KERNEL void transposed_times(E const* matrix, E const* left, E* right, std::
         }
 }
 /// matrix = left times right, from the first column of left to the last.
-template <Element E>
+template <std::floating_point E>
 DDP_KERNEL void product_of_thin(E const* left, E const* right, E* matrix, std::size_t rows, std::size_t columns,
                                 std::size_t rank) {
     DDP_NO_CONTRACTION
@@ -67,7 +68,7 @@ DDP_KERNEL void product_of_thin(E const* left, E const* right, E* matrix, std::s
         }
 }
 /// Makes the columns of left orthonormal: Gram-Schmidt in double, twice per column. A dependent one becomes 0.
-template <Element E>
+template <std::floating_point E>
 DDP_KERNEL void orthonormalise(E* left, std::size_t rows, std::size_t rank) {
     DDP_NO_CONTRACTION
     for (std::size_t k = 0; k < rank; ++k) {
