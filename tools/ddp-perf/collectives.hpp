@@ -95,6 +95,21 @@ protected:
     std::span<float> data;
 };
 
+/// What has a second array besides, for what arrives.
+class collective_of_two : public collective {
+public:
+    collective_of_two(ddp::communicator<> const& over, ddp::any_allreduce const& algorithm, std::size_t count)
+        : collective(over, algorithm, count), second(over, count), in(second.span()) {}
+    void fill() const {
+        fill_mine();
+        std::fill(in.begin(), in.end(), -1.0f);
+    }
+
+protected:
+    buffer second;
+    std::span<float> in;
+};
+
 struct allreduce : collective {
     using collective::collective;
     static constexpr char const* name = "allreduce";
@@ -199,80 +214,50 @@ struct reduce : collective {
     }
 };
 
-struct all_to_all : collective {
+struct all_to_all : collective_of_two {
+    using collective_of_two::collective_of_two;
     static constexpr char const* name = "all_to_all";
     static constexpr bool sliced = true;
     [[nodiscard]] static double bus_factor(double n) { return (n - 1) / n; }
     [[nodiscard]] static std::string chosen() { return "direct"; }
-
-    all_to_all(ddp::communicator<> const& over, ddp::any_allreduce const& algorithm, std::size_t count)
-        : collective(over, algorithm, count), second(over, count), in(second.span()) {}
-    void fill() const {
-        fill_mine();
-        std::fill(in.begin(), in.end(), -1.0f);
-    }
     void run(std::size_t) const { ddp::all_to_all(comm, std::span<float const>(data), in); }
     [[nodiscard]] std::size_t wrong(std::size_t) const {
         return count_wrong(in, 0, in.size(),
                            [&](std::size_t i) { return values.of(i / slice(), me() * slice() + i % slice()); });
     }
-
-private:
-    buffer second;
-    std::span<float> in;
 };
 
 /// Every rank's slice goes to the root, which keeps all of them in an array of its own.
-struct gather : collective {
+struct gather : collective_of_two {
+    using collective_of_two::collective_of_two;
     static constexpr char const* name = "gather";
     static constexpr bool rooted = true, sliced = true;
     [[nodiscard]] static double bus_factor(double n) { return (n - 1) / n; }
     [[nodiscard]] static std::string chosen() { return "direct"; }
-
-    gather(ddp::communicator<> const& over, ddp::any_allreduce const& algorithm, std::size_t count)
-        : collective(over, algorithm, count), second(over, count), all(second.span()) {}
-    void fill() const {
-        fill_mine();
-        std::fill(all.begin(), all.end(), -1.0f);
-    }
     void run(std::size_t k) const {
         ddp::gather(comm, std::span<float const>(data.subspan(me() * slice(), slice())),
-                    me() == root(k) ? all : std::span<float>(), static_cast<int>(root(k)));
+                    me() == root(k) ? in : std::span<float>(), static_cast<int>(root(k)));
     }
     [[nodiscard]] std::size_t wrong(std::size_t k) const {
-        return count_wrong(all, 0, all.size(),
+        return count_wrong(in, 0, in.size(),
                            [&](std::size_t i) { return root(k) == me() ? values.of(i / slice(), i) : -1.0f; });
     }
-
-private:
-    buffer second;
-    std::span<float> all;
 };
 
 /// The root's array is dealt out: a slice to each rank, which keeps it at the beginning of an array of its own.
-struct scatter : collective {
+struct scatter : collective_of_two {
+    using collective_of_two::collective_of_two;
     static constexpr char const* name = "scatter";
     static constexpr bool rooted = true, sliced = true;
     [[nodiscard]] static double bus_factor(double n) { return (n - 1) / n; }
     [[nodiscard]] static std::string chosen() { return "direct"; }
-
-    scatter(ddp::communicator<> const& over, ddp::any_allreduce const& algorithm, std::size_t count)
-        : collective(over, algorithm, count), second(over, count), mine(second.span().first(count / ranks())) {}
-    void fill() const {
-        fill_mine();
-        std::fill(mine.begin(), mine.end(), -1.0f);
-    }
     void run(std::size_t k) const {
-        ddp::scatter(comm, me() == root(k) ? std::span<float const>(data) : std::span<float const>(), mine,
+        ddp::scatter(comm, me() == root(k) ? std::span<float const>(data) : std::span<float const>(), in.first(slice()),
                      static_cast<int>(root(k)));
     }
     [[nodiscard]] std::size_t wrong(std::size_t k) const {
-        return count_wrong(mine, 0, mine.size(), [&](std::size_t i) { return values.of(root(k), me() * slice() + i); });
+        return count_wrong(in, 0, slice(), [&](std::size_t i) { return values.of(root(k), me() * slice() + i); });
     }
-
-private:
-    buffer second;
-    std::span<float> mine;
 };
 
 struct barrier : collective {
@@ -284,16 +269,10 @@ struct barrier : collective {
 };
 
 /// A message from rank 0 to rank 1, and one back. Other ranks do nothing.
-struct pingpong : collective {
+struct pingpong : collective_of_two {
+    using collective_of_two::collective_of_two;
     static constexpr char const* name = "pingpong";
     static constexpr int operations = 2;
-
-    pingpong(ddp::communicator<> const& over, ddp::any_allreduce const& algorithm, std::size_t count)
-        : collective(over, algorithm, count), second(over, count), in(second.span()) {}
-    void fill() const {
-        fill_mine();
-        std::fill(in.begin(), in.end(), -1.0f);
-    }
     void run(std::size_t) const {
         if (comm.rank() == 0) {
             ddp::send(comm, std::span<float const>(data), 1);
@@ -307,10 +286,6 @@ struct pingpong : collective {
         if (comm.rank() > 1) return 0;
         return count_wrong(in, 0, in.size(), [&](std::size_t i) { return values.of(1 - me(), i); });
     }
-
-private:
-    buffer second;
-    std::span<float> in;
 };
 
 using all_collectives =
