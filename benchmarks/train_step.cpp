@@ -35,7 +35,7 @@
 //   cpu         processor time of a rank a step, all its threads: the mean of the ranks
 //   comm cpu    cpu - cpu of nosync: what communication costs the processor, hidden or not
 //   thread      what of it was the communication thread's; what a rank spends while it waits is its caller's
-//   a 64 MiB    comm cpu for 64 MiB that a rank has sent in messages
+//   a 64 MiB    comm cpu for 64 MiB that a rank has sent in messages; 0 in memory, where it sends next to nothing
 //
 // --candidate prints a JSON line for each kind instead, as the program does that measures PyTorch's
 // DistributedDataParallel with the same models: there bwd_ms is all of the step but forward and optimizer. NET and TUNE
@@ -314,7 +314,7 @@ struct row {
     double least = 0, most = 0;  // of the rounds' steps
     double exposed = 0;          // of the step; 0 where nosync was left out
     double comm_cpu = 0;         // likewise of the processor time
-    [[nodiscard]] double cpu_a_64_mib() const { return times.sent > 0 ? comm_cpu * 67108864 / times.sent : 0; }
+    [[nodiscard]] double cpu_a_64_mib() const { return times.sent > 4096 ? comm_cpu * 67108864 / times.sent : 0; }
     bool good = true;
 };
 

@@ -2,6 +2,7 @@
 """Training steps over slow links, ours beside PyTorch's DDP with its own hooks; prints a table in Markdown.
 
 usage: scripts/benchmark_links.py [--rates 1gbit,100mbit] [--ranks 2,4] [--rounds 3] [--model wide] [--ours "slices late"] [--json FILE]
+                                  [--program FILE] [--seconds S]
 
 Each rank is in a network namespace of its own (root is needed) behind a link that tbf limits in both directions, cubic on both
 sides; the two programs take turns, a round each. A figure is the median over the rounds of a round's median step. Of PyTorch's
@@ -12,8 +13,8 @@ The last column, of exchange none, is the step divided by what neither program c
 (nosync: forward, backward, optimizer, nothing exchanged) and of the wire's time for 2(P-1)/P of the gradient at the rate that is left
 for payload (1448 of 1538 bytes a packet). 1 would be perfect overlap; PyTorch's by its own nosync.
 With --ours PyTorch is left out, and the table has our replicated step and the kinds that are named (WITH of benchmark_train_step).
-Needs build/benchmark/benchmarks/benchmark_train_step (scripts/benchmark.sh --quick makes it) and PyTorch in build/torch
-(scripts/setup.sh torch). DDP_INSECURE=1: neither side protects its connections. Leave the machine alone meanwhile.
+Needs build/benchmark/benchmarks/benchmark_train_step (scripts/benchmark.sh --quick makes it) or another build of it (--program),
+and PyTorch in build/torch (scripts/setup.sh torch). Each kind is timed for at least S (1.5) seconds a round. DDP_INSECURE=1: neither side protects its connections. Leave the machine alone meanwhile.
 """
 import argparse
 import collections
@@ -121,11 +122,13 @@ def main():
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--model", default="wide")
     options.add_argument("--ours", help="kinds of benchmark_train_step, without PyTorch")
+    options.add_argument("--program", default=ROOT / "build/benchmark/benchmarks/benchmark_train_step")
+    options.add_argument("--seconds", type=float, default=1.5)
     options.add_argument("--json")
     with_ = options.parse_args()
-    ours = [str(ROOT / "build/benchmark/benchmarks/benchmark_train_step"), "--candidate", with_.model]
+    ours = [str(with_.program), "--candidate", with_.model]
     theirs = [str(ROOT / "build/torch/bin/python"), str(ROOT / "benchmarks/train_torch.py"), with_.model]
-    settings = {"ROUNDS": "1", "STEP_BUDGET": "1.5", "STEPS": "3", "NET": "links"}
+    settings = {"ROUNDS": "1", "STEP_BUDGET": str(with_.seconds), "STEPS": "3", "NET": "links"}
     figures = []
     if with_.ours is not None:
         return ours_alone(with_, ours, settings)

@@ -2,9 +2,9 @@
 """Accuracy, bytes and time of exchanges and strategies on Fashion-MNIST, as docs/less_communication.md shows them.
 
 usage: scripts/less_communication.py [--out DIRECTORY] [--ranks N…] [--networks NAME…] [--models mlp cnn] [--seeds S…]
-                                     [--epochs E] [--what NAME…] [--data DIRECTORY]
+                                     [--epochs E] [--what NAME…] [--data DIRECTORY] [--build DIRECTORY]
 
-Builds the example in build/less_communication, with all of the processor's instructions. Accuracy by epoch is of processes on
+Builds the example in build/less_communication, with all of the processor's instructions, or takes it from another build. Accuracy by epoch is of processes on
 loopback, for every seed, and so are the bytes of strategies. Time and the other bytes are of an epoch of a fifth of the samples on
 each network: loopback, or two network namespaces (which needs root) with half of the ranks in each, joined by a cable of 1 Gbit/s, or
 by one of 100 Mbit/s with a round trip of 20 ms (scripts/relayed_cable.py). Writes results.json, table.md, and for each model and
@@ -50,6 +50,7 @@ RESULT = re.compile(r"^result: (.*)$", re.MULTILINE)
 
 
 def build():
+    """Into BUILD."""
     subprocess.run(["cmake", "-S", ROOT, "-B", BUILD, "-G", "Ninja", "--log-level=NOTICE", "-DCMAKE_BUILD_TYPE=Release",
                     "-DDDP_ARCH=native", "-DDDP_BUILD_TESTS=OFF", "-DDDP_BUILD_EXAMPLES=ON"], check=True, stdout=subprocess.DEVNULL)
     subprocess.run(["cmake", "--build", BUILD, "--target", "fashion_mnist", "ddprun"], check=True, stdout=subprocess.DEVNULL)
@@ -99,13 +100,13 @@ def shortened(data, out):
     return out
 
 
-def train(ranks, words, cable=None, two_hosts=False):
+def train(programs, ranks, words, cable=None, two_hosts=False):
     """What rank 0 prints. Ranks are processes, on loopback (of one host or of two) or at both ends of the cable."""
-    program = [*(TWO_HOSTS if two_hosts and cable is None else []), str(BUILD / "examples" / "fashion_mnist"), *words]
+    program = [*(TWO_HOSTS if two_hosts and cable is None else []), str(programs / "examples" / "fashion_mnist"), *words]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("DDP_", "OMPI_", "PMI"))}
     environment["OMP_NUM_THREADS"] = "1"
     if cable is None:
-        done = subprocess.run([BUILD / "tools" / "ddprun", "-n", str(ranks), "--prefix", "none", "--", *program],
+        done = subprocess.run([programs / "tools" / "ddprun", "-n", str(ranks), "--prefix", "none", "--", *program],
                               env=environment, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             sys.exit(f"{' '.join(program)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
@@ -151,7 +152,7 @@ def measure(options):
             for name, words in kinds.items():
                 one = entry(model, ranks, name)
                 for seed in (str(s) for s in options.seeds if str(s) not in one["accuracy"]):
-                    output = train(ranks, ["--model", model, "--epochs", str(options.epochs), "--seed", seed, *data, *words],
+                    output = train(options.build, ranks, ["--model", model, "--epochs", str(options.epochs), "--seed", seed, *data, *words],
                                    two_hosts=name in OF_HOSTS)
                     one["accuracy"][seed] = [float(line[2]) for line in EPOCH.findall(output)]
                     one["bytes"] = max(one["bytes"], int(fields(output)["bytes_per_step"]))
@@ -162,7 +163,7 @@ def measure(options):
                     if network in one["rate"]:
                         continue
                     with NETWORKS[network]() as cable:
-                        found = fields(train(ranks, ["--model", model, "--epochs", "1", *fifth, *words], cable, name in OF_HOSTS))
+                        found = fields(train(options.build, ranks, ["--model", model, "--epochs", "1", *fifth, *words], cable, name in OF_HOSTS))
                     one["rate"][network] = float(found["samples_per_second"])
                     # On loopback ranks share memory under plain training, and little is sent. A strategy shares none: its bytes
                     # are those of the whole training, because a fifth of an epoch is no multiple of a period.
@@ -240,8 +241,11 @@ def main():
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--data", type=pathlib.Path, default="/usr/share/datasets/fashion-mnist")
     parser.add_argument("--what", nargs="+", choices=EXCHANGES | STRATEGIES)
+    parser.add_argument("--build", type=pathlib.Path)
     options = parser.parse_args()
-    build()
+    if options.build is None:
+        build()
+        options.build = BUILD
     options.out.mkdir(parents=True, exist_ok=True)
     results = measure(options)
     table(results, options.out)

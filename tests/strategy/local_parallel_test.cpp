@@ -955,8 +955,12 @@ TEST_CASE("buffers after a meeting: averaged, rank 0's, or each rank's own", "[s
             tcp, ranks,
             [&](auto& comm) {
                 watchful model;
-                local_parallel trainer{
-                    model, any_optimizer(sgd{}), comm, any_strategy(local_sgd{.period = 2}), {.buffers = how}};
+                local_parallel trainer{// options before the strategy: the order does not matter
+                                       model,
+                                       any_optimizer(sgd{}),
+                                       comm,
+                                       {.buffers = how},
+                                       any_strategy(local_sgd{.period = 2})};
                 double const r = comm.rank();
                 trainer.step(numbers{{r + 1}});
                 double const apart = model.seen;

@@ -333,7 +333,7 @@ TEST_CASE("ranks that disagree about the hierarchy are told so, all alike", "[tr
         CAPTURE(one);
         CHECK(one == said.front());
         CHECK(one.find("DDP-E205") == 0);
-        CHECK(one.find("on one host") != std::string::npos);
-        CHECK(one.find("on each host") != std::string::npos);
+        CHECK(one.find("with training_options::hierarchy") != std::string::npos);
+        CHECK(one.find("without training_options::hierarchy") != std::string::npos);
     }
 }

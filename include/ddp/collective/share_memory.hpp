@@ -17,18 +17,20 @@
 namespace ddp::detail {
 
 /// Memory of `bytes` on every rank of `comm` that all of them see, or all of its host. Null if they do not, or if a rank asks
-/// for 0 bytes or has DDP_SHARE_MEMORY=0. Throws environment_error, the same on every rank, if one has no room.
+/// for 0 bytes or has DDP_SHARE_MEMORY=0. Throws environment_error, the same on every rank, if one has no room; comm_error if
+/// ranks disagree about `among`, with each one's `detail`: static text that says what decides it.
 template <Transport T>
 [[nodiscard]] std::shared_ptr<shared_memory> share_memory(communicator<T> const& comm, std::size_t bytes,
-                                                          sharing_among among = sharing_among::one_host) {
+                                                          sharing_among among = sharing_among::one_host,
+                                                          char const* detail = "") {
     sharing_result found;
     if constexpr (SharingTransport<T>) {
         if (comm.size() == 1) return nullptr;
         if (!detail::environment_flag("DDP_SHARE_MEMORY", true)) bytes = 0;
         operation_info what;
         what.name = "share_memory";
-        what.detail = among == sharing_among::hosts ? "on each host" : "on one host";
-        what.fingerprint = agree(what.name, 0, "", what.detail);
+        what.detail = detail;
+        what.fingerprint = agree(what.name, static_cast<std::size_t>(among), "", detail);
         offered_memory mine = offer_memory(comm.transport(), bytes);
         try {
             comm.run([&] { return ddp::share_memory(comm.enter(what), std::move(mine), among, &found); });
@@ -50,7 +52,7 @@ template <Transport T>
 
 #if defined(DDP_SEPARATE_COMPILATION)
 DDP_INSTANTIATE std::shared_ptr<shared_memory> share_memory(communicator<any_transport> const&, std::size_t,
-                                                            sharing_among);
+                                                            sharing_among, char const*);
 #endif
 
 }  // namespace ddp::detail

@@ -50,9 +50,8 @@ struct identity {
 namespace channel {
 /// The identity::channel of the collectives that a program calls on a communicator; identity::index is their number in
 /// the group, from 1. Each channel has four phases, channel + 0 to channel + 3, so that messages of different stages of
-/// one collective do not match each other (lane::phase). A trainer has a context of its own, in which channels 0 to 2
-/// carry what ranks agree on in a step, and bucket b has the four phases from 4 + 4 b on; there the index is the number
-/// of the step.
+/// one collective do not match each other (lane::phase). The owner of a context that
+/// communicator::new_context made numbers channels in it freely.
 inline constexpr std::uint32_t user = 0;
 /// The identity::channel of messages between two ranks (send, receive); identity::index is the tag that the program
 /// passes.

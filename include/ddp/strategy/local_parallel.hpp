@@ -63,6 +63,8 @@ struct local_result {
 ///     }
 ///     trainer.synchronise();
 ///
+/// The strategy and the local_options follow the communicator in either order.
+///
 /// All ranks make the same number of steps between two meetings, with batches of any size, which may be empty. A rank
 /// that has no more data calls join(), which takes part in the meetings of the others. Schedules count local steps, the
 /// same on all ranks; bias corrections count the steps in which the rank had samples.
@@ -86,6 +88,11 @@ public:
         requires Model<M> && OptimizerFor<Opt, element_of<M>> && StrategyOver<S, T, element_of<M>>
     local_parallel(M& model, Opt const& optimizer, communicator<T> const& comm, S strategy,
                    local_options const& options = {});
+    template <class Opt, class S>
+        requires Model<M> && OptimizerFor<Opt, element_of<M>> && StrategyOver<S, T, element_of<M>>
+    local_parallel(M& model, Opt const& optimizer, communicator<T> const& comm, local_options const& options,
+                   S strategy)
+        : local_parallel(model, optimizer, comm, std::move(strategy), options) {}
     local_parallel(local_parallel const&) = delete;
     local_parallel& operator=(local_parallel const&) = delete;
 

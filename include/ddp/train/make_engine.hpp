@@ -67,7 +67,8 @@ engine_made<T, E> make_engine(communicator<T>& comm, trainer_setup<T, E>& with, 
     layout const where(counts, plan.order, sizeof(E), model.placed);
     std::shared_ptr<shared_memory> const shared =
         share_memory(comm, options.share_memory && with.parts.exchange->in_memory() ? arena<E>::bytes(where) : 0,
-                     options.hierarchy ? sharing_among::hosts : sharing_among::one_host);
+                     options.hierarchy ? sharing_among::hosts : sharing_among::one_host,
+                     options.hierarchy ? "with training_options::hierarchy" : "without training_options::hierarchy");
     arena<E> memory = shared ? arena<E>(where, shared->mine()) : arena<E>(where);
     for (std::size_t i = 0; i < parameters.size(); ++i)
         std::copy(parameters[i].value.begin(), parameters[i].value.end(), memory.value(i).begin());

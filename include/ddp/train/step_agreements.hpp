@@ -136,8 +136,8 @@ public:
     }
 
 private:
-    static constexpr std::uint32_t weights_channel = 0, places_channel = 1,
-                                   used_channel = 2;  // from 4 on four phases a bucket
+    // The channels of a trainer's context: these, and from 4 + 4 b on the four phases of bucket b. The index is the step.
+    static constexpr std::uint32_t weights_channel = 0, places_channel = 1, used_channel = 2;
 
     [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(of_.size()); }
     [[nodiscard]] std::size_t me() const noexcept { return static_cast<std::size_t>(of_.rank()); }
