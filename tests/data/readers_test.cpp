@@ -148,6 +148,11 @@ TEST_CASE("a CSV file is a table of numbers, with or without names", "[data][csv
     CHECK((table.rows == 1 && table.values[0] == 0.1 && std::isnan(table.values[1]) &&
            table.values[2] == -std::numeric_limits<double>::infinity()));
 
+    memory_source tabs{as_bytes("\t\"x\"\ty\n1\t2\t3\n")};  // the first name is empty
+    table = ddp::read_csv(tabs, {.header = true, .separator = '\t'});
+    CHECK(table.names == std::vector<std::string>{"", "x", "y"});
+    CHECK(table.values == std::vector<double>{1, 2, 3});
+
     std::string text;  // lines over the seams of the pieces that it is read in
     std::vector<double> values;
     for (int i = 0; i < 30'000; ++i) {

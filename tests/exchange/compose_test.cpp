@@ -299,6 +299,45 @@ TEST_CASE("exchanges with batches added up, steps without samples, and parameter
     }
 }
 
+TEST_CASE("the norm is that of what is stepped, whatever an exchange still keeps of frozen parameters", "[exchange]") {
+    int const ranks = GENERATE(1, 2, 3);
+    for (named const& one : all_exchanges())
+        for (bool const sharded : {false, true}) {
+            CAPTURE(one.name, ranks, sharded);
+            auto const wrong = run_ranks(
+                ranks,
+                [&](auto& comm) -> std::string {
+                    told_mlp model;
+                    training_options const options{.update = sharded ? update::sharded : update::replicated,
+                                                   .clip = clip_by_global_norm{.max_norm = 1e9}};
+                    data_parallel trainer{model,        any_optimizer(sgd{.lr = 1}), comm, options,
+                                          one.exchange, any_buckets(single_bucket{})};
+                    auto const values = [&] {
+                        std::vector<double> all;
+                        for (auto const& p : trainer.parameters())
+                            all.insert(all.end(), p.value.begin(), p.value.end());
+                        return all;
+                    };
+                    for (std::size_t step = 0; step < 6; ++step) {
+                        auto const [first, last] = share(rows, step, comm.rank(), comm.size());
+                        if (step == 2) trainer.freeze("w2");
+                        if (step == 5) trainer.unfreeze("w2");
+                        auto const before = values();
+                        double const norm = trainer.step(all_data().batch(step + first, step + last)).gradient_norm;
+                        auto const after = values();
+                        double squares = 0;
+                        for (std::size_t i = 0; i < after.size(); ++i) squares += std::pow(after[i] - before[i], 2);
+                        if (std::abs(norm - std::sqrt(squares)) > 1e-9 * norm)
+                            return "step " + std::to_string(step) + ": " + std::to_string(norm) + " for " +
+                                   std::to_string(std::sqrt(squares));
+                    }
+                    return trainer.replicas_identical() ? "" : "ranks hold different bits";
+                },
+                patient());
+            for (std::string const& text : wrong) REQUIRE(text == "");
+        }
+}
+
 TEST_CASE("every exchange trains models of one element and of fewer elements than ranks; one of none is refused",
           "[exchange]") {
     int const ranks = GENERATE(1, 2, 3, 4, 7);

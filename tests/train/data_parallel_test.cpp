@@ -254,13 +254,20 @@ TEST_CASE("the loss over all ranks' samples comes with the next step", "[train]"
             trainer.forward(numbers{{r + 1, 2}});
             trainer.backward();
             seen.push_back(trainer.finish().previous_loss);
+            (void)trainer.forward(numbers{{100}});  // without its backward: for a look at the loss
+            trainer.step(numbers{{r + 4}});
+            seen.push_back(trainer.previous_loss());
+            (void)trainer.forward(numbers{{100}});
             trainer.join();
+            seen.push_back(trainer.previous_loss());
+            trainer.step(numbers{{1}});
             seen.push_back(trainer.previous_loss());
             return seen;
         },
         patient());
-    double first = 0, third = 0;  // the mean over all samples, by hand
+    double first = 0, third = 0, fourth = 0;  // the mean over all samples, by hand
     for (double r = 0; r < ranks; ++r) {
+        fourth += (r + 4) / ranks;
         first += (r + (r + 1) + 5) / (3 * ranks);
         third += (r + (r + 1) + 2) / (3 * ranks);
     }
@@ -269,7 +276,9 @@ TEST_CASE("the loss over all ranks' samples comes with the next step", "[train]"
         REQUIRE(std::abs(one[1] - first) < 1e-13);
         REQUIRE(one[2] == 7);
         REQUIRE(std::abs(one[3] - third) < 1e-13);
-        for (std::size_t i = 1; i < one.size(); ++i) REQUIRE(one[i] == got[0][i]);
+        REQUIRE(std::abs(one[4] - fourth) < 1e-13);
+        REQUIRE(std::isnan(one[5]));  // of a step without samples
+        for (std::size_t i = 1; i < 5; ++i) REQUIRE(one[i] == got[0][i]);
     }
 }
 

@@ -327,3 +327,16 @@ TEMPLATE_TEST_CASE("a replica passes on the ranges that a model reports, and nam
     REQUIRE(said({{1, 0, 3}}, unused::allowed) == "");
     REQUIRE(got == ranges{{1, 0, 3}, {0, 0, 5}});
 }
+
+TEST_CASE("what a model reports for a batch without samples counts as unused", "[train]") {
+    scripted_model<> net({{"a", {3}}, {"b", {2}}});
+    replica<scripted_model<>> of(net);
+    of.attach(of.make_arena());
+    auto const used_after = [&](backward_pass const& how) {
+        of.backward(how);
+        return std::vector<std::uint8_t>(of.used().begin(), of.used().end());
+    };
+    (void)of.forward(numbers{{1}});
+    CHECK(used_after({.weight = 1}) == std::vector<std::uint8_t>{1, 1});
+    CHECK(used_after({.weight = 0, .empty = true, .unused = unused::allowed}) == std::vector<std::uint8_t>{0, 0});
+}

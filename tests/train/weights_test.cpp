@@ -13,6 +13,7 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -467,7 +468,11 @@ TEST_CASE("an error that every rank throws is every rank's, though none of them 
         {"E301", [&](auto& trainer, auto&) { (void)load_weights(trainer, missing); }},
         {"E301", [&](auto& trainer, auto&) { save_weights(trainer, missing + "/there"); }},
         {"E100", [](auto& trainer, auto& comm) { trainer.set_rate_factor(1.0 + comm.rank()); }},
-        {"E100", [](auto& trainer, auto& comm) { trainer.freeze(comm.rank() == 0 ? "a" : "b"); }}};
+        {"E100", [](auto& trainer, auto& comm) { trainer.freeze(comm.rank() == 0 ? "a" : "b"); }},
+        {"E100 usage: freeze: no parameter's name fits", [](auto& trainer, auto&) { trainer.freeze("nothing*"); }},
+        {"E100 usage: set_frozen: 0 marks", [](auto& trainer, auto&) { trainer.set_frozen({}); }},
+        {"E104", [](auto& trainer, auto&) { trainer.step(numbers{}); }},
+        {"E105", [](auto& trainer, auto&) { trainer.step(numbers{{std::numeric_limits<double>::infinity()}}); }}};
     for (auto const& [code, call] : calls) {
         if (ranks == 1 && code == "E100") continue;
         for (int round = 0; round < 5; ++round)
@@ -475,7 +480,8 @@ TEST_CASE("an error that every rank throws is every rank's, though none of them 
                      tcp, ranks,
                      [&](communicator<>& comm) {
                          model net(parts);
-                         training trainer = make_trainer(net, comm, {.share_memory = shared});
+                         training trainer =
+                             make_trainer(net, comm, {.nonfinite = nonfinite::stop, .share_memory = shared});
                          trainer.step(numbers{{1}});
                          call(trainer, comm);
                      },

@@ -332,9 +332,7 @@ public:
     /// Returns whether all ranks hold the same bits: in values, and in buffers if training_options::buffers makes them
     /// the same after each step. Collective. Cost: one pass over them, an all-gather of 8 bytes per rank. Throws comm_error.
     [[nodiscard]] bool replicas_identical() {
-        std::uint64_t mine = digest_of_values();
-        if (core().options().buffers_alike()) mine ^= detail::digest_of(replica().buffers());
-        return core().all_alike(mine);
+        return core().all_alike(step_.digest_of_replica());
     }
 
 private:

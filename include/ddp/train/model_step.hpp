@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <ddp/collective/all_gather.hpp>
+#include <ddp/collective/until_all_know.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/train/buffers.hpp>
@@ -60,6 +61,7 @@ public:
 
     template <class Batch>
     void weigh(Batch const& batch) {
+        pass_loss_ = 0;
         tell_peers([&] { weight_ = weight_of(replica_.model(), batch); });
         weighed_ = true;
     }
@@ -72,7 +74,7 @@ public:
             core_.note(flight::forward);
             double const loss =
                 core_.late() ? replica_.forward(batch, [this](std::size_t i) { need(i); }) : replica_.forward(batch);
-            loss_ += loss * static_cast<double>(weight_);
+            pass_loss_ = loss * static_cast<double>(weight_);
             return loss;
         });
     }
@@ -85,7 +87,10 @@ public:
         });
     }
     /// A rank without a batch has no weight.
-    void weigh_nothing() noexcept { weight_ = 0; }
+    void weigh_nothing() noexcept {
+        weight_ = 0;
+        pass_loss_ = 0;
+    }
 
     /// Backward without communication.
     void accumulate() {
@@ -124,10 +129,12 @@ public:
         else if (result.weight != 0 && !result.skipped)
             tell_peers([&] { replica_.values_changed(); });
         if (result.weight != 0 && !result.skipped && core_.options().buffers_alike()) synchronise_buffers();
-        if (result.weight == 0 && (!may_be_empty || !engine.everybody_done()))
+        if (result.weight == 0 && (!may_be_empty || !engine.everybody_done())) {
+            until_all_know(core_.comm(), "step");
             throw error(errc::no_samples,
                         "the batch is empty on every rank: there is no mean over no samples. Nothing was changed; a "
                         "rank that is out of data calls trainer.join().");
+        }
         return result;
     }
 
@@ -143,7 +150,7 @@ public:
     }
     /// Between steps, on all ranks alike.
     void set_progress(training_progress const& at) {
-        loss_ = 0;
+        loss_ = pass_loss_ = 0;
         loss_before_ = core_.comm().rank() == 0 ? at.last_losses : 0;  // the same sum: zeros add nothing to it
         core_.set_progress(at);
     }
@@ -163,6 +170,13 @@ public:
         } catch (...) {
             core_.comm().driver()->put_back(std::current_exception());
         }
+    }
+    /// Of the bits that all ranks hold between steps.
+    [[nodiscard]] std::uint64_t digest_of_replica() {
+        std::uint64_t all = replica_.digest_of_values();
+        if (core_.options().buffers_alike())
+            tell_peers([&] { all ^= digest_of(replica_.buffers()); });
+        return all;
     }
     void synchronise_buffers() {
         if (core_.comm().size() == 1) return;
@@ -205,6 +219,7 @@ private:
         });
         if (!complaint.empty()) core_.fail_gradient(complaint);
         accumulated_ += std::exchange(weight_, 0);
+        loss_ += std::exchange(pass_loss_, 0.0);
     }
 
     /// Runs the user's code. What it throws fails the step on every rank, and is rethrown here.
@@ -219,7 +234,8 @@ private:
 
     std::uint64_t weight_ = 0;       // of the batch that forward saw last
     std::uint64_t accumulated_ = 0;  // of the passes since the last step
-    double loss_ = 0;                // of the forwards since the last step: mean times weight, added up
+    double pass_loss_ = 0;           // of that batch: mean times weight; only a backward makes it count
+    double loss_ = 0;                // of the passes since the last step, added up
     double loss_before_ = 0;         // of the last step
     bool weighed_ = false;
     bool first_pass_ = true;  // no backward since the last step

@@ -193,7 +193,7 @@ public:
         model_->backward(pass<element>{.scale = static_cast<element>(how.weight), .accumulate = how.accumulate}, ready);
         for (std::size_t i = 0; i < parameters_.size(); ++i) {
             if (!reports_.missing(i)) {
-                used_[i] = 1;
+                if (how.weight != 0) used_[i] = 1;  // without samples it reports nothing of its own
             } else if (how.unused == unused::allowed || (!how.frozen.empty() && how.frozen[i] != 0)) {
                 clear(i);
                 ready(i);
@@ -207,7 +207,7 @@ public:
         backward(how, [](std::size_t) {});
     }
 
-    /// By parameter: whether the model has reported it since the last assigning backward.
+    /// By parameter: whether the model has reported it for samples since the last assigning backward.
     [[nodiscard]] std::span<std::uint8_t const> used() const noexcept { return used_; }
 
     /// Copies the values of a model that cannot be bound into the arena, if the program has changed them. Does nothing

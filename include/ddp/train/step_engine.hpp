@@ -272,6 +272,10 @@ task<> step_engine<T, E>::exchange_gradients(std::size_t b) {
 template <Transport T, Element E>
 void step_engine<T, E>::reduced(std::size_t b) {
     if (--unreduced_ == 0) this->on().note(flight::reduced, round());
+    if (this->any_frozen())  // an exchange may have sent what it left out of one before
+        where().for_each_in(own(b).begin, own(b).end, [&](std::size_t i, std::size_t from, std::size_t to) {
+            if (frozen(i)) std::ranges::fill(gradients().subspan(from, to - from), E(0));
+        });
     if (observer_ == nullptr) return;
     observer_->on(
         bucket_reduced{round(), b, plan_.buckets[b].count * sizeof(E), this->on().now() - this->full_since(b)});

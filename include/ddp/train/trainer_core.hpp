@@ -267,9 +267,10 @@ void trainer_core<T, E>::set_frozen(char const* what, std::string_view pattern, 
         detail::all_alike(comm_, what, digest{}.add(what).add(engine_->hash()).value(), digest{}.add(pattern).value());
     DDP_EXPECTS(alike, std::string(what) + ": ranks pass different patterns ('" + std::string(pattern) + "' on rank " +
                            std::to_string(comm_.members().world_rank(comm_.rank())) + "); nothing was changed");
-    DDP_EXPECTS(mark_fitting(parameters_, pattern, frozen, frozen_),
-                std::string(what) + ": no parameter's name fits '" + std::string(pattern) +
-                    "'; '*' stands for any characters, '?' for one");
+    bool const fits = mark_fitting(parameters_, pattern, frozen, frozen_);
+    if (!fits) until_all_know(comm_, what);
+    DDP_EXPECTS(fits, std::string(what) + ": no parameter's name fits '" + std::string(pattern) +
+                          "'; '*' stands for any characters, '?' for one");
     comm_.exclusively([&] { engine_->freeze(frozen_); });
 }
 template <Transport T, Element E>
@@ -280,6 +281,7 @@ void trainer_core<T, E>::set_frozen(std::span<std::uint8_t const> marks) {
         comm_.size() == 1 || detail::all_alike(comm_, "set_frozen",
                                                digest{}.add("set_frozen").add(engine_->hash()).value(), all.value()),
         "set_frozen: ranks pass different marks; nothing was changed");
+    if (marks.size() != frozen_.size()) until_all_know(comm_, "set_frozen");
     DDP_EXPECTS(marks.size() == frozen_.size(), "set_frozen: " + std::to_string(marks.size()) + " marks for " +
                                                     std::to_string(frozen_.size()) + " parameters");
     std::ranges::transform(marks, frozen_.begin(), [](std::uint8_t mark) { return std::uint8_t{mark != 0}; });
@@ -352,11 +354,13 @@ void trainer_core<T, E>::report_nonfinite() {
     std::string const what =
         detail::describe(engine_->places(), comm_.members().members(),
                          [this](std::size_t i) -> std::string_view { return parameters_[i].name; });
-    if (options_.nonfinite == nonfinite::stop)
+    if (options_.nonfinite == nonfinite::stop) {
+        until_all_know(comm_, "step");
         throw error(errc::nonfinite, "step " + std::to_string(begun_steps_) +
                                          ": the mean gradient is not finite: " + what +
                                          ". Nothing was changed. Look at that rank's batch and at the learning rate; "
                                          "nonfinite::skip leaves such steps out");
+    }
     // Reported at the first, second, fourth, … such step, so that the log stays short.
     if (std::has_single_bit(++nonfinite_steps_) && comm_.rank() == 0)
         say_nonfinite(begun_steps_, engine_->skipped(), nonfinite_steps_, what);

@@ -60,7 +60,7 @@ private:
         for (bool more = true; more;) {
             std::string field;
             std::size_t at = 0;
-            while (at < text.size() && (text[at] == ' ' || text[at] == '\t')) ++at;
+            while (at < text.size() && text[at] != options_.separator && (text[at] == ' ' || text[at] == '\t')) ++at;
             if (at < text.size() && text[at] == '"') {
                 for (++at;; ++at) {
                     if (at == text.size()) fail(table_.names.size() + 1, "the quote is not closed on this line");
