@@ -9,11 +9,14 @@
 
 #include <ddp/checkpoint/checkpoints.hpp>
 #include <ddp/data/batch.hpp>
+#include <ddp/data/prefetch_loader.hpp>
 #include <ddp/data/sampler.hpp>
 #include <ddp/nn/nn.hpp>
 #include <ddp/optim/adam.hpp>
 #include <ddp/optim/any_optimizer.hpp>
+#include <ddp/optim/lamb.hpp>
 #include <ddp/optim/parameter_groups.hpp>
+#include <ddp/optim/rmsprop.hpp>
 #include <ddp/train/data_parallel.hpp>
 #include <ddp/train/weights_file.hpp>
 
@@ -31,13 +34,15 @@ namespace {
 
 /// The digest at the end of steps [first, last); `kept`: resumed before, saved after.
 template <class Comm>
-std::uint64_t train(Comm& comm, std::size_t first, std::size_t last, buffers policy, checkpoints* kept) {
+std::uint64_t train(Comm& comm, std::size_t first, std::size_t last, buffers policy, checkpoints* kept,
+                    training_options options = {}, any_optimizer const& by = adamw{.lr = 0.01}) {
     ddp::test::task_data<float> const data(7, 3, 64);
     nn::batch_norm whole(24, {.statistics = nn::batch_statistics::synchronised});
     nn::sequential model{nn::dropout(0.1), nn::linear(7, 24), std::move(whole),  nn::relu(),
                          nn::dropout(0.5), nn::linear(24, 3), nn::batch_norm(3), nn::mean_squared_error()};
     model.initialize(9);
-    data_parallel trainer{model, adamw{.lr = 0.01}, comm, {.buffers = policy}};
+    options.buffers = policy;
+    data_parallel trainer{model, by, comm, options};
     std::vector<std::uint32_t> numbers(64);
     std::iota(numbers.begin(), numbers.end(), 0u);
     auto const rows = [&](std::size_t begin, std::size_t end) {
@@ -71,17 +76,29 @@ TEST_CASE("with dropout, batch normalisation and accumulation, a resumed trainin
     if (ranks > 4) return;
     CAPTURE(ranks, tcp);
     ::test::scratch_directory const scratch;
+    struct recipe {
+        training_options options;
+        any_optimizer by;
+    };
+    clip_by_global_norm const clip{.max_norm = 0.5};
+    std::vector<recipe> const recipes = {
+        {{}, adamw{.lr = 0.01}},
+        {{.update = update::sharded, .clip = clip, .share_memory = false}, lamb{.lr = 0.01, .weight_decay = 0.1}},
+        {{.update = update::replicated, .share_memory = false}, rmsprop{.lr = 0.01, .momentum = 0.5}},
+        {{.update = update::sharded, .clip = clip}, sgd{.lr = 0.05, .momentum = 0.9, .nesterov = true}}};
+    std::size_t turn = 0;
     // Each rank's statistics are its own: those of rank 0, or of that rank alone.
     for (buffers const policy : {buffers::from_rank_0, buffers::left_alone, buffers::from_rank_0_at_evaluation}) {
-        CAPTURE(policy);
+        auto const& [options, by] = recipes[(turn++ + static_cast<std::size_t>(ranks)) % recipes.size()];
+        CAPTURE(policy, by.name());
         auto const expected = ddp::test::run_ranks(
-            ranks, [&](auto& comm) { return train(comm, 0, 9, policy, nullptr); }, ddp::test::patient());
+            ranks, [&](auto& comm) { return train(comm, 0, 9, policy, nullptr, options, by); }, ddp::test::patient());
         auto const got = ddp::test::ranks_over(
             tcp, ranks,
             [&](auto& comm) {
                 checkpoints kept((scratch.path() / ("kept" + std::to_string(static_cast<int>(policy)))).string());
-                (void)train(comm, 0, 4, policy, &kept);
-                return train(comm, 4, 9, policy, &kept);
+                (void)train(comm, 0, 4, policy, &kept, options, by);
+                return train(comm, 4, 9, policy, &kept, options, by);
             },
             ddp::test::patient());
         REQUIRE(got == expected);
@@ -196,4 +213,87 @@ TEST_CASE("a checkpoint of a training that differs in what is in no tensor is re
     CHECK(load_weights_as(another, in + "/step-000000000001/shard-00000-of-00002.safetensors",
                           {.strict = false, .file_prefix = "model/"})
               .missing.empty());
+}
+
+namespace {
+
+struct loaded_training {
+    augmentation augment{.crop_padding = 1, .flip = true, .seed = 4};
+    double lr = 0.05;
+    schedule rate = schedule{};
+};
+
+/// Pictures of 5 x 4, shifted and mirrored: the digest after steps [first, last), or what resume said.
+std::string train_on_pictures(communicator<>& comm, loaded_training const& with, std::uint64_t first,
+                              std::uint64_t last, checkpoints* kept) {
+    classification_data data;
+    data.sample_shape = {5, 4};
+    data.features = 20;
+    data.classes = 3;
+    for (std::size_t i = 0; i < 40 * data.features; ++i)
+        data.inputs.push_back(static_cast<std::uint8_t>(1 + i * 37 % 255));
+    for (std::size_t s = 0; s < 40; ++s) data.labels.push_back(static_cast<std::uint32_t>(s % 3));
+    nn::sequential model{nn::linear(20, 8), nn::tanh(), nn::linear(8, 3), nn::softmax_cross_entropy()};
+    model.initialize(9);
+    data_parallel trainer{model, sgd{.lr = with.lr, .momentum = 0.9}, comm, {.schedule = with.rate}};
+    sampler_options const samples{.samples = 40, .global_batch = 12, .seed = 5};
+    prefetch_loader<float> load{
+        data, sampler(samples, comm), {.normalise = {{.mean = 0.5, .deviation = 0.25}}, .augment = with.augment}};
+    if (first != 0) {
+        sampler at = load.place();
+        if (std::string said = ddp::test::thrown_by([&] { (void)kept->resume(trainer, at); }); !said.empty()) {
+            sampler plain(samples, comm);  // does not know what a loader does
+            (void)kept->resume(trainer, plain);
+            return said;
+        }
+        load.seek(at.epoch(), at.position());
+    }
+    while (trainer.completed_steps() < last)
+        if (auto const batch = load.next()) trainer.step(*batch);
+    if (kept != nullptr) kept->save(trainer, load.place());
+    return std::to_string(trainer.digest_of_values());
+}
+
+}  // namespace
+
+TEST_CASE("a training on pictures that are shifted and mirrored goes on in the middle of an epoch", "[checkpoint]") {
+    auto const [ranks, tcp] = GENERATE(ddp::test::ways_to_run());
+    ::test::scratch_directory const scratch;
+    std::string const in = (scratch.path() / "kept").string();
+    auto const run = [&, ranks = ranks, tcp = tcp](loaded_training const& with, std::uint64_t first, std::uint64_t last,
+                                                   bool keeps) {
+        return ddp::test::ranks_over(
+            tcp, ranks,
+            [&](auto& comm) {
+                checkpoints kept(in);
+                return train_on_pictures(comm, with, first, last, keeps ? &kept : nullptr);
+            },
+            ddp::test::patient());
+    };
+    auto const whole = run({}, 0, 9, false);
+    (void)run({}, 0, 5, true);  // four steps are an epoch
+    ddp::test::captured_stderr quiet(scratch);
+    auto const resumed = run({}, 5, 9, true);
+    CHECK(quiet.text() == "");
+    CHECK(resumed == whole);
+    CHECK(run({.augment = {}}, 0, 9, false) != whole);
+
+    // What nothing else tells: the loader draws others, or makes other numbers of the same ones.
+    std::string const begin = "DDP-E302 format: " + in + "/step-000000000009: is a checkpoint of another training:\n";
+    for (augmentation const& other : {augmentation{}, augmentation{.crop_padding = 1, .flip = true, .seed = 5},
+                                      augmentation{.flip = true, .seed = 4}})
+        for (std::string const& text : run({.augment = other}, 9, 10, true)) {
+            CAPTURE(text);
+            CHECK(text.starts_with(begin + "  sampler's 'preparation (normalisation, augmentation)': with digest "));
+        }
+
+    // Other numbers may be what the user wants; rank 0 says so.
+    ddp::test::captured_stderr heard(scratch);
+    (void)run({.lr = 0.025, .rate = schedule{cosine_decay{.steps = 30}}}, 9, 9, true);
+    CHECK(heard.text() == "ddp: " + in +
+                              "/step-000000000009: the training continues with other settings:\n"
+                              "  optimizer: sgd(lr 0.05, momentum 0.9, weight_decay 0, nesterov false) in the "
+                              "checkpoint, sgd(lr 0.025, momentum 0.9, weight_decay 0, nesterov false) in this one\n"
+                              "  schedule: constant_rate in the checkpoint, cosine_decay(steps 30, floor 0) in this "
+                              "one\n");
 }

@@ -31,7 +31,8 @@ checkpoint_manifest example() {
         .completed_steps = 100, .begun_steps = 103, .last_weight = 24, .last_losses = -24.5, .previous_loss = 0.5};
     all.settings = {0.1875, {"w*", "two\nlines"}};
     all.sampler = {
-        {.samples = 60000, .global_batch = 128, .seed = 18446744073709551615u, .shuffle = false}, 3, 41, 0x2a};
+        {.samples = 60000, .global_batch = 128, .seed = 18446744073709551615u, .shuffle = false}, 3, 41, 0x2a, 7};
+    all.words = {{"schedule", "constant_rate"}, {"optimizer", "sgd, lr 0.1"}};
     all.entries = {{"note", "so far \"so\" good\n"}, {"\u00e9", ""}};
     return all;
 }
@@ -64,7 +65,7 @@ TEST_CASE("a manifest says what it was given, in the form that the manual shows"
     std::string const text = manifest_text(example());
     REQUIRE(text == signed_again(R"({
   "format": "ddp checkpoint",
-  "format_version": 3,
+  "format_version": 4,
   "library": "0.1.0",
   "step": 100,
   "ranks": 4,
@@ -80,7 +81,8 @@ TEST_CASE("a manifest says what it was given, in the form that the manual shows"
   "previous_loss": "0x1p-1",
   "rate_factor": "0x1.8p-3",
   "frozen": ["w*", "two\nlines"],
-  "sampler": {"epoch": 3, "position": 41, "samples": 60000, "global_batch": 128, "seed": 18446744073709551615, "shuffle": false, "drop_last": false, "list": "000000000000002a"},
+  "settings": {"optimizer": "sgd, lr 0.1", "schedule": "constant_rate"},
+  "sampler": {"epoch": 3, "position": 41, "samples": 60000, "global_batch": 128, "seed": 18446744073709551615, "shuffle": false, "drop_last": false, "list": "000000000000002a", "prepared": "0000000000000007"},
   "entries": {
     "note": "so far \"so\" good\n",
     "é": ""
@@ -101,6 +103,7 @@ TEST_CASE("a manifest says what it was given, in the form that the manual shows"
     small.sampler.reset();
     small.settings.reset();
     small.entries = {};
+    small.words = {};
     checkpoint_manifest const read = parse_manifest(manifest_text(small), "m.json");
     REQUIRE_FALSE((read.sampler.has_value() || read.settings.has_value()));
     REQUIRE_FALSE((read.identity.has_value() || read.progress.has_value()));
@@ -118,18 +121,24 @@ TEST_CASE("a manifest says what it was given, in the form that the manual shows"
     }
     // What versions 1 and 2 wrote.
     REQUIRE(
-        parse_manifest(with(manifest_text(read), "\"format_version\": 3", "\"format_version\": 1"), "m.json").step ==
+        parse_manifest(with(manifest_text(read), "\"format_version\": 4", "\"format_version\": 1"), "m.json").step ==
         100);
     checkpoint_manifest second = example();
     second.identity.reset();
     second.progress.reset();
     second.sampler->list.reset();
+    second.sampler->prepared.reset();
+    second.words = {};
     checkpoint_manifest const two =
-        parse_manifest(with(manifest_text(second), "\"format_version\": 3", "\"format_version\": 2"), "m.json");
+        parse_manifest(with(manifest_text(second), "\"format_version\": 4", "\"format_version\": 2"), "m.json");
     REQUIRE(two.settings->rate_factor == 0.1875);
     REQUIRE(two.sampler->position == 41);
     REQUIRE_FALSE(two.sampler->list.has_value());
     REQUIRE(manifest_text(parse_manifest(manifest_text(two), "m.json")) == manifest_text(second));
+    second.sampler->list = 0x2a;
+    checkpoint_manifest const three =
+        parse_manifest(with(manifest_text(second), "\"format_version\": 4", "\"format_version\": 3"), "m.json");
+    REQUIRE((three.sampler->list == 0x2a && !three.sampler->prepared && three.words.empty()));
 }
 
 TEST_CASE("every beginning of a manifest, and every flipped bit in it, is an error with words", "[checkpoint]") {
@@ -153,12 +162,16 @@ TEST_CASE("every beginning of a manifest, and every flipped bit in it, is an err
 TEST_CASE("what no manifest says is refused, whatever its digest", "[checkpoint]") {
     std::string const text = manifest_text(example());
     REQUIRE(has(refused(with(text, "ddp checkpoint", "ddp")), "this is not a manifest of a checkpoint"));
-    for (char const* const version : {"0", "4"})
-        REQUIRE(has(refused(with(text, "\"format_version\": 3", concat({"\"format_version\": ", version}))),
-                    concat({"format_version is ", version, ", this library reads 1 to 3"})));
+    for (char const* const version : {"0", "5"})
+        REQUIRE(has(refused(with(text, "\"format_version\": 4", concat({"\"format_version\": ", version}))),
+                    concat({"format_version is ", version, ", this library reads 1 to 4"})));
     for (char const* const version : {"1", "2"})
-        REQUIRE(has(refused(with(text, "\"format_version\": 3", concat({"\"format_version\": ", version}))),
+        REQUIRE(has(refused(with(text, "\"format_version\": 4", concat({"\"format_version\": ", version}))),
                     "expected 'entries', found 'model_hash'"));
+    REQUIRE(has(refused(with(text, "\"format_version\": 4", "\"format_version\": 3")),
+                "expected 'entries', found 'settings'"));
+    REQUIRE(has(refused(with(text, "\"prepared\": ", "\"changed\": ")), "a sampler has no member 'changed'"));
+    REQUIRE(has(refused(with(text, "\"list\": ", "\"prepared\": ")), "expected '}'"));
     for (char const* const number :
          {"0x3p-4", "1.5", "", "-nan", "0x", "-", "+0x1p+0", "0x1.8p-3 ", "-inf ", "0x1p99999"})
         REQUIRE(has(refused(with(text, "-0x1.88p+4", number)), "is not a number such as '-0x1p-1'"));

@@ -181,7 +181,8 @@ inline void write_as_version(std::filesystem::path const& manifest, int version)
     bool const has_sampler = text.find("\n  \"sampler\"") != text.npos;
     cut("  \"model_hash\"", version >= 2 ? "  \"rate_factor\"" : has_sampler ? "  \"sampler\"" : "  \"entries\"");
     cut(", \"list\": ", "},\n  \"entries\"");
-    text.replace(text.find("\"format_version\": 3"), 19, "\"format_version\": " + std::to_string(version));
+    cut("  \"settings\"", has_sampler ? "  \"sampler\"" : "  \"entries\"");
+    text.replace(text.find("\"format_version\": 4"), 19, "\"format_version\": " + std::to_string(version));
     text.resize(text.find("\"digest\": ", text.find("\n  \"entries\"")));
     char sum[40];
     std::snprintf(sum, sizeof sum, "\"digest\": \"%016llx\"\n}\n",

@@ -189,9 +189,10 @@ private:
         one->manifest.entries = entries;
         one->manifest.settings = detail::settings_of(trainer);
         if constexpr (requires { trainer.progress(); }) one->manifest.progress = trainer.progress();
-        if (batches != nullptr)
-            one->manifest.sampler = {batches->options(), batches->epoch(), batches->position(),
-                                     batches->digest_of_list()};
+        if (batches != nullptr) one->manifest.sampler = detail::place_of(*batches);
+        if constexpr (requires { trainer.settings_in_words(); })
+            for (auto const& [name, words] : trainer.settings_in_words())
+                if (detail::is_utf8(words)) one->manifest.words.emplace(name, words);  // a user's may be anything
 
         detail::checkpoint_content content;
         detail::list_state(trainer, content);

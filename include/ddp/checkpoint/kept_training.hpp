@@ -145,6 +145,21 @@ template <class C>
     return all;
 }
 
+[[nodiscard]] inline sampler_place place_of(sampler const& batches) {
+    sampler_place at{batches.options(), batches.epoch(), batches.position(), batches.digest_of_list()};
+    if (batches.digest_of_preparation() != 0) at.prepared = batches.digest_of_preparation();
+    return at;
+}
+
+/// What was told another trainer than this one is, a line each; empty if nothing is known to differ.
+[[nodiscard]] inline std::string other_settings(string_map const& then, string_map const& now) {
+    std::string text;
+    for (auto const& [name, words] : then)
+        if (now.contains(name) && now.at(name) != words)
+            text += concat({"\n  ", name, ": ", words, " in the checkpoint, ", now.at(name), " in this one"});
+    return text;
+}
+
 /// Collective: the trainer continues where `from` was written. Throws data_error, the same on every rank, if `from`
 /// belongs to another training; nothing has changed then. If reading a file fails later, the communicator fails too.
 template <class C>
@@ -221,6 +236,11 @@ void continue_from(C& trainer, sampler* batches, checkpoint_reader& from) {
     std::string const written = from.path() + ": was written by " + std::to_string(from.manifest().ranks) + " ranks: ";
     if (!as_many && from.has_rank_state() && comm.rank() == 0)
         say_of_checkpoint(written + "state that each rank has for itself begins at zero");
+    if constexpr (requires { trainer.settings_in_words(); })
+        if (comm.rank() == 0)
+            if (std::string const other = other_settings(from.manifest().words, trainer.settings_in_words());
+                !other.empty())
+                say_of_checkpoint(from.path() + ": the training continues with other settings:" + other);
     if constexpr (requires { trainer.buffers_alike(); })
         if (!as_many && from.has_rank_buffers() && !trainer.buffers_alike() && comm.rank() == 0)
             say_of_checkpoint(written + "buffers that each rank has for itself begin as rank 0's");

@@ -28,7 +28,8 @@ struct sampler_place {
     sampler_options options;
     std::uint64_t epoch = 0;
     std::size_t position = 0;
-    std::optional<std::uint64_t> list = std::nullopt;  // sampler::digest_of_list(); none before version 3
+    std::optional<std::uint64_t> list = std::nullopt;      // sampler::digest_of_list(); none before version 3
+    std::optional<std::uint64_t> prepared = std::nullopt;  // digest_of_preparation(), unless 0; none before version 4
 };
 
 /// What identifies the training but is in no tensor.
@@ -52,6 +53,7 @@ struct checkpoint_manifest {
     /// Its completed_steps is `step`. None for trainers that do not keep it, and before version 3.
     std::optional<training_progress> progress;
     std::optional<trainer_settings> settings;  // none for trainers without settings, and before version 2
+    string_map words;                          // data_parallel::settings_in_words(); none before version 4
     std::optional<sampler_place> sampler;
     string_map entries;  // the user's
 };

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <atomic>
+#include <bit>
 #include <concepts>
 #include <condition_variable>
 #include <cstddef>
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include <ddp/core/contract.hpp>
+#include <ddp/core/digest.hpp>
 #include <ddp/core/math.hpp>
 #include <ddp/core/text.hpp>
 #include <ddp/core/thread.hpp>
@@ -93,6 +95,13 @@ public:
             for (std::size_t b = 0; b < number.size(); ++b)
                 number[b] = static_cast<E>((static_cast<double>(b) / 255.0 - norm.mean) / norm.deviation);
         }
+        digest all;
+        all.add("prefetch_loader").add(std::uint64_t{norms.size()});
+        for (normalisation const& norm : norms)
+            all.add(std::bit_cast<std::uint64_t>(norm.mean)).add(std::bit_cast<std::uint64_t>(norm.deviation));
+        all.add(std::uint64_t{options_.augment.crop_padding}).add(std::uint64_t{options_.augment.flip});
+        all.add(changes ? options_.augment.seed : 0);
+        place_.set_digest_of_preparation(all.value() | 1);
         slots_.resize(options_.depth + 1);
         for (slot& each : slots_) {
             each.inputs.reserve(batches_.largest_share() * data.features);
@@ -123,7 +132,8 @@ public:
         return classification_batch<E>{made.inputs, made.labels, made.labels.size(), data_->features, made.samples};
     }
 
-    /// A sampler at the position after the last batch that was handed out, for checkpoints::save.
+    /// A sampler at the position after the last batch that was handed out, for checkpoints::save and, as a copy, for
+    /// checkpoints::resume, which then refuses a loader with other options than the checkpoint's had.
     [[nodiscard]] sampler const& place() const noexcept { return place_; }
     /// Continues from the epoch and position that place() returned, here or in another process: the batches that follow
     /// are the same. Discards batches that are prepared already.

@@ -133,6 +133,10 @@ public:
     [[nodiscard]] sampler_options const& options() const noexcept { return options_; }
     /// A digest of the list of samples; 0 without one, and for the list 0, 1, 2, …, which is the same. Checkpoints keep it.
     [[nodiscard]] std::uint64_t digest_of_list() const noexcept { return digest_of_list_; }
+    /// A digest of how a loader changes the samples that this sampler lists: prefetch_loader::place() has one of the
+    /// loader's normalisation and augmentation. 0: not known. Checkpoints keep it.
+    [[nodiscard]] std::uint64_t digest_of_preparation() const noexcept { return digest_of_preparation_; }
+    void set_digest_of_preparation(std::uint64_t digest) noexcept { digest_of_preparation_ = digest; }
 
 private:
     /// Where the global batch of a step lies in the epoch's order.
@@ -148,6 +152,7 @@ private:
     std::size_t position_ = 0;
     std::vector<std::uint32_t> list_;  // empty: 0 .. samples - 1
     std::uint64_t digest_of_list_ = 0;
+    std::uint64_t digest_of_preparation_ = 0;
     std::vector<std::uint32_t> order_;
     std::uint64_t ordered_ = std::numeric_limits<std::uint64_t>::max();  // the epoch whose order order_ holds
 };

@@ -238,6 +238,16 @@ public:
 
     /// By parameter: the name of the algorithm that steps it (`name` of an optimizer); empty if it has none.
     [[nodiscard]] std::vector<std::string> optimizer_names() const { return local_.optimizer_names(); }
+    /// As data_parallel::settings_in_words(), with "strategy" instead of "exchange".
+    [[nodiscard]] string_map settings_in_words() const {
+        training_options alike;
+        alike.clip = options_.clip;
+        alike.schedule = options_.schedule;
+        string_map all = alike.settings_in_words();
+        all.emplace("optimizer", local_.words());
+        all.emplace("strategy", meetings_.strategy().hash_words());
+        return all;
+    }
     /// Whether ranks hold the same buffers after a meeting of all, or synchronise(): unless local_options::buffers leaves them
     /// alone.
     [[nodiscard]] bool buffers_alike() const noexcept { return options_.buffers != buffers::left_alone; }

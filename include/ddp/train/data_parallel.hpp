@@ -307,6 +307,15 @@ public:
     [[nodiscard]] std::vector<std::string> optimizer_names() {
         return detail::names_by_parameter(core().optimizer(), parameters());
     }
+    /// The settings that decide what is trained and that no tensor or hash() contains, in words by name: "optimizer",
+    /// "schedule", "clip" and, if it sends less than the gradients, "exchange". Checkpoints keep them, and resume says what
+    /// differs. Local; allocates.
+    [[nodiscard]] string_map settings_in_words() const {
+        string_map all = core().options().settings_in_words();
+        all.emplace("optimizer", engine().optimizer_words());
+        if (std::string words = engine().exchange_words(); !words.empty()) all.emplace("exchange", std::move(words));
+        return all;
+    }
     /// Whether ranks hold the same buffers after each step, as training_options::buffers says.
     [[nodiscard]] bool buffers_alike() const noexcept { return core().options().buffers_alike(); }
 
@@ -331,9 +340,7 @@ public:
     }
     /// Returns whether all ranks hold the same bits: in values, and in buffers if training_options::buffers makes them
     /// the same after each step. Collective. Cost: one pass over them, an all-gather of 8 bytes per rank. Throws comm_error.
-    [[nodiscard]] bool replicas_identical() {
-        return core().all_alike(step_.digest_of_replica());
-    }
+    [[nodiscard]] bool replicas_identical() { return core().all_alike(step_.digest_of_replica()); }
 
 private:
     void expect_between_steps(char const* what) {

@@ -173,6 +173,7 @@ public:
     }
     /// Of the bits that all ranks hold between steps.
     [[nodiscard]] std::uint64_t digest_of_replica() {
+        settle();
         std::uint64_t all = replica_.digest_of_values();
         if (core_.options().buffers_alike())
             tell_peers([&] { all ^= digest_of(replica_.buffers()); });

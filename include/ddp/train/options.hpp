@@ -13,6 +13,7 @@
 
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
+#include <ddp/data/string_map.hpp>
 #include <ddp/optim/clip.hpp>
 #include <ddp/optim/schedule.hpp>
 #include <ddp/train/ready_reports.hpp>
@@ -149,6 +150,8 @@ struct training_options {
     }
     /// The values that hashes() are digests of, as text for messages.
     [[nodiscard]] std::array<std::string, 8> hash_words() const;
+    /// Those of `clip` and `schedule`, by these names.
+    [[nodiscard]] string_map settings_in_words() const;
 
 private:
     [[nodiscard]] std::uint64_t hash_of_unused() const {

@@ -154,7 +154,6 @@ protected:
     }
 
     [[nodiscard]] bool frozen(std::size_t i) const noexcept { return frozen_[i]; }
-    [[nodiscard]] bool any_frozen() const noexcept { return frozen_.any(); }
     /// Nothing of bucket b is exchanged.
     [[nodiscard]] bool silent(std::size_t b) const noexcept { return frozen_.silent()[b] != 0; }
     [[nodiscard]] std::size_t active_buckets() const noexcept { return frozen_.active(); }

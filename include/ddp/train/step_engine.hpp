@@ -27,20 +27,12 @@
 #include <ddp/train/options.hpp>
 #include <ddp/train/plan_exchange.hpp>
 #include <ddp/train/step_cycle.hpp>
-#include <ddp/train/step_observer.hpp>
+#include <ddp/train/step_parts.hpp>
 #include <ddp/train/stepper.hpp>
 #include <ddp/train/turnstile.hpp>
 #include <ddp/transport/any.hpp>
 
 namespace ddp {
-
-/// The policies of a step: the objects that do its parts.
-template <Transport T, Element E>
-struct step_parts {
-    std::unique_ptr<detail::optimizer_model<E>> optimizer;
-    std::unique_ptr<detail::exchange_model<T, E>> exchange;
-    std::unique_ptr<detail::step_observer> observer = nullptr;  // null: no observer
-};
 
 /// Turns "gradient i is final" into exchanged buckets and stepped values, while backward still runs.
 template <Transport T, Element E>
@@ -77,14 +69,15 @@ public:
 
     [[nodiscard]] std::uint64_t optimizer_hash() const { return stepper_.hash(); }
     [[nodiscard]] std::string optimizer_words() const { return stepper_.words(); }
-    /// Shows what is kept from step to step on this rank: the optimizer's slots, parameter by parameter, and what the
-    /// exchange keeps. Between steps; what is shown may be written.
+    /// Shows the optimizer's slots, by parameter, and what the exchange keeps. Between steps; what is shown may be written.
     void for_each_state(state_visitor visit) {
         stepper_.for_each_state(where(), this->parameters(), visit);
         exchange().for_each_state(visit);
     }
-    /// The statistics of the exchange. Call it between steps.
+    /// Between steps.
     [[nodiscard]] ddp::exchange_statistics exchange_statistics() const { return exchange().statistics(); }
+    /// Empty if gradients are sent as they are.
+    [[nodiscard]] std::string exchange_words() const { return exchange().in_memory() ? "" : exchange().hash_words(); }
 
 protected:
     using cycle::buckets;
@@ -272,10 +265,6 @@ task<> step_engine<T, E>::exchange_gradients(std::size_t b) {
 template <Transport T, Element E>
 void step_engine<T, E>::reduced(std::size_t b) {
     if (--unreduced_ == 0) this->on().note(flight::reduced, round());
-    if (this->any_frozen())  // an exchange may have sent what it left out of one before
-        where().for_each_in(own(b).begin, own(b).end, [&](std::size_t i, std::size_t from, std::size_t to) {
-            if (frozen(i)) std::ranges::fill(gradients().subspan(from, to - from), E(0));
-        });
     if (observer_ == nullptr) return;
     observer_->on(
         bucket_reduced{round(), b, plan_.buckets[b].count * sizeof(E), this->on().now() - this->full_since(b)});
@@ -294,7 +283,9 @@ task<> step_engine<T, E>::pass_gate(std::size_t b) {
         for (std::size_t from = mine.begin, to = from; from != mine.end; from = to) {
             if (its_turn()) co_await this->on().yield();
             to = piece_end(from, mine.end, statistics_block, options().step_piece_bytes);
-            messages_->statistics.add(std::span<E const>(gradients()), from, to);
+            where().for_each_in(from, to, [&](std::size_t i, std::size_t a, std::size_t z) {
+                if (!frozen(i)) messages_->statistics.add(std::span<E const>(gradients()), a, z);
+            });
             worked_through(to - from);
         }
         if (sharded()) co_await gather_squares(b, messages_->statistics);

@@ -20,8 +20,9 @@
 
 namespace ddp::detail {
 
-/// The others are read: 1 had no settings of the trainer, 2 neither identity nor progress, nor the list of a sampler.
-inline constexpr std::uint64_t manifest_format = 3;
+/// The others are read: 1 had no settings of the trainer, 2 neither identity nor progress, nor the list of a sampler, 3 no
+/// settings in words, nor how a loader prepares samples.
+inline constexpr std::uint64_t manifest_format = 4;
 inline constexpr std::uint64_t most_ranks_of_a_manifest = std::uint64_t{1} << 24;
 
 [[nodiscard]] inline std::string hexadecimal(std::uint64_t value) {
@@ -50,6 +51,15 @@ inline constexpr std::uint64_t most_ranks_of_a_manifest = std::uint64_t{1} << 24
     return text;
 }
 
+inline void append_strings(std::string& json, string_map const& all) {
+    for (bool first = true; auto const& [name, text] : all) {
+        json += std::exchange(first, false) ? "" : ", ";
+        append_json_string(json, name);
+        json += ": ";
+        append_json_string(json, text);
+    }
+}
+
 [[gnu::cold]] DDP_DECL std::string manifest_text(checkpoint_manifest const& manifest) {
     auto const word = [](bool value) { return value ? "true" : "false"; };
     std::string json =
@@ -63,12 +73,7 @@ inline constexpr std::uint64_t most_ranks_of_a_manifest = std::uint64_t{1} << 24
     json += "\n  ],\n";
     if (manifest.identity) {
         json += concat({"  \"model_hash\": \"", hexadecimal(manifest.identity->model_hash), "\",\n  \"optimizer\": {"});
-        for (bool first = true; auto const& [parameter, name] : manifest.identity->optimizers) {
-            json += std::exchange(first, false) ? "" : ", ";
-            append_json_string(json, parameter);
-            json += ": ";
-            append_json_string(json, name);
-        }
+        append_strings(json, manifest.identity->optimizers);
         json += "},\n";
     }
     if (manifest.progress) {
@@ -86,6 +91,11 @@ inline constexpr std::uint64_t most_ranks_of_a_manifest = std::uint64_t{1} << 24
         }
         json += "],\n";
     }
+    if (!manifest.words.empty()) {
+        json += "  \"settings\": {";
+        append_strings(json, manifest.words);
+        json += "},\n";
+    }
     if (manifest.sampler) {
         sampler_place const& at = *manifest.sampler;
         json += concat({"  \"sampler\": {\"epoch\": ", at.epoch, ", \"position\": ", at.position,
@@ -93,6 +103,7 @@ inline constexpr std::uint64_t most_ranks_of_a_manifest = std::uint64_t{1} << 24
                         ", \"seed\": ", at.options.seed, ", \"shuffle\": ", word(at.options.shuffle),
                         ", \"drop_last\": ", word(at.options.drop_last)});
         if (at.list) json += concat({", \"list\": \"", hexadecimal(*at.list), "\""});
+        if (at.prepared) json += concat({", \"prepared\": \"", hexadecimal(*at.prepared), "\""});
         json += "},\n";
     }
     json += "  \"entries\": {";
@@ -149,6 +160,12 @@ public:
         if (version >= 2 && key == "rate_factor") {
             json_.expect(':');
             all.settings = settings();
+            json_.expect(',');
+            key = json_.string();
+        }
+        if (version >= 4 && key == "settings") {
+            json_.expect(':');
+            all.words = json_.strings("settings");
             json_.expect(',');
             key = json_.string();
         }
@@ -260,10 +277,23 @@ private:
         at.options.shuffle = json_.boolean();
         next("drop_last");
         at.options.drop_last = json_.boolean();
-        if (version >= 3 && json_.peek() == ',') {  // not if it was read from an earlier version, and written again
-            next("list");
+        std::string member;
+        auto const another = [&] {
+            if (json_.peek() != ',') return false;
+            json_.expect(',');
+            member = json_.string();
+            json_.expect(':');
+            return true;
+        };
+        bool more = version >= 3 && another();  // not if it was read from an earlier version, and written again
+        if (more && member == "list") {
             at.list = hash();
+            more = version >= 4 && another();
         }
+        if (more && version >= 4 && member == "prepared")
+            at.prepared = hash();
+        else if (more)
+            json_.fail("a sampler has no member " + in_quotes(member));
         json_.expect('}');
         return at;
     }

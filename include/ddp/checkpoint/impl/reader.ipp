@@ -240,8 +240,11 @@ namespace ddp::detail {
         compare("model's", {{"hash()", hash(was.model_hash)}}, {{"hash()", hash(own.model_hash)}});
     }
     if (batches != nullptr) {
-        auto const options = [this](sampler_options const& o, std::optional<std::uint64_t> digest_of_list) {
-            bool const known = manifest_.sampler && manifest_.sampler->list;
+        bool const known = manifest_.sampler && manifest_.sampler->list;
+        // A sampler that has not passed through the loader does not know how samples are prepared.
+        bool const prepared = manifest_.sampler && manifest_.sampler->prepared && batches->digest_of_preparation() != 0;
+        auto const options = [known, prepared](sampler_options const& o, std::optional<std::uint64_t> digest_of_list,
+                                               std::optional<std::uint64_t> preparation) {
             list all{{"samples", concat({o.samples})},
                      {"global_batch", concat({o.global_batch})},
                      {"seed", concat({o.seed})},
@@ -249,10 +252,16 @@ namespace ddp::detail {
                      {"drop_last", o.drop_last ? "true" : "false"}};
             if (known)
                 all.emplace_back("list", *digest_of_list == 0 ? "none" : "with digest " + hexadecimal(*digest_of_list));
+            if (prepared)
+                all.emplace_back("preparation (normalisation, augmentation)",
+                                 "with digest " + hexadecimal(*preparation));
             return all;
         };
-        compare("sampler's", manifest_.sampler ? options(manifest_.sampler->options, manifest_.sampler->list) : list{},
-                options(batches->options(), batches->digest_of_list()));
+        compare("sampler's",
+                manifest_.sampler
+                    ? options(manifest_.sampler->options, manifest_.sampler->list, manifest_.sampler->prepared)
+                    : list{},
+                options(batches->options(), batches->digest_of_list(), batches->digest_of_preparation()));
         if (differences == 0 && manifest_.sampler &&
             (manifest_.sampler->position > batches->steps_per_epoch() || manifest_.sampler->epoch >> 48 != 0))
             throw data_error(errc::format, path_ + ": its sampler stands past an epoch's end");

@@ -7,6 +7,7 @@
 #include <string>
 
 #include <ddp/core/text.hpp>
+#include <ddp/data/string_map.hpp>
 #include <ddp/train/options.hpp>
 
 namespace ddp {
@@ -29,6 +30,14 @@ namespace ddp {
             guards[static_cast<std::size_t>(nonfinite)],
             std::to_string(agreement_steps),
             buffer_policies[static_cast<std::size_t>(buffers)]};
+}
+
+[[gnu::cold]] DDP_DECL string_map training_options::settings_in_words() const {
+    std::array<std::string, 8> const words = hash_words();
+    string_map all;
+    for (std::size_t i = 0; i < words.size(); ++i)
+        if (hash_names[i] == "clip" || hash_names[i] == "schedule") all.emplace(std::string(hash_names[i]), words[i]);
+    return all;
 }
 
 }  // namespace ddp
