@@ -890,6 +890,29 @@ class Orphans(unittest.TestCase):
             process.stdout.close()
             process.stderr.close()
 
+    def test_a_killed_launcher_takes_what_left_the_ranks_groups_too(self):
+        # A session of its own, a group of its own (timeout), and one without a parent that is left.
+        far = ("setsid sh -c 'echo $$ > $NOTES/session$RANK; exec sleep 300' &"
+               " timeout 1000 sh -c 'echo $$ > $NOTES/timed$RANK; exec sleep 300' &"
+               " (setsid sh -c 'echo $$ > $NOTES/adopted$RANK; exec sleep 300' &);")
+        names = [name + rank for name in ("session", "timed", "adopted") for rank in "01"]
+        with Directory() as notes, Directory() as others:
+            bystander = start("-n", "1", *sh("echo $$ > $NOTES/0; exec sleep 300"), env=others.env())
+            process = start("-n", "2", *sh(far + " wait"), env=notes.env())
+            notes.wait_for(*names)
+            others.wait_for("0")
+            pids = [int(notes.note(name)) for name in names]
+            self.assertTrue(all(map(alive, pids)))
+            process.kill()
+            self.assertTrue(eventually(lambda: not any(map(alive, pids)), 2 * SCALE), [pid for pid in pids if alive(pid)])
+            time.sleep(0.2)
+            self.assertTrue(alive(int(others.note("0"))))  # another job's
+            for one in (process, bystander):
+                one.kill()
+                one.wait(DEADLINE)
+                one.stdout.close()
+                one.stderr.close()
+
     def test_ranks_do_not_need_the_guardian_to_die(self):
         with Directory() as notes:
             process = start("-n", "2", *sh("echo $$ > $NOTES/$RANK; exec sleep 300"), env=notes.env())

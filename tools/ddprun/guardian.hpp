@@ -1,32 +1,68 @@
 /// \file
-/// A small process that ends the ranks' process groups should ddprun itself be killed.
+/// A small process that ends what the ranks have started should ddprun itself be killed.
 ///
 /// The kernel kills the ranks then (PR_SET_PDEATHSIG), but not what they have started: behind a shell script as program
-/// the training itself would go on for ever.
+/// the training itself would go on for ever. The guardian kills the ranks' process groups, then what has left them (setsid,
+/// timeout): the ranks inherit a mark in their environment, by which it finds such processes in /proc.
 #pragma once
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <csignal>
+#include <cstddef>
+#include <cstdlib>
+#include <string>
 #include <vector>
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "posix.hpp"
+#include "secret.hpp"
 
 namespace ddprun {
+
+/// The variable with the marks of the jobs of which a process is a part: of this ddprun's, and of those around it.
+inline constexpr char const* marks_variable = "DDPRUN_JOBS";
+
+/// The processes of this user, other than this one, in whose environment `mark` was when they were started.
+[[nodiscard]] inline std::vector<pid_t> marked_with(std::string const& mark) {
+    std::vector<pid_t> found;
+    DIR* const directory = ::opendir("/proc");
+    if (directory == nullptr) return found;
+    std::string text;
+    while (dirent const* const entry = ::readdir(directory)) {
+        if (std::isdigit(static_cast<unsigned char>(entry->d_name[0])) == 0) continue;
+        pid_t const pid = static_cast<pid_t>(std::atol(entry->d_name));
+        if (pid == ::getpid()) continue;
+        unique_fd const file(
+            ::open((std::string("/proc/") + entry->d_name + "/environ").c_str(), O_RDONLY | O_CLOEXEC));
+        if (!file) continue;  // another user's
+        text.clear();
+        char part[4096];
+        ssize_t n;
+        while ((n = ::read(file.get(), part, sizeof part)) > 0) text.append(part, static_cast<std::size_t>(n));
+        if (text.find(mark) != std::string::npos) found.push_back(pid);
+    }
+    ::closedir(directory);
+    return found;
+}
 
 class guardian {
 public:
     /// Call before anything is opened or started: the guardian must not hold what others wait to see closed.
     guardian() {
+        secret_bytes const random = random_secret();
+        for (std::size_t i = 0; i < 16; ++i) mark_ += hexadecimal(random[i]);
         pipe_ends ends = make_pipe();
         pid_ = ::fork();
         if (pid_ < 0) throw_errno("cannot start a process");
-        if (pid_ == 0) watch_over(ends.read.get());
+        if (pid_ == 0) watch_over(ends.read.get(), mark_);
         orders_ = std::move(ends.write);
     }
     guardian(guardian const&) = delete;
@@ -39,6 +75,11 @@ public:
     }
 
     [[nodiscard]] pid_t pid() const noexcept { return pid_; }
+    /// For all ranks, as marks_variable: this job's mark behind those of the jobs around it, whose guardians look for theirs.
+    [[nodiscard]] std::string marks() const {
+        char const* const outer = std::getenv(marks_variable);
+        return outer == nullptr || *outer == '\0' ? mark_ : std::string(outer) + ":" + mark_;
+    }
     void watch(pid_t group) noexcept { tell(group); }
     void forget(pid_t group) noexcept { tell(-group); }  // its number may soon be another's
 
@@ -46,7 +87,7 @@ private:
     // Less than PIPE_BUF: written whole. A guardian that is gone is no reason to stop (SIGPIPE is ignored).
     void tell(pid_t order) noexcept { [[maybe_unused]] ssize_t const n = ::write(orders_.get(), &order, sizeof order); }
 
-    [[noreturn]] static void watch_over(int orders) {
+    [[noreturn]] static void watch_over(int orders, std::string const& mark) {
         sigset_t all;
         ::sigfillset(&all);
         ::sigprocmask(SIG_SETMASK, &all, nullptr);
@@ -59,6 +100,7 @@ private:
         if (::chdir("/") != 0) ::_exit(1);
 
         std::vector<pid_t> groups;
+        bool over = false;  // ddprun itself has ended everything
         pid_t order = 0;
         for (;;) {
             ssize_t const n = ::read(3, &order, sizeof order);
@@ -66,12 +108,25 @@ private:
             if (n != sizeof order) break;
             if (order > 0) groups.push_back(order);
             if (order < 0) groups.erase(std::remove(groups.begin(), groups.end(), -order), groups.end());
-            if (order == 0) groups.clear();
+            over = over || order == 0;
         }
+        if (over) ::_exit(0);
         for (pid_t const group : groups) ::kill(-group, SIGKILL);
+        end_marked(mark);
         ::_exit(0);
     }
 
+    /// Until two scans find none, as a process in the middle of an exec has no environment; for about a second at most.
+    static void end_marked(std::string const& mark) {
+        for (int scan = 0, clean = 0; scan < 100 && clean < 2; ++scan) {
+            std::vector<pid_t> const found = marked_with(mark);
+            for (pid_t const pid : found) ::kill(pid, SIGKILL);
+            clean = found.empty() ? clean + 1 : 0;
+            ::poll(nullptr, 0, 10);
+        }
+    }
+
+    std::string mark_;
     pid_t pid_ = -1;
     unique_fd orders_;
 };

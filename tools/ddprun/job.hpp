@@ -161,6 +161,7 @@ private:
         flights_.emplace(with_.flight_dir, attempt_, with_.rank_of(0), with_.local_size);
         if (!flights_->problem().empty()) say("ddprun: warning: --flight-dir: " + flights_->problem());
         around.flight_dir = flights_->path();
+        around.marks = guardian_.marks();
         int const usable = usable_cores();
         std::vector<int> const cores = with_.bind ? cores_in_mask() : std::vector<int>();
         if (::getenv("OMP_NUM_THREADS") == nullptr) around.threads = std::max(usable / with_.local_size, 1);

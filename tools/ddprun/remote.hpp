@@ -101,10 +101,7 @@ struct orders {
         put(std::to_string(number));
     for (std::string const& item : {with.master_addr, with.log_dir, with.flight_dir, all.job_id, directory}) put(item);
     std::string secret;
-    for (unsigned char const byte : all.secret) {
-        secret += "0123456789abcdef"[byte / 16];
-        secret += "0123456789abcdef"[byte % 16];
-    }
+    for (unsigned char const byte : all.secret) secret += hexadecimal(byte);
     put(secret);
     for (auto const* list : {&with.carried, &with.command}) {
         put(std::to_string(list->size()));

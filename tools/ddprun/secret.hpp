@@ -5,6 +5,7 @@
 #include <array>
 #include <cerrno>
 #include <cstddef>
+#include <string>
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -25,6 +26,11 @@ using secret_bytes = std::array<unsigned char, 32>;
         if (n > 0) got += static_cast<std::size_t>(n);
     }
     return bytes;
+}
+
+[[nodiscard]] inline std::string hexadecimal(unsigned char byte) {
+    char const* const digits = "0123456789abcdef";
+    return {digits[byte / 16], digits[byte % 16]};
 }
 
 /// A sealed memfd with these bytes. Readers share its offset: they use pread.

@@ -18,6 +18,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "guardian.hpp"
 #include "options.hpp"
 #include "posix.hpp"
 #include "signals.hpp"
@@ -38,6 +39,7 @@ struct surroundings {
     std::string job_id = {};  ///< DDP_JOB_ID; empty: not set by us
     int restarts = 0;
     std::string flight_dir = {};  ///< DDP_FLIGHT_DIR; empty: none could be made
+    std::string marks = {};       ///< DDPRUN_JOBS, by which the guardian finds what the ranks have started
 };
 
 [[nodiscard]] inline variables variables_of(options const& with, surroundings const& around, int local) {
@@ -49,6 +51,7 @@ struct surroundings {
     if (around.secret_fd >= 0) result.emplace_back("DDP_SECRET_FD", std::to_string(around.secret_fd));
     if (!around.job_id.empty()) result.emplace_back("DDP_JOB_ID", around.job_id);
     if (!around.flight_dir.empty()) result.emplace_back("DDP_FLIGHT_DIR", around.flight_dir);
+    if (!around.marks.empty()) result.emplace_back(marks_variable, around.marks);
     if (with.max_restarts > 0) result.emplace_back("DDP_RESTART_COUNT", std::to_string(around.restarts));
     if (rank == 0) {
         if (around.listen_fd >= 0) result.emplace_back("DDP_LISTEN_FD", std::to_string(around.listen_fd));
