@@ -250,6 +250,14 @@ class Environment(unittest.TestCase):
         result = run(*away, *sh("env"))
         self.assertEqual((result.code, result.variables(0)["MASTER_ADDR"]), (0, "192.0.2.1"))
         self.assertNotIn("DDP_LISTEN_FD", result.variables(0))
+        # A name that the name service has yet to learn (Kubernetes): rank 0 waits for it until timing.join.
+        late = ["--master-addr", "not-yet.invalid", "--master-port", port]
+        result = run("-n", "2", "--nnodes", "2", *late, *sh("env"))
+        self.assertEqual((result.code, result.variables(0).get("MASTER_ADDR")), (0, "not-yet.invalid"), result.err)
+        self.assertNotIn("DDP_LISTEN_FD", result.variables(0))
+        result = run("-n", "2", *late, *sh("echo never"))
+        self.assertEqual((result.code, result.out), (125, ""))
+        self.assertIn("not-yet.invalid", result.err)
         result = run("-n", "2", "--master-addr", "192.0.2.1", *sh("echo never"))
         self.assertEqual((result.code, result.out), (125, ""))
 

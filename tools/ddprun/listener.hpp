@@ -29,14 +29,17 @@ struct listener {
 }
 
 /// Listens on `address`:`port` (0: any free port). Nothing where the address is not one of this machine's. With
-/// `others` on other machines, a name that is loopback here is an error; an address that says so is the user's wish.
+/// `others` on other machines, a name that is loopback here is an error; an address that says so is the user's wish. A name
+/// that has no address yet is nothing then: rank 0 listens by itself, and asks for the address again until timing.join.
 [[nodiscard]] inline std::optional<listener> listen_on(std::string const& address, std::uint16_t port, bool others) {
     addrinfo hints{};
     hints.ai_family = AF_UNSPEC;
     hints.ai_socktype = SOCK_STREAM;
     addrinfo* found = nullptr;
-    if (int const code = ::getaddrinfo(address.c_str(), nullptr, &hints, &found); code != 0)
-        throw launch_error(exit_launcher, "--master-addr " + address + ": " + ::gai_strerror(code));
+    int const code = ::getaddrinfo(address.c_str(), nullptr, &hints, &found);
+    bool const may_come = code == EAI_AGAIN || code == EAI_NONAME || code == EAI_NODATA;
+    if (others && port != 0 && may_come) return std::nullopt;
+    if (code != 0) throw launch_error(exit_launcher, "--master-addr " + address + ": " + ::gai_strerror(code));
     std::unique_ptr<addrinfo, void (*)(addrinfo*)> const owner(found, ::freeaddrinfo);
 
     for (addrinfo const* at = found; at != nullptr; at = at->ai_next) {

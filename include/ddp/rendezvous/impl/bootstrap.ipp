@@ -74,7 +74,7 @@ namespace detail {
     int problem = 0;
     for (std::chrono::milliseconds pause{50};; pause = std::min(pause * 2, std::chrono::milliseconds{1000})) {
         problem = ::getaddrinfo(j.master_addr.c_str(), nullptr, &wanted, &found);
-        bool const may_come = problem == EAI_AGAIN || problem == EAI_NONAME;
+        bool const may_come = problem == EAI_AGAIN || problem == EAI_NONAME || problem == EAI_NODATA;
         if (!may_come || monotonic_clock::now() + pause >= until) break;
         std::this_thread::sleep_for(pause);
     }
