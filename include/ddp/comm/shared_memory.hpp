@@ -21,6 +21,7 @@
 #include <ddp/comm/small_gather.hpp>
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/task.hpp>
+#include <ddp/core/text.hpp>
 
 namespace ddp {
 
@@ -31,6 +32,9 @@ struct memory_offer {
     std::uint64_t refused = 0;             ///< 1: it has no room; 2: it cannot share; `text` says why
     std::array<std::uint64_t, 4> where{};  ///< how the others find it, in the transport's own form
     bounded_text<96> text = {};            ///< the reason, in words
+
+    /// The text for messages: that of another rank may hold anything.
+    [[nodiscard]] std::string reason() const { return detail::printable(text.view()); }
 };
 static_assert(std::has_unique_object_representations_v<memory_offer>);
 
@@ -207,11 +211,10 @@ task<> share_memory(lane<T> over, offered_memory mine, sharing_among among, shar
     if (most == 1 || (most != ranks && among == sharing_among::one_host)) co_return;
     for (std::size_t r = 0; r < ranks && result->refused.empty(); ++r)
         if (offers[r].refused == 1)
-            result->refused =
-                "rank " + std::to_string(over.of->world_rank(static_cast<int>(r))) +
-                " has no room for the memory that the ranks of its host share: " + std::string(offers[r].text.view());
+            result->refused = "rank " + std::to_string(over.of->world_rank(static_cast<int>(r))) +
+                              " has no room for the memory that the ranks of its host share: " + offers[r].reason();
         else if (offers[r].refused == 2)
-            result->blind = offers[r].text.view();
+            result->blind = offers[r].reason();
     if (!result->blind.empty() && result->refused.empty()) co_return;
 
     std::vector<std::uint8_t> said(ranks);

@@ -172,22 +172,24 @@ public:
         }
         return found;
     }
-    /// Prints once, on the lowest rank whose memory others do not see, that messages go over TCP, and why.
-    [[gnu::cold]] void tell() noexcept {
+    /// Prints the complaint, if there is one, once per process.
+    [[gnu::cold]] void tell() {
         how_.settle();
+        std::string const line = complaint();
+        if (!line.empty() && first_sharing_warning()) std::fprintf(stderr, "ddp: %s\n", line.c_str());
+    }
+    /// That messages go over TCP, and why; empty unless this is the lowest rank whose memory others do not see.
+    [[nodiscard, gnu::cold]] std::string complaint() const {
         auto const blind = std::find_if(peers_.begin(), peers_.end(), [](peer const& p) {
             return !p.used && (p.offer.host != 0 || !p.offer.text.view().empty());
         });
         bool const alone = mine_.host == 0 && mine_.text.view().empty();
-        if (alone || blind == peers_.end() || blind->rank < me_ || !first_sharing_warning()) return;
-        std::string_view const why = !mine_.text.view().empty()          ? mine_.text.view()
-                                     : !blind->offer.text.view().empty() ? blind->offer.text.view()
-                                                                         : why_blind;
-        std::fprintf(
-            stderr,
-            "ddp: ranks %d and %d are on one host and do not see each other's memory (%.*s): all that they exchange "
-            "goes over TCP\n",
-            me_, blind->rank, static_cast<int>(why.size()), why.data());
+        if (alone || blind == peers_.end() || blind->rank < me_) return {};
+        std::string const why = !mine_.text.view().empty()          ? mine_.reason()
+                                : !blind->offer.text.view().empty() ? blind->offer.reason()
+                                                                    : std::string(why_blind);
+        return concat({"ranks ", me_, " and ", blind->rank, " are on one host and do not see each other's memory (",
+                       why, "): all that they exchange goes over TCP"});
     }
 
 private:

@@ -23,6 +23,7 @@
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/core/error.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/data/safetensors.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/train/weights_file.hpp>
@@ -74,7 +75,7 @@ void agree_on_outcome(communicator<T> const& comm, file_outcome const& mine, std
     posted const words(comm, std::move(text));
     call(comm, about<char>(operation, words->size(), "what went wrong", speaker),
          [&](auto over) { return broadcast(over, as_mutable_bytes(std::span<char>(*words)), speaker); });
-    text = *words;
+    text = printable(*words);  // another rank's, maybe
     bool const everywhere = std::all_of(
         all.begin(), all.end(), [&](auto const& o) { return o.code == worst->code && o.digest == worst->digest; });
     if (!everywhere) text = "rank " + std::to_string(comm.members().world_rank(speaker)) + ": " + text;

@@ -146,8 +146,8 @@ namespace detail {
     std::string others;
     for (std::size_t k = 1; k < std::min(absent.size(), most); ++k) others += concat({", ", absent[k]});
     if (absent.size() > most) others += " and others";
-    std::string_view const entered = last.name.view();
-    bool const heard = !absent.empty() || !entered.empty();  // otherwise it sends no heartbeats
+    std::string const entered = printable(last.name.view());  // from that rank's heartbeat
+    bool const heard = !absent.empty() || !entered.empty();   // otherwise it sends no heartbeats
     bool const all_are_here = absent.empty() && mine.entered.number != 0;
     char const* const which = !heard || mine.entered.number == 0 ? ""
                               : all_are_here   ? ", which has entered it, too, and may wait for another"
