@@ -303,6 +303,22 @@ TEST_CASE("ranks that never came are named on every rank that came", "[rendezvou
     CHECK(ddp::monotonic_clock::now() - start < 5s);
 }
 
+TEST_CASE("the time to join is one, however late the last rank comes", "[rendezvous][tcp]") {
+    auto const times = ddp::timing::for_tests();
+    listener const at;
+    ddp::tcp_options rank0 = quick(times);
+    rank0.listen_descriptor = at.inherit();
+    auto const start = ddp::monotonic_clock::now();
+    auto zero = std::async(std::launch::async, outcome, job_of(0, 2, at.port), rank0);
+    std::this_thread::sleep_for(4500ms);
+    rank_by_hand const one(at.port);  // reaches rank 0's store, and never the rank itself
+    std::string const text = zero.get();
+    CAPTURE(text);
+    CHECK(has(text, "rank 0 was not reached by rank 1"));
+    // times.join, two handshakes, and times.dead until the store has given up on the rank that hears nothing.
+    CHECK(ddp::monotonic_clock::now() - start < 9500ms);
+}
+
 TEST_CASE("without rank 0 the others say where they looked", "[rendezvous][tcp]") {
     auto times = ddp::timing::for_tests();
     times.join = 200ms;
@@ -823,6 +839,30 @@ TEST_CASE("a rank without the job's secret says why rank 0 may have hung up", "[
     CHECK(has(zero, "ranks {1} never joined"));
     CHECK(has(zero, " connections lacked the secret, DDP_JOB_ID or DDP_TLS"));
     CHECK(has(one, "hangs up on ranks whose secret"));
+}
+
+TEST_CASE("a secret that cannot be proved is not shown where the launcher has rank 0's port", "[rendezvous][tcp]") {
+    // Somebody else listens at one of the ports that rank 0 may take, and waits for the ranks that look there.
+    ddp::job j = job_of(1, 2, 0);
+    j.port_is_launchers = true;
+    std::optional<listener> stranger;
+    for (std::uint16_t port = 20000; !stranger && port < 20100; ++port) {
+        j.master_port = port;
+        try {
+            stranger.emplace(true, ddp::detail::master_ports(j).front());
+        } catch (std::runtime_error const&) {  // another program's
+        }
+    }
+    REQUIRE(stranger);
+    auto times = ddp::timing::for_tests();
+    times.join = 300ms;
+    secret_in_a_file const secret("0123456789abcdef");
+    std::string const text = outcome(j, quick(times));
+    CAPTURE(text);
+    CHECK(text.find("DDP-E101") == 0);
+    CHECK(has(text, "use ddp::secure_tcp"));
+    ::fcntl(stranger->fd, F_SETFL, O_NONBLOCK);
+    CHECK(::accept(stranger->fd, nullptr, nullptr) == -1);  // nobody has come
 }
 
 TEST_CASE("a secret is taken only from a regular file that nobody else can read, or an inherited descriptor",

@@ -90,9 +90,10 @@ public:
         bool ready = true;     // worth a try
     };
 
-    /// `store` reports ranks that end or become silent meanwhile.
+    /// `store` reports ranks that end or become silent meanwhile. Connecting ends at `until`, or after times.join.
     [[gnu::cold]] tcp_mesh(peer_hello mine, std::vector<peer_address> const& addresses, tcp_acceptor& acceptor,
-                           tcp_store& store, timing const& times, tcp_security const* security = nullptr)
+                           tcp_store& store, timing const& times, tcp_security const* security = nullptr,
+                           time_point until = never)
         : mine_(mine),
           addresses_(addresses),
           acceptor_(acceptor),
@@ -100,8 +101,8 @@ public:
           times_(times),
           security_(security),
           redials_(static_cast<std::size_t>(mine.size)),
-          until_(monotonic_clock::now() + times.join),
-          dial_until_(monotonic_clock::now() + times.join / 2) {}
+          until_(std::min(until, monotonic_clock::now() + times.join)),
+          dial_until_(until_ - (until_ - monotonic_clock::now()) / 2) {}
 
     /// Adds the connections to `all`. Throws rendezvous_error, which names the rank that could not be reached.
     /// Connections stay open as long as this object and `all`, so that no rank sees a connection close before all ranks

@@ -50,7 +50,7 @@ class tcp_store_server {
 public:
     tcp_store_server(detail::tcp_acceptor acceptor, int size, std::uint64_t job, std::uint64_t nonce,
                      timing const& times, job_secret const& secret = {},
-                     std::shared_ptr<tcp_security const> security = nullptr)
+                     std::shared_ptr<tcp_security const> security = nullptr, time_point until = never)
         : acceptor_(std::move(acceptor)),
           security_(std::move(security)),
           size_(size),
@@ -58,7 +58,7 @@ public:
           nonce_(nonce),
           secret_(secret),
           times_(times),
-          until_(monotonic_clock::now() + times.join),
+          until_(std::min(until, monotonic_clock::now() + times.join)),
           present_(static_cast<std::size_t>(size)),
           came_(present_.size()) {
         boost::system::error_code ignored;

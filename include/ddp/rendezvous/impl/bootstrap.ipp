@@ -111,7 +111,7 @@ namespace detail {
 }
 
 /// Whether ranks prove the secret; otherwise they show it, or there is none. Throws if that is not allowed for addresses that
-/// other hosts reach.
+/// other hosts reach, or would be shown at ports that are not known to be rank 0's.
 [[gnu::cold]] DDP_DECL bool must_prove(job const& j, std::vector<tcp_endpoint> const& at, job_secret const& secret,
                                        tcp_options const& options) {
     auto const open = std::find_if(at.begin(), at.end(), [](auto const& a) { return !a.address().is_loopback(); });
@@ -123,6 +123,13 @@ namespace detail {
         throw environment_error(concat({options.encrypt ? "DDP_TLS=1 (tcp_options.encrypt)" : "tcp_options.prove",
                                         " asks for what this rank cannot do: ", lack}));
     if (options.encrypt || options.prove) return true;
+    if (open == at.end() && secret.given() && !capable && j.port_is_launchers)
+        throw environment_error(
+            "there is a secret, but the launcher itself listens at MASTER_PORT: ranks look for rank 0 at several "
+            "ports, "
+            "and this program, which was built without OpenSSL, would show the secret to whatever listens at one of "
+            "them. Instead, use ddp::secure_tcp, link ddp::secure; or start the job with ddprun; or, if you trust all "
+            "users of this machine, unset DDP_SECRET_FILE");
     if (open == at.end() || (options.insecure && !capable)) return false;
     if (capable) return true;
     throw rendezvous_error(
@@ -262,7 +269,8 @@ namespace detail {
 
     std::pair<int, int> const ports = detail::port_range(options.ports);
     std::uint64_t const id = j.id.empty() ? 0 : digest{}.add(std::string_view(j.id)).value();
-    std::vector<detail::tcp_endpoint> servers = detail::resolve_master(j, monotonic_clock::now() + options.times.join);
+    time_point const joined = monotonic_clock::now() + options.times.join;  // one deadline for all that follows
+    std::vector<detail::tcp_endpoint> servers = detail::resolve_master(j, joined);
     std::vector<boost::asio::ip::address> addresses_of_0;
     for (detail::tcp_endpoint const& one : servers) addresses_of_0.push_back(one.address());
     detail::expect_reachable(j, addresses_of_0);
@@ -285,14 +293,14 @@ namespace detail {
     detail::expect_descriptors(j);
     std::unique_ptr<tcp_store_server> server;
     // Ranks come at different times: the server's deadline is the one for all; this one counts only if the server fails.
-    time_point const until = monotonic_clock::now() + options.times.join + 2 * options.times.handshake;
+    time_point const until = joined + 2 * options.times.handshake;
     if (j.rank == 0) {
         std::uint64_t const nonce = detail::random_number();
         detail::tcp_acceptor acceptor = detail::listen_as_master(j, servers, options.listen_descriptor, anywhere);
         servers = {acceptor.local_endpoint()};
         try {
             server = std::make_unique<tcp_store_server>(std::move(acceptor), j.size, id, nonce, options.times, secret,
-                                                        security);
+                                                        security, joined);
         } catch (std::system_error const& e) {
             if (!detail::out_of_descriptors(e.code().value())) throw;
             throw detail::too_many_files(0, j.size, "what serves the other ranks", e.code().value());
@@ -306,8 +314,8 @@ namespace detail {
     };
     tcp_store store = [&] {
         try {
-            return tcp_store(servers, j.rank, j.size, id, monotonic_clock::now() + options.times.join,
-                             j.port_is_launchers && j.rank != 0, secret, options.times, security.get());
+            return tcp_store(servers, j.rank, j.size, id, joined, j.port_is_launchers && j.rank != 0, secret,
+                             options.times, security.get());
         } catch (std::exception const& e) {
             if (server != nullptr) server->fail(said(e));
             throw;
@@ -339,7 +347,7 @@ namespace detail {
         mine.nonce = store.nonce();
         mine.host = framing.host;
         mine.early_bytes = options.early_bytes;
-        mesh.emplace(mine, addresses, *acceptor, store, options.times, between_ranks).connect(met);
+        mesh.emplace(mine, addresses, *acceptor, store, options.times, between_ranks, until).connect(met);
         mesh.reset();
         acceptor.reset();
         detail::memory_paths paths(j.rank, met, framing.host, in_memory);
