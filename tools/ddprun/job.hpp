@@ -224,14 +224,18 @@ private:
         orders each{.with = with_, .secret = secret_, .job_id = id_, .restarts = attempt_};
         each.with.nodes = static_cast<int>(with_.hosts.size());
         each.with.carried = carried_variables(with_);
-        bool all_here = with_.launch_agent.empty();
-        for (host const& one : with_.hosts) all_here = all_here && is_this_host(one.name);
+        bool const asks = with_.launch_agent.empty();  // otherwise it does not matter
+        std::vector<bool> here;
+        for (host const& one : with_.hosts) here.push_back(asks && is_this_host(one.name));
+        bool const all_here = std::find(here.begin(), here.end(), false) == here.end();
         if (with_.master_addr.empty()) {
             std::string const& first = with_.hosts.front().name;
             each.with.master_addr = all_here ? "127.0.0.1" : first.substr(first.find('@') + 1);
         }
-        if (with_.master_port == 0)  // one that kernels do not hand out: nobody can look from here what is free there
-            each.with.master_port = static_cast<std::uint16_t>(15000 + (secret_[0] * 256 + secret_[1]) % 16000);
+        if (with_.master_port == 0) {  // one that kernels do not hand out: nobody can look from here what is free there
+            secret_bytes const random = random_secret();  // other bytes than the secret's: the port is no secret
+            each.with.master_port = static_cast<std::uint16_t>(15000 + (random[0] * 256 + random[1]) % 16000);
+        }
         std::string const directory = std::filesystem::current_path().string();
         int first_rank = 0;
         for (std::size_t i = 0; i < with_.hosts.size(); ++i) {
@@ -241,7 +245,7 @@ private:
             each.with.local_size = one.slots;
             pipe_ends control = make_pipe();
             start_order order;
-            order.command = agent_command(with_, one.name);
+            order.command = agent_command(with_, one.name, here[i]);
             for (char** entry = environ; *entry != nullptr; ++entry) order.environment.emplace_back(*entry);
             order.standard_input = control.read.get();
             started child = spawn(order, signals_.before());

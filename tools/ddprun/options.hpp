@@ -229,9 +229,10 @@ inline std::vector<std::string> own_words(CLI::App const& app, std::vector<std::
     return own;
 }
 
-/// Ranks go to the hosts in order, as many to each as it has slots.
-inline void place(options& result, command_line const& line) {
-    if (!line.nproc.empty())
+/// Ranks go to the hosts in order, as many to each as it has slots, or as the command line says (`nproc_given`): what the
+/// environment says does not replace the slots of -H.
+inline void place(options& result, command_line const& line, bool nproc_given) {
+    if (nproc_given)
         for (host& one : result.hosts) one.slots = parse_integer("--nproc-per-node", line.nproc, 1, 4096);
     int slots = 0;
     for (host const& one : result.hosts) slots += one.slots;
@@ -258,6 +259,8 @@ inline void place(options& result, command_line const& line) {
     detail::declare(app, line);
     std::size_t at = 0;
     std::vector<std::string> own = detail::own_words(app, words, at);
+    bool const nproc_given =
+        std::ranges::any_of(own, [](std::string const& word) { return word.starts_with("--nproc-per-node="); });
     std::reverse(own.begin(), own.end());  // as CLI11 takes them
     options result;
     try {
@@ -317,7 +320,7 @@ inline void place(options& result, command_line const& line) {
         if (result.nodes > 1 || line.standalone)
             throw usage_problem("-H and --hostfile contradict --nnodes, --standalone");
         result.hosts = line.hosts.empty() ? detail::read_hostfile(line.hostfile) : detail::parse_hosts(line.hosts);
-        detail::place(result, line);
+        detail::place(result, line, nproc_given);
         result.carried.insert(result.carried.end(), line.carried.begin(), line.carried.end());
         std::istringstream agent(line.launch_agent);
         for (std::string word; agent >> word;) result.launch_agent.push_back(word);

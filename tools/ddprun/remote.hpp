@@ -11,15 +11,22 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include <ifaddrs.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <ddp/core/version.hpp>
 
+#include "listener.hpp"
 #include "options.hpp"
 #include "posix.hpp"
 #include "secret.hpp"
@@ -46,16 +53,45 @@ inline constexpr std::size_t longest_orders = std::size_t{4} << 20;
     return {path, static_cast<std::size_t>(n)};
 }
 
+/// Whether `name` is one of this machine's: one of its addresses is loopback, or an interface here has it.
 [[nodiscard]] inline bool is_this_host(std::string const& name) {
     char own[256] = {};
     ::gethostname(own, sizeof own - 1);
-    return name == "localhost" || name == "127.0.0.1" || name == "::1" || name == own;
+    if (name == "localhost" || name == "127.0.0.1" || name == "::1" || name == own) return true;  // asks nobody
+
+    addrinfo hints{};
+    hints.ai_socktype = SOCK_STREAM;
+    addrinfo* found = nullptr;
+    if (::getaddrinfo(name.c_str(), nullptr, &hints, &found) != 0) return false;  // ssh may know it
+    std::unique_ptr<addrinfo, void (*)(addrinfo*)> const names(found, ::freeaddrinfo);
+    ifaddrs* interfaces = nullptr;
+    if (::getifaddrs(&interfaces) != 0) interfaces = nullptr;
+    std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> const own_ones(interfaces, [](ifaddrs* all) {
+        if (all != nullptr) ::freeifaddrs(all);
+    });
+    auto const same = [](sockaddr const* a, sockaddr const* b) {
+        if (b == nullptr || a->sa_family != b->sa_family) return false;
+        if (a->sa_family == AF_INET)
+            return reinterpret_cast<sockaddr_in const*>(a)->sin_addr.s_addr ==
+                   reinterpret_cast<sockaddr_in const*>(b)->sin_addr.s_addr;
+        return a->sa_family == AF_INET6 &&
+               std::memcmp(&reinterpret_cast<sockaddr_in6 const*>(a)->sin6_addr,
+                           &reinterpret_cast<sockaddr_in6 const*>(b)->sin6_addr, sizeof(in6_addr)) == 0;
+    };
+    for (addrinfo const* at = found; at != nullptr; at = at->ai_next) {
+        sockaddr_storage where{};
+        std::memcpy(&where, at->ai_addr, at->ai_addrlen);
+        if (is_loopback(where)) return true;
+        for (ifaddrs const* one = interfaces; one != nullptr; one = one->ifa_next)
+            if (same(at->ai_addr, one->ifa_addr)) return true;
+    }
+    return false;
 }
 
-/// What to run here so that a ddprun there waits for its orders.
-[[nodiscard]] inline std::vector<std::string> agent_command(options const& with, std::string const& host) {
+/// What to run here so that a ddprun there waits for its orders. `here`: whether the host is this one.
+[[nodiscard]] inline std::vector<std::string> agent_command(options const& with, std::string const& host, bool here) {
     std::string const self = own_path();
-    if (with.launch_agent.empty() && is_this_host(host)) return {self, "--agent"};
+    if (with.launch_agent.empty() && here) return {self, "--agent"};
     std::vector<std::string> command = with.launch_agent;
     if (command.empty()) command = {"ssh", "-x", "-T", "-o", "BatchMode=yes"};  // nobody is there to type a password
     command.push_back(host);
