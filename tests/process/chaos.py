@@ -786,17 +786,23 @@ def attempt(row, size, seed, number):
     return result
 
 
-def starve(seconds, load, seed):
-    """Jobs with default times beside `load` processes that only count: how many there were, and what went wrong."""
+def plans_to_starve(seconds):
+    """Every way to train, with messages first and then in shared memory; a run of less than a minute comes no further than that."""
     plans = [Plan(2 + k % 3, SHAPES[0] + WAYS[k % len(WAYS)], steps="steps=40", more=("times=default",), well=True)
              for k in range(3 * len(WAYS))]
-    for plan in plans if seconds > 60 else plans[:6]:  # before the machine is busy; a short run comes no further
+    return plans if seconds >= 60 else plans[:len(MESSAGES)]
+
+
+def starve(seconds, load, seed):
+    """Jobs with default times beside `load` processes that only count: how many there were, and what went wrong."""
+    plans = plans_to_starve(seconds)
+    for plan in plans:  # before the machine is busy
         REFERENCES.of(plan.size, plan.words)
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(load)]
     jobs, wrong, end = 0, [], time.monotonic() + seconds
     try:
         while time.monotonic() < end:
-            plan = plans[jobs % len(plans) if seconds > 60 else jobs % 6]
+            plan = plans[jobs % len(plans)]
             size = plan.size
             try:
                 inject(plan)

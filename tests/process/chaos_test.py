@@ -60,6 +60,10 @@ class Sample(unittest.TestCase):
 
 
 class Starved(unittest.TestCase):
+    def test_a_minute_is_enough_for_training_in_shared_memory(self):
+        starved = {plan.words for plan in chaos.plans_to_starve(60)}  # as scripts/faults.sh says
+        self.assertLessEqual({chaos.SHAPES[0] + way for way in chaos.WAYS}, starved)
+
     def test_no_false_alarm_beside_busy_processes(self):
         jobs, wrong = chaos.starve(10 if SCALE == 1 else 5, 20, SEED)
         print(f"row 24: {jobs} jobs beside 20 busy processes", flush=True)
