@@ -1,5 +1,6 @@
 // MASTER_ADDR as a name: of a host that the name service learns of late, and of a host with an address that answers nothing.
 #include <ddp/rendezvous/bootstrap.hpp>
+#include <ddp/rendezvous/run_tcp.hpp>
 
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -148,4 +149,31 @@ TEST_CASE("an address of rank 0 that answers nothing does not take the time of t
     CHECK(outcome_of_rank_1("two.test", at, times) == "");
     CHECK(ddp::monotonic_clock::now() - since >= times.handshake);  // it did try the first
     CHECK(ddp::monotonic_clock::now() - since < 15s);
+}
+
+TEST_CASE("where MASTER_ADDR is a name of a loopback address, rank 0 says so if nobody comes", "[rendezvous][tcp]") {
+    ddp::test::listener const at;
+    unknown_for = 0;
+    auto const said = [&](char const* master) -> std::string {
+        ::setenv("RANK", "0", 1);
+        ::setenv("WORLD_SIZE", "2", 1);
+        ::setenv("MASTER_ADDR", master, 1);
+        ::setenv("MASTER_PORT", std::to_string(at.port).c_str(), 1);
+        ::setenv("DDP_LISTEN_FD", std::to_string(at.inherit()).c_str(), 1);
+        ddp::timing times = ddp::timing::for_tests();
+        times.join = 300ms;
+        try {
+            ddp::run<ddp::tcp>({.times = times}, [](auto&) {});
+        } catch (ddp::rendezvous_error const& e) {
+            return e.what();
+        }
+        return "no error";
+    };
+    using Catch::Contains;
+    CHECK_THAT(said("late.test"), Contains("ranks {1} never joined") &&
+                                      Contains("MASTER_ADDR \"late.test\" is 127.0.0.1") &&
+                                      Contains("which other hosts cannot reach: if ranks are on several"));
+    CHECK_THAT(said("127.0.0.1"), Contains("ranks {1} never joined") && !Contains("other hosts"));
+    for (char const* const name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DDP_LISTEN_FD"})
+        ::unsetenv(name);
 }

@@ -54,6 +54,7 @@ namespace detail {
 /// Throws if the name of rank 0's host is a name for this machine only, although ranks run on other hosts. `at`: its
 /// addresses.
 void expect_reachable(job const& j, std::vector<boost::asio::ip::address> const& at);
+[[nodiscard]] std::string advice_about_loopback(job const& j);
 /// See tcp_options::congestion. Throws rendezvous_error if the system refuses the algorithm.
 void choose_congestion_control(int fd, std::string const& wanted, bool same_host);
 }  // namespace detail

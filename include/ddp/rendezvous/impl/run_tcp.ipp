@@ -55,9 +55,11 @@ namespace ddp {
         std::string text = e.what();
         bool const apart =
             text.find("never joined") != std::string::npos || text.find("cannot reach") != std::string::npos;
-        if (found->advice.empty() || !apart) throw;  // ranks that have connected do not need this advice
-        text.erase(0, text.find(": ") + 2);          // the code, which is added again
-        throw rendezvous_error(detail::concat({text, ". ", found->advice}));
+        if (!apart) throw;  // ranks that have connected need no advice
+        std::string const advice = found->advice.empty() ? detail::advice_about_loopback(*found) : found->advice;
+        if (advice.empty()) throw;
+        text.erase(0, text.find(": ") + 2);  // the code, which is added again
+        throw rendezvous_error(detail::concat({text, ". ", advice}));
     }
     communicator<> comm = any_communicator(std::move(transport), options.times, options.thread);
     detail::flight_signal::target const whose(comm.driver()->recorder());
