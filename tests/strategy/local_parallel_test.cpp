@@ -116,18 +116,19 @@ numbers_of flat(auto const& parameters) {
     return all;
 }
 
+ddp::schedule down_to_a_fifth() {
+    return ddp::schedule{cosine_decay{.steps = 40, .floor = 0.2}};
+}
+
 template <memory Kind = memory::releasing, class Strategy>
-ending train_on(communicator<>& comm, Strategy const& strategy, grouped const& optimizer) {
+ending train_on(communicator<>& comm, Strategy const& strategy, grouped const& optimizer,
+                ddp::schedule const& decay = down_to_a_fifth()) {
     constexpr bool agrees = Strategy::agrees;
     task_data<double> const data(in, out, 64);
     tanh_mlp<double, Kind> model(in, hidden, out,
                                  1 + static_cast<std::uint64_t>(comm.rank()));  // rank 0's go everywhere
-    local_parallel trainer{model,
-                           optimizer,
-                           comm,
-                           strategy,
-                           {.clip = clip_by_global_norm{.max_norm = 2.0},
-                            .schedule = ddp::schedule{cosine_decay{.steps = 40, .floor = 0.2}}}};
+    local_parallel trainer{
+        model, optimizer, comm, strategy, {.clip = clip_by_global_norm{.max_norm = 2.0}, .schedule = decay}};
     ending end;
     std::uint64_t const before = comm.bytes_sent();
     for (std::size_t step = 1; rows_of(comm.rank(), step) != 0 || step <= 17; ++step) {
@@ -157,7 +158,8 @@ using by_hand = std::function<void(std::vector<numbers_of>& values, numbers_of& 
 
 /// The same, one rank after the other. due: whether ranks meet after a step. weigh: over which ranks shares add up to 1.
 std::vector<numbers_of> simulate(int ranks, grouped const& optimizer, std::function<bool(std::size_t)> const& due,
-                                 by_hand const& meet, std::size_t last) {
+                                 by_hand const& meet, std::size_t last,
+                                 ddp::schedule const& decay = down_to_a_fifth()) {
     task_data<double> const data(in, out, 64);
     tanh_mlp<double> model(in, hidden, out, 1);
     auto const parameters = model.parameters();
@@ -169,7 +171,6 @@ std::vector<numbers_of> simulate(int ranks, grouped const& optimizer, std::funct
     for (int r = 0; r < ranks; ++r) steppers.emplace_back(optimizer, where, parameters);
     std::vector<std::uint64_t> updates(static_cast<std::size_t>(ranks));
     numbers_of since(static_cast<std::size_t>(ranks));
-    ddp::schedule const decay{cosine_decay{.steps = 40, .floor = 0.2}};
     for (std::size_t step = 1; step <= last; ++step) {
         for (std::size_t r = 0; r < values.size(); ++r) {
             std::size_t const rows = rows_of(static_cast<int>(r), step), from = offset_of(static_cast<int>(r), step);
@@ -301,16 +302,20 @@ TEST_CASE("local SGD, with warm-up and without, is what plain loops give", "[str
 
 TEST_CASE("DiLoCo and slow momentum are what the papers' pseudo-code gives", "[strategy]") {
     auto const [ranks, tcp] = GENERATE(ways_to_run());
+    // The second one is 0 from step 18 on: the meeting after step 20 has steps before and behind that.
+    bool const ends = GENERATE(false, true);
+    ddp::schedule const decay = ends ? ddp::schedule{cosine_decay{.steps = 17}} : down_to_a_fifth();
     for (auto const& [name, optimizer] : some_optimizers(ranks))
         for (bool const nesterov : {true, false}) {
-            CAPTURE(ranks, tcp, name, nesterov);
+            CAPTURE(ranks, tcp, ends, name, nesterov);
             any_strategy const strategy =
                 nesterov ? any_strategy(diloco{.period = 5, .outer_lr = 0.6, .outer_momentum = 0.8})
                          : any_strategy(slow_momentum{.period = 5, .lr = 0.9, .momentum = 0.4});
             auto const got = ranks_over(
-                tcp, ranks, [&, &by = optimizer](auto& comm) { return train_on(comm, any_strategy(strategy), by); },
+                tcp, ranks, [&, &by = optimizer](auto& comm) { return train_on(comm, strategy, by, decay); },
                 patient());
-            repeat_elsewhere(tcp, ranks, strategy, optimizer, got);
+            if (!ends) repeat_elsewhere(tcp, ranks, strategy, optimizer, got);
+            std::size_t at_zero = 0;
             numbers_of anchor, momentum;
             double const base = 0.05;  // whatever it is: the momentum is divided by it, and then multiplied
             task_data<double> const data(in, out, 64);
@@ -327,17 +332,21 @@ TEST_CASE("DiLoCo and slow momentum are what the papers' pseudo-code gives", "[s
                             double const gradient = anchor[i] - mean[i];
                             momentum[i] = 0.8 * momentum[i] + gradient;
                             anchor[i] -= 0.6 * (gradient + 0.8 * momentum[i]);
+                        } else if (factor == 0) {  // without a rate there is no step along the momentum
+                            anchor[i] = mean[i];
                         } else {  // SlowMo, lines 7 and 8, with gamma = base * factor
                             double const gamma = base * factor;
                             momentum[i] = 0.4 * momentum[i] + (anchor[i] - mean[i]) / gamma;
                             anchor[i] -= 0.9 * gamma * momentum[i];
                         }
                     }
+                    at_zero += factor == 0 ? 1 : 0;
                     for (auto& one : values) one = anchor;
                     std::fill(since.begin(), since.end(), 0.0);
                 },
-                got[0].steps);
+                got[0].steps, decay);
             compare(got, expected);
+            REQUIRE(at_zero == (ends ? 1 : 0));
         }
 }
 

@@ -2,6 +2,7 @@
 /// diloco, slow_momentum: the changes of the ranks' own steps are the gradient of an outer optimizer.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -104,6 +105,7 @@ struct diloco {
 ///
 /// Cost    as diloco's.
 /// Sums    mean as local_sgd's; u = beta u + (x - mean) / f, x = x - lr f u, with f the schedule's factor of the last step.
+///         If f is 0, as at the end of a decay to 0, x = mean, and u stays as it is.
 /// Source  Wang, Tantia, Ballas and Rabbat, "SlowMo", ICLR 2020, algorithm 1, where u is in units of the whole learning
 ///         rate; PyTorch's SlowMomentumOptimizer, with its defaults except for the period (48).
 struct slow_momentum {
@@ -127,9 +129,12 @@ struct slow_momentum {
     template <Transport T, Element E>
     void meet(detail::outer_state<E>& state, meeting<T, E> const& with) const {
         detail::average(with, with.values);
-        E const rate = with.rate_factor > 0 ? static_cast<E>(with.rate_factor) : E(1);  // 0: no rank has moved
-        detail::kernels::outer_step(state.anchor.all().data(), state.momentum.all().data(), with.values.data(),
-                                    with.values.size(), static_cast<E>(lr), static_cast<E>(momentum), rate, false);
+        E const rate = static_cast<E>(with.rate_factor);
+        if (rate > 0)
+            detail::kernels::outer_step(state.anchor.all().data(), state.momentum.all().data(), with.values.data(),
+                                        with.values.size(), static_cast<E>(lr), static_cast<E>(momentum), rate, false);
+        else
+            std::ranges::copy(with.values, state.anchor.all().begin());
     }
 };
 
