@@ -1178,7 +1178,7 @@ TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
     REQUIRE_THAT(apart[0][2], Contains("synchronise() within a step: finish() it first"));
     REQUIRE_THAT(apart[0][3], Contains("under gossip ranks never hold the same values"));
     REQUIRE_THAT(apart[0][4], Contains("under elastic_averaging ranks never hold the same values; call synchronise()"));
-    REQUIRE_THAT(apart[0][5], Contains("different numbers of local steps: 0 on rank 0, 4 on rank 1"));
+    REQUIRE_THAT(apart[0][5], Contains("different numbers of local steps: 2 in synchronise() on rank 0, 4 on rank 1"));
 }
 
 TEST_CASE("in gossip a rank waits for its neighbours only, and learns later what all ranks have said", "[strategy]") {

@@ -12,10 +12,12 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/collective/until_all_know.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/comm/small_gather.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
+#include <ddp/core/error.hpp>
 #include <ddp/strategy/strategy.hpp>
 
 namespace ddp {
@@ -41,14 +43,15 @@ void expect_division(char const* strategy, communicator<T> const& trainer, commu
         auto const passed = std::count_if(all.begin(), all.end(), [&](claim const& one) {
             return one.group == all[r].group && one.size == all[r].size;
         });
-        DDP_EXPECTS(static_cast<std::uint64_t>(passed) == all[r].size,
-                    std::string(strategy) + ": inner of rank " +
-                        std::to_string(trainer.members().world_rank(static_cast<int>(r))) + " is a group of " +
-                        std::to_string(all[r].size) + ", and the trainer's ranks that pass it are " +
-                        std::to_string(passed) +
-                        ". The groups divide the trainer's ranks: all members of a group pass it, and none of them "
-                        "is outside the trainer. Make it from the trainer's communicator: comm.host() or "
-                        "comm.split(...)");
+        if (static_cast<std::uint64_t>(passed) == all[r].size) continue;
+        until_all_know(trainer, what.name);
+        throw usage_error(std::string(strategy) + ": inner of rank " +
+                          std::to_string(trainer.members().world_rank(static_cast<int>(r))) + " is a group of " +
+                          std::to_string(all[r].size) + ", and the trainer's ranks that pass it are " +
+                          std::to_string(passed) +
+                          ". The groups divide the trainer's ranks: all members of a group pass it, and none of them "
+                          "is outside the trainer. Make it from the trainer's communicator: comm.host() or "
+                          "comm.split(...)");
     }
 }
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <ddp/collective/broadcast.hpp>
+#include <ddp/collective/until_all_know.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/comm/posted.hpp>
 #include <ddp/core/contract.hpp>
@@ -28,6 +29,7 @@
 #include <ddp/optim/schedule.hpp>
 #include <ddp/strategy/local_frozen.hpp>
 #include <ddp/strategy/local_options.hpp>
+#include <ddp/strategy/local_result.hpp>
 #include <ddp/strategy/local_step.hpp>
 #include <ddp/strategy/meetings.hpp>
 #include <ddp/strategy/strategy.hpp>
@@ -40,18 +42,6 @@
 #include <ddp/train/user_code.hpp>
 
 namespace ddp {
-
-/// The result of local_parallel::step and local_parallel::finish.
-struct local_result {
-    double loss = 0;           ///< mean over this rank's samples; 0 if it had none
-    std::uint64_t weight = 0;  ///< this rank's samples
-    /// A meeting in which every rank took part ended this step. With gossip each rank took part with its neighbours only. Ranks
-    /// hold the same values then only if local_parallel::agrees(). Never true with stale_synchronous, which has no meetings.
-    bool met = false;
-    /// Some rank had called request_stop() before the last meeting of all ranks; the same on all. With gossip and
-    /// stale_synchronous before a meeting or step some time ago.
-    bool stop = false;
-};
 
 /// A trainer whose ranks hold different values between their meetings: each rank steps its own replica on its own
 /// batches, and a strategy (local_sgd, diloco, gossip, …) decides when ranks meet and with which values they continue.
@@ -76,8 +66,9 @@ struct local_result {
 ///         over all values, without communication (except for stale_synchronous). Of a meeting: an all-gather of 40 bytes
 ///         per rank (except for gossip), and the cost of the strategy.
 /// Throws  as data_parallel: comm_error, the same on all ranks, if models or settings differ, or ranks fail; ddp::error
-///         (errc::mismatch), the same on all ranks, if they meet after different numbers of steps (gossip: see there; the job
-///         has failed then). An exception of the
+///         (errc::mismatch), the same on all ranks, if they meet or synchronise() after different numbers of steps (gossip,
+///         stale_synchronous: the job has failed then). usage_error, likewise, for a model that adds over all ranks in its passes
+///         (synchronised batch_norm). An exception of the
 ///         user's model is rethrown on that rank, and the others fail in their next meeting.
 template <class M, class T>
 class local_parallel {
@@ -153,7 +144,7 @@ public:
         return result;
     }
 
-    /// Gives all ranks the mean of their values, after any number of steps. With a strategy whose ranks agree after
+    /// Gives all ranks the mean of their values, after any number of steps, the same on all of them. With a strategy whose ranks agree after
     /// meetings, they hold an additional meeting unless they have just met; with one whose exchanges end later, these are
     /// completed. Collective. For evaluation, for saving, and at the end of the training.
     void synchronise() {
@@ -175,6 +166,12 @@ public:
     void set_completed_steps(std::uint64_t count) {
         expect_between("set_completed_steps()");
         meetings_.set_steps(count);
+    }
+    /// For code that has given the models of all ranks the same values, as load_weights does: meetings continue from
+    /// these. What the strategy keeps (anchor, momentum, centre) is as for a new trainer; the optimizer's state stays.
+    void values_replaced() {
+        replica_.copy_values_in();
+        meetings_.values_replaced();
     }
     /// Whether no step is under way, and ranks hold the same values: none has stepped since the last meeting of all
     /// ranks, if the strategy agrees, or since synchronise().
@@ -225,7 +222,7 @@ public:
         expect_between_steps("set_frozen");
         DDP_EXPECTS(meetings_.all_alike(detail::local_frozen<element>::hash_of(marks), "set_frozen"),
                     "set_frozen: ranks pass different marks; nothing was changed");
-        set_marks("set_frozen", marks);
+        set_marks("set_frozen", [&] { return marks; });
     }
 
     /// The optimizer's slots and the number of its updates, which are each rank's own; then the number of meetings and what the strategy
@@ -280,10 +277,17 @@ private:
         DDP_EXPECTS(meetings_.all_alike(digest{}.add(pattern).value(), what),
                     std::string(what) + ": ranks pass different patterns ('" + std::string(pattern) + "' on rank " +
                         std::to_string(comm_.members().world_rank(comm_.rank())) + "); nothing was changed");
-        set_marks(what, frozen_.marked(what, pattern, mark));
+        set_marks(what, [&] { return frozen_.marked(what, pattern, mark); });
     }
-    void set_marks(char const* what, std::span<std::uint8_t const> next) {
-        frozen_.set(what, next);
+    /// All ranks have passed the same: what is wrong with it, all of them find.
+    template <class F>
+    void set_marks(char const* what, F const& next) {
+        try {
+            frozen_.set(what, next());
+        } catch (usage_error const&) {
+            detail::until_all_know(comm_, what);
+            throw;
+        }
         meetings_.freeze(frozen_.now());
     }
 
@@ -367,6 +371,9 @@ local_parallel<M, T>::local_parallel(M& model, Opt const& optimizer, communicato
       meetings_(comm, std::make_unique<detail::strategy_model_of<T, element, S>>(std::move(strategy))) {
     expect_uncontracted_kernels();
     meetings_.strategy().validate(comm_.size());
+    DDP_EXPECTS(!replica_.would_need_all_ranks(),
+                "local_parallel: passes of this model add over all ranks, which step on their own here; use "
+                "nn::batch_statistics::local instead of synchronised, or a data_parallel");
     training_options alike;
     alike.clip = options_.clip;
     alike.schedule = options_.schedule;

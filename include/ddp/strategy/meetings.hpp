@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/collective/until_all_know.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/comm/small_gather.hpp>
 #include <ddp/core/bytes.hpp>
@@ -59,6 +60,13 @@ public:
         hash_ = hash;
         plan_ = plan;
         strategy_->prepare(plan);
+    }
+    /// The plan's values have been replaced, by the same ones on all ranks: the strategy begins anew, from these.
+    void values_replaced() {
+        auto before = std::exchange(plan_.arrays, strategy_plan<E>{}.arrays);
+        strategy_->prepare(plan_);  // first waits for exchanges under way
+        comm_.keep_if_failed(std::move(before));
+        set_steps(steps_);
     }
     /// By parameter: not 0 if neither its values nor its strategy state are to change.
     void freeze(std::span<std::uint8_t const> marks) {
@@ -122,7 +130,7 @@ public:
 
 private:
     struct ticket {
-        std::uint64_t weight = 0, step = 0, done = 0, stop = 0, odd = 0;
+        std::uint64_t weight = 0, step = 0, done = 0, stop = 0, synchronises = 0;
     };
     static_assert(std::has_unique_object_representations_v<ticket>);  // it travels: no padding
 
@@ -207,7 +215,7 @@ typename meetings<T, E>::outcome meetings<T, E>::meet(bool done, std::span<E> va
 template <Transport T, Element E>
 typename meetings<T, E>::outcome meetings<T, E>::synchronise(std::span<E> values, double rate_factor) {
     comm_.check();
-    ticket const all = exchange_tickets(comm_, {.weight = since_all_, .step = 0, .done = 0});
+    ticket const all = exchange_tickets(comm_, {.weight = since_all_, .step = steps_, .synchronises = 1});
     stop_ = stop_ || all.stop != 0;  // exchanges under way may say so too, but are not used
     outcome result{.all_ranks = true, .moved = true, .alike = true};
     meeting<T, E> const last{comm_,      values, meetings_ + 1, steps_, 1.0 / static_cast<double>(comm_.size()),
@@ -241,21 +249,27 @@ typename meetings<T, E>::ticket meetings<T, E>::exchange_tickets(communicator<T>
     what.name = "meeting";
     what.fingerprint = hash_;
     if (over.size() > 1) over.run([&] { return all_gather_small(over.enter(what), std::span<ticket>(all)); });
-    ticket sum{.weight = 0, .step = mine.step, .done = 1};
+    auto const same_step = [&](ticket const& one) { return one.step == mine.step; };
+    auto const same_call = [&](ticket const& one) { return one.synchronises == mine.synchronises; };
+    bool const in_step = std::ranges::all_of(all, same_step);
+    if (!in_step || !std::ranges::all_of(all, same_call)) {
+        std::string text = in_step
+                               ? "some ranks meet and others call synchronise(), after these numbers of local steps:"
+                               : "ranks meet after different numbers of local steps:";
+        for (std::size_t r = 0; r < all.size(); ++r)
+            text += (r == 0 ? " " : ", ") + std::to_string(all[r].step) +
+                    (all[r].synchronises != 0 ? " in synchronise() on rank " : " on rank ") +
+                    std::to_string(over.members().members()[r]);
+        until_all_know(over, "meeting");
+        throw error(errc::mismatch, text +
+                                        ". A rank that has fewer batches calls join() until it returns false, and "
+                                        "then all call synchronise() together");
+    }
+    ticket sum{.done = 1};
     for (ticket const& one : all) {
         sum.weight += one.weight;
         sum.done = sum.done != 0 && one.done != 0 ? 1 : 0;
         sum.stop += one.stop;
-        sum.odd += one.step != mine.step ? 1 : 0;
-    }
-    if (sum.odd != 0) {
-        std::string text = "ranks meet after different numbers of local steps:";
-        for (std::size_t r = 0; r < all.size(); ++r)
-            text += (r == 0 ? " " : ", ") + std::to_string(all[r].step) + " on rank " +
-                    std::to_string(over.members().members()[r]);
-        throw error(errc::mismatch, text +
-                                        " of this meeting (0: synchronise()). A rank that has fewer batches calls "
-                                        "join(), and all call synchronise() together");
     }
     return sum;
 }

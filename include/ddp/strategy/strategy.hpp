@@ -34,7 +34,7 @@ struct strategy_plan {
     int ranks = 1;                                  ///< their number
     layout const* where = nullptr;                  ///< of the values
     std::span<parameter<E> const> parameters = {};  ///< their names and shapes
-    std::span<E const> values = {};                 ///< as all ranks have them at the start
+    std::span<E const> values = {};                 ///< as all ranks have them when prepare() is called
     /// What array() has made.
     std::shared_ptr<std::vector<std::vector<E>>> arrays = std::make_shared<std::vector<std::vector<E>>>();
 
@@ -97,7 +97,8 @@ concept Passes = requires(S const& policy, std::remove_cvref_t<decltype(policy.p
 ///                           any step it must become true again some time, because join() runs to the next meeting
 ///  group(step)              optional: the communicator of the ranks that meet then, all of them ranks of the trainer;
 ///                           null: all of these
-///  prepare(plan)            returns the state, as it is before the first step; memory for messages comes from plan.array()
+///  prepare(plan)            returns the state, as it is before the first step; memory for messages comes from plan.array(). Called
+///                           again with the new values when all ranks' values have been replaced (load_weights)
 ///  meet(state, meeting)     collective over meeting.comm: leaves in meeting.values what this rank continues with
 ///  state.for_each_state(visit)   shows all that must be kept so that training can continue from there: the same slices
 ///                           each time. Those under a parameter's name stay as they are while that parameter is frozen
@@ -218,7 +219,10 @@ public:
         else
             return nullptr;
     }
-    void prepare(strategy_plan<E> const& plan) override { state_.emplace(policy_.prepare(plan)); }
+    void prepare(strategy_plan<E> const& plan) override {
+        state_.reset();
+        state_.emplace(policy_.prepare(plan));
+    }
     bool passes() const override { return Passes<S, T, E>; }
     void meet([[maybe_unused]] meeting<T, E> const& with) override {
         if constexpr (Meets<S, T, E>) policy_.meet(state_.value(), with);

@@ -7,6 +7,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,6 +19,7 @@
 #include <ddp/model/layout.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/model/parameter_list.hpp>
+#include <ddp/model/rank_sums.hpp>
 #include <ddp/train/arena.hpp>
 #include <ddp/train/model_claim.hpp>
 #include <ddp/train/ready_reports.hpp>
@@ -123,6 +125,21 @@ public:
             return model_->needs_all_ranks();
         else
             return false;
+    }
+    /// Whether they would be, if the trainer gave the model a rank_sums: this one does not.
+    [[nodiscard]] bool would_need_all_ranks() const {
+        struct own_sums final : rank_sums {
+            void add(std::span<double> /*mine*/) override {}
+        };
+        if (needs_all_ranks()) return true;
+        if constexpr (requires { model_->join_ranks(std::shared_ptr<rank_sums>()); }) {
+            model_->join_ranks(std::make_shared<own_sums>());
+            bool const needs = needs_all_ranks();
+            model_->join_ranks(std::shared_ptr<rank_sums>());
+            return needs;
+        } else {
+            return false;
+        }
     }
     /// A pass without a batch. Does nothing unless the model asks for it.
     void forward_absent() {

@@ -178,16 +178,23 @@ void save_weights(C& trainer, std::string const& path, string_map metadata = {})
 }
 
 /// Loads into the model of a trainer, which continues from these values in its next step; the state of the optimizer does
-/// not change. Collective. Throws as the form with a communicator.
-template <detail::TrainerLike C>
-string_map load_weights(C& trainer, std::string const& path, safetensors_limits const& limits = {}) {
-    return load_weights(trainer.comm(), trainer.model(), path, limits);
-}
-
-/// Loads into the model of a trainer. Collective. Throws as the form with a communicator.
+/// not change, and a local_parallel's strategy begins anew (local_parallel::values_replaced). Collective. Throws as the form
+/// with a communicator, and usage_error on all ranks if those of a local_parallel hold different values and `options` may leave
+/// some of these as they are (not strict, or a model_prefix).
 template <detail::TrainerLike C>
 load_report load_weights_as(C& trainer, std::string const& path, load_options const& options) {
-    return load_weights_as(trainer.comm(), trainer.model(), path, options);
+    constexpr bool meets = requires { trainer.values_replaced(); };
+    if constexpr (meets)
+        if (!options.strict || !options.model_prefix.empty()) trainer.expect_between_steps("load_weights_as");
+    load_report report = load_weights_as(trainer.comm(), trainer.model(), path, options);
+    if constexpr (meets) trainer.values_replaced();
+    return report;
+}
+
+/// Likewise, from a file whose names and types are those of the model. Collective. Throws as the form with a communicator.
+template <detail::TrainerLike C>
+string_map load_weights(C& trainer, std::string const& path, safetensors_limits const& limits = {}) {
+    return load_weights_as(trainer, path, {.limits = limits}).metadata;
 }
 
 }  // namespace ddp
