@@ -12,10 +12,14 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include <ddp/collective/allreduce.hpp>
 #include <ddp/collective/barrier.hpp>
+#include <ddp/exchange/narrow.hpp>
+#include <ddp/exchange/power_sgd.hpp>
+#include <ddp/exchange/sparse.hpp>
 #include <ddp/optim/parameter_groups.hpp>
 
 #include "support/catch.hpp"
@@ -209,6 +213,35 @@ TEST_CASE("parameter groups and clipping by value allocate nothing after the fir
                     2, [&](auto& comm) { return count_allocations<memory::releasing>(comm, by, 12, 5); },
                     patient())[0] == std::vector<std::size_t>(12));
     }
+}
+
+TEST_CASE("exchanges that send less allocate nothing after the first step", "[train]") {
+    auto const counted = [](auto const& exchange) {
+        struct {
+            any_optimizer optimizer = adam{};
+            std::decay_t<decltype(exchange)> algorithm;
+            any_buckets buckets = size_capped_buckets{.cap_bytes = 8192, .first_bytes = 512};  // which cut a matrix
+            training_options options = {};
+        } by{.algorithm = exchange};
+        for (update const how : {update::replicated, update::sharded})
+            for (nonfinite const what : {nonfinite::unchecked, nonfinite::skip}) {
+                CAPTURE(exchange.name, how == update::sharded, what == nonfinite::skip);
+                by.options.update = how;
+                by.options.nonfinite = what;
+                CHECK(run_ranks(1, [&](auto& comm) {
+                          return count_allocations<memory::releasing>(comm, by, 2, 10);
+                      })[0] == std::vector<std::size_t>{0, 0});
+                CHECK(run_ranks(
+                          2, [&](auto& comm) { return count_allocations<memory::releasing>(comm, by, 6, 5); },
+                          patient())[0] == std::vector<std::size_t>(6));
+            }
+    };
+    counted(bfloat16_exchange{});
+    counted(half_exchange{});
+    counted(int8_exchange{});
+    counted(top_k_exchange{.ratio = 0.1});
+    counted(random_k_exchange{.ratio = 0.1});
+    counted(power_sgd_exchange{.rank = 2});
 }
 
 TEST_CASE("with a sharded update all ranks together hold one optimizer's state", "[train]") {

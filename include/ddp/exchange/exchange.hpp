@@ -46,6 +46,7 @@ struct exchange_bucket {
     std::size_t count = 0;                    ///< its elements
     std::vector<exchange_piece> pieces = {};  ///< in ascending order of `begin`
     std::vector<std::size_t> cuts = {};       ///< P + 1 positions in the bucket; slice r is [cuts[r], cuts[r+1])
+    bool frozen = false;  ///< all its parameters are in training_options::frozen: exchanged once one is unfrozen
 };
 
 /// What a policy receives once, when a trainer is made. The same on every rank, except `rank`.

@@ -42,7 +42,8 @@ namespace ddp {
 /// Sums    P and Q in the canonical tree over ranks; P is made orthonormal in double, by the same code on all ranks. Both
 ///         updates give the same bits; other bucket plans give other bits if they cut matrices elsewhere.
 /// NaN     a sum P or Q that is not finite makes the whole matrix NaN; what was left out before is kept, and Q is drawn anew.
-/// Throws  usage_error when a trainer is made: rank 0, min_compression_rate below 1, no parameter that it can compress.
+/// Throws  usage_error when a trainer is made: rank 0, min_compression_rate below 1, no parameter that it can compress, or
+///         only parts of parameters that are too small, or frozen from the start (training_options::frozen).
 /// Source  Vogels, Karimireddy and Jaggi, "PowerSGD", NeurIPS 2019, algorithms 1 and 2; the rule for what is compressed is
 ///         PyTorch's (powerSGD_hook, whose default start_step is 1000).
 struct power_sgd_exchange {
@@ -74,6 +75,7 @@ struct power_sgd_exchange {
         std::size_t begin = 0;               ///< where that lies in the bucket
         std::size_t rows = 0, columns = 0;
         std::vector<E> q = {};
+        std::string called = {};  ///< the name of q in the state
 
         [[nodiscard]] std::size_t size() const noexcept { return rows * columns; }
     };
@@ -98,9 +100,8 @@ struct power_sgd_exchange {
             for (bucket_state<E>& one : buckets)
                 for (matrix<E>& m : one.matrices) {
                     std::size_t const shape[] = {m.q.size() / m.columns, m.columns};
-                    std::string const called = "power_sgd_q" + (m.row == 0 ? "" : "_from_row_" + std::to_string(m.row));
                     visit({.of = own.plan().parameters[m.parameter].name,
-                           .name = called,
+                           .name = m.called,
                            .shape = shape,
                            .type = element_type_of<E>(),
                            .begin = 0,
@@ -281,6 +282,7 @@ template <Element E>
 power_sgd_exchange::state<E> power_sgd_exchange::prepare(exchange_plan<E> const& plan) const {
     state<E> all{detail::compression<E>(plan, feedback)};
     all.steps.resize(plan.buckets.size());
+    bool compresses = plan.buckets.empty();
     for (exchange_bucket const& bucket : plan.buckets) {
         bucket_state<E>& one = all.buckets.emplace_back();
         std::size_t at = 0;
@@ -293,6 +295,8 @@ power_sgd_exchange::state<E> power_sgd_exchange::prepare(exchange_plan<E> const&
             if (row >= end || !worthwhile(end - row, columns)) continue;
             matrix<E> m{piece.parameter, row, piece.begin + (row * columns - piece.offset), end - row, columns};
             m.q.resize(rank * columns);
+            m.called = "power_sgd_q" + (row == 0 ? "" : "_from_row_" + std::to_string(row));
+            compresses = compresses || !bucket.frozen;
             if (m.begin > at) one.plain.push_back({at, m.begin - at});
             at = m.begin + m.size();
             one.p_count += m.rows * rank;
@@ -302,6 +306,11 @@ power_sgd_exchange::state<E> power_sgd_exchange::prepare(exchange_plan<E> const&
         if (at < bucket.count) one.plain.push_back({at, bucket.count - at});
         for (stretch const& s : one.plain) one.plain_count += s.count;
     }
+    DDP_EXPECTS(compresses,
+                "power_sgd: with rank " + std::to_string(rank) + " and min_compression_rate " +
+                    std::to_string(min_compression_rate) +
+                    " no matrix becomes smaller: what counts are its whole rows in each bucket, and buckets of frozen "
+                    "parameters are not sent. Choose larger buckets, a smaller rank or another exchange");
     return all;
 }
 
