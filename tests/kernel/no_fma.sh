@@ -15,7 +15,9 @@ command -v objdump >/dev/null || { echo "no_fma.sh: needs objdump (Debian packag
 # Mangled names: those of constrained templates are more than an old demangler can read.
 LC_ALL=C objdump -d --no-show-raw-insn "$file" | awk -v want="$want" '
     BEGIN { element = "kernels[0-9]+(combine_sources|sum_of_squares|square_roots|sgd_step|adam_moments|adam_values|" \
-                        "rmsprop_moments|rmsprop_values|adagrad_sums|adagrad_values|lion_step)" }
+                        "rmsprop_moments|rmsprop_values|adagrad_sums|adagrad_values|lion_step|contribution|leave_out|" \
+                        "assign_times|add_times|transposed_times|product_of_thin|outer_step|" \
+                        "elastic_pull|what_a_step_did|take_mean_step)" }
     / <[^ ]*>:$/ {
         name = substr($2, 2, length($2) - 3)
         inside = name ~ /^_ZN3ddp6detail7kernels/
@@ -24,7 +26,7 @@ LC_ALL=C objdump -d --no-show-raw-insn "$file" | awk -v want="$want" '
     }
     !inside { next }
     $2 ~ /^v?fn?m(add|sub)|^fn?ml[as]/ { if (!(name in fused)) fused[name] = $0 }
-    $2 ~ /^v?(add|mul|div|sqrt)p[sd]$/ && /%ymm|%zmm/ { packed[name] = 1 }
+    $2 ~ /^v?(add|sub|mul|div|sqrt)p[sd]$/ && /%ymm|%zmm/ { packed[name] = 1 }
     $2 ~ /^vp(add|mul|min|max|cmpgt)/ && /%ymm|%zmm/ { integers[name] = 1 }
     END {
         kernels = elementwise = bad = 0
