@@ -25,6 +25,17 @@ struct local_options {
     /// A model's buffers after each meeting of all ranks that leaves them with the same values: those of rank 0,
     /// averaged, or left alone.
     ddp::buffers buffers = ddp::buffers::averaged;
+
+    /// The same as options of a data_parallel, which are checked and compared alike.
+    [[nodiscard]] training_options as_training_options() const {
+        training_options all;
+        all.clip = clip;
+        all.schedule = schedule;
+        all.unused = unused;
+        all.frozen = frozen;
+        all.buffers = buffers;
+        return all;
+    }
 };
 
 }  // namespace ddp

@@ -53,11 +53,10 @@ namespace ddp {
 ///     }
 ///     trainer.synchronise();
 ///
-/// The strategy and the local_options follow the communicator in either order.
-///
-/// All ranks make the same number of steps between two meetings, with batches of any size, which may be empty. A rank
-/// that has no more data calls join(), which takes part in the meetings of the others. Schedules count local steps, the
-/// same on all ranks; bias corrections count the steps in which the rank had samples.
+/// The strategy and the local_options follow the communicator in either order. All ranks make the same number of steps
+/// between two meetings, with batches of any size, which may be empty. A rank that has no more data calls join(), which
+/// takes part in the meetings of the others. Schedules count local steps, the same on all ranks; bias corrections count
+/// the steps in which the rank had samples.
 ///
 /// Model, communicator and trainer may be destroyed in any order. Only one thread may call a trainer; several trainers
 /// may share a communicator.
@@ -237,10 +236,7 @@ public:
     [[nodiscard]] std::vector<std::string> optimizer_names() const { return local_.optimizer_names(); }
     /// As data_parallel::settings_in_words(), with "strategy" instead of "exchange".
     [[nodiscard]] string_map settings_in_words() const {
-        training_options alike;
-        alike.clip = options_.clip;
-        alike.schedule = options_.schedule;
-        string_map all = alike.settings_in_words();
+        string_map all = options_.as_training_options().settings_in_words();
         all.emplace("optimizer", local_.words());
         all.emplace("strategy", meetings_.strategy().hash_words());
         return all;
@@ -374,12 +370,7 @@ local_parallel<M, T>::local_parallel(M& model, Opt const& optimizer, communicato
     DDP_EXPECTS(!replica_.would_need_all_ranks(),
                 "local_parallel: passes of this model add over all ranks, which step on their own here; use "
                 "nn::batch_statistics::local instead of synchronised, or a data_parallel");
-    training_options alike;
-    alike.clip = options_.clip;
-    alike.schedule = options_.schedule;
-    alike.unused = options_.unused;
-    alike.frozen = options_.frozen;
-    alike.buffers = options_.buffers;
+    training_options const alike = options_.as_training_options();
     alike.template validate<element>();
 
     detail::agenda mine;

@@ -175,8 +175,7 @@ public:
     [[nodiscard]] std::uint64_t digest_of_replica() {
         settle();
         std::uint64_t all = replica_.digest_of_values();
-        if (core_.options().buffers_alike())
-            tell_peers([&] { all ^= digest_of(replica_.buffers()); });
+        if (core_.options().buffers_alike()) tell_peers([&] { all ^= digest_of(replica_.buffers()); });
         return all;
     }
     void synchronise_buffers() {

@@ -110,24 +110,6 @@ namespace detail {
          "if all ranks are on this machine"}));
 }
 
-/// Where ranks may be on other hosts although nothing said so: what to look at if some do not come. Empty if MASTER_ADDR is
-/// no name of a loopback address.
-[[gnu::cold]] DDP_DECL std::string advice_about_loopback(job const& j) {
-    if (is_loopback(j.master_addr)) return {};
-    std::vector<tcp_endpoint> at;
-    try {
-        at = resolve_master(j, monotonic_clock::now());
-    } catch (rendezvous_error const&) {  // it had an address before
-        return {};
-    }
-    for (tcp_endpoint const& one : at)
-        if (!one.address().is_loopback()) return {};
-    return concat({"On host ", this_host_name(), " MASTER_ADDR \"", j.master_addr, "\" is ",
-                   at.front().address().to_string(),
-                   " (look at /etc/hosts there; Debian writes such a line for a host's own name), which other hosts "
-                   "cannot reach: if ranks are on several, set it to the number of an address of rank 0's host"});
-}
-
 /// Whether ranks prove the secret; otherwise they show it, or there is none. Throws if that is not allowed for addresses that
 /// other hosts reach, or would be shown at ports that are not known to be rank 0's.
 [[gnu::cold]] DDP_DECL bool must_prove(job const& j, std::vector<tcp_endpoint> const& at, job_secret const& secret,

@@ -33,6 +33,28 @@ namespace ddp {
     detail::start_tcp(options, nullptr, body);
 }
 
+namespace detail {
+
+/// Where ranks may be on other hosts although nothing said so: what to look at if some do not come. Empty if MASTER_ADDR is
+/// no name of a loopback address.
+[[nodiscard, gnu::cold]] inline std::string advice_about_loopback(job const& j) {
+    if (is_loopback(j.master_addr)) return {};
+    std::vector<tcp_endpoint> at;
+    try {
+        at = resolve_master(j, monotonic_clock::now());
+    } catch (rendezvous_error const&) {  // it had an address before
+        return {};
+    }
+    for (tcp_endpoint const& one : at)
+        if (!one.address().is_loopback()) return {};
+    return concat({"On host ", this_host_name(), " MASTER_ADDR \"", j.master_addr, "\" is ",
+                   at.front().address().to_string(),
+                   " (look at /etc/hosts there; Debian writes such a line for a host's own name), which other hosts "
+                   "cannot reach: if ranks are on several, set it to the number of an address of rank 0's host"});
+}
+
+}  // namespace detail
+
 [[gnu::cold]] DDP_DECL void detail::start_tcp(run_options const& options, make_security* security,
                                               function_ref<void(communicator<>&)> body) {
     auto const found = job_from_environment();
