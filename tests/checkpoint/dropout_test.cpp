@@ -260,10 +260,10 @@ TEST_CASE("a training on pictures that are shifted and mirrored goes on in the m
     auto const [ranks, tcp] = GENERATE(ddp::test::ways_to_run());
     ::test::scratch_directory const scratch;
     std::string const in = (scratch.path() / "kept").string();
-    auto const run = [&, ranks = ranks, tcp = tcp](loaded_training const& with, std::uint64_t first, std::uint64_t last,
-                                                   bool keeps) {
+    auto const run = [&, n = ranks, over = tcp](loaded_training const& with, std::uint64_t first, std::uint64_t last,
+                                                bool keeps) {
         return ddp::test::ranks_over(
-            tcp, ranks,
+            over, n,
             [&](auto& comm) {
                 checkpoints kept(in);
                 return train_on_pictures(comm, with, first, last, keeps ? &kept : nullptr);
