@@ -161,6 +161,20 @@ TEST_CASE("one order of sources: DDP_, torchrun's, Slurm, Open MPI, PMIx, PMI", 
     CHECK(explained.find("conflict: RANK says rank 2 of 8, Slurm rank 3 of 5; the first counts") != std::string::npos);
     CHECK(explained.find("rank 2 of 8; local rank 0 of 1\nmeeting at 127.0.0.1:4000 (MASTER_ADDR=127.0.0.1 ") !=
           std::string::npos);
+    auto differing = all;  // the same rank, but not all else
+    for (auto const& [name, value] : {std::pair{"SLURM_PROCID", "2"},
+                                      {"SLURM_NTASKS", "8"},
+                                      {"SLURM_STEP_NUM_TASKS", "8"},
+                                      {"SLURM_LOCALID", "1"},
+                                      {"SLURM_STEP_TASKS_PER_NODE", "3,2,3"},
+                                      {"LOCAL_RANK", "0"},
+                                      {"DDP_MASTER_ADDR", "127.0.0.3"}})
+        differing[name] = value;
+    std::string const others = ddp::detail::explain_job(getter(differing));
+    CAPTURE(others);
+    CHECK(others.find("conflict: RANK says local rank 0, Slurm 1; the first counts\n") != std::string::npos);
+    CHECK(others.find("conflict: DDP_MASTER_ADDR=127.0.0.3 MASTER_ADDR=127.0.0.1; the first counts\n") !=
+          std::string::npos);
     all.erase("RANK");
     all.erase("WORLD_SIZE");
     CHECK(found() == std::pair(3, 5));

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <ddp/core/error.hpp>
 #include <ddp/core/text.hpp>
@@ -177,6 +178,9 @@ inline constexpr std::size_t torchrun_source = 1, slurm_source = 2;
                 conflicts += concat({"conflict: ", job_sources[source].name, " says rank ", first->rank, " of ",
                                      first->size, ", ", job_sources[i].name, " rank ", claim->rank, " of ", claim->size,
                                      "; the first counts\n"});
+            else if (first && first->local_rank && claim->local_rank && first->local_rank != claim->local_rank)
+                conflicts += concat({"conflict: ", job_sources[source].name, " says local rank ", *first->local_rank,
+                                     ", ", job_sources[i].name, " ", *claim->local_rank, "; the first counts\n"});
             if (!first) {
                 first = claim;
                 source = i;
@@ -203,6 +207,10 @@ inline constexpr std::size_t torchrun_source = 1, slurm_source = 2;
             first->local_size != env.number("SLURM_NTASKS_PER_NODE", 1, most_ranks, "the tasks of each node"))
             conflicts += concat({"conflict: ", env.list({"SLURM_NTASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"}),
                                  "; what the step says counts\n"});
+        for (auto const& [ours, usual] :
+             {std::pair{"DDP_MASTER_ADDR", "MASTER_ADDR"}, {"DDP_MASTER_PORT", "MASTER_PORT"}})
+            if (env.has(ours) && env.has(usual) && env.text(ours) != env.text(usual))
+                conflicts += concat({"conflict: ", env.list({ours, usual}), "; the first counts\n"});
         text += conflicts;
         if (!j.advice.empty()) text += concat({"note: ", j.advice, "\n"});
     } catch (environment_error const& e) {
