@@ -14,6 +14,7 @@
 #include <functional>
 #include <iterator>
 #include <limits>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -220,10 +221,12 @@ TEST_CASE("a file that is overwritten between the two passes is noticed", "[trai
 TEST_CASE("a file of another model: all differences in one error, the same on every rank, and nothing has changed",
           "[train]") {
     scratch_directory const scratch;
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    CAPTURE(ranks, tcp);
     model other({{"a", {3, 2}}, {"c", {5}}, {"none", {0}}}, 7);
     save_weights(other, in(scratch));
-    auto const errors = run_ranks(
-        3,
+    auto const errors = ranks_over(
+        tcp, ranks,
         [&](auto& comm) {
             model net(parts, 2);
             std::string text = thrown_by([&] { (void)load_weights(comm, net, in(scratch)); });
@@ -239,7 +242,10 @@ TEST_CASE("a file of another model: all differences in one error, the same on ev
                                 "  tensor 'a': F64 [3 x 2] in the file, F64 [2 x 3] in the model\n"
                                 "  tensor 'c': F64 [5] in the file, not in the model\n"
                                 "  tensor 'b': not in the file, F64 [4] in the model");
+}
 
+TEST_CASE("a file of other element types, or of very many other tensors, is refused with what differs", "[train]") {
+    scratch_directory const scratch;
     tanh_mlp<float> floats(2, 2, 2, 1);
     tanh_mlp<double> doubles(2, 2, 2, 1);
     save_weights(floats, in(scratch));
@@ -364,47 +370,61 @@ TEST_CASE("a rank without the file, or with another, is named on every rank, and
     std::vector<char> const whole = content_of(in(scratch, "good"));
     std::ofstream(in(scratch, "short"), std::ios::binary).write(whole.data(), static_cast<long>(whole.size()) - 1);
 
-    auto const errors_with = [&](std::vector<std::string> const& files) {
-        return only(run_ranks(
-            4,
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    CAPTURE(ranks, tcp);
+    // One error of all ranks, of which one or two try another file than the others' "good".
+    auto const error_with = [&, of = ranks, over = tcp](std::vector<std::pair<int, std::string>> const& others) {
+        return only(ranks_over(
+            over, of,
             [&](auto& comm) {
                 model net(parts, 2);
-                std::string const mine = in(scratch, files[static_cast<std::size_t>(comm.rank())].c_str());
-                std::string text = thrown_by([&] { (void)load_weights(comm, net, mine); });
+                std::string name = "good";
+                for (auto const& [rank, other] : others)
+                    if (rank == comm.rank()) name = other;
+                std::string text = thrown_by([&] { (void)load_weights(comm, net, in(scratch, name.c_str())); });
                 if (!text.empty() && (net.value(0)[0] != 2 || !net.steps_seen.empty())) text += " changed";
                 std::string const then = thrown_by([&] { (void)load_weights(comm, net, in(scratch, "good")); });
                 return text + then + (net.value(0)[0] == 1 ? "" : " not loaded");
             },
             patient()));
     };
-    REQUIRE(errors_with({"good", "good", "good", "good"}) == "");
-    REQUIRE(errors_with({"no", "no", "no", "no"}) ==
-            "DDP-E301 file: " + in(scratch, "no") + ": cannot be opened: No such file or directory");
-    REQUIRE(errors_with({"good", "good", "no", "good"}) ==
-            "DDP-E301 file: rank 2: " + in(scratch, "no") + ": cannot be opened: No such file or directory");
-    std::string const two = errors_with({"good", "short", "good", "no"});
+    std::vector<std::pair<int, std::string>> nobody_has_it;
+    for (int rank = 0; rank < ranks; ++rank) nobody_has_it.emplace_back(rank, "no");
+    std::string const no = in(scratch, "no") + ": cannot be opened: No such file or directory";
+    REQUIRE(error_with({}) == "");
+    REQUIRE(error_with(nobody_has_it) == "DDP-E301 file: " + no);
+    if (ranks == 1) {
+        REQUIRE(contains(error_with({{0, "short"}}), "DDP-E302 format: " + in(scratch, "short") + ": is truncated"));
+        return;
+    }
+    int const last = ranks - 1;
+    REQUIRE(error_with({{last, "no"}}) == "DDP-E301 file: rank " + std::to_string(last) + ": " + no);
+    REQUIRE(error_with({{0, "no"}}) == "DDP-E301 file: rank 0: " + no);
+    std::string const two = error_with({{last - 1, "short"}, {last, "no"}});
     CAPTURE(two);
-    REQUIRE(contains(two, "DDP-E302 format: rank 1: " + in(scratch, "short") + ": is truncated"));
-    REQUIRE(contains(two, "(something went wrong on other ranks as well: 3)"));
-    REQUIRE(contains(errors_with({"no", "good", "good", "good"}), "DDP-E301 file: rank 0: "));
-    REQUIRE(errors_with({"good", "good", "good", "another"}) ==
-            "DDP-E302 format: rank 3: " + in(scratch, "another") +
+    REQUIRE(contains(
+        two, "DDP-E302 format: rank " + std::to_string(last - 1) + ": " + in(scratch, "short") + ": is truncated"));
+    REQUIRE(contains(two, "(something went wrong on other ranks as well: " + std::to_string(last) + ")"));
+    REQUIRE(error_with({{last, "another"}}) ==
+            "DDP-E302 format: rank " + std::to_string(last) + ": " + in(scratch, "another") +
                 ": holds other values, or says other things about itself, than the file that rank 0 read");
-    REQUIRE(contains(errors_with({"good", "remark", "good", "good"}), "rank 1: " + in(scratch, "remark")));
-    REQUIRE(contains(errors_with({"another", "good", "good", "good"}), "rank 1: " + in(scratch, "good")));
+    REQUIRE(contains(error_with({{1, "remark"}}), "rank 1: " + in(scratch, "remark")));
+    REQUIRE(contains(error_with({{0, "another"}}), "rank 1: " + in(scratch, "good")));
 }
 
 TEST_CASE("what cannot be saved is the same error on every rank, the old file stands, and training goes on",
           "[train]") {
     scratch_directory const scratch;
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    CAPTURE(ranks, tcp);
     std::ofstream(in(scratch)) << "old";
     struct rlimit before{};
     REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
     auto const handler = std::signal(SIGXFSZ, SIG_IGN);
     struct rlimit const small{100, before.rlim_max};
     REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
-    auto const texts = run_ranks(
-        3,
+    auto const texts = ranks_over(
+        tcp, ranks,
         [&](auto& comm) {
             model net(parts, 2);
             auto trainer = make_trainer(net, comm);
@@ -416,30 +436,35 @@ TEST_CASE("what cannot be saved is the same error on every rank, the old file st
         patient());
     ::setrlimit(RLIMIT_FSIZE, &before);
     std::signal(SIGXFSZ, handler);
-    REQUIRE(only(texts) == "DDP-E301 file: rank 0: " + in(scratch) + ": cannot be written: File too large\n" +
-                               "DDP-E301 file: rank 0: " + in(scratch, "nowhere/kept") +
-                               ": cannot be created: No such file or directory");
+    std::string const begin = std::string("DDP-E301 file: ") + (ranks == 1 ? "" : "rank 0: ");
+    REQUIRE(only(texts) == begin + in(scratch) + ": cannot be written: File too large\n" + begin +
+                               in(scratch, "nowhere/kept") + ": cannot be created: No such file or directory");
     REQUIRE(content_of(in(scratch)) == std::vector<char>{'o', 'l', 'd'});
     REQUIRE(std::distance(std::filesystem::directory_iterator(scratch.path()), {}) == 1);
 }
 
 TEST_CASE("a model whose names are not unique is refused on every rank", "[train]") {
     scratch_directory const scratch;
-    auto const texts = run_ranks(
-        2,
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    CAPTURE(ranks, tcp);
+    auto const texts = ranks_over(
+        tcp, ranks,
         [&](auto& comm) {
             model net({{"a", {1}}, {"a", {2}}});
             return thrown_by([&] { save_weights(comm, net, in(scratch)); });
         },
         patient());
-    REQUIRE(contains(only(texts), "DDP-E100 usage: rank 0: the model lists 'a' twice"));
+    REQUIRE(contains(only(texts),
+                     "DDP-E100 usage: " + std::string(ranks == 1 ? "" : "rank 0: ") + "the model lists 'a' twice"));
     REQUIRE(std::filesystem::is_empty(scratch.path()));
 }
 
 TEST_CASE("within a step nothing is saved or loaded", "[train]") {
     scratch_directory const scratch;
-    auto const texts = run_ranks(
-        2,
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    CAPTURE(ranks, tcp);
+    auto const texts = ranks_over(
+        tcp, ranks,
         [&](auto& comm) {
             model net(parts, 2);
             auto trainer = make_trainer(net, comm);
@@ -495,11 +520,13 @@ TEST_CASE("an error that every rank throws is every rank's, though none of them 
 TEST_CASE("what the model throws while it is saved or loaded comes back as itself, and the others are told",
           "[train]") {
     scratch_directory const scratch;
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
     for (bool const saves : {true, false}) {
+        CAPTURE(ranks, tcp, saves);
         with_buffers sound(parts);
         save_weights(sound, in(scratch));
-        auto const texts = errors_of_ranks(
-            3,
+        auto const texts = errors_over(
+            tcp, ranks,
             [&](auto& comm) {
                 with_buffers net(parts);
                 if (comm.rank() == 0) net.throws = "no statistics today";
@@ -510,8 +537,12 @@ TEST_CASE("what the model throws while it is saved or loaded comes back as itsel
             },
             patient());
         REQUIRE(texts[0] == "no statistics today");
-        REQUIRE(contains(texts[1], "DDP-E206"));
-        REQUIRE(contains(texts[2], "no statistics today"));
+        for (std::string const& text : std::span(texts).subspan(1)) {
+            CAPTURE(text);
+            REQUIRE(text.starts_with("DDP-E206"));
+            REQUIRE(contains(text, "rank 0"));
+            REQUIRE(contains(text, "no statistics today"));
+        }
     }
 }
 
@@ -526,10 +557,12 @@ struct sees_last_bucket {
 
 TEST_CASE("torn values are never saved", "[train]") {
     scratch_directory const scratch;
-    std::atomic<int> reduced = 0;  // of both ranks, in both steps
-    auto const texts = errors_of_ranks(
-        2,
-        [&](auto& comm) {
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    CAPTURE(ranks, tcp);
+    std::atomic<int> reduced = 0;  // of all ranks, in both steps
+    auto const texts = errors_over(
+        tcp, ranks,
+        [&, of = ranks](auto& comm) {
             scripted_model<true, true> net({{"a", {30}}, {"b", {20}}});
             data_parallel trainer{
                 net, sgd{}, comm, {}, automatic_allreduce{}, per_parameter_buckets{}, sees_last_bucket{&reduced}};
@@ -537,7 +570,7 @@ TEST_CASE("torn values are never saved", "[train]") {
             net.leaves_out = [&](std::size_t i) -> bool {
                 if (i != 0) return false;
                 for (auto const until = monotonic_clock::now() + std::chrono::seconds(20);
-                     reduced < 4 && monotonic_clock::now() < until;)
+                     of > 1 && reduced < 2 * of && monotonic_clock::now() < until;)
                     std::this_thread::sleep_for(std::chrono::microseconds(50));
                 throw std::runtime_error("half-way");
             };
