@@ -49,6 +49,10 @@ namespace {
 
 using model = scripted_model<>;
 constexpr int ranks = 3, culprit = 1;
+/// The culprit among so many ranks: the last of fewer than two.
+int culprit_of(int all) {
+    return std::min(culprit, all - 1);
+}
 
 bool contains(std::string const& text, std::string const& part) {
     return text.find(part) != std::string::npos;
@@ -69,7 +73,7 @@ std::vector<std::string> errors_after(std::function<void(model&)> const& spoil, 
                 throw std::logic_error("gradients take another path");
             trainer.step(numbers{{1}});
             trainer.step(numbers{{1, 2}});
-            bool const guilty = comm.rank() == std::min(culprit, comm.size() - 1);
+            bool const guilty = comm.rank() == culprit_of(comm.size());
             if (guilty) spoil(net);
             std::string first = thrown_by([&] { trainer.step(numbers{{1}}); });
             // Where the culprit reported every gradient before it failed, the others may have completed that step.
@@ -94,8 +98,9 @@ void expect_on_every_rank(std::vector<std::string> const& errors, std::vector<st
         for (std::string const& word : words) REQUIRE(contains(one, word));
     }
 }
-void expect_own_and_told(std::vector<std::string> const& errors, std::string const& own, int guilty = culprit) {
-    for (int rank = 0; rank < ranks; ++rank) {
+void expect_own_and_told(std::vector<std::string> const& errors, std::string const& own) {
+    int const all = static_cast<int>(errors.size()), guilty = culprit_of(all);
+    for (int rank = 0; rank < all; ++rank) {
         std::string const& one = errors[static_cast<std::size_t>(rank)];
         CAPTURE(rank, one);
         if (rank == guilty) {
@@ -114,7 +119,7 @@ TEST_CASE("a gradient that is not reported is an error on every rank that names 
     auto const [all, tcp] = GENERATE(ways_to_run());
     bool const sharded = GENERATE(false, true), clipped = GENERATE(false, true);
     CAPTURE(all, tcp, sharded, clipped);
-    std::string const who = "rank " + std::to_string(std::min(culprit, all - 1)) + ": backward never reported ";
+    std::string const who = "rank " + std::to_string(culprit_of(all)) + ": backward never reported ";
     for (auto const& [left_out, what] :  // an empty parameter counts
          {std::pair(std::size_t{1}, "parameter #1 'b'"), std::pair(std::size_t{2}, "parameter #2 'c'")})
         expect_on_every_rank(
@@ -207,8 +212,7 @@ TEST_CASE("a gradient that is reported twice is an error on every rank that name
         errors_after([&](model& m) { m.at_end = [&](auto const& ready) { ready(which), ready(which); }; },
                      options_of(sharded, which == 0), tcp, all),
         {"DDP-E103",
-         "rank " + std::to_string(std::min(culprit, all - 1)) + ": backward reported parameter #" +
-             std::to_string(which),
+         "rank " + std::to_string(culprit_of(all)) + ": backward reported parameter #" + std::to_string(which),
          "twice"});
 }
 
@@ -217,58 +221,65 @@ TEST_CASE("a report out of range is an error on every rank that names rank and n
     auto const [all, tcp] = GENERATE(ways_to_run());
     bool const sharded = GENERATE(false, true);
     CAPTURE(index, all, tcp, sharded);
-    expect_on_every_rank(errors_after([&](model& m) { m.at_end = [&](auto const& ready) { ready(index); }; },
-                                      options_of(sharded, index == 4), tcp, all),
-                         {"DDP-E103",
-                          "rank " + std::to_string(std::min(culprit, all - 1)) + ": backward reported parameter #" +
-                              std::to_string(index),
-                          "the model has 4"});
+    expect_on_every_rank(
+        errors_after([&](model& m) { m.at_end = [&](auto const& ready) { ready(index); }; },
+                     options_of(sharded, index == 4), tcp, all),
+        {"DDP-E103",
+         "rank " + std::to_string(culprit_of(all)) + ": backward reported parameter #" + std::to_string(index),
+         "the model has 4"});
 }
 
 TEST_CASE("parameters that nobody may leave out are not excused by those that may", "[train]") {
-    expect_on_every_rank(
-        errors_after([](model& m) { m.at_end = [](auto const& ready) { ready(3); }; }, {.unused = unused::allowed}),
-        {"DDP-E103", "parameter #3 'd' twice"});
+    auto const [all, tcp] = GENERATE(ways_to_run());
+    CAPTURE(all, tcp);
+    expect_on_every_rank(errors_after([](model& m) { m.at_end = [](auto const& ready) { ready(3); }; },
+                                      {.unused = unused::allowed}, tcp, all),
+                         {"DDP-E103", "parameter #3 'd' twice"});
 }
 
 TEST_CASE("what a rank's forward throws comes back as itself, and the others are told", "[train]") {
-    bool const tcp = GENERATE(false, true);
+    auto const [all, tcp] = GENERATE(ways_to_run());
+    CAPTURE(all, tcp);
     expect_own_and_told(
-        errors_after([](model& m) { m.in_forward = [] { throw std::runtime_error("the file is empty"); }; }, {}, tcp),
+        errors_after([](model& m) { m.in_forward = [] { throw std::runtime_error("the file is empty"); }; }, {}, tcp,
+                     all),
         "the file is empty");
 }
 
 TEST_CASE("what a rank's backward throws comes back as itself, and the others are told", "[train]") {
+    auto const [all, tcp] = GENERATE(ways_to_run());
     bool const sharded = GENERATE(false, true), clipped = GENERATE(false, true);
+    CAPTURE(all, tcp, sharded, clipped);
     auto const after_all = [](model& m) {
         m.at_end = [](auto const&) { throw std::runtime_error("no memory for this"); };
     };
     auto const at_once = [](model& m) {
         m.leaves_out = [](std::size_t) -> bool { throw std::runtime_error("no memory for this"); };
     };
-    expect_own_and_told(errors_after(at_once, options_of(sharded, clipped)), "no memory for this");
-    expect_own_and_told(errors_after(after_all, options_of(sharded, clipped)), "no memory for this");
+    expect_own_and_told(errors_after(at_once, options_of(sharded, clipped), tcp, all), "no memory for this");
+    expect_own_and_told(errors_after(after_all, options_of(sharded, clipped), tcp, all), "no memory for this");
 }
 
 TEST_CASE("a rank whose model has lost its memory is told so, and the others are told of it", "[train]") {
-    bool const tcp = GENERATE(false, true);
+    auto const [all, tcp] = GENERATE(ways_to_run());
     auto const errors = errors_over(
-        tcp, ranks,
+        tcp, all,
         [](auto& comm) {
             model net({{"a", {3}}, {"b", {3}}});
             auto trainer = make_trainer(net, comm);
             trainer.step(numbers{{1}});
-            if (comm.rank() == culprit) net.whole = false;
+            if (comm.rank() == culprit_of(comm.size())) net.whole = false;
             for (int step = 0; step < 3; ++step) trainer.step(numbers{{1}});
         },
         patient());
-    for (int rank = 0; rank < ranks; ++rank) {
+    for (int rank = 0; rank < all; ++rank) {
+        bool const guilty = rank == culprit_of(all);
         std::string const& one = errors[static_cast<std::size_t>(rank)];
-        CAPTURE(rank, one);
-        CHECK(one.find(rank == culprit ? "DDP-E100" : "DDP-E206") == 0);
-        CHECK(contains(one, rank == culprit ? "no longer the library's"
-                                            : "rank 1 failed in its own code after step #1: its program left the "
-                                              "communicator by an exception"));
+        CAPTURE(all, tcp, rank, one);
+        CHECK(one.find(guilty ? "DDP-E100" : "DDP-E206") == 0);
+        CHECK(contains(one, guilty ? "no longer the library's"
+                                   : "rank 1 failed in its own code after step #1: its program left the "
+                                     "communicator by an exception"));
     }
 }
 
@@ -318,17 +329,22 @@ TEST_CASE("a rank that catches such an error repeats the call in time, or is nam
 }
 
 TEST_CASE("what a rank's weight throws comes back as itself, and the others are told", "[train]") {
-    expect_own_and_told(errors_after([](model& m) { m.in_weight = [] { throw std::runtime_error("no such batch"); }; }),
-                        "no such batch");
+    auto const [all, tcp] = GENERATE(ways_to_run());
+    CAPTURE(all, tcp);
+    expect_own_and_told(
+        errors_after([](model& m) { m.in_weight = [] { throw std::runtime_error("no such batch"); }; }, {}, tcp, all),
+        "no such batch");
 }
 
 TEST_CASE("an error in a pass without communication reaches the others too", "[train]") {
-    auto const errors = errors_of_ranks(
-        ranks,
+    auto const [all, tcp] = GENERATE(ways_to_run());
+    CAPTURE(all, tcp);
+    auto const errors = errors_over(
+        tcp, all,
         [](auto& comm) {
             model net({{"a", {3}}, {"b", {3}}});
             auto trainer = make_trainer(net, comm);
-            if (comm.rank() == culprit) net.leaves_out = [](std::size_t i) { return i == 0; };
+            if (comm.rank() == culprit_of(comm.size())) net.leaves_out = [](std::size_t i) { return i == 0; };
             trainer.forward(numbers{{1}});
             trainer.accumulate();
             trainer.forward(numbers{{1}});
@@ -336,27 +352,28 @@ TEST_CASE("an error in a pass without communication reaches the others too", "[t
             trainer.finish();
         },
         patient());
-    expect_on_every_rank(errors, {"DDP-E103", "rank 1", "'a'"});
+    expect_on_every_rank(errors, {"DDP-E103", "rank " + std::to_string(culprit_of(all)), "'a'"});
 }
 
 TEST_CASE("a trainer that an exception destroys within a step tells the others", "[train]") {
-    auto const errors = errors_of_ranks(
-        ranks,
+    auto const [all, tcp] = GENERATE(ways_to_run());
+    auto const errors = errors_over(
+        tcp, all,
         [](auto& comm) {
             model net({{"a", {3}}, {"b", {3}}});
             auto trainer = make_trainer(net, comm);
             trainer.step(numbers{{1}});
             trainer.forward(numbers{{1}});
             trainer.backward();
-            if (comm.rank() == culprit) throw std::runtime_error("between backward and finish");
+            if (comm.rank() == culprit_of(comm.size())) throw std::runtime_error("between backward and finish");
             trainer.finish();
             trainer.step(numbers{{1}});
         },
         patient());
-    for (int rank = 0; rank < ranks; ++rank) {
+    for (int rank = 0; rank < all; ++rank) {
         std::string const& one = errors[static_cast<std::size_t>(rank)];
-        CAPTURE(rank, one);
-        if (rank == culprit)
+        CAPTURE(all, tcp, rank, one);
+        if (rank == culprit_of(all))
             REQUIRE(one == "between backward and finish");
         else
             REQUIRE((one.find("DDP-E206") == 0 && contains(one, "rank 1") && contains(one, "step")));
@@ -364,9 +381,9 @@ TEST_CASE("a trainer that an exception destroys within a step tells the others",
 }
 
 TEST_CASE("a trainer destroyed between backward and finish is told of, though no message is missing", "[train]") {
-    int const size = GENERATE(1, 2);
-    auto const errors = errors_of_ranks(
-        size,
+    auto const [all, tcp] = GENERATE(ways_to_run());
+    auto const errors = errors_over(
+        tcp, all,
         [](auto& comm) {
             model net({{"a", {3}}, {"b", {3}}});
             {
@@ -378,24 +395,26 @@ TEST_CASE("a trainer destroyed between backward and finish is told of, though no
         },
         patient());
     for (std::string const& one : errors) {
-        CAPTURE(size, one);
+        CAPTURE(all, tcp, one);
         REQUIRE((one.find("DDP-E206") == 0 && contains(one, "left a training step before the step had ended")));
     }
 }
 
 TEST_CASE("a rank that ends early is named to those who train on", "[train]") {
-    auto const errors = errors_of_ranks(
-        ranks,
+    auto const [all, tcp] = GENERATE(ways_to_run());
+    auto const errors = errors_over(
+        tcp, all,
         [](auto& comm) {
             model net({{"a", {3}}, {"b", {3}}});
             auto trainer = make_trainer(net, comm);
-            for (int step = 0; step < (comm.rank() == culprit ? 2 : 5); ++step) trainer.step(numbers{{1}});
+            for (int step = 0; step < (comm.rank() == culprit_of(comm.size()) ? 2 : 5); ++step)
+                trainer.step(numbers{{1}});
         },
         patient());
-    for (int rank = 0; rank < ranks; ++rank) {
+    for (int rank = 0; rank < all; ++rank) {
         std::string const& one = errors[static_cast<std::size_t>(rank)];
-        CAPTURE(rank, one);
-        if (rank == culprit)
+        CAPTURE(all, tcp, rank, one);
+        if (rank == culprit_of(all))
             REQUIRE(one == "");
         else
             REQUIRE((one.find("DDP-E202") == 0 && contains(one, "rank 1 exited cleanly")));
@@ -410,12 +429,12 @@ struct sees_last_bucket {
     }
 };
 
-/// Whether values are torn on both ranks when both throw after they have reduced one bucket of two.
+/// Whether values are torn on each rank when all throw after they have reduced one bucket of two.
 template <bool Releases>
-std::vector<std::string> torn_after_half_a_step(training_options const& options) {
-    std::atomic<int> reduced = 0;  // of both ranks, in both steps
-    return errors_of_ranks(
-        2,
+std::vector<std::string> torn_after_half_a_step(training_options const& options, bool tcp, int all) {
+    std::atomic<int> reduced = 0;  // of all ranks, in both steps; a rank alone reduces nothing
+    return errors_over(
+        tcp, all,
         [&](auto& comm) {
             scripted_model<true, Releases> net({{"a", {30}}, {"b", {20}}});
             data_parallel trainer{
@@ -426,7 +445,7 @@ std::vector<std::string> torn_after_half_a_step(training_options const& options)
             net.leaves_out = [&](std::size_t i) -> bool {
                 if (i != 0) return false;
                 for (auto const until = monotonic_clock::now() + std::chrono::seconds(20);
-                     reduced < 4 && monotonic_clock::now() < until;)
+                     all > 1 && reduced < 2 * all && monotonic_clock::now() < until;)
                     std::this_thread::sleep_for(std::chrono::microseconds(50));
                 throw std::runtime_error("half-way");
             };
@@ -507,9 +526,12 @@ TEST_CASE("what is thrown after a step is said to be after it", "[train]") {
 TEST_CASE("values of which only some took part in the step that failed are called torn", "[train]") {
     training_options options = options_of(GENERATE(false, true), false);
     options.share_memory = GENERATE(true, false);
-    CAPTURE(options.update, options.share_memory);
-    REQUIRE(torn_after_half_a_step<true>(options) == std::vector<std::string>{"torn after 1", "torn after 1"});
-    REQUIRE(torn_after_half_a_step<false>(options) == std::vector<std::string>{"whole after 1", "whole after 1"});
+    auto const [all, tcp] = GENERATE(ways_to_run());
+    CAPTURE(options.update, options.share_memory, all, tcp);
+    std::vector<std::string> const torn(static_cast<std::size_t>(all), "torn after 1");
+    std::vector<std::string> const whole(static_cast<std::size_t>(all), "whole after 1");
+    REQUIRE(torn_after_half_a_step<true>(options, tcp, all) == torn);
+    REQUIRE(torn_after_half_a_step<false>(options, tcp, all) == whole);
 }
 
 namespace {
