@@ -344,14 +344,16 @@ TEST_CASE("three ranks are named, and the others counted", "[train]") {
 }
 
 TEST_CASE("rank 0 says which step was skipped, or applied anyway, and why", "[train]") {
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    CAPTURE(ranks, tcp);
     std::FILE* const file = std::tmpfile();
     REQUIRE(file != nullptr);
     std::fflush(stderr);
     int const before = ::dup(2);
     ::dup2(::fileno(file), 2);
     for (nonfinite const decision : {nonfinite::skip, nonfinite::warn})
-        run_ranks(
-            3,
+        ranks_over(
+            tcp, ranks,
             [&](auto& comm) {
                 model one;
                 data_parallel trainer{one, adam{}, comm, training_options{.nonfinite = decision}};
@@ -368,7 +370,7 @@ TEST_CASE("rank 0 says which step was skipped, or applied anyway, and why", "[tr
     std::string text(4096, ' ');
     text.resize(std::fread(text.data(), 1, text.size(), file));
     std::fclose(file);
-    std::string const why = ": the mean gradient is not finite: " + expected_text(3);
+    std::string const why = ": the mean gradient is not finite: " + expected_text(ranks);
     CHECK(text == "ddp: step 2 was skipped" + why + " (such steps so far: 1)\n" +      //
                       "ddp: step 3 was skipped" + why + " (such steps so far: 2)\n" +  //
                       "ddp: step 5 was skipped" + why + " (such steps so far: 4)\n" + "ddp: step 2 was applied anyway" +
