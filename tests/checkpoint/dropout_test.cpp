@@ -108,12 +108,18 @@ TEST_CASE("with dropout, batch normalisation and accumulation, a resumed trainin
 
 namespace {
 
-/// One step on two ranks, kept in `path`, or refused from there: the error's text.
+/// Which ranks keep and resume, and how they talk.
+struct way {
+    int ranks = 2;
+    bool tcp = false;
+};
+
+/// One step on all ranks, kept in `path`, or refused from there: the error's text.
 template <class Net, class Opt>
-std::string keep_or_resume(std::string const& path, std::uint64_t seed, Net const& make, Opt const& optimizer,
-                           bool keep, std::vector<std::uint32_t> const& list = {}) {
-    std::vector<std::string> const said = ddp::test::run_ranks(
-        2,
+std::string keep_or_resume(way const& on, std::string const& path, std::uint64_t seed, Net const& make,
+                           Opt const& optimizer, bool keep, std::vector<std::uint32_t> const& list = {}) {
+    std::vector<std::string> const said = ddp::test::ranks_over(
+        on.tcp, on.ranks,
         [&](auto& comm) -> std::string {
             ddp::test::task_data<float> const data(7, 3, 8);
             auto model = make();
@@ -137,15 +143,18 @@ std::string keep_or_resume(std::string const& path, std::uint64_t seed, Net cons
             return text;
         },
         ddp::test::patient());
-    REQUIRE(said[0] == said[1]);
-    return said[0];
+    for (std::string const& text : said) REQUIRE(text == said.front());
+    return said.front();
 }
 
 }  // namespace
 
 TEST_CASE("a checkpoint of a training that differs in what is in no tensor is refused, with what differs",
           "[checkpoint]") {
+    auto const [ranks, tcp] = GENERATE(ddp::test::ways_to_run());
+    CAPTURE(ranks, tcp);
     ::test::scratch_directory const scratch;
+    way const on{ranks, tcp};
     std::string const in = (scratch.path() / "kept").string();
     auto const drops = [](double p) {
         return [p] {
@@ -173,44 +182,46 @@ TEST_CASE("a checkpoint of a training that differs in what is in no tensor is re
     };
     any_optimizer const by = adam{.lr = 0.1}, slower = adam{.lr = 0.01, .beta1 = 0.8};
 
-    (void)keep_or_resume(in, 9, drops(0.5), by, true);
-    CHECK(keep_or_resume(in, 9, drops(0.5), slower, false) == "");  // numbers may be others
-    CHECK(keep_or_resume(in, 9, drops(0.5), adam{}, false) == "");
-    CHECK(other_model(keep_or_resume(in, 8, drops(0.5), by, false)));
-    CHECK(other_model(keep_or_resume(in, 9, drops(0.4), by, false)));
-    CHECK(other_model(keep_or_resume(in, 9, relu, by, false)));
-    CHECK(keep_or_resume(in, 9, drops(0.5), adamw{}, false) ==
+    (void)keep_or_resume(on, in, 9, drops(0.5), by, true);
+    CHECK(keep_or_resume(on, in, 9, drops(0.5), slower, false) == "");  // numbers may be others
+    CHECK(keep_or_resume(on, in, 9, drops(0.5), adam{}, false) == "");
+    CHECK(other_model(keep_or_resume(on, in, 8, drops(0.5), by, false)));
+    CHECK(other_model(keep_or_resume(on, in, 9, drops(0.4), by, false)));
+    CHECK(other_model(keep_or_resume(on, in, 9, relu, by, false)));
+    CHECK(keep_or_resume(on, in, 9, drops(0.5), adamw{}, false) ==
           begin + "optimizer of '*': adam in the checkpoint, adamw in this one");
-    CHECK(keep_or_resume(in, 9, drops(0.5), any_optimizer(lamb{}), false) ==
+    CHECK(keep_or_resume(on, in, 9, drops(0.5), any_optimizer(lamb{}), false) ==
           begin + "optimizer of '*': adam in the checkpoint, lamb in this one");
     using groups = parameter_groups<any_optimizer>;
     groups const mixed{by, {{"3.*", adamw{}}}};
-    CHECK(keep_or_resume(in, 9, drops(0.5), mixed, false) ==
+    CHECK(keep_or_resume(on, in, 9, drops(0.5), mixed, false) ==
           begin +
               "optimizer of '3.bias': adam in the checkpoint, adamw in this one\n  "
               "optimizer of '3.weight': adam in the checkpoint, adamw in this one");
-    CHECK(keep_or_resume(in, 9, drops(0.5), groups{slower, {{"3.*", by}}}, false) == "");
-    CHECK(keep_or_resume(in, 9, drops(0.5), by, false, {0, 1, 2, 3}) == "");  // what there is without a list
-    CHECK_THAT(keep_or_resume(in, 9, drops(0.5), by, false, {0, 1, 2, 2}),
+    CHECK(keep_or_resume(on, in, 9, drops(0.5), groups{slower, {{"3.*", by}}}, false) == "");
+    CHECK(keep_or_resume(on, in, 9, drops(0.5), by, false, {0, 1, 2, 3}) == "");  // what there is without a list
+    CHECK_THAT(keep_or_resume(on, in, 9, drops(0.5), by, false, {0, 1, 2, 2}),
                Contains(begin + "sampler's 'list': none in the checkpoint, with digest "));
     // An earlier version did not say it.
     ddp::test::write_as_version(scratch.path() / "kept" / "step-000000000001" / "manifest.json", 2);
-    CHECK(keep_or_resume(in, 8, relu, adamw{}, false, {0, 1, 2, 2}) == "");
+    CHECK(keep_or_resume(on, in, 8, relu, adamw{}, false, {0, 1, 2, 2}) == "");
 
-    (void)keep_or_resume(in, 9, drops(0.5), mixed, true, {3, 1, 2, 2});
-    CHECK(keep_or_resume(in, 9, drops(0.5), mixed, false, {3, 1, 2, 2}) == "");
-    CHECK_THAT(keep_or_resume(in, 9, drops(0.5), mixed, false, {3, 2, 1, 2}), Contains(begin + "sampler's 'list': "));
-    CHECK(keep_or_resume(in, 9, drops(0.5), adamw{}, false, {3, 1, 2, 2}) ==
+    (void)keep_or_resume(on, in, 9, drops(0.5), mixed, true, {3, 1, 2, 2});
+    CHECK(keep_or_resume(on, in, 9, drops(0.5), mixed, false, {3, 1, 2, 2}) == "");
+    CHECK_THAT(keep_or_resume(on, in, 9, drops(0.5), mixed, false, {3, 2, 1, 2}),
+               Contains(begin + "sampler's 'list': "));
+    CHECK(keep_or_resume(on, in, 9, drops(0.5), adamw{}, false, {3, 1, 2, 2}) ==
           begin +
               "optimizer of '1.bias': adam in the checkpoint, adamw in this one\n  "
               "optimizer of '1.weight': adam in the checkpoint, adamw in this one");
 
     // Without a layer that draws, the seed of the first values does not matter.
-    (void)keep_or_resume(in, 9, normalised(0.1), by, true);
-    CHECK(keep_or_resume(in, 8, normalised(0.1), by, false) == "");
-    CHECK(other_model(keep_or_resume(in, 9, normalised(0.2), by, false)));
+    (void)keep_or_resume(on, in, 9, normalised(0.1), by, true);
+    CHECK(keep_or_resume(on, in, 8, normalised(0.1), by, false) == "");
+    CHECK(other_model(keep_or_resume(on, in, 9, normalised(0.2), by, false)));
     auto another = normalised(0.2)();  // a training that begins with these values
-    CHECK(load_weights_as(another, in + "/step-000000000001/shard-00000-of-00002.safetensors",
+    CHECK(load_weights_as(another,
+                          in + "/step-000000000001/shard-00000-of-0000" + std::to_string(ranks) + ".safetensors",
                           {.strict = false, .file_prefix = "model/"})
               .missing.empty());
 }
