@@ -233,7 +233,8 @@ void continue_from(C& trainer, sampler* batches, checkpoint_reader& from) {
         if constexpr (FreezableTrainer<C>) trainer.set_frozen(frozen);
     }
     if (batches != nullptr) batches->seek(from.manifest().sampler->epoch, from.manifest().sampler->position);
-    std::string const written = from.path() + ": was written by " + std::to_string(from.manifest().ranks) + " ranks: ";
+    std::string const written = from.path() + ": was written by " + std::to_string(from.manifest().ranks) +
+                                (from.manifest().ranks == 1 ? " rank: " : " ranks: ");
     if (!as_many && from.has_rank_state() && comm.rank() == 0)
         say_of_checkpoint(written + "state that each rank has for itself begins at zero");
     if constexpr (requires { trainer.settings_in_words(); })
