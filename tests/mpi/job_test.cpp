@@ -20,8 +20,15 @@
 #include <ddp/collective/barrier.hpp>
 #include <ddp/collective/point_to_point.hpp>
 #include <ddp/comm/communicator.hpp>
+#include <ddp/core/digest.hpp>
+#include <ddp/exchange/narrow.hpp>
+#include <ddp/exchange/power_sgd.hpp>
+#include <ddp/exchange/sparse.hpp>
 #include <ddp/optim/sgd.hpp>
 #include <ddp/rendezvous/run_mpi.hpp>
+#include <ddp/strategy/local_parallel.hpp>
+#include <ddp/strategy/loose.hpp>
+#include <ddp/strategy/stale_synchronous.hpp>
 #include <ddp/testing/conformance.hpp>
 #include <ddp/train/data_parallel.hpp>
 #include <ddp/transport/mpi/mpi.hpp>
@@ -35,6 +42,7 @@
 #include "support/group_checks.hpp"
 #include "support/job_checks.hpp"
 #include "train/scripted_model.hpp"
+#include "train/tanh_mlp.hpp"
 
 namespace {
 
@@ -187,6 +195,63 @@ TEST_CASE("over MPI trainings have the bits they have over inproc", "[mpi][train
     auto const [bits, wrong] = ddp::test::train_every_way(comm);
     CHECK(wrong == "");
     CHECK(bits == ddp::test::inproc_bits(comm.size()));
+}
+
+namespace {
+
+/// A few steps by each exchange that sends less and each strategy that passes: digests of this rank's values, and at the end
+/// of all ranks' steps.
+std::vector<std::uint64_t> train_with_little(ddp::communicator<>& comm) {
+    ddp::test::task_data<float> const data(7, 3, 64);
+    ddp::sgd const by{.lr = 0.05, .momentum = 0.9};
+    auto const batch = [&](std::size_t step) {
+        std::size_t const from = 3 * step + 4 * static_cast<std::size_t>(comm.rank());
+        return data.batch(from, from + 2 + (step + static_cast<std::size_t>(comm.rank())) % 3);
+    };
+    std::vector<std::uint64_t> all;
+    auto const exchanging = [&](auto const& exchange) {
+        for (ddp::update const how : {ddp::update::replicated, ddp::update::sharded}) {
+            ddp::test::tanh_mlp<float> net(7, 24, 3, 5);
+            ddp::data_parallel trainer{net, by, comm, ddp::training_options{.update = how}, exchange};
+            for (std::size_t step = 0; step < 5; ++step) trainer.step(batch(step));
+            all.push_back(trainer.replicas_identical() ? trainer.digest_of_values() : 0);
+        }
+    };
+    auto const meeting = [&](auto const& strategy) {
+        ddp::test::tanh_mlp<float> net(7, 24, 3, 5);
+        ddp::local_parallel trainer{net, by, comm, strategy};
+        // One rank has less data than the others.
+        for (std::size_t step = 0; step < (comm.rank() == 1 ? 4u : 6u); ++step) trainer.step(batch(step));
+        all.push_back(trainer.digest_of_values());  // of this rank
+        while (trainer.join()) {
+        }
+        trainer.synchronise();
+        all.push_back(trainer.replicas_identical() ? trainer.digest_of_values() : 0);
+    };
+    exchanging(ddp::bfloat16_exchange{.feedback = true});
+    exchanging(ddp::int8_exchange{});
+    exchanging(ddp::top_k_exchange{.ratio = 0.25});
+    exchanging(ddp::power_sgd_exchange{.rank = 2, .start_step = 2});
+    meeting(ddp::gossip{.graph = ddp::gossip_graph::ring});
+    meeting(ddp::gossip{.graph = ddp::gossip_graph::exponential});
+    meeting(ddp::stale_synchronous{.staleness = 2});
+    return all;
+}
+
+}  // namespace
+
+TEST_CASE("over MPI exchanges that send less, and strategies that do not wait, have the bits they have over inproc",
+          "[mpi][train]") {
+    std::vector<std::uint64_t> got;
+    int rank = 0, size = 0;
+    {
+        ddp::communicator<> comm = ddp::any_communicator(connect(), patient());
+        rank = comm.rank(), size = comm.size();
+        got = train_with_little(comm);
+    }
+    auto const expected = ddp::test::run_ranks(size, train_with_little, ddp::test::patient());
+    CHECK(got == expected[static_cast<std::size_t>(rank)]);
+    CHECK(std::count(got.begin(), got.end(), std::uint64_t{0}) == 0);
 }
 
 TEST_CASE("over MPI a training is saved and resumed, goes on over inproc, and back, to the same bits", "[mpi][train]") {
