@@ -75,7 +75,7 @@ void agree_on_outcome(communicator<T> const& comm, file_outcome const& mine, std
     posted const words(comm, std::move(text));
     call(comm, about<char>(operation, words->size(), "what went wrong", speaker),
          [&](auto over) { return broadcast(over, as_mutable_bytes(std::span<char>(*words)), speaker); });
-    text = printable(*words);  // another rank's, maybe
+    text = printable(*words, words->size());  // another rank's, maybe; all of its lines
     bool const everywhere = std::all_of(
         all.begin(), all.end(), [&](auto const& o) { return o.code == worst->code && o.digest == worst->digest; });
     if (!everywhere) text = "rank " + std::to_string(comm.members().world_rank(speaker)) + ": " + text;
