@@ -1,15 +1,19 @@
 // Disks that fail and files that are damaged: one error on all ranks, or the checkpoint before.
 #include <ddp/checkpoint/checkpoints.hpp>
 
+#include <fcntl.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <csignal>
+#include <cstdarg>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -27,6 +31,53 @@
 #include "support/catch.hpp"
 #include "support/on_ranks.hpp"
 #include "train/scripted_model.hpp"
+
+namespace {
+
+/// A call that a disk refuses, for files with this in their path.
+struct disk_fault {
+    std::string call, path;
+    int reason = 0;
+};
+std::atomic<disk_fault const*> refused = nullptr;  // by the program's own calls below
+
+/// errno is then the reason.
+bool refuses(std::string_view call, std::string_view path) {
+    disk_fault const* const fault = refused;
+    if (fault == nullptr || call != fault->call || path.find(fault->path) == path.npos) return false;
+    errno = fault->reason;
+    return true;
+}
+
+}  // namespace
+
+// The program's own come before the C library's, as in commit_test.cpp.
+extern "C" int open(char const* path, int flags, ...) {
+    unsigned mode = 0;
+    if ((flags & O_CREAT) != 0) {
+        if (refuses("create", path)) return -1;
+        std::va_list more;
+        va_start(more, flags);
+        mode = va_arg(more, unsigned);
+        va_end(more);
+    }
+    return static_cast<int>(::syscall(SYS_openat, AT_FDCWD, path, flags, mode));
+}
+extern "C" ssize_t write(int descriptor, void const* bytes, std::size_t count) {
+    if (refused.load() != nullptr) {
+        char path[4096];
+        ssize_t const size = ::readlink(("/proc/self/fd/" + std::to_string(descriptor)).c_str(), path, sizeof path);
+        if (size > 0 && refuses("write", {path, static_cast<std::size_t>(size)})) {
+            if (count < 2) return -1;
+            count /= 2;  // a disk takes what it has room for, and no more
+        }
+    }
+    return ::syscall(SYS_write, descriptor, bytes, count);
+}
+extern "C" int mkdir(char const* path, mode_t mode) noexcept {
+    if (refuses("mkdir", path)) return -1;
+    return static_cast<int>(::syscall(SYS_mkdirat, AT_FDCWD, path, mode));
+}
 
 using namespace ddp;
 using namespace ddp::test;
@@ -401,6 +452,55 @@ TEST_CASE("a file system that is full, at whichever file, or read-only, is one e
     std::string const said = failing_save(scratch, [&] { disk.read_only(true); }, [&] { disk.read_only(false); });
     REQUIRE(said == "DDP-E301 file: rank 0: " + in(scratch) +
                         "/step-000000000003.tmp: cannot be created: Read-only file system");
+}
+
+TEST_CASE("what a disk refuses to write, or to create, at whichever file, is one error on all ranks", "[checkpoint]") {
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    if (ranks > 4) return;
+    std::string const first = ranks == 1 ? "" : "rank 0: ", last_rank = std::to_string(ranks - 1),
+                      last = ranks == 1 ? "" : "rank " + last_rank + ": ",
+                      shard = "shard-0000" + last_rank + "-of-0000" + std::to_string(ranks) + ".safetensors",
+                      step = "/step-000000000003.tmp";
+    struct example {
+        disk_fault fault;
+        std::string whose, said;
+    };
+    std::vector<example> const examples = {
+        {{"mkdir", step, EROFS}, first, step + ": cannot be created: Read-only file system"},
+        {{"create", step + "/" + shard, EROFS},
+         last,
+         step + "/" + shard + ": cannot be created: Read-only file system"},
+        {{"write", step + "/" + shard, ENOSPC},
+         last,
+         step + "/" + shard + ": cannot be written: No space left on device"},
+        {{"create", step + "/manifest.json", ENOSPC},
+         first,
+         step + "/manifest.json: cannot be created: No space left on device"},
+        {{"write", step + "/manifest.json", ENOSPC},
+         first,
+         step + "/manifest.json: cannot be written: No space left on device"},
+        {{"create", "/kept/latest", EROFS}, first, "/latest: cannot be created: Read-only file system"},
+        {{"write", "/kept/latest", ENOSPC}, first, "/latest: cannot be written: No space left on device"},
+    };
+    bool background = tcp;
+    for (auto const& [fault, whose, said] : examples) {
+        background = !background;
+        CAPTURE(ranks, tcp, background, fault.call, fault.path);
+        scratch_directory const scratch;
+        std::vector<std::string> left_behind;
+        std::string latest;
+        std::string const got = failing_save(
+            scratch, [&, at = &fault] { refused = at; },
+            [&] {
+                refused = nullptr;
+                left_behind = names_in(in(scratch));
+                latest = content_of(in(scratch) + "/latest");
+            },
+            background, ranks, tcp);
+        CHECK(got == "DDP-E301 file: " + whose + in(scratch) + said);
+        CHECK(left_behind == std::vector<std::string>{"latest", "step-000000000002"});
+        CHECK(latest == "step-000000000002\n");
+    }
 }
 
 TEST_CASE("a directory that cannot be written to is one error on all ranks", "[checkpoint]") {
