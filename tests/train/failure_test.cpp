@@ -485,6 +485,7 @@ TEST_CASE("what an observer throws at the end of a step on one rank is heard by 
         patient());
     CHECK(monotonic_clock::now() - since < std::chrono::seconds(20));  // a deadline is 60
     expect_own_and_told(errors, "the log is full");
+    CAPTURE(errors.front());
     CHECK(contains(errors.front(), "rank 1 failed in its own code during step #2: the log is full"));
 }
 
