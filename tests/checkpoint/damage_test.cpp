@@ -39,11 +39,11 @@ struct disk_fault {
     std::string call, path;
     int reason = 0;
 };
-std::atomic<disk_fault const*> refused = nullptr;  // by the program's own calls below
+std::atomic<disk_fault const*> refusing = nullptr;  // by the program's own calls below
 
 /// errno is then the reason.
 bool refuses(std::string_view call, std::string_view path) {
-    disk_fault const* const fault = refused;
+    disk_fault const* const fault = refusing;
     if (fault == nullptr || call != fault->call || path.find(fault->path) == path.npos) return false;
     errno = fault->reason;
     return true;
@@ -64,7 +64,7 @@ extern "C" int open(char const* path, int flags, ...) {
     return static_cast<int>(::syscall(SYS_openat, AT_FDCWD, path, flags, mode));
 }
 extern "C" ssize_t write(int descriptor, void const* bytes, std::size_t count) {
-    if (refused.load() != nullptr) {
+    if (refusing.load() != nullptr) {
         char path[4096];
         ssize_t const size = ::readlink(("/proc/self/fd/" + std::to_string(descriptor)).c_str(), path, sizeof path);
         if (size > 0 && refuses("write", {path, static_cast<std::size_t>(size)})) {
@@ -490,9 +490,9 @@ TEST_CASE("what a disk refuses to write, or to create, at whichever file, is one
         std::vector<std::string> left_behind;
         std::string latest;
         std::string const got = failing_save(
-            scratch, [&, at = &fault] { refused = at; },
+            scratch, [&, at = &fault] { refusing = at; },
             [&] {
-                refused = nullptr;
+                refusing = nullptr;
                 left_behind = names_in(in(scratch));
                 latest = content_of(in(scratch) + "/latest");
             },
