@@ -330,16 +330,18 @@ void trainer_core<T, E>::fail_gradient(std::string const& complaint) {
 }
 template <Transport T, Element E>
 finish_result trainer_core<T, E>::wait(time_point since) {
-    leave_step();
+    begun_ = false;
     engine_->await_from(since);
     try {
         comm_.driver()->run(
             [&] {
                 engine_->collect();
+                engine_->end();  // from here on the call says that the step is under way: its observer may still throw
                 return engine_->finished();
             },
             "step", begun_steps_);
     } catch (...) {
+        engine_->end();
         keep_values();
         throw;
     }
