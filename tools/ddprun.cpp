@@ -33,7 +33,8 @@ void print_plan(ddprun::options const& with) {
             std::cout << (one.slots == 1 ? "rank " : "ranks ") << rank;
             if (one.slots > 1) std::cout << " to " << rank + one.slots - 1;
             std::cout << ':';
-            for (std::string const& word : ddprun::agent_command(with, one.name, ddprun::is_this_host(one.name)))
+            for (std::string const& word :
+                 ddprun::agent_command(with, one.name, with.launch_agent.empty() && ddprun::is_this_host(one.name)))
                 std::cout << ' ' << ddprun::quoted(word);
             std::cout << '\n';
             rank += one.slots;

@@ -34,7 +34,7 @@ sys.exit(max(one.wait() for one in running))
 
 def run(*command, **variables):
     done = subprocess.run([str(word) for word in command], env={**os.environ, **variables}, cwd=ROOT, stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, timeout=200, check=False)
+                          capture_output=True, text=True, timeout=100, check=False)
     return done.returncode, done.stdout, done.stderr
 
 

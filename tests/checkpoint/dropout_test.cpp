@@ -11,6 +11,7 @@
 #include <ddp/data/batch.hpp>
 #include <ddp/data/prefetch_loader.hpp>
 #include <ddp/data/sampler.hpp>
+#include <ddp/exchange/narrow.hpp>
 #include <ddp/nn/nn.hpp>
 #include <ddp/optim/adam.hpp>
 #include <ddp/optim/any_optimizer.hpp>
@@ -296,6 +297,7 @@ TEST_CASE("a training on pictures that are shifted and mirrored goes on in the m
         for (std::string const& text : run({.augment = other}, 9, 10, true)) {
             CAPTURE(text);
             CHECK(text.starts_with(begin + "  sampler's 'preparation (normalisation, augmentation)': with digest "));
+            CHECK(text.ends_with("give resume a sampler of your own instead of the loader's place()"));
         }
 
     // Other numbers may be what the user wants; rank 0 says so.
@@ -307,4 +309,26 @@ TEST_CASE("a training on pictures that are shifted and mirrored goes on in the m
                               "checkpoint, sgd(lr 0.025, momentum 0.9, weight_decay 0, nesterov false) in this one\n"
                               "  schedule: constant_rate in the checkpoint, cosine_decay(steps 30, floor 0) in this "
                               "one\n");
+
+    // An exchange that is given up, or taken up, has no state that would tell.
+    auto const by = [&](auto const& exchange, bool keeps) {
+        ddp::test::captured_stderr said(scratch);
+        ddp::test::run_ranks(
+            2,
+            [&](auto& comm) {
+                ddp::test::tanh_mlp<float> net(7, 24, 3, 5);
+                data_parallel trainer{net, sgd{.lr = 0.1}, comm, exchange};
+                checkpoints kept(in + "-exchange");
+                keeps ? kept.save(trainer) : (void)kept.resume(trainer);
+            },
+            ddp::test::patient());
+        std::string const text = said.text();
+        return text.substr(std::min(text.size(), text.find("\n")));
+    };
+    (void)by(bfloat16_exchange{.feedback = false}, true);
+    CHECK(by(automatic_allreduce{}, false) ==
+          "\n  exchange: bfloat16(feedback false) in the checkpoint, none in this one\n");
+    (void)by(automatic_allreduce{}, true);
+    CHECK(by(bfloat16_exchange{.feedback = false}, false) ==
+          "\n  exchange: none in the checkpoint, bfloat16(feedback false) in this one\n");
 }

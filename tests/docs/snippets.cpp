@@ -187,6 +187,10 @@ void prefetched(ddp::communicator<>& comm) {
                                      ddp::sampler{{.samples = data.size(), .global_batch = 100}, comm},
                                      {.augment = {.crop_padding = 4, .flip = true, .seed = 7}}};
     while (auto const batch = load.next()) trainer.step(*batch);  // an epoch
+
+    ddp::checkpoints kept("kept");
+    ddp::sampler at = load.place();
+    if (kept.resume(trainer, at)) load.seek(at.epoch(), at.position());
 }
 
 void fitted_to_the_network(ddp::communicator<>& comm) {

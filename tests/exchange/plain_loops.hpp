@@ -57,6 +57,7 @@ struct any_exchange_of {
         std::unique_ptr<ddp::detail::exchange_model<any_transport, E>> inner;
         void for_each_state(state_visitor visit) { inner->for_each_state(visit); }
         void for_each_shared(shared_state_visitor visit) const { inner->for_each_shared(visit); }
+        [[nodiscard]] std::string refusal() const { return inner->refusal(); }
         [[nodiscard]] exchange_statistics statistics() const { return inner->statistics(); }
     };
     [[nodiscard]] std::uint64_t hash() const { return settings; }

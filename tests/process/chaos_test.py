@@ -60,7 +60,7 @@ class Sample(unittest.TestCase):
 
 
 class Starved(unittest.TestCase):
-    def test_a_minute_is_enough_for_training_in_shared_memory(self):
+    def test_the_plans_of_a_minute_have_training_in_shared_memory(self):
         starved = {plan.words for plan in chaos.plans_to_starve(60)}  # as scripts/faults.sh says
         self.assertLessEqual({chaos.SHAPES[0] + way for way in chaos.WAYS}, starved)
 

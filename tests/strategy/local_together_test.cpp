@@ -196,6 +196,26 @@ TEST_CASE("ranks that synchronise after different numbers of steps are told to j
                   "DDP-E205 mismatch: ranks meet after different numbers of local steps: 4 in synchronise() on rank 0, "
                   "5 in synchronise() on rank 1, 6 in synchronise() on rank 2. A rank that has fewer batches calls "
                   "join() until it returns false, and then all call synchronise() together");
+    // Loading weights makes no peace between such ranks.
+    run_ranks(1, [](auto& comm) {
+        scripted_model<> net({{"a", {2}}});
+        save_weights(comm, net, weights_path());
+    });
+    for (std::string const& text : ranks_over(
+             tcp, 3,
+             [](auto& comm) {
+                 scripted_model<> net({{"a", {2}}});
+                 local_parallel trainer{net, any_optimizer(sgd{}), comm, local_sgd{.period = 4}};
+                 for (int step = 0; step < 4 + comm.rank(); ++step) trainer.step(numbers{{1}});
+                 std::string refused = thrown_by([&] { (void)load_weights(trainer, weights_path()); });
+                 bool const stepped = comm.rank() != 0;  // since they met
+                 return trainer.between_steps() == stepped ? refused + " and together" : refused;
+             },
+             patient()))
+        CHECK(text ==
+              "DDP-E205 mismatch: ranks meet after different numbers of local steps: 4 in load_weights() on rank 0, "
+              "5 in load_weights() on rank 1, 6 in load_weights() on rank 2. A rank that has fewer batches calls "
+              "join() until it returns false, and then all call synchronise() together");
     // Where exchanges are under way all the time, they differ before.
     auto const passing = errors_over(
         tcp, 3,
@@ -216,6 +236,7 @@ TEST_CASE("a model whose passes add over all ranks is refused", "[strategy]") {
             [&](auto& comm) {
                 nn::sequential net{nn::linear(4, 3), nn::batch_norm(3, {.statistics = over}), nn::relu(),
                                    nn::mean_squared_error()};
+                net.training(false);  // as it is now does not matter
                 local_parallel trainer{net, any_optimizer(sgd{}), comm, local_sgd{}};
             },
             patient());

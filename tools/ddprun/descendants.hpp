@@ -16,6 +16,18 @@
 
 namespace ddprun {
 
+/// The parent of a process; 0 if it has gone.
+[[nodiscard]] inline pid_t parent_of(std::string const& pid) {
+    std::ifstream file("/proc/" + pid + "/stat");
+    std::string stat;
+    std::getline(file, stat, '\0');  // all of it; without throwing where the process has gone since it was opened
+    std::size_t const name_end = stat.rfind(')');  // "pid (name) state parent …"; a name may have blanks
+    if (name_end == std::string::npos || name_end + 4 > stat.size()) return 0;
+    pid_t parent = 0;
+    std::from_chars(stat.data() + name_end + 4, stat.data() + stat.size(), parent);
+    return parent;
+}
+
 /// The processes whose parent is this one: those that lost theirs too, as ddprun is a subreaper.
 [[nodiscard]] inline std::vector<pid_t> children() {
     std::vector<pid_t> found;
@@ -23,14 +35,7 @@ namespace ddprun {
     if (directory == nullptr) return found;
     while (dirent const* const entry = ::readdir(directory)) {
         if (std::isdigit(static_cast<unsigned char>(entry->d_name[0])) == 0) continue;
-        std::ifstream file(std::string("/proc/") + entry->d_name + "/stat");
-        std::string stat;
-        std::getline(file, stat, '\0');  // all of it; without throwing where the process has gone since it was opened
-        std::size_t const name_end = stat.rfind(')');  // "pid (name) state parent …"; a name may have blanks
-        if (name_end == std::string::npos || name_end + 4 > stat.size()) continue;
-        pid_t parent = 0;
-        std::from_chars(stat.data() + name_end + 4, stat.data() + stat.size(), parent);
-        if (parent == ::getpid()) found.push_back(static_cast<pid_t>(std::stol(entry->d_name)));
+        if (parent_of(entry->d_name) == ::getpid()) found.push_back(static_cast<pid_t>(std::stol(entry->d_name)));
     }
     ::closedir(directory);
     return found;

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdlib>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <dirent.h>
@@ -22,6 +23,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "descendants.hpp"
 #include "posix.hpp"
 #include "secret.hpp"
 
@@ -30,11 +32,14 @@ namespace ddprun {
 /// The variable with the marks of the jobs of which a process is a part: of this ddprun's, and of those around it.
 inline constexpr char const* marks_variable = "DDPRUN_JOBS";
 
-/// The processes of this user, other than this one, in whose environment `mark` was when they were started.
-[[nodiscard]] inline std::vector<pid_t> marked_with(std::string const& mark) {
-    std::vector<pid_t> found;
+/// The processes, other than this one, in whose environment `mark` was when they were started, as far as that can be read, and
+/// which the job has left behind: whose parent is one of them, or that which processes get whose parent has ended. (A batch system
+/// or a daemon may hand a job's environment to processes of its own: those have other parents.)
+[[nodiscard]] inline std::vector<pid_t> left_with(std::string const& mark) {
+    std::vector<std::pair<pid_t, pid_t>> marked;  // with their parents
+    pid_t const reaper = ::getppid();             // as this process was ddprun's child too
     DIR* const directory = ::opendir("/proc");
-    if (directory == nullptr) return found;
+    if (directory == nullptr) return {};
     std::string text;
     while (dirent const* const entry = ::readdir(directory)) {
         if (std::isdigit(static_cast<unsigned char>(entry->d_name[0])) == 0) continue;
@@ -42,14 +47,19 @@ inline constexpr char const* marks_variable = "DDPRUN_JOBS";
         if (pid == ::getpid()) continue;
         unique_fd const file(
             ::open((std::string("/proc/") + entry->d_name + "/environ").c_str(), O_RDONLY | O_CLOEXEC));
-        if (!file) continue;  // another user's
+        if (!file) continue;
         text.clear();
         char part[4096];
         ssize_t n;
         while ((n = ::read(file.get(), part, sizeof part)) > 0) text.append(part, static_cast<std::size_t>(n));
-        if (text.find(mark) != std::string::npos) found.push_back(pid);
+        if (text.find(mark) != std::string::npos) marked.emplace_back(pid, parent_of(entry->d_name));
     }
     ::closedir(directory);
+    std::vector<pid_t> found;
+    for (auto const& [pid, parent] : marked)
+        if (parent == reaper ||
+            std::any_of(marked.begin(), marked.end(), [&](auto const& other) { return other.first == parent; }))
+            found.push_back(pid);
     return found;
 }
 
@@ -116,10 +126,11 @@ private:
         ::_exit(0);
     }
 
-    /// Until two scans find none, as a process in the middle of an exec has no environment; for about a second at most.
+    /// Until three scans find none, as a process in the middle of an exec has no environment, and processes get another parent while
+    /// ddprun ends; for about a second at most.
     static void end_marked(std::string const& mark) {
-        for (int scan = 0, clean = 0; scan < 100 && clean < 2; ++scan) {
-            std::vector<pid_t> const found = marked_with(mark);
+        for (int scan = 0, clean = 0; scan < 100 && clean < 3; ++scan) {
+            std::vector<pid_t> const found = left_with(mark);
             for (pid_t const pid : found) ::kill(pid, SIGKILL);
             clean = found.empty() ? clean + 1 : 0;
             ::poll(nullptr, 0, 10);

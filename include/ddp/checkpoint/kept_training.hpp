@@ -153,10 +153,15 @@ template <class C>
 
 /// What was told another trainer than this one is, a line each; empty if nothing is known to differ.
 [[nodiscard]] inline std::string other_settings(string_map const& then, string_map const& now) {
+    auto const line = [](std::string words) {  // of a file or a user: no control characters
+        std::ranges::replace(words, '\n', ' ');
+        return printable(words);
+    };
     std::string text;
     for (auto const& [name, words] : then)
         if (now.contains(name) && now.at(name) != words)
-            text += concat({"\n  ", name, ": ", words, " in the checkpoint, ", now.at(name), " in this one"});
+            text += concat(
+                {"\n  ", line(name), ": ", line(words), " in the checkpoint, ", line(now.at(name)), " in this one"});
     return text;
 }
 

@@ -46,7 +46,6 @@ struct exchange_bucket {
     std::size_t count = 0;                    ///< its elements
     std::vector<exchange_piece> pieces = {};  ///< in ascending order of `begin`
     std::vector<std::size_t> cuts = {};       ///< P + 1 positions in the bucket; slice r is [cuts[r], cuts[r+1])
-    bool frozen = false;  ///< all its parameters are in training_options::frozen: exchanged once one is unfrozen
 };
 
 /// What a policy receives once, when a trainer is made. The same on every rank, except `rank`.
@@ -107,6 +106,8 @@ using exchange_state =
 ///                                   ranks exchange anything about the trainer, so each rank reports it for itself
 ///  check_group(group)               optional: throws usage_error, at the same time, if the policy was made for other ranks
 ///  prepare(plan)                    returns the state for all buckets, as it is before the first step
+///  state.refusal()                  optional, const: std::string, why it makes no sense for this plan; empty if it does. Asked
+///                                   once all ranks are known to have the same plan, and thrown on each as usage_error
 ///  everywhere(plan, bucket)         whether exchange leaves the mean of this bucket on every rank, or slice r on rank r only
 ///  exchange(self, lane, state, what)  a coroutine for each bucket and step; those of several buckets run at once.
 ///                                   Posts receives, into memory of its own, for the messages that peers can send
@@ -177,6 +178,8 @@ public:
     virtual void validate(std::span<exchange_parameter const> parameters) const = 0;
     /// Called before everything below.
     virtual void prepare(exchange_plan<E> const& plan) = 0;
+    /// Why it makes no sense for this plan; empty if it does.
+    [[nodiscard]] virtual std::string refusal() const = 0;
     [[nodiscard]] virtual bool everywhere(exchange_plan<E> const& plan, std::size_t bucket) const = 0;
     [[nodiscard]] virtual task<> exchange(lane<T> over, bucket_exchange<E> what) = 0;
     [[nodiscard]] virtual task<> gather(lane<T> over, bucket_exchange<E> what) = 0;
@@ -232,6 +235,12 @@ public:
         if constexpr (requires { policy_.validate(parameters); }) policy_.validate(parameters);
     }
     void prepare(exchange_plan<E> const& plan) override { state_.emplace(policy_.prepare(plan)); }
+    std::string refusal() const override {
+        if constexpr (requires(exchange_state<X, E> const& kept) { kept.refusal(); })
+            return state_->refusal();
+        else
+            return {};
+    }
     bool everywhere(exchange_plan<E> const& plan, std::size_t bucket) const override {
         return policy_.everywhere(plan, bucket);
     }

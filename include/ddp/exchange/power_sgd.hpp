@@ -94,7 +94,9 @@ struct power_sgd_exchange {
         detail::compression<E> own;
         std::vector<bucket_state<E>> buckets = {};
         std::vector<std::uint64_t> steps = {};  // by bucket
+        std::string refused = {};
 
+        [[nodiscard]] std::string refusal() const { return refused; }
         void for_each_state(state_visitor visit) {
             own.for_each_state(visit);
             for (bucket_state<E>& one : buckets)
@@ -296,7 +298,7 @@ power_sgd_exchange::state<E> power_sgd_exchange::prepare(exchange_plan<E> const&
             matrix<E> m{piece.parameter, row, piece.begin + (row * columns - piece.offset), end - row, columns};
             m.q.resize(rank * columns);
             m.called = "power_sgd_q" + (row == 0 ? "" : "_from_row_" + std::to_string(row));
-            compresses = compresses || !bucket.frozen;
+            compresses = true;
             if (m.begin > at) one.plain.push_back({at, m.begin - at});
             at = m.begin + m.size();
             one.p_count += m.rows * rank;
@@ -306,11 +308,11 @@ power_sgd_exchange::state<E> power_sgd_exchange::prepare(exchange_plan<E> const&
         if (at < bucket.count) one.plain.push_back({at, bucket.count - at});
         for (stretch const& s : one.plain) one.plain_count += s.count;
     }
-    DDP_EXPECTS(compresses,
-                "power_sgd: with rank " + std::to_string(rank) + " and min_compression_rate " +
-                    std::to_string(min_compression_rate) +
-                    " no matrix becomes smaller: what counts are its whole rows in each bucket, and buckets of frozen "
-                    "parameters are not sent. Choose larger buckets, a smaller rank or another exchange");
+    if (!compresses)
+        all.refused = "power_sgd: with rank " + std::to_string(rank) + " and min_compression_rate " +
+                      std::to_string(min_compression_rate) +
+                      " no matrix becomes smaller: what counts are its whole rows in each bucket. Choose larger "
+                      "buckets, a smaller rank or another exchange";
     return all;
 }
 

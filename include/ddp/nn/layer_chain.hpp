@@ -147,6 +147,8 @@ public:
     void join_ranks(std::shared_ptr<rank_sums> ranks) noexcept { ranks_ = std::move(ranks); }
     [[nodiscard]] rank_sums* ranks() const noexcept { return ranks_.get(); }
     [[nodiscard]] bool needs_all_ranks() const noexcept;
+    /// Whether a layer adds over all ranks in training, whatever the mode is now.
+    [[nodiscard]] bool joins_ranks() const noexcept;
     [[nodiscard]] forward_mode mode_of_pass() const noexcept;
 
     /// What the last layer gives. Throws usage_error for inputs of another shape.
@@ -256,8 +258,11 @@ std::string layer_chain<E>::hash_words() const {
 }
 template <Element E>
 bool layer_chain<E>::needs_all_ranks() const noexcept {
-    return ranks_ != nullptr && mode.training &&
-           std::any_of(layers_.begin(), layers_.end(), [](auto const& layer) { return layer->joins_ranks(); });
+    return ranks_ != nullptr && mode.training && joins_ranks();
+}
+template <Element E>
+bool layer_chain<E>::joins_ranks() const noexcept {
+    return std::any_of(layers_.begin(), layers_.end(), [](auto const& layer) { return layer->joins_ranks(); });
 }
 template <Element E>
 forward_mode layer_chain<E>::mode_of_pass() const noexcept {

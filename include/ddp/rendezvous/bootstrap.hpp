@@ -73,10 +73,11 @@ void choose_congestion_control(int fd, std::string const& wanted, bool same_host
 ///         it before any other byte is looked at; afterwards no byte can be changed on the way. On loopback, a rank and
 ///         rank 0 prove it to each other, and between ranks the number that rank 0 then gives is enough; without
 ///         options.security the rank sends the secret itself, unless the launcher has rank 0's port (torchrun), which is an
-///         error then. Without options.security, or without a secret, addresses
-///         that other hosts reach need options.insecure.
+///         error then. Without options.security, or without a secret, addresses that other hosts reach need
+///         options.insecure.
 /// Throws  rendezvous_error (DDP-E201) or environment_error (DDP-E101), on every rank that came, with the same cause, after
-///         timing.join and two timing.handshake at the latest (if the system's resolver answers in time); usage_error unless 0 <= j.rank < j.size.
+///         timing.join and two timing.handshake at the latest, and then timing.dead if a rank does not take the error (if the
+///         system's resolver answers in time); usage_error unless 0 <= j.rank < j.size.
 [[nodiscard]] std::unique_ptr<tcp_transport> connect_tcp(job const& j, tcp_options options = {});
 
 }  // namespace ddp

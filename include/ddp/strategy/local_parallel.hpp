@@ -166,8 +166,8 @@ public:
         expect_between("set_completed_steps()");
         meetings_.set_steps(count);
     }
-    /// For code that has given the models of all ranks the same values, as load_weights does: meetings continue from
-    /// these. What the strategy keeps (anchor, momentum, centre) is as for a new trainer; the optimizer's state stays.
+    /// For code that has given all ranks the same values, as load_weights does: the strategy's state begins anew. Collective;
+    /// throws ddp::error (errc::mismatch) on all ranks if they have made different numbers of steps.
     void values_replaced() {
         replica_.copy_values_in();
         meetings_.values_replaced();

@@ -61,8 +61,10 @@ public:
         plan_ = plan;
         strategy_->prepare(plan);
     }
-    /// The plan's values have been replaced, by the same ones on all ranks: the strategy begins anew, from these.
+    /// The plan's values have been replaced, by the same ones on all ranks: the strategy begins anew, from these. Collective:
+    /// throws errc::mismatch on all ranks if they have made different numbers of steps.
     void values_replaced() {
+        (void)exchange_tickets(comm_, {.step = steps_, .synchronises = 2});
         auto before = std::exchange(plan_.arrays, strategy_plan<E>{}.arrays);
         strategy_->prepare(plan_);  // first waits for exchanges under way
         comm_.keep_if_failed(std::move(before));
@@ -253,12 +255,12 @@ typename meetings<T, E>::ticket meetings<T, E>::exchange_tickets(communicator<T>
     auto const same_call = [&](ticket const& one) { return one.synchronises == mine.synchronises; };
     bool const in_step = std::ranges::all_of(all, same_step);
     if (!in_step || !std::ranges::all_of(all, same_call)) {
-        std::string text = in_step
-                               ? "some ranks meet and others call synchronise(), after these numbers of local steps:"
-                               : "ranks meet after different numbers of local steps:";
+        constexpr char const* calls[] = {"", " in synchronise()", " in load_weights()"};
+        std::string text = in_step ? "ranks meet in different calls, after these numbers of local steps:"
+                                   : "ranks meet after different numbers of local steps:";
         for (std::size_t r = 0; r < all.size(); ++r)
             text += (r == 0 ? " " : ", ") + std::to_string(all[r].step) +
-                    (all[r].synchronises != 0 ? " in synchronise() on rank " : " on rank ") +
+                    calls[std::min<std::uint64_t>(all[r].synchronises, 2)] + " on rank " +
                     std::to_string(over.members().members()[r]);
         until_all_know(over, "meeting");
         throw error(errc::mismatch, text +

@@ -308,12 +308,12 @@ public:
         return detail::names_by_parameter(core().optimizer(), parameters());
     }
     /// The settings that decide what is trained and that no tensor or hash() contains, in words by name: "optimizer",
-    /// "schedule", "clip" and, if it sends less than the gradients, "exchange". Checkpoints keep them, and resume says what
+    /// "schedule", "clip" and "exchange" ("none" for one that sends gradients as they are). Checkpoints keep them, and resume says what
     /// differs. Local; allocates.
     [[nodiscard]] string_map settings_in_words() const {
         string_map all = core().options().settings_in_words();
         all.emplace("optimizer", engine().optimizer_words());
-        if (std::string words = engine().exchange_words(); !words.empty()) all.emplace("exchange", std::move(words));
+        all.emplace("exchange", engine().exchange_words());
         return all;
     }
     /// Whether ranks hold the same buffers after each step, as training_options::buffers says.

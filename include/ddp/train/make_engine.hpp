@@ -97,25 +97,29 @@ engine_made<T, E> make_engine(communicator<T>& comm, trainer_setup<T, E>& with, 
                             options.overlap_gather && !shared && comm.size() > 1};
     std::string words = with.parts.exchange->hash_words();
     std::unique_ptr<step_engine<T, E>> engine;
-    try {
-        comm.exclusively([&] {  // it joins the scheduler, which the communication thread may be driving
-            auto const make = [&]<class Engine>(auto&&... memory_of_hosts) {
-                engine = std::make_unique<Engine>(comm.tasks(), comm.members(), std::move(subject),
-                                                  std::move(with.parts), memory_of_hosts...);
-            };
-            if (shared && shared->here().size() != static_cast<std::size_t>(comm.size()))
-                make.template operator()<hosts_engine<T, E>>(shared);
-            else if (shared)
-                make.template operator()<memory_engine<T, E>>(shared);
-            else
-                make.template operator()<step_engine<T, E>>();
-            if (!options.frozen.empty()) engine->freeze(frozen);
-        });
-    } catch (usage_error const&) {  // of an exchange's prepare(), whose plan is the same on all ranks
-        until_all_know(comm, "data_parallel");
-        throw;
-    }
+    comm.exclusively([&] {  // it joins the scheduler, which the communication thread may be driving
+        auto const make = [&]<class Engine>(auto&&... memory_of_hosts) {
+            engine = std::make_unique<Engine>(comm.tasks(), comm.members(), std::move(subject), std::move(with.parts),
+                                              memory_of_hosts...);
+        };
+        if (shared && shared->here().size() != static_cast<std::size_t>(comm.size()))
+            make.template operator()<hosts_engine<T, E>>(shared);
+        else if (shared)
+            make.template operator()<memory_engine<T, E>>(shared);
+        else
+            make.template operator()<step_engine<T, E>>();
+        if (!options.frozen.empty()) engine->freeze(frozen);
+    });
     return {options.update, std::move(memory), shared != nullptr, std::move(engine), std::move(words), mine};
+}
+
+/// Once ranks are known to have the same plan: throws, on every rank, if its exchange makes no sense for it.
+template <Transport T, Element E>
+void expect_no_refusal(communicator<T> const& comm, step_engine<T, E> const& engine) {
+    std::string const why = engine.exchange_refusal();
+    if (why.empty()) return;
+    until_all_know(comm, "data_parallel");
+    throw usage_error(why);
 }
 
 }  // namespace ddp::detail

@@ -2,11 +2,8 @@
 /// plan_exchange: what an exchange is told about its buckets.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -14,16 +11,13 @@
 #include <ddp/model/layout.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/train/bucket.hpp>
-#include <ddp/train/frozen.hpp>
 
 namespace ddp::detail {
 
-/// Slices of ranks are cut at multiples of `grain` elements of a parameter. frozen: patterns of names.
+/// Slices of ranks are cut at multiples of `grain` elements of a parameter.
 template <Element E>
 exchange_plan<E> plan_exchange(layout const& where, bucket_map const& buckets, std::span<parameter<E> const> parameters,
-                               int rank, int ranks, bool sharded, std::size_t grain,
-                               std::vector<std::string> const& frozen) {
-    std::vector<std::uint8_t> const marks = marks_of(parameters, frozen, "training_options.frozen");
+                               int rank, int ranks, bool sharded, std::size_t grain) {
     exchange_plan<E> plan;
     plan.rank = rank;
     plan.ranks = ranks;
@@ -36,8 +30,6 @@ exchange_plan<E> plan_exchange(layout const& where, bucket_map const& buckets, s
         });
         one.cuts = where.slices(buckets.begin(b), buckets.end(b), static_cast<std::size_t>(ranks), grain);
         for (std::size_t& cut : one.cuts) cut -= buckets.begin(b);
-        one.frozen = !one.pieces.empty() &&
-                     std::ranges::all_of(one.pieces, [&](auto const& piece) { return marks[piece.parameter] != 0; });
         plan.buckets.push_back(std::move(one));
     }
     return plan;

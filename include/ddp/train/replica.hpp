@@ -132,6 +132,7 @@ public:
             void add(std::span<double> /*mine*/) override {}
         };
         if (needs_all_ranks()) return true;
+        if constexpr (requires { model_->joins_ranks(); }) return model_->joins_ranks();  // in whatever mode it is now
         if constexpr (requires { model_->join_ranks(std::shared_ptr<rank_sums>()); }) {
             model_->join_ranks(std::make_shared<own_sums>());
             bool const needs = needs_all_ranks();

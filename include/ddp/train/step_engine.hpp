@@ -76,8 +76,11 @@ public:
     }
     /// Between steps.
     [[nodiscard]] ddp::exchange_statistics exchange_statistics() const { return exchange().statistics(); }
-    /// Empty if gradients are sent as they are.
-    [[nodiscard]] std::string exchange_words() const { return exchange().in_memory() ? "" : exchange().hash_words(); }
+    /// "none" if gradients are sent as they are.
+    [[nodiscard]] std::string exchange_words() const {
+        return exchange().in_memory() ? "none" : exchange().hash_words();
+    }
+    [[nodiscard]] std::string exchange_refusal() const { return exchange().refusal(); }
 
 protected:
     using cycle::buckets;
@@ -192,7 +195,7 @@ step_engine<T, E>::step_engine(scheduler<T>& on, group& of, step_subject<E> subj
     if (options().needs_norm()) messages_->statistics = detail::gradient_norm(where());
     if (stepper_.needs_norms()) messages_->value_norms = messages_->direction_norms = detail::gradient_norm(where());
     plan_ = detail::plan_exchange(where(), buckets(), this->parameters(), static_cast<int>(me()),
-                                  static_cast<int>(ranks()), sharded(), slice_grain(norms), options().frozen);
+                                  static_cast<int>(ranks()), sharded(), slice_grain(norms));
     if (norms) blocks_ = detail::cut_in_blocks(where(), buckets(), plan_);
     exchange().prepare(plan_);
     exchange().for_each_shared([&](const_bytes one) {

@@ -201,6 +201,7 @@ void trainer_core<T, E>::start_engine(trainer_setup<T, E>& with, model_facts con
                        words_of(options_, model.hash_words, std::move(made.exchange), engine_->optimizer_words()),
                        {"data_parallel", "training_options"});
     engine_->agree_on(agreed.hash, agreed.context);
+    expect_no_refusal(comm_, *engine_);
     if (comm_.size() > 1) broadcast(comm_, memory_.values(), 0);
     if (comm_.size() > 1) broadcast_buffers(comm_, std::span(model.buffers));
 }
@@ -299,8 +300,6 @@ template <Transport T, Element E>
 bool trainer_core<T, E>::all_alike(std::uint64_t digest) {
     return detail::all_alike(comm_, "replicas_identical", engine_->hash(), digest);
 }
-
-// A step
 
 template <Transport T, Element E>
 void trainer_core<T, E>::begin(step_ticket const& mine) {

@@ -191,7 +191,8 @@ load_report load_weights_as(C& trainer, std::string const& path, load_options co
     return report;
 }
 
-/// Likewise, from a file whose names and types are those of the model. Collective. Throws as the form with a communicator.
+/// Loads a file whose names and types are those of the model into the model of a trainer, as load_weights_as(trainer, …)
+/// does. Collective. Throws as the form with a communicator.
 template <detail::TrainerLike C>
 string_map load_weights(C& trainer, std::string const& path, safetensors_limits const& limits = {}) {
     return load_weights_as(trainer, path, {.limits = limits}).metadata;

@@ -279,11 +279,14 @@ namespace ddp::detail {
         text += "\n  it was written with another exchange, or one with other options that its state depends on";
     else if (same_tensors && was_local && of_ranks && frozen_apart.empty())
         text += "\n  it was written with another strategy";
+    if (text.find("\n  sampler's 'preparation") != text.npos)
+        text +=
+            "\n  to continue with another preparation of samples, give resume a sampler of your own instead of the "
+            "loader's place()";
     if (other_model)
         text +=
             "\n  hash() of a model covers what is in no tensor, such as the seed of dropout and the settings of "
-            "layers: "
-            "build and initialize the model as the checkpoint's was";
+            "layers: build and initialize the model as the checkpoint's was";
     text += frozen_apart;
     throw data_error(errc::format, text);
 }

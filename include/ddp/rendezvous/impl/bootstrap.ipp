@@ -126,10 +126,9 @@ namespace detail {
     if (open == at.end() && secret.given() && !capable && j.port_is_launchers)
         throw environment_error(
             "there is a secret, but the launcher itself listens at MASTER_PORT: ranks look for rank 0 at several "
-            "ports, "
-            "and this program, which was built without OpenSSL, would show the secret to whatever listens at one of "
-            "them. Instead, use ddp::secure_tcp, link ddp::secure; or start the job with ddprun; or, if you trust all "
-            "users of this machine, unset DDP_SECRET_FILE");
+            "ports, and this program, which cannot prove the secret, would show it to whatever listens at one of them. "
+            "Instead, use ddp::secure_tcp, link ddp::secure; or start the job with ddprun; or, if you trust all users "
+            "of this machine, unset DDP_SECRET_FILE and DDP_SECRET_FD");
     if (open == at.end() || (options.insecure && !capable)) return false;
     if (capable) return true;
     throw rendezvous_error(
