@@ -1095,14 +1095,14 @@ class CommandLine(unittest.TestCase):
                                    env={"PATH": os.environ["PATH"]})
             for words in ("DDP_TIMEOUT_DEAD=9", "WORD=it's here", "OMP_NUM_THREADS=5"):
                 self.assertIn(words, shell.stdout.splitlines())
-        self.assertRegex(run("-H", "192.0.2.1,192.0.2.2:2", "--dry-run", "true").out, r"\Arank 0: ssh .*\nranks 1 to 2: ssh .*\n\Z")
+        self.assertRegex(run("-H", "198.51.100.1,198.51.100.2:2", "--dry-run", "true").out, r"\Arank 0: ssh .*\nranks 1 to 2: ssh .*\n\Z")
 
     def test_slots_of_the_command_line_are_not_replaced_by_the_environment(self):
         for count in ("4", "auto"):
-            result = run("-H", "192.0.2.1,192.0.2.2:2", "--dry-run", "true", env=environment(PET_NPROC_PER_NODE=count))
+            result = run("-H", "198.51.100.1,198.51.100.2:2", "--dry-run", "true", env=environment(PET_NPROC_PER_NODE=count))
             self.assertRegex(result.out, r"\Arank 0: ssh .*\nranks 1 to 2: ssh .*\n\Z", result.err)
         for option in (["--nproc-per-node", "3"], ["--nproc_per_node=3"]):
-            result = run("-H", "192.0.2.1,192.0.2.2:2", *option, "--dry-run", "true", env=environment(PET_NPROC_PER_NODE="4"))
+            result = run("-H", "198.51.100.1,198.51.100.2:2", *option, "--dry-run", "true", env=environment(PET_NPROC_PER_NODE="4"))
             self.assertRegex(result.out, r"\Aranks 0 to 2: ssh .*\nranks 3 to 5: ssh .*\n\Z", result.err)
 
     def test_this_machine_by_any_of_its_names_and_addresses_needs_no_ssh(self):
@@ -1112,7 +1112,7 @@ class CommandLine(unittest.TestCase):
             with self.subTest(name=name):
                 result = run("-H", f"[{name}]:2" if ":" in name else name + ":2", "--dry-run", "true")
                 self.assertRegex(result.out, r"\Aranks 0 to 1: /\S+ --agent\n\Z", result.err)
-        for name in ("192.0.2.1", "[2001:db8::1]"):  # for documentation only
+        for name in ("198.51.100.1", "[2001:db8::1]"):  # for documentation only
             self.assertRegex(run("-H", name, "--dry-run", "true").out, r"\Arank 0: ssh ")
 
     def test_one_of_several_ddpruns_says_that_each_starts_a_job(self):
