@@ -13,6 +13,7 @@
 #include <utility>
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 namespace ddprun {
@@ -71,19 +72,23 @@ struct pipe_ends {
 }
 
 /// Whether a process handles a signal or blocks it (to wait for it), so that the signal does not end it. True if /proc
-/// does not say.
+/// does not say. A shell blocks all signals for some microseconds now and then: what is blocked at every look counts.
 [[nodiscard]] inline bool takes_signal(pid_t pid, int signo) {
-    std::ifstream file("/proc/" + std::to_string(pid) + "/status");
-    std::uint64_t taken = 0;
-    bool known = false;
-    for (std::string line; std::getline(file, line);)
-        if (line.starts_with("SigBlk:\t") || line.starts_with("SigCgt:\t")) {
-            std::uint64_t mask = 0;
-            std::from_chars(line.data() + 8, line.data() + line.size(), mask, 16);
-            taken |= mask;
-            known = true;
-        }
-    return !known || (taken >> (signo - 1) & 1) != 0;
+    for (int look = 0; look < 5; ++look) {
+        if (look > 0) ::poll(nullptr, 0, 1);
+        std::ifstream file("/proc/" + std::to_string(pid) + "/status");
+        std::uint64_t blocked = 0, caught = 0;
+        bool known = false;
+        for (std::string line; std::getline(file, line);)
+            if (line.starts_with("SigBlk:\t") || line.starts_with("SigCgt:\t")) {
+                std::uint64_t& mask = line.starts_with("SigBlk") ? blocked : caught;
+                std::from_chars(line.data() + 8, line.data() + line.size(), mask, 16);
+                known = true;
+            }
+        if (!known || (caught >> (signo - 1) & 1) != 0) return true;
+        if ((blocked >> (signo - 1) & 1) == 0) return false;
+    }
+    return true;
 }
 
 [[nodiscard]] inline std::string signal_name(int signo) {
