@@ -902,7 +902,8 @@ class Orphans(unittest.TestCase):
         # A session of its own, a group of its own (timeout), and one without a parent that is left.
         far = ("setsid sh -c 'echo $$ > $NOTES/session$RANK; exec sleep 300' &"
                " timeout 1000 sh -c 'echo $$ > $NOTES/timed$RANK; exec sleep 300' &"
-               " (setsid sh -c 'echo $$ > $NOTES/adopted$RANK; exec sleep 300' &);")
+               " (setsid sh -c 'echo $$ > $NOTES/adopted$RANK; exec sleep 300' &);"
+               " echo $DDPRUN_JOBS > $NOTES/mark$RANK;")
         names = [name + rank for name in ("session", "timed", "adopted") for rank in "01"]
         with Directory() as notes, Directory() as others:
             bystander = start("-n", "1", *sh("echo $$ > $NOTES/0; exec sleep 300"), env=others.env())
@@ -910,11 +911,17 @@ class Orphans(unittest.TestCase):
             notes.wait_for(*names)
             others.wait_for("0")
             pids = [int(notes.note(name)) for name in names]
+            notes.wait_for("mark0")
             self.assertTrue(all(map(alive, pids)))
+            # What a daemon has started with the job's environment, as atd does, is not the job's.
+            handed = subprocess.Popen(["sleep", "300"], env={**os.environ, "DDPRUN_JOBS": notes.note("mark0").strip()})
+            self.addCleanup(handed.wait)
+            self.addCleanup(handed.kill)
             process.kill()
             self.assertTrue(eventually(lambda: not any(map(alive, pids)), 2 * SCALE), [pid for pid in pids if alive(pid)])
             time.sleep(0.2)
             self.assertTrue(alive(int(others.note("0"))))  # another job's
+            self.assertIsNone(handed.poll())
             for one in (process, bystander):
                 one.kill()
                 one.wait(DEADLINE)

@@ -32,9 +32,9 @@ namespace ddprun {
 /// The variable with the marks of the jobs of which a process is a part: of this ddprun's, and of those around it.
 inline constexpr char const* marks_variable = "DDPRUN_JOBS";
 
-/// The processes, other than this one, in whose environment `mark` was when they were started, as far as that can be read, and
-/// which the job has left behind: whose parent is one of them, or that which processes get whose parent has ended. (A batch system
-/// or a daemon may hand a job's environment to processes of its own: those have other parents.)
+/// The processes, other than this one, in whose environment `mark` was when they were started, as far as that can be read,
+/// and which the job has left behind: whose parent is one of them, or the one that processes get whose parent has ended. (A
+/// batch system or a daemon may hand a job's environment to processes of its own: those have other parents.)
 [[nodiscard]] inline std::vector<pid_t> left_with(std::string const& mark) {
     std::vector<std::pair<pid_t, pid_t>> marked;  // with their parents
     pid_t const reaper = ::getppid();             // as this process was ddprun's child too
@@ -126,8 +126,8 @@ private:
         ::_exit(0);
     }
 
-    /// Until three scans find none, as a process in the middle of an exec has no environment, and processes get another parent while
-    /// ddprun ends; for about a second at most.
+    /// Until three scans find none, as a process in the middle of an exec has no environment, and processes get another
+    /// parent while ddprun ends; for about a second at most.
     static void end_marked(std::string const& mark) {
         for (int scan = 0, clean = 0; scan < 100 && clean < 3; ++scan) {
             std::vector<pid_t> const found = left_with(mark);

@@ -43,7 +43,7 @@ namespace ddp {
 ///         updates give the same bits; other bucket plans give other bits if they cut matrices elsewhere.
 /// NaN     a sum P or Q that is not finite makes the whole matrix NaN; what was left out before is kept, and Q is drawn anew.
 /// Throws  usage_error when a trainer is made: rank 0, min_compression_rate below 1, no parameter that it can compress, or
-///         only parts of parameters that are too small, or frozen from the start (training_options::frozen).
+///         buckets that cut all of them into parts that are too small.
 /// Source  Vogels, Karimireddy and Jaggi, "PowerSGD", NeurIPS 2019, algorithms 1 and 2; the rule for what is compressed is
 ///         PyTorch's (powerSGD_hook, whose default start_step is 1000).
 struct power_sgd_exchange {

@@ -94,6 +94,7 @@ public:
     /// Whether all ranks must take part in each pass in training, with samples or without: from join_ranks() on, if a layer
     /// needs sums over all ranks.
     [[nodiscard]] bool needs_all_ranks() const noexcept { return layers_.needs_all_ranks(); }
+    /// Whether a layer needs such sums in training, whatever the mode is now.
     [[nodiscard]] bool joins_ranks() const noexcept { return layers_.joins_ranks(); }
 
     /// From now on works in `memory`, which holds the values already. Throws usage_error, without changing anything,

@@ -51,8 +51,8 @@ struct tcp_options {
 namespace detail {
 /// The ports at which rank 0 may listen: the job's; if that is the launcher's own, the first of these that is free.
 [[nodiscard]] std::vector<std::uint16_t> master_ports(job const& j);
-/// The addresses of MASTER_ADDR, with each of these ports; a name that has none yet is looked up again until then. Throws
-/// rendezvous_error.
+/// The addresses of rank 0's host, each with all of master_ports(). A name that has no address yet is looked up again until
+/// `until`. Throws rendezvous_error.
 [[nodiscard]] std::vector<boost::asio::ip::tcp::endpoint> resolve_master(job const& j, time_point until);
 /// Throws if the name of rank 0's host is a name for this machine only, although ranks run on other hosts. `at`: its
 /// addresses.

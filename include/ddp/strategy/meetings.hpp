@@ -64,7 +64,7 @@ public:
     /// The plan's values have been replaced, by the same ones on all ranks: the strategy begins anew, from these. Collective:
     /// throws errc::mismatch on all ranks if they have made different numbers of steps.
     void values_replaced() {
-        (void)exchange_tickets(comm_, {.step = steps_, .synchronises = 2});
+        (void)exchange_tickets(comm_, {.step = steps_, .call = 2});
         auto before = std::exchange(plan_.arrays, strategy_plan<E>{}.arrays);
         strategy_->prepare(plan_);  // first waits for exchanges under way
         comm_.keep_if_failed(std::move(before));
@@ -132,7 +132,8 @@ public:
 
 private:
     struct ticket {
-        std::uint64_t weight = 0, step = 0, done = 0, stop = 0, synchronises = 0;
+        std::uint64_t weight = 0, step = 0, done = 0, stop = 0,
+                      call = 0;  // call: 0 meet, 1 synchronise, 2 values_replaced
     };
     static_assert(std::has_unique_object_representations_v<ticket>);  // it travels: no padding
 
@@ -217,7 +218,7 @@ typename meetings<T, E>::outcome meetings<T, E>::meet(bool done, std::span<E> va
 template <Transport T, Element E>
 typename meetings<T, E>::outcome meetings<T, E>::synchronise(std::span<E> values, double rate_factor) {
     comm_.check();
-    ticket const all = exchange_tickets(comm_, {.weight = since_all_, .step = steps_, .synchronises = 1});
+    ticket const all = exchange_tickets(comm_, {.weight = since_all_, .step = steps_, .call = 1});
     stop_ = stop_ || all.stop != 0;  // exchanges under way may say so too, but are not used
     outcome result{.all_ranks = true, .moved = true, .alike = true};
     meeting<T, E> const last{comm_,      values, meetings_ + 1, steps_, 1.0 / static_cast<double>(comm_.size()),
@@ -252,7 +253,7 @@ typename meetings<T, E>::ticket meetings<T, E>::exchange_tickets(communicator<T>
     what.fingerprint = hash_;
     if (over.size() > 1) over.run([&] { return all_gather_small(over.enter(what), std::span<ticket>(all)); });
     auto const same_step = [&](ticket const& one) { return one.step == mine.step; };
-    auto const same_call = [&](ticket const& one) { return one.synchronises == mine.synchronises; };
+    auto const same_call = [&](ticket const& one) { return one.call == mine.call; };
     bool const in_step = std::ranges::all_of(all, same_step);
     if (!in_step || !std::ranges::all_of(all, same_call)) {
         constexpr char const* calls[] = {"", " in synchronise()", " in load_weights()"};
@@ -260,7 +261,7 @@ typename meetings<T, E>::ticket meetings<T, E>::exchange_tickets(communicator<T>
                                    : "ranks meet after different numbers of local steps:";
         for (std::size_t r = 0; r < all.size(); ++r)
             text += (r == 0 ? " " : ", ") + std::to_string(all[r].step) +
-                    calls[std::min<std::uint64_t>(all[r].synchronises, 2)] + " on rank " +
+                    calls[std::min<std::uint64_t>(all[r].call, 2)] + " on rank " +
                     std::to_string(over.members().members()[r]);
         until_all_know(over, "meeting");
         throw error(errc::mismatch, text +

@@ -27,7 +27,8 @@
 
 namespace ddp {
 
-/// What a strategy is given when a trainer is made, and again when its values are replaced (load_weights). All of it outlives the strategy's state.
+/// What a strategy is given when a trainer is made, and again when its values are replaced (load_weights). All of it outlives
+/// the strategy's state.
 template <Element E>
 struct strategy_plan {
     int rank = 0;                                   ///< this rank, in the trainer's communicator

@@ -308,8 +308,8 @@ public:
         return detail::names_by_parameter(core().optimizer(), parameters());
     }
     /// The settings that decide what is trained and that no tensor or hash() contains, in words by name: "optimizer",
-    /// "schedule", "clip" and "exchange" ("none" for one that sends gradients as they are). Checkpoints keep them, and resume says what
-    /// differs. Local; allocates.
+    /// "schedule", "clip" and "exchange" ("none" for one that sends gradients as they are). Checkpoints keep them, and
+    /// resume says what differs. Local; allocates.
     [[nodiscard]] string_map settings_in_words() const {
         string_map all = core().options().settings_in_words();
         all.emplace("optimizer", engine().optimizer_words());

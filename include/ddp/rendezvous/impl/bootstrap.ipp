@@ -64,8 +64,8 @@ namespace detail {
     return ports;
 }
 
-/// The addresses of rank 0. A name that has none yet is asked for again until `until`: a cluster's name service may learn of
-/// rank 0's host after this rank has started. (One question may take longer: the system's resolver has times of its own.)
+/// A cluster's name service may learn of rank 0's host after this rank has started. (One question may take longer than until
+/// `until`: the system's resolver has times of its own.)
 [[gnu::cold]] DDP_DECL std::vector<tcp_endpoint> resolve_master(job const& j, time_point until) {
     // Not Asio's resolver: it would compile a thread pool and its handlers into every program.
     ::addrinfo wanted{};
