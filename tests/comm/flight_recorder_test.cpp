@@ -109,17 +109,17 @@ TEST_CASE("the flight recorder keeps the last entries, and each dump writes what
         REQUIRE(::stat((files.path + "/rank-0.jsonl").c_str(), &info) == 0);
         CHECK((info.st_mode & 0777) == 0600);
 
-        ring.record(flight::forward, 7);
+        ring.record(flight::phase, 7, 0, 0, "forward");
         ring.dump("two");
         CHECK(files.lines().size() == all.size() + 2);
         ring.dump("three");
         CHECK(files.lines().size() == all.size() + 3);
-        for (std::uint64_t i = 0; i < size; ++i) ring.record(flight::backward, 8);
+        for (std::uint64_t i = 0; i < size; ++i) ring.record(flight::mark, 8, 0, 0, "reduced");
         ring.dump("four");
         CHECK(files.lines().size() == all.size() + 3 + size + 1);
 
         flight_recorder second(0, 1, "test");  // the file is there: it takes another name, and touches nothing
-        second.record(flight::forward, 1);
+        second.record(flight::phase, 1, 0, 0, "forward");
         second.dump("other");
         CHECK(files.lines("rank-0.1.jsonl").size() == 3);
         CHECK(files.lines().size() == all.size() + 3 + size + 1);
@@ -248,14 +248,14 @@ TEST_CASE("SIGUSR2 writes a flight record, unless the program has a use for that
         {
             flight_recorder ring(0, 1, "test");
             detail::flight_signal::target const whose(ring);
-            ring.record(flight::forward, 1);
+            ring.record(flight::phase, 1, 0, 0, "forward");
             errno = 77;
             ::raise(SIGUSR2);
             CHECK(errno == 77);
             CHECK(text_in(files.lines().back(), "why") == "SIGUSR2");
             for (std::uint64_t i = 2; i <= 500; ++i) {  // in the middle of whatever a thread does
                 std::jthread other([] { ::raise(SIGUSR2); });
-                ring.record(flight::forward, i);
+                ring.record(flight::phase, i, 0, 0, "forward");
                 ::raise(SIGUSR2);
                 ring.dump("now");
             }

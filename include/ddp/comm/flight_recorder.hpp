@@ -15,17 +15,13 @@
 
 namespace ddp {
 
-/// What an entry of the flight recorder says. The first six say what the program is doing; the newest of them counts.
+/// What an entry of the flight recorder says. The first three say what the program is doing; the newest of them counts.
 enum class flight : std::uint8_t {
-    forward,   ///< the model's forward begins; `number` is the step, from 1
-    backward,  ///< the model's backward begins
-    gradient,  ///< it has reported its first gradient of the step
-    reported,  ///< it has reported all
+    phase,     ///< the program begins `name`, of what a user of the driver counts as `number`: "forward" of a step
     waits,     ///< a blocking call begins to wait; `name` and `number` of the collective, or "request"
     finished,  ///< it has returned: the program is in its own code
     entered,   ///< a collective or step was entered: `name`, `number`, `group`, `count` of elements
-    reduced,   ///< all buckets of step `number` hold the mean gradient
-    updated,   ///< all values of step `number` are new
+    mark,      ///< `name` has happened in `number`, whatever phase the program is in: "reduced" in a step
     left,      ///< this rank leaves the job
     record,    ///< `peer` has published a record of a failure, of the kind `name`
     closed,    ///< the connection to `peer` is closed
@@ -62,7 +58,7 @@ public:
 
     /// What the communication thread does, for the head of the file. `is` is a literal.
     void say_thread(char const* is) noexcept { thread_.store(is); }
-    /// `whose`: the group, or the peer. Of `name` 24 bytes are kept.
+    /// `whose`: the group, or the peer. Of `name` 24 bytes are kept. A phase or a mark is written as an event `name`.
     void record(flight what, std::uint64_t number = 0, std::int64_t whose = 0, std::uint64_t count = 0,
                 char const* name = "") noexcept;
     void fail(failure const& own) noexcept;

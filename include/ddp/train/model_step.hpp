@@ -71,7 +71,7 @@ public:
         if (weight_ == 0 && !replica_.needs_all_ranks()) return 0;  // skipped; backward will be as well
         return tell_peers([&] {
             before_forward();
-            core_.note(flight::forward);
+            core_.note(flight::phase, "forward");
             double const loss =
                 core_.late() ? replica_.forward(batch, [this](std::size_t i) { need(i); }) : replica_.forward(batch);
             pass_loss_ = loss * static_cast<double>(weight_);
@@ -198,7 +198,7 @@ private:
     void run_backward(bool last) {
         weighed_ = first_pass_ = false;
         bool silent = true;
-        core_.note(flight::backward);
+        core_.note(flight::phase, "backward");
         std::string complaint;
         tell_peers([&] {
             try {
@@ -210,7 +210,7 @@ private:
                                    .frozen = core_.frozen(),
                                    .owner = "training_options"},
                                   [this, &silent](std::size_t i, std::size_t first, std::size_t count) noexcept {
-                                      if (std::exchange(silent, false)) core_.note(flight::gradient);
+                                      if (std::exchange(silent, false)) core_.note(flight::mark, "gradient");
                                       core_.report(i, first, count);
                                   });
             } catch (gradient_error const& e) {

@@ -267,7 +267,7 @@ task<> step_engine<T, E>::exchange_gradients(std::size_t b) {
 
 template <Transport T, Element E>
 void step_engine<T, E>::reduced(std::size_t b) {
-    if (--unreduced_ == 0) this->on().note(flight::reduced, round());
+    if (--unreduced_ == 0) this->on().note(flight::mark, round(), 0, 0, "reduced");
     if (observer_ == nullptr) return;
     observer_->on(
         bucket_reduced{round(), b, plan_.buckets[b].count * sizeof(E), this->on().now() - this->full_since(b)});

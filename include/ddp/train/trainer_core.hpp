@@ -102,7 +102,6 @@ public:
     [[nodiscard]] bool all_alike(std::uint64_t digest);
 
     // A step.
-
     /// From then on the engine waits for gradients. The values are current.
     void begin(step_ticket const& mine);
     /// Reports elements [first, first + count) of gradient i.
@@ -125,7 +124,9 @@ public:
         if (shared_ && comm_.tasks().failed()) engine_->keep_values();
     }
     /// For the flight recorder: the program begins this part of the step that is under way, or comes next.
-    void note(flight what) const noexcept { comm_.tasks().note(what, begun_steps_ + (begun_ ? 0 : 1)); }
+    void note(flight what, char const* name) const noexcept {
+        comm_.tasks().note(what, begun_steps_ + (begun_ ? 0 : 1), 0, 0, name);
+    }
 
     /// Destroys the engine; its memory stays as long as the transport may write there.
     void detach() noexcept;
@@ -314,7 +315,7 @@ template <Transport T, Element E>
 void trainer_core<T, E>::backward_done(std::span<std::uint8_t const> used) {
     engine_->use(used);
     engine_->backward_done();
-    note(flight::reported);
+    note(flight::phase, "reported");
     move_on();
 }
 template <Transport T, Element E>

@@ -17,9 +17,8 @@
 namespace ddp {
 namespace detail {
 
-inline constexpr std::array<std::string_view, 15> flight_names = {
-    "forward", "backward", "gradient", "reported", "waits",  "finished", "entered", "reduced",
-    "updated", "left",     "record",   "closed",   "silent", "failed",   "verdict"};
+inline constexpr std::array<std::string_view, 11> flight_names = {
+    "phase", "waits", "finished", "entered", "mark", "left", "record", "closed", "silent", "failed", "verdict"};
 /// Keeps what fits, with a zero at the end.
 template <std::size_t N>
 void keep(std::string_view text, std::array<char, N>& to) noexcept {
@@ -122,12 +121,13 @@ DDP_DECL bool flight_recorder::read(std::uint64_t ticket, words& to) const noexc
 [[gnu::cold]] DDP_DECL void flight_recorder::put_entry(std::uint64_t ticket, words const& of) noexcept {
     auto const what = static_cast<flight>(of[0] >> 32);
     bool const of_peer = what >= flight::record, of_group = what >= flight::waits && what <= flight::entered;
+    bool const named = what != flight::phase && what != flight::mark;
     std::array<char, 25> name{};
     std::memcpy(name.data(), &of[4], 24);
     auto const number = [](std::uint64_t n) { return static_cast<std::int64_t>(n); };
     put_all("{\"seq\":", number(ticket), ",\"t_ns\":", number(of[1]),
-            ",\"event\":", quoted{detail::flight_names[of[0] >> 32]});
-    if (name[0] != '\0') put_all(of_peer ? ",\"kind\":" : ",\"name\":", quoted{name.data()});
+            ",\"event\":", quoted{named ? detail::flight_names[of[0] >> 32] : std::string_view(name.data())});
+    if (named && name[0] != '\0') put_all(of_peer ? ",\"kind\":" : ",\"name\":", quoted{name.data()});
     if (of[2] != 0 && !of_peer) put_all(",\"number\":", number(of[2]));
     if (of_peer || of_group) put_all(of_peer ? ",\"peer\":" : ",\"group\":", static_cast<std::int32_t>(of[0]));
     if (of[3] != 0) put_all(of_peer ? ",\"code\":" : ",\"count\":", number(of[3]));
