@@ -100,7 +100,7 @@ int run(std::vector<std::string> const& words) {
     else if (with.explain)
         std::cout << ddp::detail::explain_job([](std::string const& name) {
             return ddp::detail::environment_variable(name);
-        }) << ddprun::unknown_variables();
+        }) << with.by_variables << ddprun::unknown_variables();
     else {
         if (with.hosts.empty()) set_variables(with.carried);
         warn_of_unset(with.carried);

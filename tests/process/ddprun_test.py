@@ -1058,6 +1058,21 @@ class CommandLine(unittest.TestCase):
                       r"conflict: RANK says rank 1 of 2, PMI rank 3 of 9"):
             self.assertRegex(result.out, words)
 
+    def test_explain_names_what_stands_for_options(self):
+        kubeflow = environment(PET_NNODES="2", PET_NPROC_PER_NODE="4", PET_NODE_RANK="1", PET_MASTER_ADDR="trainer-0",
+                               PET_MASTER_PORT="29500", PET_TEE="")
+        result = run("--explain", env=kubeflow)
+        self.assertIn("ddprun takes from the environment: --nproc-per-node='4' (PET_NPROC_PER_NODE) --nnodes='2' (PET_NNODES) "
+                      "--node-rank='1' (PET_NODE_RANK) --master-addr='trainer-0' (PET_MASTER_ADDR) "
+                      "--master-port='29500' (PET_MASTER_PORT)\n", result.out)
+        self.assertNotIn("conflict", result.out)
+        result = run("--explain", "--nnodes=3", "--nproc_per_node", "2", "--node-rank", "1", "-t", "3", "--log-dir", "x",
+                     env=kubeflow | {"PET_TEE": "1"})
+        self.assertIn("takes from the environment: --master-addr='trainer-0' (PET_MASTER_ADDR) --master-port='29500'", result.out)
+        self.assertEqual(re.findall("conflict: the command line says (.*); the command line counts", result.out),
+                         ["'--nproc-per-node=2', PET_NPROC_PER_NODE='4'", "'-t3', PET_TEE='1'", "'--nnodes=3', PET_NNODES='2'",
+                          "'--node-rank=1', PET_NODE_RANK='1'"])
+
     def test_explain_names_variables_that_nobody_reads(self):
         result = run("--explain", env=environment(DDP_SECRET_FIL="x", DDP_PORTS="20000-20063"))
         self.assertEqual(re.findall("note: (.*)", result.out),

@@ -54,6 +54,7 @@ struct options {
     bool verbose = false;
     bool dry_run = false;
     bool explain = false;
+    std::string by_variables = {};  ///< for --explain: what PET_NNODES and the like have said
     bool version = false;
     std::string help;  ///< to print and do nothing else
     std::vector<std::string> command;
@@ -250,6 +251,28 @@ inline void place(options& result, command_line const& line, bool nproc_given) {
     result.hosts = used;
 }
 
+/// Of --explain: which options come from the environment, and which variables the command line outdoes. `own`: as own_words.
+inline std::string options_of_variables(CLI::App const& app, std::vector<std::string> const& own) {
+    std::string taken, outdone;
+    for (CLI::Option const* const option : app.get_options()) {
+        std::string const& variable = option->get_envname();
+        char const* const says = variable.empty() ? nullptr : std::getenv(variable.c_str());
+        if (says == nullptr || *says == '\0') continue;
+        auto const given = std::ranges::find_if(own, [&](std::string const& word) {
+            auto const names = [&](std::string const& name) { return word.starts_with("--" + name + "="); };
+            auto const letter = [&](std::string const& name) { return word.starts_with("-" + name); };
+            return std::ranges::any_of(option->get_lnames(), names) ||
+                   std::ranges::any_of(option->get_snames(), letter);
+        });
+        if (given != own.end())
+            outdone += "conflict: the command line says " + shown(*given) + ", " + variable + "=" + shown(says) +
+                       "; the command line counts\n";
+        else
+            taken += " --" + option->get_lnames().front() + "=" + shown(says) + " (" + variable + ")";
+    }
+    return (taken.empty() ? "" : "ddprun takes from the environment:" + taken + "\n") + outdone;
+}
+
 }  // namespace detail
 
 /// Options end at the first word that is none, or at "--".
@@ -261,6 +284,7 @@ inline void place(options& result, command_line const& line, bool nproc_given) {
     std::vector<std::string> own = detail::own_words(app, words, at);
     bool const nproc_given =
         std::ranges::any_of(own, [](std::string const& word) { return word.starts_with("--nproc-per-node="); });
+    std::vector<std::string> const declared = own;
     std::reverse(own.begin(), own.end());  // as CLI11 takes them
     options result;
     try {
@@ -277,6 +301,7 @@ inline void place(options& result, command_line const& line, bool nproc_given) {
     result.dry_run = line.dry_run;
     result.version = line.version;
     result.explain = line.explain;
+    if (result.explain) result.by_variables = detail::options_of_variables(app, declared);
     if (result.version || result.explain) return result;
 
     auto const ranks_here = [](char const* option, std::string const& text) {
