@@ -934,7 +934,7 @@ TEST_CASE("a checkpoint of another kind of trainer, exchange or strategy is refu
     std::string const
         exchange = "\n  it was written with another exchange, or one with other options that its state depends on",
         strategy = "\n  it was written with another strategy",
-        was_local = "\n  it was written by a local_parallel, and this trainer is none",
+        was_local = "\n  it was written by a local_parallel, and this trainer is not one",
         is_local = "\n  it was not written by a local_parallel, and this trainer is one";
     task_data<float> const data(7, 3, 8);
     scratch_directory const scratch;

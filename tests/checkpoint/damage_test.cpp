@@ -157,7 +157,7 @@ TEST_CASE("a damaged checkpoint is named, and the one before it is taken, on all
          [](path const& p) {
              flip_bit(p / "manifest.json", content_of(p / "manifest.json").find("\"epoch\": ") + 9, 0);
          },
-         "its digest is not that of what it says: it is damaged"},
+         "its digest does not match its contents: it is damaged"},
         {"a missing shard", [&](path const& p) { std::filesystem::remove(p / shard_2); }, shard_2},
         {"a short shard", [&](path const& p) { std::filesystem::resize_file(p / shard_2, 300); },
          "has 300 bytes, the manifest says "},
@@ -267,7 +267,7 @@ TEST_CASE("a manifest whose digest is right, but not what it says, is refused al
     for (std::string const& text : {refusal([](auto& m) { m.sampler->position = 99; }),
                                     refusal([](auto& m) { m.sampler->epoch = std::uint64_t{1} << 48; })}) {
         CAPTURE(text);
-        REQUIRE(has(text, std::string("kept/") + second + ": its sampler stands past an epoch's end"));
+        REQUIRE(has(text, std::string("kept/") + second + ": the sampler's position is past the end of an epoch"));
         REQUIRE(has(text, " and trained on"));
     }
     std::string const text = refusal([](auto& m) { m.shards.erase(m.shards.begin() + 1); });
@@ -520,10 +520,20 @@ TEST_CASE("a directory that cannot be written to is one error on all ranks", "[c
         false, ranks, tcp);
     REQUIRE(has(said, "DDP-E301 file: " + std::string(ranks == 1 ? "" : "rank 0: ") + in(scratch) +
                           ": cannot be listed: Not a directory"));
-    if (::geteuid() != 0) {
+    {
         scratch_directory const locked;
+        bool const root = ::geteuid() == 0;  // who may write everywhere: it saves as somebody else
         REQUIRE(has(failing_save(
-                        locked, [&] { ::chmod(in(locked).c_str(), 0555); }, [&] { ::chmod(in(locked).c_str(), 0755); }),
+                        locked,
+                        [&] {
+                            ::chmod(in(locked).c_str(), 0555);
+                            if (root) REQUIRE(::seteuid(65534) == 0);
+                        },
+                        [&] {
+                            if (root) REQUIRE(::seteuid(0) == 0);
+                            ::chmod(in(locked).c_str(), 0755);
+                        },
+                        false, ranks, tcp),
                     "step-000000000003.tmp: cannot be created: Permission denied"));
     }
     scratch_directory const none;

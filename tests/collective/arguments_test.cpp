@@ -148,7 +148,7 @@ TEST_CASE("memory of the wrong size is refused with advice", "[collective][argum
                  "all_gather: `all` needs size() times as many values as `mine`; where ranks bring different numbers, "
                  "pass the counts"));
     CHECK(contains(error([&](auto& comm) { ddp::all_gather(comm, two, counts{2, 0}, room); }),
-                   "all_gather: `counts` needs one number a rank"));
+                   "all_gather: `counts` needs one number per rank"));
     CHECK(contains(error([&](auto& comm) { ddp::all_gather(comm, two, counts{3}, room); }),
                    "all_gather: `mine` needs as many values as `counts` says for this rank"));
     CHECK(contains(error([&](auto& comm) { ddp::scatter(comm, two, two, 1); }),
@@ -160,7 +160,7 @@ TEST_CASE("memory of the wrong size is refused with advice", "[collective][argum
                    "all_to_all: `out` and `in` may not overlap"));
     for (auto const& [out, in] : {std::pair(counts{2, 0}, counts{3}), std::pair(counts{2}, counts{3, 0})})
         CHECK(contains(error([&, &to = out, &from = in](auto& comm) { ddp::all_to_all(comm, two, to, room, from); }),
-                       "all_to_all: `out_counts` and `in_counts` need one number a rank"));
+                       "all_to_all: `out_counts` and `in_counts` need one number per rank"));
     CHECK(contains(error([&](auto& comm) { ddp::all_to_all(comm, two, counts{2}, room, counts{2}); }),
                    "their counts add up to"));
     CHECK(contains(error([&](auto& comm) { ddp::all_to_all(comm, two, counts{2}, room, counts{3}); }),

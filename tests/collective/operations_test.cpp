@@ -58,13 +58,15 @@ TEST_CASE("operations whose order does not matter give the oracle's bits by ever
 }
 
 TEST_CASE("products and extremes of floats are the oracle's, in the canonical order", "[collective][operations]") {
-    run(GENERATE(1, 2, 3, 4, 5, 7), check<ddp::product, float>, check<ddp::product, double>,
-        check<ddp::maximum, double>);
+    run(GENERATE(1, 2, 3, 4, 5, 7), check<ddp::product, float>, check<ddp::product, double>, check<ddp::maximum, float>,
+        check<ddp::maximum, double>, check<ddp::minimum, float>, check<ddp::minimum, double>);
 }
 
 TEST_CASE("integers of all widths are the oracle's", "[collective][operations]") {
-    run(GENERATE(1, 2, 3, 4, 5, 7), check<ddp::sum, std::uint32_t>, check<ddp::product, std::int32_t>,
-        check<ddp::maximum, std::int64_t>, check<ddp::minimum, std::uint64_t>);
+    run(GENERATE(1, 2, 3, 4, 5, 7), check<ddp::sum, std::uint32_t>, check<ddp::sum, std::int32_t>,
+        check<ddp::product, std::int32_t>, check<ddp::product, std::int64_t>, check<ddp::maximum, std::int32_t>,
+        check<ddp::maximum, std::int64_t>, check<ddp::minimum, std::int32_t>, check<ddp::minimum, std::int64_t>,
+        check<ddp::minimum, std::uint64_t>);
 }
 
 TEST_CASE("reduce_scatter by an operation leaves each rank its slice", "[collective][operations]") {
@@ -74,6 +76,10 @@ TEST_CASE("reduce_scatter by an operation leaves each rank its slice", "[collect
             for (std::size_t const count : {0u, 1u, 50u, 1003u}) {
                 ddp::test::note(all, name,
                                 ddp::test::check_reduce_scatter<float, ddp::minimum>(comm, algorithm, count));
+                ddp::test::note(all, name,
+                                ddp::test::check_reduce_scatter<std::int32_t, ddp::product>(comm, algorithm, count));
+                ddp::test::note(all, name,
+                                ddp::test::check_reduce_scatter<double, ddp::maximum>(comm, algorithm, count));
                 ddp::test::note(all, name, ddp::test::check_reduce_scatter<std::int64_t>(comm, algorithm, count));
             }
         return all;

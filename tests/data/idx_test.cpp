@@ -89,7 +89,7 @@ TEST_CASE("what is not an IDX header is refused", "[data][idx]") {
     check_refused({0x1f, 0x8b, 8, 0, 0, 0, 0, 0},
                   "is not an IDX file: it begins with 1f8b0800, expected 0000, a type and");
     check_refused({0, 1, 8, 1, 0, 0, 0, 0}, "begins with 00010801");
-    check_refused({0, 0, 0x0a, 1, 0, 0, 0, 0}, "has type code 0x0a, IDX knows 0x08, 0x09, 0x0b");
+    check_refused({0, 0, 0x0a, 1, 0, 0, 0, 0}, "has type code 0x0a, IDX defines 0x08, 0x09, 0x0b");
     check_refused({0, 0, 8, 0}, "has no dimensions, expected at least one");
 }
 

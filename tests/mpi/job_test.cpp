@@ -183,6 +183,11 @@ TEST_CASE("over MPI groups whose collectives are called in opposite order get on
     check_one_verdict([](auto& comm, std::string& text) { return ddp::test::check_opposite_order(comm, text); });
 }
 
+TEST_CASE("over MPI a mismatch in one group is one verdict everywhere", "[mpi][group]") {
+    if (boost::mpi::communicator().size() < 3) return;
+    check_one_verdict([](auto& comm, std::string& text) { return ddp::test::check_mismatch_in_group(comm, text); });
+}
+
 TEST_CASE("over MPI waiting is followed across groups to the rank that is late", "[mpi][group]") {
     if (boost::mpi::communicator().size() != 3) return;  // once is enough: it takes its time
     check_one_verdict([](auto& comm, std::string& text) {

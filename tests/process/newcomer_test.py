@@ -158,7 +158,7 @@ class Meeting(Case):
             job.wait()
             self.says(job.ranks[0].error(), "DDP-E201", "ranks {1} never joined",
                       " connections lacked the secret, DDP_JOB_ID or DDP_TLS")
-            self.says(job.ranks[1].error(), "DDP-E201", "Rank 0 hangs up on ranks whose secret",
+            self.says(job.ranks[1].error(), "DDP-E201", "Rank 0 closes the connections of ranks whose secret",
                       "DDP_TLS, DDP_JOB_ID or ddprun --max-restarts")
 
     def test_a_rank_that_meets_another_job(self):

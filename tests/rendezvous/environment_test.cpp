@@ -157,8 +157,8 @@ TEST_CASE("one order of sources: DDP_, torchrun's, Slurm, Open MPI, PMIx, PMI", 
     all.erase("DDP_WORLD_SIZE");
     std::string const explained = ddp::detail::explain_job(getter(all));
     CAPTURE(explained);
-    CHECK(explained.find("Who says which rank this is, in order:\n  DDP_RANK: ") == 0);
-    CHECK(explained.find("conflict: RANK says rank 2 of 8, Slurm rank 3 of 5; the first counts") != std::string::npos);
+    CHECK(explained.find("Sources of this process's rank, in order:\n  DDP_RANK: ") == 0);
+    CHECK(explained.find("conflict: RANK says rank 2 of 8, Slurm rank 3 of 5; the first is used") != std::string::npos);
     CHECK(explained.find("rank 2 of 8; local rank 0 of 1\nmeeting at 127.0.0.1:4000 (MASTER_ADDR=127.0.0.1 ") !=
           std::string::npos);
     auto differing = all;  // the same rank, but not all else
@@ -172,8 +172,8 @@ TEST_CASE("one order of sources: DDP_, torchrun's, Slurm, Open MPI, PMIx, PMI", 
         differing[name] = value;
     std::string const others = ddp::detail::explain_job(getter(differing));
     CAPTURE(others);
-    CHECK(others.find("conflict: RANK says local rank 0, Slurm 1; the first counts\n") != std::string::npos);
-    CHECK(others.find("conflict: DDP_MASTER_ADDR=127.0.0.3 MASTER_ADDR=127.0.0.1; the first counts\n") !=
+    CHECK(others.find("conflict: RANK says local rank 0, Slurm 1; the first is used\n") != std::string::npos);
+    CHECK(others.find("conflict: DDP_MASTER_ADDR=127.0.0.3 MASTER_ADDR=127.0.0.1; the first is used\n") !=
           std::string::npos);
     all.erase("RANK");
     all.erase("WORLD_SIZE");

@@ -466,7 +466,7 @@ TEST_CASE("a rank with another secret, or none, is told so; strangers change not
         brief.times.join = 800ms;
         // TLS answers strangers with nothing that they would understand.
         CHECK(has(outcome(job_of(1, 2, at.port), brief),
-                  encrypts ? "hangs up on ranks whose secret" : "does not know this job's secret"));
+                  encrypts ? "closes the connections of ranks whose secret" : "does not know this job's secret"));
     }
     std::vector<int> strangers;
     for (int kind = 0; kind < 30; ++kind) {
@@ -536,7 +536,7 @@ TEST_CASE("an address that other hosts reach wants a secret and OpenSSL, or some
     options.security = nullptr;
     CHECK(has(outcome(j, options), "built without OpenSSL"));
     options.encrypt = true;
-    CHECK(has(outcome(j, options), "DDP_TLS=1 (tcp_options.encrypt) asks for what this rank cannot do"));
+    CHECK(has(outcome(j, options), "DDP_TLS=1 (run_options.encrypt, tcp_options.encrypt) asks for what this rank cannot do"));
 }
 
 TEST_CASE("an OpenSSL that lacks what a secret or TLS needs is named", "[rendezvous][secure]") {

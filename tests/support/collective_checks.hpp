@@ -41,12 +41,12 @@ inline void note(failures& all, std::string const& where, std::string const& fai
     if (!failure.empty()) all.push_back(where + ": " + failure);
 }
 
-/// What a test adds up: small integers are exact in any order; numbers of mixed magnitude and sign in none. `special` are
-/// mixed, and among them NaN, infinities and zeros of both signs. Mixed integers are any bits.
 /// Networks on which automatic_allreduce takes one algorithm for every size.
 inline constexpr network_cost costs_of_direct{.message = 1e-9, .post = 0, .byte = 1, .addition = 1};
 inline constexpr network_cost costs_of_halving{.message = 0, .post = 1e9, .byte = 1, .addition = 0};
 
+/// What a test adds up: small integers are exact in any order; numbers of mixed magnitude and sign in none. `special` are
+/// mixed, and among them NaN, infinities and zeros of both signs. Mixed integers are any bits.
 enum class values { small_integers, mixed, special };
 
 /// Bits that differ between seeds, ranks and indices: what is drawn for tests costs a few instructions, unoptimised too.

@@ -150,4 +150,19 @@ failures check_chain_across_groups(Comm const& comm, std::chrono::milliseconds l
     return {};
 }
 
+failures check_mismatch_in_group(Comm const& comm, std::string& text) {
+    int const last = comm.size() - 1;
+    text = error_of([&] {
+        Comm const mine = comm.split(comm.rank() == 0 ? 0 : 1);
+        std::vector<float> data(comm.rank() == last ? 7 : 8);
+        allreduce(mine, std::span<float>(data));
+        barrier(comm);
+    });
+    failures all;
+    for (std::string const& words : {std::string("DDP-E205"), "rank " + std::to_string(last),
+                                     std::string(" in group {1, "), std::string("of 7 float")})
+        if (text.find(words) == std::string::npos) all.push_back(words + " is not in: " + text);
+    return all;
+}
+
 }  // namespace ddp::test

@@ -29,4 +29,7 @@ failures check_opposite_order(communicator<> const& comm, std::string& text);
 /// Rank 0 waits for 1 in one group, 1 for 2 in another, and rank 2 is `late`; more ranks wait for rank 0. As above.
 failures check_chain_across_groups(communicator<> const& comm, std::chrono::milliseconds late, std::string& text);
 
+/// Of three ranks or more: in the group of all but rank 0, the last rank sums another number of elements. As above.
+failures check_mismatch_in_group(communicator<> const& comm, std::string& text);
+
 }  // namespace ddp::test

@@ -123,6 +123,10 @@ TEST_CASE("over TCP every collective works in groups of every shape, and in a gr
     for (auto const& wrong : on_ranks(6, check, memory)) CHECK(wrong == ddp::test::failures{});
 }
 
+TEST_CASE("over TCP a mismatch in one group is one verdict everywhere", "[tcp][group]") {
+    check_one_verdict(4, [](auto& comm, std::string& text) { return ddp::test::check_mismatch_in_group(comm, text); });
+}
+
 TEST_CASE("over TCP communicators die in any order, and a hundred splits take no descriptor", "[tcp][group]") {
     std::atomic<std::ptrdiff_t> before = 0, after = 0;  // both ranks are of this process
     auto const open = [] {

@@ -243,7 +243,7 @@ TEST_CASE("is_canonical tells the order of summation", "[testing][allreduce]") {
 
     far_first_tree const boastful{.canonical = true};
     REQUIRE(
-        mentions(ddp::testing::check_allreduce(boastful), "it says that it is canonical, but is not: with 3 ranks"));
+        mentions(ddp::testing::check_allreduce(boastful), "it declares itself canonical, but is not: with 3 ranks"));
 }
 
 namespace {

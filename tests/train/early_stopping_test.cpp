@@ -92,7 +92,7 @@ TEST_CASE("numbers that make no early stopping are refused", "[train]") {
     for (double const delta : {-1.0, not_a_number, infinity})
         REQUIRE_THROWS_WITH(
             early_stopping({.min_delta = delta}),
-            Catch::Contains("early_stopping: min_delta must be a finite number >= 0; say in `better` which way is up"));
+            Catch::Contains("early_stopping: min_delta must be a finite number >= 0; set `better` to the direction of improvement"));
 }
 
 TEST_CASE("ranks that pass different metrics stop together, by rank 0's", "[train]") {

@@ -169,7 +169,7 @@ TEST_CASE("backward without the trainer's forward is refused, not taken for an e
         net.forward(numbers{{1.0}});
         trainer.backward();
     });
-    CHECK(said(errors.front(), "backward() goes back through trainer.forward(batch)"));
+    CHECK(said(errors.front(), "backward() needs a trainer.forward(batch) before it"));
     auto const again = run_ranks(1, [](auto& comm) {  // nor is one forward gone back through twice
         model net(two_parts());
         data_parallel trainer{net, sgd{.lr = 1}, comm};
@@ -184,9 +184,9 @@ TEST_CASE("backward without the trainer's forward is refused, not taken for an e
         std::string const over = thrown_by([&] { trainer.backward(); });
         return std::vector{accumulated, begun, over, std::to_string(net.value(0)[0]), waiting, early};
     });
-    CHECK(said(again[0][0], "accumulate() goes back through trainer.forward(batch)"));
+    CHECK(said(again[0][0], "accumulate() needs a trainer.forward(batch) before it"));
     CHECK(said(again[0][1], "a step is under way: finish() it before the next one begins"));
-    CHECK(said(again[0][2], "backward() goes back through trainer.forward(batch)"));
+    CHECK(said(again[0][2], "backward() needs a trainer.forward(batch) before it"));
     CHECK(again[0][3] == "-1.000000");
     CHECK(
         said(again[0][4], "progress: gradients of accumulate() wait for their step; make it first, by backward() and"));

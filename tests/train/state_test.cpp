@@ -191,7 +191,7 @@ TEST_CASE("slots without names are numbered, and a wrong number of names is refu
         scripted_model<> net({{"a", {3}}});
         data_parallel trainer{net, two_slots<true>{}, comm};
     });
-    REQUIRE(errors[0].find("slot_names() must return one name a slot") != std::string::npos);
+    REQUIRE(errors[0].find("slot_names() must return one name per slot") != std::string::npos);
     struct by_group : two_slots<false> {  // of one group's slots no more than there are
         [[nodiscard]] std::vector<std::string> slot_names(std::size_t) const { return {"a", "b", "c"}; }
     };

@@ -184,7 +184,7 @@ TEST_CASE("memory that is not row-major is kept as what it means", "[train]") {
     model crossed({{"a", {2, 3}, {1, 1}}});
     REQUIRE(catch_error([&] {
                 save_weights(crossed, in(scratch));
-            }).says("the strides of 'a' meet some element twice: its memory must be dense"));
+            }).says("the strides of 'a' visit an element twice: its memory must be dense"));
 }
 
 TEST_CASE("large tensors come back whole, straight or rearranged", "[train]") {
@@ -407,7 +407,7 @@ TEST_CASE("a rank without the file, or with another, is named on every rank, and
     REQUIRE(contains(two, "(something went wrong on other ranks as well: " + std::to_string(last) + ")"));
     REQUIRE(error_with({{last, "another"}}) ==
             "DDP-E302 format: rank " + std::to_string(last) + ": " + in(scratch, "another") +
-                ": holds other values, or says other things about itself, than the file that rank 0 read");
+                ": its values or metadata differ from those in the file that rank 0 read");
     REQUIRE(contains(error_with({{1, "remark"}}), "rank 1: " + in(scratch, "remark")));
     REQUIRE(contains(error_with({{0, "another"}}), "rank 1: " + in(scratch, "good")));
 }

@@ -46,6 +46,9 @@ public:
     [[nodiscard]] mark mark_of(int peer) const { return {.number = static_cast<std::uint64_t>(peer) + 5}; }
     [[nodiscard]] std::optional<int> overdue_peer() const { return 3; }
     [[nodiscard]] time_point last_heard(int peer) const { return time_point(nanoseconds(peer)); }
+    [[nodiscard]] bool still_writes() const { return true; }
+    [[nodiscard]] std::unique_ptr<memory_sharing> share_memory() { return inner_->share_memory(); }
+    [[nodiscard]] std::optional<bool> through_memory(int a, int b) const { return a < b; }
     mark last;
     nanoseconds paced{0};
 
@@ -73,6 +76,10 @@ TEST_CASE("any_transport passes every refinement on", "[transport]") {
     CHECK(held.mark_of(2).number == 7);
     CHECK(held.overdue_peer() == 3);
     CHECK(held.last_heard(9) == time_point(nanoseconds(9)));
+    CHECK(held.still_writes());
+    CHECK(held.share_memory() != nullptr);
+    CHECK(held.through_memory(0, 1) == true);
+    CHECK(held.through_memory(1, 0) == false);
     held.entered({.number = 11});
     REQUIRE(held.target<refined>() != nullptr);
     CHECK(held.target<refined>()->last.number == 11);

@@ -169,7 +169,7 @@ inline void declare(CLI::App& app, command_line& to) {
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
         ->expected(1);
     group = "Without starting anything";
-    flag("--explain", to.explain, "who says which rank this is, and where they differ");
+    flag("--explain", to.explain, "the sources of this process's rank, and conflicts");
     flag("--dry-run", to.dry_run, "print each rank's environment and command");
     app.footer(
         "Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,\n"
@@ -266,7 +266,7 @@ inline std::string options_of_variables(CLI::App const& app, std::vector<std::st
         });
         if (given != own.end())
             outdone += "conflict: the command line says " + shown(*given) + ", " + variable + "=" + shown(says) +
-                       "; the command line counts\n";
+                       "; the command line is used\n";
         else
             taken += " --" + option->get_lnames().front() + "=" + shown(says) + " (" + variable + ")";
     }

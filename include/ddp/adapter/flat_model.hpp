@@ -23,7 +23,7 @@ struct flat_part {
     std::vector<std::size_t> shape;  ///< its product is the number of elements
 };
 
-/// A model of a foreign library or of a program of one's own whose parameters are one vector and whose gradient comes flat
+/// A model of a foreign library or of a program of your own whose parameters are one vector and whose gradient comes flat
 /// and all at once:
 ///
 ///     std::vector<double> values(n), gradient(n);

@@ -68,7 +68,7 @@ template <class How, Transport T, Movable V>
 auto all_gather_by(communicator<T> const& comm, std::span<V const> mine, std::span<std::size_t const> counts,
                    std::span<V> all) {
     std::size_t const ranks = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
-    DDP_EXPECTS(counts.size() == ranks, "all_gather: `counts` needs one number a rank");
+    DDP_EXPECTS(counts.size() == ranks, "all_gather: `counts` needs one number per rank");
     DDP_EXPECTS(mine.size() == counts[me], "all_gather: `mine` needs as many values as `counts` says for this rank");
     std::vector<std::size_t> cuts = cuts_of(counts, sizeof(V));
     DDP_EXPECTS(all.size_bytes() == cuts[ranks], "all_gather: `all` needs as many values as `counts` adds up to");

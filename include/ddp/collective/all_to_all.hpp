@@ -71,7 +71,7 @@ auto all_to_all_by(communicator<T> const& comm, std::span<V const> out, std::spa
                    std::span<V> in, std::span<std::size_t const> in_counts) {
     std::size_t const ranks = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
     DDP_EXPECTS(out_counts.size() == ranks && in_counts.size() == ranks,
-                "all_to_all: `out_counts` and `in_counts` need one number a rank");
+                "all_to_all: `out_counts` and `in_counts` need one number per rank");
     std::vector<std::size_t> out_cuts = cuts_of(out_counts, sizeof(V)), in_cuts = cuts_of(in_counts, sizeof(V));
     DDP_EXPECTS(out.size_bytes() == out_cuts[ranks] && in.size_bytes() == in_cuts[ranks],
                 "all_to_all: `out` and `in` need as many values as their counts add up to");

@@ -29,7 +29,7 @@ struct network_cost {
         return {.message = 1, .post = 0.6, .byte = 1e-4, .addition = 1.5e-5};
     }
 
-    /// Microseconds that recursive_doubling_allreduce takes for so many bytes over `ranks` >= 2.
+    /// Microseconds that recursive_doubling_allreduce takes for `bytes` bytes over `ranks` >= 2.
     [[nodiscard]] double doubling(std::size_t bytes, int ranks) const noexcept {
         return steps(ranks) * (message + size(bytes) * (byte + addition));
     }

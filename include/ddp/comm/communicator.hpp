@@ -85,9 +85,6 @@ public:
     /// Records that this rank enters `what`, the next collective of this group, and returns the lane that it
     /// communicates over. Call it inside run() or start().
     [[nodiscard]] lane<T> enter(operation_info what) const;
-    /// Collective: a new message context over the same ranks. Its user numbers channels and messages in it freely. Throws
-    /// comm_error.
-    [[nodiscard]] std::uint32_t new_context() const;
     /// Runs the task that `make` returns to its end, and everything else in flight beside it.
     /// Throws the verdict (comm_error) if the job failed, or what the task itself threw, after the peers were told.
     void run(function_ref<task<>()> make) const { driver_->run(make); }
@@ -207,15 +204,6 @@ lane<T> communicator<T>::enter(operation_info what) const {
     what.id = {.group = group_->id(), .channel = channel::user, .index = group_->next_call()};
     group_->enter(what);
     return {tasks(), *group_, what.id, group_->history()};
-}
-template <Transport T>
-std::uint32_t communicator<T>::new_context() const {
-    operation_info what;
-    what.name = "new_context";
-    what.fingerprint = digest().add(std::string_view(what.name)).value();
-    std::uint32_t context = 0;
-    run([&] { return detail::agree_on_context(enter(what), &context); });
-    return context;
 }
 template <Transport T>
 void communicator<T>::fail(std::string_view text) const noexcept {

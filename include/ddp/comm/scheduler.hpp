@@ -2,7 +2,7 @@
 /// scheduler: runs any number of collectives, written as coroutines, over one transport on one thread.
 ///
 /// It has no threads and no locks. Whatever drives it repeats: pump(), then transport().progress(next_deadline()). A
-/// communicator does so for a program, a simulation for a thousand ranks at once.
+/// driver does so for a program, a simulation for a thousand ranks at once.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@
 
 namespace ddp {
 
-/// Runs any number of collectives, written as coroutines, over one transport on one thread. A communicator makes and
+/// Runs any number of collectives, written as coroutines, over one transport on one thread. A driver makes and
 /// drives it; lane::on gives a collective access to it. Not thread-safe: see communicator for the threads that may drive it.
 template <Transport T>
 class scheduler final : public scheduler_base {

@@ -126,7 +126,7 @@ protected:
     virtual void note_entered(group const& /*in*/) noexcept {}
     [[nodiscard]] virtual int own_rank() const noexcept = 0;
 
-    /// Handles deadlines that have passed, then mail, then resumes every coroutine that can continue. All of them are
+    /// Handles mail, then deadlines that have passed, then resumes every coroutine that can continue. All of them are
     /// collected before one is resumed, because a resumed coroutine may end others.
     void turn();
     void resume_ready();

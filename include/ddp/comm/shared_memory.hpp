@@ -107,7 +107,7 @@ public:
     [[nodiscard]] std::shared_ptr<std::byte> mine() const noexcept {
         return {views_[rank_], views_[rank_].get() + memory_sharing::header_bytes};
     }
-    /// A number beside the memory of that rank, which other ranks may write, such as the last round that wrote its memory.
+    /// A number next to the memory of that rank, which other ranks may write, such as the last round that wrote its memory.
     [[nodiscard]] std::atomic_ref<std::uint64_t> word(std::size_t rank) const noexcept {
         return std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t*>(views_[rank].get() + 64));
     }

@@ -60,7 +60,7 @@ task<> bruck_all_gather(lane<T> over, mutable_bytes table, std::size_t block) {
 template <Transport T, Movable V>
 task<> all_gather_small(lane<T> over, std::span<V> table) {
     DDP_EXPECTS(table.size() == static_cast<std::size_t>(over.size()),
-                "all_gather_small: `table` needs one entry a rank");
+                "all_gather_small: `table` needs one entry per rank");
     return detail::bruck_all_gather(over, as_mutable_bytes(table), sizeof(V));
 }
 

@@ -58,15 +58,4 @@ task<> split(lane<T> over, std::uint64_t color, std::int64_t key, std::unique_pt
     *result = std::make_unique<group>(*over.on, base + static_cast<std::uint32_t>(place), std::move(members), rank);
 }
 
-/// A message context that is free on all ranks of a lane: the largest of their next free ones. Cost: all_gather_small of
-/// 4 bytes per rank.
-template <Transport T>
-task<> agree_on_context(lane<T> over, std::uint32_t* result) {
-    std::vector<std::uint32_t> next(static_cast<std::size_t>(over.size()));
-    next[static_cast<std::size_t>(over.rank())] = over.on->next_context();
-    if (over.size() > 1) co_await all_gather_small(over, std::span<std::uint32_t>(next));
-    *result = *std::max_element(next.begin(), next.end());
-    over.on->take_contexts_below(*result + 1);
-}
-
 }  // namespace ddp::detail

@@ -50,8 +50,8 @@ struct identity {
 namespace channel {
 /// The identity::channel of the collectives that a program calls on a communicator; identity::index is their number in
 /// the group, from 1. Each channel has four phases, channel + 0 to channel + 3, so that messages of different stages of
-/// one collective do not match each other (lane::phase). The owner of a context that
-/// communicator::new_context made numbers channels in it freely.
+/// one collective do not match each other (lane::phase). A trainer has a context of its
+/// own and numbers channels in it freely.
 inline constexpr std::uint32_t user = 0;
 /// The identity::channel of messages between two ranks (send, receive); identity::index is the tag that the program
 /// passes.
@@ -151,7 +151,7 @@ struct bounded_text {
     }
 };
 
-/// The kinds of record, in the order in which they decide (see verdict.hpp).
+/// The kinds of record, in the order in which they decide (see fault.hpp).
 enum class failure_kind : std::uint8_t {
     threw,     ///< this rank's own user code threw
     broke,     ///< this rank's transport reported an error of its own, not of a peer
@@ -279,7 +279,7 @@ concept WatchfulTransport = Transport<T> && requires(T& t, mark const& mine, int
     { t.last_heard(peer) } -> std::same_as<time_point>;
 };
 
-/// Whether a communicator may drive this transport from a thread of its own. A transport says no with
+/// Whether a driver may drive this transport from a thread of its own. A transport says no with
 /// `bool may_own_thread() const`, as MPI below THREAD_MULTIPLE does; then hooks, blocking calls and progress() drive it.
 template <Transport T>
 [[nodiscard]] bool may_own_thread(T const& transport) {

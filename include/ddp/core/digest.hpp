@@ -94,7 +94,7 @@ struct named_setting {
     std::string text;  ///< "lr 0.1"
 };
 
-/// A policy's settings for the error of ranks that differ: "lion(lr 0.1, beta1 0.9)". For a member hash_words() beside hash():
+/// A policy's settings for the error of ranks that differ: "lion(lr 0.1, beta1 0.9)". For a member hash_words() next to hash():
 ///
 ///     std::string hash_words() const { return ddp::policy_words("lion", {{"lr", lr}, {"beta1", beta1}}); }
 [[nodiscard]] std::string policy_words(std::string_view name, std::initializer_list<named_setting> settings);

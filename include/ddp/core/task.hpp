@@ -24,7 +24,7 @@
 namespace ddp {
 
 /// Free lists of coroutine frames and message scratch, so that a collective allocates nothing after its first run.
-/// Not thread-safe: one pool belongs to one communicator and is used by whoever drives it.
+/// Not thread-safe: one pool belongs to one scheduler and is used by whoever drives it.
 class frame_pool {
 public:
     frame_pool() = default;

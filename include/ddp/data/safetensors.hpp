@@ -29,7 +29,7 @@ struct tensor_view {
 };
 
 /// Writes a file that every implementation of the format can read; the same tensors and metadata give the same bytes. The
-/// file is written in full or not at all: it is first written beside `path` as `path.<pid>.<number>.tmp`, flushed to the
+/// file is written in full or not at all: it is first written next to `path` as `path.<pid>.<number>.tmp`, flushed to the
 /// disk, and then renamed. A reader of `path` sees either the old file or the new one, even after a crash; only a process
 /// that is killed leaves the temporary file behind. A symbolic link at `path` is replaced.
 ///

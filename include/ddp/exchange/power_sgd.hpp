@@ -41,7 +41,7 @@ namespace ddp {
 /// Error   with feedback, what is left out is sent later.
 /// Sums    P and Q in the canonical tree over ranks; P is made orthonormal in double, by the same code on all ranks. Both
 ///         updates give the same bits; other bucket plans give other bits if they cut matrices elsewhere.
-/// NaN     a sum P or Q that is not finite makes the whole matrix NaN; what was left out before is kept, and Q is drawn anew.
+/// NaN     a sum P or Q that is not finite makes the whole matrix NaN; what was left out before is kept, and Q is drawn again.
 /// Throws  usage_error when a trainer is made: rank 0, min_compression_rate below 1, no parameter that it can compress, or
 ///         buckets that cut all of them into parts that are too small.
 /// Source  Vogels, Karimireddy and Jaggi, "PowerSGD", NeurIPS 2019, algorithms 1 and 2; the rule for what is compressed is
@@ -51,7 +51,7 @@ struct power_sgd_exchange {
 
     std::size_t rank = 4;             ///< columns of P and Q
     bool feedback = true;             ///< keeps what is left out: memory for all elements on every rank
-    bool warm_start = true;           ///< uses the Q of the step before; otherwise Q is drawn anew in each step
+    bool warm_start = true;           ///< uses the Q of the step before; otherwise Q is drawn again in each step
     double min_compression_rate = 2;  ///< only matrices that become smaller by more than this factor are compressed
     std::uint64_t start_step = 0;     ///< number of steps that change values before compression begins
     std::uint64_t seed = 0;           ///< of the first Q (of each Q without warm_start); the same on all ranks

@@ -171,7 +171,7 @@ private:
     }
 };
 
-/// In each step, ranks sum k elements of each bucket, which are the same on all ranks and drawn anew. What a rank does not
+/// In each step, ranks sum k elements of each bucket, which are the same on all ranks and drawn again. What a rank does not
 /// send is added to its next contribution.
 ///
 /// Cost    2 k sizeof(E) (P-1)/P bytes sent per rank and bucket of n elements, with k = ratio n; 2 steps of latency; 3 passes

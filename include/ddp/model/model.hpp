@@ -97,10 +97,11 @@ concept HasWeight = requires(M& model, Batch const& batch) {
 ///                         of it after ready(i, first, count)
 ///  bind(storage)          use this memory from now on: zero copy
 ///  contiguous             static constexpr bool: that memory is one array, parameters as they are listed, without gaps
-///  forward(batch, needed)  forward that calls needed(i) before it reads value i: whoever trains the model may still wait for it. See
+///  forward(batch, needed)  forward that calls needed(i) before it reads value i: the trainer may still be waiting for it. See
 ///                         training_options::overlap_gather. What needed throws passes through
 ///  intact()               false if bound memory was lost; asked before each forward
-///  stepped(i)             called after value i has changed, and for each value when a trainer is made
+///  stepped(i)             called after value i has changed, and for each value when a trainer is made. If it throws, that
+///                         rank gets its exception, the others E206, and the step may be complete on some
 ///  buffers()              a vector of model_buffer, alike on all ranks; asked afresh each time: when a trainer is made, after
 ///                         each step, and when weights are saved or loaded
 ///  join_ranks(sums)       a std::shared_ptr<rank_sums> to add over all ranks with, in forward and backward

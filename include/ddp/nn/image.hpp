@@ -43,7 +43,8 @@ struct window {
         DDP_EXPECTS(in.size() > 0, name() + "give channels, height and width positive numbers");
         DDP_EXPECTS(kernel > 0 && stride > 0, name() + "kernel and stride are positive numbers of pixels");
         DDP_EXPECTS(padding < kernel, name() + "a padding of " + std::to_string(padding) + " lets windows of " +
-                                          std::to_string(kernel) + " see nothing; make it less than the kernel");
+                                          std::to_string(kernel) +
+                                          " contain no pixel; make it smaller than the kernel");
         DDP_EXPECTS(std::min(in.height, in.width) + 2 * padding >= kernel,
                     name() + "a window of " + std::to_string(kernel) + " with a padding of " + std::to_string(padding) +
                         " does not fit; make the kernel smaller or the padding larger");

@@ -101,7 +101,7 @@ public:
 
     [[nodiscard]] std::uint64_t hash() const noexcept;
 
-    /// The shape's: "cosine_decay".
+    /// The name of the shape, such as "cosine_decay".
     [[nodiscard]] char const* name() const noexcept;
     /// All settings, for messages: "cosine_decay(steps 900, floor 0) after linear_warmup(steps 100, from 0.25)".
     [[nodiscard]] std::string hash_words() const;

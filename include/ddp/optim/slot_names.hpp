@@ -18,7 +18,7 @@ template <class Opt>
     if constexpr (requires { optimizer.slot_names(); }) {
         for (auto const& name : optimizer.slot_names()) names.emplace_back(name);
         DDP_EXPECTS(names.size() == count,
-                    "the optimizer's slot_names() must return one name a slot: slot_count() many");
+                    "the optimizer's slot_names() must return one name per slot: slot_count() names");
     } else {
         for (std::size_t k = 0; k < count; ++k) names.push_back("slot " + std::to_string(k));
     }

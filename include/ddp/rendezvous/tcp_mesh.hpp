@@ -120,7 +120,7 @@ private:
         bool silent = true;  // until bytes have come
         peer_hello hello = {};
         std::size_t have = 0;
-        bool left = false;  // hung up on, or taken in
+        bool left = false;  // closed, or accepted
     };
     struct attempt {
         int rank;

@@ -79,7 +79,7 @@ public:
         throw rendezvous_error(detail::concat(
             {"rank ", rank, " cannot reach rank 0 at ", tried, " (", attempts, " attempts, the last: ", last.message(),
              "). Check that rank 0 runs, that MASTER_ADDR and MASTER_PORT are right, and that no firewall drops "
-             "connections between the hosts. Rank 0 hangs up on ranks whose secret (DDP_SECRET_FILE, or "
+             "connections between the hosts. Rank 0 closes the connections of ranks whose secret (DDP_SECRET_FILE, or "
              "DDP_SECRET_FD from ddprun), DDP_TLS, DDP_JOB_ID or ddprun --max-restarts is not its own"}));
     }
     tcp_store(tcp_store const&) = delete;

@@ -166,7 +166,7 @@ public:
         expect_between("set_completed_steps()");
         meetings_.set_steps(count);
     }
-    /// For code that has given all ranks the same values, as load_weights does: the strategy's state begins anew. Collective;
+    /// For code that has given all ranks the same values, as load_weights does: the strategy's state starts over. Collective;
     /// throws ddp::error (errc::mismatch) on all ranks if they have made different numbers of steps.
     void values_replaced() {
         replica_.copy_values_in();
@@ -288,7 +288,7 @@ private:
     }
 
     void go_back(bool last) {
-        DDP_EXPECTS(weighed_, "backward() and accumulate() go back through trainer.forward(batch): call that first");
+        DDP_EXPECTS(weighed_, "backward() and accumulate() need a trainer.forward(batch) before them");
         weighed_ = false;
         std::uint64_t const weight = std::exchange(weight_, 0);
         bool const adds = accumulated_ != 0;

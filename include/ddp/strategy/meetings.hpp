@@ -61,7 +61,7 @@ public:
         plan_ = plan;
         strategy_->prepare(plan);
     }
-    /// The plan's values have been replaced, by the same ones on all ranks: the strategy begins anew, from these. Collective:
+    /// The plan's values have been replaced, by the same ones on all ranks: the strategy starts over, from these. Collective:
     /// throws errc::mismatch on all ranks if they have made different numbers of steps.
     void values_replaced() {
         (void)exchange_tickets(comm_, {.step = steps_, .call = 2});

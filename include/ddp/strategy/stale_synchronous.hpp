@@ -54,7 +54,7 @@ DDP_KERNEL void take_mean_step(E* base, E const* sum, std::size_t count, E inver
 /// another than that. A sum takes effect exactly `staleness` steps later, however early it is ready: the same run gives
 /// the same bits again. The end of a rank's data and request_stop() take effect that many steps later too.
 ///
-/// Cost    of a step: an allreduce of S bytes, where S is the size of the values, beside the next steps, on the communicator's
+/// Cost    of a step: an allreduce of S bytes, where S is the size of the values, while the next steps run, on the communicator's
 ///         thread where the transport allows one; staleness + 4 passes. Memory for 2 staleness + 4 arrays of the model's size.
 /// Sums    d = x - x before the step; c = c + (the sum of weight d, in the canonical order) times 1 / (the sum of weights),
 ///         weights being samples; x = c + the rank's own d of the steps since, the oldest first.

@@ -180,7 +180,7 @@ template <class A>
                 note("not the bits of rank 0:", detail::difference(first, first.front()));
                 note("not twice the same:", detail::difference(detail::summed(algorithm, terms), first.front()));
             }
-        if (algorithm.canonical) note("it says that it is canonical, but is not:", canonical_difference(algorithm));
+        if (algorithm.canonical) note("it declares itself canonical, but is not:", canonical_difference(algorithm));
     } catch (std::exception const& e) {
         complaints.push_back(e.what());
     }

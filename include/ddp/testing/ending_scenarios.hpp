@@ -54,10 +54,10 @@ task<> abort(stage<T>* s) {
     bool const met = co_await stage<T>::together(s);
     if (!met) co_return;
     s->expect(s->transport().reports().size() == static_cast<std::size_t>(s->size()),
-              "reports() has not one entry a rank");
+              "reports() does not have one entry per rank");
     // Only where rank 0 is: elsewhere its abort may have been heard already.
     for (report const& r : s->transport().reports())
-        s->expect(s->rank() != 0 || r.is == report::state::silent, "a rank has spoken before anything failed");
+        s->expect(s->rank() != 0 || r.is == report::state::silent, "reports() shows a record before anything failed");
     post_unanswered(s);
     co_await s->progress(time_point{});
     std::string const text = "the end, says rank ";

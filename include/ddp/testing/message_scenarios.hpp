@@ -141,7 +141,7 @@ task<> early(stage<T>* s) {
     mutable_bytes const word = s->memory(8);
     probe const& got = s->receive(s->before(), s->what(0, 1), word);
     bool const came = co_await stage<T>::until(
-        s, [&got] { return got.runs > 0; }, "a message with a receive waits for good behind messages without one");
+        s, [&got] { return got.runs > 0; }, "a message with a receive is never delivered behind messages without one");
     if (!came) co_return;
     s->expect(stage<T>::has_pattern(word, 5), "the message behind the early ones arrived changed");
     co_await stage<T>::pause(s, std::chrono::milliseconds(20));

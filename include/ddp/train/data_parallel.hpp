@@ -96,7 +96,7 @@ public:
     }
     /// After the communicator come, in any order and each at most once:
     ///  - training_options                                                               (default: {})
-    ///  - an allreduce algorithm, or an exchange of one's own (ExchangeOver)             (default: automatic_allreduce)
+    ///  - an allreduce algorithm, or an exchange of your own (ExchangeOver)             (default: automatic_allreduce)
     ///  - a bucket policy (BucketPolicy)                                                 (default: size_capped_buckets)
     ///  - an observer (TrainingObserver), moved in, or held by reference if it is given as std::ref(observer), which
     ///    then outlives the trainer                                                      (default: none)
@@ -139,7 +139,7 @@ public:
         return !engine().everybody_done();
     }
 
-    // The calls behind step, for gradient accumulation and for loops of one's own:
+    // The calls behind step, for gradient accumulation and for loops of your own:
     // forward, accumulate (any number of times), then forward, backward, finish.
 
     /// Returns the mean loss over the batch, and keeps the weight of the batch for the backward that follows. Throws usage_error
@@ -155,8 +155,7 @@ public:
     /// Backward without communication: adds this batch to the next step's gradient.
     void accumulate() {
         DDP_EXPECTS(!core().begun(), "accumulate() comes before the synchronising backward(); finish() the step first");
-        DDP_EXPECTS(step_.weighed(),
-                    "accumulate() goes back through trainer.forward(batch): call that first, not the model's");
+        DDP_EXPECTS(step_.weighed(), "accumulate() needs a trainer.forward(batch) before it, not the model's own");
         step_.accumulate();
     }
     /// While the guard lives, backward() is accumulate(), for code that calls the same passes for every batch:
@@ -175,7 +174,7 @@ public:
         if (unsynchronised_ != 0 && !core().begun()) return accumulate();
         DDP_EXPECTS(!core().begun(), "a step is under way: finish() it before the next one begins");
         DDP_EXPECTS(step_.weighed() || step_.accumulated(),
-                    "backward() goes back through trainer.forward(batch): call that first, not the model's");
+                    "backward() needs a trainer.forward(batch) before it, not the model's own");
         begin(0);
         step_.backward();
     }

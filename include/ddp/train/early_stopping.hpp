@@ -54,8 +54,9 @@ public:
         DDP_EXPECTS(options.patience > 0,
                     "early_stopping: patience counts updates without an improvement, and is at "
                     "least 1, which stops at the first of them");
-        DDP_EXPECTS(detail::is_finite(options.min_delta) && options.min_delta >= 0,
-                    "early_stopping: min_delta must be a finite number >= 0; say in `better` which way is up");
+        DDP_EXPECTS(
+            detail::is_finite(options.min_delta) && options.min_delta >= 0,
+            "early_stopping: min_delta must be a finite number >= 0; set `better` to the direction of improvement");
     }
 
     /// Takes the next metric; true: stop. Training may continue anyway: the next improvement resets the count.

@@ -1,7 +1,7 @@
 /// \file
 /// What a trainer tells its observer, on the thread that drives the communication: hooks are short, and call nothing on
-/// the communicator. An exception from a hook fails the step on every rank. One hook may change what it receives: the
-/// mean gradient.
+/// the communicator. If a hook throws, its rank gets that exception and the others E206; at the end of a step some of them
+/// may have completed it. One hook may change what it receives: the mean gradient.
 #pragma once
 
 #include <chrono>
@@ -17,7 +17,7 @@ namespace ddp {
 /// Where the time of the steps went, on the thread that calls them.
 struct step_times {
     std::uint64_t steps = 0;           ///< calls of step() and join()
-    std::chrono::nanoseconds total{};  ///< in step() and join(); loops of one's own are not counted
+    std::chrono::nanoseconds total{};  ///< in step() and join(); loops of your own are not counted
     std::chrono::nanoseconds
         waited{};  ///< in step(), join() or finish(): waiting for communication after backward had ended
     std::chrono::nanoseconds stepped{};  ///< likewise, in the optimizer; no part of waited

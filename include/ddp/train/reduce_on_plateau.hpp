@@ -63,11 +63,11 @@ public:
         DDP_EXPECTS(options.factor >= 0 && options.factor < 1, "reduce_on_plateau: factor is " +
                                                                    std::to_string(options.factor) +
                                                                    "; it must lie in [0, 1), and 0.1 is usual");
-        DDP_EXPECTS(
-            detail::is_finite(options.threshold) && options.threshold >= 0 &&
-                (!options.relative || options.threshold < 1),
-            "reduce_on_plateau: threshold is " + std::to_string(options.threshold) +
-                "; it must be a finite number >= 0, below 1 where it is relative; say in `better` which way is up");
+        DDP_EXPECTS(detail::is_finite(options.threshold) && options.threshold >= 0 &&
+                        (!options.relative || options.threshold < 1),
+                    "reduce_on_plateau: threshold is " + std::to_string(options.threshold) +
+                        "; it must be a finite number >= 0, below 1 where it is relative; set `better` to the "
+                        "direction of improvement");
         DDP_EXPECTS(
             options.floor >= 0 && options.floor <= 1,
             "reduce_on_plateau: floor is " + std::to_string(options.floor) + "; it must lie in [0, 1], and 0 is usual");

@@ -79,7 +79,7 @@ void agree_on_outcome(communicator<T> const& comm, file_outcome const& mine, std
     bool const everywhere = std::all_of(
         all.begin(), all.end(), [&](auto const& o) { return o.code == worst->code && o.digest == worst->digest; });
     if (!everywhere) text = "rank " + std::to_string(comm.members().world_rank(speaker)) + ": " + text;
-    if (differs) text += ": holds other values, or says other things about itself, than the file that rank 0 read";
+    if (differs) text += ": its values or metadata differ from those in the file that rank 0 read";
     std::string others;
     for (auto o = worst + 1; o != all.end(); ++o)
         if (!everywhere && (differs ? o->digest != all.front().digest : failed(*o)))
@@ -178,7 +178,7 @@ void save_weights(C& trainer, std::string const& path, string_map metadata = {})
 }
 
 /// Loads into the model of a trainer, which continues from these values in its next step; the state of the optimizer does
-/// not change, and a local_parallel's strategy begins anew (local_parallel::values_replaced). Collective. Throws as the form
+/// not change, and a local_parallel's strategy starts over (local_parallel::values_replaced). Collective. Throws as the form
 /// with a communicator, and usage_error on all ranks if those of a local_parallel hold different values and `options` may leave
 /// some of these as they are (not strict, or a model_prefix).
 template <detail::TrainerLike C>

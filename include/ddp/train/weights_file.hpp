@@ -78,9 +78,10 @@ std::vector<kept_tensor> kept_tensors(M& model) {
         std::size_t last = 0;  // element that the strides lead to
         for (std::size_t d = 0; d < std::min(t.shape.size(), t.strides.size()); ++d)
             last += t.shape[d] == 0 ? 0 : (t.shape[d] - 1) * t.strides[d];
-        DDP_EXPECTS(t.strides.empty() || t.bytes.empty() ||
-                        (t.strides.size() == t.shape.size() && last < t.bytes.size() * 8 / bits_of(t.type)),
-                    "the strides of " + in_quotes(t.name) + " lead out of its memory, or are not one a dimension");
+        DDP_EXPECTS(
+            t.strides.empty() || t.bytes.empty() ||
+                (t.strides.size() == t.shape.size() && last < t.bytes.size() * 8 / bits_of(t.type)),
+            "the strides of " + in_quotes(t.name) + " point outside its memory, or there is not one per dimension");
         std::vector<std::pair<std::size_t, std::size_t>> steps;  // stride, extent
         for (std::size_t d = 0; d < t.strides.size(); ++d)
             if (t.shape[d] > 1) steps.emplace_back(t.strides[d], t.shape[d]);
@@ -88,7 +89,7 @@ std::vector<kept_tensor> kept_tensors(M& model) {
         std::size_t dense = 1;
         for (auto const& [stride, extent] : steps) {
             DDP_EXPECTS(t.bytes.empty() || stride == dense,
-                        "the strides of " + in_quotes(t.name) + " meet some element twice: its memory must be dense");
+                        "the strides of " + in_quotes(t.name) + " visit an element twice: its memory must be dense");
             dense *= extent;
         }
     }

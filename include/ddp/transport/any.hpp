@@ -191,7 +191,6 @@ DDP_INSTANTIATE class driver<any_transport>;
 DDP_INSTANTIATE class communicator<any_transport>;
 DDP_INSTANTIATE task<> detail::bruck_all_gather(lane<any_transport>, mutable_bytes, std::size_t);
 DDP_INSTANTIATE task<> detail::split(lane<any_transport>, std::uint64_t, std::int64_t, std::unique_ptr<group>*);
-DDP_INSTANTIATE task<> detail::agree_on_context(lane<any_transport>, std::uint32_t*);
 #endif
 
 }  // namespace ddp

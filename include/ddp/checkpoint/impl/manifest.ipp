@@ -182,7 +182,7 @@ public:
         (void)json_.peek();
         std::uint64_t const sum = digest().add(text_.substr(0, json_.position())).value();
         name("digest");
-        if (hexadecimal(sum) != json_.string()) json_.fail("its digest is not that of what it says: it is damaged");
+        if (hexadecimal(sum) != json_.string()) json_.fail("its digest does not match its contents: it is damaged");
         json_.expect('}');
         json_.expect_end("\n");
         return all;

@@ -264,7 +264,7 @@ namespace ddp::detail {
                 options(batches->options(), batches->digest_of_list(), batches->digest_of_preparation()));
         if (differences == 0 && manifest_.sampler &&
             (manifest_.sampler->position > batches->steps_per_epoch() || manifest_.sampler->epoch >> 48 != 0))
-            throw data_error(errc::format, path_ + ": its sampler stands past an epoch's end");
+            throw data_error(errc::format, path_ + ": the sampler's position is past the end of an epoch");
     }
     if (differences == 0) return;
     if (differences > shown) text += concat({"\n  and ", differences - shown, " more"});
@@ -273,7 +273,7 @@ namespace ddp::detail {
             "\n  the exchange counts by bucket, so it needs the bucket plan that it had: make the trainer with "
             "the same bucket policy, and with the same parameters frozen from the start";
     if (was_local != is_local)
-        text += was_local ? "\n  it was written by a local_parallel, and this trainer is none"
+        text += was_local ? "\n  it was written by a local_parallel, and this trainer is not one"
                           : "\n  it was not written by a local_parallel, and this trainer is one";
     else if (same_tensors && !was_local && of_exchange && !by_bucket)
         text += "\n  it was written with another exchange, or one with other options that its state depends on";

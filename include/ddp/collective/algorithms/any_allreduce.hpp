@@ -40,7 +40,7 @@ public:
     static constexpr char const* choices = "auto|direct|recursive_doubling|halving_doubling|ring|naive|hierarchical";
 
     /// The algorithm of that name, with its default options, for use with `comm`. Collective, because `hierarchical` has to
-    /// know where the ranks are. Throws usage_error, which lists the choices, if there is none of that name.
+    /// know where the ranks are. Throws usage_error, which lists the choices, if no algorithm has that name.
     template <class Communicator>
     [[nodiscard]] static any_allreduce parse(std::string_view text, Communicator const& comm) {
         if (text == hierarchical_allreduce::name) return hierarchical_allreduce(comm);

@@ -38,7 +38,7 @@ struct automatic_allreduce {
     halving_doubling_allreduce halving = {};     ///< for many ranks
     std::optional<network_cost> cost = {};       ///< estimates what each would take
 
-    /// The name of the algorithm that is used for so many bytes.
+    /// The name of the algorithm that is used for `bytes` bytes among `ranks` ranks.
     [[nodiscard]] char const* choice(std::size_t bytes, int ranks) const noexcept {
         switch (chosen(bytes, ranks)) {
             case by::doubling: return doubling.name;

@@ -49,7 +49,7 @@ namespace detail {
     auto const type = static_cast<idx_type>(magic[2]);
     if (size_of(type) == 0)
         idx_error(name, concat({"has type code 0x", hex(std::span(magic).subspan(2, 1)),
-                                ", IDX knows 0x08, 0x09, 0x0b, 0x0c, 0x0d and 0x0e"}));
+                                ", IDX defines 0x08, 0x09, 0x0b, 0x0c, 0x0d and 0x0e"}));
     std::size_t const dimensions = magic[3];
     if (dimensions == 0) idx_error(name, "has no dimensions, expected at least one");
 

@@ -79,7 +79,7 @@ namespace ddp::detail {
         to += meanings[i];
         return;
     }
-    if (c != 'u') fail("an escape that JSON does not know");
+    if (c != 'u') fail("an escape that JSON does not define");
     std::uint32_t code = utf16();
     if (code >= 0xD800 && code < 0xDC00 && text_.substr(at_, 2) == "\\u") {
         ++at_;

@@ -79,7 +79,7 @@ private:
             if (known == &typed) {
                 std::string const type = json_.string();
                 auto const found = element_type_named(type);
-                if (!found) json_.fail(concat({"dtype ", in_quotes(type), " is none that the format knows"}));
+                if (!found) json_.fail(concat({"dtype ", in_quotes(type), " is not a type that the format defines"}));
                 info.type = *found;
             } else if (known == &shaped) {
                 info.shape = numbers(limits_.dimensions, ", which safetensors_limits::dimensions accepts at most");

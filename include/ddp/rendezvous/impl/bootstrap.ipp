@@ -120,8 +120,9 @@ namespace detail {
                                  ? "this program was built without OpenSSL: use ddp::secure_tcp, link ddp::secure"
                                  : "there is no secret: set DDP_SECRET_FILE to the same file on all hosts";
     if ((options.encrypt || options.prove) && !capable)
-        throw environment_error(concat({options.encrypt ? "DDP_TLS=1 (tcp_options.encrypt)" : "tcp_options.prove",
-                                        " asks for what this rank cannot do: ", lack}));
+        throw environment_error(
+            concat({options.encrypt ? "DDP_TLS=1 (run_options.encrypt, tcp_options.encrypt)" : "tcp_options.prove",
+                    " asks for what this rank cannot do: ", lack}));
     if (options.encrypt || options.prove) return true;
     if (open == at.end() && secret.given() && !capable && j.port_is_launchers)
         throw environment_error(

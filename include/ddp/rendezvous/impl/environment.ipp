@@ -173,29 +173,29 @@ inline constexpr std::size_t torchrun_source = 1, slurm_source = 2;
             table += concat({line, "rank ", claim->rank, " of ", claim->size});
             if (claim->local_rank) table += concat({", local rank ", *claim->local_rank});
             if (claim->local_size) table += concat({" of ", *claim->local_size, " here"});
-            table += concat({" (", claim->said, ")", first ? "" : "  <- counts", "\n"});
+            table += concat({" (", claim->said, ")", first ? "" : "  <- used", "\n"});
             if (first && (first->rank != claim->rank || first->size != claim->size))
                 conflicts += concat({"conflict: ", job_sources[source].name, " says rank ", first->rank, " of ",
                                      first->size, ", ", job_sources[i].name, " rank ", claim->rank, " of ", claim->size,
-                                     "; the first counts\n"});
+                                     "; the first is used\n"});
             else if (first && first->local_rank && claim->local_rank && first->local_rank != claim->local_rank)
                 conflicts += concat({"conflict: ", job_sources[source].name, " says local rank ", *first->local_rank,
-                                     ", ", job_sources[i].name, " ", *claim->local_rank, "; the first counts\n"});
+                                     ", ", job_sources[i].name, " ", *claim->local_rank, "; the first is used\n"});
             if (!first) {
                 first = claim;
                 source = i;
             }
         } catch (environment_error const& e) {
-            table += concat({line, e.what(), first ? "" : "  <- counts", "\n"});
+            table += concat({line, e.what(), first ? "" : "  <- used", "\n"});
             if (first) continue;
-            return concat({"Who says which rank this is, in order:\n", table});
+            return concat({"Sources of this process's rank, in order:\n", table});
         }
     }
-    std::string text = concat({"Who says which rank this is, in order:\n", table});
+    std::string text = concat({"Sources of this process's rank, in order:\n", table});
     try {
         if (!first) {
             expect_no_job(env);
-            return text + "Nobody: the program runs alone.\n";
+            return text + "None: the program runs alone.\n";
         }
         std::string meeting;
         job const j = job_of_claim(env, *first, source, &meeting);
@@ -210,7 +210,7 @@ inline constexpr std::size_t torchrun_source = 1, slurm_source = 2;
         for (auto const& [ours, usual] :
              {std::pair{"DDP_MASTER_ADDR", "MASTER_ADDR"}, {"DDP_MASTER_PORT", "MASTER_PORT"}})
             if (env.has(ours) && env.has(usual) && env.text(ours) != env.text(usual))
-                conflicts += concat({"conflict: ", env.list({ours, usual}), "; the first counts\n"});
+                conflicts += concat({"conflict: ", env.list({ours, usual}), "; the first is used\n"});
         text += conflicts;
         if (!j.advice.empty()) text += concat({"note: ", j.advice, "\n"});
     } catch (environment_error const& e) {
