@@ -64,5 +64,5 @@ TEST_CASE("gathers refuse memory of another size than what comes", "[collective]
     CHECK(contains(error([](auto& comm, auto const& mine, auto all) {
                        ddp::all_gather(comm, mine, std::vector<std::size_t>{2, 1}, all);
                    }),
-                   "one number a rank"));
+                   "one number per rank"));
 }
