@@ -159,8 +159,8 @@ failures check_mismatch_in_group(Comm const& comm, std::string& text) {
         barrier(comm);
     });
     failures all;
-    for (std::string const& words : {std::string("DDP-E205"), "rank " + std::to_string(last),
-                                     std::string(" in group {1, "), std::string("of 7 float")})
+    for (std::string const& words :
+         {std::string("DDP-E205"), "rank " + std::to_string(last), std::string(" in group {1, ")})
         if (text.find(words) == std::string::npos) all.push_back(words + " is not in: " + text);
     return all;
 }
