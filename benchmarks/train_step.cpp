@@ -39,7 +39,8 @@
 //
 // --candidate prints a JSON line for each kind instead, as the program does that measures PyTorch's
 // DistributedDataParallel with the same models: there bwd_ms is all of the step but forward and optimizer. NET and TUNE
-// are names in the output.
+// are names in the output. in_memory: gradients are added and values stored in memory that the ranks share; otherwise
+// "messages" says how the kind's messages travel.
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -69,6 +70,8 @@
 #if defined(DDP_DOOR_MPI)
 #include <ddp/rendezvous/run_mpi.hpp>
 #endif
+
+#include "../tools/ddp-perf/compiler.hpp"
 
 namespace {
 
@@ -187,6 +190,7 @@ public:
     virtual ~kind() = default;
     virtual double step(sample& times) = 0;  ///< its loss; everything but times.step
     virtual bool good() = 0;                 ///< collective
+    [[nodiscard]] virtual bool in_memory() const { return false; }
 
     std::string name;
     std::vector<sample> rounds = {};
@@ -246,6 +250,7 @@ public:
         return loss;
     }
     bool good() override { return trainer_.replicas_identical() && last_loss < first_loss; }
+    [[nodiscard]] bool in_memory() const override { return trainer_.shares_memory(); }
     void report_slices(std::size_t bytes) { net_.report_slices(bytes); }
 
 private:
@@ -315,18 +320,24 @@ struct row {
     double exposed = 0;          // of the step; 0 where nosync was left out
     double comm_cpu = 0;         // likewise of the processor time
     [[nodiscard]] double cpu_a_64_mib() const { return times.sent > 4096 ? comm_cpu * 67108864 / times.sent : 0; }
-    bool good = true;
+    bool good = true, in_memory = false;
+};
+
+/// The communicator, as the output names it.
+struct path {
+    std::string transport, messages, thread;
 };
 
 /// The line of --candidate, with what only this program knows at the end.
 std::string to_json(options const& with, row const& r, int ranks, std::size_t batch, std::size_t parameters,
-                    std::string const& transport, std::string const& thread) {
+                    path const& by) {
     sample const& t = r.times;
     std::string const words = "{\"bench\":\"ddp\",\"impl\":\"ddp\",\"net\":\"" + setting("NET", "loopback") +
                               "\",\"model\":\"" + with.model + "\",\"kind\":\"" + r.kind + "\",\"tune\":\"" +
-                              setting("TUNE", "") + "\",\"transport\":\"" + transport + "\",\"thread\":\"" + thread +
-                              "\"";
-    return words +
+                              setting("TUNE", "") + "\",\"transport\":\"" + by.transport + "\",\"messages\":\"" +
+                              by.messages + "\",\"in_memory\":" + (r.in_memory ? "true" : "false") + ",\"thread\":\"" +
+                              by.thread + "\",\"compiler\":\"" + ddp_perf::compiler + "\"";
+    return words + text(",\"eigen\":\"%d.%d.%d\"", EIGEN_WORLD_VERSION, EIGEN_MAJOR_VERSION, EIGEN_MINOR_VERSION) +
            text(
                ",\"n\":%d,\"batch\":%zu,\"params\":%zu,\"grad_bytes\":%zu,\"fwd_ms\":%.3f,\"bwd_ms\":%.3f,"
                "\"opt_ms\":%.3f,\"step_ms\":%.3f,\"fb_ms\":%.3f,\"step_min_ms\":%.3f,\"step_max_ms\":%.3f,\"ok\":%s",
@@ -415,22 +426,23 @@ bool measure(options const& with, ddp::communicator<> const& comm) {
             r.comm_cpu = r.times.cpu - alone.cpu;
         }
         r.good = one->good();
+        r.in_memory = one->in_memory();
         all_good = all_good && r.good;
         rows.push_back(r);
     }
     if (comm.rank() != 0) return all_good;
 
-    std::string const transport(comm.transport().name()), thread(name_of(comm.thread()));
+    path const by{std::string(comm.transport().name()), name_of(comm.messages()), name_of(comm.thread())};
     std::string lines;
     if (!with.candidate)
         std::cout << text("# %s, %d rank%s over %s, %zu samples a rank, %zu parameters; communication thread: %s\n",
-                          with.model.c_str(), comm.size(), comm.size() == 1 ? "" : "s", transport.c_str(), mine.rows,
-                          parameters, thread.c_str())
+                          with.model.c_str(), comm.size(), comm.size() == 1 ? "" : "s", by.transport.c_str(), mine.rows,
+                          parameters, by.thread.c_str())
                   << text("%-11s %9s %9s %9s %9s %9s %9s %7s %11s %9s %9s %9s %9s\n", "ms", "step", "forward",
                           "backward", "optimizer", "waiting", "exposed", "share", "samples/s", "cpu", "comm cpu",
                           "thread", "a 64 MiB");
     for (row const& r : rows) {
-        std::string const line = to_json(with, r, comm.size(), mine.rows, parameters, transport, thread);
+        std::string const line = to_json(with, r, comm.size(), mine.rows, parameters, by);
         lines += (lines.empty() ? "  " : ",\n  ") + line;
         sample const& t = r.times;
         if (with.candidate)

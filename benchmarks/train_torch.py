@@ -96,7 +96,8 @@ def main():
             forward, backward, optimizer, step = (1e3 * statistics.median(part) for part in zip(*kind.rounds))
             print(json.dumps({"bench": "ddp", "impl": "torch-ddp", "model": sys.argv[1], "kind": kind.name, "n": ranks,
                               "batch": batch, "fwd_ms": forward, "bwd_ms": backward, "opt_ms": optimizer, "step_ms": step,
-                              "exposed_ms": None if alone is None else step - 1e3 * alone, "version": torch.__version__, "ok": True}), flush=True)
+                              "exposed_ms": None if alone is None else step - 1e3 * alone, "version": torch.__version__,
+                              "transport": dist.get_backend(), "ok": True}), flush=True)
     dist.destroy_process_group()
 
 

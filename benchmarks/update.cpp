@@ -14,7 +14,8 @@
 // memory     of all ranks, in gradients: what the kind has added to their shares of the machine's memory (Pss) beyond
 //            values and momentum. 1: the gradients themselves
 // update_ms  the step without the rewriting of the gradients, median; ratio: this over fused's. ok: the values of all kinds
-//            have the same bits on every rank.
+//            have the same bits on every rank. in_memory: in memory that the ranks share; otherwise "messages" says how the
+//            kind's messages travel.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -32,6 +33,8 @@
 #include <ddp/ddp.hpp>
 #include <ddp/kernel/combine.hpp>
 #include <ddp/rendezvous/run_tcp.hpp>
+
+#include "../tools/ddp-perf/compiler.hpp"
 
 namespace {
 
@@ -103,6 +106,7 @@ struct kind {
     char const* name;
     std::function<double()> step;
     std::function<std::uint64_t()> digest;
+    bool in_memory;
     std::vector<double> times = {};
     double memory = 0;
 };
@@ -126,7 +130,8 @@ kind trainer(char const* name, ddp::communicator<> const& comm, std::size_t coun
                 ddp::digest all;
                 for (std::span<float const> const value : held->model.memory.values) all.add(value);
                 return all.value();
-            }};
+            },
+            held->trainer.shares_memory()};
 }
 
 kind own_allreduce(ddp::communicator<> const& comm, std::size_t count) {
@@ -156,7 +161,8 @@ kind own_allreduce(ddp::communicator<> const& comm, std::size_t count) {
                 for (std::size_t at = 0, each = part_of(values.size()); at < values.size(); at += each)
                     all.add(values.subspan(at, std::min(each, values.size() - at)));
                 return all.value();
-            }};
+            },
+            ddp::in_memory(comm, held->gradient)};
 }
 
 /// This process's share of the machine's memory, in bytes: pages that several map count in part.
@@ -209,9 +215,12 @@ int main() {
             for (std::uint64_t const theirs : ddp::all_gather(comm, one.digest())) same = same && theirs == expected;
             if (comm.rank() == 0)
                 std::printf(
-                    "{\"bench\":\"update\",\"kind\":\"%s\",\"n\":%d,\"mib\":%zu,\"messages\":\"%s\",\"update_ms\":%.3f,"
-                    "\"ratio\":%.3f,\"memory\":%.3f,\"ok\":%s}\n",
-                    one.name, comm.size(), count * sizeof(float) >> 20, ddp::name_of(comm.messages()),
+                    "{\"bench\":\"update\",\"kind\":\"%s\",\"n\":%d,\"mib\":%zu,\"transport\":\"%s\",\"messages\":\"%"
+                    "s\","
+                    "\"in_memory\":%s,\"compiler\":\"%s\",\"update_ms\":%.3f,\"ratio\":%.3f,\"memory\":%.3f,\"ok\":%s}"
+                    "\n",
+                    one.name, comm.size(), count * sizeof(float) >> 20, std::string(comm.transport().name()).c_str(),
+                    ddp::name_of(comm.messages()), one.in_memory ? "true" : "false", ddp_perf::compiler,
                     median(one.times), median(one.times) / median(kinds[0].times), one.memory, same ? "true" : "false");
         }
     });

@@ -1,5 +1,6 @@
 /// \file
 /// ddp-perf: measures the collectives over a range of sizes, as nccl-tests does.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -74,21 +75,42 @@ row measure_size(settings const& with, ddp::communicator<> const& comm, ddp::any
     return result;
 }
 
-template <class C>
-results measure_sizes(settings const& with, ddp::communicator<> const& comm) {
-    std::string const transport = with.transport.empty() ? std::string(comm.transport().name()) : with.transport;
-    auto const algorithm = ddp::any_allreduce::parse(with.algorithm, comm);
-    bool const is_default = with.algorithm == ddp::automatic_allreduce::name;
-    std::string const label =
-        "ddp, " + transport + (is_default ? "" : ", " + with.algorithm) + (with.dirty ? ", dirty" : "");
-    results all{.collective = C::name,
-                .transport = transport,
+std::string transport_of(settings const& with, ddp::communicator<> const& comm) {
+    return with.transport.empty() ? std::string(comm.transport().name()) : with.transport;
+}
+
+/// What results depend on; no rows yet.
+results described(settings const& with, ddp::communicator<> const& comm, std::string const& collective,
+                  std::string const& impl) {
+    results all{.collective = collective,
+                .transport = transport_of(with, comm),
                 .messages = ddp::name_of(comm.messages()),
                 .algorithm = with.algorithm,
-                .impl = with.candidate ? with.impl : label,
+                .impl = impl,
                 .net = with.candidate ? with.net : "",
                 .ranks = comm.size(),
                 .dirty = with.dirty};
+#if defined(PERF_WITH_MPI)
+    if (comm.transport().name() != "mpi") return all;
+    char words[MPI_MAX_LIBRARY_VERSION_STRING] = {};
+    int length = 0;
+    MPI_Get_library_version(words, &length);
+    all.mpi = words;
+    all.mpi.resize(std::min(all.mpi.size(), all.mpi.find_first_of(",\n")));  // the rest: who has built it, and when
+    for (char const* const name : {"OMPI_MCA_pml", "OMPI_MCA_btl", "UCX_TLS"})
+        if (char const* const value = std::getenv(name); value != nullptr)
+            all.mpi_settings += (all.mpi_settings.empty() ? "" : " ") + std::string(name) + '=' + value;
+#endif
+    return all;
+}
+
+template <class C>
+results measure_sizes(settings const& with, ddp::communicator<> const& comm) {
+    auto const algorithm = ddp::any_allreduce::parse(with.algorithm, comm);
+    bool const is_default = with.algorithm == ddp::automatic_allreduce::name;
+    std::string const label =
+        "ddp, " + transport_of(with, comm) + (is_default ? "" : ", " + with.algorithm) + (with.dirty ? ", dirty" : "");
+    results all = described(with, comm, C::name, with.candidate ? with.impl : label);
     bool const prints = comm.rank() == 0;
     if (prints && !with.candidate) std::cout << table_head(all, with) << std::flush;
     for (std::size_t const bytes : with.sizes) {
@@ -115,7 +137,12 @@ void print_startup(settings const& with, ddp::communicator<> const& comm) {
     float one = 1;
     ddp::allreduce(comm, std::span<float>(&one, 1), ddp::any_allreduce::parse(with.algorithm, comm));
     double const now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-    if (comm.rank() == 0) std::cout << text("%.3f\n", now - with.t0) << std::flush;
+    if (comm.rank() != 0) return;
+    std::cout << text("%.3f\n", now - with.t0) << std::flush;
+    if (with.json.empty()) return;
+    results all = described(with, comm, with.collective, with.impl);
+    all.startup = now - with.t0;
+    write_file(with.json, to_json(all));
 }
 
 /// Whether messages between all ranks go through memory, and arrays are memory that all see.

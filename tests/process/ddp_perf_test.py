@@ -123,16 +123,24 @@ class DdpPerf(unittest.TestCase):
             self.assertTrue(all(row[key] > 0 for key in ("med_us", "p10_us", "p90_us", "mean_us", "min_us")), row)
         seconds = float(self.measured("allreduce", "--candidate", MODE="startup", T0=str(time.time())))
         self.assertTrue(0 < seconds < 60 * SCALE, seconds)
+        path = self.place / "startup.json"
+        out = self.measured("allreduce", "--candidate", "--json", path, MODE="startup", T0=str(time.time()))
+        found = json.loads(path.read_text())
+        self.assertEqual((found["startup_s"], found["messages"], found["rows"]), (float(out), "memory", []))
 
     def test_under_launchers(self):
         options = ("allreduce", "-b", 4, "-e", "64K", "-f", 128, "--iterations", 2, "--check")
         out = self.measured(*options, launcher=(DDPRUN, "-n", "3", "--prefix", "none", "--"))
         self.assertIn("3 ranks over tcp, messages through memory;", out)
         if MPIEXEC and shutil.which(MPIEXEC) and SCALE == 1:  # sanitizers: what Open MPI leaks
-            done = perf(*options, launcher=(MPIEXEC, "-n", "2", "--oversubscribe"), OMPI_ALLOW_RUN_AS_ROOT="1",
-                        OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+            path = self.place / "mpi.json"
+            done = perf(*options, "--json", path, launcher=(MPIEXEC, "-n", "2", "--oversubscribe"), OMPI_ALLOW_RUN_AS_ROOT="1",
+                        OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_pml="ob1")
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertIn("2 ranks over mpi", done.stdout)
+            found = json.loads(path.read_text())
+            self.assertRegex(found["mpi"], r"MPI.* v?\d")
+            self.assertIn("OMPI_MCA_pml=ob1", found["mpi_settings"])
         else:
             print("\nnot tried: ddp-perf under mpirun, which is not here, or with a sanitizer", flush=True)
 
@@ -156,6 +164,7 @@ class DdpPerf(unittest.TestCase):
             (("allreduce", "--beside", "a.json"), "say --plot"),
             (("pingpong", "-n", "1"), "pingpong needs two ranks"),
             (("reduce", "--candidate"), "--candidate is for allreduce, not reduce"),
+            (("allreduce", "--candidate", "--json", "a.json"), "--candidate prints its results: no --json (but with MODE=startup)"),
             (("allreduce", "--transport", "mpi"), "MPI"),
         )
         for options, words in refused:

@@ -187,7 +187,8 @@ inline void declare(CLI::App& app, command_line& to, settings& result, std::stri
                "\n"
                "--candidate reads SIZES (bytes), BUDGET (seconds a size), MINREPS, MAXREPS, IMPL\n"
                "and NET (names in the output); with MODE=startup it prints only the seconds\n"
-               "from T0 (since the epoch) to the end of the first allreduce.\n"
+               "from T0 (since the epoch) to the end of the first allreduce; --json then writes\n"
+               "them with all that they depend on.\n"
                "\n"
                "Exit status: 0; 1 wrong elements or a failed job; 2 bad options.");
 }
@@ -195,8 +196,6 @@ inline void declare(CLI::App& app, command_line& to, settings& result, std::stri
 /// What the environment says.
 inline void read_candidate(settings& to) {
     if (to.collective != "allreduce") throw usage_problem("--candidate is for allreduce, not " + to.collective);
-    if (!to.json.empty() || !to.plot.empty())
-        throw usage_problem("--candidate prints its results: no --json, no --plot");
     to.check = true;
     to.impl = environment("IMPL", "ddp");
     to.net = environment("NET", "loopback");
@@ -204,6 +203,8 @@ inline void read_candidate(settings& to) {
     to.least = parse_count("MINREPS", environment("MINREPS", "4"), 1, 1000000);
     to.most = std::max(to.least, parse_count("MAXREPS", environment("MAXREPS", "4000"), 1, 1000000));
     to.startup = environment("MODE", "") == "startup";
+    if ((!to.json.empty() && !to.startup) || !to.plot.empty())
+        throw usage_problem("--candidate prints its results: no --json (but with MODE=startup), no --plot");
     if (to.startup) to.t0 = std::strtod(environment("T0", "0").c_str(), nullptr);
     std::istringstream words(environment("SIZES", ""));
     std::vector<std::size_t> sizes;

@@ -17,6 +17,7 @@
 
 #include <ddp/core/version.hpp>
 
+#include "compiler.hpp"
 #include "measure.hpp"
 #include "options.hpp"
 
@@ -41,6 +42,8 @@ struct results {
     std::string collective, transport, messages, algorithm, impl, net;
     int ranks = 1;
     bool dirty = false;
+    std::string mpi = {}, mpi_settings = {};  ///< over MPI: the library, and what is set of the ways that it may take
+    std::optional<double> startup = {};       ///< with MODE=startup: seconds; no rows
     std::vector<row> rows = {};
 };
 
@@ -94,16 +97,15 @@ template <class... V>
 }
 
 [[nodiscard]] inline std::string to_json(results const& of) {
-#if defined(__clang__)
-    constexpr char const* compiler = "clang " __clang_version__;
-#else
-    constexpr char const* compiler = "gcc " __VERSION__;
-#endif
-    std::string all =
-        "{\"tool\":\"ddp-perf\",\"version\":" + json_text(version_text()) + ",\"compiler\":" + json_text(compiler) +
-        ",\"collective\":" + json_text(of.collective) + ",\"transport\":" + json_text(of.transport) +
-        ",\"messages\":" + json_text(of.messages) + ",\"algorithm\":" + json_text(of.algorithm) +
-        text(",\"ranks\":%d,\"element\":\"float\",\"dirty\":%s,\n \"rows\":[\n", of.ranks, of.dirty ? "true" : "false");
+    std::string more;
+    if (!of.mpi.empty()) more += ",\"mpi\":" + json_text(of.mpi) + ",\"mpi_settings\":" + json_text(of.mpi_settings);
+    if (of.startup) more += text(",\"startup_s\":%.3f", *of.startup);
+    std::string all = "{\"tool\":\"ddp-perf\",\"version\":" + json_text(version_text()) +
+                      ",\"compiler\":" + json_text(compiler) + ",\"collective\":" + json_text(of.collective) +
+                      ",\"transport\":" + json_text(of.transport) + ",\"messages\":" + json_text(of.messages) +
+                      ",\"algorithm\":" + json_text(of.algorithm) +
+                      text(",\"ranks\":%d,\"element\":\"float\",\"dirty\":%s", of.ranks, of.dirty ? "true" : "false") +
+                      more + ",\n \"rows\":[\n";
     for (std::size_t i = 0; i < of.rows.size(); ++i) {
         row const& r = of.rows[i];
         all += "  {" + shared_fields(of, r) + text(",\"count\":%zu,\"algorithm\":", r.count) + json_text(r.algorithm) +
