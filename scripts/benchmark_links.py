@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Training steps over slow links, ours beside PyTorch's DDP with its own hooks; prints a table in Markdown.
+"""Training steps over slow links, ours beside PyTorch's DDP with its own hooks, or allreduces; prints a table in Markdown.
 
 usage: scripts/benchmark_links.py [--rates 1gbit,100mbit] [--ranks 2,4] [--rounds 3] [--model wide] [--ours "slices late"] [--json FILE]
                                   [--program FILE] [--seconds S]
+       scripts/benchmark_links.py --allreduce BEGIN END [--rates …] [--ranks …] [--rounds …] [--seconds S] [--perf FILE] [--json FILE]
 
 Each rank is in a network namespace of its own (root is needed) behind a link that tbf limits in both directions, cubic on both
 sides; the two programs take turns, a round each. A figure is the median over the rounds of a round's median step. Of PyTorch's
@@ -13,6 +14,10 @@ The last column, of exchange none, is the step divided by what neither program c
 (nosync: forward, backward, optimizer, nothing exchanged) and of the wire's time for 2(P-1)/P of the gradient at the rate that is left
 for payload (1448 of 1538 bytes a packet). 1 would be perfect overlap; PyTorch's by its own nosync.
 With --ours PyTorch is left out, and the table has our replicated step and the kinds that are named (WITH of benchmark_train_step).
+With --allreduce 1M 256M an allreduce is timed instead, of sizes from 1 MiB to 256 MiB in steps of 4, by build/benchmark/tools/ddp-perf
+or another (--perf): for S (0.25) seconds a size and round, at least 4 times, its sums checked. "of the rate" is what share of the time
+the wire alone would take at the whole rate for 2(P-1)/P of the size; "of payload", at what is left for payload of packets as tbf counts
+them, 1448 of 1514 bytes. 1 is a wire that never waits.
 Needs build/benchmark/benchmarks/benchmark_train_step (scripts/benchmark.sh --quick makes it) or another build of it (--program),
 and PyTorch in build/torch (scripts/setup.sh torch). Each kind is timed for at least S (1.5) seconds a round. DDP_INSECURE=1: neither side protects its connections. Leave the machine alone meanwhile.
 """
@@ -26,6 +31,7 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 KINDS = {"none": (("replicated", "one"), ("ddp", "ddp1")), "bfloat16": (("bf16", "bf16_one"), ("bf16", "bf16_1")),
@@ -69,7 +75,8 @@ class Links:
         for name in [*self.names, "ddplhub"]:
             ip("netns", "del", name, check=False)
 
-    def run(self, command, settings):
+    def start(self, command, settings):
+        """What rank 0 has printed."""
         port = str(random.randint(20000, 30000))
         processes = []
         for r, name in enumerate(self.names):
@@ -81,18 +88,50 @@ class Links:
         answers = [p.communicate(timeout=1800) for p in processes]
         if any(p.returncode for p in processes):
             sys.exit(f"{command}: exit codes {[p.returncode for p in processes]}\n{answers[0][1]}")
-        rows = [json.loads(line) for line in answers[0][0].splitlines() if line.startswith("{")]
+        return answers[0][0]
+
+    def run(self, command, settings):
+        rows = [json.loads(line) for line in self.start(command, settings).splitlines() if line.startswith("{")]
         wrong = [row["kind"] for row in rows if not row["ok"]]
         if wrong:
             sys.exit(f"{command}: {wrong}: replicas differ, or the loss has not fallen")
         return {row["kind"]: row for row in rows}
 
 
-def wire_ms(rate, ranks, gradient_bytes):
+def wire_ms(rate, ranks, gradient_bytes, payload=1448 / 1538):
     """How long a link of this rate is busy with what a rank sends in an allreduce."""
     number, unit = re.fullmatch(r"([\d.]+)([mg])bit", rate).groups()
-    bits = float(number) * {"m": 1e6, "g": 1e9}[unit] * 1448 / 1538
+    bits = float(number) * {"m": 1e6, "g": 1e9}[unit] * payload
     return 2 * (ranks - 1) / ranks * gradient_bytes * 8 / bits * 1e3
+
+
+def allreduces(with_):
+    begin, end = with_.allreduce
+    figures = []
+    compilers = set()
+    print("| rate | ranks | size | algorithm | path | ms | of the rate | of payload |\n|---|---:|---:|---|---|---:|---:|---:|", flush=True)
+    for rate in with_.rates.split(","):
+        for ranks in (int(n) for n in with_.ranks.split(",")):
+            seen = collections.defaultdict(list)
+            with Links(ranks, rate) as links, tempfile.NamedTemporaryFile(suffix=".json") as results:
+                for _ in range(with_.rounds):
+                    links.start([str(with_.perf), "allreduce", "-b", begin, "-e", end, "-f", "4", "--check", "--budget",
+                                 str(with_.seconds or 0.25), "--json", results.name], {})
+                    result = json.loads(pathlib.Path(results.name).read_text())
+                    compilers.add(result["compiler"])
+                    path = "TCP" if result["messages"] == "sockets" else result["messages"]
+                    for row in result["rows"]:
+                        seen[row["bytes"], row["algorithm"], path].append(row["med_us"] / 1e3)
+            for (size, algorithm, path), times in seen.items():
+                ms = statistics.median(times)
+                shares = {"rate": wire_ms(rate, ranks, size, 1) / ms, "payload": wire_ms(rate, ranks, size, 1448 / 1514) / ms}
+                figures.append({"rate": rate, "ranks": ranks, "bytes": size, "algorithm": algorithm, "path": path, "ms": ms,
+                                "of_rate": shares["rate"], "of_payload": shares["payload"], "all": times})
+                print(f"| {rate} | {ranks} | {size / (1 << 20):g} MiB | {algorithm} | {path} | {ms:,.3f} | "
+                      f"{shares['rate']:.3f} | {shares['payload']:.3f} |", flush=True)
+    print(f"\nTCP with cubic through tbf, no secret; compiled by {', '.join(sorted(compilers))}; rounds: {with_.rounds}.")
+    if with_.json:
+        pathlib.Path(with_.json).write_text(json.dumps(figures, indent=1))
 
 
 def ours_alone(with_, command, settings):
@@ -123,12 +162,16 @@ def main():
     options.add_argument("--model", default="wide")
     options.add_argument("--ours", help="kinds of benchmark_train_step, without PyTorch")
     options.add_argument("--program", default=ROOT / "build/benchmark/benchmarks/benchmark_train_step")
-    options.add_argument("--seconds", type=float, default=1.5)
+    options.add_argument("--allreduce", nargs=2, metavar=("BEGIN", "END"), help="time allreduces instead, of these sizes")
+    options.add_argument("--perf", default=ROOT / "build/benchmark/tools/ddp-perf")
+    options.add_argument("--seconds", type=float)
     options.add_argument("--json")
     with_ = options.parse_args()
+    if with_.allreduce:
+        return allreduces(with_)
     ours = [str(with_.program), "--candidate", with_.model]
     theirs = [str(ROOT / "build/torch/bin/python"), str(ROOT / "benchmarks/train_torch.py"), with_.model]
-    settings = {"ROUNDS": "1", "STEP_BUDGET": str(with_.seconds), "STEPS": "3", "NET": "links"}
+    settings = {"ROUNDS": "1", "STEP_BUDGET": str(with_.seconds or 1.5), "STEPS": "3", "NET": "links"}
     figures = []
     if with_.ours is not None:
         return ours_alone(with_, ours, settings)

@@ -76,6 +76,17 @@ class Scripts(unittest.TestCase):
         self.assertRegex(err, r"benchmark: this failed and is left out: python3 \S+launch.py 2 -- \S+allreduce_gloo")
         self.assertIn("### Over sockets", out)
 
+    def test_allreduces_over_links(self):
+        out, _ = self.ran("scripts/benchmark_links.py", "--allreduce", "256K", "1M", "--perf", BUILD / "tools" / "ddp-perf", "--rates",
+                          "1gbit", "--ranks", "2", "--rounds", "1", "--seconds", "0.01", "--json", self.at / "links.json")
+        rows = [cells(line) for line in out.splitlines() if line.startswith("| 1gbit")]
+        self.assertEqual([(row[1], row[2], row[4]) for row in rows], [("2", "0.25 MiB", "TCP"), ("2", "1 MiB", "TCP")], out)
+        self.assertRegex(out, r"compiled by (gcc|clang) \d")
+        for figure in json.loads((self.at / "links.json").read_text()):
+            self.assertAlmostEqual(figure["of_rate"] / figure["of_payload"], 1448 / 1514)
+            self.assertAlmostEqual(figure["of_rate"], figure["bytes"] * 8 / 1e6 / figure["ms"])
+        self.assertLess(figure["of_payload"], 1.3, "not over the link")  # a bucket of tbf lets 128 KiB through at once
+
     def test_training_steps_as_a_table_and_as_json(self):
         out, _ = self.ran(BUILD / "tools" / "ddprun", "-n", "2", "--prefix", "none", "--", f"{ONCE}_train_step", "--json",
                           self.at / "steps.json", "mlp", ROUNDS="1", STEPS="1", STEP_BUDGET="0.01")
