@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import struct
 import subprocess
 import sys
@@ -20,6 +21,10 @@ ONCE = os.environ["ONCE"]
 # A peer of ours that speaks the protocol of candidates: ddp-perf itself, which takes the place of Gloo's program.
 PEER = f"""#!/bin/sh
 exec "{BUILD}/tools/ddp-perf" allreduce --transport tcp --candidate
+"""
+# One that takes the place of the program in plain Eigen.
+EIGEN = """#!/bin/sh
+echo '{"bench":"step1","impl":"eigen '$COMPILER', gemm eigen","model":"'$1'","step_ms":1000000,"ok":true}'
 """
 LAUNCH = """import os, socket, subprocess, sys
 with socket.socket() as one:
@@ -38,6 +43,11 @@ def run(*command, **variables):
     return done.returncode, done.stdout, done.stderr
 
 
+def table_of(out, title):
+    """The lines of the first table whose title begins so, and of the text below it."""
+    return out[out.index("### " + title):].split("\n### ")[0].strip().splitlines()
+
+
 def cells(line):
     return [cell.strip() for cell in line.strip("|").split("|")]
 
@@ -53,28 +63,77 @@ class Scripts(unittest.TestCase):
         self.assertEqual(code, 0, out + err)
         return out, err
 
-    def peers(self, program):
+    def script(self, only, *more):
+        return ["scripts/benchmark.sh", "--smoke", "--programs", BUILD / "tools", ONCE, "--figures", self.at / "figures",
+                "--only", only, *more]
+
+    def peers(self, program, name="allreduce_gloo", only="sockets"):
         (self.at / "peers" / "build").mkdir(parents=True)
         (self.at / "peers" / "launch.py").write_text(LAUNCH)
-        gloo = self.at / "peers" / "build" / "allreduce_gloo"
-        gloo.write_text(program)
-        gloo.chmod(0o755)
-        return ["scripts/benchmark.sh", "--smoke", "--programs", BUILD / "tools", ONCE, "--figures", self.at / "figures",
-                "--peers", self.at / "peers", "--only", "sockets"]
+        peer = self.at / "peers" / "build" / name
+        peer.write_text(program)
+        peer.chmod(0o755)
+        return self.script(only, "--peers", self.at / "peers")
 
     def test_peers_have_a_column(self):
         out, _ = self.ran(*self.peers(PEER))
-        table = out[out.index("### Over sockets"):].splitlines()
+        table = table_of(out, "Over sockets")
         heads = next(line for line in table if line.startswith("|"))
         self.assertIn("gloo-ring", heads)
         row = next(cells(line) for line in table if line.startswith("| 64"))
         for head, cell in zip(cells(heads), row):
             self.assertRegex(cell, r"\d", f"{head}\n{out}")
+        self.assertRegex(table[-1], r"^Paths: ddp: TCP\. .*gloo-ring: TCP on lo")
+        self.assertRegex(out, r"(?m)^Compiled by (gcc|clang) \d.* Versions: .*Gloo \(of unknown version\)")
 
-    def test_a_peer_that_fails_is_named(self):
-        out, err = self.ran(*self.peers("#!/bin/sh\nexit 3\n"))
-        self.assertRegex(err, r"benchmark: this failed and is left out: python3 \S+launch.py 2 -- \S+allreduce_gloo")
-        self.assertIn("### Over sockets", out)
+    def test_one_rank_beside_plain_eigen(self):
+        out, _ = self.ran(*self.peers(EIGEN, "step_eigen-theirs", "alone"))
+        table = table_of(out, "One rank")
+        self.assertEqual(cells(table[2]), ["model", "ddp", "eigen theirs, gemm eigen", "this : ddp"])
+        model, own, theirs, ratio = cells(table[4])
+        self.assertEqual((model, theirs), ("cnn", "1000000.000"), out)
+        self.assertAlmostEqual(float(ratio), 1e6 / float(own), delta=1e-3 * float(ratio))
+        self.assertRegex(table[-1], r"^Paths: ddp: one rank, compiled by (gcc|clang) \d")
+
+    def test_a_communication_thread_of_each_kind(self):
+        out, _ = self.ran(*self.script("thread"))
+        rows = [cells(line) for line in table_of(out, "The communication thread") if line.startswith("| cnn")]
+        self.assertEqual([row[:4] for row in rows], [["cnn", "2", "drives", "TCP"], ["cnn", "2", "rests", "TCP"]], out)
+        for row in rows:
+            self.assertGreater(float(row[4]), 0)
+
+    def test_growth_on_virtual_time_and_with_ranks_on_few_cores(self):
+        out, _ = self.ran(*self.script("growth"))
+        virtual = table_of(out, "Growth with ranks on virtual time: allreduce of 4 KiB")
+        self.assertEqual(cells(virtual[2]), ["ranks", "ring", "direct", "recursive_doubling", "halving_doubling", "automatic takes"])
+        # Exact on every machine: a step takes 25 us, 2 us for its message, and 3.28 us of wire for 4 KiB. Four ranks take six steps
+        # with a quarter of it in a ring, and two with all of it in a doubling.
+        four = cells(virtual[5])
+        self.assertEqual((four[1], four[3]), ("166.9 us (6; 6.0 KiB)", "60.6 us (2; 8.0 KiB)"), out)
+        self.assertIn("25 us from card to card, 10 Gbit/s each way, 2 us a message", virtual[-1])
+        crowd = [cells(line)[:2] for line in table_of(out, "Growth with ranks on few cores") if line.startswith("| 3")]
+        self.assertEqual(crowd, [["3", "TCP"], ["3", "shm, in place"]], out)
+        for title in ("Growth with size", "Growth with parameters"):
+            table = table_of(out, title)
+            at = cells(table[2]).index("path")
+            for line in table[4:]:
+                self.assertRegex(cells(line)[at], r"^shm, (in place|messages)$", out)
+        self.assertRegex(table_of(out, "Growth with ranks that are threads")[-1], r"^Paths: 4 B: threads, (in place|messages)\.")
+
+    def test_paths_and_compilers_are_those_of_the_results(self):
+        self.ran(*self.script("allreduce update startup"))
+        figures = self.at / "figures"
+        for file in [*figures.glob("*.allreduce.tcp.json"), *figures.glob("*.startup.ddprun.json")]:
+            file.write_text(re.sub(r'"compiler":"[^"]*"', '"compiler":"elsewhere 7"', file.read_text())
+                            .replace('"messages":"sockets"', '"messages":"mixed"').replace('"messages":"memory"', '"messages":"sockets"'))
+        out, _ = self.ran("benchmarks/tables.py", figures)
+        self.assertRegex(out, r"(?m)^Compiled by elsewhere 7 \(ddp-perf\); (gcc|clang) \d.*\(ddp-perf, update\)\. Versions: .*ddp \d")
+        row = cells(table_of(out, "Allreduce, 2 processes")[4])
+        self.assertEqual((row[2], row[4]), ("shm, in place", "TCP and shm, messages"), out)
+        self.assertRegex(table_of(out, "Start:")[-1], r"^Paths: ddprun: TCP")
+        kinds = {cells(line)[0]: cells(line)[2] for line in table_of(out, "The update alone")[4:]}
+        self.assertEqual(kinds, {"fused": "shm, in place", "own_allreduce": "shm, in place", "replicated": "shm, in place",
+                                 "messages": "shm, messages"}, out)
 
     def test_allreduces_over_links(self):
         out, _ = self.ran("scripts/benchmark_links.py", "--allreduce", "256K", "1M", "--perf", BUILD / "tools" / "ddp-perf", "--rates",
@@ -86,6 +145,11 @@ class Scripts(unittest.TestCase):
             self.assertAlmostEqual(figure["of_rate"] / figure["of_payload"], 1448 / 1514)
             self.assertAlmostEqual(figure["of_rate"], figure["bytes"] * 8 / 1e6 / figure["ms"])
         self.assertLess(figure["of_payload"], 1.3, "not over the link")  # a bucket of tbf lets 128 KiB through at once
+
+    def test_a_peer_that_fails_is_named(self):
+        out, err = self.ran(*self.peers("#!/bin/sh\nexit 3\n"))
+        self.assertRegex(err, r"benchmark: this failed and is left out: python3 \S+launch.py 2 -- \S+allreduce_gloo")
+        self.assertIn("### Over sockets", out)
 
     def test_training_steps_as_a_table_and_as_json(self):
         out, _ = self.ran(BUILD / "tools" / "ddprun", "-n", "2", "--prefix", "none", "--", f"{ONCE}_train_step", "--json",
