@@ -158,7 +158,8 @@ steps() {
     local n=$1 model
     for model in "${models[@]}"; do
         [[ $model == cnn && $n -gt $(nproc) ]] && continue
-        run "$n" "${prefix}_train_step" --candidate "$model" > "$figures/$2.$n.step.$model.ddp.lines"
+        DDP_TCP_CONGESTION=$system_congestion \
+            run "$n" "${prefix}_train_step" --candidate "$model" > "$figures/$2.$n.step.$model.ddp.lines"
         [[ -z $torch ]] || OMP_NUM_THREADS=1 "$torch" --standalone --nproc-per-node "$n" benchmarks/train_torch.py "$model" \
             > "$figures/$2.$n.step.$model.torch.lines"
     done
