@@ -1186,8 +1186,7 @@ TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
                    "a second forward()");
             for (bool const last : {false, true})
                 expect(thrown_by([&] { last ? trainer.backward() : trainer.accumulate(); }) ==
-                           "DDP-E100 usage: backward() and accumulate() go back through trainer.forward(batch): call "
-                           "that first",
+                           "DDP-E100 usage: backward() and accumulate() need a trainer.forward(batch) before them",
                        "a second backward()");
             trainer.finish();
             expect(trainer.step(numbers{}).met && trainer.between_steps(), "the third step ends with a meeting");
