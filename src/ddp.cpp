@@ -12,6 +12,7 @@
 #include <ddp/checkpoint/impl/manifest.ipp>
 #include <ddp/checkpoint/impl/reader.ipp>
 #include <ddp/checkpoint/impl/writer.ipp>
+#include <ddp/comm/impl/blind_ranks.ipp>
 #include <ddp/comm/impl/communication_thread.ipp>
 #include <ddp/comm/impl/control_groups.ipp>
 #include <ddp/comm/impl/cores.ipp>

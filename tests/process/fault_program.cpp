@@ -11,6 +11,7 @@
 // next rank is late), meet (just before its sum); likewise strategy=hierarchical, whose ranks meet in pairs after every second
 // step, and all after every fourth. Also strategy=gossip, gossip_ring and stale, whose ranks meet in each step. Kinds: see
 // misbehave().
+// apart=N: after training, all ranks but rank 0 share N doubles each, in a group of their own.
 //
 // Prints, with times of the monotonic clock that all processes share, in nanoseconds:
 //   fault rank=1 at=…                   just before it happens
@@ -24,25 +25,32 @@
 // (chaos_proxy.py); its connection to the rendezvous stays direct. It stands in for a system call, so it works
 // whatever ranks say to each other.
 //
+// BLIND_TO=1,2 keeps from this rank the descriptors of memory that ranks 1 and 2 send it, as a sandbox may; with
+// BLIND_BYTES=N only those of more bytes of memory. BLIND_SEND=1 lets it send none.
+//
 // DDP_TEST_TIME_SCALE multiplies all times, for programs that a sanitizer slows down.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <concepts>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ddp/collective/shared_array.hpp>
 #include <ddp/ddp.hpp>
 #include <ddp/exchange/narrow.hpp>
 #include <ddp/exchange/power_sgd.hpp>
@@ -94,6 +102,62 @@ int chaos_connect(int fd, ::sockaddr const* to, ::socklen_t size) {
     return result;
 }
 
+// Memory is named after the rank that makes it, and a descriptor that comes from a rank of BLIND_TO is lost on the way.
+extern "C" int blind_memfd(char const* name, unsigned int flags) __asm__("memfd_create");
+extern "C" ::ssize_t blind_sendmsg(int fd, ::msghdr const* message, int flags) __asm__("sendmsg");
+extern "C" ::ssize_t blind_recvmsg(int fd, ::msghdr* message, int flags) __asm__("recvmsg");
+
+namespace {
+
+std::string variable(char const* name) {
+    char const* const value = std::getenv(name);
+    return value == nullptr ? "" : value;
+}
+
+std::string rank_of_process() {
+    for (char const* const name : {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"})
+        if (std::string const rank = variable(name); !rank.empty()) return rank;
+    return "";
+}
+
+}  // namespace
+
+int blind_memfd(char const* name, unsigned int flags) {
+    std::string const longer = std::string(name) + "-rank-" + rank_of_process() + "-";
+    return static_cast<int>(::syscall(SYS_memfd_create, longer.c_str(), flags));
+}
+
+::ssize_t blind_sendmsg(int fd, ::msghdr const* message, int flags) {
+    if (message->msg_controllen != 0 && !variable("BLIND_SEND").empty()) {
+        errno = EPERM;
+        return -1;
+    }
+    return ::syscall(SYS_sendmsg, fd, message, flags);
+}
+
+::ssize_t blind_recvmsg(int fd, ::msghdr* message, int flags) {
+    ::ssize_t const got = ::syscall(SYS_recvmsg, fd, message, flags);
+    std::string const from = "," + variable("BLIND_TO") + ",";
+    ::cmsghdr const* const header = got < 0 || from == ",," ? nullptr : CMSG_FIRSTHDR(message);
+    if (header == nullptr || header->cmsg_type != SCM_RIGHTS) return got;
+    int descriptor = -1;
+    std::memcpy(&descriptor, CMSG_DATA(header), sizeof descriptor);
+    char link[64] = {};
+    struct ::stat status{};
+    if (::readlink(("/proc/self/fd/" + std::to_string(descriptor)).c_str(), link, sizeof link - 1) < 0 ||
+        ::fstat(descriptor, &status) != 0)
+        std::_Exit(72);
+    std::string const name = link, before = "/memfd:ddp-rank-";  // … and "1- (deleted)"
+    std::string const least = variable("BLIND_BYTES");
+    if (name.substr(0, before.size()) != before || (!least.empty() && status.st_size < std::stoll(least))) return got;
+    std::string const rank = name.substr(before.size(), name.rfind('-') - before.size());
+    if (from.find("," + rank + ",") == std::string::npos) return got;
+    ::close(descriptor);
+    message->msg_controllen = 0;
+    message->msg_flags |= MSG_CTRUNC;
+    return got;
+}
+
 namespace {
 
 std::int64_t now_ns() {
@@ -118,6 +182,7 @@ struct settings {
     ddp::run_options run;
     std::uint64_t steps = 6;
     std::size_t tensors = 8, elements = 20000, bucket = 64 << 10;
+    std::size_t apart = 0;
     int pause = 0;           // milliseconds in every forward
     std::size_t slices = 0;  // elements of a gradient that are reported at once; 0: all
     bool digests = false;
@@ -153,6 +218,8 @@ settings parse(int argc, char** argv) {
             with.elements = std::stoull(value);
         else if (name == "bucket")
             with.bucket = std::stoull(value);
+        else if (name == "apart")
+            with.apart = std::stoull(value);
         else if (name == "pause")
             with.pause = std::stoi(value);
         else if (name == "slices")
@@ -565,6 +632,11 @@ int main(int argc, char** argv) try {
         say("start rank=" + std::to_string(comm.rank()) + " at=" + std::to_string(now_ns()));
         try {
             train(with, comm, ill);
+            if (with.apart != 0) {
+                auto const group = comm.split(comm.rank() == 0 ? 0 : 1);
+                ddp::shared_array<double> const numbers(group, with.apart);
+                ddp::allreduce(group, numbers);
+            }
         } catch (std::exception const& e) {
             say("error rank=" + std::to_string(comm.rank()) + " at=" + std::to_string(now_ns()) +
                 " since=" + std::to_string(ill.since()) + " text=" + e.what());

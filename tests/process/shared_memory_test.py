@@ -82,19 +82,20 @@ def elements(mib):
     return [FAULT_PROGRAM, "steps=2", "tensors=4", f"elements={mib * MIB // 8 // 4}", "bucket=4000000"]
 
 
-def limited(words, limit):
-    return ["sh", "-c", f'[ "$RANK" = 1 ] && {limit}; exec "$@"', "sh", *words]
+def limited(words, limit, rank=1):
+    # With one arena for all threads the C library's reserves, 64 MiB of address space for each thread, do not count.
+    return ["sh", "-c", f'export MALLOC_ARENA_MAX=1; [ "$RANK" = {rank} ] && {limit}; exec "$@"', "sh", *words]
 
 
 class NoRoom(unittest.TestCase):
-    def refused(self, job, culprit, *patterns):
+    def refused(self, job, culprit, *patterns, sharing=r"[\d to,and]+"):
         job.wait()
         self.assertEqual([r.code for r in job.ranks.values()], [1] * job.size, "an error, no signal\n" + job.story())
         texts = {r.error() for r in job.ranks.values()}
         self.assertEqual(len(texts), 1, job.story())
         text = texts.pop()
         self.assertRegex(text, rf"^DDP-E101 environment: rank {culprit} has no room for the memory that the ranks of its "
-                         r"host share: \d+ MiB", job.story())
+                         rf"host share \(ranks {sharing}\): \d+ MiB", job.story())
         for pattern in patterns:
             self.assertRegex(text, pattern)
         self.assertEqual(job.left_behind(), [])
@@ -126,8 +127,13 @@ class NoRoom(unittest.TestCase):
             self.assertIn("the lamp fell over", job.ranks[0].error())
 
     def test_too_little_address_space(self):
-        with Job(3, limited(elements(60), "ulimit -v 160000")) as job:
-            self.refused(job, 1, "MiB of address space: Cannot allocate memory", "ulimit -v")
+        with Job(3, limited(elements(60), "ulimit -v 143360")) as job:
+            self.refused(job, 1, "MiB of address space: Cannot allocate memory", "ulimit -v", sharing="0 to 2")
+
+    def test_address_space_for_its_own_memory_but_not_for_that_of_all_others(self):
+        with Job(3, limited(elements(60), "ulimit -v 225280")) as job:
+            self.refused(job, 1, r": 6\d MiB of address space for another rank's: Cannot allocate memory\. Give it more memory "
+                         r"\(ulimit -v", sharing="0 to 2")
 
 
 class Struck(unittest.TestCase):
@@ -184,6 +190,8 @@ class Struck(unittest.TestCase):
 
 
 class Messages(unittest.TestCase):
+    what_to_do = "Remove the cause, or set DDP_SHARE_MEMORY=0: then no ranks share memory, and nothing is said$"
+
     def once(self, size, limit, words, pattern):
         with Job(size, ["sh", "-c", limit + '; exec "$@"', "sh", *words]) as job:
             job.wait()
@@ -201,13 +209,74 @@ class Messages(unittest.TestCase):
             shared = {r.said("done")[0]["digest"] for r in job.ranks.values()}
         self.assertEqual(len(shared), 1)
         # Not even the rings fit; rings fit and the arenas do not. The limits are counted in 512 bytes.
-        rings = self.once(3, "ulimit -f 100", words, r"^ddp: ranks 0 and 1 are on one host and do not see each other's memory "
-                          r"\(ulimit -f: File too large\): all that they exchange goes over TCP$")
+        all_three = r"^ddp: ranks 0 to 2 are on one host and do not see each other's memory \(rank 0: ulimit -f: File too large\): "
+        rings = self.once(3, "ulimit -f 100", words, all_three + r"all that they exchange goes over TCP\. " + self.what_to_do)
         arenas = self.once(3, "ulimit -f 8192", [*words, "elements=400000"],
-                           r"^ddp: the ranks of this host cannot see each other's memory \(ulimit -f: File too large\) and "
-                           r"send messages instead$")
+                           all_three + r"3 ranks send messages instead of adding up in memory\. " + self.what_to_do)
         self.assertEqual(rings, shared)
         self.assertEqual(len(arenas), 1)
+
+
+class Blind(unittest.TestCase):
+    """Some ranks of a host do not see each other's memory: one line in the whole job, of rank 0, which names them."""
+
+    lost = r"a descriptor was not let through: ulimit -n, or a sandbox"
+    rings, arenas = "all that they exchange goes over TCP", r"\d ranks send messages instead of adding up in memory"
+
+    def job(self, hosts, variables, *words):
+        """What is printed on stderr, by rank, and what all say when they are done."""
+        of_rank = lambda rank: {"DDP_HOST": hosts[rank], **variables.get(rank, {})}
+        with Job(len(hosts), [FAULT_PROGRAM, "steps=2", *words], of_rank) as job:
+            job.wait()
+            self.assertEqual([r.code for r in job.ranks.values()], [0] * job.size, job.story())
+            self.assertEqual(job.left_behind(), [], job.story())
+            done = [r.said("done")[0] for r in job.ranks.values()]
+            self.assertEqual(len({d["digest"] for d in done}), 1, job.story())
+            return {rank: r.err.splitlines() for rank, r in job.ranks.items() if r.err}, done
+
+    def expect_one_line(self, hosts, variables, who, ends, *words):
+        nothing, shared = self.job(hosts, {}, *words)
+        self.assertEqual(nothing, {})
+        self.assertEqual({d["memory"] for d in shared}, {"shared"})
+        said, done = self.job(hosts, variables, *words)
+        self.assertEqual({rank: len(lines) for rank, lines in said.items()}, {0: 1}, said)
+        self.assertRegex(said[0][0], f"^ddp: {who}: {ends}\\. {Messages.what_to_do}")
+        self.assertEqual({d["memory"] for d in done}, {"own"})
+        self.assertEqual(done[0]["digest"], shared[0]["digest"])
+
+    def pair(self, a, b):
+        return rf"ranks {a} and {b} are on one host and do not see each other's memory \(rank {b}: {self.lost}\)"
+
+    def test_one_pair(self):
+        self.expect_one_line("aaa", {1: {"BLIND_TO": "0"}}, self.pair(0, 1), self.rings)
+        self.expect_one_line("aaa", {2: {"BLIND_TO": "1"}}, self.pair(1, 2), self.rings)
+
+    def test_two_pairs(self):
+        self.expect_one_line("aaaaa", {2: {"BLIND_TO": "1"}, 4: {"BLIND_TO": "3"}}, f"{self.pair(1, 2)}; {self.pair(3, 4)}",
+                             self.rings)
+
+    def test_on_a_host_without_rank_0(self):
+        self.expect_one_line("abb", {2: {"BLIND_TO": "1"}}, self.pair(1, 2), self.rings)
+        self.expect_one_line("aabb", {3: {"BLIND_TO": "2"}}, self.pair(2, 3), self.rings)
+
+    def test_on_two_hosts(self):
+        self.expect_one_line("aabb", {1: {"BLIND_TO": "0"}, 3: {"BLIND_TO": "2"}}, f"{self.pair(0, 1)}; {self.pair(2, 3)}",
+                             self.rings)
+
+    def test_one_rank_that_sends_none(self):
+        self.expect_one_line("aaaa", {1: {"BLIND_SEND": "1"}}, "rank 1, on one host with ranks 0, 2 and 3, shares no memory with them "
+                             r"\(rank 1: sendmsg: Operation not permitted\)", self.rings)
+
+    def test_trainers_only(self):
+        # Their memory is larger than the rings for messages, which all ranks see.
+        lost = {2: {"BLIND_TO": "1", "BLIND_BYTES": str(4 * MIB)}}
+        self.expect_one_line("aaa", lost, self.pair(1, 2), self.arenas, "elements=400000")
+        self.expect_one_line("abb", lost, self.pair(1, 2), self.arenas, "elements=400000")
+
+    def test_a_group_without_the_rank_that_has_said_it(self):
+        words = ["apart=400000", "elements=400000"]
+        self.expect_one_line("aaa", {2: {"BLIND_TO": "1"}}, self.pair(1, 2), self.rings, *words)
+        self.expect_one_line("aaa", {2: {"BLIND_TO": "1", "BLIND_BYTES": str(4 * MIB)}}, self.pair(1, 2), self.arenas, *words)
 
 
 class Hosts(unittest.TestCase):

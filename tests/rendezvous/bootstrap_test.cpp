@@ -501,7 +501,8 @@ TEST_CASE("a name that is loopback on this machine does not bring several hosts 
 }
 
 TEST_CASE("the ranks whose memory a rank sees fit into a value of the store", "[rendezvous][tcp]") {
-    std::size_t const room = ddp::detail::store_head::max_value - sizeof ";" - 17 * ddp::detail::core_set::most / 64;
+    std::size_t const room = ddp::detail::store_head::max_value - 17 * ddp::detail::core_set::most / 64 -
+                             3 * sizeof ";" - 16 - sizeof(ddp::memory_offer::text);
     auto const again = [&](int first, int count, int apart) {
         std::vector<int> ranks;
         for (int i = 0; i < count; ++i) ranks.push_back(first + i * apart);

@@ -9,9 +9,6 @@
 #include <ddp/train/weights.hpp>
 #include <ddp/transport/inproc.hpp>
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <future>
@@ -24,31 +21,19 @@
 #include <vector>
 
 #include "support/catch.hpp"
+#include "support/printed_by.hpp"
 #include "support/thrown_by.hpp"
 
 namespace {
 
 using namespace std::chrono_literals;
+using ddp::test::printed_by;
 
 constexpr char const* raw = "\x1b[31mred";
 constexpr char const* escaped = "\\x1b[31mred";
 
 bool has(std::string const& text, std::string const& part) {
     return text.find(part) != std::string::npos;
-}
-
-/// What `f` prints on stderr.
-template <class F>
-std::string printed_by(F&& f) {
-    int const memory = ::memfd_create("stderr", MFD_CLOEXEC), kept = ::dup(STDERR_FILENO);
-    ::dup2(memory, STDERR_FILENO);
-    f();
-    ::dup2(kept, STDERR_FILENO);
-    ::close(kept);
-    char text[4096];
-    ssize_t const n = ::pread(memory, text, sizeof text, 0);
-    ::close(memory);
-    return {text, static_cast<std::size_t>(n > 0 ? n : 0)};
 }
 
 /// What rank 0 of two throws; both run `f`.
@@ -114,9 +99,12 @@ TEST_CASE("why a rank shares no memory is said without its control characters", 
     auto const share = [](ddp::communicator<> const& comm) { (void)ddp::detail::share_memory(comm, 4096); };
     std::string const thrown = thrown_on_rank_0<cramped>(share);
     CAPTURE(thrown);
-    CHECK(has(thrown, std::string("rank 1 has no room for the memory that the ranks of its host share: ") + escaped));
+    CHECK(has(
+        thrown,
+        std::string("rank 1 has no room for the memory that the ranks of its host share (ranks 0 and 1): ") + escaped));
     CHECK(!has(thrown, raw));
 
+    ddp::detail::blindness_said() = false;
     std::string const printed = printed_by([&] { CHECK(thrown_on_rank_0<unwilling>(share) == ""); });
     CAPTURE(printed);
     CHECK(has(printed, escaped));
@@ -139,6 +127,8 @@ TEST_CASE("why a rank shares no memory is said without its control characters", 
     ddp::const_bytes const bytes = bytes_of(offer);
     one.put("memory/1", {reinterpret_cast<char const*>(bytes.data()), bytes.size()}, until);
     paths.exchange(zero, 2, until);
+    paths.hear(0, paths.news());
+    paths.hear(1, std::string("5;;") + raw);
     std::string const complaint = paths.complaint();
     CAPTURE(complaint);
     CHECK(has(complaint, escaped));

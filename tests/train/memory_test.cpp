@@ -33,6 +33,7 @@
 
 #include "support/catch.hpp"
 #include "support/on_ranks.hpp"
+#include "support/printed_by.hpp"
 #include "support/ranks.hpp"
 #include "support/training_checks.hpp"
 #include "train/patience.hpp"
@@ -239,7 +240,8 @@ TEST_CASE("nothing is left of shared memory but what a bound model holds, and de
     CHECK(descriptors() <= before);
 }
 
-TEST_CASE("a rank that has no room for shared memory is an error on every rank that says what to do", "[train]") {
+TEST_CASE("a rank that has no room for shared memory is an error on every rank; one that sees none is said once",
+          "[train]") {
     /// Refuses on rank 1.
     struct cramped : inproc_transport {
         using inproc_transport::inproc_transport;
@@ -277,7 +279,11 @@ TEST_CASE("a rank that has no room for shared memory is an error on every rank t
                 end->culprit = culprit;
                 end->blinded = blinded;
                 communicator<> comm = any_communicator(std::move(end), patient());
-                std::string said = thrown_by([&] { memory_trainer refused(comm); });
+                std::string said = thrown_by([&] {
+                    memory_trainer with(comm);
+                    if (with.trainer.shares_memory()) throw std::logic_error("it is shared all the same");
+                    memory_trainer again(comm);  // of which nothing more is said
+                });
                 scripted_model<> net({{"a", {30}}});
                 data_parallel trainer{net, sgd{.lr = 1}, comm, {.share_memory = false}};
                 trainer.step(numbers{{1}});  // the communicator is as good as before
@@ -290,10 +296,19 @@ TEST_CASE("a rank that has no room for shared memory is an error on every rank t
     for (std::string const& one : errors(1, -1)) {
         CAPTURE(one);
         CHECK(one.find("DDP-E101") == 0);
-        for (char const* const word : {"rank 1 has no room", "1 MiB: No space left on device", "DDP_SHARE_MEMORY=0"})
+        for (char const* const word :
+             {"rank 1 has no room", "(ranks 0 to 2): 1 MiB: No space left on device", "DDP_SHARE_MEMORY=0"})
             CHECK(one.find(word) != one.npos);
     }
-    for (std::string const& one : errors(-1, 2)) CHECK(one == "");  // messages instead, and a line on stderr
+    detail::blindness_said() = false;
+    std::string const line = printed_by([&] {
+        for (std::string const& one : errors(-1, 2)) CHECK(one == "");  // messages instead
+    });
+    CHECK(
+        line ==
+        "ddp: rank 2, on one host with ranks 0 and 1, shares no memory with them (none came: does a sandbox, such as "
+        "seccomp or AppArmor, forbid it?): 3 ranks send messages instead of adding up in memory. Remove the cause, or "
+        "set DDP_SHARE_MEMORY=0: then no ranks share memory, and nothing is said\n");
 }
 
 TEST_CASE("values that a failed step has begun to change are torn, and nobody changes them after the error",
@@ -513,6 +528,27 @@ TEST_CASE("a limit on the size of files or of memory refuses shared memory with 
         REQUIRE(::setrlimit(static_cast<__rlimit_resource>(which), &before) == 0);
         return said + ", " + std::string(offer.text.view());
     };
+    // Its own memory is mapped, and there is no room for that of another.
+    memfd_sharing one, other;
+    std::array<memory_offer, 2> offers;
+    offers[0].bytes = offers[1].bytes = std::size_t{64} << 20;
+    auto const mine = one.make(offers[0].bytes, offers[0]), theirs = other.make(offers[1].bytes, offers[1]);
+    REQUIRE(one.give(offers[1]));
+    CHECK(one.problem().refused == 0);
+    other.take(offers);
+    std::size_t pages = 0;  // of this process
+    std::ifstream("/proc/self/statm") >> pages;
+    ::rlimit before{};
+    REQUIRE(::getrlimit(RLIMIT_AS, &before) == 0);
+    ::rlimit const less{(pages << 12) + (std::size_t{32} << 20), before.rlim_max};
+    if (fewer == 1) {
+        REQUIRE(::setrlimit(RLIMIT_AS, &less) == 0);
+        CHECK(other.view(offers[0]) == nullptr);
+        REQUIRE(::setrlimit(RLIMIT_AS, &before) == 0);
+        CHECK(other.problem().refused == 1);
+        CHECK(other.problem().reason() == "65 MiB of address space for another rank's: Cannot allocate memory");
+    }
+
     CHECK(refused(RLIMIT_FSIZE, 1 << 20) == "null, ulimit -f: File too large");
     if (fewer == 1)  // sanitizers reserve more
         CHECK(refused(RLIMIT_AS, std::size_t{1} << 29).find(" MiB of address space: Cannot allocate memory, ") !=

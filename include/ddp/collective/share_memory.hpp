@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <ddp/collective/concepts.hpp>
+#include <ddp/comm/blind_ranks.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/comm/shared_memory.hpp>
 #include <ddp/core/environment_flag.hpp>
@@ -17,7 +18,8 @@
 namespace ddp::detail {
 
 /// Memory of `bytes` on every rank of `comm` that all of them see, or all of its host. Null if they do not, or if a rank asks
-/// for 0 bytes or has DDP_SHARE_MEMORY=0. Throws environment_error, the same on every rank, if one has no room; comm_error if
+/// for 0 bytes or has DDP_SHARE_MEMORY=0. If ranks do not see each other's, rank 0 of `comm` prints which and why, unless a
+/// rank of `comm` knows that this has been said. Throws environment_error, the same on every rank, if one has no room; comm_error if
 /// ranks disagree about `among`, with each one's `detail`: static text that says what decides it.
 template <Transport T>
 [[nodiscard]] std::shared_ptr<shared_memory> share_memory(communicator<T> const& comm, std::size_t bytes,
@@ -42,10 +44,11 @@ template <Transport T>
                                     ". Give it more memory (ulimit -v, the limit of its container, fewer ranks on its "
                                     "host), or set DDP_SHARE_MEMORY=0: ranks then send each other messages, and each "
                                     "maps its own memory only.");
-        if (!found.blind.empty() && comm.rank() == 0 && first_sharing_warning())
-            std::fprintf(stderr,
-                         "ddp: the ranks of this host cannot see each other's memory (%s) and send messages instead\n",
-                         found.blind.c_str());
+        if (found.blind.empty()) return found.memory;
+        if (comm.rank() == 0 && !found.told)
+            std::fprintf(stderr, "ddp: %s: %d ranks send messages instead of adding up in memory%s\n",
+                         found.blind.c_str(), comm.size(), what_to_do_if_blind);
+        blindness_said() = true;
     }
     return found.memory;
 }

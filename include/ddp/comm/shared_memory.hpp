@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -16,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/comm/blind_ranks.hpp>
 #include <ddp/comm/group.hpp>
 #include <ddp/comm/host.hpp>
 #include <ddp/comm/small_gather.hpp>
@@ -30,6 +32,7 @@ struct memory_offer {
     std::uint64_t host = 0;                ///< see host_of; 0: this rank shares no memory
     std::uint64_t bytes = 0;               ///< size of its memory, without the header; the caller of make() sets it
     std::uint64_t refused = 0;             ///< 1: it has no room; 2: it cannot share; `text` says why
+    std::uint64_t told = 0;                ///< 1: it knows that ranks of this job do not see each other's memory
     std::array<std::uint64_t, 4> where{};  ///< how the others find it, in the transport's own form
     bounded_text<96> text = {};            ///< the reason, in words
 
@@ -37,6 +40,17 @@ struct memory_offer {
     [[nodiscard]] std::string reason() const { return detail::printable(text.view()); }
 };
 static_assert(std::has_unique_object_representations_v<memory_offer>);
+
+/// Why a rank does not see the memory of another.
+struct sharing_problem {
+    std::uint64_t refused = 0;   ///< 1: no room for it; 2: the system does not permit it; 0: the reason is not known
+    bounded_text<96> text = {};  ///< the reason, in words
+    std::uint64_t unseen = 0;  ///< set by whoever sends it: 1 + the lowest rank concerned; 0: this rank sees all memory
+
+    /// The text for messages: that of another rank may hold anything.
+    [[nodiscard]] std::string reason() const { return detail::printable(text.view()); }
+};
+static_assert(std::has_unique_object_representations_v<sharing_problem>);
 
 /// Makes memory of this rank visible to others: one object for each piece of memory, made by the transport.
 ///
@@ -59,6 +73,8 @@ public:
     virtual void take(std::span<memory_offer const> all) noexcept = 0;
     /// The header and memory of the rank with that offer; null if this rank cannot see them.
     virtual std::shared_ptr<std::byte> view(memory_offer const& peer) noexcept = 0;
+    /// Why give(), take() or view() has failed, if this is known. The text says nothing of which rank it is.
+    [[nodiscard]] virtual sharing_problem problem() const noexcept { return {}; }
     /// Replaces the first `bytes` of this rank's own header and memory by a private copy at the same address, the
     /// header last. Returns false if they stay shared. Does nothing where ranks are threads.
     virtual bool keep(std::size_t /*bytes*/) noexcept { return true; }
@@ -135,7 +151,8 @@ struct sharing_result {
     std::shared_ptr<shared_memory> memory = nullptr;  ///< null: these ranks do not see each other's memory
     std::string refused =
         {};  ///< some rank has no room, and why: the same text on every rank, also if the call then throws
-    std::string blind = {};  ///< why ranks of one host do not see each other's memory, as far as known
+    std::string blind = {};  ///< which ranks of one host do not see each other's memory, and why, as far as known
+    bool told = false;       ///< a rank has known before that some do not
 };
 
 /// This rank's memory, before others see it.
@@ -151,6 +168,7 @@ template <Transport T>
 [[nodiscard]] offered_memory offer_memory([[maybe_unused]] T& transport, std::size_t bytes) {
     offered_memory mine;
     mine.offer.bytes = bytes;
+    mine.offer.told = detail::blindness_said() ? 1 : 0;
     if constexpr (SharingTransport<T>) {
         if (bytes != 0) mine.how = transport.share_memory();
         if (mine.how == nullptr) return mine;
@@ -172,22 +190,11 @@ enum class sharing_among : std::uint8_t {
     hosts,     ///< those of each host, if there are several on one of them
 };
 
-namespace detail {
-/// The likely reason why memory that was offered cannot be seen.
-inline constexpr char const* why_blind = "are they in containers of their own, or short of address space, ulimit -v?";
-
-/// True once per process: only one line warns that ranks do not see each other's memory.
-[[nodiscard]] inline bool first_sharing_warning() noexcept {
-    static std::atomic<bool> said = false;
-    return !said.exchange(true);
-}
-}  // namespace detail
-
 /// Ranks of one host share the memory that each of them offers, if all ranks of the lane offer the same size. The
 /// result is the same on all ranks.
 ///
-/// Cost  an all-gather of the offers, one of a byte a rank for every 4 ranks of a host, and one more of a byte; meanwhile a
-///       descriptor for every pair of ranks of a host.
+/// Cost  an all-gather of the offers, one of a byte a rank for every 4 ranks of a host, and one of what each sees (112 bytes);
+///       meanwhile a descriptor for every pair of ranks of a host.
 template <Transport T>
 task<> share_memory(lane<T> over, offered_memory mine, sharing_among among, sharing_result* result) {
     std::unique_ptr<memory_sharing> how = std::move(mine.how);
@@ -209,12 +216,29 @@ task<> share_memory(lane<T> over, offered_memory mine, sharing_among among, shar
         most = std::max(most, static_cast<std::size_t>(std::count(hosts.begin(), hosts.end(), hosts[r])));
     }
     if (most == 1 || (most != ranks && among == sharing_among::one_host)) co_return;
-    for (std::size_t r = 0; r < ranks && result->refused.empty(); ++r)
-        if (offers[r].refused == 1)
-            result->refused = "rank " + std::to_string(over.of->world_rank(static_cast<int>(r))) +
-                              " has no room for the memory that the ranks of its host share: " + offers[r].reason();
-        else if (offers[r].refused == 2)
-            result->blind = offers[r].reason();
+    auto const rank_of_job = [&](std::size_t r) { return over.of->world_rank(static_cast<int>(r)); };
+    auto const no_room = [&](std::size_t r, std::string const& why) {
+        if (!result->refused.empty()) return;
+        std::set<int> there;
+        for (std::size_t other = 0; other < ranks; ++other)
+            if (hosts[other] == hosts[r]) there.insert(rank_of_job(other));
+        result->refused =
+            detail::concat({"rank ", rank_of_job(r), " has no room for the memory that the ranks of its host share (",
+                            detail::named_ranks(there), "): ", why});
+    };
+    detail::blind_ranks blind;
+    auto const do_not_see = [&](std::size_t a, std::size_t b) {
+        blind.pairs.push_back(std::minmax({rank_of_job(a), rank_of_job(b)}));
+    };
+    for (std::size_t r = 0; r < ranks; ++r) {
+        result->told = result->told || offers[r].told != 0;
+        if (offers[r].refused == 1) no_room(r, offers[r].reason());
+        if (offers[r].refused != 2) continue;
+        blind.reasons[rank_of_job(r)] = offers[r].reason();
+        for (std::size_t other = 0; other < ranks; ++other)  // each pair once
+            if (hosts[other] == hosts[r] && (other < r || offers[other].refused != 2)) do_not_see(other, r);
+    }
+    result->blind = blind.text();
     if (!result->blind.empty() && result->refused.empty()) co_return;
 
     std::vector<std::uint8_t> said(ranks);
@@ -222,24 +246,38 @@ task<> share_memory(lane<T> over, offered_memory mine, sharing_among among, shar
         co_await all_gather_small(over.phase(1), std::span<std::uint8_t>(said));
         co_return;
     }
-    bool sees = true;
+    std::vector<sharing_problem> seen(ranks);
+    std::size_t unseen = ranks;
     constexpr std::size_t at_once = 4;  // a socket's queue holds 10 by default, and some ranks are one round ahead
     for (std::size_t first = 1; first < most; first += at_once) {
         for (std::size_t d = first; d < std::min(here.size(), first + at_once); ++d)
-            sees = how->give(offers[here[(place + d) % here.size()]]) && sees;
+            if (std::size_t const r = here[(place + d) % here.size()]; !how->give(offers[r]))
+                unseen = std::min(unseen, r);
         co_await all_gather_small(over.phase(1), std::span<std::uint8_t>(said));  // now all have given
         how->take(offers);
     }
     for (std::size_t const r : here) {
         if (r != me) views[r] = how->view(offers[r]);
-        sees = sees && views[r] != nullptr;
+        if (views[r] == nullptr) unseen = std::min(unseen, r);
     }
-    said[me] = sees ? 1 : 0;
-    co_await all_gather_small(over.phase(2), std::span<std::uint8_t>(said));
+    if (unseen != ranks) {
+        seen[me] = how->problem();
+        seen[me].unseen = unseen + 1;
+    }
+    co_await all_gather_small(over.phase(2), std::span<sharing_problem>(seen));
     how->settle();
-    if (std::find(said.begin(), said.end(), 0) != said.end())
-        result->blind = detail::why_blind;
-    else
+    for (std::size_t r = 0; r < ranks; ++r) {
+        if (seen[r].unseen == 0) continue;
+        if (seen[r].refused == 1) no_room(r, seen[r].reason());
+        blind.reasons[rank_of_job(r)] = seen[r].reason();
+        do_not_see(r, std::min<std::size_t>(seen[r].unseen, ranks) - 1);
+    }
+    std::sort(blind.pairs.begin(), blind.pairs.end());
+    blind.pairs.erase(std::unique(blind.pairs.begin(), blind.pairs.end()), blind.pairs.end());
+    result->blind = blind.text();
+    if (!result->refused.empty())
+        co_await all_gather_small(over.phase(3), std::span<std::uint8_t>(said));  // as above
+    else if (result->blind.empty())
         result->memory = std::make_shared<shared_memory>(std::move(how), std::move(views), std::move(hosts), *over.of,
                                                          hash_of(0, over.id));
 }

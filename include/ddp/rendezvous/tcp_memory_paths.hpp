@@ -16,6 +16,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -25,6 +26,7 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/comm/blind_ranks.hpp>
 #include <ddp/comm/shared_memory.hpp>
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/bytes.hpp>
@@ -39,7 +41,7 @@
 namespace ddp::detail {
 
 /// Ascending ranks as text, one bit each: the number of the first and a colon, then hexadecimal words of 64 bits with commas
-/// between. It fits a value of the store: a thousand neighbours take about 280 bytes, and ranks among 14,000 consecutive ones
+/// between. It fits a value of the store: a thousand neighbours take about 280 bytes, and ranks among 13,000 consecutive ones
 /// always fit.
 [[nodiscard, gnu::cold]] inline std::string ranks_text(std::span<int const> ranks) {
     std::string text;
@@ -83,10 +85,11 @@ class memory_paths {
 public:
     /// `wanted`: whether this rank shares memory if it can. A rank's rings take 2 MiB in all, 16 to 256 KiB each.
     [[gnu::cold]] memory_paths(int rank, std::vector<tcp_mesh::connection>& all, std::uint64_t host, bool wanted)
-        : me_(rank) {
+        : me_(rank), told_before_(blindness_said()) {
         for (tcp_mesh::connection& c : all)
             if (c.same_host) peers_.push_back({c.rank, &c.stream});
         if (peers_.empty() || !wanted) return;
+        host_ = host;
         std::sort(peers_.begin(), peers_.end(), [](peer const& a, peer const& b) { return a.rank < b.rank; });
         capacity_ = std::clamp(std::bit_floor((std::size_t{2} << 20) / peers_.size()), std::size_t{16} << 10,
                                std::size_t{256} << 10);
@@ -128,19 +131,34 @@ public:
             if (!complete) std::this_thread::sleep_for(std::chrono::microseconds(200));
         }
     }
-    /// The ranks whose memory this one sees, as ranks_text writes them.
-    [[nodiscard, gnu::cold]] std::string seen() const {
+    /// What every rank has to hear of this one, with a semicolon between: its host in hexadecimal, 0 if it does not want to
+    /// share; the ranks whose memory it sees, as ranks_text writes them; and why there are not more, if it knows.
+    [[nodiscard, gnu::cold]] std::string news() const {
         std::vector<int> ranks;
         for (peer const& p : peers_)
             if (p.view != nullptr) ranks.push_back(p.rank);
-        return ranks_text(ranks);
+        std::array<char, 24> host{};
+        std::snprintf(host.data(), host.size(), "%llx", static_cast<unsigned long long>(host_));
+        sharing_problem const problem = how_.problem();
+        return concat(
+            {host.data(), ";", ranks_text(ranks), ";", memory_ == nullptr ? mine_.text.view() : problem.text.view()});
     }
-    /// Processes the list of ranks whose memory `who` sees. If `who` and this rank see each other's memory, their
-    /// connection goes through memory.
-    [[gnu::cold]] void seen_by(int who, std::string_view ranks) {
+    /// Processes the news of rank `who`. If `who` and this rank see each other's memory, their connection goes through memory.
+    [[gnu::cold]] void hear(int who, std::string_view news) {
+        auto const next = [&] {
+            std::string_view const part = news.substr(0, news.find(';'));
+            news.remove_prefix(std::min(part.size() + 1, news.size()));
+            return part;
+        };
         sees_.resize(std::max(sees_.size(), static_cast<std::size_t>(who) + 1));
         std::vector<int>& sees = sees_[static_cast<std::size_t>(who)];
-        sees = ranks_in(ranks);
+        std::string_view const host = next();
+        std::uint64_t number = 0;
+        std::from_chars(host.data(), host.data() + host.size(), number, 16);
+        if (std::vector<int>& there = hosts_[number]; number != 0)
+            there.insert(std::upper_bound(there.begin(), there.end(), who), who);
+        sees = ranks_in(next());
+        if (!news.empty()) reasons_[who] = printable(news, 96);
         bool const sees_me = std::binary_search(sees.begin(), sees.end(), me_);
         sees.insert(std::upper_bound(sees.begin(), sees.end(), who), who);
         auto const at = std::find_if(peers_.begin(), peers_.end(), [&](peer const& p) { return p.rank == who; });
@@ -155,7 +173,6 @@ public:
         path->mine = memory_;
         path->theirs = at->view;
         at->stream->go_through(std::move(path));
-        at->used = true;
     }
     /// For each rank, the lowest rank of its set, in which any two see each other's memory; the rank itself if it sees
     /// none. All ranks get the same result, from what all have published.
@@ -172,24 +189,30 @@ public:
         }
         return found;
     }
-    /// Prints the complaint, if there is one, once per process.
+    /// Once the news of all ranks have been heard. Rank 0 prints the complaint, if there is one, whichever ranks it is about;
+    /// once per process.
     [[gnu::cold]] void tell() {
         how_.settle();
         std::string const line = complaint();
-        if (!line.empty() && first_sharing_warning()) std::fprintf(stderr, "ddp: %s\n", line.c_str());
+        if (line.empty()) return;
+        if (me_ == 0 && !told_before_) std::fprintf(stderr, "ddp: %s\n", line.c_str());
+        blindness_said() = true;
     }
-    /// That messages go over TCP, and why; empty unless this is the lowest rank whose memory others do not see.
+    /// Which ranks of a host exchange messages over TCP, and why: the same text on all ranks. Empty if there are none, apart
+    /// from those that do not want to share.
     [[nodiscard, gnu::cold]] std::string complaint() const {
-        auto const blind = std::find_if(peers_.begin(), peers_.end(), [](peer const& p) {
-            return !p.used && (p.offer.host != 0 || !p.offer.text.view().empty());
-        });
-        bool const alone = mine_.host == 0 && mine_.text.view().empty();
-        if (alone || blind == peers_.end() || blind->rank < me_) return {};
-        std::string const why = !mine_.text.view().empty()          ? mine_.reason()
-                                : !blind->offer.text.view().empty() ? blind->offer.reason()
-                                                                    : std::string(why_blind);
-        return concat({"ranks ", me_, " and ", blind->rank, " are on one host and do not see each other's memory (",
-                       why, "): all that they exchange goes over TCP"});
+        blind_ranks blind;
+        for (auto const& [host, ranks] : hosts_) {
+            auto const sees = [&](int a) -> auto const& { return sees_[static_cast<std::size_t>(a)]; };
+            if (std::all_of(ranks.begin(), ranks.end(), [&](int r) { return sees(r) == ranks; })) continue;
+            auto const one_way = [&](int a, int b) { return std::binary_search(sees(a).begin(), sees(a).end(), b); };
+            for (int const a : ranks)
+                for (int const b : ranks)
+                    if (a < b && !(one_way(a, b) && one_way(b, a))) blind.pairs.emplace_back(a, b);
+        }
+        if (blind.pairs.empty()) return {};
+        blind.reasons = reasons_;
+        return concat({blind.text(), ": all that they exchange goes over TCP", what_to_do_if_blind});
     }
 
 private:
@@ -198,7 +221,7 @@ private:
         tcp_stream* stream;
         memory_offer offer = {};
         std::shared_ptr<std::byte> view = nullptr;
-        bool given = false, used = false;
+        bool given = false;
     };
 
     /// Checks that there are enough descriptors: for its own memory and socket, and for the memory of each other rank of this
@@ -223,12 +246,16 @@ private:
     }
 
     int me_;
+    bool told_before_;         // before this job, in this process
+    std::uint64_t host_ = 0;   // 0: it does not share
     std::vector<peer> peers_;  // the other ranks of this host, in order
     std::size_t capacity_ = 0;
     memfd_sharing how_;
     memory_offer mine_;
     std::shared_ptr<std::byte> memory_;
-    std::vector<std::vector<int>> sees_;  // by rank: the ranks that it sees, itself included
+    std::vector<std::vector<int>> sees_;               // by rank: the ranks that it sees, itself included
+    std::map<std::uint64_t, std::vector<int>> hosts_;  // the ranks of each host that want to share, ascending
+    std::map<int, std::string> reasons_;
 };
 
 }  // namespace ddp::detail

@@ -354,16 +354,15 @@ namespace detail {
         paths.exchange(store, j.size, until);
         store.stop_beating();
         detail::core_set cores = detail::cores_of_process();
-        store.put("done/" + number, detail::concat({paths.seen(), ";", cores.text()}),
-                  until);  // whose memory this rank sees, and its cores
+        store.put("done/" + number, detail::concat({cores.text(), ";", paths.news()}), until);
         for (auto const& [key, value] : store.all("done/", static_cast<std::uint32_t>(j.size), until)) {
             int const who = detail::environment_number("a published rank", detail::printable(key.substr(5), 20), 0,
                                                        j.size - 1, "a rank");
             std::size_t const end = std::min(value.find(';'), value.size());
-            paths.seen_by(who, std::string_view(value).substr(0, end));
+            paths.hear(who, std::string_view(value).substr(std::min(end + 1, value.size())));
             bool const here =
                 std::any_of(met.begin(), met.end(), [&](auto const& c) { return c.rank == who && c.same_host; });
-            if (here && end < value.size()) cores.add(detail::core_set::parse(value.substr(end + 1)));
+            if (here) cores.add(detail::core_set::parse(value.substr(0, end)));
         }
         framing.paths = paths.groups();
         paths.tell();

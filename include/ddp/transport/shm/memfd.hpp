@@ -32,10 +32,14 @@ public:
     bool give(memory_offer const& peer) noexcept override;
     void take(std::span<memory_offer const> all) noexcept override;
     std::shared_ptr<std::byte> view(memory_offer const& peer) noexcept override;
+    [[nodiscard]] sharing_problem problem() const noexcept override { return problem_; }
     bool keep(std::size_t bytes) noexcept override;
     void settle() noexcept override;
 
 private:
+    /// Keeps why a call has failed; the last reason counts, but none outweighs that there is no room (1).
+    void note(std::uint64_t refused, char const* what, int error) noexcept;
+
     struct taken {
         std::array<std::uint64_t, 2> secret;
         int descriptor;
@@ -43,6 +47,7 @@ private:
 
     std::vector<taken> taken_;
     std::array<std::uint64_t, 2> secret_{};
+    sharing_problem problem_;
     std::byte* own_ = nullptr;  // mapped; the owner of what make() returned unmaps it
     int memory_ = -1, socket_ = -1;
 };

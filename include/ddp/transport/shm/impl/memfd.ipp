@@ -16,12 +16,14 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <new>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <system_error>
 
 #include <ddp/core/text.hpp>
@@ -50,6 +52,11 @@ namespace detail {
     return page + (bytes + page - 1) / page * page;
 }
 
+/// MiB, rounded up.
+[[nodiscard]] DDP_DECL std::size_t memfd_mib(std::size_t bytes) noexcept {
+    return (bytes + (std::size_t{1} << 20) - 1) >> 20;
+}
+
 /// `whole`: with its page table, which takes time; others are filled as they are used.
 [[gnu::cold]] DDP_DECL std::byte* map_memfd(int descriptor, std::size_t bytes, bool whole) noexcept {
     int const flags = MAP_SHARED | (whole ? MAP_POPULATE : 0);
@@ -75,9 +82,18 @@ namespace detail {
     taken_.clear();
 }
 
+[[gnu::cold]] DDP_DECL void memfd_sharing::note(std::uint64_t refused, char const* what, int error) noexcept {
+    if (problem_.refused == 1) return;
+    std::array<char, 128> text{};
+    std::snprintf(text.data(), text.size(), "%s%s%s", what, error == 0 ? "" : ": ",
+                  error == 0 ? "" : std::strerror(error));
+    problem_.refused = refused;
+    problem_.text = std::string_view(text.data());
+}
+
 [[gnu::cold]] DDP_DECL std::shared_ptr<std::byte> memfd_sharing::make(std::size_t bytes, memory_offer& mine) {
     std::size_t const total = detail::memfd_bytes(bytes);
-    auto const mib = [](std::size_t some) { return (some + (std::size_t{1} << 20) - 1) >> 20; };
+    auto* const mib = &detail::memfd_mib;
     std::string const size = detail::concat({mib(total), " MiB"});
     auto const refuse = [&](char const* what) {
         std::string const text = detail::concat({what, ": ", std::strerror(errno)});
@@ -142,7 +158,9 @@ namespace detail {
     header->cmsg_type = SCM_RIGHTS;
     header->cmsg_len = CMSG_LEN(sizeof(int));
     std::memcpy(CMSG_DATA(header), &memory_, sizeof memory_);
-    return ::sendmsg(socket_, &message, MSG_NOSIGNAL) == static_cast<::ssize_t>(sizeof secret_);
+    ::ssize_t const sent = ::sendmsg(socket_, &message, MSG_NOSIGNAL);
+    if (sent < 0) note(2, "sendmsg", errno);
+    return sent == static_cast<::ssize_t>(sizeof secret_);
 }
 
 [[gnu::cold]] DDP_DECL void memfd_sharing::take(std::span<memory_offer const> all) noexcept {
@@ -157,8 +175,11 @@ namespace detail {
         message.msg_controllen = CMSG_LEN(sizeof(int));  // not CMSG_SPACE, in which a second one would have room
         ::ssize_t const got = ::recvmsg(socket_, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
         if (got < 0 && errno == EINTR) continue;
+        if (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK) note(2, "recvmsg", errno);
         if (got < 0) return;
         ::cmsghdr const* const header = CMSG_FIRSTHDR(&message);
+        if (header == nullptr && (message.msg_flags & MSG_CTRUNC) != 0)
+            note(2, "a descriptor was not let through: ulimit -n, or a sandbox", 0);
         if (header == nullptr || header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS ||
             header->cmsg_len < CMSG_LEN(sizeof(int)))
             continue;
@@ -186,6 +207,13 @@ namespace detail {
         bool const sound = ::fstat(one.descriptor, &status) == 0 && seals >= 0 && (seals & F_SEAL_SHRINK) != 0 &&
                            static_cast<std::size_t>(status.st_size) == total;
         std::byte* const at = sound ? detail::map_memfd(one.descriptor, total, false) : nullptr;
+        if (!sound)
+            note(2, "the memory that came is not as it was offered", 0);
+        else if (at == nullptr && errno == ENOMEM)
+            note(1, detail::concat({detail::memfd_mib(total), " MiB of address space for another rank's"}).c_str(),
+                 ENOMEM);
+        else if (at == nullptr)
+            note(2, "mmap", errno);
         ::close(std::exchange(one.descriptor, -1));
         if (at == nullptr) return nullptr;
         std::shared_ptr<std::byte> memory = detail::own_mapping(at, total);
