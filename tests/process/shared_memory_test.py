@@ -135,6 +135,20 @@ class NoRoom(unittest.TestCase):
             self.refused(job, 1, r": 6\d MiB of address space for another rank's: Cannot allocate memory\. Give it more memory "
                          r"\(ulimit -v", sharing="0 to 2")
 
+    def on_one_of_two_hosts(self, mib, limit, *patterns):
+        place = ["sh", "-c", Hosts.place, "sh"]
+        for _ in range(4):  # here, too, whichever rank leaves first
+            with Job(4, place + limited(elements(mib), limit, 3), {"HOSTS": "a,a,b,b"}) as job:
+                self.refused(job, 3, *patterns, sharing="2 and 3")
+
+    def test_a_container_of_one_rank_on_one_of_two_hosts(self):
+        with Container(64 * MIB) as box:
+            self.on_one_of_two_hosts(40, f"echo $$ > {box.path}/cgroup.procs", rf"\({box.name} is 64 MiB\)")
+
+    def test_too_little_address_space_on_one_of_two_hosts(self):
+        self.on_one_of_two_hosts(60, "ulimit -v 143360", "MiB of address space: Cannot allocate memory", "ulimit -v")
+        self.on_one_of_two_hosts(60, "ulimit -v 194560", "MiB of address space for another rank's: Cannot allocate memory")
+
 
 class Struck(unittest.TestCase):
     """A rank is killed or stopped wherever memory of its host is in use: nothing is left of that, not even by the rank."""
