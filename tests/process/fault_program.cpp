@@ -137,9 +137,10 @@ int blind_memfd(char const* name, unsigned int flags) {
 
 ::ssize_t blind_recvmsg(int fd, ::msghdr* message, int flags) {
     ::ssize_t const got = ::syscall(SYS_recvmsg, fd, message, flags);
-    std::string const from = "," + variable("BLIND_TO") + ",";
-    ::cmsghdr const* const header = got < 0 || from == ",," ? nullptr : CMSG_FIRSTHDR(message);
-    if (header == nullptr || header->cmsg_type != SCM_RIGHTS) return got;
+    ::cmsghdr const* const header = got < 0 ? nullptr : CMSG_FIRSTHDR(message);
+    std::string const from =
+        header == nullptr || header->cmsg_type != SCM_RIGHTS ? "" : "," + variable("BLIND_TO") + ",";
+    if (from.size() < 3) return got;
     int descriptor = -1;
     std::memcpy(&descriptor, CMSG_DATA(header), sizeof descriptor);
     char link[64] = {};

@@ -287,8 +287,33 @@ class Blind(unittest.TestCase):
         self.expect_one_line("aaa", lost, self.pair(1, 2), self.arenas, "elements=400000")
         self.expect_one_line("abb", lost, self.pair(1, 2), self.arenas, "elements=400000")
 
+    def test_over_mpi(self):
+        if not os.path.exists(FAULT_PROGRAM_MPI) or not MPIEXEC:
+            self.skipTest("no MPI here")
+        blind = '[ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 2 ] && export BLIND_TO=1; exec "$@"'
+        around = {**environment(), "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        ended = subprocess.run([MPIEXEC, "--oversubscribe", "-n", "3", "sh", "-c", blind, "sh", FAULT_PROGRAM_MPI, "times=default",
+                                "steps=2", "apart=5000"], env=around, text=True, stdin=subprocess.DEVNULL, capture_output=True,
+                               timeout=120 * SCALE, check=False)
+        self.assertEqual(ended.returncode, 0, ended.stdout + ended.stderr)
+        said = [line for line in ended.stderr.splitlines() if line.startswith("ddp:")]
+        self.assertEqual(len(said), 1, ended.stderr)
+        self.assertRegex(said[0], f"^ddp: {self.pair(1, 2)}: {self.arenas}\\. {Messages.what_to_do}")
+        self.assertEqual(re.findall(r"^done rank=\d .* memory=(\w+)", ended.stdout, re.M), ["own"] * 3, ended.stdout)
+
+    def test_containers_in_one_network_namespace(self):
+        box = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--mount", "--pid", "--ipc", "--uts", "--fork",
+               "--mount-proc", "--kill-child"]
+        if subprocess.run([*box, "true"], capture_output=True, check=False).returncode != 0:
+            self.skipTest("no namespaces can be made here")
+        with Job(3, [*box, FAULT_PROGRAM, "steps=2"]) as job:
+            job.wait()
+            self.assertEqual([(r.code, r.err) for r in job.ranks.values()], [(0, "")] * 3, job.story())
+            self.assertEqual({r.said("done")[0]["memory"] for r in job.ranks.values()}, {"shared"}, job.story())
+            self.assertEqual({r.said("done")[0]["messages"] for r in job.ranks.values()}, {"memory"}, job.story())
+
     def test_a_group_without_the_rank_that_has_said_it(self):
-        words = ["apart=400000", "elements=400000"]
+        words = ["apart=1000000", "elements=400000"]
         self.expect_one_line("aaa", {2: {"BLIND_TO": "1"}}, self.pair(1, 2), self.rings, *words)
         self.expect_one_line("aaa", {2: {"BLIND_TO": "1", "BLIND_BYTES": str(4 * MIB)}}, self.pair(1, 2), self.arenas, *words)
 
