@@ -5,8 +5,7 @@
 #include <ddp/core/language.hpp>  // first
 
 #include <atomic>
-#include <map>
-#include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,13 +21,13 @@ namespace ddp::detail {
     return said;
 }
 
-/// "rank 3", "ranks 0 and 2", "ranks 0 to 3, 6 and 9": at most eight parts, then how many more there are.
-[[nodiscard]] std::string named_ranks(std::set<int> const& ranks);
+/// Ascending ranks: "rank 3", "ranks 0 and 2", "ranks 0 to 3, 6 and 9". At most eight parts, then how many more there are.
+[[nodiscard]] std::string named_ranks(std::span<int const> ranks);
 
 /// Pairs of ranks of one host, each pair once, and what single ranks know of the reason.
 struct blind_ranks {
     std::vector<std::pair<int, int>> pairs = {};  ///< the lower rank first
-    std::map<int, std::string> reasons = {};
+    std::vector<std::pair<int, std::string>> reasons = {};
 
     /// "ranks 0 and 1 are on one host and do not see each other's memory (rank 1: …)", or "rank 1, on one host with ranks 0,
     /// 2 and 3, shares no memory with them (…)". Three such clauses at most, and how many pairs are left. Empty without pairs.

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -219,9 +218,9 @@ task<> share_memory(lane<T> over, offered_memory mine, sharing_among among, shar
     auto const rank_of_job = [&](std::size_t r) { return over.of->world_rank(static_cast<int>(r)); };
     auto const no_room = [&](std::size_t r, std::string const& why) {
         if (!result->refused.empty()) return;
-        std::set<int> there;
+        std::vector<int> there;
         for (std::size_t other = 0; other < ranks; ++other)
-            if (hosts[other] == hosts[r]) there.insert(rank_of_job(other));
+            if (hosts[other] == hosts[r]) there.push_back(rank_of_job(other));
         result->refused =
             detail::concat({"rank ", rank_of_job(r), " has no room for the memory that the ranks of its host share (",
                             detail::named_ranks(there), "): ", why});
@@ -234,7 +233,7 @@ task<> share_memory(lane<T> over, offered_memory mine, sharing_among among, shar
         result->told = result->told || offers[r].told != 0;
         if (offers[r].refused == 1) no_room(r, offers[r].reason());
         if (offers[r].refused != 2) continue;
-        blind.reasons[rank_of_job(r)] = offers[r].reason();
+        blind.reasons.emplace_back(rank_of_job(r), offers[r].reason());
         for (std::size_t other = 0; other < ranks; ++other)  // each pair once
             if (hosts[other] == hosts[r] && (other < r || offers[other].refused != 2)) do_not_see(other, r);
     }
@@ -269,7 +268,7 @@ task<> share_memory(lane<T> over, offered_memory mine, sharing_among among, shar
     for (std::size_t r = 0; r < ranks; ++r) {
         if (seen[r].unseen == 0) continue;
         if (seen[r].refused == 1) no_room(r, seen[r].reason());
-        blind.reasons[rank_of_job(r)] = seen[r].reason();
+        blind.reasons.emplace_back(rank_of_job(r), seen[r].reason());
         do_not_see(r, std::min<std::size_t>(seen[r].unseen, ranks) - 1);
     }
     std::sort(blind.pairs.begin(), blind.pairs.end());

@@ -158,7 +158,7 @@ public:
         if (std::vector<int>& there = hosts_[number]; number != 0)
             there.insert(std::upper_bound(there.begin(), there.end(), who), who);
         sees = ranks_in(next());
-        if (!news.empty()) reasons_[who] = printable(news, 96);
+        if (!news.empty()) reasons_.emplace_back(who, printable(news, 96));
         bool const sees_me = std::binary_search(sees.begin(), sees.end(), me_);
         sees.insert(std::upper_bound(sees.begin(), sees.end(), who), who);
         auto const at = std::find_if(peers_.begin(), peers_.end(), [&](peer const& p) { return p.rank == who; });
@@ -212,6 +212,7 @@ public:
         }
         if (blind.pairs.empty()) return {};
         blind.reasons = reasons_;
+        std::sort(blind.reasons.begin(), blind.reasons.end());
         return concat({blind.text(), ": all that they exchange goes over TCP", what_to_do_if_blind});
     }
 
@@ -255,7 +256,7 @@ private:
     std::shared_ptr<std::byte> memory_;
     std::vector<std::vector<int>> sees_;               // by rank: the ranks that it sees, itself included
     std::map<std::uint64_t, std::vector<int>> hosts_;  // the ranks of each host that want to share, ascending
-    std::map<int, std::string> reasons_;
+    std::vector<std::pair<int, std::string>> reasons_;
 };
 
 }  // namespace ddp::detail
