@@ -372,6 +372,26 @@ TEST_CASE("records that are changed, left out, repeated or from elsewhere are ne
     CHECK(thrown_back.dials.channel->error() == channel_error::altered);
 }
 
+TEST_CASE("who sent bytes that were changed on the way hears of it", "[rendezvous][secure]") {
+    bool const encrypts = GENERATE(false, true);
+    CAPTURE(encrypts);
+    pair both(encrypts);
+    both.talk();
+    bytes const plain = noise(40, 5);
+    std::array<ddp::const_bytes, 1> const list = {plain};
+    REQUIRE(both.dials.channel->write(list) == plain.size());
+    bytes record = both.dials.speak();
+    record.back() ^= std::byte{1};
+    both.listens.hear(record);
+    REQUIRE(both.listens.channel->error() == channel_error::altered);
+    CHECK(both.listens.received.empty());
+    // By what the user of the other end then says; with TLS, which ends both directions, by its alert.
+    CHECK(both.listens.channel->write(list) == (encrypts ? 0 : plain.size()));
+    both.dials.hear(both.listens.speak());
+    CHECK(both.dials.channel->error() == (encrypts ? channel_error::altered : channel_error::none));
+    CHECK(both.dials.received == (encrypts ? bytes{} : plain));
+}
+
 TEST_CASE("a recorded session convinces nobody a second time", "[rendezvous][secure]") {
     bool const encrypts = GENERATE(false, true);
     pair both(encrypts);

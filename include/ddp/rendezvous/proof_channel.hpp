@@ -106,7 +106,8 @@ public:
     }
     void sent(std::size_t bytes) noexcept override { (sent_ < said_ ? sent_ : written_) += bytes; }
     [[nodiscard]] std::size_t write(std::span<const_bytes const> from) noexcept override {
-        if (!established() || error_ != channel_error::none) return 0;
+        // What arrives may have been changed: the other side is still to be told so.
+        if (!established() || (error_ != channel_error::none && error_ != channel_error::altered)) return 0;
         std::size_t moved = 0;
         for (const_bytes const piece : from) {
             std::size_t const n = std::min(piece.size(), record_bytes - moved);

@@ -367,7 +367,8 @@ private:
             }
             if (!l->in_open && !l->gone && at - l->ended >= options_.times.end_of_file) {
                 endings_.close_without_goodbye(*l);
-                if (!aborted_) endings_.shut(*l);
+                // Changed bytes end one direction only: the peer still hears this rank's record.
+                if (!aborted_ && l->why != std::errc::bad_message) endings_.shut(*l);
             }
             if (watched(*l) && !l->overdue && at - l->heard >= options_.times.dead / 2) {
                 if (l->sign_of_life())
