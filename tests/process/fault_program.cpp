@@ -2,6 +2,7 @@
 //
 //   fault_program steps=6 tensors=8 elements=20000 fault=1:kill:backward:3 [fault=…] [name=value …]
 //
+<<<<<<< HEAD
 // fault=RANK:KIND:PHASE:STEP[:MILLISECONDS]. Phases: construct, bind, forward, backward (between two reports), slice (with
 // slices=N, gradients are reported N elements at a time: between two ranges of one gradient), reduced (an observer's event),
 // stepping (when the optimizer is about to step its second range: in memory that ranks share, values of
@@ -12,11 +13,24 @@
 // step, and all after every fourth. Also strategy=gossip, gossip_ring and stale, whose ranks meet in each step. Kinds: see
 // misbehave().
 // apart=N: after training, all ranks but rank 0 share N doubles each, in a group of their own.
+=======
+// fault=RANK:KIND:PHASE:STEP[:MILLISECONDS]. Phases: construct, bind, forward, backward (between two reports), slice
+// (with slices=N, gradients are reported N elements at a time: between two ranges of one gradient), first_reduced and
+// reduced (an observer's event, of the first and of the last bucket), stepping (when the optimizer is about to step
+// its second range: in memory that ranks share, values of the first stand in the other ranks' replicas already),
+// waiting (inside the step, while the next rank is late), between (two steps), barrier, allreduce, broadcast, array
+// (inside, while the next rank is late; array: the allreduce of a shared_array of 100,000 floats, which a job has with
+// that phase or with array=N only), end (after the last step). With strategy=averaging (local_sgd), diloco and
+// elastic, whose ranks meet after every second step: meeting (inside, while the next rank is late), meet (just before
+// its sum); likewise strategy=hierarchical, whose ranks meet in pairs after every second step, and all after every
+// fourth. Also strategy=gossip, gossip_ring and stale, whose ranks meet in each step. Kinds: see misbehave().
+>>>>>>> 65ef489 (Ranks are killed and stopped in the middle of a large message again, through rings and through sockets: in memory nothing large is sent)
 //
 // Prints, with times of the monotonic clock that all processes share, in nanoseconds:
 //   fault rank=1 at=…                   just before it happens
 //   error rank=0 at=… since=… text=…    what a rank's call threw; since: when it last came from its own code
 //   values rank=0 steps=… torn=… digest=…   what the rank holds after an error in its loop
+//   array rank=0 memory=…               whether all ranks see the shared_array
 //   done rank=0 digest=… steps=…
 // and with digests=1, after each step:
 //   step rank=0 number=… took=… digest=…   took: in nanoseconds
@@ -25,8 +39,13 @@
 // (chaos_proxy.py); its connection to the rendezvous stays direct. It stands in for a system call, so it works
 // whatever ranks say to each other.
 //
+<<<<<<< HEAD
 // BLIND_TO=1,2 keeps from this rank the descriptors of memory that ranks 1 and 2 send it, as a sandbox may; with
 // BLIND_BYTES=N only those of more bytes of memory. BLIND_SEND=1 lets it send none.
+=======
+// With a secret (DDP_SECRET_FILE) `start` says how many connections of the rank prove or encrypt. prove=1: all of them
+// prove it, as between hosts, not only those to rank 0's store.
+>>>>>>> 65ef489 (Ranks are killed and stopped in the middle of a large message again, through rings and through sockets: in memory nothing large is sent)
 //
 // DDP_TEST_TIME_SCALE multiplies all times, for programs that a sanitizer slows down.
 #include <arpa/inet.h>
@@ -64,6 +83,7 @@
 #include <ddp/rendezvous/run_mpi.hpp>
 #else
 #include <ddp/rendezvous/run_secure.hpp>
+#include <ddp/rendezvous/secure_channel.hpp>
 #endif
 #include <map>
 #include <memory>
@@ -191,7 +211,38 @@ struct settings {
     bool share = true;
     bool releases = false;  // the model does not read a value again once its gradient is reported
     bool clip = false;
+    std::size_t array = 0;  // elements of a shared_array; 0: none
     std::vector<fault> faults;
+};
+
+// secure_tcp, with a count of the connections that have a channel, and proofs between all ranks if that is asked for.
+struct checked_channels {
+    static inline bool proves = false;
+    static inline std::atomic<int> made{0};
+#if defined(FAULT_PROGRAM_MPI)
+    using launch = ddp::mpi;
+#else
+    struct counted final : ddp::tcp_security {
+        explicit counted(std::unique_ptr<ddp::tcp_security> of) : inner(std::move(of)) {}
+        [[nodiscard]] std::unique_ptr<ddp::tcp_channel> channel(bool dials) const override {
+            ++made;
+            return inner->channel(dials);
+        }
+        std::unique_ptr<ddp::tcp_security> inner;
+    };
+    struct launch : ddp::secure_tcp {
+        static void start(ddp::run_options const& options, ddp::function_ref<void(ddp::communicator<>&)> body) {
+            ddp::run_options with = options;
+            with.encrypt = with.encrypt || proves;  // asks for a channel between all ranks: which, is said here
+            ddp::detail::start_tcp(
+                with,
+                [](ddp::job_secret const& secret, bool encrypts) -> std::unique_ptr<ddp::tcp_security> {
+                    return std::make_unique<counted>(ddp::make_tcp_security(secret, encrypts && !proves));
+                },
+                body);
+        }
+    };
+#endif
 };
 
 // What every time is multiplied by.
@@ -241,6 +292,10 @@ settings parse(int argc, char** argv) {
             with.releases = value == "1";
         else if (name == "clip")
             with.clip = value == "1";
+        else if (name == "array")
+            with.array = std::stoull(value);
+        else if (name == "prove")
+            checked_channels::proves = value == "1";
         else if (name == "thread" && value == "rests")
             with.run.thread = ddp::communication_thread::rests;
         else if (name == "transport")
@@ -267,6 +322,7 @@ settings parse(int argc, char** argv) {
             parts.resize(5, "0");
             with.faults.push_back(
                 {std::stoi(parts[0]), parts[1], parts[2], std::stoull(parts[3]), std::stoi(parts[4])});
+            if (parts[2] == "array" && with.array == 0) with.array = 100'000;
         } else {
             throw std::invalid_argument("fault_program: there is no option " + word);
         }
@@ -476,7 +532,9 @@ struct struck_sgd : ddp::sgd {
 
 struct watcher {
     trouble* ill;
-    void on(ddp::bucket_reduced const& event) const {
+    std::uint64_t begun = 0;
+    void on(ddp::bucket_reduced const& event) {
+        if (std::exchange(begun, event.step) != event.step) ill->at("first_reduced", event.step);
         if (event.bucket == 0) ill->at("reduced", event.step);
     }
 };
@@ -493,6 +551,16 @@ struct struck : S {
         S::meet(kept, with);
     }
 };
+
+template <class Comm>
+void add_up(Comm& comm, ddp::shared_array<float> const& array, trouble& ill, std::uint64_t step) {
+    std::fill(array.span().begin(), array.span().end(), static_cast<float>(comm.rank() + 1));
+    ill.within("array", step);
+    ddp::allreduce(comm, array);
+    float const sum = static_cast<float>(comm.size() * (comm.size() + 1) / 2);
+    if (std::count(array.span().begin(), array.span().end(), sum) != std::ssize(array.span()))
+        throw std::logic_error("fault_program: the array holds another sum");
+}
 
 template <class Comm>
 void collectives(Comm& comm, trouble& ill, std::uint64_t step) {
@@ -515,6 +583,12 @@ void collectives(Comm& comm, trouble& ill, std::uint64_t step) {
 template <class Comm, class Trainer>
 bool loop(settings const& with, Comm& comm, trouble& ill, Trainer& trainer, auto const& digest) {
     std::uint64_t const share = 2 + static_cast<std::uint64_t>(comm.rank()) % 2;
+    std::unique_ptr<ddp::shared_array<float>> array;
+    if (with.array > 0) {
+        array = std::make_unique<ddp::shared_array<float>>(comm, with.array);
+        say("array rank=" + std::to_string(comm.rank()) +
+            " memory=" + (ddp::in_memory(comm, *array) ? "shared" : "own"));
+    }
     for (std::uint64_t step = 1; step <= with.steps; ++step) {
         if (ill.due("return", "between", step) != nullptr) {
             ill.announce();
@@ -534,6 +608,7 @@ bool loop(settings const& with, Comm& comm, trouble& ill, Trainer& trainer, auto
             ill.announce();
         }
         if (with.strategy.empty()) collectives(comm, ill, step);
+        if (array) add_up(comm, *array, ill, step);
     }
     return true;
 }
@@ -623,14 +698,10 @@ void train(settings const& with, Comm& comm, trouble& ill) {
 
 int main(int argc, char** argv) try {
     settings const with = parse(argc, argv);
-#if defined(FAULT_PROGRAM_MPI)
-    using processes = ddp::mpi;
-#else
-    using processes = ddp::secure_tcp;
-#endif
-    return ddp::run_main<ddp::threads, processes>(with.run, [&](auto& comm) {
+    return ddp::run_main<ddp::threads, checked_channels::launch>(with.run, [&](auto& comm) {
         trouble ill(with, comm.rank(), comm.size());
-        say("start rank=" + std::to_string(comm.rank()) + " at=" + std::to_string(now_ns()));
+        say("start rank=" + std::to_string(comm.rank()) + " at=" + std::to_string(now_ns()) +
+            " channels=" + std::to_string(checked_channels::made));
         try {
             train(with, comm, ill);
             if (with.apart != 0) {

@@ -55,6 +55,8 @@ def seconds_to_error(job, rank):
 
 
 class FaultCase(unittest.TestCase):
+    verdict = ""  # the last that ranks agreed on
+
     def in_time(self, attempt):
         """Runs attempt(), again if it was only slow."""
         for left in reversed(range(TRIES)):
@@ -69,7 +71,8 @@ class FaultCase(unittest.TestCase):
         """All of `ranks` threw the same text, which matches, within `bound` seconds, and ended."""
         texts = {r: job.ranks[r].error() for r in ranks}
         self.assertEqual(len(set(texts.values())), 1, f"not one verdict: {texts}\n{job.story()}")
-        self.assertRegex(next(iter(texts.values())), pattern, job.story())
+        self.verdict = next(iter(texts.values()))
+        self.assertRegex(self.verdict, pattern, job.story())
         for r in ranks:
             self.assertEqual(job.ranks[r].code, 1, job.story())
             self.assertIn(texts[r], job.ranks[r].err, "run_main says it too")
@@ -79,10 +82,10 @@ class FaultCase(unittest.TestCase):
         if max(late.values()) > bound:
             raise Slow(f"seconds until the error came: {late}, allowed {bound}\n{job.story()}")
 
-    def strike(self, size, faults, pattern, who, *words, bound=SOON, survivors=None, code=None):
+    def strike(self, size, faults, pattern, who, *words, bound=SOON, survivors=None, code=None, variables=None):
         """A job of `size` ranks in which `who` misbehave; all others agree. Returns the culprits' exit codes."""
         def attempt():
-            with Job(size, command(*(f"fault={f}" for f in faults), *words)) as job:
+            with Job(size, command(*(f"fault={f}" for f in faults), *words), variables) as job:
                 job.wait()
                 others = survivors if survivors is not None else [r for r in range(size) if r not in who]
                 self.agree(job, pattern, others, bound)
@@ -155,12 +158,36 @@ class Killed(FaultCase):
     def test_after_the_last_step(self):
         self.phase("end", 0)
 
+    # One gradient in buckets of 8 MB, all of which are ready at once: the others are under way, in messages of 1 MB, when the first
+    # is reduced.
+    large = ("share=0", "algorithm=ring", "tensors=1", "elements=6000000", "bucket=8000000", "steps=2")
+    paths = {"rings": {}, "sockets": {"DDP_SHARE_MEMORY": "0"}}
+
     def test_in_the_middle_of_a_large_message(self):
-        big = ("tensors=3", "elements=2000000", "bucket=100000000", "steps=2")
-        for size, rank in ((2, 1), (3, 0)):
-            for phase in ("reduced", "waiting"):
-                with self.subTest(size=size, rank=rank, phase=phase):
-                    self.strike(size, [f"{rank}:kill:{phase}:1"], gone(rank), [rank], *big)
+        for path, variables in self.paths.items():
+            inside = []
+            for turn in range(TRIES):
+                for size, rank in ((2, 1), (3, 0)):
+                    with self.subTest(path=path, size=size, rank=rank, turn=turn):
+                        self.strike(size, [f"{rank}:kill:first_reduced:1"], gone(rank), [rank], *self.large,
+                                    code=-signal.SIGKILL, variables=variables)
+                        inside.append(", inside a message" in self.verdict)
+                if any(inside):
+                    break
+            self.assertTrue(any(inside), f"through {path} no rank was killed in the middle of a message: {self.verdict}")
+
+    def test_stopped_in_the_middle_of_a_large_message(self):
+        for path, size, rank in (("rings", 3, 1), ("sockets", 2, 0)):
+            def attempt(path=path, size=size, rank=rank):
+                others = [r for r in range(size) if r != rank]
+                with Job(size, command(f"fault={rank}:stop:first_reduced:1", *self.large), self.paths[path]) as job:
+                    job.wait(which=others)
+                    os.kill(job.ranks[rank].pid, signal.SIGCONT)
+                    job.wait()
+                    self.agree(job, rf"^DDP-E203 peer silent: rank {rank} has sent nothing", others, DEAD + SOON)
+                    self.assertEqual(job.ranks[rank].code, 1, job.story())
+            with self.subTest(path=path, size=size, rank=rank):
+                self.in_time(attempt)
 
     def test_with_a_bucket_of_each_exchange_under_way(self):
         for exchange in ("bfloat16", "half", "int8", "top_k", "random_k", "power_sgd"):
