@@ -154,7 +154,7 @@ class Struck(unittest.TestCase):
     """A rank is killed or stopped wherever memory of its host is in use: nothing is left of that, not even by the rank."""
 
     phases = ("construct:0", "bind:0", "forward:2", "backward:2", "reduced:2", "stepping:2", "waiting:2", "between:2", "barrier:2",
-              "allreduce:2", "broadcast:2", "end:0")
+              "allreduce:2", "broadcast:2", "array:2", "end:0")
     words = [FAULT_PROGRAM, "steps=3", "tensors=3"]
 
     # In the passes over the gradients: as they are reported, behind the gate of clipping, and with the optimizer on each rank.
@@ -167,6 +167,8 @@ class Struck(unittest.TestCase):
         with Job(len(hosts), ["sh", "-c", Hosts.place, "sh", *self.words, *words, f"fault={struck}:{kind}:{phase}"],
                  {"HOSTS": ",".join(hosts)}) as job:
             job.wait(which=others if kind == "stop" else range(len(hosts)))
+            if phase.startswith("array") and len(set(hosts)) == 1:
+                self.assertEqual({r.said("array")[0]["memory"] for r in job.ranks.values()}, {"shared"}, job.story())
             for rank in others:
                 self.assertEqual(job.ranks[rank].code, 1, job.story())
                 self.assertRegex(job.ranks[rank].error(), how, job.story())
@@ -191,7 +193,9 @@ class Struck(unittest.TestCase):
                         [((phase, words), {}) for phase in self.passes for words in self.variants])
 
     def test_killed_or_stopped_on_one_of_two_hosts(self):
-        self.strike_all([((phase,), {"struck": struck, "hosts": "aabb"}) for phase in self.passes for struck in (1, 2)])
+        self.strike_all([((phase,), {"struck": struck, "hosts": "aabb"}) for phase in (*self.passes, "array:2") for struck in (1, 2)] +
+                        [((phase, words), {"struck": 1 + turn % 2, "hosts": "aabb"})
+                         for words in self.variants for turn, phase in enumerate(self.passes)])
 
     def strike_all(self, cases):
         # Ranks mostly wait: for each other's heartbeats, and for those of a rank that is stopped.
