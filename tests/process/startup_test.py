@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import unittest
+from signal import SIGKILL
 
 from jobs import DEADLINE, SCALE, Job, Rank, environment, program
 
@@ -51,8 +52,8 @@ def counts(secret):
 
 
 def strike(who, signal, call, number, secret):
-    """What the other ranks say, those left out that had all they needed, and the seconds from the signal until the last of them
-    said so (or, where nothing says when that was, had ended); None if nobody missed anything."""
+    """What the other ranks say, those left out that had all they needed; the seconds from the signal until the last of them
+    said so (or, where nothing says when that was, had ended); and what the job has left behind."""
     inject = f"inject={call}:signal={signal}:when={number}"
     with tempfile.NamedTemporaryFile("r", prefix="startup-") as trace, \
             Job(SIZE, [FAULT_PROGRAM, "steps=2", "tensors=1", "elements=8"], {**TIMES, **secret}, without=(who,)) as job:
@@ -64,12 +65,14 @@ def strike(who, signal, call, number, secret):
             job.wait(which=[who])  # strace has written then
         wall = time.time() - time.monotonic()  # strace takes the time of day
         failed = [rank for rank in others if job.ranks[rank].code != 0]
-        if not failed:
-            return None
         struck = re.findall(rf"(?m)^\d+ +(\d+\.\d+) (?:--- stopped|\+\+\+ killed) by {signal} ", trace.read())
         told = [int(said[-1]["at"]) * 1e-9 if (said := job.ranks[rank].said("error")) else job.ranks[rank].ended for rank in failed]
-        seconds = max(told) + wall - float(struck[0]) if struck else None
-        return {rank: job.ranks[rank].error() for rank in failed}, seconds
+        seconds = max(told) + wall - float(struck[0]) if struck and failed else None
+        if job.ranks[who].poll() is None:
+            os.killpg(job.ranks[who].pid, SIGKILL)  # with its strace
+            job.wait(which=[who])
+        # Names of other jobs that run now last as long as a rank of theirs stays stopped.
+        return {rank: job.ranks[rank].error() for rank in failed}, seconds, job.left_behind(JOIN + DEAD + 5 * SCALE)
 
 
 class Startup(unittest.TestCase):
@@ -82,14 +85,15 @@ class Startup(unittest.TestCase):
         return rf"ranks \{{{who}\}} never joined" + (r"|rank \d cannot reach rank 0|.*took the connection but" if who == 0 else "")
 
     def wrong(self, case, outcome):
-        """What was said that is not about the rank that was struck, or came too late."""
-        if outcome is None:
-            return []
+        """What was said that is not about the rank that was struck, or came too late, and what is left of the job."""
         who, signal = case[:2]
-        said, seconds = outcome
+        said, seconds, left = outcome
+        left = [f"left behind: {left}"] if left else []
+        if not said:
+            return left
         about = re.compile(rf"DDP-E\d+ [a-z ]+: (rank {who} (\(|is gone|has sent nothing|exited|failed)|{self.never(who)}"
                            + (r"|.*rank 0 at 127\.0\.0\.1)" if who == 0 else ")"))
-        wrong = [f"rank {rank}: {text}" for rank, text in said.items() if not about.match(text)]
+        wrong = left + [f"rank {rank}: {text}" for rank, text in said.items() if not about.match(text)]
         if seconds is None:
             return [*wrong, f"nobody was struck: {said}"]
         bound = (JOIN if self.was_awaited(case, said) else DEAD if signal == "SIGSTOP" else 0.5 * SCALE) + 1 * SCALE
@@ -125,7 +129,7 @@ class Startup(unittest.TestCase):
         odd = []
         with concurrent.futures.ThreadPoolExecutor(6) as pool:  # they mostly wait
             for case, outcome in zip(cases, pool.map(lambda c: strike(*c), cases)):
-                if outcome is not None:
+                if outcome[0]:
                     kind = "either, before anybody had seen the rank" if self.was_awaited(case, outcome[0]) else case[1]
                     struck[kind].append(outcome[1])
                 if wrong := self.wrong(case, outcome):
