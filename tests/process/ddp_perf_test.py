@@ -40,6 +40,12 @@ class DdpPerf(unittest.TestCase):
         self.assertEqual(done.stderr, "")
         return done.stdout
 
+    @staticmethod
+    def sizes(collective):
+        """Of -b 4 -e 64K -f 128, between two ranks."""
+        sliced = collective in ("reduce_scatter", "all_gather", "gather", "scatter", "all_to_all")
+        return [0] if collective == "barrier" else [8 if sliced else 4, 512, 65536]
+
     def test_every_collective(self):
         path = self.place / "results.json"
         for collective in COLLECTIVES:
@@ -54,9 +60,7 @@ class DdpPerf(unittest.TestCase):
                     self.assertIn(f"2 ranks over {transport}, messages through {messages};", out)
                     if collective == "allreduce":
                         self.assertEqual("memory" in [row["algorithm"] for row in rows], transport != "tcp")
-                    sliced = collective in ("reduce_scatter", "all_gather", "gather", "scatter", "all_to_all")
-                    sizes = [0] if collective == "barrier" else [8 if sliced else 4, 512, 65536]
-                    self.assertEqual([row["bytes"] for row in rows], sizes)
+                    self.assertEqual([row["bytes"] for row in rows], self.sizes(collective))
                     for row in rows:
                         self.assertEqual((row["wrong"], row["reps"], row["count"]), (0, 3, row["bytes"] // 4))
                         self.assertLessEqual(row["min_us"], row["p10_us"])
@@ -143,6 +147,21 @@ class DdpPerf(unittest.TestCase):
             self.assertIn("OMPI_MCA_pml=ob1", found["mpi_settings"])
         else:
             print("\nnot tried: ddp-perf under mpirun, which is not here, or with a sanitizer", flush=True)
+
+    @unittest.skipUnless(MPIEXEC and shutil.which(MPIEXEC) and SCALE == 1, "no MPI here, or a sanitizer: what Open MPI leaks")
+    def test_every_collective_over_mpi(self):
+        path = self.place / "results.json"
+        for collective in (*COLLECTIVES, "mpi_allreduce"):  # the last is the MPI library's own
+            with self.subTest(collective=collective):
+                path.unlink(missing_ok=True)
+                done = perf(collective, "-b", 4, "-e", "64K", "-f", 128, "--iterations", 3, "--check", "--dirty", "--json", path,
+                            launcher=(MPIEXEC, "-n", "2", "--oversubscribe"), OMPI_ALLOW_RUN_AS_ROOT="1",
+                            OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                found = json.loads(path.read_text())
+                self.assertEqual([found[key] for key in ("collective", "transport", "ranks", "dirty")], [collective, "mpi", 2, True])
+                self.assertEqual([row["bytes"] for row in found["rows"]], self.sizes(collective))
+                self.assertEqual([(row["wrong"], row["reps"]) for row in found["rows"]], [(0, 3)] * len(found["rows"]))
 
     def test_what_is_refused(self):
         refused = (
