@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -151,6 +152,16 @@ cluster_outcome run_on(virtual_cluster& cluster, std::vector<std::unique_ptr<sub
     });
 }
 
+/// Late messages; links of 100 kB/s, where a step takes seconds, to 1 GB/s, where only the delays count; with and without early
+/// messages.
+network_model network_of(std::uint64_t seed, nanoseconds extra_delay) {
+    constexpr double rates[] = {1e9, 1e7, 1e5, 1e8, 1e6};
+    return {.bytes_per_second = rates[seed % std::size(rates)],
+            .extra_delay = extra_delay,
+            .early_bytes = seed % 3 == 1 ? 0u : 1u << 20,
+            .seed = seed};
+}
+
 std::uint64_t total_weight(std::size_t ranks) {
     std::uint64_t total = 0;
     for (std::size_t r = 0; r < ranks; ++r) total += 1 + r % 3;
@@ -292,7 +303,8 @@ TEST_CASE("engines over the direct algorithm agree at awkward rank counts, whate
     CAPTURE(ranks, clip, late);
     subject const one = alone(static_cast<std::size_t>(ranks), how);
     for (std::uint64_t seed = 0; seed < 3; ++seed) {
-        network_model const network{.extra_delay = 400us, .early_bytes = seed == 1 ? 0u : 1u << 20, .seed = seed};
+        network_model const network = network_of(seed + static_cast<std::uint64_t>(ranks), 400us);
+        CAPTURE(network.bytes_per_second, network.early_bytes);
         auto const all = on_virtual_time(ranks, how, direct_allreduce{.chunk_bytes = 512}, network);
         std::size_t different = 0;
         for (auto const& r : all) different += r->values != one.values || r->norms != one.norms;
@@ -339,7 +351,7 @@ TEST_CASE("engines in groups of a cluster train at once, each to the bits of its
     for (std::uint64_t seed = 0; seed < 3; ++seed) {
         std::vector<std::unique_ptr<subject>> all;
         for (int r = 0; r < ranks; ++r) all.push_back(std::make_unique<subject>(how));
-        virtual_cluster cluster(ranks, {.extra_delay = 400us, .seed = seed});
+        virtual_cluster cluster(ranks, network_of(seed, 400us));
         std::vector<std::unique_ptr<group>> groups(ranks);
         cluster.run(
             [&](int rank, auto& on) { return divide(&on, rank % 3, -rank, &groups[static_cast<std::size_t>(rank)]); });
@@ -379,7 +391,7 @@ TEST_CASE("a rank killed anywhere in a step is named by the engines that are lef
             int const victim = static_cast<int>(k) % ranks;
             std::vector<std::unique_ptr<subject>> all;
             for (int r = 0; r < ranks; ++r) all.push_back(std::make_unique<subject>(how));
-            virtual_cluster cluster(ranks, {.extra_delay = 200us, .seed = k});
+            virtual_cluster cluster(ranks, network_of(k, 200us));
             cluster.world().kill_at_message(victim, k);
             auto const outcome = run_on(cluster, all, direct_allreduce{.chunk_bytes = 1024});
             if (!outcome.ranks[static_cast<std::size_t>(victim)].dead) break;
