@@ -50,6 +50,7 @@ public:
         l.why = why;
         l.out_open = false;
         l.out.drop();
+        if (why == std::errc::bad_message) l.stream.shutdown_send();  // the peer waits for this end
         any_new_ = true;
     }
     /// Half-closes the stream. What was not written is dropped.

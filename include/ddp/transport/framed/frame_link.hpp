@@ -44,6 +44,7 @@ struct frame_link {
     bool readable = true;            // as far as is known
     bool shut_when_written = false;  // half-close once everything is out
     bool overdue = false;
+    bool altered = false;  // the stream has said that bytes were changed on the way
     std::size_t largest_read = 0;
     bool gone = false;  // no operation can move any more
     std::error_code why;

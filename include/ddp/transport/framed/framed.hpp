@@ -333,7 +333,13 @@ private:
             if (r.status == stream_status::would_block) break;
             if (r.status != stream_status::ok) {
                 if (r.why) l.why = r.why;
-                endings_.reading_ended(l, at, !leaving_);
+                if (r.why == std::errc::bad_message && !leaving_ && !std::exchange(l.altered, true)) {
+                    // What follows is thrown away, but read: otherwise a reset could overtake this rank's record.
+                    endings_.close_without_goodbye(l);
+                    l.in.discard_input();
+                } else {
+                    endings_.reading_ended(l, at, !leaving_);
+                }
                 return true;
             }
             moved = true;
@@ -367,8 +373,7 @@ private:
             }
             if (!l->in_open && !l->gone && at - l->ended >= options_.times.end_of_file) {
                 endings_.close_without_goodbye(*l);
-                // Changed bytes end one direction only: the peer still hears this rank's record.
-                if (!aborted_ && l->why != std::errc::bad_message) endings_.shut(*l);
+                if (!aborted_) endings_.shut(*l);
             }
             if (watched(*l) && !l->overdue && at - l->heard >= options_.times.dead / 2) {
                 if (l->sign_of_life())

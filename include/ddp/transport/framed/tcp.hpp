@@ -116,7 +116,7 @@ public:
         return memory_ != nullptr ? write_memory(buffers) : write_socket(buffers);
     }
     stream_result read_socket(std::span<mutable_bytes const> buffers) noexcept {
-        if (channel_ != nullptr) return read_channel(buffers);
+        if (channel_ != nullptr && !altered_) return read_channel(buffers);
         std::array<boost::asio::mutable_buffer, 64> list;
         boost::system::error_code error;
         std::size_t const n = socket_.read_some(convert(buffers, list), error);
@@ -132,7 +132,7 @@ public:
     /// Whether read_some would return bytes that poll() does not see.
     [[nodiscard]] bool buffered() const noexcept {
         if (memory_ != nullptr && memory_->in.has_bytes()) return true;
-        return channel_ != nullptr && (channel_->readable() || channel_->error() != channel_error::none);
+        return channel_ != nullptr && !altered_ && (channel_->readable() || channel_->error() != channel_error::none);
     }
     /// Whether nothing has arrived through memory. Sometimes it returns false anyway, so that a read checks the socket.
     [[nodiscard]] bool quiet() noexcept {
@@ -267,7 +267,11 @@ private:
                 to = to.subspan(n);
                 moved += n;
                 if (n != 0) continue;
-                if (channel_->error() != channel_error::none) return moved != 0 ? stream_result{moved} : broken();
+                if (channel_->error() != channel_error::none) {
+                    if (moved != 0) return {moved};
+                    altered_ = channel_->error() == channel_error::altered;
+                    return broken();
+                }
                 if (!more) return {moved, moved != 0 ? stream_status::ok : stream_status::would_block, {}};
                 std::size_t const space = channel_->space().size();
                 stream_result const r = pull();
@@ -327,6 +331,7 @@ private:
 
     socket socket_;
     std::unique_ptr<tcp_channel> channel_;
+    bool altered_ = false;  // the channel's error has been returned: from now on reads return what comes, as it is
     std::unique_ptr<memory_path> memory_;
 };
 static_assert(Stream<tcp_stream>);
