@@ -2,18 +2,6 @@
 //
 //   fault_program steps=6 tensors=8 elements=20000 fault=1:kill:backward:3 [fault=…] [name=value …]
 //
-<<<<<<< HEAD
-// fault=RANK:KIND:PHASE:STEP[:MILLISECONDS]. Phases: construct, bind, forward, backward (between two reports), slice (with
-// slices=N, gradients are reported N elements at a time: between two ranges of one gradient), reduced (an observer's event),
-// stepping (when the optimizer is about to step its second range: in memory that ranks share, values of
-// the first stand in the other ranks' replicas already), waiting (inside the step, while the next rank is late), between (two
-// steps), barrier, allreduce, broadcast (inside, while the next rank is late), end (after the last step). With
-// strategy=averaging (local_sgd), diloco and elastic, whose ranks meet after every second step: meeting (inside, while the
-// next rank is late), meet (just before its sum); likewise strategy=hierarchical, whose ranks meet in pairs after every second
-// step, and all after every fourth. Also strategy=gossip, gossip_ring and stale, whose ranks meet in each step. Kinds: see
-// misbehave().
-// apart=N: after training, all ranks but rank 0 share N doubles each, in a group of their own.
-=======
 // fault=RANK:KIND:PHASE:STEP[:MILLISECONDS]. Phases: construct, bind, forward, backward (between two reports), slice
 // (with slices=N, gradients are reported N elements at a time: between two ranges of one gradient), first_reduced and
 // reduced (an observer's event, of the first and of the last bucket), stepping (when the optimizer is about to step
@@ -24,7 +12,7 @@
 // elastic, whose ranks meet after every second step: meeting (inside, while the next rank is late), meet (just before
 // its sum); likewise strategy=hierarchical, whose ranks meet in pairs after every second step, and all after every
 // fourth. Also strategy=gossip, gossip_ring and stale, whose ranks meet in each step. Kinds: see misbehave().
->>>>>>> 65ef489 (Ranks are killed and stopped in the middle of a large message again, through rings and through sockets: in memory nothing large is sent)
+// apart=N: after training, all ranks but rank 0 share N doubles each, in a group of their own.
 //
 // Prints, with times of the monotonic clock that all processes share, in nanoseconds:
 //   fault rank=1 at=…                   just before it happens
@@ -39,13 +27,10 @@
 // (chaos_proxy.py); its connection to the rendezvous stays direct. It stands in for a system call, so it works
 // whatever ranks say to each other.
 //
-<<<<<<< HEAD
 // BLIND_TO=1,2 keeps from this rank the descriptors of memory that ranks 1 and 2 send it, as a sandbox may; with
 // BLIND_BYTES=N only those of more bytes of memory. BLIND_SEND=1 lets it send none.
-=======
 // With a secret (DDP_SECRET_FILE) `start` says how many connections of the rank prove or encrypt. prove=1: all of them
 // prove it, as between hosts, not only those to rank 0's store.
->>>>>>> 65ef489 (Ranks are killed and stopped in the middle of a large message again, through rings and through sockets: in memory nothing large is sent)
 //
 // DDP_TEST_TIME_SCALE multiplies all times, for programs that a sanitizer slows down.
 #include <arpa/inet.h>
