@@ -98,9 +98,9 @@ int run(std::vector<std::string> const& words) {
     else if (with.version)
         std::cout << "ddprun " << ddp::version_major << '.' << ddp::version_minor << '.' << ddp::version_patch << '\n';
     else if (with.explain)
-        std::cout << ddp::detail::explain_job([](std::string const& name) {
-            return ddp::detail::environment_variable(name);
-        }) << with.by_variables << ddprun::unknown_variables();
+        std::cout << ddp::detail::explain_job(
+                         [](std::string const& name) { return ddp::detail::environment_variable(name); })
+                  << with.by_variables << ddprun::unknown_variables();
     else {
         if (with.hosts.empty()) set_variables(with.carried);
         warn_of_unset(with.carried);

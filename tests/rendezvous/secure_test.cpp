@@ -556,7 +556,8 @@ TEST_CASE("an address that other hosts reach wants a secret and OpenSSL, or some
     options.security = nullptr;
     CHECK(has(outcome(j, options), "built without OpenSSL"));
     options.encrypt = true;
-    CHECK(has(outcome(j, options), "DDP_TLS=1 (run_options.encrypt, tcp_options.encrypt) asks for what this rank cannot do"));
+    CHECK(has(outcome(j, options),
+              "DDP_TLS=1 (run_options.encrypt, tcp_options.encrypt) asks for what this rank cannot do"));
 }
 
 TEST_CASE("an OpenSSL that lacks what a secret or TLS needs is named", "[rendezvous][secure]") {

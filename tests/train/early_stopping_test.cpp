@@ -90,9 +90,9 @@ TEST_CASE("numbers that make no early stopping are refused", "[train]") {
         early_stopping({.patience = 0}),
         Catch::Contains("early_stopping: patience counts updates without an improvement, and is at least 1"));
     for (double const delta : {-1.0, not_a_number, infinity})
-        REQUIRE_THROWS_WITH(
-            early_stopping({.min_delta = delta}),
-            Catch::Contains("early_stopping: min_delta must be a finite number >= 0; set `better` to the direction of improvement"));
+        REQUIRE_THROWS_WITH(early_stopping({.min_delta = delta}),
+                            Catch::Contains("early_stopping: min_delta must be a finite number >= 0; set `better` to "
+                                            "the direction of improvement"));
 }
 
 TEST_CASE("ranks that pass different metrics stop together, by rank 0's", "[train]") {

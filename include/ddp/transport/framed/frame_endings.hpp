@@ -45,6 +45,14 @@ public:
         any_new_ = true;
         if (l.gone || !owed || news_.of(l.peer).is != report::state::silent) let_go(l);
     }
+    /// The stream has ended, or reported `why`. After changed bytes what follows is thrown away, but read: otherwise a reset
+    /// could overtake this rank's record.
+    void reading_failed(Link& l, std::error_code why, time_point at, bool owed) noexcept {
+        if (why) l.why = why;
+        if (why != std::errc::bad_message || !owed || std::exchange(l.altered, true)) return reading_ended(l, at, owed);
+        close_without_goodbye(l);
+        l.in.discard_input();
+    }
     /// The stream takes no more bytes. What the peer sent before that may still be read.
     void writing_failed(Link& l, std::error_code why) noexcept {
         l.why = why;

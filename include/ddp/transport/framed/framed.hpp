@@ -332,14 +332,7 @@ private:
             stream_result const r = l.stream.read_some(std::span(list).first(count));
             if (r.status == stream_status::would_block) break;
             if (r.status != stream_status::ok) {
-                if (r.why) l.why = r.why;
-                if (r.why == std::errc::bad_message && !leaving_ && !std::exchange(l.altered, true)) {
-                    // What follows is thrown away, but read: otherwise a reset could overtake this rank's record.
-                    endings_.close_without_goodbye(l);
-                    l.in.discard_input();
-                } else {
-                    endings_.reading_ended(l, at, !leaving_);
-                }
+                endings_.reading_failed(l, r.why, at, !leaving_);
                 return true;
             }
             moved = true;
