@@ -244,7 +244,7 @@ class Blind(unittest.TestCase):
     def job(self, hosts, variables, *words):
         """What is printed on stderr, by rank, and what all say when they are done."""
         of_rank = lambda rank: {"DDP_HOST": hosts[rank], **variables.get(rank, {})}
-        with Job(len(hosts), [FAULT_PROGRAM, "steps=2", *words], of_rank) as job:
+        with Job(len(hosts), [FAULT_PROGRAM, "times=default", "steps=2", *words], of_rank) as job:  # nobody is late on purpose
             job.wait()
             self.assertEqual([r.code for r in job.ranks.values()], [0] * job.size, job.story())
             self.assertEqual(job.left_behind(), [], job.story())
@@ -310,7 +310,7 @@ class Blind(unittest.TestCase):
                "--mount-proc", "--kill-child"]
         if subprocess.run([*box, "true"], capture_output=True, check=False).returncode != 0:
             self.skipTest("no namespaces can be made here")
-        with Job(3, [*box, FAULT_PROGRAM, "steps=2"]) as job:
+        with Job(3, [*box, FAULT_PROGRAM, "times=default", "steps=2"]) as job:
             job.wait()
             self.assertEqual([(r.code, r.err) for r in job.ranks.values()], [(0, "")] * 3, job.story())
             self.assertEqual({r.said("done")[0]["memory"] for r in job.ranks.values()}, {"shared"}, job.story())
