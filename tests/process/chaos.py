@@ -4,8 +4,9 @@
     python3 tests/process/chaos.py --rows 31 --ranks 3 --seed 7 --only 12      # one injection again
 
 Rows are those of the fault matrix (docs/faults.md has the table). Ranks are killed, stopped and so on by themselves, at a
-named phase (fault_program.cpp); connections are harmed by a proxy between the ranks (chaos_proxy.py). Everything that is
-drawn depends on seed, row, number of ranks and number of the injection only. After each injection:
+named phase (fault_program.cpp); connections are harmed by a proxy between the ranks (chaos_proxy.py). A sixth of the jobs over
+TCP proves a secret on all connections, and another sixth uses TLS on all. Everything that is drawn depends on seed, row, number
+of ranks and number of the injection only. After each injection:
 
   - every rank that still runs has thrown, all the same text, which names the right rank or connection; or, where the fault
     is one that must not end a job, the job has ended with the digest of an undisturbed one
@@ -61,7 +62,7 @@ MESSAGES = (("share=0",), ("algorithm=ring",), ("update=sharded", "share=0"), ("
 WAYS = MESSAGES + ((), (), ("update=replicated",), ("update=sharded",))  # and in memory that ranks share
 OWN_CODE = ("construct", "bind", "forward", "backward", "between", "end", "reduced")  # a rank runs its own code
 STEPPING = ("stepping",)  # it writes new values, with shared memory into the other ranks' replicas as well
-INSIDE = ("waiting", "barrier", "allreduce", "broadcast")  # it waits for others in a call
+INSIDE = ("waiting", "barrier", "allreduce", "broadcast", "array")  # it waits for others in a call
 BEFORE_OR_AFTER = ("construct", "bind", "end")  # no step's number
 
 
@@ -88,6 +89,7 @@ class Plan:
     mpi: bool = False  # under mpiexec
     killed: bool = False  # all that MPI promises: the job ends, within the bound, and not well
     tracer: tuple = ()  # a command before the program's, for one rank
+    secured: str = ""  # "proof", "tls": all ranks have a secret, and every connection begins with a proof of it or with TLS
     count: int = 1  # injections in it
 
 
@@ -628,6 +630,19 @@ def check_well(job, plan):
         raise Wrong(f"other weights than without the fault: {digests}, expected {right}\n{job.story()}")
 
 
+def check_channels(job, plan, proxy):
+    """Where there is a secret every connection proves it or is encrypted: of a rank those to all others and to the store, and on
+    the wire nothing is outside of records."""
+    if plan.mpi:
+        return
+    least = plan.size if plan.secured else 0
+    made = [int(line["channels"]) for r in job.ranks.values() for line in r.said("start")]
+    if any(n < least or (n > 0 and not plan.secured) for n in made):
+        raise Wrong(f"connections that prove or encrypt: {made}, although it is {plan.secured or 'plain'}\n{job.story()}")
+    if proxy is not None and (plain := proxy.not_in_records()):
+        raise Wrong(f"not in records of {plan.secured}: {plain}\n{job.story()}")
+
+
 def check_killed(job):
     """The launcher has ended the job: seconds from the kill to its own end."""
     launcher, = job.ranks.values()
@@ -701,9 +716,15 @@ def inject(plan):
         variables = {"TMPDIR": scratch, "DDP_FLIGHT_DIR": records}
         if plan.proxied or plan.a_host != 2 and zlib.crc32(" ".join(plan.words + plan.faults).encode()) % 3 == 0:
             variables["DDP_SHARE_MEMORY"] = "0"  # the proxy is to see the bytes; of the others, a third
+        if plan.secured:
+            variables.update(secret_in(scratch))
+        if plan.secured == "tls":
+            variables["DDP_TLS"] = "1"
         if plan.tracer:  # leaks cannot be looked for under ptrace
             variables["ASAN_OPTIONS"] = os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"
         words = [*plan.words, plan.steps, *plan.more, *(f"fault={f}" for f in plan.faults)]
+        if plan.secured == "proof":
+            words.append("prove=1")
         size = plan.size
         started = [FAULT_PROGRAM, *words]
         if plan.mpi:
@@ -718,7 +739,7 @@ def inject(plan):
             return {**variables, "DDP_HOST": f"host{rank // plan.a_host}"} if plan.a_host else variables
 
         with Job(size, started, with_host, without=range(size)) as job:
-            proxy = Proxy(owner_finder(job), plan.links) if plan.proxied else None
+            proxy = Proxy(owner_finder(job), plan.links, plan.secured) if plan.proxied else None
             try:
                 if proxy:
                     variables["CHAOS_PROXY"] = str(proxy.port)
@@ -751,10 +772,11 @@ def inject(plan):
                     seconds = check_killed(job)
                 else:
                     seconds = check_verdicts(job, plan, proxy, records)
+                check_channels(job, plan, proxy)
                 if job.left_behind():
                     raise Wrong(f"processes are left: {job.left_behind()}\n{job.story()}")
                 # Open MPI's own is of a job that it ends.
-                left = [name for name in os.listdir(scratch) if not name.startswith("ompi.") and name != "records"]
+                left = [name for name in os.listdir(scratch) if not name.startswith("ompi.") and name not in ("records", "secret")]
                 if left:
                     raise Wrong(f"files are left: {left}")
                 if seconds is not None and seconds > plan.bound:
@@ -766,15 +788,21 @@ def inject(plan):
 
 
 def plan_of(row, size, seed, number):
-    return row.plan(random.Random(f"{seed}/{row.number}/{size}/{number}"), size)
+    which = f"{seed}/{row.number}/{size}/{number}"
+    plan = row.plan(random.Random(which), size)
+    if plan is not None and not plan.inproc and not plan.mpi:  # of its own, so that nothing else that is drawn depends on it
+        plan.secured = {0: "proof", 1: "tls"}.get(random.Random(which + "/secured").randrange(6), "")
+    return plan
 
 
-def attempt(row, size, seed, number):
-    """What came of one injection."""
+def attempt(row, size, seed, number, secured=None):
+    """What came of one injection. secured: of the plan, instead of what is drawn."""
     plan = plan_of(row, size, seed, number)
+    if secured is not None:
+        plan.secured = secured
     result = {"row": row.number, "ranks": size, "number": number, "count": plan.count, "seconds": None, "late": "", "wrong": "",
-              "missed": 0}
-    again = f"--rows {row.number} --ranks {size} --seed {seed} --only {number}"
+              "missed": 0, "secured": plan.secured}
+    again = f"--rows {row.number} --ranks {size} --seed {seed} --only {number}" + (f" ({plan.secured})" if plan.secured else "")
     try:
         result["seconds"] = inject(plan)
     except Missed:

@@ -45,9 +45,15 @@ class Harm:
     header     bit `bit` of the next frame's header is turned
     payload    bit `bit`, modulo its length, of the payload of the next frame that has one is turned
     short      the next frame ends after `count` bytes, then the stream (FIN)
+
+    In a job that proves its secret or uses TLS these are records instead of frames. There, bytes are harmed within a record
+    only, behind its length: what is wrong about a record is found when all of it has come, and a length that is read from
+    other bytes may be one of 64 KiB. Of a length itself only those bits are turned that make a record impossible or little longer:
+    if what is missing does not come, the other end is called silent.
     """
 
     by_frame = ("replay", "swap", "lose", "header", "payload", "short")
+    by_byte = ("flip", "drop", "repeat", "insert")
 
     def __init__(self, kind, **more):
         self.kind = kind
@@ -62,9 +68,17 @@ class Harm:
 class Frames:
     """Where frames begin in a stream, found by their headers: nothing else is known of what comes before the first."""
 
+    head, least = HEADER_BYTES, HEADER.size  # bytes of a header, and of it those that say how long the frame is
+    turned = range(HEADER_BYTES)  # bytes of it that may be harmed
+
     def __init__(self):
         self.seen = bytearray()  # until the first is found
         self.left = None  # bytes until the next header; None: not found yet
+
+    def size_at(self, data):
+        """Of the frame that begins with `data`; None: no frame does."""
+        found = self.looks_like(data, 0)
+        return None if found is None else self.head + found[0]
 
     @staticmethod
     def looks_like(data, at, sequence=None):
@@ -94,6 +108,28 @@ class Frames:
         del self.seen[:-(MOST_PAYLOAD * 8)]
 
 
+class Records(Frames):
+    """The same for a stream of records of a proof (`secured`: "proof") or of TLS ("tls"), which are known from the first byte on.
+    Their payloads are not looked at."""
+
+    def __init__(self, secured, dials):
+        super().__init__()
+        self.tls = secured == "tls"
+        self.left = 0 if self.tls else 72 if dials else 64  # the proof
+        self.head = self.least = 5 if self.tls else 4
+        self.turned = (0, 1, 2, 4) if self.tls else (0, 2, 3)  # not what makes it up to 16 or 32 KiB longer
+        self.count = 0
+
+    def size_at(self, data):
+        if len(data) < self.head:
+            return None
+        size = int.from_bytes(data[3:5], "big") if self.tls else int.from_bytes(data[:4], "little")
+        if self.tls and (not 20 <= data[0] <= 23 or data[1] != 3 or not 0 < size <= 16384 + 256) or not 0 < size <= 65536:
+            return None
+        self.count += 1
+        return self.head + size + (0 if self.tls else 16)
+
+
 class Way:
     """One direction: what `source` writes."""
 
@@ -113,7 +149,9 @@ class Way:
         self.dropping = 0
         self.history = b""
         self.frame = bytearray()  # of a harm by frame: what is held back
-        self.frames = Frames()
+        secured = link.proxy.secured
+        self.frames = Records(secured, rank == link.ranks[1]) if secured else Frames()
+        self.plain = None  # of a stream of records, where one should begin: what is none
         self.unparsed = b""
         self.by_frame = None
         self.tokens, self.filled = 0.0, time.monotonic()
@@ -173,6 +211,11 @@ class Way:
             self.by_frame = harm
             self.frame = bytearray()
             return data
+        if kind in Harm.by_byte and self.link.proxy.secured and self.frames.left == 0:
+            size = self.frames.head - len(self.unparsed)
+            self.emit(data[:size])
+            self.plans.insert(0, (self.passed, 0.0, harm))
+            return data[size:]
         if kind == "flip":
             changed = bytearray(data[:1])
             changed[0] ^= 1 << harm.bit % 8
@@ -230,14 +273,16 @@ class Way:
                     yield data[:size]
                 data = data[size:]
                 continue
-            found = self.frames.looks_like(data, 0)
+            found = self.frames.size_at(data)
             if found is None:
-                if len(data) < HEADER.size:
+                if len(data) < self.frames.least:
                     self.unparsed = data  # a piece of a header waits for the rest
                     return
+                if self.link.struck is None:
+                    self.plain = data[:64]
                 yield data  # no header: the other side has ended, or it is out of step
                 return
-            self.frames.left = HEADER_BYTES + found[0]
+            self.frames.left = found
             if self.by_frame:
                 size = min(self.frames.left, len(data))
                 self.frame += data[:size]
@@ -249,7 +294,8 @@ class Way:
     def whole_frame(self):
         frame, self.frame = bytes(self.frame), bytearray()
         harm = self.by_frame
-        payload = len(frame) - HEADER_BYTES
+        head = self.frames.head
+        payload = len(frame) - head
         kind = harm.kind
         if kind == "payload" and payload == 0:
             yield frame
@@ -269,8 +315,8 @@ class Way:
             yield harm.bytes
         elif kind in ("header", "payload"):
             changed = bytearray(frame)
-            first, size = (0, HEADER_BYTES) if kind == "header" else (HEADER_BYTES, payload)
-            changed[first + harm.bit // 8 % size] ^= 1 << harm.bit % 8
+            turned = self.frames.turned if kind == "header" else range(head, head + payload)
+            changed[turned[harm.bit // 8 % len(turned)]] ^= 1 << harm.bit % 8
             self.struck()
             yield bytes(changed)
         elif kind == "short":
@@ -401,10 +447,12 @@ class Link:
 
 
 class Proxy:
-    """links: what all links are set to from their first byte on (see Link.set)."""
+    """links: what all links are set to from their first byte on (see Link.set). secured: "proof" or "tls" if what ranks say is in
+    records."""
 
-    def __init__(self, owner_of_port, links=None):
+    def __init__(self, owner_of_port, links=None, secured=""):
         self.owner_of_port = owner_of_port
+        self.secured = secured
         self.settings = links or {}
         self.random = random.Random(0)
         self.lock = threading.RLock()
@@ -450,6 +498,12 @@ class Proxy:
             if time.monotonic() > end or self.failure:
                 raise AssertionError(f"links {sorted(self.links)} instead of {sorted(pairs)}: {self.failure}")
             time.sleep(0.002)
+
+    def not_in_records(self):
+        """What was sent outside of records in a job that is secured, before any harm."""
+        ways = [way for link in self.links.values() for way in link.ways.values()]
+        return [f"rank {way.rank}: {way.plain!r} after {way.frames.count} records" for way in ways
+                if self.secured and (way.plain is not None or way.frames.count == 0)]
 
     def struck(self):
         """When the last of all harms happened, in nanoseconds."""

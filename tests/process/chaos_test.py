@@ -54,6 +54,17 @@ class Sample(unittest.TestCase):
     def test_bytes_that_are_not_those_that_were_sent(self):
         self.sample("33", "34", each=EACH + 2)
 
+    def test_bytes_that_are_not_those_that_were_sent_to_who_shares_a_secret(self):
+        rows = {row.number: row for row in chaos.ROWS}
+        # Of two ranks, the one that sent them hears what is wrong from the other only.
+        for number, size, secured in (("33", 2, "proof"), ("33", 3, "tls"), ("34", 3, "proof"), ("34", 2, "tls")):
+            with self.subTest(row=number, size=size, secured=secured):
+                for _ in range(TRIES):
+                    result = chaos.attempt(rows[number], size, SEED, 0, secured)
+                    if result["wrong"] or not result["late"]:
+                        break
+                self.assertEqual(result["wrong"] or result["late"], "")
+
     @unittest.skipUnless(os.path.exists(chaos.FAULT_PROGRAM_MPI) and SCALE == 1, "no MPI here, or a sanitizer")
     def test_over_mpi(self):
         self.sample("10m", "13m", "14m", "15m", "18m", "19m", "20m", "21m", "22m", each=1)
@@ -97,7 +108,7 @@ class Repeatable(unittest.TestCase):
         for row in chaos.ROWS:
             for size in sorted(SIZES[0]):
                 plans = [chaos.plan_of(row, size, SEED, 3) for _ in range(2)]
-                shown = [plan and (plan.words, plan.faults, plan.steps, plan.more, plan.verdicts) for plan in plans]
+                shown = [plan and (plan.words, plan.faults, plan.steps, plan.more, plan.verdicts, plan.secured) for plan in plans]
                 self.assertEqual(shown[0], shown[1])
 
 
