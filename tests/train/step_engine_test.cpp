@@ -16,6 +16,7 @@
 #include <ddp/collective/algorithms/recursive_doubling_allreduce.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/comm/split.hpp>
+#include <ddp/comm/timing.hpp>
 #include <ddp/exchange/choice.hpp>
 #include <ddp/optim/sgd.hpp>
 #include <ddp/sim/cluster.hpp>
@@ -152,8 +153,8 @@ cluster_outcome run_on(virtual_cluster& cluster, std::vector<std::unique_ptr<sub
     });
 }
 
-/// Late messages; links of 100 kB/s, where a step takes seconds, to 1 GB/s, where only the delays count; with and without early
-/// messages.
+/// Late messages; links of 100 kB/s, where a step takes seconds, to 1 GB/s, where only the delays count; with early messages
+/// and without.
 network_model network_of(std::uint64_t seed, nanoseconds extra_delay) {
     constexpr double rates[] = {1e9, 1e7, 1e5, 1e8, 1e6};
     return {.bytes_per_second = rates[seed % std::size(rates)],
@@ -406,4 +407,42 @@ TEST_CASE("a rank killed anywhere in a step is named by the engines that are lef
             ++runs;
         }
     CHECK(runs > 30);
+}
+
+TEST_CASE("engines name a rank that stops for good in a step, or an end of a link that carries nothing",
+          "[train][sim][faults]") {
+    bool const hole = GENERATE(false, true);
+    setup const how{.update = update::sharded, .clip = true};
+    std::size_t failed = 0;
+    for (int const ranks : {2, 3, 5})
+        for (std::uint64_t k = 0; k < 30; ++k) {
+            nanoseconds whole{0};  // of an undisturbed run
+            std::vector<float> expected;
+            for (bool const struck : {false, true}) {
+                std::vector<std::unique_ptr<subject>> all;
+                for (int r = 0; r < ranks; ++r) all.push_back(std::make_unique<subject>(how));
+                virtual_cluster cluster(ranks, network_of(k, 200us), timing::for_tests());
+                int const victim = static_cast<int>(k) % ranks, other = (victim + 1) % ranks;
+                nanoseconds const at = whole * static_cast<std::int64_t>(k) / 30;
+                if (struck && hole) cluster.world().blackhole(victim, other, at);
+                if (struck && !hole) cluster.world().freeze(victim, at, at + 20s);
+                auto const outcome = run_on(cluster, all, direct_allreduce{.chunk_bytes = 1024});
+                CAPTURE(ranks, k, victim, struck, at.count());
+                if (!struck) expected = all[0]->values;
+                bool any = false;
+                for (std::size_t r = 0; r < all.size(); ++r) {
+                    rank_outcome const& one = outcome.ranks[r];
+                    REQUIRE((one.finished || (struck && one.verdict)));
+                    if (one.finished) REQUIRE(all[r]->values == expected);
+                    if (!one.verdict) continue;
+                    any = true;
+                    int const named =
+                        one.verdict->peer;  // -1: of a message that was lost nobody can say whose fault it is
+                    REQUIRE((named == victim || (hole && (named == other || named == -1))));
+                }
+                whole = outcome.elapsed;
+                failed += any ? 1 : 0;
+            }
+        }
+    CHECK(failed > 30);
 }
