@@ -3,9 +3,12 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <future>
+#include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -69,6 +72,27 @@ bool drive(T& t, Ready ready, std::chrono::milliseconds limit = 10s) {
 bool finished(std::deque<op> const& ops) {
     return std::all_of(ops.begin(), ops.end(), [](op const& o) { return o.runs == 1; });
 }
+
+/// One that never has the whole of a record.
+class endless_record final : public ddp::tcp_channel {
+public:
+    [[nodiscard]] ddp::mutable_bytes space() noexcept override { return space_; }
+    void arrived(std::size_t /*bytes*/) noexcept override {}
+    [[nodiscard]] std::size_t read(ddp::mutable_bytes /*to*/) noexcept override { return 0; }
+    [[nodiscard]] bool readable() noexcept override { return false; }
+    [[nodiscard]] ddp::const_bytes pending() noexcept override { return {}; }
+    void sent(std::size_t /*bytes*/) noexcept override {}
+    [[nodiscard]] std::size_t write(std::span<ddp::const_bytes const> from) noexcept override {
+        std::size_t all = 0;
+        for (ddp::const_bytes const each : from) all += each.size();
+        return all;
+    }
+    [[nodiscard]] bool established() const noexcept override { return true; }
+    [[nodiscard]] ddp::channel_error error() const noexcept override { return ddp::channel_error::none; }
+
+private:
+    std::array<std::byte, 64> space_{};
+};
 
 /// A wire that flips one bit of what it carries, and leaves TCP's own checksum right.
 class flipping_stream {
@@ -187,6 +211,20 @@ TEST_CASE("a rank that never sleeps sends heartbeats, and finds who has gone", "
     CHECK(zero->reports()[1].is == report::state::left);
     zero->leave();
     gone.get();
+}
+
+TEST_CASE("bytes of a record that is not whole yet are a sign of life", "[tcp]") {
+    auto [a, b] = connected();
+    auto const t = make(0, ddp::tcp_stream(std::move(a), std::make_unique<endless_record>()));
+    auto const overdue = [&] { return t->overdue_peer().has_value(); };
+    std::array<std::byte, 64> const some{};
+    auto const until = ddp::monotonic_clock::now() + 2 * ddp::timing::for_tests().dead;
+    while (!overdue() && ddp::monotonic_clock::now() < until) {
+        b.send(boost::asio::buffer(some.data(), some.size()));  // as many as the channel has room for, or fewer
+        t->progress(ddp::monotonic_clock::now() + 20ms);
+    }
+    CHECK_FALSE(overdue());
+    CHECK(drive(*t, overdue));  // and so they are only while they come
 }
 
 TEST_CASE("a reset connection is a death that is noticed at once", "[tcp]") {

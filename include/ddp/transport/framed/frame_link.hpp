@@ -99,6 +99,11 @@ struct frame_link {
                               peer);
         }
     }
+    /// Something has come from the peer, were it part of a record that cannot be read yet.
+    void heard_at(time_point now) noexcept {
+        heard = now;
+        overdue = false;
+    }
     /// If this rank's bytes fill the path to a peer, those of the peer may be stuck behind others: as long as the far end
     /// acknowledges more, the link is slow, not dead. (The kernel of a stopped process acknowledges too, until its buffer is
     /// full: so this counts only while the stream takes no more bytes.)

@@ -330,15 +330,17 @@ private:
         for (int turn = 0; l.in_open && turn < turns; ++turn) {
             std::size_t const count = l.in.plan(list, {memory_.get(), staging_bytes});
             stream_result const r = l.stream.read_some(std::span(list).first(count));
-            if (r.status == stream_status::would_block) break;
+            if (r.status == stream_status::would_block) {
+                if (r.arrived) l.heard_at(at);
+                break;
+            }
             if (r.status != stream_status::ok) {
                 endings_.reading_failed(l, r.why, at, !leaving_);
                 return true;
             }
             moved = true;
             if (!l.in_memory()) wait_.moved(r.bytes);
-            l.heard = at;
-            l.overdue = false;
+            l.heard_at(at);
             l.largest_read = std::max(l.largest_read, r.bytes);
             l.delivered.reset();
             bool const clean = l.in.error().empty();

@@ -260,7 +260,7 @@ private:
 
     stream_result read_channel(std::span<mutable_bytes const> buffers) noexcept {
         std::size_t moved = 0;
-        bool more = true;  // the socket may have
+        bool more = true, arrived = false;  // the socket may have more; some of a record has come
         for (mutable_bytes to : buffers)
             while (!to.empty()) {
                 std::size_t const n = channel_->read(to);
@@ -272,10 +272,13 @@ private:
                     altered_ = channel_->error() == channel_error::altered;
                     return broken();
                 }
-                if (!more) return {moved, moved != 0 ? stream_status::ok : stream_status::would_block, {}};
+                if (moved == 0 && !more) return {0, stream_status::would_block, {}, arrived};
+                if (!more) return {moved};
                 std::size_t const space = channel_->space().size();
                 stream_result const r = pull();
-                if (r.status != stream_status::ok) return moved != 0 ? stream_result{moved} : r;
+                if (r.status != stream_status::ok)
+                    return moved != 0 ? stream_result{moved} : stream_result{0, r.status, r.why, arrived};
+                arrived = true;
                 static_cast<void>(push());  // the channel's own answer
                 more = r.bytes == space;
             }
