@@ -1,11 +1,12 @@
 // A step whose buckets all wait at one gate (clipping by norm, sharded update, AdamW), stepped in one uninterrupted turn and
 // in pieces between which the network is looked after. One JSON line each on rank 0.
 //
-//   ddprun -n 2 --prefix none -- ./gated_step
+//   DDP_SHARE_MEMORY=0 ddprun -n 2 --prefix none -- ./gated_step     (through sockets: memory has no rate)
 //
 // BUCKETS (16) of BUCKET_MIB (4), STEPS (15) a mode, by turns. On loopback the processors copy what a network card would
 // carry; for a network with a rate of its own, in a namespace:
-//   unshare -n sh -c 'ip link set lo up; tc qdisc add dev lo root tbf rate 8gbit burst 1m latency 50ms; ddprun …'
+//   unshare -n sh -c 'ip link set lo up; tc qdisc add dev lo root tbf rate 8gbit burst 1m latency 50ms
+//                    DDP_SHARE_MEMORY=0 ddprun …'
 //
 // step_ms       the whole step, median
 // after_ms      of that, after backward had ended: what exchange, norm, update and gather of values leave to wait for
