@@ -8,7 +8,6 @@ Compilers, versions and paths are those that the programs have written into thei
 import collections
 import json
 import pathlib
-import re
 import statistics
 import sys
 

@@ -1072,8 +1072,11 @@ class CommandLine(unittest.TestCase):
                      env=kubeflow | {"PET_TEE": "1"})
         self.assertIn("takes from the environment: --master-addr='trainer-0' (PET_MASTER_ADDR) --master-port='29500'", result.out)
         self.assertEqual(re.findall("conflict: the command line says (.*); the command line is used", result.out),
-                         ["'--nproc-per-node=2', PET_NPROC_PER_NODE='4'", "'-t3', PET_TEE='1'", "'--nnodes=3', PET_NNODES='2'",
-                          "'--node-rank=1', PET_NODE_RANK='1'"])
+                         ["'--nproc-per-node=2', PET_NPROC_PER_NODE='4'", "'-t3', PET_TEE='1'", "'--nnodes=3', PET_NNODES='2'"])
+        for words in (("-n", "2"), ("-n2",), ("-np", "2"), ("--np=2",), ("-H", "a:2,b:2"), ("--hostfile", "hosts")):
+            result = run("--explain", *words, env=environment(PET_NPROC_PER_NODE="4"))
+            self.assertIn("PET_NPROC_PER_NODE='4'; the command line is used", result.out)
+            self.assertNotIn("takes from the environment", result.out)
 
     def test_explain_names_variables_that_nobody_reads(self):
         result = run("--explain", env=environment(DDP_SECRET_FIL="x", DDP_PORTS="20000-20063"))

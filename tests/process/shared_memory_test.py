@@ -290,6 +290,9 @@ class Blind(unittest.TestCase):
         lost = {2: {"BLIND_TO": "1", "BLIND_BYTES": str(4 * MIB)}}
         self.expect_one_line("aaa", lost, self.pair(1, 2), self.arenas, "elements=400000")
         self.expect_one_line("abb", lost, self.pair(1, 2), self.arenas, "elements=400000")
+        nobody = {rank: {"BLIND_TO": "0,1,2", "BLIND_BYTES": str(4 * MIB)} for rank in range(3)}
+        self.expect_one_line("aaa", nobody, rf"ranks 0 to 2 are on one host and do not see each other's memory \(rank 0: {self.lost}\)",
+                             self.arenas, "elements=400000")
 
     def test_over_mpi(self):
         if not os.path.exists(FAULT_PROGRAM_MPI) or not MPIEXEC:

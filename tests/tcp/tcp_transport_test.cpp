@@ -73,11 +73,12 @@ bool finished(std::deque<op> const& ops) {
     return std::all_of(ops.begin(), ops.end(), [](op const& o) { return o.runs == 1; });
 }
 
-/// One that never has the whole of a record.
+/// One that never has the whole of a record; or finds that what comes was changed.
 class endless_record final : public ddp::tcp_channel {
 public:
+    explicit endless_record(bool altered = false) : altered_(altered) {}
     [[nodiscard]] ddp::mutable_bytes space() noexcept override { return space_; }
-    void arrived(std::size_t /*bytes*/) noexcept override {}
+    void arrived(std::size_t /*bytes*/) noexcept override { came_ = true; }
     [[nodiscard]] std::size_t read(ddp::mutable_bytes /*to*/) noexcept override { return 0; }
     [[nodiscard]] bool readable() noexcept override { return false; }
     [[nodiscard]] ddp::const_bytes pending() noexcept override { return {}; }
@@ -88,9 +89,12 @@ public:
         return all;
     }
     [[nodiscard]] bool established() const noexcept override { return true; }
-    [[nodiscard]] ddp::channel_error error() const noexcept override { return ddp::channel_error::none; }
+    [[nodiscard]] ddp::channel_error error() const noexcept override {
+        return altered_ && came_ ? ddp::channel_error::altered : ddp::channel_error::none;
+    }
 
 private:
+    bool altered_, came_ = false;
     std::array<std::byte, 64> space_{};
 };
 
@@ -214,17 +218,43 @@ TEST_CASE("a rank that never sleeps sends heartbeats, and finds who has gone", "
 }
 
 TEST_CASE("bytes of a record that is not whole yet are a sign of life", "[tcp]") {
+    std::size_t const at_once = GENERATE(40, 64);  // fewer than the channel has room for, or as many
     auto [a, b] = connected();
     auto const t = make(0, ddp::tcp_stream(std::move(a), std::make_unique<endless_record>()));
     auto const overdue = [&] { return t->overdue_peer().has_value(); };
     std::array<std::byte, 64> const some{};
     auto const until = ddp::monotonic_clock::now() + 2 * ddp::timing::for_tests().dead;
     while (!overdue() && ddp::monotonic_clock::now() < until) {
-        b.send(boost::asio::buffer(some.data(), some.size()));  // as many as the channel has room for, or fewer
+        b.send(boost::asio::buffer(some.data(), at_once));
         t->progress(ddp::monotonic_clock::now() + 20ms);
     }
     CHECK_FALSE(overdue());
     CHECK(drive(*t, overdue));  // and so they are only while they come
+}
+
+TEST_CASE("after changed bytes nothing of a connection is handed out, and it can be read to its end", "[tcp]") {
+    auto [a, b] = connected();
+    ddp::tcp_stream stream(std::move(a), std::make_unique<endless_record>(true));
+    std::array<std::byte, 64> const some{};
+    std::array<std::byte, 256> to{};
+    ddp::mutable_bytes const all = to;
+    auto const read = [&] {
+        b.send(boost::asio::buffer(some));
+        std::this_thread::sleep_for(20ms);
+        return stream.read_some({&all, 1});
+    };
+    for (int turn = 0; turn < 3; ++turn) {
+        ddp::stream_result const r = read();
+        CHECK(r.status == ddp::stream_status::error);
+        CHECK(r.why == std::errc::bad_message);
+    }
+    CHECK(stream.buffered());
+    stream.discard_input();
+    CHECK_FALSE(stream.buffered());
+    for (int turn = 0; turn < 3; ++turn) CHECK(read().status == ddp::stream_status::would_block);
+    b.close();
+    std::this_thread::sleep_for(20ms);
+    CHECK(stream.read_some({&all, 1}).status == ddp::stream_status::end);
 }
 
 TEST_CASE("a reset connection is a death that is noticed at once", "[tcp]") {

@@ -258,12 +258,17 @@ inline std::string options_of_variables(CLI::App const& app, std::vector<std::st
         std::string const& variable = option->get_envname();
         char const* const says = variable.empty() ? nullptr : std::getenv(variable.c_str());
         if (says == nullptr || *says == '\0') continue;
+        bool const of_ranks = option->check_lname("nproc-per-node");  // -n and the slots of hosts say as much
         auto const given = std::ranges::find_if(own, [&](std::string const& word) {
             auto const names = [&](std::string const& name) { return word.starts_with("--" + name + "="); };
-            auto const letter = [&](std::string const& name) { return word.starts_with("-" + name); };
+            auto const letter = [&](std::string const& name) {
+                return !word.starts_with("--") && word.starts_with("-" + name);
+            };
             return std::ranges::any_of(option->get_lnames(), names) ||
-                   std::ranges::any_of(option->get_snames(), letter);
+                   std::ranges::any_of(option->get_snames(), letter) ||
+                   (of_ranks && (letter("n") || names("np") || letter("H") || names("host") || names("hostfile")));
         });
+        if (given != own.end() && given->ends_with(std::string("=") + says)) continue;
         if (given != own.end())
             outdone += "conflict: the command line says " + shown(*given) + ", " + variable + "=" + shown(says) +
                        "; the command line is used\n";

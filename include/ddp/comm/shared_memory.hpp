@@ -45,6 +45,7 @@ struct sharing_problem {
     std::uint64_t refused = 0;   ///< 1: no room for it; 2: the system does not permit it; 0: the reason is not known
     bounded_text<96> text = {};  ///< the reason, in words
     std::uint64_t unseen = 0;  ///< set by whoever sends it: 1 + the lowest rank concerned; 0: this rank sees all memory
+    std::uint64_t sees_none = 0;  ///< 1: nor that of any other rank of its host
 
     /// The text for messages: that of another rank may hold anything.
     [[nodiscard]] std::string reason() const { return detail::printable(text.view()); }
@@ -192,7 +193,7 @@ enum class sharing_among : std::uint8_t {
 /// Ranks of one host share the memory that each of them offers, if all ranks of the lane offer the same size. The
 /// result is the same on all ranks.
 ///
-/// Cost  an all-gather of the offers, one of a byte a rank for every 4 ranks of a host, and one of what each sees (112 bytes);
+/// Cost  an all-gather of the offers, one of a byte a rank for every 4 ranks of a host, and one of what each sees (120 bytes);
 ///       meanwhile a descriptor for every pair of ranks of a host.
 template <Transport T>
 task<> share_memory(lane<T> over, offered_memory mine, sharing_among among, sharing_result* result) {
@@ -246,7 +247,7 @@ task<> share_memory(lane<T> over, offered_memory mine, sharing_among among, shar
         co_return;
     }
     std::vector<sharing_problem> seen(ranks);
-    std::size_t unseen = ranks;
+    std::size_t unseen = ranks, others_seen = 0;
     constexpr std::size_t at_once = 4;  // a socket's queue holds 10 by default, and some ranks are one round ahead
     for (std::size_t first = 1; first < most; first += at_once) {
         for (std::size_t d = first; d < std::min(here.size(), first + at_once); ++d)
@@ -258,10 +259,12 @@ task<> share_memory(lane<T> over, offered_memory mine, sharing_among among, shar
     for (std::size_t const r : here) {
         if (r != me) views[r] = how->view(offers[r]);
         if (views[r] == nullptr) unseen = std::min(unseen, r);
+        if (r != me && views[r] != nullptr) ++others_seen;
     }
     if (unseen != ranks) {
         seen[me] = how->problem();
         seen[me].unseen = unseen + 1;
+        seen[me].sees_none = others_seen == 0 ? 1 : 0;
     }
     co_await all_gather_small(over.phase(2), std::span<sharing_problem>(seen));
     how->settle();
@@ -269,7 +272,9 @@ task<> share_memory(lane<T> over, offered_memory mine, sharing_among among, shar
         if (seen[r].unseen == 0) continue;
         if (seen[r].refused == 1) no_room(r, seen[r].reason());
         blind.reasons.emplace_back(rank_of_job(r), seen[r].reason());
-        do_not_see(r, std::min<std::size_t>(seen[r].unseen, ranks) - 1);
+        for (std::size_t other = 0; other < ranks; ++other)
+            if (other != r && hosts[other] == hosts[r] && (seen[r].sees_none != 0 || other + 1 == seen[r].unseen))
+                do_not_see(other, r);
     }
     std::sort(blind.pairs.begin(), blind.pairs.end());
     blind.pairs.erase(std::unique(blind.pairs.begin(), blind.pairs.end()), blind.pairs.end());

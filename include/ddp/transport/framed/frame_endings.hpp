@@ -52,6 +52,7 @@ public:
         if (why != std::errc::bad_message || !owed || std::exchange(l.altered, true)) return reading_ended(l, at, owed);
         close_without_goodbye(l);
         l.in.discard_input();
+        if constexpr (requires { l.stream.discard_input(); }) l.stream.discard_input();
     }
     /// The stream takes no more bytes. What the peer sent before that may still be read.
     void writing_failed(Link& l, std::error_code why) noexcept {

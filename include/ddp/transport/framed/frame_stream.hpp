@@ -48,6 +48,9 @@ struct stream_result {
 ///   is already); and `void woken(bool readable) noexcept`, called after the sleep: of a stream whose bytes may bypass its
 ///   descriptor. Also `bool quiet() noexcept`, whether read_some need not be called, because nothing has come.
 ///
+/// - `void discard_input() noexcept`, after which read_some throws away what comes, and returns would_block until the stream
+///   ends: of a stream that can tell that bytes were changed on the way (std::errc::bad_message), and would say so for ever.
+///
 /// Models: descriptor_stream, tcp_stream.
 template <class S>
 concept Stream = std::movable<S> && requires(S& s, S const& unchanged, std::span<mutable_bytes const> in,

@@ -115,8 +115,11 @@ public:
     stream_result write_some(std::span<const_bytes const> buffers) noexcept {
         return memory_ != nullptr ? write_memory(buffers) : write_socket(buffers);
     }
+    /// From now on whatever the socket receives is thrown away: read_some returns would_block until the stream ends.
+    void discard_input() noexcept { discards_ = true; }
     stream_result read_socket(std::span<mutable_bytes const> buffers) noexcept {
-        if (channel_ != nullptr && !altered_) return read_channel(buffers);
+        if (discards_) return discard();
+        if (channel_ != nullptr) return read_channel(buffers);
         std::array<boost::asio::mutable_buffer, 64> list;
         boost::system::error_code error;
         std::size_t const n = socket_.read_some(convert(buffers, list), error);
@@ -132,7 +135,7 @@ public:
     /// Whether read_some would return bytes that poll() does not see.
     [[nodiscard]] bool buffered() const noexcept {
         if (memory_ != nullptr && memory_->in.has_bytes()) return true;
-        return channel_ != nullptr && !altered_ && (channel_->readable() || channel_->error() != channel_error::none);
+        return channel_ != nullptr && !discards_ && (channel_->readable() || channel_->error() != channel_error::none);
     }
     /// Whether nothing has arrived through memory. Sometimes it returns false anyway, so that a read checks the socket.
     [[nodiscard]] bool quiet() noexcept {
@@ -258,6 +261,13 @@ private:
         return r;
     }
 
+    stream_result discard() noexcept {
+        std::array<std::byte, 4096> unread;
+        boost::system::error_code error;
+        for (int turn = 0; turn < 16 && !error; ++turn)
+            socket_.read_some(boost::asio::buffer(unread.data(), unread.size()), error);
+        return error ? result(0, error) : stream_result{0, stream_status::would_block, {}};
+    }
     stream_result read_channel(std::span<mutable_bytes const> buffers) noexcept {
         std::size_t moved = 0;
         bool more = true, arrived = false;  // the socket may have more; some of a record has come
@@ -267,11 +277,7 @@ private:
                 to = to.subspan(n);
                 moved += n;
                 if (n != 0) continue;
-                if (channel_->error() != channel_error::none) {
-                    if (moved != 0) return {moved};
-                    altered_ = channel_->error() == channel_error::altered;
-                    return broken();
-                }
+                if (channel_->error() != channel_error::none) return moved != 0 ? stream_result{moved} : broken();
                 if (moved == 0 && !more) return {0, stream_status::would_block, {}, arrived};
                 if (!more) return {moved};
                 std::size_t const space = channel_->space().size();
@@ -334,7 +340,7 @@ private:
 
     socket socket_;
     std::unique_ptr<tcp_channel> channel_;
-    bool altered_ = false;  // the channel's error has been returned: from now on reads return what comes, as it is
+    bool discards_ = false;
     std::unique_ptr<memory_path> memory_;
 };
 static_assert(Stream<tcp_stream>);

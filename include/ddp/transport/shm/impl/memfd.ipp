@@ -159,7 +159,8 @@ namespace detail {
     header->cmsg_len = CMSG_LEN(sizeof(int));
     std::memcpy(CMSG_DATA(header), &memory_, sizeof memory_);
     ::ssize_t const sent = ::sendmsg(socket_, &message, MSG_NOSIGNAL);
-    if (sent < 0) note(2, "sendmsg", errno);
+    bool const full = sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS);  // for now: see give()
+    if (sent < 0 && !full) note(2, "sendmsg", errno);
     return sent == static_cast<::ssize_t>(sizeof secret_);
 }
 
