@@ -176,7 +176,7 @@ TEST_CASE("conv2d says what does not fit", "[nn][bad-input]") {
     REQUIRE(made({1, 4, 4}, {.kernel = 5}).find("a window of 5 with a padding of 0 does not fit; make the kernel") !=
             std::string::npos);
     REQUIRE(made({1, 4, 4}, {.kernel = 5, .padding = 1}).empty());
-    REQUIRE(made({1, 4, 4}, {.kernel = 3, .padding = 3}).find("less than the kernel") != std::string::npos);
+    REQUIRE(made({1, 4, 4}, {.kernel = 3, .padding = 3}).find("smaller than the kernel") != std::string::npos);
     REQUIRE(made({1, 4, 4}, {.kernel = 3, .stride = 0}).find("kernel and stride are positive numbers") !=
             std::string::npos);
     REQUIRE(made({1, 4, 4}, {.kernel = 0}).find("kernel and stride are positive numbers") != std::string::npos);
