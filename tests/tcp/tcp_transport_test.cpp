@@ -218,7 +218,7 @@ TEST_CASE("a rank that never sleeps sends heartbeats, and finds who has gone", "
 }
 
 TEST_CASE("bytes of a record that is not whole yet are a sign of life", "[tcp]") {
-    std::size_t const at_once = GENERATE(40, 64);  // fewer than the channel has room for, or as many
+    auto const at_once = GENERATE(std::size_t{40}, std::size_t{64});  // fewer than the channel has room for, or as many
     auto [a, b] = connected();
     auto const t = make(0, ddp::tcp_stream(std::move(a), std::make_unique<endless_record>()));
     auto const overdue = [&] { return t->overdue_peer().has_value(); };
