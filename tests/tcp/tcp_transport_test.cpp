@@ -95,7 +95,7 @@ public:
 
 private:
     bool altered_, came_ = false;
-    std::array<std::byte, 64> space_{};
+    std::array<std::byte, 256> space_{};
 };
 
 /// A wire that flips one bit of what it carries, and leaves TCP's own checksum right.
@@ -217,18 +217,24 @@ TEST_CASE("a rank that never sleeps sends heartbeats, and finds who has gone", "
     gone.get();
 }
 
-TEST_CASE("bytes of a record that is not whole yet are a sign of life", "[tcp]") {
-    auto const at_once = GENERATE(std::size_t{40}, std::size_t{64});  // fewer than the channel has room for, or as many
+TEST_CASE("bytes of a record that is not whole yet are a sign of life, if they are more than heartbeats", "[tcp]") {
+    // Fewer than the channel has room for, or as many; or what comes of a peer that waits, into a record without an end.
+    auto const [at_once, alive] = GENERATE(table<std::size_t, bool>({{200, true}, {256, true}, {164, false}}));
+    CAPTURE(at_once);
     auto [a, b] = connected();
     auto const t = make(0, ddp::tcp_stream(std::move(a), std::make_unique<endless_record>()));
     auto const overdue = [&] { return t->overdue_peer().has_value(); };
-    std::array<std::byte, 64> const some{};
+    std::array<std::byte, 256> const some{};
     auto const until = ddp::monotonic_clock::now() + 2 * ddp::timing::for_tests().dead;
-    while (!overdue() && ddp::monotonic_clock::now() < until) {
-        b.send(boost::asio::buffer(some.data(), at_once));
-        t->progress(ddp::monotonic_clock::now() + 20ms);
+    auto const pause = alive ? 10ms : ddp::timing::for_tests().heartbeat;
+    for (auto next = ddp::monotonic_clock::now(); !overdue() && ddp::monotonic_clock::now() < until;) {
+        if (ddp::monotonic_clock::now() >= next) {
+            b.send(boost::asio::buffer(some.data(), at_once));
+            next += pause;
+        }
+        t->progress(std::min(next, ddp::monotonic_clock::now() + 20ms));
     }
-    CHECK_FALSE(overdue());
+    CHECK(overdue() == !alive);
     CHECK(drive(*t, overdue));  // and so they are only while they come
 }
 

@@ -289,9 +289,9 @@ inline std::string options_of_variables(CLI::App const& app, std::vector<std::st
     std::vector<std::string> own = detail::own_words(app, words, at);
     bool const nproc_given =
         std::ranges::any_of(own, [](std::string const& word) { return word.starts_with("--nproc-per-node="); });
-    std::vector<std::string> const declared = own;
-    std::reverse(own.begin(), own.end());  // as CLI11 takes them
     options result;
+    result.by_variables = detail::options_of_variables(app, own);
+    std::reverse(own.begin(), own.end());  // as CLI11 takes them
     try {
         app.parse(own);
     } catch (CLI::CallForHelp const&) {
@@ -306,7 +306,6 @@ inline std::string options_of_variables(CLI::App const& app, std::vector<std::st
     result.dry_run = line.dry_run;
     result.version = line.version;
     result.explain = line.explain;
-    if (result.explain) result.by_variables = detail::options_of_variables(app, declared);
     if (result.version || result.explain) return result;
 
     auto const ranks_here = [](char const* option, std::string const& text) {

@@ -37,7 +37,8 @@ struct frame_link {
     std::string name;
     frame_outbox<Sum> out;
     frame_inbox<Sum> in;
-    time_point heard, sent, ended;
+    time_point heard, sent, ended, part_since;
+    std::size_t part_bytes = 0;              // see heard_part
     std::optional<std::uint64_t> delivered;  // see sign_of_life
     bool out_open = true, in_open = true;
     bool blocked = false;            // the stream takes no more bytes
@@ -99,10 +100,21 @@ struct frame_link {
                               peer);
         }
     }
-    /// Something has come from the peer, were it part of a record that cannot be read yet.
+    /// Something has come from the peer.
     void heard_at(time_point now) noexcept {
         heard = now;
         overdue = false;
+    }
+    /// Bytes of a record that cannot be read yet. They count if more come in the time of a heartbeat than heartbeats would be:
+    /// otherwise these alone could fill a record whose length was changed on the way, and keep a link alive that is broken.
+    void heard_part(time_point now, std::size_t bytes, nanoseconds heartbeat) noexcept {
+        if (bytes == 0) return;
+        if (now - part_since >= heartbeat) {
+            part_since = now;
+            part_bytes = 0;
+        }
+        part_bytes += bytes;
+        if (part_bytes > most_of_heartbeats) heard_at(now);
     }
     /// If this rank's bytes fill the path to a peer, those of the peer may be stuck behind others: as long as the far end
     /// acknowledges more, the link is slow, not dead. (The kernel of a stopped process acknowledges too, until its buffer is
@@ -118,6 +130,7 @@ struct frame_link {
     }
 
 private:
+    static constexpr std::size_t most_of_heartbeats = 512;  // of three, with what a channel adds
     static constexpr std::size_t full_packet = 1280;  // what every IPv6 link carries, and less than Ethernet's MSS
 };
 

@@ -331,7 +331,7 @@ private:
             std::size_t const count = l.in.plan(list, {memory_.get(), staging_bytes});
             stream_result const r = l.stream.read_some(std::span(list).first(count));
             if (r.status == stream_status::would_block) {
-                if (r.arrived) l.heard_at(at);
+                l.heard_part(at, r.arrived, options_.times.heartbeat);
                 break;
             }
             if (r.status != stream_status::ok) {

@@ -270,7 +270,8 @@ private:
     }
     stream_result read_channel(std::span<mutable_bytes const> buffers) noexcept {
         std::size_t moved = 0;
-        bool more = true, arrived = false;  // the socket may have more; some of a record has come
+        bool more = true;         // the socket may have
+        std::size_t arrived = 0;  // of a record that is not whole yet
         for (mutable_bytes to : buffers)
             while (!to.empty()) {
                 std::size_t const n = channel_->read(to);
@@ -284,7 +285,7 @@ private:
                 stream_result const r = pull();
                 if (r.status != stream_status::ok)
                     return moved != 0 ? stream_result{moved} : stream_result{0, r.status, r.why, arrived};
-                arrived = true;
+                arrived += r.bytes;
                 static_cast<void>(push());  // the channel's own answer
                 more = r.bytes == space;
             }
