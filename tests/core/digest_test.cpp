@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -87,4 +88,27 @@ TEST_CASE("digests are what they were in earlier versions", "[core][digest]") {
         CHECK(digest_of({}) == 0xb34c61e2ef7b869cu);
         CHECK(digest_of(ramp(203)) == 0x43bbb3c27ce6933au);
     }
+}
+
+TEST_CASE("a quick digest sees every bit, order and length", "[core][digest]") {
+    auto const of = [](std::string_view name, std::uint64_t count, std::string_view type) {
+        return ddp::quick_digest().add(name).add(count).add(type).value();
+    };
+    std::vector<std::uint64_t> values;
+    for (std::string_view const name : {"", "sum", "allreduc", "allreduce", "minimum allreduce", "maximum allreduce"})
+        for (std::uint64_t const count : {0u, 1u, 2u, 3u, 1024u})
+            for (std::string_view const type : {"", "float", "double"}) values.push_back(of(name, count, type));
+    for (int bit = 0; bit < 64; ++bit) values.push_back(of("allreduce", std::uint64_t{1} << bit, "bytes"));
+    std::string text(17, '\0');
+    for (std::size_t bit = 0; bit < 8 * text.size(); ++bit) {
+        text[bit / 8] = static_cast<char>(1u << bit % 8);
+        values.push_back(ddp::quick_digest().add(text).value());
+        text[bit / 8] = '\0';
+    }
+    for (std::size_t length = 0; length <= text.size(); ++length)
+        values.push_back(ddp::quick_digest().add(std::string_view(text).substr(0, length)).value());
+    values.push_back(ddp::quick_digest().add(1u).add(2u).value());
+    values.push_back(ddp::quick_digest().add(2u).add(1u).value());
+    std::sort(values.begin(), values.end());
+    CHECK(std::adjacent_find(values.begin(), values.end()) == values.end());
 }

@@ -159,6 +159,7 @@ private:
     }
 
     void drive_until(function_ref<bool()> done);
+    void poll() noexcept;
     static task<> guarded(scheduler<T>& on, task<> body);
     void refuse_if_failed(std::exception_ptr const& own = nullptr);
 
@@ -280,16 +281,22 @@ void driver<T>::run(function_ref<task<>()> make, char const* name, std::uint64_t
         std::uint64_t const entered_before = scheduler_.entered();
         task<> const body = make();
         std::uint32_t const in = scheduler_.last_entered().id();
-        if (scheduler_.entered() != entered_before) {
+        bool const collective = scheduler_.entered() != entered_before;
+        if (collective) {
             name = scheduler_.last_entered().current().name;
             number = scheduler_.last_entered().current().id.index;
         }
-        recorder_.record(flight::waits, number, in, 0, name);
+        // Of a collective, which takes a microsecond, the time of the turn is exact enough. Others may run a whole step.
+        auto const note = [&](flight what) {
+            collective ? scheduler_.note_driven(what, number, in, 0, name) : scheduler_.note(what, number, in, 0, name);
+        };
+        note(flight::waits);
         body.start();
         scheduler_.count_calls(1);
+        if (!body.done() && !scheduler_.can_continue()) poll();  // pump() has just run
         drive_until([&] { return body.done(); });
         scheduler_.count_calls(-1);
-        if (!scheduler_.failed()) recorder_.record(flight::finished, number, in, 0, name);
+        if (!scheduler_.failed()) note(flight::finished);
         try {
             body.take();
         } catch (collective_aborted const&) {
@@ -323,8 +330,12 @@ void driver<T>::drive_until(function_ref<bool()> done) {
     turns_.count_call();
     while (!done()) {
         scheduler_.pump();
-        if (!done() && !scheduler_.progress(never)) thread_.pause();
+        if (!done()) poll();
     }
+}
+template <Transport T>
+void driver<T>::poll() noexcept {
+    if (!scheduler_.progress(never)) thread_.pause();
 }
 template <Transport T>
 task<> driver<T>::guarded(scheduler<T>& on, task<> body) {

@@ -94,6 +94,13 @@ private:
         return watched_ == never || patience_ >= times().collective ? never
                                                                     : std::max(watched_from_ + patience_, looks_again_);
     }
+    /// Notices when the oldest wait is another one.
+    void watch() noexcept {
+        if (time_point const oldest = oldest_wait(); oldest != watched_) {
+            watched_ = oldest;
+            watched_from_ = driven();
+        }
+    }
     /// Prints the ranks that have not entered the operation that this rank waits in, or, if all have, the rank that it
     /// waits for. Only the lowest rank among those that have entered it prints.
     void name_stragglers();
@@ -124,6 +131,7 @@ void scheduler<T>::pump() {
 template <Transport T>
 bool scheduler<T>::progress(time_point until) noexcept {
     try {
+        if constexpr (WatchfulTransport<T>) watch();
         time_point const limit = std::min(until, next_deadline());
         goes_away(limit);
         news_ |= transport_.progress(limit);
@@ -234,10 +242,7 @@ void scheduler<T>::listen() {
 template <Transport T>
 void scheduler<T>::name_stragglers() {
     if constexpr (WatchfulTransport<T>) {
-        if (time_point const oldest = oldest_wait(); oldest != watched_) {
-            watched_ = oldest;
-            watched_from_ = driven();
-        }
+        watch();
         if (driven() < straggler_due()) return;
         looks_again_ = driven() + times().heartbeat;
         failure mine = bystander({});

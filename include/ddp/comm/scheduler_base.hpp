@@ -58,6 +58,11 @@ public:
               char const* name = "") const noexcept {
         if (recorder_ != nullptr) recorder_->record(what, number, whose, count, name);
     }
+    /// Records an event as of the beginning of this turn: reads no clock.
+    void note_driven(flight what, std::uint64_t number, std::int64_t whose, std::uint64_t count,
+                     char const* name) const noexcept {
+        if (recorder_ != nullptr) recorder_->record_at(driven_, what, number, whose, count, name);
+    }
 
     /// The least context id that is free on this rank; ranks that make a group take the largest of theirs.
     [[nodiscard]] std::uint32_t next_context() const noexcept { return next_context_; }
@@ -108,6 +113,9 @@ public:
             if (c->under_way(ranks)) return true;
         return false;
     }
+
+    /// Whether a coroutine can continue without the transport.
+    [[nodiscard]] bool can_continue() const noexcept { return !ready_.empty() || !yielded_.empty(); }
 
     /// Whether any client has mail that has not been collected yet. Called by the thread that adds and removes clients.
     [[nodiscard]] bool has_mail() const noexcept {

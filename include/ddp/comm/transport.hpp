@@ -242,7 +242,8 @@ concept Ranked = requires(T const& t) {
 ///              throw. What is posted later completes as aborted. A second abort() replaces the record (by the verdict).
 ///  7. Sleep    progress() sleeps until something may move, wake() was called since the last progress(), or `until`; a
 ///              time in the past polls. It returns whether reports() has changed.
-///  8. Memory   messages for which no receive is posted yet are stored up to a limit; beyond it, their sends wait.
+///  8. Clock    now() is monotonic_clock, whose times flight records hold; only a simulation has its own.
+///  9. Memory   messages for which no receive is posted yet are stored up to a limit; beyond it, their sends wait.
 ///
 /// Models: inproc_transport, virtual_transport, tcp_transport, mpi_transport.
 template <class T>

@@ -24,8 +24,11 @@ template <std::size_t N>
 void keep(std::string_view text, std::array<char, N>& to) noexcept {
     std::copy_n(text.begin(), std::min(text.size(), N - 1), to.begin());
 }
+[[nodiscard]] inline std::int64_t flight_time(time_point at) noexcept {
+    return std::chrono::duration_cast<nanoseconds>(at.time_since_epoch()).count();
+}
 [[nodiscard]] inline std::int64_t flight_clock() noexcept {
-    return std::chrono::duration_cast<nanoseconds>(monotonic_clock::now().time_since_epoch()).count();
+    return flight_time(monotonic_clock::now());
 }
 
 }  // namespace detail
@@ -62,10 +65,10 @@ DDP_DECL std::uint64_t flight_recorder::check_of(std::uint64_t ticket, words con
         sum += std::rotl(of[i] * 0xbf58476d1ce4e5b9u, static_cast<int>(8 * i));
     return sum | 1;  // never what an empty place holds
 }
-DDP_DECL void flight_recorder::record(flight what, std::uint64_t number, std::int64_t whose, std::uint64_t count,
-                                      char const* name) noexcept {
+DDP_DECL void flight_recorder::record_at(time_point at, flight what, std::uint64_t number, std::int64_t whose,
+                                         std::uint64_t count, char const* name) noexcept {
     words all{std::uint64_t{static_cast<std::uint8_t>(what)} << 32 | static_cast<std::uint32_t>(whose),
-              static_cast<std::uint64_t>(detail::flight_clock()), number, count};
+              static_cast<std::uint64_t>(detail::flight_time(at)), number, count};
     std::array<char, 24> text{};
     for (std::size_t i = 0; i < text.size() && name[i] != '\0'; ++i) text[i] = name[i];
     std::memcpy(&all[4], text.data(), text.size());

@@ -251,13 +251,13 @@ DDP_DECL group::~group() {
     return text + (alone ? "}" : detail::concat({"} #", id_}));
 }
 DDP_DECL std::uint64_t group::enter(operation_info const& what) noexcept {
-    history_ = digest().add(history_).add(what.fingerprint).value() | 1;  // 0 means "nothing entered"
+    history_ = quick_digest().add(history_).add(what.fingerprint).value() | 1;  // 0 means "nothing entered"
     on_->last_entered_ = this;
     ++on_->entered_;
     ++number_;
     recent_[number_ % remembered] = {what, history_};
     on_->note_entered(*this);
-    on_->note(flight::entered, what.id.index, id_, what.count, what.name);
+    on_->note_driven(flight::entered, what.id.index, id_, what.count, what.name);
     return number_;
 }
 
