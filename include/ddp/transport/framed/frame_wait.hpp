@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <ddp/comm/transport.hpp>
+#include <ddp/core/spin.hpp>
 #include <ddp/transport/framed/frame_doorbell.hpp>
 
 namespace ddp {
@@ -47,7 +48,7 @@ public:
         for (int look = 0; look < looks; ++look) {
             for (auto const& l : links)
                 if (l->in_memory() && l->buffered()) return true;
-            pause();
+            detail::spin_pause();
         }
         return false;
     }
@@ -75,13 +76,6 @@ public:
     }
 
 private:
-    static void pause() noexcept {
-#if defined(__x86_64__) || defined(__i386__)
-        __builtin_ia32_pause();
-#elif defined(__aarch64__)
-        asm volatile("yield");
-#endif
-    }
     [[nodiscard]] bool moves_much(time_point at) noexcept {
         if (!paced()) return false;
         if (nanoseconds const window = at - since_; window >= pace_) {

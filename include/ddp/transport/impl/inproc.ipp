@@ -2,6 +2,10 @@
 /// What transport/inproc.hpp declares.
 #pragma once
 
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
 #include <condition_variable>  // and std::mutex, which its interface needs: <mutex> is 400 lines more
 #include <cstring>
 #include <memory>
@@ -10,12 +14,15 @@
 #include <utility>
 
 #include <ddp/core/contract.hpp>
+#include <ddp/core/spin.hpp>
 #include <ddp/transport/inproc.hpp>
 
 namespace ddp {
 
 DDP_DECL inproc_world::inproc_world(int ranks, std::vector<std::uint64_t> hosts)
     : reports_(static_cast<std::size_t>(ranks)), hosts_(std::move(hosts)) {
+    ::cpu_set_t cores;
+    spare_cores_ = ::sched_getaffinity(0, sizeof cores, &cores) == 0 && ranks <= CPU_COUNT(&cores);
     for (int r = 0; r < ranks; ++r) {
         stations_.push_back(std::make_unique<station>());
         stations_.back()->from.resize(static_cast<std::size_t>(ranks));
@@ -37,7 +44,7 @@ DDP_DECL void inproc_world::announce(int rank, report const& what) {
             while (completion* const node = s.from[static_cast<std::size_t>(rank)].receives.pop_front())
                 end(s, *node, op_status::closed);
         s.woken = true;
-        s.moved.notify_all();
+        stir(s);
     }
     if (leaves) refuse_messages_for(rank);
 }
@@ -66,7 +73,7 @@ DDP_DECL void inproc_world::give_back(station& s, inbox& box) {
 DDP_DECL void inproc_world::end(station& s, completion& node, op_status how) noexcept {
     node.status = how;
     s.done.push_back(node);
-    s.moved.notify_all();
+    stir(s);
 }
 DDP_DECL inproc_transport::~inproc_transport() {
     withdraw();
@@ -94,7 +101,7 @@ DDP_DECL void inproc_transport::post_send(int peer, tag what, const_bytes out, c
         std::unique_lock const lock(there.mutex);
         --there.foreign_copies;
         there.done.push_back(*match);
-        there.moved.notify_all();
+        inproc_world::stir(there);
     }
     done.status = op_status::ok;
     finish(done);
@@ -126,14 +133,24 @@ DDP_DECL void inproc_transport::post_receive(int peer, tag what, mutable_bytes i
 DDP_DECL bool inproc_transport::progress(time_point until) {
     inproc_world::station& here = world_->at(rank_);
     completion_list done;
+    if (spins_ && until > time_point{}) look(here, until);
     {
         std::unique_lock lock(here.mutex);
         here.moved.wait_until(lock, until, [&] { return here.woken || !here.done.empty(); });
         here.woken = false;
+        here.stirred.store(false, std::memory_order_relaxed);
         std::swap(done, here.done);
     }
     while (completion* const node = done.pop_front()) node->run(*node);
     return refresh();
+}
+/// Looks for a while whether anything has been stirred.
+DDP_DECL void inproc_transport::look(inproc_world::station const& here, time_point until) noexcept {
+    time_point const end = std::min(until, monotonic_clock::now() + std::chrono::microseconds(20));
+    for (int looks = 1; !here.stirred.load(std::memory_order_acquire); ++looks) {
+        if (looks % 16 == 0 && monotonic_clock::now() >= end) return;
+        detail::spin_pause();
+    }
 }
 DDP_DECL void inproc_transport::abort(failure const& record) {
     aborted_ = true;
@@ -155,7 +172,7 @@ DDP_DECL void inproc_transport::wake() {
     inproc_world::station& here = world_->at(rank_);
     std::unique_lock const lock(here.mutex);
     here.woken = true;
-    here.moved.notify_all();
+    inproc_world::stir(here);
 }
 DDP_DECL void inproc_transport::prepare(completion& done, int peer, tag what, std::byte* data, std::size_t bytes,
                                         bool sends) {
@@ -184,6 +201,7 @@ DDP_DECL void inproc_transport::finish(completion& node) {
     inproc_world::station& here = world_->at(rank_);
     std::unique_lock const lock(here.mutex);
     here.done.push_back(node);
+    here.stirred.store(true, std::memory_order_relaxed);
 }
 DDP_DECL bool inproc_transport::gone(int peer) {
     std::unique_lock const lock(world_->board_);
