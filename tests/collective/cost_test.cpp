@@ -166,7 +166,8 @@ TEST_CASE("automatic takes what its model of the network says is cheapest", "[co
     CHECK(usual.choice(320 << 10, 2) == std::string("recursive_doubling"));
     CHECK(usual.choice(1 << 20, 2) == std::string("direct"));
     CHECK(usual.choice(16 << 10, 4) == std::string("recursive_doubling"));
-    CHECK(usual.choice(256 << 10, 4) == std::string("direct"));
+    CHECK(usual.choice(256 << 10, 4) == std::string("halving_doubling"));
+    CHECK(usual.choice(1 << 20, 4) == std::string("direct"));
     CHECK(usual.choice(1 << 20, 64) == std::string("halving_doubling"));
     CHECK(usual.hash() != by.hash());
     // Between ranks whose messages go through memory a message costs less, and two of half the size pay earlier.

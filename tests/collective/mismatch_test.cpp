@@ -68,7 +68,7 @@ TEST_CASE("ranks with different algorithms are refused, though the bits would be
 TEST_CASE("ranks whose constants of the network lead to different choices are refused, with both choices",
           "[collective][mismatch]") {
     // For 4 kB among 3 ranks. Without a `cost` it is that of memory here.
-    automatic_allreduce const usual, odd{.cost = network_cost{}};
+    automatic_allreduce const usual, odd{.cost = network_cost{.message = 30, .post = 1}};
     network_cost near = network_cost::in_memory();
     REQUIRE(automatic_allreduce{.cost = near}.choice(4000, 3) == std::string("recursive_doubling"));
     REQUIRE(odd.choice(4000, 3) == std::string("direct"));

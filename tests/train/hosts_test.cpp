@@ -191,7 +191,7 @@ TEST_CASE("between hosts a rank sends its share of the sums and of the values, a
                 communicator<> comm = any_communicator(std::move(transport), patient());
                 auto const steps = [&](bool hierarchy) {
                     scripted_model<true, true> net({{"a", {n}}});
-                    data_parallel trainer{net, sgd{.lr = 1}, comm,
+                    data_parallel trainer{net, sgd{.lr = 1}, comm, single_bucket{},
                                           training_options{.update = update::sharded, .hierarchy = hierarchy}};
                     if (trainer.shares_memory() != hierarchy) throw std::logic_error("it does not do as told");
                     trainer.step(numbers{{1}});

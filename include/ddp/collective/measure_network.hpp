@@ -17,8 +17,25 @@
 
 namespace ddp {
 
+namespace detail {
+/// Every rank sends one number to the next ranks, and receives as many, all posted at once; on two ranks all go to one.
+template <Transport T>
+task<> exchange_singly(lane<T> over, std::span<float const> out, std::span<float> in) {
+    int const me = over.rank(), others = over.size() - 1;
+    operations receives(in.size()), sends(out.size());
+    auto const distance = [&](std::size_t k) { return 1 + static_cast<int>(k) % others; };
+    for (std::size_t k = 0; k < in.size(); ++k)
+        over.receive(receives[k], (me + over.size() - distance(k)) % over.size(), as_mutable_bytes(in.subspan(k, 1)));
+    for (std::size_t k = 0; k < out.size(); ++k)
+        over.send(sends[k], (me + distance(k)) % over.size(), as_const_bytes(out.subspan(k, 1)));
+    for (std::size_t k = 0; k < in.size(); ++k) co_await receives[k];
+    for (std::size_t k = 0; k < out.size(); ++k) co_await sends[k];
+}
+}  // namespace detail
+
 /// Measures the constants of network_cost, in microseconds: all ranks at once exchange messages with the ranks P/2 above and
-/// below, as in an allreduce. Collective; all ranks return the same numbers, those of the slowest rank.
+/// below, as in an allreduce, and short ones with up to 32 ranks at once, as direct_allreduce does. Collective; all ranks
+/// return the same numbers, those of the slowest rank.
 ///
 ///     ddp::automatic_allreduce const fitted{.cost = ddp::measure_network(comm)};
 ///
@@ -28,7 +45,9 @@ template <Transport T>
 [[nodiscard]] network_cost measure_network(communicator<T> const& comm) {
     network_cost found;
     if (comm.size() == 1) return found;
-    constexpr std::size_t large = std::size_t{64} << 10, at_once = 8;
+    constexpr std::size_t large = std::size_t{64} << 10;
+    std::size_t const at_once =
+        comm.size() == 2 ? 8 : std::min<std::size_t>(32, static_cast<std::size_t>(comm.size()) - 1);
     int const half = comm.size() / 2, to = (comm.rank() + half) % comm.size(),
               from = (comm.rank() + comm.size() - half) % comm.size();
     std::vector<float> const ones(large / sizeof(float), 1.0f);
@@ -48,16 +67,17 @@ template <Transport T>
         return time(static_cast<std::size_t>(rounds), f);
     };
     auto const exchange = [&](std::size_t count) { send_receive(comm, out.first(count), to, in.first(count), from); };
-    auto const exchange_many = [&] {
-        std::vector<request> all;
-        for (std::size_t k = 0; k < at_once; ++k)
-            all.push_back(start_send_receive(comm, out.subspan(k, 1), to, in.subspan(k, 1), from));
-        for (request& one : all) one.wait();
+    auto const exchange_singly = [&](std::size_t count) {
+        detail::call(comm, detail::about<float>("network measurement", count), [&](lane<T> const& over) {
+            return detail::exchange_singly(over, out.first(count), in.first(count));
+        });
     };
     found.message = measure(5'000, [&] { exchange(1); });
-    double const many = measure(5'000, exchange_many), whole = measure(20'000, [&] { exchange(out.size()); });
+    double const one = measure(2'500, [&] { exchange_singly(1); }),
+                 many = measure(2'500, [&] { exchange_singly(at_once); });
+    double const whole = measure(20'000, [&] { exchange(out.size()); });
     double const adding = measure(2'000, [&] { combine<sum>(in, in, out); });
-    found.post = std::max(0.0, many - found.message) / static_cast<double>(at_once - 1);
+    found.post = std::max(0.0, many - one) / static_cast<double>(at_once - 1);
     found.byte = std::max(0.0, whole - found.message) / static_cast<double>(large);
     found.addition = adding / static_cast<double>(large);
     return found;

@@ -22,7 +22,8 @@
 namespace ddp {
 
 /// `count` numbers on every rank of a communicator, zero at first. If all of these ranks are on one host, the numbers are in
-/// memory that all of them see, and allreduce of more than 16 KiB works there, without messages that carry data. Otherwise
+/// memory that all of them see, and allreduce of more than 16 KiB (4 KiB with two ranks) works there, without messages that
+/// carry data. Otherwise
 /// each rank has memory of its own, and allreduce sends messages.
 ///
 ///     ddp::shared_array<float> gradient(comm, n);
@@ -62,8 +63,11 @@ private:
 /// Order   the canonical tree over ranks.
 /// Throws  collective_aborted inside the scheduler.
 struct memory_allreduce {
-    static constexpr std::size_t messages_up_to = std::size_t{16} << 10;  ///< bytes for which messages are faster
-    static constexpr std::size_t piece_bytes = std::size_t{64} << 10;     ///< of each rank: all fit the L2 cache
+    static constexpr std::size_t piece_bytes = std::size_t{64} << 10;  ///< of each rank: all fit the L2 cache
+    /// Bytes for which messages are faster. Two ranks exchange one message each for a barrier.
+    [[nodiscard]] static constexpr std::size_t messages_up_to(int ranks) noexcept {
+        return std::size_t{ranks == 2 ? 4u : 16u} << 10;
+    }
     /// Bytes that are worked on between two turns of the transport.
     static constexpr std::size_t turn_bytes = std::size_t{1} << 20;
 
@@ -102,11 +106,12 @@ private:
 };
 
 /// Whether allreduce of this array over these ranks works in shared memory. If not, it sends messages: where memory is not
-/// shared, for up to 16 KiB, where messages are faster, and over other ranks than those that made the array.
+/// shared, for up to 16 KiB (4 KiB with two ranks), where messages are faster, and over other ranks than those that made the
+/// array.
 template <Transport T, Number E>
 [[nodiscard]] bool in_memory(communicator<T> const& comm, shared_array<E> const& data) noexcept {
     return data.memory() != nullptr && data.memory()->belongs_to(comm.members()) &&
-           data.span().size_bytes() > memory_allreduce::messages_up_to;
+           data.span().size_bytes() > memory_allreduce::messages_up_to(comm.size());
 }
 
 namespace detail {
@@ -126,8 +131,8 @@ auto allreduce_array(communicator<T> const& comm, shared_array<E> const& data, O
 
 /// Replaces the array on every rank by the sum of the arrays of all ranks, or by another operation.
 ///
-/// Cost    above 16 KiB, if memory is shared: two barriers, and every rank reads and writes each byte once. Otherwise that of
-///         automatic_allreduce.
+/// Cost    above 16 KiB (4 KiB with two ranks), if memory is shared: two barriers, and every rank reads and writes each byte
+///         once. Otherwise that of automatic_allreduce.
 /// Order   the canonical tree over ranks: the bits of any canonical algorithm.
 /// Throws  comm_error (the same verdict on every rank); data is then unspecified.
 template <Transport T, Number E, OperationOn<E> Op = sum>
