@@ -195,7 +195,7 @@ class Demo(BetweenHosts):
         shape = r"result: test_accuracy=(\S+) ranks=4 transport=tcp memory=shared .* replicas=identical parameters=([0-9a-f]{16})$"
         expected = re.search(shape, here.stdout.strip())
         self.assertTrue(expected, here.stdout)
-        for variables in (self.secret, {**self.secret, "DDP_TLS": "1"}, {"DDP_INSECURE": "1"}):
+        for variables in (self.secret, {**self.secret, "DDP_TLS": "1", "DDP_HOST": "named"}, {"DDP_INSECURE": "1"}):
             with self.subTest(variables=variables):
                 there = [self.launcher(side, variables, *words) for side in (0, 1)]
                 self.wait(there, 2 * DEADLINE)
@@ -207,6 +207,10 @@ class Demo(BetweenHosts):
                 # The two ranks of each host see each other's memory; those of the other are not expected to, and not told off.
                 for process in there:
                     self.assertNotIn("each other's memory", process.err)
+                # That these are two hosts may be a mistake, unless they have names: rank 0 says it once.
+                said = [process.err.count("ranks 0 to 3 are on one machine in 2 network namespaces (ranks 0 and 1; ranks 2 "
+                                          "and 3), as containers have them") for process in there]
+                self.assertEqual(said, [0 if "DDP_HOST" in variables else 1, 0], self.story(there))
                 self.assertEqual("ddp: warning: connections between hosts" in there[0].err, "DDP_INSECURE" in variables)
 
     def test_it_has_to_be_asked_for(self):
@@ -235,6 +239,7 @@ class Demo(BetweenHosts):
         ranks.append(self.rank(1, 2, 3, [FAULT_PROGRAM], DDP_INSECURE="1"))
         self.wait(ranks)
         self.assertEqual([r.code for r in ranks], [0, 0, 0], self.story(ranks))
+        self.assertIn("ranks 0 to 2 are on one machine in 2 network namespaces (rank 0; ranks 1 and 2)", ranks[0].err)
 
 
 class Network(BetweenHosts):

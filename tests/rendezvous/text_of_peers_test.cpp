@@ -121,18 +121,25 @@ TEST_CASE("why a rank shares no memory is said without its control characters", 
     REQUIRE(!ddp::detail::dial(socket, at, until));
     std::vector<ddp::detail::tcp_mesh::connection> all;
     all.push_back({1, ddp::tcp_stream(std::move(socket)), true});
-    ddp::detail::memory_paths paths(0, all, 5, true);
+    ddp::detail::memory_paths paths(0, all, 5, 9, true);
     ddp::memory_offer offer;
     offer.text = std::string_view(raw);
     ddp::const_bytes const bytes = bytes_of(offer);
     one.put("memory/1", {reinterpret_cast<char const*>(bytes.data()), bytes.size()}, until);
     paths.exchange(zero, 2, until);
     paths.hear(0, paths.news());
-    paths.hear(1, std::string("5;;") + raw);
+    paths.hear(1, std::string("5;9;;") + raw);
     std::string const complaint = paths.complaint();
     CAPTURE(complaint);
     CHECK(has(complaint, escaped));
     CHECK(!has(complaint, raw));
+    CHECK(paths.apart() == "");
+    paths.hear(2, "7;0;");    // a host with a name
+    paths.hear(3, ";;zz;;");  // nonsense
+    CHECK(paths.apart() == "");
+    paths.hear(4, "6;9;");
+    CHECK(
+        has(paths.apart(), "ranks 0, 1 and 4 are on one machine in 2 network namespaces (ranks 0 and 1; rank 4), as"));
 }
 
 TEST_CASE("what went wrong with another rank's file is said without its control characters", "[rendezvous][weights]") {
@@ -148,4 +155,24 @@ TEST_CASE("what went wrong with another rank's file is said without its control 
     CAPTURE(said);
     CHECK(has(said, std::string("rank 1: ") + escaped));
     CHECK(!has(said, raw));
+}
+
+TEST_CASE("ranks of one machine in several network namespaces are named by namespace", "[rendezvous]") {
+    using machine = std::vector<std::vector<int>>;
+    auto const text = [](std::vector<machine> machines) { return ddp::detail::ranks_apart(machines); };
+    CHECK(text({}) == "");
+    CHECK(text({{{0, 1, 2}}, {{3, 4}}}) == "");
+    CHECK(text({{{0, 1}, {2, 3}}}) ==
+          "ranks 0 to 3 are on one machine in 2 network namespaces (ranks 0 and 1; ranks 2 and 3)");
+    CHECK(text({{{0}}, {{1}, {4}}, {{2, 3}}, {{5}, {6}, {7}, {8}, {9, 10}, {11}}}) ==
+          "ranks 1 and 4 are on one machine in 2 network namespaces (rank 1; rank 4), ranks 5 to 11 are on one machine "
+          "in 6 network namespaces (rank 5; rank 6; rank 7; rank 8; 2 more)");
+    std::vector<machine> many;
+    for (int m = 0; m < 4; ++m) many.push_back({{2 * m}, {2 * m + 1}});
+    std::string const four = text(many);
+    CHECK(four.find("ranks 4 and 5 are on one machine") != std::string::npos);
+    CHECK(four.find("ranks 6 and 7") == std::string::npos);
+    CHECK(four.ends_with(", and so are ranks of 1 more machine"));
+    many.push_back({{8}, {9}});
+    CHECK(text(many).find(", and so are ranks of 2 more machines") != std::string::npos);
 }

@@ -13,7 +13,10 @@
 
 namespace ddp {
 
-/// A number for this machine: a digest of its boot and of the network namespace, equal in processes that share memory and
+/// A number for this machine: a digest of its boot, equal in all of its containers.
+[[nodiscard]] std::uint64_t this_machine();
+
+/// A number for this host: a digest of the machine and of the network namespace, equal in processes that share memory and
 /// loopback.
 [[nodiscard]] std::uint64_t this_host();
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cerrno>
 #include <charconv>
@@ -18,6 +19,7 @@
 #include <exception>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -31,6 +33,7 @@
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/bytes.hpp>
 #include <ddp/core/text.hpp>
+#include <ddp/rendezvous/ranks_apart.hpp>
 #include <ddp/rendezvous/tcp_mesh.hpp>
 #include <ddp/rendezvous/tcp_socket.hpp>
 #include <ddp/rendezvous/tcp_store.hpp>
@@ -83,13 +86,17 @@ namespace ddp::detail {
 /// memory uses it; other pairs use TCP.
 class memory_paths {
 public:
-    /// `wanted`: whether this rank shares memory if it can. A rank's rings take 2 MiB in all, 16 to 256 KiB each.
-    [[gnu::cold]] memory_paths(int rank, std::vector<tcp_mesh::connection>& all, std::uint64_t host, bool wanted)
-        : me_(rank), told_before_(blindness_said()) {
+    /// `machine`: this_machine(), or 0 if the host is one on purpose. `wanted`: whether this rank shares memory if it can. A
+    /// rank's rings take 2 MiB in all, 16 to 256 KiB each.
+    [[gnu::cold]] memory_paths(int rank, std::vector<tcp_mesh::connection>& all, std::uint64_t host,
+                               std::uint64_t machine, bool wanted)
+        : me_(rank), told_before_(blindness_said()), told_apart_before_(separation_said()) {
         for (tcp_mesh::connection& c : all)
             if (c.same_host) peers_.push_back({c.rank, &c.stream});
-        if (peers_.empty() || !wanted) return;
+        if (!wanted) return;
         host_ = host;
+        machine_ = machine;
+        if (peers_.empty()) return;
         std::sort(peers_.begin(), peers_.end(), [](peer const& a, peer const& b) { return a.rank < b.rank; });
         capacity_ = std::clamp(std::bit_floor((std::size_t{2} << 20) / peers_.size()), std::size_t{16} << 10,
                                std::size_t{256} << 10);
@@ -131,14 +138,16 @@ public:
             if (!complete) std::this_thread::sleep_for(std::chrono::microseconds(200));
         }
     }
-    /// What every rank has to hear of this one, with a semicolon between: its host in hexadecimal, 0 if it does not want to
-    /// share; the ranks whose memory it sees, as ranks_text writes them; and why there are not more, if it knows.
+    /// What every rank has to hear of this one, with a semicolon between: its host and its machine in hexadecimal, 0 if it does
+    /// not want to share; the ranks whose memory it sees, as ranks_text writes them; and why there are not more, if it
+    /// knows.
     [[nodiscard, gnu::cold]] std::string news() const {
         std::vector<int> ranks;
         for (peer const& p : peers_)
             if (p.view != nullptr) ranks.push_back(p.rank);
-        std::array<char, 24> host{};
-        std::snprintf(host.data(), host.size(), "%llx", static_cast<unsigned long long>(host_));
+        std::array<char, 48> host{};
+        std::snprintf(host.data(), host.size(), "%llx;%llx", static_cast<unsigned long long>(host_),
+                      static_cast<unsigned long long>(machine_));
         sharing_problem const problem = how_.problem();
         return concat(
             {host.data(), ";", ranks_text(ranks), ";", memory_ == nullptr ? mine_.text.view() : problem.text.view()});
@@ -152,11 +161,16 @@ public:
         };
         sees_.resize(std::max(sees_.size(), static_cast<std::size_t>(who) + 1));
         std::vector<int>& sees = sees_[static_cast<std::size_t>(who)];
-        std::string_view const host = next();
-        std::uint64_t number = 0;
-        std::from_chars(host.data(), host.data() + host.size(), number, 16);
-        if (std::vector<int>& there = hosts_[number]; number != 0)
+        auto const next_number = [&] {
+            std::string_view const text = next();
+            std::uint64_t number = 0;
+            std::from_chars(text.data(), text.data() + text.size(), number, 16);
+            return number;
+        };
+        std::uint64_t const host = next_number(), machine = next_number();
+        if (std::vector<int>& there = hosts_[host]; host != 0)
             there.insert(std::upper_bound(there.begin(), there.end(), who), who);
+        if (machine != 0) machines_[machine].insert(host);
         sees = ranks_in(next());
         if (!news.empty()) reasons_.emplace_back(who, printable(news, 96));
         bool const sees_me = std::binary_search(sees.begin(), sees.end(), me_);
@@ -189,14 +203,25 @@ public:
         }
         return found;
     }
-    /// Once the news of all ranks have been heard. Rank 0 prints the complaint, if there is one, whichever ranks it is about;
-    /// once per process.
+    /// Once the news of all ranks have been heard. Rank 0 prints the complaints, if there are any, whichever ranks they are
+    /// about; once per process.
     [[gnu::cold]] void tell() {
         how_.settle();
-        std::string const line = complaint();
-        if (line.empty()) return;
-        if (me_ == 0 && !told_before_) std::fprintf(stderr, "ddp: %s\n", line.c_str());
-        blindness_said() = true;
+        tell(complaint(), told_before_, blindness_said());
+        tell(apart(), told_apart_before_, separation_said());
+    }
+    /// Which ranks of one machine count as ranks of several hosts, because their network namespaces differ: the same text on all
+    /// ranks. Empty if there are none, apart from those that do not want to share and those whose host has a name.
+    [[nodiscard, gnu::cold]] std::string apart() const {
+        std::vector<std::vector<std::vector<int>>> machines;
+        for (auto const& [machine, hosts] : machines_) {
+            std::vector<std::vector<int>>& spaces = machines.emplace_back();
+            for (std::uint64_t const host : hosts) spaces.push_back(hosts_.at(host));
+            std::sort(spaces.begin(), spaces.end());
+        }
+        std::sort(machines.begin(), machines.end());
+        std::string const text = ranks_apart(machines);
+        return text.empty() ? text : text + what_to_do_if_apart;
     }
     /// Which ranks of a host exchange messages over TCP, and why: the same text on all ranks. Empty if there are none, apart
     /// from those that do not want to share.
@@ -225,6 +250,11 @@ private:
         bool given = false;
     };
 
+    [[gnu::cold]] void tell(std::string const& line, bool before, std::atomic<bool>& said) const {
+        if (line.empty()) return;
+        if (me_ == 0 && !before) std::fprintf(stderr, "ddp: %s\n", line.c_str());
+        said = true;
+    }
     /// Checks that there are enough descriptors: for its own memory and socket, and for the memory of each other rank of this
     /// host. If there are too few, a message that carries a descriptor arrives without it, and without an error.
     [[gnu::cold]] void expect_room(int size) const {
@@ -247,15 +277,17 @@ private:
     }
 
     int me_;
-    bool told_before_;         // before this job, in this process
-    std::uint64_t host_ = 0;   // 0: it does not share
+    bool told_before_, told_apart_before_;  // before this job, in this process
+    std::uint64_t host_ = 0;                // 0: it does not share
+    std::uint64_t machine_ = 0;
     std::vector<peer> peers_;  // the other ranks of this host, in order
     std::size_t capacity_ = 0;
     memfd_sharing how_;
     memory_offer mine_;
     std::shared_ptr<std::byte> memory_;
-    std::vector<std::vector<int>> sees_;               // by rank: the ranks that it sees, itself included
-    std::map<std::uint64_t, std::vector<int>> hosts_;  // the ranks of each host that want to share, ascending
+    std::vector<std::vector<int>> sees_;                         // by rank: the ranks that it sees, itself included
+    std::map<std::uint64_t, std::vector<int>> hosts_;            // the ranks of each host that want to share, ascending
+    std::map<std::uint64_t, std::set<std::uint64_t>> machines_;  // the hosts of each machine
     std::vector<std::pair<int, std::string>> reasons_;
 };
 

@@ -20,7 +20,7 @@
 
 namespace ddp {
 
-[[gnu::cold]] DDP_DECL std::uint64_t this_host() {
+[[gnu::cold]] DDP_DECL std::uint64_t this_machine() {
     digest identity;
     std::array<char, 64> boot{};
     if (std::FILE* const file = std::fopen("/proc/sys/kernel/random/boot_id", "r")) {
@@ -30,6 +30,12 @@ namespace ddp {
     } else if (::gethostname(boot.data(), boot.size() - 1) == 0) {
         identity.add(std::string_view(boot.data()));
     }
+    return identity.value();
+}
+
+[[gnu::cold]] DDP_DECL std::uint64_t this_host() {
+    digest identity;
+    identity.add(this_machine());
     struct ::stat status{};
     if (::stat("/proc/self/ns/net", &status) == 0) identity.add(static_cast<std::uint64_t>(status.st_ino));
     return identity.value();

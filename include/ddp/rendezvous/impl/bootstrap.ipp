@@ -266,6 +266,7 @@ namespace detail {
     if (options.congestion.empty()) options.congestion = variable("DDP_TCP_CONGESTION");
     bool const in_memory = detail::environment_flag("DDP_SHARE_MEMORY", true) && options.share_memory;
     framing.host = host_named(options.host);
+    std::uint64_t const machine = options.host.empty() && variable("DDP_HOST").empty() ? this_machine() : 0;
 
     std::pair<int, int> const ports = detail::port_range(options.ports);
     std::uint64_t const id = j.id.empty() ? 0 : digest{}.add(std::string_view(j.id)).value();
@@ -350,7 +351,7 @@ namespace detail {
         mesh.emplace(mine, addresses, *acceptor, store, options.times, between_ranks, until).connect(met);
         mesh.reset();
         acceptor.reset();
-        detail::memory_paths paths(j.rank, met, framing.host, in_memory);
+        detail::memory_paths paths(j.rank, met, framing.host, machine, in_memory);
         paths.exchange(store, j.size, until);
         store.stop_beating();
         detail::core_set cores = detail::cores_of_process();
