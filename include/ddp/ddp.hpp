@@ -39,7 +39,6 @@
 #include <ddp/train/data_parallel.hpp>
 #include <ddp/train/early_stopping.hpp>
 #include <ddp/train/evaluate.hpp>
-#include <ddp/train/reduce_on_plateau.hpp>
 #include <ddp/train/replica.hpp>
 #include <ddp/train/weights.hpp>
 #include <ddp/transport/any.hpp>

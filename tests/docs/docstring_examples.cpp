@@ -22,6 +22,7 @@
 #include <ddp/sim/cluster.hpp>
 #include <ddp/strategy/averaging.hpp>
 #include <ddp/strategy/local_parallel.hpp>
+#include <ddp/train/reduce_on_plateau.hpp>
 #include <ddp/transport/framed/frame_descriptor.hpp>
 #include <ddp/transport/framed/framed.hpp>
 #include <memory>

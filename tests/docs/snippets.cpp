@@ -15,6 +15,7 @@
 #include <ddp/rendezvous/run_tcp.hpp>
 #include <ddp/strategy/local_parallel.hpp>
 #include <ddp/testing/check_model.hpp>
+#include <ddp/train/reduce_on_plateau.hpp>
 #include <ddp/transport/framed/tcp.hpp>  // ddp::tcp_transport
 #include <span>
 #include <stdexcept>
