@@ -42,6 +42,12 @@ def ip(*words, check=True):
     subprocess.run(["ip", *words], check=check, stderr=None if check else subprocess.DEVNULL)
 
 
+def bytes_of(rate):
+    """A second."""
+    number, unit = re.fullmatch(r"([\d.]+)([mg])bit", rate).groups()
+    return float(number) * {"m": 1e6, "g": 1e9}[unit] / 8
+
+
 class Links:
     """Namespaces ddpl0, ddpl1, … on one bridge, each behind a link of that rate."""
 
@@ -55,7 +61,11 @@ class Links:
         allowed = listed.read_text().split()
         if "cubic" not in allowed:
             listed.write_text(" ".join([*allowed, "cubic"]))
-        shaped = ["tbf", "rate", self.rate, "burst", "128k", "limit", "1m"]
+        # What may leave at once is 0.4 ms of the rate, and 4 ms wait (at least 128 KiB and 1 MiB): a link must not idle while its
+        # host's core does other work.
+        bytes_a_ms = bytes_of(self.rate) / 1e3
+        shaped = ["tbf", "rate", self.rate, "burst", str(max(131072, int(0.4 * bytes_a_ms))),
+                  "limit", str(max(1048576, int(4 * bytes_a_ms)))]
         ip("netns", "add", "ddplhub")
         ip("-n", "ddplhub", "link", "add", "name", "hub", "type", "bridge")
         ip("-n", "ddplhub", "link", "set", "hub", "up")
@@ -100,9 +110,7 @@ class Links:
 
 def wire_ms(rate, ranks, gradient_bytes, payload=1448 / 1538):
     """How long a link of this rate is busy with what a rank sends in an allreduce."""
-    number, unit = re.fullmatch(r"([\d.]+)([mg])bit", rate).groups()
-    bits = float(number) * {"m": 1e6, "g": 1e9}[unit] * payload
-    return 2 * (ranks - 1) / ranks * gradient_bytes * 8 / bits * 1e3
+    return 2 * (ranks - 1) / ranks * gradient_bytes / (bytes_of(rate) * payload) * 1e3
 
 
 def allreduces(with_):
