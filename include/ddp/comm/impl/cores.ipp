@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -78,7 +79,7 @@ namespace ddp::detail {
 
 [[gnu::cold]] DDP_DECL int usable_cores(core_set const& cores, double quota) noexcept {
     int const all = cores.count();
-    int const allowed = quota > 0 && quota < all ? static_cast<int>(quota + 0.5) : all;
+    int const allowed = quota > 0 && quota < all ? static_cast<int>(std::lround(quota)) : all;
     return std::max(allowed, 1);
 }
 
