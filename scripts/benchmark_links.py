@@ -43,7 +43,7 @@ def ip(*words, check=True):
 
 
 def bytes_of(rate):
-    """A second."""
+    """What a link of this rate carries in a second."""
     number, unit = re.fullmatch(r"([\d.]+)([mg])bit", rate).groups()
     return float(number) * {"m": 1e6, "g": 1e9}[unit] / 8
 

@@ -23,8 +23,7 @@ namespace ddp {
 
 /// `count` numbers on every rank of a communicator, zero at first. If all of these ranks are on one host, the numbers are in
 /// memory that all of them see, and allreduce of more than 16 KiB (4 KiB with two ranks) works there, without messages that
-/// carry data. Otherwise
-/// each rank has memory of its own, and allreduce sends messages.
+/// carry data. Otherwise each rank has memory of its own, and allreduce sends messages.
 ///
 ///     ddp::shared_array<float> gradient(comm, n);
 ///     compute(gradient.span());
