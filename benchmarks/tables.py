@@ -248,6 +248,15 @@ def startup_table(directory):
         print_paths({name: [path_of(line) for how, line in lines if how == name] for name in sorted({how for how, _ in lines})})
 
 
+def bounds_table(directory):
+    lines = list(lines_of(directory, "*.bounds.lines"))
+    assert all(line["ok"] for line in lines), lines
+    times = medians(((line["bytes"], line["kind"]), line["med_us"]) for line in lines)
+    kinds = list(dict.fromkeys(line["kind"] for line in lines))
+    table("Bounds: two processes without a library", ["size", *kinds],
+          [[sizes_text(size), *(time_text(times[size, kind]) for kind in kinds)] for size in sorted({s for s, _ in times})])
+
+
 def growth_tables(directory):
     rows = [row for file in directory.glob("*.growth.size.json") for row in rows_of(file)]
     paths = {row["bytes"]: path_of(row) for row in rows}
@@ -307,6 +316,7 @@ def main():
     startup_table(directory)
     thread_table(directory)
     alone_table(directory)
+    bounds_table(directory)
     growth_tables(directory)
 
 

@@ -4,8 +4,8 @@
 //   ./benchmark_virtual_ranks
 //
 // RANKS ("2 4 8 16 32 64"), SIZES ("4096 4194304": bytes of float); the network (network_model): LATENCY_US (25) from card to
-// card, GBIT (10), the rate of each card in each direction, OVERHEAD_US (2) that each message holds up its sender's card, as
-// much as network_cost::post says of TCP. Additions take no time.
+// card, GBIT (10), the rate of each card in each direction, OVERHEAD_US (2) that each message holds up its sender's card.
+// Additions take no time.
 //
 // time_us     from the call on all ranks to its end on the last
 // messages    that a rank sends, in the mean of the ranks; sent_bytes: likewise, their bytes

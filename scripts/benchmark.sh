@@ -14,6 +14,7 @@
 #   startup    from the launch to the end of the first allreduce: ddprun, mpirun
 #   thread     steps by messages over TCP, with a communication thread that drives and with one that rests
 #   alone      steps of one rank: data_parallel, and what --peers has in plain Eigen
+#   bounds     what two processes need without any library to copy, to add in shared memory and to exchange over TCP
 #   growth     with size, ranks on few cores, parameters, ranks in one process, and ranks on virtual time
 # --peers DIR names a directory with programs that speak ddp-perf's candidate protocol (ddp-perf --help): build/allreduce_gloo
 # and build/allreduce_mpich, and launch.py, which starts N copies with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. For alone:
@@ -30,7 +31,7 @@ cd "$(dirname "$0")/.."
 rounds=3
 ranks="2 4"
 speed=
-only="allreduce sockets steps update startup thread alone growth"
+only="allreduce sockets steps update startup thread alone bounds growth"
 peers=
 build=build/benchmark${CXX:+-$(basename "$CXX")}
 tools=
@@ -55,7 +56,7 @@ done
 if [[ -z $tools ]]; then
     cmake -S . -B "$build" -G Ninja --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DDDP_ARCH=native \
         -DDDP_TOOLS_ARCH=native -DDDP_BUILD_BENCHMARKS=ON -DDDP_BUILD_TESTS=OFF -DDDP_BUILD_EXAMPLES=OFF > /dev/null
-    cmake --build "$build" --target ddprun ddp-perf benchmark_{train_step,update,virtual_ranks} > /dev/null
+    cmake --build "$build" --target ddprun ddp-perf benchmark_{bounds,train_step,update,virtual_ranks} > /dev/null
     tools=$PWD/$build/tools
     prefix=$PWD/$build/benchmarks/benchmark
 fi
@@ -68,6 +69,7 @@ export ROUNDS=1 STEP_BUDGET=1.5 MIB=140 STEPS=4
 sizes=(-b 4 -e 64M -f 4)
 large=(-b 16M -e 1G -f 4)
 models=(mlp wide cnn)
+bytes="1048576 4194304 16777216 67108864"
 many="2 4 8 16 32 64"
 virtual="2 4 8 16 32 64"
 virtual_sizes="4096 4194304"
@@ -79,7 +81,7 @@ case $speed in
         sizes=(-b 64K -e 1M -f 16 --budget 0.02) large=(-b 1M -e 16M -f 16 --budget 0.1)
         ;;
     smoke)
-        rounds=1 ranks=2 STEP_BUDGET=0.01 MIB=1 STEPS=1 models=(cnn) many="2 3" virtual="2 4" virtual_sizes=4096 crowd="3" budget=0
+        rounds=1 ranks=2 STEP_BUDGET=0.01 MIB=1 STEPS=1 models=(cnn) many="2 3" virtual="2 4" virtual_sizes=4096 crowd="3" budget=0 bytes=65536
         export SKIP=sharded
         sizes=(-b 64K -e 64K --iterations 2) large=(-b 256K -e 1M -f 4 --iterations 2)
         ;;
@@ -204,6 +206,8 @@ startup() {
     done
 }
 
+bounds() { SIZES="$bytes" ROUNDS='' "${prefix}_bounds" > "$figures/$2.bounds.lines"; }
+
 growth() {
     local to=$figures/$2.growth n parts spent way
     "$perf" allreduce --transport shm -n 2 "${large[@]}" --dirty --json "$to.size.json" > /dev/null
@@ -228,7 +232,7 @@ growth() {
 
 for ((round = 1; round <= rounds; ++round)); do
     for section in $only; do
-        if [[ $section == growth || $section == alone ]]; then
+        if [[ $section =~ ^(growth|alone|bounds)$ ]]; then
             printf '== round %d of %d: %s\n' "$round" "$rounds" "$section" >&2
             "$section" - "$round"
             continue

@@ -17,7 +17,8 @@ With --ours PyTorch is left out, and the table has our replicated step and the k
 With --allreduce 1M 256M an allreduce is timed instead, of sizes from 1 MiB to 256 MiB in steps of 4, by build/benchmark/tools/ddp-perf
 or another (--perf): for S (0.25) seconds a size and round, at least 4 times, its sums checked. "of the rate" is what share of the time
 the wire alone would take at the whole rate for 2(P-1)/P of the size; "of payload", at what is left for payload of packets as tbf counts
-them, 1448 of 1514 bytes. 1 is a wire that never waits.
+them, 1448 of 1514 bytes. 1 is a wire that never waits. "Only exchanged": of two ranks, the same share of benchmark_bounds (--bounds), which sends
+as many bytes to the other process as it reads, at once, over one connection, without a library.
 Needs build/benchmark/benchmarks/benchmark_train_step (scripts/benchmark.sh --quick makes it) or another build of it (--program),
 and PyTorch in build/torch (scripts/setup.sh torch). Each kind is timed for at least S (1.5) seconds a round. DDP_INSECURE=1: neither side protects its connections. Leave the machine alone meanwhile.
 """
@@ -117,10 +118,11 @@ def allreduces(with_):
     begin, end = with_.allreduce
     figures = []
     compilers = set()
-    print("| rate | ranks | size | algorithm | path | ms | of the rate | of payload |\n|---|---:|---:|---|---|---:|---:|---:|", flush=True)
+    print("| rate | ranks | size | algorithm | path | ms | of the rate | of payload | only exchanged, of the rate |\n"
+          "|---|---:|---:|---|---|---:|---:|---:|---:|", flush=True)
     for rate in with_.rates.split(","):
         for ranks in (int(n) for n in with_.ranks.split(",")):
-            seen = collections.defaultdict(list)
+            seen, exchanged = collections.defaultdict(list), collections.defaultdict(list)
             with Links(ranks, rate) as links, tempfile.NamedTemporaryFile(suffix=".json") as results:
                 for _ in range(with_.rounds):
                     links.start([str(with_.perf), "allreduce", "-b", begin, "-e", end, "-f", "4", "--check", "--budget",
@@ -130,13 +132,20 @@ def allreduces(with_):
                     path = "TCP" if result["messages"] == "sockets" else result["messages"]
                     for row in result["rows"]:
                         seen[row["bytes"], row["algorithm"], path].append(row["med_us"] / 1e3)
+                    if ranks != 2:
+                        continue
+                    sizes = {"SIZES": " ".join(str(row["bytes"]) for row in result["rows"])}
+                    for line in links.start([str(with_.bounds), "exchange"], sizes).splitlines():
+                        row = json.loads(line)
+                        exchanged[row["bytes"]].append(row["med_us"] / 1e3)
             for (size, algorithm, path), times in seen.items():
                 ms = statistics.median(times)
                 shares = {"rate": wire_ms(rate, ranks, size, 1) / ms, "payload": wire_ms(rate, ranks, size, 1448 / 1514) / ms}
+                only = wire_ms(rate, ranks, size, 1) / statistics.median(exchanged[size]) if exchanged[size] else None
                 figures.append({"rate": rate, "ranks": ranks, "bytes": size, "algorithm": algorithm, "path": path, "ms": ms,
-                                "of_rate": shares["rate"], "of_payload": shares["payload"], "all": times})
+                                "of_rate": shares["rate"], "of_payload": shares["payload"], "exchanged_of_rate": only, "all": times})
                 print(f"| {rate} | {ranks} | {size / (1 << 20):g} MiB | {algorithm} | {path} | {ms:,.3f} | "
-                      f"{shares['rate']:.3f} | {shares['payload']:.3f} |", flush=True)
+                      f"{shares['rate']:.3f} | {shares['payload']:.3f} | {f'{only:.3f}' if only else ''} |", flush=True)
     print(f"\nTCP with cubic through tbf, no secret; compiled by {', '.join(sorted(compilers))}; rounds: {with_.rounds}.")
     if with_.json:
         pathlib.Path(with_.json).write_text(json.dumps(figures, indent=1))
@@ -172,6 +181,7 @@ def main():
     options.add_argument("--program", default=ROOT / "build/benchmark/benchmarks/benchmark_train_step")
     options.add_argument("--allreduce", nargs=2, metavar=("BEGIN", "END"), help="time allreduces instead, of these sizes")
     options.add_argument("--perf", default=ROOT / "build/benchmark/tools/ddp-perf")
+    options.add_argument("--bounds", default=ROOT / "build/benchmark/benchmarks/benchmark_bounds")
     options.add_argument("--seconds", type=float)
     options.add_argument("--json")
     with_ = options.parse_args()
