@@ -190,6 +190,7 @@ struct settings {
     std::size_t tensors = 8, elements = 20000, bucket = 64 << 10;
     std::size_t apart = 0;
     int pause = 0;           // milliseconds in every forward
+    int linger = 0;          // milliseconds before the process ends, where it ends with an error
     std::size_t slices = 0;  // elements of a gradient that are reported at once; 0: all
     bool digests = false;
     std::string algorithm = "auto", exchange = "none", update = "automatic", strategy;
@@ -259,6 +260,8 @@ settings parse(int argc, char** argv) {
             with.apart = std::stoull(value);
         else if (name == "pause")
             with.pause = std::stoi(value);
+        else if (name == "linger")
+            with.linger = std::stoi(value);
         else if (name == "slices")
             with.slices = std::stoull(value);
         else if (name == "digests")
@@ -318,6 +321,7 @@ settings parse(int argc, char** argv) {
         *time *= time_scale();
     for (fault& f : with.faults) f.milliseconds *= time_scale();
     with.pause *= time_scale();
+    with.linger *= time_scale();
     return with;
 }
 
@@ -683,7 +687,7 @@ void train(settings const& with, Comm& comm, trouble& ill) {
 
 int main(int argc, char** argv) try {
     settings const with = parse(argc, argv);
-    return ddp::run_main<ddp::threads, checked_channels::launch>(with.run, [&](auto& comm) {
+    int const code = ddp::run_main<ddp::threads, checked_channels::launch>(with.run, [&](auto& comm) {
         trouble ill(with, comm.rank(), comm.size());
         say("start rank=" + std::to_string(comm.rank()) + " at=" + std::to_string(now_ns()) +
             " channels=" + std::to_string(checked_channels::made));
@@ -700,6 +704,8 @@ int main(int argc, char** argv) try {
             throw;
         }
     });
+    if (code != 0) std::this_thread::sleep_for(std::chrono::milliseconds(with.linger));
+    return code;
 } catch (std::exception const& e) {
     std::fprintf(stderr, "%s\n", e.what());
     return 2;

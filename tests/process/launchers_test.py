@@ -69,7 +69,10 @@ class Launchers(unittest.TestCase):
                 self.assertRegex(error, r"^DDP-E202 peer closed: rank 1 is gone\b")
 
     def test_with_ulfm_every_other_rank_says_who_was_killed(self):
-        """`--with-ft ulfm` keeps mpirun from ending the other processes of the job."""
+        """`--with-ft ulfm` keeps mpirun from ending the other processes of the job when a signal has killed one.
+
+        It still ends them when one returns another code than 0, so each rank waits until the others have spoken, too.
+        """
         for name in self.each("Open MPI 5"):
             mpirun, _, options = LAUNCHERS[name]
             late = []
@@ -78,7 +81,7 @@ class Launchers(unittest.TestCase):
                     mark = f"ulfm-{os.getpid()}-{ranks}"
                     around = environment(DDP_TEST_MARK=mark, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
                     code, out, err = Rank([mpirun, *options, "--with-ft", "ulfm", "-n", str(ranks), FAULT_PROGRAM, "steps=1000",
-                                           "tensors=3", "elements=1000", f"fault={killed}:kill:{phase}:3"], around,
+                                           "tensors=3", "elements=1000", "linger=500", f"fault={killed}:kill:{phase}:3"], around,
                                           start_new_session=True).finish()
                     self.assertNotEqual(code, 0, out + err)
                     self.assertNotIn("done rank=", out)
