@@ -26,6 +26,7 @@
 #include <ddp/model/layout.hpp>
 #include <ddp/optim/parameter_groups.hpp>
 #include <ddp/train/data_parallel.hpp>
+#include <ddp/train/state_digest.hpp>
 #include <ddp/train/stepper.hpp>
 
 #include "support/on_ranks.hpp"
@@ -145,6 +146,7 @@ struct ending {
     std::vector<numbers_of> values;
     std::vector<std::uint64_t> digests;
     std::map<std::string, std::vector<std::byte>> state;  // by parameter and name, where it begins
+    std::uint64_t state_digest = 0;
     exchange_statistics statistics;
     std::size_t bytes = 0;  // as the communicator counts them, in the last step
     exchange_plan<double> plan;
@@ -183,6 +185,7 @@ inline void go(trainer_type& trainer, told_mlp& model, training const& with, std
     }
     for (auto const& p : trainer.parameters()) end.values.emplace_back(p.value.begin(), p.value.end());
     trainer.for_each_state([&](state_slice const& s) { end.state[key_of(s)] = {s.bytes.begin(), s.bytes.end()}; });
+    end.state_digest = digest_of_state(trainer);
     end.statistics = trainer.statistics();
 }
 /// Trains from step `from` to step `to`, having been given values and state.

@@ -52,11 +52,14 @@ void check(int exponent_bits) {
     }
     // Between two neighbours: to the nearer, in the middle to the even one; beyond the last as if there were one more.
     std::size_t const last = numbers.size() - 1;
+    std::vector<float> tried{std::bit_cast<float>(0x7f800001u), std::bit_cast<float>(0xffc12345u), -INFINITY, 65520,
+                             -0.0f};
     for (std::size_t i = 0; i <= last; ++i) {
         double const low = numbers[i], high = i == last ? 2 * numbers[i] - numbers[i - 1] : numbers[i + 1];
         auto const middle = static_cast<float>((low + high) / 2);
         auto const at = static_cast<std::uint16_t>(i), above = static_cast<std::uint16_t>(i + 1);
         bool const exact = static_cast<double>(middle) == (low + high) / 2;
+        tried.insert(tried.end(), {middle, std::nextafter(middle, 0.0f), -std::nextafter(middle, INFINITY)});
         if (exact) REQUIRE(Format::narrow(middle) == (i % 2 == 0 ? at : above));
         float const below_middle = std::nextafter(middle, 0.0f), above_middle = std::nextafter(middle, INFINITY);
         if (static_cast<double>(below_middle) > low) REQUIRE(Format::narrow(below_middle) == at);
@@ -64,6 +67,9 @@ void check(int exponent_bits) {
         if (static_cast<double>(above_middle) < high) REQUIRE(Format::narrow(-above_middle) == (above | 0x8000));
     }
     REQUIRE(Format::narrow(INFINITY) == Format::narrow(std::numeric_limits<float>::max()));
+    std::vector<std::uint16_t> by_kernel(tried.size());
+    detail::kernels::narrow<Format>(tried.data(), by_kernel.data(), tried.size());
+    for (std::size_t i = 0; i < tried.size(); ++i) REQUIRE(by_kernel[i] == Format::narrow(tried[i]));
 }
 
 }  // namespace

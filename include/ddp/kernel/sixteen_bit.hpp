@@ -6,6 +6,8 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 #include <ddp/kernel/kernel.hpp>
 
@@ -66,12 +68,31 @@ private:
 
 namespace detail::kernels {
 
+#if defined(__F16C__)
+/// half::narrow of eight numbers by the processor's own conversion, whose NaN are given the bits of half::narrow's.
+[[gnu::always_inline]] inline void narrow_eight(float const* in, std::uint16_t* out) noexcept {
+    using floats [[gnu::vector_size(32)]] = float;
+    using halves [[gnu::vector_size(16)]] = std::int16_t;
+    floats x;
+    std::memcpy(&x, in, sizeof x);
+    auto const to_nearest = std::bit_cast<halves>(__builtin_ia32_vcvtps2ph256(x, 0));
+    halves const nan = (to_nearest & 0x7fff) > 0x7c00;
+    halves const all = (to_nearest & ~nan) | (((to_nearest & std::int16_t{-0x8000}) | 0x7e00) & nan);
+    std::memcpy(out, &all, sizeof all);
+}
+#endif
+
 /// A double is rounded to float first.
 template <class Format, std::floating_point E>
 DDP_KERNEL void narrow(E const* in, std::uint16_t* out, std::size_t count) {
     DDP_NO_CONTRACTION
+    std::size_t i = 0;
+#if defined(__F16C__)
+    if constexpr (std::is_same_v<Format, half> && std::is_same_v<E, float>)
+        for (; i + 8 <= count; i += 8) narrow_eight(in + i, out + i);
+#endif
     DDP_INDEPENDENT
-    for (std::size_t i = 0; i < count; ++i) out[i] = Format::narrow(static_cast<float>(in[i]));
+    for (; i < count; ++i) out[i] = Format::narrow(static_cast<float>(in[i]));
 }
 template <class Format, std::floating_point E>
 DDP_KERNEL void widen(std::uint16_t const* in, E* out, std::size_t count) {

@@ -1,0 +1,39 @@
+/// \file
+/// digest_of_state: whether two trainings would continue alike, as one number a rank.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <span>
+
+#include <ddp/core/bytes.hpp>
+#include <ddp/core/digest.hpp>
+#include <ddp/model/model.hpp>
+#include <ddp/model/state_slice.hpp>
+
+namespace ddp {
+
+/// Returns a digest of all numbers that `trainer`, a data_parallel or local_parallel, keeps on this rank from step to step:
+/// how many steps it has completed, values, the model's buffers, and what for_each_state() visits (the optimizer's state, what
+/// an exchange has left out, what a strategy keeps). On one rank of two trainings of the same program it is the same if they
+/// continue with the same bits. Ranks of one training differ in it if each holds a part of the optimizer's state
+/// (update::sharded), or keeps something of its own; compare those by replicas_identical(). Local. Cost: one pass over all of
+/// it. Throws usage_error while a step is under way.
+template <class Trainer>
+    requires requires(Trainer& trainer, state_visitor visit) {
+        { trainer.completed_steps() } -> std::convertible_to<std::uint64_t>;
+        trainer.for_each_state(visit);
+        trainer.parameters();
+    }
+[[nodiscard]] std::uint64_t digest_of_state(Trainer& trainer) {
+    digest all;
+    trainer.for_each_state(
+        [&](state_slice const& s) { all.add(s.of).add(s.name).add(std::uint64_t{s.begin}).add(const_bytes(s.bytes)); });
+    all.add(std::uint64_t{trainer.completed_steps()});
+    for (auto const& p : trainer.parameters()) all.add(p.name).add(as_const_bytes(std::span(p.value)));
+    if constexpr (requires { trainer.model().buffers(); })
+        for (model_buffer const& b : trainer.model().buffers()) all.add(b.name).add(const_bytes(b.bytes));
+    return all.value();
+}
+
+}  // namespace ddp
