@@ -29,6 +29,7 @@
 
 #include "support/catch.hpp"
 #include "support/group_checks.hpp"
+#include "support/on_ranks.hpp"
 #include "support/ranks.hpp"
 #include "train/patience.hpp"
 
@@ -522,41 +523,45 @@ std::size_t bytes_in_use() {
 }  // namespace
 
 TEST_CASE("a thousand splits leave nothing behind, and a thousand groups slow nothing down", "[comm][group]") {
+    bool const tcp = GENERATE(false, true);
     std::atomic<std::size_t> before = 0, after = 0;
-    auto const found = test::run_ranks(2, [&](auto& comm) {
-        // The least of several times: what the machine does besides does not count.
-        auto const least_time = [&] {
-            nanoseconds least = nanoseconds::max();
-            for (int round = 0; round < 12; ++round) {
-                auto const since = monotonic_clock::now();
-                for (int k = 0; k < 25; ++k) static_cast<void>(comm.split(k % 2));
-                least = std::min<nanoseconds>(least, monotonic_clock::now() - since);
+    auto const found = test::ranks_over(
+        tcp, tcp ? 3 : 2,
+        [&](auto& comm) {
+            // The least of several times: what the machine does besides does not count.
+            auto const least_time = [&] {
+                nanoseconds least = nanoseconds::max();
+                for (int round = 0; round < 12; ++round) {
+                    auto const since = monotonic_clock::now();
+                    for (int k = 0; k < 25; ++k) static_cast<void>(comm.split(k % 2));
+                    least = std::min<nanoseconds>(least, monotonic_clock::now() - since);
+                }
+                return least;
+            };
+            nanoseconds const few = least_time();
+            barrier(comm);
+            if (comm.rank() == 0) before = bytes_in_use();
+            barrier(comm);
+            for (int k = 0; k < 1000; ++k) static_cast<void>(comm.split(k % 2, -k));
+            barrier(comm);
+            if (comm.rank() == 0) after = bytes_in_use();
+            barrier(comm);
+            std::vector<std::remove_cvref_t<decltype(comm)>> kept;
+            for (int k = 0; k < 1000; ++k) kept.push_back(comm.split(0));
+            nanoseconds many = least_time();  // again where the machine was busy: both ranks go on alike
+            for (int again = 0; again < 20; ++again) {
+                std::int32_t const slow = many < 2 * few + 250us ? 0 : 1;
+                if (allreduce(comm, slow, maximum{}) == 0) break;
+                many = std::min(many, least_time());
             }
-            return least;
-        };
-        nanoseconds const few = least_time();
-        barrier(comm);
-        if (comm.rank() == 0) before = bytes_in_use();
-        barrier(comm);
-        for (int k = 0; k < 1000; ++k) static_cast<void>(comm.split(k % 2, -k));
-        barrier(comm);
-        if (comm.rank() == 0) after = bytes_in_use();
-        barrier(comm);
-        std::vector<std::remove_cvref_t<decltype(comm)>> kept;
-        for (int k = 0; k < 1000; ++k) kept.push_back(comm.split(0));
-        nanoseconds many = least_time();  // again where the machine was busy: both ranks go on alike
-        for (int again = 0; again < 20; ++again) {
-            std::int32_t const slow = many < 2 * few + 250us ? 0 : 1;
-            if (allreduce(comm, slow, maximum{}) == 0) break;
-            many = std::min(many, least_time());
-        }
-        std::vector<float> data(10, 1.0f);
-        allreduce(kept.back(), std::span<float>(data));
-        bool const distinct = kept.front().members().id() != kept.back().members().id();
-        return std::tuple(distinct && data[9] == 2.0f, few, many);
-    });
+            std::vector<float> data(10, 1.0f);
+            allreduce(kept.back(), std::span<float>(data));
+            bool const distinct = kept.front().members().id() != kept.back().members().id();
+            return std::tuple(distinct && data[9] == static_cast<float>(comm.size()), few, many);
+        },
+        timing::for_tests());
     for (auto const& [works, few, many] : found) {
-        CAPTURE(few.count(), many.count());
+        CAPTURE(tcp, few.count(), many.count());
         CHECK(works);
         CHECK(many < 2 * few + 250us);  // of 25 splits: 10 us each
     }

@@ -5,14 +5,14 @@
 #include <span>
 
 #include <ddp/exchange/compression.hpp>
-#include <ddp/kernel/int8_groups.hpp>
+#include <ddp/exchange/int8_groups.hpp>
+#include <ddp/exchange/sixteen_bit.hpp>
+#include <ddp/exchange/thin_matrices.hpp>
 #include <ddp/kernel/kernel.hpp>
 #include <ddp/kernel/norm.hpp>
 #include <ddp/kernel/roots.hpp>
 #include <ddp/kernel/scale.hpp>
-#include <ddp/kernel/sixteen_bit.hpp>
 #include <ddp/kernel/sum.hpp>
-#include <ddp/kernel/thin_matrices.hpp>
 #include <ddp/optim/any_optimizer.hpp>
 #include <ddp/optim/clip.hpp>
 #include <ddp/optim/schedule.hpp>

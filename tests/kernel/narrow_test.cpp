@@ -1,7 +1,7 @@
 // Numbers of 16 and 8 bits, and the choice of the largest, against slow definitions.
-#include <ddp/kernel/int8_groups.hpp>
-#include <ddp/kernel/largest.hpp>
-#include <ddp/kernel/sixteen_bit.hpp>
+#include <ddp/exchange/int8_groups.hpp>
+#include <ddp/exchange/largest.hpp>
+#include <ddp/exchange/sixteen_bit.hpp>
 
 #include <algorithm>
 #include <bit>

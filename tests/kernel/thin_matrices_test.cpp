@@ -1,5 +1,5 @@
 // The kernels of products of thin matrices, against plain loops in the order that their comments promise.
-#include <ddp/kernel/thin_matrices.hpp>
+#include <ddp/exchange/thin_matrices.hpp>
 
 #include <cmath>
 #include <cstddef>

@@ -57,6 +57,15 @@ enum class errc : std::uint16_t {
     return "unknown";
 }
 
+namespace detail {
+
+/// Whether every rank detects such an error by itself: one that left first says the same.
+[[nodiscard]] constexpr bool all_detect(errc code) noexcept {
+    return code == errc::no_samples || code == errc::nonfinite;
+}
+
+}  // namespace detail
+
 /// Base of everything the library throws on purpose. what() reads "DDP-E202 peer closed: <text>".
 class error : public std::runtime_error {
 public:

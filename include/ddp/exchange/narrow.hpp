@@ -14,8 +14,8 @@
 #include <ddp/core/task.hpp>
 #include <ddp/exchange/compression.hpp>
 #include <ddp/exchange/exchange.hpp>
-#include <ddp/kernel/int8_groups.hpp>
-#include <ddp/kernel/sixteen_bit.hpp>
+#include <ddp/exchange/int8_groups.hpp>
+#include <ddp/exchange/sixteen_bit.hpp>
 #include <ddp/kernel/sum.hpp>
 
 namespace ddp {

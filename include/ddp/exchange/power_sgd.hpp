@@ -21,8 +21,8 @@
 #include <ddp/core/task.hpp>
 #include <ddp/exchange/compression.hpp>
 #include <ddp/exchange/exchange.hpp>
+#include <ddp/exchange/thin_matrices.hpp>
 #include <ddp/kernel/finite.hpp>
-#include <ddp/kernel/thin_matrices.hpp>
 
 namespace ddp {
 

@@ -19,8 +19,8 @@
 #include <ddp/core/task.hpp>
 #include <ddp/exchange/compression.hpp>
 #include <ddp/exchange/exchange.hpp>
+#include <ddp/exchange/largest.hpp>
 #include <ddp/kernel/finite.hpp>
-#include <ddp/kernel/largest.hpp>
 
 namespace ddp {
 

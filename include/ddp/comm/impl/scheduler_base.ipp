@@ -14,15 +14,6 @@
 #include <ddp/core/text.hpp>
 
 namespace ddp {
-namespace detail {
-
-/// Errors that every rank detects by itself: one that left first says the same.
-inline bool all_detect(errc code) noexcept {
-    return code == errc::no_samples || code == errc::nonfinite;
-}
-
-}  // namespace detail
-
 [[gnu::cold]] DDP_DECL void scheduler_base::fail(failure record) noexcept {
     if (failed_) return;
     failed_ = true;
