@@ -8,7 +8,7 @@
    compiled once, and src/ddp.cpp, which defines DDP_DOOR_… for a door's; nobody else does
  - whoever compiles as C++17 is told so, whichever header comes first: a header without others of ours, and one with <coroutine>,
    begins with ddp/core/language.hpp
- - every header has `#pragma once`, begins with `/// \\file`, and includes nothing twice or in a circle
+ - every header has `#pragma once`, begins with `/// \\file`, includes nothing twice or in a circle, and is read in one go
 
 usage: check_layers.py [ROOT]    checks the repository at ROOT (default: this one)
        check_layers.py --self-test    checks the checker: each kind of mistake, put into a small tree, is found
@@ -31,6 +31,7 @@ FLOORS = {
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 UMBRELLA = "ddp/ddp.hpp"
 LANGUAGE = "ddp/core/language.hpp"
+LONGEST = 400  # lines of a file
 
 # Which third party a door may include; whoever is not named here includes none.
 THIRD_PARTY = {
@@ -160,6 +161,8 @@ def check(root):
             problems.append(f"{header}: does not begin with /// \\file and a sentence that says what it is")
         if "\n#pragma once\n" not in text:
             problems.append(f"{header}: has no #pragma once")
+        if text.count("\n") > LONGEST:
+            problems.append(f"{header}: is longer than {LONGEST} lines: what else is it about that has a header of its own?")
         code = COMMENT.sub("", text)
         if re.search(r"^\s*#\s*if.*DDP_HAVE", code, re.MULTILINE):
             problems.append(f"{header}: asks for a feature with #if; a feature is there because its door was opened")
@@ -234,6 +237,7 @@ def self_test():
         "no word of the language": ("core/alone.hpp", bare, "does not begin with #include <ddp/core/language.hpp>"),
         "no word of the language before coroutines": ("core/late.hpp", bare + "#include <coroutine>\n#include <ddp/core/error.hpp>\n",
                                                       "does not begin with #include <ddp/core/language.hpp>"),
+        "too long": ("train/engine.hpp", "// a line\n" * 400, "longer than 400 lines"),
         "no guard": ("core/bare.hpp", None, "no #pragma once"),
         "no sentence": ("core/bare.hpp", None, "does not begin"),
     }

@@ -6,6 +6,7 @@ A patch says in the lines before its first `diff --git`:
     What: one sentence
     Expect: a regular expression of the CTest names that should turn red, without anchors
     Build: the CMake targets that these tests need
+    Sanitize: address, where only AddressSanitizer sees it: these have a build of their own
     Not found: why; of a bug that no test finds, and that is known
 """
 
@@ -26,6 +27,7 @@ SOURCE = HERE.parent.parent
 # Not optimised, without debug information: a patch is compiled once and run for a second.
 CONFIGURE = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0 -D_GLIBCXX_ASSERTIONS",
              "-DDDP_TEST_PROGRAM_A_FILE=ON", "-DDDP_INSTALL=OFF", "-DDDP_WERROR=OFF"]
+SANITIZED = {"": [], "address": ["-DCMAKE_CXX_FLAGS=-fsanitize=address", "-DDDP_TEST_TIMEOUT_SCALE=3"]}
 SLACK = 120  # seconds that CTest itself may need beyond its tests' own time limits
 FOUND, MISSED, NO_BUILD, NO_APPLY, RED, NO_TEST, HANGS = (
     "found", "not found", "does not build", "does not apply", "red without it", "no such test", "hangs")
@@ -42,6 +44,9 @@ class Patch:
                 raise SystemExit(f"{path.name}: says no {word}")
         self.what, self.expect, self.build = fields["What"], fields["Expect"], fields["Build"].split()
         self.known = fields.get("Not found")
+        self.sanitize = fields.get("Sanitize", "")
+        if self.sanitize not in SANITIZED:
+            raise SystemExit(f"{path.name}: Sanitize: {self.sanitize}? It is one of {', '.join(filter(None, SANITIZED))}")
 
 
 def call(command, where, timeout=None, **more):
@@ -58,10 +63,13 @@ def call(command, where, timeout=None, **more):
 
 
 class Copy:
-    """A copy of the working tree, uncommitted changes included, and a build directory: both are used again next time."""
+    """A copy of the working tree, uncommitted changes included, and build directories: all are used again next time."""
 
     def __init__(self, directory):
-        self.tree, self.build = directory / "tree", directory / "build"
+        self.directory, self.tree = directory, directory / "tree"
+
+    def build(self, sanitize):
+        return str(self.directory / "-".join(filter(None, ("build", sanitize))))
 
     def refresh(self):
         listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=SOURCE,
@@ -77,8 +85,8 @@ class Copy:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, target)
 
-    def configure(self):
-        code, text = call(["cmake", "-S", str(self.tree), "-B", str(self.build), *CONFIGURE], self.tree)
+    def configure(self, sanitize):
+        code, text = call(["cmake", "-S", str(self.tree), "-B", self.build(sanitize), *CONFIGURE, *SANITIZED[sanitize]], self.tree)
         if code != 0:
             raise SystemExit(f"the copy cannot be configured:\n{text[-4000:]}")
 
@@ -90,16 +98,16 @@ class Copy:
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
         return done.returncode, done.stdout
 
-    def make(self, targets):
-        return call(["cmake", "--build", str(self.build), "--parallel", "1", "--target", *sorted(targets)], self.tree)
+    def make(self, targets, sanitize):
+        return call(["cmake", "--build", self.build(sanitize), "--parallel", "1", "--target", *sorted(targets)], self.tree)
 
-    def test(self, expect):
+    def test(self, expect, sanitize):
         """How each test that fits has ended; None if CTest itself did not end."""
         fits = f"^({expect})$"
-        code, listing = call(["ctest", "--test-dir", str(self.build), "-N", "-R", fits, "--show-only=json-v1"], self.tree)
+        code, listing = call(["ctest", "--test-dir", self.build(sanitize), "-N", "-R", fits, "--show-only=json-v1"], self.tree)
         tests = json.loads(listing[listing.index("{"):])["tests"] if code == 0 else []
         limits = [p["value"] for t in tests for p in t.get("properties", ()) if p["name"] == "TIMEOUT"]
-        code, text = call(["ctest", "--test-dir", str(self.build), "-R", fits, "--output-on-failure"], self.tree,
+        code, text = call(["ctest", "--test-dir", self.build(sanitize), "-R", fits, "--output-on-failure"], self.tree,
                           timeout=sum(limits) + SLACK)
         if code is None:
             return None, text
@@ -124,10 +132,10 @@ def try_patch(copy, patch, always_red):
     if (applied := copy.apply(patch))[0] != 0:
         return result(NO_APPLY, said=applied[1])
     try:
-        code, text = copy.make(patch.build)
+        code, text = copy.make(patch.build, patch.sanitize)
         if code != 0:
             return result(NO_BUILD, said=text)
-        ended, text = copy.test(patch.expect)
+        ended, text = copy.test(patch.expect, patch.sanitize)
         if ended is None:
             return result(HANGS, said=text)
         if not ended or any(how in ("Skipped", "Not Run") for how in ended.values()):
@@ -144,17 +152,21 @@ def work(directory, patches):
     """The result of each patch, one after the other, in one copy."""
     copy = Copy(directory)
     copy.refresh()
-    copy.configure()
-    print(f"{directory.name}: builds {len({t for p in patches for t in p.build})} targets without any patch", flush=True)
-    code, text = copy.make({t for p in patches for t in p.build})
-    if code != 0:
-        raise SystemExit(f"what is not patched does not build:\n{text[-6000:]}")
-    ended, text = copy.test("|".join(sorted({p.expect for p in patches})))
-    always_red = red(ended or {})
-    if always_red:
-        print(f"{directory.name}: red without any patch: {', '.join(always_red)}", flush=True)
+    always_red = {}
+    for sanitize in sorted({p.sanitize for p in patches}):
+        copy.configure(sanitize)
+        some = [p for p in patches if p.sanitize == sanitize]
+        targets = {t for p in some for t in p.build}
+        print(f"{directory.name}: builds {len(targets)} targets without any patch", flush=True)
+        code, text = copy.make(targets, sanitize)
+        if code != 0:
+            raise SystemExit(f"what is not patched does not build:\n{text[-6000:]}")
+        ended, text = copy.test("|".join(sorted({p.expect for p in some})), sanitize)
+        always_red[sanitize] = red(ended or {})
+        if always_red[sanitize]:
+            print(f"{directory.name}: red without any patch: {', '.join(always_red[sanitize])}", flush=True)
     for patch in patches:
-        yield try_patch(copy, patch, always_red)
+        yield try_patch(copy, patch, always_red[patch.sanitize])
 
 
 def table(results):

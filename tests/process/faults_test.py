@@ -174,6 +174,7 @@ class Killed(FaultCase):
                         inside.append(", inside a message" in self.verdict)
                 if any(inside):
                     break
+                print(f"no rank was killed in the middle of a message, turn {turn + 1} of {TRIES}", flush=True)
             self.assertTrue(any(inside), f"through {path} no rank was killed in the middle of a message: {self.verdict}")
 
     def test_stopped_in_the_middle_of_a_large_message(self):
@@ -257,6 +258,7 @@ class BetweenMeetings(FaultCase):
         for size, rank, strategy, phase, step in ((3, 1, "averaging", "meeting", 4), (2, 0, "averaging", "forward", 3),
                                                   (4, 2, "gossip", "waiting", 3), (3, 0, "stale", "between", 5),
                                                   (3, 2, "diloco", "meeting", 2), (4, 1, "elastic", "meeting", 4),
+                                                  (3, 1, "slow_momentum", "meeting", 4),
                                                   (4, 3, "gossip_ring", "waiting", 3),
                                                   # of ranks 0 and 1, or 2 and 3; and of all
                                                   (4, 0, "hierarchical", "meeting", 2), (4, 2, "hierarchical", "meeting", 6),

@@ -1057,10 +1057,10 @@ TEST_CASE("an address that other hosts reach is refused unless somebody says ins
 }
 
 TEST_CASE("a descriptor that does not listen is refused by rank 0", "[rendezvous][tcp]") {
-    listener const deaf(false);
+    listener const not_listening(false);
     ddp::tcp_options options = quick();
-    options.listen_descriptor = deaf.inherit();
-    CHECK(has(outcome(job_of(0, 2, deaf.port), options), "is not a listening socket"));
+    options.listen_descriptor = not_listening.inherit();
+    CHECK(has(outcome(job_of(0, 2, not_listening.port), options), "is not a listening socket"));
 }
 
 TEST_CASE("ranks look at memory again and again only where each has a core", "[rendezvous][tcp]") {

@@ -26,6 +26,7 @@
 #include <ddp/collective/reduce.hpp>
 #include <ddp/collective/scatter.hpp>
 #include <ddp/core/bytes.hpp>
+#include <ddp/optim/lamb.hpp>
 #include <ddp/strategy/averaging.hpp>
 #include <ddp/strategy/local_parallel.hpp>
 #include <ddp/strategy/loose.hpp>
@@ -557,6 +558,15 @@ std::vector<std::string> errors_over_lingering(F const& body) {
     return errors;
 }
 
+/// Fails on one rank when two of three buckets are reduced: the others wait for its sums of squares then.
+struct breaks_off {
+    bool here;
+
+    void on(bucket_reduced const& event) const {
+        if (here && event.step == 3 && event.bucket == 1) throw std::runtime_error("no more");
+    }
+};
+
 /// A strategy that fails on one rank, while the others wait: at the start, or in the third meeting.
 template <class S>
 struct spoilt : S {
@@ -610,6 +620,21 @@ TEST_CASE("what a failed step has posted outlives the transport, which may still
         }
     });
     expect_own_and_told(errors, "no more");
+}
+
+TEST_CASE("so do the squares of a norm that it waits for", "[train]") {
+    auto const expect_kept = [](auto const& optimizer, training_options const& options) {
+        auto const errors = errors_over_lingering([&](communicator<>& comm) {
+            model net({{"a", {300}}, {"b", {3}}, {"c", {70}}});
+            data_parallel trainer{
+                net, optimizer, comm, options, per_parameter_buckets{}, breaks_off{comm.rank() == culprit}};
+            for (int step = 0; step < 5; ++step) trainer.step(numbers{{1}});
+        });
+        expect_own_and_told(errors, "no more");
+    };
+    expect_kept(sgd{.lr = 0.1}, options_of(true, true));
+    expect_kept(lamb{.lr = 0.1}, options_of(true, false));
+    expect_kept(lamb{.lr = 0.1}, options_of(true, true));
 }
 
 TEST_CASE("so does what a failed meeting has posted", "[train]") {

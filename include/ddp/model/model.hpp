@@ -123,7 +123,7 @@ concept ModelFor =
         { model.parameters() } -> std::convertible_to<std::vector<parameter<element_of<M>>>>;
         { model.forward(batch) } -> std::convertible_to<double>;
         model.backward(how, ready);
-        requires detail::HasWeight<M, Batch>;
+        requires detail::HasWeight<M, Batch>;  // the model needs weight(batch), or the batch size()
     };
 
 /// A model whose type of batches is not known yet: what the template parameter of a trainer must be. ModelFor asks for the rest.

@@ -78,7 +78,7 @@ concept OptimizerFor = requires(O const& optimizer, step_info const& at, std::sp
     { optimizer.slot_count() } -> std::convertible_to<std::size_t>;
     { optimizer.learning_rate() } -> std::convertible_to<double>;
     { optimizer.hash() } -> std::convertible_to<std::uint64_t>;
-    requires detail::StepIsConst<O, E>;
+    requires detail::StepIsConst<O, E>;  // step() must be const
     optimizer.step(at, gradient, value, state);
 };
 

@@ -107,7 +107,7 @@ public:
     ~data_parallel() = default;
 
     /// One step on this rank's batch: forward, backward, mean over all ranks' samples, update. Batches may differ in size
-    /// between ranks and be empty on some.
+    /// between ranks and be empty on some. Collective. Throws usage_error under a no_sync() guard; otherwise as the class says.
     template <class Batch>
         requires ModelFor<M, Batch>
     step_result step(Batch const& batch) {
@@ -126,7 +126,8 @@ public:
 
     /// Takes part in a step of the other ranks without a batch, for a rank that has no more data: `while (trainer.join())
     /// {}`. Returns false once every rank has called it: nothing has changed then, and every rank stops. If this rank has
-    /// accumulated gradients, they go into this step, and the call does not count as the end of its data.
+    /// accumulated gradients, they go into this step, and the call does not count as the end of its data. Collective; costs what
+    /// a step costs without passes. Throws usage_error under a no_sync() guard; otherwise as step().
     bool join() {
         expect_synchronising("join()");
         auto const since = monotonic_clock::now();
@@ -152,7 +153,8 @@ public:
         step_.weigh(batch);
         return step_.forward(batch);
     }
-    /// Backward without communication: adds this batch to the next step's gradient.
+    /// Backward without communication: adds this batch to the next step's gradient. Local. Throws usage_error without a forward(),
+    /// or between backward() and finish().
     void accumulate() {
         DDP_EXPECTS(!core().begun(), "accumulate() comes before the synchronising backward(); finish() the step first");
         DDP_EXPECTS(step_.weighed(), "accumulate() needs a trainer.forward(batch) before it, not the model's own");
@@ -169,7 +171,9 @@ public:
     /// The guard is checked when backward() begins; a step whose backward() was called outside may be finished inside. Throws
     /// usage_error if step(), join(), or finish() without such a step, is called under it.
     [[nodiscard]] no_sync_guard no_sync() noexcept { return no_sync_guard(unsynchronised_); }
-    /// Backward that starts the reductions. Nothing may touch the model's values until finish().
+    /// Backward that starts the reductions. Nothing may touch the model's values until finish(). Collective; waits for nobody,
+    /// except for the step before with training_options::overlap_gather. Throws usage_error without a forward(), or while a step is
+    /// under way; otherwise as step().
     void backward() {
         if (unsynchronised_ != 0 && !core().begun()) return accumulate();
         DDP_EXPECTS(!core().begun(), "a step is under way: finish() it before the next one begins");
@@ -181,7 +185,7 @@ public:
     /// Ends the step: waits for the reductions and the optimizer, and returns when all values are new (with
     /// training_options::overlap_gather, those that this rank steps). The result has
     /// the samples of all ranks (`weight`) and, where clipping by norm or training_options::nonfinite asks for it, the
-    /// norm of the mean gradient.
+    /// norm of the mean gradient. Collective. Throws usage_error without a backward(); otherwise as step().
     finish_result finish() {
         if (!core().begun()) expect_synchronising("finish()");
         return step_.finish(false);
@@ -272,9 +276,11 @@ public:
         step_.settle_quietly();
         return replica().model();
     }
+    /// The communicator that the trainer was given.
     [[nodiscard]] communicator<T> const& comm() const noexcept { return core().comm(); }
     /// Whether gradients are added, and values stored, in memory that all ranks see; otherwise they are sent as messages.
     [[nodiscard]] bool shares_memory() const noexcept { return core().shares_memory(); }
+    /// How long steps have taken on this rank since the trainer was made, or reset_times(), and what of that was waiting.
     [[nodiscard]] step_times const& times() const noexcept { return core().times(); }
     void reset_times() noexcept { core().times() = {}; }
     /// What an exchange with compression has done since the trainer was made: how much less it has sent, how exactly, and
