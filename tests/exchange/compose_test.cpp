@@ -3,12 +3,15 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <map>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <ddp/core/random.hpp>
 
 #include "exchange/plain_loops.hpp"
 #include "support/catch.hpp"
@@ -77,18 +80,18 @@ TEST_CASE("every exchange with every optimizer, bucket plan, clipping, frozen an
                     with.sharded = sharded;
                     got[sharded] = train_on(ranks, with);
                 }
-                auto const expected = simulate(got[0][0].plan, one.simulation(got[0][0].plan), with);
-                // Slices of a sharded update are cut elsewhere where there are norms: int8 has its groups there.
-                auto const also = simulate(got[1][0].plan, one.simulation(got[1][0].plan), with);
+                // Both updates have the same slices, where there are norms too: int8 has its groups there.
+                for (std::size_t b = 0; b < got[0][0].plan.buckets.size(); ++b)
+                    REQUIRE(got[1][0].plan.buckets[b].cuts == got[0][0].plan.buckets[b].cuts);
+                auto const expected = simulate(got[0][0].plan, one.simulation(got[0][0].plan), with).values;
                 for (std::size_t r = 0; r < got[0].size(); ++r)
                     for (bool const sharded : {false, true}) {
                         CAPTURE(sharded, r);
                         REQUIRE(got[sharded][r].wrong == "");
                         REQUIRE(got[sharded][r].digests == got[0][0].digests);
-                        auto const& values = (sharded ? also : expected).values;
-                        for (std::size_t i = 0; i < values.size(); ++i)
-                            for (std::size_t k = 0; k < values[i].size(); ++k)
-                                REQUIRE(std::abs(got[sharded][r].values[i][k] - values[i][k]) <= 1e-10);
+                        for (std::size_t i = 0; i < expected.size(); ++i)
+                            for (std::size_t k = 0; k < expected[i].size(); ++k)
+                                REQUIRE(std::abs(got[sharded][r].values[i][k] - expected[i][k]) <= 1e-10);
                     }
             }
 }
@@ -335,6 +338,70 @@ TEST_CASE("the norm is that of what is stepped, whatever an exchange still keeps
                 },
                 patient());
             for (std::string const& text : wrong) REQUIRE(text == "");
+        }
+}
+
+TEST_CASE("clipped, with slices cut inside a parameter, both updates give the same bits", "[exchange]") {
+    struct outcome {
+        std::string wrong;
+        std::vector<std::uint64_t> digests;
+        std::vector<std::size_t> cuts;
+        bool operator==(outcome const&) const = default;
+    };
+    constexpr double most = 0.7;
+    // Other gradients in each step, on each rank and of each element.
+    std::vector<double> drawn(9201);
+    random_stream const draws{1, random_use::user, 0};
+    for (std::size_t k = 0; k < drawn.size(); ++k) drawn[k] = draws.at(k).symmetric<double>();
+    for (int const ranks : {2, 4})
+        for (named const& one : all_exchanges()) {
+            std::vector<outcome> got[2];
+            for (bool const sharded : {false, true})
+                got[sharded] = run_ranks(
+                    ranks,
+                    [&](auto& comm) {
+                        scripted_model<> net({{"matrix", {100, 50}}, {"vector", {4201}}});
+                        exchange_plan<double> plan;
+                        any_exchange told = one.exchange;
+                        told.told = &plan;
+                        training_options options = options_of(sharded, false);
+                        options.clip = clip_by_global_norm{.max_norm = most};
+                        data_parallel trainer{net,  any_optimizer(sgd{.lr = 1}), comm, options,
+                                              told, any_buckets(single_bucket{})};
+                        std::size_t step = 0;
+                        net.leaves_out = [](std::size_t) { return true; };
+                        net.at_end = [&](auto const& ready) {
+                            std::size_t at = step * 977 + static_cast<std::size_t>(comm.rank()) * 2003;
+                            for (std::size_t const i : {std::size_t{1}, std::size_t{0}}) {
+                                for (double& g : trainer.parameters()[i].gradient) g = drawn[at++ % drawn.size()];
+                                ready(i);
+                            }
+                        };
+                        outcome mine{{}, {}, plan.buckets[0].cuts};
+                        std::vector<double> before(drawn.size());
+                        for (; step < 4; ++step) {
+                            double const norm = trainer.step(numbers{{1.0}}).gradient_norm;
+                            double squares = 0;
+                            std::size_t at = 0;
+                            for (auto const& p : trainer.parameters())
+                                for (double const x : p.value) {
+                                    squares += (x - before[at]) * (x - before[at]);
+                                    before[at++] = x;
+                                }
+                            double const stepped = norm * std::min(1.0, most / (norm + 1e-6));
+                            if (norm < most || std::abs(std::sqrt(squares) - stepped) > 1e-9)
+                                mine.wrong = "a step of another length";
+                            if (!trainer.replicas_identical()) mine.wrong = "ranks hold different bits";
+                            mine.digests.push_back(trainer.digest_of_values());
+                        }
+                        return mine;
+                    },
+                    patient());
+            CAPTURE(one.name, ranks);
+            REQUIRE(got[0][0].wrong == "");
+            REQUIRE(got[0][0].cuts[static_cast<std::size_t>(ranks) / 2] == 4096);  // in the matrix, where no row begins
+            for (std::vector<outcome> const& all : got)
+                for (outcome const& rank : all) REQUIRE((rank == got[0][0]));
         }
 }
 

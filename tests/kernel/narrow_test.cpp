@@ -72,26 +72,50 @@ void check(int exponent_bits) {
     for (std::size_t i = 0; i < tried.size(); ++i) REQUIRE(by_kernel[i] == Format::narrow(tried[i]));
 }
 
+/// The kernels are the functions, at every place of a vector and behind it; a double is rounded to float first.
+template <class Format>
+void compare_kernels() {
+    namespace kernels = ddp::detail::kernels;
+    CAPTURE(Format::name);
+    std::vector<float> in;
+    random_stream const draws{1, random_use::user, 0};
+    for (std::uint32_t i = 0; i < 5003; ++i)  // any bits, some of which are NaN, and infinities at every place
+        in.push_back(i % 17 == 0 ? (i % 2 == 0 ? INFINITY : -INFINITY) : std::bit_cast<float>(draws.at(i).words()[0]));
+    in.push_back(-std::numeric_limits<float>::quiet_NaN());
+    std::vector<double> const wide(in.begin(), in.end());
+    std::vector<std::uint16_t> out(in.size()), other(in.size());
+    kernels::narrow<Format>(in.data(), out.data(), in.size());
+    kernels::narrow<Format>(wide.data(), other.data(), in.size());
+    std::size_t odd = 0;
+    for (std::size_t i = 0; i < in.size(); ++i) {
+        odd += std::isnan(in[i]) ? 1 : 0;
+        REQUIRE(out[i] == Format::narrow(in[i]));
+        REQUIRE(other[i] == out[i]);
+    }
+    REQUIRE(odd > 10);
+    std::vector<std::uint16_t> every(0x10000 + 3);
+    for (std::size_t i = 0; i < every.size(); ++i) every[i] = static_cast<std::uint16_t>(i);
+    std::vector<float> back(every.size());
+    std::vector<double> wide_back(every.size());
+    kernels::widen<Format>(every.data(), back.data(), every.size());
+    kernels::widen<Format>(every.data(), wide_back.data(), every.size());
+    auto const widened = [&](std::size_t i) {
+        float const expected = Format::widen(every[i]);
+        return std::bit_cast<std::uint32_t>(back[i]) == std::bit_cast<std::uint32_t>(expected) &&
+               std::bit_cast<std::uint64_t>(wide_back[i]) == std::bit_cast<std::uint64_t>(double{expected});
+    };
+    std::size_t good = 0;
+    while (good < every.size() && widened(good)) ++good;
+    REQUIRE(good == every.size());
+}
+
 }  // namespace
 
 TEST_CASE("bfloat16 and half: every number, every neighbour, ties to even", "[kernel]") {
     check<bfloat16>(8);
     check<half>(5);
-    // The kernels are the functions, at every place of a vector and behind it; a double is rounded to float first.
-    std::vector<float> in;
-    random_stream const draws{1, random_use::user, 0};
-    for (std::uint32_t i = 0; i < 5003; ++i) in.push_back(std::bit_cast<float>(draws.at(i).words()[0]));
-    std::vector<double> const wide(in.begin(), in.end());
-    std::vector<std::uint16_t> out(in.size()), other(in.size());
-    std::vector<float> back(in.size());
-    detail::kernels::narrow<half>(in.data(), out.data(), in.size());
-    detail::kernels::narrow<half>(wide.data(), other.data(), in.size());
-    detail::kernels::widen<half>(out.data(), back.data(), in.size());
-    for (std::size_t i = 0; i < in.size(); ++i) {
-        REQUIRE(out[i] == half::narrow(in[i]));
-        REQUIRE(other[i] == out[i]);
-        REQUIRE(std::bit_cast<std::uint32_t>(back[i]) == std::bit_cast<std::uint32_t>(half::widen(out[i])));
-    }
+    compare_kernels<bfloat16>();
+    compare_kernels<half>();
 }
 
 TEMPLATE_TEST_CASE("8 bits with a scale a group", "[kernel]", float, double) {

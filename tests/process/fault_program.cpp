@@ -8,10 +8,10 @@
 // its second range: in memory that ranks share, values of the first stand in the other ranks' replicas already),
 // waiting (inside the step, while the next rank is late), between (two steps), barrier, allreduce, broadcast, array
 // (inside, while the next rank is late; array: the allreduce of a shared_array of 100,000 floats, which a job has with
-// that phase or with array=N only), end (after the last step). With strategy=averaging (local_sgd), diloco and
-// elastic, whose ranks meet after every second step: meeting (inside, while the next rank is late), meet (just before
-// its sum); likewise strategy=hierarchical, whose ranks meet in pairs after every second step, and all after every
-// fourth. Also strategy=gossip, gossip_ring and stale, whose ranks meet in each step. Kinds: see misbehave().
+// that phase or with array=N only), end (after the last step). With strategy=averaging (local_sgd), diloco,
+// slow_momentum and elastic, whose ranks meet after every second step: meeting (inside, while the next rank is late),
+// meet (just before its sum); likewise strategy=hierarchical, whose ranks meet in pairs after every second step, and all
+// after every fourth. Also strategy=gossip, gossip_ring and stale, whose ranks meet in each step. Kinds: see misbehave().
 // apart=N: after training, all ranks but rank 0 share N doubles each, in a group of their own.
 //
 // Prints, with times of the monotonic clock that all processes share, in nanoseconds:
@@ -652,6 +652,7 @@ void train(settings const& with, Comm& comm, trouble& ill) {
             if (with.strategy == "hierarchical")
                 return by(struck<groups>{{.inner = comm.split(comm.rank() / 2), .inner_period = 2, .period = 4}, &ill});
             if (with.strategy == "diloco") return by(struck<ddp::diloco>{{.period = 2}, &ill});
+            if (with.strategy == "slow_momentum") return by(struck<ddp::slow_momentum>{{.period = 2}, &ill});
             if (with.strategy == "elastic") return by(struck<ddp::elastic_averaging>{{.period = 2}, &ill});
             if (with.strategy == "gossip") return by(ddp::gossip{});
             if (with.strategy == "gossip_ring") return by(ddp::gossip{.graph = ddp::gossip_graph::ring});

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -33,6 +34,7 @@
 #include <ddp/optim/any_optimizer.hpp>
 #include <ddp/optim/parameter_groups.hpp>
 #include <ddp/train/data_parallel.hpp>
+#include <ddp/train/state_digest.hpp>
 #include <ddp/train/stepper.hpp>
 #include <ddp/train/weights.hpp>
 #include <ddp/transport/inproc.hpp>
@@ -107,6 +109,7 @@ void expect(bool good, char const* what) {
 struct ending {
     numbers_of values;
     std::vector<std::uint64_t> after_meetings;  // digests
+    std::uint64_t state = 0;                    // digest of all that is kept, at the end
     std::size_t sent = 0, steps = 0;
     std::string wrong;
 };
@@ -159,6 +162,7 @@ ending train_on(communicator<>& comm, Strategy const& strategy, grouped const& o
         trainer.synchronise();  // nothing is under way
     }
     end.values = flat(trainer.parameters());
+    end.state = digest_of_state(trainer);
     return end;
 }
 
@@ -269,38 +273,56 @@ void compare_in_float(int ranks, bool tcp, Strategy const& strategy, grouped con
     auto const train = [&](auto& comm) { return train_on<memory::releasing, float>(comm, strategy, optimizer); };
     compare(ranks_over(tcp, ranks, train, patient()), expected, 2e-5);
 }
-/// The other transport gives the same bits, and so does a second training.
-template <class Strategy>
-void repeat_elsewhere(bool tcp, int ranks, Strategy const& strategy, grouped const& optimizer,
-                      std::vector<ending> const& got) {
+/// The other transport gives the same bits, of all that is kept too; with seven ranks, a second training.
+template <class Train>
+void repeat_elsewhere(bool tcp, int ranks, Train const& train, std::vector<ending> const& got) {
     if (ranks == 1) return;
-    bool const other = ranks == 3 ? !tcp : tcp;  // with more ranks, or two, the same once more
-    auto const again =
-        ranks_over(other, ranks, [&](auto& comm) { return train_on(comm, strategy, optimizer); }, patient());
-    for (std::size_t r = 0; r < got.size(); ++r) REQUIRE(again[r].values == got[r].values);
+    bool const other = ranks < 7 && !tcp;
+    auto const again = ranks_over(other, ranks, train, patient());
+    for (std::size_t r = 0; r < got.size(); ++r) {
+        REQUIRE(again[r].values == got[r].values);
+        REQUIRE(again[r].after_meetings == got[r].after_meetings);
+        REQUIRE(again[r].state == got[r].state);
+    }
 }
-std::vector<std::pair<std::string, grouped>> some_optimizers(int ranks = 0) {
-    any_optimizer const first = sgd{.lr = 0.05, .momentum = 0.9}, second = adamw{.lr = 0.01, .weight_decay = 0.1};
-    std::vector<std::pair<std::string, grouped>> all = {{"sgd", {first, {}}}, {"adamw", {second, {}}}};
-    if (ranks != 3) return all;
-    all.emplace_back("lamb", grouped{lamb{.lr = 0.01, .weight_decay = 0.1}, {}});
-    all.emplace_back("groups", grouped{second, {{"b*", first}, {"w2", lamb{.lr = 0.02}}}});
-    return all;
+any_optimizer const momentum_sgd = sgd{.lr = 0.05, .momentum = 0.9},
+                    decayed_adamw = adamw{.lr = 0.01, .weight_decay = 0.1};
+std::vector<std::pair<std::string, grouped>> every_optimizer() {
+    return {{"sgd", {momentum_sgd, {}}},
+            {"adamw", {decayed_adamw, {}}},
+            {"adam", {adam{.lr = 0.01, .weight_decay = 0.01}, {}}},
+            {"lion", {lion{.lr = 0.003, .weight_decay = 0.1}, {}}},
+            {"lamb", {lamb{.lr = 0.01, .weight_decay = 0.1}, {}}},
+            {"rmsprop", {rmsprop{.lr = 0.01, .momentum = 0.5}, {}}},
+            {"lars", {lars{.lr = 0.1, .momentum = 0.9}, {}}},
+            {"adagrad", {adagrad{.lr = 0.05}, {}}}};
+}
+/// Numbers ways_to_run() from 0.
+std::size_t number_of(int ranks, bool tcp) {
+    return 2 * static_cast<std::size_t>(std::min(ranks - 1, 4)) + (tcp ? 1 : 0);
+}
+/// Two of every_optimizer(), which are others in the next way to run, and groups of three.
+std::vector<std::pair<std::string, grouped>> some_optimizers(int ranks, bool tcp) {
+    auto const every = every_optimizer();
+    std::size_t const first = 2 * number_of(ranks, tcp) % every.size();
+    std::vector<std::pair<std::string, grouped>> some = {every[first], every[first + 1]};
+    if (ranks == 3)
+        some.emplace_back("groups", grouped{decayed_adamw, {{"b*", momentum_sgd}, {"w2", lamb{.lr = 0.02}}}});
+    return some;
 }
 
 }  // namespace
 
 TEST_CASE("local SGD, with warm-up and without, is what plain loops give", "[strategy]") {
     auto const [ranks, tcp] = GENERATE(ways_to_run());
-    for (auto const& [name, optimizer] : some_optimizers(ranks))
+    for (auto const& [name, optimizer] : some_optimizers(ranks, tcp))
         for (std::size_t const warm_up : {std::size_t{0}, std::size_t{3}}) {
             CAPTURE(ranks, tcp, name, warm_up);
             local_sgd const strategy{.period = 4, .warm_up_steps = warm_up};
-            auto const got = ranks_over(
-                tcp, ranks, [&, &by = optimizer](auto& comm) { return train_on(comm, any_strategy(strategy), by); },
-                patient());
+            auto const train = [&, &by = optimizer](auto& comm) { return train_on(comm, any_strategy(strategy), by); };
+            auto const got = ranks_over(tcp, ranks, train, patient());
             for (ending const& one : got) REQUIRE(one.after_meetings == got[0].after_meetings);
-            repeat_elsewhere(tcp, ranks, any_strategy(strategy), optimizer, got);
+            repeat_elsewhere(tcp, ranks, train, got);
             std::size_t meetings = 0;
             auto const expected = simulate(
                 ranks, optimizer, [&](std::size_t s) { return s <= warm_up || (s - warm_up) % 4 == 0; },
@@ -323,16 +345,15 @@ TEST_CASE("DiLoCo and slow momentum are what the papers' pseudo-code gives", "[s
     // The second one is 0 from step 18 on: the meeting after step 20 has steps before and behind that.
     bool const ends = GENERATE(false, true);
     ddp::schedule const decay = ends ? ddp::schedule{cosine_decay{.steps = 17}} : down_to_a_fifth();
-    for (auto const& [name, optimizer] : some_optimizers(ranks))
+    for (auto const& [name, optimizer] : some_optimizers(ranks, tcp))
         for (bool const nesterov : {true, false}) {
             CAPTURE(ranks, tcp, ends, name, nesterov);
             diloco const outer{.period = 5, .outer_lr = 0.6, .outer_momentum = 0.8};
             any_strategy const strategy =
                 nesterov ? any_strategy(outer) : any_strategy(slow_momentum{.period = 5, .lr = 0.9, .momentum = 0.4});
-            auto const got = ranks_over(
-                tcp, ranks, [&, &by = optimizer](auto& comm) { return train_on(comm, strategy, by, decay); },
-                patient());
-            if (!ends) repeat_elsewhere(tcp, ranks, strategy, optimizer, got);
+            auto const train = [&, &by = optimizer](auto& comm) { return train_on(comm, strategy, by, decay); };
+            auto const got = ranks_over(tcp, ranks, train, patient());
+            repeat_elsewhere(tcp, ranks, train, got);
             std::size_t at_zero = 0;
             numbers_of anchor, momentum;
             double const base = 0.05;  // whatever it is: the momentum is divided by it, and then multiplied
@@ -376,21 +397,19 @@ TEST_CASE("elastic averaging and gossip are what plain loops give", "[strategy]"
         CAPTURE(ranks, tcp, kind);
         bool const elastic = kind == 0 || kind == 3;
         double const alpha = kind == 0 ? 0.125 : 0.9 / ranks;
-        grouped const optimizer = some_optimizers()[static_cast<std::size_t>(kind) % 2].second;
+        auto const every = every_optimizer();
+        auto const& [name, by] = every[(2 * static_cast<std::size_t>(kind) + number_of(ranks, tcp)) % every.size()];
+        grouped const& optimizer = by;
+        CAPTURE(name);
         gossip const neighbours = kind == 1 ? gossip{.graph = gossip_graph::ring, .period = 2}
                                             : gossip{.graph = gossip_graph::exponential, .period = 1};
         strategy_of<false> const centred(kind == 0 ? elastic_averaging{.period = 3, .alpha = 0.125}
                                                    : elastic_averaging{.period = 3});
-        auto const got = ranks_over(
-            tcp, ranks,
-            [&](auto& comm) {
-                return elastic ? train_on(comm, centred, optimizer) : train_on(comm, neighbours, optimizer);
-            },
-            patient());
-        if (elastic)
-            repeat_elsewhere(tcp, ranks, centred, optimizer, got);
-        else
-            repeat_elsewhere(tcp, ranks, neighbours, optimizer, got);
+        auto const train = [&](auto& comm) {
+            return elastic ? train_on(comm, centred, optimizer) : train_on(comm, neighbours, optimizer);
+        };
+        auto const got = ranks_over(tcp, ranks, train, patient());
+        repeat_elsewhere(tcp, ranks, train, got);
         task_data<double> const data(in, out, 64);
         tanh_mlp<double> start(in, hidden, out, 1);
         numbers_of centre = flat(start.parameters());
@@ -502,7 +521,7 @@ TEST_CASE("every strategy trains a model of one element, on more ranks than elem
 
 TEST_CASE("steps of others that come later are what plain loops give", "[strategy]") {
     auto const [ranks, tcp] = GENERATE(ways_to_run());
-    for (auto const& [name, optimizer] : some_optimizers(ranks))
+    for (auto const& [name, optimizer] : some_optimizers(ranks, tcp))
         for (std::size_t const staleness : {std::size_t{1}, std::size_t{3}}) {
             CAPTURE(ranks, tcp, name, staleness);
             auto const train = [&, &by = optimizer](auto& comm) {
@@ -546,8 +565,7 @@ TEST_CASE("steps of others that come later are what plain loops give", "[strateg
             compare(got, expected);
             compare_in_float(ranks, tcp, stale_synchronous{.staleness = staleness}, optimizer, expected);
             for (std::size_t r = 0; r < got.size(); ++r) REQUIRE(got[r].values == got[0].values);
-            auto const again = ranks_over(!tcp && ranks > 1, ranks, train, patient());
-            REQUIRE(again[0].values == got[0].values);  // the same bits, however messages came
+            repeat_elsewhere(tcp, ranks, train, got);  // however messages came
         }
 }
 
@@ -605,7 +623,7 @@ TEST_CASE("a rank is ahead of the slowest by as many steps as it may, and what i
 TEST_CASE("groups meet more often than all ranks", "[strategy]") {
     auto const [ranks, tcp] = GENERATE(ways_to_run());
     std::size_t const count = static_cast<std::size_t>(ranks);
-    for (auto const& [name, optimizer] : some_optimizers(ranks)) {
+    for (auto const& [name, optimizer] : some_optimizers(ranks, tcp)) {
         CAPTURE(ranks, tcp, name);
         auto const train = [&by = optimizer](auto& comm) {  // pairs; of an odd number of ranks the last is alone
             return train_on(comm,
@@ -639,9 +657,7 @@ TEST_CASE("groups meet more often than all ranks", "[strategy]") {
             },
             got[0].steps);
         compare(got, expected);
-        if (ranks != 3) continue;
-        auto const again = ranks_over(!tcp, ranks, train, patient());
-        for (std::size_t r = 0; r < count; ++r) REQUIRE(again[r].values == got[r].values);
+        repeat_elsewhere(tcp, ranks, train, got);
     }
 }
 
@@ -650,7 +666,7 @@ TEST_CASE(
     "with memory of their own",
     "[strategy]") {
     auto const alike = [](auto const& make, bool agree) {
-        grouped const optimizer = some_optimizers()[1].second;
+        grouped const optimizer = every_optimizer()[1].second;
         auto const alone = run_ranks(3, [&](auto& comm) { return train_on(comm, make(comm), optimizer); }, patient());
         auto const within = run_ranks(
             4,
@@ -726,8 +742,9 @@ TEST_CASE("where ranks meet after each step, local SGD is data-parallel training
 TEST_CASE("a meeting sends what its strategy says, counted where messages are posted", "[strategy]") {
     std::size_t const ranks = GENERATE(1u, 2u, 3u, 4u, 7u);
     CAPTURE(ranks);
-    // So many that direct_allreduce adds them.
-    constexpr std::size_t count = 36 * 4096, values = count * sizeof(double);
+    // So many that direct_allreduce adds them. Each parameter takes whole lines of 8 numbers, and their gaps are sent too.
+    std::vector<scripted_model<>::part> const parts = {{"a", {36 * 4096 + 5}}, {"b", {3}}, {"c", {1}}};
+    constexpr std::size_t count = (36 * 4096 + 8) + 8 + 8, values = count * sizeof(double);
     constexpr auto ticket = [](std::size_t among) { return 5 * sizeof(std::uint64_t) * (among - 1); };
     // Slices of whole lines of 8 numbers, the first of them longer: all others to their owners, and its own to all.
     constexpr auto sum_of = [](std::size_t numbers, std::size_t among, std::size_t rank) {
@@ -747,10 +764,19 @@ TEST_CASE("a meeting sends what its strategy says, counted where messages are po
             return body(comm, posted);
         });
     };
+    auto const chosen = [&](std::size_t bytes, int among) {
+        return counted([&](communicator<>& comm, auto&) {
+            return std::string(automatic_allreduce{}.fitted_to(comm).choice(bytes, among));
+        })[0];
+    };
+    for (int const among : {2, static_cast<int>(ranks)})
+        if (ranks > 1)
+            for (std::size_t const bytes : {values, values + 3 * sizeof(double)})
+                REQUIRE(chosen(bytes, among) == "direct");
     auto const sent_by = [&](auto make, std::uint64_t meets) {
         return counted([&](communicator<>& comm, auto& posted) {
             auto const strategy = make(comm);
-            scripted_model<> net({{"a", {count}}});
+            scripted_model<> net(parts);
             local_parallel trainer{net, any_optimizer(sgd{.lr = 1}), comm, strategy};
             std::size_t sent = 0;
             for (std::uint64_t step = 1; step <= meets; ++step) {
@@ -784,7 +810,7 @@ TEST_CASE("a meeting sends what its strategy says, counted where messages are po
 
     auto const sent_in_five = [&](auto const& strategy) {  // steps, and all done at the end
         return counted([&](communicator<>& comm, auto& posted) {
-            scripted_model<> net({{"a", {count}}});
+            scripted_model<> net(parts);
             local_parallel trainer{net, any_optimizer(sgd{.lr = 1}), comm, strategy};
             std::uint64_t const before = comm.bytes_sent();
             posted.take_sent();
@@ -796,9 +822,7 @@ TEST_CASE("a meeting sends what its strategy says, counted where messages are po
         });
     };
     // Two meetings, and the mean at the end; for each meeting a sum of four numbers too.
-    std::string const by = counted([](communicator<>& comm, auto&) {
-        return std::string(automatic_allreduce{}.fitted_to(comm).choice(4 * sizeof(double), comm.size()));
-    })[0];
+    std::string const by = chosen(4 * sizeof(double), static_cast<int>(ranks));
     auto const messages_of_four = [&](std::size_t r) {
         if (ranks == 1) return std::size_t{0};
         if (by == "direct") return r == 0 ? ranks - 1 : 1;  // one slice, which is rank 0's
@@ -816,7 +840,7 @@ TEST_CASE("a meeting sends what its strategy says, counted where messages are po
                                    sum_of(count, ranks, r));
     }
     auto const late = sent_in_five(stale_synchronous{.staleness = 2});  // an allreduce in each step
-    for (std::size_t r = 0; r < ranks; ++r)                             // the weight and two signals travel along
+    for (std::size_t r = 0; r < ranks; ++r)                             // weight, done and stop lie behind the values
         REQUIRE(late[r] == ticket(ranks) + 5 * sum_of(count + 3, ranks, r));
 }
 
@@ -1093,7 +1117,7 @@ TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
             refusal(strategy_of<false>(elastic_averaging{.alpha = 2})),
             Contains("elastic_averaging: alpha is 2.0") && Contains("; it lies between 0 and 1, and with 0 is 0.9"));
         REQUIRE_THAT(refusal(strategy_of<false>(elastic_averaging{.alpha = -0.1})), Contains("alpha is -0.1"));
-        REQUIRE_THAT(refusal(gossip{.period = 0}), Contains("gossip: period is 0"));
+        REQUIRE_THAT(refusal(gossip{.period = 0}), Contains("gossip: period is 0; use 1 to meet after every step"));
         REQUIRE_THAT(refusal(any_strategy(hierarchical_averaging<>{.inner = comm, .inner_period = 3, .period = 4})),
                      Contains("inner_period is 3 and period 4"));
     });
@@ -1152,16 +1176,26 @@ TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
         };
         after_one_step(any_strategy(diloco{.period = 2}));
         after_one_step(any_strategy(slow_momentum{.period = 2}));
+        // Before and after a meeting of its group, which here are both ranks: only one of all the trainer's ranks counts.
+        scripted_model<> net({{"a", {2}}});
+        local_parallel trainer{
+            net, any_optimizer(sgd{.lr = 1}), comm,
+            any_strategy(hierarchical_averaging<>{.inner = comm.split(0), .inner_period = 2, .period = 4})};
+        for (int step = 1; step <= 4; ++step) {
+            expect(trainer.step(numbers{{static_cast<double>(comm.rank())}}).met == (step == 4), "met");
+            if (step < 3) said.push_back(thrown_by([&] { (void)trainer.replicas_identical(); }));
+        }
+        expect(trainer.replicas_identical(), "ranks differ after a meeting of all");
         after_one_step(strategy_of<false>(elastic_averaging{.period = 2}));
         return said;
     });
     REQUIRE(between[0] == between[1]);
-    for (std::size_t const i : {0u, 1u})
-        REQUIRE(between[0][i] == std::string("DDP-E100 usage: replicas_identical(): under ") +
-                                     (i == 0 ? "diloco" : "slow_momentum") +
+    char const* const names[] = {"diloco", "slow_momentum", "hierarchical_averaging", "hierarchical_averaging"};
+    for (std::size_t i = 0; i < std::size(names); ++i)
+        REQUIRE(between[0][i] == std::string("DDP-E100 usage: replicas_identical(): under ") + names[i] +
                                      " ranks hold the same values right after a meeting only (local_result::met); wait "
                                      "for that, or call synchronise() on all ranks first");
-    REQUIRE(between[0][2] ==
+    REQUIRE(between[0][4] ==
             "DDP-E100 usage: replicas_identical(): under elastic_averaging ranks never hold the same values; call "
             "synchronise() on all ranks first");
     auto const apart = run_ranks(2, [](auto& comm) {

@@ -10,7 +10,9 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <set>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -21,6 +23,7 @@
 #include <ddp/nn/loss.hpp>
 #include <ddp/nn/sequential.hpp>
 #include <ddp/optim/any_optimizer.hpp>
+#include <ddp/train/state_digest.hpp>
 #include <ddp/train/weights.hpp>
 
 #include "support/catch.hpp"
@@ -227,6 +230,61 @@ TEST_CASE("ranks that synchronise after different numbers of steps are told to j
         },
         patient());
     for (std::string const& text : passing) CHECK(text.find("DDP-E205 mismatch: ") == 0);
+}
+
+TEST_CASE("a digest of the state covers what each strategy keeps, and the same program twice has the same",
+          "[strategy]") {
+    using names = std::set<std::string>;
+    auto const covered = [](names const& kept, auto const& make) {
+        auto const train = [&](auto& comm) {
+            task_data<double> const data(in, out, 64);
+            tanh_mlp<double> model(in, hidden, out, 1);
+            local_parallel trainer{model, any_optimizer(adamw{.lr = 0.01}), comm, make(comm)};
+            for (std::size_t step = 0; step < 6; ++step)
+                trainer.step(data.batch(step * 7 + static_cast<std::size_t>(comm.rank()) * 3, step * 7 + 10));
+            std::uint64_t const whole = digest_of_state(trainer);
+            names shown;
+            std::string not_seen;
+            auto const changed = [&](std::byte& one, std::string const& what) {
+                one ^= std::byte{1};
+                if (digest_of_state(trainer) == whole) not_seen += what + " ";
+                one ^= std::byte{1};
+            };
+            trainer.for_each_state([&](state_slice const& s) {
+                if (s.bytes.empty()) return;
+                if (!s.per_rank) shown.insert(std::string(s.name));
+                changed(s.bytes.front(), std::string(s.of) + "/" + std::string(s.name));
+                changed(s.bytes.back(), std::string(s.of) + "/" + std::string(s.name));
+            });
+            for (auto const& p : trainer.parameters())
+                if (!p.value.empty()) changed(as_mutable_bytes(p.value).back(), "values");
+            if (digest_of_state(trainer) != whole) not_seen += "(not restored) ";
+            trainer.synchronise();
+            std::uint64_t const before = digest_of_state(trainer);
+            trainer.set_completed_steps(77);
+            if (digest_of_state(trainer) == before) not_seen += "steps ";
+            trainer.forward(data.batch(0, 2));
+            trainer.backward();
+            if (thrown_by([&] { (void)digest_of_state(trainer); }).find("finish() it first") == std::string::npos)
+                not_seen += "(within a step) ";
+            trainer.finish();
+            return std::tuple(not_seen, shown, whole);
+        };
+        auto const first = run_ranks(3, train, patient()), again = run_ranks(3, train, patient());
+        for (std::size_t r = 0; r < first.size(); ++r) {
+            CAPTURE(r);
+            CHECK(std::get<0>(first[r]) == "");
+            CHECK(std::get<1>(first[r]) == kept);
+            CHECK(std::get<2>(first[r]) == std::get<2>(again[r]));
+        }
+        CHECK(std::get<2>(first[0]) != std::get<2>(first[1]));  // each rank's own state of the optimizer
+    };
+    covered({"meetings"}, [](auto&) { return local_sgd{.period = 4}; });
+    covered({"meetings", "outer_anchor", "outer_momentum"}, [](auto&) { return diloco{.period = 2}; });
+    covered({"meetings", "slow_anchor", "slow_momentum"}, [](auto&) { return slow_momentum{.period = 2}; });
+    covered({"meetings", "elastic_centre"}, [](auto&) { return elastic_averaging{.period = 2}; });
+    covered({"meetings"}, [](auto&) { return gossip{}; });
+    covered({"meetings", "stale_base"}, [](auto&) { return stale_synchronous{.staleness = 2}; });
 }
 
 TEST_CASE("a model whose passes add over all ranks is refused", "[strategy]") {

@@ -61,10 +61,11 @@ static_assert(narrow_block % kernels::int8_group == 0);
 /// to its owner. The owner adds the contributions in the model's own type, rounds the mean to the narrow form, and sends it
 /// to all.
 ///
-/// Cost    b (P-1)/P bytes sent per rank and bucket, where b is the size of the bucket's n elements in the narrow form: 2 n,
-///         or n + 4 ceil(n / 256) for int8. With update::replicated as much again for the means; with update::sharded these
-///         stay with their owners, and new values are sent in the model's type. 2 steps of latency; scratch of about 3 b
-///         bytes (sharded: 2 b).
+/// Cost    a slice of n elements is b(n) bytes in the narrow form: 2 n, or n + 4 ceil(n / 256) for int8, whose groups begin anew
+///         in each slice. A rank sends for each bucket b of the slice of each other rank, and with update::replicated P-1
+///         times b of its own: 2 b (P-1)/P where slices are equal, with b for the whole bucket. With update::sharded the means
+///         stay with their owners, and new values are sent in the model's type. 2 steps of latency; scratch of about 3 b bytes
+///         (sharded: 2 b).
 /// Error   two roundings for any P. With feedback, a rank's rounding error is added to its next contribution, and the
 ///         owner's rounding error to its next mean, so nothing is lost over many steps.
 /// Sums    the canonical tree over the ranks' decoded contributions. Both updates give the same bits, which differ from those

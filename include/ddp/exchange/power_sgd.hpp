@@ -34,10 +34,11 @@ namespace ddp {
 /// whole rows in each bucket are a matrix. A matrix is compressed if (m + n) rank min_compression_rate < m n. All others,
 /// vectors, and rows that a bucket cuts are sent as they are, in one message with P.
 ///
-/// Cost    for each bucket two sums, one after the other: of rank m elements for each of its matrices and all elements sent as
-///         they are, then of rank n elements for each matrix. On R ranks each sends 2 (R-1)/R of these bytes, in 4 steps of
-///         latency. P, Q and the product take m n rank multiplications each. With update::sharded the same, and new values
-///         are sent as well.
+/// Cost    for each bucket two sums by direct_allreduce, one after the other: of rank m elements for each of its matrices and
+///         all elements sent as they are, then of rank n elements for each matrix; without a matrix, or before start_step, one
+///         sum of all elements. Each sum is cut into slices of whole lines of 64 bytes: a rank of R sends those of all other
+///         ranks once and its own R-1 times, 2 (R-1)/R of its bytes where they are equal. 4 steps of latency. P, Q and the
+///         product take m n rank multiplications each. With update::sharded the same, and new values are sent as well.
 /// Error   with feedback, what is left out is sent later.
 /// Sums    P and Q in the canonical tree over ranks; P is made orthonormal in double, by the same code on all ranks. Both
 ///         updates give the same bits; other bucket plans give other bits if they cut matrices elsewhere.

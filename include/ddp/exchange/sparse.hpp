@@ -174,8 +174,10 @@ private:
 /// In each step, ranks sum k elements of each bucket, which are the same on all ranks and drawn again. What a rank does not
 /// send is added to its next contribution.
 ///
-/// Cost    2 k sizeof(E) (P-1)/P bytes sent per rank and bucket of n elements, with k = ratio n; 2 steps of latency; 3 passes
-///         over the bucket. With update::sharded the same, and new values are sent as well.
+/// Cost    the sum of k elements by direct_allreduce per bucket of n elements, with k = ratio n: cut into slices of whole lines
+///         of 64 bytes, a rank sends those of all other ranks once and its own P-1 times, 2 k sizeof(E) (P-1)/P bytes where
+///         they are equal. 2 steps of latency; 3 passes over the bucket. With update::sharded the same, and new values are
+///         sent as well.
 /// Draws   element j of k is one of the bucket's elements n j / k to n (j + 1) / k, all equally likely, counted without the
 ///         gaps between parameters. The random stream is random_use::compression with `seed` and the bucket as part; its index is
 ///         made of the bucket's steps so far and j.

@@ -54,8 +54,10 @@ DDP_KERNEL void take_mean_step(E* base, E const* sum, std::size_t count, E inver
 /// another than that. A sum takes effect exactly `staleness` steps later, however early it is ready: the same run gives
 /// the same bits again. The end of a rank's data and request_stop() take effect that many steps later too.
 ///
-/// Cost    of a step: an allreduce of S bytes, where S is the size of the values, while the next steps run, on the communicator's
-///         thread where the transport allows one; staleness + 4 passes. Memory for 2 staleness + 4 arrays of the model's size.
+/// Cost    of a step: an automatic_allreduce of n + 3 elements, of which n are all trained values as local_sgd sends them, while
+///         the next steps run, on the communicator's thread where the transport allows one; staleness + 4 passes. Where
+///         direct_allreduce is chosen, a rank sends the slices of all other ranks once and its own P-1 times: 2(P-1)/P of the
+///         n + 3 elements where slices are equal. Memory for 2 staleness + 4 arrays of the model's size.
 /// Sums    d = x - x before the step; c = c + (the sum of weight d, in the canonical order) times 1 / (the sum of weights),
 ///         weights being samples; x = c + the rank's own d of the steps since, the oldest first.
 /// Source  Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", NIPS 2013, without a
