@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # Installs what is missing, from Debian's own archive: setup.sh [demo] [mpi] [tests] [ci] [slurm] [ssh]   (default: demo)
 # setup.sh torch installs PyTorch from PyPI into build/torch, for the test that starts a job with its torchrun and for
-# house/shown_by; setup.sh launchers Open MPI 5 and MPICH 5 into build/openmpi and build/mpich, for process/launchers; setup.sh
-# kubernetes Kubeflow's schemas into build/kubernetes, for package/kubernetes.
+# house/shown_by, and timm's optimizers for the scripts of tests/oracle; setup.sh launchers Open MPI 5 and MPICH 5 into
+# build/openmpi and build/mpich, for process/launchers; setup.sh kubernetes Kubeflow's schemas into build/kubernetes, for
+# package/kubernetes; setup.sh mlpack mlpack's headers into build/mlpack, for adapter/mlpack_network, and what they include.
 #
 # Where everything is there, it says so and needs neither a network nor rights. Where it cannot install, it says what to install.
 # DDP_SETUP=skip trusts you: nothing is looked at.
 set -euo pipefail
 
-# The one list of packages. `tests` includes demo and mpi, `ci` includes tests; slurm and ssh are for process/slurm
-# and process/ssh alone, which are skipped without them.
+# The one list of packages. `tests` includes demo and mpi, `ci` includes tests; slurm, ssh and mlpack are for process/slurm,
+# process/ssh and adapter/mlpack_network alone, which are skipped without them.
 demo_packages=(g++ cmake ninja-build libboost-dev libeigen3-dev zlib1g-dev libxxhash-dev libssl-dev libcli11-dev
     dataset-fashion-mnist)
 mpi_packages=(libopenmpi-dev openmpi-bin libboost-mpi-dev)
@@ -18,6 +19,7 @@ tests_packages=(catch2 ccache python3 python3-pip python3-venv strace binutils i
 ci_packages=(clang-format-19 clang-tidy-19 shellcheck)
 slurm_packages=(slurmctld slurmd slurm-client)
 ssh_packages=(openssh-server openssh-client)
+mlpack_packages=(libarmadillo-dev libcereal-dev)
 
 say() { printf 'setup: %s\n' "$*"; }
 
@@ -26,6 +28,11 @@ if [[ ${1:-} == torch ]]; then
     if [[ ! -x build/torch/bin/torchrun ]]; then
         python3 -m venv build/torch
         build/torch/bin/pip install -q --disable-pip-version-check torch==2.13.0 numpy
+    fi
+    # without what timm itself needs: only three files of it are imported
+    if ! build/torch/bin/python -c 'import importlib.util; exit(not importlib.util.find_spec("timm"))' &&
+        ! build/torch/bin/pip install -q --disable-pip-version-check --no-deps timm==1.0.31; then
+        say "there is no timm, so the scripts of tests/oracle do not run; no test needs it"
     fi
     say "torchrun is in build/torch/bin"
     exit 0
@@ -53,6 +60,18 @@ if [[ ${1:-} == kubernetes ]]; then
     exit 0
 fi
 
+if [[ " $* " == *" mlpack "* ]]; then  # PyPI's package for Python has all of mlpack's headers
+    at=$(dirname "$0")/../build/mlpack
+    if [[ ! -e $at/include/mlpack/core.hpp ]]; then
+        rm -rf "$at"
+        python3 -m pip download -q --disable-pip-version-check --no-deps --only-binary :all: --dest "$at" mlpack==4.8.0
+        python3 -m zipfile -e "$at"/mlpack-*.whl "$at/wheel"
+        mv "$at/wheel/mlpack/include" "$at/include"
+        rm -r "$at/wheel" "$at"/mlpack-*.whl
+    fi
+    say "mlpack's headers are in build/mlpack/include"
+fi
+
 wanted=()
 for group in "${@:-demo}"; do
     case $group in
@@ -62,8 +81,9 @@ for group in "${@:-demo}"; do
         ci) wanted+=("${demo_packages[@]}" "${mpi_packages[@]}" "${tests_packages[@]}" "${ci_packages[@]}") ;;
         slurm) wanted+=("${slurm_packages[@]}") ;;
         ssh) wanted+=("${ssh_packages[@]}") ;;
+        mlpack) wanted+=("${mlpack_packages[@]}") ;;
         *)
-            printf 'setup: no group of packages is called %s; there are demo, mpi, tests, ci, slurm, ssh\n' "$group" >&2
+            printf 'setup: no group of packages is called %s; there are demo, mpi, tests, ci, slurm, ssh, mlpack\n' "$group" >&2
             exit 2
             ;;
     esac

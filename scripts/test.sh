@@ -37,6 +37,7 @@ case ${DDP_SETUP:-}$only_build$preset in
         scripts/setup.sh slurm ssh || without "Slurm or sshd"
         scripts/setup.sh torch || { without PyTorch && rm -rf build/torch; }
         scripts/setup.sh launchers || { without "another MPI" && rm -rf build/openmpi build/mpich; }
+        scripts/setup.sh mlpack || { without mlpack && rm -rf build/mlpack; }
         scripts/setup.sh kubernetes || { without "Kubeflow's schemas" && rm -rf build/kubernetes; }
         ;;
 esac

@@ -1,25 +1,32 @@
-// In which order a checkpoint comes to be on the disk: nothing has a name before what it names is there.
+// In which order a checkpoint comes to be on the disk: nothing has a name before what it names is there. And what a process
+// leaves that is killed at any of these calls.
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <map>
 #include <mutex>
 #include <regex>
 #include <set>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "checkpoint/training.hpp"
 #include "support/catch.hpp"
+#include "support/on_ranks.hpp"
 #include "support/thrown_by.hpp"
 
 namespace {
@@ -30,6 +37,9 @@ std::vector<std::string> calls;              // there, in order
 std::set<std::thread::id> callers;           // of them
 std::map<std::string, std::size_t> flushed;  // bytes of files when they were flushed
 std::string failing;                         // the call that fails
+std::atomic<bool> flushes = true;            // a kill takes nothing from what the system has not yet written
+std::atomic<bool> mortal = false;            // this process is to be killed, at the last of these calls there
+std::atomic<int> calls_left = 0;
 
 /// Beneath the directory, with the names that files have for a while as NAME~.
 std::string shortened(std::string const& path) {
@@ -43,6 +53,19 @@ std::string shortened(std::string const& path) {
 bool is_watched(std::string const& path) {
     return !watched.empty() && path.starts_with(watched);
 }
+std::string path_of(int descriptor) {
+    char path[4096];
+    ssize_t const size = ::readlink(("/proc/self/fd/" + std::to_string(descriptor)).c_str(), path, sizeof path);
+    return {path, size > 0 ? static_cast<std::size_t>(size) : 0};
+}
+/// Whether a mortal process dies at this call.
+bool is_last(std::string const& path) {
+    return mortal && is_watched(path) && calls_left.fetch_sub(1) == 1;
+}
+[[noreturn]] void die() {
+    ::kill(::getpid(), SIGKILL);
+    for (;;) ::pause();
+}
 /// Notes it. Whether it is to fail.
 bool fails(std::string call) {
     if (call == failing) errno = EIO;
@@ -55,11 +78,11 @@ bool fails(std::string call) {
 
 // The program's own come before the C library's.
 extern "C" int fsync(int descriptor) {
+    if (mortal && is_last(path_of(descriptor))) die();
+    if (!flushes) return 0;
     {
         std::lock_guard const guard(lock);
-        char path[4096];
-        ssize_t const size = ::readlink(("/proc/self/fd/" + std::to_string(descriptor)).c_str(), path, sizeof path);
-        std::string const name(path, size > 0 ? static_cast<std::size_t>(size) : 0);
+        std::string const name = path_of(descriptor);
         struct stat about{};
         if (is_watched(name) && ::fstat(descriptor, &about) == 0) {
             if (fails("fsync " + shortened(name))) return -1;
@@ -69,19 +92,38 @@ extern "C" int fsync(int descriptor) {
     return static_cast<int>(::syscall(SYS_fsync, descriptor));
 }
 extern "C" int rename(char const* from, char const* to) noexcept {
+    if (mortal && is_last(from)) die();
     {
         std::lock_guard const guard(lock);
-        if (is_watched(from) && fails("rename " + shortened(from) + " " + shortened(to))) return -1;
+        if (!mortal && is_watched(from) && fails("rename " + shortened(from) + " " + shortened(to))) return -1;
     }
     return static_cast<int>(::syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
 }
 extern "C" int unlink(char const* path) noexcept {
+    if (mortal && is_last(path)) die();
     {
         std::lock_guard const guard(lock);
-        if (is_watched(path) && fails("unlink " + shortened(path))) return -1;
+        if (!mortal && is_watched(path) && fails("unlink " + shortened(path))) return -1;
     }
     return static_cast<int>(::syscall(SYS_unlinkat, AT_FDCWD, path, 0));
 }
+extern "C" int mkdir(char const* path, mode_t mode) noexcept {
+    if (mortal && is_last(path)) die();
+    return static_cast<int>(::syscall(SYS_mkdirat, AT_FDCWD, path, mode));
+}
+extern "C" int rmdir(char const* path) noexcept {
+    if (mortal && is_last(path)) die();
+    return static_cast<int>(::syscall(SYS_unlinkat, AT_FDCWD, path, AT_REMOVEDIR));
+}
+#if !defined(DDP_TEST_SANITIZED)  // they want to see what is written
+extern "C" ssize_t write(int descriptor, void const* data, std::size_t size) {
+    if (mortal && is_last(path_of(descriptor))) {
+        static_cast<void>(::syscall(SYS_write, descriptor, data, size / 2));
+        die();
+    }
+    return ::syscall(SYS_write, descriptor, data, size);
+}
+#endif
 
 using namespace ddp;
 using namespace ddp::test;
@@ -89,14 +131,14 @@ using namespace ddp::test;
 TEST_CASE(
     "files are flushed before their names, the directory before its name, the latest comes last, then old ones go",
     "[checkpoint]") {
-    int const ranks = GENERATE(1, 3);
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
     bool const background = GENERATE(false, true);
-    CAPTURE(ranks, background);
+    CAPTURE(ranks, tcp, background);
     ::test::scratch_directory const scratch;
     std::string const kept_in = (std::filesystem::canonical(scratch.path()) / "kept").string();
     std::set<std::thread::id> trainers;
-    auto const latest = run_ranks(
-        ranks,
+    auto const latest = ranks_over(
+        tcp, ranks,
         [&](auto& comm) {
             kept_training one(comm, {.options = options_of(true, false)});
             checkpoints kept(kept_in, {.keep = 1, .background = background});
@@ -220,4 +262,170 @@ TEST_CASE("what fails while a checkpoint becomes one is named, with the system's
     REQUIRE(said == file + "/step-000000000001: cannot be removed" + failed);
     (void)watching("unlink step-1.tmp/manifest.json", [&] { said = directory.remove_older(2, 1); });
     REQUIRE(said == file + "/step-000000000001.tmp/manifest.json: cannot be removed" + failed);
+}
+
+namespace {
+
+/// A save into a directory in which there may be others.
+struct saving {
+    char const* name;
+    std::vector<std::uint64_t> there;  // steps
+    std::uint64_t latest;              // the one from which the training goes on, for a step
+    std::size_t keep;
+};
+
+kept_recipe const sharded{.options = options_of(true, false)};
+
+/// What stands in whole checkpoints, by file.
+std::map<std::string, std::string> files_in(std::string const& directory) {
+    std::map<std::string, std::string> all;
+    if (!std::filesystem::exists(directory)) return all;
+    for (std::string const& name : names_in(directory))
+        if (name.starts_with("step-") && !name.ends_with(".tmp"))
+            for (std::string const& file : names_in(directory + "/" + name))
+                all[name + "/" + file] = content_of(directory + "/" + name + "/" + file);
+    return all;
+}
+
+/// A process resumes, takes a step and saves, but is killed at its n-th call in the directory; half of a write is made then.
+/// Whether it was: it may have had fewer.
+bool killed(int n, int ranks, bool background, std::string const& directory, saving const& how) {
+    watched = directory;
+    std::fflush(nullptr);  // or the child prints it again, under a sanitizer
+    pid_t const child = ::fork();
+    if (child == 0) {
+        ::alarm(100);
+        calls_left = n, mortal = true;
+        try {
+            run_ranks(
+                ranks,
+                [&](auto& comm) {
+                    kept_training one(comm, sharded);
+                    checkpoints kept(directory, {.keep = how.keep, .background = background});
+                    static_cast<void>(kept.resume(one.trainer, one.batches));
+                    kept.save(one.go_to(how.latest + 1).trainer, one.batches);
+                    while (!kept.poll()) std::this_thread::yield();
+                    return 0;
+                },
+                patient());
+            ::_exit(0);
+        } catch (...) {
+            ::_exit(1);
+        }
+    }
+    watched.clear();
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    bool const by_us = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+    REQUIRE((by_us || (WIFEXITED(status) && WEXITSTATUS(status) == 0)));
+    return by_us;
+}
+
+}  // namespace
+
+TEST_CASE("a process that is killed at any call of a save leaves every checkpoint whole, and the training goes on",
+          "[checkpoint]") {
+    struct no_flushes {
+        no_flushes() { flushes = false; }
+        ~no_flushes() { flushes = true; }
+    } const quick;
+    ::test::scratch_directory const scratch;
+    std::string const parent = std::filesystem::canonical(scratch.path()).string(), base = parent + "/base",
+                      kept_in = parent + "/kept";
+    int kills = 0, within = 0;  // within: after which something unfinished was left
+    for (auto const& [ranks, background] : {std::pair(1, false), std::pair(3, true)}) {
+        auto const digests = run_ranks(
+                                 ranks,
+                                 [](auto& comm) {
+                                     kept_training one(comm, sharded);
+                                     std::vector<std::uint64_t> all;
+                                     for (std::uint64_t step = 0; step < 6; ++step)
+                                         all.push_back(one.go_to(step).digest());
+                                     return all;
+                                 },
+                                 patient())
+                                 .front();
+        for (saving const& how : {saving{"the first", {}, 0, 3}, saving{"one more", {1, 2, 3}, 3, 4},
+                                  saving{"instead of all", {1, 2, 3}, 3, 1}, saving{"again", {1, 2, 3}, 2, 4}}) {
+            std::uint64_t const to = how.latest + 1, end = to + 1;
+            std::string const old_name = ddp::detail::step_name(how.latest) + "\n",
+                              new_name = ddp::detail::step_name(to) + "\n";
+            std::filesystem::remove_all(base);
+            run_ranks(
+                ranks,
+                [&](auto& comm) {
+                    kept_training one(comm, sharded);
+                    checkpoints kept(base, {.keep = 9});
+                    for (std::uint64_t const step : how.there) kept.save(one.go_to(step).trainer, one.batches);
+                    return 0;
+                },
+                patient());
+            if (how.latest < how.there.size()) {  // as others left it who were killed
+                put_content(base + "/latest", old_name);
+                put_content(base + "/latest.7.0.tmp", new_name);
+                std::filesystem::create_directory(base + "/step-000000000009.tmp");
+                put_content(base + "/step-000000000009.tmp/manifest.json.7.1.tmp", "{");
+            }
+            auto const before = files_in(base);
+            std::uint64_t step = 0, last = 0;
+            bool again = true;
+            // What several ranks have done by then differs anyway.
+            for (int n = 1; again; n += static_cast<int>(fewer) * (ranks == 1 ? 1 : 2)) {
+                CAPTURE(ranks, how.name, n);
+                std::filesystem::remove_all(kept_in);
+                if (!how.there.empty()) std::filesystem::copy(base, kept_in, std::filesystem::copy_options::recursive);
+                again = killed(n, ranks, background, kept_in, how);
+                kills += again ? 1 : 0;
+
+                // Whatever was there is, to the bit; or, once the new one is the latest, is gone as a whole.
+                auto const now = files_in(kept_in);
+                bool const named = std::filesystem::exists(kept_in + "/latest");
+                std::string const latest = content_of(kept_in + "/latest");
+                REQUIRE((latest == new_name || (how.there.empty() ? !named : latest == old_name)));
+                for (auto const& [path, content] : before) {
+                    auto const found = now.find(path);
+                    std::string const of = path.substr(0, path.find('/') + 1);
+                    auto const beside = now.lower_bound(of);
+                    bool const removed =
+                        how.keep == 1 && latest == new_name && (beside == now.end() || !beside->first.starts_with(of));
+                    CAPTURE(path);
+                    REQUIRE((removed || (found != now.end() && found->second == content)));
+                }
+                std::vector<std::string> names;
+                if (std::filesystem::exists(kept_in)) names = names_in(kept_in);
+                within += std::any_of(names.begin(), names.end(), [](auto const& s) { return s.ends_with(".tmp"); });
+
+                step = latest == new_name || (!named && !now.empty()) ? to : how.latest;
+                captured_stderr printed(scratch);
+                auto const resumed = run_ranks(
+                    ranks,
+                    [&](auto& comm) {
+                        kept_recipe other = sharded;
+                        other.seed = step == 0 ? other.seed : 99;  // the checkpoint's values are not its own
+                        kept_training one(comm, other);
+                        checkpoints kept(kept_in, {.keep = 9});
+                        auto const from = kept.resume(one.trainer, one.batches);
+                        std::uint64_t const digest = one.digest();
+                        kept.save(one.go_to(end).trainer, one.batches);
+                        return std::tuple(from ? from->step : 0, digest, one.digest());
+                    },
+                    patient());
+                std::string const said = printed.text();
+                REQUIRE(resumed.front() == std::tuple(step, digests.at(step), digests.at(end)));
+                if (!named && step == to)
+                    REQUIRE_THAT(said,
+                                 Catch::StartsWith("ddp: DDP-E301 file: " + kept_in + "/latest: cannot be opened"));
+                else
+                    REQUIRE(said == "");  // no checkpoint is damaged
+                for (std::string const& name : names_in(kept_in)) REQUIRE(!name.ends_with(".tmp"));
+                REQUIRE(content_of(kept_in + "/latest") == ddp::detail::step_name(end) + "\n");
+                REQUIRE((step >= last || ranks > 1));
+                last = step;
+            }
+            REQUIRE(step == to);
+        }
+    }
+    CAPTURE(kills, within);
+    REQUIRE(within > 0);
+    if (fewer == 1) REQUIRE(kills >= 200);
 }

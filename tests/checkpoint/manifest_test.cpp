@@ -175,7 +175,8 @@ TEST_CASE("what no manifest says is refused, whatever its digest", "[checkpoint]
     for (char const* const number :
          {"0x3p-4", "1.5", "", "-nan", "0x", "-", "+0x1p+0", "0x1.8p-3 ", "-inf ", "0x1p99999"})
         REQUIRE(has(refused(with(text, "-0x1.88p+4", number)), "is not a number such as '-0x1p-1'"));
-    REQUIRE(has(refused(with(text, "\"model_hash\": \"", "\"model_hash\": \"x")), "16 hexadecimal digits"));
+    REQUIRE(
+        has(refused(with(text, "\"model_hash\": \"", "\"model_hash\": \"x")), "a digest has 16 hexadecimal digits"));
     REQUIRE(has(refused(with(text, "\"w1\": \"adamw\"", "\"w1\": 3")), "expected"));
     for (char const* const factor :
          {"0x3p-4", "-0x1p+0", "0x-0p+0", "0xinf", "0xnan", "1.5", "", "0x", "0x1.8p-3 ", "0x1p99999"})
@@ -191,7 +192,7 @@ TEST_CASE("what no manifest says is refused, whatever its digest", "[checkpoint]
     REQUIRE(
         has(refused(with(text, "shard-00002-of-00004", "shard-00004-of-00004")), "is not the shard that comes next"));
     REQUIRE(has(refused(with(text, "shard-00000-of-00004", "shard-00001-of-00004")), "rank 0 has no shard"));
-    REQUIRE(has(refused(with(text, "0123456789abcdef", "0123456789ABCDEF")), "16 hexadecimal digits"));
+    REQUIRE(has(refused(with(text, "0123456789abcdef", "0123456789ABCDEF")), "a digest has 16 hexadecimal digits"));
     REQUIRE(has(refused(with(text, "\"bytes\": 17", "\"bytes\": -17")), "whole number that is not negative"));
     REQUIRE(has(refused(with(text, "false", "no")), "expected true or false"));
     REQUIRE(has(refused(with(text, "\"note\"", "\"\u00e9\"")), "twice"));

@@ -151,9 +151,12 @@ TEST_CASE("memory of the wrong size is refused with advice", "[collective][argum
                    "all_gather: `counts` needs one number per rank"));
     CHECK(contains(error([&](auto& comm) { ddp::all_gather(comm, two, counts{3}, room); }),
                    "all_gather: `mine` needs as many values as `counts` says for this rank"));
+    CHECK(contains(error([&](auto& comm) { ddp::all_gather(comm, two, counts{2}, std::span(room).first(1)); }),
+                   "all_gather: `all` needs as many values as `counts` adds up to"));
     CHECK(contains(error([&](auto& comm) { ddp::scatter(comm, two, two, 1); }),
                    "scatter: root 1 is not a rank: they are numbered from 0 to 0"));
-    CHECK(contains(error([&](auto& comm) { ddp::all_to_all(comm, two, room); }), "equally many values"));
+    CHECK(contains(error([&](auto& comm) { ddp::all_to_all(comm, two, room); }),
+                   "all_to_all: `out` and `in` need equally many values, a multiple of size()"));
     CHECK(contains(error([&](auto& comm) { ddp::all_to_all(comm, two, two); }),
                    "all_to_all: `out` and `in` may not overlap"));
     CHECK(contains(error([&](auto& comm) { ddp::all_to_all(comm, two, counts{2}, two, counts{2}); }),

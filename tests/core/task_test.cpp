@@ -356,6 +356,6 @@ TEST_CASE("a coroutine that the compiler lays out wrongly is refused instead of 
         t.start();
         CHECK(out == 3);  // a compiler without the fault
     } catch (ddp::usage_error const& e) {
-        CHECK(std::string(e.what()).find("name the result first") != std::string::npos);
+        CHECK(std::string(e.what()).find("this compiler lays out a coroutine wrongly") != std::string::npos);
     }
 }

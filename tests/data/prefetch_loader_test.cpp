@@ -165,7 +165,7 @@ TEST_CASE("what the thread throws arrives at the caller, in its place, until the
     refused(flat, {.augment = {.flip = true}}, "only samples of height x width or channels x height x width");
     flat.sample_shape = {5, 5};
     refused(flat, {}, "sample_shape has 25 bytes and features is 20; make them one number above 0");
-    refused(data, {.depth = 0}, "depth counts batches");
+    refused(data, {.depth = 0}, "prefetch_loader: depth counts batches that are prepared ahead");
     refused(data, {.normalise = {{}, {}}}, "there are 2 normalisations for 1 channels");
     refused(data, {.normalise = {{.mean = 0, .deviation = 0}}},
             "prefetch_loader: the mean must be a number and the deviation a positive one");

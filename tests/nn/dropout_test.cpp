@@ -116,6 +116,13 @@ TEST_CASE("dropout wants to know the samples", "[nn][bad-input]") {
     REQUIRE(net.forward(batch) > 0);
     batch.samples = std::span(samples).first(4);
     REQUIRE(test::usage_complaint([&] { net.forward(batch); }).find("names 4 samples for 5 rows") != std::string::npos);
+    nn::dropout<float> layer;  // by itself: rows of tokens, as many for each sample
+    REQUIRE(test::usage_complaint([&] { mask_of(layer, 6, 2, {.samples = std::span(samples).first(2)}); }).empty());
+    REQUIRE(
+        test::usage_complaint([&] {
+            mask_of(layer, 5, 2, {.samples = std::span(samples).first(2)});
+        }).find("dropout: 5 rows are not a whole number for each of 2 samples; give `samples` one number a sample") !=
+        std::string::npos);
     for (double const p : {-0.1, 1.0, std::nan("")})
         REQUIRE_THROWS_WITH(nn::dropout<float>(p), Catch::Contains("): a probability of leaving out is in [0, 1)"));
 }
@@ -175,22 +182,29 @@ TEST_CASE("several ranks leave out the same units of a sample as one", "[nn][ran
 }
 
 TEST_CASE("ranks whose dropout would leave out other units hear so when the trainer is made", "[nn][bad-input]") {
-    auto const errors = [](auto seed_of, auto p_of) {
-        return test::errors_of_ranks(2, [&](auto& comm) {
-            nn::sequential model{nn::dropout<double>(p_of(comm.rank())), nn::linear<double>(7, 3),
-                                 nn::mean_squared_error<double>()};
-            if (seed_of(comm.rank()) != 0) model.initialize(seed_of(comm.rank()));
-            data_parallel trainer{model, sgd{.lr = 0.1}, comm};
-        });
+    auto const [ranks, tcp] = GENERATE(test::ways_to_run());
+    if (ranks == 1) return;
+    CAPTURE(ranks, tcp);
+    int const odd = ranks - 1;
+    auto const errors = [&, ranks = ranks, tcp = tcp](std::uint64_t seed, double p) {  // of the last rank
+        return test::errors_over(
+            tcp, ranks,
+            [&](auto& comm) {
+                nn::sequential model{nn::dropout<double>(comm.rank() == odd ? p : 0.5), nn::linear<double>(7, 3),
+                                     nn::mean_squared_error<double>()};
+                if (std::uint64_t const mine = comm.rank() == odd ? seed : 7; mine != 0) model.initialize(mine);
+                data_parallel trainer{model, sgd{.lr = 0.1}, comm};
+            },
+            test::patient());
     };
-    auto const same = [](int) { return 0.5; };
-    auto const seven = [](int) { return std::uint64_t{7}; };
-    for (auto const& text : errors(seven, same)) REQUIRE(text.empty());
+    std::string const who = "rank " + std::to_string(odd);
+    for (auto const& text : errors(7, 0.5)) REQUIRE(text.empty());
     // Rank 0's values go everywhere, its seed does not.
-    for (auto const& text : errors([](int rank) { return std::uint64_t{rank == 0 ? 7u : 0u}; }, same))
-        REQUIRE(text.find("DDP-E102 model differs: rank 1 differs from rank 0: another hash() of the model (seed 7 on "
-                          "rank 0, seed 0 on rank 1).") == 0);
-    for (auto const& text : errors(seven, [](int rank) { return rank == 0 ? 0.5 : 0.4; }))
-        REQUIRE(text.find("another hash() of the model (layer 0: dropout(0.5) on rank 0, layer 0: dropout(0.4) on rank "
-                          "1).") != std::string::npos);
+    for (auto const& text : errors(0, 0.5))
+        REQUIRE(text.find("DDP-E102 model differs: " + who +
+                          " differs from rank 0: another hash() of the model (seed 7 on rank 0, seed 0 on " + who +
+                          ").") == 0);
+    for (auto const& text : errors(7, 0.4))
+        REQUIRE(text.find("another hash() of the model (layer 0: dropout(0.5) on rank 0, layer 0: dropout(0.4) on " +
+                          who + ").") != std::string::npos);
 }

@@ -4,9 +4,8 @@
     build/torch/bin/python tests/oracle/optimizers.py           writes tests/oracle/optimizers.csv anew
     build/torch/bin/python tests/oracle/optimizers.py --check   compares the record with this torch, to 1e-12
 
-scripts/setup.sh torch installs PyTorch. No test runs this: the record is kept, so that the tests need no PyTorch.
-Lion, LAMB and LARS, which PyTorch does not have, are those of timm 1.0.31, of which only these files are imported:
-build/torch/bin/pip install --no-deps timm==1.0.31
+scripts/setup.sh torch installs PyTorch and timm. No test runs this: the record is kept, so that the tests need no PyTorch.
+Lion, LAMB and LARS, which PyTorch does not have, are those of timm 1.0.31, of which only these files are imported.
 
 The problem: values w that start at 0 and gradients g = A (w - c), with the small whole numbers below, in double and one
 operation after the other. The test has the same numbers, and the same settings by the names of the cases. Lines of the
@@ -30,7 +29,6 @@ RECORD = pathlib.Path(__file__).with_name("optimizers.csv")
 A = [[4, 1, 0, -1], [1, 3, 1, 0], [0, 1, 2, 1], [-1, 0, 1, 5]]
 C = [1, -2, 3, -1]
 SHOWN = (1, 2, 3, 10, 30, 100)
-
 
 
 def of_timm(name, kind):

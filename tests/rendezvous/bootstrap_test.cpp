@@ -861,6 +861,7 @@ TEST_CASE("a secret that cannot be proved is not shown where the launcher has ra
     std::string const text = outcome(j, quick(times));
     CAPTURE(text);
     CHECK(text.find("DDP-E101") == 0);
+    CHECK(has(text, "there is a secret, but the launcher itself listens at MASTER_PORT"));
     CHECK(has(text, "use ddp::secure_tcp"));
     ::fcntl(stranger->fd, F_SETFL, O_NONBLOCK);
     CHECK(::accept(stranger->fd, nullptr, nullptr) == -1);  // nobody has come
@@ -910,7 +911,7 @@ TEST_CASE("a secret is taken only from a regular file that nobody else can read,
     }
     {
         secret_in_a_file const zeros(std::string(32, '\0'));
-        CHECK(has(refusal(), "nothing but zeros"));
+        CHECK(has(refusal(), "which holds nothing but zeros"));
     }
     ::setenv("DDP_SECRET_FILE", "/dev/zero", 1);
     CHECK(has(refusal(), "is not a regular file"));
@@ -1061,6 +1062,23 @@ TEST_CASE("a descriptor that does not listen is refused by rank 0", "[rendezvous
     ddp::tcp_options options = quick();
     options.listen_descriptor = not_listening.inherit();
     CHECK(has(outcome(job_of(0, 2, not_listening.port), options), "is not a listening socket"));
+}
+
+TEST_CASE("a descriptor that other hosts reach is refused by a rank 0 whose address is loopback", "[rendezvous][tcp]") {
+    int const open = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ::sockaddr_in at{};
+    at.sin_family = AF_INET;
+    at.sin_addr.s_addr = htonl(INADDR_ANY);
+    ::socklen_t size = sizeof at;
+    REQUIRE(::bind(open, reinterpret_cast<::sockaddr*>(&at), size) == 0);
+    REQUIRE(::listen(open, 1) == 0);
+    REQUIRE(::getsockname(open, reinterpret_cast<::sockaddr*>(&at), &size) == 0);
+    ddp::tcp_options options = quick();
+    options.listen_descriptor = open;
+    std::string const port = std::to_string(ntohs(at.sin_port));
+    CHECK(has(outcome(job_of(0, 2, ntohs(at.sin_port)), options),
+              "the inherited socket listens on 0.0.0.0:" + port +
+                  ", which other hosts can reach, but MASTER_ADDR is loopback. Give the address of that interface"));
 }
 
 TEST_CASE("ranks look at memory again and again only where each has a core", "[rendezvous][tcp]") {

@@ -18,6 +18,7 @@
 #include <future>
 #include <memory>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -558,6 +559,34 @@ TEST_CASE("an address that other hosts reach wants a secret and OpenSSL, or some
     options.encrypt = true;
     CHECK(has(outcome(j, options),
               "DDP_TLS=1 (run_options.encrypt, tcp_options.encrypt) asks for what this rank cannot do"));
+}
+
+TEST_CASE("what a library below throws on rank 0 while it joins is told to the others", "[rendezvous][secure]") {
+    struct broken final : ddp::tcp_security {
+        std::unique_ptr<ddp::tcp_security> inner;
+        [[nodiscard]] std::unique_ptr<ddp::tcp_channel> channel(bool dials) const override {
+            if (dials) throw std::runtime_error("the lamp fell over");
+            return inner->channel(dials);
+        }
+    };
+    secret_in_a_file const secret("0123456789abcdef");
+    listener const at;
+    auto options = with_secret(false);
+    options.times = ddp::timing::for_tests();
+    options.times.join = 5s;
+    auto rank0 = options;
+    rank0.listen_descriptor = at.inherit();
+    rank0.security = [](ddp::job_secret const& of, bool encrypts) -> std::unique_ptr<ddp::tcp_security> {
+        auto one = std::make_unique<broken>();
+        one->inner = ddp::make_tcp_security(of, encrypts);
+        return one;
+    };
+    auto other = std::async(std::launch::async, outcome, job_of(1, 2, at.port), options);
+    CHECK(outcome(job_of(0, 2, at.port), rank0) == "the lamp fell over");
+    std::string const told = other.get();
+    CAPTURE(told);
+    CHECK(has(told, "rank 0 (pid "));
+    CHECK(has(told, ") failed during start-up: the lamp fell over"));
 }
 
 TEST_CASE("an OpenSSL that lacks what a secret or TLS needs is named", "[rendezvous][secure]") {

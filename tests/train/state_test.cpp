@@ -248,6 +248,6 @@ TEST_CASE("state is not shown within a step, nor as elements of another type", "
         trainer.finish();
         return type + within;
     })[0];
-    REQUIRE(said.find("of another type") != std::string::npos);
+    REQUIRE(said.find("state_slice::as<E>: the elements are of another type") != std::string::npos);
     REQUIRE(said.find("a step is under way: finish() it before its state is looked at") != std::string::npos);
 }

@@ -22,10 +22,12 @@
 
 #include "support/catch.hpp"
 #include "support/counting_transport.hpp"
+#include "support/loopback.hpp"
 #include "support/on_ranks.hpp"
 #include "support/ranks.hpp"
 #include "support/sanitizers.hpp"
 #include "support/thrown_by.hpp"
+#include "support/training_checks.hpp"
 #include "train/distance_model.hpp"
 #include "train/patience.hpp"
 
@@ -431,49 +433,84 @@ TEMPLATE_TEST_CASE("frozen parameters stay as they are, and go on when they thaw
     }
 }
 
-TEST_CASE("nothing of parameters frozen from the start travels, and NaN in them is not looked at", "[train]") {
-    int const ranks = GENERATE(1, 2, 3, 4);
+TEST_CASE("nothing of frozen parameters travels unless their bucket holds others, and NaN in them is not looked at",
+          "[train]") {
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
     bool const sharded = GENERATE(false, true);
-    CAPTURE(ranks, sharded);
+    CAPTURE(ranks, tcp, sharded);
     struct counted {
-        std::size_t bytes;
+        std::size_t bytes, afterwards;  // sent in the second step, and in the third, in which nothing is frozen
         bool finite;
     };
-    auto const bytes_of = [&](std::vector<std::string> const& frozen, bool poisoned, std::string const& silent = "") {
-        auto const world = inproc_world::create(ranks);
-        auto const all = on_threads(ranks, [&](int rank) {
-            auto counting = std::make_unique<counting_transport<inproc_transport>>(world->connect(rank));
+    struct setting {
+        std::vector<std::string> frozen = {};
+        bool poisoned = false;
+        std::string silent = "", later = "";  // left out of backward; frozen before the second step
+        any_buckets buckets = size_capped_buckets{};
+    };
+    auto const bytes_of = [&, ranks = ranks, tcp = tcp](setting const& with) {
+        auto const threads = inproc_world::create(ranks);
+        loopback_world const loopback(ranks);
+        auto const train = [&](auto transport) {
+            auto counting =
+                std::make_unique<counting_transport<typename decltype(transport)::element_type>>(std::move(transport));
             auto& count = *counting;
             communicator<> comm = any_communicator(std::move(counting), patient());
             distance<false> model;
-            data_parallel trainer{model, sgd{.lr = 0.1}, comm,
+            data_parallel trainer{model,
+                                  sgd{.lr = 0.1},
+                                  comm,
                                   training_options{.update = sharded ? update::sharded : update::replicated,
                                                    .unused = unused::allowed,
-                                                   .frozen = frozen,
+                                                   .frozen = with.frozen,
                                                    .nonfinite = nonfinite::stop,
                                                    .agreement_steps = 0},
-                                  direct_allreduce{}};
-            model.silent = silent;
-            if (poisoned) model.values[0][17] = NAN;
+                                  direct_allreduce{},
+                                  with.buckets};
+            int const rank = comm.rank();
+            model.silent = with.silent;
+            if (with.poisoned) model.values[0][17] = NAN;
             trainer.step(share(0, rank, ranks));
+            if (!with.later.empty()) trainer.freeze(with.later);
             count.take_sent();
             trainer.step(share(1, rank, ranks));
-            return counted{count.take_sent().bytes, std::isfinite(model.values[3][0])};
-        });
-        std::size_t sum = 0;
+            std::size_t const bytes = count.take_sent().bytes;
+            bool const finite = std::isfinite(model.values[3][0]);
+            if (with.poisoned) return counted{bytes, 0, finite};
+            trainer.unfreeze("*");
+            count.take_sent();
+            trainer.step(share(2, rank, ranks));
+            return counted{bytes, count.take_sent().bytes, finite};
+        };
+        auto const all = on_threads(
+            ranks, [&](int rank) { return tcp ? train(loopback.connect(rank)) : train(threads->connect(rank)); });
+        counted sum{0, 0, true};
         for (counted const& one : all) {
             CHECK(one.finite);
-            sum += one.bytes;
+            sum.bytes += one.bytes, sum.afterwards += one.afterwards;
         }
         return sum;
     };
-    std::size_t const nothing = bytes_of({}, false), first = bytes_of({"first.*"}, true),
-                      everything = bytes_of({"*"}, false);
     std::size_t const p = static_cast<std::size_t>(ranks);
-    CHECK(nothing - first >= 2 * (p - 1) * 9000 * sizeof(double));  // p - 1 times to be added, and as often the result
-    CHECK(nothing - first <= 2 * (p - 1) * 9200 * sizeof(double));
-    CHECK(everything <= 256 * p * (p - 1));
-    CHECK(bytes_of({}, false, "first.*") == nothing);  // left out, and not frozen: as zeros
+    // A parameter's elements travel p - 1 times to be added, and as often as the result.
+    auto const of = [&](std::size_t elements) { return 2 * (p - 1) * elements * sizeof(double); };
+    std::size_t const nothing = bytes_of({}).bytes, first = bytes_of({.frozen = {"first.*"}, .poisoned = true}).bytes;
+    CHECK(nothing - first >= of(9000));
+    CHECK(nothing - first <= of(9200));
+    CHECK(bytes_of({.frozen = {"*"}}).bytes <= 256 * p * (p - 1));
+    CHECK(bytes_of({.silent = "first.*"}).bytes == nothing);  // left out, and not frozen: as zeros
+
+    // Frozen later: what has a bucket of its own is not sent, and what shares one is, as zeros.
+    CHECK(bytes_of({.later = "first.*"}).bytes == nothing);
+    CHECK(bytes_of({.later = "first.*", .buckets = single_bucket{}}).bytes ==
+          bytes_of({.buckets = single_bucket{}}).bytes);
+    setting apart{.buckets = per_parameter_buckets{}};
+    counted const each = bytes_of(apart);
+    apart.later = "first.*";
+    counted const later = bytes_of(apart);
+    CHECK(each.bytes - later.bytes >= of(9000 + 7));
+    CHECK(each.bytes - later.bytes <= of(9200));
+    CHECK(later.afterwards == each.afterwards);  // it goes on once it thaws
 }
 
 TEST_CASE("a step sends the messages of its ticket and its buckets, and what goes with the ticket costs none",
