@@ -24,22 +24,23 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/disk_calls.hpp"
 #include "checkpoint/training.hpp"
 #include "support/catch.hpp"
 #include "support/on_ranks.hpp"
 #include "support/thrown_by.hpp"
 
+using namespace ddp;
+using namespace ddp::test;
+
 namespace {
 
 std::mutex lock;
-std::string watched;                         // a directory; empty: nothing is noted
 std::vector<std::string> calls;              // there, in order
 std::set<std::thread::id> callers;           // of them
 std::map<std::string, std::size_t> flushed;  // bytes of files when they were flushed
 std::string failing;                         // the call that fails
 std::atomic<bool> flushes = true;            // a kill takes nothing from what the system has not yet written
-std::atomic<bool> mortal = false;            // this process is to be killed, at the last of these calls there
-std::atomic<int> calls_left = 0;
 
 /// Beneath the directory, with the names that files have for a while as NAME~.
 std::string shortened(std::string const& path) {
@@ -49,22 +50,6 @@ std::string shortened(std::string const& path) {
     return std::regex_replace(
         std::regex_replace(rest.ends_with('/') ? rest.substr(0, rest.size() - 1) : rest, temporary, "~"), zeros,
         "step-");
-}
-bool is_watched(std::string const& path) {
-    return !watched.empty() && path.starts_with(watched);
-}
-std::string path_of(int descriptor) {
-    char path[4096];
-    ssize_t const size = ::readlink(("/proc/self/fd/" + std::to_string(descriptor)).c_str(), path, sizeof path);
-    return {path, size > 0 ? static_cast<std::size_t>(size) : 0};
-}
-/// Whether a mortal process dies at this call.
-bool is_last(std::string const& path) {
-    return mortal && is_watched(path) && calls_left.fetch_sub(1) == 1;
-}
-[[noreturn]] void die() {
-    ::kill(::getpid(), SIGKILL);
-    for (;;) ::pause();
 }
 /// Notes it. Whether it is to fail.
 bool fails(std::string call) {
@@ -107,26 +92,10 @@ extern "C" int unlink(char const* path) noexcept {
     }
     return static_cast<int>(::syscall(SYS_unlinkat, AT_FDCWD, path, 0));
 }
-extern "C" int mkdir(char const* path, mode_t mode) noexcept {
-    if (mortal && is_last(path)) die();
-    return static_cast<int>(::syscall(SYS_mkdirat, AT_FDCWD, path, mode));
-}
 extern "C" int rmdir(char const* path) noexcept {
     if (mortal && is_last(path)) die();
     return static_cast<int>(::syscall(SYS_unlinkat, AT_FDCWD, path, AT_REMOVEDIR));
 }
-#if !defined(DDP_TEST_SANITIZED)  // they want to see what is written
-extern "C" ssize_t write(int descriptor, void const* data, std::size_t size) {
-    if (mortal && is_last(path_of(descriptor))) {
-        static_cast<void>(::syscall(SYS_write, descriptor, data, size / 2));
-        die();
-    }
-    return ::syscall(SYS_write, descriptor, data, size);
-}
-#endif
-
-using namespace ddp;
-using namespace ddp::test;
 
 TEST_CASE(
     "files are flushed before their names, the directory before its name, the latest comes last, then old ones go",

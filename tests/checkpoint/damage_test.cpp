@@ -27,56 +27,23 @@
 
 #include <ddp/collective/barrier.hpp>
 
+#include "checkpoint/disk_calls.hpp"
 #include "checkpoint/training.hpp"
 #include "support/catch.hpp"
 #include "support/on_ranks.hpp"
 #include "train/scripted_model.hpp"
 
-namespace {
-
-/// A call that a disk refuses, for files with this in their path.
-struct disk_fault {
-    std::string call, path;
-    int reason = 0;
-};
-std::atomic<disk_fault const*> refusing = nullptr;  // by the program's own calls below
-
-/// errno is then the reason.
-bool refuses(std::string_view call, std::string_view path) {
-    disk_fault const* const fault = refusing;
-    if (fault == nullptr || call != fault->call || path.find(fault->path) == path.npos) return false;
-    errno = fault->reason;
-    return true;
-}
-
-}  // namespace
-
-// The program's own come before the C library's, as in commit_test.cpp.
+// As write() and mkdir() in disk_calls.hpp.
 extern "C" int open(char const* path, int flags, ...) {
     unsigned mode = 0;
     if ((flags & O_CREAT) != 0) {
-        if (refuses("create", path)) return -1;
+        if (ddp::test::refuses("create", path)) return -1;
         std::va_list more;
         va_start(more, flags);
         mode = va_arg(more, unsigned);
         va_end(more);
     }
     return static_cast<int>(::syscall(SYS_openat, AT_FDCWD, path, flags, mode));
-}
-extern "C" ssize_t write(int descriptor, void const* bytes, std::size_t count) {
-    if (refusing.load() != nullptr) {
-        char path[4096];
-        ssize_t const size = ::readlink(("/proc/self/fd/" + std::to_string(descriptor)).c_str(), path, sizeof path);
-        if (size > 0 && refuses("write", {path, static_cast<std::size_t>(size)})) {
-            if (count < 2) return -1;
-            count /= 2;  // a disk takes what it has room for, and no more
-        }
-    }
-    return ::syscall(SYS_write, descriptor, bytes, count);
-}
-extern "C" int mkdir(char const* path, mode_t mode) noexcept {
-    if (refuses("mkdir", path)) return -1;
-    return static_cast<int>(::syscall(SYS_mkdirat, AT_FDCWD, path, mode));
 }
 
 using namespace ddp;
