@@ -3,17 +3,17 @@
 FAULT_PROGRAM (or DDP_PROGRAMS, its directory) and DDPRUN name the binaries.
 """
 
-import base64
 import os
 import re
 import signal
+import socket
 import stat
 import subprocess
 import tempfile
 import time
 import unittest
 
-from jobs import DEADLINE, SCALE, Job, Rank, environment, program
+from jobs import DEADLINE, SCALE, Job, Rank, environment, program, ways_to_write
 from jobs import flight_record as read
 
 FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
@@ -91,17 +91,8 @@ class Secrets(FlightCase):
 
     size = 3
 
-    def forms(self, secret):
-        """How a program could write it, whole or in half."""
-        for part in (secret, secret[:16], secret[16:]):
-            yield part
-            for text in (part.hex(), base64.b64encode(part).decode().rstrip("=")[:20], " ".join(f"{b:02x}" for b in part),
-                         "".join(f"\\x{b:02x}" for b in part), part.hex(":"), ", ".join(str(b) for b in part)):
-                yield text.encode()
-                yield text.upper().encode()
-
     def hidden(self, secret, text, where):
-        for form in self.forms(secret):
+        for form in ways_to_write(secret):
             self.assertNotIn(form, text, where)
 
     @staticmethod
@@ -143,19 +134,10 @@ class Secrets(FlightCase):
                         self.assertLess(time.monotonic(), end, job.out + job.err)
                         time.sleep(0.02)
                     ranks = []
-                    for pid in filter(str.isdigit, os.listdir("/proc")):
-                        try:
-                            text = {}
-                            for name in ("cmdline", "environ"):
-                                with open(f"/proc/{pid}/{name}", "rb") as file:
-                                    text[name] = file.read()
-                        except OSError:
-                            continue  # it has ended, or is not ours
-                        if f"TMPDIR={self.scratch}\0".encode() not in text["environ"]:
-                            continue
-                        for name in text:
-                            self.hidden(secret, text[name], f"{name} of a process of the job")
-                        ranks += [pid] * (b"\0RANK=" in text["environ"])
+                    for pid, arguments, variables_of_it in self.processes():
+                        self.hidden(secret, arguments, "cmdline of a process of the job")
+                        self.hidden(secret, variables_of_it, "environ of a process of the job")
+                        ranks += [pid] * (b"\0RANK=" in variables_of_it)
                     self.assertGreaterEqual(len(ranks), self.size)
                     os.kill(int(ranks[-1]), signal.SIGABRT)
                     code, out, err = job.finish()
@@ -176,6 +158,104 @@ class Secrets(FlightCase):
                                   timeout=DEADLINE, check=True)
             self.hidden(secret, told.stdout + told.stderr, words)
 
+    def processes(self):
+        """The pids of all processes with our TMPDIR, with their arguments and variables."""
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                text = []
+                for name in ("cmdline", "environ"):
+                    with open(f"/proc/{pid}/{name}", "rb") as file:
+                        text.append(file.read())
+            except OSError:
+                continue  # it has ended, or is not ours
+            if f"TMPDIR={self.scratch}\0".encode() in text[1]:
+                yield pid, *text
+
+    def descriptors(self, pid):
+        """What a process has open that whoever started the job did not give to it as standard input, output or errors."""
+        directory = f"/proc/{pid}/fd"
+        return {number: os.readlink(f"{directory}/{number}") for number in os.listdir(directory) if int(number) > 2}
+
+    def look_at_what_a_rank_starts(self, jobs, secret, ranks):
+        """Waits for the processes that a rank starts while it is stopped, and looks at all of the job."""
+        end = time.monotonic() + DEADLINE
+        while True:
+            self.assertLess(time.monotonic(), end, [job.out + job.err for job in jobs])
+            self.assertEqual([job.poll() for job in jobs], [None] * len(jobs), [job.out + job.err for job in jobs])
+            found = list(self.processes())
+            started = [pid for pid, arguments, _ in found if arguments.startswith((b"sh\0-c\0sleep ", b"sleep\0"))]
+            if len(started) == 2:
+                break
+            time.sleep(0.02)
+        of_ranks = 0
+        for pid, arguments, variables in found:
+            self.hidden(secret, arguments, "cmdline of a process of the job")
+            self.hidden(secret, variables, "environ of a process of the job")
+            if pid in started:
+                self.assertEqual(self.descriptors(pid), {}, "what a program of a rank has inherited")
+            else:
+                of_ranks += arguments.startswith(FAULT_PROGRAM.encode() + b"\0")
+        self.assertEqual(of_ranks, ranks)
+
+    def test_of_programs_that_ranks_start(self):
+        given, noted = os.path.join(self.scratch, "given"), os.path.join(self.scratch, "noted")
+        with open(os.open(given, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+            file.write(os.urandom(32))
+        inherited = os.open(given, os.O_RDONLY)
+        self.addCleanup(os.close, inherited)
+        by_file, by_descriptor, tls = {"DDP_SECRET_FILE": given}, {"DDP_SECRET_FD": str(inherited)}, {"DDP_TLS": "1"}
+        # The number of ranks, whether ddprun starts them, and what they are told.
+        for number, (size, launched, variables) in enumerate((
+                (2, True, {}), (2, True, {**by_file, **tls}), (1, True, {}), (2, False, by_file), (2, False, {**by_file, **tls}),
+                (2, False, by_descriptor), (2, False, {**by_descriptor, **tls}), (1, False, by_descriptor))):
+            with self.subTest(size=size, launched=launched, variables=list(variables)):
+                kept = os.path.join(self.scratch, f"kept-{number}")
+                os.mkdir(kept)
+                words = [FAULT_PROGRAM, "dead=20000", f"fault={size - 1}:stop:backward:3:{1000 * SCALE}", "fault=0:throw:forward:5"]
+                settings = environment(TMPDIR=self.scratch, DDP_FLIGHT_DIR=kept, **variables)
+                if launched:
+                    # Where the launcher makes a secret, the ranks' own look at it is the only copy.
+                    note = f'[ -z "$DDP_SECRET_FD" ] || cat /proc/self/fd/$DDP_SECRET_FD > {noted}; exec "$@"'
+                    jobs = [Rank([DDPRUN, "-n", str(size), "-v", "--log-dir", kept, "--", "sh", "-c", note, "sh", *words], settings,
+                                 start_new_session=True)]
+                else:
+                    with socket.socket() as free:
+                        free.bind(("127.0.0.1", 0))
+                        settings.update(WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free.getsockname()[1]))
+                    passed = [inherited] if "DDP_SECRET_FD" in variables else []
+                    jobs = [Rank(words, {**settings, "RANK": str(rank)}, start_new_session=True, pass_fds=passed)
+                            for rank in range(size)]
+                try:
+                    end = time.monotonic() + DEADLINE
+                    while not any(f"fault rank={size - 1}" in job.out for job in jobs):
+                        self.assertLess(time.monotonic(), end, [job.out + job.err for job in jobs])
+                        time.sleep(0.01)
+                    with open(given if {**by_file, **by_descriptor}.keys() & variables else noted, "rb") as file:
+                        secret = file.read()
+                    self.assertEqual(len(secret), 32)
+                    self.look_at_what_a_rank_starts(jobs, secret, size)
+                    for job in jobs:
+                        code, out, err = job.finish()
+                        self.assertNotEqual(code, 0)
+                        self.hidden(secret, (out + err).encode(), "what the job printed")
+                    self.assertIn("the lamp fell over", jobs[0].err)
+                finally:
+                    for job in jobs:
+                        if job.poll() is None:
+                            os.killpg(job.pid, signal.SIGKILL)
+                            job.process.wait()
+                records = dict(self.files(kept))
+                self.assertEqual(len([path for path in records if path.endswith(".jsonl")]), size)
+                for path, text in records.items():
+                    self.hidden(secret, text, path)
+        with open(given, "rb") as file:
+            secret = file.read()
+        for variables in (by_file, by_descriptor):
+            told = subprocess.run([DDPRUN, "--explain"], env=environment(RANK="1", WORLD_SIZE="2", **variables), timeout=DEADLINE,
+                                  capture_output=True, pass_fds=[inherited], check=False)
+            self.assertIn(b"rank", told.stdout + told.stderr)
+            self.hidden(secret, told.stdout + told.stderr, "--explain")
+
     def test_of_errors_about_it(self):
         secret = bytes(range(65, 73))  # too short, and printable
         cases = {"short": (secret, 0o600), "readable": (4 * secret, 0o644), "long": (1000 * secret, 0o600)}
@@ -187,7 +267,7 @@ class Secrets(FlightCase):
             code, out, err = self.run_job(2, DDP_SECRET_FILE=path)
             self.assertEqual(code, 1, out + err)
             self.assertIn("DDP_SECRET_FILE", err)
-            for form in self.forms(secret):
+            for form in ways_to_write(secret):
                 if len(form) >= 8:
                     self.assertNotIn(form, (out + err).encode(), name)
         # Two ranks that know different secrets: neither says its own.

@@ -1,5 +1,6 @@
 """Jobs of real processes: started rank by rank as a launcher would, watched, and always ended."""
 
+import base64
 import json
 import os
 import re
@@ -99,6 +100,16 @@ def check_flight_records(directory, errors):
         found.setdefault(text, set()).add(verdicts[0])
     for text, verdicts in found.items():
         assert len(verdicts) == 1, f"one text, and different culprits: {text}: {verdicts}"
+
+
+def ways_to_write(secret):
+    """How a program could write a secret of 32 bytes, whole or in half."""
+    for part in (secret, secret[:16], secret[16:]):
+        yield part
+        for text in (part.hex(), base64.b64encode(part).decode().rstrip("=")[:20], " ".join(f"{b:02x}" for b in part),
+                     "".join(f"\\x{b:02x}" for b in part), part.hex(":"), ", ".join(str(b) for b in part)):
+            yield text.encode()
+            yield text.upper().encode()
 
 
 class Rank:

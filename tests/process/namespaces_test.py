@@ -5,24 +5,30 @@ FASHION_MNIST (or DDP_EXAMPLES), FAULT_PROGRAM (or DDP_PROGRAMS) and DDPRUN name
 set's directory, if not where Debian puts it.
 """
 
+import ctypes
 import functools
+import hmac
 import os
 import pathlib
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 
-from jobs import DEADLINE, SCALE, Rank, environment, program
+from jobs import DEADLINE, SCALE, Rank, environment, program, ways_to_write
 
 sys.path.append(str(pathlib.Path(__file__).parents[2] / "scripts"))
-from relayed_cable import RelayedCable  # noqa: E402
+from relayed_cable import CLONE_NEWNET, RelayedCable  # noqa: E402
 
 FASHION_MNIST = program("FASHION_MNIST", "DDP_EXAMPLES", "fashion_mnist")
 FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
+QUICK_START = program("QUICK_START", "DDP_EXAMPLES", "quick_start")
 DDPRUN = os.environ.get("DDPRUN", "")
 FASHION_DATA = os.environ.get("FASHION_DATA", "/usr/share/datasets/fashion-mnist")
 PORT = "29511"  # in a namespace of our own every port is free
@@ -89,6 +95,75 @@ def obstacle():
         except OSError:
             pass  # no ip at all
     return None
+
+
+class Capture:
+    """All packets at a device of a namespace, in both directions: what somebody sees who has the cable in hand."""
+
+    def __init__(self, namespace, device):
+        self.namespace, self.device = namespace, device
+        self.packets = []
+        self.done = threading.Event()
+
+    def listen(self):
+        with open(f"/run/netns/{self.namespace}", "rb") as there:  # for this thread alone
+            if ctypes.CDLL(None, use_errno=True).setns(there.fileno(), CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), f"setns to {self.namespace}")
+        all_protocols, so_rcvbufforce, room = 3, 33, 1 << 26
+        with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(all_protocols)) as tap:
+            tap.setsockopt(socket.SOL_SOCKET, so_rcvbufforce, room)
+            tap.bind((self.device, all_protocols))
+            tap.settimeout(0.1)
+            self.ready.set()
+            while True:
+                try:
+                    self.packets.append(tap.recv(1 << 17))
+                except TimeoutError:
+                    if self.done.is_set():
+                        break
+            sol_packet, packet_statistics = 263, 6
+            _, self.missed = struct.unpack("II", tap.getsockopt(sol_packet, packet_statistics, 8))
+
+    def __enter__(self):
+        self.ready, self.missed = threading.Event(), None
+        self.thread = threading.Thread(target=self.listen, daemon=True)
+        self.thread.start()
+        if not self.ready.wait(30):
+            raise OSError("no capture")
+        return self
+
+    def __exit__(self, *_):
+        self.done.set()
+        self.thread.join()
+
+    def streams(self):
+        """What was sent through each connection, in each direction, in the order of the sender. Nothing of it is missing."""
+        assert self.missed == 0, f"{self.missed} packets were not captured"
+        pieces = {}
+        for packet in self.packets:
+            if packet[12:14] != b"\x08\x00" or packet[23] != socket.IPPROTO_TCP:
+                continue
+            (length,) = struct.unpack_from(">H", packet, 16)
+            segment = packet[14 + 4 * (packet[14] & 15):14 + length]
+            number, flags = struct.unpack_from(">I", segment, 4)[0], segment[13]
+            ends = packet[26:34] + segment[:4]
+            if flags & 2:  # SYN, which has a number of its own
+                pieces[ends] = (number + 1 & 0xffffffff, {})
+            data = segment[4 * (segment[12] >> 4):]
+            if not data:
+                continue  # perhaps the last word of a connection of before
+            first, known = pieces[ends]
+            at = number - first & 0xffffffff
+            if len(data) > len(known.get(at, b"")):
+                known[at] = data
+        whole = []
+        for _, known in pieces.values():
+            stream = bytearray()
+            for at in sorted(known):
+                assert at <= len(stream) or at > 1 << 31, "a hole in what was captured"
+                stream += known[at][max(0, len(stream) - at):] if at <= len(stream) else b""  # else a probe, before the first byte
+            whole.append(bytes(stream))
+        return whole
 
 
 class BetweenHosts(unittest.TestCase):
@@ -240,6 +315,59 @@ class Demo(BetweenHosts):
         self.wait(ranks)
         self.assertEqual([r.code for r in ranks], [0, 0, 0], self.story(ranks))
         self.assertIn("ranks 0 to 2 are on one machine in 2 network namespaces (rank 0; ranks 1 and 2)", ranks[0].err)
+
+
+class Eavesdropping(BetweenHosts):
+    """What the cable between two hosts carries."""
+
+    def captured(self, command, **variables):
+        with Capture(self.hosts.names[0], self.hosts.plugs[0]) as wire:
+            ranks = [self.rank(side, side, 2, command, **variables) for side in (0, 1)]
+            self.wait(ranks)
+        self.assertEqual([r.code for r in ranks], [0, 0], self.story(ranks))
+        return ranks, wire.streams()
+
+    def test_with_tls_nothing_can_be_read_and_with_the_proof_everything(self):
+        command = [FAULT_PROGRAM, "times=default", "steps=4", "elements=2000", "array=5000"]
+        ways = {"plain": {"DDP_INSECURE": "1"}, "proof": self.secret, "TLS": {**self.secret, "DDP_TLS": "1"},
+                "TLS and insecure": {**self.secret, "DDP_TLS": "1", "DDP_INSECURE": "1"}}
+        digests, wires = {}, {}
+        for way, variables in ways.items():
+            ranks, wires[way] = self.captured(command, **variables)
+            digests[way] = {line["digest"] for r in ranks for line in r.said("done")}
+        self.assertEqual(len(set().union(*digests.values())), 1, "in all of them the same numbers were sent")
+        # Of the plain job every 32 bytes, but for those that are mostly alike.
+        pieces = {stream[at:at + 32] for stream in wires["plain"] for at in range(0, len(stream) - 31, 32)}
+        pieces = {piece for piece in pieces if len(set(piece)) > 12}
+        self.assertGreater(len(pieces), 5000)
+        size = {way: sum(map(len, streams)) for way, streams in wires.items()}
+        # Before they add up an array of 5000 floats, rank 0 fills its own with 1 and rank 1 with 2.
+        known = [struct.pack("<16f", *16 * [number]) for number in (1.0, 2.0)]
+        for way, streams in wires.items():
+            with self.subTest(way=way):
+                found = {stream[at:at + 32] for stream in streams for at in range(len(stream) - 31)} & pieces
+                seen = [any(pattern in stream for stream in streams) for pattern in known]
+                named = any(b"rank/1" in stream for stream in streams)
+                self.assertGreater(size[way], 0.9 * size["plain"], "it sends less than the plain job")
+                if "TLS" in way:
+                    self.assertEqual((len(found), seen, named), (0, [False, False], False))
+                else:  # or this test could not fail
+                    self.assertGreater(len(found), 0.9 * len(pieces))
+                    self.assertEqual((seen, named), ([True, True], True))
+
+    def test_the_secret_is_never_sent_to_another_host(self):
+        with open(self.secret["DDP_SECRET_FILE"], "rb") as file:
+            secret = file.read()
+        # What is made from it, and serves a whole job: as good as the secret.
+        keys = [hmac.digest(secret.ljust(64, b"\0"), use, "sha256") for use in (b"ddp: proof", b"ddp: TLS 1.3")]
+        short = [FAULT_PROGRAM, "times=default", "steps=2", "elements=200"]
+        for command, variables in ((short, {}), (short, {"DDP_TLS": "1"}), (short, {"DDP_INSECURE": "1"}),
+                                   ([QUICK_START], {"DDP_INSECURE": "1"})):  # without OpenSSL
+            with self.subTest(command=command[0], variables=variables):
+                _, streams = self.captured(command, **self.secret, **variables)
+                self.assertGreater(sum(map(len, streams)), 2000)
+                for form in (form for known in (secret, *keys) for form in ways_to_write(known)):
+                    self.assertFalse(any(form in stream for stream in streams), "the secret is on the cable")
 
 
 class Network(BetweenHosts):

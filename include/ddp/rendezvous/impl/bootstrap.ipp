@@ -250,12 +250,16 @@ namespace detail {
     options.times.validate();
     framed_options framing{.times = options.times, .early_bytes = options.early_bytes, .spin = options.spin};
     std::vector<framed_peer<tcp_stream>> peers;
-    if (j.size == 1) return std::make_unique<tcp_transport>(0, 1, std::move(peers), framing);
-
     auto const variable = [](char const* name) {
         char const* const value = std::getenv(name);
         return std::string(value != nullptr ? value : "");
     };
+    if (j.size == 1) {  // it needs neither the secret nor the socket, and programs that it starts inherit neither
+        for (char const* const name : {"DDP_SECRET_FD", "DDP_LISTEN_FD"})
+            if (int const fd = std::atoi(variable(name).c_str()); fd > STDERR_FILENO) ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+        return std::make_unique<tcp_transport>(0, 1, std::move(peers), framing);
+    }
+
     options.insecure = detail::environment_flag("DDP_INSECURE", false) || options.insecure;
     options.encrypt = detail::environment_flag("DDP_TLS", false) || options.encrypt;
     if (std::string const fd = variable("DDP_LISTEN_FD"); j.rank == 0 && options.listen_descriptor < 0 && !fd.empty())
