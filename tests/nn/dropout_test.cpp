@@ -186,9 +186,9 @@ TEST_CASE("ranks whose dropout would leave out other units hear so when the trai
     if (ranks == 1) return;
     CAPTURE(ranks, tcp);
     int const odd = ranks - 1;
-    auto const errors = [&, ranks = ranks, tcp = tcp](std::uint64_t seed, double p) {  // of the last rank
+    auto const errors = [&, number = ranks, over_tcp = tcp](std::uint64_t seed, double p) {  // of the last rank
         return test::errors_over(
-            tcp, ranks,
+            over_tcp, number,
             [&](auto& comm) {
                 nn::sequential model{nn::dropout<double>(comm.rank() == odd ? p : 0.5), nn::linear<double>(7, 3),
                                      nn::mean_squared_error<double>()};

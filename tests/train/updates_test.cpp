@@ -448,9 +448,9 @@ TEST_CASE("nothing of frozen parameters travels unless their bucket holds others
         std::string silent = "", later = "";  // left out of backward; frozen before the second step
         any_buckets buckets = size_capped_buckets{};
     };
-    auto const bytes_of = [&, ranks = ranks, tcp = tcp](setting const& with) {
-        auto const threads = inproc_world::create(ranks);
-        loopback_world const loopback(ranks);
+    auto const bytes_of = [&, number = ranks, over_tcp = tcp](setting const& with) {
+        auto const threads = inproc_world::create(number);
+        loopback_world const loopback(number);
         auto const train = [&](auto transport) {
             auto counting =
                 std::make_unique<counting_transport<typename decltype(transport)::element_type>>(std::move(transport));
@@ -470,20 +470,20 @@ TEST_CASE("nothing of frozen parameters travels unless their bucket holds others
             int const rank = comm.rank();
             model.silent = with.silent;
             if (with.poisoned) model.values[0][17] = NAN;
-            trainer.step(share(0, rank, ranks));
+            trainer.step(share(0, rank, number));
             if (!with.later.empty()) trainer.freeze(with.later);
             count.take_sent();
-            trainer.step(share(1, rank, ranks));
+            trainer.step(share(1, rank, number));
             std::size_t const bytes = count.take_sent().bytes;
             bool const finite = std::isfinite(model.values[3][0]);
             if (with.poisoned) return counted{bytes, 0, finite};
             trainer.unfreeze("*");
             count.take_sent();
-            trainer.step(share(2, rank, ranks));
+            trainer.step(share(2, rank, number));
             return counted{bytes, count.take_sent().bytes, finite};
         };
         auto const all = on_threads(
-            ranks, [&](int rank) { return tcp ? train(loopback.connect(rank)) : train(threads->connect(rank)); });
+            number, [&](int rank) { return over_tcp ? train(loopback.connect(rank)) : train(threads->connect(rank)); });
         counted sum{0, 0, true};
         for (counted const& one : all) {
             CHECK(one.finite);
