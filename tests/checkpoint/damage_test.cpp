@@ -27,6 +27,7 @@
 
 #include <ddp/collective/barrier.hpp>
 
+#define DISK_CALLS_ARE_STRONG
 #include "checkpoint/disk_calls.hpp"
 #include "checkpoint/training.hpp"
 #include "support/catch.hpp"

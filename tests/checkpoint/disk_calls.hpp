@@ -55,8 +55,14 @@ inline bool is_last(std::string const& path) {
 
 }  // namespace ddp::test
 
-// The program's own come before the C library's. Weak: each file that includes this has them.
-extern "C" [[gnu::weak]] ssize_t write(int descriptor, void const* bytes, std::size_t count) {
+// The program's own come before the C library's. Each file that includes this has them; in a program of several, those of the one that
+// defines DISK_CALLS_ARE_STRONG count, which a sanitizer's own do not replace either.
+#if defined(DISK_CALLS_ARE_STRONG)
+#define DISK_CALL extern "C"
+#else
+#define DISK_CALL extern "C" [[gnu::weak]]
+#endif
+DISK_CALL ssize_t write(int descriptor, void const* bytes, std::size_t count) {
     using namespace ddp::test;
 #if !defined(DDP_TEST_SANITIZED)  // a sanitizer's own threads write, too
     if (mortal && is_last(path_of(descriptor))) {
@@ -70,7 +76,7 @@ extern "C" [[gnu::weak]] ssize_t write(int descriptor, void const* bytes, std::s
     }
     return ::syscall(SYS_write, descriptor, bytes, count);
 }
-extern "C" [[gnu::weak]] int mkdir(char const* path, mode_t mode) noexcept {
+DISK_CALL int mkdir(char const* path, mode_t mode) noexcept {
     using namespace ddp::test;
     if (mortal && is_last(path)) die();
     if (refuses("mkdir", path)) return -1;
