@@ -8,7 +8,7 @@
    compiled once, and src/ddp.cpp, which defines DDP_DOOR_… for a door's; nobody else does
  - whoever compiles as C++17 is told so, whichever header comes first: a header without others of ours, and one with <coroutine>,
    begins with ddp/core/language.hpp
- - every header has `#pragma once`, begins with `/// \\file`, includes nothing twice or in a circle, and is read in one go
+ - every header has `#pragma once`, begins with `/// \\file`, includes nothing twice or in a circle, and has at most 400 lines
 
 usage: check_layers.py [ROOT]    checks the repository at ROOT (default: this one)
        check_layers.py --self-test    checks the checker: each kind of mistake, put into a small tree, is found

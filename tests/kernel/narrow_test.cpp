@@ -17,6 +17,7 @@
 #include <vector>
 
 #include <ddp/core/random.hpp>
+#include <ddp/kernel/finite.hpp>
 
 #include "support/catch.hpp"
 
@@ -237,6 +238,8 @@ TEST_CASE("how fast floats are converted and selected", "[.][kernel][measure]") 
         WARN(what << ": " << static_cast<double>(in.size() * sizeof(float)) / best / 1e9 << " GB/s of floats");
     };
     measure("memcpy", [&] { std::memcpy(copy.data(), in.data(), in.size() * sizeof(float)); });
+    measure("reading, for what is not finite",
+            [&] { REQUIRE(first_nonfinite(std::span<float const>(in)) == in.size()); });
     measure("to bfloat16", [&] { detail::kernels::narrow<bfloat16>(in.data(), narrow.data(), in.size()); });
     measure("to half", [&] { detail::kernels::narrow<half>(in.data(), narrow.data(), in.size()); });
     measure("to int8", [&] { detail::kernels::to_int8(in.data(), whole.data(), in.size()); });

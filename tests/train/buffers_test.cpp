@@ -13,6 +13,7 @@
 #include <ddp/core/bytes.hpp>
 #include <ddp/train/data_parallel.hpp>
 #include <ddp/train/evaluate.hpp>
+#include <ddp/train/state_digest.hpp>
 
 #include "support/catch.hpp"
 #include "support/on_ranks.hpp"
@@ -181,6 +182,14 @@ std::vector<std::string> train(communicator<>& comm, buffers policy, std::vector
     expect(trainer.replicas_identical() == (!alike || comm.size() == 1), "a bit of one rank's is not seen");
     trainer.synchronise_buffers();
     expect(trainer.replicas_identical(), "not alike when asked for");
+
+    std::uint64_t const kept = digest_of_state(trainer);
+    for (model_buffer const& b : model.buffers()) {
+        b.bytes.back() ^= std::byte{1};
+        expect(digest_of_state(trainer) != kept, "not in the digest: " + b.name);
+        b.bytes.back() ^= std::byte{1};
+    }
+    expect(digest_of_state(trainer) == kept, "the digest is another one of the same");
     return wrong;
 }
 

@@ -4,12 +4,11 @@
 
 #include <concepts>
 #include <cstdint>
-#include <span>
 
 #include <ddp/core/bytes.hpp>
 #include <ddp/core/digest.hpp>
-#include <ddp/model/model.hpp>
 #include <ddp/model/state_slice.hpp>
+#include <ddp/train/buffers.hpp>
 
 namespace ddp {
 
@@ -22,17 +21,15 @@ namespace ddp {
 template <class Trainer>
     requires requires(Trainer& trainer, state_visitor visit) {
         { trainer.completed_steps() } -> std::convertible_to<std::uint64_t>;
+        { trainer.digest_of_values() } -> std::convertible_to<std::uint64_t>;
         trainer.for_each_state(visit);
-        trainer.parameters();
     }
 [[nodiscard]] std::uint64_t digest_of_state(Trainer& trainer) {
     digest all;
     trainer.for_each_state(
         [&](state_slice const& s) { all.add(s.of).add(s.name).add(std::uint64_t{s.begin}).add(const_bytes(s.bytes)); });
-    all.add(std::uint64_t{trainer.completed_steps()});
-    for (auto const& p : trainer.parameters()) all.add(p.name).add(as_const_bytes(std::span(p.value)));
-    if constexpr (requires { trainer.model().buffers(); })
-        for (model_buffer const& b : trainer.model().buffers()) all.add(b.name).add(const_bytes(b.bytes));
+    all.add(std::uint64_t{trainer.completed_steps()}).add(std::uint64_t{trainer.digest_of_values()});
+    if constexpr (requires { trainer.model().buffers(); }) all.add(detail::digest_of(trainer.model().buffers()));
     return all.value();
 }
 
