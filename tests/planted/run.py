@@ -182,6 +182,7 @@ def main():
     words.add_argument("--only", default="", help="a regular expression of patches' names")
     words.add_argument("--build-dir", type=pathlib.Path, default=SOURCE / "build" / "planted", help="for copies and builds")
     words.add_argument("--json", type=pathlib.Path, help="a file for the results, written after every patch")
+    words.add_argument("--resume", action="store_true", help="do not try again what is in the --json file already")
     words.add_argument("--check", action="store_true", help="only see whether all patches apply, and have a row in README.md")
     with_ = words.parse_args()
     patches = [Patch(path) for path in sorted(HERE.glob("*.patch")) if re.search(with_.only, path.stem)]
@@ -197,9 +198,14 @@ def main():
             print("no row in README.md: " + ", ".join(unlisted))
         return 1 if bad or unlisted else 0
 
-    jobs = max(1, min(with_.jobs, len(patches)))
-    share = -(-len(patches) // jobs)
     done = []
+    if with_.resume:
+        if not with_.json:
+            raise SystemExit("--resume needs --json FILE")
+        done = json.loads(with_.json.read_text()) if with_.json.is_file() else []
+        patches = [p for p in patches if p.name not in {r["patch"] for r in done}]
+    jobs = max(1, min(with_.jobs, len(patches)))
+    share = max(1, -(-len(patches) // jobs))
 
     def one(k):
         """Patches of neighbouring names go to one copy: they are of the same files, and little is built again."""
