@@ -545,7 +545,7 @@ TEST_CASE("exchanges that count by bucket go on to the same bits, and refuse ano
                     patient());
                 for (std::string const& text : rows) {
                     CAPTURE(text);
-                    REQUIRE(text.find("state 'state/w1/power_sgd_q_from_row_12': not in the checkpoint, F32 [2 7] in "
+                    REQUIRE(text.find("state 'state/w1/power_sgd_q_from_row_12': not in the checkpoint, F32 [2 x 7] in "
                                       "this one\n  the exchange counts by bucket") != std::string::npos);
                 }
             }

@@ -126,6 +126,21 @@ private:
 
 }  // namespace
 
+TEST_CASE("a new checksum has seen no bytes, and its value does not depend on how they are cut", "[tcp]") {
+    std::array<std::byte, 1000> bytes;
+    for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7);
+    ddp::xxh3_checksum whole;
+    whole.update(bytes);
+    REQUIRE(whole.value() == XXH3_64bits(bytes.data(), bytes.size()));
+    std::size_t const cut = GENERATE(0, 1, 240, 241, 999);
+    ddp::xxh3_checksum pieces;
+    pieces.update(std::span(bytes).first(7));
+    pieces.reset();
+    pieces.update(std::span(bytes).first(cut));
+    pieces.update(std::span(bytes).subspan(cut));
+    REQUIRE(pieces.value() == whole.value());
+}
+
 TEST_CASE("every rank exchanges with every other over tcp, with and without early messages", "[tcp]") {
     auto const size = GENERATE(2, 3, 5);
     auto const spin = GENERATE(0us, 50us);

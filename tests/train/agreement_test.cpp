@@ -166,20 +166,37 @@ TEST_CASE("what differs is said over TCP as well", "[train]") {
     expect_refusal(culprit, [](setup& s) { s.optimizer = adam{}; }, {"optimizer"}, true);
 }
 
-TEST_CASE("an order of parameters that only one rank's policy has is seen", "[train]") {
+TEST_CASE("what only one rank's bucket policy does is named", "[train]") {
     struct turned {
         [[nodiscard]] bucket_plan plan(bucket_request const&) const { return {.order = {1, 0}}; }
     };
-    auto const all = errors_of_ranks(
-        2,
-        [](auto& comm) {
-            model net({{"a", {8}}, {"b", {8}}});
-            any_buckets const buckets = comm.rank() == 0 ? any_buckets(single_bucket{}) : any_buckets(turned{});
-            auto trainer = make_trainer(net, comm, {}, sgd{.lr = 1}, {}, buckets);
-        },
-        patient());
-    for (std::string const& one : all)
-        REQUIRE(one.find("rank 1 differs from rank 0: another bucket policy") != std::string::npos);
+    struct first_first {
+        [[nodiscard]] bucket_plan plan(bucket_request const&) const { return {.cuts = {{1, 0}}, .launch = {0, 1}}; }
+    };
+    struct halves {
+        [[nodiscard]] bucket_plan plan(bucket_request const&) const { return {.cuts = {{1, 0}}}; }
+    };
+    struct pair {
+        any_buckets zeros, ones;
+        std::string words;
+    };
+    for (pair const& differ :
+         {pair{single_bucket{}, turned{}, "parameter #0 in place 0 on rank 0, parameter #1 in place 0 on rank 1"},
+          pair{single_bucket{}, halves{}, "1 bucket on rank 0, 2 buckets on rank 1"},
+          pair{first_first{}, halves{},
+               "bucket #0 sent as number 0 on rank 0, bucket #1 sent as number 0 on rank 1"}}) {
+        auto const all = errors_of_ranks(
+            2,
+            [&](auto& comm) {
+                model net({{"a", {8}}, {"b", {8}}});
+                auto trainer =
+                    make_trainer(net, comm, {}, sgd{.lr = 1}, {}, comm.rank() == 0 ? differ.zeros : differ.ones);
+            },
+            patient());
+        for (std::string const& one : all)
+            REQUIRE(one.find("rank 1 differs from rank 0: another bucket policy (" + differ.words + ")") !=
+                    std::string::npos);
+    }
 }
 
 TEST_CASE("a model of which one rank's alone is contiguous is named as that, whatever its bucket plan", "[train]") {

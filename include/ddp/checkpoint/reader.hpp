@@ -14,7 +14,9 @@
 #include <ddp/checkpoint/directory.hpp>
 #include <ddp/checkpoint/manifest.hpp>
 #include <ddp/core/digest.hpp>
+#include <ddp/core/element_type.hpp>
 #include <ddp/core/separate.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/data/safetensors.hpp>
 #include <ddp/data/sampler.hpp>
 #include <ddp/model/state_slice.hpp>
@@ -35,6 +37,12 @@ inline constexpr std::string_view model_prefix = "model/", state_prefix = "state
 [[nodiscard]] std::string state_line(state_slice const& slice);
 /// The shape of the whole state, as in a shard's metadata: "512 784".
 [[nodiscard]] std::string extents_text(std::span<std::size_t const> shape);
+/// For messages, of such a text: "F32 [512 x 784]".
+[[gnu::cold]] [[nodiscard]] inline std::string type_and_extents(element_type type, std::string_view extents) {
+    std::string text = concat({name_of(type), " ["});
+    for (char const c : extents) text += c == ' ' ? std::string_view(" x ") : std::string_view(&c, 1);
+    return text + "]";
+}
 
 /// Throws  data_error: errc::file if a file is missing or cannot be read, errc::format if the manifest, a digest or a
 ///         header is wrong.

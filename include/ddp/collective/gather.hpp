@@ -12,7 +12,8 @@
 
 namespace ddp {
 
-/// Gather over a lane. `mine` has the same length on every rank; `all`, P times as long, is written on `root` only.
+/// Gather over a lane. `mine` has the same length on every rank; `all`, P times as long, is written on `root` only, except
+/// for the root's own part, which the caller copies there.
 ///
 /// Cost    every rank but the root sends 1 message of its length; the root sends none.
 /// Throws  collective_aborted inside the scheduler.

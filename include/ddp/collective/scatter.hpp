@@ -11,7 +11,8 @@
 
 namespace ddp {
 
-/// Scatter over a lane. `mine` has the same length on every rank; `all`, P times as long, is read on `root` only.
+/// Scatter over a lane. `mine` has the same length on every rank; `all`, P times as long, is read on `root` only. The root's own
+/// part is not copied: its `mine` stays as it was.
 ///
 /// Cost    the root sends P-1 messages, each of the length of `mine`; the others send none.
 /// Throws  collective_aborted inside the scheduler.

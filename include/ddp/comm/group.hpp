@@ -19,13 +19,13 @@ namespace ddp {
 
 /// What a rank has entered. It is turned into text only when something fails.
 struct operation_info {
-    char const* name = "";     // "allreduce", "step"
-    std::uint64_t count = 0;   // elements or bytes
-    char const* element = "";  // "float", "bytes"
-    char const* detail = "";   // the algorithm, for example
-    identity id = {};
-    std::uint64_t fingerprint = 0;
-    int root = -1;  // the rank that a broadcast or gather is about; -1: none
+    char const* name = "";          ///< "allreduce", "step": a string literal
+    std::uint64_t count = 0;        ///< elements or bytes
+    char const* element = "";       ///< "float", "bytes"
+    char const* detail = "";        ///< the algorithm, for example
+    identity id = {};               ///< of its messages: group.id(), a channel, and group.next_call()
+    std::uint64_t fingerprint = 0;  ///< of what all ranks have to do alike
+    int root = -1;                  ///< the rank that a broadcast or gather is about; -1: none
 
     [[nodiscard]] std::string text() const;
 };

@@ -241,7 +241,8 @@ concept Ranked = requires(T const& t) {
 ///              `bool still_writes() const`; calls then wait, for timing.verdict at most, until it is false before they
 ///              throw. What is posted later completes as aborted. A second abort() replaces the record (by the verdict).
 ///  7. Sleep    progress() sleeps until something may move, wake() was called since the last progress(), or `until`; a
-///              time in the past polls. It returns whether reports() has changed.
+///              time in the past polls. It returns whether reports() has changed: one entry per rank, in the order of ranks,
+///              this one included, whose entry shows the record of abort() as soon as that was called.
 ///  8. Clock    now() is monotonic_clock, whose times flight records hold; only a simulation has its own.
 ///  9. Memory   messages for which no receive is posted yet are stored up to a limit; beyond it, their sends wait.
 ///

@@ -14,10 +14,10 @@ namespace ddp {
 /// own. There may be no rows, because the share of a rank in a small batch may be empty; `features` is set even then.
 template <class E>
 struct classification_batch {
-    std::span<E const> inputs;              ///< (rows, features), row-major
-    std::span<std::uint32_t const> labels;  ///< (rows)
-    std::size_t rows = 0;                   ///< samples
-    std::size_t features = 0;               ///< numbers in each sample
+    std::span<E const> inputs = {};              ///< (rows, features), row-major
+    std::span<std::uint32_t const> labels = {};  ///< (rows)
+    std::size_t rows = 0;                        ///< samples
+    std::size_t features = 0;                    ///< numbers in each sample
     /// (rows), or empty: the number of each sample in the data set, for models that draw random numbers.
     std::span<std::uint32_t const> samples = {};
 
@@ -29,10 +29,10 @@ struct classification_batch {
 /// the batch does not own. There may be no rows.
 template <class E>
 struct regression_batch {
-    std::span<E const> inputs;   ///< (rows, features), row-major
-    std::span<E const> targets;  ///< (rows, outputs), row-major
-    std::size_t rows = 0;        ///< samples
-    std::size_t features = 0;    ///< numbers in each sample
+    std::span<E const> inputs = {};   ///< (rows, features), row-major
+    std::span<E const> targets = {};  ///< (rows, outputs), row-major
+    std::size_t rows = 0;             ///< samples
+    std::size_t features = 0;         ///< numbers in each sample
     /// (rows), or empty: the number of each sample in the data set, for models that draw random numbers.
     std::span<std::uint32_t const> samples = {};
 

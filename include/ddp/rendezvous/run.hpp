@@ -24,7 +24,7 @@ namespace ddp {
 
 /// How to start. Everything has a default: run<threads, tcp>(body) reads the environment.
 struct run_options {
-    std::string transport = {};  ///< "inproc", "tcp", "mpi"; empty: what the environment says
+    std::string transport = {};  ///< "inproc", "tcp" (of secure_tcp too), "mpi"; empty: what the environment says
     int ranks = 0;               ///< number of threads; for processes it must be the launcher's number, or 0
     timing times = {};           ///< time limits; the environment overrides some of them, see run
     /// Which thread moves messages while the program computes; DDP_COMMUNICATION_THREAD overrides it.
@@ -105,7 +105,7 @@ static_assert(Launch<threads>);
 template <Launch... Launches, class Body>
 void run(run_options const& with, Body body) {
     static_assert(std::is_void_v<std::invoke_result_t<Body&, communicator<>&>>,
-                  "ddp::run: the body returns nothing; ddp::run_main takes one that returns an exit code");
+                  "ddp::run: the body returns nothing; with ddp::run_main it may also return an int, the exit code");
     std::array<std::string_view, sizeof...(Launches)> const choices{Launches::name...};
     run_options const options = detail::checked(with, choices);
     bool started = false;

@@ -383,10 +383,10 @@ local_parallel<M, T>::local_parallel(M& model, Opt const& optimizer, communicato
     std::ranges::copy(alike.hashes(), mine.hashes.begin() + detail::agenda::names.size());
     std::vector<model_buffer> const all = replica_.buffers();
     std::uint64_t const hash =
-        detail::agree_on_start(
-            comm_, parameters(), detail::describe(std::span(all)), mine,
-            detail::words_of(alike, detail::hash_words_of(model), meetings_.strategy().hash_words(), local_.words()),
-            {"local_parallel", "local_options"})
+        detail::agree_on_start(comm_, parameters(), detail::describe(std::span(all)), mine,
+                               detail::words_of(alike, detail::hash_words_of(model), {},
+                                                meetings_.strategy().hash_words(), local_.words()),
+                               {"local_parallel", "local_options"})
             .hash;
     meetings_.strategy().validate(comm_);
     if (comm_.size() > 1) broadcast(comm_, memory_->values(), 0);

@@ -296,9 +296,10 @@ template <class M, class Batch>
 
 /// Checks whether gradients depend on where the memory of a model begins, as vectorised code may if this is not a
 /// multiple of 64 bytes: two runs of a program then differ in the last bits. For models without bind. `make()` returns
-/// equal models; it is called nine times, and all nine models are kept, with other memory between them. Returns what was
-/// found; an empty list if gradients are the same.
+/// a model, by value, and always an equal one; it is called nine times, and all nine models are kept, with other memory
+/// between them. Returns what was found; an empty list if gradients are the same.
 template <class Make, class Batch>
+    requires ModelFor<std::remove_cvref_t<std::invoke_result_t<Make const&>>, Batch>
 [[nodiscard]] std::vector<std::string> check_model_placement(Make const& make, Batch const& batch) {
     using M = std::remove_cvref_t<decltype(make())>;
     std::vector<std::unique_ptr<M>> models;

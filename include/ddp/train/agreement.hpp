@@ -89,11 +89,12 @@ struct trainer_names {
 /// What some of the hashes stand for, as text for messages, in the order of the hashes; empty where there is nothing to
 /// show.
 using agenda_words = std::array<std::string, std::tuple_size_v<decltype(agenda::hashes)>>;
-[[nodiscard]] inline agenda_words words_of(training_options const& options, std::string model, std::string exchange,
-                                           std::string optimizer) {
+[[nodiscard]] inline agenda_words words_of(training_options const& options, std::string model, std::string buckets,
+                                           std::string exchange, std::string optimizer) {
     agenda_words all;
     std::ranges::replace(model, '\n', ' ');  // the user's text: each entry is one line
     all[agenda::model] = std::move(model);
+    all[agenda::optimizer - 2] = std::move(buckets);
     all[agenda::optimizer - 1] = std::move(exchange);
     all[agenda::optimizer] = std::move(optimizer);
     std::ranges::move(options.hash_words(), all.begin() + agenda::names.size());

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <string>
 #include <vector>
 
 #include <ddp/core/contract.hpp>
@@ -109,6 +110,8 @@ public:
             .add(where.order())
             .value();
     }
+    /// What that hash covers, for the error of ranks that differ: parts with "; " between them.
+    [[nodiscard]] std::string words(layout const& where) const;
 
 private:
     std::vector<std::size_t> bounds_ = {0};

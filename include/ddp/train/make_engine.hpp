@@ -49,8 +49,8 @@ struct engine_made {
     arena<E> memory;     // with the model's values
     bool shared;         // the other ranks of the host see it
     std::unique_ptr<step_engine<T, E>> engine;
-    std::string exchange;  // in words
-    agenda mine;           // except for the optimizer
+    std::string buckets, exchange;  // in words
+    agenda mine;                    // except for the optimizer
 };
 
 /// Collective. Takes `with.parts`. Nothing is sent for parameters i with frozen[i] != 0.
@@ -86,6 +86,7 @@ engine_made<T, E> make_engine(communicator<T>& comm, trainer_setup<T, E>& with, 
                    map.hash(where),
                    digest{}.add(exchange).add(with.parts.exchange->hash()).value(),
                    0};
+    std::string buckets = map.words(where);
     std::ranges::copy(options.hashes(), mine.hashes.begin() + agenda::names.size());
     step_subject<E> subject{where,
                             std::move(map),
@@ -110,7 +111,13 @@ engine_made<T, E> make_engine(communicator<T>& comm, trainer_setup<T, E>& with, 
             make.template operator()<step_engine<T, E>>();
         if (!options.frozen.empty()) engine->freeze(frozen);
     });
-    return {options.update, std::move(memory), shared != nullptr, std::move(engine), std::move(words), mine};
+    return {options.update,
+            std::move(memory),
+            shared != nullptr,
+            std::move(engine),
+            std::move(buckets),
+            std::move(words),
+            mine};
 }
 
 /// Once ranks are known to have the same plan: throws, on every rank, if its exchange makes no sense for it.

@@ -38,7 +38,8 @@ struct update_info {
 ///     ddp::stepper<float> local(ddp::sgd{.lr = 0.1}, net.where(), net.parameters());
 ///     local.step({.update = ++n, .gradient_scale = 1.0 / samples}, net.gradients(), net.values());
 ///
-/// Allocates in the constructor and in hold().
+/// Allocates in the constructor and in hold(). The constructor throws usage_error for settings that the optimizer's
+/// validate() refuses, and for a group of parameter_groups that no parameter belongs to.
 template <Element E>
 class stepper {
 public:

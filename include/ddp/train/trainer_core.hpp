@@ -199,7 +199,7 @@ void trainer_core<T, E>::start_engine(trainer_setup<T, E>& with, model_facts con
     made.mine.hashes[agenda::optimizer] = engine_->optimizer_hash();
     start_agreement const agreed =
         agree_on_start(comm_, parameters_, describe(std::span(model.buffers)), made.mine,
-                       words_of(options_, model.hash_words, std::move(made.exchange), engine_->optimizer_words()),
+                       words_of(options_, model.hash_words, made.buckets, made.exchange, engine_->optimizer_words()),
                        {"data_parallel", "training_options"});
     engine_->agree_on(agreed.hash, agreed.context);
     expect_no_refusal(comm_, *engine_);

@@ -49,7 +49,7 @@ namespace ddp::detail {
     return text;
 }
 [[gnu::cold]] DDP_DECL std::string state_line(state_slice const& slice) {
-    return concat({state_key(slice), "\t", name_of(slice.type), " [", extents_text(slice.shape), "]"});
+    return concat({state_key(slice), "\t", type_and_extents(slice.type, extents_text(slice.shape))});
 }
 
 [[gnu::cold]] DDP_DECL checkpoint_reader::checkpoint_reader(checkpoint_directory const& in, std::string const& name,
@@ -207,8 +207,7 @@ namespace ddp::detail {
     compare("tensor", std::exchange(here, {}), std::exchange(there, {}));
     bool const same_tensors = differences == 0;
     for (piece const& p : state_)
-        if (!p.key.starts_with(rank_buffer_prefix))
-            here.emplace_back(p.key, concat({name_of(p.type), " [", p.shape, "]"}));
+        if (!p.key.starts_with(rank_buffer_prefix)) here.emplace_back(p.key, type_and_extents(p.type, p.shape));
     for (std::string const& line : lines) {
         std::size_t const tab = line.find('\t');
         there.emplace_back(line.substr(0, tab), line.substr(tab + 1));

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <string>
 #include <vector>
 
+#include <ddp/core/text.hpp>
 #include <ddp/train/bucket.hpp>
 
 namespace ddp {
@@ -60,6 +62,15 @@ DDP_DECL bucket_map::bucket_map(bucket_plan const& plan, layout const& where, st
             touches_[i].push_back(b);
             ++members_[b];
         });
+}
+
+DDP_DECL std::string bucket_map::words(layout const& where) const {
+    std::string text = count() == 1 ? "1 bucket" : concat({count(), " buckets"});
+    for (std::size_t b = 0; b < count(); ++b) text += concat({"; bucket #", b, " of ", end(b) - begin(b), " elements"});
+    for (std::size_t k = 0; k < where.order().size(); ++k)
+        text += concat({"; parameter #", where.order()[k], " in place ", k});
+    for (std::size_t k = 0; k < launch_.size(); ++k) text += concat({"; bucket #", launch_[k], " sent as number ", k});
+    return text;
 }
 
 }  // namespace detail

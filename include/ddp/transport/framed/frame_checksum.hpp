@@ -9,8 +9,8 @@
 
 namespace ddp {
 
-/// A checksum of bytes that arrive in pieces; its value does not depend on how they are cut. Models: no_checksum,
-/// xxh3_checksum.
+/// A checksum of bytes that arrive in pieces; its value does not depend on how they are cut. A new one has seen no
+/// bytes, nor has one after reset(). Models: no_checksum, xxh3_checksum.
 template <class C>
 concept Checksum = std::default_initializable<C> && requires(C& c, const_bytes piece) {
     { c.reset() } noexcept;

@@ -62,6 +62,7 @@ inline boost::asio::io_context& tcp_context() {
 /// XXH3, 64 bits (xxHash). Takes about 20 % of the time of a transfer over loopback; between hosts the network is slower.
 class xxh3_checksum {
 public:
+    xxh3_checksum() noexcept { reset(); }
     void reset() noexcept { XXH3_64bits_reset(&state_); }
     void update(const_bytes piece) noexcept { XXH3_64bits_update(&state_, piece.data(), piece.size()); }
     [[nodiscard]] std::uint64_t value() noexcept { return XXH3_64bits_digest(&state_); }
