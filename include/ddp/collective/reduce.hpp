@@ -14,7 +14,7 @@
 
 namespace ddp {
 
-/// How a reduction to one rank travels; S bytes.
+/// The algorithm of a reduction to one rank; S bytes.
 ///
 ///  tree    the canonical tree itself: of the two ranks that hold a node's halves, the left one combines them, or the root
 ///          if it is one of the two. ceil(log2 P) rounds; every rank but the root sends 1 message of S bytes. Scratch: S

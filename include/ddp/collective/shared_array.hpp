@@ -29,7 +29,8 @@ namespace ddp {
 ///     compute(gradient.span());
 ///     ddp::allreduce(comm, gradient);
 ///
-/// Making one is collective: all ranks pass the same count. Each may destroy its own at any time.
+/// Making one is collective: all ranks pass the same count; if they do not, the first allreduce throws E205. Each may
+/// destroy its own at any time.
 ///
 /// Cost    count sizeof(E) bytes of memory a rank. Sharing them: a few small all-gathers.
 /// Throws  comm_error (the same verdict on every rank); environment_error, on every rank, if one of them has no room.

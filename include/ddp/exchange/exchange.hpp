@@ -97,7 +97,7 @@ template <class X, class E>
 using exchange_state =
     std::remove_cvref_t<decltype(std::declval<X const&>().prepare(std::declval<exchange_plan<E> const&>()))>;
 
-/// Makes means of gradients. The policy is an aggregate of settings; its state is an object of its own, which the library
+/// Computes the mean of gradients over ranks. The policy is an aggregate of settings; its state is an object of its own, which the library
 /// holds for as long as the trainer lives, and never moves.
 ///
 ///  name, hash()                     for messages; ranks compare both, so hash() covers every setting
@@ -131,7 +131,7 @@ using exchange_state =
 ///              are known from the plan, and arithmetic is in plain DDP_KERNEL functions.
 ///  3. Zero     if the factor is 0, the same messages are sent and nothing else happens: the result is not used, and the state
 ///              stays as it was.
-///  4. Between  when the coroutines of a step have ended, nothing is posted and nothing is in flight.
+///  4. Ends     when the coroutines of a step have ended, nothing is posted and nothing is in flight.
 ///  5. Gaps     elements between the pieces of a bucket are zero afterwards, as they were before.
 ///  6. Early    scratch and state are made in prepare or come from the pool (ddp::scratch): steps allocate nothing.
 template <class X, class T, class E>

@@ -100,7 +100,7 @@ static_assert(Launch<threads>);
 /// Throws  environment_error (DDP-E101) if what is asked for was not built in or contradicts itself, if several
 ///         processes were started that do not form a job, or if a thread cannot be started. rendezvous_error (DDP-E201)
 ///         if ranks did not find each other. Otherwise what body throws: with threads the lowest rank's own exception,
-///         or comm_error if all threw that. Over mpi, where this has initialised MPI, a failed job of several ranks ends
+///         or comm_error if all threw that. Over mpi, if this call has initialised MPI, a failed job of several ranks ends
 ///         by MPI_Abort instead, after the error was printed (see mpi).
 template <Launch... Launches, class Body>
 void run(run_options const& with, Body body) {

@@ -36,7 +36,7 @@ namespace ddp {
 /// at MPI_THREAD_MULTIPLE gets a communication thread, which drives if this host has two cores for each of its ranks, and
 /// otherwise rests (communication_thread).
 ///
-/// Failure  every rank throws the same verdict. If this has initialised MPI, the job then ends by MPI_Abort, once every rank
+/// Failure  every rank throws the same verdict. If run has initialised MPI, the job then ends by MPI_Abort, once every rank
 ///          has printed its error, or after a second. mpirun ends the job at once when a rank is killed.
 struct mpi {
     static constexpr std::string_view name = "mpi";

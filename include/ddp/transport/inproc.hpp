@@ -124,7 +124,7 @@ public:
     void post_receive(int peer, tag what, mutable_bytes in, completion& done);
 
     bool progress(time_point until);
-    /// Any time above 0: a thread that shares its core drives, and progress() sleeps at once.
+    /// As framed::pace, but it only matters whether `least` is above 0: progress() then sleeps without polling first.
     void pace(nanoseconds least) noexcept { spins_ = least <= nanoseconds{0} && world_->spare_cores_; }
 
     void abort(failure const& record);
