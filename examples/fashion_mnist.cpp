@@ -296,16 +296,16 @@ int main(int argc, char** argv) {
              "steps from one checkpoint to the next; 0: only when SIGTERM or SIGUSR1 stops training. With --strategy: "
              "at "
              "the next meeting")
-        .add("keep", with.keep, "so many of the newest checkpoints stay", 1)
+        .add("keep", with.keep, "keep this many of the newest checkpoints", 1)
         .add("resume", with.resume, "go on from the newest checkpoint, if there is one")
         .add("background", with.background, "write checkpoints while training goes on")
-        .add("loader", with.loader, "who prepares batches: direct, the thread that trains; background, another one")
+        .add("loader", with.loader, "which thread prepares batches: direct, the one that trains; background, another")
         .add("hidden", with.hidden, "units of the mlp's first hidden layer", 1)
         .add("lr", with.lr, "learning rate of AdamW, decayed along a cosine", 0)
         .add("clip", with.clip, "global norm to which gradients are clipped; 0: not at all", 0)
         .add("seed", with.seed, "of initial values and shuffling")
         .add("data", with.data, "directory with IDX files, plain or gzipped")
-        .add("losses", with.losses, "print the loss of the first so many steps")
+        .add("losses", with.losses, "print the loss of the first N steps")
         .add("flip", with.flip, "after training, flip a bit of one weight on this rank")
         .parse(argc, argv);
     if (with.update != "replicated" && with.update != "sharded") {

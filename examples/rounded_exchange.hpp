@@ -54,7 +54,7 @@ struct rounded_exchange {
         }
     };
 
-    std::uint64_t hash() const { return feedback; }
+    std::uint64_t hash() const { return ddp::policy_hash(name, feedback); }
     residuals prepare(ddp::exchange_plan<float> const& plan) const {
         residuals all{plan, {}};
         for (ddp::exchange_bucket const& bucket : plan.buckets) all.left.emplace_back(bucket.count);

@@ -48,7 +48,7 @@ std::string text(char const* format, auto... values) {
     return line;
 }
 
-// How the model goes on after the first window of what it has not seen: each character is drawn by its probability to
+// How the model continues after the first window of what it has not seen: each character is drawn by its probability to
 // the power of 1 / temperature; at 0 the likeliest.
 std::string write(transformer<float>& model, corpus const& all, settings const& with) {
     std::string written;

@@ -16,7 +16,7 @@ if [[ -f $style/doxygen-awesome.css ]]; then
     # Its colours go with Doxygen's light ones; a Doxygen that does not know the word has no others.
     ! doxygen -g - | grep -q '^HTML_COLORSTYLE ' || settings+=$'\nHTML_COLORSTYLE = LIGHT\n'
 else
-    echo "reference: in Doxygen's own style, for doxygen-awesome-css is not installed"
+    echo "not tried: doxygen-awesome-css, which is not installed: the reference has Doxygen's own style"
 fi
 mkdir -p "$directory"
 directory=$(realpath "$directory")
@@ -28,6 +28,7 @@ if grep -l '@ref' "$directory"/html/*.html; then
     echo "reference: these pages show the text of a link" >&2
     exit 1
 fi
+[[ -s $directory/html/search/search.js ]] || { echo "reference: the site has no search" >&2; exit 1; }
 # Pages link to examples from README.md's place, and from docs/.
 cp -r examples "$directory"
 ln -sfn ../examples "$directory/html/examples"

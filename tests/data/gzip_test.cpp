@@ -150,7 +150,7 @@ TEST_CASE("what follows a gzip stream must be another one", "[data][gzip]") {
     }
     test::caught const e = test::catch_error(
         [&] { (void)read(dir.write("more.gz", test::joined(gzipped(idx), gzipped(test::ramp(3))))); });
-    CHECK(e.says("goes on after the 1000 bytes"));
+    CHECK(e.says("continues after the 1000 bytes"));
 }
 
 TEST_CASE("gzip streams may meet anywhere relative to the reader's buffer", "[data][gzip]") {
@@ -172,7 +172,7 @@ TEST_CASE("a gzip bomb is refused after the byte that its header does not promis
     REQUIRE(bomb.size() < 100'000);
     counting_source source{ddp::gzip_source(dir.write("bomb.gz", bomb))};
     test::caught const e = test::catch_error([&] { (void)ddp::read_idx(source, limit); });
-    CHECK(e.says("goes on after the 10 bytes"));
+    CHECK(e.says("continues after the 10 bytes"));
     CHECK(source.delivered == 4 + 4 + 10 + 1);
 }
 

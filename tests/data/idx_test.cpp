@@ -81,8 +81,8 @@ TEST_CASE("an IDX file that ends anywhere too early is refused", "[data][idx]") 
 
 TEST_CASE("an IDX file with more than its header promises is refused", "[data][idx]") {
     check_refused(test::joined(test::idx_header({3, 5}), test::ramp(16)),
-                  "goes on after the 15 bytes of data that its header (3 x 5 unsigned bytes) promises");
-    check_refused(test::joined(test::idx_header({0, 5}), test::ramp(1)), "goes on after the 0 bytes");
+                  "continues after the 15 bytes of data that its header (3 x 5 unsigned bytes) promises");
+    check_refused(test::joined(test::idx_header({0, 5}), test::ramp(1)), "continues after the 0 bytes");
 }
 
 TEST_CASE("what is not an IDX header is refused", "[data][idx]") {

@@ -275,7 +275,7 @@ TEST_CASE("what is not an NPY file, or promises too much, is refused", "[data][n
                           : "is truncated: it holds " + std::to_string(length - 128) + " bytes of data",
                       read_npy);
     }
-    check_refused(npy(good, test::ramp(25)), "goes on after the 24 bytes of data that its header promises", read_npy);
+    check_refused(npy(good, test::ramp(25)), "continues after the 24 bytes of data that its header promises", read_npy);
     bytes other = whole;
     other[1] = 'n';
     check_refused(other, "is not an NPY file", read_npy);

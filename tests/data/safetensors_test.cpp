@@ -228,7 +228,7 @@ TEST_CASE("bad headers are refused, with the place and what was expected", "[dat
         {R"({X,"y":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "overlaps"},
         {R"({X,"y":{"dtype":"F32","shape":[0],"data_offsets":[2,2]}})", "overlaps"},
         {R"({X,"y":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", "is truncated"},
-        {R"({})", "goes on after its last tensor"},
+        {R"({})", "continues after its last tensor"},
         {R"({"__metadata__":null,X})", "expected '{'"},
         {R"({"__metadata__":{"a":1},X})", "expected '\"'"},
         {R"({"__metadata__":{"a":{}},X})", "expected '\"'"},

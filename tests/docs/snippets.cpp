@@ -240,7 +240,7 @@ double without_a_trainer() {
     ddp::stepper<float> local(ddp::sgd{.lr = 0.1}, net.where(), net.parameters());
     for (std::uint64_t update = 1; auto const& batch : batches) {
         net.forward(batch);
-        net.backward({.weight = batch.size()});  // gradients are sums over so many samples
+        net.backward({.weight = batch.size()});  // gradients are sums over this many samples
         local.step({.update = update++, .gradient_scale = 1.0 / static_cast<double>(batch.size())}, net.gradients(),
                    net.values());
         net.values_changed();
@@ -347,6 +347,6 @@ int main(int argc, char** argv) {
 #endif
     int const threads = argc > 1 ? std::atoi(argv[1]) : 0;
     ddp::run_options how;                                              // as the launcher says
-    if (threads > 0) how = {.transport = "inproc", .ranks = threads};  // so many threads
+    if (threads > 0) how = {.transport = "inproc", .ranks = threads};  // that many threads
     return ddp::run_main<ddp::threads, ddp::tcp>(how, body);
 }

@@ -425,9 +425,9 @@ TEST_CASE("a rank that never comes, and options that differ, are errors on every
     auto options = quick();
     options.times.join = 200ms;
     if (world.rank() != 0)
-        CHECK_THROWS_WITH(
-            ddp::mpi_transport(copy, options),
-            Catch::Contains("for the other ranks of its communicator: every one of them must make an mpi_transport"));
+        CHECK_THROWS_WITH(ddp::mpi_transport(copy, options),
+                          Catch::Contains("for the other ranks of its communicator: every one of them must call "
+                                          "ddp::run, or make an mpi_transport"));
     world.barrier();
     if (world.rank() == 0) {  // MPI wants the call to end somehow before it is finalised
         MPI_Comm dup = MPI_COMM_NULL;

@@ -535,7 +535,7 @@ class ComingTogether(FaultCase):
                 spent.append(refused.ended - came)
                 self.assertEqual(refused.code, 1, job.story())
                 self.assertRegex(refused.error(),
-                                 rf"^DDP-E201 .*rank {rank} \(pid {refused.pid} .* came a second time: pid {held.pid} ")
+                                 rf"^DDP-E201 .*rank {rank} \(pid {refused.pid} .* connected a second time: pid {held.pid} ")
                 job.start(size - 1)
                 job.wait()
                 self.assertEqual([r.code for r in job.ranks.values() if r is not refused], [0] * size, job.story())

@@ -284,7 +284,7 @@ class Demo(BetweenHosts):
                     self.assertNotIn("each other's memory", process.err)
                 # That these are two hosts may be a mistake, unless they have names: rank 0 says it once.
                 said = [process.err.count("ranks 0 to 3 are on one machine in 2 network namespaces (ranks 0 and 1; ranks 2 "
-                                          "and 3), as containers have them") for process in there]
+                                          "and 3), which is typical of containers") for process in there]
                 self.assertEqual(said, [0 if "DDP_HOST" in variables else 1, 0], self.story(there))
                 self.assertEqual("ddp: warning: connections between hosts" in there[0].err, "DDP_INSECURE" in variables)
 

@@ -90,7 +90,7 @@ class Launching(Case):
     def test_several_hosts_that_meet_over_loopback_are_told_why_they_do_not(self):
         text = self.alone(RANK="2", WORLD_SIZE="4", LOCAL_RANK="0", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
                           MASTER_PORT=str(free_port()))
-        self.says(text, "DDP-E201 rendezvous:", "MASTER_ADDR is 127.0.0.1, which every host takes for itself",
+        self.says(text, "DDP-E201 rendezvous:", "MASTER_ADDR is 127.0.0.1, which every host resolves to itself",
                   "LOCAL_WORLD_SIZE=2", "set it to an address of rank 0's host")
 
     @unittest.skipUnless(DDPRUN, "DDPRUN names no launcher")
@@ -168,7 +168,7 @@ class Meeting(Case):
             while all([stray.poll() is None, job.ranks[1].poll() is None]) and time.monotonic() < end:
                 time.sleep(0.01)
             refused = stray if stray.code is not None else job.ranks[1]
-            self.says(refused.error(), "DDP-E201", "came a second time", "every job a MASTER_PORT of its own")
+            self.says(refused.error(), "DDP-E201", "connected a second time", "every job a MASTER_PORT of its own")
         with Job(3, [NEWCOMER], lambda rank: {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"} if rank == 1 else {}) as job:
             job.wait()
             self.says(job.ranks[1].error(), "rank 1", "has WORLD_SIZE 2, rank 0 has 3", "different MASTER_PORTs")

@@ -208,7 +208,7 @@ class Struck(unittest.TestCase):
 
 
 class Messages(unittest.TestCase):
-    what_to_do = "Remove the cause, or set DDP_SHARE_MEMORY=0: then no ranks share memory, and nothing is said$"
+    what_to_do = "Remove the cause, or set DDP_SHARE_MEMORY=0: then no ranks share memory, and this warning is not printed$"
 
     def once(self, size, limit, words, pattern):
         with Job(size, ["sh", "-c", limit + '; exec "$@"', "sh", *words]) as job:

@@ -185,9 +185,9 @@ TEST_CASE("one order of sources: DDP_, torchrun's, Slurm, Open MPI, PMIx, PMI", 
         all.erase(name);
     CHECK(found() == std::pair(5, 6));
     all.erase("PMI_SIZE");
-    CHECK(
-        complaint(all).find("PMIX_RANK=4 says which rank this is, but PMIx has no variable that says of how many. Set "
-                            "WORLD_SIZE, MASTER_ADDR and MASTER_PORT for all ranks") != std::string::npos);
+    CHECK(complaint(all).find(
+              "PMIX_RANK=4 says which rank this is, but PMIx has no variable for the number of ranks. Set "
+              "WORLD_SIZE, MASTER_ADDR and MASTER_PORT for all ranks") != std::string::npos);
     all["WORLD_SIZE"] = "12";
     CHECK(found() == std::pair(4, 12));
 }
@@ -267,11 +267,11 @@ TEST_CASE("half an environment is named as it was set, with the launcher that sa
           std::pair(variables{{"DDP_MASTER_ADDR", "a"}},
                     "DDP_MASTER_ADDR set, but not RANK, WORLD_SIZE, MASTER_PORT. "),
           std::pair(plus(slurm, plus(there, {{"WORLD_SIZE", "5"}})),
-                    "but not RANK. Slurm says that this is rank 2 of 5: unset WORLD_SIZE for that to count"),
+                    "but not RANK. Slurm says that this is rank 2 of 5: unset WORLD_SIZE for that to take effect"),
           std::pair(plus(slurm, {{"RANK", "0"}, {"WORLD_SIZE", "5"}}),
                     "but not MASTER_ADDR, MASTER_PORT. Slurm says that this is rank 2 of 5: unset RANK, WORLD_SIZE "),
           std::pair(variables{{"RANK", "0"}, {"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}},
-                    "Open MPI says that this is rank 1 of 2: unset RANK for that to count")}) {
+                    "Open MPI says that this is rank 1 of 2: unset RANK for that to take effect")}) {
         std::string const text = complaint(all);
         CAPTURE(words, text);
         CHECK(text.find(words) != std::string::npos);

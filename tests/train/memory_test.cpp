@@ -308,7 +308,7 @@ TEST_CASE("a rank that has no room for shared memory is an error on every rank; 
         line ==
         "ddp: rank 2, on one host with ranks 0 and 1, shares no memory with them (none came: does a sandbox, such as "
         "seccomp or AppArmor, forbid it?): 3 ranks send messages instead of adding up in memory. Remove the cause, or "
-        "set DDP_SHARE_MEMORY=0: then no ranks share memory, and nothing is said\n");
+        "set DDP_SHARE_MEMORY=0: then no ranks share memory, and this warning is not printed\n");
 }
 
 TEST_CASE("values that a failed step has begun to change are torn, and nobody changes them after the error",

@@ -19,7 +19,7 @@
 namespace ddp::test {
 
 #if defined(DDP_TEST_SANITIZED)
-inline constexpr std::size_t fewer = 9;  // of a matrix of combinations, only every so manieth
+inline constexpr std::size_t fewer = 9;  // of a matrix of combinations, only every n-th
 #else
 inline constexpr std::size_t fewer = 1;
 #endif

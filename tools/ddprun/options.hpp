@@ -140,13 +140,13 @@ inline void declare(CLI::App& app, command_line& to) {
     takes("--nproc-per-node", "N", to.nproc, "the same; with -H: on each host", "PET_NPROC_PER_NODE");
     takes("--bind", "cores|none", to.bind, "a rank on cores of its own, if there are enough");
     takes("--grace", "SECONDS", to.grace, "what the others get after a failure (2)");
-    takes("--dead", "SECONDS", to.dead, "a peer not heard of for so long is silent (3)");
+    takes("--dead", "SECONDS", to.dead, "time without a sign of life after which a peer is silent (3)");
     takes("--collective", "SECONDS", to.collective, "how long a wait for a peer may take (120)");
     takes("--join", "SECONDS", to.join, "how long the ranks may take to meet (30)");
     takes("--max-restarts,--restarts", "N", to.max_restarts, "how often all start again after a failure",
           "PET_MAX_RESTARTS");
     flag("--standalone", to.standalone, "one machine: the default");
-    flag("--no-python", to.no_python, "nothing: for torchrun's command lines");
+    flag("--no-python", to.no_python, "accepted and ignored, as in torchrun's command lines");
     group = "Output";
     takes("--prefix", "WHICH", to.prefix, "[rank] before the lines of: rank (all), others, none");
     takes("--log-dir", "DIRECTORY", to.log_dir, "also into rank-R.out and rank-R.err there", "PET_LOG_DIR");

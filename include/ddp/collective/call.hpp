@@ -40,7 +40,7 @@ template <Movable V>
     }
 }
 
-/// Throws usage_error unless `root` is one of so many ranks.
+/// Throws usage_error unless `root` is one of this many ranks.
 inline void expect_root(char const* name, int root, int ranks) {
     DDP_EXPECTS(root >= 0 && root < ranks,
                 concat({name, ": root ", root, " is not a rank: they are numbered from 0 to ", ranks - 1}));

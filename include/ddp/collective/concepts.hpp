@@ -103,7 +103,7 @@ template <class A, class C>
         return policy;
 }
 
-/// The name that ranks compare and messages show of a policy that adds up so many bytes, with its choice if it makes one.
+/// The name that ranks compare and messages show of a policy that adds up this many bytes, with its choice if it makes one.
 template <class A>
 [[nodiscard]] char const* name_used(A const& policy, [[maybe_unused]] std::size_t bytes,
                                     [[maybe_unused]] int ranks) noexcept {
@@ -115,7 +115,7 @@ template <class A>
         return policy.name;
 }
 
-/// What ranks compare besides the name: a digest of the options that matter for so many bytes; 0 for a policy without any.
+/// What ranks compare besides the name: a digest of the options that matter for this many bytes; 0 for a policy without any.
 template <class A>
 [[nodiscard]] std::uint64_t hash_used(A const& policy, [[maybe_unused]] std::size_t bytes, [[maybe_unused]] int ranks) {
     if constexpr (requires {

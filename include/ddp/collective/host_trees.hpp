@@ -94,7 +94,7 @@ private:
         find(begin, middle);
         find(middle, end);
     }
-    /// Whether the tree over ranks [begin, end) joins these subtrees as one over so many ranks joins these.
+    /// Whether the tree over ranks [begin, end) joins these subtrees as one over that many ranks joins these.
     [[nodiscard]] bool same_shape(std::size_t begin, std::size_t end, std::size_t first, std::size_t count) const {
         if (count == 1) return true;
         std::size_t const half = canonical_split(count), middle = begin + canonical_split(end - begin);

@@ -36,7 +36,7 @@ struct blind_ranks {
 
 /// What ends the line.
 inline constexpr char const* what_to_do_if_blind =
-    ". Remove the cause, or set DDP_SHARE_MEMORY=0: then no ranks share memory, and nothing is said";
+    ". Remove the cause, or set DDP_SHARE_MEMORY=0: then no ranks share memory, and this warning is not printed";
 
 }  // namespace ddp::detail
 

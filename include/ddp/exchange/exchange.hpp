@@ -97,8 +97,8 @@ template <class X, class E>
 using exchange_state =
     std::remove_cvref_t<decltype(std::declval<X const&>().prepare(std::declval<exchange_plan<E> const&>()))>;
 
-/// Computes the mean of gradients over ranks. The policy is an aggregate of settings; its state is an object of its own, which the library
-/// holds for as long as the trainer lives, and never moves.
+/// Computes the mean of gradients over ranks. The policy is an aggregate of settings; its state is an object of its own,
+/// which the library holds for as long as the trainer lives, and never moves.
 ///
 ///  name, hash()                     for messages; ranks compare both, so hash() covers every setting
 ///  hash_words()                     optional: std::string, the settings in words (policy_words), for the error of ranks that differ

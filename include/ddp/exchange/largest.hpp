@@ -178,7 +178,7 @@ void largest_of_all(std::span<E const> data, std::span<std::uint32_t> out) {
     take_from(data.data(), data.size(), least, equal, out.data(), out.size());
 }
 
-/// One block in so many is looked at first, to guess where the largest begin.
+/// One block in this many is looked at first, to guess where the largest begin.
 inline constexpr std::size_t sample_stride = 64;
 
 }  // namespace detail::kernels

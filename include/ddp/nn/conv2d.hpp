@@ -153,7 +153,6 @@ public:
     /// Ranks and checkpoints compare it.
     [[nodiscard]] std::uint64_t hash() const noexcept { return window_.hash("conv2d"); }
     [[nodiscard]] std::string hash_words() const { return window_.hash_words("conv2d"); }
-    [[nodiscard]] image_shape input_shape() const noexcept { return window_.in; }
     [[nodiscard]] image_shape output_shape() const noexcept {
         return {filters_, window_.out_height, window_.out_width};
     }

@@ -149,7 +149,6 @@ public:
     /// Ranks and checkpoints compare it.
     [[nodiscard]] std::uint64_t hash() const noexcept { return window_.hash(Function::name); }
     [[nodiscard]] std::string hash_words() const { return window_.hash_words(Function::name); }
-    [[nodiscard]] image_shape input_shape() const noexcept { return window_.in; }
     [[nodiscard]] image_shape output_shape() const noexcept {
         return {window_.in.channels, window_.out_height, window_.out_width};
     }

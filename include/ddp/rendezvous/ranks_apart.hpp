@@ -45,8 +45,8 @@ namespace ddp::detail {
 
 /// What ends the line.
 inline constexpr char const* what_to_do_if_apart =
-    ", as containers have them: all that passes between these goes over TCP. Start the ranks of a machine in one "
-    "network namespace (docker run --network host, one Kubernetes pod), so that they share memory, or set DDP_HOST to "
-    "a name for each: then nothing is said";
+    ", which is typical of containers: traffic between them uses TCP. Start the ranks of a machine in one network "
+    "namespace (docker run --network host, one Kubernetes pod), so that they share memory, or set DDP_HOST to a name "
+    "for each to silence this warning";
 
 }  // namespace ddp::detail

@@ -80,8 +80,8 @@ struct threads {
 static_assert(Launch<threads>);
 
 /// Calls body(comm), which returns nothing, once for every rank of this process, with a communicator<> over the transport that
-/// the options or the environment choose among `Launches`. If the environment says nothing, ranks are threads where `threads` is among them,
-/// options.ranks of them; otherwise there is one rank. No socket is opened then.
+/// the options or the environment choose among `Launches`. If the environment says nothing, ranks are threads where `threads`
+/// is among them, options.ranks of them; otherwise there is one rank. No socket is opened then.
 ///
 ///     ddp::run<ddp::threads, ddp::tcp>([](auto& comm) { train(comm); });
 ///
@@ -95,13 +95,14 @@ static_assert(Launch<threads>);
 /// Signals SIGUSR2 makes a process write what its rank did last (docs/faults.md), unless the program handles that signal
 ///         itself. DDP_FLIGHT_DIR says where; the same is written when the job fails.
 /// Cost    tcp: a rendezvous at rank 0 and a connection for every pair of ranks, for at most timing.join (30 s).
-///         threads: a thread for each rank. mpi: a duplicate of MPI_COMM_WORLD. Returns when body has returned on every rank of this process and these have
-///         left the job.
+///         threads: a thread for each rank. mpi: a duplicate of MPI_COMM_WORLD. Returns when body has returned on every rank
+///         of this process and these have left the job.
 /// Throws  environment_error (DDP-E101) if what is asked for was not built in or contradicts itself, if several
-///         processes were started that do not form a job, or if a thread cannot be started. rendezvous_error (DDP-E201)
-///         if ranks did not find each other. Otherwise what body throws: with threads the lowest rank's own exception,
-///         or comm_error if all threw that. Over mpi, if this call has initialised MPI, a failed job of several ranks ends
-///         by MPI_Abort instead, after the error was printed (see mpi).
+///         processes were started that do not form a job, or if a thread cannot be started. usage_error if options.times
+///         or options.thread make no sense. rendezvous_error (DDP-E201) if ranks did not find each other; over mpi
+///         ddp::error with E201, E202 or E205 if they cannot form a job. Otherwise what body throws: with threads the
+///         lowest rank's own exception, or comm_error if all threw that. Over mpi, if this call has initialised MPI, a
+///         failed job of several ranks ends by MPI_Abort instead, after the error was printed (see mpi).
 template <Launch... Launches, class Body>
 void run(run_options const& with, Body body) {
     static_assert(std::is_void_v<std::invoke_result_t<Body&, communicator<>&>>,

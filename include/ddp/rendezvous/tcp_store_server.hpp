@@ -282,9 +282,9 @@ private:
         std::string refusal;
         if (hello.rank >= 0 && hello.rank < size_) came_[static_cast<std::size_t>(hello.rank)] = true;
         if (hello.version != version_number || hello.record_bytes != sizeof(failure)) {
-            refusal =
-                detail::concat({"rank ", hello.rank, " (", who, ") was built with another ddp: version ", hello.version,
-                                ", rank 0 has ", version_number, ". All ranks must run the same program"});
+            refusal = detail::concat({"rank ", hello.rank, " (", who,
+                                      ") was built with another version of ddp: ", hello.version, ", rank 0 has ",
+                                      version_number, ". All ranks must run the same program"});
             if (refused_.size() < 1000) refused_ += detail::concat({refused_.empty() ? "; " : ", ", refusal});
         } else if (hello.size != size_) {
             refusal = detail::concat(
@@ -294,9 +294,9 @@ private:
         } else if (hello.rank < 0 || hello.rank >= size_) {
             refusal = detail::concat({"rank ", hello.rank, " (", who, ") does not exist in a job of ", size_});
         } else if (std::string& holder = present_[static_cast<std::size_t>(hello.rank)]; !holder.empty()) {
-            refusal = detail::concat(
-                {"rank ", hello.rank, " (", who, ") came a second time: ", holder,
-                 " holds it. Give every process a RANK of its own, and every job a MASTER_PORT of its own"});
+            refusal = detail::concat({"rank ", hello.rank, " (", who, ") connected a second time: ", holder,
+                                      " already has that rank. Give every process a RANK of its own, and every job a "
+                                      "MASTER_PORT of its own"});
         } else {
             v.rank = hello.rank;
             holder = who.empty() ? "?" : who;

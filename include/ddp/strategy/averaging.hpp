@@ -62,8 +62,8 @@ void expect_division(char const* strategy, communicator<T> const& trainer, commu
 /// meeting.
 ///
 /// The first warm_up_steps steps end with a meeting each (post-local SGD); then periods are counted from there. With plain
-/// SGD or SGD with momentum, a step that ends with a meeting is a step of data-parallel training, up to rounding. Each rank keeps its own
-/// optimizer state: it is not averaged.
+/// SGD or SGD with momentum, a step that ends with a meeting is a step of data-parallel training, up to rounding. Each rank
+/// keeps its own optimizer state: it is not averaged.
 ///
 /// Cost    a meeting: an all-gather of 40 bytes per rank, and an automatic_allreduce of all trained values, S bytes, of which
 ///         each parameter takes whole lines of 64. P-1 times 40 bytes are sent per rank, and where direct_allreduce is chosen,

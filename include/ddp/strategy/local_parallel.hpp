@@ -143,9 +143,9 @@ public:
         return result;
     }
 
-    /// Gives all ranks the mean of their values, after any number of steps, the same on all of them. With a strategy whose ranks agree after
-    /// meetings, they hold an additional meeting unless they have just met; with one whose exchanges end later, these are
-    /// completed. Collective. For evaluation, for saving, and at the end of the training.
+    /// Gives all ranks the mean of their values, after any number of steps, the same on all of them. With a strategy whose
+    /// ranks agree after meetings, they hold an additional meeting unless they have just met; with one whose exchanges end
+    /// later, these are completed. Collective. For evaluation, for saving, and at the end of the training.
     void synchronise() {
         expect_between("synchronise()");
         replica_.copy_values_in();
@@ -224,8 +224,8 @@ public:
         set_marks("set_frozen", [&] { return marks; });
     }
 
-    /// The optimizer's slots and the number of its updates, which are each rank's own; then the number of meetings and what the strategy
-    /// keeps, the same on all ranks.
+    /// The optimizer's slots and the number of its updates, which are each rank's own; then the number of meetings and what
+    /// the strategy keeps, the same on all ranks.
     void for_each_state(state_visitor visit) {
         expect_between("for_each_state()");
         local_.for_each_state(visit);
@@ -251,8 +251,8 @@ public:
 
     /// Digest of this rank's values, in the order of parameters().
     [[nodiscard]] std::uint64_t digest_of_values() const { return replica_.digest_of_values(); }
-    /// Collective: whether all ranks hold the same bits, right after a meeting of all ranks or synchronise(). Throws usage_error at other
-    /// times, and under strategies whose ranks never agree.
+    /// Collective: whether all ranks hold the same bits, right after a meeting of all ranks or synchronise(). Throws
+    /// usage_error at other times, and under strategies whose ranks never agree.
     [[nodiscard]] bool replicas_identical() {
         meetings_.expect_together("replicas_identical()");
         return meetings_.all_alike(digest_of_values());

@@ -134,8 +134,8 @@ struct no_strategy_state {
 
 namespace detail {
 
-/// values = the mean over the meeting's ranks, weighted by their shares. Each share is rounded to E, and so is each product; the sum is the
-/// allreduce's, in the canonical order: the same bits on all ranks.
+/// values = the mean over the meeting's ranks, weighted by their shares. Each share is rounded to E, and so is each product;
+/// the sum is the allreduce's, in the canonical order: the same bits on all ranks.
 template <Transport T, Element E>
 void average(meeting<T, E> const& with, std::span<E> values) {
     if (with.comm.size() == 1) return;

@@ -57,11 +57,11 @@ std::vector<std::vector<E>> computed(std::vector<std::vector<E>> addends,
             compute(comm, std::span<E>(addends[static_cast<std::size_t>(comm.rank())]));
         });
     } catch (comm_error const& e) {
-        throw check_failed(
-            "with " + std::to_string(addends.size()) + " ranks and " + std::to_string(addends.front().size()) +
-            " elements not every rank comes to an end: one sends or receives what its peer does not, or a "
-            "rank is left out. " +
-            e.what());
+        throw check_failed("with " + std::to_string(addends.size()) + " ranks and " +
+                           std::to_string(addends.front().size()) +
+                           " elements some ranks never finish: one sends or receives what its peer does not, or a "
+                           "rank is left out. " +
+                           e.what());
     }
     return addends;
 }

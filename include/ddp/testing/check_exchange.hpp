@@ -261,8 +261,7 @@ template <class X>
             note(first == train(update::replicated, 1), with + "a second training gives other bits");
         } catch (std::exception const& e) {
             bool const bits = std::string_view(e.what()).starts_with("DDP-E106");
-            complaints.push_back(with +
-                                 (bits ? "the ranks do not hold the same bits: " : "not every rank comes to an end: ") +
+            complaints.push_back(with + (bits ? "the ranks do not hold the same bits: " : "some ranks never finish: ") +
                                  e.what());
         }
     }

@@ -61,15 +61,17 @@ struct step_result {
 /// Cost    of the constructor: all-gathers of less than 300 bytes per rank and a broadcast of all values; memory for values,
 ///         gradients and the optimizer's state (with update::sharded, 1/P of the state). Of a step: the passes of the
 ///         model, one small exchange of weights, one exchange for each bucket (with long buckets, in total 2 (P-1)/P
-///         times the bytes of the gradient sent per rank, unless memory is shared), and the pass of the optimizer.
+///         times the bytes of the gradient sent per rank, unless memory is shared), and the pass of the optimizer; with
+///         clipping by the norm, a look for values that are not finite, unused::allowed or buffers, a small one for each.
 /// Throws  comm_error, the same on every rank: errc::model_differs from the constructor if models, optimizers, bucket
 ///         policies or options differ; errc::gradient if backward leaves out a parameter or reports one twice;
 ///         errc::replicas_differ if ranks hold different values; errc::mismatch, errc::deadline, errc::peer_closed,
 ///         errc::peer_silent, errc::remote_exception, errc::transport or errc::frame if ranks or connections fail.
 ///         ddp::error on every rank: errc::no_samples if the batch is empty on all ranks; errc::nonfinite if
-///         training_options::nonfinite asks for it. usage_error, on the rank that is at fault, for settings that make no
-///         sense and for calls in another order than described below. An exception of the user's model, optimizer,
-///         exchange or observer is rethrown on that rank.
+///         training_options::nonfinite asks for it. environment_error on every rank, from the constructor, if one has no
+///         room for memory to share. usage_error, on the rank that is at fault, for settings that make no sense and for
+///         calls in another order than described below; on every rank if the exchange refuses the buckets. An exception of
+///         the user's model, optimizer, exchange or observer is rethrown on that rank.
 ///
 /// After a comm_error the communicator can no longer be used; completed_steps() and torn() say whether the values can be
 /// kept (call them between steps).
@@ -144,7 +146,7 @@ public:
     // forward, accumulate (any number of times), then forward, backward, finish.
 
     /// Returns the mean loss over the batch, and keeps the weight of the batch for the backward that follows. Throws usage_error
-    /// between backward() and finish().
+    /// between backward() and finish(); otherwise as the class says.
     template <class Batch>
         requires ModelFor<M, Batch>
     double forward(Batch const& batch) {

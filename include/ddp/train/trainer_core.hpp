@@ -361,7 +361,7 @@ void trainer_core<T, E>::report_nonfinite() {
         throw error(errc::nonfinite, "step " + std::to_string(begun_steps_) +
                                          ": the mean gradient is not finite: " + what +
                                          ". Nothing was changed. Look at that rank's batch and at the learning rate; "
-                                         "nonfinite::skip leaves such steps out");
+                                         "nonfinite::skip skips such steps");
     }
     // Reported at the first, second, fourth, … such step, so that the log stays short.
     if (std::has_single_bit(++nonfinite_steps_) && comm_.rank() == 0)

@@ -113,7 +113,8 @@ concept TrainerLike = requires(C& trainer) {
 ///
 /// Cost    the other ranks wait for rank 0, for at most timing.collective.
 /// Throws  data_error (errc::file) if the file cannot be written; usage_error for names that are not unique, for names or
-///         metadata that are not UTF-8, or while a step is under way (docs/semantics.md); comm_error if the job fails, including by an exception of the model.
+///         metadata that are not UTF-8, or while a step is under way (docs/semantics.md); comm_error if the job fails,
+///         including by an exception of the model.
 template <Transport T, Model M>
 void save_weights(communicator<T> const& comm, M& model, std::string const& path, string_map metadata = {}) {
     detail::expect_between_steps(comm);

@@ -351,7 +351,7 @@ std::size_t checkpoint_reader::cover(state_slice const& slice, int rank, F&& f) 
     throw data_error(errc::format,
                      concat({path_,
                              ": has frozen parameters, or a factor of the learning rate, which this trainer "
-                             "cannot have; go on with data_parallel"}));
+                             "cannot have; continue with data_parallel"}));
 }
 
 DDP_DECL safetensors_file const& checkpoint_reader::open(std::size_t s) {

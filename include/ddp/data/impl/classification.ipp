@@ -27,7 +27,7 @@ namespace detail {
     auto const there = [&](std::string const& path) { return ::stat(path.c_str(), &about) == 0; };
     if (!there(directory) || !S_ISDIR(about.st_mode))
         throw data_error(errc::file, concat({directory, ": is not a directory. Give the one that holds ", names.front(),
-                                             " and its like"}));
+                                             " and the other files"}));
     std::string tried, packed;
     for (std::string_view const suffix : suffixes)
         for (std::string const& name : names) {

@@ -87,7 +87,7 @@ namespace detail {
     }
     std::byte one_more{};
     if (read({&one_more, 1}) != 0)
-        idx_error(name, concat({"goes on after the ", bytes, " bytes of data that its header (",
+        idx_error(name, concat({"continues after the ", bytes, " bytes of data that its header (",
                                 shape_text(array.shape), " ", name_of(type), ") promises"}));
     return array;
 }

@@ -185,7 +185,7 @@ private:
     }
     std::byte one_more{};
     if (read({&one_more, 1}) != 0)
-        refuse(concat({"goes on after the ", bytes, " bytes of data that its header promises"}));
+        refuse(concat({"continues after the ", bytes, " bytes of data that its header promises"}));
     return array;
 }
 

@@ -123,8 +123,8 @@ private:
         end = t.end;
     }
     if (end != data_bytes)
-        refuse(concat({end > data_bytes ? "is truncated: " : "goes on after its last tensor: ", "the header promises ",
-                       end, " bytes of data, there are ", data_bytes}));
+        refuse(concat({end > data_bytes ? "is truncated: " : "continues after its last tensor: ",
+                       "the header promises ", end, " bytes of data, there are ", data_bytes}));
 }
 
 }  // namespace detail

@@ -106,7 +106,7 @@ inline constexpr std::size_t torchrun_source = 1, slurm_source = 2;
     j.several_hosts = hosts > 1 || (claim.local_size && *claim.local_size < claim.size);
     if (j.several_hosts && is_loopback(j.master_addr))
         j.advice = concat({"MASTER_ADDR is ", j.master_addr,
-                           ", which every host takes for itself, but there seem to be several hosts (", claim.said,
+                           ", which every host resolves to itself, but there seem to be several hosts (", claim.said,
                            "): set it to an address of rank 0's host that the others reach"});
     return said.empty() ? "not needed: a job of one rank" : said;
 }

@@ -41,7 +41,7 @@ namespace ddp::detail {
             if (auto const claim = named.empty() ? std::nullopt : one.ask(env))
                 return environment_error(
                     concat({half, ". ", one.name, " says that this is rank ", claim->rank, " of ", claim->size,
-                            ": unset ", named, " for that to count, or set all four"}));
+                            ": unset ", named, " for that to take effect, or set all four"}));
         } catch (environment_error const&) {  // the error below comes first
         }
     }
@@ -203,7 +203,7 @@ namespace ddp::detail {
     if (size.empty())
         throw environment_error(
             concat({"PMIX_RANK=", env.text("PMIX_RANK").value_or(""), " says which rank this is, but PMIx has no ",
-                    "variable that says of how many. Set WORLD_SIZE, MASTER_ADDR and MASTER_PORT for all ranks, or ",
+                    "variable for the number of ranks. Set WORLD_SIZE, MASTER_ADDR and MASTER_PORT for all ranks, or ",
                     "build the program with MPI (<ddp/rendezvous/run_mpi.hpp>, target ddp::mpi)"}));
     return manager_claim(env, "PMIX_RANK", size, "LOCAL_RANK", "LOCAL_WORLD_SIZE");
 }

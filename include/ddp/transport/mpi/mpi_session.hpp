@@ -166,10 +166,11 @@ private:
             self.check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), call);
             if (done != 0) return;
             if (monotonic_clock::now() >= until)
-                throw error(errc::rendezvous,
-                            self.name() + " waited in " + call +
-                                " for the other ranks of its communicator: every one of them must make an "
-                                "mpi_transport, in the same order, within timing::join");
+                throw error(
+                    errc::rendezvous,
+                    self.name() + " waited in " + call +
+                        " for the other ranks of its communicator: every one of them must call ddp::run, or make an "
+                        "mpi_transport, in the same order, within timing::join");
             std::this_thread::sleep_for(std::chrono::microseconds(20));
         }
     }
