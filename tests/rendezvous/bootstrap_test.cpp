@@ -431,9 +431,9 @@ TEST_CASE("another version is refused, with both versions", "[rendezvous][tcp]")
     char answer[1000] = {};
     REQUIRE(::read(fd, answer, sizeof answer - 1) > 16);
     std::string const text(answer + 16);
-    CHECK(has(text, "version 99, rank 0 has " + std::to_string(ddp::version_number)));
+    CHECK(has(text, "version of ddp: 99, rank 0 has " + std::to_string(ddp::version_number)));
     ::close(fd);
-    CHECK(has(zero.get(), "version 99"));
+    CHECK(has(zero.get(), "version of ddp: 99"));
 }
 
 TEST_CASE("however many ranks of another version come, the error stays short", "[rendezvous][tcp]") {
@@ -458,7 +458,7 @@ TEST_CASE("however many ranks of another version come, the error stays short", "
     CHECK(came > 50);  // without a limit more than 5,000 bytes
     std::string const text = zero.get();
     CAPTURE(text);
-    CHECK(has(text, "version 99"));
+    CHECK(has(text, "version of ddp: 99"));
     CHECK(text.size() < 3000);
     CHECK(text.find('\x1b') == std::string::npos);
 }

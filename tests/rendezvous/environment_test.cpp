@@ -128,7 +128,7 @@ TEST_CASE("srun alone is enough: rank, size, place on the host, meeting point an
     CHECK((job->master_addr == "10.1.1.1" && job->master_port == port));
     job = ddp::job_from_environment(getter(plus(slurm, {{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "4000"}})));
     CHECK((job->master_addr == "127.0.0.1" && job->master_port == 4000));
-    CHECK(job->advice.find("every host takes for itself") != std::string::npos);
+    CHECK(job->advice.find("every host resolves to itself") != std::string::npos);
     // Ranks handed on by hand, as batch scripts do, still meet where Slurm says.
     job = ddp::job_from_environment(getter(plus(slurm, {{"RANK", "2"}, {"WORLD_SIZE", "5"}})));
     CHECK((job->master_addr == "node08" && job->master_port == port));

@@ -138,8 +138,8 @@ TEST_CASE("why a rank shares no memory is said without its control characters", 
     paths.hear(3, ";;zz;;");  // nonsense
     CHECK(paths.apart() == "");
     paths.hear(4, "6;9;");
-    CHECK(
-        has(paths.apart(), "ranks 0, 1 and 4 are on one machine in 2 network namespaces (ranks 0 and 1; rank 4), as"));
+    CHECK(has(paths.apart(),
+              "ranks 0, 1 and 4 are on one machine in 2 network namespaces (ranks 0 and 1; rank 4), which"));
 }
 
 TEST_CASE("what went wrong with another rank's file is said without its control characters", "[rendezvous][weights]") {
