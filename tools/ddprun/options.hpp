@@ -140,7 +140,7 @@ inline void declare(CLI::App& app, command_line& to) {
     takes("--nproc-per-node", "N", to.nproc, "the same; with -H: on each host", "PET_NPROC_PER_NODE");
     takes("--bind", "cores|none", to.bind, "a rank on cores of its own, if there are enough");
     takes("--grace", "SECONDS", to.grace, "what the others get after a failure (2)");
-    takes("--dead", "SECONDS", to.dead, "time without a sign of life after which a peer is silent (3)");
+    takes("--dead", "SECONDS", to.dead, "how long a peer may give no sign of life (3)");
     takes("--collective", "SECONDS", to.collective, "how long a wait for a peer may take (120)");
     takes("--join", "SECONDS", to.join, "how long the ranks may take to meet (30)");
     takes("--max-restarts,--restarts", "N", to.max_restarts, "how often all start again after a failure",
