@@ -27,3 +27,9 @@ function(ddp_test_properties test)
   set_property(TEST ${test} PROPERTY LABELS ${arg_LABELS})
   set_property(TEST ${test} PROPERTY ENVIRONMENT ${DDP_TEST_ENVIRONMENT} ${arg_ENVIRONMENT})
 endfunction()
+
+# ddp_absent_test(<entry> <what there was none of> <label>): skipped, so that the list of what was left out names it.
+function(ddp_absent_test entry what label)
+  add_test(NAME ${entry} COMMAND sh -c "echo 'there was no ${what} when this was configured'; exit 77")
+  ddp_test_properties(${entry} LABELS ${label})
+endfunction()

@@ -520,6 +520,31 @@ TEST_CASE("a directory that cannot be written to is one error on all ranks", "[c
             "DDP-E301 file: rank 0: " + in(none) + "/deeper: cannot be created: No such file or directory");
 }
 
+TEST_CASE("shapes that differ in a late extent are other shapes", "[checkpoint]") {
+    scratch_directory const scratch;
+    using part = scripted_model<>::part;
+    part const wide{"a", {1, 1, 1, 1, 1, 1, 1, 1, 2, 3}}, high{"a", {1, 1, 1, 1, 1, 1, 1, 1, 3, 2}};
+    std::string const says_wide = "F64 [1 x 1 x 1 x 1 x 1 x 1 x 1 x 1 x 2 x 3]",
+                      says_high = "F64 [1 x 1 x 1 x 1 x 1 x 1 x 1 x 1 x 3 x 2]";
+    auto const texts = run_ranks(
+        2,
+        [&](auto& comm) {
+            scripted_model<> net({wide}), other({high});
+            data_parallel keeping{net, sgd{.lr = 0.1, .momentum = 0.9}, comm},
+                resuming{other, sgd{.lr = 0.1, .momentum = 0.9}, comm};
+            checkpoints kept(in(scratch));
+            kept.save(keeping);
+            return thrown_by([&] { kept.resume(resuming); });
+        },
+        patient());
+    for (std::string const& text : texts) {
+        CAPTURE(text);
+        REQUIRE(text.find("tensor 'a': " + says_wide + " in the checkpoint, " + says_high + " in this one") !=
+                text.npos);
+        REQUIRE(text.find("state 'state/a/momentum': " + says_wide + " in the checkpoint, " + says_high) != text.npos);
+    }
+}
+
 TEST_CASE("a checkpoint of another training is refused with all differences, alike on all ranks", "[checkpoint]") {
     auto const [ranks, tcp] = GENERATE(ways_to_run());
     CAPTURE(ranks, tcp);

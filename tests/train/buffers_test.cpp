@@ -63,6 +63,21 @@ struct batch {
     [[nodiscard]] std::size_t size() const noexcept { return of.size(); }
 };
 
+/// One weight, and a buffer of six numbers in this shape.
+struct shaped {
+    using element = double;
+    std::vector<double> value = {1}, gradient = {0};
+    std::array<float, 6> state = {};
+    std::vector<std::size_t> shape;
+
+    std::vector<parameter<double>> parameters() { return {{"w", {1}, value, gradient}}; }
+    std::vector<model_buffer> buffers() {
+        return {{"late", element_type::f32, shape, as_mutable_bytes(std::span(state))}};
+    }
+    double forward(batch const&) { return 0; }
+    void backward(pass<double>, auto const& ready) { ready(0); }
+};
+
 /// One weight, and buffers that lie somewhere else after each forward.
 struct moving {
     using element = double;
@@ -228,6 +243,23 @@ TEST_CASE("ranks with another policy of buffers are told so", "[train]") {
                          odd +
                          "). Build the same model with the same trainer "
                          "settings on all ranks.");
+}
+
+TEST_CASE("buffers whose shapes differ in a late extent on one rank are named", "[train]") {
+    auto const said = errors_of_ranks(
+        2,
+        [](auto& comm) {
+            shaped model;
+            model.shape = {1, 1, 1, 1, 1, 1, 1, 1, 2, 3};
+            if (comm.rank() == 1) std::swap(model.shape[8], model.shape[9]);
+            data_parallel trainer{model, sgd{.lr = 0.1}, comm};
+        },
+        patient());
+    for (std::string const& one : said) {
+        CAPTURE(one);
+        REQUIRE(one.find("their buffers differ: buffer 'late' F32 [1 x 1 x 1 x 1 x 1 x 1 x 1 x 1 x 2 x 3] on rank 0 "
+                         "and buffer 'late' F32 [1 x 1 x 1 x 1 x 1 x 1 x 1 x 1 x 3 x 2] on rank 1") != one.npos);
+    }
 }
 
 TEST_CASE("a step that is skipped leaves the buffers as they were, wherever they lie", "[train]") {

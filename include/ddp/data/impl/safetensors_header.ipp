@@ -22,8 +22,8 @@ namespace detail {
 
 [[gnu::cold]] DDP_DECL std::string type_and_shape(element_type type, std::span<std::size_t const> shape) {
     std::string text = std::string(name_of(type)) + " [";
-    for (std::size_t d = 0; d < shape.size() && d < 8; ++d) text += concat({d == 0 ? "" : " x ", shape[d]});
-    return text + (shape.size() > 8 ? " x …]" : "]");
+    for (std::size_t d = 0; d < shape.size(); ++d) text += concat({d == 0 ? "" : " x ", shape[d]});
+    return text + "]";
 }
 
 [[gnu::cold]] DDP_DECL std::optional<std::uint64_t> bytes_of_tensor(element_type type,
