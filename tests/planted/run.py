@@ -26,7 +26,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 SOURCE = HERE.parent.parent
 # Not optimised, without debug information: a patch is compiled once and run for a second.
 CONFIGURE = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0 -D_GLIBCXX_ASSERTIONS",
-             "-DDDP_TEST_PROGRAM_A_FILE=ON", "-DDDP_INSTALL=OFF", "-DDDP_WERROR=OFF"]
+             "-DDDP_TEST_PROGRAM_A_FILE=ON", "-DDDP_TOOLS_ARCH=tests", "-DDDP_INSTALL=OFF", "-DDDP_WERROR=OFF"]
 SANITIZED = {"": [], "address": ["-DCMAKE_CXX_FLAGS=-fsanitize=address", "-DDDP_TEST_TIMEOUT_SCALE=3"]}
 SLACK = 120  # seconds that CTest itself may need beyond its tests' own time limits
 FOUND, MISSED, NO_BUILD, NO_APPLY, RED, NO_TEST, HANGS = (
@@ -169,6 +169,17 @@ def work(directory, patches):
         yield try_patch(copy, patch, always_red[patch.sanitize])
 
 
+def divided(patches, jobs):
+    """Shares of about the same cost. Patches of neighbouring names are in one: they are of the same files, and little is built again."""
+    costs = [3 if "process/" in p.expect else 1 for p in patches]
+    shares = [[] for _ in range(jobs)]
+    spent = 0
+    for patch, cost in zip(patches, costs):
+        shares[jobs * spent // sum(costs)].append(patch)
+        spent += cost
+    return [share for share in shares if share]
+
+
 def table(results):
     lines = ["| patch | what is wrong | result | red | s |", "|---|---|---|---|---|"]
     for r in results:
@@ -204,19 +215,17 @@ def main():
             raise SystemExit("--resume needs --json FILE")
         done = json.loads(with_.json.read_text()) if with_.json.is_file() else []
         patches = [p for p in patches if p.name not in {r["patch"] for r in done}]
-    jobs = max(1, min(with_.jobs, len(patches)))
-    share = max(1, -(-len(patches) // jobs))
+    shares = divided(patches, max(1, with_.jobs))
 
     def one(k):
-        """Patches of neighbouring names go to one copy: they are of the same files, and little is built again."""
-        for result in work(with_.build_dir.resolve() / f"copy-{k}", patches[k * share:(k + 1) * share]):
+        for result in work(with_.build_dir.resolve() / f"copy-{k}", shares[k]):
             done.append(result)  # of any thread: a list's append is whole
             print(f"{result['result']:>14}  {result['seconds']:6.1f} s  {result['patch']}  {' '.join(result['red'])}", flush=True)
             if with_.json:
                 with_.json.write_text(json.dumps(sorted(done, key=lambda r: r["patch"]), indent=1) + "\n")
 
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        for nothing in pool.map(one, range(-(-len(patches) // share))):
+    with concurrent.futures.ThreadPoolExecutor(max(1, len(shares))) as pool:
+        for nothing in pool.map(one, range(len(shares))):
             assert nothing is None  # what a thread has thrown comes out here
     done.sort(key=lambda r: r["patch"])
     print("\n" + table(done) + "\n")

@@ -172,9 +172,17 @@ class Secrets(FlightCase):
                 yield pid, *text
 
     def descriptors(self, pid):
-        """What a process has open that whoever started the job did not give to it as standard input, output or errors."""
+        """What a process keeps open that whoever started the job did not give to it as standard input, output or errors."""
         directory = f"/proc/{pid}/fd"
-        return {number: os.readlink(f"{directory}/{number}") for number in os.listdir(directory) if int(number) > 2}
+        end = time.monotonic() + 0.5
+        while True:
+            try:
+                found = {number: os.readlink(f"{directory}/{number}") for number in os.listdir(directory) if int(number) > 2}
+            except FileNotFoundError:  # closed while we looked
+                found = {"?": "one that has just been closed"}
+            if not found or time.monotonic() > end:
+                return found
+            time.sleep(0.01)  # a program that is being loaded has its libraries open
 
     def look_at_what_a_rank_starts(self, jobs, secret, ranks):
         """Waits for the processes that a rank starts while it is stopped, and looks at all of the job."""
