@@ -12,6 +12,8 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -896,9 +898,15 @@ TEST_CASE("buffers that each rank has for itself are kept for that rank; another
     CHECK(go(ranks, buffers::from_rank_0_at_evaluation, 2) == (local ? rank_0s : own));
     std::string const by_others = "ddp: " + in(scratch) + "/step-000000000002: was written by " +
                                   std::to_string(ranks) + (ranks == 1 ? " rank: " : " ranks: ");
-    std::string expected;
+    auto const changed = [&](char const* then, char const* now) {
+        return "ddp: " + in(scratch) +
+               "/step-000000000002: the training continues with other settings:\n  buffers: " + then +
+               " in the checkpoint, " + now + " in this one\n";
+    };
+    std::string expected = changed("left_alone", "averaged");
     if (local) expected += by_others + "state that each rank has for itself begins at zero\n";
     if (ranks > 1) expected += by_others + "buffers that each rank has for itself begin as rank 0's\n";
+    expected += changed("from_rank_0", "left_alone");
     CHECK(said.text() == expected);  // a rank alone is rank 0
 }
 
@@ -1047,6 +1055,47 @@ TEST_CASE("a save that its job did not live to finish does not end the next job"
         },
         patient());
     REQUIRE(second == std::vector<std::uint64_t>(2, undisturbed(2, {}, 6)));
+}
+
+TEST_CASE("what the model throws when it hears of restored values comes back as itself, and the others are told",
+          "[checkpoint]") {
+    scratch_directory const scratch;
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    CAPTURE(ranks, tcp);
+    auto const texts = errors_over(
+        tcp, ranks,
+        [&](auto& comm) {
+            scripted_model<> net({{"a", {2}}});
+            data_parallel trainer{net, sgd{.lr = 0.1}, comm};
+            trainer.step(numbers{{1}});
+            checkpoints kept(in(scratch));
+            kept.save(trainer);
+            if (comm.rank() == 0) net.in_stepped = [] { throw std::runtime_error("the lamp fell over"); };
+            kept.resume(trainer);
+        },
+        patient());
+    REQUIRE(texts[0] == "the lamp fell over");
+    for (std::string const& text : std::span(texts).subspan(1)) {
+        CAPTURE(text);
+        REQUIRE(text.starts_with("DDP-E206"));
+        REQUIRE(text.find("rank 0") != std::string::npos);
+        REQUIRE(text.find("the lamp fell over") != std::string::npos);
+    }
+}
+
+TEST_CASE("a position of a sampler that is saved and not asked for is mentioned", "[checkpoint]") {
+    scratch_directory const scratch;
+    run_ranks(1, [&](auto& comm) {
+        kept_training one(comm, {});
+        checkpoints(in(scratch)).save(one.go_to(2).trainer, one.batches);
+        captured_stderr said(scratch);
+        checkpoints(in(scratch)).resume(one.trainer);
+        REQUIRE(
+            said.text() ==
+            "ddp: " + in(scratch) +
+                "/step-000000000002: holds a sampler's position, which is not used: pass the sampler to resume() to "
+                "continue there\n");
+    });
 }
 
 TEST_CASE("no two pieces of state are kept under one name", "[checkpoint]") {

@@ -1,5 +1,6 @@
 // In which order a checkpoint comes to be on the disk: nothing has a name before what it names is there. And what a process
 // leaves that is killed at any of these calls.
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -10,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdarg>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -41,6 +43,7 @@ std::set<std::thread::id> callers;           // of them
 std::map<std::string, std::size_t> flushed;  // bytes of files when they were flushed
 std::string failing;                         // the call that fails
 std::atomic<bool> flushes = true;            // a kill takes nothing from what the system has not yet written
+std::atomic<bool> exchanges = true;          // whether the file system can exchange two names
 
 /// Beneath the directory, with the names that files have for a while as NAME~.
 std::string shortened(std::string const& path) {
@@ -62,6 +65,19 @@ bool fails(std::string call) {
 }  // namespace
 
 // The program's own come before the C library's.
+extern "C" long syscall(long number, ...) noexcept {
+    va_list all;
+    va_start(all, number);
+    long with[6];
+    for (long& one : with) one = va_arg(all, long);
+    va_end(all);
+    if (number == SYS_renameat2 && with[4] != 0 && !exchanges) {
+        errno = EINVAL;
+        return -1;
+    }
+    static auto const own = reinterpret_cast<long (*)(long, ...)>(::dlsym(RTLD_NEXT, "syscall"));
+    return own(number, with[0], with[1], with[2], with[3], with[4], with[5]);
+}
 extern "C" int fsync(int descriptor) {
     if (mortal && is_last(path_of(descriptor))) die();
     if (!flushes) return 0;
@@ -231,6 +247,84 @@ TEST_CASE("what fails while a checkpoint becomes one is named, with the system's
     REQUIRE(said == file + "/step-000000000001: cannot be removed" + failed);
     (void)watching("unlink step-1.tmp/manifest.json", [&] { said = directory.remove_older(2, 1); });
     REQUIRE(said == file + "/step-000000000001.tmp/manifest.json: cannot be removed" + failed);
+}
+
+TEST_CASE("what resume would refuse does not become a checkpoint", "[checkpoint]") {
+    ::test::scratch_directory const scratch;
+    std::string const kept_in = (std::filesystem::canonical(scratch.path()) / "kept").string();
+    ddp::detail::checkpoint_directory const directory(kept_in);
+    std::uint8_t const byte = 1;
+    auto const committing = [&](std::uint64_t step, auto const& change) {
+        directory.begin(step);
+        ddp::detail::checkpoint_manifest about;
+        about.step = step, about.ranks = 1;
+        about.shards = {directory.write_shard(step, 0, 1, {{"model/a", element_type::u8, {1}, bytes_of(byte)}}, {})};
+        change(about);
+        std::string const said = thrown_by([&] { directory.commit(about); });
+        directory.abandon(step);
+        return said;
+    };
+    REQUIRE(committing(1, [](auto&) {}) == "");
+    std::string const manifest = kept_in + "/step-000000000002.tmp/manifest.json: ";
+    std::string const large =
+        committing(2, [](auto& about) { about.entries.emplace("rng", std::string(100'000'000, 'x')); });
+    REQUIRE(large.find("DDP-E301 file: " + manifest + "would have 100000") == 0);
+    REQUIRE(large.ends_with(" bytes, of at most 100000000; save less in the entries"));
+    REQUIRE(committing(2, [](auto& about) {
+                about.identity.emplace().optimizers.emplace("*", "\xff");
+            }).find("DDP-E302 format: " + manifest) == 0);
+    REQUIRE(names_in(kept_in) == std::vector<std::string>{"latest", "step-000000000001"});
+}
+
+TEST_CASE("where a file system cannot exchange names, a checkpoint that is replaced is not lost either",
+          "[checkpoint]") {
+    ::test::scratch_directory const scratch;
+    std::string const kept_in = (std::filesystem::canonical(scratch.path()) / "kept").string();
+    ddp::detail::checkpoint_directory const directory(kept_in);
+    auto const committing = [&](std::uint64_t step, std::uint8_t byte, std::string const& call) {
+        directory.begin(step);
+        ddp::detail::checkpoint_manifest about;
+        about.step = step, about.ranks = 1;
+        about.shards = {directory.write_shard(step, 0, 1, {{"model/a", element_type::u8, {1}, bytes_of(byte)}}, {})};
+        watched = kept_in, failing = call;
+        std::string const said = thrown_by([&] { directory.commit(about); });
+        watched.clear(), failing.clear();
+        directory.abandon(step);
+        return said;
+    };
+    auto const byte_of = [&](std::uint64_t step) {
+        return content_of(kept_in + "/" + ddp::detail::step_name(step) + "/shard-00000-of-00001.safetensors").back();
+    };
+    exchanges = false;
+    REQUIRE(committing(1, 'a', "") == "");
+    REQUIRE(committing(2, 'b', "") == "");
+    REQUIRE(committing(2, 'c', "rename step-2.tmp step-2").ends_with(": cannot be put in place: Input/output error"));
+    REQUIRE(byte_of(2) == 'b');
+    REQUIRE(committing(2, 'd', "") == "");
+    REQUIRE(byte_of(2) == 'd');
+    REQUIRE(directory.remove_older(2, 2) == "");
+    REQUIRE(names_in(kept_in) == std::vector<std::string>{"latest", "step-000000000001", "step-000000000002"});
+    // Killed between the two names: what was to be replaced has its name again, for whoever comes next.
+    for (bool const resumes : {true, false}) {
+        std::filesystem::rename(kept_in + "/step-000000000002", kept_in + "/step-000000000002.old.tmp");
+        std::filesystem::create_directory(kept_in + "/step-000000000002.tmp");
+        std::string complaint;
+        if (resumes)
+            REQUIRE(directory.candidates(complaint)[0] == "step-000000000002");
+        else
+            directory.begin(3);
+        REQUIRE(byte_of(2) == 'd');
+    }
+    directory.abandon(3);
+    exchanges = true;
+    REQUIRE(committing(3, 'e', "") == "");
+    REQUIRE(names_in(kept_in) ==
+            std::vector<std::string>{"latest", "step-000000000001", "step-000000000002", "step-000000000003"});
+    // A damaged one does not count among those that are kept.
+    REQUIRE(directory.remove_older(3, 2, {"step-000000000002"}) == "");
+    REQUIRE(names_in(kept_in).size() == 4);
+    REQUIRE(directory.remove_older(3, 2) == "");
+    REQUIRE(names_in(kept_in) == std::vector<std::string>{"latest", "step-000000000002", "step-000000000003"});
 }
 
 namespace {

@@ -47,6 +47,11 @@ extern "C" int open(char const* path, int flags, ...) {
     return static_cast<int>(::syscall(SYS_openat, AT_FDCWD, path, flags, mode));
 }
 
+extern "C" ssize_t pread(int descriptor, void* bytes, std::size_t count, off_t at) {
+    if (ddp::test::refusing.load() != nullptr && ddp::test::refuses("read", ddp::test::path_of(descriptor))) return -1;
+    return ::syscall(SYS_pread64, descriptor, bytes, count, at);
+}
+
 using namespace ddp;
 using namespace ddp::test;
 using ::test::scratch_directory;
@@ -167,6 +172,25 @@ TEST_CASE("a damaged checkpoint is named, and the one before it is taken, on all
             REQUIRE(has(text, f.words));
             REQUIRE(std::count(text.begin(), text.end(), '\n') == 1);
         }
+}
+
+TEST_CASE("a checkpoint that cannot be read just now is an error on all ranks, and not a reason to go back",
+          "[checkpoint]") {
+    scratch_directory const scratch;
+    keep_two(scratch);
+    std::string const right = " " + std::to_string(undisturbed(3, by, 6)),
+                      shard = in(scratch) + "/" + second + "/shard-00002-of-00003.safetensors";
+    for (bool const tcp : {false, true}) {
+        CAPTURE(tcp);
+        captured_stderr said(scratch);
+        disk_fault const fault{"read", shard, EIO};
+        refusing = &fault;
+        std::string const got = resume_and_finish(scratch, 3, tcp);
+        refusing = nullptr;
+        REQUIRE(got == "DDP-E301 file: " + shard + ": cannot be read: Input/output error and trained on");
+        REQUIRE(said.text() == "");
+        REQUIRE(resume_and_finish(scratch, 3, tcp) == "4" + right);
+    }
 }
 
 TEST_CASE("every flipped bit of a shard is found", "[checkpoint]") {

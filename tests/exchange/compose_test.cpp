@@ -162,6 +162,31 @@ TEST_CASE("one element that is not finite stops or skips a step under every exch
             }
 }
 
+TEST_CASE("random-k shows what is not finite wherever it draws, also among elements that nobody steps", "[exchange]") {
+    for (std::uint64_t seed = 0; seed < 16; ++seed)
+        for (bool const sharded : {false, true}) {
+            CAPTURE(seed, sharded);
+            training const with{.exchange = random_k_exchange{.ratio = 1e-6, .seed = seed},  // one element a bucket
+                                .buckets = single_bucket{},
+                                .sharded = sharded,
+                                .nonfinite = nonfinite::stop};
+            auto const said = run_ranks(
+                2,
+                [&](auto& comm) {
+                    told_mlp model;
+                    auto trainer = trainer_of(model, comm, with);
+                    trainer.freeze("w*");  // b1 and b2 share their bucket
+                    if (comm.rank() == 1)
+                        model.reported = [&](std::size_t i) {
+                            if (i == told_mlp::b1) model.gradient(i)[0] = std::numeric_limits<double>::quiet_NaN();
+                        };
+                    return thrown_by([&] { trainer.step(all_data().batch(0, 2)); });
+                },
+                patient());
+            for (std::string const& text : said) REQUIRE(text.find("DDP-E105 not finite") == 0);
+        }
+}
+
 namespace {
 /// Digests after each step of a model that holds its memory in this way, and reports its gradients so many elements at a time.
 template <memory Kind>

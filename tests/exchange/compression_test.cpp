@@ -558,6 +558,28 @@ TEST_CASE("the error is that of one step in sixteen", "[exchange]") {
         }
 }
 
+TEST_CASE("the error of a step that is not finite is that of the one before", "[exchange]") {
+    run_ranks(1, [](auto& comm) {
+        scripted_model<> net({{"weights", {40}}});
+        data_parallel trainer{net,
+                              any_optimizer(sgd{.lr = 1e-9}),
+                              comm,
+                              training_options{},
+                              any_exchange(bfloat16_exchange{}),
+                              any_buckets(single_bucket{})};
+        for (int step = 1; step <= 16; ++step) trainer.step(numbers{{1 + 1.0 / 512}});
+        double const before = trainer.statistics().error;
+        REQUIRE(before > 0);
+        for (double const odd : {std::nan(""), std::numeric_limits<double>::infinity()}) {
+            trainer.step(numbers{{odd}});
+            for (int step = 2; step <= 16; ++step) trainer.step(numbers{{1}});
+            REQUIRE(trainer.statistics().error == before);
+        }
+        trainer.step(numbers{{1}});
+        REQUIRE(trainer.statistics().error == 0);
+    });
+}
+
 TEST_CASE("settings that mean nothing are refused in words, on every rank, before anything is sent", "[exchange]") {
     auto const refused = [](any_exchange const& exchange) {
         auto const errors = errors_of_ranks(2, [&](auto& comm) {
@@ -577,8 +599,13 @@ TEST_CASE("settings that mean nothing are refused in words, on every rank, befor
     REQUIRE_THAT(refused(random_k_exchange{.ratio = std::nan("")}), Contains("random_k: ratio is nan"));
     exchange_plan<double> large;  // whose memory no test has
     large.buckets.emplace_back().count = std::size_t{1} << 32;
-    REQUIRE_THROWS_WITH(top_k_exchange{.feedback = false}.prepare(large),
-                        "DDP-E100 usage: top_k: a bucket of 2^32 elements or more; choose smaller buckets");
+    REQUIRE(top_k_exchange{.feedback = false}.prepare(large).refusal() ==
+            "top_k: a bucket of 2^32 elements or more; choose smaller buckets");
+    REQUIRE(random_k_exchange{.feedback = false}.prepare(large).refusal() ==
+            "random_k: a bucket of 2^32 elements or more; choose smaller buckets");
+    large.buckets[0].count -= 1;
+    REQUIRE(top_k_exchange{.feedback = false}.prepare(large).refusal() == "");
+    REQUIRE_THAT(refused(top_k_exchange{.ratio = -0.5}), Contains("top_k: ratio is -0.5"));
     REQUIRE_THAT(refused(power_sgd_exchange{.rank = 0}),
                  Contains("power_sgd: rank is 0; P and Q need at least one column"));
     REQUIRE_THAT(refused(power_sgd_exchange{.rank = 9}),

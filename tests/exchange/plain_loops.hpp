@@ -297,12 +297,13 @@ inline simulated simulate(exchange_plan<double> const& plan, by_hand const& algo
                             mean_of[piece.parameter].begin() + static_cast<std::ptrdiff_t>(piece.offset));
         }
         for (std::size_t r = 0; r < ranks && step == 0; ++r) all.error[r] = std::sqrt(squares[r][0] / squares[r][1]);
+        auto const stepped = [&](std::size_t i) { return !frozen(i) && (i != told_mlp::b2 || b2_used); };
         double norm = 0;
         for (std::size_t i = 0; i < parameters.size(); ++i)
             for (std::size_t k = 0; k < mean_of[i].size(); ++k) {
                 double& g = mean_of[i][k];
                 if (with.watched && k % 3 == 0 && !frozen(i)) g *= 2;
-                norm += frozen(i) ? 0 : g * g;
+                norm += stepped(i) ? g * g : 0;
             }
         auto const clip = with.options().clip;
         double factor = 1;
@@ -311,7 +312,6 @@ inline simulated simulate(exchange_plan<double> const& plan, by_hand const& algo
         if (auto const* const bound = clip ? std::get_if<clip_by_value>(&*clip) : nullptr)
             for (numbers_of& one : mean_of)
                 for (double& g : one) g = std::clamp(g, -bound->limit, bound->limit);
-        auto const stepped = [&](std::size_t i) { return !frozen(i) && (i != told_mlp::b2 || b2_used); };
         if (!with.by_library) {
             for (std::size_t i = 0; i < parameters.size(); ++i)
                 for (std::size_t k = 0; stepped(i) && k < mean_of[i].size(); ++k) {

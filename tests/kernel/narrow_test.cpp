@@ -160,6 +160,12 @@ TEMPLATE_TEST_CASE("8 bits with a scale a group", "[kernel]", float, double) {
                 REQUIRE(std::abs(out[i] - E(1)) < E(1e-6));
         }
     }
+    std::vector<E> most(10, static_cast<E>(std::numeric_limits<float>::max())), large(10);
+    most[3] = -most[3];
+    std::vector<std::byte> of_most(kernels::int8_bytes(10));
+    kernels::to_int8(most.data(), of_most.data(), 10);
+    kernels::from_int8(of_most.data(), large.data(), 10);
+    for (std::size_t i = 0; i < 10; ++i) REQUIRE(std::abs(large[i] - most[i]) <= std::abs(most[i]) * E(1e-6));
     std::vector<E> tiny(10, std::numeric_limits<E>::denorm_min()), out(10, E(1));
     std::vector<std::byte> wire(kernels::int8_bytes(10));
     kernels::to_int8(tiny.data(), wire.data(), 10);

@@ -1120,6 +1120,18 @@ TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
         REQUIRE_THAT(refusal(gossip{.period = 0}), Contains("gossip: period is 0; use 1 to meet after every step"));
         REQUIRE_THAT(refusal(any_strategy(hierarchical_averaging<>{.inner = comm, .inner_period = 3, .period = 4})),
                      Contains("inner_period is 3 and period 4"));
+        REQUIRE_THAT(refusal(any_strategy(hierarchical_averaging<>{.inner = comm, .inner_period = 3, .period = 0})),
+                     Contains("inner_period is 3 and period 0"));
+        REQUIRE_THAT(refusal(stale_synchronous{.staleness = 1025}),
+                     Contains("staleness is 1025; it lies between 1 and"));
+        REQUIRE_THAT(refusal(any_strategy(diloco{.outer_lr = 1e6})), Contains("the outer learning rate is 1000000.0"));
+        REQUIRE_THAT(refusal(any_strategy(diloco{.outer_momentum = -0.1})), Contains("the outer momentum is -0.1"));
+        local_parallel begun{net, any_optimizer(sgd{}), comm, any_strategy(local_sgd{})};
+        begun.forward(numbers{{1}});
+        begun.backward();
+        REQUIRE_THAT(thrown_by([&] { begun.values_replaced(); }),
+                     Contains("values_replaced() within a step: finish() it first"));
+        begun.finish();
     });
     // Groups that do not divide the trainer's ranks, of which the job has one more: a deadline would end the first meeting.
     auto const divided = run_ranks(4, [](auto& world) {

@@ -119,10 +119,11 @@ struct moving {
     }
 };
 
-/// What rank r sees in a step: another number of samples on each, and none on the last of three in the second one.
+/// What rank r sees in a step: another number of samples on each, none on the last of three in the second one, and none on rank 0
+/// of several in the third.
 batch samples(int step, int rank, int ranks) {
     batch all;
-    if (step == 1 && ranks == 3 && rank == 2) return all;
+    if ((step == 1 && ranks == 3 && rank == 2) || (step == 2 && ranks > 1 && rank == 0)) return all;
     for (int k = 0; k <= rank; ++k) all.of.push_back(8 * rank + 2 * k + step + 1);
     return all;
 }
@@ -135,17 +136,23 @@ std::vector<std::vector<held>> by_hand(int ranks, buffers policy) {
     std::vector<std::vector<held>> all;
     for (int step = 0; step < steps; ++step) {
         held mean = {.mean = {}, .square = 0};
-        for (int r = 0; r < ranks; ++r) {
-            held& mine = now[static_cast<std::size_t>(r)];
-            if (batch const seen = samples(step, r, ranks); seen.size() != 0) mine.see(seen.of);
-            for (std::size_t j = 0; j < 3; ++j) mean.mean[j] += mine.mean[j] / static_cast<float>(ranks);
-            mean.square += mine.square / ranks;
+        std::vector<std::size_t> with_samples;
+        for (int r = 0; r < ranks; ++r)
+            if (batch const seen = samples(step, r, ranks); seen.size() != 0) {
+                with_samples.push_back(static_cast<std::size_t>(r));
+                now[with_samples.back()].see(seen.of);
+            }
+        for (std::size_t const r : with_samples) {
+            for (std::size_t j = 0; j < 3; ++j)
+                mean.mean[j] += now[r].mean[j] / static_cast<float>(with_samples.size());
+            mean.square += now[r].square / static_cast<double>(with_samples.size());
         }
-        mean.count = now[0].count, mean.mask = now[0].mask;  // of all but float and double rank 0's
-        mean.half = now[0].half, mean.brain = now[0].brain, mean.seen = now[0].seen;
+        held const first = now[with_samples[0]];
+        mean.count = first.count, mean.mask = first.mask;  // of all but float and double
+        mean.half = first.half, mean.brain = first.brain, mean.seen = first.seen;
         for (held& one : now) {
             if (policy == buffers::averaged) one = mean;
-            if (policy == buffers::from_rank_0) one = now[0];
+            if (policy == buffers::from_rank_0) one = first;
         }
         all.push_back(now);
     }

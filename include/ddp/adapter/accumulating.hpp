@@ -16,12 +16,12 @@ namespace ddp {
 ///
 ///     ddp::accumulating<my_model> model(arguments);
 ///
-/// M is a Model but for backward: M::backward(ready), or M::backward() for all at once, assigns d(mean loss)/d(parameter i)
-/// to each gradient, and calls ready(i) once it is there; it reports whole gradients, not ranges. All else that M has (bind,
-/// weight, stepped, …) stays as it is.
+/// M is a Model except for its backward: M::backward(ready), or M::backward() for all at once, assigns d(mean loss)/d(parameter
+/// i) to each gradient, and calls ready(i) once it is there; it reports whole gradients, not ranges. Everything else that M has
+/// (bind, weight, stepped, …) stays as it is.
 ///
 /// Cost    of a backward: one pass over each gradient for the scale, and M::parameters(); where batches are accumulated, one
-///         copy of the gradients more, in memory that is allocated for it.
+///         more copy of the gradients, in memory of its own.
 template <class M>
 class accumulating : public M {
 public:

@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -62,7 +63,7 @@ struct resumed_checkpoint {
 ///             of the exchange, the trainer's progress() (numbers of steps, on which schedules, bias corrections and
 ///             observers depend, and the losses of the last step), rate_factor(), which parameters are frozen, the position
 ///             of the sampler, and the caller's entries. Compared only: the model's hash(), names of optimizers, the
-///             sampler's options and list. Not saved: accumulated gradients, random number generators of the caller's own,
+///             sampler's options and list, how its loader prepares samples. Not saved: accumulated gradients, random number generators of the caller's own,
 ///             metrics.
 ///  Atomicity  A checkpoint exists in full or not at all: ranks write into a temporary directory, flush and agree, and
 ///             then rank 0 renames it. If a process is killed, at whatever moment, all earlier checkpoints remain as they
@@ -71,7 +72,8 @@ struct resumed_checkpoint {
 ///             with the same number of ranks, the bits that follow are the same. If the number of ranks has changed,
 ///             state that differs between ranks (residuals of an exchange) starts at zero, and buffers that differ
 ///             start as rank 0's.
-///  Location   All ranks must see the same directory.
+///  Location   All ranks must see the same directory. Each trainer has one of its own: a save removes what is older, whoever
+///             wrote it.
 ///
 /// All calls are collective, between steps, on the thread that calls the trainer; each rank has its own object. From a
 /// save in the background until poll() has returned true or wait() has returned, the object holds a communicator: it
@@ -95,10 +97,11 @@ public:
     /// `entries` of rank 0 are saved.
     ///
     /// Cost    rank 0 writes values and buffers; each rank writes the state that it holds, a part of it with
-    ///         update::sharded. One more pass over the files for their digests; flushes; five small exchanges. All ranks
+    ///         update::sharded. One more pass over the files for their digests; flushes; seven small exchanges. All ranks
     ///         wait for the slowest one's disk, for at most timing.collective.
     /// Throws  data_error (errc::file), the same on every rank, if a rank cannot write, or if a previous save in the
-    ///         background has failed; this checkpoint is then not made, earlier ones remain, and training can continue.
+    ///         background has failed; earlier checkpoints then remain, and training can continue. This one is not made, unless
+    ///         the last flushes failed, of the directory or of `latest`.
     ///         usage_error unless trainer.between_steps(), or for texts that are not UTF-8. comm_error.
     template <detail::KeptTrainer C>
     void save(C& trainer, string_map const& entries = {}) {
@@ -111,14 +114,15 @@ public:
     }
 
     /// Restores the trainer from the newest intact checkpoint; returns nothing if there is no checkpoint yet. Rank 0
-    /// reports a damaged one (a wrong digest, a missing file) on stderr, and the one before it is used.
+    /// reports a damaged one (a wrong digest, a missing file) on stderr, and the one before it is used. A file that is there
+    /// and cannot be read now is an error instead, since an older checkpoint would lose what is saved.
     ///
     /// Cost    each rank reads all values and its part of the state; the digest of every file is verified by one rank.
     ///         Every rank opens every file and parses its header: on a shared file system, P ranks that resume a
     ///         checkpoint of P ranks open P^2 files.
     /// Throws  data_error, the same on every rank: errc::format for a checkpoint of another model, optimizer or sampler,
     ///         with all differences (up to 1,000), or if there are checkpoints but none is intact; errc::file
-    ///         if the directory cannot be read, or a previous save in the background has failed. The trainer is then
+    ///         if the directory or a file cannot be read, or a previous save in the background has failed. The trainer is then
     ///         unchanged. usage_error unless trainer.between_steps(). comm_error. If reading a file fails after the model
     ///         has begun to change, the communicator can no longer be used.
     template <detail::KeptTrainer C>
@@ -190,8 +194,10 @@ private:
         one->manifest.settings = detail::settings_of(trainer);
         if constexpr (requires { trainer.progress(); }) one->manifest.progress = trainer.progress();
         if (batches != nullptr) one->manifest.sampler = detail::place_of(*batches);
+        broken_.erase(detail::step_name(one->manifest.step));
         if constexpr (requires { trainer.settings_in_words(); })
-            for (auto const& [name, words] : trainer.settings_in_words())
+            for (auto const& [name, words] :
+                 detail::run_code_of_user(trainer, [&] { return trainer.settings_in_words(); }))
                 if (detail::is_utf8(words)) one->manifest.words.emplace(name, words);  // a user's may be anything
 
         detail::checkpoint_content content;
@@ -255,8 +261,8 @@ private:
                         one.manifest.shards.push_back({static_cast<int>(r), all[2 * r], all[2 * r + 1]});
                 one.committing = true;
                 bool const behind = options_.background && !block;
-                if (comm.rank() == 0 && behind) writer_.start_commit(one.manifest, options_.keep);
-                if (comm.rank() == 0 && !behind) writer_.commit(one.manifest, options_.keep);
+                if (comm.rank() == 0 && behind) writer_.start_commit(one.manifest, options_.keep, broken_);
+                if (comm.rank() == 0 && !behind) writer_.commit(one.manifest, options_.keep, broken_);
                 if (!block && !all_written(comm)) return false;
                 text = directory_.path();
             }
@@ -306,7 +312,9 @@ private:
             try {
                 detail::agree_on_outcome(comm, mine, text, "resume");
             } catch (data_error const& e) {
+                if (e.code() != errc::format) throw;  // it may be whole, but cannot be read now
                 damage = detail::text_of(e);
+                broken_.insert(name);
                 if (comm.rank() == 0) detail::say_of_checkpoint("a checkpoint is not used: " + damage);
                 continue;
             }
@@ -321,6 +329,7 @@ private:
 
     detail::checkpoint_directory directory_;
     checkpoint_options options_;
+    std::set<std::string> broken_;  // names of checkpoints that resume() has found damaged; they do not count for keep
     std::unique_ptr<writing> pending_;
     detail::checkpoint_writer writer_{directory_};
 };

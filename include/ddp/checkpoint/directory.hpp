@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,6 +22,9 @@ inline void say_of_checkpoint(std::string_view text) noexcept {
 
 /// "step-000000000100".
 [[nodiscard]] std::string step_name(std::uint64_t step);
+
+/// Throws data_error (errc::format) if that is no file: a part of a checkpoint is missing.
+void expect_there(std::string const& path);
 
 /// The digest of the file's bytes. Throws data_error (errc::file) if it cannot be read. Cost: one pass.
 [[nodiscard]] std::uint64_t digest_of_file(std::string const& path);
@@ -53,9 +57,11 @@ public:
     void commit(checkpoint_manifest const& manifest) const;
     /// Discards the unfinished checkpoint of this step.
     void abandon(std::uint64_t step) const noexcept;
-    /// Keeps the `keep` newest checkpoints up to and including `step`, and all newer ones, and removes the others.
-    /// Returns what went wrong, "" if nothing did; the remaining checkpoints are not affected.
-    [[nodiscard]] std::string remove_older(std::uint64_t step, std::size_t keep) const noexcept;
+    /// Keeps the `keep` newest checkpoints up to and including `step`, and all newer ones, and removes the others. Those whose
+    /// names are in `broken` do not count. Returns what went wrong, "" if nothing did; the remaining checkpoints are not
+    /// affected.
+    [[nodiscard]] std::string remove_older(std::uint64_t step, std::size_t keep,
+                                           std::set<std::string> const& broken = {}) const noexcept;
 
     /// Names of checkpoints in the order in which they are to be tried: the latest, older ones from the newest on, then
     /// those that are newer than the latest. None if there is no directory. Sets `complaint` to what is wrong with

@@ -23,6 +23,7 @@
 #include <ddp/data/sampler.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/model/state_slice.hpp>
+#include <ddp/train/user_code.hpp>
 #include <ddp/train/weights.hpp>
 #include <ddp/train/weights_file.hpp>
 
@@ -54,13 +55,19 @@ void expect_kept_between_steps(C& trainer) {
                 "gradients");
 }
 
+/// Runs f(), which calls the user's code while the other ranks wait: if it throws, they are told.
+template <class C, class F>
+decltype(auto) run_code_of_user(C& trainer, F&& f) {
+    return run_user_code(std::forward<F>(f), [&](std::exception_ptr thrown) { trainer.comm().fail(thrown); });
+}
+
 /// Lists the state on this rank, and the part of it that this rank writes: the part that no other rank writes.
 template <class C>
 void list_state(C& trainer, checkpoint_content& content) {
     std::vector<std::pair<std::string, std::string>> shapes;
     std::vector<std::string> names;
     std::vector<bool> shared;
-    trainer.for_each_state([&](state_slice const& s) {
+    auto const list = [&](state_slice const& s) {
         if (s.count() == 0) return;
         std::size_t whole = 1;
         for (std::size_t const extent : s.shape) whole *= extent;
@@ -70,7 +77,8 @@ void list_state(C& trainer, checkpoint_content& content) {
         shared.push_back(!s.per_rank);
         if (!s.per_rank) names.push_back(content.tensors.back().name);
         shapes.emplace_back(state_key(s), extents_text(s.shape));
-    });
+    };
+    run_code_of_user(trainer, [&] { trainer.for_each_state(list); });
     std::vector<std::string> rank_0s =
         lines_of(text_of_rank_0(trainer.comm(), trainer.comm().rank() == 0 ? joined_lines(names) : std::string()));
     sort_unique(rank_0s);
@@ -172,8 +180,10 @@ void continue_from(C& trainer, sampler* batches, checkpoint_reader& from) {
     auto const& comm = trainer.comm();
     bool const as_many = from.manifest().ranks == comm.size();
     std::vector<std::string> lines;
-    trainer.for_each_state([&](state_slice const& s) {
-        if (s.count() != 0) lines.push_back(state_line(s));
+    run_code_of_user(trainer, [&] {
+        trainer.for_each_state([&](state_slice const& s) {
+            if (s.count() != 0) lines.push_back(state_line(s));
+        });
     });
     lines = lines_of_all(comm, std::move(lines));
     std::vector<kept_tensor> model;
@@ -226,7 +236,9 @@ void continue_from(C& trainer, sampler* batches, checkpoint_reader& from) {
         throw;
     }
     if constexpr (requires { trainer.model().stepped(std::size_t{}); })
-        for (std::size_t i = 0, n = trainer.model().parameters().size(); i < n; ++i) trainer.model().stepped(i);
+        run_code_of_user(trainer, [&] {
+            for (std::size_t i = 0, n = trainer.model().parameters().size(); i < n; ++i) trainer.model().stepped(i);
+        });
     bool progresses = false;
     if constexpr (requires { trainer.set_progress(trainer.progress()); }) {
         progresses = from.manifest().progress.has_value();
@@ -237,6 +249,10 @@ void continue_from(C& trainer, sampler* batches, checkpoint_reader& from) {
         if constexpr (ChangeableTrainer<C>) trainer.set_rate_factor(from.manifest().settings->rate_factor);
         if constexpr (FreezableTrainer<C>) trainer.set_frozen(frozen);
     }
+    if (batches == nullptr && from.manifest().sampler && comm.rank() == 0)
+        say_of_checkpoint(
+            from.path() +
+            ": holds a sampler's position, which is not used: pass the sampler to resume() to continue there");
     if (batches != nullptr) batches->seek(from.manifest().sampler->epoch, from.manifest().sampler->position);
     std::string const written = from.path() + ": was written by " + std::to_string(from.manifest().ranks) +
                                 (from.manifest().ranks == 1 ? " rank: " : " ranks: ");
@@ -244,7 +260,8 @@ void continue_from(C& trainer, sampler* batches, checkpoint_reader& from) {
         say_of_checkpoint(written + "state that each rank has for itself begins at zero");
     if constexpr (requires { trainer.settings_in_words(); })
         if (comm.rank() == 0)
-            if (std::string const other = other_settings(from.manifest().words, trainer.settings_in_words());
+            if (std::string const other = other_settings(
+                    from.manifest().words, run_code_of_user(trainer, [&] { return trainer.settings_in_words(); }));
                 !other.empty())
                 say_of_checkpoint(from.path() + ": the training continues with other settings:" + other);
     if constexpr (requires { trainer.buffers_alike(); })

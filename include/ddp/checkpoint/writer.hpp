@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -43,10 +45,11 @@ public:
     /// for the next one.
     void start(std::uint64_t step, int rank, int ranks, checkpoint_content content);
     /// On rank 0, when all ranks have written, at once or in a thread: makes a checkpoint of the files (see
-    /// checkpoint_directory::commit), and removes all but the `keep` newest; a failure of that is reported on stderr.
-    /// `manifest` must not change until join().
-    void commit(checkpoint_manifest const& manifest, std::size_t keep) noexcept;
-    void start_commit(checkpoint_manifest const& manifest, std::size_t keep) noexcept;
+    /// checkpoint_directory::commit), and removes all but the `keep` newest that are not `broken`; a failure of that is
+    /// reported on stderr. `manifest` and `broken` must not change until join().
+    void commit(checkpoint_manifest const& manifest, std::size_t keep, std::set<std::string> const& broken) noexcept;
+    void start_commit(checkpoint_manifest const& manifest, std::size_t keep,
+                      std::set<std::string> const& broken) noexcept;
     /// Whether the last call has ended, successfully or not.
     [[nodiscard]] bool written() const noexcept { return written_.load(); }
     void join() noexcept {

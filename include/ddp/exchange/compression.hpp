@@ -104,7 +104,7 @@ public:
     /// Records that peers receive `sent` instead of `wanted`, from element `at` of the bucket on.
     void sent(std::size_t b, std::size_t at, std::span<E const> wanted, std::span<E const> sent) noexcept {
         if (feedback()) kernels::leave_out(wanted.data(), sent.data(), left_[b].data() + at, wanted.size());
-        if (figures_[b].looks()) kernels::add_squares(wanted.data(), sent.data(), wanted.size(), figures_[b].squares);
+        if (figures_[b].looks()) kernels::add_squares(wanted.data(), sent.data(), wanted.size(), figures_[b].now.of);
     }
 
     /// Begins a step of bucket b that changes values; it sends `bytes` bytes instead of the bucket.
@@ -112,7 +112,10 @@ public:
         std::uint64_t const ranks = static_cast<std::uint64_t>(plan_.ranks);
         dense_ += (plan_.sharded ? 1 : 2) * bucket(b).count * sizeof(E) * (ranks - 1) / ranks;
         sent_ += bytes;
-        if (figures_[b].steps++ % figure::every == 0) figures_[b].squares[0] = figures_[b].squares[1] = 0;
+        if (figures_[b].steps++ % figure::every == 0) {
+            figures_[b].before = figures_[b].shown();
+            figures_[b].now = {};
+        }
     }
     /// Sets the gaps between the parameters of a bucket to zero again.
     void clear_gaps(std::size_t b, std::span<E> data) const noexcept {
@@ -140,8 +143,8 @@ public:
     [[nodiscard]] exchange_statistics statistics() const noexcept {
         double missed = 0, all = 0;
         for (figure const& one : figures_) {
-            missed += one.squares[0];
-            all += one.squares[1];
+            missed += one.shown().of[0];
+            all += one.shown().of[1];
         }
         return {
             .dense_bytes = dense_, .sent_bytes = sent_, .error = all > 0 ? std::sqrt(missed / all) : 0, .time = time_};
@@ -168,11 +171,16 @@ public:
     }
 
 private:
+    struct squares {
+        double of[2] = {};  // what was left out, what was wanted
+        [[nodiscard]] bool finite() const noexcept { return std::isfinite(of[0]) && std::isfinite(of[1]); }
+    };
     struct figure {
         static constexpr std::uint64_t every = 16;
         std::uint64_t steps = 0;
-        double squares[2] = {};  // of what was left out, of what was wanted
+        squares now = {}, before = {};  // of the last step that was looked at, and of the last finite one before it
         [[nodiscard]] bool looks() const noexcept { return steps % every == 1; }
+        [[nodiscard]] squares const& shown() const noexcept { return now.finite() ? now : before; }
     };
 
     exchange_plan<E> plan_;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -62,6 +63,7 @@ void to_int8(E const* in, std::byte* out, std::size_t count) {
         float scale = static_cast<float>(largest_magnitude(in + at, group)) / 127.0f;
         if (scale < std::numeric_limits<float>::min()) scale = 0;
         bool const usable = scale > 0 && scale <= std::numeric_limits<float>::max() / 127;
+        if (usable && !(scale * 127.0f <= std::numeric_limits<float>::max())) scale = std::nextafter(scale, 0.0f);
         auto* const numbers = reinterpret_cast<std::int8_t*>(out + sizeof scale);
         if (usable) {
             to_whole(in + at, numbers, group, 1 / scale);

@@ -148,7 +148,12 @@ struct narrow_exchange {
         co_await *what.go;
 
         bool const used = *what.factor != 0;
-        if (used) kept.own_.begin(what.bucket, total - bytes_of(me) + (returns ? (ranks - 1) * bytes_of(me) : 0));
+        if (used) {
+            kept.own_.begin(what.bucket, total - bytes_of(me) + (returns ? (ranks - 1) * bytes_of(me) : 0));
+        } else {  // not what the memory held before
+            std::ranges::fill(outgoing.bytes(), std::byte{0});
+            std::ranges::fill(mean(me), std::byte{0});
+        }
         for (std::size_t d = 1; d <= ranks; ++d) {  // its own last
             std::size_t const r = (me + d) % ranks;
             if (used) encode(kept, what, r, out(r), blocks.as<E>());

@@ -38,7 +38,9 @@ namespace ddp {
 ///         all elements sent as they are, then of rank n elements for each matrix; without a matrix, or before start_step, one
 ///         sum of all elements. Each sum is cut into slices of whole lines of 64 bytes: a rank of R sends those of all other
 ///         ranks once and its own R-1 times, 2 (R-1)/R of its bytes where they are equal. 4 steps of latency. P, Q and the
-///         product take m n rank multiplications each. With update::sharded the same, and new values are sent as well.
+///         product take m n rank multiplications each; the transport is driven between matrices, not within one. Scratch of 2 n for
+///         all n elements of the bucket, P, and the larger of Q and n. With update::sharded the same, and new values are sent as
+///         well.
 /// Error   with feedback, what is left out is sent later.
 /// Sums    P and Q in the canonical tree over ranks; P is made orthonormal in double, by the same code on all ranks. Both
 ///         updates give the same bits; other bucket plans give other bits if they cut matrices elsewhere.
@@ -75,6 +77,7 @@ struct power_sgd_exchange {
         std::size_t parameter = 0, row = 0;  ///< which, and its first row
         std::size_t begin = 0;               ///< where that lies in the bucket
         std::size_t rows = 0, columns = 0;
+        std::size_t in_p = 0, in_q = 0;  ///< where its P and Q begin among those of the bucket
         std::vector<E> q = {};
         std::string called = {};  ///< the name of q in the state
 
@@ -158,14 +161,40 @@ struct power_sgd_exchange {
         // Steps that change nothing send the same messages as others.
         of.compressing = kept.steps[what.bucket] >= self.start_step && !of.matrices.empty();
         std::span<E> const first = thin.as<E>().first(of.compressing ? of.p_count + of.plain_count : what.data.size());
-        if (used) project(self, kept, what, wanted, first);
+        std::size_t const matrices = used && of.compressing ? of.matrices.size() : 0;
+        std::size_t worked = 0;
+        auto const its_turn = [&](matrix<E> const& m) {  // after this one the transport is driven
+            worked += m.size() * self.rank;
+            return worked >= work_in_a_turn ? worked = 0, true : false;
+        };
+        if (used)
+            take(kept, what, wanted, first);
+        else
+            std::ranges::fill(first, E(0));  // not what the memory held before
+        for (std::size_t i = 0; i < matrices; ++i) {
+            project(self, kept, what, wanted, of.matrices[i], first);
+            if (its_turn(of.matrices[i])) co_await over.on->yield();
+        }
         co_await direct_allreduce::sum({}, over, first);
         if (of.compressing) {
             std::span<E> const p = first.first(of.p_count), second = thin.as<E>().subspan(of.p_count, of.q_count);
-            if (used) take_plain(kept, what, first.subspan(of.p_count));
-            if (used) project_back(self, kept, what, wanted, p, second);
+            if (used)
+                take_plain(kept, what, first.subspan(of.p_count));
+            else
+                std::ranges::fill(second, E(0));
+            for (std::size_t i = 0; i < matrices; ++i) {
+                project_back(self, kept, wanted, of.matrices[i], p, second);
+                if (its_turn(of.matrices[i])) co_await over.on->yield();
+            }
             co_await direct_allreduce::sum({}, over, second);
-            if (used) restore(self, kept, what, wanted, p, second, space.as<E>().subspan(what.data.size()));
+            for (std::size_t i = 0; i < matrices; ++i) {
+                restore(self, kept, what, wanted, of.matrices[i], p, second, space.as<E>().subspan(what.data.size()));
+                if (its_turn(of.matrices[i])) co_await over.on->yield();
+            }
+            if (used && kept.own.asks(what.bucket))
+                for (stretch const& s : of.plain)
+                    kept.own.sent(what.bucket, s.begin, wanted.subspan(s.begin, s.count),
+                                  wanted.subspan(s.begin, s.count));
         } else if (used) {
             std::copy(first.begin(), first.end(), what.data.begin());
             if (kept.own.asks(what.bucket)) kept.own.sent(what.bucket, 0, wanted, wanted);
@@ -179,6 +208,8 @@ struct power_sgd_exchange {
     }
 
 private:
+    static constexpr std::size_t work_in_a_turn = std::size_t{1} << 22;  // multiplications: about a millisecond
+
     /// The number of columns of a parameter as a matrix; 0 if it is not one.
     [[nodiscard]] static std::size_t columns_of(std::vector<std::size_t> const& shape) noexcept {
         std::size_t columns = shape.size() < 2 ? 0 : 1;
@@ -198,11 +229,11 @@ private:
                 draws.at((step << 40) + (m.row * rank + k) * m.columns + j).template symmetric<E>();
     }
 
+    /// What this rank wants to add to the mean, and of that what is sent as it is.
     template <Element E>
-    static void project(power_sgd_exchange const& self, state<E>& kept, bucket_exchange<E> const& what,
-                        std::span<E> wanted, std::span<E> first) {
+    static void take(state<E>& kept, bucket_exchange<E> const& what, std::span<E> wanted, std::span<E> first) {
         typename detail::compression<E>::stopwatch const time(kept.own);
-        bucket_state<E>& of = kept.buckets[what.bucket];
+        bucket_state<E> const& of = kept.buckets[what.bucket];
         int const me = kept.own.plan().rank, ranks = kept.own.plan().ranks;
         kept.own.begin(what.bucket, detail::direct_bytes<E>(first.size(), me, ranks) +
                                         (of.compressing ? detail::direct_bytes<E>(of.q_count, me, ranks) : 0));
@@ -211,18 +242,21 @@ private:
             std::copy(wanted.begin(), wanted.end(), first.begin());
             return;
         }
-        E* p = first.data();
-        for (matrix<E>& m : of.matrices) {
-            for (std::size_t k = 0; k < self.rank; ++k) {
-                auto const column = std::span<E const>(m.q).subspan(k * m.columns, m.columns);
-                bool const usable =
-                    std::ranges::any_of(column, [](E x) { return x != 0; }) && first_nonfinite(column) == column.size();
-                if (!usable || !self.warm_start) self.draw(kept, what.bucket, m, k);
-            }
-            detail::kernels::times_thin(wanted.data() + m.begin, m.q.data(), p, m.rows, m.columns, self.rank);
-            p += m.rows * self.rank;
-        }
+        E* p = first.data() + of.p_count;
         for (stretch const& s : of.plain) p = std::copy_n(wanted.data() + s.begin, s.count, p);
+    }
+    template <Element E>
+    static void project(power_sgd_exchange const& self, state<E>& kept, bucket_exchange<E> const& what,
+                        std::span<std::type_identity_t<E> const> wanted, matrix<E>& m, std::span<E> p) {
+        typename detail::compression<E>::stopwatch const time(kept.own);
+        for (std::size_t k = 0; k < self.rank; ++k) {
+            auto const column = std::span<E const>(m.q).subspan(k * m.columns, m.columns);
+            bool const usable =
+                std::ranges::any_of(column, [](E x) { return x != 0; }) && first_nonfinite(column) == column.size();
+            if (!usable || !self.warm_start) self.draw(kept, what.bucket, m, k);
+        }
+        detail::kernels::times_thin(wanted.data() + m.begin, m.q.data(), p.data() + m.in_p, m.rows, m.columns,
+                                    self.rank);
     }
     template <Element E>
     static void take_plain(state<E>& kept, bucket_exchange<E> const& what,
@@ -234,50 +268,36 @@ private:
         }
     }
     template <Element E>
-    static void project_back(power_sgd_exchange const& self, state<E>& kept, bucket_exchange<E> const& what,
-                             std::span<std::type_identity_t<E> const> wanted, std::span<E> p, std::span<E> second) {
+    static void project_back(power_sgd_exchange const& self, state<E>& kept,
+                             std::span<std::type_identity_t<E> const> wanted, matrix<E> const& m, std::span<E> p,
+                             std::span<E> second) {
         typename detail::compression<E>::stopwatch const time(kept.own);
-        E* left = p.data();
-        E* right = second.data();
-        for (matrix<E> const& m : kept.buckets[what.bucket].matrices) {
-            // NaN or an infinity in P leaves NaN there, which restore() finds.
-            detail::kernels::orthonormalise(left, m.rows, self.rank);
-            detail::kernels::transposed_times(wanted.data() + m.begin, left, right, m.rows, m.columns, self.rank);
-            left += m.rows * self.rank;
-            right += m.columns * self.rank;
-        }
+        // NaN or an infinity in P leaves NaN there, which restore() finds.
+        detail::kernels::orthonormalise(p.data() + m.in_p, m.rows, self.rank);
+        detail::kernels::transposed_times(wanted.data() + m.begin, p.data() + m.in_p, second.data() + m.in_q, m.rows,
+                                          m.columns, self.rank);
     }
     template <Element E>
     static void restore(power_sgd_exchange const& self, state<E>& kept, bucket_exchange<E> const& what,
-                        std::span<std::type_identity_t<E> const> wanted, std::span<std::type_identity_t<E> const> p,
-                        std::span<std::type_identity_t<E> const> second, std::span<E> sent) {
+                        std::span<std::type_identity_t<E> const> wanted, matrix<E>& m,
+                        std::span<std::type_identity_t<E> const> p, std::span<std::type_identity_t<E> const> second,
+                        std::span<E> sent) {
         typename detail::compression<E>::stopwatch const time(kept.own);
-        bucket_state<E>& of = kept.buckets[what.bucket];
-        bool const asks = kept.own.asks(what.bucket);
         E const share = E(1) / static_cast<E>(kept.own.plan().ranks);
-        E const* left = p.data();
-        E const* right = second.data();
-        for (matrix<E>& m : of.matrices) {
-            std::span<E> const mean = what.data.subspan(m.begin, m.size());
-            std::size_t const q = m.columns * self.rank, rows = m.rows * self.rank;
-            bool const finite = first_nonfinite(std::span<E const>(left, rows)) == rows &&
-                                first_nonfinite(std::span<E const>(right, q)) == q;
-            if (finite)
-                detail::kernels::product_of_thin(left, right, mean.data(), m.rows, m.columns, self.rank);
-            else
-                std::fill(mean.begin(), mean.end(), std::numeric_limits<E>::quiet_NaN());
-            if (finite && asks) {  // each rank has sent an equal part of the product
-                std::span<E> const part = sent.subspan(m.begin, m.size());
-                detail::kernels::contribution(mean.data(), share, part.data(), part.size());
-                kept.own.sent(what.bucket, m.begin, wanted.subspan(m.begin, m.size()), part);
-            }
-            std::copy_n(right, q, m.q.data());
-            left += rows;
-            right += q;
+        std::span<E> const mean = what.data.subspan(m.begin, m.size());
+        std::span<E const> const left = p.subspan(m.in_p, m.rows * self.rank),
+                                 right = second.subspan(m.in_q, m.columns * self.rank);
+        bool const finite = first_nonfinite(left) == left.size() && first_nonfinite(right) == right.size();
+        if (finite)
+            detail::kernels::product_of_thin(left.data(), right.data(), mean.data(), m.rows, m.columns, self.rank);
+        else
+            std::fill(mean.begin(), mean.end(), std::numeric_limits<E>::quiet_NaN());
+        if (finite && kept.own.asks(what.bucket)) {  // each rank has sent an equal part of the product
+            std::span<E> const part = sent.subspan(m.begin, m.size());
+            detail::kernels::contribution(mean.data(), share, part.data(), part.size());
+            kept.own.sent(what.bucket, m.begin, wanted.subspan(m.begin, m.size()), part);
         }
-        if (asks)
-            for (stretch const& s : of.plain)
-                kept.own.sent(what.bucket, s.begin, wanted.subspan(s.begin, s.count), wanted.subspan(s.begin, s.count));
+        std::ranges::copy(right, m.q.begin());
     }
 };
 
@@ -296,14 +316,18 @@ power_sgd_exchange::state<E> power_sgd_exchange::prepare(exchange_plan<E> const&
             std::size_t const row = (piece.offset + columns - 1) / columns,
                               end = (piece.offset + piece.count) / columns;
             if (row >= end || !worthwhile(end - row, columns)) continue;
-            matrix<E> m{piece.parameter, row, piece.begin + (row * columns - piece.offset), end - row, columns};
+            matrix<E> m{.parameter = piece.parameter,
+                        .row = row,
+                        .begin = piece.begin + (row * columns - piece.offset),
+                        .rows = end - row,
+                        .columns = columns};
             m.q.resize(rank * columns);
             m.called = "power_sgd_q" + (row == 0 ? "" : "_from_row_" + std::to_string(row));
             compresses = true;
             if (m.begin > at) one.plain.push_back({at, m.begin - at});
             at = m.begin + m.size();
-            one.p_count += m.rows * rank;
-            one.q_count += columns * rank;
+            m.in_p = std::exchange(one.p_count, one.p_count + m.rows * rank);
+            m.in_q = std::exchange(one.q_count, one.q_count + columns * rank);
             one.matrices.push_back(std::move(m));
         }
         if (at < bucket.count) one.plain.push_back({at, bucket.count - at});

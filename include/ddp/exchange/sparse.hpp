@@ -45,6 +45,15 @@ inline void expect_ratio(char const* name, double ratio) {
                     "; it is the share of each bucket's elements that is sent, above 0 and at most 1");
 }
 
+/// Why buckets are too large for indices of 32 bits; empty if none is.
+template <Element E>
+[[nodiscard]] std::string sparse_refusal(char const* name, exchange_plan<E> const& plan) {
+    for (exchange_bucket const& bucket : plan.buckets)
+        if (bucket.count > 0xffffffffu)
+            return std::string(name) + ": a bucket of 2^32 elements or more; choose smaller buckets";
+    return {};
+}
+
 }  // namespace detail
 
 /// Each rank sends to all ranks, from each bucket, the k elements of largest magnitude in its contribution to the mean,
@@ -79,6 +88,7 @@ struct top_k_exchange {
         detail::compression<E> own;
         std::vector<std::size_t> k = {};  // by bucket
 
+        [[nodiscard]] std::string refusal() const { return detail::sparse_refusal(name, own.plan()); }
         void for_each_state(state_visitor visit) { own.for_each_state(visit); }
         [[nodiscard]] exchange_statistics statistics() const noexcept { return own.statistics(); }
     };
@@ -86,11 +96,7 @@ struct top_k_exchange {
     template <Element E>
     [[nodiscard]] state<E> prepare(exchange_plan<E> const& plan) const {
         state<E> all{detail::compression<E>(plan, feedback)};
-        for (exchange_bucket const& bucket : plan.buckets) {
-            DDP_EXPECTS(bucket.count <= 0xffffffffu,
-                        "top_k: a bucket of 2^32 elements or more; choose smaller buckets");
-            all.k.push_back(detail::sparse_count(bucket, ratio));
-        }
+        for (exchange_bucket const& bucket : plan.buckets) all.k.push_back(detail::sparse_count(bucket, ratio));
         return all;
     }
     template <Element E>
@@ -112,7 +118,10 @@ struct top_k_exchange {
         co_await *what.go;
 
         bool const used = *what.factor != 0;
-        if (used) select(kept, what, k, part(me), space.as<E>(), indices.as<std::uint32_t>(), values.as<E>());
+        if (used)
+            select(kept, what, k, part(me), space.as<E>(), indices.as<std::uint32_t>(), values.as<E>());
+        else
+            std::ranges::fill(part(me), std::byte{0});  // not what the memory held before
         for (std::size_t d = 1; d < ranks; ++d)
             over.send(sends[(me + d) % ranks], static_cast<int>((me + d) % ranks), part(me));
         for (std::size_t r = 0; r < ranks; ++r)
@@ -183,9 +192,10 @@ private:
 ///         made of the bucket's steps so far and j.
 /// Error   with feedback everything is sent sooner or later; without it, elements that are not drawn in a step are
 ///         lost.
-/// NaN     and infinities are sent in place of the element drawn from their equal part, so they stay visible.
+/// NaN     and infinities are sent in place of the element drawn from their equal part, and their sum becomes the mean of that
+///         whole part, so they stay visible.
 /// Sums    the canonical tree over ranks. Both updates give the same bits; other bucket plans give other bits.
-/// Throws  usage_error when a trainer is made: ratio not in (0, 1].
+/// Throws  usage_error when a trainer is made: ratio not in (0, 1]; buckets of 2^32 elements or more.
 /// Source  Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018; here one draw for each of k equal parts.
 struct random_k_exchange {
     static constexpr char const* name = "random_k";
@@ -206,6 +216,7 @@ struct random_k_exchange {
         std::vector<std::size_t> elements = {}, k = {};  // by bucket; k of the elements are sent
         std::vector<std::uint64_t> steps = {};
 
+        [[nodiscard]] std::string refusal() const { return detail::sparse_refusal(name, own.plan()); }
         void for_each_state(state_visitor visit) {
             own.for_each_state(visit);
             std::size_t const shape[] = {steps.size()};
@@ -243,7 +254,10 @@ struct random_k_exchange {
         scratch drawn(k * sizeof(std::size_t)), chosen(k * sizeof(E)), space(what.data.size() * sizeof(E));
         co_await *what.go;
         bool const used = *what.factor != 0;
-        if (used) select(self, kept, what, drawn.as<std::size_t>(), chosen.as<E>(), space.as<E>());
+        if (used)
+            select(self, kept, what, drawn.as<std::size_t>(), chosen.as<E>(), space.as<E>());
+        else
+            std::ranges::fill(chosen.as<E>(), E(0));  // not what the memory held before
         co_await direct_allreduce::sum({}, over, chosen.as<E>());
         if (used) spread(kept, what, drawn.as<std::size_t>(), chosen.as<E>());
     }
@@ -281,13 +295,9 @@ private:
     template <Element E>
     [[gnu::cold]] static void show_nonfinite(state<E> const& kept, std::size_t bucket, std::span<E> out,
                                              std::span<std::type_identity_t<E> const> wanted) {
-        std::uint64_t const n = kept.elements[bucket], k = out.size();
-        std::uint64_t j = 0, element = 0;
-        for (exchange_piece const& piece : kept.own.bucket(bucket).pieces)
-            for (std::size_t i = 0; i < piece.count; ++i, ++element) {
-                while (element >= n / k * (j + 1) + n % k * (j + 1) / k) ++j;
-                if (E const x = wanted[piece.begin + i]; !std::isfinite(x)) out[j] = x;
-            }
+        for_each_in_parts(kept, bucket, out.size(), [&](std::size_t at, std::size_t j) {
+            if (!std::isfinite(wanted[at])) out[j] = wanted[at];
+        });
     }
     template <Element E>
     static void spread(state<E>& kept, bucket_exchange<E> const& what, std::span<std::size_t const> at,
@@ -295,6 +305,26 @@ private:
         typename detail::compression<E>::stopwatch const time(kept.own);
         std::fill(what.data.begin(), what.data.end(), E(0));
         for (std::size_t j = 0; j < at.size(); ++j) what.data[at[j]] = sums[j];
+        if (first_nonfinite(sums) != sums.size()) spread_nonfinite(kept, what, sums);
+    }
+    /// A sum that is not finite stands in all of its equal part: what was drawn may be an element that nobody steps or looks at.
+    template <Element E>
+    [[gnu::cold]] static void spread_nonfinite(state<E> const& kept, bucket_exchange<E> const& what,
+                                               std::span<std::type_identity_t<E> const> sums) {
+        for_each_in_parts(kept, what.bucket, sums.size(), [&](std::size_t at, std::size_t j) {
+            if (!std::isfinite(sums[j])) what.data[at] = sums[j];
+        });
+    }
+    /// Calls f(place in the bucket, part) for each element of the bucket, cut into k equal parts.
+    template <Element E, class F>
+    static void for_each_in_parts(state<E> const& kept, std::size_t bucket, std::uint64_t k, F&& f) {
+        std::uint64_t const n = kept.elements[bucket];
+        std::uint64_t j = 0, element = 0;
+        for (exchange_piece const& piece : kept.own.bucket(bucket).pieces)
+            for (std::size_t i = 0; i < piece.count; ++i, ++element) {
+                while (element >= n / k * (j + 1) + n % k * (j + 1) / k) ++j;
+                f(piece.begin + i, static_cast<std::size_t>(j));
+            }
     }
 };
 

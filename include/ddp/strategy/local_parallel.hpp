@@ -159,9 +159,8 @@ public:
     /// The number of local steps, including those in join() and those with an empty batch: the same on all ranks that
     /// have met.
     [[nodiscard]] std::uint64_t completed_steps() const noexcept { return meetings_.steps(); }
-    /// Continues as if `count` steps had been made and all ranks held the same values: schedules and meetings count from
-    /// there. Does not change what for_each_state visits, including the number of updates of the optimizer. Between
-    /// steps.
+    /// Continues as if `count` steps had been made and all ranks held the same values: schedules and meetings count from there.
+    /// Does not change what for_each_state visits, including the optimizer's number of updates. Between steps.
     void set_completed_steps(std::uint64_t count) {
         expect_between("set_completed_steps()");
         meetings_.set_steps(count);
@@ -169,6 +168,7 @@ public:
     /// For code that has given all ranks the same values, as load_weights does: the strategy's state starts over. Collective;
     /// throws ddp::error (errc::mismatch) on all ranks if they have made different numbers of steps.
     void values_replaced() {
+        expect_between("values_replaced()");
         replica_.copy_values_in();
         meetings_.values_replaced();
     }
@@ -331,7 +331,7 @@ private:
         tell_peers([&] { all = replica_.buffers(); });
         if (all.empty()) return;
         if (options_.buffers == buffers::averaged)
-            detail::average_buffers(comm_, std::span<model_buffer const>(all));
+            detail::average_buffers(comm_, std::span<model_buffer const>(all), {.count = comm_.size()});
         else
             detail::broadcast_buffers(comm_, std::span<model_buffer const>(all));
     }

@@ -117,8 +117,9 @@ enum class gossip_graph : std::uint8_t {
 ///         recursive_doubling_allreduce and P is a power of two (otherwise see there); where it chooses
 ///         direct_allreduce, one to rank 0 and one back to each. Memory for one or two arrays of the model's size.
 /// Sums    ring: (own + (left + right)) times 1/3; exponential: (own + other) times 1/2.
-/// Throws  usage_error where a trainer is made: period 0. In a meeting error (errc::mismatch), or the verdict of a rank that
-///         has found it first, where ranks have counted different numbers of steps (by no multiple of about 4,000 / sqrt P).
+/// Throws  usage_error where a trainer is made: period 0. In a meeting, ddp::error (errc::mismatch) if ranks have counted
+///         different numbers of steps (unless they differ by a multiple of about 4,000 / sqrt P), or what the rank that found
+///         this first has told the others.
 /// Source  Lian et al., "Can decentralized algorithms outperform centralized algorithms?", NIPS 2017 (ring); Assran et al., "Stochastic
 ///         gradient push", ICML 2019 (one-peer exponential graph).
 struct gossip {

@@ -67,7 +67,7 @@ inline void expect_outer(char const* name, std::uint64_t period, double lr, doub
 ///
 /// The inner optimizer is the trainer's (AdamW in the paper), and each rank keeps its own state of it.
 ///
-/// Cost    as local_sgd's, and one pass over four arrays; memory for two arrays of the model's size.
+/// Cost    as local_sgd's, and one pass over three arrays; memory for two arrays of the model's size.
 /// Sums    mean as local_sgd's; m = mu m + d, x = x - lr (d + mu m), each operation rounded.
 /// Source  Douillard et al., "DiLoCo: distributed low-communication training of language models", 2023, algorithm 1; the
 ///         outer step is PyTorch's SGD with nesterov=True.
@@ -107,7 +107,7 @@ struct diloco {
 /// Sums    mean as local_sgd's; u = beta u + (x - mean) / f, x = x - lr f u, with f the schedule's factor of the last step.
 ///         If f is 0, as at the end of a decay to 0, x = mean, and u stays as it is.
 /// Source  Wang, Tantia, Ballas and Rabbat, "SlowMo", ICLR 2020, algorithm 1, where u is in units of the whole learning
-///         rate; PyTorch's SlowMomentumOptimizer, with its defaults except for the period (48).
+///         rate; FairScale's and torchdistX's SlowMo, with their defaults except for the period (48).
 struct slow_momentum {
     static constexpr char const* name = "slow_momentum";
     static constexpr bool agrees = true;

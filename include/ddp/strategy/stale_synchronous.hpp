@@ -61,7 +61,7 @@ DDP_KERNEL void take_mean_step(E* base, E const* sum, std::size_t count, E inver
 /// Sums    d = x - x before the step; c = c + (the sum of weight d, in the canonical order) times 1 / (the sum of weights),
 ///         weights being samples; x = c + the rank's own d of the steps since, the oldest first.
 /// Source  Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", NIPS 2013, without a
-///         server; a bound that is always used up makes it Zhou et al., "DaSGD", 2020.
+///         server; as every sum is used after exactly this many steps, also Zhou et al., "DaSGD", 2020.
 struct stale_synchronous {
     static constexpr char const* name = "stale_synchronous";
     static constexpr bool agrees = false;

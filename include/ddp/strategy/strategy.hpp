@@ -49,8 +49,9 @@ template <Transport T, Element E>
 struct meeting {
     communicator<T> const& comm;  ///< the ranks that meet: the trainer's, or the group that the strategy has named
     std::span<E> values;          ///< this rank's, of all that is trained; on return, those it continues with
-    std::uint64_t number = 1;     ///< of this trainer's meetings of all ranks, from 1
-    std::uint64_t step = 0;       ///< local steps so far, the same on all ranks
+    /// Of this trainer's meetings of all ranks, from 1. In a meeting of a group: of the last one before it; 0 before the first.
+    std::uint64_t number = 1;
+    std::uint64_t step = 0;  ///< local steps so far, the same on all ranks
     double share = 1;        ///< this rank's part of the samples since these ranks last met; all shares add up to 1
     double rate_factor = 1;  ///< the schedule's, of the last step
 };

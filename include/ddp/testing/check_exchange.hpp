@@ -91,6 +91,12 @@ struct watched_exchange {
         exchange_plan<E> plan;
         exchange_state<X, E> kept;
 
+        [[nodiscard]] std::string refusal() const {
+            if constexpr (requires { kept.refusal(); })
+                return kept.refusal();
+            else
+                return {};
+        }
         void for_each_state(state_visitor visit) { kept.for_each_state(visit); }
         void for_each_shared(shared_state_visitor visit) const {
             if constexpr (requires { kept.for_each_shared(visit); }) kept.for_each_shared(visit);
@@ -237,7 +243,7 @@ template <class X>
     auto const note = [&](bool good, std::string what) {
         if (!good && std::ranges::find(complaints, what) == complaints.end()) complaints.push_back(std::move(what));
     };
-    for (int const ranks : {1, 2, 3, 5}) {
+    for (int const ranks : {1, 2, 3, 4, 5}) {
         std::string const with = "with " + std::to_string(ranks) + " ranks ";
         bool const some_empty = ranks > 2;
         auto const train = [&](update how, std::size_t agreement_steps = 256, bool cut = false) {

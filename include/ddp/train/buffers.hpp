@@ -65,13 +65,20 @@ private:
     bool kept_ = false;
 };
 
-/// Rank 0's bytes on every rank. Collective, one broadcast.
+/// Whose buffers count: after a step, those of the ranks that had samples in it.
+struct buffer_ranks {
+    int first = 0;     // the lowest
+    int count = 1;     // their number
+    bool mine = true;  // this rank is one
+};
+
+/// The bytes of rank `root` on every rank. Collective, one broadcast.
 template <Transport T>
-void broadcast_buffers(communicator<T> const& comm, std::span<model_buffer const> buffers) {
+void broadcast_buffers(communicator<T> const& comm, std::span<model_buffer const> buffers, int root = 0) {
     posted const all(comm, std::vector<std::byte>());
     for (model_buffer const& b : buffers) all->insert(all->end(), b.bytes.begin(), b.bytes.end());
     if (all->empty()) return;
-    broadcast(comm, std::span<std::byte>(*all), 0);
+    broadcast(comm, std::span<std::byte>(*all), root);
     std::byte const* from = all->data();
     for (model_buffer const& b : buffers) {
         if (!b.bytes.empty()) std::memcpy(b.bytes.data(), from, b.bytes.size());
@@ -79,10 +86,10 @@ void broadcast_buffers(communicator<T> const& comm, std::span<model_buffer const
     }
 }
 
-/// Buffers of float and double become their mean over ranks, added in double in the canonical order; others become rank
-/// 0's.
+/// Buffers of float and double become their mean over the ranks `of`, added in double in the canonical order; others become
+/// those of the lowest of these ranks.
 template <Transport T>
-void average_buffers(communicator<T> const& comm, std::span<model_buffer const> buffers) {
+void average_buffers(communicator<T> const& comm, std::span<model_buffer const> buffers, buffer_ranks const& of) {
     posted const sums(comm, std::vector<double>());
     std::vector<model_buffer> others;
     auto const each = [&](auto f) {
@@ -96,15 +103,15 @@ void average_buffers(communicator<T> const& comm, std::span<model_buffer const> 
         if (b.type != element_type::f32 && b.type != element_type::f64) others.push_back(b);
     each([&](std::byte const* at, auto value) {
         std::memcpy(&value, at, sizeof value);
-        sums->push_back(static_cast<double>(value));
+        sums->push_back(of.mine ? static_cast<double>(value) : 0);
     });
     allreduce(comm, std::span<double>(*sums));
     double const* from = sums->data();
     each([&](std::byte* at, auto value) {
-        value = static_cast<decltype(value)>(*from++ / comm.size());
+        value = static_cast<decltype(value)>(*from++ / of.count);
         std::memcpy(at, &value, sizeof value);
     });
-    broadcast_buffers(comm, std::span<model_buffer const>(others));
+    broadcast_buffers(comm, std::span<model_buffer const>(others), of.first);
 }
 
 /// The trainer's ranks, for a model that adds over them. The model may outlive the trainer, which leaves first.
@@ -125,8 +132,9 @@ private:
 };
 
 #if defined(DDP_SEPARATE_COMPILATION)
-DDP_INSTANTIATE void broadcast_buffers(communicator<any_transport> const&, std::span<model_buffer const>);
-DDP_INSTANTIATE void average_buffers(communicator<any_transport> const&, std::span<model_buffer const>);
+DDP_INSTANTIATE void broadcast_buffers(communicator<any_transport> const&, std::span<model_buffer const>, int);
+DDP_INSTANTIATE void average_buffers(communicator<any_transport> const&, std::span<model_buffer const>,
+                                     buffer_ranks const&);
 DDP_INSTANTIATE class trainer_sums<any_transport>;
 #endif
 

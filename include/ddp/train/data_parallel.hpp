@@ -63,6 +63,9 @@ struct step_result {
 ///         model, one small exchange of weights, one exchange for each bucket (with long buckets, in total 2 (P-1)/P
 ///         times the bytes of the gradient sent per rank, unless memory is shared), and the pass of the optimizer; with
 ///         clipping by the norm, a look for values that are not finite, unused::allowed or buffers, a small one for each.
+///         In bytes, where nothing else is said and P-1 messages of each are sent per rank: the weights take 32 each; a norm,
+///         with update::sharded, 8 for each block of 4,096 elements of a slice; and with update::sharded an exchange other
+///         than an allreduce is followed by new values, sizeof(element) for each element of a slice.
 /// Throws  comm_error, the same on every rank: errc::model_differs from the constructor if models, optimizers, bucket
 ///         policies or options differ; errc::gradient if backward leaves out a parameter or reports one twice;
 ///         errc::replicas_differ if ranks hold different values; errc::mismatch, errc::deadline, errc::peer_closed,
@@ -231,7 +234,8 @@ public:
     /// Freezes every parameter whose name matches the pattern (see name_fits), from the next step on: neither its value
     /// nor its optimizer state changes, not even by weight decay, whatever backward reports, and its gradient counts as 0
     /// in the norm. A bucket that has only frozen parameters is not exchanged: parameters that training_options::frozen
-    /// names have buckets of their own, unless the model is contiguous; others share theirs and are sent as zeros.
+    /// names have buckets of their own, unless the model is contiguous; others share theirs and are sent as zeros (with an
+    /// exchange that keeps what it leaves out, first as that).
     /// Checkpoints store which parameters are frozen. Collective: ranks compare their arguments before anything changes.
     /// Cost: an all-gather of 8 bytes per rank. Throws usage_error on every rank if ranks pass different patterns, or no
     /// name matches; and on this rank unless between_steps().
@@ -330,7 +334,7 @@ public:
     /// Collective, between steps; does nothing without buffers. Only needed with buffers::left_alone and
     /// buffers::from_rank_0_at_evaluation: with the other values, each step does it. Cost: an allreduce of averaged buffers
     /// in double, a broadcast of the others. Throws comm_error.
-    void synchronise_buffers() { step_.synchronise_buffers(); }
+    void synchronise_buffers() { step_.synchronise_buffers(false); }
 
     /// What evaluate(trainer, …) does first: if training_options::buffers is buffers::from_rank_0_at_evaluation, gives
     /// rank 0's buffers to every rank. Collective. Throws usage_error, on this rank, if a step is under way.

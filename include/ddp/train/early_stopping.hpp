@@ -100,8 +100,8 @@ public:
         numbers all(*this);
         return detail::counters_text(name, all.named());
     }
-    /// Goes on from where text() was taken, with the options that it has. Not collective: see reduce_on_plateau::restore.
-    /// Throws  data_error (errc::format) for what text() has not written; nothing has changed then.
+    /// Continues from where text() was called, with its own options. Not collective: see reduce_on_plateau::restore.
+    /// Throws  data_error (errc::format) for anything that text() did not return; nothing has changed then.
     void restore(std::string_view text) {
         numbers all(*this);
         detail::counters_from(name, text, all.named());

@@ -25,12 +25,16 @@ public:
     explicit gradient_norm(layout const& where)
         : layout_(where), squares_(where.blocks()), norms_(where.parameters()) {}
 
-    /// Squares of the arena's gradients[from, to), which begins and ends at blocks' boundaries.
+    /// Squares of the arena's gradients[from, to), which begins and ends at blocks' boundaries; zeros if `gradients` is empty.
     template <class E>
     void add(std::span<E const> gradients, std::size_t from, std::size_t to) {
         layout_.for_each_in(from, to, [&](std::size_t i, std::size_t a, std::size_t z) {
             std::size_t const first = layout_.first_block(i) + (a - layout_.begin(i)) / norm_block;
-            block_squares(gradients.subspan(a, z - a), std::span<double>(squares_).subspan(first, norm_blocks(z - a)));
+            std::span<double> const squares = std::span<double>(squares_).subspan(first, norm_blocks(z - a));
+            if (gradients.empty())
+                std::ranges::fill(squares, 0.0);
+            else
+                block_squares(gradients.subspan(a, z - a), squares);
         });
     }
     /// The norm. Call it once every block has been added, here or on another rank whose squares were gathered into

@@ -104,7 +104,8 @@ public:
         core_.comm().check();
         replica_.expect_intact();
         replica_.copy_values_in();  // the user may have changed them
-        core_.begin({.weight = accumulated_ + weight_, .done = done, .stop = stop ? 1u : 0u, .loss = loss_before_});
+        begun_weight_ = accumulated_ + weight_;
+        core_.begin({.weight = begun_weight_, .done = done, .stop = stop ? 1u : 0u, .loss = loss_before_});
     }
     /// The step's last backward, whose gradients are exchanged as they are reported.
     void backward() {
@@ -128,7 +129,7 @@ public:
             replica_.values_change();
         else if (result.weight != 0 && !result.skipped)
             tell_peers([&] { replica_.values_changed(); });
-        if (result.weight != 0 && !result.skipped && core_.options().buffers_alike()) synchronise_buffers();
+        if (result.weight != 0 && !result.skipped && core_.options().buffers_alike()) synchronise_buffers(true);
         if (result.weight == 0 && (!may_be_empty || !engine.everybody_done())) {
             until_all_know(core_.comm(), "step");
             throw error(errc::no_samples,
@@ -178,11 +179,14 @@ public:
         if (core_.options().buffers_alike()) tell_peers([&] { all ^= digest_of(replica_.buffers()); });
         return all;
     }
-    void synchronise_buffers() {
+    void synchronise_buffers(bool after_step) {
         if (core_.comm().size() == 1) return;
         std::vector<model_buffer> all;
         tell_peers([&] { all = replica_.buffers(); });
-        core_.synchronise_buffers(all);
+        detail::step_totals const& of = core_.engine().totals();
+        core_.synchronise_buffers(all, after_step
+                                           ? buffer_ranks{of.first_with_samples, of.with_samples, begun_weight_ != 0}
+                                           : buffer_ranks{.count = core_.comm().size()});
     }
 
 private:
@@ -232,11 +236,12 @@ private:
     trainer_core<T, element> core_;
     std::shared_ptr<trainer_sums<T>> sums_;  // what the model adds by, where it does
 
-    std::uint64_t weight_ = 0;       // of the batch that forward saw last
-    std::uint64_t accumulated_ = 0;  // of the passes since the last step
-    double pass_loss_ = 0;           // of that batch: mean times weight; only a backward makes it count
-    double loss_ = 0;                // of the passes since the last step, added up
-    double loss_before_ = 0;         // of the last step
+    std::uint64_t weight_ = 0;        // of the batch that forward saw last
+    std::uint64_t accumulated_ = 0;   // of the passes since the last step
+    std::uint64_t begun_weight_ = 0;  // of all passes of the step that began last
+    double pass_loss_ = 0;            // of that batch: mean times weight; only a backward makes it count
+    double loss_ = 0;                 // of the passes since the last step, added up
+    double loss_before_ = 0;          // of the last step
     bool weighed_ = false;
     bool first_pass_ = true;  // no backward since the last step
     buffers_before buffers_before_;

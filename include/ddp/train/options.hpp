@@ -28,8 +28,8 @@ enum class update : std::uint8_t { replicated, sharded, automatic };
 
 /// How a model's buffers (running statistics, counters) are treated. When a trainer is made, all ranks get rank 0's.
 enum class buffers : std::uint8_t {
-    from_rank_0,  ///< rank 0's go to all after each step
-    averaged,     ///< after each step: the mean over ranks of those of float and double, rank 0's of others
+    from_rank_0,  ///< after each step: those of rank 0, or if it had no samples of the lowest rank that had, go to all
+    averaged,     ///< likewise the mean, over the ranks that had samples, of those of float and double
     left_alone,   ///< each rank keeps its own until all call synchronise_buffers()
     /// Each rank keeps its own until evaluate(trainer, …) begins: rank 0's go to all then, and each continues from them.
     /// No collective in a step. In local_parallel as from_rank_0.

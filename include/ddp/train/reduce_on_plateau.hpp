@@ -135,9 +135,9 @@ public:
         numbers all(*this);
         return detail::counters_text(name, all.named());
     }
-    /// Goes on from where text() was taken, with the options that it has. Not collective: all ranks are given the same text,
-    /// as checkpoints::resume returns it, or rank 0 at least, if update(comm, metric) follows.
-    /// Throws  data_error (errc::format) for what text() has not written; nothing has changed then.
+    /// Continues from where text() was called, with its own options. Not collective: pass the same text on all ranks, as
+    /// checkpoints::resume returns it; rank 0 alone is enough if update(comm, metric) follows.
+    /// Throws  data_error (errc::format) for anything that text() did not return; nothing has changed then.
     void restore(std::string_view text) {
         numbers all(*this);
         detail::counters_from(name, text, all.named());

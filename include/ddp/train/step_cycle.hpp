@@ -75,7 +75,8 @@ public:
     task<> settled() { co_await done_; }
 
     /// Of the last finished step.
-    [[nodiscard]] std::uint64_t weight() const noexcept { return agreements_.totals().weight; }
+    [[nodiscard]] std::uint64_t weight() const noexcept { return totals().weight; }
+    [[nodiscard]] detail::step_totals const& totals() const noexcept { return agreements_.totals(); }
     [[nodiscard]] bool everybody_done() const noexcept { return agreements_.totals().everybody_done; }
     /// Mean loss over the samples of all ranks in the step before it, the same on all ranks; NaN if there was none.
     [[nodiscard]] double previous_loss() const noexcept { return agreements_.previous_loss(); }
@@ -134,8 +135,7 @@ protected:
     /// Awaits that the gradients of bucket b are final, and all weights known.
     [[nodiscard]] event& full(std::size_t b) noexcept { return gates_.of(b); }
     [[nodiscard]] time_point full_since(std::size_t b) const noexcept { return gates_.full_since(b); }
-    /// Awaits the end of backward.
-    [[nodiscard]] event& released() noexcept { return released_; }
+    [[nodiscard]] event& released() noexcept { return released_; }  // the end of backward
     /// With unused::allowed: awaits that it is known which parameters are stepped.
     [[nodiscard]] event& used_known() noexcept { return used_known_; }
     [[nodiscard]] bool tracks_used() const noexcept { return agreements_.tracks_used(); }
@@ -144,7 +144,7 @@ protected:
     void for_each_stepped(std::size_t from, std::size_t to, F&& f) {
         if (!tracks_used() && !frozen_.any()) return f(from, to);
         where_.for_each_in(from, to, [&](std::size_t i, std::size_t a, std::size_t z) {
-            if (!frozen(i) && agreements_.used(i)) f(a, z);
+            if (steps(i)) f(a, z);
         });
     }
     /// The mean gradient is not finite on any rank: gathers the place of the first such element of each.
@@ -154,8 +154,8 @@ protected:
     }
 
     [[nodiscard]] bool frozen(std::size_t i) const noexcept { return frozen_[i]; }
-    /// Nothing of bucket b is exchanged.
-    [[nodiscard]] bool silent(std::size_t b) const noexcept { return frozen_.silent()[b] != 0; }
+    [[nodiscard]] bool steps(std::size_t i) const noexcept { return !frozen(i) && agreements_.used(i); }
+    [[nodiscard]] bool silent(std::size_t b) const noexcept { return frozen_.silent()[b] != 0; }  // exchanges nothing
     [[nodiscard]] std::size_t active_buckets() const noexcept { return frozen_.active(); }
     [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(of_.size()); }
     [[nodiscard]] std::size_t me() const noexcept { return static_cast<std::size_t>(of_.rank()); }

@@ -282,12 +282,14 @@ void step_engine<T, E>::reduced(std::size_t b) {
 template <Transport T, Element E>
 task<> step_engine<T, E>::pass_gate(std::size_t b) {
     if (options().needs_norm()) {
+        if (this->tracks_used()) co_await this->used_known();
         arena_range const mine = own(b);
         for (std::size_t from = mine.begin, to = from; from != mine.end; from = to) {
             if (its_turn()) co_await this->on().yield();
             to = piece_end(from, mine.end, statistics_block, options().step_piece_bytes);
             where().for_each_in(from, to, [&](std::size_t i, std::size_t a, std::size_t z) {
-                if (!frozen(i)) messages_->statistics.add(std::span<E const>(gradients()), a, z);
+                messages_->statistics.add(this->steps(i) ? std::span<E const>(gradients()) : std::span<E const>(), a,
+                                          z);
             });
             worked_through(to - from);
         }

@@ -28,6 +28,7 @@ namespace detail {
 /// The same on all ranks.
 struct step_totals {
     std::uint64_t weight = 0;
+    int first_with_samples = 0, with_samples = 0;  // a rank; their number
     bool everybody_done = true;
     bool stop = false;
     bool alike = true;  // all digests are equal
@@ -40,6 +41,8 @@ struct step_totals {
     for (step_ticket const& one : by_rank) {
         all.losses += one.loss;
         all.weight += one.weight;
+        if (one.weight != 0 && all.with_samples++ == 0)
+            all.first_with_samples = static_cast<int>(&one - by_rank.data());
         all.everybody_done = all.everybody_done && one.done != 0;
         all.stop = all.stop || one.stop != 0;
         all.alike = all.alike && one.digest == by_rank.front().digest;

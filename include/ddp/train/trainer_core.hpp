@@ -98,7 +98,7 @@ public:
     void set_rate_factor(double factor);
     void set_frozen(char const* what, std::string_view pattern, std::uint8_t frozen);
     void set_frozen(std::span<std::uint8_t const> marks);
-    void synchronise_buffers(std::span<model_buffer const> all);
+    void synchronise_buffers(std::span<model_buffer const> all, buffer_ranks const& of);
     [[nodiscard]] bool all_alike(std::uint64_t digest);
 
     // A step.
@@ -290,12 +290,12 @@ void trainer_core<T, E>::set_frozen(std::span<std::uint8_t const> marks) {
     comm_.exclusively([&] { engine_->freeze(frozen_); });
 }
 template <Transport T, Element E>
-void trainer_core<T, E>::synchronise_buffers(std::span<model_buffer const> all) {
+void trainer_core<T, E>::synchronise_buffers(std::span<model_buffer const> all, buffer_ranks const& of) {
     if (all.empty()) return;
     if (options_.buffers == buffers::averaged)
-        average_buffers(comm_, all);
+        average_buffers(comm_, all, of);
     else
-        broadcast_buffers(comm_, all);
+        broadcast_buffers(comm_, all, of.first);
 }
 template <Transport T, Element E>
 bool trainer_core<T, E>::all_alike(std::uint64_t digest) {

@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -37,6 +38,14 @@ namespace ddp::detail {
     throw data_error(errc::file, concat({path, ": ", what, ": ", std::generic_category().message(reason)}));
 }
 
+constexpr std::uint64_t manifest_bytes = 100'000'000;  // at most
+
+[[gnu::cold]] DDP_DECL void expect_there(std::string const& path) {
+    struct stat there{};
+    if (::stat(path.c_str(), &there) == 0 ? !S_ISREG(there.st_mode) : errno == ENOENT)
+        throw data_error(errc::format, path + ": is missing");
+}
+
 /// Names in a directory, except . and .. ; none if it does not exist.
 [[nodiscard, gnu::cold]] inline std::vector<std::string> names_in(std::string const& path) {
     std::vector<std::string> names;
@@ -56,9 +65,12 @@ namespace ddp::detail {
     }
 }
 
-/// Removes a directory and all its files. It is not an error if it does not exist.
+/// Removes a directory and all its files, the manifest first: what is left of a checkpoint must not look like one. It is not an
+/// error if it does not exist.
 [[gnu::cold]] inline void remove_directory(std::string const& path) {
-    for (std::string const& name : names_in(path)) {
+    std::vector<std::string> names = names_in(path);
+    std::partition(names.begin(), names.end(), [](std::string const& name) { return name == "manifest.json"; });
+    for (std::string const& name : names) {
         std::string const file = concat({path, "/", name});
         if (::unlink(file.c_str()) != 0 && errno != ENOENT) file_failed(file, "cannot be removed", errno);
     }
@@ -74,6 +86,8 @@ namespace ddp::detail {
     if (flushed != 0 && reason != EINVAL && reason != EACCES) file_failed(path, "cannot be flushed", reason);
 }
 
+constexpr std::string_view replaced_suffix = ".old.tmp";
+
 /// Renames a directory. If another one has the new name, that one gets the old name.
 [[gnu::cold]] inline void put_in_place_of(std::string const& from, std::string const& to) {
     struct stat there{};
@@ -82,9 +96,13 @@ namespace ddp::detail {
         constexpr unsigned exchange = 2;  // RENAME_EXCHANGE
         if (::syscall(SYS_renameat2, AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), exchange) == 0) return;
 #endif
-        // A file system that cannot exchange names: for a moment there is neither.
-        std::string const aside = from.substr(0, from.size() - 4) + ".old.tmp";
+        // A file system that cannot exchange names (NFS): for a moment there is neither; see put_back_replaced.
+        std::string const aside = to + std::string(replaced_suffix);
         if (std::rename(to.c_str(), aside.c_str()) != 0) file_failed(to, "cannot be replaced", errno);
+        if (std::rename(from.c_str(), to.c_str()) == 0) return;
+        int const reason = errno;
+        (void)std::rename(aside.c_str(), to.c_str());
+        file_failed(from, "cannot be put in place", reason);
     }
     if (std::rename(from.c_str(), to.c_str()) != 0) file_failed(from, "cannot be put in place", errno);
 }
@@ -106,6 +124,19 @@ namespace ddp::detail {
     return step_name(step) == name ? std::optional(step) : std::nullopt;
 }
 
+/// A checkpoint that was to be replaced, by a process that was killed before the new one had its name.
+[[gnu::cold]] inline void put_back_replaced(std::string const& path) {
+    for (std::string const& name : names_in(path)) {
+        if (!name.ends_with(replaced_suffix)) continue;
+        std::string const aside = concat({path, "/", name}),
+                          to = aside.substr(0, aside.size() - replaced_suffix.size());
+        struct stat there{};
+        if (step_of(std::string_view(name).substr(0, name.size() - replaced_suffix.size())) &&
+            ::lstat(to.c_str(), &there) != 0 && ::lstat((aside + "/manifest.json").c_str(), &there) == 0)
+            (void)std::rename(aside.c_str(), to.c_str());
+    }
+}
+
 [[gnu::cold]] DDP_DECL std::uint64_t digest_of_file(std::string const& path) {
     file_source file(path);
     std::vector<std::byte> piece(std::size_t{1} << 20);
@@ -119,6 +150,7 @@ namespace ddp::detail {
         flush_directory(path_ + "/..");  // its own name is on the disk before anything in it
     else if (errno != EEXIST)
         file_failed(path_, "cannot be created", errno);
+    put_back_replaced(path_);
     for (std::string const& name : names_in(path_))
         if (name.starts_with("step-") && name.ends_with(".tmp")) try {
                 remove_directory(of(name));
@@ -140,6 +172,11 @@ namespace ddp::detail {
 
 [[gnu::cold]] DDP_DECL void checkpoint_directory::commit(checkpoint_manifest const& manifest) const {
     std::string const name = step_name(manifest.step), from = temporary(manifest.step);
+    std::string const text = manifest_text(manifest), path_of_text = from + "/manifest.json";
+    if (text.size() > manifest_bytes)
+        throw data_error(errc::file, concat({path_of_text, ": would have ", text.size(), " bytes, of at most ",
+                                             manifest_bytes, "; save less in the entries"}));
+    (void)parse_manifest(text, path_of_text);  // what resume() would refuse is no checkpoint, and earlier ones stay
     for (checkpoint_shard const& s : manifest.shards) {
         std::string const path = from + "/" + shard_name(s.rank, manifest.ranks);
         if (file_source(path).size() != s.bytes)
@@ -148,9 +185,9 @@ namespace ddp::detail {
     auto const write = [](whole_file& file, std::string_view text) {
         file.write(as_const_bytes(std::span<char const>(text)));
     };
-    whole_file about(from + "/manifest.json"), latest(of("latest"));
-    write(about, manifest_text(manifest));
-    write(latest, name + "\n");  // a full disk is noticed before anything has changed
+    whole_file about(path_of_text), latest(of("latest"));
+    write(about, text);
+    write(latest, name + "\n");  // most file systems that are full say so now, before anything has changed
     about.commit();
     flush_directory(from);
     put_in_place_of(from, of(name));
@@ -165,17 +202,23 @@ namespace ddp::detail {
     }
 }
 
-[[gnu::cold]] DDP_DECL std::string checkpoint_directory::remove_older(std::uint64_t step,
-                                                                      std::size_t keep) const noexcept try {
-    std::vector<std::uint64_t> all = steps();
-    std::erase_if(all, [&](std::uint64_t s) { return s > step; });
-    for (std::size_t i = keep; i < all.size(); ++i) {
-        std::string const name = of(step_name(all[i]));
+[[gnu::cold]] DDP_DECL std::string checkpoint_directory::remove_older(
+    std::uint64_t step, std::size_t keep, std::set<std::string> const& broken) const noexcept try {
+    std::size_t whole = 0;
+    for (std::uint64_t const one : steps()) {  // from the newest on
+        if (one > step) continue;
+        std::string const name = of(step_name(one));
+        if (whole < keep) {
+            whole += broken.contains(step_name(one)) ? 0 : 1;
+            continue;
+        }
         // Renames it first: a partly removed checkpoint must not look like one.
         if (std::rename(name.c_str(), (name + ".tmp").c_str()) != 0) file_failed(name, "cannot be removed", errno);
         remove_directory(name + ".tmp");
     }
-    remove_directory(temporary(step));  // one of the same step, which was replaced
+    // One of the same step, which was replaced.
+    remove_directory(temporary(step));
+    remove_directory(concat({of(step_name(step)), replaced_suffix}));
     return {};
 } catch (std::exception const& e) {
     try {
@@ -195,6 +238,7 @@ namespace ddp::detail {
 }
 
 [[gnu::cold]] DDP_DECL std::vector<std::string> checkpoint_directory::candidates(std::string& complaint) const {
+    put_back_replaced(path_);
     std::vector<std::uint64_t> const all = steps();
     std::vector<std::string> names;
     std::optional<std::uint64_t> latest;
@@ -221,10 +265,11 @@ namespace ddp::detail {
 
 [[gnu::cold]] DDP_DECL checkpoint_manifest checkpoint_directory::manifest_of(std::string const& name,
                                                                              std::uint64_t& text_digest) const {
-    constexpr std::uint64_t most = 100'000'000;
     std::string const path = of(name) + "/manifest.json";
+    expect_there(path);
     file_source file(path);
-    if (file.size() > most) throw data_error(errc::format, concat({path, ": is larger than ", most, " bytes"}));
+    if (file.size() > manifest_bytes)
+        throw data_error(errc::format, concat({path, ": is larger than ", manifest_bytes, " bytes"}));
     std::string text(static_cast<std::size_t>(file.size()), '\0');
     text.resize(file.read(as_mutable_bytes(std::span<char>(text))));
     text_digest = digest().add(text).value();

@@ -9,6 +9,7 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <set>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -73,10 +74,11 @@ namespace ddp::detail {
     });
 }
 
-[[gnu::cold]] DDP_DECL void checkpoint_writer::commit(checkpoint_manifest const& manifest, std::size_t keep) noexcept {
+[[gnu::cold]] DDP_DECL void checkpoint_writer::commit(checkpoint_manifest const& manifest, std::size_t keep,
+                                                      std::set<std::string> const& broken) noexcept {
     try {
         into_.commit(manifest);
-        if (std::string const wrong = into_.remove_older(manifest.step, keep); !wrong.empty())
+        if (std::string const wrong = into_.remove_older(manifest.step, keep, broken); !wrong.empty())
             say_of_checkpoint("an older checkpoint cannot be removed: " + wrong);
     } catch (...) {
         error_ = std::current_exception();
@@ -84,12 +86,12 @@ namespace ddp::detail {
     written_.store(true);
 }
 
-[[gnu::cold]] DDP_DECL void checkpoint_writer::start_commit(checkpoint_manifest const& manifest,
-                                                            std::size_t keep) noexcept {
+[[gnu::cold]] DDP_DECL void checkpoint_writer::start_commit(checkpoint_manifest const& manifest, std::size_t keep,
+                                                            std::set<std::string> const& broken) noexcept {
     join();
     written_.store(false);
     // At the priority of training: it takes hardly any processor time, and a wait() may come meanwhile.
-    in_background([this, &manifest, keep](bool) { commit(manifest, keep); });
+    in_background([this, &manifest, keep, &broken](bool) { commit(manifest, keep, broken); });
 }
 
 template <class F>

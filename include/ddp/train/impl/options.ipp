@@ -36,7 +36,9 @@ namespace ddp {
     std::array<std::string, 8> const words = hash_words();
     string_map all;
     for (std::size_t i = 0; i < words.size(); ++i)
-        if (hash_names[i] == "clip" || hash_names[i] == "schedule") all.emplace(std::string(hash_names[i]), words[i]);
+        if (hash_names[i] == "clip" || hash_names[i] == "schedule" || hash_names[i] == "nonfinite" ||
+            hash_names[i] == "buffers")
+            all.emplace(std::string(hash_names[i]), words[i]);
     return all;
 }
 
