@@ -63,8 +63,8 @@ struct resumed_checkpoint {
 ///             of the exchange, the trainer's progress() (numbers of steps, on which schedules, bias corrections and
 ///             observers depend, and the losses of the last step), rate_factor(), which parameters are frozen, the position
 ///             of the sampler, and the caller's entries. Compared only: the model's hash(), names of optimizers, the
-///             sampler's options and list, how its loader prepares samples. Not saved: accumulated gradients, random number generators of the caller's own,
-///             metrics.
+///             sampler's options and list, how its loader prepares samples. Not saved: accumulated gradients, random number
+///             generators of the caller's own, metrics.
 ///  Atomicity  A checkpoint exists in full or not at all: ranks write into a temporary directory, flush and agree, and
 ///             then rank 0 renames it. If a process is killed, at whatever moment, all earlier checkpoints remain as they
 ///             were.

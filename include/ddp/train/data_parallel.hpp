@@ -350,7 +350,8 @@ public:
         return replica().digest_of_values();
     }
     /// Returns whether all ranks hold the same bits: in values, and in buffers if training_options::buffers makes them
-    /// the same after each step. Collective. Cost: one pass over them, an all-gather of 8 bytes per rank. Throws comm_error.
+    /// the same after each step (from a forward until finish() they differ). Collective. Cost: one pass over them, an all-gather of
+    /// 8 bytes per rank. Throws comm_error.
     [[nodiscard]] bool replicas_identical() { return core().all_alike(step_.digest_of_replica()); }
 
 private:

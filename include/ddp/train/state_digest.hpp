@@ -16,9 +16,9 @@ namespace ddp {
 /// how many steps it has completed, values, the model's buffers, and what for_each_state() visits (the optimizer's state, what
 /// an exchange has left out, what a strategy keeps). On one rank of two trainings of the same program it is the same if they
 /// continue with the same bits. Between the meetings of a local_parallel it leaves out how many samples the ranks have had since
-/// the last one, and the sums that gossip and stale_synchronous have under way: compare where between_steps() is true. Ranks of one training differ in it if each holds a part of the optimizer's state
-/// (update::sharded), or keeps something of its own; compare those by replicas_identical(). Local. Cost: one pass over all of
-/// it. Throws usage_error while a step is under way.
+/// the last one, and the sums that gossip and stale_synchronous have under way: compare where between_steps() is true. Ranks of
+/// one training differ in it if each holds a part of the optimizer's state (update::sharded), or keeps something of its own;
+/// compare those by replicas_identical(). Local. Cost: one pass over all of it. Throws usage_error while a step is under way.
 template <class Trainer>
     requires requires(Trainer& trainer, state_visitor visit) {
         { trainer.completed_steps() } -> std::convertible_to<std::uint64_t>;
