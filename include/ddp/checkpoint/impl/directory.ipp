@@ -182,8 +182,8 @@ constexpr std::string_view replaced_suffix = ".old.tmp";
         if (file_source(path).size() != s.bytes)
             throw data_error(errc::file, path + ": is not what that rank wrote; do all ranks see the same directory?");
     }
-    auto const write = [](whole_file& file, std::string_view text) {
-        file.write(as_const_bytes(std::span<char const>(text)));
+    auto const write = [](whole_file& file, std::string_view what) {
+        file.write(as_const_bytes(std::span<char const>(what)));
     };
     whole_file about(path_of_text), latest(of("latest"));
     write(about, text);
