@@ -53,6 +53,7 @@ set(DDP_STANDARD_HEADERS <algorithm> <array> <atomic> <charconv> <chrono> <condi
   <map> <memory> <mutex> <numeric> <optional> <random> <span> <sstream> <string> <thread> <unordered_map> <variant> <vector>)
 function(ddp_once_in_parts result)
   file(STRINGS "${PROJECT_SOURCE_DIR}/src/ddp.cpp" lines REGEX "^#(include <ddp/[a-z]+/|if defined\\(DDP_DOOR|endif)")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/ddp.cpp")
   set(door "")
   set(parts "")
   foreach(line IN LISTS lines)

@@ -121,7 +121,8 @@ TEST_CASE("a damaged checkpoint is named, and the one before it is taken, on all
     std::vector<fault> const faults = {
         {"half a manifest", [](path const& p) { std::filesystem::resize_file(p / "manifest.json", 200); },
          "manifest.json: byte "},
-        {"no manifest", [](path const& p) { std::filesystem::remove(p / "manifest.json"); }, "manifest.json: "},
+        {"no manifest", [](path const& p) { std::filesystem::remove(p / "manifest.json"); },
+         "manifest.json: is missing, or not a file"},
         {"a manifest that is too large",
          [](path const& p) { std::filesystem::resize_file(p / "manifest.json", 100'000'001); },
          "manifest.json: is larger than 100000000 bytes"},
@@ -131,7 +132,8 @@ TEST_CASE("a damaged checkpoint is named, and the one before it is taken, on all
              flip_bit(p / "manifest.json", content_of(p / "manifest.json").find("\"epoch\": ") + 9, 0);
          },
          "its digest does not match its contents: it is damaged"},
-        {"a missing shard", [&](path const& p) { std::filesystem::remove(p / shard_2); }, shard_2},
+        {"a missing shard", [&](path const& p) { std::filesystem::remove(p / shard_2); },
+         shard_2 + ": is missing, or not a file"},
         {"a short shard", [&](path const& p) { std::filesystem::resize_file(p / shard_2, 300); },
          "has 300 bytes, the manifest says "},
         {"a flipped bit in the last byte of a shard",
@@ -174,6 +176,44 @@ TEST_CASE("a damaged checkpoint is named, and the one before it is taken, on all
         }
 }
 
+TEST_CASE("what only rank 0 sees is no damage", "[checkpoint]") {
+    scratch_directory const scratch;
+    ddp::detail::checkpoint_directory const directory(in(scratch));
+    std::uint64_t digest = 0;
+    std::string const manifest = in(scratch) + "/" + second + "/manifest.json";
+    REQUIRE(thrown_by([&] { (void)directory.manifest_of(second, digest); }) ==
+            "DDP-E302 format: " + manifest + ": is missing, or not a file");
+    REQUIRE(thrown_by([&] { (void)directory.manifest_of(second, digest, 1); }) ==
+            "DDP-E301 file: " + manifest + ": is missing, or not a file; do all ranks see the same directory?");
+}
+
+TEST_CASE("a damaged checkpoint does not count among those that are kept", "[checkpoint]") {
+    scratch_directory const scratch;
+    keep_two(scratch);
+    std::string const name = in(scratch) + "/" + second;
+    flip_bit(name + "/shard-00002-of-00003.safetensors", 20);
+    captured_stderr said(scratch);
+    using all = std::vector<std::string>;
+    auto const go_on = [&](std::uint64_t from, std::uint64_t first, std::uint64_t last) {
+        run_ranks(
+            3,
+            [&](auto& comm) {
+                kept_training one(comm, by);
+                checkpoints kept(in(scratch), {.keep = 2});
+                auto const resumed = kept.resume(one.trainer, one.batches);
+                if (!resumed || resumed->step != from) throw std::runtime_error("another step");
+                for (std::uint64_t step = first; step <= last; ++step) kept.save(one.go_to(step).trainer, one.batches);
+                return 0;
+            },
+            patient());
+        return names_in(in(scratch));
+    };
+    REQUIRE(go_on(2, 5, 5) == all{"latest", "step-000000000002", second, "step-000000000005"});
+    std::filesystem::remove_all(in(scratch) + "/step-000000000005");
+    put_content(in(scratch) + "/latest", std::string(second) + "\n");
+    REQUIRE(go_on(2, 4, 5) == all{"latest", second, "step-000000000005"});  // replaced, and whole again
+}
+
 TEST_CASE("a checkpoint that cannot be read just now is an error on all ranks, and not a reason to go back",
           "[checkpoint]") {
     scratch_directory const scratch;
@@ -187,7 +227,9 @@ TEST_CASE("a checkpoint that cannot be read just now is an error on all ranks, a
         refusing = &fault;
         std::string const got = resume_and_finish(scratch, 3, tcp);
         refusing = nullptr;
-        REQUIRE(got == "DDP-E301 file: " + shard + ": cannot be read: Input/output error and trained on");
+        REQUIRE(got == "DDP-E301 file: " + shard +
+                           ": cannot be read: Input/output error; if that lasts, move this checkpoint away to continue "
+                           "from the one before it and trained on");
         REQUIRE(said.text() == "");
         REQUIRE(resume_and_finish(scratch, 3, tcp) == "4" + right);
     }

@@ -578,6 +578,21 @@ TEST_CASE("the error of a step that is not finite is that of the one before", "[
         trainer.step(numbers{{1}});
         REQUIRE(trainer.statistics().error == 0);
     });
+    run_ranks(1, [](auto& comm) {
+        told_mlp model;
+        auto trainer = trainer_of(
+            model, comm,
+            training{.exchange = power_sgd_exchange{.rank = 1, .feedback = false, .min_compression_rate = 1.1},
+                     .buckets = single_bucket{}});
+        for (std::size_t step = 0; step < 16; ++step) trainer.step(all_data().batch(step, step + 2));
+        double const before = trainer.statistics().error;
+        REQUIRE(before > 0);
+        model.reported = [&](std::size_t i) {
+            if (i == told_mlp::w1) model.gradient(i)[0] = std::nan("");
+        };
+        trainer.step(all_data().batch(16, 18));
+        REQUIRE(trainer.statistics().error == before);
+    });
 }
 
 TEST_CASE("settings that mean nothing are refused in words, on every rank, before anything is sent", "[exchange]") {

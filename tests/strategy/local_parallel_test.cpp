@@ -1131,6 +1131,8 @@ TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
         begun.backward();
         REQUIRE_THAT(thrown_by([&] { begun.values_replaced(); }),
                      Contains("values_replaced() within a step: finish() it first"));
+        REQUIRE_THAT(thrown_by([&] { load_weights(begun, "nowhere.safetensors"); }),
+                     Contains("load_weights_as within a step: finish() it first"));
         begun.finish();
     });
     // Groups that do not divide the trainer's ranks, of which the job has one more: a deadline would end the first meeting.

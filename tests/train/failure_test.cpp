@@ -732,7 +732,7 @@ TEST_CASE("so does what a failed call has posted in memory of its own", "[train]
                               [&](auto over) { return all_gather_small(over, std::span(all)); });
         });
     auto const rank_0s = [](auto& comm, auto all) { ddp::detail::broadcast_buffers(comm, all); };
-    auto const averaged = [](auto& comm, auto all) { ddp::detail::average_buffers(comm, all); };
+    auto const averaged = [](auto& comm, auto all) { ddp::detail::average_buffers(comm, all, {.count = comm.size()}); };
     auto const sums = [](auto& comm, auto all) {
         ddp::detail::trainer_sums(comm).add({reinterpret_cast<double*>(all[0].bytes.data()), 700});
     };

@@ -100,8 +100,8 @@ public:
     ///         update::sharded. One more pass over the files for their digests; flushes; seven small exchanges. All ranks
     ///         wait for the slowest one's disk, for at most timing.collective.
     /// Throws  data_error (errc::file), the same on every rank, if a rank cannot write, or if a previous save in the
-    ///         background has failed; earlier checkpoints then remain, and training can continue. This one is not made, unless
-    ///         the last flushes failed, of the directory or of `latest`.
+    ///         background has failed; earlier checkpoints then remain, and training can continue. This one is then not
+    ///         made, unless what failed came after it had its name: flushing the directory, or writing `latest`.
     ///         usage_error unless trainer.between_steps(), or for texts that are not UTF-8. comm_error.
     template <detail::KeptTrainer C>
     void save(C& trainer, string_map const& entries = {}) {
@@ -194,7 +194,6 @@ private:
         one->manifest.settings = detail::settings_of(trainer);
         if constexpr (requires { trainer.progress(); }) one->manifest.progress = trainer.progress();
         if (batches != nullptr) one->manifest.sampler = detail::place_of(*batches);
-        broken_.erase(detail::step_name(one->manifest.step));
         if constexpr (requires { trainer.settings_in_words(); })
             for (auto const& [name, words] :
                  detail::run_code_of_user(trainer, [&] { return trainer.settings_in_words(); }))
@@ -271,6 +270,7 @@ private:
             if (comm.rank() == 0) directory_.abandon(one.manifest.step);
             throw;
         }
+        broken_.erase(detail::step_name(one.manifest.step));
         return true;
     }
     /// Whether all ranks have finished what they are writing now.
@@ -312,7 +312,11 @@ private:
             try {
                 detail::agree_on_outcome(comm, mine, text, "resume");
             } catch (data_error const& e) {
-                if (e.code() != errc::format) throw;  // it may be whole, but cannot be read now
+                if (e.code() != errc::format)  // it may be whole, but cannot be read now
+                    throw data_error(e.code(),
+                                     detail::text_of(e) +
+                                         "; if that lasts, move this checkpoint away to continue from the one "
+                                         "before it");
                 damage = detail::text_of(e);
                 broken_.insert(name);
                 if (comm.rank() == 0) detail::say_of_checkpoint("a checkpoint is not used: " + damage);

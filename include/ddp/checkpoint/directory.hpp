@@ -23,8 +23,9 @@ inline void say_of_checkpoint(std::string_view text) noexcept {
 /// "step-000000000100".
 [[nodiscard]] std::string step_name(std::uint64_t step);
 
-/// Throws data_error (errc::format) if that is no file: a part of a checkpoint is missing.
-void expect_there(std::string const& path);
+/// Throws data_error if there is no such file: on rank 0 errc::format, since a part of the checkpoint is missing; on another rank,
+/// which then sees less than rank 0, errc::file.
+void expect_there(std::string const& path, int rank);
 
 /// The digest of the file's bytes. Throws data_error (errc::file) if it cannot be read. Cost: one pass.
 [[nodiscard]] std::uint64_t digest_of_file(std::string const& path);
@@ -34,6 +35,7 @@ void expect_there(std::string const& path);
 ///
 ///     step-000000000100/            a checkpoint: manifest.json, shard-….safetensors
 ///     step-000000000200.tmp/        one that is being written, or was when its job was killed
+///     step-000000000100.old.tmp/    one that is being replaced, where names cannot be exchanged
 ///     latest                        the name of the newest
 ///
 /// Throws  data_error (errc::file) with the system's reason.
@@ -69,7 +71,8 @@ public:
     [[nodiscard]] std::vector<std::string> candidates(std::string& complaint) const;
     /// The manifest of a checkpoint. Throws data_error also if it is damaged (errc::format), or of another step than
     /// its name says. Sets `text_digest` to the digest of the file's bytes.
-    [[nodiscard]] checkpoint_manifest manifest_of(std::string const& name, std::uint64_t& text_digest) const;
+    [[nodiscard]] checkpoint_manifest manifest_of(std::string const& name, std::uint64_t& text_digest,
+                                                  int rank = 0) const;
 
 private:
     [[nodiscard]] std::vector<std::uint64_t> steps() const;

@@ -107,6 +107,11 @@ public:
         if (figures_[b].looks()) kernels::add_squares(wanted.data(), sent.data(), wanted.size(), figures_[b].now.of);
     }
 
+    /// Part of bucket b is not finite, and so is the error of this step.
+    void spoil(std::size_t b) noexcept {
+        if (figures_[b].looks()) figures_[b].now.of[0] = std::numeric_limits<double>::quiet_NaN();
+    }
+
     /// Begins a step of bucket b that changes values; it sends `bytes` bytes instead of the bucket.
     void begin(std::size_t b, std::size_t bytes) noexcept {
         std::uint64_t const ranks = static_cast<std::uint64_t>(plan_.ranks);

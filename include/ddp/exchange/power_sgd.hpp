@@ -38,9 +38,9 @@ namespace ddp {
 ///         all elements sent as they are, then of rank n elements for each matrix; without a matrix, or before start_step, one
 ///         sum of all elements. Each sum is cut into slices of whole lines of 64 bytes: a rank of R sends those of all other
 ///         ranks once and its own R-1 times, 2 (R-1)/R of its bytes where they are equal. 4 steps of latency. P, Q and the
-///         product take m n rank multiplications each; the transport is driven between matrices, not within one. Scratch of 2 n for
-///         all n elements of the bucket, P, and the larger of Q and n. With update::sharded the same, and new values are sent as
-///         well.
+///         product take m n rank multiplications each; the transport is driven between matrices, not within one. Scratch: three
+///         times the bucket's elements, or twice and Q if that is larger; and P. With update::sharded the same, and new values
+///         are sent as well.
 /// Error   with feedback, what is left out is sent later.
 /// Sums    P and Q in the canonical tree over ranks; P is made orthonormal in double, by the same code on all ranks. Both
 ///         updates give the same bits; other bucket plans give other bits if they cut matrices elsewhere.
@@ -288,10 +288,12 @@ private:
         std::span<E const> const left = p.subspan(m.in_p, m.rows * self.rank),
                                  right = second.subspan(m.in_q, m.columns * self.rank);
         bool const finite = first_nonfinite(left) == left.size() && first_nonfinite(right) == right.size();
-        if (finite)
+        if (finite) {
             detail::kernels::product_of_thin(left.data(), right.data(), mean.data(), m.rows, m.columns, self.rank);
-        else
+        } else {
             std::fill(mean.begin(), mean.end(), std::numeric_limits<E>::quiet_NaN());
+            kept.own.spoil(what.bucket);
+        }
         if (finite && kept.own.asks(what.bucket)) {  // each rank has sent an equal part of the product
             std::span<E> const part = sent.subspan(m.begin, m.size());
             detail::kernels::contribution(mean.data(), share, part.data(), part.size());

@@ -166,11 +166,14 @@ public:
         meetings_.set_steps(count);
     }
     /// For code that has given all ranks the same values, as load_weights does: the strategy's state starts over. Collective;
-    /// throws ddp::error (errc::mismatch) on all ranks if they have made different numbers of steps.
+    /// throws usage_error within a step, and ddp::error (errc::mismatch) on all ranks after different numbers of steps.
     void values_replaced() {
-        expect_between("values_replaced()");
+        expect_no_step("values_replaced()");
         replica_.copy_values_in();
         meetings_.values_replaced();
+    }
+    void expect_no_step(char const* what) const {
+        DDP_EXPECTS(!stepping_, std::string(what) + " within a step: finish() it first");
     }
     /// Whether no step is under way, and ranks hold the same values: none has stepped since the last meeting of all
     /// ranks, if the strategy agrees, or since synchronise().
@@ -202,9 +205,9 @@ public:
     /// state stay as they are, and its gradient counts as 0 in the norm. It is still sent in meetings; those of
     /// local_options::frozen are not.
     ///
-    /// Collective; between_steps() must be true: all ranks hold the same values then, and keep them. Cost: an
-    /// all-gather of 8 bytes per rank; then, in each meeting, a copy of all that is frozen. Throws usage_error on every
-    /// rank if ranks hold different values or pass different patterns, or if no name matches.
+    /// Collective; between_steps() must be true: all ranks hold the same values then, and keep them. Cost: an all-gather of 8
+    /// bytes per rank; then, in each meeting, a copy of all that is frozen. Throws usage_error on every rank if they hold
+    /// different values or pass different patterns, or if no name matches.
     void freeze(std::string_view pattern) { mark_frozen("freeze", pattern, 1); }
     /// Undoes freeze() for every parameter whose name matches. Optimizer and strategy continue from where they were.
     /// Like freeze(); also throws usage_error for parameters of local_options::frozen, which have no state.
@@ -215,8 +218,7 @@ public:
     [[nodiscard]] std::span<std::uint8_t const> frozen_from_the_start() const noexcept {
         return frozen_.from_the_start();
     }
-    /// Freezes exactly the parameters whose mark is not 0, in the form that frozen() returns: for code that restores a
-    /// training, such as checkpoints. Like freeze() and unfreeze().
+    /// Freezes exactly the parameters whose mark is not 0, as frozen() returns them. Like freeze() and unfreeze().
     void set_frozen(std::span<std::uint8_t const> marks) {
         expect_between_steps("set_frozen");
         DDP_EXPECTS(meetings_.all_alike(detail::local_frozen<element>::hash_of(marks), "set_frozen"),
@@ -224,8 +226,7 @@ public:
         set_marks("set_frozen", [&] { return marks; });
     }
 
-    /// The optimizer's slots and the number of its updates, which are each rank's own; then the number of meetings and what
-    /// the strategy keeps, the same on all ranks.
+    /// Each rank's own optimizer slots and number of updates; then all ranks' number of meetings and state of the strategy.
     void for_each_state(state_visitor visit) {
         expect_between("for_each_state()");
         local_.for_each_state(visit);
@@ -241,8 +242,7 @@ public:
         all.emplace("strategy", meetings_.strategy().hash_words());
         return all;
     }
-    /// Whether ranks hold the same buffers after a meeting of all, or synchronise(): unless local_options::buffers leaves them
-    /// alone.
+    /// Whether ranks hold the same buffers after a meeting of all, or synchronise(): see local_options::buffers.
     [[nodiscard]] bool buffers_alike() const noexcept { return options_.buffers != buffers::left_alone; }
 
     /// Steps, the time in step(), and of that the time in meetings (waited) and in the optimizer (stepped).

@@ -107,7 +107,7 @@ struct diloco {
 /// Sums    mean as local_sgd's; u = beta u + (x - mean) / f, x = x - lr f u, with f the schedule's factor of the last step.
 ///         If f is 0, as at the end of a decay to 0, x = mean, and u stays as it is.
 /// Source  Wang, Tantia, Ballas and Rabbat, "SlowMo", ICLR 2020, algorithm 1, where u is in units of the whole learning
-///         rate; FairScale's and torchdistX's SlowMo, with their defaults except for the period (48).
+///         rate; FairScale's and torchdistX's SlowMo, with their defaults.
 struct slow_momentum {
     static constexpr char const* name = "slow_momentum";
     static constexpr bool agrees = true;

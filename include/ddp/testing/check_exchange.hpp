@@ -265,6 +265,8 @@ template <class X>
                 note(first == train(how, 256, true),
                      with + "a training that goes on with values and state from for_each_state gives other bits");
             note(first == train(update::replicated, 1), with + "a second training gives other bits");
+        } catch (usage_error const& e) {
+            complaints.push_back(with + "are refused: " + e.what());
         } catch (std::exception const& e) {
             bool const bits = std::string_view(e.what()).starts_with("DDP-E106");
             complaints.push_back(with + (bits ? "the ranks do not hold the same bits: " : "some ranks never finish: ") +

@@ -63,9 +63,8 @@ struct step_result {
 ///         model, one small exchange of weights, one exchange for each bucket (with long buckets, in total 2 (P-1)/P
 ///         times the bytes of the gradient sent per rank, unless memory is shared), and the pass of the optimizer; with
 ///         clipping by the norm, a look for values that are not finite, unused::allowed or buffers, a small one for each.
-///         In bytes, where nothing else is said and P-1 messages of each are sent per rank: the weights take 32 each; a norm,
-///         with update::sharded, 8 for each block of 4,096 elements of a slice; and with update::sharded an exchange other
-///         than an allreduce is followed by new values, sizeof(element) for each element of a slice.
+///         Bytes sent per rank: weights 32 (P-1); with update::sharded, a norm 8 (P-1) for each block of 4,096 elements of
+///         its slices, and after an exchange that is no allreduce new values, (P-1) sizeof(element) for each element of them.
 /// Throws  comm_error, the same on every rank: errc::model_differs from the constructor if models, optimizers, bucket
 ///         policies or options differ; errc::gradient if backward leaves out a parameter or reports one twice;
 ///         errc::replicas_differ if ranks hold different values; errc::mismatch, errc::deadline, errc::peer_closed,
@@ -234,8 +233,8 @@ public:
     /// Freezes every parameter whose name matches the pattern (see name_fits), from the next step on: neither its value
     /// nor its optimizer state changes, not even by weight decay, whatever backward reports, and its gradient counts as 0
     /// in the norm. A bucket that has only frozen parameters is not exchanged: parameters that training_options::frozen
-    /// names have buckets of their own, unless the model is contiguous; others share theirs and are sent as zeros (with an
-    /// exchange that keeps what it leaves out, first as that).
+    /// names have buckets of their own, unless the model is contiguous; others share theirs and are sent as zeros, after
+    /// what an exchange with feedback still holds of them has been sent.
     /// Checkpoints store which parameters are frozen. Collective: ranks compare their arguments before anything changes.
     /// Cost: an all-gather of 8 bytes per rank. Throws usage_error on every rank if ranks pass different patterns, or no
     /// name matches; and on this rank unless between_steps().
@@ -319,7 +318,7 @@ public:
         return detail::names_by_parameter(core().optimizer(), parameters());
     }
     /// The settings that decide what is trained and that no tensor or hash() contains, in words by name: "optimizer",
-    /// "schedule", "clip" and "exchange" ("none" for one that sends gradients as they are). Checkpoints keep them, and
+    /// "schedule", "clip", "nonfinite", "buffers" and "exchange" ("none" for one that sends gradients as they are). Checkpoints keep them, and
     /// resume says what differs. Local; allocates.
     [[nodiscard]] string_map settings_in_words() const {
         string_map all = core().options().settings_in_words();

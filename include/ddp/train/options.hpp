@@ -28,9 +28,12 @@ enum class update : std::uint8_t { replicated, sharded, automatic };
 
 /// How a model's buffers (running statistics, counters) are treated. When a trainer is made, all ranks get rank 0's.
 enum class buffers : std::uint8_t {
-    from_rank_0,  ///< after each step: those of rank 0, or if it had no samples of the lowest rank that had, go to all
-    averaged,     ///< likewise the mean, over the ranks that had samples, of those of float and double
-    left_alone,   ///< each rank keeps its own until all call synchronise_buffers()
+    /// After each step all ranks get rank 0's, or those of the lowest rank that had samples if rank 0 had none.
+    from_rank_0,
+    /// After each step those of float and double become the mean over the ranks that had samples; others as from_rank_0. In
+    /// local_parallel the mean is over all ranks.
+    averaged,
+    left_alone,  ///< each rank keeps its own until all call synchronise_buffers()
     /// Each rank keeps its own until evaluate(trainer, …) begins: rank 0's go to all then, and each continues from them.
     /// No collective in a step. In local_parallel as from_rank_0.
     from_rank_0_at_evaluation,
@@ -150,7 +153,7 @@ struct training_options {
     }
     /// The values that hashes() are digests of, as text for messages.
     [[nodiscard]] std::array<std::string, 8> hash_words() const;
-    /// Those of `clip` and `schedule`, by these names.
+    /// Those of `clip`, `schedule`, `nonfinite` and `buffers`, by these names.
     [[nodiscard]] string_map settings_in_words() const;
 
 private:

@@ -28,7 +28,7 @@ namespace detail {
 /// The same on all ranks.
 struct step_totals {
     std::uint64_t weight = 0;
-    int first_with_samples = 0, with_samples = 0;  // a rank; their number
+    int first_with_samples = 0, with_samples = 0;  // the lowest rank that has samples; how many have some
     bool everybody_done = true;
     bool stop = false;
     bool alike = true;  // all digests are equal

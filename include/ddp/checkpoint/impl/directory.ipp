@@ -40,10 +40,11 @@ namespace ddp::detail {
 
 constexpr std::uint64_t manifest_bytes = 100'000'000;  // at most
 
-[[gnu::cold]] DDP_DECL void expect_there(std::string const& path) {
+[[gnu::cold]] DDP_DECL void expect_there(std::string const& path, int rank) {
     struct stat there{};
-    if (::stat(path.c_str(), &there) == 0 ? !S_ISREG(there.st_mode) : errno == ENOENT)
-        throw data_error(errc::format, path + ": is missing");
+    if (::stat(path.c_str(), &there) == 0 ? S_ISREG(there.st_mode) : errno != ENOENT && errno != ENOTDIR) return;
+    if (rank == 0) throw data_error(errc::format, path + ": is missing, or not a file");
+    throw data_error(errc::file, path + ": is missing, or not a file; do all ranks see the same directory?");
 }
 
 /// Names in a directory, except . and .. ; none if it does not exist.
@@ -88,7 +89,7 @@ constexpr std::uint64_t manifest_bytes = 100'000'000;  // at most
 
 constexpr std::string_view replaced_suffix = ".old.tmp";
 
-/// Renames a directory. If another one has the new name, that one gets the old name.
+/// Renames a directory. If another one has the new name, that one gets the old name, or NEW.old.tmp.
 [[gnu::cold]] inline void put_in_place_of(std::string const& from, std::string const& to) {
     struct stat there{};
     if (::lstat(to.c_str(), &there) == 0) {
@@ -176,7 +177,11 @@ constexpr std::string_view replaced_suffix = ".old.tmp";
     if (text.size() > manifest_bytes)
         throw data_error(errc::file, concat({path_of_text, ": would have ", text.size(), " bytes, of at most ",
                                              manifest_bytes, "; save less in the entries"}));
-    (void)parse_manifest(text, path_of_text);  // what resume() would refuse is no checkpoint, and earlier ones stay
+    try {
+        (void)parse_manifest(text, path_of_text);
+    } catch (data_error const& e) {  // what resume() would refuse is no checkpoint, and earlier ones stay
+        throw data_error(errc::file, concat({path_of_text, ": could not be read again: ", e.what()}));
+    }
     for (checkpoint_shard const& s : manifest.shards) {
         std::string const path = from + "/" + shard_name(s.rank, manifest.ranks);
         if (file_source(path).size() != s.bytes)
@@ -209,7 +214,7 @@ constexpr std::string_view replaced_suffix = ".old.tmp";
         if (one > step) continue;
         std::string const name = of(step_name(one));
         if (whole < keep) {
-            whole += broken.contains(step_name(one)) ? 0 : 1;
+            whole += one != step && broken.contains(step_name(one)) ? 0 : 1;
             continue;
         }
         // Renames it first: a partly removed checkpoint must not look like one.
@@ -264,9 +269,10 @@ constexpr std::string_view replaced_suffix = ".old.tmp";
 }
 
 [[gnu::cold]] DDP_DECL checkpoint_manifest checkpoint_directory::manifest_of(std::string const& name,
-                                                                             std::uint64_t& text_digest) const {
+                                                                             std::uint64_t& text_digest,
+                                                                             int rank) const {
     std::string const path = of(name) + "/manifest.json";
-    expect_there(path);
+    expect_there(path, rank);
     file_source file(path);
     if (file.size() > manifest_bytes)
         throw data_error(errc::format, concat({path, ": is larger than ", manifest_bytes, " bytes"}));

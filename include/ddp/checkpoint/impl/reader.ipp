@@ -54,10 +54,10 @@ namespace ddp::detail {
 
 [[gnu::cold]] DDP_DECL checkpoint_reader::checkpoint_reader(checkpoint_directory const& in, std::string const& name,
                                                             int rank, int ranks)
-    : path_(in.of(name)), manifest_(in.manifest_of(name, digest_)), files_(manifest_.shards.size()) {
+    : path_(in.of(name)), manifest_(in.manifest_of(name, digest_, rank)), files_(manifest_.shards.size()) {
     for (std::size_t s = 0; s < manifest_.shards.size(); ++s) {
         checkpoint_shard const& said = manifest_.shards[s];
-        expect_there(shard_path(s));
+        expect_there(shard_path(s), rank);
         std::uint64_t const bytes = file_source(shard_path(s)).size();
         if (bytes != said.bytes)
             throw data_error(errc::format,
