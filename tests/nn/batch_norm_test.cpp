@@ -134,9 +134,11 @@ std::vector<std::vector<double>> local_by_hand(std::size_t ranks, Make const& ma
     for (std::size_t step = 0; step < 9; ++step) {
         auto sum = momentum;
         for (auto& one : sum) std::fill(one.begin(), one.end(), 0.0);
+        std::vector<std::size_t> with_samples;
         for (std::size_t r = 0; r < ranks; ++r) {
             batch const mine = share(data, r, ranks, step * 5, 12, step);
             if (mine.rows == 0) continue;
+            with_samples.push_back(r);
             (void)nets[r].forward(mine);
             nets[r].backward({.scale = static_cast<double>(mine.rows)}, [](std::size_t, auto...) {});
             auto const parameters = nets[r].parameters();
@@ -151,12 +153,12 @@ std::vector<std::vector<double>> local_by_hand(std::size_t ranks, Make const& ma
         for (model_buffer const& b : nets[0].buffers()) {
             if (policy == buffers::left_alone || b.type != element_type::f64) continue;
             std::vector<double> common(b.bytes.size() / sizeof(double));
-            for (std::size_t r = 0; r < ranks; ++r)
+            for (std::size_t const r : with_samples)
                 for (std::size_t k = 0; k < common.size(); ++k)
                     common[k] += policy == buffers::averaged
-                                     ? buffer_of(nets[r], b.name)[k] / static_cast<double>(ranks)
-                                 : r == 0 ? buffer_of(nets[0], b.name)[k]
-                                          : 0;
+                                     ? buffer_of(nets[r], b.name)[k] / static_cast<double>(with_samples.size())
+                                 : r == with_samples[0] ? buffer_of(nets[r], b.name)[k]
+                                                        : 0;
             for (auto& net : nets) std::copy(common.begin(), common.end(), buffer_of(net, b.name).begin());
         }
     }

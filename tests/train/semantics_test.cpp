@@ -81,12 +81,16 @@ struct one_process {
                         result.add(seen.back() * (x[i][j] - target(s, i, j)), 1);
         return result;
     }
-    /// The mean over ranks of each rank's running mean after step k, which makes as many passes as there are below.
+    /// The mean over the ranks that have samples of each rank's running mean after step k, which makes as many passes as there
+    /// are below.
     static double mean_seen(std::uint64_t k, int ranks, double before) {
         double sum = 0;
+        int count = 0;
         for (int r = 0; r < ranks; ++r) {
             double mine = before;
             batch const all = samples(k, r, ranks);
+            if (all.empty()) continue;
+            ++count;
             for (auto const& [from, to] : passes(k, all.size())) {
                 double ids = 0;
                 for (std::size_t s = from; s < to; ++s) ids += static_cast<double>(all[s]);
@@ -94,7 +98,7 @@ struct one_process {
             }
             sum += mine;
         }
-        return sum / ranks;
+        return sum / count;
     }
     /// The passes that a rank makes in step k over its samples.
     static std::vector<std::pair<std::size_t, std::size_t>> passes(std::uint64_t k, std::size_t count) {
