@@ -531,17 +531,24 @@ TEST_CASE("what half cannot hold makes the mean infinite, and the error says whe
                                Catch::Contains("half_exchange: numbers from 65520 on become infinite"));
 }
 
+namespace {
+/// One bucket in bfloat16, with steps so small that values stay as they are.
+auto rounding(scripted_model<>& net, auto& comm) {
+    return data_parallel{net,
+                         any_optimizer(sgd{.lr = 1e-9}),
+                         comm,
+                         training_options{},
+                         any_exchange(bfloat16_exchange{}),
+                         any_buckets(single_bucket{})};
+}
+}  // namespace
+
 TEST_CASE("the error is that of one step in sixteen", "[exchange]") {
     auto const seen = run_ranks(
         2,
         [](auto& comm) {
             scripted_model<> net({{"weights", {40}}});
-            data_parallel trainer{net,
-                                  any_optimizer(sgd{.lr = 1e-9}),
-                                  comm,
-                                  training_options{},
-                                  any_exchange(bfloat16_exchange{}),
-                                  any_buckets(single_bucket{})};
+            auto trainer = rounding(net, comm);
             std::vector<double> errors;
             for (int step = 1; step <= 34; ++step) {  // bfloat16 holds 1, but not 1 + 2^-9
                 trainer.step(numbers{{step % 16 == 1 && step != 17 ? 1.0 : 1 + 1.0 / 512}});
@@ -561,12 +568,7 @@ TEST_CASE("the error is that of one step in sixteen", "[exchange]") {
 TEST_CASE("the error of a step that is not finite is that of the one before", "[exchange]") {
     run_ranks(1, [](auto& comm) {
         scripted_model<> net({{"weights", {40}}});
-        data_parallel trainer{net,
-                              any_optimizer(sgd{.lr = 1e-9}),
-                              comm,
-                              training_options{},
-                              any_exchange(bfloat16_exchange{}),
-                              any_buckets(single_bucket{})};
+        auto trainer = rounding(net, comm);
         for (int step = 1; step <= 16; ++step) trainer.step(numbers{{1 + 1.0 / 512}});
         double const before = trainer.statistics().error;
         REQUIRE(before > 0);

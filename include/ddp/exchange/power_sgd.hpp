@@ -165,7 +165,7 @@ struct power_sgd_exchange {
         std::size_t worked = 0;
         auto const its_turn = [&](matrix<E> const& m) {  // after this one the transport is driven
             worked += m.size() * self.rank;
-            return worked >= work_in_a_turn ? worked = 0, true : false;
+            return worked >= work_in_a_turn && std::exchange(worked, 0) != 0;
         };
         if (used)
             take(kept, what, wanted, first);

@@ -172,6 +172,7 @@ public:
         replica_.copy_values_in();
         meetings_.values_replaced();
     }
+    /// Throws usage_error within a step. `what` names the caller in the text.
     void expect_no_step(char const* what) const {
         DDP_EXPECTS(!stepping_, std::string(what) + " within a step: finish() it first");
     }
@@ -186,8 +187,7 @@ public:
         expect_between(what);
         meetings_.expect_together(what);
     }
-    /// After a failure: whether the step or meeting that failed has changed some values but not all. They must not be
-    /// used then.
+    /// After a failure: whether it has changed some values but not all; they must not be used then.
     [[nodiscard]] bool torn() const noexcept { return meetings_.torn(); }
 
     /// Asks all ranks to stop training; they learn of it in the next meeting of all or synchronise(), or where

@@ -318,8 +318,8 @@ public:
         return detail::names_by_parameter(core().optimizer(), parameters());
     }
     /// The settings that decide what is trained and that no tensor or hash() contains, in words by name: "optimizer",
-    /// "schedule", "clip", "nonfinite", "buffers" and "exchange" ("none" for one that sends gradients as they are). Checkpoints keep them, and
-    /// resume says what differs. Local; allocates.
+    /// "schedule", "clip", "nonfinite", "buffers" and "exchange" ("none" for one that sends gradients as they are).
+    /// Checkpoints keep them, and resume says what differs. Local; allocates.
     [[nodiscard]] string_map settings_in_words() const {
         string_map all = core().options().settings_in_words();
         all.emplace("optimizer", engine().optimizer_words());
@@ -349,8 +349,8 @@ public:
         return replica().digest_of_values();
     }
     /// Returns whether all ranks hold the same bits: in values, and in buffers if training_options::buffers makes them
-    /// the same after each step (from a forward until finish() they differ). Collective. Cost: one pass over them, an all-gather of
-    /// 8 bytes per rank. Throws comm_error.
+    /// the same after each step (from a forward until finish() they differ). Collective. Cost: one pass over them, an
+    /// all-gather of 8 bytes per rank. Throws comm_error.
     [[nodiscard]] bool replicas_identical() { return core().all_alike(step_.digest_of_replica()); }
 
 private:

@@ -183,7 +183,7 @@ public:
         if (core_.comm().size() == 1) return;
         std::vector<model_buffer> all;
         tell_peers([&] { all = replica_.buffers(); });
-        detail::step_totals const& of = core_.engine().totals();
+        step_totals const& of = core_.engine().totals();
         core_.synchronise_buffers(all, after_step
                                            ? buffer_ranks{of.first_with_samples, of.with_samples, begun_weight_ != 0}
                                            : buffer_ranks{.count = core_.comm().size()});

@@ -185,9 +185,10 @@ void save_weights(C& trainer, std::string const& path, string_map metadata = {})
 template <detail::TrainerLike C>
 load_report load_weights_as(C& trainer, std::string const& path, load_options const& options) {
     constexpr bool meets = requires { trainer.values_replaced(); };
-    if constexpr (meets) trainer.expect_no_step("load_weights_as");
-    if constexpr (meets)
+    if constexpr (meets) {
+        trainer.expect_no_step("load_weights_as");
         if (!options.strict || !options.model_prefix.empty()) trainer.expect_between_steps("load_weights_as");
+    }
     load_report report = load_weights_as(trainer.comm(), trainer.model(), path, options);
     if constexpr (meets) trainer.values_replaced();
     return report;
