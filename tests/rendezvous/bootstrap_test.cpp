@@ -824,9 +824,10 @@ TEST_CASE("with a secret nobody without it can take a rank's place, end the job 
 TEST_CASE("a rank without the job's secret says why rank 0 may have hung up", "[rendezvous][tcp]") {
     listener const at;
     auto times = ddp::timing::for_tests();
-    times.join = 700ms;
+    times.join = 2s;
     ddp::tcp_options rank0 = quick(times);
     rank0.listen_descriptor = at.inherit();
+    times.join = 700ms;
     auto const [zero, one] = [&] {
         auto other = [&] {
             secret_in_a_file const secret("0123456789abcdef");
@@ -840,6 +841,25 @@ TEST_CASE("a rank without the job's secret says why rank 0 may have hung up", "[
     CHECK(has(zero, "ranks {1} never joined"));
     CHECK(has(zero, " connections lacked the secret, DDP_JOB_ID or DDP_TLS"));
     CHECK(has(one, "closes the connections of ranks whose secret"));
+}
+
+TEST_CASE("rank 0 counts strangers whether they speak when it accepts them or later", "[rendezvous][tcp]") {
+    listener const at;
+    auto times = ddp::timing::for_tests();
+    times.join = 1500ms;
+    ddp::tcp_options rank0 = quick(times);
+    rank0.listen_descriptor = at.inherit();
+    int const early = dial(at.port), late = dial(at.port);
+    std::string const words(64, '?');
+    CHECK(::write(early, words.data(), words.size()) == 64);
+    secret_in_a_file const secret("0123456789abcdef");
+    auto running = std::async(std::launch::async, outcome, job_of(0, 2, at.port), rank0);
+    char byte;
+    CHECK(::recv(early, &byte, 1, 0) <= 0);  // both are accepted by now
+    CHECK(::write(late, words.data(), words.size()) == 64);
+    CHECK(has(running.get(), "; 2 connections lacked the secret"));
+    ::close(early);
+    ::close(late);
 }
 
 TEST_CASE("a secret that cannot be proved is not shown where the launcher has rank 0's port", "[rendezvous][tcp]") {

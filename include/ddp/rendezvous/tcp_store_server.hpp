@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
-#include <iterator>
 #include <list>
 #include <map>
 #include <memory>
@@ -144,12 +143,11 @@ private:
         }
         static_cast<void>(bell_.answered());
         take_own_failure();  // ranks that connect after fail() are told as well
-        std::size_t i = 2;
-        for (auto v = visitors_.begin(); v != visitors_.end(); ++i) {
-            v->silent = v->silent && polls[i].revents == 0;
-            if (polls[i].revents != 0) read(*v);
-            v = v->gone ? visitors_.erase(v) : std::next(v);
+        for (std::size_t i = 2; auto& v : visitors_) {
+            v.silent = v.silent && polls[i].revents == 0;
+            if (polls[i++].revents != 0) read(v);
         }
+        forget_gone();
         if (polls[0].revents != 0)
             if (int const error = detail::welcome(
                     acceptor_, security_.get(), visitors_, times_, [](visitor const& v) { return v.rank < 0; },
@@ -166,8 +164,10 @@ private:
                 write(v);
                 if (v.rank < 0 && now >= v.until) v.gone = true;
             }
-        strangers_ += std::count_if(visitors_.begin(), visitors_.end(),
-                                    [](visitor const& v) { return v.gone && v.rank < 0 && !v.done; });
+        forget_gone();
+    }
+    [[gnu::cold]] void forget_gone() {
+        for (visitor const& v : visitors_) strangers_ += v.gone && v.rank < 0 && !v.done;
         visitors_.remove_if([](visitor const& v) { return v.gone; });
     }
     /// No descriptor is left for the next rank: ranks are told this one by one, over a descriptor that was kept for it.
