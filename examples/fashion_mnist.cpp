@@ -90,6 +90,16 @@ bool shares_memory(Trainer const& trainer) {
         return false;
 }
 
+/// Exchange and strategy, with their settings, as the result line has them.
+std::string how_it_communicates(settings const& with) {
+    std::string words = "exchange=" + with.exchange;
+    if (with.exchange == "topk" || with.exchange == "randomk") words += text(" ratio=%g", with.ratio);
+    if (with.exchange == "powersgd") words += text(" rank=%zu", with.rank);
+    words += " strategy=" + with.strategy;
+    if (with.strategy != "every_step") words += text(" period=%zu", with.period);
+    return words;
+}
+
 /// Whether all ranks hold the same values, so that rank 0's can be kept. Ranks that step by themselves do when they have met; under some
 /// strategies they never do, and are given the mean now.
 template <class Trainer>
@@ -187,12 +197,11 @@ outcome train_by(Trainer& trainer, settings const& with, std::string_view transp
         bool const identical = trainer.replicas_identical();
         auto const& times = trainer.times();
         bar.line(text(
-            "result: test_accuracy=%.4f ranks=%d transport=%s memory=%s messages=%s algorithm=%s exchange=%s "
-            "strategy=%s "
+            "result: test_accuracy=%.4f ranks=%d transport=%s memory=%s messages=%s algorithm=%s %s "
             "bytes_per_step=%zu epochs=%d seconds=%.1f samples_per_second=%.0f communication_wait=%.1f%% replicas=%s "
             "parameters=%016llx",
             test.accuracy(), comm.size(), std::string(transport).c_str(), shares_memory(trainer) ? "shared" : "own",
-            ddp::name_of(comm.messages()), with.algorithm.c_str(), with.exchange.c_str(), with.strategy.c_str(),
+            ddp::name_of(comm.messages()), with.algorithm.c_str(), how_it_communicates(with).c_str(),
             sent / std::max<std::size_t>(1, taken), with.epochs, took, static_cast<double>(samples) / took,
             100.0 * static_cast<double>(times.waited.count()) /
                 static_cast<double>(std::max<std::int64_t>(1, times.total.count())),
@@ -226,8 +235,7 @@ outcome train(settings const& with, std::string_view transport, ddp::communicato
             return ddp::local_parallel{
                 model, optimizer, comm, std::move(strategy), {.clip = options.clip, .schedule = options.schedule}};
         };
-        std::uint64_t const usual = with.strategy.starts_with("gossip") || with.strategy == "stale" ? 1 : 8;
-        std::uint64_t const period = with.period != 0 ? with.period : usual;
+        std::uint64_t const period = with.period;
         ddp::local_parallel trainer = [&] {
             if (with.strategy == "local_sgd") return locally(ddp::local_sgd{.period = period});
             if (with.strategy == "post_local")
@@ -349,6 +357,8 @@ int main(int argc, char** argv) {
         std::fprintf(stderr, "--model is mlp or cnn, not '%s'\n", with.model.c_str());
         return 2;
     }
+    if (with.strategy != "every_step" && with.period == 0)
+        with.period = with.strategy.starts_with("gossip") || with.strategy == "stale" ? 1 : 8;
     if (with.epochs == 0) with.epochs = with.model == "cnn" ? 6 : 8;
     std::atomic<outcome> worst{outcome::good};
     auto const body = [&](ddp::communicator<>& comm) {

@@ -307,3 +307,59 @@ TEST_CASE("a rank whose backward throws or stops with buckets of any exchange un
             }
     }
 }
+
+namespace {
+
+enum class moment : std::uint8_t { at_once, with_its_gradients, with_the_mean };
+
+/// Any exchange that throws on one rank in its third step.
+struct throwing_exchange : any_exchange {
+    moment when = moment::at_once;
+    int rank = 0;
+    std::shared_ptr<int> calls = std::make_shared<int>(0);
+
+    throwing_exchange(any_exchange const& inner, moment at, int of) : any_exchange(inner), when(at), rank(of) {}
+    static task<> exchange(throwing_exchange const& self, lane<any_transport> over, state& kept,
+                           bucket_exchange<double> what) {
+        bool const throws = self.rank == victim && what.bucket == 1 && ++*self.calls == 3;
+        auto const say = [&](moment now) {
+            if (throws && now == self.when) throw std::runtime_error("no memory for this");
+        };
+        say(moment::at_once);
+        if (throws && self.when == moment::with_its_gradients) {
+            co_await *what.go;
+            say(moment::with_its_gradients);
+        }
+        co_await kept.inner->exchange(over, what);
+        say(moment::with_the_mean);
+    }
+};
+
+}  // namespace
+
+TEST_CASE("an exchange that throws on one rank while it runs is named by all", "[exchange][faults]") {
+    for (named const& one : all_exchanges())
+        for (moment const when : {moment::at_once, moment::with_its_gradients, moment::with_the_mean})
+            for (bool const sharded : {false, true}) {
+                auto const said = errors_of_ranks(
+                    3,
+                    [&](auto& comm) {
+                        training const with{one.exchange, any_buckets(per_parameter_buckets{}), sharded};
+                        told_mlp model;
+                        trainer_type trainer(model, with.optimizer, comm, with.options(),
+                                             throwing_exchange(one.exchange, when, comm.rank()), with.buckets);
+                        ending end;
+                        go(trainer, model, with, 0, 5, end);
+                    },
+                    patient());
+                CAPTURE(one.name, static_cast<int>(when), sharded);
+                for (std::size_t rank = 0; rank < 3; ++rank) {
+                    CAPTURE(rank);
+                    if (rank == victim)
+                        REQUIRE_THAT(said[rank], Contains("no memory for this"));
+                    else
+                        REQUIRE_THAT(said[rank],
+                                     Contains("DDP-E206") && Contains("rank 1") && Contains("no memory for this"));
+                }
+            }
+}

@@ -29,8 +29,8 @@ CONFIGURE = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG
              "-DDDP_TEST_PROGRAM_A_FILE=ON", "-DDDP_TOOLS_ARCH=tests", "-DDDP_INSTALL=OFF", "-DDDP_WERROR=OFF"]
 SANITIZED = {"": [], "address": ["-DCMAKE_CXX_FLAGS=-fsanitize=address", "-DDDP_TEST_TIMEOUT_SCALE=3"]}
 SLACK = 120  # seconds that CTest itself may need beyond its tests' own time limits
-FOUND, MISSED, NO_BUILD, NO_APPLY, RED, NO_TEST, HANGS = (
-    "found", "not found", "does not build", "does not apply", "red without it", "no such test", "hangs")
+FOUND, ONCE, MISSED, NO_BUILD, NO_APPLY, RED, NO_TEST, HANGS = (
+    "found", "red only once", "not found", "does not build", "does not apply", "red without it", "no such test", "hangs")
 
 
 class Patch:
@@ -141,7 +141,11 @@ def try_patch(copy, patch, always_red):
         if not ended or any(how in ("Skipped", "Not Run") for how in ended.values()):
             return result(NO_TEST, said=text)
         if fresh := [name for name in red(ended) if name not in always_red]:
-            return result(FOUND, fresh, said=text)
+            # Chance may have turned it red, so it must be red again.
+            again, said = copy.test("|".join(fresh), patch.sanitize)
+            if again is None or red(again):
+                return result(FOUND, red(again or {}) or fresh, said=text)
+            return result(ONCE, fresh, said=text + said)
         return result(RED if red(ended) else MISSED, red(ended), said=text)
     finally:
         if (back := copy.apply(patch, "-R"))[0] != 0:
@@ -229,7 +233,7 @@ def main():
             assert nothing is None  # what a thread has thrown comes out here
     done.sort(key=lambda r: r["patch"])
     print("\n" + table(done) + "\n")
-    counts = {how: sum(r["result"] == how for r in done) for how in (FOUND, MISSED, NO_BUILD, NO_APPLY, RED, NO_TEST, HANGS)}
+    counts = {how: sum(r["result"] == how for r in done) for how in (FOUND, ONCE, MISSED, NO_BUILD, NO_APPLY, RED, NO_TEST, HANGS)}
     print(f"{len(done)} planted: " + ", ".join(f"{n} {how}" for how, n in counts.items() if n or how == FOUND))
     unknown = [r["patch"] for r in done if r["result"] != FOUND and not r["known"]]
     surprise = [r["patch"] for r in done if r["result"] == FOUND and r["known"]]

@@ -1588,6 +1588,8 @@ TEST_CASE("a checkpoint of a meeting continues to the same bits", "[strategy]") 
     using Catch::Matchers::Contains;
     auto const directory = std::filesystem::temp_directory_path() / ("ddp-strategy-test-" + std::to_string(::getpid()));
     constexpr std::size_t kept_at = 9, last = 17;  // local steps
+    int const ranks = GENERATE(1, 2, 3, 4), other_ranks = ranks == 2 ? 3 : 2;
+    CAPTURE(ranks);
     struct run {
         std::uint64_t digest = 0;
         std::string early, refused;  // what save said between meetings, and at one
@@ -1610,7 +1612,7 @@ TEST_CASE("a checkpoint of a meeting continues to the same bits", "[strategy]") 
     auto const kept_and_resumed = [&](auto const& make, bool agrees) {
         std::filesystem::remove_all(directory);
         auto const whole = run_ranks(
-            3,
+            ranks,
             [&](auto& comm) {
                 tanh_mlp<double> model(in, hidden, out, 1);
                 local_parallel trainer{model, optimizer, comm, make(comm), options};
@@ -1629,7 +1631,7 @@ TEST_CASE("a checkpoint of a meeting continues to the same bits", "[strategy]") 
             },
             patient());
         auto const rest = run_ranks(
-            3,
+            ranks,
             [&](auto& comm) {
                 tanh_mlp<double> model(in, hidden, out, 9);
                 local_parallel trainer{model, optimizer, comm, make(comm), options};
@@ -1639,7 +1641,7 @@ TEST_CASE("a checkpoint of a meeting continues to the same bits", "[strategy]") 
                 return train(trainer, kept_at, last, [](std::size_t) {});
             },
             patient());
-        for (std::size_t r = 0; r < 3; ++r) {
+        for (std::size_t r = 0; r < whole.size(); ++r) {
             REQUIRE(whole[r].as_told);
             REQUIRE(rest[r] == whole[0].digest);
             REQUIRE(whole[r].digest == whole[0].digest);
@@ -1650,8 +1652,8 @@ TEST_CASE("a checkpoint of a meeting continues to the same bits", "[strategy]") 
                 agrees ? Contains("") : Contains("ranks never hold the same values; call synchronise() on all ranks"));
         }
         // On another number of ranks: values and what the strategy keeps are there, each rank's optimizer begins anew.
-        auto const two = run_ranks(
-            2,
+        auto const others = run_ranks(
+            other_ranks,
             [&](auto& comm) {
                 tanh_mlp<double> model(in, hidden, out, 9), same(in, hidden, out, 9);
                 local_parallel trainer{model, optimizer, comm, make(comm), options};
@@ -1677,8 +1679,8 @@ TEST_CASE("a checkpoint of a meeting continues to the same bits", "[strategy]") 
                 return std::pair(digest, train(other, kept_at, last, [](std::size_t) {}));
             },
             patient());
-        for (auto const& [digest, by_hand] : two) {
-            REQUIRE(digest == two[0].first);
+        for (auto const& [digest, by_hand] : others) {
+            REQUIRE(digest == others[0].first);
             REQUIRE(digest == by_hand);
             REQUIRE(digest != whole[0].digest);
         }
