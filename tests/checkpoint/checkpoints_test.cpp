@@ -628,6 +628,7 @@ TEST_CASE(
         {3, true, size_capped_buckets{.cap_bytes = 512, .first_bytes = 128}, true, true, true},
         {3, false, single_bucket{}, false, true, true},
         {4, false, per_parameter_buckets{}, false, true, false, {7, 4, 7, 4}},
+        {4, true, scrambled_buckets{}, false, true, false, {7, 4, 4, 7}},
         {3, true, size_capped_buckets{.cap_bytes = 700, .first_bytes = 64}, false, false, false, {7, 7, 4}}};
     using training = kept_training<communicator<>, double>;
     auto const every = every_optimizer();

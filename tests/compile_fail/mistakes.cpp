@@ -59,7 +59,7 @@ struct untyped_model {
     void backward(ddp::pass<float>, auto const& ready) { ready(0); }
 };
 void names_no_element(untyped_model& model, job& comm) {
-    // expect: Model M::element
+    // expect within 17: Model M::element
     ddp::data_parallel trainer{model, ddp::sgd{}, comm};
 }
 

@@ -12,6 +12,10 @@
 #include <vector>
 
 #include <ddp/core/random.hpp>
+#include <ddp/nn/activation.hpp>
+#include <ddp/nn/batch_norm.hpp>
+#include <ddp/nn/linear.hpp>
+#include <ddp/nn/sequential.hpp>
 
 #include "exchange/plain_loops.hpp"
 #include "support/catch.hpp"
@@ -300,6 +304,79 @@ TEST_CASE("an exchange in a group of some ranks is that of so many ranks", "[exc
                 REQUIRE(got[r].digests == expected[0].digests);
             }
             REQUIRE(got[3].digests.empty());
+        }
+}
+
+TEST_CASE("two groups train at the same time under every exchange, each to the bits of so many ranks alone",
+          "[exchange]") {
+    bool const tcp = GENERATE(false, true);
+    for (named const& one : all_exchanges()) {
+        CAPTURE(one.name, tcp);
+        auto const with = [&](int color) { return training{one.exchange, two_buckets, color == 0}; };
+        auto const got = ranks_over(
+            tcp, 5,
+            [&](auto& world) {
+                int const color = world.rank() % 2;
+                auto half = world.split(color);
+                return train_part(half, with(color), 0, steps, nullptr);
+            },
+            patient());
+        for (int const color : {0, 1}) {
+            auto const alone = train_on(color == 0 ? 3 : 2, with(color));
+            for (std::size_t r = 0; r < alone.size(); ++r) {
+                ending const& mine = got[2 * r + static_cast<std::size_t>(color)];
+                REQUIRE(mine.wrong == "");
+                REQUIRE(mine.digests == alone[r].digests);
+                REQUIRE(mine.state == alone[r].state);
+            }
+        }
+    }
+}
+
+TEST_CASE("every exchange trains a model with running statistics, whose passes may add over all ranks", "[exchange]") {
+    auto const rows_of = [&](std::size_t begin, std::size_t end) {
+        regression<double> const some = all_data().batch(begin, end);
+        return regression_batch<double>{.inputs = some.x, .targets = some.y, .rows = some.rows, .features = inputs};
+    };
+    for (nn::batch_statistics const over : {nn::batch_statistics::local, nn::batch_statistics::synchronised})
+        for (named const& one : all_exchanges()) {
+            CAPTURE(one.name, static_cast<int>(over));
+            auto const trained = [&](bool sharded) {
+                return run_ranks(
+                    3,
+                    [&](auto& comm) {
+                        nn::sequential net{nn::linear<double>(inputs, hidden),
+                                           nn::batch_norm<double>(hidden, {.statistics = over}), nn::relu<double>(),
+                                           nn::linear<double>(hidden, outputs), nn::mean_squared_error<double>()};
+                        net.initialize(5);
+                        data_parallel trainer{net,          any_optimizer(sgd{.lr = lr, .momentum = momentum}),
+                                              comm,         options_of(sharded, false),
+                                              one.exchange, two_buckets};
+                        // Uneven; where statistics are over all ranks, one has no samples now and then.
+                        bool const none = over == nn::batch_statistics::synchronised;
+                        std::vector<std::uint64_t> seen;
+                        double first_loss = 0, loss = 0;
+                        for (std::size_t step = 0; step < 12; ++step) {
+                            std::array<std::size_t, 4> const cuts{0, none && step % 3 == 1 ? 0u : 3u, 8, rows};
+                            auto const r = static_cast<std::size_t>(comm.rank());
+                            loss = trainer.step(rows_of(cuts[r], cuts[r + 1])).loss;
+                            if (step == 0) first_loss = loss;
+                            seen.push_back(trainer.digest_of_values());
+                            seen.push_back(trainer.replicas_identical() ? 1 : 0);
+                        }
+                        for (model_buffer const& b : net.buffers()) seen.push_back(digest{}.add(b.bytes).value());
+                        seen.push_back(loss < first_loss ? 1 : 0);
+                        return seen;
+                    },
+                    patient());
+            };
+            auto const replicated = trained(false), sharded = trained(true);
+            for (std::size_t r = 0; r < 3; ++r) {
+                REQUIRE(replicated[r] == replicated[0]);
+                REQUIRE(sharded[r] == replicated[0]);
+            }
+            for (std::size_t k = 1; k < 24; k += 2) REQUIRE(replicated[0][k] == 1);
+            REQUIRE(replicated[0].back() == 1);
         }
 }
 

@@ -14,8 +14,8 @@
 
 #include "exchange/plain_loops.hpp"
 #include "support/catch.hpp"
-#include "support/sanitizers.hpp"
 #include "support/counting_transport.hpp"
+#include "support/sanitizers.hpp"
 #include "train/scripted_model.hpp"
 
 using namespace ddp;
@@ -565,6 +565,21 @@ TEST_CASE("the error is that of one step in sixteen", "[exchange]") {
             CAPTURE(step);
             REQUIRE(std::abs(errors[step - 1] - (step < 17 || step > 32 ? 0 : missed)) < 1e-12);
         }
+}
+
+TEST_CASE("the error is relative to the gradient with what was kept", "[exchange]") {
+    constexpr std::size_t looked_at = 17;  // the second time
+    for (named const& one : all_exchanges()) {
+        training const with{one.exchange, two_buckets};
+        auto const got =
+            run_ranks(3, [&](auto& comm) { return train_part(comm, with, 0, looked_at, nullptr); }, patient());
+        auto const expected = simulate(got[0].plan, one.simulation(got[0].plan), with, looked_at).error;
+        for (std::size_t r = 0; r < got.size(); ++r) {
+            CAPTURE(one.name, r);
+            REQUIRE(expected[r] > 1e-5);
+            REQUIRE(std::abs(got[r].statistics.error - expected[r]) <= 1e-10);
+        }
+    }
 }
 
 TEST_CASE("the error of a step that is not finite is that of the one before", "[exchange]") {

@@ -228,13 +228,14 @@ DDP_KERNEL E times(E a, E b) {
 }
 
 /// What the same training in one program gives: values, and each rank's residuals by bucket and relative error of what it sent
-/// in the first step.
+/// in the last step that the library looks at.
 struct simulated {
     std::vector<numbers_of> values;
     std::vector<std::vector<numbers_of>> left;
     numbers_of error;
 };
-inline simulated simulate(exchange_plan<double> const& plan, by_hand const& algorithm, training const& with) {
+inline simulated simulate(exchange_plan<double> const& plan, by_hand const& algorithm, training const& with,
+                          std::size_t last_step = steps) {
     std::size_t const ranks = static_cast<std::size_t>(plan.ranks);
     told_mlp model;
     auto const parameters = model.parameters();
@@ -254,7 +255,7 @@ inline simulated simulate(exchange_plan<double> const& plan, by_hand const& algo
     simulated all{{}, std::vector<std::vector<numbers_of>>(ranks), numbers_of(ranks)};
     for (auto& one : all.left)
         for (auto const& bucket : plan.buckets) one.emplace_back(bucket.count);
-    for (std::size_t step = 0; step < steps; ++step) {
+    for (std::size_t step = 0; step < last_step; ++step) {
         std::vector<std::vector<numbers_of>> wanted(plan.buckets.size());
         bool b2_used = !with.leaves_out;
         for (std::size_t r = 0; r < ranks; ++r) {
@@ -296,7 +297,8 @@ inline simulated simulate(exchange_plan<double> const& plan, by_hand const& algo
                 std::copy_n(mean.begin() + static_cast<std::ptrdiff_t>(piece.begin), piece.count,
                             mean_of[piece.parameter].begin() + static_cast<std::ptrdiff_t>(piece.offset));
         }
-        for (std::size_t r = 0; r < ranks && step == 0; ++r) all.error[r] = std::sqrt(squares[r][0] / squares[r][1]);
+        for (std::size_t r = 0; r < ranks && step % 16 == 0; ++r)
+            all.error[r] = std::sqrt(squares[r][0] / squares[r][1]);
         auto const stepped = [&](std::size_t i) { return !frozen(i) && (i != told_mlp::b2 || b2_used); };
         double norm = 0;
         for (std::size_t i = 0; i < parameters.size(); ++i)

@@ -83,18 +83,18 @@ std::vector<double> all_of(Net& net) {
     return all;
 }
 
-/// Rank `rank`'s part of rows [first, first + count) in step `step`: uneven, and in every third step all on rank 0.
+/// Rank `rank`'s part of rows [first, first + count) in step `step`: uneven, and in every third step all on one rank, in turn.
 batch share(samples const& data, std::size_t rank, std::size_t ranks, std::size_t first, std::size_t count,
             std::size_t step) {
-    if (step % 3 == 2) return rank == 0 ? data.rows(first, first + count) : data.rows(first, first);
+    if (step % 3 == 2) return rank == step / 3 % ranks ? data.rows(first, first + count) : data.rows(first, first);
     std::size_t const cut = count / (ranks + 1);  // the last rank has about two shares
     return data.rows(first + rank * cut, rank + 1 == ranks ? first + count : first + (rank + 1) * cut);
 }
 
 enum class way { steps, accumulated, joined, under_no_sync };
 
-/// Trains on batches of 12 rows: this rank's uneven share, in one or two passes a step. With `joined` rank 0 alone has rows
-/// in the last steps, and the others join.
+/// Trains on batches of 12 rows: this rank's uneven share, in one or two passes a step. With `joined` the last rank alone has
+/// rows in the last steps, and the others join.
 template <class Net>
 std::vector<double> train(communicator<>& comm, Net net, samples const& data, way how,
                           training_options const& options) {
@@ -105,14 +105,19 @@ std::vector<double> train(communicator<>& comm, Net net, samples const& data, wa
     };
     for (std::size_t step = 0; step < 9; ++step) {
         std::size_t const first = step * 5;
-        if (how == way::accumulated) {
+        if (how == way::accumulated || how == way::under_no_sync) {
             trainer.forward(mine(first, 7, step));
-            trainer.accumulate();
+            if (how == way::accumulated) {
+                trainer.accumulate();
+            } else {
+                auto const guard = trainer.no_sync();
+                trainer.backward();
+            }
             trainer.forward(mine(first + 7, 5, step));
             trainer.backward();
             trainer.finish();
-        } else if (how == way::joined && step >= 6 && comm.rank() != 0) {
-            if (!trainer.join()) throw std::logic_error("rank 0 still trains");
+        } else if (how == way::joined && step >= 6 && comm.rank() + 1 != comm.size()) {
+            if (!trainer.join()) throw std::logic_error("the last rank still trains");
         } else if (how == way::joined && step >= 6) {
             trainer.step(data.rows(first, first + 12));
         } else {
@@ -265,7 +270,7 @@ TEST_CASE("batch_norm refuses what has no deviation, and samples of another size
 }
 
 TEST_CASE("synchronised, any number of ranks trains as one process with the whole batch", "[nn][train]") {
-    way const how = GENERATE(way::steps, way::accumulated, way::joined);
+    way const how = GENERATE(way::steps, way::accumulated, way::joined, way::under_no_sync);
     bool const images = GENERATE(false, true);
     bool const sharded = GENERATE(false, true);
     CAPTURE(static_cast<int>(how), images, sharded);

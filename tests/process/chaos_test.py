@@ -27,7 +27,8 @@ class Sample(unittest.TestCase):
                     print(f"late, tried again: {result['late'].splitlines()[0]}", flush=True)
                     result = chaos.attempt(row, result["ranks"], SEED, result["number"])
                     tries += 1
-                self.assertEqual(result["wrong"] or result["late"], "")
+                with self.subTest(row=row.number, ranks=result["ranks"], number=result["number"]):
+                    self.assertEqual(result["wrong"] or result["late"], "")
             print(f"row {row.number}, {row.what}: {len(cases)} jobs", flush=True)
 
     def test_ranks_that_die(self):

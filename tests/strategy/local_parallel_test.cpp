@@ -620,45 +620,100 @@ TEST_CASE("a rank is ahead of the slowest by as many steps as it may, and what i
     for (std::size_t const r : {0u, 2u}) REQUIRE_THAT(thrown[r], Contains("rank 1") && Contains("the lamp fell over"));
 }
 
+namespace {
+/// Groups meet in every second step, all ranks in every sixth.
+std::vector<numbers_of> simulate_groups(std::vector<std::vector<std::size_t>> const& groups, std::size_t count,
+                                        grouped const& optimizer, std::size_t steps) {
+    numbers_of before(count);
+    return simulate(
+        static_cast<int>(count), optimizer, [](std::size_t s) { return s % 2 == 0; },
+        [&](auto& values, numbers_of& since, std::size_t step, double) {
+            // since: samples after the last meeting of all; before: those of them that the last meeting of the group knew.
+            if (step % 6 == 0) {
+                if (total(since) != 0) {
+                    numbers_of const mean = mean_of(values, everybody(count), since);
+                    for (auto& one : values) one = mean;
+                }
+                std::fill(since.begin(), since.end(), 0.0);
+                std::fill(before.begin(), before.end(), 0.0);
+                return;
+            }
+            numbers_of lately(count);
+            for (std::size_t r = 0; r < count; ++r) lately[r] = since[r] - before[r];
+            for (auto const& group : groups) {
+                double samples = 0;
+                for (std::size_t const r : group) samples += lately[r];
+                if (group.size() == 1 || samples == 0) continue;
+                numbers_of const mean = mean_of(values, group, lately);
+                for (std::size_t const r : group) values[r] = mean;
+            }
+            before = since;
+        },
+        steps);
+}
+}  // namespace
+
 TEST_CASE("groups meet more often than all ranks", "[strategy]") {
     auto const [ranks, tcp] = GENERATE(ways_to_run());
     std::size_t const count = static_cast<std::size_t>(ranks);
+    std::vector<std::vector<std::size_t>> pairs((count + 1) / 2);  // of an odd number of ranks the last is alone
+    for (std::size_t r = 0; r < count; ++r) pairs[r / 2].push_back(r);
     for (auto const& [name, optimizer] : some_optimizers(ranks, tcp)) {
         CAPTURE(ranks, tcp, name);
-        auto const train = [&by = optimizer](auto& comm) {  // pairs; of an odd number of ranks the last is alone
+        auto const train = [&by = optimizer](auto& comm) {
             return train_on(comm,
                             any_strategy(hierarchical_averaging<>{
                                 .inner = comm.split(comm.rank() / 2), .inner_period = 2, .period = 6}),
                             by);
         };
         auto const got = ranks_over(tcp, ranks, train, patient());
-        numbers_of before(count);
-        auto const expected = simulate(
-            ranks, optimizer, [](std::size_t s) { return s % 2 == 0; },
-            [&](auto& values, numbers_of& since, std::size_t step, double) {
-                // since: samples after the last meeting of all; before: those of them that the last meeting of the group knew.
-                if (step % 6 == 0) {
-                    if (total(since) != 0) {
-                        numbers_of const mean = mean_of(values, everybody(count), since);
-                        for (auto& one : values) one = mean;
-                    }
-                    std::fill(since.begin(), since.end(), 0.0);
-                    std::fill(before.begin(), before.end(), 0.0);
-                    return;
-                }
-                numbers_of lately(count);
-                for (std::size_t r = 0; r < count; ++r) lately[r] = since[r] - before[r];
-                for (std::size_t r = 0; r + 1 < count; r += 2)
-                    if (lately[r] + lately[r + 1] != 0) {
-                        numbers_of const mean = mean_of(values, {r, r + 1}, lately);
-                        values[r] = values[r + 1] = mean;
-                    }
-                before = since;
-            },
-            got[0].steps);
-        compare(got, expected);
+        compare(got, simulate_groups(pairs, count, optimizer, got[0].steps));
         repeat_elsewhere(tcp, ranks, train, got);
     }
+}
+
+TEST_CASE("hosts of unequal size meet more often than all ranks", "[strategy]") {
+    grouped const optimizer = every_optimizer()[1].second;
+    auto const train = [&](auto& comm) {
+        return train_on(comm,
+                        any_strategy(hierarchical_averaging<>{.inner = comm.host(), .inner_period = 2, .period = 6}),
+                        optimizer);
+    };
+    auto const got = on_hosts({7, 9, 7, 7, 9, 4}, train, patient());
+    compare(got, simulate_groups({{0, 2, 3}, {1, 4}, {5}}, 6, optimizer, got[0].steps));
+}
+
+TEST_CASE("two groups train at the same time under any strategy, each to the bits of its ranks alone", "[strategy]") {
+    bool const tcp = GENERATE(false, true);
+    grouped const optimizer = every_optimizer()[1].second;
+    auto const apart = [&](auto const& make) {
+        auto const train = [&](auto& comm) { return train_on(comm, make(comm), optimizer); };
+        auto const both = ranks_over(
+            tcp, 5,
+            [&](auto& world) {
+                auto half = world.split(world.rank() % 2);
+                return train(half);
+            },
+            patient());
+        for (std::size_t const color : {0u, 1u}) {
+            auto const alone = run_ranks(color == 0 ? 3 : 2, train, patient());
+            for (std::size_t r = 0; r < alone.size(); ++r) {
+                ending const& mine = both[2 * r + color];
+                CAPTURE(make(nullptr).name, tcp, color, r);
+                REQUIRE(mine.wrong == "");
+                REQUIRE(mine.values == alone[r].values);
+                REQUIRE(mine.after_meetings == alone[r].after_meetings);
+                REQUIRE(mine.state == alone[r].state);
+            }
+        }
+    };
+    apart([](auto&&) { return any_strategy(local_sgd{.period = 3, .warm_up_steps = 2}); });
+    apart([](auto&&) { return any_strategy(diloco{.period = 3}); });
+    apart([](auto&&) { return any_strategy(slow_momentum{.period = 3}); });
+    apart([](auto&&) { return stale_synchronous{.staleness = 2}; });
+    apart([](auto&&) { return gossip{.graph = gossip_graph::ring, .period = 2}; });
+    apart([](auto&&) { return gossip{.period = 1}; });
+    apart([](auto&&) { return strategy_of<false>(elastic_averaging{.period = 3}); });
 }
 
 TEST_CASE(
@@ -1077,6 +1132,28 @@ TEST_CASE("buffers after a meeting: averaged, rank 0's, or each rank's own", "[s
         };
         auto const centred = apart_until(strategy_of<false>(elastic_averaging{.period = 2})),
                    neighbours = apart_until(gossip{.period = 2});
+        // Where they agree when all have met. Groups that meet before leave buffers as they are.
+        auto const met_by = [&](auto const& make) {
+            return ranks_over(
+                tcp, ranks,
+                [&](auto& comm) {
+                    watchful model;
+                    local_parallel trainer{
+                        model, any_optimizer(sgd{}), comm, any_strategy(make(comm)), {.buffers = how}};
+                    double const r = comm.rank();
+                    trainer.step(numbers{{r + 1}});
+                    double const before = model.seen;
+                    trainer.step(numbers{{r + 5}});
+                    return std::pair(before, model.seen);
+                },
+                patient());
+        };
+        auto const outer = met_by([](auto&) { return diloco{.period = 2}; }),
+                   slow = met_by([](auto&) { return slow_momentum{.period = 2}; }),
+                   hosts = met_by([](auto& comm) {
+                       return hierarchical_averaging<>{
+                           .inner = comm.split(comm.rank() / 2), .inner_period = 1, .period = 2};
+                   });
         auto const own = [](double rank) { return 0.9 * 0.1 * (rank + 1) + 0.1 * (rank + 5); };
         double mean = 0;
         for (int r = 0; r < ranks; ++r) mean += own(r) / ranks;
@@ -1085,8 +1162,10 @@ TEST_CASE("buffers after a meeting: averaged, rank 0's, or each rank's own", "[s
                                     : how == buffers::from_rank_0 ? own(0)
                                                                   : own(static_cast<double>(r));
             CAPTURE(ranks, tcp, static_cast<int>(how), r);
-            REQUIRE(std::abs(seen[r].first - 0.1 * (static_cast<double>(r) + 1)) < 1e-12);
-            REQUIRE(std::abs(seen[r].second - expected) < 1e-12);
+            for (auto const& [before, after] : {seen[r], outer[r], slow[r], hosts[r]}) {
+                REQUIRE(std::abs(before - 0.1 * (static_cast<double>(r) + 1)) < 1e-12);
+                REQUIRE(std::abs(after - expected) < 1e-12);
+            }
             for (auto const& [met, synchronised] : {centred[r], neighbours[r]}) {
                 REQUIRE(std::abs(met - own(static_cast<double>(r))) < 1e-12);
                 REQUIRE(std::abs(synchronised - expected) < 1e-12);

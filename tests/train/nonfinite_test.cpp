@@ -6,8 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <iterator>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -15,6 +17,9 @@
 
 #include <ddp/core/bytes.hpp>
 #include <ddp/optim/adam.hpp>
+#include <ddp/optim/any_optimizer.hpp>
+#include <ddp/optim/lamb.hpp>
+#include <ddp/optim/lars.hpp>
 #include <ddp/train/data_parallel.hpp>
 
 #include "support/catch.hpp"
@@ -85,9 +90,11 @@ std::vector<training_options> ways(nonfinite decision) {
     std::vector<training_options> all;
     for (bool const shares : {true, false})
         for (ddp::update const by : {update::replicated, update::sharded})
-            for (bool const clips : {false, true}) {
+            for (std::optional<clipping> const& clip :
+                 {std::optional<clipping>{}, std::optional<clipping>{clip_by_global_norm{0.25}},
+                  std::optional<clipping>{clip_by_value{0.25}}}) {  // the last one makes infinities finite
                 training_options one{.update = by, .nonfinite = decision, .share_memory = shares};
-                if (clips) one.clip = clip_by_global_norm{0.25};
+                one.clip = clip;
                 all.push_back(one);
             }
     return all;
@@ -139,16 +146,20 @@ TEMPLATE_TEST_CASE("a step whose gradient is not finite changes nothing, and the
                    "[train]", model_of<false>, model_of<true>) {
     int const ranks = GENERATE(1, 2, 3, 4);
     bool const over_tcp = GENERATE(false, true);
+    // In turn, so that each goes each way: lamb and lars look at gradients before they step.
+    any_optimizer const optimizers[] = {adam{.lr = 0.1}, lamb{.lr = 0.1}, lars{.lr = 0.1, .momentum = 0.9}};
+    auto turn = static_cast<std::size_t>(ranks + (over_tcp ? 1 : 0));
     for (nonfinite const decision : {nonfinite::stop, nonfinite::skip})
         for (training_options const& options : ways(decision)) {
+            any_optimizer const& optimizer = optimizers[turn++ % std::size(optimizers)];
             auto const follow = [&](auto& comm) {
                 outcome all;
                 auto const expect = [&](bool right, char const* what) {
                     if (!right) all.wrong += std::string(what) + "; ";
                 };
                 TestType disturbed, whole;
-                data_parallel one{disturbed, adam{.lr = 0.1}, comm, options, size_capped_buckets{20000, 4000}};
-                data_parallel other{whole, adam{.lr = 0.1}, comm, options, size_capped_buckets{20000, 4000}};
+                data_parallel one{disturbed, optimizer, comm, options, size_capped_buckets{20000, 4000}};
+                data_parallel other{whole, optimizer, comm, options, size_capped_buckets{20000, 4000}};
                 for (int k = 0; k < 3; ++k) {
                     sample const good{.all = 1 + static_cast<float>(comm.rank() + k)};
                     step_result const result = one.step(good);
@@ -174,7 +185,13 @@ TEMPLATE_TEST_CASE("a step whose gradient is not finite changes nothing, and the
                 all.digest = one.digest_of_values();
                 return all;
             };
-            auto const got = over_tcp ? on_ranks(ranks, follow) : run_ranks(ranks, follow, patient());
+            auto got = over_tcp ? on_ranks(ranks, follow) : run_ranks(ranks, follow, patient());
+            if (!over_tcp && ranks > 2)  // two hosts
+                for (outcome const& one :
+                     on_hosts(ranks == 3 ? placement{7, 4, 4} : placement{7, 4, 7, 4}, follow, patient()))
+                    got.push_back(one);
+            CAPTURE(ranks, over_tcp, decision == nonfinite::stop, static_cast<int>(options.update),
+                    options.share_memory);
             for (auto const& one : got) {
                 CHECK(one.wrong == "");
                 CHECK(one.digest == got.front().digest);

@@ -18,6 +18,9 @@
 #include <ddp/comm/split.hpp>
 #include <ddp/comm/timing.hpp>
 #include <ddp/exchange/choice.hpp>
+#include <ddp/exchange/narrow.hpp>
+#include <ddp/exchange/power_sgd.hpp>
+#include <ddp/exchange/sparse.hpp>
 #include <ddp/optim/sgd.hpp>
 #include <ddp/sim/cluster.hpp>
 #include <ddp/transport/inproc.hpp>
@@ -50,6 +53,7 @@ struct subject {
         values.assign(where.size(), 1.0f);
         for (std::size_t i = 0; i < where.parameters(); ++i)
             parameters.push_back({"p" + std::to_string(i), {where.count(i)}, {}, {}});
+        parameters[0].shape = {40, 25};
     }
     template <class T, class X>
     auto make(scheduler<T>& on, X exchange) {
@@ -334,6 +338,34 @@ TEST_CASE("virtual time and threads give the same bits for random floats", "[tra
     CHECK(same(over_threads(ranks, second, halving_doubling_allreduce{.chunk_bytes = 512})));
     CHECK(same(on_virtual_time(ranks, first, halving_doubling_allreduce{.chunk_bytes = 512})));
     CHECK(same(on_virtual_time(ranks, second, halving_doubling_allreduce{}, {.extra_delay = 1ms, .seed = 5})));
+}
+
+TEST_CASE("exchanges that send less have the same bits on virtual time, whatever the delays, as over threads",
+          "[train][sim]") {
+    int const ranks = GENERATE(2, 3, 5);
+    bool const clip = GENERATE(false, true);
+    setup const first{.update = ddp::update::replicated, .clip = clip, .random_floats = true};
+    setup second = first, third = first;
+    second.update = third.update = ddp::update::sharded;
+    third.late = true;
+    auto const plain = over_threads(ranks, first, direct_allreduce{});
+    auto const same_bits = [&](auto const& exchange) {
+        auto const reference = over_threads(ranks, first, exchange);
+        REQUIRE(reference[0]->values != plain[0]->values);
+        std::size_t different = 0, compared = 0;
+        for (std::uint64_t seed = 0; seed < 4; ++seed)
+            for (setup const& how : {first, second, third})
+                for (auto const& r : on_virtual_time(ranks, how, exchange, network_of(seed, 1ms)))
+                    different += r->values != reference[0]->values || r->norms != reference[0]->norms, ++compared;
+        CAPTURE(exchange.name, ranks, clip);
+        CHECK(compared == 12 * static_cast<std::size_t>(ranks));
+        CHECK(different == 0);
+    };
+    same_bits(bfloat16_exchange{.feedback = true});
+    same_bits(int8_exchange{});
+    same_bits(top_k_exchange{.ratio = 0.1});
+    same_bits(random_k_exchange{.ratio = 0.1});
+    same_bits(power_sgd_exchange{.rank = 2, .min_compression_rate = 1.1});
 }
 
 namespace {

@@ -93,11 +93,10 @@ public:
         auto const since = monotonic_clock::now();
         double const loss = forward(batch);
         backward();
-        local_result result = finish();
-        result.loss = loss;
+        local_finish_result const ended = finish();
         ++times_.steps;
         times_.total += monotonic_clock::now() - since;
-        return result;
+        return {loss, ended.weight, ended.met, ended.stop};
     }
     /// Continues to the next meeting without batches, for a rank that has no more data: `while (trainer.join()) {}`.
     /// Returns false once all ranks have called it: they have met then, and none of them has stepped since the meeting
@@ -133,10 +132,10 @@ public:
         stepping_ = true;
     }
     /// Ends the step: the optimizer's pass, and a meeting if it is due.
-    local_result finish() {
+    local_finish_result finish() {
         DDP_EXPECTS(stepping_, "finish(): no step is under way; call forward() and backward() first");
         stepping_ = false;
-        local_result result{.weight = std::exchange(accumulated_, 0)};
+        local_finish_result result{.weight = std::exchange(accumulated_, 0)};
         if (result.weight != 0) update(result.weight);
         if (meetings_.after_step(result.weight)) result.met = meet(false).all_ranks;
         result.stop = meetings_.stop();

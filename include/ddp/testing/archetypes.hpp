@@ -25,38 +25,33 @@
 
 namespace ddp::testing {
 
-/// The operation that an archetype lacks.
+/// The operation that an archetype lacks, for example `model_archetype<float, without::backward>`, which no longer models the concept.
 enum class without : std::uint8_t {
-    nothing,
-    // a transport's
-    rank,
-    size,
-    post_send,
-    post_receive,
-    progress,
-    abort,
-    reports,
-    wake,
-    now,
-    // a model's
-    parameters,
-    forward,
-    backward,
-    // an optimizer's
-    slot_count,
-    learning_rate,
-    hash,
-    step,
-    // a bucket policy's, an allreduce's, an observer's
-    plan,
-    sum,
-    on,
-    // an exchange's (and its hash)
-    prepare,
-    everywhere,
-    exchange,
-    gather,
-    for_each_state,
+    nothing,         ///< the archetype models its concept
+    rank,            ///< of a transport
+    size,            ///< of a transport
+    post_send,       ///< of a transport
+    post_receive,    ///< of a transport
+    progress,        ///< of a transport
+    abort,           ///< of a transport
+    reports,         ///< of a transport
+    wake,            ///< of a transport
+    now,             ///< of a transport
+    parameters,      ///< of a model
+    forward,         ///< of a model
+    backward,        ///< of a model
+    slot_count,      ///< of an optimizer
+    learning_rate,   ///< of an optimizer
+    hash,            ///< of an optimizer or an exchange
+    step,            ///< of an optimizer
+    plan,            ///< of a bucket policy
+    sum,             ///< of an allreduce
+    on,              ///< of an observer
+    prepare,         ///< of an exchange
+    everywhere,      ///< of an exchange
+    exchange,        ///< of an exchange
+    gather,          ///< of an exchange
+    for_each_state,  ///< of the state of an exchange
 };
 
 /// What another transport does, without any of the things it need not do: no timers, no word about threads.
@@ -117,7 +112,7 @@ private:
 
 /// The least that is a batch: it has a size.
 struct batch_archetype {
-    std::vector<double> numbers;
+    std::vector<double> numbers;  ///< one a sample
     [[nodiscard]] std::size_t size() const { return numbers.size(); }
 };
 
@@ -319,6 +314,7 @@ private:
     std::uint64_t* steps_;
 };
 
+/// A transport_archetype over threads of this process.
 template <without Missing = without::nothing>
 using inproc_archetype = transport_archetype<inproc_transport, Missing>;
 

@@ -136,6 +136,7 @@ private:
         double best, min_delta;
         std::uint64_t best_update, updates, patience, better;
     };
+    static_assert(sizeof(record) == 2 * sizeof(double) + 4 * sizeof(std::uint64_t));
 
     early_stopping_options options_;
     double best_;

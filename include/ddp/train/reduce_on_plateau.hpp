@@ -180,6 +180,7 @@ private:
         double best, factor, by, threshold, floor;
         std::uint64_t bad, cooling, updates, patience, cooldown, relative, better, reduced;
     };
+    static_assert(sizeof(record) == 5 * sizeof(double) + 8 * sizeof(std::uint64_t));
 
     reduce_on_plateau_options options_;
     double best_;
