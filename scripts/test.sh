@@ -11,7 +11,7 @@
 # (DDP_TEST_FILES), over MPI where ranks have some; clang what depends on an optimizer's choices (arithmetic), while asan
 # compiles all other tests with Clang.
 # Environment: DDP_JOBS (default: the cores), DDP_SETUP=skip, DDP_WERROR=ON, and DDP_SECOND_TRY=N: if at most N tests fail, and
-# none by a crash, a timeout or a sanitizer's report, they run once more, alone. What passes only then is named in
+# none by a crash, a timeout or the report of a sanitizer or fuzzer, they run once more, alone. What passes only then is named in
 # build/PRESET/second_try.txt and in the last lines: such a test depends on the speed of the machine, or has found a rare
 # error. Look at its output in build/PRESET/ctest.log.
 set -euo pipefail
@@ -58,7 +58,10 @@ stage "build with $jobs jobs"
 cmake --build --preset "$preset" --parallel "$jobs" "${targets[@]}"
 [[ -z $only_build ]] || exit 0
 stage test
-rm -f "build/$preset/Testing/Temporary/LastTestsFailed.log"
+again=build/$preset/ctest_again.log
+rm -f "$again"
+started=$(mktemp)
+trap 'rm -f "$started"' EXIT
 status=0
 ctest --preset "$preset" --parallel "$jobs" --output-log "build/$preset/ctest.log" "${arguments[@]}" || status=$?
 skipped=$(scripts/skipped_tests.sh "$preset" | tee "build/$preset/skipped.txt")
@@ -73,16 +76,18 @@ awk -v preset="$preset" '/ Testing: fuzz\// { name = $3 }
 second=build/$preset/second_try.txt
 failed=build/$preset/Testing/Temporary/LastTestsFailed.log
 may_try_again() {
-    [[ -s $failed ]] && (($(wc -l < "$failed") <= ${DDP_SECOND_TRY:-0})) &&
-        ! grep -qE '\*\*\*(Timeout|Exception)' "build/$preset/ctest.log" &&
-        ! grep -qE 'SUMMARY: [A-Za-z]+Sanitizer|runtime error:' "build/$preset/Testing/Temporary/LastTest.log"
+    local crash='\*\*\*(Timeout|Exception)|exited on signal|fatal error condition|Segmentation fault|terminate called'
+    [[ -s $failed && $failed -nt $started ]] && (($(wc -l < "$failed") <= ${DDP_SECOND_TRY:-0})) &&
+        ! grep -qE "$crash|exit code -[0-9]|TimeoutExpired" "build/$preset/ctest.log" &&
+        ! grep -qE 'SUMMARY: |runtime error:' "build/$preset/Testing/Temporary/LastTest.log"
 }
 : > "$second"
 if ((status != 0)) && may_try_again; then
     names=$(sed 's/^[0-9]*://' "$failed" | paste -sd ' ')
     stage "failed, and run once more: $names"
     status=0
-    ctest --preset "$preset" --parallel 1 --rerun-failed --output-log "build/$preset/ctest_again.log" || status=$?
+    ctest --preset "$preset" --parallel 1 --rerun-failed --output-log "$again" || status=$?
+    ! grep -qE '\*\*\*(Skipped|Not Run)' "$again" || status=1
     ((status != 0)) || printf 'passed only at the second try: %s\n' "$names" > "$second"
     sed "s/^/== $preset: /" "$second"
 fi

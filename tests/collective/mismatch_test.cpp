@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "support/catch.hpp"
 #include "support/collective_checks.hpp"
+#include "support/on_ranks.hpp"
 #include "support/ranks.hpp"
 
 namespace {
@@ -294,4 +296,23 @@ TEST_CASE("a mismatch among many under way names the operation in which it was f
             text.find("is in allreduce #2 of 20 float (auto: recursive_doubling)") != std::string::npos;
         CHECK((at_once || later || by_message));
     }
+}
+
+TEST_CASE("a rank that is in a later call by now says what it entered where the others differ",
+          "[collective][mismatch]") {
+    auto const late = [](communicator& comm) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(150));
+        std::vector<float> data(10);
+        ddp::allreduce(comm, data);
+    };
+    auto const ahead = [](communicator& comm) {
+        std::vector<float> data(10);
+        ddp::broadcast(comm, data, comm.rank());  // ends here as soon as it has sent
+        ddp::barrier(comm);
+    };
+    ddp::timing times = ddp::timing::for_tests();
+    times.collective = std::chrono::milliseconds(1000);
+    auto const said = ddp::test::errors_over(  // over TCP, where a small message is sent before the peer asks for it
+        true, 2, [&](communicator& comm) { comm.rank() == 1 ? ahead(comm) : late(comm); }, times);
+    check_all_name(said, {"rank 0 is in allreduce #1 of 10 float", "rank 1 in broadcast #1 of 10 float with root 1"});
 }

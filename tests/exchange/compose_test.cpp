@@ -1,6 +1,7 @@
 // Exchanges that send less together with everything else a training has, against plain loops.
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -8,6 +9,7 @@
 #include <map>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -239,6 +241,13 @@ TEST_CASE("under every exchange, where a model's memory lies and how it reports 
 }
 
 namespace {
+/// Holds up what comes after a rank's own step: the others get its slices so much later.
+struct slow_to_send {
+    bool slow = false;
+    void on(step_finished const&) const {
+        if (slow) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+};
 /// Asks for each value before it reads it, so that the values of the last step may be under way until then.
 struct asking_mlp : told_mlp {
     using told_mlp::forward;
@@ -263,11 +272,16 @@ TEST_CASE("values that are gathered late are the same under every exchange", "[e
                         training_options options = options_of(true, clipped);
                         options.overlap_gather = late;
                         asking_mlp model;
-                        data_parallel trainer{model,   adamw{.lr = 0.01}, comm,
-                                              options, one.exchange,      any_buckets(two_buckets)};
+                        data_parallel trainer{model,
+                                              adamw{.lr = 0.01},
+                                              comm,
+                                              options,
+                                              one.exchange,
+                                              any_buckets(two_buckets),
+                                              slow_to_send{comm.rank() + 1 == comm.size()}};
                         std::vector<std::uint64_t> seen;
-                        for (std::size_t step = 0; step < 6;
-                             ++step) {  // no look at values: they arrive when they are needed
+                        // No look at values: they arrive when they are needed.
+                        for (std::size_t step = 0; step < 6; ++step) {
                             auto const [first, last] = share(rows, step, comm.rank(), comm.size());
                             auto const result = trainer.step(all_data().batch(step + first, step + last));
                             seen.push_back(

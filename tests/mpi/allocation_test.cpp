@@ -52,7 +52,7 @@ void* counted(std::size_t bytes, std::size_t alignment) {
 using namespace ddp;
 using namespace ddp::test;
 
-TEST_CASE("over MPI a step allocates nothing after the first few", "[mpi][train]") {
+TEST_CASE("over MPI steps soon allocate nothing", "[mpi][train]") {
     for (char const* const name : {"auto", "direct", "halving_doubling", "ring", "naive"})
         for (bool const sharded : {false, true}) {
             CAPTURE(name, sharded);

@@ -827,19 +827,23 @@ TEST_CASE("a rank without the job's secret says why rank 0 may have hung up", "[
     times.join = 2s;
     ddp::tcp_options rank0 = quick(times);
     rank0.listen_descriptor = at.inherit();
-    times.join = 700ms;
+    times.join = 900ms;
     auto const [zero, one] = [&] {
         auto other = [&] {
             secret_in_a_file const secret("0123456789abcdef");
+            int const stranger = dial(at.port);
+            CHECK(::write(stranger, "????????????????????????????????????????????????????????????????", 64) == 64);
             auto running = std::async(std::launch::async, outcome, job_of(0, 2, at.port), rank0);
-            std::this_thread::sleep_for(100ms);
+            char byte;
+            CHECK(::recv(stranger, &byte, 1, 0) <= 0);  // rank 0 has read the secret
+            ::close(stranger);
             return running;
         }();
         std::string const mine = outcome(job_of(1, 2, at.port), quick(times));
         return std::pair(other.get(), mine);
     }();
     CHECK(has(zero, "ranks {1} never joined"));
-    CHECK(has(zero, " connections lacked the secret, DDP_JOB_ID or DDP_TLS"));
+    CHECK(has(zero, " connections without the secret, DDP_JOB_ID or DDP_TLS"));
     CHECK(has(one, "closes the connections of ranks whose secret"));
 }
 
@@ -857,7 +861,7 @@ TEST_CASE("rank 0 counts strangers whether they speak when it accepts them or la
     char byte;
     CHECK(::recv(early, &byte, 1, 0) <= 0);  // both are accepted by now
     CHECK(::write(late, words.data(), words.size()) == 64);
-    CHECK(has(running.get(), "; 2 connections lacked the secret"));
+    CHECK(has(running.get(), "; 2 connections without the secret"));
     ::close(early);
     ::close(late);
 }

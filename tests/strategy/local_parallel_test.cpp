@@ -686,7 +686,7 @@ TEST_CASE("hosts of unequal size meet more often than all ranks", "[strategy]") 
 TEST_CASE("two groups train at the same time under any strategy, each to the bits of its ranks alone", "[strategy]") {
     bool const tcp = GENERATE(false, true);
     grouped const optimizer = every_optimizer()[1].second;
-    auto const apart = [&](auto const& make) {
+    auto const apart = [&](char const* name, auto const& make) {
         auto const train = [&](auto& comm) { return train_on(comm, make(comm), optimizer); };
         auto const both = ranks_over(
             tcp, 5,
@@ -699,7 +699,7 @@ TEST_CASE("two groups train at the same time under any strategy, each to the bit
             auto const alone = run_ranks(color == 0 ? 3 : 2, train, patient());
             for (std::size_t r = 0; r < alone.size(); ++r) {
                 ending const& mine = both[2 * r + color];
-                CAPTURE(make(nullptr).name, tcp, color, r);
+                CAPTURE(name, tcp, color, r);
                 REQUIRE(mine.wrong == "");
                 REQUIRE(mine.values == alone[r].values);
                 REQUIRE(mine.after_meetings == alone[r].after_meetings);
@@ -707,13 +707,17 @@ TEST_CASE("two groups train at the same time under any strategy, each to the bit
             }
         }
     };
-    apart([](auto&&) { return any_strategy(local_sgd{.period = 3, .warm_up_steps = 2}); });
-    apart([](auto&&) { return any_strategy(diloco{.period = 3}); });
-    apart([](auto&&) { return any_strategy(slow_momentum{.period = 3}); });
-    apart([](auto&&) { return stale_synchronous{.staleness = 2}; });
-    apart([](auto&&) { return gossip{.graph = gossip_graph::ring, .period = 2}; });
-    apart([](auto&&) { return gossip{.period = 1}; });
-    apart([](auto&&) { return strategy_of<false>(elastic_averaging{.period = 3}); });
+    apart("local_sgd", [](auto&) { return any_strategy(local_sgd{.period = 3, .warm_up_steps = 2}); });
+    apart("hierarchical", [](auto& comm) {
+        return any_strategy(
+            hierarchical_averaging<>{.inner = comm.split(comm.rank() / 2), .inner_period = 2, .period = 6});
+    });
+    apart("diloco", [](auto&) { return any_strategy(diloco{.period = 3}); });
+    apart("slow_momentum", [](auto&) { return any_strategy(slow_momentum{.period = 3}); });
+    apart("stale", [](auto&) { return stale_synchronous{.staleness = 2}; });
+    apart("gossip_ring", [](auto&) { return gossip{.graph = gossip_graph::ring, .period = 2}; });
+    apart("gossip", [](auto&) { return gossip{.period = 1}; });
+    apart("elastic", [](auto&) { return strategy_of<false>(elastic_averaging{.period = 3}); });
 }
 
 TEST_CASE(
