@@ -113,13 +113,13 @@ class Copy:
             return None, text
         ended = {}
         for name, how in re.findall(r"Test +#\d+: (\S+) \.*(.*)$", text, re.MULTILINE):
-            known = re.match(r" *(?:\**)(Passed|Not Run|Skipped)", how)
-            ended[name] = known[1] if known else "red"  # failed, crashed or over its time limit
+            known = re.match(r" *(?:\**)(Passed|Not Run|Skipped|Timeout)", how)
+            ended[name] = known[1] if known else "red"  # failed or crashed
         return ended, text
 
 
 def red(ended):
-    return sorted(name for name, how in ended.items() if how == "red")
+    return sorted(name for name, how in ended.items() if how in ("red", "Timeout"))
 
 
 def try_patch(copy, patch, always_red):
@@ -141,6 +141,8 @@ def try_patch(copy, patch, always_red):
         if not ended or any(how in ("Skipped", "Not Run") for how in ended.values()):
             return result(NO_TEST, said=text)
         if fresh := [name for name in red(ended) if name not in always_red]:
+            if all(ended[name] == "Timeout" for name in fresh):
+                return result(FOUND, fresh, said=text)
             # Chance may have turned it red, so it must be red again.
             again, said = copy.test("|".join(fresh), patch.sanitize)
             if again is None or red(again):
