@@ -204,6 +204,15 @@ TEST_CASE("what a network costs is measured alike on all ranks", "[collective][c
         CHECK(one.addition > 0);
         CHECK((one == ddp::network_cost{}) == (ranks == 1));
     }
+    if (ranks < 3) return;
+    auto const of_groups = ddp::test::run_ranks(4, [](auto& comm) {
+        auto half = comm.split(comm.rank() % 2, -comm.rank());
+        return ddp::measure_network(half);
+    });
+    for (std::size_t r = 0; r < 2; ++r) {
+        CHECK(of_groups[r] == of_groups[r + 2]);
+        CHECK(of_groups[r] != ddp::network_cost{});
+    }
 }
 
 TEST_CASE("halves of the ring and of the direct exchange send half", "[collective][cost]") {

@@ -114,6 +114,9 @@ TEST_CASE("native allreduce sums what the ranks bring, whole or in pieces", "[mp
                 CHECK(check_sum<float>(comm, count, piece, kind) == "");
                 CHECK(check_sum<double>(comm, count, piece, kind) == "");
             }
+    comm_type part = comm.split(comm.rank() % 2, -comm.rank());
+    CHECK(check_sum<float>(part, 1000, 100, ddp::test::values::small_integers) == "");
+    CHECK(check_sum<double>(comm, 1000, 100, ddp::test::values::mixed) == "");
 }
 
 TEST_CASE("a trainer with native allreduce comes to the values of the automatic one, to rounding", "[mpi][native]") {

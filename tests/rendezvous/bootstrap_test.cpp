@@ -1239,6 +1239,25 @@ struct half_a_job {
 
 }  // namespace
 
+TEST_CASE("a stranger that does not go on is hung up on when a handshake's time is over", "[rendezvous][tcp]") {
+    half_a_job zero(0);
+    zero.times.join = 4s;
+    auto waits = std::async(std::launch::async, [&] { return zero.said(); });
+    ddp::detail::store_hello const hello;
+    for (auto const& [port, magic] :
+         {std::pair(zero.at.port(), hello.magic), std::pair(zero.addresses[0].at.port(), zero.mine.magic)}) {
+        int const fd = dial(port);
+        auto const since = ddp::monotonic_clock::now();
+        CHECK(::write(fd, &magic, 4) == 4);
+        CHECK(ddp::detail::poll_until(fd, POLLIN, since + zero.times.handshake + 1500ms));
+        char byte;
+        CHECK(::recv(fd, &byte, 1, MSG_DONTWAIT) <= 0);
+        CHECK(ddp::monotonic_clock::now() - since >= zero.times.handshake / 2);  // and no earlier: it may yet go on
+        ::close(fd);
+    }
+    CHECK(has(waits.get(), "rank 1"));
+}
+
 TEST_CASE("a rank that may open no more descriptors says what each was for", "[rendezvous][tcp]") {
     if (ddp::test::sanitizers_leave_out("no descriptors")) return;  // they need some too
     ddp::detail::tcp_socket const first(ddp::tcp_context());        // Asio has opened its own

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include <ddp/collective/algorithms/any_allreduce.hpp>
+#include <ddp/collective/algorithms/hierarchical_allreduce.hpp>
 #include <ddp/collective/all_gather.hpp>
 #include <ddp/collective/all_to_all.hpp>
 #include <ddp/collective/allreduce.hpp>
@@ -238,7 +239,9 @@ std::string check_halves(Comm const& comm, any_allreduce const& algorithm, std::
 /// reduce_scatter by even cuts.
 template <Number E, class Op = sum, class Comm>
 std::string check_reduce_scatter(Comm& comm, any_allreduce const& algorithm, std::size_t count) {
-    auto const terms = addends<E>(values::small_integers, count, comm.size(), count);
+    auto const terms =
+        addends<E>(std::floating_point<E> && algorithm.canonical ? values::mixed : values::small_integers, count,
+                   comm.size(), count);
     auto const expected = reference_reduce<Op>(terms);
     auto data = terms[static_cast<std::size_t>(comm.rank())];
     std::span<E const> const mine = reduce_scatter(comm, data, Op{}, algorithm);
@@ -637,6 +640,9 @@ failures check_every_collective(Comm const& comm) {
         note(all, "allreduce, " + name, check_allreduce<float>(comm, algorithm, 1003, values::mixed));
         note(all, "reduce_scatter, " + name, check_reduce_scatter<float>(comm, algorithm, 101));
     }
+    hierarchical_allreduce const by_hosts(comm);
+    note(all, "allreduce, by hosts", check_allreduce<float>(comm, by_hosts, 1003, values::mixed));
+    note(all, "reduce_scatter, by hosts", check_reduce_scatter<float>(comm, by_hosts, 101));
     for (int root = 0; root < comm.size(); ++root) {
         note(all, "broadcast", check_broadcast<pixel>(comm, 700, root));
         note(all, "broadcast in a chain",

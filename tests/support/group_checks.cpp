@@ -75,6 +75,10 @@ failures check_groups(Comm const& comm) {
     else
         expected.erase(expected.begin());
     try_group("group of a group", within, expected);
+    std::vector<int> const parity = members_if([&](int r) { return r % 2 == me % 2; }, true);
+    if (std::optional<Comm> const picked = strided.subgroup({1, 0}))
+        try_group("ranks of a group", *picked, {parity[1], parity[0]});
+    try_group("host of a group", strided.host(), parity);
     note(all, "the whole afterwards", check_allreduce<float>(comm, any_allreduce(), 100, values::mixed));
     return all;
 }
@@ -119,9 +123,39 @@ failures check_hosts(Comm const& comm, std::vector<std::uint64_t> const& places)
     Comm const host = comm.host(), across = comm.across_hosts();
     note(all, "host", check_membership(host, me, mates));
     note(all, "across hosts", check_membership(across, me, peers));
+    Comm const backwards = comm.split(0, -me);
+    std::vector<int> peers_backwards;
+    for (int r = comm.size(); r-- > 0;) {
+        auto const after = [&](int rank) {  // its place among the ranks of its host, from the last
+            int count = 0;
+            for (int other = rank + 1; other < comm.size(); ++other) count += place(other) == place(rank) ? 1 : 0;
+            return count;
+        };
+        if (after(r) == after(me)) peers_backwards.push_back(r);
+    }
+    std::reverse(mates.begin(), mates.end());
+    note(all, "host of a group", check_membership(backwards.host(), me, mates));
+    note(all, "across the hosts of a group", check_membership(backwards.across_hosts(), me, peers_backwards));
+    Comm const mixed = comm.split(me % 3 == 0 ? 1 : 0, -me);
+    for (std::string const& wrong : check_every_collective(mixed)) all.push_back("of several hosts: " + wrong);
     for (std::string const& wrong : check_every_collective(host)) all.push_back("host: " + wrong);
     for (std::string const& wrong : check_every_collective(across)) all.push_back("across hosts: " + wrong);
     return all;
+}
+
+failures check_any_order(Comm const& comm) {
+    std::optional<Comm> whole(comm), half(comm.split(comm.rank() / 2)), copy(half);
+    std::optional<Comm> pair(half->split(0));
+    float const ranks = static_cast<float>(pair->size());
+    half.reset();
+    float one = 1;
+    allreduce(*pair, std::span<float>(&one, 1));
+    whole.reset();
+    allreduce(*copy, std::span<float>(&one, 1));
+    copy.reset();
+    allreduce(*pair, std::span<float>(&one, 1));
+    if (one != ranks * ranks * ranks) return {"the sum of ones is " + std::to_string(one)};
+    return {};
 }
 
 failures check_opposite_order(Comm const& comm, std::string& text) {

@@ -22,6 +22,9 @@ failures check_grid(communicator<> const& comm, int columns);
 /// Rank `r` is on the host `places[r]`: hosts are groups, the ranks of one place on every host are as well, and both work.
 failures check_hosts(communicator<> const& comm, std::vector<std::uint64_t> const& places);
 
+/// Handles on the job and its groups are destroyed in an order of their own; those that are left still work.
+failures check_any_order(communicator<> const& comm);
+
 /// Two groups of all ranks, in which the last rank calls its barriers in the other order: a circle of waits. What is wrong
 /// with the error that this rank gets, which `text` receives.
 failures check_opposite_order(communicator<> const& comm, std::string& text);

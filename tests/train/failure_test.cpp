@@ -169,7 +169,8 @@ TEST_CASE("parameters that are not reported are all named, as far as the text ha
 }
 
 TEST_CASE("in a group, ranks are named by their numbers in the job", "[train]") {
-    std::string const how = GENERATE("left out", "left out locally", "not finite", "factor", "patterns");
+    std::string const how =
+        GENERATE("left out", "left out locally", "not finite", "factor", "patterns", "model", "replicas");
     auto const errors = run_ranks(
         3,
         [&](auto& comm) {
@@ -178,7 +179,7 @@ TEST_CASE("in a group, ranks are named by their numbers in the job", "[train]") 
             std::string const early = thrown_by([&] { pair = comm.subgroup({2, 1}); });
             if (!early.empty()) return early;
             bool const odd = comm.rank() == 2;
-            model net({{"a", {30}}, {"b", {20}}});
+            model net({{"a", {how == "model" && odd ? 31u : 30u}}, {"b", {20}}});
             if (how.starts_with("left out") && odd) net.leaves_out = [](std::size_t i) { return i == 1; };
             std::string text = "rank 2";
             if (how == "left out locally" && pair) {
@@ -188,7 +189,12 @@ TEST_CASE("in a group, ranks are named by their numbers in the job", "[train]") 
                 });
             } else if (pair) {
                 text = thrown_by([&] {
-                    data_parallel trainer{net, sgd{.lr = 0.1}, *pair, training_options{.nonfinite = nonfinite::stop}};
+                    data_parallel trainer{
+                        net, sgd{.lr = 0.1}, *pair,
+                        training_options{.update = how == "replicas" ? update::replicated : update::automatic,
+                                         .nonfinite = nonfinite::stop,
+                                         .agreement_steps = 1}};
+                    if (how == "replicas" && odd) trainer.parameters()[0].value[7] += 1;
                     if (how == "factor") trainer.set_rate_factor(odd ? -1 : 1);
                     if (how == "patterns") trainer.freeze(odd ? "a" : "b");
                     trainer.step(numbers{{odd && how == "not finite" ? NAN : 1}});
@@ -199,9 +205,12 @@ TEST_CASE("in a group, ranks are named by their numbers in the job", "[train]") 
         },
         patient());
     for (std::size_t rank = 0; rank < 3; ++rank)
-        if (how != "patterns" || rank != 1) CHECK_THAT(errors[rank], Catch::Contains("rank 2"));
+        if (how != "patterns" || rank != 1)
+            CHECK_THAT(errors[rank],
+                       Catch::Contains(how == "replicas" ? "ranks 2, 1 hold different values" : "rank 2"));
     if (how.starts_with("left out"))
         for (auto const& text : errors) CHECK_THAT(text, Catch::Contains("DDP-E103"));
+    if (how == "left out") CHECK(errors[1] == errors[0]);
 }
 
 TEST_CASE("a gradient that is reported twice is an error on every rank that names rank and parameter", "[train]") {

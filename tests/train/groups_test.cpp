@@ -329,3 +329,18 @@ TEST_CASE("clipping by value lets buckets be stepped while backward runs; by nor
     CHECK(stepped_early(clip_by_value{.limit = 0.5}, std::chrono::seconds(20)) == 1);
     CHECK(stepped_early(clip_by_global_norm{.max_norm = 0.5}, std::chrono::milliseconds(50)) == 0);
 }
+
+TEST_CASE("a trainer is the last to hold its job, after every communicator", "[train]") {
+    auto const world = inproc_world::create(2);
+    auto const said = on_threads(2, [&](int rank) {
+        std::optional<communicator<>> last(any_communicator(world->connect(rank), patient()));
+        std::optional<communicator<>> group(last->split(0, -rank));
+        scripted_model<> net({{"a", {30}}});
+        data_parallel trainer{net, sgd{.lr = 0.1}, *group};
+        last.reset();
+        group.reset();
+        for (int step = 0; step < 3; ++step) trainer.step(numbers{{1.0 + rank}});
+        return trainer.replicas_identical() ? std::string() : std::string("replicas differ");
+    });
+    for (std::string const& wrong : said) CHECK(wrong == "");
+}

@@ -337,3 +337,23 @@ TEST_CASE("ranks that disagree about the hierarchy are told so, all alike", "[tr
         CHECK(one.find("without training_options::hierarchy") != std::string::npos);
     }
 }
+
+TEST_CASE("groups that mix ranks of several hosts train in shared memory, to the bits of messages", "[train]") {
+    auto const got = on_hosts({7, 4, 7, 4, 7, 4, 4}, [](communicator<>& comm) {
+        // {6, 3, 0} with two ranks on one host, and {5, 4, 2, 1} with two on each, each at the same time.
+        communicator<> part = comm.split(comm.rank() % 3 == 0 ? 1 : 0, -comm.rank());
+        scripted_model<> net({{"a", {3000}}});
+        bool const shares = data_parallel{net, sgd{.lr = 0.1}, part}.shares_memory();
+        return std::tuple(digest_of<memory::releasing>(part, true, false),
+                          digest_of<memory::releasing>(part, false, false), shares);
+    });
+    for (std::size_t r = 0; r < got.size(); ++r) {
+        CAPTURE(r);
+        auto const& [shared, by_messages, shares] = got[r];
+        CHECK(shared.second == "");
+        CHECK(shared == by_messages);
+        CHECK(shares);
+        CHECK(shared.first == std::get<0>(got[r % 3 == 0 ? 0 : 1]).first);
+    }
+    CHECK(std::get<0>(got[0]).first != std::get<0>(got[1]).first);
+}

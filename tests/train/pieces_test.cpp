@@ -126,9 +126,11 @@ std::vector<outcome> one_step(int ranks, std::vector<std::size_t> const& sizes, 
     });
 }
 
-training_options gated(update how, std::size_t piece, bool shared = false) {
-    return {
-        .update = how, .clip = clip_by_global_norm{.max_norm = 1e6}, .share_memory = shared, .step_piece_bytes = piece};
+/// Behind the gate of clipping, or of a backward that has to end first, because the model is not one with ready_releases.
+training_options gated(update how, std::size_t piece, bool shared = false, bool clips = true) {
+    training_options options{.update = how, .share_memory = shared, .step_piece_bytes = piece};
+    if (clips) options.clip = clip_by_global_norm{.max_norm = 1e6};
+    return options;
 }
 
 }  // namespace
@@ -169,13 +171,13 @@ TEMPLATE_TEST_CASE("pieces of any size give the same bits", "[train]", float, do
 TEST_CASE("the transport is driven before another quarter of a piece's size is stepped, and a piece is no larger",
           "[train]") {
     auto const how = GENERATE(update::replicated, update::sharded);
-    bool const shared = GENERATE(false, true);
-    CAPTURE(shared);
+    bool const shared = GENERATE(false, true), clips = GENERATE(false, true);
+    CAPTURE(shared, clips);
     constexpr std::size_t piece = 64 << 10;
     // One huge parameter in one bucket, and many buckets.
     std::vector<std::size_t> many(40, 8192);
     for (auto const& sizes : {std::vector<std::size_t>{100'003}, many})
-        for (outcome const& rank : one_step(2, sizes, gated(how, piece, shared), per_parameter_buckets{})) {
+        for (outcome const& rank : one_step(2, sizes, gated(how, piece, shared, clips), per_parameter_buckets{})) {
             REQUIRE(rank.error == "");
             REQUIRE(rank.first_and_last == std::vector<double>{-1.0, -static_cast<double>(sizes.size())});
             REQUIRE(rank.calls.size() > 5);
@@ -212,9 +214,11 @@ TEST_CASE("buckets are stepped one after the other, the transport is driven no m
 }
 
 TEST_CASE("behind a gate the first new values are sent before the last are stepped", "[train]") {
+    bool const clips = GENERATE(false, true);
+    CAPTURE(clips);
     std::vector<std::size_t> const sizes(12, 8192);  // 32 KiB a rank and bucket, if cut at blocks of 4,096
     auto const sent_meanwhile = [&](std::size_t piece) {
-        auto const all = one_step(2, sizes, gated(update::sharded, piece), per_parameter_buckets{});
+        auto const all = one_step(2, sizes, gated(update::sharded, piece, false, clips), per_parameter_buckets{});
         std::size_t least = ~std::size_t{0};
         for (outcome const& rank : all) {
             REQUIRE(rank.error == "");
@@ -224,7 +228,7 @@ TEST_CASE("behind a gate the first new values are sent before the last are stepp
         return least;
     };
     REQUIRE(sent_meanwhile(16 << 10) >= sizes.size() - 3);
-    REQUIRE(sent_meanwhile(std::size_t{1} << 30) == 0);  // in one turn nothing but the optimizer has one
+    if (clips) REQUIRE(sent_meanwhile(std::size_t{1} << 30) == 0);  // in one turn nothing but the optimizer has one
 }
 
 namespace {
