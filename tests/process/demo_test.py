@@ -32,7 +32,8 @@ FILES = {"train-images-idx3-ubyte": 2000, "train-labels-idx1-ubyte": 2000,
 RESULT = re.compile(
     r"^result: test_accuracy=(?P<accuracy>[01]\.\d{4}) ranks=(?P<ranks>\d+) transport=(?P<transport>inproc|tcp|mpi)"
     r" memory=(?P<memory>shared|own) messages=(?P<messages>memory|sockets|mixed|unknown) algorithm=(?P<algorithm>\w+) exchange=(?P<exchange>\w+)"
-    r"(?: ratio=(?P<ratio>[0-9.e-]+))?(?: rank=(?P<rank>\d+))? strategy=(?P<strategy>\w+)(?: period=(?P<period>\d+))? bytes_per_step=(?P<bytes>\d+) epochs=(?P<epochs>\d+) seconds=\d+\.\d samples_per_second=\d+"
+    r"(?: ratio=(?P<ratio>[0-9.e-]+))?(?: rank=(?P<rank>\d+))? strategy=(?P<strategy>\w+)(?: period=(?P<period>\d+))?"
+    r" bytes_per_step=(?P<bytes>\d+) epochs=(?P<epochs>\d+) seconds=\d+\.\d samples_per_second=\d+"
     r" communication_wait=\d+\.\d% replicas=(?P<replicas>identical|different) parameters=(?P<parameters>[0-9a-f]{16})$")
 
 
@@ -136,7 +137,8 @@ class ResultLine(Demo):
                                               ("stale", "2", 0.99, 1.01)):
             words = self.small("--strategy", strategy, "--period", period)
             got = self.result(tcp(3, *words))
-            self.assertEqual((got["strategy"], got["period"], got["replicas"]), (strategy, period if period != "0" else usual[strategy], "identical"))
+            self.assertEqual((got["strategy"], got["period"], got["replicas"]),
+                             (strategy, period if period != "0" else usual[strategy], "identical"))
             self.assertTrue(least * plain <= int(got["bytes"]) <= most * plain, f"{strategy}: {got['bytes']} of {plain}")
             self.assertEqual(self.result(inproc(3, *words))["parameters"], got["parameters"])
             digests.add(got["parameters"])
