@@ -2,8 +2,8 @@
 """pages.py ROOT [PAGE…]: what the pages show is what the files say.
 
 A code block that begins with ```LANGUAGE file=PATH must be a piece of that file, line by line; common indentation does not
-count, and a line `…` (alone, behind a comment sign) stands for any number of lines. C++ that is no file's is an error, except for the
-declarations in docs/reference. PAGE: docs/*.md, docs/reference/*.md and README.md by default. Pages named own_*.md teach by an example:
+count, and a line `…` (alone, behind a comment sign) stands for any number of lines. C++ or CMake that is no file's is an error, except
+for the declarations in docs/reference. PAGE: docs/*.md, docs/reference/*.md and README.md by default. Pages named own_*.md teach by an example:
 each shows at least one, of at most a screen (50 lines) a block.
 
 scripts/reference_pages.py writes file=tests/docs/docstring_examples.cpp before every example of a header's comment. All that stands in
@@ -15,7 +15,7 @@ import re
 import sys
 import textwrap
 
-UNSHOWN = re.compile(r"^ *```cpp\n(.*?)^ *```$", re.M | re.S)
+UNSHOWN = re.compile(r"^ *```(cpp|cmake)\n(.*?)^ *```$", re.M | re.S)
 BLOCK = re.compile(r"^ *```[a-z]+ file=(\S+)\n(.*?)^ *```$", re.M | re.S)
 EXAMPLES = "tests/docs/docstring_examples.cpp"
 EXAMPLE = re.compile(r"^ *// example: (\S+)\n(.*?)^ *// end$", re.M | re.S)
@@ -58,8 +58,12 @@ def check(name: str, page: str, root: pathlib.Path) -> tuple[list[str], int]:
             problems.append(f"{name}: the block that begins with `{first}` is not in {path}, or not any more")
         if len(block.splitlines()) > SCREEN and pathlib.Path(name).name.startswith("own_"):
             problems.append(f"{name}: the block that begins with `{first}` is longer than a screen")
-    # README.md begins with a whole program, which tests/package/readme.py copies and builds.
-    for block in UNSHOWN.findall(page)[1 if name == "README.md" else 0:] if not name.startswith("reference/") else ():
+    # tests/package/readme.py copies and builds the first C++ and the first CMake of README.md: a whole program and its project.
+    built = {"cpp", "cmake"} if name == "README.md" else set()
+    for language, block in UNSHOWN.findall(page) if not name.startswith("reference/") else ():
+        if language in built:
+            built.remove(language)
+            continue
         first = block.strip().splitlines()[0]
         problems.append(f"{name}: the block that begins with `{first}` is no file's: nothing compiles it")
     if pathlib.Path(name).name.startswith("own_") and not blocks:
@@ -95,6 +99,9 @@ def self_test() -> None:
     assert check("x.md", "```cpp\nint a;\n```\n", here)[0] == ["x.md: the block that begins with `int a;` is no file's: "
                                                               "nothing compiles it"]
     assert len(check("x.md", "- a\n\n  ```cpp\n  int a;\n  ```\n", here)[0]) == 1
+    assert len(check("x.md", "```cmake\nproject(a)\n```\n", here)[0]) == 1
+    readme = "```cpp\nint a;\n```\n```cmake\nproject(a)\n```\n"
+    assert check("README.md", readme, here) == ([], 0) and len(check("README.md", 2 * readme, here)[0]) == 2
     assert check("reference/x.md", "```cpp\nint a;\n```\n", here) == ([], 0)
     assert len(check("reference/x.md", "```cpp file=pages.py\nimport os\n```\n", here)[0]) == 1
     block = f"```cpp file={EXAMPLES}\nf();\n  g();\n```\n"
