@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every fuzzer, one after the other, for so many seconds each (600 by default).
 #
-#   scripts/fuzz.sh [seconds] [name …]     names: safetensors, checkpoint, idx, frames, rendezvous, secure, tables, hosts
+#   scripts/fuzz.sh [seconds] [name …]     names: those of tests/fuzz/*_fuzzer.cpp
 #
 # Begins with what is in tests/fuzz/corpus and what earlier runs have found; at the end the inputs that reach new code are
 # added to the corpus, for you to look at and commit. A crash leaves its input behind, and its path is printed.

@@ -266,6 +266,32 @@ TEST_CASE("a verdict throws as what it says", "[comm][verdict]") {
     CHECK(e.verdict().rank == 0);
 }
 
+TEST_CASE("a verdict says which process is at fault, once, and where there is room", "[comm][verdict]") {
+    failure verdict;
+    verdict.peer = 2;
+    verdict.text = std::string_view("rank 2 failed in its own code: bad data");
+    failure unknown = verdict, nobody = verdict, full = verdict;
+    ddp::detail::name_process(verdict, "pid 4711 on node3");
+    CHECK(verdict.text.view() == "rank 2 failed in its own code: bad data (rank 2: pid 4711 on node3)");
+    ddp::detail::name_process(verdict, "pid 4711 on node3");
+    CHECK(verdict.text.view() == "rank 2 failed in its own code: bad data (rank 2: pid 4711 on node3)");
+
+    ddp::detail::name_process(unknown, "");
+    CHECK(unknown.text.view() == "rank 2 failed in its own code: bad data");
+    nobody.peer = -1;
+    ddp::detail::name_process(nobody, "pid 4711 on node3");
+    CHECK(nobody.text.view() == "rank 2 failed in its own code: bad data");
+
+    std::string const long_words(full.text.chars.size() - 28, 'x');  // what is added has 28 characters
+    full.text = std::string_view(long_words);
+    failure fuller = full;
+    ddp::detail::name_process(full, "pid 4711 on node3");
+    CHECK(full.text.view() == long_words + " (rank 2: pid 4711 on node3)");
+    fuller.text = std::string_view(long_words + "x");
+    ddp::detail::name_process(fuller, "pid 4711 on node3");
+    CHECK(fuller.text.view() == long_words + "x");
+}
+
 TEST_CASE("who is late is said in words", "[comm][verdict]") {
     failure const mine = waits(0, 3, 5s, 12).record;
     failure message = mine;
@@ -294,6 +320,8 @@ TEST_CASE("who is late is said in words", "[comm][verdict]") {
                                             "receive of 8 bytes from rank 3 with tag 7 for rank 3. Rank 3 is alive and "
                                             "last entered step" +
                                             end);
+    std::string const process = detail::straggler_text(0, mine, {}, 3, none, 120s, "pid 4711 on node3");
+    CHECK(process.find("; send it (pid 4711 on node3) SIGUSR2 to see") != std::string::npos);
 }
 
 TEST_CASE("whoever of a random job is killed, frozen or late is named, whatever the others were doing",

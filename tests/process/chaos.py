@@ -42,7 +42,7 @@ import typing
 import zlib
 
 from chaos_proxy import Harm, Proxy
-from jobs import DEADLINE, SCALE, Job, check_flight_records, listening_ports, program
+from jobs import DEADLINE, SCALE, Job, check_flight_records, check_process_named, listening_ports, program
 
 FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
 FAULT_PROGRAM_MPI = program("FAULT_PROGRAM_MPI", "DDP_PROGRAMS", "fault_program_mpi")
@@ -674,6 +674,7 @@ def check_verdicts(job, plan, proxy, records):
             raise Wrong(f"another verdict than {pattern}: {texts}\n{job.story()}")
         if not plan.inproc and not plan.mpi:
             codes = {job.ranks[r].code for r in ranks}
+            check_process_named(job, next(iter(texts)))
             if codes != {1}:
                 raise Wrong(f"exit codes {codes}\n{job.story()}")
     if any(r.said("done") for r in job.ranks.values()) and "end" not in str(plan.faults):
@@ -867,11 +868,15 @@ class Crowd:
     """Strangers at every port that the ranks have ever listened on, until stopped: who is silent, who talks nonsense, who
     sends a byte a second, who says again what a rank of another job has said, who claims to be rank 1."""
 
+    slow = 20  # of those who send a byte a second: always as many
+
     def __init__(self, ports, recorded):
         claim = struct.pack("<QIIiiQ72s64s", 0x3165726770646421, 1, 0, 1, 2, 0, b"pid 1 on elsewhere", b"")
         self.words = [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(4096), recorded, claim, recorded[:40], b"\xff" * 64]
         self.held, self.refused, self.connected, self.answers = collections.deque(), 0, 0, []
         self.let_in = None  # how many were connected when the job began to train
+        self.recorded, self.drips = recorded, []  # [connection, bytes sent]
+        self.dripped, self.hung_up = 0, 0  # bytes of all of them; and how often one was hung up on
         self.stop = False
         self.go_on(ports, 5000)
         self.thread = threading.Thread(target=self.run, daemon=True)
@@ -892,6 +897,23 @@ class Crowd:
         self.held.append((s, words))
         if len(self.held) > 1000:
             self.leave(*self.held.popleft())
+
+    def drip(self):
+        """Each slow one sends the next byte of a hello; who was hung up on begins again."""
+        for drip in list(self.drips):
+            try:
+                drip[0].send(self.recorded[drip[1]:drip[1] + 1])
+                drip[1] += 1
+                self.dripped += 1
+            except OSError:
+                drip[0].close()
+                self.drips.remove(drip)
+                self.hung_up += 1
+        for turn in range(self.slow - len(self.drips)):
+            try:
+                self.drips.append([socket.create_connection(("127.0.0.1", self.ports[turn % len(self.ports)]), timeout=1), 0])
+            except OSError:
+                break  # nobody listens there any more
 
     def leave(self, s, words):
         try:
@@ -914,11 +936,7 @@ class Crowd:
             now = time.monotonic()
             if now - dripped > 1:
                 dripped = now
-                for s, _ in list(self.held)[:50]:
-                    try:
-                        s.send(b"x")
-                    except OSError:
-                        pass
+                self.drip()
             began, before, rate = self.pace
             ahead = began + (self.refused + self.connected - before) / rate - now
             if ahead > 0:
@@ -927,6 +945,8 @@ class Crowd:
     def end(self):
         self.stop = True
         self.thread.join()
+        for connection, _ in self.drips:
+            connection.close()
         while self.held:
             self.leave(*self.held.popleft())
 
@@ -966,7 +986,8 @@ def besieged(steps, recorded, rate, elsewhere=False):
                 time.sleep(0.002)
             if recorded is not None and not elsewhere:
                 crowd = Crowd(ports, recorded)
-                while crowd.connected < 1000 and time.monotonic() < end:  # before rank 1 comes
+                # Before rank 1 comes
+                while (crowd.connected < 1000 or crowd.dripped < 3 * crowd.slow) and time.monotonic() < end:
                     time.sleep(0.01)
             job.start(1)
             while not job.ranks[1].said("start"):
@@ -1016,6 +1037,8 @@ def strangers(pairs, steps, rate=1000):
                   if not words.startswith(PROOF) or len(answer) != 64]
         if len({answer[:32] for _, answer in answers}) != len(answers):
             wrong.append("a number was given twice")
+    if min(run[4].dripped for run in beside) < 3 * Crowd.slow:
+        wrong.append("too few bytes were sent slowly")
     if later := [run[4].connected - run[4].let_in for run in beside if run[4].connected > run[4].let_in + 1]:  # one may be on its way
         wrong.append(f"strangers were let in while the job trained: {later}")
     if len({run[0] for run in alone + elsewhere + beside}) != 1:
@@ -1028,7 +1051,8 @@ def strangers(pairs, steps, rate=1000):
     if descriptors[1] > descriptors[0] + 8:
         wrong.append(f"descriptors grow after the start: {descriptors}")
     taken, refused = (sum(getattr(run[4], name) for run in beside) for name in ("connected", "refused"))
-    said = (f"{taken} connections at the start, {refused} refused while {pairs} jobs train: median step {medians[0]:.2f} ms "
+    said = (f"{taken} connections at the start, {Crowd.slow} more with a byte a second (hung up on "
+            f"{sum(run[4].hung_up for run in beside)} times), {refused} refused while {pairs} jobs train: median step {medians[0]:.2f} ms "
             f"alone, {medians[1]:.2f} ms beside as many at another port (x {medians[1] / medians[0]:.3f}), {medians[2]:.2f} ms "
             f"beside those at the job's (x {medians[2] / medians[0]:.3f}); peak memory {memory[0]} and {memory[1]} KiB; "
             f"descriptors {descriptors[0]} and {descriptors[1]}")

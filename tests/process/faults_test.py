@@ -15,7 +15,7 @@ import time
 import unittest
 
 import jobs
-from jobs import DEADLINE, SCALE, Rank, check_flight_records, environment, listening_ports, program
+from jobs import DEADLINE, SCALE, Rank, check_flight_records, check_process_named, environment, listening_ports, program
 
 FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
 DDPRUN = os.environ.get("DDPRUN", "")
@@ -78,6 +78,7 @@ class FaultCase(unittest.TestCase):
             self.assertEqual(job.ranks[r].code, 1, job.story())
             self.assertIn(texts[r], job.ranks[r].err, "run_main says it too")
         check_flight_records(job.records.name, texts)
+        check_process_named(job, self.verdict)
         self.assertEqual(job.left_behind(), [], "processes are left")
         late = {r: seconds_to_error(job, r) for r in ranks}
         if max(late.values()) > bound:
@@ -135,7 +136,7 @@ class Killed(FaultCase):
                 self.strike(size, [f"{rank}:kill:slice:3"], gone(rank), [rank], "slices=3000", *words,
                             code=-signal.SIGKILL)
                 self.strike(size, [f"{rank}:throw:slice:3"],
-                            rf"^DDP-E206 remote exception: rank {rank} failed in its own code.*: the lamp fell over$",
+                            rf"^DDP-E206 remote exception: rank {rank} failed in its own code.*: the lamp fell over \(rank \d: .*\)$",
                             [rank], "slices=3000", *words, code=1)
 
     def test_when_a_bucket_has_just_been_reduced(self):
@@ -216,7 +217,7 @@ class Killed(FaultCase):
 
 class Throws(FaultCase):
     def test_in_its_own_code(self):
-        text = r"^DDP-E206 remote exception: rank {} failed in its own code.*: the lamp fell over$"
+        text = r"^DDP-E206 remote exception: rank {} failed in its own code.*: the lamp fell over \(rank \d: .*\)$"
         for phase, step in (("construct", 0), ("bind", 0), ("forward", 3), ("backward", 3), ("between", 3), ("end", 0)):
             for size, rank in ((2, 0), (3, 1), (4, 3)):
                 with self.subTest(phase=phase, size=size, rank=rank):
@@ -282,7 +283,7 @@ class BetweenMeetings(FaultCase):
                 self.in_time(attempt)
 
     def test_thrown(self):
-        text = r"^DDP-E206 remote exception: rank {} failed in its own code.*: the lamp fell over$"
+        text = r"^DDP-E206 remote exception: rank {} failed in its own code.*: the lamp fell over \(rank \d: .*\)$"
         for size, rank, strategy, phase, step in ((3, 1, "averaging", "meet", 4), (4, 3, "gossip", "backward", 3),
                                                   (3, 0, "stale", "forward", 5), (4, 1, "hierarchical", "meet", 2),
                                                   (3, 2, "elastic", "meet", 2), (4, 0, "gossip_ring", "forward", 3)):
@@ -323,7 +324,7 @@ class Late(FaultCase):
         self.late("spin", ((2, 1, "backward"), (3, 0, "between"), (4, 2, "forward")))
 
     def test_who_is_late_is_said_before_it_fails_the_job(self):
-        alive = r"; send it SIGUSR2 to see what it is doing. If nothing changes, the job fails after \d+.0 s \(timing.collective\)$"
+        alive = r"; send it \(pid \d+ on \S+, 127.0.0.1:\d+\) SIGUSR2 to see what it is doing. If nothing changes, the job fails after \d+.0 s \(timing.collective\)$"
         for phase, expected in (
                 ("between", r"^ddp: rank 0 has waited \d+.\d s in step #3 for rank 1, which has not entered it. Rank 1 is alive and last "
                             r"entered \w+ \(1 operation earlier\)" + alive),

@@ -102,6 +102,14 @@ def check_flight_records(directory, errors):
         assert len(verdicts) == 1, f"one text, and different culprits: {text}: {verdicts}"
 
 
+def check_process_named(job, text):
+    """A verdict over TCP that begins with the rank at fault says which process that is, unless it would be too long."""
+    found = re.match(r"DDP-E20[2346] [a-z ]+: rank (\d+)\b", text)
+    if found and len(text) < 540:
+        pid = job.ranks[int(found[1])].pid
+        assert text.count(f"pid {pid} on ") == 1, f"the process of rank {found[1]}, pid {pid}, is not named, or twice: {text}"
+
+
 def ways_to_write(secret):
     """How a program could write a secret of 32 bytes, whole or in half."""
     for part in (secret, secret[:16], secret[16:]):

@@ -85,12 +85,13 @@ struct flight_state {
 
 namespace detail {
 
-/// Of a line of a flight record, in which no string holds a quotation mark: they are written as \u0022.
+/// Of a line of a flight record, in which no string holds a quotation mark: they are written as \u0022. Never negative, and
+/// 0 where there is no such number.
 [[nodiscard]] inline std::int64_t number_in(std::string_view line, std::string const& key) {
     std::int64_t value = 0;
     if (auto const at = line.find("\"" + key + "\":"); at != std::string_view::npos)
         std::from_chars(line.data() + at + key.size() + 3, line.data() + line.size(), value);
-    return value;
+    return std::max<std::int64_t>(value, 0);
 }
 /// What is no plain character is shown as a question mark.
 [[nodiscard]] inline std::string text_in(std::string_view line, std::string const& key) {
@@ -126,12 +127,10 @@ namespace detail {
 
 }  // namespace detail
 
-/// What the file of one rank says.
-[[nodiscard]] inline flight_state read_flight(std::string const& path) {
+/// What the lines of one rank's record say. A line that has no end, because the rank died, is left out.
+[[nodiscard]] inline flight_state state_of_flight(std::string_view rest) {
     flight_state state;
-    std::string const text = detail::own_file(path);
     std::int64_t since = 0, last = 0;
-    std::string_view rest = text;
     for (std::size_t end; (end = rest.find('\n')) != std::string_view::npos; rest.remove_prefix(end + 1)) {
         std::string_view const line = rest.substr(0, end);
         std::string const event = detail::text_in(line, "event");
@@ -153,6 +152,11 @@ namespace detail {
     if (state.doing.empty()) state.doing = "was in the program's own code before any call";
     state.seconds = since == 0 ? 0 : static_cast<double>(last - since) * 1e-9;
     return state;
+}
+
+/// What the file of one rank says.
+[[nodiscard]] inline flight_state read_flight(std::string const& path) {
+    return state_of_flight(detail::own_file(path));
 }
 
 /// A few lines, each after a line feed and eight blanks: who did what for how long, those that did not wait first. Ranks

@@ -174,6 +174,7 @@ bool scheduler<T>::knows_verdict() {
     if (!complete && now() < patience) return false;
     if (speaker >= 0 && speaker != rank() && now() < patience + times().verdict) return false;
     failure mine = decide(all, times().collective);
+    if (mine.peer >= 0) detail::name_process(mine, process_of(transport_, mine.peer));
     mine.rank = mine.rank < 0 ? rank() : mine.rank;
     transport_.abort(mine);
     return adopt(mine);
@@ -262,9 +263,10 @@ void scheduler<T>::name_stragglers() {
         int const named = absent.empty() ? mine.peer : absent.front();
         patience_ =
             std::max<nanoseconds>(times().straggler, std::min<nanoseconds>(2 * patience_, times().collective / 2));
-        std::fprintf(
-            stderr, "ddp: %s\n",
-            detail::straggler_text(rank(), mine, absent, named, transport_.mark_of(named), times().collective).c_str());
+        std::fprintf(stderr, "ddp: %s\n",
+                     detail::straggler_text(rank(), mine, absent, named, transport_.mark_of(named), times().collective,
+                                            process_of(transport_, named))
+                         .c_str());
     }
 }
 

@@ -104,6 +104,19 @@ struct completion {
     bool sends = false;
     std::uint8_t state = 0;
 
+    /// Describes an operation that has just been posted: a transport's post_send and post_receive begin with it. A transport
+    /// never writes through `data` of a send.
+    void post(int to_or_from, ddp::tag const& what, std::byte const* bytes, std::size_t count, bool is_send) noexcept {
+        status = op_status::pending;
+        fingerprint = length = 0;
+        tag = what;
+        data = const_cast<std::byte*>(bytes);
+        size = count;
+        moved = 0;
+        peer = to_or_from;
+        sends = is_send;
+    }
+
     completion() = default;
     completion(completion const&) = delete;
     completion& operator=(completion const&) = delete;
@@ -289,6 +302,16 @@ template <Transport T>
         return transport.may_own_thread();
     else
         return true;
+}
+
+/// The process of a rank in words, such as "pid 4711 on node3", for what an error says of it. A transport that knows says so
+/// with `std::string_view process_of(int rank) const`; empty if it does not.
+template <Transport T>
+[[nodiscard]] std::string_view process_of([[maybe_unused]] T const& transport, [[maybe_unused]] int rank) {
+    if constexpr (requires { transport.process_of(rank); })
+        return transport.process_of(rank);
+    else
+        return {};
 }
 
 /// How messages between some ranks travel. Over TCP two ranks count as connected through memory if they see each other's memory

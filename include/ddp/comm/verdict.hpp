@@ -4,6 +4,7 @@
 
 #include <span>
 #include <string>
+#include <string_view>
 
 #include <ddp/comm/fault.hpp>
 #include <ddp/comm/transport.hpp>
@@ -36,11 +37,14 @@ private:
 [[nodiscard]] failure decide(std::span<report const> reports, nanoseconds collective);
 
 namespace detail {
+/// Adds to a verdict that names a culprit which process that is, if there is room and the text does not say so already.
+void name_process(failure& verdict, std::string_view process);
+
 /// The line that a rank prints after a long wait. `mine` is its wait, `absent` are the ranks that have not entered the
-/// same operation, `named` is the first of them (or, if there are none, the rank that is awaited), and `last` is what
-/// `named` has entered.
+/// same operation, `named` is the first of them (or, if there are none, the rank that is awaited), `last` is what
+/// `named` has entered, and `process` its process (see process_of).
 [[nodiscard]] std::string straggler_text(int rank, failure const& mine, std::span<int const> absent, int named,
-                                         mark const& last, nanoseconds collective);
+                                         mark const& last, nanoseconds collective, std::string_view process = {});
 }  // namespace detail
 
 }  // namespace ddp

@@ -53,6 +53,7 @@ public:
     // Refinements. If the transport lacks one, these do nothing and return neutral values.
     [[nodiscard]] bool may_own_thread() const { return held_->may_own_thread(); }
     [[nodiscard]] bool shares_cores() const { return held_->shares_cores(); }
+    [[nodiscard]] std::string_view process_of(int rank) const { return held_->process_of(rank); }
     void pace(nanoseconds least) { held_->pace(least); }
     [[nodiscard]] bool still_writes() const { return held_->still_writes(); }
     [[nodiscard]] std::uint64_t host() const { return held_->host(); }
@@ -82,6 +83,7 @@ private:
         virtual time_point now() const = 0;
         virtual bool may_own_thread() const = 0;
         virtual bool shares_cores() const = 0;
+        virtual std::string_view process_of(int) const = 0;
         virtual void pace(nanoseconds) = 0;
         virtual bool still_writes() const = 0;
         virtual std::uint64_t host() const = 0;
@@ -117,6 +119,7 @@ private:
         time_point now() const override { return of->now(); }
         bool may_own_thread() const override { return ddp::may_own_thread(*of); }
         bool shares_cores() const override { return ddp::shares_cores(*of); }
+        std::string_view process_of(int rank) const override { return ddp::process_of(*of, rank); }
         void pace([[maybe_unused]] nanoseconds least) override {
             if constexpr (requires { of->pace(least); }) of->pace(least);
         }

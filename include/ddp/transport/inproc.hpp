@@ -140,7 +140,7 @@ public:
     void wake();
 
 private:
-    void prepare(completion& done, int peer, tag what, std::byte* data, std::size_t bytes, bool sends);
+    void expect_other(int peer) const;
     static completion* find(completion_list const& list, identity const& id) noexcept;
     static void copy(completion const& from, completion& to) noexcept;
     static void look(inproc_world::station const& here, time_point until) noexcept;

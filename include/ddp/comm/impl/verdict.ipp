@@ -140,8 +140,15 @@ inline constexpr char const* both_alive =
 
 namespace detail {
 
+[[gnu::cold]] DDP_DECL void name_process(failure& verdict, std::string_view process) {
+    std::string_view const text = verdict.text.view();
+    if (verdict.peer < 0 || process.empty() || text.find(process) != text.npos) return;
+    std::string const longer = concat({text, " (", rank_text(verdict.peer), ": ", process, ")"});
+    if (longer.size() <= verdict.text.chars.size()) verdict.text = std::string_view(longer);
+}
+
 [[gnu::cold]] DDP_DECL std::string straggler_text(int rank, failure const& mine, std::span<int const> absent, int named,
-                                                  mark const& last, nanoseconds collective) {
+                                                  mark const& last, nanoseconds collective, std::string_view process) {
     constexpr std::size_t most = 8;
     std::string others;
     for (std::size_t k = 1; k < std::min(absent.size(), most); ++k) others += concat({", ", absent[k]});
@@ -163,8 +170,9 @@ namespace detail {
     if (heard && !all_are_here)
         alive += entered.empty() ? " and has entered nothing yet" : concat({" and last entered ", entered, earlier});
     return concat({rank_text(rank), " has waited ", seconds_text(mine.waited_ns), " in ", mine.entered.name.view(),
-                   " for ", others.empty() ? "rank " : "ranks ", named, others, which, alive,
-                   "; send it SIGUSR2 to see what it is doing. If nothing changes, the job fails after ",
+                   " for ", others.empty() ? "rank " : "ranks ", named, others, which, alive, "; send it ",
+                   process.empty() ? "" : "(", process, process.empty() ? "" : ") ",
+                   "SIGUSR2 to see what it is doing. If nothing changes, the job fails after ",
                    seconds_text(static_cast<std::uint64_t>(collective.count())), " (timing.collective)"});
 }
 

@@ -373,10 +373,14 @@ namespace detail {
         paths.tell();
         long const here = 1 + std::count_if(met.begin(), met.end(), [](auto const& c) { return c.same_host; });
         if (here > detail::usable_cores(cores, detail::core_quota())) framing.looks = 0;
+        auto const name_of = [&](int rank) {
+            detail::peer_address const& a = addresses[static_cast<std::size_t>(rank)];
+            return a.who + ", " + detail::text_of(a.at);
+        };
+        framing.name = name_of(j.rank);
         for (auto& c : met) {
-            detail::peer_address const& a = addresses[static_cast<std::size_t>(c.rank)];
             detail::choose_congestion_control(c.stream.descriptor(), options.congestion, c.same_host);
-            peers.push_back({c.rank, std::move(c.stream), a.who + ", " + detail::text_of(a.at),
+            peers.push_back({c.rank, std::move(c.stream), name_of(c.rank),
                              between_ranks == nullptr && !c.same_host});  // a channel finds changed bytes itself
         }
         if (server != nullptr) server->finish();  // the last answers may still be on their way

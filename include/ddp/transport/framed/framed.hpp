@@ -112,6 +112,10 @@ public:
     [[nodiscard]] bool in_memory(int peer) const { return link_to(peer).in_memory(); }  ///< of bytes for this peer
     /// Whether payloads to and from this peer carry a checksum: if they leave the host and nothing else protects them.
     [[nodiscard]] bool checked(int peer) const { return link_to(peer).checked; }
+    /// framed_options::name or framed_peer::name.
+    [[nodiscard]] std::string_view process_of(int rank) const {
+        return rank == rank_ ? options_.name : link_to(rank).name;
+    }
     /// See PathTransport.
     [[nodiscard]] std::optional<bool> through_memory(int a, int b) const {
         return a == b || (!options_.paths.empty() && options_.paths[index(a)] == options_.paths[index(b)]);
@@ -123,15 +127,14 @@ public:
 
     void post_send(int peer, tag what, const_bytes out, completion& done) {
         link& l = link_to(peer);
-        // The node is shared by both directions; a send never writes through it.
-        prepare(done, peer, what, const_cast<std::byte*>(out.data()), out.size(), true);
+        done.post(peer, what, out.data(), out.size(), true);
         if (aborted_ || left_) return end(done, op_status::aborted);
         if (l.gone) return end(done, op_status::closed);
         l.out.post(done);
     }
     void post_receive(int peer, tag what, mutable_bytes in, completion& done) {
         link& l = link_to(peer);
-        prepare(done, peer, what, in.data(), in.size(), false);
+        done.post(peer, what, in.data(), in.size(), false);
         if (aborted_ || left_) return end(done, op_status::aborted);
         if (l.gone && !l.in.has_complete(what.id)) return end(done, op_status::closed);
         l.in.post(done, ready_);
@@ -251,16 +254,6 @@ private:
     link& link_to(int peer) const {
         DDP_EXPECTS(peer >= 0 && peer < size() && peer != rank_, "framed: the peer must be another rank of the group");
         return *by_rank_[index(peer)];
-    }
-    static void prepare(completion& node, int peer, tag const& what, std::byte* data, std::size_t size,
-                        bool sends) noexcept {
-        node.status = op_status::pending;
-        node.tag = what;
-        node.data = data;
-        node.size = size;
-        node.moved = 0;
-        node.peer = peer;
-        node.sends = sends;
     }
     void end(completion& node, op_status status) noexcept {
         node.status = status;

@@ -26,6 +26,7 @@ struct framed_peer {
 /// Options of a framed transport. `job`, `early_bytes` and `paths` must be the same on all ranks.
 struct framed_options {
     timing times = {};      ///< of heartbeats, silence and the end
+    std::string name = {};  ///< this rank's own, as its peers' framed_peer::name
     std::uint64_t job = 0;  ///< a number for the job; frames of another job are refused (DDP-E207)
     /// Bytes for each peer, for messages that arrive before their receive. 0: 16 MiB for all together, but at least 1
     /// MiB for each.

@@ -80,7 +80,8 @@ DDP_DECL inproc_transport::~inproc_transport() {
     if (!aborted_) world_->announce(rank_, {.is = report::state::left});
 }
 DDP_DECL void inproc_transport::post_send(int peer, tag what, const_bytes out, completion& done) {
-    prepare(done, peer, what, const_cast<std::byte*>(out.data()), out.size(), true);
+    expect_other(peer);
+    done.post(peer, what, out.data(), out.size(), true);
     inproc_world::station& there = world_->at(peer);
     completion* match = nullptr;
     {
@@ -107,7 +108,8 @@ DDP_DECL void inproc_transport::post_send(int peer, tag what, const_bytes out, c
     finish(done);
 }
 DDP_DECL void inproc_transport::post_receive(int peer, tag what, mutable_bytes in, completion& done) {
-    prepare(done, peer, what, in.data(), in.size(), false);
+    expect_other(peer);
+    done.post(peer, what, in.data(), in.size(), false);
     inproc_world::station& here = world_->at(rank_);
     inproc_world::inbox& box = here.from[static_cast<std::size_t>(peer)];
     completion* match = nullptr;
@@ -174,17 +176,8 @@ DDP_DECL void inproc_transport::wake() {
     here.woken = true;
     inproc_world::stir(here);
 }
-DDP_DECL void inproc_transport::prepare(completion& done, int peer, tag what, std::byte* data, std::size_t bytes,
-                                        bool sends) {
+DDP_DECL void inproc_transport::expect_other(int peer) const {
     DDP_EXPECTS(peer >= 0 && peer < size() && peer != rank_, "post to another rank of this world");
-    done.status = op_status::pending;
-    done.peer = peer;
-    done.tag = what;
-    done.data = data;
-    done.size = bytes;
-    done.sends = sends;
-    done.fingerprint = 0;
-    done.length = 0;
 }
 DDP_DECL completion* inproc_transport::find(completion_list const& list, identity const& id) noexcept {
     completion* node = list.front();

@@ -144,7 +144,7 @@ private:
     using slot = detail::mpi::slot;
     using transfer = detail::mpi::transfer;
 
-    void prepare(completion& done, int peer, tag const& what, std::byte* data, std::size_t bytes, bool sends);
+    void prepare(completion& done, int peer, tag const& what, std::byte const* data, std::size_t bytes, bool sends);
     [[nodiscard]] std::size_t pieces(std::size_t bytes) const noexcept {
         return (bytes + options_.piece_bytes - 1) / options_.piece_bytes;
     }

@@ -28,11 +28,13 @@ public:
     [[nodiscard]] virtual_world& world() noexcept { return *world_; }
 
     void post_send(int peer, tag what, const_bytes out, completion& done) {
-        prepare(done, peer, what, const_cast<std::byte*>(out.data()), out.size(), true);
+        expect_other(peer);
+        done.post(peer, what, out.data(), out.size(), true);
         world_->send(rank_, peer, what, done);
     }
     void post_receive(int peer, tag what, mutable_bytes in, completion& done) {
-        prepare(done, peer, what, in.data(), in.size(), false);
+        expect_other(peer);
+        done.post(peer, what, in.data(), in.size(), false);
         world_->receive(rank_, peer, what, done);
     }
     bool progress(time_point until) { return world_->progress(rank_, until); }
@@ -52,16 +54,8 @@ public:
     }
 
 private:
-    void prepare(completion& done, int peer, tag what, std::byte* data, std::size_t bytes, bool sends) const {
+    void expect_other(int peer) const {
         DDP_EXPECTS(peer >= 0 && peer < size() && peer != rank_, "post to another rank of this world");
-        done.status = op_status::pending;
-        done.peer = peer;
-        done.tag = what;
-        done.data = data;
-        done.size = bytes;
-        done.sends = sends;
-        done.fingerprint = 0;
-        done.length = 0;
     }
 
     std::shared_ptr<virtual_world> world_;

@@ -71,24 +71,16 @@ DDP_DECL mpi_transport::~mpi_transport() {
     while (!ended_.empty()) run_ended(ended_count_);
 }
 
-DDP_DECL void mpi_transport::prepare(completion& done, int peer, tag const& what, std::byte* data, std::size_t bytes,
-                                     bool sends) {
+DDP_DECL void mpi_transport::prepare(completion& done, int peer, tag const& what, std::byte const* data,
+                                     std::size_t bytes, bool sends) {
     DDP_EXPECTS(peer >= 0 && peer < size() && peer != rank(), "post to another rank of this communicator");
     session_->requests.make_room(1 + pieces(bytes));
-    done.status = op_status::pending;
-    done.peer = peer;
-    done.tag = what;
-    done.data = data;
-    done.size = bytes;
-    done.sends = sends;
-    done.moved = 0;  // here: MPI requests still in flight
-    done.fingerprint = 0;
-    done.length = 0;
+    done.post(peer, what, data, bytes, sends);  // done.moved, here: MPI requests still in flight
 }
 
 /// If `out` fits an envelope, it is sent before this returns; the completion still runs in progress().
 DDP_DECL void mpi_transport::post_send(int peer, tag what, const_bytes out, completion& done) {
-    prepare(done, peer, what, const_cast<std::byte*>(out.data()), out.size(), true);
+    prepare(done, peer, what, out.data(), out.size(), true);
     if (aborted_) return finish(done, op_status::aborted);
     auto const to = static_cast<std::size_t>(peer);
     if (gone_[to]) return finish(done, op_status::closed);
