@@ -67,7 +67,7 @@
 #include <ddp/exchange/sparse.hpp>
 #include <ddp/nn/nn.hpp>
 #include <ddp/rendezvous/run_secure.hpp>
-#if defined(DDP_DOOR_MPI)
+#if defined(DDP_WITH_MPI)
 #include <ddp/rendezvous/run_mpi.hpp>
 #endif
 
@@ -501,7 +501,7 @@ int main(int argc, char** argv) {
     auto const body = [&](ddp::communicator<>& comm) {
         if (!measure(with, comm)) good = false;
     };
-#if defined(DDP_DOOR_MPI)
+#if defined(DDP_WITH_MPI)
     int const code = ddp::run_main<ddp::threads, ddp::secure_tcp, ddp::mpi>(how, body);
 #else
     int const code = ddp::run_main<ddp::threads, ddp::secure_tcp>(how, body);

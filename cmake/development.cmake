@@ -52,7 +52,7 @@ mark_as_advanced(DDP_TEST_PROGRAM_A_FILE)
 set(DDP_STANDARD_HEADERS <algorithm> <array> <atomic> <charconv> <chrono> <condition_variable> <coroutine> <cstdint> <functional> <list>
   <map> <memory> <mutex> <numeric> <optional> <random> <span> <sstream> <string> <thread> <unordered_map> <variant> <vector>)
 function(ddp_once_in_parts result)
-  file(STRINGS "${PROJECT_SOURCE_DIR}/src/ddp.cpp" lines REGEX "^#(include <ddp/[a-z]+/|if defined\\(DDP_DOOR|endif)")
+  file(STRINGS "${PROJECT_SOURCE_DIR}/src/ddp.cpp" lines REGEX "^#(include <ddp/[a-z]+/|if defined\\(DDP_WITH_|endif)")
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/ddp.cpp")
   set(door "")
   set(parts "")

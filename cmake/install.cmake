@@ -7,7 +7,7 @@ install(TARGETS ddp ddp_compiled ddp_conformance EXPORT ddp-targets FILE_SET HEA
 cmake_path(GET DDP_COMPILED_SOURCE PARENT_PATH source_dir)
 install(FILES "${PROJECT_SOURCE_DIR}/src/ddp.cpp" DESTINATION "${source_dir}" COMPONENT dev)
 install(EXPORT ddp-targets NAMESPACE ddp:: DESTINATION "${package_dir}" COMPONENT dev)
-foreach(door IN LISTS DDP_DOORS)  # an export of its own each: the others' libraries need not exist where one is used
+foreach(door IN LISTS DDP_COMPONENTS)  # an export of its own each: the others' libraries need not exist where one is used
   install(TARGETS ddp_${door} EXPORT ddp-${door}-targets FILE_SET HEADERS COMPONENT dev)
   install(EXPORT ddp-${door}-targets NAMESPACE ddp:: DESTINATION "${package_dir}" COMPONENT dev)
 endforeach()
@@ -17,7 +17,7 @@ configure_package_config_file(cmake/ddp-config.cmake.in "${PROJECT_BINARY_DIR}/d
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/ddp-config-version.cmake"
   COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)  # until 1.0, a minor version may break
 install(FILES "${PROJECT_BINARY_DIR}/ddp-config.cmake" "${PROJECT_BINARY_DIR}/ddp-config-version.cmake"
-  "${PROJECT_SOURCE_DIR}/cmake/ddp-doors.cmake" DESTINATION "${package_dir}" COMPONENT dev)
+  "${PROJECT_SOURCE_DIR}/cmake/ddp-components.cmake" DESTINATION "${package_dir}" COMPONENT dev)
 
 # ddp_pkg_config(<name> <description> [REQUIRES …] [PRIVATE …] [CFLAGS …] [LIBS …]): a pkg-config file; a package that is
 # included and not linked is private. Its variable `source` is the file that -DDDP_SEPARATE_COMPILATION asks for.
@@ -33,12 +33,12 @@ function(ddp_pkg_config name description)
 endfunction()
 ddp_pkg_config(ddp "${PROJECT_DESCRIPTION}" CFLAGS "-I\${includedir}" -pthread LIBS -pthread)
 ddp_pkg_config(ddp-tcp "ddp between processes, by Boost.Asio's headers and xxHash's" REQUIRES ddp PRIVATE libxxhash
-  CFLAGS -DDDP_DOOR_TCP)
-ddp_pkg_config(ddp-secure "ddp between hosts with a secret, by OpenSSL" REQUIRES ddp-tcp openssl CFLAGS -DDDP_DOOR_SECURE)
-ddp_pkg_config(ddp-nn "ddp's layers, on Eigen" REQUIRES ddp eigen3 CFLAGS -DDDP_DOOR_NN)
-ddp_pkg_config(ddp-gzip "ddp's reader of compressed files, on zlib" REQUIRES ddp zlib CFLAGS -DDDP_DOOR_GZIP)
+  CFLAGS -DDDP_WITH_TCP)
+ddp_pkg_config(ddp-secure "ddp between hosts with a secret, by OpenSSL" REQUIRES ddp-tcp openssl CFLAGS -DDDP_WITH_SECURE)
+ddp_pkg_config(ddp-nn "ddp's layers, on Eigen" REQUIRES ddp eigen3 CFLAGS -DDDP_WITH_NN)
+ddp_pkg_config(ddp-gzip "ddp's reader of compressed files, on zlib" REQUIRES ddp zlib CFLAGS -DDDP_WITH_GZIP)
 ddp_pkg_config(ddp-mpi "ddp over MPI; compile with MPI's own wrapper, mpicxx" REQUIRES ddp
-  CFLAGS -D${DDP_mpi_DEFINITIONS} -DDDP_DOOR_MPI LIBS -lboost_mpi -lboost_serialization)
+  CFLAGS -D${DDP_mpi_DEFINITIONS} -DDDP_WITH_MPI LIBS -lboost_mpi -lboost_serialization)
 
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}" COMPONENT license)
 

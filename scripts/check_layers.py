@@ -5,7 +5,7 @@
  - heavy libraries are included by doors only (cmake/doors.txt), and each door by doors only
  - the umbrella ddp/ddp.hpp opens no door; no header asks what there is (#if DDP_HAVE...)
  - definitions in <room>/impl/x.ipp belong to the room and door of <room>/x.hpp; that header includes them, unless they are
-   compiled once, and src/ddp.cpp, which defines DDP_DOOR_… for a door's; nobody else does
+   compiled once, and src/ddp.cpp, which defines DDP_WITH_… for a door's; nobody else does
  - whoever compiles as C++17 is told so, whichever header comes first: a header without others of ours, and one with <coroutine>,
    begins with ddp/core/language.hpp
  - every header has `#pragma once`, begins with `/// \\file`, includes nothing twice or in a circle, and has at most 400 lines
@@ -103,12 +103,12 @@ def check_include(header, kind, included, known, doors):
 
 
 def check_compiled_once(root, files, doors):
-    """src/ddp.cpp includes every .ipp file, a door's inside #if defined(DDP_DOOR_...); each header ends with its own."""
+    """src/ddp.cpp includes every .ipp file, a door's inside #if defined(DDP_WITH_...); each header ends with its own."""
     source = root / "src" / "ddp.cpp"
     problems, door, found = [], None, {}
     for line in source.read_text().splitlines() if source.is_file() else []:
         if re.match(r"\s*#\s*if", line):
-            name = re.match(r"\s*#\s*if defined\(DDP_DOOR_([A-Z]+)\)$", line)
+            name = re.match(r"\s*#\s*if defined\(DDP_WITH_([A-Z]+)\)$", line)
             door = name[1].lower() if name else None
         elif re.match(r"\s*#\s*endif", line):
             door = None
@@ -200,7 +200,7 @@ def self_test():
     source = "../../src/ddp.cpp"
     base = {
         source: "#define DDP_SOURCE_FILE\n#include <ddp/comm/impl/framed.ipp>\n"
-        + "#if defined(DDP_DOOR_TCP)\n#include <ddp/comm/impl/tcp.ipp>\n#endif\n",
+        + "#if defined(DDP_WITH_TCP)\n#include <ddp/comm/impl/tcp.ipp>\n#endif\n",
         "core/language.hpp": bare,
         "core/error.hpp": good + "#include <string>\n#include <sys/socket.h>\n",
         "comm/framed.hpp": good + "#include <ddp/core/error.hpp>\n// #include <boost/asio.hpp>\n" + ends_with("comm/impl/framed.ipp"),

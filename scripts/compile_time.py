@@ -39,7 +39,7 @@ def main() -> None:
     def command(tree: pathlib.Path, source: pathlib.Path, *definitions: str) -> list[str]:
         return [options.compiler, "-std=c++20", "-O2", f"-I{tree / 'include'}", *eigen, *definitions, "-c", str(source)]
 
-    once = ["-DDDP_SEPARATE_COMPILATION", "-DDDP_DOOR_TCP", "-DDDP_DOOR_NN"]
+    once = ["-DDDP_SEPARATE_COMPILATION", "-DDDP_WITH_TCP", "-DDDP_WITH_NN"]
     cases = [
         ("the quick start, headers alone", command(ROOT, ROOT / PROGRAM)),
         ("the quick start, with `ddp::compiled`", command(ROOT, ROOT / PROGRAM, *once)),

@@ -21,6 +21,6 @@ arch=native
 g++ -std=c++20 -O2 -march=$arch -c -Wall -Wextra -Werror -Iinclude -I/usr/include/eigen3 -o build/headers/quick_start.o examples/quick_start.cpp
 optimized=(g++ -std=c++20 -O2 -march="$arch" -c -Wall -Wextra -Werror -Iinclude "${includes[@]}" -DDDP_SEPARATE_COMPILATION -DOMPI_SKIP_MPICXX)
 "${optimized[@]}" -o build/headers/every_header.o build/headers/every_header.cpp
-"${optimized[@]}" -DDDP_DOOR_{TCP,SECURE,NN,GZIP,MPI} -o build/headers/ddp.o src/ddp.cpp
+"${optimized[@]}" -DDDP_WITH_{TCP,SECURE,NN,GZIP,MPI} -o build/headers/ddp.o src/ddp.cpp
 find benchmarks -name '*.cpp' -print0 | xargs -0 -n 4 -P "$jobs" clang++-19 -std=c++20 -fsyntax-only \
     "${warnings[@]}" -Iinclude "${includes[@]}" -DDDP_SEPARATE_COMPILATION -DOMPI_SKIP_MPICXX

@@ -1,6 +1,6 @@
 // What the headers leave out with DDP_SEPARATE_COMPILATION, the definitions that depend on no type of the user's: compiled
-// once into a program, with that definition, with the flags of its other files, and with DDP_DOOR_TCP, DDP_DOOR_MPI, … for
-// the doors it opens. In CMake target_link_libraries(app PRIVATE ddp::compiled ddp::tcp) says all of it. See
+// once into a program, with that definition, with the flags of its other files, and with DDP_WITH_TCP, DDP_WITH_MPI, … for
+// the components it uses. In CMake target_link_libraries(app PRIVATE ddp::compiled ddp::tcp) says all of it. See
 // docs/compiling.md.
 #if !defined(DDP_SEPARATE_COMPILATION)
 #error "src/ddp.cpp is for programs compiled with -DDDP_SEPARATE_COMPILATION; the others need headers alone"
@@ -65,22 +65,22 @@
 #include <ddp/transport/shm/impl/memory_limits.ipp>
 #include <ddp/transport/virtual/impl/virtual_world.ipp>
 
-#if defined(DDP_DOOR_TCP)
+#if defined(DDP_WITH_TCP)
 #include <ddp/rendezvous/impl/bootstrap.ipp>
 #include <ddp/rendezvous/impl/run_tcp.ipp>
 #endif
 
-#if defined(DDP_DOOR_SECURE)
+#if defined(DDP_WITH_SECURE)
 #include <ddp/rendezvous/impl/run_secure.ipp>
 #include <ddp/rendezvous/impl/secure_channel.ipp>
 #endif
 
-#if defined(DDP_DOOR_MPI)
+#if defined(DDP_WITH_MPI)
 #include <ddp/rendezvous/impl/run_mpi.ipp>
 #include <ddp/transport/mpi/impl/mpi.ipp>
 #endif
 
-#if defined(DDP_DOOR_NN)
+#if defined(DDP_WITH_NN)
 #include <ddp/nn/nn.hpp>
 
 #include <ddp/nn/impl/layer.ipp>

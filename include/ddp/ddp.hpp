@@ -1,6 +1,6 @@
 /// \file
-/// Everything that needs only the standard library. Doors are included on their own: <ddp/rendezvous/run_tcp.hpp> (Asio),
-/// <ddp/rendezvous/run_mpi.hpp> (MPI), <ddp/nn/nn.hpp> (Eigen), <ddp/data/gzip.hpp> (zlib).
+/// Everything that needs only the standard library. Headers that need another library are included on their own:
+/// <ddp/rendezvous/run_tcp.hpp> (Asio), <ddp/rendezvous/run_mpi.hpp> (MPI), <ddp/nn/nn.hpp> (Eigen), <ddp/data/gzip.hpp> (zlib).
 #pragma once
 
 #include <ddp/core/language.hpp>  // first

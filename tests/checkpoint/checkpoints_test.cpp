@@ -33,6 +33,7 @@
 #include "support/catch.hpp"
 #include "support/no_room_for_stacks.hpp"
 #include "support/on_ranks.hpp"
+#include "support/sanitizers.hpp"
 #include "train/scripted_model.hpp"
 
 using namespace ddp;
@@ -657,7 +658,7 @@ TEST_CASE(
     };
     for (std::size_t from = 0; from < sides.size(); ++from)
         for (std::size_t to = 0; to < sides.size(); ++to) {
-            if (fewer != 1 && (from + to) % 3 != 0) continue;
+            if ((from + to) % 3 != 0 && sanitizers_leave_out("two of three pairs of sides")) continue;
             auto const& [name, optimizer] = every[(from + to) % every.size()];
             CAPTURE(from, to, name);
             scratch_directory const scratch;

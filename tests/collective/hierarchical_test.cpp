@@ -121,6 +121,8 @@ task<> checked(std::size_t what, shape const* of, on_type* on, failures* wrong) 
         case 3: return both_ways<maximum, double>(of, on, wrong);
         case 4: return both_ways<sum, std::int64_t>(of, on, wrong);
         case 5: return both_ways<composition, std::uint32_t>(of, on, wrong);
+        case 6: return both_ways<maximum, std::int32_t>(of, on, wrong);
+        case 7: return both_ways<sum, std::uint64_t>(of, on, wrong);
         default: return both_ways<sum, float>(of, on, wrong);
     }
 }
@@ -132,7 +134,7 @@ TEST_CASE("the oracle's bits by hosts: any placement, size, operation and type, 
     for (std::uint64_t seed = 0; seed < 1500 / fewer; ++seed) {
         test_bits random(seed, 0);
         shape const s = drawn(random);
-        std::size_t const what = random.next() % 8;
+        std::size_t const what = random.next() % 10;
         CAPTURE(seed, what, s.hosts, s.count, s.chunk_bytes, s.windows);
         virtual_cluster cluster(static_cast<int>(s.hosts.size()),
                                 {.latency = 20us,

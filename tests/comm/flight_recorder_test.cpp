@@ -247,7 +247,9 @@ TEST_CASE("SIGUSR2 writes a flight record, unless the program has a use for that
         ::raise(SIGUSR2);  // the job has not come together: there is nothing to write
         {
             flight_recorder ring(0, 1, "test");
+            CHECK_FALSE(ring.answers_signal());
             detail::flight_signal::target const whose(ring);
+            CHECK(ring.answers_signal());
             ring.record(flight::phase, 1, 0, 0, "forward");
             errno = 77;
             ::raise(SIGUSR2);
@@ -272,6 +274,9 @@ TEST_CASE("SIGUSR2 writes a flight record, unless the program has a use for that
     {
         detail::flight_signal const on_request;
         CHECK(handler() == own);
+        flight_recorder ring(0, 1, "test");
+        detail::flight_signal::target const whose(ring);
+        CHECK_FALSE(ring.answers_signal());
         ::raise(SIGUSR2);
     }
     CHECK(handler() == own);

@@ -2,8 +2,10 @@
 #include <malloc.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -60,6 +62,20 @@ virtual_lane next(scheduler<virtual_transport>& on, group& of) {
     return {on, of, what.id, of.history()};
 }
 
+/// An allreduce by another operation than a sum.
+template <class Op, class E>
+task<> by_every_algorithm(scheduler<virtual_transport>* on, group* of, std::vector<std::vector<E>> const* terms,
+                          test::failures* wrong) {
+    std::vector<E> const expected = reference_reduce<Op>(*terms);
+    for (auto const& [name, algorithm] : test::algorithms()) {
+        if (!algorithm.canonical && std::same_as<Op, product> && std::floating_point<E>) continue;
+        std::vector<E> mine = (*terms)[static_cast<std::size_t>(of->rank())];
+        virtual_lane const over = next(*on, *of);
+        co_await any_allreduce::combine(algorithm, over, std::span<E>(mine), Op{});
+        test::note(*wrong, name + ", " + Op::name, test::compare(mine, expected));
+    }
+}
+
 template <class E>
 task<> every_collective(scheduler<virtual_transport>* on, group* of, test::failures* wrong) {
     std::size_t const ranks = static_cast<std::size_t>(of->size()), me = static_cast<std::size_t>(of->rank());
@@ -78,18 +94,26 @@ task<> every_collective(scheduler<virtual_transport>* on, group* of, test::failu
         co_await any_allreduce::sum(algorithm, over, std::span<E>(mine));
         test::note(*wrong, name, test::compare(mine, ordered(algorithm) ? expected : in_any_order));
     }
+    if constexpr (std::floating_point<E>) {
+        co_await by_every_algorithm<minimum>(on, of, &terms, wrong);
+        co_await by_every_algorithm<product>(on, of, &terms, wrong);
+    } else {
+        co_await by_every_algorithm<maximum>(on, of, &terms, wrong);
+    }
     std::vector<std::size_t> even(ranks + 1), counts(ranks), to_me(ranks, 3 * me);
     detail::even_cuts(terms[me].size(), 1, even);
     for (std::size_t r = 0; r < ranks; ++r) counts[r] = 3 * r;  // of rank r: rank 0 brings nothing
-    for (auto const& [name, algorithm] : test::algorithms()) {
-        std::vector<E> summed = ordered(algorithm) ? terms[me] : small[me];
-        std::span<E const> const right = ordered(algorithm) ? expected : in_any_order;
-        virtual_lane const over = next(*on, *of);
-        co_await any_allreduce::reduce(algorithm, over, reduction<E, sum>{.data = summed, .cuts = even});
-        std::size_t const first = even[me], length = even[me + 1] - first;
-        test::note(*wrong, name + ", reduce_scatter",
-                   test::compare(std::span<E const>(summed).subspan(first, length), right.subspan(first, length)));
-    }
+    std::array<std::vector<std::size_t>, 2> const ways{even, test::uneven_cuts(terms[me].size(), of->size())};
+    for (std::vector<std::size_t> const& cuts : ways)
+        for (auto const& [name, algorithm] : test::algorithms()) {
+            std::vector<E> summed = ordered(algorithm) ? terms[me] : small[me];
+            std::span<E const> const right = ordered(algorithm) ? expected : in_any_order;
+            virtual_lane const over = next(*on, *of);
+            co_await any_allreduce::reduce(algorithm, over, reduction<E, sum>{.data = summed, .cuts = cuts});
+            std::size_t const first = cuts[me], length = cuts[me + 1] - first;
+            test::note(*wrong, name + ", reduce_scatter",
+                       test::compare(std::span<E const>(summed).subspan(first, length), right.subspan(first, length)));
+        }
     for (bool const evenly : {true, false}) {
         std::vector<std::size_t> const each = evenly ? std::vector<std::size_t>(ranks, 5) : counts,
                                        elements = detail::cuts_of(each, 1);
@@ -101,6 +125,12 @@ task<> every_collective(scheduler<virtual_transport>* on, group* of, test::failu
         co_await detail::direct_all_gather(over, as_mutable_bytes(std::span<E>(gathered)),
                                            detail::cuts_of(each, sizeof(E)));
         test::note(*wrong, evenly ? "all_gather" : "all_gather by counts", test::compare(gathered, all));
+        if (!evenly) continue;
+        std::vector<E> doubling(all.size());
+        std::copy_n(terms[me].begin(), 5, doubling.begin() + static_cast<std::ptrdiff_t>(5 * me));
+        virtual_lane const in_rounds = next(*on, *of);
+        co_await detail::bruck_all_gather(in_rounds, as_mutable_bytes(std::span<E>(doubling)), 5 * sizeof(E));
+        test::note(*wrong, "all_gather in rounds", test::compare(doubling, all));
     }
     {  // 3r values of each rank for rank r
         std::vector<E> out, in(3 * me * ranks), all;

@@ -297,7 +297,7 @@ TEST_CASE("who is late is said in words", "[comm][verdict]") {
     failure message = mine;
     message.entered = {.name = std::string_view("receive of 8 bytes from rank 3 with tag 7")};
     auto const text = [](failure const& of, std::vector<int> const& absent, int named, mark const& last) {
-        return detail::straggler_text(0, of, absent, named, last, 120s);
+        return detail::straggler_text(0, of, absent, named, last, 120s, true);
     };
     mark const step{.number = 11, .name = std::string_view("step")}, none;
     std::string const wait = "rank 0 has waited 5.0 s in ",
@@ -320,8 +320,11 @@ TEST_CASE("who is late is said in words", "[comm][verdict]") {
                                             "receive of 8 bytes from rank 3 with tag 7 for rank 3. Rank 3 is alive and "
                                             "last entered step" +
                                             end);
-    std::string const process = detail::straggler_text(0, mine, {}, 3, none, 120s, "pid 4711 on node3");
+    std::string const process = detail::straggler_text(0, mine, {}, 3, none, 120s, true, "pid 4711 on node3");
     CHECK(process.find("; send it (pid 4711 on node3) SIGUSR2 to see") != std::string::npos);
+    // Where ranks are threads, for example, the signal would end the process.
+    CHECK(detail::straggler_text(0, mine, {}, 3, none, 120s, false) ==
+          wait + "allreduce for rank 3. If nothing changes, the job fails after 120.0 s (timing.collective)");
 }
 
 TEST_CASE("whoever of a random job is killed, frozen or late is named, whatever the others were doing",

@@ -21,6 +21,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 #ifdef SNIPPETS_WITH_MPI
 #include <boost/mpi/communicator.hpp>
@@ -72,6 +73,62 @@ struct plain_mean {
     }
 };
 static_assert(ddp::StrategyOver<plain_mean, ddp::any_transport, float>);
+
+/// The plain mean of values as they were `period` steps ago: what a rank has learnt since is added to it. No rank waits.
+struct late_mean {
+    static constexpr char const* name = "late_mean";
+    static constexpr bool agrees = false;
+
+    std::uint64_t period = 8;
+
+    template <ddp::Element E>
+    struct state {
+        std::vector<E> own = {};     // this rank's values when the exchange began
+        std::span<E> sum = {};       // of all ranks; behind it, how many have no more data, and how many want to stop
+        ddp::request exchange = {};  // the last member: it ends before the memory that it uses is destroyed
+        bool open = false;
+        void for_each_state(ddp::state_visitor /*visit*/) const {}  // shown only when no exchange is open
+    };
+
+    [[nodiscard]] std::uint64_t hash() const { return ddp::policy_hash(name, period); }
+    void validate() const {
+        if (period == 0) throw ddp::usage_error("late_mean: period is 0");
+    }
+    [[nodiscard]] bool due(std::uint64_t step) const { return step % period == 0; }
+    template <ddp::Element E>
+    [[nodiscard]] state<E> prepare(ddp::strategy_plan<E> const& plan) const {
+        return {.own = std::vector<E>(plan.values.size()), .sum = plan.array(plan.values.size() + 2)};
+    }
+    template <ddp::Transport T, ddp::Element E>
+    [[nodiscard]] ddp::passed pass(state<E>& kept, ddp::passing<T, E> const& with) const {
+        ddp::passed const said = end(kept, with.comm.size(), with.values);
+        if (said.done) return said;  // an exchange begun now would say it again
+        std::ranges::copy(with.values, kept.own.begin());
+        std::ranges::copy(with.values, kept.sum.begin());
+        kept.sum[kept.own.size()] = with.done ? E(1) : E(0);
+        kept.sum[kept.own.size() + 1] = with.stop ? E(1) : E(0);
+        kept.exchange = ddp::start_allreduce(with.comm, kept.sum);
+        kept.open = true;
+        return said;
+    }
+    template <ddp::Transport T, ddp::Element E>
+    void drain(state<E>& kept, ddp::meeting<T, E> const& last) const {
+        (void)end(kept, last.comm.size(), last.values);
+        ddp::allreduce(last.comm, last.values);
+        for (E& value : last.values) value /= static_cast<E>(last.comm.size());
+    }
+
+private:
+    template <ddp::Element E>
+    static ddp::passed end(state<E>& kept, int ranks, std::span<E> values) {
+        if (!std::exchange(kept.open, false)) return {};
+        kept.exchange.wait();
+        std::size_t const count = kept.own.size();
+        for (std::size_t i = 0; i < count; ++i) values[i] += kept.sum[i] / static_cast<E>(ranks) - kept.own[i];
+        return {.done = kept.sum[count] == static_cast<E>(ranks), .stop = kept.sum[count + 1] != 0, .met = true};
+    }
+};
+static_assert(ddp::StrategyOver<late_mean, ddp::any_transport, float>);
 
 /// Multiplies each column by a factor of its own, which is trained.
 class column_scale {
@@ -224,6 +281,23 @@ void own_strategy(ddp::communicator<>& comm) {
     }
 }
 
+void own_late_strategy(ddp::communicator<>& comm) {
+    auto model = make_model();
+    ddp::local_parallel trainer{model, ddp::sgd{.lr = 0.1}, comm, late_mean{.period = 2}};
+    std::vector<float> const other{static_cast<float>(comm.rank()), 1.0f};
+    for (int epoch = 1; epoch <= 2; ++epoch) {
+        int meetings = 0;
+        for (int step = 1; step <= 6 + comm.rank(); ++step)
+            meetings +=
+                trainer.step(ddp::regression_batch<float>{.inputs = other, .targets = y, .rows = 2, .features = 1}).met;
+        if (meetings < 2) throw std::logic_error("late_mean: too few exchanges have ended");
+        while (trainer.join()) {
+        }
+        trainer.synchronise();
+        if (!trainer.replicas_identical()) throw std::logic_error("late_mean: other values");
+    }
+}
+
 void own_layer() {
     ddp::nn::sequential model{column_scale(2), ddp::nn::linear(2, 3), ddp::nn::tanh(),
                               column_scale(3), ddp::nn::linear(3, 1), ddp::nn::mean_squared_error()};
@@ -256,6 +330,7 @@ void body(ddp::communicator<>& comm) {
     fitted_to_the_network(comm);
     between_hosts(comm);
     own_strategy(comm);
+    own_late_strategy(comm);
     if (comm.rank() == 0) own_layer();
     if (sends_over_tcp(comm)) throw std::logic_error("these ranks are threads");
     my_metrics mine;

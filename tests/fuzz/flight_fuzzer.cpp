@@ -36,7 +36,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
     sound(state);
     std::string_view const whole = text.substr(0, text.rfind('\n') + 1);  // npos + 1 is 0
     expect(same(state, ddprun::state_of_flight(whole)), "a torn line is not there");
-    // Two ranks: a record, and what stands in it before half of it.
+    // Two ranks: the whole record, and its first half.
     std::map<int, ddprun::flight_state> const ranks{{0, state}, {7, ddprun::state_of_flight(text.substr(0, size / 2))}};
     sound(ranks.at(7));
     std::string const story = ddprun::flight_story(ranks, {{0, "was not heard"}, {7, "was not heard"}}, true);

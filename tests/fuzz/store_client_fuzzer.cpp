@@ -33,6 +33,10 @@ public:
                 ddp::detail::tcp_socket one(ddp::tcp_context());
                 boost::system::error_code ignored;
                 acceptor_.accept(one, ignored);
+                if (ignored) {
+                    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                    continue;
+                }
                 {
                     std::scoped_lock const lock(mutex_);
                     ::send(one.native_handle(), words_.data(), words_.size(), MSG_NOSIGNAL);
@@ -78,7 +82,8 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
     rank0.say(words);
     ddp::timing times;
     times.handshake = times.dead = times.join = 1s;  // nothing waits: the connection ends behind the words
-    ddp::time_point const until = ddp::monotonic_clock::now() + 1ms;  // no second attempt
+    ddp::time_point const until =
+        ddp::monotonic_clock::now() + 5ms;  // no second attempt: the pause before it is as long
     answered([&] {
         ddp::tcp_store store({rank0.at()}, 1, 2, 77, until, several, {}, times);
         ddp::time_point const late = ddp::monotonic_clock::now() + 1s;

@@ -184,9 +184,8 @@ TEST_CASE("hyper-parameters that make no sense are refused by name", "[optim]") 
     constexpr double nan = std::numeric_limits<double>::quiet_NaN();
     for (auto const& optimizer : every_kind()) REQUIRE_NOTHROW(optimizer.validate());
     REQUIRE_NOTHROW(ddp::sgd{.lr = 0.0}.validate());
-    REQUIRE_THROWS_WITH(
-        ddp::sgd{.lr = -0.1}.validate(),
-        Catch::Contains("sgd: lr is -0.100000, but must be a finite number >= 0; 0.01 to 0.1 is usual"));
+    REQUIRE_THROWS_WITH(ddp::sgd{.lr = -0.1}.validate(),
+                        Catch::Contains("sgd: lr is -0.1, but must be a finite number >= 0; 0.01 to 0.1 is usual"));
     REQUIRE_THROWS_WITH(ddp::sgd{.lr = nan}.validate(), Catch::Contains("sgd: lr is nan, but must be a finite number"));
     REQUIRE_THROWS_WITH(ddp::sgd{.momentum = 1.0}.validate(),
                         Catch::Contains("sgd: momentum must lie in [0, 1); 0.9 is usual"));
@@ -204,7 +203,7 @@ TEST_CASE("hyper-parameters that make no sense are refused by name", "[optim]") 
         ddp::adamw{.weight_decay = nan}.validate(),
         Catch::Contains("adamw: weight_decay must be a finite number >= 0; 0.01 is usual, 0 means none"));
     REQUIRE_THROWS_WITH(ddp::adamw{.lr = -1.0}.validate(),
-                        "DDP-E100 usage: adamw: lr is -1.000000, but must be a finite number >= 0; 1e-3 is usual");
+                        "DDP-E100 usage: adamw: lr is -1, but must be a finite number >= 0; 1e-3 is usual");
     REQUIRE_THROWS_WITH(ddp::lars{.lr = nan}.validate(),
                         "DDP-E100 usage: lars: lr is nan, but must be a finite number >= 0; 0.1 to 10 are usual");
     REQUIRE_THROWS_WITH(ddp::lars{.momentum = 1.0}.validate(),

@@ -117,7 +117,7 @@ TEST_CASE("the hash of groups covers patterns, members and their order", "[optim
 TEST_CASE("every member of groups is validated", "[optim]") {
     REQUIRE_NOTHROW(groups{ddp::sgd{}, {{"a", ddp::adam{}}}}.validate());
     REQUIRE_THROWS_WITH((groups{ddp::sgd{.lr = -1}, {{"a", ddp::adam{}}}}.validate()),
-                        Catch::Contains("sgd: lr is -1.000000, but must be a finite number >= 0"));
+                        Catch::Contains("sgd: lr is -1, but must be a finite number >= 0"));
     REQUIRE_THROWS_WITH((groups{ddp::sgd{}, {{"a", ddp::adam{.eps = -1}}}}.validate()),
                         Catch::Contains("adam: eps must be a finite number > 0; 1e-8 is usual"));
 }

@@ -44,6 +44,6 @@ said, kind, _ = configure("several", "-G", "Ninja Multi-Config", "-DDDP_BUILD_EX
 assert kind == "" and "CMAKE_BUILD_TYPE is empty" not in said, (kind, said)
 
 _, _, commands = configure("planted", "-G", "Ninja", "-DDDP_BUILD_TESTS=ON", "-DDDP_TEST_PROGRAM_A_FILE=ON", "-DDDP_BUILD_EXAMPLES=OFF")
-for part in ("exchange.cpp", "transportDDP_DOOR_MPI.cpp"):  # of src/ddp.cpp
+for part in ("exchange.cpp", "transportDDP_WITH_MPI.cpp"):  # of src/ddp.cpp
     assert len(commands[part]) == 3 and all(f"-I{source}/include" in command for command in commands[part]), commands[part]
 print("a Release by default, and tools for every machine of the architecture")

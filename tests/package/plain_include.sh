@@ -18,8 +18,8 @@ flags_of() { # flags_of MODULE…: sets `flags`
     else
         flags=(-I "$source_dir/include" -pthread -I "$eigen")
         [[ $* != *gzip* ]] || flags+=(-lz)
-        [[ $* != *tcp* ]] || flags+=(-DDDP_DOOR_TCP)
-        [[ $* != *nn* ]] || flags+=(-DDDP_DOOR_NN)
+        [[ $* != *tcp* ]] || flags+=(-DDDP_WITH_TCP)
+        [[ $* != *nn* ]] || flags+=(-DDDP_WITH_NN)
     fi
 }
 mkdir -p "$directory"

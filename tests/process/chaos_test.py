@@ -15,7 +15,7 @@ TRIES = 3  # a measured time may be the machine's fault; what was said may not
 EACH = 4 if SCALE == 1 else 1  # injections of a row; sanitizers look for other things
 
 
-class Sample(unittest.TestCase):
+class Sampled(unittest.TestCase):
     def sample(self, *numbers, each=EACH):
         for place, row in enumerate(chaos.ROWS):
             if row.number not in numbers:
@@ -31,6 +31,8 @@ class Sample(unittest.TestCase):
                     self.assertEqual(result["wrong"] or result["late"], "")
             print(f"row {row.number}, {row.what}: {len(cases)} jobs", flush=True)
 
+
+class Sample(Sampled):
     def test_ranks_that_die(self):
         self.sample("10", "11", "12", "13", "14", "15")
 
@@ -68,9 +70,20 @@ class Sample(unittest.TestCase):
                     result = chaos.attempt(rows[number], size, SEED, 0, secured)
                 self.assertEqual(result["wrong"] or result["late"], "")
 
-    @unittest.skipUnless(os.path.exists(chaos.FAULT_PROGRAM_MPI) and SCALE == 1, "no MPI here, or a sanitizer")
-    def test_over_mpi(self):
-        self.sample("10m", "13m", "14m", "15m", "18m", "19m", "20m", "21m", "22m", each=1)
+
+@unittest.skipUnless(os.path.exists(chaos.FAULT_PROGRAM_MPI) and SCALE == 1, "no MPI here, or a sanitizer")
+class OverMpi(Sampled):
+    def test_a_killed_rank(self):
+        self.sample("10m", "14m", each=1)
+
+    def test_a_rank_that_throws(self):
+        self.sample("13m", each=1)
+
+    def test_a_frozen_rank(self):
+        self.sample("18m", "19m", "20m", each=1)
+
+    def test_ranks_that_end_early_are_late_or_disagree(self):
+        self.sample("15m", "21m", "22m", each=1)
 
 
 class Starved(unittest.TestCase):

@@ -298,6 +298,8 @@ settings parse(int argc, char** argv) {
             with.run.times.collective = milliseconds();
         else if (name == "straggler")
             with.run.times.straggler = milliseconds();
+        else if (name == "handshake")
+            with.run.times.handshake = milliseconds();
         else if (name == "join")
             with.run.times.join = milliseconds();
         else if (name == "fault") {

@@ -103,7 +103,8 @@ def check_flight_records(directory, errors):
 
 
 def check_process_named(job, text):
-    """A verdict over TCP that begins with the rank at fault says which process that is, unless it would be too long."""
+    """A verdict over TCP that begins with the rank at fault says which process that is, once, if there is room: a text has
+    640 bytes, and a host's name may take 64 of them."""
     found = re.match(r"DDP-E20[2346] [a-z ]+: rank (\d+)\b", text)
     if found and len(text) < 540:
         pid = job.ranks[int(found[1])].pid

@@ -251,7 +251,7 @@ TEST_CASE("no bit of a handshake can be changed on the way", "[rendezvous][secur
         // Who listens proves itself over the number of who dials, who then finds that it was another.
         end const& notices = from_the_dialler && (encrypts || at < 8 || at >= 40) ? both.listens : both.dials;
         // A length of TLS that has grown: the rest would have to come.
-        bool const told = notices.error() == channel_error::stranger || (encrypts && both.waited);
+        bool const told = notices.error() == channel_error::unproven || (encrypts && both.waited);
         bool const shown = encrypts && has(both.dials.wire() + both.listens.wire(), "what the one that");
         if (!changed || !both.refused() || notices.established() || !told || shown)
             FAIL_CHECK("byte " << at << (from_the_dialler ? " of who dials" : " of who listens") << ", bits "
@@ -345,7 +345,7 @@ TEST_CASE("a middle that knows other secrets, other handshakes or only these two
         return true;
     });
     CHECK(own_proof.refused());
-    CHECK(own_proof.listens.error() == channel_error::stranger);
+    CHECK(own_proof.listens.error() == channel_error::unproven);
 }
 
 namespace {

@@ -1195,11 +1195,11 @@ TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
                      Contains("inner_period is 0 and period 4"));
         REQUIRE_THAT(refusal(any_strategy(diloco{.outer_lr = 0})), Contains("diloco: the outer learning rate is 0.0"));
         REQUIRE_THAT(refusal(any_strategy(slow_momentum{.momentum = 1})),
-                     Contains("slow_momentum: the outer momentum is 1.0"));
+                     Contains("slow_momentum: the outer momentum is 1;"));
         REQUIRE_THAT(
             refusal(strategy_of<false>(elastic_averaging{.alpha = 2})),
-            Contains("elastic_averaging: alpha is 2.0") && Contains("; it lies between 0 and 1, and with 0 is 0.9"));
-        REQUIRE_THAT(refusal(strategy_of<false>(elastic_averaging{.alpha = -0.1})), Contains("alpha is -0.1"));
+            Contains("elastic_averaging: alpha is 2;") && Contains("; it lies between 0 and 1, and with 0 is 0.9"));
+        REQUIRE_THAT(refusal(strategy_of<false>(elastic_averaging{.alpha = -0.1})), Contains("alpha is -0.1;"));
         REQUIRE_THAT(refusal(gossip{.period = 0}), Contains("gossip: period is 0; use 1 to meet after every step"));
         REQUIRE_THAT(refusal(any_strategy(hierarchical_averaging<>{.inner = comm, .inner_period = 3, .period = 4})),
                      Contains("inner_period is 3 and period 4"));
@@ -1207,7 +1207,8 @@ TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
                      Contains("inner_period is 3 and period 0"));
         REQUIRE_THAT(refusal(stale_synchronous{.staleness = 1025}),
                      Contains("staleness is 1025; it lies between 1 and"));
-        REQUIRE_THAT(refusal(any_strategy(diloco{.outer_lr = 1e6})), Contains("the outer learning rate is 1000000.0"));
+        REQUIRE_THAT(refusal(any_strategy(diloco{.outer_lr = 1e6})),
+                     Contains("the outer learning rate is 1000000; it has to be positive"));
         REQUIRE_THAT(refusal(any_strategy(diloco{.outer_momentum = -0.1})), Contains("the outer momentum is -0.1"));
         local_parallel begun{net, any_optimizer(sgd{}), comm, any_strategy(local_sgd{})};
         begun.forward(numbers{{1}});
@@ -1262,7 +1263,7 @@ TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
     for (std::string const& text : pulling(1.0 / 3)) REQUIRE(text == "");
     for (std::string const& text : pulling(0.34))
         REQUIRE_THAT(text,
-                     Contains("alpha is 0.34") && Contains("with 3 ranks; above 1 / ranks the centre overshoots"));
+                     Contains("alpha is 0.34 ") && Contains("with 3 ranks; above 1 / ranks the centre overshoots"));
     auto const between = run_ranks(2, [](auto& comm) {
         std::vector<std::string> said;
         auto const after_one_step = [&](auto const& strategy) {

@@ -1,6 +1,7 @@
 #include <ddp/transport/framed/tcp.hpp>
 
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -8,6 +9,7 @@
 #include <future>
 #include <memory>
 #include <random>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -16,6 +18,7 @@
 #include <ddp/rendezvous/bootstrap.hpp>
 
 #include "support/catch.hpp"
+#include "support/on_ranks.hpp"
 
 namespace {
 
@@ -342,5 +345,24 @@ TEST_CASE("a flipped bit anywhere in a payload is found where checksums are on",
         // A bit of the message itself: then it was never delivered. Later ones hit a heartbeat.
         if (bit < 8 * (2 * 64 + 300'000)) CHECK_FALSE(used);
         CHECK(receiver->reports()[1].record.code == ddp::errc::frame);
+    }
+}
+
+TEST_CASE("all ranks name each rank's process in the same words, their own too", "[tcp]") {
+    for (bool const memory : {false, true}) {
+        auto const named = ddp::test::on_ranks(
+            3,
+            [](auto& comm) {
+                std::vector<std::string> names;
+                for (int rank = 0; rank < comm.size(); ++rank)
+                    names.emplace_back(ddp::process_of(comm.transport(), rank));
+                return names;
+            },
+            memory);
+        for (auto const& names : named) CHECK(names == named[0]);
+        for (std::string const& name : named[0])
+            CHECK_THAT(name, Catch::StartsWith("pid " + std::to_string(::getpid()) + " on ") &&
+                                 Catch::Contains(", 127.0.0.1:"));
+        CHECK(std::set<std::string>(named[0].begin(), named[0].end()).size() == 3);  // addresses differ
     }
 }

@@ -75,7 +75,7 @@ TEST_CASE("the rate falls when a metric has not improved for longer than the pat
                           Catch::Contains("; it must be a finite number >= 0, below 1 where it is relative"));
     for (double const floor : {1.5, -1.0, not_a_number})
         CHECK_THROWS_WITH(reduce_on_plateau({.floor = floor}),
-                          Catch::Contains("reduce_on_plateau: floor is " + std::to_string(floor) +
+                          Catch::Contains("reduce_on_plateau: floor is " + ddp::detail::decimal(floor) +
                                           "; it must lie in [0, 1], and 0 is usual"));
 }
 

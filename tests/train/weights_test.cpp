@@ -28,6 +28,7 @@
 #include "support/catch.hpp"
 #include "support/on_ranks.hpp"
 #include "support/ranks.hpp"
+#include "support/sanitizers.hpp"
 #include "train/patience.hpp"
 #include "train/scripted_model.hpp"
 #include "train/tanh_mlp.hpp"
@@ -108,7 +109,7 @@ TEST_CASE("kept weights come back to the last bit, and training goes the same wa
     auto const [ranks, tcp] = GENERATE(ways_to_run());
     CAPTURE(ranks, tcp);
     require_same_way_again<float, memory::releasing>(ranks, tcp);
-    if (fewer != 1 && ranks != 3) return;
+    if (ranks != 3 && sanitizers_leave_out("kept weights in other memory", ranks)) return;
     require_same_way_again<double, memory::bound>(ranks, tcp);
     require_same_way_again<float, memory::copied>(ranks, tcp);
 }

@@ -47,6 +47,7 @@ public:
     [[nodiscard]] std::optional<int> overdue_peer() const { return 3; }
     [[nodiscard]] time_point last_heard(int peer) const { return time_point(nanoseconds(peer)); }
     [[nodiscard]] bool still_writes() const { return true; }
+    [[nodiscard]] std::string_view process_of(int rank) const { return rank == 0 ? "the first" : "another"; }
     [[nodiscard]] std::unique_ptr<memory_sharing> share_memory() { return inner_->share_memory(); }
     [[nodiscard]] std::optional<bool> through_memory(int a, int b) const { return a < b; }
     mark last;
@@ -77,6 +78,8 @@ TEST_CASE("any_transport passes every refinement on", "[transport]") {
     CHECK(held.overdue_peer() == 3);
     CHECK(held.last_heard(9) == time_point(nanoseconds(9)));
     CHECK(held.still_writes());
+    CHECK(process_of(held, 0) == "the first");
+    CHECK(process_of(held, 1) == "another");
     CHECK(held.share_memory() != nullptr);
     CHECK(held.through_memory(0, 1) == true);
     CHECK(held.through_memory(1, 0) == false);
@@ -94,6 +97,7 @@ TEST_CASE("any_transport has answers where the transport has no refinement", "[t
     CHECK_FALSE(shares_cores(held));
     held.pace(nanoseconds(5));
     CHECK(host_of(held) == 8);
+    CHECK(process_of(held, 0).empty());
     CHECK(held.next_timer() == never);
     CHECK(held.mark_of(0).fingerprint == 0);
     CHECK_FALSE(held.overdue_peer().has_value());

@@ -253,9 +253,11 @@ concept Ranked = requires(T const& t) {
 ///              before it returns, and touches no posted buffer afterwards. A transport that cannot promise the last has
 ///              `bool still_writes() const`; calls then wait, for timing.verdict at most, until it is false before they
 ///              throw. What is posted later completes as aborted. A second abort() replaces the record (by the verdict).
+///              The destructor, if there was no abort(), tells the peers that this rank has left (report::state::left).
 ///  7. Sleep    progress() sleeps until something may move, wake() was called since the last progress(), or `until`; a
 ///              time in the past polls. It returns whether reports() has changed: one entry per rank, in the order of ranks,
-///              this one included, whose entry shows the record of abort() as soon as that was called.
+///              this one included, whose entry shows the record of abort() as soon as that was called. Other entries
+///              change in progress() only.
 ///  8. Clock    now() is monotonic_clock, whose times flight records hold; only a simulation has its own.
 ///  9. Memory   messages for which no receive is posted yet are stored up to a limit; beyond it, their sends wait.
 ///
@@ -305,7 +307,7 @@ template <Transport T>
 }
 
 /// The process of a rank in words, such as "pid 4711 on node3", for what an error says of it. A transport that knows says so
-/// with `std::string_view process_of(int rank) const`; empty if it does not.
+/// with `std::string_view process_of(int rank) const`, which is valid as long as the transport; empty if it does not.
 template <Transport T>
 [[nodiscard]] std::string_view process_of([[maybe_unused]] T const& transport, [[maybe_unused]] int rank) {
     if constexpr (requires { transport.process_of(rank); })

@@ -23,7 +23,8 @@ public:
 
     /// The verdict as a record.
     [[nodiscard]] failure const& verdict() const noexcept { return verdict_; }
-    /// The rank that is at fault; -1 if it is not known.
+    /// The rank that is at fault, or one of two that disagree (errc::mismatch) or have lost their connection; -1 if it is
+    /// not known.
     [[nodiscard]] int culprit() const noexcept { return verdict_.peer; }
 
 private:
@@ -37,14 +38,15 @@ private:
 [[nodiscard]] failure decide(std::span<report const> reports, nanoseconds collective);
 
 namespace detail {
-/// Adds to a verdict that names a culprit which process that is, if there is room and the text does not say so already.
+/// Adds to a verdict's text which process its culprit is, if there is room and the text does not say so already.
 void name_process(failure& verdict, std::string_view process);
 
 /// The line that a rank prints after a long wait. `mine` is its wait, `absent` are the ranks that have not entered the
 /// same operation, `named` is the first of them (or, if there are none, the rank that is awaited), `last` is what
-/// `named` has entered, and `process` its process (see process_of).
+/// `named` has entered, and `process` its process (see process_of). `on_request`: whether SIGUSR2 makes it say what it does.
 [[nodiscard]] std::string straggler_text(int rank, failure const& mine, std::span<int const> absent, int named,
-                                         mark const& last, nanoseconds collective, std::string_view process = {});
+                                         mark const& last, nanoseconds collective, bool on_request,
+                                         std::string_view process = {});
 }  // namespace detail
 
 }  // namespace ddp

@@ -1,5 +1,5 @@
 /// \file
-/// Door to zlib: gzip_source reads gzipped files (RFC 1952), and others as they are. Link with ddp::gzip.
+/// gzip_source reads gzipped files (RFC 1952) by zlib, and others as they are. Link with ddp::gzip.
 #pragma once
 
 #include <ddp/core/language.hpp>  // first

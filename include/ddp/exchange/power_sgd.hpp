@@ -19,6 +19,7 @@
 #include <ddp/core/error.hpp>
 #include <ddp/core/random.hpp>
 #include <ddp/core/task.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/exchange/compression.hpp>
 #include <ddp/exchange/exchange.hpp>
 #include <ddp/exchange/thin_matrices.hpp>
@@ -132,14 +133,14 @@ struct power_sgd_exchange {
     void validate(std::span<exchange_parameter const> parameters) const {
         DDP_EXPECTS(rank >= 1, "power_sgd: rank is 0; P and Q need at least one column");
         DDP_EXPECTS(min_compression_rate >= 1,
-                    "power_sgd: min_compression_rate is " + std::to_string(min_compression_rate) +
+                    "power_sgd: min_compression_rate is " + detail::decimal(min_compression_rate) +
                         "; it must be at least 1, where every matrix that becomes smaller is compressed");
         for (exchange_parameter const& p : parameters)
             if (std::size_t const columns = columns_of(p.shape); columns != 0 && worthwhile(p.shape[0], columns))
                 return;
         throw usage_error(
             "power_sgd: with rank " + std::to_string(rank) + " and min_compression_rate " +
-            std::to_string(min_compression_rate) +
+            detail::decimal(min_compression_rate) +
             " no parameter of this model becomes smaller. Only matrices are compressed, where (rows + columns) * "
             "rank * min_compression_rate < rows * columns; choose a smaller rank or another exchange");
     }
@@ -337,7 +338,7 @@ power_sgd_exchange::state<E> power_sgd_exchange::prepare(exchange_plan<E> const&
     }
     if (!compresses)
         all.refused = "power_sgd: with rank " + std::to_string(rank) + " and min_compression_rate " +
-                      std::to_string(min_compression_rate) +
+                      detail::decimal(min_compression_rate) +
                       " no matrix becomes smaller: what counts are its whole rows in each bucket. Choose larger "
                       "buckets, a smaller rank or another exchange";
     return all;

@@ -17,6 +17,7 @@
 #include <ddp/core/digest.hpp>
 #include <ddp/core/random.hpp>
 #include <ddp/core/task.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/exchange/compression.hpp>
 #include <ddp/exchange/exchange.hpp>
 #include <ddp/exchange/largest.hpp>
@@ -41,7 +42,7 @@ namespace detail {
 }
 inline void expect_ratio(char const* name, double ratio) {
     DDP_EXPECTS(ratio > 0 && ratio <= 1,
-                std::string(name) + ": ratio is " + std::to_string(ratio) +
+                std::string(name) + ": ratio is " + detail::decimal(ratio) +
                     "; it is the share of each bucket's elements that is sent, above 0 and at most 1");
 }
 

@@ -55,7 +55,8 @@ struct hyperbolic_tangent {
 ///  value(y, x, count)       y[i] = f(x[i]); y and x may be the same array
 ///  derivative(d, y, count)  multiplies d[i] by the derivative of f, computed from its value y[i]
 ///
-/// Optional: a static constant `name`, which ranks and checkpoints compare.
+/// Optional: a static constant `name`, which ranks and checkpoints compare. With DDP_KERNEL both functions give the same bits
+/// with every compiler option and vector length; without it, in one build only.
 ///
 /// Backward works in place on the gradient that it is given, and so does forward on its input if the layer before no
 /// longer needs it. No parameters. Cost: one pass over the activations in each direction.

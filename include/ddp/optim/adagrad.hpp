@@ -13,6 +13,7 @@
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/core/math.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/kernel/kernel.hpp>
 #include <ddp/kernel/roots.hpp>
 #include <ddp/optim/optimizer.hpp>
@@ -107,7 +108,7 @@ struct adagrad {
     /// Throws usage_error for hyper-parameters out of their ranges.
     void validate() const {
         DDP_EXPECTS(detail::is_finite(lr) && lr >= 0,
-                    "adagrad: lr is " + std::to_string(lr) + ", but must be a finite number >= 0; 0.01 is usual");
+                    "adagrad: lr is " + detail::decimal(lr) + ", but must be a finite number >= 0; 0.01 is usual");
         DDP_EXPECTS(detail::is_finite(lr_decay) && lr_decay >= 0,
                     "adagrad: lr_decay must be a finite number >= 0; 0 means none");
         DDP_EXPECTS(detail::is_finite(eps) && eps > 0, "adagrad: eps must be a finite number > 0; 1e-10 is usual");

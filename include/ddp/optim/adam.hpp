@@ -14,6 +14,7 @@
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/core/math.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/kernel/kernel.hpp>
 #include <ddp/kernel/roots.hpp>
 #include <ddp/optim/optimizer.hpp>
@@ -99,7 +100,7 @@ struct adam_numbers {
     }
     void validate(std::string const& name) const {
         DDP_EXPECTS(detail::is_finite(lr) && lr >= 0,
-                    name + ": lr is " + std::to_string(lr) + ", but must be a finite number >= 0; 1e-3 is usual");
+                    name + ": lr is " + detail::decimal(lr) + ", but must be a finite number >= 0; 1e-3 is usual");
         DDP_EXPECTS(beta1 >= 0 && beta1 < 1, name + ": beta1 must lie in [0, 1); 0.9 is usual");
         DDP_EXPECTS(beta2 >= 0 && beta2 < 1, name + ": beta2 must lie in [0, 1); 0.999 is usual");
         DDP_EXPECTS(detail::is_finite(eps) && eps > 0, name + ": eps must be a finite number > 0; 1e-8 is usual");

@@ -11,6 +11,7 @@
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/core/math.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/kernel/kernel.hpp>
 #include <ddp/optim/optimizer.hpp>
 
@@ -96,7 +97,7 @@ struct lars {
     /// Throws usage_error for hyper-parameters out of their ranges.
     void validate() const {
         DDP_EXPECTS(detail::is_finite(lr) && lr >= 0,
-                    "lars: lr is " + std::to_string(lr) + ", but must be a finite number >= 0; 0.1 to 10 are usual");
+                    "lars: lr is " + detail::decimal(lr) + ", but must be a finite number >= 0; 0.1 to 10 are usual");
         DDP_EXPECTS(momentum >= 0 && momentum < 1, "lars: momentum must lie in [0, 1); 0.9 is usual");
         DDP_EXPECTS(detail::is_finite(weight_decay) && weight_decay >= 0,
                     "lars: weight_decay must be a finite number >= 0; 5e-4 is usual, 0 means none");

@@ -12,6 +12,7 @@
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/core/math.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/kernel/kernel.hpp>
 #include <ddp/optim/optimizer.hpp>
 
@@ -89,7 +90,7 @@ struct lion {
     /// Throws usage_error for hyper-parameters out of their ranges.
     void validate() const {
         DDP_EXPECTS(detail::is_finite(lr) && lr >= 0,
-                    "lion: lr is " + std::to_string(lr) + ", but must be a finite number >= 0; 1e-4 is usual");
+                    "lion: lr is " + detail::decimal(lr) + ", but must be a finite number >= 0; 1e-4 is usual");
         DDP_EXPECTS(beta1 >= 0 && beta1 < 1, "lion: beta1 must lie in [0, 1); 0.9 is usual");
         DDP_EXPECTS(beta2 >= 0 && beta2 < 1, "lion: beta2 must lie in [0, 1); 0.99 is usual");
         DDP_EXPECTS(detail::is_finite(weight_decay) && weight_decay >= 0,

@@ -13,6 +13,7 @@
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/core/math.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/kernel/kernel.hpp>
 #include <ddp/kernel/roots.hpp>
 #include <ddp/optim/optimizer.hpp>
@@ -136,7 +137,7 @@ struct rmsprop {
     /// Throws usage_error for hyper-parameters out of their ranges.
     void validate() const {
         DDP_EXPECTS(detail::is_finite(lr) && lr >= 0,
-                    "rmsprop: lr is " + std::to_string(lr) + ", but must be a finite number >= 0; 0.01 is usual");
+                    "rmsprop: lr is " + detail::decimal(lr) + ", but must be a finite number >= 0; 0.01 is usual");
         DDP_EXPECTS(alpha >= 0 && alpha < 1, "rmsprop: alpha must lie in [0, 1); 0.99 is usual");
         DDP_EXPECTS(detail::is_finite(eps) && eps > 0, "rmsprop: eps must be a finite number > 0; 1e-8 is usual");
         DDP_EXPECTS(detail::is_finite(weight_decay) && weight_decay >= 0,

@@ -13,6 +13,7 @@
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/core/math.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/kernel/kernel.hpp>
 #include <ddp/optim/optimizer.hpp>
 
@@ -94,7 +95,7 @@ struct sgd {
     /// Throws usage_error for hyper-parameters out of their ranges.
     void validate() const {
         DDP_EXPECTS(detail::is_finite(lr) && lr >= 0,
-                    "sgd: lr is " + std::to_string(lr) + ", but must be a finite number >= 0; 0.01 to 0.1 is usual");
+                    "sgd: lr is " + detail::decimal(lr) + ", but must be a finite number >= 0; 0.01 to 0.1 is usual");
         DDP_EXPECTS(momentum >= 0 && momentum < 1, "sgd: momentum must lie in [0, 1); 0.9 is usual");
         DDP_EXPECTS(detail::is_finite(weight_decay) && weight_decay >= 0,
                     "sgd: weight_decay must be a finite number >= 0; 1e-4 is usual, 0 means none");

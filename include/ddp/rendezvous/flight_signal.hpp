@@ -21,13 +21,20 @@ public:
     /// Selects the rank whose record is written, for as long as this lives. One at a time.
     class target {
     public:
-        explicit target(flight_recorder& of) noexcept { recorder_.store(&of); }
+        explicit target(flight_recorder& of) noexcept : of_(of) {
+            recorder_.store(&of);
+            of.answer_signal(is_ours());
+        }
         target(target const&) = delete;
         target& operator=(target const&) = delete;
         ~target() {
+            of_.answer_signal(false);
             recorder_.store(nullptr);
             while (readers_.load() != 0) std::this_thread::yield();  // a handler on another thread
         }
+
+    private:
+        flight_recorder& of_;
     };
 
     flight_signal() noexcept {
@@ -41,13 +48,15 @@ public:
     flight_signal(flight_signal const&) = delete;
     flight_signal& operator=(flight_signal const&) = delete;
     ~flight_signal() {
-        struct ::sigaction now{};
-        if (installed_ && ::sigaction(SIGUSR2, nullptr, &now) == 0 && (now.sa_flags & SA_SIGINFO) == 0 &&
-            now.sa_handler == handler)
-            ::sigaction(SIGUSR2, &before_, nullptr);
+        if (installed_ && is_ours()) ::sigaction(SIGUSR2, &before_, nullptr);
     }
 
 private:
+    static bool is_ours() noexcept {
+        struct ::sigaction now{};
+        return ::sigaction(SIGUSR2, nullptr, &now) == 0 && (now.sa_flags & SA_SIGINFO) == 0 &&
+               now.sa_handler == handler;
+    }
     static void handler(int /*signo*/) {
         int const kept = errno;
         readers_.fetch_add(1);

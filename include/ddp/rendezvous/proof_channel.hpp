@@ -86,7 +86,7 @@ public:
         have_ += bytes;
         // A stranger is recognised by its first byte.
         if (!dials_ && std::memcmp(hello_.data(), greeting.data(), std::min(have_, greeting.size())) != 0 && !answered_)
-            return fail(channel_error::stranger);
+            return fail(channel_error::unproven);
         if (have_ == expected()) shake();
     }
     [[nodiscard]] std::size_t read(mutable_bytes to) noexcept override {
@@ -151,7 +151,7 @@ private:
         secure_key mine;
         if (!proof(role, mine)) return fail(channel_error::failed), false;
         if (CRYPTO_memcmp(mine.bytes.data(), claim, mine.bytes.size()) == 0) return true;
-        return fail(channel_error::stranger), false;
+        return fail(channel_error::unproven), false;
     }
     void say_proof(std::string_view role) noexcept {
         secure_key mine;

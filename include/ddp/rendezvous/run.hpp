@@ -41,7 +41,8 @@ struct run_options {
 ///  detected()    whether the environment asks for it
 ///  also_detected()        optional: whether it can form a job from an environment that asks for no other way
 ///  start(options, body)   makes the communicators of this process's ranks and calls body(comm) with each; throws what body
-///                         throws
+///                         throws. `body` is what run was given: take it as function_ref<void(communicator<>&)>, or, to
+///                         pass communicators of other types, as a template parameter
 template <class L>
 concept Launch = requires(run_options const& options) {
     { L::name } -> std::convertible_to<std::string_view>;

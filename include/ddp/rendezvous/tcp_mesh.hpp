@@ -169,7 +169,7 @@ private:
     [[nodiscard, gnu::cold]] bool greet(connection& c) {
         stream_result const r = c.stream.flush();
         if (r.status == stream_status::would_block) return true;
-        if (r.why == make_error_code(channel_error::stranger))
+        if (r.why == make_error_code(channel_error::unproven))
             throw rendezvous_error(concat({"what answers for ", name(c.rank), " does not know this job's secret"}));
         if (r.status != stream_status::ok) return false;
         peer_hello hello = mine_;

@@ -152,7 +152,7 @@ private:
         hello.secret = secret_;
         in_.clear();
         detail::io_end const said = detail::write_all(stream_, bytes_of(hello), until);
-        if (!several_ports_ && stream_.flush().why == make_error_code(channel_error::stranger))
+        if (!several_ports_ && stream_.flush().why == make_error_code(channel_error::unproven))
             throw rendezvous_error(detail::concat(
                 {"rank ", rank, " has reached ", detail::text_of(at_),
                  ", but what answers there does not know this job's secret. Give all ranks the same (DDP_SECRET_FILE), "

@@ -149,11 +149,11 @@ private:
         if (r == 1) {
             // A handshake with a certificate, which anybody can have, proves nothing: only the key from the secret does.
             established_ = SSL_session_reused(ssl_.get()) == 1;
-            if (!established_) error_ = channel_error::stranger;
+            if (!established_) error_ = channel_error::unproven;
             return;
         }
         int const why = SSL_get_error(ssl_.get(), r);
-        if (why != SSL_ERROR_WANT_READ && why != SSL_ERROR_WANT_WRITE) error_ = channel_error::stranger;
+        if (why != SSL_ERROR_WANT_READ && why != SSL_ERROR_WANT_WRITE) error_ = channel_error::unproven;
     }
     /// Whether a reading call has succeeded. Bytes that are not valid TLS are an error.
     [[nodiscard]] bool went_well(int result) noexcept {

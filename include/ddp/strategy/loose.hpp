@@ -18,6 +18,7 @@
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/core/error.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/kernel/combine.hpp>
 #include <ddp/kernel/kernel.hpp>
 #include <ddp/strategy/strategy.hpp>
@@ -65,12 +66,12 @@ struct elastic_averaging {
     [[nodiscard]] std::string hash_words() const { return policy_words(name, {{"period", period}, {"alpha", alpha}}); }
     void validate() const {
         DDP_EXPECTS(period >= 1, "elastic_averaging: period is 0; use 1 to meet after every step");
-        DDP_EXPECTS(alpha >= 0 && alpha <= 1, "elastic_averaging: alpha is " + std::to_string(alpha) +
+        DDP_EXPECTS(alpha >= 0 && alpha <= 1, "elastic_averaging: alpha is " + detail::decimal(alpha) +
                                                   "; it lies between 0 and 1, and with 0 is 0.9 / ranks");
     }
     void validate(int ranks) const {
         DDP_EXPECTS(pulled_by(ranks) * ranks <= 1 + 1e-9,
-                    "elastic_averaging: alpha is " + std::to_string(alpha) + " with " + std::to_string(ranks) +
+                    "elastic_averaging: alpha is " + detail::decimal(alpha) + " with " + std::to_string(ranks) +
                         " ranks; above 1 / ranks the centre overshoots. Leave it at 0 for 0.9 / ranks");
     }
     [[nodiscard]] bool due(std::uint64_t step) const noexcept { return step % period == 0; }

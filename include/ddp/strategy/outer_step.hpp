@@ -10,6 +10,7 @@
 
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/kernel/kernel.hpp>
 #include <ddp/strategy/strategy.hpp>
 
@@ -53,10 +54,10 @@ struct outer_state {
 };
 inline void expect_outer(char const* name, std::uint64_t period, double lr, double momentum) {
     DDP_EXPECTS(period >= 1, std::string(name) + ": period is 0; use 1 to meet after every step");
-    DDP_EXPECTS(lr > 0 && lr < 1e6, std::string(name) + ": the outer learning rate is " + std::to_string(lr) +
+    DDP_EXPECTS(lr > 0 && lr < 1e6, std::string(name) + ": the outer learning rate is " + detail::decimal(lr) +
                                         "; it has to be positive (1 goes to the mean)");
     DDP_EXPECTS(momentum >= 0 && momentum < 1,
-                std::string(name) + ": the outer momentum is " + std::to_string(momentum) + "; it lies in [0, 1)");
+                std::string(name) + ": the outer momentum is " + detail::decimal(momentum) + "; it lies in [0, 1)");
 }
 
 }  // namespace detail

@@ -31,10 +31,12 @@ namespace ddp {
 /// the strategy's state.
 template <Element E>
 struct strategy_plan {
-    int rank = 0;                                   ///< this rank, in the trainer's communicator
-    int ranks = 1;                                  ///< their number
-    layout const* where = nullptr;                  ///< of the values
-    std::span<parameter<E> const> parameters = {};  ///< their names and shapes
+    int rank = 0;   ///< this rank, in the trainer's communicator
+    int ranks = 1;  ///< their number
+    /// Of the values. Parameters in local_options::frozen have no elements there. Behind a parameter there may be unused
+    /// elements, up to the next 64 bytes, which hold zeros and have to keep them.
+    layout const* where = nullptr;
+    std::span<parameter<E> const> parameters = {};  ///< names and shapes, by parameter, frozen ones included
     std::span<E const> values = {};                 ///< as all ranks have them when prepare() is called
     /// What array() has made.
     std::shared_ptr<std::vector<std::vector<E>>> arrays = std::make_shared<std::vector<std::vector<E>>>();
@@ -107,9 +109,12 @@ concept Passes = requires(S const& policy, std::remove_cvref_t<decltype(policy.p
 ///
 /// Instead of meet, if no rank should wait for what the others do in the same step:
 ///
-///  pass(state, passing)     after each step that is due: starts an exchange, ends an older one, and returns that one's
-///                           result
-///  drain(state, meeting)    collective: ends all exchanges; leaves in meeting.values what all ranks then hold, the same bits
+///  pass(state, passing)     after each step that is due: starts an exchange, ends an older one, and returns what the
+///                           `passing`s of that one said. passing.values may stay as they are. Once it has returned
+///                           passed::done, join() returns false; the next call is drain, or pass after more training,
+///                           which must not report the same `done` again
+///  drain(state, meeting)    collective, in synchronise(): ends all exchanges; leaves in meeting.values what all ranks then
+///                           hold, the same bits. There is none before prepare is called again or the state is destroyed
 ///
 /// What the compiler cannot check: meet calls the same collectives on all ranks, whatever the values; if `agrees`, the
 /// values that it leaves come from the same arithmetic on the same bits.

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/core/text.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/train/ready_reports.hpp>
 
@@ -223,8 +224,9 @@ private:
                                      (std::abs(above) + std::abs(below)) / (right - left);
                 double const size = std::max(largest(gradient[i]), std::abs(slope));
                 if (std::abs(slope - said) <= options_.tolerance * size + noise) continue;
-                expect(false, named(i) + ", element " + std::to_string(k) + ": backward says " + std::to_string(said) +
-                                  ", but the loss has a slope of " + std::to_string(slope));
+                expect(false, named(i) + ", element " + std::to_string(k) + ": backward says " +
+                                  ::ddp::detail::decimal(said) + ", but the loss has a slope of " +
+                                  ::ddp::detail::decimal(slope));
                 break;
             }
             restore(i, value);

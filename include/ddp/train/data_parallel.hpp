@@ -53,7 +53,8 @@ struct step_result {
 /// The type of a trainer depends only on model and transport: optimizer, exchange, bucket policy and observer are chosen
 /// at run time. A trainer keeps its communicator alive, so model, communicator and trainer may be destroyed in any order.
 /// Only one thread may call it. Several trainers may share a communicator, and their steps may overlap; all ranks must
-/// call them in the same order.
+/// call them in the same order. A model has one trainer at a time: once another was made for it, the first throws
+/// usage_error.
 ///
 /// If all ranks of the communicator are on one host, values and gradients are in memory that they share, and only small
 /// messages are sent, unless an allreduce algorithm or exchange was passed on some rank. The bits are the same.

@@ -20,7 +20,8 @@ namespace ddp {
 template <class M, class T>
 class data_parallel;
 
-/// Sums that may be added in any grouping: losses, right answers, and the weights that they are divided by.
+/// Sums that may be added in any grouping: losses, right answers, and the weights that they are divided by. The struct is
+/// sent byte by byte, padding included.
 template <class S>
 concept Metrics = std::default_initializable<S> && std::is_trivially_copyable_v<S> &&
                   requires(S& sums, S const& others) { sums += others; };
@@ -76,7 +77,7 @@ template <Transport T, Metrics S>
 /// `model` is anything with evaluate(batch): metrics of the user's own are a struct with +=, returned by the model's
 /// evaluate or by that of a small type around the model.
 ///
-/// `next()` gives something like an optional; `load(*next)` the batch. Collective. Returns the sums over all ranks, the
+/// `next()` returns a std::optional, or a pointer; `load(*next)` the batch. Collective. Returns the sums over all ranks, the
 /// same on each.
 ///
 /// Cost    the model's evaluate() a batch, without communication, then one exchange of ceil(log2 P) messages, in which
@@ -88,6 +89,11 @@ template <Transport T, Metrics S>
 ///         errc::remote_exception: the job has then failed, and the communicator can no longer be used.
 template <Transport T, class M, class Next, class Load>
 [[nodiscard]] auto evaluate(communicator<T> const& comm, M& model, Next&& next, Load&& load) {
+    static_assert(
+        requires {
+            static_cast<bool>(next());
+            *next();
+        }, "evaluate: next() returns a std::optional, or a pointer");
     using metrics = std::remove_cvref_t<decltype(model.evaluate(load(*next())))>;
     static_assert(Metrics<metrics>, "evaluate(batch) returns sums that can be added: see ddp::Metrics");
     struct mode {

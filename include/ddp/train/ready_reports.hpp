@@ -28,6 +28,7 @@ enum class unused : std::uint8_t {
 };
 
 /// Backward left a gradient out, or reported one twice or in ranges that do not fit. The text names the parameter.
+/// Thrown by replica::backward; from a trainer, every rank gets a comm_error with errc::gradient instead.
 class gradient_error : public error {
 public:
     explicit gradient_error(std::string complaint)

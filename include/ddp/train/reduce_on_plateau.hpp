@@ -16,6 +16,7 @@
 #include <ddp/core/contract.hpp>
 #include <ddp/core/error.hpp>
 #include <ddp/core/math.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/train/counters_text.hpp>
 #include <ddp/train/early_stopping.hpp>
 
@@ -61,16 +62,16 @@ public:
     /// 1), and a floor outside [0, 1].
     explicit reduce_on_plateau(reduce_on_plateau_options options = {}) : options_(options) {
         DDP_EXPECTS(options.factor >= 0 && options.factor < 1, "reduce_on_plateau: factor is " +
-                                                                   std::to_string(options.factor) +
+                                                                   detail::decimal(options.factor) +
                                                                    "; it must lie in [0, 1), and 0.1 is usual");
         DDP_EXPECTS(detail::is_finite(options.threshold) && options.threshold >= 0 &&
                         (!options.relative || options.threshold < 1),
-                    "reduce_on_plateau: threshold is " + std::to_string(options.threshold) +
+                    "reduce_on_plateau: threshold is " + detail::decimal(options.threshold) +
                         "; it must be a finite number >= 0, below 1 where it is relative; set `better` to the "
                         "direction of improvement");
-        DDP_EXPECTS(
-            options.floor >= 0 && options.floor <= 1,
-            "reduce_on_plateau: floor is " + std::to_string(options.floor) + "; it must lie in [0, 1], and 0 is usual");
+        DDP_EXPECTS(options.floor >= 0 && options.floor <= 1, "reduce_on_plateau: floor is " +
+                                                                  detail::decimal(options.floor) +
+                                                                  "; it must lie in [0, 1], and 0 is usual");
         double const infinity = std::numeric_limits<double>::infinity();
         best_ = options.better == better::lower ? infinity : -infinity;
     }

@@ -148,7 +148,8 @@ namespace detail {
 }
 
 [[gnu::cold]] DDP_DECL std::string straggler_text(int rank, failure const& mine, std::span<int const> absent, int named,
-                                                  mark const& last, nanoseconds collective, std::string_view process) {
+                                                  mark const& last, nanoseconds collective, bool on_request,
+                                                  std::string_view process) {
     constexpr std::size_t most = 8;
     std::string others;
     for (std::size_t k = 1; k < std::min(absent.size(), most); ++k) others += concat({", ", absent[k]});
@@ -169,10 +170,13 @@ namespace detail {
     }
     if (heard && !all_are_here)
         alive += entered.empty() ? " and has entered nothing yet" : concat({" and last entered ", entered, earlier});
+    std::string request;
+    if (on_request)
+        request = concat({"; send it ", process.empty() ? "" : "(", process, process.empty() ? "" : ") ",
+                          "SIGUSR2 to see what it is doing"});
     return concat({rank_text(rank), " has waited ", seconds_text(mine.waited_ns), " in ", mine.entered.name.view(),
-                   " for ", others.empty() ? "rank " : "ranks ", named, others, which, alive, "; send it ",
-                   process.empty() ? "" : "(", process, process.empty() ? "" : ") ",
-                   "SIGUSR2 to see what it is doing. If nothing changes, the job fails after ",
+                   " for ", others.empty() ? "rank " : "ranks ", named, others, which, alive, request,
+                   ". If nothing changes, the job fails after ",
                    seconds_text(static_cast<std::uint64_t>(collective.count())), " (timing.collective)"});
 }
 

@@ -26,7 +26,6 @@ struct framed_peer {
 /// Options of a framed transport. `job`, `early_bytes` and `paths` must be the same on all ranks.
 struct framed_options {
     timing times = {};      ///< of heartbeats, silence and the end
-    std::string name = {};  ///< this rank's own, as its peers' framed_peer::name
     std::uint64_t job = 0;  ///< a number for the job; frames of another job are refused (DDP-E207)
     /// Bytes for each peer, for messages that arrive before their receive. 0: 16 MiB for all together, but at least 1
     /// MiB for each.
@@ -45,6 +44,8 @@ struct framed_options {
     std::vector<int> paths = {};
     /// An object that must live until the transport has closed its connections.
     std::shared_ptr<void> keeps = {};
+    /// Of this rank, for error messages; framed_peer::name is that of a peer.
+    std::string name = {};
 };
 
 }  // namespace ddp

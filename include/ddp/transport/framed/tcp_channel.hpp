@@ -16,7 +16,7 @@ namespace ddp {
 /// Why a channel can no longer be trusted.
 enum class channel_error : std::uint8_t {
     none,      ///< nothing is wrong
-    stranger,  ///< the other side has not proved that it knows the secret
+    unproven,  ///< the other side has not proved that it knows the secret
     altered,   ///< bytes are not those that the other side wrote, in that order
     failed,    ///< the library that proves or encrypts failed
 };
@@ -76,7 +76,7 @@ namespace detail {
         [[nodiscard, gnu::cold]] std::string message(int code) const override {
             switch (static_cast<channel_error>(code)) {
                 case channel_error::none: break;
-                case channel_error::stranger: return "it has not proved that it knows this job's secret";
+                case channel_error::unproven: return "it has not proved that it knows this job's secret";
                 case channel_error::altered: return "bytes were changed on the way";
                 case channel_error::failed: return "OpenSSL failed";
             }

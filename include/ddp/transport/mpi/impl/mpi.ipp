@@ -75,7 +75,7 @@ DDP_DECL void mpi_transport::prepare(completion& done, int peer, tag const& what
                                      std::size_t bytes, bool sends) {
     DDP_EXPECTS(peer >= 0 && peer < size() && peer != rank(), "post to another rank of this communicator");
     session_->requests.make_room(1 + pieces(bytes));
-    done.post(peer, what, data, bytes, sends);  // done.moved, here: MPI requests still in flight
+    done.post(peer, what, data, bytes, sends);  // here, done.moved counts the MPI requests still in flight
 }
 
 /// If `out` fits an envelope, it is sent before this returns; the completion still runs in progress().
