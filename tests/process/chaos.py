@@ -902,6 +902,8 @@ class Crowd:
     def drip(self):
         """Some send a hello, a byte a second, until they are hung up on; nobody else is there yet."""
         slow = [socket.create_connection(("127.0.0.1", self.slow_at), timeout=DEADLINE) for _ in range(self.slow)]
+        for s in slow:
+            s.setblocking(False)
         for sent in range(1, 10):
             for s in slow:
                 with contextlib.suppress(OSError):
@@ -909,7 +911,7 @@ class Crowd:
             time.sleep(SCALE)
             for s in list(slow):
                 try:
-                    if s.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                    if s.recv(1, socket.MSG_PEEK):
                         continue
                 except BlockingIOError:
                     self.most_heard = max(self.most_heard, sent)
