@@ -1,5 +1,6 @@
 // The flight recorder: a ring in fixed memory, written as JSON lines while threads record; Python's parser reads every line.
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -206,6 +207,39 @@ TEST_CASE("a flight record is written whole while threads record", "[comm][fligh
     CHECK(wrong == 0);
     CHECK(seen.size() >= flight_recorder::capacity - writers);
     CHECK(files.python() == "");
+}
+
+TEST_CASE("entries that are overwritten during a dump are left out of it", "[comm][flight]") {
+    static flight_recorder* ring = nullptr;
+    static std::uint64_t recorded = 0, interruptions = 0;
+    recorded = interruptions = 0;
+    flight_files files;
+    auto const overwrite_all = [](int /*signo*/) {
+        ++interruptions;
+        for (std::size_t k = 0; k < flight_recorder::capacity; ++k) ring->record(flight::entered, ++recorded);
+    };
+    {
+        flight_recorder one(0, 1, "test");
+        ring = &one;
+        overwrite_all(0);
+        struct ::sigaction with{}, before{};
+        with.sa_handler = overwrite_all;
+        with.sa_flags = SA_RESTART;
+        REQUIRE(::sigaction(SIGALRM, &with, &before) == 0);
+        ::itimerval const often{{0, 1000}, {0, 1000}}, never_again{};
+        REQUIRE(::setitimer(ITIMER_REAL, &often, nullptr) == 0);
+        for (int dumps = 0; dumps < 100 || interruptions < 100; ++dumps) one.dump("now");
+        REQUIRE(::setitimer(ITIMER_REAL, &never_again, nullptr) == 0);
+        REQUIRE(::sigaction(SIGALRM, &before, nullptr) == 0);
+    }
+    std::uint64_t wrong = 0, entries = 0;
+    for (std::string const& line : files.lines()) {
+        if (text_in(line, "event") != "entered") continue;
+        ++entries;
+        wrong += number_in(line, "number") != number_in(line, "seq") + 1;
+    }
+    CHECK(entries >= flight_recorder::capacity);
+    CHECK(wrong == 0);
 }
 
 TEST_CASE("ranks that fail write what they did, and the verdict's words", "[comm][flight]") {
