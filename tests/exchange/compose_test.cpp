@@ -507,6 +507,32 @@ TEST_CASE("the norm is that of what is stepped, whatever an exchange still keeps
         }
 }
 
+TEST_CASE("what backward reports of a frozen parameter does not reach the exchange of its bucket", "[exchange]") {
+    for (named const& one : all_exchanges()) {
+        CAPTURE(one.name);
+        auto const digests = [&](bool reports) {
+            return run_ranks(
+                2,
+                [&](auto& comm) {
+                    told_mlp model;
+                    data_parallel trainer{model,        any_optimizer(sgd{.lr = 0.1}), comm, training_options{},
+                                          one.exchange, any_buckets(single_bucket{})};
+                    for (std::size_t step = 0; step < 4; ++step) {
+                        if (step == 1) {
+                            trainer.freeze("b2");
+                            model.leaves_out = !reports;
+                        }
+                        auto const [first, last] = share(rows, step, comm.rank(), comm.size());
+                        trainer.step(all_data().batch(step + first, step + last));
+                    }
+                    return trainer.digest_of_values();
+                },
+                patient());
+        };
+        REQUIRE(digests(true) == digests(false));
+    }
+}
+
 TEST_CASE("clipped, with slices cut inside a parameter, both updates give the same bits", "[exchange]") {
     struct outcome {
         std::string wrong;
