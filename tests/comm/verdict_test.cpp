@@ -271,6 +271,12 @@ TEST_CASE("a verdict says which process is at fault, once, and where there is ro
     verdict.peer = 2;
     verdict.text = std::string_view("rank 2 failed in its own code: bad data");
     failure unknown = verdict, nobody = verdict, full = verdict;
+    for (errc const code : {errc::mismatch, errc::model_differs, errc::gradient, errc::replicas_differ}) {
+        failure disagree = verdict;
+        disagree.code = code;
+        ddp::detail::name_process(disagree, "pid 4711 on node3");
+        CHECK(disagree.text.view() == verdict.text.view());
+    }
     ddp::detail::name_process(verdict, "pid 4711 on node3");
     CHECK(verdict.text.view() == "rank 2 failed in its own code: bad data (rank 2: pid 4711 on node3)");
     ddp::detail::name_process(verdict, "pid 4711 on node3");

@@ -658,7 +658,7 @@ TEST_CASE("settings that mean nothing are refused in words, on every rank, befor
     any_buckets const small = size_capped_buckets{.cap_bytes = 512, .first_bytes = 512}, whole = single_bucket{};
     for (std::string const& text : of_matrix(small, {}, false))
         REQUIRE(text ==
-                "DDP-E100 usage: power_sgd: with rank 4 and min_compression_rate 2.000000 no matrix becomes smaller: "
+                "DDP-E100 usage: power_sgd: with rank 4 and min_compression_rate 2 no matrix becomes smaller: "
                 "what counts are its whole rows in each bucket. Choose larger buckets, a smaller rank or another "
                 "exchange");
     for (std::string const& text : of_matrix(whole, {}, true)) REQUIRE(text == "");

@@ -1193,7 +1193,7 @@ TEST_CASE("when ranks are apart, and what is refused in words", "[strategy]") {
                      Contains("elastic_averaging: period is 0"));
         REQUIRE_THAT(refusal(any_strategy(hierarchical_averaging<>{.inner = comm, .inner_period = 0, .period = 4})),
                      Contains("inner_period is 0 and period 4"));
-        REQUIRE_THAT(refusal(any_strategy(diloco{.outer_lr = 0})), Contains("diloco: the outer learning rate is 0.0"));
+        REQUIRE_THAT(refusal(any_strategy(diloco{.outer_lr = 0})), Contains("diloco: the outer learning rate is 0;"));
         REQUIRE_THAT(refusal(any_strategy(slow_momentum{.momentum = 1})),
                      Contains("slow_momentum: the outer momentum is 1;"));
         REQUIRE_THAT(

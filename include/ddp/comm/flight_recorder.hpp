@@ -60,8 +60,7 @@ public:
     /// What the communication thread does, for the head of the file. `is` is a literal.
     void say_thread(char const* is) noexcept { thread_.store(is); }
     /// Whether SIGUSR2 makes this process dump this record; otherwise the signal may end it.
-    void answer_signal(bool yes) noexcept { answers_signal_.store(yes); }
-    [[nodiscard]] bool answers_signal() const noexcept { return answers_signal_.load(); }
+    std::atomic<bool> answers_signal{false};
     /// `whose`: the group, or the peer. Of `name` 24 bytes are kept. A phase or a mark is written as an event `name`.
     void record(flight what, std::uint64_t number = 0, std::int64_t whose = 0, std::uint64_t count = 0,
                 char const* name = "") noexcept {
@@ -108,7 +107,6 @@ private:
     int rank_, size_;
     std::int64_t begun_;  // when the rank could first record something
     std::atomic<char const*> thread_{"none"};
-    std::atomic<bool> answers_signal_{false};
     std::array<char, 16> transport_{};
     std::array<char, 64> host_{}, job_{};
     std::array<char, 512> directory_{};                   // absolute; empty: there is none

@@ -263,11 +263,11 @@ void scheduler<T>::name_stragglers() {
         int const named = absent.empty() ? mine.peer : absent.front();
         patience_ =
             std::max<nanoseconds>(times().straggler, std::min<nanoseconds>(2 * patience_, times().collective / 2));
-        std::fprintf(
-            stderr, "ddp: %s\n",
-            detail::straggler_text(rank(), mine, absent, named, transport_.mark_of(named), times().collective,
-                                   recorder() != nullptr && recorder()->answers_signal(), process_of(transport_, named))
-                .c_str());
+        std::fprintf(stderr, "ddp: %s\n",
+                     detail::straggler_text(rank(), mine, absent, named, transport_.mark_of(named), times().collective,
+                                            recorder() != nullptr && recorder()->answers_signal.load(),
+                                            process_of(transport_, named))
+                         .c_str());
     }
 }
 

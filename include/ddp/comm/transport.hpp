@@ -108,11 +108,10 @@ struct completion {
     /// never writes through `data` of a send.
     void post(int to_or_from, ddp::tag const& what, std::byte const* bytes, std::size_t count, bool is_send) noexcept {
         status = op_status::pending;
-        fingerprint = length = 0;
+        fingerprint = length = moved = 0;
         tag = what;
         data = const_cast<std::byte*>(bytes);
         size = count;
-        moved = 0;
         peer = to_or_from;
         sends = is_send;
     }
@@ -310,10 +309,8 @@ template <Transport T>
 /// with `std::string_view process_of(int rank) const`, which is valid as long as the transport; empty if it does not.
 template <Transport T>
 [[nodiscard]] std::string_view process_of([[maybe_unused]] T const& transport, [[maybe_unused]] int rank) {
-    if constexpr (requires { transport.process_of(rank); })
-        return transport.process_of(rank);
-    else
-        return {};
+    if constexpr (requires { transport.process_of(rank); }) return transport.process_of(rank);
+    return {};
 }
 
 /// How messages between some ranks travel. Over TCP two ranks count as connected through memory if they see each other's memory

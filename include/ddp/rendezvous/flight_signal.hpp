@@ -23,12 +23,12 @@ public:
     public:
         explicit target(flight_recorder& of) noexcept : of_(of) {
             recorder_.store(&of);
-            of.answer_signal(is_ours());
+            of.answers_signal.store(is_ours());
         }
         target(target const&) = delete;
         target& operator=(target const&) = delete;
         ~target() {
-            of_.answer_signal(false);
+            of_.answers_signal.store(false);
             recorder_.store(nullptr);
             while (readers_.load() != 0) std::this_thread::yield();  // a handler on another thread
         }

@@ -89,11 +89,7 @@ template <Transport T, Metrics S>
 ///         errc::remote_exception: the job has then failed, and the communicator can no longer be used.
 template <Transport T, class M, class Next, class Load>
 [[nodiscard]] auto evaluate(communicator<T> const& comm, M& model, Next&& next, Load&& load) {
-    static_assert(
-        requires {
-            static_cast<bool>(next());
-            *next();
-        }, "evaluate: next() returns a std::optional, or a pointer");
+    static_assert(requires { *next(); }, "evaluate: next() returns a std::optional, or a pointer");
     using metrics = std::remove_cvref_t<decltype(model.evaluate(load(*next())))>;
     static_assert(Metrics<metrics>, "evaluate(batch) returns sums that can be added: see ddp::Metrics");
     struct mode {

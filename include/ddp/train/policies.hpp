@@ -122,9 +122,8 @@ struct trainer_setup {
             policies_are_known<T, E, Policies...>,
             "ddp::data_parallel: after the communicator come training_options, an allreduce algorithm (such as "
             "ring_allreduce) or an exchange, a bucket policy (with plan(bucket_request)), an observer (with "
-            "on(bucket_reduced), on(step_finished) or on(mean_gradient<E>)); one of the arguments is none of these (a "
-            "strategy "
-            "goes to ddp::local_parallel)");
+            "on(bucket_reduced), on(step_finished) or on(mean_gradient<E>)); one of the arguments is none of these. "
+            "Strategies go to ddp::local_parallel");
         using observer = std::unwrap_reference_t<
             typename policy_among<policy_kind::observer, T, E, null_observer, Policies...>::type>;
         using other = std::conditional_t<std::is_same_v<E, float>, double, float>;

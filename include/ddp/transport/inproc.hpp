@@ -140,7 +140,9 @@ public:
     void wake();
 
 private:
-    void expect_other(int peer) const;
+    void expect_other(int peer) const {
+        DDP_EXPECTS(peer >= 0 && peer < size() && peer != rank_, "post to another rank of this world");
+    }
     static completion* find(completion_list const& list, identity const& id) noexcept;
     static void copy(completion const& from, completion& to) noexcept;
     static void look(inproc_world::station const& here, time_point until) noexcept;

@@ -141,9 +141,10 @@ inline constexpr char const* both_alive =
 namespace detail {
 
 [[gnu::cold]] DDP_DECL void name_process(failure& verdict, std::string_view process) {
-    std::string_view const text = verdict.text.view();
-    if (verdict.peer < 0 || process.empty() || text.find(process) != text.npos) return;
-    std::string const longer = concat({text, " (", rank_text(verdict.peer), ": ", process, ")"});
+    // Where ranks disagree, no process is at fault.
+    if (static_cast<int>(verdict.code) / 100 != 2 || verdict.code == errc::mismatch) return;
+    if (verdict.peer < 0 || process.empty() || verdict.text.view().find(process) != std::string_view::npos) return;
+    std::string const longer = concat({verdict.text.view(), " (", rank_text(verdict.peer), ": ", process, ")"});
     if (longer.size() <= verdict.text.chars.size()) verdict.text = std::string_view(longer);
 }
 
@@ -161,21 +162,17 @@ namespace detail {
                               : all_are_here   ? ", which has entered it, too, and may wait for another"
                               : others.empty() ? ", which has not entered it"
                                                : ", which have not entered it";
-    std::string alive;
-    if (heard) alive = concat({". Rank ", named, " is alive"});
-    std::string earlier;
+    std::string alive = heard ? concat({". Rank ", named, " is alive"}) : "", earlier;
     if (last.same_group(mine.entered) && last.number < mine.entered.number) {
         std::uint64_t const many = mine.entered.number - last.number;
         earlier = concat({" (", many, many == 1 ? " operation" : " operations", " earlier)"});
     }
     if (heard && !all_are_here)
         alive += entered.empty() ? " and has entered nothing yet" : concat({" and last entered ", entered, earlier});
-    std::string request;
-    if (on_request)
-        request = concat({"; send it ", process.empty() ? "" : "(", process, process.empty() ? "" : ") ",
-                          "SIGUSR2 to see what it is doing"});
+    std::string_view const open = process.empty() ? "" : "(", shut = process.empty() ? "" : ") ";
+    if (on_request) alive += concat({"; send it ", open, process, shut, "SIGUSR2 to see what it is doing"});
     return concat({rank_text(rank), " has waited ", seconds_text(mine.waited_ns), " in ", mine.entered.name.view(),
-                   " for ", others.empty() ? "rank " : "ranks ", named, others, which, alive, request,
+                   " for ", others.empty() ? "rank " : "ranks ", named, others, which, alive,
                    ". If nothing changes, the job fails after ",
                    seconds_text(static_cast<std::uint64_t>(collective.count())), " (timing.collective)"});
 }

@@ -176,9 +176,6 @@ DDP_DECL void inproc_transport::wake() {
     here.woken = true;
     inproc_world::stir(here);
 }
-DDP_DECL void inproc_transport::expect_other(int peer) const {
-    DDP_EXPECTS(peer >= 0 && peer < size() && peer != rank_, "post to another rank of this world");
-}
 DDP_DECL completion* inproc_transport::find(completion_list const& list, identity const& id) noexcept {
     completion* node = list.front();
     while (node != nullptr && node->tag.id != id) node = node->next;
