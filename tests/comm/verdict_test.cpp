@@ -277,6 +277,10 @@ TEST_CASE("a verdict says which process is at fault, once, and where there is ro
         ddp::detail::name_process(disagree, "pid 4711 on node3");
         CHECK(disagree.text.view() == verdict.text.view());
     }
+    failure cut = verdict;  // both ends are alive
+    cut.text = std::string_view("the connection between rank 1 and rank 2 broke in step #3");
+    ddp::detail::name_process(cut, "pid 4711 on node3");
+    CHECK(cut.text.view() == "the connection between rank 1 and rank 2 broke in step #3");
     ddp::detail::name_process(verdict, "pid 4711 on node3");
     CHECK(verdict.text.view() == "rank 2 failed in its own code: bad data (rank 2: pid 4711 on node3)");
     ddp::detail::name_process(verdict, "pid 4711 on node3");
@@ -288,7 +292,7 @@ TEST_CASE("a verdict says which process is at fault, once, and where there is ro
     ddp::detail::name_process(nobody, "pid 4711 on node3");
     CHECK(nobody.text.view() == "rank 2 failed in its own code: bad data");
 
-    std::string const long_words(full.text.chars.size() - 28, 'x');  // what is added has 28 characters
+    std::string const long_words = "rank 2" + std::string(full.text.chars.size() - 34, 'x');  // 28 characters are added
     full.text = std::string_view(long_words);
     failure fuller = full;
     ddp::detail::name_process(full, "pid 4711 on node3");

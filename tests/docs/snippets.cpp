@@ -74,7 +74,8 @@ struct plain_mean {
 };
 static_assert(ddp::StrategyOver<plain_mean, ddp::any_transport, float>);
 
-/// The plain mean of values as they were `period` steps ago: what a rank has learnt since is added to it. No rank waits.
+/// The plain mean of values as they were `period` steps ago: what a rank has learnt since is added to it. No rank waits for
+/// what the others do in the same step.
 struct late_mean {
     static constexpr char const* name = "late_mean";
     static constexpr bool agrees = false;

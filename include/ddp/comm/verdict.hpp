@@ -38,8 +38,8 @@ private:
 [[nodiscard]] failure decide(std::span<report const> reports, nanoseconds collective);
 
 namespace detail {
-/// Adds to a verdict's text which process its culprit is, if that has failed (not where ranks disagree), there is room, and
-/// the text does not say so already.
+/// Adds to a verdict's text which process its culprit is, if the text begins with that rank (not where ranks disagree, or
+/// a connection is lost), there is room, and the text does not say so already.
 void name_process(failure& verdict, std::string_view process);
 
 /// The line that a rank prints after a long wait. `mine` is its wait, `absent` are the ranks that have not entered the

@@ -141,8 +141,9 @@ inline constexpr char const* both_alive =
 namespace detail {
 
 [[gnu::cold]] DDP_DECL void name_process(failure& verdict, std::string_view process) {
-    // Where ranks disagree, no process is at fault.
+    // Where ranks disagree, or a connection between two that are alive is lost, no process is at fault.
     if (static_cast<int>(verdict.code) / 100 != 2 || verdict.code == errc::mismatch) return;
+    if (!verdict.text.view().starts_with(rank_text(verdict.peer))) return;
     if (verdict.peer < 0 || process.empty() || verdict.text.view().find(process) != std::string_view::npos) return;
     std::string const longer = concat({verdict.text.view(), " (", rank_text(verdict.peer), ": ", process, ")"});
     if (longer.size() <= verdict.text.chars.size()) verdict.text = std::string_view(longer);
