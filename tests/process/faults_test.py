@@ -341,6 +341,14 @@ class Late(FaultCase):
             with self.subTest(phase=phase):
                 self.in_time(attempt)
 
+    def test_the_signal_is_not_advised_where_ranks_are_threads(self):
+        with Job(1, command("transport=inproc", "ranks=3", "fault=1:sleep:between:3:2000", "collective=60000", "straggler=700"),
+                 {"RANK": None, "WORLD_SIZE": None, "MASTER_ADDR": None, "MASTER_PORT": None}) as job:
+            job.wait()
+            self.assertEqual(job.ranks[0].code, 0, job.story())
+            self.assertRegex(job.ranks[0].err, r"(?m)^ddp: rank \d has waited \d+.\d s in step #3 for rank 1.* If nothing changes, the job fails")
+            self.assertNotIn("SIGUSR2", job.ranks[0].err, "the signal would end all of them")
+
     def test_late_but_in_time(self):
         with Job(3, command("fault=1:sleep:forward:2:400", "fault=2:spin:backward:3:400", "fault=0:sleep:between:4:400",
                             "collective=2500")) as job:
