@@ -7,9 +7,9 @@ install(TARGETS ddp ddp_compiled ddp_conformance EXPORT ddp-targets FILE_SET HEA
 cmake_path(GET DDP_COMPILED_SOURCE PARENT_PATH source_dir)
 install(FILES "${PROJECT_SOURCE_DIR}/src/ddp.cpp" DESTINATION "${source_dir}" COMPONENT dev)
 install(EXPORT ddp-targets NAMESPACE ddp:: DESTINATION "${package_dir}" COMPONENT dev)
-foreach(door IN LISTS DDP_COMPONENTS)  # an export of its own each: the others' libraries need not exist where one is used
-  install(TARGETS ddp_${door} EXPORT ddp-${door}-targets FILE_SET HEADERS COMPONENT dev)
-  install(EXPORT ddp-${door}-targets NAMESPACE ddp:: DESTINATION "${package_dir}" COMPONENT dev)
+foreach(component IN LISTS DDP_COMPONENTS)  # an export of its own each: the others' libraries need not exist where one is used
+  install(TARGETS ddp_${component} EXPORT ddp-${component}-targets FILE_SET HEADERS COMPONENT dev)
+  install(EXPORT ddp-${component}-targets NAMESPACE ddp:: DESTINATION "${package_dir}" COMPONENT dev)
 endforeach()
 
 configure_package_config_file(cmake/ddp-config.cmake.in "${PROJECT_BINARY_DIR}/ddp-config.cmake"

@@ -33,7 +33,7 @@ set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
 set(CPACK_INSTALL_DEFAULT_DIRECTORY_PERMISSIONS
   OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE)
 
-# A door's library is needed by programs that open the door: recommended, and MPI, which is large, suggested.
+# A component's library is needed by programs that use the component: recommended, and MPI, which is large, suggested.
 ddp_debian_files(dev libddp-dev)
 set(CPACK_DEBIAN_DEV_PACKAGE_NAME libddp-dev)
 set(CPACK_DEBIAN_DEV_PACKAGE_ARCHITECTURE all)

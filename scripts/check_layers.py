@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Checks that the headers keep to the plan of the house (docs/design.md): floors, rooms and doors.
+"""Checks that the headers keep to the rules of docs/design.md: levels, modules and components.
 
- - a header includes its own room and lower floors; rooms of one floor do not see each other
- - heavy libraries are included by doors only (cmake/doors.txt), and each door by doors only
- - the umbrella ddp/ddp.hpp opens no door; no header asks what there is (#if DDP_HAVE...)
- - definitions in <room>/impl/x.ipp belong to the room and door of <room>/x.hpp; that header includes them, unless they are
-   compiled once, and src/ddp.cpp, which defines DDP_WITH_… for a door's; nobody else does
+ - a header includes its own module and lower levels; modules of one level do not see each other
+ - heavy libraries are included by components' headers only (cmake/components.txt), and these by components' headers only
+ - the umbrella ddp/ddp.hpp includes no component's header; no header asks what there is (#if DDP_HAVE...)
+ - definitions in <module>/impl/x.ipp belong to the module and component of <module>/x.hpp; that header includes them, unless they are
+   compiled once, and src/ddp.cpp, which defines DDP_WITH_… for a component's; nobody else does
  - whoever compiles as C++17 is told so, whichever header comes first: a header without others of ours, and one with <coroutine>,
    begins with ddp/core/language.hpp
  - every header has `#pragma once`, begins with `/// \\file`, includes nothing twice or in a circle, and has at most 400 lines
@@ -19,7 +19,7 @@ import re
 import sys
 import tempfile
 
-FLOORS = {
+LEVELS = {
     0: ["core"],
     1: ["kernel", "model", "comm", "data"],
     2: ["transport", "optim", "nn"],
@@ -28,12 +28,12 @@ FLOORS = {
     5: ["train"],
     6: ["strategy", "sim", "adapter", "checkpoint", "testing"],
 }
-FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
+LEVEL_OF = {module: level for level, modules in LEVELS.items() for module in modules}
 UMBRELLA = "ddp/ddp.hpp"
 LANGUAGE = "ddp/core/language.hpp"
 LONGEST = 400  # lines of a file
 
-# Which third party a door may include; whoever is not named here includes none.
+# Which third party a component may include; whoever is not named here includes none.
 THIRD_PARTY = {
     "tcp": r"boost/(asio|system)[/.].*|xxhash\.h",
     "mpi": r"boost/(mpi|serialization)[/.].*|mpi\.h",
@@ -41,7 +41,7 @@ THIRD_PARTY = {
     "nn": r"Eigen/.*",
     "gzip": r"zlib\.h",
 }
-STANDS_ON = {"secure": "tcp"}  # a door that opens another
+STANDS_ON = {"secure": "tcp"}  # a component that includes another
 STANDARD = r"[a-z_0-9]+"
 SYSTEM = r"(sys|arpa|net|netinet|linux)/[a-z_0-9]+\.h|(dirent|errno|fcntl|ifaddrs|netdb|poll|pthread|pwd|sched|signal|spawn|time|unistd)\.h"
 
@@ -49,12 +49,12 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]', re.MULTILINE)
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
-def read_doors(root):
-    doors = []
-    for line in (root / "cmake" / "doors.txt").read_text().splitlines():
+def read_components(root):
+    components = []
+    for line in (root / "cmake" / "components.txt").read_text().splitlines():
         if line.strip() and not line.startswith("#"):
-            doors.append(tuple(line.split()))
-    return doors
+            components.append(tuple(line.split()))
+    return components
 
 
 def header_of(file):
@@ -62,65 +62,65 @@ def header_of(file):
     return re.sub(r"/impl/([^/]+)\.ipp$", r"/\1.hpp", file)
 
 
-def door_of(header, doors):
+def component_of(header, components):
     header = header_of(header)
-    return next((door for door, pattern in doors if fnmatch.fnmatchcase(header, pattern)), None)
+    return next((component for component, pattern in components if fnmatch.fnmatchcase(header, pattern)), None)
 
 
-def room_of(header):
+def module_of(header):
     parts = header.split("/")
     return parts[1] if len(parts) > 2 else None
 
 
-def check_include(header, kind, included, known, doors):
+def check_include(header, kind, included, known, components):
     """What is wrong with one include, or None."""
-    door = door_of(header, doors)
+    component = component_of(header, components)
     if kind == '"':
         return f'write <ddp/...> instead of "{included}"'
     if not included.startswith("ddp/"):
         if re.fullmatch(STANDARD, included) or re.fullmatch(SYSTEM, included):
             return None
-        if door is None:
-            return f"<{included}> is a heavy library: only a door (cmake/doors.txt) includes one"
-        if not re.fullmatch(THIRD_PARTY.get(door, ""), included):
-            return f"<{included}> does not belong to the door {door}"
+        if component is None:
+            return f"<{included}> is a heavy library: only a component's header (cmake/components.txt) includes one"
+        if not re.fullmatch(THIRD_PARTY.get(component, ""), included):
+            return f"<{included}> does not belong to the component {component}"
         return None
     if included not in known:
         return f"<{included}> is not there"
-    other_door = door_of(included, doors)
-    if other_door is not None and door is None:
-        return f"<{included}> is a door ({other_door}): only doors open doors"
-    if other_door is not None and other_door not in (door, STANDS_ON.get(door)):
-        return f"<{included}> opens the door {other_door}, this one is {door}"
+    other_component = component_of(included, components)
+    if other_component is not None and component is None:
+        return f"<{included}> belongs to the component {other_component}: only components' headers include one another's"
+    if other_component is not None and other_component not in (component, STANDS_ON.get(component)):
+        return f"<{included}> belongs to the component {other_component}, this header to {component}"
     if header == UMBRELLA:
         return None
     if included == UMBRELLA:
         return "the umbrella is for users"
-    room, other = room_of(header), room_of(included)
-    if room != other and FLOOR_OF.get(other, 99) >= FLOOR_OF.get(room, -1):
-        return f"{room}/ (floor {FLOOR_OF[room]}) must not see {other}/ (floor {FLOOR_OF.get(other, '?')})"
+    module, other = module_of(header), module_of(included)
+    if module != other and LEVEL_OF.get(other, 99) >= LEVEL_OF.get(module, -1):
+        return f"{module}/ (level {LEVEL_OF[module]}) must not see {other}/ (level {LEVEL_OF.get(other, '?')})"
     return None
 
 
-def check_compiled_once(root, files, doors):
-    """src/ddp.cpp includes every .ipp file, a door's inside #if defined(DDP_WITH_...); each header ends with its own."""
+def check_compiled_once(root, files, components):
+    """src/ddp.cpp includes every .ipp file, a component's inside #if defined(DDP_WITH_...); each header ends with its own."""
     source = root / "src" / "ddp.cpp"
-    problems, door, found = [], None, {}
+    problems, component, found = [], None, {}
     for line in source.read_text().splitlines() if source.is_file() else []:
         if re.match(r"\s*#\s*if", line):
             name = re.match(r"\s*#\s*if defined\(DDP_WITH_([A-Z]+)\)$", line)
-            door = name[1].lower() if name else None
+            component = name[1].lower() if name else None
         elif re.match(r"\s*#\s*endif", line):
-            door = None
+            component = None
         elif include := INCLUDE.match(line):
-            found[include[2]] = door
+            found[include[2]] = component
     for file in files:
         if not file.endswith(".ipp"):
             continue
         if file not in found:
             problems.append(f"{file}: is not in src/ddp.cpp, so that programs compiled once would miss it")
-        elif found[file] != door_of(file, doors):
-            problems.append(f"{file}: src/ddp.cpp includes it for the door {found[file]}, its header is {door_of(file, doors)}")
+        elif found[file] != component_of(file, components):
+            problems.append(f"{file}: src/ddp.cpp includes it for the component {found[file]}, its header is {component_of(file, components)}")
         own = f"\n#if !defined(DDP_SEPARATE_COMPILATION)\n#include <{file}>\n#endif\n"
         if not files.get(header_of(file), own).endswith(own):
             problems.append(f"{file}: its header does not end with #include <{file}>, unless DDP_SEPARATE_COMPILATION")
@@ -150,12 +150,12 @@ def check(root):
     include_dir = root / "include"
     paths = sorted([*include_dir.rglob("*.hpp"), *include_dir.rglob("*.ipp")])
     files = {path.relative_to(include_dir).as_posix(): path.read_text() for path in paths}
-    doors = read_doors(root)
+    components = read_components(root)
     problems, includes = [], {}
     for header, text in files.items():
-        room = room_of(header)
-        if header != UMBRELLA and room not in FLOOR_OF:
-            problems.append(f"{header}: the plan has no room {room}; name it, with its floor, in scripts/check_layers.py")
+        module = module_of(header)
+        if header != UMBRELLA and module not in LEVEL_OF:
+            problems.append(f"{header}: the rules have no module {module}; name it, with its level, in scripts/check_layers.py")
             continue
         if not text.startswith("/// \\file\n/// "):
             problems.append(f"{header}: does not begin with /// \\file and a sentence that says what it is")
@@ -165,7 +165,7 @@ def check(root):
             problems.append(f"{header}: is longer than {LONGEST} lines: what else is it about that has a header of its own?")
         code = COMMENT.sub("", text)
         if re.search(r"^\s*#\s*if.*DDP_HAVE", code, re.MULTILINE):
-            problems.append(f"{header}: asks for a feature with #if; a feature is there because its door was opened")
+            problems.append(f"{header}: asks for a feature with #if; a feature is there because its header was included")
         listed = [included for _, included in INCLUDE.findall(code)]
         alone = not any(included.startswith("ddp/") and header_of(included) != header for included in listed)
         if header.endswith(".hpp") and header != LANGUAGE and (alone or "coroutine" in listed) and listed[:1] != [LANGUAGE]:
@@ -175,7 +175,7 @@ def check(root):
             if included in seen and included.startswith("ddp/"):
                 problems.append(f"{header}: includes <{included}> twice")
             seen.add(included)
-            problem = check_include(header, kind, included, files, doors)
+            problem = check_include(header, kind, included, files, components)
             if problem:
                 problems.append(f"{header}: {problem}")
         if header.endswith(".ipp") and header_of(header) not in files:
@@ -184,10 +184,10 @@ def check(root):
             problems.append(f"{header}: an .ipp file is included by its own header and by src/ddp.cpp")
         # A header ends with its .ipp file, which may be compiled alone and so includes the header: no circle.
         includes[header] = [included for included in seen if included in files and included != header_of(header)]
-    for door, pattern in doors:
-        if door not in THIRD_PARTY:
-            problems.append(f"cmake/doors.txt: {door} ({pattern}) is not a door that scripts/check_layers.py knows")
-    return problems + check_compiled_once(root, files, doors) + find_circles(includes), len(files)
+    for component, pattern in components:
+        if component not in THIRD_PARTY:
+            problems.append(f"cmake/components.txt: {component} ({pattern}) is not a component that scripts/check_layers.py knows")
+    return problems + check_compiled_once(root, files, components) + find_circles(includes), len(files)
 
 
 def self_test():
@@ -217,21 +217,21 @@ def self_test():
         "sideways": ("comm/framed.hpp", "#include <ddp/model/model.hpp>\n", "must not see model/"),
         "heavy": ("comm/framed.hpp", "#include <boost/asio.hpp>\n", "heavy library"),
         "heavy by its C header": ("train/engine.hpp", "#include <mpi.h>\n", "heavy library"),
-        "heavy in the wrong door": ("nn/linear.hpp", "#include <zlib.h>\n", "does not belong to the door nn"),
-        "OpenSSL in the TCP door": ("comm/tcp.hpp", "#include <openssl/hmac.h>\n", "does not belong to the door tcp"),
-        "a door opened": ("train/engine.hpp", "#include <ddp/nn/linear.hpp>\n", "only doors open doors"),
-        "a door in the umbrella": ("ddp.hpp", "#include <ddp/comm/tcp.hpp>\n", "only doors open doors"),
+        "heavy in the wrong component": ("nn/linear.hpp", "#include <zlib.h>\n", "does not belong to the component nn"),
+        "OpenSSL in the TCP component": ("comm/tcp.hpp", "#include <openssl/hmac.h>\n", "does not belong to the component tcp"),
+        "a component's header in the library": ("train/engine.hpp", "#include <ddp/nn/linear.hpp>\n", "only components' headers"),
+        "a component in the umbrella": ("ddp.hpp", "#include <ddp/comm/tcp.hpp>\n", "only components' headers"),
         "the umbrella used": ("train/engine.hpp", "#include <ddp/ddp.hpp>\n", "umbrella is for users"),
         "missing": ("train/engine.hpp", "#include <ddp/core/nothing.hpp>\n", "is not there"),
         "quoted": ("train/engine.hpp", '#include "bucket.hpp"\n', "instead of"),
         "twice": ("train/engine.hpp", "#include <ddp/model/model.hpp>\n", "twice"),
-        "feature macro": ("core/error.hpp", "#if defined(DDP_HAVE_MPI)\n#endif\n", "door was opened"),
+        "feature macro": ("core/error.hpp", "#if defined(DDP_HAVE_MPI)\n#endif\n", "header was included"),
         "circle": ("comm/framed.hpp", "#include <ddp/comm/link.hpp>\n", "circle"),
-        "unknown room": ("attic/box.hpp", "", "no room attic"),
+        "unknown module": ("attic/box.hpp", "", "no module attic"),
         "definitions of no header": ("comm/impl/gone.ipp", "", "which is not there"),
         "another header's definitions": ("train/engine.hpp", "#include <ddp/comm/impl/framed.ipp>\n", "by its own header"),
         "definitions that nobody compiles": ("core/impl/error.ipp", "#include <ddp/core/error.hpp>\n", "is not in src/ddp.cpp"),
-        "a door's definitions for all": (source, "#include <ddp/comm/impl/tcp.ipp>\n", "for the door None, its header is tcp"),
+        "a component's definitions for all": (source, "#include <ddp/comm/impl/tcp.ipp>\n", "for the component None, its header is tcp"),
         "definitions not at the end": ("comm/framed.hpp", "int more;\n", "does not end with"),
         "heavy in definitions": ("comm/impl/framed.ipp", "#include <boost/asio.hpp>\n", "heavy library"),
         "no word of the language": ("core/alone.hpp", bare, "does not begin with #include <ddp/core/language.hpp>"),
@@ -245,7 +245,7 @@ def self_test():
     with tempfile.TemporaryDirectory() as directory:
         root = pathlib.Path(directory)
         (root / "cmake").mkdir()
-        (root / "cmake" / "doors.txt").write_text("# doors\ntcp  ddp/comm/tcp.hpp\nnn   ddp/nn/*.hpp\n")
+        (root / "cmake" / "components.txt").write_text("# components\ntcp  ddp/comm/tcp.hpp\nnn   ddp/nn/*.hpp\n")
 
         def write(files):
             for path in (root / "include").rglob("*.?pp"):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What including this library costs: preprocessed lines and compile seconds of the quick start, ddp.hpp and each door.
+"""What including this library costs: preprocessed lines and compile seconds of the quick start, ddp.hpp and each component.
 
 usage: inclusion_cost.py [COMPILER ...]    default: g++ and the newest clang++ that are there
        inclusion_cost.py --at-most LINES COMPILER    fails if ddp.hpp has more of them

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing, from Debian's own archive: setup.sh [demo] [mpi] [tests] [ci] [slurm] [ssh]   (default: demo)
 # setup.sh torch installs PyTorch from PyPI into build/torch, for the test that starts a job with its torchrun and for
-# house/shown_by, and timm's optimizers for the scripts of tests/oracle; setup.sh launchers Open MPI 5 and MPICH 5 into
+# rules/shown_by, and timm's optimizers for the scripts of tests/oracle; setup.sh launchers Open MPI 5 and MPICH 5 into
 # build/openmpi and build/mpich, for process/launchers; setup.sh kubernetes Kubeflow's schemas into build/kubernetes, for
 # package/kubernetes; setup.sh mlpack mlpack's headers into build/mlpack, for adapter/mlpack_network, and what they include.
 #

@@ -49,9 +49,9 @@ stage configure
 cmake --preset "$preset" -DDDP_WERROR="${DDP_WERROR:-OFF}" --log-level=NOTICE > /dev/null
 targets=()
 case $preset in
-    clang) targets=(--target ddp_floor_tests ddp_kernels_object) ;;
-    asan) targets=(--target ddp_floor_tests ddp_comm_tests ddp_sim_tests ddp_tcp_tests ddp_train_tests ddp_checkpoint_tests ddp_nn_tests ddp_kernels_object) ;;&
-    tsan) targets=(--target ddp_floor_tests ddp_comm_tests ddp_tcp_tests ddp_train_tests ddp_checkpoint_tests) ;;&
+    clang) targets=(--target ddp_base_tests ddp_kernels_object) ;;
+    asan) targets=(--target ddp_base_tests ddp_comm_tests ddp_sim_tests ddp_tcp_tests ddp_train_tests ddp_checkpoint_tests ddp_nn_tests ddp_kernels_object) ;;&
+    tsan) targets=(--target ddp_base_tests ddp_comm_tests ddp_tcp_tests ddp_train_tests ddp_checkpoint_tests) ;;&
     asan | tsan) targets+=(ddp_mpi_tests ddp_mpi_leaving_program process_programs) ;;
 esac
 stage "build with $jobs jobs"

@@ -15,7 +15,7 @@ class DdpConan(ConanFile):
     description = "Header-only C++20 library for distributed data-parallel training"
     package_type = "header-library"
     settings = "os", "arch", "compiler", "build_type"
-    options = {door: [True, False] for door in ("tcp", "secure", "mpi", "nn", "gzip")}
+    options = {name: [True, False] for name in ("tcp", "secure", "mpi", "nn", "gzip")}
     default_options = {"tcp": True, "secure": False, "mpi": False, "nn": True, "gzip": False}
     no_copy_source = True
 
@@ -57,19 +57,19 @@ class DdpConan(ConanFile):
         suite = self.cpp_info.components["conformance"]
         suite.set_property("cmake_target_name", "ddp::conformance")
         suite.requires = ["core"]
-        doors = {
+        components = {
             "tcp": ["boost::headers", "xxhash::xxhash"],
             "secure": ["boost::headers", "xxhash::xxhash", "openssl::ssl"],
             "mpi": ["boost::mpi"],
             "nn": ["eigen::eigen"],
             "gzip": ["zlib::zlib"],
         }
-        for door, libraries in doors.items():
-            if self.options.get_safe(door):
-                component = self.cpp_info.components[door]
-                component.set_property("cmake_target_name", f"ddp::{door}")
+        for name, libraries in components.items():
+            if self.options.get_safe(name):
+                component = self.cpp_info.components[name]
+                component.set_property("cmake_target_name", f"ddp::{name}")
                 component.requires = ["core", *libraries]
-                if door == "mpi":
+                if name == "mpi":
                     component.defines = ["OMPI_SKIP_MPICXX"]
         for component in self.cpp_info.components.values():
             component.bindirs = component.libdirs = []

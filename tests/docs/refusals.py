@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """refusals.py ROOT: a test that expects an error of this library says what its text must contain. THROWS_AS with one of the library's
-error types, and THROWS with none, take any text: use THROWS_WITH, or look at the text by other means. And what the headers in ROOMS
-refuse with a text, some test quotes: a whole piece of it, or QUOTED characters in a row that no other refusal of the room has.
+error types, and THROWS with none, take any text: use THROWS_WITH, or look at the text by other means. And what the headers in MODULES
+refuse with a text, some test quotes: a whole piece of it, or QUOTED characters in a row that no other refusal of the module has.
 refusals.py --self-test checks the checker."""
 import pathlib
 import re
 import sys
 
 CALL = re.compile(r"\b(?:CHECK|REQUIRE)_THROWS(_AS)?\(")
-ROOMS = ("adapter", "checkpoint", "collective", "comm", "core", "data", "exchange", "kernel", "model", "nn", "optim", "rendezvous", "sim",
+MODULES = ("adapter", "checkpoint", "collective", "comm", "core", "data", "exchange", "kernel", "model", "nn", "optim", "rendezvous", "sim",
          "strategy", "testing", "train", "transport")
 QUOTED = 22
 REFUSAL = re.compile(r"\b(?:DDP_EXPECTS|throw [\w:]+|\w*fail\w*|refuse|concat|\w+_error)\(")
@@ -107,8 +107,8 @@ def quoted(piece: str, tests: str, others: list[str]) -> bool:
     return False
 
 
-def check_room(headers: dict[str, str], tests: str) -> list[str]:
-    """What no test quotes, of all refusals of a room; `tests` are their texts."""
+def check_module(headers: dict[str, str], tests: str) -> list[str]:
+    """What no test quotes, of all refusals of a module; `tests` are their texts."""
     every = [(name, line, pieces) for name, text in headers.items() for line, pieces in refusals_of(text)]
     problems = []
     for name, line, pieces in every:
@@ -147,13 +147,13 @@ def self_test() -> None:
     assert refusals_of(header) == [(1, ["stack: there is nothing on it; push something first"]),
                                    (2, ["the digest of", "blocks is not that of the file"])], refusals_of(header)
     good = 'says("nothing on it; push something"), says("of 7 blocks is not that" " of the")'
-    assert not check_room({"x": header}, "\0".join(pieces_of(good)))
+    assert not check_module({"x": header}, "\0".join(pieces_of(good)))
     for wrong in (good.replace("nothing on it", "nothing: it"), good.replace("blocks is not", "blocks is"),
                   good.replace("something", "s"), 'TEST_CASE("nothing on it; push something")'):
-        assert check_room({"x": header}, "\0".join(pieces_of(wrong))), wrong
+        assert check_module({"x": header}, "\0".join(pieces_of(wrong))), wrong
     same = header + 'fail("queue: there is nothing on it; push something first");'
-    assert len(check_room({"x": same}, "\0".join(pieces_of(good)))) == 2  # which of the two is meant?
-    assert not check_room({"x": same}, "\0".join(pieces_of(good)) + "queue: there is nothing on it; stack: there is nothing on it")
+    assert len(check_module({"x": same}, "\0".join(pieces_of(good)))) == 2  # which of the two is meant?
+    assert not check_module({"x": same}, "\0".join(pieces_of(good)) + "queue: there is nothing on it; stack: there is nothing on it")
     print("the checker finds what it should")
 
 
@@ -166,13 +166,13 @@ def main() -> None:
     for path in files:
         problems += check(str(path.relative_to(root)), path.read_text(encoding="utf-8"), errors)
     tests, refused = texts_of_tests(root), []
-    for room in ROOMS:
-        headers = {str(p.relative_to(root)): p.read_text(encoding="utf-8") for p in sorted((root / "include/ddp" / room).glob("**/*.?pp"))}
+    for module in MODULES:
+        headers = {str(p.relative_to(root)): p.read_text(encoding="utf-8") for p in sorted((root / "include/ddp" / module).glob("**/*.?pp"))}
         refused += [piece for text in headers.values() for _, pieces in refusals_of(text) for piece in pieces]
-        problems += check_room(headers, tests)
+        problems += check_module(headers, tests)
     problems += [f"no refusal has the text '{text}' any more" for text in UNQUOTED if not any(text in piece for piece in refused)]
     print("\n".join(problems) or f"{len(files)} files; each error that they expect has words ({', '.join(sorted(errors))}), and "
-          f"each refusal of {', '.join(ROOMS)} is quoted")
+          f"each refusal of {', '.join(MODULES)} is quoted")
     sys.exit(1 if problems or len(errors) < 4 or not files or len(refused) < 300 else 0)
 
 

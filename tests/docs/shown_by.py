@@ -87,12 +87,12 @@ def differing(theirs: list[str], ours: list[str]) -> list[str]:
 
 
 def self_test() -> None:
-    page = (SECTION + "\n| argument | here | shown by |\n|---|---|---|\n| `module` | a model | `room/file` |\n"
-            "| `dim`, `extra=False` | *not there* | |\n\nWhat else:\n\n| `y` | `one_thing(more)`; `absent` is *not there* | `room/file` |\n")
-    tests, arguments = {"room/file": "one_thing(more);"}, ["module", "dim", "extra"]
+    page = (SECTION + "\n| argument | here | shown by |\n|---|---|---|\n| `module` | a model | `train/file` |\n"
+            "| `dim`, `extra=False` | *not there* | |\n\nWhat else:\n\n| `y` | `one_thing(more)`; `absent` is *not there* | `train/file` |\n")
+    tests, arguments = {"train/file": "one_thing(more);"}, ["module", "dim", "extra"]
     assert not check(page, tests, arguments), check(page, tests, arguments)
-    assert check(page, {"room/other": "one_thing(more);"}, arguments)
-    assert check(page, {"room/file": "one_thing();"}, arguments) == ["the row of `y`: none of its tests has more"]
+    assert check(page, {"train/other": "one_thing(more);"}, arguments)
+    assert check(page, {"train/file": "one_thing();"}, arguments) == ["the row of `y`: none of its tests has more"]
     assert check(page, tests, arguments + ["more"]) == ["the argument more is not on the page"]
     assert check(page, tests, arguments[:2]) == ["extra is no argument of the constructor"]
     assert check(page.replace("*not there*", "there"), tests, arguments)

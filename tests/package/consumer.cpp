@@ -1,4 +1,4 @@
-// What a stranger's program includes that needs nothing but the standard library; examples/quick_start.cpp opens doors.
+// What a stranger's program includes that needs nothing but the standard library; examples/quick_start.cpp uses components.
 #include <cstdio>
 #include <ddp/ddp.hpp>
 

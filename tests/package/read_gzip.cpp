@@ -1,4 +1,4 @@
-// Opens the door to zlib: prints a compressed file.
+// Uses the component gzip: prints a compressed file.
 #include <array>
 #include <cstdio>
 #include <ddp/data/gzip.hpp>

@@ -1,4 +1,4 @@
-// Opens the door to MPI: the ranks that mpirun has started, or one.
+// Uses the component mpi: the ranks that mpirun has started, or one.
 #include <cstdio>
 #include <ddp/ddp.hpp>
 #include <ddp/rendezvous/run_mpi.hpp>

@@ -4,7 +4,7 @@
 
 #include <ddp/core/language.hpp>  // first
 
-/// Before every definition in an .ipp file (ROOM/impl/HEADER.ipp, included at the end of its header). Header-only it is
+/// Before every definition in an .ipp file (MODULE/impl/HEADER.ipp, included at the end of its header). Header-only it is
 /// `inline`. With DDP_SEPARATE_COMPILATION headers only declare, and src/ddp.cpp, compiled once into the program, defines;
 /// the CMake target ddp::compiled adds that file (docs/compiling.md).
 #if defined(DDP_SEPARATE_COMPILATION)

@@ -1,5 +1,5 @@
 /// \file
-/// The whole room: layers, losses and sequential, on Eigen.
+/// The whole module: layers, losses and sequential, on Eigen.
 #pragma once
 
 #include <ddp/core/language.hpp>  // first
