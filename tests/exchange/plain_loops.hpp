@@ -147,6 +147,7 @@ struct ending {
     std::vector<std::uint64_t> digests;
     std::map<std::string, std::vector<std::byte>> state;  // by parameter and name, where it begins
     std::uint64_t state_digest = 0;
+    std::uint64_t updates = 0;
     exchange_statistics statistics;
     std::size_t bytes = 0;  // as the communicator counts them, in the last step
     exchange_plan<double> plan;
@@ -203,8 +204,10 @@ inline ending train_part(communicator<>& comm, training const& with, std::size_t
             else
                 std::ranges::copy(before->state.at(key_of(s)), s.bytes.begin());
         });
+        trainer.set_completed_steps(before->updates);
     }
     go(trainer, model, with, from, to, end);
+    end.updates = trainer.completed_steps();
     return end;
 }
 inline std::vector<ending> train_on(int ranks, training const& with, bool tcp = false) {

@@ -24,6 +24,7 @@
 #include <ddp/exchange/narrow.hpp>
 #include <ddp/exchange/power_sgd.hpp>
 #include <ddp/exchange/sparse.hpp>
+#include <ddp/optim/adam.hpp>
 #include <ddp/optim/sgd.hpp>
 #include <ddp/rendezvous/run_mpi.hpp>
 #include <ddp/strategy/local_parallel.hpp>
@@ -142,6 +143,9 @@ TEST_CASE("over MPI a rank that stops is named after timing.dead, where a thread
         if (rank != 1) CHECK(waited < std::chrono::seconds(4));
     }
     CHECK(text.find("DDP-E203 peer silent: rank 1 has sent nothing, not even a heartbeat, for") == 0);
+    int pid = ::getpid();
+    MPI_Bcast(&pid, 1, MPI_INT, 1, MPI_COMM_WORLD);
+    CHECK(text.find(" (rank 1: pid " + std::to_string(pid) + " on ") != std::string::npos);
     std::vector<char> first(text.begin(), text.end());
     first.resize(4096);
     MPI_Bcast(first.data(), static_cast<int>(first.size()), MPI_CHAR, 0, MPI_COMM_WORLD);
@@ -319,6 +323,56 @@ TEST_CASE("over MPI trainers in groups have the bits they have over inproc", "[m
     if (boost::mpi::communicator().size() < 3) return;
     ddp::communicator<> comm = ddp::any_communicator(connect(), patient());
     CHECK(ddp::test::train_in_groups(comm) == ddp::test::failures{});
+}
+
+namespace {
+/// Two trainers inside a step at the same time, one on all ranks but the last, one on all but the first (who is left out trains
+/// alone): digests of their values.
+std::vector<std::uint64_t> train_overlapping(ddp::communicator<>& comm) {
+    int const rank = comm.rank();
+    ddp::communicator<> const front = comm.split(rank == comm.size() - 1 ? 1 : 0), back = comm.split(rank == 0 ? 1 : 0);
+    ddp::test::task_data<float> const data(7, 3, 64);
+    std::vector<std::uint64_t> all;
+    for (bool const sharded : {false, true}) {
+        ddp::test::tanh_mlp<float> one(7, 24, 3, 5), other(7, 24, 3, 6);
+        auto const options = [](bool by_shards) {
+            return ddp::training_options{.update = by_shards ? ddp::update::sharded : ddp::update::replicated};
+        };
+        ddp::data_parallel first{one, ddp::adam{.lr = 0.01}, front, options(sharded)};
+        ddp::data_parallel second{other, ddp::adam{.lr = 0.01}, back, options(!sharded)};
+        for (std::size_t step = 0; step < 6; ++step) {
+            std::size_t const from = 3 * step + 4 * static_cast<std::size_t>(rank);
+            auto const batch = data.batch(from, from + 3);
+            first.forward(batch);
+            second.forward(batch);
+            if ((static_cast<std::size_t>(rank) + step) % 2 == 0) {  // neighbours in other orders
+                first.backward();
+                second.backward();
+            } else {
+                second.backward();
+                first.backward();
+            }
+            second.finish();
+            first.finish();
+        }
+        all.push_back(first.replicas_identical() ? first.digest_of_values() : 0);
+        all.push_back(second.replicas_identical() ? second.digest_of_values() : 0);
+    }
+    return all;
+}
+}  // namespace
+
+TEST_CASE("over MPI trainers on groups that overlap are inside a step at the same time", "[mpi][train][group]") {
+    std::vector<std::uint64_t> got;
+    int rank = 0, size = 0;
+    {
+        ddp::communicator<> comm = ddp::any_communicator(connect(), patient());
+        rank = comm.rank(), size = comm.size();
+        got = train_overlapping(comm);
+    }
+    auto const expected = ddp::test::run_ranks(size, train_overlapping, ddp::test::patient());
+    CHECK(got == expected[static_cast<std::size_t>(rank)]);
+    CHECK(std::count(got.begin(), got.end(), std::uint64_t{0}) == 0);
 }
 
 TEST_CASE("over MPI ranks of several hosts, of uneven size, train in the memory of each: the same bits",

@@ -673,9 +673,10 @@ def check_verdicts(job, plan, proxy, records):
             raise Wrong(f"not one verdict: {texts}\n{job.story()}")
         if not re.search(pattern, next(iter(texts))):
             raise Wrong(f"another verdict than {pattern}: {texts}\n{job.story()}")
+        if not plan.inproc:
+            check_process_named(job, next(iter(texts)), plan.mpi)
         if not plan.inproc and not plan.mpi:
             codes = {job.ranks[r].code for r in ranks}
-            check_process_named(job, next(iter(texts)))
             if codes != {1}:
                 raise Wrong(f"exit codes {codes}\n{job.story()}")
     if any(r.said("done") for r in job.ranks.values()) and "end" not in str(plan.faults):

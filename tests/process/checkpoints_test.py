@@ -1,13 +1,14 @@
 """Jobs that are killed while they write checkpoints, or told to stop, and then resumed: they end with the bits of one that
 nothing has disturbed.
 
-FASHION_MNIST (or DDP_EXAMPLES, its directory) and DDPRUN name the binaries. `checkpoints_test.py --kills N` tries N moments instead of 20;
+FASHION_MNIST (or DDP_EXAMPLES, its directory) and DDPRUN name the binaries, MPIEXEC the launcher of MPI. `checkpoints_test.py --kills N` tries N moments instead of 20;
 DDP_TEST_SEED repeats them. The data is made here: nothing is needed but the program.
 """
 
 import os
 import random
 import re
+import shutil
 import signal
 import struct
 import sys
@@ -19,6 +20,7 @@ from jobs import Job, Rank, SCALE, environment, program
 
 FASHION_MNIST = program("FASHION_MNIST", "DDP_EXAMPLES", "fashion_mnist")
 DDPRUN = os.environ.get("DDPRUN", "")
+MPIEXEC = os.environ.get("MPIEXEC") or shutil.which("mpiexec") or ""
 RANKS = 3
 KILLS = 20
 SEED = int(os.environ.get("DDP_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
@@ -249,6 +251,39 @@ class Checkpoints(unittest.TestCase):
                 self.addCleanup(job.err_file.close)
                 self.addCleanup(job.out_file.close)
                 code, out, err = job.finish()
+                self.assertEqual(code, 0, f"{out}{err}")
+                self.assertIn(f"resumed after step {stopped}\n", out)
+                self.assertEqual(self.digest_in(out, err), expected)
+
+    @unittest.skipUnless(MPIEXEC and SCALE == 1, "no MPI here, or a sanitizer: what Open MPI leaks")
+    def test_mpiexec_that_is_told_to_stop_saves_and_resumes(self):
+        expected = self.finished("sharded", ranks=2)
+        for signo in (signal.SIGUSR1, signal.SIGTERM):  # it passes both on; a second after SIGTERM it kills
+            with self.subTest(signo=signo), tempfile.TemporaryDirectory(dir=self.owner.name) as parent:
+                directory = os.path.join(parent, "kept")
+                command = [MPIEXEC, "-n", "2", "--oversubscribe", *self.command("sharded", "--checkpoint", directory, "--every", "5", "--resume")]
+                command[command.index("tcp")] = "mpi"
+
+                def start():
+                    job = Rank(command, environment(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1"),
+                               start_new_session=True)
+                    self.addCleanup(job.err_file.close)
+                    self.addCleanup(job.out_file.close)
+                    return job
+
+                job = start()
+                try:
+                    end = time.monotonic() + 30 * SCALE
+                    while self.latest(directory) == 0 and job.poll() is None and time.monotonic() < end:
+                        time.sleep(0.0005)
+                    os.kill(job.pid, signo)
+                finally:
+                    code, out, err = job.finish()
+                self.assertEqual(code, TO_BE_RESUMED if signo == signal.SIGUSR1 else 1, f"{out}{err}")
+                stopped = self.latest(directory)
+                if signo == signal.SIGUSR1:
+                    self.assertIn(f"stopped after step {stopped}\n", out)
+                code, out, err = start().finish()
                 self.assertEqual(code, 0, f"{out}{err}")
                 self.assertIn(f"resumed after step {stopped}\n", out)
                 self.assertEqual(self.digest_in(out, err), expected)

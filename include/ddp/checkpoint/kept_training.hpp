@@ -179,6 +179,10 @@ template <class C>
 void continue_from(C& trainer, sampler* batches, checkpoint_reader& from) {
     auto const& comm = trainer.comm();
     bool const as_many = from.manifest().ranks == comm.size();
+    bool missing = false;
+    auto const kept = [&](state_slice const& s) {
+        return s.per_rank ? as_many : !s.optional || from.has(s, comm.rank());
+    };
     std::vector<std::string> lines;
     run_code_of_user(trainer, [&] {
         trainer.for_each_state([&](state_slice const& s) {
@@ -209,7 +213,8 @@ void continue_from(C& trainer, sampler* batches, checkpoint_reader& from) {
                 for (std::size_t i = 0; i < frozen.size(); ++i) frozen[i] |= trainer.frozen_from_the_start()[i];
         }
         trainer.for_each_state([&](state_slice const& s) {
-            if (as_many || !s.per_rank) from.expect_covered(s, comm.rank());
+            if (kept(s)) from.expect_covered(s, comm.rank());
+            missing = missing || (s.optional && !kept(s));
         });
         return std::uint64_t{0};
     });
@@ -219,7 +224,7 @@ void continue_from(C& trainer, sampler* batches, checkpoint_reader& from) {
     attempt(comm, mine, text, [&] {
         std::uint64_t const values = from.read_model(model);
         trainer.for_each_state([&](state_slice const& s) {
-            if (as_many || !s.per_rank)
+            if (kept(s))
                 from.read_state(s, comm.rank());
             else
                 std::fill(s.bytes.begin(), s.bytes.end(), std::byte{0});
@@ -258,6 +263,10 @@ void continue_from(C& trainer, sampler* batches, checkpoint_reader& from) {
                                 (from.manifest().ranks == 1 ? " rank: " : " ranks: ");
     if (!as_many && from.has_rank_state() && comm.rank() == 0)
         say_of_checkpoint(written + "state that each rank has for itself begins at zero");
+    if (missing && comm.rank() == 0)
+        say_of_checkpoint(from.path() +
+                          ": was written with another bucket plan: state of the exchange that it does not have for "
+                          "this one begins at zero");
     if constexpr (requires { trainer.settings_in_words(); })
         if (comm.rank() == 0)
             if (std::string const other = other_settings(

@@ -26,9 +26,10 @@ namespace ddp::detail {
 
 /// Prefixes of the names of tensors in a shard.
 inline constexpr std::string_view model_prefix = "model/", state_prefix = "state/", rank_state_prefix = "rank_state/",
-                                  rank_buffer_prefix = "rank_buffer/";
+                                  rank_buffer_prefix = "rank_buffer/", optional_prefix = "optional_state/";
 
-/// The name under which a piece of state is kept: "state/w1/momentum", or "rank_state/…" if it differs between ranks;
+/// The name under which a piece of state is kept: "state/w1/momentum", "rank_state/…" if it differs between ranks, or
+/// "optional_state/…" if it may be missing;
 /// without a slot's name it is a buffer that differs between ranks: "rank_buffer/1.running_mean".
 [[nodiscard]] std::string state_key(state_slice const& slice);
 /// The name of the tensor that holds it: "state/w1/momentum[0:512]".

@@ -66,6 +66,7 @@ struct bucket_exchange {
     std::span<std::size_t const> cuts = {};  ///< slice r is [cuts[r], cuts[r+1]) of data
     event* go = nullptr;                     ///< data may be read once this is set
     E const* factor = nullptr;               ///< read after go: 1 / (samples of all ranks), or 0 if there were none
+    std::uint64_t updates = 0;  ///< the trainer's steps so far that changed values: alike on all ranks, and kept
 };
 
 /// The state of a policy that keeps nothing from step to step.
@@ -115,10 +116,10 @@ using exchange_state =
 ///                                   what.data the sum over ranks times the factor
 ///  gather(self, lane, state, what)  a coroutine that brings every rank's slice of the mean to all: called after exchange if a
 ///                                   rank needs more than exchange has left it
-///  state.for_each_state(visit)      shows everything that must be kept so that training can continue later as if it
-///                                   had not been interrupted. Called between steps, and with nonfinite::stop and skip
-///                                   before and after the exchanges of a step, by the thread that drives; what is shown
-///                                   may be written, and is written to undo such a step
+///  state.for_each_state(visit)      shows everything that must be kept, besides the number of updates, so that training can
+///                                   continue later as if it had not been interrupted. Called between steps, and with
+///                                   nonfinite::stop and skip before and after the exchanges of a step, by the thread that
+///                                   drives; what is shown may be written, and is written to undo such a step
 ///  state.for_each_shared(visit)     optional, const: shows, as bytes and in one order, the parts of the state that are the
 ///                                   same on all ranks. Ranks compare some of them in each step, as they do with values
 ///                                   (training_options::agreement_steps). Called between steps; allocates and throws nothing

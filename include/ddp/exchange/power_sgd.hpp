@@ -44,7 +44,8 @@ namespace ddp {
 ///         are sent as well.
 /// Error   with feedback, what is left out is sent later.
 /// Sums    P and Q in the canonical tree over ranks; P is made orthonormal in double, by the same code on all ranks. Both
-///         updates give the same bits; other bucket plans give other bits if they cut matrices elsewhere.
+///         updates give the same bits; other bucket plans give other bits if they cut matrices elsewhere. After a resume
+///         with such a plan, the Q of matrices that the checkpoint does not have is drawn again.
 /// NaN     a sum P or Q that is not finite makes the whole matrix NaN; what was left out before is kept, and Q is drawn again.
 /// Throws  usage_error when a trainer is made: rank 0, min_compression_rate below 1, no parameter that it can compress, or
 ///         buckets that cut all of them into parts that are too small.
@@ -98,12 +99,13 @@ struct power_sgd_exchange {
     struct state {
         detail::compression<E> own;
         std::vector<bucket_state<E>> buckets = {};
-        std::vector<std::uint64_t> steps = {};  // by bucket
+        bool warm = true;  // otherwise Q is drawn again in each step, and none is kept
         std::string refused = {};
 
         [[nodiscard]] std::string refusal() const { return refused; }
         void for_each_state(state_visitor visit) {
             own.for_each_state(visit);
+            if (!warm) return;
             for (bucket_state<E>& one : buckets)
                 for (matrix<E>& m : one.matrices) {
                     std::size_t const shape[] = {m.q.size() / m.columns, m.columns};
@@ -112,20 +114,14 @@ struct power_sgd_exchange {
                            .shape = shape,
                            .type = element_type_of<E>(),
                            .begin = 0,
-                           .bytes = as_mutable_bytes(std::span(m.q))});
+                           .bytes = as_mutable_bytes(std::span(m.q)),
+                           .optional = true});
                 }
-            std::size_t const shape[] = {steps.size()};
-            visit({.of = "exchange",
-                   .name = "power_sgd_steps",
-                   .shape = shape,
-                   .type = element_type::u64,
-                   .begin = 0,
-                   .bytes = as_mutable_bytes(std::span(steps))});
         }
         void for_each_shared(shared_state_visitor visit) const {
+            if (!warm) return;
             for (bucket_state<E> const& one : buckets)
                 for (matrix<E> const& m : one.matrices) visit(as_const_bytes(std::span<E const>(m.q)));
-            visit(as_const_bytes(std::span<std::uint64_t const>(steps)));
         }
         [[nodiscard]] exchange_statistics statistics() const noexcept { return own.statistics(); }
     };
@@ -160,7 +156,7 @@ struct power_sgd_exchange {
         co_await *what.go;
         bool const used = *what.factor != 0;
         // Steps that change nothing send the same messages as others.
-        of.compressing = kept.steps[what.bucket] >= self.start_step && !of.matrices.empty();
+        of.compressing = what.updates >= self.start_step && !of.matrices.empty();
         std::span<E> const first = thin.as<E>().first(of.compressing ? of.p_count + of.plain_count : what.data.size());
         std::size_t const matrices = used && of.compressing ? of.matrices.size() : 0;
         std::size_t worked = 0;
@@ -200,7 +196,6 @@ struct power_sgd_exchange {
             std::copy(first.begin(), first.end(), what.data.begin());
             if (kept.own.asks(what.bucket)) kept.own.sent(what.bucket, 0, wanted, wanted);
         }
-        if (used) ++kept.steps[what.bucket];
     }
     template <Transport T, Element E>
     static task<> gather(power_sgd_exchange /*self*/, lane<T> /*over*/, state<E>& /*kept*/,
@@ -222,9 +217,8 @@ private:
                static_cast<double>(rows) * static_cast<double>(columns);
     }
     template <Element E>
-    void draw(state<E> const& kept, std::size_t bucket, matrix<E>& m, std::size_t k) const {
+    void draw(std::uint64_t step, matrix<E>& m, std::size_t k) const {
         random_stream const draws{seed, random_use::compression, m.parameter};
-        std::uint64_t const step = kept.steps[bucket];
         for (std::size_t j = 0; j < m.columns; ++j)
             m.q[k * m.columns + j] =
                 draws.at((step << 40) + (m.row * rank + k) * m.columns + j).template symmetric<E>();
@@ -254,7 +248,7 @@ private:
             auto const column = std::span<E const>(m.q).subspan(k * m.columns, m.columns);
             bool const usable =
                 std::ranges::any_of(column, [](E x) { return x != 0; }) && first_nonfinite(column) == column.size();
-            if (!usable || !self.warm_start) self.draw(kept, what.bucket, m, k);
+            if (!usable || !self.warm_start) self.draw(what.updates, m, k);
         }
         detail::kernels::times_thin(wanted.data() + m.begin, m.q.data(), p.data() + m.in_p, m.rows, m.columns,
                                     self.rank);
@@ -306,8 +300,7 @@ private:
 
 template <Element E>
 power_sgd_exchange::state<E> power_sgd_exchange::prepare(exchange_plan<E> const& plan) const {
-    state<E> all{detail::compression<E>(plan, feedback)};
-    all.steps.resize(plan.buckets.size());
+    state<E> all{.own = detail::compression<E>(plan, feedback), .warm = warm_start};
     bool compresses = plan.buckets.empty();
     for (exchange_bucket const& bucket : plan.buckets) {
         bucket_state<E>& one = all.buckets.emplace_back();

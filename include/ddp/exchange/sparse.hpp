@@ -190,7 +190,7 @@ private:
 ///         sent as well.
 /// Draws   element j of k is one of the bucket's elements n j / k to n (j + 1) / k, all equally likely, counted without the
 ///         gaps between parameters. The random stream is random_use::compression with `seed` and the bucket as part; its index is
-///         made of the bucket's steps so far and j.
+///         made of the trainer's updates so far and j.
 /// Error   with feedback everything is sent sooner or later; without it, elements that are not drawn in a step are
 ///         lost.
 /// NaN     and infinities are sent in place of the element drawn from their equal part, and their sum becomes the mean of that
@@ -215,22 +215,9 @@ struct random_k_exchange {
     struct state {
         detail::compression<E> own;
         std::vector<std::size_t> elements = {}, k = {};  // by bucket; k of the elements are sent
-        std::vector<std::uint64_t> steps = {};
 
         [[nodiscard]] std::string refusal() const { return detail::sparse_refusal(name, own.plan()); }
-        void for_each_state(state_visitor visit) {
-            own.for_each_state(visit);
-            std::size_t const shape[] = {steps.size()};
-            visit({.of = "exchange",
-                   .name = "random_k_steps",
-                   .shape = shape,
-                   .type = element_type::u64,
-                   .begin = 0,
-                   .bytes = as_mutable_bytes(std::span(steps))});
-        }
-        void for_each_shared(shared_state_visitor visit) const {
-            visit(as_const_bytes(std::span<std::uint64_t const>(steps)));
-        }
+        void for_each_state(state_visitor visit) { own.for_each_state(visit); }
         [[nodiscard]] exchange_statistics statistics() const noexcept { return own.statistics(); }
     };
 
@@ -241,7 +228,6 @@ struct random_k_exchange {
             all.elements.push_back(detail::elements_of(bucket));
             all.k.push_back(detail::sparse_count(bucket, ratio));
         }
-        all.steps.resize(plan.buckets.size());
         return all;
     }
     template <Element E>
@@ -276,11 +262,11 @@ private:
         kept.own.begin(what.bucket, detail::direct_bytes<E>(out.size(), kept.own.plan().rank, kept.own.plan().ranks));
         kept.own.contribution(what.bucket, what.data.data(), *what.factor, 0, wanted);
         random_stream const draws{self.seed, random_use::compression, what.bucket};
-        std::uint64_t const step = kept.steps[what.bucket]++, n = kept.elements[what.bucket], k = at.size();
+        std::uint64_t const n = kept.elements[what.bucket], k = at.size();
         auto piece = kept.own.bucket(what.bucket).pieces.begin();
         for (std::uint64_t j = 0, before = 0; j < k; ++j) {  // before: elements in the pieces before this one
             std::uint64_t const begin = n / k * j + n % k * j / k, end = n / k * (j + 1) + n % k * (j + 1) / k;
-            std::uint64_t const element = begin + draws.at(step << 32 | j).below(end - begin);
+            std::uint64_t const element = begin + draws.at(what.updates << 32 | j).below(end - begin);
             for (; element - before >= piece->count; ++piece) before += piece->count;
             at[j] = piece->begin + static_cast<std::size_t>(element - before);
             out[j] = wanted[at[j]];

@@ -25,6 +25,9 @@ struct state_slice {
     /// Whether every rank has another state of this name. Otherwise ranks hold parts of one, and where two hold the same
     /// element, the same bits.
     bool per_rank = false;
+    /// Whether a training can continue without it: where a checkpoint has none of this name, it begins as zeros. Not for
+    /// state of each rank.
+    bool optional = false;
 
     [[nodiscard]] std::size_t count() const noexcept { return bytes.size() * 8 / bits_of(type); }
     /// The elements, which are of type E. Throws usage_error if they are not.

@@ -216,6 +216,7 @@ std::vector<exchanged> exchange_steps(X const& policy, exchange_run const& how) 
             ++shown;
         });
         mine.shown_alike = mine.shown_alike && shown == kept.size();
+        next.set_completed_steps(trainer.completed_steps());
         steps(next, 2, 4);
     });
     return all;
@@ -228,7 +229,7 @@ std::vector<exchanged> exchange_steps(X const& policy, exchange_run const& how) 
 ///
 ///  - every rank has the same bits after each step, and sharded and replicated updates give the same
 ///  - a second run repeats the first, and so does one in which, after two steps, another trainer continues with the
-///    values and the state
+///    values, the state and the number of steps
 ///  - a step without samples changes neither values nor state
 ///  - the gaps between the parameters of a bucket remain zero
 ///  - what the state declares to be the same on all ranks is the same

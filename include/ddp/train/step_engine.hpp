@@ -152,7 +152,8 @@ private:
 
     [[nodiscard]] detail::exchange_model<T, E>& exchange() const noexcept { return *messages_->exchange; }
     [[nodiscard]] bucket_exchange<E> exchange_of(std::size_t b) noexcept {
-        return {b, gradients().subspan(buckets().begin(b), range(b).size()), cuts(b), &this->full(b), &inverse()};
+        return {b,        gradients().subspan(buckets().begin(b), range(b).size()), cuts(b), &this->full(b), &inverse(),
+                updates()};
     }
     /// Sends the squares that this rank has added up for its slice of bucket b to all ranks.
     task<> gather_squares(std::size_t b, detail::gradient_norm& of);

@@ -38,7 +38,10 @@ namespace ddp::detail {
 
 [[gnu::cold]] DDP_DECL std::string state_key(state_slice const& slice) {
     if (slice.per_rank && slice.name.empty()) return concat({rank_buffer_prefix, escaped(slice.of)});
-    return concat({slice.per_rank ? rank_state_prefix : state_prefix, escaped(slice.of), "/", escaped(slice.name)});
+    return concat({slice.per_rank   ? rank_state_prefix
+                   : slice.optional ? optional_prefix
+                                    : state_prefix,
+                   escaped(slice.of), "/", escaped(slice.name)});
 }
 [[gnu::cold]] DDP_DECL std::string state_tensor_name(state_slice const& slice) {
     return concat({state_key(slice), "[", slice.begin, ":", slice.begin + slice.count(), "]"});
@@ -91,7 +94,7 @@ namespace ddp::detail {
             return what == std::errc() && at == last;
         };
         bool const named = (one.key.starts_with(state_prefix) || one.key.starts_with(rank_state_prefix) ||
-                            one.key.starts_with(rank_buffer_prefix)) &&
+                            one.key.starts_with(rank_buffer_prefix) || one.key.starts_with(optional_prefix)) &&
                            range != std::string::npos && colon != std::string::npos && range < colon &&
                            t.name.ends_with(']') && number(range + 1, colon, one.begin) &&
                            number(colon + 1, t.name.size() - 1, end) && one.begin <= end &&
@@ -166,16 +169,13 @@ namespace ddp::detail {
                                                            std::vector<std::string_view> const* apart) const {
     constexpr std::size_t shown = 1000;
     std::size_t differences = 0;
-    bool by_bucket = false, by_row = false, other_model = false, of_exchange = false, of_ranks = false;
+    bool other_model = false, of_exchange = false, of_ranks = false;
     std::string text = path_ + ": is a checkpoint of another training:";
     auto const differs = [&](std::string_view what, std::string_view name, std::string const& here,
                              std::string const& there) {
         if (what == "state") {
-            bool const both = !here.empty() && !there.empty();
-            by_bucket = by_bucket || (name.starts_with("state/exchange/") && name.ends_with("_steps") && both);
-            by_row = by_row || (name.find("/power_sgd_q_from_row_") != name.npos && !both);  // of the rows of a bucket
             of_exchange = of_exchange || name.starts_with(rank_state_prefix) || name.starts_with("state/exchange/") ||
-                          name.ends_with("/residual_of_mean") || name.find("/power_sgd_q") != name.npos;
+                          name.ends_with("/residual_of_mean") || name.starts_with(optional_prefix);
             of_ranks = of_ranks || name.starts_with(state_prefix);  // all have it: in a local_parallel the strategy's
         }
         if (++differences > shown) return;
@@ -218,10 +218,13 @@ namespace ddp::detail {
         return std::any_of(state.begin(), state.end(), [&](auto const& entry) { return entry.first == key; });
     };
     bool const was_local = has(here, "state/local/meetings"), is_local = has(there, "state/local/meetings");
-    bool const both_power_sgd =
-        has(here, "state/exchange/power_sgd_steps") && has(there, "state/exchange/power_sgd_steps");
+    auto const may_miss = [](auto const& entry) { return entry.first.starts_with(optional_prefix); };
+    if (std::any_of(here.begin(), here.end(), may_miss) && std::any_of(there.begin(), there.end(), may_miss)) {
+        list const all = here;
+        std::erase_if(here, [&](auto const& entry) { return may_miss(entry) && !has(there, entry.first); });
+        std::erase_if(there, [&](auto const& entry) { return may_miss(entry) && !has(all, entry.first); });
+    }
     compare("state", std::exchange(here, {}), std::exchange(there, {}));
-    by_bucket = by_bucket || (by_row && both_power_sgd);
     if (manifest_.identity) {
         training_identity const& was = *manifest_.identity;
         bool const same_form = was.optimizers.contains("*") == own.optimizers.contains("*");
@@ -268,14 +271,10 @@ namespace ddp::detail {
     }
     if (differences == 0) return;
     if (differences > shown) text += concat({"\n  and ", differences - shown, " more"});
-    if (by_bucket)
-        text +=
-            "\n  the exchange counts by bucket, so it needs the bucket plan that it had: make the trainer with "
-            "the same bucket policy, and with the same parameters frozen from the start";
     if (was_local != is_local)
         text += was_local ? "\n  it was written by a local_parallel, and this trainer is not one"
                           : "\n  it was not written by a local_parallel, and this trainer is one";
-    else if (same_tensors && !was_local && of_exchange && !by_bucket)
+    else if (same_tensors && !was_local && of_exchange)
         text += "\n  it was written with another exchange, or one with other options that its state depends on";
     else if (same_tensors && was_local && of_ranks && frozen_apart.empty())
         text += "\n  it was written with another strategy";

@@ -116,6 +116,8 @@ public:
 
     /// When progress() has to run next even if no call waits.
     [[nodiscard]] time_point next_timer() const noexcept { return beats() ? life_.due() : never; }
+    /// "pid 4711 on node3", its host as MPI names it.
+    [[nodiscard]] std::string_view process_of(int rank) const noexcept { return session_->process_of(rank); }
     /// Sets what this rank's heartbeats report as entered.
     void entered(mark const& last) noexcept { life_.entered(last); }
     /// What this peer's last heartbeat reported.

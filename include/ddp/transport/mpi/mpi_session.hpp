@@ -3,7 +3,9 @@
 #pragma once
 
 #include <mpi.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -23,6 +25,7 @@
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/core/error.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/transport/mpi/mpi_envelope.hpp>
 #include <ddp/transport/mpi/mpi_requests.hpp>
 
@@ -84,7 +87,8 @@ struct session {
     /// What ranks exchange first.
     struct hello {
         std::uint64_t piece_bytes = 0, layout = 0, host = 0;
-        core_set cores = {};  // that the rank may run on
+        core_set cores = {};                // that the rank may run on
+        std::array<char, 72> process = {};  // "pid 4711 on node3", ended by 0
     };
     static_assert(std::has_unique_object_representations_v<hello>);
 
@@ -98,6 +102,11 @@ struct session {
     session* next_kept = nullptr;
 
     session() { ring_requests.fill(MPI_REQUEST_NULL); }
+
+    /// Of a rank: "pid 4711 on node3".
+    [[nodiscard]] std::string_view process_of(int rank) const noexcept {
+        return hellos[static_cast<std::size_t>(rank)].process.data();
+    }
 
     /// The ranks of this host, and the cores that they may run on together.
     struct neighbourhood {
@@ -175,20 +184,22 @@ private:
         }
     }
 
-    [[nodiscard]] static std::uint64_t hash_of_host(place const& self) {
+    [[nodiscard]] static std::string name_of_host(place const& self) {
         std::array<char, MPI_MAX_PROCESSOR_NAME + 1> host{};
         int length = 0;
         self.check(MPI_Get_processor_name(host.data(), &length), "MPI_Get_processor_name");
-        return digest{}.add(std::string_view(host.data(), static_cast<std::size_t>(length))).value();
+        return {host.data(), static_cast<std::size_t>(length)};
     }
 
     neighbourhood agree(place const& self, std::size_t piece_bytes, nanoseconds join) {
         auto const ranks = static_cast<std::size_t>(self.size);
         hellos.resize(ranks + 1);  // the last is this rank's: MPI forbids sending from where it receives
-        hello const& own = hellos.back() = {.piece_bytes = piece_bytes,
-                                            .layout = sizeof(envelope) << 16 | sizeof(failure),
-                                            .host = hash_of_host(self),
-                                            .cores = cores_of_process()};
+        std::string const host = name_of_host(self), process = concat({"pid ", ::getpid(), " on ", printable(host)});
+        hello& own = hellos.back() = {.piece_bytes = piece_bytes,
+                                      .layout = sizeof(envelope) << 16 | sizeof(failure),
+                                      .host = digest{}.add(std::string_view(host)).value(),
+                                      .cores = cores_of_process()};
+        std::copy_n(process.begin(), std::min(process.size(), own.process.size() - 1), own.process.begin());
         MPI_Request request = MPI_REQUEST_NULL;
         self.check(
             MPI_Iallgather(&own, sizeof(hello), MPI_BYTE, hellos.data(), sizeof(hello), MPI_BYTE, comm, &request),
