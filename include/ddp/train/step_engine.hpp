@@ -40,9 +40,7 @@ class step_engine : public step_cycle<T, E> {
     using cycle = step_cycle<T, E>;
 
 public:
-    using cycle::skipped;
-    using cycle::updates;
-    using cycle::weight;
+    using cycle::skipped, cycle::updates, cycle::weight;
 
     /// Among the ranks of `of`, which outlives the engine.
     step_engine(scheduler<T>& on, group& of, step_subject<E> subject, step_parts<T, E> parts)
@@ -83,21 +81,9 @@ public:
     [[nodiscard]] std::string exchange_refusal() const { return exchange().refusal(); }
 
 protected:
-    using cycle::buckets;
-    using cycle::frozen;
-    using cycle::gradients;
-    using cycle::inverse;
-    using cycle::its_turn;
-    using cycle::lane_of_bucket;
-    using cycle::me;
-    using cycle::options;
-    using cycle::range;
-    using cycle::ranks;
-    using cycle::ready_releases;
-    using cycle::round;
-    using cycle::values;
-    using cycle::where;
-    using cycle::worked_through;
+    using cycle::buckets, cycle::frozen, cycle::gradients, cycle::inverse, cycle::its_turn, cycle::lane_of_bucket,
+        cycle::me, cycle::options, cycle::range, cycle::ranks, cycle::ready_releases, cycle::round, cycle::values,
+        cycle::where, cycle::worked_through;
 
     // The stages of a step, one bucket each, for a bucket() of another strategy that leaves one out.
 
@@ -389,8 +375,7 @@ template <Transport T, Element E>
 task<> step_engine<T, E>::gather(std::size_t b) {
     // Posting these receives tells the peers that this rank's values may be overwritten.
     co_await direct_allreduce::all_gather({}, lane_of_bucket(b).phase(2),
-                                          values().subspan(buckets().begin(b), buckets().end(b) - buckets().begin(b)),
-                                          cuts(b));
+                                          values().subspan(buckets().begin(b), range(b).size()), cuts(b));
 }
 
 #if defined(DDP_SEPARATE_COMPILATION)
