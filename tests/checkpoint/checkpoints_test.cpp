@@ -506,7 +506,7 @@ TEST_CASE("exchanges that draw go on to the same bits, and with another bucket p
                         kept_recipe other = whole;
                         other.buckets = other_cut.buckets;
                         kept_training one(comm, other), two(comm, other), saved(comm, whole);
-                        one.go_to(2);  // a Q that is not zero
+                        one.go_to(4);  // a Q that is not zero
                         for (auto* const training : {&one, &saved})
                             if (!checkpoints(in(scratch)).resume(training->trainer, training->batches))
                                 throw std::logic_error("nothing was found");
