@@ -66,11 +66,16 @@ public:
         : inner_(std::move(inner)), own_thread_(own_thread) {}
     std::atomic<int> throws_after{1 << 30};  // calls of progress
     std::atomic<bool> throws_a_number{false};
+    std::atomic<int> refuses_after{1 << 30};  // calls of post_send and post_receive
 
     [[nodiscard]] int rank() const noexcept { return inner_->rank(); }
     [[nodiscard]] int size() const noexcept { return inner_->size(); }
-    void post_send(int peer, tag what, const_bytes out, completion& done) { inner_->post_send(peer, what, out, done); }
+    void post_send(int peer, tag what, const_bytes out, completion& done) {
+        if (refuses_after.fetch_sub(1) <= 0) throw error(errc::frame, "the cable is cut");
+        inner_->post_send(peer, what, out, done);
+    }
     void post_receive(int peer, tag what, mutable_bytes in, completion& done) {
+        if (refuses_after.fetch_sub(1) <= 0) throw error(errc::frame, "the cable is cut");
         inner_->post_receive(peer, what, in, done);
     }
     std::atomic<std::int64_t> pace_now{0}, paced_callers{0};  // in nanoseconds; how often one was
@@ -697,6 +702,40 @@ TEST_CASE("an error of the transport itself ends the job, and leaves no coroutin
         CHECK(text.find("DDP-E208") == 0);
         CHECK(text.find("the transport of rank 1 failed in allreduce") != std::string::npos);
         CHECK(text.find("the cable is cut") != std::string::npos);
+    }
+}
+
+TEST_CASE("what a transport throws when it is given an operation is its own error, too",
+          "[comm][communicator][faults]") {
+    bool const own_thread = GENERATE(true, false);
+    int const after = GENERATE(0, 1, 2, 3, 10);
+    auto const said = run_odd_ranks(3, own_thread, patient(), [&](auto& comm) {
+        sum_of_ones(comm);
+        if (comm.rank() == 1) comm.transport().refuses_after.store(after);
+        for (int i = 0; i < 50; ++i) sum_of_ones(comm);
+    });
+    for (std::string const& text : said) {
+        CAPTURE(text);
+        CHECK(text == said.front());
+        CHECK(text.find("DDP-E208 transport: the transport of rank 1 failed in allreduce") == 0);
+        CHECK(text.find("the cable is cut") != std::string::npos);
+    }
+}
+
+TEST_CASE("a transport that fails between two calls has failed after the last one", "[comm][communicator][faults]") {
+    auto const said = run_odd_ranks(3, true, patient(), [&](auto& comm) {
+        sum_of_ones(comm);
+        barrier(comm);
+        if (comm.rank() == 1) {
+            comm.transport().throws_after = 0;
+            comm.transport().wake();
+            wait_until([&] { return comm.transport().throws_after < 0; });
+        }
+        for (int i = 0; i < 50; ++i) sum_of_ones(comm);
+    });
+    for (std::string const& text : said) {
+        CHECK(text == said.front());
+        CHECK(text.find("DDP-E208 transport: the transport of rank 1 failed after barrier") == 0);
     }
 }
 

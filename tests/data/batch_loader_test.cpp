@@ -95,16 +95,13 @@ TEST_CASE("inputs are normalised by mean and deviation", "[data][batch]") {
     using loader = batch_loader<float>;
     CHECK_THROWS_WITH(
         loader(data, 0, {.deviation = 0}),
-        Catch::Contains(
-            "batch_loader: the mean must be a number and the deviation a positive one; {0, 1} keeps [0, 1]"));
+        Catch::Contains("batch_loader: mean must be finite, and deviation finite and above 0; {0, 1} keeps [0, 1]"));
     CHECK_THROWS_WITH(
         loader(data, 0, {.deviation = -1}),
-        Catch::Contains(
-            "batch_loader: the mean must be a number and the deviation a positive one; {0, 1} keeps [0, 1]"));
+        Catch::Contains("batch_loader: mean must be finite, and deviation finite and above 0; {0, 1} keeps [0, 1]"));
     CHECK_THROWS_WITH(
         loader(data, 0, {.mean = std::numeric_limits<double>::quiet_NaN()}),
-        Catch::Contains(
-            "batch_loader: the mean must be a number and the deviation a positive one; {0, 1} keeps [0, 1]"));
+        Catch::Contains("batch_loader: mean must be finite, and deviation finite and above 0; {0, 1} keeps [0, 1]"));
 }
 
 TEST_CASE("an index beyond the data set is refused by number", "[data][batch]") {

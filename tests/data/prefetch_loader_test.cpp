@@ -168,7 +168,7 @@ TEST_CASE("what the thread throws arrives at the caller, in its place, until the
     refused(data, {.depth = 0}, "prefetch_loader: depth counts batches that are prepared ahead");
     refused(data, {.normalise = {{}, {}}}, "there are 2 normalisations for 1 channels");
     refused(data, {.normalise = {{.mean = 0, .deviation = 0}}},
-            "prefetch_loader: the mean must be a number and the deviation a positive one");
+            "prefetch_loader: mean must be finite, and deviation finite and above 0");
     refused(data, {.augment = {.crop_padding = 5000}},
             "prefetch_loader: crop_padding is a number of pixels, at most 4,096");
 }

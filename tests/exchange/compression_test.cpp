@@ -319,6 +319,47 @@ exchange_plan<E> compare_traffic(std::string const& name, any_exchange_of<E> exc
 
 }  // namespace
 
+namespace {
+/// Looks at the last four bytes of each message of one length.
+struct watching_transport : counting_transport<inproc_transport> {
+    using counting_transport::counting_transport;
+    std::size_t length = 0, seen = 0, not_zero = 0;
+    void post_send(int peer, tag what, const_bytes out, completion& done) {
+        if (out.size() == length) {
+            ++seen;
+            for (std::byte const b : out.last(4)) not_zero += b != std::byte{0};
+        }
+        counting_transport::post_send(peer, what, out, done);
+    }
+};
+}  // namespace
+
+TEST_CASE("top_k rounds its messages up by zeros, whatever its memory held before", "[exchange]") {
+    constexpr std::size_t count = 50, length = 64;  // five values, five indices, and four bytes
+    auto const world = inproc_world::create(2);
+    auto const got = on_threads(2, [&](int rank) {
+        auto own = std::make_unique<watching_transport>(world->connect(rank));
+        watching_transport& watched = *own;
+        watched.length = length;
+        communicator<watching_transport> comm(std::move(own), patient());
+        scripted_model<> model({{"w", {count}}}, 1.0);
+        data_parallel trainer{model, sgd{.lr = 0.1}, comm, top_k_exchange{.ratio = 0.1}};
+        for (int step = 0; step < 3; ++step) {
+            comm.run([]() -> task<> {
+                scratch used(2 * length);
+                std::ranges::fill(used.bytes(), std::byte{0xff});
+                co_return;
+            });
+            trainer.step(numbers{{1.0 + rank}});
+        }
+        return std::pair(watched.seen, watched.not_zero);
+    });
+    for (auto const& [seen, not_zero] : got) {
+        CHECK(seen == 3);
+        CHECK(not_zero == 0);
+    }
+}
+
 TEST_CASE("messages and bytes that the transport is given are those of the formulas", "[exchange]") {
     std::size_t const ranks = static_cast<std::size_t>(GENERATE(1, 2, 3, 4, 7));
     auto const part = [&](std::size_t step, int rank, auto const& data) {

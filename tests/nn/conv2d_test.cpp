@@ -181,7 +181,6 @@ TEST_CASE("conv2d says what does not fit", "[nn][bad-input]") {
             std::string::npos);
     REQUIRE(made({1, 4, 4}, {.kernel = 0}).find("kernel and stride are positive numbers") != std::string::npos);
     REQUIRE(made({0, 4, 4}, {}).find("channels, height and width") != std::string::npos);
-    REQUIRE(
-        made({1, 4, 4}, {.filters = 0}).find("conv2d: a layer without filters has nothing to learn; set .filters") !=
-        std::string::npos);
+    REQUIRE(made({1, 4, 4}, {.filters = 0}).find("conv2d: filters is 0; set .filters to at least 1") !=
+            std::string::npos);
 }

@@ -78,9 +78,11 @@ TEST_CASE("embedding names an id that is not in the vocabulary", "[nn][bad-input
     REQUIRE(said({0.5, 1}).find("the id 0.5 at row 0") != std::string::npos);
     REQUIRE(said({std::numeric_limits<double>::quiet_NaN(), 1}).find("the id nan at row 0") != std::string::npos);
     REQUIRE(said({std::numeric_limits<double>::infinity(), 1}).find("the id inf at row 0") != std::string::npos);
-    REQUIRE(test::usage_complaint([&] { looked_up(layer, {1, 2, 3}, 3); })
-                .find("embedding: samples have 3 ids, the layer was made for 2; make its third "
-                      "argument that number") != std::string::npos);
+    REQUIRE(
+        test::usage_complaint([&] {
+            looked_up(layer, {1, 2, 3}, 3);
+        }).find("embedding: samples have 3 ids, the layer was made for 2; pass that number as its third argument") !=
+        std::string::npos);
     REQUIRE(test::usage_complaint([] {
                 nn::embedding<float>(0, 3);
             }).find("embedding: vocabulary, width and tokens are positive numbers") != std::string::npos);

@@ -75,10 +75,10 @@ TEST_CASE("layer_norm refuses samples of another width", "[nn][bad-input]") {
     std::vector<float> const x(10);
     REQUIRE(test::usage_complaint([&] {
                 layer.forward(nn::as_matrix(std::span<float const>(x), 2, 5), {});
-            }).find("layer_norm(4) was given samples of 5 features: make its argument that number") !=
+            }).find("layer_norm(4) was given samples of 5 features: pass that number as its argument") !=
             std::string::npos);
     REQUIRE_THROWS_WITH(nn::layer_norm<float>(0),
-                        Catch::Contains("layer_norm: rows of width 0 have no mean; pass the number of features"));
+                        Catch::Contains("layer_norm: width is 0; pass the number of features"));
     REQUIRE_THROWS_WITH(nn::layer_norm<float>(3, 0.0),
                         Catch::Contains("layer_norm: epsilon keeps rows of equal numbers finite; pass a positive one"));
 }

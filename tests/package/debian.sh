@@ -17,6 +17,8 @@ packages=(packages/*.deb)
 ls "${packages[@]}"
 if command -v lintian > /dev/null; then # who publishes them gives an address: cmake -DCPACK_PACKAGE_CONTACT=…
     lintian --fail-on error,warning --suppress-tags bogus-mail-host,bogus-mail-host-in-debian-changelog "${packages[@]}"
+else
+    echo "not tried: lintian, which is not installed (Debian: apt install lintian)"
 fi
 
 mkdir -p "$root"/var/lib/dpkg/{info,updates}

@@ -48,4 +48,6 @@ if [[ -n $prefix ]] && command -v mpicxx > /dev/null; then # by hand one would h
     flags_of ddp-mpi
     OMPI_CXX=$compiler MPICH_CXX=$compiler mpicxx -std=c++20 "$source_dir/tests/package/under_mpi.cpp" "${flags[@]}" -o under_mpi
     [[ $(./under_mpi) == "ranks: 1, transport mpi" ]]
+elif [[ -n $prefix ]]; then
+    echo "not tried: the module ddp-mpi, because there is no mpicxx"
 fi

@@ -69,6 +69,14 @@ class Torchrun(unittest.TestCase):
         self.assertEqual(ranks, ["0", "1"])
         self.assertEqual(len(digests), 1)
 
+    def test_c10d_rendezvous_of_two_agents(self):
+        options = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()}",
+                   "--rdzv-id", "two agents"]
+        # Agents name the host of rank 0 as --local-addr says, or else by this machine's name, which others may not know.
+        ranks, digests = self.start(*options, agents=[("--local-addr", "127.0.0.1")] * 2)
+        self.assertEqual(ranks, ["0", "1", "2", "3"])
+        self.assertEqual(len(digests), 1)
+
     def test_static_address(self):
         ranks, digests = self.start("--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port",
                                     str(free_port()))

@@ -197,6 +197,8 @@ std::vector<std::string> train(communicator<>& comm, buffers policy, std::vector
         static_cast<void>(evaluate(trainer, [] { return std::optional<int>(); }, [](int) { return batch{}; }));
     });
     expect(early == "DDP-E100 usage: evaluate: a step is under way, and may change values; finish() it first", early);
+    std::string const within = thrown_by([&] { trainer.synchronise_buffers(); });
+    expect(within == "DDP-E100 usage: synchronise_buffers: a step is under way; finish() it first", within);
     trainer.finish();
 
     expect(trainer.replicas_identical(), "ranks differ");

@@ -159,7 +159,7 @@ TEST_CASE("parameters that share memory are refused", "[train]") {
         tied net;
         data_parallel trainer{net, sgd{.lr = 1}, comm};
     });
-    CHECK(said(errors.front(), "parameters 'in' and 'out' share memory: tied parameters are one"));
+    CHECK(said(errors.front(), "parameters 'in' and 'out' share memory; list tied parameters once"));
 }
 
 TEST_CASE("backward without the trainer's forward is refused, not taken for an empty batch", "[train]") {

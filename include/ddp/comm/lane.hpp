@@ -46,7 +46,7 @@ struct lane {
         begin(op, peer, out.size(), true);
         if (op.done_) return;
         on->count_sent(out.size());
-        on->transport().post_send(op.peer, op.tag, out, op);
+        on->post([&] { on->transport().post_send(op.peer, op.tag, out, op); });
     }
     /// Posts a receive from rank `peer` into `in`, which must have the length of the message; await `op` before reading
     /// it. `reader`: a send that still reads `in`, if there is one. Allocates nothing. Throws usage_error if there is no such
@@ -55,7 +55,7 @@ struct lane {
         begin(op, peer, in.size(), false);
         op.reader = reader;
         if (op.done_) return;
-        on->transport().post_receive(op.peer, op.tag, in, op);
+        on->post([&] { on->transport().post_receive(op.peer, op.tag, in, op); });
     }
 
 private:

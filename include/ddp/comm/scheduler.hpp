@@ -46,6 +46,21 @@ public:
     /// error of the transport itself fails the scheduler (DDP-E208), so that everything in flight ends. Returns whether the
     /// transport still works; one that does not may return at once every time.
     bool progress(time_point until) noexcept;
+    /// Calls f(), which posts an operation. What the transport throws is its own failure, as in progress(), except
+    /// usage_error.
+    template <class F>
+    void post(F&& f) {
+        try {
+            f();
+        } catch (usage_error const&) {
+            throw;
+        } catch (...) {
+            count_calls(1);  // within what was entered last
+            fail(std::current_exception(), failure_kind::broke);
+            count_calls(-1);
+            throw collective_aborted();
+        }
+    }
 
     /// The scheduler is intentionally not driven before `due`: that time counts towards deadlines.
     void rests_until(time_point due) noexcept { goes_away(due); }
@@ -115,8 +130,8 @@ private:
     time_point settled_at_ = {};
     failure verdict_;
     nanoseconds patience_ = times().straggler;
-    time_point watched_ = never, watched_from_ = {},
-               looks_again_ = {};  // the oldest wait: which, and since when it is that
+    // The oldest wait: which, and since when it is that.
+    time_point watched_ = never, watched_from_ = {}, looks_again_ = {};
 };
 
 // Defined out of the class, so that one source file can compile them for any_transport.
@@ -136,13 +151,8 @@ bool scheduler<T>::progress(time_point until) noexcept {
         goes_away(limit);
         news_ |= transport_.progress(limit);
         return true;
-    } catch (error const& e) {
-        std::string_view const text = e.what();
-        fail(failure_kind::broke, errc::transport, -1, text.substr(text.find(": ") + 2));
-    } catch (std::exception const& e) {
-        fail(failure_kind::broke, errc::transport, -1, e.what());
     } catch (...) {
-        fail(failure_kind::broke, errc::transport, -1, "an exception that is not a std::exception");
+        fail(std::current_exception(), failure_kind::broke);
     }
     return false;
 }

@@ -72,8 +72,8 @@ public:
     /// counts.
     void fail(failure record) noexcept;
     void fail(failure_kind kind, errc code, int peer, std::string_view text, group const* about = nullptr) noexcept;
-    /// The same for an exception of user code, with its own text.
-    void fail(std::exception_ptr const& thrown) noexcept;
+    /// The same for an exception of user code, with its own text; or of the transport (failure_kind::broke).
+    void fail(std::exception_ptr const& thrown, failure_kind kind = failure_kind::threw) noexcept;
     /// Like fail(), for an exception that no caller can catch: the rank's next call throws it instead of the verdict.
     void fail_and_keep(std::exception_ptr const& thrown) noexcept;
     /// Returns what fail_and_keep() has stored, and forgets it.

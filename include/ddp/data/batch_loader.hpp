@@ -39,7 +39,7 @@ public:
     explicit batch_loader(classification_data const& data, std::size_t reserve = 0, normalisation norm = {})
         : data_(&data) {
         DDP_EXPECTS(detail::is_finite(norm.mean) && detail::is_finite(norm.deviation) && norm.deviation > 0,
-                    "batch_loader: the mean must be a number and the deviation a positive one; {0, 1} keeps [0, 1]");
+                    "batch_loader: mean must be finite, and deviation finite and above 0; {0, 1} keeps [0, 1]");
         for (std::size_t b = 0; b < number_.size(); ++b)
             number_[b] = static_cast<E>((static_cast<double>(b) / 255.0 - norm.mean) / norm.deviation);
         inputs_.reserve(reserve * data.features);

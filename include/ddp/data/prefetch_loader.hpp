@@ -88,9 +88,8 @@ public:
                     detail::concat({"prefetch_loader: there are ", norms.size(), " normalisations for ", channels_,
                                     " channels; give one, or one a channel"}));
         for (normalisation const& norm : norms) {
-            DDP_EXPECTS(
-                detail::is_finite(norm.mean) && detail::is_finite(norm.deviation) && norm.deviation > 0,
-                "prefetch_loader: the mean must be a number and the deviation a positive one; {0, 1} keeps [0, 1]");
+            DDP_EXPECTS(detail::is_finite(norm.mean) && detail::is_finite(norm.deviation) && norm.deviation > 0,
+                        "prefetch_loader: mean must be finite, and deviation finite and above 0; {0, 1} keeps [0, 1]");
             std::array<E, 256>& number = numbers_.emplace_back();
             for (std::size_t b = 0; b < number.size(); ++b)
                 number[b] = static_cast<E>((static_cast<double>(b) / 255.0 - norm.mean) / norm.deviation);

@@ -60,7 +60,7 @@ template <Element E>
 /// Each rank sends to all ranks, from each bucket, the k elements of largest magnitude in its contribution to the mean,
 /// with their indices. What it does not send is added to its next contribution.
 ///
-/// Cost    k (4 + sizeof(E)), rounded up to a multiple of 8, times P-1 bytes sent per rank and bucket of n elements, with
+/// Cost    k (4 + sizeof(E)), rounded up to a multiple of 8 (by zeros), times P-1 bytes sent per rank and bucket of n elements, with
 ///         k = ratio n: more than a sum of all elements as soon as ratio P (4 + sizeof(E)) > 2 sizeof(E). 1 step of latency. 5
 ///         passes over the bucket if ratio is at most 1/8; otherwise, for very small buckets, and where the largest elements
 ///         cannot be guessed from a sample (most are equal, or the large ones are next to each other) 7 passes in float
@@ -159,6 +159,7 @@ private:
         kept.own.contribution(what.bucket, what.data.data(), *what.factor, 0, wanted);
         std::span<E> const values = top_k_exchange::values<E>(out, k);
         std::span<std::uint32_t> const at = indices<E>(out, k);
+        std::ranges::fill(out.subspan(k * (sizeof(E) + sizeof(std::uint32_t))), std::byte{0});  // up to 8 bytes
         largest_elements(std::span<E const>(wanted), at, candidates, of_candidates);
         for (std::size_t i = 0; i < k; ++i) values[i] = wanted[at[i]];
         if (!kept.own.asks(what.bucket)) return;

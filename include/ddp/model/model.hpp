@@ -158,7 +158,7 @@ template <class M>
 inline constexpr bool contiguous = [] {
     if constexpr (requires { M::contiguous; }) {
         static_assert(!M::contiguous || BindableModel<M>,
-                      "a `contiguous` model needs bind(storage): it is the memory it is bound to that has no gaps");
+                      "a `contiguous` model needs bind(storage): only memory that the library binds is free of gaps");
         return static_cast<bool>(M::contiguous);
     } else {
         return false;

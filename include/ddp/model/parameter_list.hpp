@@ -40,7 +40,7 @@ void expect_distinct(std::span<parameter<E> const> all) {
                 throw usage_error(concat({names ? "parameter '" : "parameters '", one,
                                           names ? std::string_view("' is listed twice") : "' and '",
                                           names ? std::string_view() : other, names ? "" : "' share memory",
-                                          ": tied parameters are one, and names are unique"}));
+                                          "; list tied parameters once, and give each parameter a name of its own"}));
             }
     };
     // compare_three_way orders unrelated pointers too, and <compare> costs nothing; std::less wants <functional>.

@@ -207,7 +207,7 @@ public:
 
 private:
     static std::size_t checked(std::size_t filters) {
-        DDP_EXPECTS(filters > 0, "conv2d: a layer without filters has nothing to learn; set .filters");
+        DDP_EXPECTS(filters > 0, "conv2d: filters is 0; set .filters to at least 1");
         return filters;
     }
     static Eigen::Index index(std::size_t n) noexcept { return static_cast<Eigen::Index>(n); }

@@ -57,7 +57,7 @@ public:
     matrix_view<E> forward(const_matrix_view<E> x, forward_mode) {
         DDP_EXPECTS(columns_of(x) == tokens_, "embedding: samples have " + std::to_string(columns_of(x)) +
                                                   " ids, the layer was made for " + std::to_string(tokens_) +
-                                                  "; make its third argument that number");
+                                                  "; pass that number as its third argument");
         ids_ = {x.data(), static_cast<std::size_t>(x.size())};
         for (std::size_t i = 0; i < ids_.size(); ++i) expect_id(i);
         matrix_view<E> y = y_.take(rows_of(x), outputs());

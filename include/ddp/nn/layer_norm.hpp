@@ -74,7 +74,7 @@ public:
         : width_(width),
           epsilon_(static_cast<E>(epsilon)),
           parameters_{trainable<E>("weight", {width}), trainable<E>("bias", {width})} {
-        DDP_EXPECTS(width > 0, "layer_norm: rows of width 0 have no mean; pass the number of features");
+        DDP_EXPECTS(width > 0, "layer_norm: width is 0; pass the number of features");
         DDP_EXPECTS(epsilon > 0, "layer_norm: epsilon keeps rows of equal numbers finite; pass a positive one");
         initialize(0, 0);
     }
@@ -120,7 +120,7 @@ private:
     matrix_view<E> normalised(matrix_view<E> y, const_matrix_view<E> x) {
         DDP_EXPECTS(columns_of(x) == width_, "layer_norm(" + std::to_string(width_) + ") was given samples of " +
                                                  std::to_string(columns_of(x)) +
-                                                 " features: make its argument that number");
+                                                 " features: pass that number as its argument");
         rows_ = rows_of(x);
         std::span<E> const normal = normal_.take(rows_ * width_), inverse = inverse_.take(rows_);
         E const share = E{1} / static_cast<E>(width_);

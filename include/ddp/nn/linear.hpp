@@ -60,7 +60,7 @@ public:
     matrix_view<E> forward(const_matrix_view<E> x, forward_mode) {
         DDP_EXPECTS(columns_of(x) == inputs_, "linear(" + std::to_string(inputs_) + ", " + std::to_string(outputs_) +
                                                   ") was given samples of " + std::to_string(columns_of(x)) +
-                                                  " features: make its first argument that number");
+                                                  " features: pass that number as its first argument");
         x_ = x.data();
         rows_ = rows_of(x);
         matrix_view<E> y = y_.take(rows_, outputs_);
@@ -90,8 +90,7 @@ public:
 
 private:
     static std::size_t checked(std::size_t width) {
-        DDP_EXPECTS(width > 0,
-                    "linear: a layer of width 0 has nothing to learn; pass positive numbers of inputs and outputs");
+        DDP_EXPECTS(width > 0, "linear: inputs or outputs is 0; both must be at least 1");
         return width;
     }
     [[nodiscard]] std::size_t slice_rows(slice_reports const& wanted) const noexcept {

@@ -64,8 +64,8 @@ struct exponential_decay {
 /// rise * steps - 1 (or 0 if that is negative); `final` from step number steps - 1 on. The optimizer's own rate is
 /// therefore the largest. Source: Smith and Topin, "Super-convergence", 2018, in the form of torch's OneCycleLR with
 /// cosines and two phases (its max_lr is the optimizer's rate, pct_start is `rise`, div_factor is 1 / initial,
-/// final_div_factor is initial / final), without its cycle of momentum. It has its own increase; a
-/// linear_warmup is allowed too, and its factor is multiplied with these.
+/// final_div_factor is initial / final), without its cycle of momentum. It has its own increase: do
+/// not combine it with a linear_warmup, after which it would begin with `initial`.
 struct one_cycle {
     std::uint64_t steps = 1000;  ///< number of steps in the training; at least 2
     double initial = 0.04;       ///< the factor of step 0; finite, >= 0

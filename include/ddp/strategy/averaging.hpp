@@ -124,7 +124,7 @@ struct hierarchical_averaging {
     void validate() const {
         DDP_EXPECTS(inner_period >= 1 && period >= inner_period && period % inner_period == 0,
                     "hierarchical_averaging: inner_period is " + std::to_string(inner_period) + " and period " +
-                        std::to_string(period) + "; the latter has to be a multiple of the former, and neither 0");
+                        std::to_string(period) + "; period must be a multiple of inner_period, and both at least 1");
     }
     void validate(communicator<T> const& trainer) const { detail::expect_division(name, trainer, inner); }
     [[nodiscard]] bool due(std::uint64_t step) const noexcept { return step % inner_period == 0; }

@@ -172,7 +172,7 @@ template <class MakeWorld>
             if (!with.kill) with.kill = [&world](int rank) { world->kill(rank); };
         }
         std::vector<std::string> said(static_cast<std::size_t>(ranks));
-        std::vector<std::thread> threads;
+        std::vector<std::jthread> threads;  // joined where a later one cannot be started
         for (int r = 0; r < ranks; ++r)
             threads.emplace_back([&, r] {
                 try {
@@ -182,7 +182,7 @@ template <class MakeWorld>
                     said[static_cast<std::size_t>(r)] = detail::named(info, std::string("connecting: ") + e.what());
                 }
             });
-        for (std::thread& t : threads) t.join();
+        for (std::jthread& t : threads) t.join();
         for (std::string const& text : said)
             if (!text.empty()) complaints.push_back(text);
     }

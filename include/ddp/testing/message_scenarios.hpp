@@ -277,7 +277,7 @@ task<> wake(stage<T>* s) {
     co_await s->progress(limit);
     s->expect(s->transport().now() < limit, "wake() from another thread did not end progress()");
     other.join();
-    std::thread storm([s] {
+    std::jthread storm([s] {
         for (int k = 0; k < 2000; ++k) s->transport().wake();
     });
     for (std::uint64_t k = 0; k < 50; ++k) {

@@ -333,8 +333,11 @@ public:
     /// Makes the model's buffers the same on all ranks, as training_options::buffers says, otherwise those of rank 0.
     /// Collective, between steps; does nothing without buffers. Only needed with buffers::left_alone and
     /// buffers::from_rank_0_at_evaluation: with the other values, each step does it. Cost: an allreduce of averaged buffers
-    /// in double, a broadcast of the others. Throws comm_error.
-    void synchronise_buffers() { step_.synchronise_buffers(false); }
+    /// in double, a broadcast of the others. Throws comm_error; usage_error, on this rank, if a step is under way.
+    void synchronise_buffers() {
+        DDP_EXPECTS(!core().begun(), "synchronise_buffers: a step is under way; finish() it first");
+        step_.synchronise_buffers(false);
+    }
 
     /// What evaluate(trainer, …) does first: if training_options::buffers is buffers::from_rank_0_at_evaluation, gives
     /// rank 0's buffers to every rank. Collective. Throws usage_error, on this rank, if a step is under way.

@@ -133,7 +133,7 @@ public:
         if (result.weight == 0 && (!may_be_empty || !engine.everybody_done())) {
             until_all_know(core_.comm(), "step");
             throw error(errc::no_samples,
-                        "the batch is empty on every rank: there is no mean over no samples. Nothing was changed; a "
+                        "the batch is empty on every rank, so there is no mean gradient. Nothing was changed; a "
                         "rank that is out of data calls trainer.join().");
         }
         return result;

@@ -38,20 +38,22 @@ namespace ddp {
     record.text = text;
     fail(record);
 }
-[[gnu::cold]] DDP_DECL void scheduler_base::fail(std::exception_ptr const& thrown) noexcept {
+[[gnu::cold]] DDP_DECL void scheduler_base::fail(std::exception_ptr const& thrown, failure_kind kind) noexcept {
     if (failed_) return;
+    bool const own = kind == failure_kind::threw;
+    errc const code = own ? errc::remote_exception : errc::transport;
     try {
         std::rethrow_exception(thrown);
     } catch (error const& e) {
-        std::string_view const text = e.what();
-        if (detail::all_detect(e.code()))
-            fail(failure_kind::mismatch, e.code(), -1, text.substr(text.find(": ") + 2));
+        std::string_view const text = e.what(), bare = text.substr(text.find(": ") + 2);
+        if (own && detail::all_detect(e.code()))
+            fail(failure_kind::mismatch, e.code(), -1, bare);
         else
-            fail(failure_kind::threw, errc::remote_exception, -1, text);
+            fail(kind, code, -1, own ? text : bare);
     } catch (std::exception const& e) {
-        fail(failure_kind::threw, errc::remote_exception, -1, e.what());
+        fail(kind, code, -1, e.what());
     } catch (...) {
-        fail(failure_kind::threw, errc::remote_exception, -1, "an exception that is not a std::exception");
+        fail(kind, code, -1, "an exception that is not a std::exception");
     }
 }
 [[gnu::cold]] DDP_DECL void scheduler_base::fail_and_keep(std::exception_ptr const& thrown) noexcept {

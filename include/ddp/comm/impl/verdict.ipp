@@ -71,7 +71,8 @@ inline constexpr char const* both_alive =
             return concat(
                 {speaker, " failed in its own code", from.inside ? " during " : " after ", during, ": ", own_words});
         case fault_rule::broke:
-            return concat({"the transport of ", speaker, " failed in ", during, ": ", own_words,
+            return concat({"the transport of ", speaker, " failed", from.inside ? " in " : " after ", during, ": ",
+                           own_words,
                            ". The state of the other ranks is unknown; look at that rank's host and network."});
         case fault_rule::settings:
             return concat(

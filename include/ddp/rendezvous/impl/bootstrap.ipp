@@ -106,7 +106,7 @@ namespace detail {
          " (look at /etc/hosts there; Debian writes such a line for a host's own name), which other hosts cannot "
          "reach, and this job seems to have ranks on several: ",
          j.source,
-         ". Set MASTER_ADDR to the number of an address of rank 0's host that all reach, or to 127.0.0.1 "
+         ". Set MASTER_ADDR to a numeric address of rank 0's host that all can reach, or to 127.0.0.1 "
          "if all ranks are on this machine"}));
 }
 
@@ -219,7 +219,7 @@ namespace detail {
         return {first, dash == text.size() ? first : number(std::string_view(text).substr(dash + 1), first)};
     } catch (environment_error const&) {
         throw environment_error(concat({"DDP_PORTS is \"", printable(std::string_view(text).substr(0, 80)),
-                                        "\"; expected ports from 1 to 65535 such as 20000-20063, the least first"}));
+                                        "\"; expected ports from 1 to 65535 such as 20000-20063, the lowest first"}));
     }
 }
 

@@ -50,7 +50,7 @@ namespace detail {
     return concat({"On host ", this_host_name(), " MASTER_ADDR \"", j.master_addr, "\" is ",
                    at.front().address().to_string(),
                    " (look at /etc/hosts there; Debian writes such a line for a host's own name), which other hosts "
-                   "cannot reach: if ranks are on several, set it to the number of an address of rank 0's host"});
+                   "cannot reach: if ranks are on several, set it to a numeric address of rank 0's host"});
 }
 
 }  // namespace detail
