@@ -319,11 +319,12 @@ exchange_plan<E> compare_traffic(std::string const& name, any_exchange_of<E> exc
 
 }  // namespace
 
-namespace {
-/// Looks at the last four bytes of each message of one length.
+namespace ddp::test {
+/// Looks at the last four bytes of each message of five values, five indices, and four bytes.
 struct watching_transport : counting_transport<inproc_transport> {
     using counting_transport::counting_transport;
-    std::size_t length = 0, seen = 0, not_zero = 0;
+    static constexpr std::size_t length = 5 * (sizeof(double) + sizeof(std::uint32_t)) + 4;
+    std::size_t seen = 0, not_zero = 0;
     void post_send(int peer, tag what, const_bytes out, completion& done) {
         if (out.size() == length) {
             ++seen;
@@ -332,21 +333,19 @@ struct watching_transport : counting_transport<inproc_transport> {
         counting_transport::post_send(peer, what, out, done);
     }
 };
-}  // namespace
+}  // namespace ddp::test
 
 TEST_CASE("top_k rounds its messages up by zeros, whatever its memory held before", "[exchange]") {
-    constexpr std::size_t count = 50, length = 64;  // five values, five indices, and four bytes
     auto const world = inproc_world::create(2);
     auto const got = on_threads(2, [&](int rank) {
         auto own = std::make_unique<watching_transport>(world->connect(rank));
-        watching_transport& watched = *own;
-        watched.length = length;
+        watching_transport const& watched = *own;
         communicator<watching_transport> comm(std::move(own), patient());
-        scripted_model<> model({{"w", {count}}}, 1.0);
+        scripted_model<> model({{"w", {50}}}, 1.0);
         data_parallel trainer{model, sgd{.lr = 0.1}, comm, top_k_exchange{.ratio = 0.1}};
         for (int step = 0; step < 3; ++step) {
             comm.run([]() -> task<> {
-                scratch used(2 * length);
+                scratch used(2 * watching_transport::length);
                 std::ranges::fill(used.bytes(), std::byte{0xff});
                 co_return;
             });
