@@ -485,7 +485,7 @@ TEST_CASE("a name that is loopback on this machine does not bring several hosts 
         CHECK(has(text, "MASTER_ADDR \"" + name + "\" is 127.0.1.1 on host "));
         CHECK(has(text, "/etc/hosts"));
         CHECK(has(text, "Slurm (SLURM_PROCID=0)"));
-        CHECK(has(text, "Set MASTER_ADDR to the number"));
+        CHECK(has(text, "Set MASTER_ADDR to a numeric address"));
         CHECK(has(text, "or to 127.0.0.1 if all ranks are on this machine"));
     }
     CHECK(said("node7", false, {"127.0.1.1"}) == "");
