@@ -208,6 +208,21 @@ TEST_CASE("over MPI trainings have the bits they have over inproc", "[mpi][train
 
 namespace {
 
+/// Whether this rank's digests, none of which may be 0, are those of the same training on threads of this process.
+template <class Train>
+void check_bits_of_inproc(Train const& train) {
+    std::vector<std::uint64_t> got;
+    int rank = 0, size = 0;
+    {
+        ddp::communicator<> comm = ddp::any_communicator(connect(), patient());
+        rank = comm.rank(), size = comm.size();
+        got = train(comm);
+    }
+    auto const expected = ddp::test::run_ranks(size, train, ddp::test::patient());
+    CHECK(got == expected[static_cast<std::size_t>(rank)]);
+    CHECK(std::count(got.begin(), got.end(), std::uint64_t{0}) == 0);
+}
+
 /// A few steps by each exchange that sends less and each strategy that passes: digests of this rank's values, and at the end
 /// of all ranks' steps.
 std::vector<std::uint64_t> train_with_little(ddp::communicator<>& comm) {
@@ -251,16 +266,7 @@ std::vector<std::uint64_t> train_with_little(ddp::communicator<>& comm) {
 
 TEST_CASE("over MPI exchanges that send less, and strategies that do not wait, have the bits they have over inproc",
           "[mpi][train]") {
-    std::vector<std::uint64_t> got;
-    int rank = 0, size = 0;
-    {
-        ddp::communicator<> comm = ddp::any_communicator(connect(), patient());
-        rank = comm.rank(), size = comm.size();
-        got = train_with_little(comm);
-    }
-    auto const expected = ddp::test::run_ranks(size, train_with_little, ddp::test::patient());
-    CHECK(got == expected[static_cast<std::size_t>(rank)]);
-    CHECK(std::count(got.begin(), got.end(), std::uint64_t{0}) == 0);
+    check_bits_of_inproc(train_with_little);
 }
 
 TEST_CASE("over MPI a training is saved and resumed, goes on over inproc, and back, to the same bits", "[mpi][train]") {
@@ -363,16 +369,7 @@ std::vector<std::uint64_t> train_overlapping(ddp::communicator<>& comm) {
 }  // namespace
 
 TEST_CASE("over MPI trainers on groups that overlap are inside a step at the same time", "[mpi][train][group]") {
-    std::vector<std::uint64_t> got;
-    int rank = 0, size = 0;
-    {
-        ddp::communicator<> comm = ddp::any_communicator(connect(), patient());
-        rank = comm.rank(), size = comm.size();
-        got = train_overlapping(comm);
-    }
-    auto const expected = ddp::test::run_ranks(size, train_overlapping, ddp::test::patient());
-    CHECK(got == expected[static_cast<std::size_t>(rank)]);
-    CHECK(std::count(got.begin(), got.end(), std::uint64_t{0}) == 0);
+    check_bits_of_inproc(train_overlapping);
 }
 
 TEST_CASE("over MPI ranks of several hosts, of uneven size, train in the memory of each: the same bits",
