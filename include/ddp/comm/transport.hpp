@@ -246,7 +246,8 @@ concept Ranked = requires(T const& t) {
 ///              sender's length. Empty messages are messages.
 ///  4. Ending   nothing completes inside post_*. A send may complete only when it was received, or as soon as the bytes
 ///              are out of `out`. Operations with a peer that has left or died end with op_status::closed, after what it
-///              sent before has been received. An exception from post_* or progress() ends the job (DDP-E208).
+///              sent before has been received. An exception from progress(), or from post_* unless it is
+///              a usage_error, ends the job as the transport's failure (DDP-E208).
 ///  5. Threads  one thread at a time per object, except wake(); different objects are independent.
 ///  6. Failure  abort() publishes this rank's record, completes every posted operation (aborted, unless it has ended)
 ///              before it returns, and touches no posted buffer afterwards. A transport that cannot promise the last has
