@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -18,6 +19,7 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <regex>
 #include <set>
 #include <string>
@@ -25,6 +27,8 @@
 #include <tuple>
 #include <utility>
 #include <vector>
+
+#include <ddp/collective/barrier.hpp>
 
 #include "checkpoint/disk_calls.hpp"
 #include "checkpoint/training.hpp"
@@ -213,7 +217,7 @@ TEST_CASE("the directory's own name is on the disk before anything in it", "[che
 TEST_CASE("what fails while a checkpoint becomes one is named, with the system's reason", "[checkpoint]") {
     ::test::scratch_directory const scratch;
     std::string const kept_in = (std::filesystem::canonical(scratch.path()) / "kept").string();
-    ddp::detail::checkpoint_directory const directory(kept_in);
+    ddp::detail::checkpoint_directory directory(kept_in);
     auto const watching = [&](std::string const& call, auto const& f) {
         watched = kept_in, failing = call;
         std::string const said = thrown_by(f);
@@ -252,10 +256,58 @@ TEST_CASE("what fails while a checkpoint becomes one is named, with the system's
     REQUIRE(said == file + "/step-000000000001.tmp/manifest.json: cannot be removed" + failed);
 }
 
+TEST_CASE("a directory in which another trainer saves is refused, with its process", "[checkpoint]") {
+    ::test::scratch_directory const scratch;
+    std::string const kept_in = (std::filesystem::canonical(scratch.path()) / "kept").string();
+    std::string const
+        file = "DDP-E301 file: " + kept_in + ": ",
+        why =
+            " saves checkpoints here, and each would remove the other's; give each trainer a directory of its "
+            "own, or end the other job";
+    auto const said = run_ranks(
+        2,
+        [&](auto& comm) {
+            kept_training one(comm, {}), other(comm, {});
+            std::optional<checkpoints> first(kept_in);
+            checkpoints second(kept_in);
+            first->save(one.go_to(2).trainer);
+            other.go_to(1);
+            std::string text = thrown_by([&] { second.save(other.trainer); });
+            first->save(one.go_to(3).trainer);
+            first.reset();
+            barrier(comm);  // rank 0 has no lock any more
+            second.save(other.trainer);
+            return text;
+        },
+        patient());
+    for (std::string const& text : said)
+        CHECK(text == "DDP-E301 file: rank 0: " + kept_in + ": another ddp::checkpoints of this process" + why);
+    CHECK(names_in(kept_in) ==
+          std::vector<std::string>{"latest", "step-000000000001", "step-000000000002", "step-000000000003"});
+
+    int ready[2];
+    REQUIRE(::pipe(ready) == 0);
+    pid_t const child = ::fork();
+    if (child == 0) {
+        int const directory = ::open(kept_in.c_str(), O_RDONLY | O_DIRECTORY);
+        (void)!::write(ready[1], ::flock(directory, LOCK_EX) == 0 ? "y" : "n", 1);
+        for (;;) ::pause();
+    }
+    char locked = 0;
+    REQUIRE(::read(ready[0], &locked, 1) == 1);
+    std::string const text = thrown_by([&] { ddp::detail::checkpoint_directory(kept_in).begin(4); });
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+    for (int const end : ready) ::close(end);
+    REQUIRE(locked == 'y');
+    CHECK(text == "DDP-E301 file: " + kept_in + ": process " + std::to_string(child) + ", on the same host," + why);
+    CHECK(thrown_by([&] { ddp::detail::checkpoint_directory(kept_in).begin(4); }) == "");
+}
+
 TEST_CASE("what resume would refuse does not become a checkpoint", "[checkpoint]") {
     ::test::scratch_directory const scratch;
     std::string const kept_in = (std::filesystem::canonical(scratch.path()) / "kept").string();
-    ddp::detail::checkpoint_directory const directory(kept_in);
+    ddp::detail::checkpoint_directory directory(kept_in);
     std::uint8_t const byte = 1;
     auto const committing = [&](std::uint64_t step, auto const& change) {
         directory.begin(step);
@@ -283,7 +335,7 @@ TEST_CASE("where a file system cannot exchange names, a checkpoint that is repla
           "[checkpoint]") {
     ::test::scratch_directory const scratch;
     std::string const kept_in = (std::filesystem::canonical(scratch.path()) / "kept").string();
-    ddp::detail::checkpoint_directory const directory(kept_in);
+    ddp::detail::checkpoint_directory directory(kept_in);
     auto const committing = [&](std::uint64_t step, std::uint8_t byte, std::string const& call) {
         directory.begin(step);
         ddp::detail::checkpoint_manifest about;

@@ -178,7 +178,7 @@ TEST_CASE("a damaged checkpoint is named, and the one before it is taken, on all
 
 TEST_CASE("what only rank 0 sees is no damage", "[checkpoint]") {
     scratch_directory const scratch;
-    ddp::detail::checkpoint_directory const directory(in(scratch));
+    ddp::detail::checkpoint_directory directory(in(scratch));
     std::uint64_t digest = 0;
     std::string const manifest = in(scratch) + "/" + second + "/manifest.json";
     REQUIRE(thrown_by([&] { (void)directory.manifest_of(second, digest); }) ==
@@ -241,7 +241,7 @@ TEST_CASE("every flipped bit of a shard is found", "[checkpoint]") {
     std::filesystem::path const shard =
         std::filesystem::path(in(scratch)) / second / "shard-00001-of-00003.safetensors";
     std::string const whole = content_of(shard);
-    ddp::detail::checkpoint_directory const directory(in(scratch));
+    ddp::detail::checkpoint_directory directory(in(scratch));
     for (std::size_t byte = 0; byte < whole.size(); byte += 13) {
         flip_bit(shard, byte, static_cast<int>(byte % 8));
         CAPTURE(byte);
@@ -290,7 +290,7 @@ TEST_CASE("a manifest whose digest is right, but not what it says, is refused al
                           over = tcp](std::function<void(ddp::detail::checkpoint_manifest&)> const& change) {
         scratch_directory const scratch;
         keep_two(scratch);
-        ddp::detail::checkpoint_directory const directory(in(scratch));
+        ddp::detail::checkpoint_directory directory(in(scratch));
         std::uint64_t digest = 0;
         auto manifest = directory.manifest_of(second, digest);
         change(manifest);
@@ -320,7 +320,7 @@ TEST_CASE("a manifest whose digest is right, but not what it says, is refused al
 TEST_CASE("a shard that is whole, but not what was looked for, is refused", "[checkpoint]") {
     scratch_directory const scratch;
     keep_two(scratch);
-    ddp::detail::checkpoint_directory const directory(in(scratch));
+    ddp::detail::checkpoint_directory directory(in(scratch));
     std::string const step = in(scratch) + "/" + second, shard = step + "/shard-00002-of-00003.safetensors";
     std::vector<float> const three(3);
     auto const bytes = as_const_bytes(std::span(three));

@@ -1,5 +1,6 @@
 // allreduce where all ranks see the numbers: the canonical tree, for every operation, number and group.
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -7,17 +8,22 @@
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <ddp/collective/algorithms/naive_allreduce.hpp>
 #include <ddp/collective/allreduce.hpp>
+#include <ddp/collective/reference.hpp>
 #include <ddp/collective/shared_array.hpp>
+#include <ddp/sim/cluster.hpp>
 
 #include "support/catch.hpp"
+#include "support/collective_checks.hpp"
 #include "support/ranks.hpp"
 
 using namespace ddp;
 using namespace ddp::test;
+using namespace std::chrono_literals;
 
 namespace {
 
@@ -52,7 +58,62 @@ std::string check(communicator<>& comm, std::size_t count, Op op, bool start = f
     return in_memory(comm, mine) == in_place ? "" : "the other way was taken";
 }
 
+using on_type = virtual_cluster::scheduler_type;
+
+/// Twice in virtual time, over memory of all ranks; `table` has a page and then the numbers of each.
+template <Number E, class Op>
+task<> in_virtual_time(on_type* on, std::vector<std::shared_ptr<std::byte>> const* table, std::size_t count,
+                       failures* wrong) {
+    group& world = on->world();
+    auto const memory = std::make_shared<shared_memory>(nullptr, *table, std::vector<std::size_t>(table->size()),
+                                                        std::as_const(world), 1);
+    for (std::uint64_t repeat = 1; repeat <= 2; ++repeat) {
+        auto const terms = addends<E>(values::mixed, repeat, world.size(), count);
+        std::span<E> const mine(reinterpret_cast<E*>(memory->mine().get()), count);
+        std::ranges::copy(terms[static_cast<std::size_t>(world.rank())], mine.begin());
+        operation_info what;
+        what.name = "test";
+        what.id = {.group = world.id(), .channel = channel::user, .index = world.next_call()};
+        what.fingerprint = 77;
+        world.enter(what);
+        lane<virtual_transport> const over(*on, world, what.id, world.history());
+        co_await memory_allreduce::combine<Op, virtual_transport, E>(over, memory, count);
+        note(*wrong, Op::name, compare(std::span<E const>(mine), std::span<E const>(reference_reduce<Op>(terms))));
+    }
+}
+template <Number E, class Op>
+void check_in_virtual_time() {
+    for (std::uint64_t const seed : {1u, 2u, 3u})
+        for (std::size_t const ranks : {2u, 3u, 6u, 9u})
+            for (std::size_t const count : {std::size_t{1}, std::size_t{1003}, std::size_t{600'001}}) {
+                if (count > 10'000 && (ranks > 2 || seed > 1)) continue;  // long enough that a rank yields
+                CAPTURE(seed, ranks, count, Op::name);
+                std::vector<std::shared_ptr<std::byte>> table;
+                for (std::size_t r = 0; r < ranks; ++r)
+                    table.emplace_back(new std::byte[memory_sharing::header_bytes + count * sizeof(E)],
+                                       std::default_delete<std::byte[]>());
+                virtual_cluster cluster(static_cast<int>(ranks), {.latency = 20us, .extra_delay = 200us, .seed = seed});
+                std::vector<failures> wrong(ranks);
+                auto const outcome = cluster.run([&](int rank, on_type& on) {
+                    return in_virtual_time<E, Op>(&on, &table, count, &wrong[static_cast<std::size_t>(rank)]);
+                });
+                for (auto const& r : outcome.ranks) CHECK(r.finished);
+                for (failures const& each : wrong) CHECK(each == failures{});
+            }
+}
+
 }  // namespace
+
+TEST_CASE("in virtual time an array in shared memory is combined in the canonical order", "[collective]") {
+    check_in_virtual_time<float, sum>();
+    check_in_virtual_time<double, sum>();
+    check_in_virtual_time<float, product>();
+    check_in_virtual_time<double, maximum>();
+    check_in_virtual_time<std::int32_t, minimum>();
+    check_in_virtual_time<std::uint32_t, sum>();
+    check_in_virtual_time<std::int64_t, product>();
+    check_in_virtual_time<std::uint64_t, maximum>();
+}
 
 TEST_CASE("an array in shared memory is combined in the canonical order", "[collective]") {
     int const ranks = GENERATE(1, 2, 3, 5, 9);

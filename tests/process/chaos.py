@@ -76,7 +76,7 @@ class Plan:
     faults: tuple = ()
     steps: str = "steps=6"
     more: tuple = ()  # options that change no digest
-    harm: typing.Callable | None = None  # (job, proxy): what the network or the driver does
+    harm: typing.Callable | None = None  # (job, proxy): what the network or the driver does; may return how long the job took to end
     verdicts: tuple = ()  # (ranks, pattern): all of these ranks throw one text that matches
     bound: float = SOON
     well: bool = False  # the job must end well instead
@@ -88,6 +88,7 @@ class Plan:
     links: dict = dataclasses.field(default_factory=dict)  # what the proxy does to all links from the start: see Link.set
     inproc: bool = False  # ranks are threads
     mpi: bool = False  # under mpiexec
+    launcher: tuple = ()  # options of mpiexec
     killed: bool = False  # all that MPI promises: the job ends, within the bound, and not well
     tracer: tuple = ()  # a command before the program's, for one rank
     secured: str = ""  # "proof", "tls": all ranks have a secret, and every connection begins with a proof of it or with TLS
@@ -220,7 +221,7 @@ def row_18_default(draw, size):
 
 def row_19(draw, size):
     faults = [f"{draw.randrange(size)}:stop:{draw.choice(('forward', 'backward', 'between', 'reduced'))}:{step}:"
-              f"{draw.randint(20, 400)}" for step in range(1, 6)]
+              f"{int(1000 * draw.uniform(0.02, 0.5) * DEAD / SCALE)}" for step in range(1, 6)]
     return Plan(size, drawn_words(draw), tuple(faults), well=True, count=len(faults))
 
 
@@ -474,12 +475,73 @@ def row_18_mpi(draw, size):
                 verdicts=((without(size, rank), rf"^DDP-E204 deadline: rank {rank} did not take part in .* in time"),))
 
 
+def row_18_multiple(draw, size):
+    """Stopped for good, where a thread of the library's sends heartbeats over MPI."""
+    rank = draw.randrange(size)
+    phase, step = drawn_place(draw, ("forward", "backward", "between", "reduced", *STEPPING, *INSIDE))
+    return Plan(size, drawn_words(draw), (f"{rank}:stop:{phase}:{step}",), bound=DEAD + SOON,
+                verdicts=((without(size, rank), quiet(rank)),))
+
+
+def at_multiple(make):
+    """Over MPI, where a thread of the library's may call it: with heartbeats, as over TCP."""
+    def plan(draw, size):
+        made = make(draw, size)
+        if made is None or not os.path.exists(FAULT_PROGRAM_MPI):
+            return None
+        return dataclasses.replace(made, mpi=True, inproc=False, more=(*made.more, "mpi=multiple"), bound=made.bound + SOON)
+    return plan
+
+
 def children_of(pid):
     try:
         with open(f"/proc/{pid}/task/{pid}/children") as children:
             return [int(child) for child in children.read().split()]
     except OSError:
         return []
+
+
+def left_alone(make):
+    """Ranks die, and mpiexec leaves the others alone: these wait until the deadline, and the program ends the job."""
+    def plan(draw, size):
+        made = over_mpi(make, launcher=("--enable-recovery",), more=("collective=600",))(draw, size)
+        if made is None or any(":memory:" in fault for fault in made.faults):  # that one is alive, and says what it has thrown
+            return made
+        dead = sorted({int(fault.partition(":")[0]) for fault in made.faults})
+        made.verdicts = ((without(size, *dead), rf"^DDP-E204 deadline: rank [{''.join(map(str, dead))}] did not take part in .* in time"),)
+        made.bound = 1.2 * SCALE + SOON
+        return made
+    return plan
+
+
+def running(pids):
+    """Those that have not ended."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as stat:
+            if stat.read().rpartition(")")[2].split()[0] != "Z":
+                found.append(pid)
+    return found
+
+
+def row_17_mpi(draw, size):
+    """The launcher is killed: its ranks do not go on without it."""
+    pause, signo = draw.uniform(0.0, 0.2) * SCALE, draw.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
+
+    def harm(job, _):
+        time.sleep(pause)
+        launcher, = job.ranks.values()
+        ranks = ranks_below(job, size)
+        os.kill(launcher.pid, signo)
+        began = time.monotonic()
+        while left := running(ranks):
+            if time.monotonic() > began + 10 * SCALE:
+                for pid in left:
+                    os.kill(pid, signal.SIGKILL)
+                raise Wrong(f"{len(left)} of {size} ranks outlive their launcher, {signo.name}\n{job.story()}")
+            time.sleep(0.02)
+        return time.monotonic() - began
+    return Plan(size, drawn_words(draw), steps=ENDLESS, more=("pause=10",), harm=harm, killed=True)
 
 
 def row_15_mpi(draw, size):
@@ -490,16 +552,21 @@ def row_15_mpi(draw, size):
     return plan
 
 
+def ranks_below(job, size):
+    launcher, = job.ranks.values()
+    ranks = children_of(launcher.pid)
+    if len(ranks) != size:
+        raise Wrong(f"{len(ranks)} processes below the launcher, not {size}\n{job.story()}")
+    return ranks
+
+
 def row_20_mpi(draw, size):
     """What a batch system does to suspend a job: all ranks stop, and the launcher does not."""
     pause = draw.uniform(0.0, 0.2) * SCALE
 
     def harm(job, _):
         time.sleep(pause)
-        launcher, = job.ranks.values()
-        ranks = children_of(launcher.pid)
-        if len(ranks) != size:
-            raise Wrong(f"{len(ranks)} processes below the launcher, not {size}\n{job.story()}")
+        ranks = ranks_below(job, size)
         for signo in (signal.SIGSTOP, signal.SIGCONT):
             for pid in ranks:
                 os.kill(pid, signo)
@@ -516,6 +583,7 @@ class Row:
     share: float = 1.0  # of the injections that are asked for
 
 
+RECOVERY = ", and `mpiexec --enable-recovery` leaves the others alone (`collective`: 0.6 s)"
 ROWS = [Row("10", "a rank other than 0 is killed", on_hosts(row_10)),
         Row("11", "rank 0 is killed", on_hosts(row_11)),
         Row("12", "two or three ranks are killed, together or one after another", row_12),
@@ -546,13 +614,24 @@ ROWS = [Row("10", "a rank other than 0 is killed", on_hosts(row_10)),
         Row("14m", "over MPI a rank crashes, aborts, or has no memory left: the whole job ends",
             over_mpi(row_14, killed=True, bound=3.0 * SCALE), 1, 0.25),
         Row("15m", "over MPI a rank returns early, or exits", over_mpi(row_15_mpi), 1, 0.25),
+        Row("17m", "over MPI the launcher is killed: the ranks end too", over_mpi(row_17_mpi, bound=4.0 * SCALE), 3, 0.25),
         Row("18m", "over MPI a rank stops for good (`collective`: 0.6 s)",
             over_mpi(row_18_mpi, bound=2.2 * SCALE + SOON), 1, 0.25),
+        Row("18t", "at MPI_THREAD_MULTIPLE a rank stops for longer than `dead` (1.5 s)",
+            at_multiple(row_18_multiple), 3, 0.25),
         Row("19m", "over MPI a rank stops for less than `dead`", over_mpi(row_19), 1, 0.25),
         Row("20m", "over MPI all ranks stop together", over_mpi(row_20_mpi), 4, 0.25),
         Row("21m", "over MPI a rank is stuck in its own code (`collective`: 0.6 s)",
             over_mpi(row_21, bound=1.2 * SCALE + SOON), 1, 0.25),
-        Row("22m", "over MPI ranks do different things", over_mpi(row_22), 1, 0.25)]
+        Row("22m", "over MPI ranks do different things", over_mpi(row_22), 1, 0.25),
+        Row("13t", "at MPI_THREAD_MULTIPLE a rank throws", at_multiple(row_13), 1, 0.25),
+        Row("19t", "at MPI_THREAD_MULTIPLE a rank stops for less than `dead`", at_multiple(row_19), 1, 0.25),
+        Row("21t", "at MPI_THREAD_MULTIPLE a rank is stuck in its own code (`collective`: 0.6 s)", at_multiple(row_21), 1, 0.25),
+        Row("22t", "at MPI_THREAD_MULTIPLE ranks do different things", at_multiple(row_22), 1, 0.25),
+        Row("10r", f"over MPI a rank other than 0 is killed{RECOVERY}", left_alone(row_10), 3, 0.25),
+        Row("11r", f"over MPI rank 0 is killed{RECOVERY}", left_alone(row_11), 3, 0.25),
+        Row("12r", f"over MPI two or three ranks are killed{RECOVERY}", left_alone(row_12), 3, 0.25),
+        Row("14r", f"over MPI a rank crashes, aborts, or has no memory left{RECOVERY}", left_alone(row_14), 3, 0.25)]
 
 
 class References:
@@ -647,13 +726,13 @@ def check_channels(job, plan, proxy):
         raise Wrong(f"not in records of {plan.secured}: {plain}\n{job.story()}")
 
 
-def check_killed(job):
-    """The launcher has ended the job: seconds from the kill to its own end."""
+def check_killed(job, took):
+    """The launcher has ended the job, or its end has: seconds from the kill to the end, if they are not known yet."""
     launcher, = job.ranks.values()
     if launcher.code == 0 or launcher.said("done") or not launcher.said("start"):
         raise Wrong(f"the job went on\n{job.story()}")
     struck = launcher.said("fault")  # Open MPI may lose the last words of a rank that is killed
-    return launcher.ended - int(struck[-1]["at"]) * 1e-9 if struck else None
+    return launcher.ended - int(struck[-1]["at"]) * 1e-9 if struck else took
 
 
 def check_verdicts(job, plan, proxy, records):
@@ -701,14 +780,7 @@ def end_launcher_of_the_dead(job, deadline):
     launcher, = job.ranks.values()
     end, alone = time.monotonic() + deadline, 0
     while launcher.poll() is None and time.monotonic() < end and alone < 150:
-        states = []
-        for pid in children_of(launcher.pid):
-            try:
-                with open(f"/proc/{pid}/stat") as stat:
-                    states.append(stat.read().rpartition(")")[2].split()[0])
-            except OSError:
-                pass
-        alone = alone + 1 if set(states) <= {"Z"} and launcher.said("start") else 0
+        alone = alone + 1 if not running(children_of(launcher.pid)) and launcher.said("start") else 0
         time.sleep(0.02)
     if launcher.poll() is None and alone:
         os.kill(launcher.pid, signal.SIGKILL)
@@ -734,7 +806,7 @@ def inject(plan):
         size = plan.size
         started = [FAULT_PROGRAM, *words]
         if plan.mpi:
-            started = [MPIEXEC, "-n", str(size), FAULT_PROGRAM_MPI, *words]
+            started = [MPIEXEC, *plan.launcher, "-n", str(size), FAULT_PROGRAM_MPI, *words]
             variables.update(OPEN_MPI)
         if plan.inproc:
             started += ["transport=inproc", f"ranks={size}"]
@@ -746,6 +818,7 @@ def inject(plan):
 
         with Job(size, started, with_host, without=range(size)) as job:
             proxy = Proxy(owner_finder(job), plan.links, plan.secured) if plan.proxied else None
+            took = None
             try:
                 if proxy:
                     variables["CHAOS_PROXY"] = str(proxy.port)
@@ -762,7 +835,7 @@ def inject(plan):
                         proxy.expect({(a, b) for b in range(size) for a in range(b)}, DEADLINE)
                     if any(r.poll() is not None for r in job.ranks.values()):
                         raise Wrong(f"it ended before anything was injected\n{job.story()}")
-                    plan.harm(job, proxy)
+                    took = plan.harm(job, proxy)
                 # A job without end that does not notice must not take the minute that everything else is given.
                 deadline = plan.bound + 20 * SCALE if plan.steps == ENDLESS else plan.patience
                 if plan.mpi and not plan.well:
@@ -775,7 +848,7 @@ def inject(plan):
                 if plan.well:
                     check_well(job, plan)
                 elif plan.killed:
-                    seconds = check_killed(job)
+                    seconds = check_killed(job, took)
                 else:
                     seconds = check_verdicts(job, plan, proxy, records)
                 check_channels(job, plan, proxy)
@@ -832,9 +905,8 @@ def starve(seconds, load, seed):
     plans = plans_to_starve(seconds)
     for plan in plans:  # before the machine is busy
         REFERENCES.of(plan.size, plan.words)
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(load)]
     jobs, wrong, end = 0, [], time.monotonic() + seconds
-    try:
+    with busy_processes(load):
         while time.monotonic() < end:
             plan = plans[jobs % len(plans)]
             size = plan.size
@@ -843,11 +915,42 @@ def starve(seconds, load, seed):
             except (Wrong, AssertionError) as problem:
                 wrong.append(f"starved, {size} ranks, seed {seed}: {problem}")
             jobs += 1
+    return jobs, wrong
+
+
+@contextlib.contextmanager
+def busy_processes(count):
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
     finally:
         for process in busy:
             process.kill()
             process.wait()
-    return jobs, wrong
+
+
+def starve_at_length(seconds, load, size, words):
+    """One job with default times that trains for so long beside `load` processes that only count: how long it took, and how
+    many steps it made."""
+    def digest_after(steps):
+        with Job(size, [FAULT_PROGRAM, *words, f"steps={steps}", "times=default"]) as job:
+            began = time.monotonic()
+            job.wait(10 * seconds)
+            took = time.monotonic() - began
+            done = {line["digest"] for r in job.ranks.values() for line in r.said("done")}
+            if len(done) != 1 or any(r.code != 0 for r in job.ranks.values()):
+                raise Wrong(f"a false alarm, or different values, after {took:.0f} s of {size} ranks {words}\n{job.story()}")
+        return done, took
+
+    with busy_processes(load):
+        some = 200
+        while (took := digest_after(some)[1]) < seconds / 10:
+            some *= 3
+        steps = int(some * 1.1 * seconds / took)
+        digest, took = digest_after(steps)
+    if digest != digest_after(steps)[0]:
+        raise Wrong(f"other values than alone after {steps} steps of {size} ranks {words}")
+    return took, steps
 
 
 def peak_memory(pid):
@@ -1133,7 +1236,7 @@ def main():
     words.add_argument("--injections", type=int, default=6, help="of a row, over all numbers of ranks")
     words.add_argument("--seed", type=int, default=1)
     words.add_argument("--only", type=int, help="the number of one injection, to repeat it")
-    words.add_argument("--starve", type=float, default=0, help="seconds of jobs beside 20 busy processes")
+    words.add_argument("--starve", type=float, default=0, help="seconds of jobs, and of one job, beside 20 busy processes")
     words.add_argument("--strangers", type=int, default=0, help="jobs, each alone and beside strangers")
     words.add_argument("--lanes", type=int, default=4, help="most jobs at a time, in rows that mostly wait")
     words.add_argument("--json", help="a file for all results")
@@ -1160,6 +1263,11 @@ def main():
                      "| 0 | no error, as it should be | | |")
         print(lines[-1], *wrong, sep="\n")
         failures += wrong
+        for size, words in (4, SHAPES[0] + MESSAGES[0]), (3, SHAPES[0]):  # with messages, and in memory that ranks share
+            took, steps = starve_at_length(asked.starve, 20, size, words)
+            lines.append(f"| 24 | one job of {steps} steps beside 20 busy processes, for {took:.0f} s | {size} | 1 | 0 "
+                         "| 0 | no error, as it should be | | |")
+            print(lines[-1])
         write(asked, all_results, lines)
     if asked.strangers:
         said, wrong, ratio = strangers(asked.strangers, 600)

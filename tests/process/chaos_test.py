@@ -76,6 +76,15 @@ class OverMpi(Sampled):
     def test_a_killed_rank(self):
         self.sample("10m", "14m", each=1)
 
+    def test_a_killed_rank_that_the_others_outlive(self):
+        self.sample("10r", "11r", "12r", "14r", each=1)
+
+    def test_where_a_thread_of_the_library_calls_mpi(self):
+        self.sample("13t", "18t", "19t", "21t", "22t", each=1)
+
+    def test_a_killed_launcher(self):
+        self.sample("17m", each=2)
+
     def test_a_rank_that_throws(self):
         self.sample("13m", each=1)
 

@@ -66,12 +66,16 @@
 #include <ddp/strategy/stale_synchronous.hpp>
 #if defined(FAULT_PROGRAM_MPI)
 #include <ddp/rendezvous/run_mpi.hpp>
+
+#include <mpi.h>
+#include <boost/mpi/environment.hpp>
 #else
 #include <ddp/rendezvous/run_secure.hpp>
 #include <ddp/rendezvous/secure_channel.hpp>
 #endif
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -197,6 +201,7 @@ struct settings {
     bool share = true;
     bool releases = false;  // the model does not read a value again once its gradient is reported
     bool clip = false;
+    bool multiple = false;  // over MPI: at MPI_THREAD_MULTIPLE, where a thread of the library's calls MPI
     std::size_t array = 0;  // elements of a shared_array; 0: none
     std::vector<fault> faults;
 };
@@ -280,6 +285,8 @@ settings parse(int argc, char** argv) {
             with.releases = value == "1";
         else if (name == "clip")
             with.clip = value == "1";
+        else if (name == "mpi" && value == "multiple")
+            with.multiple = true;
         else if (name == "array")
             with.array = std::stoull(value);
         else if (name == "prove")
@@ -690,6 +697,10 @@ void train(settings const& with, Comm& comm, trouble& ill) {
 
 int main(int argc, char** argv) try {
     settings const with = parse(argc, argv);
+#if defined(FAULT_PROGRAM_MPI)
+    std::optional<boost::mpi::environment> own;
+    if (with.multiple) own.emplace(boost::mpi::threading::multiple, false);
+#endif
     int const code = ddp::run_main<ddp::threads, checked_channels::launch>(with.run, [&](auto& comm) {
         trouble ill(with, comm.rank(), comm.size());
         say("start rank=" + std::to_string(comm.rank()) + " at=" + std::to_string(now_ns()) +
@@ -708,6 +719,12 @@ int main(int argc, char** argv) try {
         }
     });
     if (code != 0) std::this_thread::sleep_for(std::chrono::milliseconds(with.linger));
+#if defined(FAULT_PROGRAM_MPI)
+    if (code != 0 && own) {  // run() ends the job if it has initialised MPI itself
+        std::this_thread::sleep_for(std::chrono::seconds(1));
+        MPI_Abort(MPI_COMM_WORLD, code);
+    }
+#endif
     return code;
 } catch (std::exception const& e) {
     std::fprintf(stderr, "%s\n", e.what());

@@ -73,7 +73,7 @@ struct resumed_checkpoint {
 ///             state that differs between ranks (residuals of an exchange) starts at zero, and buffers that differ
 ///             start as rank 0's.
 ///  Location   All ranks must see the same directory. Each trainer has one of its own: a save removes what is older, whoever
-///             wrote it.
+///             wrote it, and throws if another object, of this job or another one, saves there (not over NFS).
 ///
 /// All calls are collective, between steps, on the thread that calls the trainer; each rank has its own object. From a
 /// save in the background until poll() has returned true or wait() has returned, the object holds a communicator: it
@@ -99,10 +99,11 @@ public:
     /// Cost    rank 0 writes values and buffers; each rank writes the state that it holds, a part of it with
     ///         update::sharded. One more pass over the files for their digests; flushes; seven small exchanges. All ranks
     ///         wait for the slowest one's disk, for at most timing.collective.
-    /// Throws  data_error (errc::file), the same on every rank, if a rank cannot write, or if a previous save in the
-    ///         background has failed; earlier checkpoints then remain, and training can continue. This one is then not
-    ///         made, unless what failed came after it had its name: flushing the directory, or writing `latest`.
-    ///         usage_error unless trainer.between_steps(), or for texts that are not UTF-8. comm_error.
+    /// Throws  data_error (errc::file), the same on every rank, if a rank cannot write, if another object saves into the same
+    ///         directory, or if a previous save in the background has failed; earlier checkpoints then remain, and training
+    ///         can continue. This one is then not made, unless what failed came after it had its name: flushing the
+    ///         directory, or writing `latest`. usage_error unless trainer.between_steps(), or for texts that are not UTF-8.
+    ///         comm_error.
     template <detail::KeptTrainer C>
     void save(C& trainer, string_map const& entries = {}) {
         save_with(trainer, nullptr, entries);

@@ -38,18 +38,24 @@ void expect_there(std::string const& path, int rank);
 ///     step-000000000100.old.tmp/    one that is being replaced, where names cannot be exchanged
 ///     latest                        the name of the newest
 ///
+/// From its first begin() on, an object has a lock on the directory (flock), so that no other one, in this process or another,
+/// saves into it too. Without effect on file systems that lock no directories, such as NFS.
+///
 /// Throws  data_error (errc::file) with the system's reason.
 /// Source  the order of fsync and rename: Pillai et al., "All file systems are not created equal", OSDI 2014.
 class checkpoint_directory {
 public:
     explicit checkpoint_directory(std::string path) : path_(std::move(path)) {}
+    checkpoint_directory(checkpoint_directory const&) = delete;
+    checkpoint_directory& operator=(checkpoint_directory const&) = delete;
+    ~checkpoint_directory();
 
     [[nodiscard]] std::string const& path() const noexcept { return path_; }
     [[nodiscard]] std::string of(std::string const& name) const { return path_ + "/" + name; }
 
     /// Makes the directory, if there is none, and in it an empty one for the checkpoint of this step; removes what
-    /// killed jobs have left behind.
-    void begin(std::uint64_t step) const;
+    /// killed jobs have left behind. Throws also if another object saves into this directory.
+    void begin(std::uint64_t step);
     /// Writes a rank's file there. Returns when it is on the disk.
     [[nodiscard]] checkpoint_shard write_shard(std::uint64_t step, int rank, int ranks,
                                                std::vector<tensor_view> const& tensors,
@@ -75,10 +81,12 @@ public:
                                                   int rank = 0) const;
 
 private:
+    void lock();
     [[nodiscard]] std::vector<std::uint64_t> steps() const;
     [[nodiscard]] std::string temporary(std::uint64_t step) const { return of(step_name(step) + ".tmp"); }
 
     std::string path_;
+    int locked_ = -1;  // a descriptor of the directory; -1: begin() has not been called
 };
 
 }  // namespace ddp::detail

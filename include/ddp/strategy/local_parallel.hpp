@@ -205,8 +205,8 @@ public:
     /// local_options::frozen are not.
     ///
     /// Collective; between_steps() must be true: all ranks hold the same values then, and keep them. Cost: an all-gather of 8
-    /// bytes per rank; then, in each meeting, a copy of all that is frozen. Throws usage_error on every rank if they hold
-    /// different values or pass different patterns, or if no name matches.
+    /// bytes per rank; then, in each meeting, a copy of all that is frozen. Throws comm_error; usage_error on every rank if
+    /// they hold different values or pass different patterns, or if no name matches.
     void freeze(std::string_view pattern) { mark_frozen("freeze", pattern, 1); }
     /// Undoes freeze() for every parameter whose name matches. Optimizer and strategy continue from where they were.
     /// Like freeze(); also throws usage_error for parameters of local_options::frozen, which have no state.

@@ -207,7 +207,7 @@ public:
         step_.set_progress({.completed_steps = count, .begun_steps = count});
     }
     /// Where the training stands besides values and state, the same on all ranks. Collective, between steps; cost: an
-    /// all-gather of 8 bytes per rank. Throws usage_error, on this rank, unless between_steps().
+    /// all-gather of 8 bytes per rank. Throws comm_error; usage_error, on this rank, unless between_steps().
     [[nodiscard]] training_progress progress() {
         expect_between_steps("progress");
         return step_.progress();
@@ -223,8 +223,8 @@ public:
     /// `factor` in addition to the schedule's factor: for rates that the program decides on while it trains
     /// (reduce_on_plateau). Stays until the next call; checkpoints keep it.
     /// Collective: ranks compare what they pass before anything changes. Cost: an all-gather of 8 bytes per rank. Throws
-    /// usage_error, the same on every rank, where ranks pass different factors, or one that is negative or not finite: the
-    /// factor then stays what it was; and on this rank while a step is under way.
+    /// comm_error; usage_error, the same on every rank, where ranks pass different factors, or one that is negative or not
+    /// finite: the factor then stays what it was; and usage_error on this rank while a step is under way.
     void set_rate_factor(double factor) {
         settle();
         core().set_rate_factor(factor);
@@ -237,8 +237,8 @@ public:
     /// names have buckets of their own, unless the model is contiguous; others share theirs and are sent as zeros, after
     /// what an exchange with feedback still holds of them has been sent.
     /// Checkpoints store which parameters are frozen. Collective: ranks compare their arguments before anything changes.
-    /// Cost: an all-gather of 8 bytes per rank. Throws usage_error on every rank if ranks pass different patterns, or no
-    /// name matches; and on this rank unless between_steps().
+    /// Cost: an all-gather of 8 bytes per rank. Throws comm_error; usage_error on every rank if ranks pass different
+    /// patterns, or no name matches, and on this rank unless between_steps().
     void freeze(std::string_view pattern) { mark_frozen("freeze", pattern, 1); }
     /// Undoes freeze() and training_options::frozen for every parameter whose name matches. Its optimizer state continues
     /// from where it was. Otherwise like freeze().
@@ -246,8 +246,8 @@ public:
     /// By parameter: not 0 where it is frozen.
     [[nodiscard]] std::span<std::uint8_t const> frozen() const noexcept { return core().frozen(); }
     /// Freezes exactly those parameters whose mark is not 0, in the form that frozen() returns: for code that restores a
-    /// training, such as checkpoints. Collective, like freeze(). Throws usage_error on every rank if ranks pass different
-    /// marks, or if there is not one for each parameter; and on this rank unless between_steps().
+    /// training, such as checkpoints. Collective, like freeze(). Throws comm_error; usage_error on every rank if ranks pass
+    /// different marks, or if there is not one for each parameter, and on this rank unless between_steps().
     void set_frozen(std::span<std::uint8_t const> marks) {
         expect_between_steps("set_frozen");
         core().set_frozen(marks);
@@ -340,7 +340,7 @@ public:
     }
 
     /// What evaluate(trainer, …) does first: if training_options::buffers is buffers::from_rank_0_at_evaluation, gives
-    /// rank 0's buffers to every rank. Collective. Throws usage_error, on this rank, if a step is under way.
+    /// rank 0's buffers to every rank. Collective. Throws comm_error; usage_error, on this rank, if a step is under way.
     void prepare_evaluation() {
         DDP_EXPECTS(!core().begun(), "evaluate: a step is under way, and may change values; finish() it first");
         settle();

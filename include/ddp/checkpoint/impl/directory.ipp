@@ -4,6 +4,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -146,11 +147,49 @@ constexpr std::string_view replaced_suffix = ".old.tmp";
     return all.value();
 }
 
-[[gnu::cold]] DDP_DECL void checkpoint_directory::begin(std::uint64_t step) const {
+/// The process that has the lock of this file; 0 if the system does not say.
+[[nodiscard, gnu::cold]] inline long holder_of_lock(int descriptor) noexcept {
+    struct stat own{};
+    std::unique_ptr<std::FILE, int (*)(std::FILE*)> const locks(std::fopen("/proc/locks", "re"), &std::fclose);
+    if (locks == nullptr || ::fstat(descriptor, &own) != 0) return 0;
+    char line[256];
+    while (std::fgets(line, sizeof line, locks.get()) != nullptr) {
+        long process = 0;
+        unsigned long long inode = 0;
+        if (std::sscanf(line, "%*d: FLOCK %*s %*s %ld %*x:%*x:%llu", &process, &inode) == 2 && inode == own.st_ino)
+            return process;
+    }
+    return 0;
+}
+
+[[gnu::cold]] DDP_DECL checkpoint_directory::~checkpoint_directory() {
+    if (locked_ >= 0) ::close(locked_);
+}
+
+[[gnu::cold]] DDP_DECL void checkpoint_directory::lock() {
+    if (locked_ >= 0) return;
+    int const directory = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (directory < 0) return;  // it may be written but not read
+    if (::flock(directory, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) {
+        locked_ = directory;
+        return;
+    }
+    long const process = holder_of_lock(directory);
+    ::close(directory);
+    std::string const who = process == ::getpid() ? "another ddp::checkpoints of this process"
+                            : process > 0         ? concat({"process ", process, ", on the same host,"})
+                                                  : "another job";
+    throw data_error(errc::file, concat({path_, ": ", who,
+                                         " saves checkpoints here, and each would remove the other's; give each "
+                                         "trainer a directory of its own, or end the other job"}));
+}
+
+[[gnu::cold]] DDP_DECL void checkpoint_directory::begin(std::uint64_t step) {
     if (::mkdir(path_.c_str(), 0777) == 0)
         flush_directory(path_ + "/..");  // its own name is on the disk before anything in it
     else if (errno != EEXIST)
         file_failed(path_, "cannot be created", errno);
+    lock();
     put_back_replaced(path_);
     for (std::string const& name : names_in(path_))
         if (name.starts_with("step-") && name.ends_with(".tmp")) try {

@@ -6,7 +6,6 @@
 #include <string>
 #include <variant>
 
-#include <ddp/core/bytes.hpp>
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/core/math.hpp>
@@ -98,16 +97,15 @@ DDP_DECL double schedule::factor(std::uint64_t step) const {
 }
 
 DDP_DECL std::uint64_t schedule::hash() const noexcept {
-    digest all;
-    all.add("schedule").add(warmup_.steps).add(bytes_of(warmup_.from)).add(std::uint64_t{then_.index()});
-    if (auto const* const decay = std::get_if<step_decay>(&then_)) all.add(decay->every).add(bytes_of(decay->factor));
-    if (auto const* const decay = std::get_if<cosine_decay>(&then_)) all.add(decay->steps).add(bytes_of(decay->floor));
-    if (auto const* const decay = std::get_if<polynomial_decay>(&then_))
-        all.add(decay->steps).add(decay->power).add(bytes_of(decay->floor));
-    if (auto const* const decay = std::get_if<exponential_decay>(&then_)) all.add(bytes_of(decay->factor));
-    if (auto const* const cycle = std::get_if<one_cycle>(&then_))
-        all.add(cycle->steps).add(bytes_of(cycle->initial)).add(bytes_of(cycle->final)).add(bytes_of(cycle->rise));
-    return all.value();
+    auto const with = [&](auto... settings) {
+        return policy_hash("schedule", warmup_.steps, warmup_.from, then_.index(), settings...);
+    };
+    if (auto const* const s = std::get_if<step_decay>(&then_)) return with(s->every, s->factor);
+    if (auto const* const s = std::get_if<cosine_decay>(&then_)) return with(s->steps, s->floor);
+    if (auto const* const s = std::get_if<polynomial_decay>(&then_)) return with(s->steps, s->power, s->floor);
+    if (auto const* const s = std::get_if<exponential_decay>(&then_)) return with(s->factor);
+    if (auto const* const s = std::get_if<one_cycle>(&then_)) return with(s->steps, s->initial, s->final, s->rise);
+    return with();
 }
 DDP_DECL char const* schedule::name() const noexcept {
     constexpr char const* names[] = {"constant_rate",    "step_decay",        "cosine_decay",
