@@ -26,7 +26,8 @@ namespace ddp {
 /// host    ranks that give different names count as ranks of different hosts, even on one machine; empty: what DDP_HOST says.
 /// Throws  as mpi_transport and the constructor of communicator.
 ///
-/// Destroy the communicator before MPI_Finalize.
+/// Destroy the communicator before MPI_Finalize. After an error end the job with MPI_Abort: MPI_Finalize may wait forever for a
+/// message that no rank will receive.
 [[nodiscard]] communicator<> mpi_communicator(MPI_Comm users, timing const& times = {}, std::string_view host = {},
                                               communication_thread thread = communication_thread::automatic);
 
@@ -37,7 +38,8 @@ namespace ddp {
 /// otherwise rests (communication_thread).
 ///
 /// Failure  every rank throws the same verdict. If run has initialised MPI, the job then ends by MPI_Abort, once every rank
-///          has printed its error, or after a second. mpirun ends the job at once when a rank is killed.
+///          has printed its error, or after a second; otherwise the program has to do that. mpirun ends the job at once when
+///          a rank is killed, unless Open MPI's --enable-recovery tells it not to.
 struct mpi {
     static constexpr std::string_view name = "mpi";
 
