@@ -242,7 +242,7 @@ int main(int argc, char** argv) {
         return std::cout ? EXIT_SUCCESS : EXIT_FAILURE;
     } catch (usage_problem const& problem) {
         std::cerr << "ddp-perf: " << problem.what() << '\n';
-        if (!is_launched()) std::cerr << "ddp-perf --help shows what there is.\n";
+        if (!is_launched()) std::cerr << "See ddp-perf --help for options.\n";
         return 2;
     } catch (ddp::environment_error const& problem) {
         std::cerr << "ddp-perf: " << problem.what() << '\n';

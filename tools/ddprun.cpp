@@ -128,7 +128,7 @@ int main(int argc, char** argv) {
     try {
         return run(std::vector<std::string>(argv + 1, argv + argc));
     } catch (ddprun::usage_problem const& problem) {
-        std::cerr << "ddprun: " << problem.what() << "\nddprun --help shows what there is.\n";
+        std::cerr << "ddprun: " << problem.what() << "\nSee ddprun --help for options.\n";
         return ddprun::exit_usage;
     } catch (ddprun::launch_error const& problem) {
         std::cerr << "ddprun: " << problem.what() << '\n';

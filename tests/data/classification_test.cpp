@@ -4,7 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <ddp/data/gzip.hpp>
@@ -36,10 +38,24 @@ struct small_set : test::scratch_directory {
     }
 };
 
+/// A FileSource of the user's own, in no namespace of the library's.
+class own_source {
+public:
+    static constexpr std::array<std::string_view, 1> suffixes = {""};
+    explicit own_source(std::string const& path) : file_(path) {}
+    std::size_t read(std::span<std::byte> out) { return file_.read(out); }
+    [[nodiscard]] std::string const& name() const { return file_.name(); }
+
+private:
+    ddp::file_source file_;
+};
+static_assert(ddp::FileSource<own_source>);
+
 }  // namespace
 
 TEST_CASE("images and labels are loaded from a directory", "[data][classification]") {
     small_set const dir;
+    CHECK(ddp::load_idx_classification<own_source>(dir.path(), data_split::train).inputs == test::ramp(24));
     ddp::classification_data const data = ddp::load_idx_classification(dir.path(), data_split::train);
     CHECK(data.size() == 4);
     CHECK(data.features == 6);

@@ -572,6 +572,11 @@ class Failure(unittest.TestCase):
                                     " echo Aborted >&2; exit 134"))
         self.assertIn("its last error line: what():  DDP-E302 format: cut short", self.block(result))
 
+    def test_an_error_that_ends_in_a_colon_is_shown_with_the_line_after_it(self):
+        result = run("-n", "2", *sh("[ $RANK = 0 ] && exit 0; echo 'DDP-E302 format: kept: is a checkpoint of another training:' >&2;"
+                                    " echo '  it has another optimizer' >&2; echo '  and another sampler' >&2; exit 1"))
+        self.assertRegex(self.block(result), r"(?m)its last error line: DDP-E302 .* training: it has another optimizer$")
+
     def test_who_ignores_sigterm_is_killed(self):
         with Directory() as notes:
             result = run("-n", "2", "--grace", "0.2",

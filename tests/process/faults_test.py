@@ -341,6 +341,15 @@ class Late(FaultCase):
             with self.subTest(phase=phase):
                 self.in_time(attempt)
 
+    def test_one_wait_is_told_of_each_time_it_has_doubled(self):
+        def attempt():  # after 0.5 s, 1 s and 2 s, although half of `collective` has passed
+            with Job(2, command("fault=1:sleep:between:3:3000", "collective=4000", "straggler=500")) as job:
+                job.wait()
+                said = [line for line in job.ranks[0].err.splitlines() if "has waited" in line]
+                if any(r.code for r in job.ranks.values()) or len(said) != 3:
+                    raise Slow(f"expected three lines: {said}\n{job.story()}")
+        self.in_time(attempt)
+
     def test_the_signal_is_not_advised_where_ranks_are_threads(self):
         with Job(1, command("transport=inproc", "ranks=3", "fault=1:sleep:between:3:2000", "collective=60000", "straggler=700"),
                  {"RANK": None, "WORLD_SIZE": None, "MASTER_ADDR": None, "MASTER_PORT": None}) as job:

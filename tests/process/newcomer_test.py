@@ -157,7 +157,7 @@ class Meeting(Case):
         with Job(2, [NEWCOMER], lambda rank: {"DDP_JOB_ID": f"job {rank}"}) as job:
             job.wait()
             self.says(job.ranks[0].error(), "DDP-E201", "ranks {1} never joined",
-                      " connections without the secret, DDP_JOB_ID or DDP_TLS")
+                      "; connections with another secret, DDP_TLS or DDP_JOB_ID: ")
             self.says(job.ranks[1].error(), "DDP-E201", "Rank 0 closes the connections of ranks whose secret",
                       "DDP_TLS, DDP_JOB_ID or ddprun --max-restarts")
 

@@ -915,7 +915,8 @@ TEST_CASE("what is frozen is neither stepped nor sent, and the rest is trained a
                 frozen.frozen = {"a", "[c]", "c"};
                 std::string const refused =
                     thrown_by([&] { local_parallel trainer{all, any_optimizer(adamw{}), comm, make(comm), frozen}; });
-                expect(refused.find("local_options.frozen: no parameter's name fits '[c]'") != refused.npos, "refused");
+                expect(refused.find("local_options.frozen: no parameter's name matches '[c]'") != refused.npos,
+                       "refused");
                 frozen.frozen = {"a", "c"};
                 local_parallel one{all, any_optimizer(adamw{.lr = 0.1}), comm, make(comm), frozen};
                 local_parallel other{alone, any_optimizer(adamw{.lr = 0.1}), comm, make(comm), how};
@@ -1050,7 +1051,7 @@ TEST_CASE("what is frozen when ranks have met keeps value and state, and goes on
                 refused([&] { one.set_frozen(std::vector<std::uint8_t>(3)); },
                         "set_frozen: 'c' is one of local_options");
                 refused([&] { one.set_frozen(std::vector<std::uint8_t>(2)); }, "set_frozen: 2 marks for 3 parameters");
-                refused([&] { one.freeze("d"); }, "freeze: no parameter's name fits 'd'");
+                refused([&] { one.freeze("d"); }, "freeze: no parameter's name matches 'd'");
                 if (comm.size() > 1) {
                     refused([&] { one.freeze(comm.rank() == 1 ? "a" : "b"); }, "freeze: ranks pass different patterns");
                     refused([&] { one.set_frozen(std::vector<std::uint8_t>{1, comm.rank() == 0, 1}); },

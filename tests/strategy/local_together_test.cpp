@@ -148,7 +148,7 @@ TEST_CASE("an error that all ranks find is every rank's, though none of them cat
              training trainer{net, any_optimizer(sgd{}), comm,
                               hierarchical_averaging<>{.inner = comm.rank() == 1 ? alone : pair}};
          }},
-        {"DDP-E100 usage: freeze: no parameter's name fits 'nothing'",
+        {"DDP-E100 usage: freeze: no parameter's name matches 'nothing'",
          [](auto& comm, auto& net) {
              training trainer{net, any_optimizer(sgd{}), comm, local_sgd{}};
              trainer.freeze("nothing");

@@ -28,6 +28,7 @@ enum class harm { none, value, bit, state, momentum };
 struct outcome {
     std::string text;
     std::uint64_t steps = 0;  // that were made
+    int culprit = -2;
 };
 
 /// What becomes of 12 steps if some ranks do harm to one of their elements after the third.
@@ -52,8 +53,9 @@ std::vector<outcome> train(int ranks, harm what, std::vector<int> const& culprit
                 trainer.step(numbers{{1}});
                 ++result.steps;
             }
-        } catch (std::exception const& e) {
+        } catch (comm_error const& e) {
             result.text = e.what();
+            result.culprit = e.culprit();
         }
         return result;
     };
@@ -86,6 +88,7 @@ TEST_CASE("ranks that hold other values or states are named before a step change
                 CHECK(rank.text == all.front().text);
                 CHECK(rank.text.find("DDP-E106 replicas differ: ") == 0);
                 CHECK(rank.text.find(one.who) != std::string::npos);
+                CHECK(rank.culprit == (one.who.find(other) != std::string::npos ? one.culprits.front() : -1));
                 CHECK(rank.text.find(what == harm::bit ? " in \"first\"." : " in \"first\" to \"third\".") !=
                       std::string::npos);
                 CHECK(rank.steps >= 3);

@@ -603,13 +603,13 @@ TEST_CASE("ranks freeze alike, or not at all", "[train]") {
         },
         patient());
     for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-        CHECK_THAT(texts[rank], Catch::Contains("freeze: no parameter's name fits 'third.*'"));
+        CHECK_THAT(texts[rank], Catch::Contains("freeze: no parameter's name matches 'third.*'"));
         if (ranks > 1)
             CHECK_THAT(texts[rank],
                        Catch::Contains(rank == 0 ? std::string("ranks pass different patterns ('first.*' on rank 0)")
                                                  : "ranks pass different patterns ('second.*' on rank " +
                                                        std::to_string(rank) + ")"));
-        CHECK_THAT(texts[rank], Catch::Contains("training_options.frozen: no parameter's name fits 'third.*'"));
+        CHECK_THAT(texts[rank], Catch::Contains("training_options.frozen: no parameter's name matches 'third.*'"));
         CHECK_THAT(texts[rank],
                    Catch::Contains("unfreeze: gradients of accumulate() wait for their step; make it first, by"));
         CHECK_THAT(texts[rank], !Catch::Contains("wrong"));

@@ -496,7 +496,7 @@ TEST_CASE("an error that every rank throws is every rank's, though none of them 
         {"E301", [&](auto& trainer, auto&) { save_weights(trainer, missing + "/there"); }},
         {"E100", [](auto& trainer, auto& comm) { trainer.set_rate_factor(1.0 + comm.rank()); }},
         {"E100", [](auto& trainer, auto& comm) { trainer.freeze(comm.rank() == 0 ? "a" : "b"); }},
-        {"E100 usage: freeze: no parameter's name fits", [](auto& trainer, auto&) { trainer.freeze("nothing*"); }},
+        {"E100 usage: freeze: no parameter's name matches", [](auto& trainer, auto&) { trainer.freeze("nothing*"); }},
         {"E100 usage: set_frozen: 0 marks", [](auto& trainer, auto&) { trainer.set_frozen({}); }},
         {"E104", [](auto& trainer, auto&) { trainer.step(numbers{}); }},
         {"E105", [](auto& trainer, auto&) { trainer.step(numbers{{std::numeric_limits<double>::infinity()}}); }}};

@@ -370,7 +370,7 @@ inline std::string options_of_variables(CLI::App const& app, std::vector<std::st
         throw usage_problem("--node-rank " + std::to_string(result.node_rank) + " is not below --nnodes " +
                             std::to_string(result.nodes));
     if (result.nodes > 1 && (line.master_addr.empty() || result.master_port == 0))
-        throw usage_problem("with --nnodes, say --master-addr and --master-port, the same on every machine");
+        throw usage_problem("--nnodes requires --master-addr and --master-port, the same on every machine");
     return result;
 }
 

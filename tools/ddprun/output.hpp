@@ -207,7 +207,9 @@ private:
     void keep(std::string_view line) {
         bool const matters = of_ddprun_ ? line.starts_with("ddprun: ") : line.find("DDP-E") != std::string_view::npos;
         if (of_ddprun_ && line.starts_with("its last error line: ")) culprits_ = line;
+        if (goes_on_ && !matters) kept_.append(" ").append(line);
         if (matters || !found_) kept_ = line;
+        goes_on_ = matters && line.ends_with(':');
         found_ = found_ || matters;
     }
 
@@ -216,6 +218,7 @@ private:
     std::string kept_;
     std::string culprits_;  // what another ddprun has shown of its culprit's
     bool found_ = false;
+    bool goes_on_ = false;  // the last line was kept, and ends in a colon: the first of a list follows
 };
 
 }  // namespace ddprun

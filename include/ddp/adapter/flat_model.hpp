@@ -32,11 +32,11 @@ struct flat_part {
 ///
 /// The function computes the mean loss over a batch by the values as they stand, assigns the gradient of that mean to every
 /// element of `gradient`, and returns the loss. Scaling by the batch's weight, accumulation and copies are the model's: the
-/// program's two vectors stay where they are, and must keep their places while the model is used. An empty batch is never
-/// asked for.
+/// program's two vectors stay where they are, and must keep their places while the model is used. The function is never called
+/// with an empty batch.
 ///
 /// Cost    memory for a second gradient; a step adds one pass over the gradient to what an unbound model costs (two copies).
-///         Nothing overlaps backward: the gradient is there at once.
+///         Nothing overlaps backward: the whole gradient becomes available at once.
 /// Throws  usage_error from the constructor, for spans of different lengths and parts that do not fill them. A trainer refuses
 ///         two parts of the same name.
 template <Element E, class F>

@@ -81,8 +81,8 @@ concept SlicedAllreduceOver = AllreduceOver<A, T, E> && OperationOn<Op, E> &&
                                   { self.everywhere(bytes, ranks) } -> std::convertible_to<bool>;
                               };
 
-/// Refinement: sums on the calling thread. Nothing else of the library makes progress meanwhile, and a rank that does not come
-/// is waited for without a deadline. A trainer therefore calls it only in finish(), after every rank has said that it is
+/// Refinement: sums on the calling thread. Nothing else of the library makes progress meanwhile, and there is no deadline for
+/// a rank that never makes the call. A trainer therefore calls it only in finish(), after every rank has said that it is
 /// there; nothing overlaps.
 ///
 ///  sum_blocking(self, lane, data)   sums on the thread that drives; sum() does the same as a coroutine.

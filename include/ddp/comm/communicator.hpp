@@ -26,6 +26,8 @@ namespace ddp {
 /// One rank among the ranks of a group. The first communicator of a job is the group of all its ranks; split(),
 /// subgroup(), host() and across_hosts() make groups of its ranks, and groups of groups.
 ///
+/// communicator<> is over any_transport: to make or use one include transport/any.hpp, or ddp.hpp, which includes both.
+///
 /// A handle: copies refer to the same group, and all groups share one transport. They may be destroyed in any order; the
 /// rank leaves the job with its last communicator or trainer: cleanly, or, during stack unwinding, by reporting a failure.
 ///

@@ -24,7 +24,7 @@ struct operation_info {
     char const* element = "";       ///< "float", "bytes"
     char const* detail = "";        ///< the algorithm, for example
     identity id = {};               ///< of its messages: group.id(), a channel, and group.next_call()
-    std::uint64_t fingerprint = 0;  ///< of what all ranks have to do alike
+    std::uint64_t fingerprint = 0;  ///< digest of what all ranks must agree on
     int root = -1;                  ///< the rank that a broadcast or gather is about; -1: none
 
     [[nodiscard]] std::string text() const;

@@ -103,8 +103,8 @@ private:
     /// Fails at once, without waiting for the deadline, if a peer's mark names another operation under the same number
     /// of the same group.
     void compare_marks();
-    /// The time at which the oldest wait is reported on stderr. Each further report requires a wait twice as long, but
-    /// no longer than half of timing.collective: so every wait that is going to fail is reported.
+    /// The time at which the oldest wait is reported on stderr. Each further report requires a wait twice as long; that of
+    /// another wait no longer than half of timing.collective: so every wait that is going to fail is reported.
     [[nodiscard]] time_point straggler_due() const noexcept {
         return watched_ == never || patience_ >= times().collective ? never
                                                                     : std::max(watched_from_ + patience_, looks_again_);
@@ -270,6 +270,7 @@ void scheduler<T>::name_stragglers() {
             if (!here && (same || r == mine.peer || theirs.name.view().empty())) absent.push_back(r);
         }
         if (!lowest) return;
+        looks_again_ = driven() + (driven() - watched_from_);  // the same wait when it has lasted twice as long
         int const named = absent.empty() ? mine.peer : absent.front();
         patience_ =
             std::max<nanoseconds>(times().straggler, std::min<nanoseconds>(2 * patience_, times().collective / 2));

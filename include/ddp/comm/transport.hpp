@@ -93,7 +93,7 @@ struct completion {
         return reader != nullptr && reader->status == op_status::pending;
     }
 
-    // the transport's own
+    // For the transport: it may use all of these while the node belongs to it. None of them has to be set, nor post() called.
     completion* next = nullptr;
     completion* previous = nullptr;
     ddp::tag tag = {};

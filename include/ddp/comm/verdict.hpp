@@ -23,8 +23,8 @@ public:
 
     /// The verdict as a record.
     [[nodiscard]] failure const& verdict() const noexcept { return verdict_; }
-    /// The rank that is at fault, or one of two that disagree (errc::mismatch) or have lost their connection; -1 if it is
-    /// not known.
+    /// The rank that is at fault, the first of several, or one of two that disagree (errc::mismatch) or have lost their
+    /// connection; -1 if it is not known, or is all of them.
     [[nodiscard]] int culprit() const noexcept { return verdict_.peer; }
 
 private:

@@ -67,7 +67,7 @@ public:
 
     /// A uniform integer in [0, bound), without bias: multiply and reject (Lemire, "Fast random integer generation in
     /// an interval", ACM TOMACS 29(1), 2019). A rejected draw takes the block's other 64 bits, then a block of its own
-    /// retry number, so that the neighbours' numbers stay what they are. bound must be positive.
+    /// retry number, so that draws at other indices do not change. bound must be positive.
     [[nodiscard]] constexpr std::uint64_t below(std::uint64_t bound) const {
         DDP_EXPECTS(bound > 0, "random_draw::below(0): there is no integer in an empty range; pass a positive bound");
         std::array<std::uint32_t, 4> counter = counter_;

@@ -50,7 +50,7 @@ namespace detail {
 template <FileSource Source>
 [[nodiscard]] idx_array read_idx_file(std::string const& path, std::size_t max_bytes) {
     Source source(path);
-    return read_idx(source, max_bytes);
+    return ddp::read_idx(source, max_bytes);
 }
 
 }  // namespace detail

@@ -66,7 +66,7 @@ struct bucket_exchange {
     std::span<std::size_t const> cuts = {};  ///< slice r is [cuts[r], cuts[r+1]) of data
     event* go = nullptr;                     ///< data may be read once this is set
     E const* factor = nullptr;               ///< read after go: 1 / (samples of all ranks), or 0 if there were none
-    std::uint64_t updates = 0;  ///< the trainer's steps so far that changed values: alike on all ranks, and kept
+    std::uint64_t updates = 0;  ///< the trainer's steps that have changed values: identical on all ranks, saved
 };
 
 /// The state of a policy that keeps nothing from step to step.

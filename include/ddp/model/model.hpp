@@ -106,8 +106,8 @@ concept HasWeight = requires(M& model, Batch const& batch) {
 ///                         each step, and when weights are saved or loaded
 ///  join_ranks(sums)       a std::shared_ptr<rank_sums> to add over all ranks with, in forward and backward
 ///  needs_all_ranks()      whether it does: then passes are made on ranks without samples too, as often as on others
-///  joins_ranks()          whether it would in training, with the sums and in whatever mode it is: a local_parallel refuses such a
-///                         model. Without it, needs_all_ranks() is asked
+///  joins_ranks()          whether passes in training need sums over all ranks, whatever the current mode: a local_parallel
+///                         refuses such a model. Without it, needs_all_ranks() is asked
 ///  forward_absent()       forward where there is not even a batch; a backward follows. Needed for join()
 ///  hash()                 of settings besides the parameters, such as the seed of what is drawn: ranks compare it
 ///  hash_words()           a std::string: what hash() covers, in words, its parts separated by "; ". Where ranks differ, E102 shows

@@ -20,7 +20,7 @@ struct step_info {
     double gradient_scale = 1.0;  ///< factor of clipping: multiply each gradient by it first, in type E; 1: none
     std::size_t group = 0;        ///< the group of the parameters in this range, if the optimizer has groups
     double value_norm = 0.0;      ///< Euclidean norm of the whole parameter before the step, if prepare() is used
-    double gradient_norm = 0.0;   ///< norm of the parameter's whole gradient as prepare() has left it, likewise
+    double gradient_norm = 0.0;   ///< likewise of its whole gradient, as prepare() has left it; without gradient_scale
 };
 
 /// An optimizer's state for a range of elements: slots[k][i] belongs to value i. All of it is zero before the first step.

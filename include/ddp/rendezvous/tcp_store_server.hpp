@@ -321,7 +321,7 @@ private:
             return;
         }
         if (strangers_ > 0)
-            refused_ += detail::concat({"; ", strangers_, " connections without the secret, DDP_JOB_ID or DDP_TLS"});
+            refused_ += detail::concat({"; connections with another secret, DDP_TLS or DDP_JOB_ID: ", strangers_});
         failure_ = detail::concat(
             {"ranks {", missing, "} never joined (", count, " of ", size_, " present after ",
              times_.join.count() / 1000,

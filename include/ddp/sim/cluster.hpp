@@ -62,7 +62,7 @@ public:
     [[nodiscard]] virtual_world& world() noexcept { return *world_; }
     [[nodiscard]] scheduler_type& scheduler_of(int rank) noexcept { return nodes_[static_cast<std::size_t>(rank)]->on; }
 
-    /// Awaitable: the rank computes for so long. Like user code it is not interrupted by a failure of the job.
+    /// Awaitable: the rank computes for this long. Like user code it is not interrupted by a failure of the job.
     [[nodiscard]] auto compute(int rank, nanoseconds length) { return sleeper{*this, rank, world_->now() + length}; }
 
     /// Runs `program(rank, scheduler)`, a task<>, on every rank until all have ended. Throws ddp::error if the ranks wait

@@ -55,7 +55,7 @@ public:
                                                    std::uint8_t mark) const {
         std::vector<std::uint8_t> next = now_;
         DDP_EXPECTS(mark_fitting(parameters_, pattern, mark, next),
-                    std::string(what) + ": no parameter's name fits '" + std::string(pattern) +
+                    std::string(what) + ": no parameter's name matches '" + std::string(pattern) +
                         "'; '*' stands for any characters, '?' for one");
         return next;
     }

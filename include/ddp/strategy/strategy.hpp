@@ -69,7 +69,7 @@ struct passing {
     bool done = false;            ///< it is out of data
     bool stop = false;            ///< it wants training to stop
 };
-/// What the `passing` of all ranks said after an earlier step; the same on all of them.
+/// What all ranks reported in `passing` after an earlier step; the same on all of them.
 struct passed {
     bool done = false;  ///< all were out of data
     bool stop = false;  ///< some rank wanted to stop

@@ -155,7 +155,10 @@ template <Element E = float, OptimizerFor<E> O>
     scaled.gradient_scale = 0.25;  // a power of two: exact
     expect(detail::stepped<E>(optimizer, 1037, faster) != whole, "step does not use info.learning_rate");
     expect(detail::stepped<E>(optimizer, 1037, scaled) == detail::stepped<E>(optimizer, 1037, info, 0.25),
-           "step does not multiply each gradient by info.gradient_scale before it does anything else with it");
+           "step does not multiply each gradient by info.gradient_scale before it does anything else with it (where "
+           "there is a "
+           "prepare(), info.gradient_norm is that of the gradients as it has left them: unscaled if it has not changed "
+           "them)");
 
     O const copy = optimizer;
     expect(copy.hash() == optimizer.hash(), "a copy has another hash");

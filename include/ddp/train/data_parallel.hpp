@@ -52,9 +52,9 @@ struct step_result {
 ///
 /// The type of a trainer depends only on model and transport: optimizer, exchange, bucket policy and observer are chosen
 /// at run time. A trainer keeps its communicator alive, so model, communicator and trainer may be destroyed in any order.
-/// Only one thread may call it. Several trainers may share a communicator, and their steps may overlap; all ranks must
-/// call them in the same order. A model has one trainer at a time: once another was made for it, the first throws
-/// usage_error.
+/// Only one thread may call it; it can neither be copied nor moved. Several trainers may share a communicator, and their
+/// steps may overlap; all ranks must call them in the same order. A model has one trainer at a time: once another was made
+/// for it, the first throws usage_error.
 ///
 /// If all ranks of the communicator are on one host, values and gradients are in memory that they share, and only small
 /// messages are sent, unless an allreduce algorithm or exchange was passed on some rank. The bits are the same.
@@ -177,8 +177,8 @@ public:
     /// usage_error if step(), join(), or finish() without such a step, is called under it.
     [[nodiscard]] no_sync_guard no_sync() noexcept { return no_sync_guard(unsynchronised_); }
     /// Backward that starts the reductions. Nothing may touch the model's values until finish(). Collective; waits for nobody,
-    /// except for the step before with training_options::overlap_gather. Throws usage_error without a forward(), or while a step is
-    /// under way; otherwise as step().
+    /// except for the step before with training_options::overlap_gather. After accumulate(), and without a forward() since, it
+    /// reduces what is accumulated. Throws usage_error without either, or while a step is under way; otherwise as step().
     void backward() {
         if (unsynchronised_ != 0 && !core().begun()) return accumulate();
         DDP_EXPECTS(!core().begun(), "a step is under way: finish() it before the next one begins");

@@ -53,8 +53,8 @@ template <Element E>
                                                  std::vector<std::string> const& patterns, char const* setting) {
     std::vector<std::uint8_t> marks(parameters.size());
     for (std::string const& pattern : patterns)
-        DDP_EXPECTS(mark_fitting(parameters, pattern, 1, marks), std::string(setting) + ": no parameter's name fits '" +
-                                                                     pattern +
+        DDP_EXPECTS(mark_fitting(parameters, pattern, 1, marks), std::string(setting) +
+                                                                     ": no parameter's name matches '" + pattern +
                                                                      "'; '*' stands for any characters, '?' for one");
     return marks;
 }

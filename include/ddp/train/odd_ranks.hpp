@@ -11,12 +11,15 @@
 
 namespace ddp::detail {
 
+struct odd_ranks {
+    int first = -1;    ///< the first that differs from the majority; -1: there is none
+    std::string text;  ///< all of them
+};
 /// Which ranks differ from the majority, or that there is none. `digests`: one a rank, not all equal; `ranks`: what each is
 /// called; `names`: the parameters, first and last, of which some elements were compared before step `step`; `exchange`: so was
 /// what the exchange keeps.
-[[nodiscard]] std::string describe_difference(std::span<std::uint64_t const> digests, std::span<int const> ranks,
-                                              std::uint64_t step, std::span<std::string_view const> names,
-                                              bool exchange);
+[[nodiscard]] odd_ranks describe_difference(std::span<std::uint64_t const> digests, std::span<int const> ranks,
+                                            std::uint64_t step, std::span<std::string_view const> names, bool exchange);
 
 }  // namespace ddp::detail
 

@@ -181,8 +181,8 @@ template <Transport T, Element E>
                        [&](std::size_t i, std::size_t, std::size_t) { names.push_back(parameters_[i].name); });
     std::vector<std::uint64_t> digests;
     for (step_ticket const& t : messages_->tickets) digests.push_back(t.digest);
-    on_.fail(failure_kind::mismatch, errc::replicas_differ, -1,
-             describe_difference(digests, of_.members(), round_, names, exchange_));
+    odd_ranks const odd = describe_difference(digests, of_.members(), round_, names, exchange_);
+    on_.fail(failure_kind::mismatch, errc::replicas_differ, odd.first, odd.text);
     throw collective_aborted();
 }
 

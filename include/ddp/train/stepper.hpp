@@ -25,9 +25,9 @@ namespace ddp {
 
 /// The parameters of one update, besides the elements.
 struct update_info {
-    std::uint64_t update = 1;                     ///< counts from 1
-    double rate_factor = 1;                       ///< of each group's own learning rate: the schedule's
-    double gradient_scale = 1.0;                  ///< multiplies each gradient first
+    std::uint64_t update = 1;     ///< counts from 1
+    double rate_factor = 1;       ///< the schedule's factor, by which each group's learning rate is multiplied
+    double gradient_scale = 1.0;  ///< multiplies each gradient first
     std::span<double const> value_norms = {};     ///< by parameter, where needs_norms(): of its values
     std::span<double const> gradient_norms = {};  ///< likewise, of its gradient as prepare() has left it
 };

@@ -271,7 +271,7 @@ void trainer_core<T, E>::set_frozen(char const* what, std::string_view pattern, 
                            std::to_string(comm_.members().world_rank(comm_.rank())) + "); nothing was changed");
     bool const fits = mark_fitting(parameters_, pattern, frozen, frozen_);
     if (!fits) until_all_know(comm_, what);
-    DDP_EXPECTS(fits, std::string(what) + ": no parameter's name fits '" + std::string(pattern) +
+    DDP_EXPECTS(fits, std::string(what) + ": no parameter's name matches '" + std::string(pattern) +
                           "'; '*' stands for any characters, '?' for one");
     comm_.exclusively([&] { engine_->freeze(frozen_); });
 }
@@ -358,10 +358,10 @@ void trainer_core<T, E>::report_nonfinite() {
                          [this](std::size_t i) -> std::string_view { return parameters_[i].name; });
     if (options_.nonfinite == nonfinite::stop) {
         until_all_know(comm_, "step");
-        throw error(errc::nonfinite, "step " + std::to_string(begun_steps_) +
-                                         ": the mean gradient is not finite: " + what +
-                                         ". Nothing was changed. Look at that rank's batch and at the learning rate; "
-                                         "nonfinite::skip skips such steps");
+        throw error(errc::nonfinite,
+                    concat({"step ", begun_steps_, ": the mean gradient is not finite: ", what,
+                            ". Nothing was changed. Look at the batch of each rank named, and at the learning rate; "
+                            "nonfinite::skip skips such steps"}));
     }
     // Reported at the first, second, fourth, … such step, so that the log stays short.
     if (std::has_single_bit(++nonfinite_steps_) && comm_.rank() == 0)

@@ -50,9 +50,9 @@ inline std::string_view without_group(std::string_view words) {
 
     if (auto const* f = least(failure_kind::broke, any)) return {fault_rule::broke, *f, f->rank, f->code};
 
-    // For a model, a gradient or a batch, the record describes the mismatch.
+    // For a model, a gradient, a batch or values, the record describes the mismatch, and says which rank differs, if one does.
     if (auto const* f = least(failure_kind::mismatch, [](failure const& r) { return r.code != errc::mismatch; }))
-        return {fault_rule::named, *f, f->peer >= 0 ? f->peer : f->rank, f->code};
+        return {fault_rule::named, *f, f->peer, f->code};
 
     // Equal numbers, other fingerprints: says more than the record of the rank that received the wrong message first.
     fault differs;

@@ -115,10 +115,11 @@ inline constexpr char const* both_alive =
                                 operation_text(record_of(rank))});
                 between = ", ";
             }
-            return text + (found.code == errc::mismatch
-                               ? ". Ranks that share several groups must call their collectives in the same order."
-                               : ". A message between two of them was lost, or each receives before it sends. Look at "
-                                 "the network between their hosts, and at their own messages.");
+            return text +
+                   (found.code == errc::mismatch
+                        ? ". Ranks that share several groups must call their collectives in the same order."
+                        : ". A message between two of them was lost, each receives before it sends, or their tags "
+                          "differ. Look at the network between their hosts, and at their own messages.");
         }
         case fault_rule::broken_link:
             return concat({"the connection between ", speaker, " and ", peer, " broke in ", during, " (", own_words,

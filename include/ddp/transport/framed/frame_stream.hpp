@@ -25,7 +25,7 @@ struct stream_result {
     std::size_t bytes = 0;                     ///< moved by this call
     stream_status status = stream_status::ok;  ///< what may be tried next
     std::error_code why = {};                  ///< with stream_status::error: the system's reason
-    std::size_t arrived = 0;                   ///< with would_block: bytes that have come, and cannot be read yet
+    std::size_t arrived = 0;                   ///< with would_block: bytes received that cannot be read yet
 };
 
 /// A connected byte stream that never blocks. The lists hold at most 64 buffers, none of them empty; a call may move any
