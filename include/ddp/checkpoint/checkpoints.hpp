@@ -75,9 +75,9 @@ struct resumed_checkpoint {
 ///  Location   All ranks must see the same directory. Each trainer has one of its own: a save removes what is older, whoever
 ///             wrote it, and throws if another object, of this job or another one, saves there (not over NFS).
 ///
-/// All calls are collective, between steps, on the thread that calls the trainer; each rank has its own object. From a
-/// save in the background until poll() has returned true or wait() has returned, the object holds a communicator: it
-/// keeps the rank in the job, as any copy does. See docs/checkpoints.md.
+/// All calls are collective, between steps, on the thread that calls the trainer; each rank has its own object, which can
+/// neither be copied nor moved. From a save in the background until poll() has returned true or wait() has returned, the
+/// object holds a communicator: it keeps the rank in the job, as any copy does. See docs/checkpoints.md.
 class checkpoints {
 public:
     /// Does not access the disk: the first save creates the directory, whose parent must exist. Throws usage_error if the

@@ -55,7 +55,7 @@ struct prefetch_options {
 ///  Memory  depth + 1 batches, and 8 bytes for each sample in two samplers; all of it is allocated by the constructor.
 ///  Ending  The destructor waits until the thread has finished the sample that it is preparing, not the batch.
 ///
-/// To be called by one thread at a time.
+/// To be called by one thread at a time. It can neither be copied nor moved.
 template <std::floating_point E>
 class prefetch_loader {
 public:

@@ -58,8 +58,8 @@ namespace ddp {
 /// takes part in the meetings of the others. Schedules count local steps, the same on all ranks; bias corrections count
 /// the steps in which the rank had samples.
 ///
-/// Model, communicator and trainer may be destroyed in any order. Only one thread may call a trainer; several trainers
-/// may share a communicator.
+/// Model, communicator and trainer may be destroyed in any order. Only one thread may call a trainer, which can neither be
+/// copied nor moved; several trainers may share a communicator.
 ///
 /// Cost    of the constructor: as for data_parallel. Of a step: the passes of the model and the pass of the optimizer
 ///         over all values, without communication (except for stale_synchronous). Of a meeting: an all-gather of 40 bytes
