@@ -52,9 +52,9 @@ concept BatchOf = requires(B const& batch) {
 /// largest batch so far; after that, only Eigen's packing buffers are allocated. The gradients of a layer are reported as
 /// final once the gradient of its input has been computed: its values may change from then on (ready_releases).
 ///
-/// One thread at a time. It can be moved, not copied. The same batch gives the same bits, whether the model is bound or not, and at any alignment of
-/// the inputs. The same samples in batches of other sizes give the same results up to rounding, as do processors with
-/// other cache sizes, because Eigen blocks its sums according to both.
+/// One thread at a time. It can be moved, not copied. The same batch gives the same bits, whether the model is bound or
+/// not, and at any alignment of the inputs. The same samples in batches of other sizes give the same results up to
+/// rounding, as do processors with other cache sizes, because Eigen blocks its sums according to both.
 template <Element E = float, class Loss = softmax_cross_entropy<E>>
 class sequential {
 public:
