@@ -11,8 +11,8 @@
 
 namespace ddp {
 
-/// A model whose passes always assign the gradient of the mean loss, made into one that scales and accumulates as
-/// data-parallel training asks:
+/// Turns a model whose passes always assign the gradient of the mean loss into one that scales and accumulates as
+/// data-parallel training requires:
 ///
 ///     ddp::accumulating<my_model> model(arguments);
 ///
@@ -20,8 +20,8 @@ namespace ddp {
 /// i) to each gradient, and calls ready(i) once it is there; it reports whole gradients, not ranges. Everything else that M has
 /// (bind, weight, stepped, …) stays as it is.
 ///
-/// Cost    of a backward: one pass over each gradient for the scale, and M::parameters(); where batches are accumulated, one
-///         more copy of the gradients, in memory of its own.
+/// Cost    in each backward: one pass over each gradient for the scale, and a call of M::parameters(); if batches are
+///         accumulated, one more copy of the gradients, in memory of its own.
 template <class M>
 class accumulating : public M {
 public:

@@ -23,31 +23,31 @@ struct flat_part {
     std::vector<std::size_t> shape;  ///< its product is the number of elements
 };
 
-/// A model of a foreign library or of a program of your own whose parameters are one vector and whose gradient comes flat
-/// and all at once:
+/// A model of another library or of your own program whose parameters are one vector and whose gradient is one vector
+/// that is computed all at once:
 ///
 ///     std::vector<double> values(n), gradient(n);
 ///     ddp::flat_model model{values, gradient, [&](batch const& b) { return loss_and_gradient(values, b, gradient); }};
 ///     ddp::data_parallel trainer{model, ddp::sgd{.lr = 0.1}, comm};
 ///
-/// The function computes the mean loss over a batch by the values as they stand, assigns the gradient of that mean to every
-/// element of `gradient`, and returns the loss. Scaling by the batch's weight, accumulation and copies are the model's: the
-/// program's two vectors stay where they are, and must keep their places while the model is used. The function is never called
-/// with an empty batch.
+/// The function computes the mean loss over a batch with the current values, assigns the gradient of that mean to all
+/// elements of `gradient`, and returns the loss. The model does the scaling by the batch's weight, the accumulation and the
+/// copies: the program's two vectors stay in place, and must not be moved while the model is used. The function is never
+/// called with an empty batch.
 ///
 /// Cost    memory for a second gradient; a step adds one pass over the gradient to what an unbound model costs (two copies).
 ///         Nothing overlaps backward: the whole gradient becomes available at once.
-/// Throws  usage_error from the constructor, for spans of different lengths and parts that do not fill them. A trainer refuses
-///         two parts of the same name.
+/// Throws  usage_error from the constructor, for spans of different lengths, or parts that do not fill them. A trainer rejects
+///         two parts with the same name.
 template <Element E, class F>
 class flat_model {
 public:
     using element = E;
 
-    /// One parameter, called "parameters", of as many elements as there are.
+    /// One parameter, called "parameters", with all the elements.
     flat_model(std::span<E> values, std::span<E> gradient, F loss_and_gradient)
         : flat_model(values, gradient, std::move(loss_and_gradient), {{"parameters", {values.size()}}}) {}
-    /// Parts, one behind the other from the first element to the last.
+    /// One parameter for each part; the parts follow one another from the first element to the last.
     flat_model(std::span<E> values, std::span<E> gradient, F loss_and_gradient, std::vector<flat_part> parts)
         : values_(values),
           gradient_(gradient),
@@ -101,7 +101,7 @@ private:
     std::vector<flat_part> parts_;
 };
 
-/// Vectors and arrays of other libraries, wherever std::span takes them; for others, such as Eigen's, pass
+/// Accepts vectors and arrays of other libraries if std::span does; for others, such as Eigen's, pass
 /// std::span(v.data(), n).
 template <class V, class G, class F>
 flat_model(V&&, G&&, F) -> flat_model<typename decltype(std::span(std::declval<V&>()))::element_type, F>;

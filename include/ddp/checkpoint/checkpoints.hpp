@@ -72,12 +72,12 @@ struct resumed_checkpoint {
 ///             with the same number of ranks, the bits that follow are the same. If the number of ranks has changed,
 ///             state that differs between ranks (residuals of an exchange) starts at zero, and buffers that differ
 ///             start as rank 0's.
-///  Location   All ranks must see the same directory. Each trainer has one of its own: a save removes what is older, whoever
+///  Location   All ranks must see the same directory. Each trainer needs its own: a save removes what is older, whoever
 ///             wrote it, and throws if another object, of this job or another one, saves there (not over NFS).
 ///
 /// All calls are collective, between steps, on the thread that calls the trainer; each rank has its own object, which can
 /// neither be copied nor moved. From a save in the background until poll() has returned true or wait() has returned, the
-/// object holds a communicator: it keeps the rank in the job, as any copy does. See docs/checkpoints.md.
+/// object holds a communicator, which keeps the rank in the job, as any copy does. See docs/checkpoints.md.
 class checkpoints {
 public:
     /// Does not access the disk: the first save creates the directory, whose parent must exist. Throws usage_error if the
@@ -101,9 +101,9 @@ public:
     ///         wait for the slowest one's disk, for at most timing.collective.
     /// Throws  data_error (errc::file), the same on every rank, if a rank cannot write, if another object saves into the same
     ///         directory, or if a previous save in the background has failed; earlier checkpoints then remain, and training
-    ///         can continue. This one is then not made, unless what failed came after it had its name: flushing the
-    ///         directory, or writing `latest`. usage_error unless trainer.between_steps(), or for texts that are not UTF-8.
-    ///         comm_error.
+    ///         can continue. The new one then does not exist, unless the failure came after its renaming: in flushing
+    ///         the directory, or in writing `latest`. usage_error unless trainer.between_steps(), or for texts that are not
+    ///         UTF-8. comm_error.
     template <detail::KeptTrainer C>
     void save(C& trainer, string_map const& entries = {}) {
         save_with(trainer, nullptr, entries);
@@ -115,8 +115,8 @@ public:
     }
 
     /// Restores the trainer from the newest intact checkpoint; returns nothing if there is no checkpoint yet. Rank 0
-    /// reports a damaged one (a wrong digest, a missing file) on stderr, and the one before it is used. A file that is there
-    /// and cannot be read now is an error instead, since an older checkpoint would lose what is saved.
+    /// reports a damaged one (a wrong digest, a missing file) on stderr, and the one before it is used. A file that exists
+    /// but cannot be read now is an error instead, because an older checkpoint would lose what has been saved since.
     ///
     /// Cost    each rank reads all values and its part of the state; the digest of every file is verified by one rank.
     ///         Every rank opens every file and parses its header: on a shared file system, P ranks that resume a
@@ -130,18 +130,18 @@ public:
     std::optional<resumed_checkpoint> resume(C& trainer) {
         return resume_with(trainer, nullptr);
     }
-    /// The same, and sets the sampler to the position that was saved. Its options must be the same as then.
+    /// The same, and sets the sampler to the saved position. Its options must be those with which it was saved.
     template <detail::KeptTrainer C>
     std::optional<resumed_checkpoint> resume(C& trainer, sampler& batches) {
         return resume_with(trainer, &batches);
     }
 
     /// With options.background: returns true if nothing is being written, because the last save has become a checkpoint, has
-    /// failed, which a call has thrown, or there was none. If all ranks have finished writing, rank 0's thread begins to make
+    /// failed and a call has thrown its error, or there was none. If all ranks have written, rank 0's thread begins to make
     /// a checkpoint of it, and a later call returns true. Collective. Waits for a disk only if it throws, or if no thread can
-    /// be started. Cost: a small exchange; four more in the call that finds everything written. Throws as save.
+    /// be started. Cost: a small exchange; four more in the call that finds everything written. Throws like save.
     bool poll() { return pending_ == nullptr || finish(false); }
-    /// Waits until the last save has become a checkpoint. Collective. Throws as save. Call it at the end of the training.
+    /// Waits until the last save has become a checkpoint. Collective. Throws like save. Call it at the end of training.
     void wait() {
         if (pending_ != nullptr) (void)finish(true);
     }

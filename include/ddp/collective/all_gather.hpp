@@ -40,7 +40,7 @@ task<> direct_all_gather(lane<T> over, mutable_bytes data, std::vector<std::size
 
 /// The amount of data up to which all_gather sends few messages.
 struct automatic_all_gather {
-    /// Bytes of all ranks together: up to here, ranks send ceil(log2 P) messages, which cost copies, and P-1 beyond.
+    /// Bytes of all ranks together: up to here ranks send ceil(log2 P) messages, which cost copies; above, P-1.
     std::size_t bruck_bytes = std::size_t{32} << 10;
 };
 

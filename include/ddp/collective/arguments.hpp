@@ -48,8 +48,8 @@ concept Lasting = std::is_lvalue_reference_v<D> || is_span<std::remove_cv_t<D>>;
 template <class D>
 using value_in = std::remove_cv_t<detail::element_in_t<D>>;
 
-/// What a collective can read: a span, std::vector, std::array, array or another object of which std::span can be made;
-/// or a single value. Values must be trivially copyable and not pointers, which have no meaning on another rank.
+/// What a collective can read: a span, std::vector, std::array, array or another object from which a std::span can be
+/// made; or a single value. Values must be trivially copyable and not pointers, which have no meaning on another rank.
 ///
 /// Strings are contiguous containers of char: std::string and std::string_view give their characters, and a string
 /// literal gives an array that includes the terminating zero. A char const* is not accepted, and neither is a container

@@ -28,7 +28,7 @@ struct automatic_broadcast {
     [[nodiscard]] bool chains(std::size_t bytes, int ranks) const noexcept {
         return ranks > 2 && bytes >= chain_bytes_per_rank * static_cast<std::size_t>(ranks);
     }
-    /// Bytes of a chunk. Four for each rank keep the chain full; below 16 KiB the cost of a message would show.
+    /// Bytes of a chunk. Four for each rank keep the chain full; below 16 KiB per-message costs would matter.
     [[nodiscard]] std::size_t chunk(std::size_t bytes, int ranks) const noexcept {
         std::size_t const even = bytes / (4 * static_cast<std::size_t>(ranks));
         return std::max<std::size_t>(1, std::min(chunk_bytes, std::max(even, std::size_t{16} << 10)));

@@ -51,7 +51,7 @@ concept AllreduceOver = Transport<T> && Number<E> && requires(A self, lane<T> ov
     { self.canonical } -> std::convertible_to<bool>;
 };
 
-/// Refinement: combines with operations other than the sum, too.
+/// Refinement: also combines with operations other than the sum.
 ///
 ///  combine(self, lane, data, op)   as sum(), with `op` instead of addition
 template <class A, class T, class E, class Op>

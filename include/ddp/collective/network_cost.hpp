@@ -20,7 +20,7 @@ namespace ddp {
 ///         Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005.
 struct network_cost {
     double message = 8;      ///< from one rank's send to the other's receive, for a few bytes
-    double post = 4;         ///< the part of it that a rank which sends many messages at once needs for each
+    double post = 4;         ///< the part of `message` that a rank sending many messages at once needs for each
     double byte = 0.2e-3;    ///< for each byte of a message
     double addition = 5e-5;  ///< for each byte that is added
 

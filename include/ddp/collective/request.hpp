@@ -33,9 +33,9 @@ public:
 /// Data    what was passed must stay alive and unchanged until wait() has returned or test() has returned true. Memory that is
 ///         only sent may be read meanwhile.
 /// Deadline  of a wait for a peer: timing.collective from when it begins, which may be before wait() is called.
-/// Destruction  of a request that was not waited for waits for its end, for as long as its deadlines allow, and drops an
-///         error: the next call on the communicator throws it. During stack unwinding it waits for at most timing.shutdown
-///         and then fails the job. It never throws, and may come after that of its communicator.
+/// Destruction  of a request that was not waited for waits until it has ended, for as long as its deadlines allow, and
+///         drops any error: the next call on the communicator throws it. During stack unwinding it waits for at most
+///         timing.shutdown and then fails the job. It never throws, and may come after that of its communicator.
 /// Throws  a start_* call throws usage_error as the blocking form does, and comm_error if the job has failed already; what
 ///         goes wrong later is thrown by wait().
 /// Thread safety  as for the communicator's collectives: one thread at a time.
@@ -55,9 +55,9 @@ public:
         if (of_) of_->drop(std::uncaught_exceptions() > unwinding_);
     }
 
-    /// Returns when it has ended: what was to be received is there, and what was to be sent may be changed. Returns at once the
-    /// second time, or if the request holds nothing. Throws comm_error (the same verdict on every rank) if the job has failed
-    /// before that; data is then unspecified. Throws usage_error in an observer or optimizer.
+    /// Returns when it has ended: what was to be received has arrived, and what was to be sent may be changed. Returns
+    /// at once the second time, or if the request holds nothing. Throws comm_error (the same verdict on every rank) if
+    /// the job has failed before that; data is then unspecified. Throws usage_error in an observer or optimizer.
     void wait() {
         if (of_) of_->wait();
         of_.reset();  // not before: a hook, which may not wait, keeps what it holds

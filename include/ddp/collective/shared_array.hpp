@@ -29,11 +29,11 @@ namespace ddp {
 ///     compute(gradient.span());
 ///     ddp::allreduce(comm, gradient);
 ///
-/// Making one is collective: all ranks pass the same count; if they do not, the first allreduce throws E205. Each may
-/// destroy its own at any time.
+/// Making one is collective: all ranks pass the same count; if they do not, the first allreduce throws E205. Each rank
+/// may destroy its own array at any time.
 ///
-/// Cost    count sizeof(E) bytes of memory a rank. Sharing them: a few small all-gathers.
-/// Throws  comm_error (the same verdict on every rank); environment_error, on every rank, if one of them has no room.
+/// Cost    count sizeof(E) bytes of memory per rank. Sharing them: a few small all-gathers.
+/// Throws  comm_error (the same verdict on every rank); environment_error, on every rank, if one is out of memory.
 template <Number E>
 class shared_array {
 public:
@@ -106,8 +106,8 @@ private:
 };
 
 /// Whether allreduce of this array over these ranks works in shared memory. If not, it sends messages: where memory is not
-/// shared, for up to 16 KiB (4 KiB with two ranks), where messages are faster, and over other ranks than those that made the
-/// array.
+/// shared, for up to 16 KiB (4 KiB with two ranks), where messages are faster, and over ranks other than those that
+/// made the array.
 template <Transport T, Number E>
 [[nodiscard]] bool in_memory(communicator<T> const& comm, shared_array<E> const& data) noexcept {
     return data.memory() != nullptr && data.memory()->belongs_to(comm.members()) &&

@@ -32,7 +32,7 @@ namespace ddp {
 /// rank leaves the job with its last communicator or trainer: cleanly, or, during stack unwinding, by reporting a failure.
 ///
 /// Order   all members of a group call its collectives in the same order. Ranks that are members of several groups also
-///         agree on the order between these groups: if ranks of different groups wait for one another in a circle, every
+///         agree on the order between these groups: if ranks of different groups wait for one another in a cycle, every
 ///         rank throws comm_error (DDP-E205). Steps of trainers on different groups may overlap in any way.
 /// Thread safety  each rank may call collectives from one thread at a time.
 /// Failure  of any rank or connection is a failure of the job: every rank throws the same verdict as comm_error, except
@@ -44,8 +44,8 @@ public:
     using transport_type = T;
 
     /// The group of all ranks. DDP_COMMUNICATION_THREAD overrides `thread`. Throws usage_error if `times` makes no sense or
-    /// `thread` is none; environment_error if the variable has another value than automatic, drives or rests, or if the
-    /// system starts no thread.
+    /// `thread` is none; environment_error if the variable has a value other than automatic, drives or rests, or if the
+    /// system cannot start a thread.
     explicit communicator(std::unique_ptr<T> transport, timing const& times = {},
                           communication_thread thread = communication_thread::automatic);
 
@@ -78,8 +78,8 @@ public:
     }
     /// Collective: the ranks that run on this rank's host. Cost and errors: as split().
     [[nodiscard]] communicator host() const;
-    /// Collective: the ranks that have the same number on their hosts as this rank on its own (in host()). If all hosts have
-    /// equally many ranks, this is one rank of each host. Cost: two splits. Errors: as split().
+    /// Collective: the ranks that have the same number on their hosts as this rank has on its own (in host()). If all
+    /// hosts have the same number of ranks, this is one rank of each host. Cost: two splits. Errors: as split().
     [[nodiscard]] communicator across_hosts() const;
 
     // What collectives and trainers are made of.

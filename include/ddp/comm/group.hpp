@@ -60,7 +60,7 @@ public:
         DDP_EXPECTS(r >= 0 && r < size(), "a peer must be a rank of the group: between 0 and size() - 1");
         return members_[static_cast<std::size_t>(r)];
     }
-    /// Its ranks of the job, by their number here.
+    /// The job's ranks that are its members, by their rank in the group.
     [[nodiscard]] std::span<int const> members() const noexcept { return members_; }
     /// The lowest of its ranks of the job.
     [[nodiscard]] int leader() const noexcept { return leader_; }
@@ -72,7 +72,7 @@ public:
     /// some peer (a broadcast's root only sends): a rank that differed once then differs in every later one.
     [[nodiscard]] std::uint64_t history() const noexcept { return history_; }
     [[nodiscard]] operation_info const& current() const noexcept { return recent(number_).what; }
-    /// Number of the next collective that the user calls in this group; all members count alike.
+    /// Number of the next collective that the user calls in this group; the same for all members.
     [[nodiscard]] std::uint64_t next_call() noexcept { return ++calls_; }
 
     /// " in group {0, 2, 4}"; nothing for the group of all ranks. Where several groups of this rank have the same

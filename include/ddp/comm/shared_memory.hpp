@@ -45,7 +45,7 @@ struct sharing_problem {
     std::uint64_t refused = 0;   ///< 1: no room for it; 2: the system does not permit it; 0: the reason is not known
     bounded_text<96> text = {};  ///< the reason, in words
     std::uint64_t unseen = 0;  ///< set by whoever sends it: 1 + the lowest rank concerned; 0: this rank sees all memory
-    std::uint64_t sees_none = 0;  ///< 1: nor that of any other rank of its host
+    std::uint64_t sees_none = 0;  ///< 1: nor does it see that of any other rank of its host
 
     /// The text for messages: that of another rank may hold anything.
     [[nodiscard]] std::string reason() const { return detail::printable(text.view()); }
@@ -107,7 +107,7 @@ public:
 
     /// Identifies this memory: the same on all ranks, and different for other memory.
     [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
-    /// Whether these are the ranks that share it, in the same order. (No rank is in two groups of one id.)
+    /// Whether these are the ranks that share it, in the same order. (No rank is in two groups with the same id.)
     [[nodiscard]] bool belongs_to(group const& ranks) const noexcept {
         return ranks.id() == group_ && static_cast<std::size_t>(ranks.size()) == views_.size();
     }
@@ -119,7 +119,7 @@ public:
     [[nodiscard]] std::byte* of(std::size_t rank) const noexcept {
         return views_[rank].get() + memory_sharing::header_bytes;
     }
-    /// This rank's memory, which stays for as long as the result lives.
+    /// This rank's memory, which stays valid for as long as the result exists.
     [[nodiscard]] std::shared_ptr<std::byte> mine() const noexcept {
         return {views_[rank_], views_[rank_].get() + memory_sharing::header_bytes};
     }

@@ -51,8 +51,8 @@ task<> bruck_all_gather(lane<T> over, mutable_bytes table, std::size_t block) {
 
 }  // namespace detail
 
-/// Gathers one small value of every rank on all ranks, over a lane: `table[r]` becomes rank r's. On entry only this rank's
-/// has to be set.
+/// Gathers one small value of every rank on all ranks, over a lane: `table[r]` becomes rank r's value. On entry only
+/// this rank's has to be set.
 ///
 /// table   size() values, one per rank. All bytes of a V are sent, padding included.
 /// Cost    ceil(log2 P) messages, (P-1) sizeof(V) bytes sent per rank; scratch for one table.

@@ -16,13 +16,13 @@ struct timing {
 
     milliseconds heartbeat{250};      ///< how often a connection on which nothing else is sent carries a heartbeat
     milliseconds dead{3000};          ///< a peer from which nothing has come for this long is silent (DDP-E203)
-    milliseconds collective{120000};  ///< of one wait for one peer, from when it is awaited (DDP-E204)
+    milliseconds collective{120000};  ///< limit for one wait for one peer, from its start (DDP-E204)
     milliseconds straggler{5000};     ///< a wait this long is reported on stderr, with the late ranks; no failure
     milliseconds end_of_file{100};    ///< a peer that closed without a record this long ago is dead (DDP-E202)
     milliseconds verdict{300};        ///< after a failure: how long ranks that have published no record are waited for
-    milliseconds handshake{3000};     ///< of one connection, during start-up
+    milliseconds handshake{3000};     ///< limit for one connection, during start-up
     milliseconds join{30000};         ///< until all ranks of the job have met (DDP-E201)
-    milliseconds shutdown{5000};      ///< of a clean end: how long a rank that leaves waits for its peers
+    milliseconds shutdown{5000};      ///< in a clean exit: how long a rank that leaves waits for its peers
 
     /// Shorter times, for tests of failures: heartbeat 50 ms, dead 1.5 s, collective and straggler 3 s, handshake 0.5 s, join
     /// 5 s, shutdown 1 s.

@@ -69,7 +69,7 @@ struct tag {
 enum class op_status : std::uint8_t {
     pending,  ///< posted; the node belongs to the transport
     ok,       ///< the bytes have moved
-    length,   ///< the message had another length than the receive (`length` says which); nothing may be read
+    length,   ///< the message had a different length from the receive (`length` says which); nothing may be read
     closed,   ///< the peer is gone
     aborted,  ///< abort() was called here
 };
@@ -148,7 +148,7 @@ private:
     completion* tail_ = nullptr;
 };
 
-/// Text of at most N bytes, as part of a record. Longer text is cut before a character of UTF-8, and ends in "...".
+/// Text of at most N bytes, as part of a record. Longer text is cut between UTF-8 characters, and ends in "...".
 template <std::size_t N>
 struct bounded_text {
     std::array<char, N> chars{};
@@ -175,10 +175,10 @@ enum class failure_kind : std::uint8_t {
 };
 
 /// What a rank has entered in one group: the number of collectives and steps, a fingerprint of them all, and the words for
-/// the last. Ranks of a group enter the same in the same order, so marks of equal number must have equal fingerprints.
+/// the last. Ranks of a group enter the same sequence, so marks with equal numbers must have equal fingerprints.
 struct mark {
     std::uint32_t group = 0;        ///< identity::group of the group
-    std::int32_t leader = 0;        ///< its least rank of the job: disjoint groups may have one number
+    std::int32_t leader = 0;        ///< its least rank of the job: disjoint groups may have the same number
     std::uint64_t number = 0;       ///< 0: nothing entered yet
     std::uint64_t fingerprint = 0;  ///< of everything entered so far; 0: nothing
     bounded_text<80> name = {};     ///< "allreduce #7 of 1000 float"
@@ -186,7 +186,7 @@ struct mark {
     [[nodiscard]] bool same_group(mark const& other) const noexcept {
         return group == other.group && leader == other.leader;
     }
-    /// Whether the two ranks have entered different operations under one number.
+    /// Whether the two ranks have entered different operations under the same number.
     [[nodiscard]] bool contradicts(mark const& other) const noexcept {
         return same_group(other) && number == other.number && fingerprint != other.fingerprint && fingerprint != 0 &&
                other.fingerprint != 0;
@@ -220,7 +220,7 @@ struct report {
         spoke,   ///< it has published `record`
         closed,  ///< its connection ended without a goodbye
     };
-    state is = state::silent;  ///< the last that was heard from it
+    state is = state::silent;  ///< the last thing that was heard from it
     failure record = {};       ///< its record, if `is` is state::spoke
     /// For a closed rank: no rank that this one can reach has a connection to it. False: one of them may still forward
     /// its record.
@@ -239,7 +239,7 @@ concept Ranked = requires(T const& t) {
 /// What the compiler cannot check, and every model promises:
 ///  1. Order    messages of one (peer, identity) are received in the order they were sent; receives match in the order
 ///              they were posted. Different identities are independent: a message for which no receive is posted yet
-///              delays no other permanently.
+///              does not delay any other permanently.
 ///  2. Buffers  `out` and `in` stay untouched by the caller until the completion has run. While a receive's `reader` is
 ///              pending, nothing but the matching message is written to `in`; otherwise anything may be.
 ///  3. Length   in.size() is the sender's out.size(); otherwise the receive ends with op_status::length and the
@@ -306,7 +306,7 @@ template <Transport T>
         return true;
 }
 
-/// The process of a rank in words, such as "pid 4711 on node3", for what an error says of it. A transport that knows says so
+/// The process of a rank in words, such as "pid 4711 on node3", for errors that concern it. A transport that knows says so
 /// with `std::string_view process_of(int rank) const`, which is valid as long as the transport; empty if it does not.
 template <Transport T>
 [[nodiscard]] std::string_view process_of([[maybe_unused]] T const& transport, [[maybe_unused]] int rank) {

@@ -24,7 +24,7 @@ public:
     /// The verdict as a record.
     [[nodiscard]] failure const& verdict() const noexcept { return verdict_; }
     /// The rank that is at fault, the first of several, or one of two that disagree (errc::mismatch) or have lost their
-    /// connection; -1 if it is not known, or is all of them.
+    /// connection; -1 if it is not known, or if all ranks are.
     [[nodiscard]] int culprit() const noexcept { return verdict_.peer; }
 
 private:

@@ -21,8 +21,8 @@
 
 namespace ddp {
 
-/// Order-sensitive digest, fed piece by piece. Equal sequences of add() calls give equal values on every platform of
-/// one byte order. Four lanes of rounds as in XXH64 (Collet) over 8-byte words, mixed at the end as in SplitMix64
+/// Order-sensitive digest, fed piece by piece. Equal sequences of add() calls give equal values on all platforms with
+/// the same byte order. Four lanes of rounds as in XXH64 (Collet) over 8-byte words, mixed at the end as in SplitMix64
 /// (Steele, Lea and Flood, OOPSLA 2014). Cost: 2 to 6 bytes per cycle, depending on the compiler; allocates nothing.
 class digest {
 public:
@@ -122,7 +122,7 @@ struct named_setting {
     std::string text;  ///< "lr 0.1"
 };
 
-/// A policy's settings for the error of ranks that differ: "lion(lr 0.1, beta1 0.9)". For a member hash_words() next to hash():
+/// A policy's settings, for the error when ranks differ: "lion(lr 0.1, beta1 0.9)". For a member hash_words() next to hash():
 ///
 ///     std::string hash_words() const { return ddp::policy_words("lion", {{"lr", lr}, {"beta1", beta1}}); }
 [[nodiscard]] std::string policy_words(std::string_view name, std::initializer_list<named_setting> settings);

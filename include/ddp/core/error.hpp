@@ -12,25 +12,25 @@
 
 namespace ddp {
 
-/// The codes are stable: scripts may branch on them, the manual lists cause and remedy of each.
+/// The codes are stable: scripts may branch on them, and the manual lists the cause and remedy of each.
 enum class errc : std::uint16_t {
     usage = 100,             ///< the caller broke a precondition; the text says what to do instead
     environment = 101,       ///< RANK, WORLD_SIZE, … are missing, malformed or contradict each other
     model_differs = 102,     ///< ranks built different models, plans or optimizers
     gradient = 103,          ///< backward reported a parameter twice, never, or out of range
     no_samples = 104,        ///< the batch has weight zero on every rank
-    nonfinite = 105,         ///< the mean gradient has NaN or an infinity, and training_options say stop
-    replicas_differ = 106,   ///< ranks hold other values, or another state of the optimizer
+    nonfinite = 105,         ///< the mean gradient has a NaN or an infinity, and training_options says stop
+    replicas_differ = 106,   ///< ranks hold different values, or different optimizer state
     rendezvous = 201,        ///< ranks could not find each other
     peer_closed = 202,       ///< a rank died or its connection broke
     peer_silent = 203,       ///< a rank is frozen or unreachable: no heartbeats
     deadline = 204,          ///< a rank is alive but did not take part in time
-    mismatch = 205,          ///< ranks called different operations, or the same with other sizes
+    mismatch = 205,          ///< ranks called different operations, or the same one with different sizes
     remote_exception = 206,  ///< user code on another rank threw
     frame = 207,             ///< bytes on a connection are not what this library writes
     transport = 208,         ///< a rank's transport reported an error of its own: MPI, or one of yours
     file = 301,              ///< a file is missing or cannot be read
-    format = 302,            ///< a file's content is not what its kind promises
+    format = 302,            ///< a file's content is not valid for its kind
 };
 
 /// The name of a code in words, as in error messages: "peer closed".

@@ -6,7 +6,7 @@
 
 namespace ddp {
 
-/// Observes nothing. The default, and the only observer that may answer no event.
+/// Observes nothing. The default, and the only observer that may handle no event.
 struct null_observer {};
 
 /// Calls `observer.on(event)` where the observer has such a hook.

@@ -28,7 +28,7 @@ namespace ddp {
     return counter;
 }
 
-/// What numbers are for. Streams of different uses share no counter, so one seed serves a whole program.
+/// What random numbers are used for. Streams of different uses share no counter, so one seed serves a whole program.
 /// The values are part of the format: changing one changes every result that was ever drawn with it.
 enum class random_use : std::uint8_t {
     shuffle = 1,         ///< part: epoch; index: position in the shuffle
@@ -52,8 +52,8 @@ namespace detail {
 
 }  // namespace detail
 
-/// The 128 bits that one index of a stream owns, in the form that is asked for. Its functions are views of the same
-/// bits: use an index for one of them.
+/// The 128 random bits of one index of a stream, in the form that you ask for. All functions read the same bits: use
+/// each index with only one of them.
 class random_draw {
 public:
     constexpr random_draw(std::array<std::uint32_t, 2> key, std::array<std::uint32_t, 4> counter) noexcept
@@ -93,7 +93,7 @@ public:
             return static_cast<double>(bits() >> 11) * 0x1p-53;
     }
 
-    /// Uniform in [-1, 1). Exact, whether or not the compiler contracts: for initial values write
+    /// Uniform in [-1, 1). Exact, whether or not the compiler fuses operations: for initial values write
     /// `bound * draw.symmetric<E>()`, which rounds once; `low + (high - low) * u` depends on the compiler.
     template <std::floating_point E>
     [[nodiscard]] constexpr E symmetric() const noexcept {
@@ -101,9 +101,9 @@ public:
     }
 
     /// Standard normal, by Box and Muller ("A note on the generation of random normal deviates", Ann. Math. Stat. 29,
-    /// 1958), computed in double and rounded once to E; |value| < 8.6. The one draw that asks the platform's libm (log
-    /// and cos): the same bits wherever those agree, which float nearly always hides. Ranks with different libms still
-    /// start equal, because initial values are sent by rank 0.
+    /// 1958), computed in double and rounded once to E; |value| < 8.6. The only draw that uses the platform's libm (log
+    /// and cos): the same bits where libms agree, and in float nearly always even if not. Ranks with different libms
+    /// still start with equal values, because rank 0 sends the initial values.
     template <std::floating_point E>
     [[nodiscard]] E normal() const noexcept {
         std::array<std::uint32_t, 4> const block = words();
@@ -127,9 +127,9 @@ private:
 
 /// 2^64 independent draws, each reached directly: `random_stream{seed, random_use::shuffle, epoch}.at(i).below(n)`.
 ///
-/// `part` (below 2^48) tells apart the streams of one use: the epoch of a shuffle, the parameter that is initialised.
-/// Key and counter are all of (seed, use, part, index) side by side, nothing is hashed: different arguments never share
-/// a block. A rank is no argument: what is random must not depend on how many processes compute it.
+/// `part` (below 2^48) distinguishes the streams of one use: the epoch of a shuffle, the parameter that is initialised.
+/// Key and counter hold all of (seed, use, part, index) side by side, without hashing: different arguments never share
+/// a block. The rank is not an argument: random numbers must not depend on how many processes compute them.
 class random_stream {
 public:
     constexpr random_stream(std::uint64_t seed, random_use use, std::uint64_t part = 0)

@@ -157,8 +157,8 @@ struct promise<void> : promise_base {
 }  // namespace detail
 
 /// A coroutine that returns a T: what the operations over a lane are. It runs when it is awaited, exactly once, and
-/// awaiting it throws what its body throws. Move-only. A task that has not run may be destroyed; before one that waits is
-/// destroyed, its driver must end what it waits for.
+/// awaiting it throws what its body throws. Move-only. A task that has not run may be destroyed; before a waiting task
+/// is destroyed, its driver must end what it waits for.
 template <class T>
 class [[nodiscard]] task {
 public:
@@ -187,7 +187,7 @@ public:
     };
     awaiter operator co_await() const& noexcept { return {frame_}; }
 
-    /// For drivers: runs to the first suspension. done() and take() then tell the rest.
+    /// For drivers: runs to the first suspension. done() and take() then give its state and its result.
     void start() const { frame_.resume(); }
     [[nodiscard]] bool done() const noexcept { return !frame_ || frame_.done(); }
     [[nodiscard]] bool valid() const noexcept { return static_cast<bool>(frame_); }

@@ -45,7 +45,7 @@ void append_cifar10(classification_data& to, S& source, std::size_t max_bytes = 
 /// or test_batch.bin. gzip_source also finds them with the suffix ".gz" and decompresses them.
 ///
 /// max_bytes  the largest size of each file to accept, in bytes after decompression.
-/// Throws     data_error: errc::file if the directory or a file is missing or cannot be read; errc::format as
+/// Throws     data_error: errc::file if the directory or a file is missing or cannot be read; errc::format as in
 ///            append_cifar10.
 template <FileSource Source = file_source>
 [[nodiscard]] classification_data load_cifar10(std::string const& directory, data_split which,

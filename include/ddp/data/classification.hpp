@@ -28,7 +28,7 @@ struct classification_data {
     [[nodiscard]] std::size_t size() const noexcept { return labels.size(); }
 };
 
-/// Which part of a published data set to load. In MNIST's directories, names of the files of the test part begin with
+/// Which part of a published data set to load. In MNIST's directories, the names of the test files begin with
 /// "t10k".
 enum class data_split { train, test };
 

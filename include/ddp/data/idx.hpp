@@ -74,7 +74,7 @@ namespace detail {
 /// Reads one IDX array. The source must end after it.
 ///
 /// max_bytes  the largest size of the elements to accept, whatever the header says.
-/// Memory     the size that the header gives, once the source has confirmed that as many bytes can follow
+/// Memory     the size that the header gives, once the source has confirmed that this many bytes can follow
 ///            (expect_more). With a source that does not offer this, memory grows with what has been read, up to one
 ///            and a half times the final size.
 /// Throws     data_error (errc::format) for a wrong magic number, type or number of dimensions, sizes whose product

@@ -52,10 +52,10 @@ namespace detail {
 ///
 /// Elements   float32, float64, uint8, int32 and int64, little endian, in C order. Other types, big-endian files and
 ///            Fortran order are rejected with a message that says what to do in NumPy.
-/// max_bytes  the largest size of the elements to accept, whatever the header says; a header may have 64 KiB and 64
-///            dimensions.
-/// Memory     as read_idx: the size that the header gives, once the source has confirmed it; otherwise it grows with what
-///            has been read.
+/// max_bytes  the largest size of the elements to accept, whatever the header says; a header may have at most 64 KiB
+///            and 64 dimensions.
+/// Memory     as in read_idx: the size that the header gives, once the source has confirmed it; otherwise it grows with
+///            what has been read.
 /// Throws     data_error (errc::format), with the position in the header, if it is not what numpy.save writes: magic
 ///            number, version, header, type, sizes whose product exceeds max_bytes, fewer or more bytes than the header
 ///            says; and what the source throws.

@@ -114,7 +114,7 @@ public:
     prefetch_loader& operator=(prefetch_loader const&) = delete;
     ~prefetch_loader() { stop(); }
 
-    /// This rank's next batch, which may have no rows; nullopt when the epoch is over, after which the following epoch
+    /// This rank's next batch, which may have no rows; nullopt at the end of the epoch, after which the next epoch
     /// begins. The views are valid until the next call. Waits for the thread if no batch is ready.
     [[nodiscard]] std::optional<classification_batch<E>> next() {
         std::unique_lock lock(mutex_);
@@ -132,7 +132,7 @@ public:
     }
 
     /// A sampler at the position after the last batch that was handed out, for checkpoints::save and, as a copy, for
-    /// checkpoints::resume, which then refuses a loader with other options than the checkpoint's had.
+    /// checkpoints::resume, which then rejects a loader whose options differ from the checkpoint's.
     [[nodiscard]] sampler const& place() const noexcept { return place_; }
     /// Continues from the epoch and position that place() returned, here or in another process: the batches that follow
     /// are the same. Discards batches that are prepared already.

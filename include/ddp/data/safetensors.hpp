@@ -40,8 +40,8 @@ struct tensor_view {
 void write_safetensors(std::string const& path, std::vector<tensor_view> const& tensors,
                        string_map const& metadata = {});
 
-/// A safetensors file that is open for reading, with its header checked. If another file replaces it under the same name
-/// meanwhile, this object still reads the one that it has opened.
+/// A safetensors file that is open for reading, with its header checked. If another file takes its name in the
+/// meantime, this object still reads the file that it opened.
 ///
 /// The header must follow the format exactly: JSON with names that are unique, no unknown members, no numbers with sign,
 /// fraction or exponent, sizes that match type and shape, and tensors that cover the data without overlap or gap.

@@ -131,10 +131,10 @@ public:
         return batch / p + (batch % p != 0 ? 1 : 0);
     }
     [[nodiscard]] sampler_options const& options() const noexcept { return options_; }
-    /// A digest of the list of samples; 0 without one, and for the list 0, 1, 2, …, which is the same. Checkpoints keep it.
+    /// A digest of the list of samples; 0 without one, and for the equivalent list 0, 1, 2, …. Checkpoints keep it.
     [[nodiscard]] std::uint64_t digest_of_list() const noexcept { return digest_of_list_; }
-    /// A digest of how a loader changes the samples that this sampler lists: prefetch_loader::place() has one of the
-    /// loader's normalisation and augmentation. 0: not known. Checkpoints keep it.
+    /// A digest of how a loader changes the samples that this sampler lists: in prefetch_loader::place(), one of the
+    /// loader's normalisation and augmentation. 0: unknown. Checkpoints keep it.
     [[nodiscard]] std::uint64_t digest_of_preparation() const noexcept { return digest_of_preparation_; }
     void set_digest_of_preparation(std::uint64_t digest) noexcept { digest_of_preparation_ = digest; }
 

@@ -35,14 +35,14 @@ struct exchange_parameter {
 /// The elements of one parameter that lie in a bucket.
 struct exchange_piece {
     std::size_t parameter = 0;  ///< its number in exchange_plan::parameters
-    std::size_t offset = 0;     ///< the first of these elements, counted in the parameter
-    std::size_t begin = 0;      ///< where that lies in the bucket
+    std::size_t offset = 0;     ///< the position of the first of these elements in the parameter
+    std::size_t begin = 0;      ///< the position of that element in the bucket
     std::size_t count = 0;      ///< how many there are
 };
 
 /// One bucket: elements [begin, begin + count) of the arena. Elements between its pieces are zero on every rank.
 struct exchange_bucket {
-    std::size_t begin = 0;                    ///< its first element, counted in the arena
+    std::size_t begin = 0;                    ///< the position of its first element in the arena
     std::size_t count = 0;                    ///< its elements
     std::vector<exchange_piece> pieces = {};  ///< in ascending order of `begin`
     std::vector<std::size_t> cuts = {};       ///< P + 1 positions in the bucket; slice r is [cuts[r], cuts[r+1])

@@ -69,7 +69,7 @@ static_assert(narrow_block % kernels::int8_group == 0);
 /// Error   two roundings for any P. With feedback, a rank's rounding error is added to its next contribution, and the
 ///         owner's rounding error to its next mean, so nothing is lost over many steps.
 /// Sums    the canonical tree over the ranks' decoded contributions. Both updates give the same bits, which differ from those
-///         without this exchange, and, if the format has groups (int8), between bucket plans. One rank alone rounds as well.
+///         without this exchange, and, if the format has groups (int8), between bucket plans. A single rank rounds as well.
 /// NaN     a contribution that is not finite makes the mean of that element (int8: of its group of 256) NaN or
 ///         infinite; the residuals for later steps stay finite.
 /// Source  sending 16 bits: PyTorch's fp16_compress_hook and bf16_compress_hook, which add in the narrow type; the two steps:
@@ -242,12 +242,12 @@ private:
     }
 };
 
-/// 2 bytes an element, with the range of float and 8 bits of precision: the first exchange to try.
+/// 2 bytes per element, with the range of float and 8 bits of precision: the first exchange to try.
 using bfloat16_exchange = narrow_exchange<detail::sixteen_bit_wire<bfloat16>>;
-/// 2 bytes an element, 11 bits of precision. Contributions of magnitude 65520 or more become infinite, those of 2^-25 or less
-/// zero.
+/// 2 bytes per element, 11 bits of precision. Contributions of magnitude 65520 or more become infinite, those of 2^-25
+/// or less zero.
 using half_exchange = narrow_exchange<detail::sixteen_bit_wire<half>>;
-/// 1 byte an element, and 4 for the scale of each group of 256. Feedback is on by default.
+/// 1 byte per element, and 4 for the scale of each group of 256. Feedback is on by default.
 using int8_exchange = narrow_exchange<detail::int8_wire>;
 
 }  // namespace ddp

@@ -182,7 +182,7 @@ private:
     }
 };
 
-/// In each step, ranks sum k elements of each bucket, which are the same on all ranks and drawn again. What a rank does not
+/// In each step, ranks sum k elements of each bucket, which are the same on all ranks and drawn anew. What a rank does not
 /// send is added to its next contribution.
 ///
 /// Cost    the sum of k elements by direct_allreduce per bucket of n elements, with k = ratio n: cut into slices of whole lines
@@ -190,8 +190,8 @@ private:
 ///         they are equal. 2 steps of latency; 3 passes over the bucket. With update::sharded the same, and new values are
 ///         sent as well.
 /// Draws   element j of k is one of the bucket's elements n j / k to n (j + 1) / k, all equally likely, counted without the
-///         gaps between parameters. The random stream is random_use::compression with `seed` and the bucket as part; its index is
-///         made of the trainer's updates so far and j.
+///         gaps between parameters. The random stream is random_use::compression with `seed` and the bucket as part; its
+///         index is derived from the trainer's updates so far and j.
 /// Error   with feedback everything is sent sooner or later; without it, elements that are not drawn in a step are
 ///         lost.
 /// NaN     and infinities are sent in place of the element drawn from their equal part, and their sum becomes the mean of that

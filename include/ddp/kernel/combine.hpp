@@ -21,8 +21,8 @@
 
 namespace ddp {
 
-/// Where the canonical tree splits `count` >= 2 things: the largest power of two strictly below their count. Left of
-/// it, and right of it, are trees of the same kind.
+/// Where the canonical tree splits `count` >= 2 things: the largest power of two strictly below their count. To the
+/// left and to the right of it are trees of the same kind.
 [[nodiscard]] constexpr std::size_t canonical_split(std::size_t count) noexcept {
     return std::bit_floor(count - 1);
 }

@@ -57,7 +57,7 @@
 /// written: a function that does arithmetic and is inlined into a kernel needs one of its own.
 
 /// \def DDP_INDEPENDENT
-/// Stands before a loop in which no iteration reads what another one writes. Its arrays may be the
+/// Placed before a loop in which no iteration reads what another one writes. Its arrays may be the
 /// same (computing in place) but may not overlap otherwise; without it, a loop that computes in place uses its scalar
 /// form at run time. Clang warns (-Wpass-failed) if it cannot vectorise such a loop, for example because of UBSan's
 /// checks; the library's own headers disable this warning around their kernels.
@@ -126,7 +126,7 @@ DDP_KERNEL inline double cosine(double x) {
 }  // namespace detail::kernels
 
 /// Whether this program was compiled so that kernels round every product. Clang's -ffp-contract=fast overrides the
-/// pragma and leaves no trace to the preprocessor. Called once at the start of training; costs a microsecond.
+/// pragma and cannot be detected by the preprocessor. Called once at the start of training; costs a microsecond.
 [[nodiscard]] inline bool contraction_is_off() {
     return detail::kernels::products_are_rounded<float>() && detail::kernels::products_are_rounded<double>();
 }

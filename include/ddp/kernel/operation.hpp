@@ -72,7 +72,7 @@ using wrapping =
 
 }  // namespace detail
 
-/// Sums of integers wrap as unsigned arithmetic does; sums of floats are rounded once an addition.
+/// Sums of integers wrap as unsigned arithmetic does; sums of floats are rounded once per addition.
 struct sum {
     static constexpr char const* name = "sum";
     template <Number E>
@@ -92,8 +92,8 @@ struct product {
     }
 };
 
-/// The least number. -0 is less than +0. A NaN on any of several ranks gives the quiet NaN of std::numeric_limits, so the
-/// bits depend on no order.
+/// The least number. -0 is less than +0. A NaN on any of several ranks gives the quiet NaN of std::numeric_limits, so
+/// the bits do not depend on the order.
 struct minimum {
     static constexpr char const* name = "minimum";
     template <Number E>

@@ -57,13 +57,13 @@ inline void stream_bytes(std::span<std::byte> to, std::span<std::byte const> fro
 /// to = from, with non-temporal stores where the processor has them: for large data that is not read soon. Ordinary
 /// stores fetch every line before they overwrite it, and evict others. Elsewhere a plain copy.
 ///
-/// to, from  of one length; no overlap. Call finish_streams() before signalling another thread or rank.
+/// to, from  of the same length; no overlap. Call finish_streams() before signalling another thread or rank.
 template <Number E>
 void stream(std::span<E> to, std::span<std::type_identity_t<E> const> from) {
     detail::stream_bytes(std::as_writable_bytes(to), std::as_bytes(from));
 }
 
-/// Every rank sees what stream() has stored before whatever this thread stores next.
+/// Makes what stream() has stored visible to every rank before anything that this thread stores next.
 inline void finish_streams() noexcept {
 #if defined(__x86_64__)
     __builtin_ia32_sfence();

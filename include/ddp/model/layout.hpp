@@ -27,18 +27,18 @@ struct arena_range {
 /// How parameters are placed in an arena.
 enum class parameter_placement : std::uint8_t {
     aligned,    ///< each begins on a 64-byte boundary
-    contiguous  ///< without gaps, in declared order: for models that need one array over all
+    contiguous  ///< without gaps, in declared order: for models that need one array of all parameters
 };
 
 /// The position of each parameter in an arena. Parameters are in the order of the bucket plan, each contiguous and, with
-/// parameter_placement::aligned, on a 64-byte boundary, because kernels can give other bits at other alignments.
-/// Positions and counts are in elements; the gaps between parameters hold zeros. Without gaps, the order is the declared
-/// one, so that the alignment of each parameter is the same for every plan.
+/// parameter_placement::aligned, on a 64-byte boundary, because kernels can give different bits at different
+/// alignments. Positions and counts are in elements; the gaps between parameters hold zeros. Without gaps, the order is
+/// the declared one, so that the alignment of each parameter is the same for every plan.
 class layout {
 public:
     layout() = default;
     /// `counts[i]` is the size of parameter i; `order` lists the parameters as they lie in the arena (empty: as declared).
-    /// Throws usage_error if it does not name each once, and for another order than the declared one without gaps.
+    /// Throws usage_error if it does not name each once, and, without gaps, for any order but the declared one.
     layout(std::vector<std::size_t> counts, std::vector<std::size_t> order, std::size_t element_bytes,
            parameter_placement placed = parameter_placement::aligned);
 
@@ -65,7 +65,7 @@ public:
     [[nodiscard]] std::size_t block_at(std::size_t position) const noexcept;
 
     /// Calls f(i, from, to) for every parameter that has elements in the arena's [from, to), clipped to it. Cost: a binary
-    /// search, and one call a parameter.
+    /// search, and one call per parameter.
     template <class F>
     void for_each_in(std::size_t from, std::size_t to, F&& f) const {
         auto at = std::partition_point(order_.begin(), order_.end(), [&](std::size_t i) { return end(i) <= from; });

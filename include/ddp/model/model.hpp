@@ -19,8 +19,8 @@ namespace ddp {
 template <class E>
 concept Element = std::same_as<E, float> || std::same_as<E, double>;
 
-/// One distinct trainable parameter (tied ones are one). The spans have the same length, the product of `shape`; their
-/// memory is dense and the model's, until it was bound; that of a model which cannot be bound stays where it is.
+/// One distinct trainable parameter (tied ones count as one). The spans have the same length, the product of `shape`.
+/// Their memory is dense and belongs to the model until it is bound; if it cannot be bound, the memory does not move.
 template <Element E>
 struct parameter {
     std::string name;                       ///< unique within the model
@@ -30,18 +30,18 @@ struct parameter {
     std::vector<std::size_t> strides = {};  ///< in elements; empty: row-major. Compared between ranks like the shape
 };
 
-/// State that is no parameter, such as running statistics or a counter: not trained, but part of what is kept.
+/// State that is not a parameter, such as running statistics or a counter: not trained, but saved with the model.
 struct model_buffer {
     std::string name;                ///< unique among the model's parameters and buffers
     element_type type;               ///< of an element
     std::vector<std::size_t> shape;  ///< row-major
-    std::span<std::byte> bytes;      ///< the model's memory, as many as type and shape ask for
+    std::span<std::byte> bytes;      ///< the model's memory, as large as type and shape require
 };
 
 /// How one backward pass has to write gradients.
 template <Element E>
 struct pass {
-    E scale = 1;              ///< times the gradient of the mean loss: the batch's weight makes sums over samples
+    E scale = 1;              ///< factor of the gradient of the mean loss; the batch's weight gives sums over samples
     bool accumulate = false;  ///< add to the gradients instead of assigning them
 };
 
@@ -53,11 +53,11 @@ struct storage {
     std::shared_ptr<void> owner;          ///< keeps the memory alive: the model holds a copy
     std::vector<std::span<E>> values;     ///< values[i] is parameter i's value from now on
     std::vector<std::span<E>> gradients;  ///< gradients[i] is where backward writes
-    std::span<E> all_values = {};         ///< of a `contiguous` model: all parameters, one behind the other
+    std::span<E> all_values = {};         ///< for a `contiguous` model: all parameters, one after the other
     std::span<E> all_gradients = {};      ///< likewise
 };
 
-/// What a model computes in: float or double.
+/// The type that a model computes in: float or double.
 template <class M>
 using element_of = typename M::element;
 
@@ -85,35 +85,35 @@ concept HasWeight = requires(M& model, Batch const& batch) {
 ///  parameters()           in a stable order, the same on every rank.
 ///  forward(batch)         the mean loss over the batch; keeps what backward needs until the next forward.
 ///  backward(pass, ready)  writes (or adds) d(scale * mean loss)/d(parameter i) into gradient i and calls ready(i) once it
-///                         is final: at most once a pass, as soon as possible, from any thread but one call at a time,
+///                         is final: at most once per pass, as soon as possible, from any thread, one call at a time,
 ///                         before backward returns. ready never throws.
 ///                         A large gradient may be reported in ranges: ready(i, first, count) says that its elements
 ///                         [first, first + count) are final. The first range ends at the gradient's end, each further one
-///                         where the last one began; ready(i) reports all that is left. Of a parameter that is reported
-///                         down to element 0 there is nothing left to report.
+///                         where the previous one began; ready(i) reports the rest. Once a parameter has been reported
+///                         down to element 0, nothing is left to report.
 ///
-/// Optional, each found on its own:
-///  ready_releases         static constexpr bool: parameter i's value is not read again in a pass after ready(i), nor elements
-///                         of it after ready(i, first, count)
+/// Optional, each detected separately:
+///  ready_releases         static constexpr bool: parameter i's value is not read again in a pass after ready(i), nor are
+///                         its elements in a range after ready(i, first, count)
 ///  bind(storage)          use this memory from now on: zero copy
 ///  contiguous             static constexpr bool: that memory is one array, parameters as they are listed, without gaps
 ///  forward(batch, needed)  forward that calls needed(i) before it reads value i: the trainer may still be waiting for it. See
-///                         training_options::overlap_gather. What needed throws passes through
+///                         training_options::overlap_gather. Exceptions from needed pass through
 ///  intact()               false if bound memory was lost; asked before each forward
 ///  stepped(i)             called after value i has changed, and for each value when a trainer is made. If it throws, that
-///                         rank gets its exception, the others E206, and the step may be complete on some
+///                         rank gets the exception and the others E206; the step may be complete on some ranks
 ///  buffers()              a vector of model_buffer, alike on all ranks; asked afresh each time: when a trainer is made, after
 ///                         each step, and when weights are saved or loaded
-///  join_ranks(sums)       a std::shared_ptr<rank_sums> to add over all ranks with, in forward and backward
-///  needs_all_ranks()      whether it does: then passes are made on ranks without samples too, as often as on others
+///  join_ranks(sums)       receives a std::shared_ptr<rank_sums>, with which forward and backward add over all ranks
+///  needs_all_ranks()      whether they do: then passes also run on ranks without samples, as often as on the others
 ///  joins_ranks()          whether passes in training need sums over all ranks, whatever the current mode: a local_parallel
-///                         refuses such a model. Without it, needs_all_ranks() is asked
-///  forward_absent()       forward where there is not even a batch; a backward follows. Needed for join()
-///  hash()                 of settings besides the parameters, such as the seed of what is drawn: ranks compare it
-///  hash_words()           a std::string: what hash() covers, in words, its parts separated by "; ". Where ranks differ, E102 shows
-///                         the first part that does
-///  begin_step(n)          step number n, from 0 and the same on every rank, comes next: before the step's first forward
-///  training(bool)         mode
+///                         refuses such a model. If it is missing, needs_all_ranks() is called instead
+///  forward_absent()       forward on a rank that has no batch at all; a backward follows. Needed for join()
+///  hash()                 a digest of settings other than the parameters, such as a random seed: ranks compare it
+///  hash_words()           a std::string: what hash() covers, in words, its parts separated by "; ". If ranks differ, E102 shows
+///                         the first part that differs
+///  begin_step(n)          called before the first forward of step n, which counts from 0 and is the same on every rank
+///  training(bool)         selects training mode (true) or evaluation mode (false)
 ///  weight(batch)          samples (or tokens) in the batch; default batch.size(). Zero is legal
 ///  evaluate(batch)        metrics with their weights
 template <class M, class Batch>
@@ -126,7 +126,7 @@ concept ModelFor =
         requires detail::HasWeight<M, Batch>;  // the model needs weight(batch), or the batch size()
     };
 
-/// A model whose type of batches is not known yet: what the template parameter of a trainer must be. ModelFor asks for the rest.
+/// A model whose batch type is not known yet: the requirement on the template parameter of a trainer. ModelFor adds the rest.
 template <class M>
 concept Model = requires { typename M::element; } && Element<element_of<M>> &&
                 requires(M& model, pass<element_of<M>> how, detail::ready_archetype const& ready) {
@@ -134,7 +134,7 @@ concept Model = requires { typename M::element; } && Element<element_of<M>> &&
                     model.backward(how, ready);
                 };
 
-/// A model that works in memory it is given: without it gradients are copied out and values in, each step.
+/// A model that can work in memory it is given. For any other, each step copies gradients out and values in.
 template <class M>
 concept BindableModel = Model<M> && requires(M& model, storage<element_of<M>> memory) { model.bind(memory); };
 

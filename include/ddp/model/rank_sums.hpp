@@ -8,8 +8,8 @@
 
 namespace ddp {
 
-/// What a trainer gives to a model that asks for it (join_ranks): statistics of the whole batch come from every rank's share.
-/// All ranks call add() in the same order and with as many numbers, from the thread that calls the trainer.
+/// A trainer passes this to a model that has join_ranks(), for statistics of the whole batch, of which each rank has a share.
+/// All ranks call add() in the same order and with equally many numbers, from the thread that calls the trainer.
 class rank_sums {
 public:
     rank_sums() = default;
@@ -18,7 +18,7 @@ public:
     virtual ~rank_sums() = default;
 
     /// Replaces these numbers by their sums over all ranks, in the canonical order: the same bits on every rank. Once the
-    /// trainer is gone they stay as they are. Throws comm_error, the same on every rank.
+    /// trainer has been destroyed, the numbers are left unchanged. Throws comm_error, the same on every rank.
     virtual void add(std::span<double> mine) = 0;
 };
 

@@ -13,20 +13,20 @@
 
 namespace ddp {
 
-/// Elements [begin, begin + count()) of the state `name` of `of`. Names are valid while it is visited, `bytes` until the next
-/// step; they may be written.
+/// Elements [begin, begin + count()) of the state `name` of `of`. Names are valid during the visit, `bytes` until the next
+/// step; the bytes may be written.
 struct state_slice {
-    std::string_view of;                      ///< a parameter's name, or what else the state belongs to
+    std::string_view of;                      ///< the name of a parameter, or of whatever else the state belongs to
     std::string_view name;                    ///< "momentum", "exp_avg", "residual"
-    std::span<std::size_t const> shape = {};  ///< of the whole: the parameter's, row-major unless that has strides
+    std::span<std::size_t const> shape = {};  ///< of the whole: the parameter's shape; row-major unless it has strides
     element_type type = element_type::u8;     ///< of each element
     std::size_t begin = 0;                    ///< the first element held here, counted in the whole
     mutable_bytes bytes = {};                 ///< the elements held here, in the library's memory
-    /// Whether every rank has another state of this name. Otherwise ranks hold parts of one, and where two hold the same
-    /// element, the same bits.
+    /// Whether each rank has its own state of this name. Otherwise ranks hold parts of one state, and any that hold
+    /// the same element hold the same bits.
     bool per_rank = false;
-    /// Whether a training can continue without it: where a checkpoint has none of this name, it begins as zeros. Not for
-    /// state of each rank.
+    /// Whether a training can continue without it: if a checkpoint has none of this name, it starts as zeros. Not for
+    /// state that is per rank.
     bool optional = false;
 
     [[nodiscard]] std::size_t count() const noexcept { return bytes.size() * 8 / bits_of(type); }
@@ -38,7 +38,7 @@ struct state_slice {
     }
 };
 
-/// What is shown each slice of something's state.
+/// A function that is called with each slice of a state.
 using state_visitor = function_ref<void(state_slice const&)>;
 
 }  // namespace ddp

@@ -64,9 +64,9 @@ template <Element E, class Function>
 class activation {
 public:
     using element = E;
-    static constexpr bool draws = false;  ///< nothing at random
+    static constexpr bool draws = false;  ///< no random numbers
 
-    /// Of the function's name; 0 if it has none.
+    /// A digest of the function's name; 0 if it has none.
     [[nodiscard]] std::uint64_t hash() const noexcept {
         if constexpr (requires { Function::name; })
             return policy_hash(Function::name);

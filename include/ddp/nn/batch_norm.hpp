@@ -124,8 +124,8 @@ struct batch_norm_options {
 /// initially 0 and 1, and "num_batches_tracked": all as in PyTorch. training_options::buffers says how ranks keep buffers
 /// the same.
 ///
-/// With batch_statistics::synchronised, each pass of training adds over all ranks: in 2 collectives forward and 1
-/// backward, each of 2 numbers for each channel. Forward and backward must be called equally often on all ranks; the
+/// With batch_statistics::synchronised, each training pass adds over all ranks: in 2 collectives in forward and 1
+/// in backward, each with 2 numbers per channel. Forward and backward must be called equally often on all ranks; the
 /// trainer also calls them on ranks without samples.
 /// Cost    about six passes over x. Memory: the normalised x.
 /// Sums    in double: the pixels of a plane in order, then rows in order; over ranks in the canonical order.

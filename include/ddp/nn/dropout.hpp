@@ -48,8 +48,8 @@ DDP_KERNEL void draw_mask(E* mask, std::size_t count, random_stream draws, std::
 ///
 /// Which units are dropped is a function of (seed, layer, step, number of the sample in the data set, element): word
 /// element % 4 of random_stream{seed, random_use::dropout, layer << 36 | step}.at(sample << 32 | element / 4). The
-/// element is dropped if the word is below p * 2^32, rounded down. It does not depend on the rank or on the position in
-/// the batch. The seed is the model's, the step number the trainer's
+/// element is dropped if the word is below p * 2^32, rounded down. The choice does not depend on the rank or on the
+/// position in the batch. The seed is the model's, the step number the trainer's
 /// (begin_step), and the numbers of the samples are those of the batch (`samples`, which batch_loader fills in).
 ///
 /// If a sample has several rows (pixels, tokens), these count as one row.

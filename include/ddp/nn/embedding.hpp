@@ -21,8 +21,8 @@ namespace ddp::nn {
 /// (rows, tokens * width).
 ///
 /// Ids are passed in the inputs of the batch, as whole numbers below `vocabulary`; a float represents every whole number
-/// up to 2^24. They have no gradient, so this layer must be the first of the model: behind another
-/// one, forward works and backward throws.
+/// up to 2^24. They have no gradient, so this layer must be the first of the model: after another
+/// layer, forward works but backward throws.
 ///
 /// Parameter "weight" (vocabulary, width), as in PyTorch. Its gradient is dense even if a batch uses few rows: all of it
 /// is sent between ranks and stepped by the optimizer. There are no sparse gradients.

@@ -6,8 +6,8 @@
 
 namespace ddp::nn {
 
-/// Does nothing, because samples are flat rows in this library. It exists for models that are written down like a PyTorch
-/// Sequential, in which a flatten counts in the names of the parameters behind it. Cost: none; its result is its
+/// Does nothing, because samples are flat rows in this library. It exists for models that are written like a PyTorch
+/// Sequential, where a flatten counts in the names of the parameters after it. Cost: none; its result is its
 /// argument.
 template <Element E = float>
 struct flatten {

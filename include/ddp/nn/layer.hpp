@@ -82,7 +82,7 @@ template <Element E>
 class buffer {
 public:
     /// `count` elements (or rows * columns, as a matrix) with unspecified content. Invalidates what earlier calls
-    /// returned. Allocates only if no earlier call asked for as many.
+    /// returned. Allocates only if all earlier calls asked for less.
     [[nodiscard]] std::span<E> take(std::size_t count) {
         if (count > capacity_) {
             memory_.reset();
@@ -218,9 +218,9 @@ struct backward_mode {
 ///  buffers()                  returns `std::vector<model_buffer>`: state that is not trained
 ///  joins_ranks()              returns bool: whether forward and backward call `mode.ranks` in training, equally often on
 ///                             all ranks. A rank without samples then calls them with no rows
-///  hash()                     a digest of the layer's kind and of its settings, other than parameters: ranks compare it,
-///                             and checkpoints. 0: nothing to compare
-///  hash_words()               returns std::string: what hash() covers, in words, for the error of ranks that differ
+///  hash()                     a digest of the layer's kind and of its settings other than parameters, which ranks and
+///                             checkpoints compare. 0: nothing to compare
+///  hash_words()               returns std::string: what hash() covers, in words, for the error message if ranks differ
 ///  draws                      static constexpr bool: false for a layer with a hash() that draws no random numbers. If any
 ///                             layer with a hash() does, the model's seed is compared as well
 ///  reports_slices             static constexpr bool: backward uses `mode.slices`

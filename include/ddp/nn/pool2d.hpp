@@ -195,14 +195,14 @@ private:
     buffer<E> y_, dx_;
 };
 
-/// The largest pixel of each window, NaN if any is; what padding adds takes no part. No parameters. Throws and cost:
+/// The largest pixel of each window, or NaN if any is NaN; padding is ignored. No parameters. Throws and cost:
 /// see pool2d.
 template <Element E = float>
 struct max_pool2d : pool2d<E, window_largest> {
     explicit max_pool2d(image_shape in, pool2d_options const& options = {}) : pool2d<E, window_largest>(in, options) {}
 };
 
-/// The mean of each window's kernel^2 pixels, of which those that padding adds are 0. No parameters. Throws and cost:
+/// The mean of each window's kernel^2 pixels; those that padding adds count as 0. No parameters. Throws and cost:
 /// see pool2d.
 template <Element E = float>
 struct average_pool2d : pool2d<E, window_mean> {

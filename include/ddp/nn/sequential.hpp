@@ -106,10 +106,10 @@ public:
     /// Whether the model is in training mode.
     [[nodiscard]] bool training() const noexcept { return layers_.mode.training; }
 
-    /// From now on, backward computes and reports large gradients in slices of about `bytes` bytes, in layers that can
-    /// (linear): the reduction of a slice then starts while the rest of the same gradient is computed. Does not change
-    /// any bits. 0, the default: each gradient as a whole. For models with large weights over a network; slices smaller
-    /// than a bucket bring no advantage.
+    /// From now on, backward computes and reports large gradients in slices of about `bytes` bytes, in layers that
+    /// support this (linear): the reduction of a slice then starts while the rest of the same gradient is computed.
+    /// Does not change any bits. 0, the default: each gradient as a whole. For models with large weights whose ranks
+    /// are connected by a network; slices smaller than a bucket bring no advantage.
     sequential& report_slices(std::size_t bytes) noexcept {
         slice_bytes_ = bytes;
         return *this;

@@ -10,7 +10,7 @@
 namespace ddp::nn {
 
 /// How a layer with `reports_slices` reports parts of its gradients before backward returns; backward_mode holds one if
-/// this is wanted. The layer then reports either all of its parameters through it or none.
+/// slices are wanted. The layer then reports either all of its parameters through it or none.
 ///
 /// A matrix product by Eigen may be computed in slices of rows of the result: each element is still summed in the same
 /// order, because the way in which Eigen blocks and unrolls a sum depends only on the length of the sum and on the

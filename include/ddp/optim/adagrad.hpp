@@ -86,7 +86,7 @@ struct adagrad {
     double lr = 0.01;           ///< learning rate; finite, >= 0
     double lr_decay = 0.0;      ///< the rate is divided by 1 + (t - 1) * lr_decay in update t; finite, >= 0
     double eps = 1e-10;         ///< added to the divisor, which keeps it above 0; finite, > 0
-    double weight_decay = 0.0;  ///< times value is added to the gradient (L2 regularisation); finite, >= 0
+    double weight_decay = 0.0;  ///< multiple of value that is added to the gradient (L2 regularisation); finite, >= 0
     static constexpr char const* name = "adagrad";  ///< of the algorithm; checkpoints keep it
 
     [[nodiscard]] std::size_t slot_count() const noexcept { return 1; }

@@ -153,7 +153,7 @@ struct adam {
     double beta1 = 0.9;                          ///< the fraction of m that each step keeps; in [0, 1)
     double beta2 = 0.999;                        ///< the fraction of v that each step keeps; in [0, 1)
     double eps = 1e-8;                           ///< added to the divisor, which keeps it above 0; finite, > 0
-    double weight_decay = 0.0;                   ///< times value is added to the gradient; finite, >= 0
+    double weight_decay = 0.0;                   ///< multiple of value that is added to the gradient; finite, >= 0
     static constexpr char const* name = "adam";  ///< of the algorithm; checkpoints keep it
 
     [[nodiscard]] std::size_t slot_count() const noexcept { return 2; }

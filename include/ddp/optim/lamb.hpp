@@ -70,7 +70,7 @@ struct lamb {
     double beta1 = 0.9;                          ///< the fraction of m that each step keeps; in [0, 1)
     double beta2 = 0.999;                        ///< the fraction of v that each step keeps; in [0, 1)
     double eps = 1e-6;                           ///< added to the divisor, which keeps it above 0; finite, > 0
-    double weight_decay = 0.01;                  ///< times value is added to the direction; finite, >= 0
+    double weight_decay = 0.01;                  ///< multiple of value that is added to the direction; finite, >= 0
     static constexpr char const* name = "lamb";  ///< of the algorithm; checkpoints keep it
 
     [[nodiscard]] std::size_t slot_count() const noexcept { return 2; }

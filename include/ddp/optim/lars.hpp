@@ -74,7 +74,7 @@ DDP_KERNEL inline double lars_ratio(double trust, double value_norm, double grad
 struct lars {
     double lr = 0.1;            ///< learning rate; finite, >= 0
     double momentum = 0.9;      ///< the fraction of m that each step keeps; in [0, 1)
-    double weight_decay = 0.0;  ///< times value is added to the gradient; finite, >= 0
+    double weight_decay = 0.0;  ///< multiple of value that is added to the gradient; finite, >= 0
     double trust = 1e-3;        ///< length of a step relative to the parameter's norm, at lr = 1; finite, > 0
     double eps = 1e-8;          ///< added to the divisor of the ratio; finite, >= 0
     static constexpr char const* name = "lars";  ///< of the algorithm; checkpoints keep it

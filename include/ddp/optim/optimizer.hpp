@@ -48,7 +48,7 @@ concept StepIsConst =
 ///                   updates the values and the state of a range; all spans have the same length
 ///
 /// Optional members; each is used where an optimizer has it:
-///  hash_words()           returns std::string: the settings in words (policy_words), for the error of ranks that differ
+///  hash_words()           returns std::string: the settings in words (policy_words), for the error if ranks differ
 ///  validate()             throws usage_error for hyper-parameters that make no sense; called when a trainer is made
 ///  groups_of(parameters)  returns std::vector<std::size_t>: the group of each parameter in the given
 ///                         `std::span<parameter<E> const>`; called once. Each range then lies in parameters of one group,
@@ -58,9 +58,9 @@ concept StepIsConst =
 ///  slot_names()           a range of slot_count() names: slots[k] is called so where state is listed or stored
 ///                         ("momentum"); without it "slot 0", "slot 1", …
 ///  slot_names(group)      the names of the slots that this group uses, if groups differ in them
-///  name                   of the algorithm, without its hyper-parameters: a static constant or a function name() that gives
-///                         text. Checkpoints keep it and refuse to continue with another. Without it they compare slots only
-///  name(group)            the same of this group, if groups differ in it
+///  name                   of the algorithm, without its hyper-parameters: a static constant or a function name() that
+///                         returns text. Checkpoints keep it and reject any other. Without it, they compare only slots
+///  name(group)            the same for this group, if groups differ in it
 ///  prepare(info, gradient, value, slots)
 ///                         for a step that needs norms of whole parameters (lamb, lars). Called once for each range
 ///                         before any range is stepped; gradient is std::span<E> and may be overwritten, value is const.

@@ -61,7 +61,7 @@ struct parameter_group {
 ///
 /// A parameter belongs to the first group whose pattern matches its name, or otherwise to `others`. When a trainer is
 /// made, a group without parameters is an error that names the group, because its pattern is probably misspelt. The
-/// factor of the schedule multiplies the rate of every group; clipping by norm is over all groups together. Opt may be
+/// factor of the schedule multiplies the rate of every group; clipping by norm covers all groups together. Opt may be
 /// any optimizer; groups with different algorithms use any_optimizer or a variant of your own:
 ///
 ///     ddp::parameter_groups<ddp::any_optimizer> const optimizer{ddp::adamw{}, {{"embedding.*", ddp::sgd{.lr = 0.1}}}};

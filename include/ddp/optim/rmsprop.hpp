@@ -105,7 +105,7 @@ struct rmsprop {
     double lr = 0.01;           ///< learning rate; finite, >= 0
     double alpha = 0.99;        ///< the fraction of v and a that each step keeps; in [0, 1)
     double eps = 1e-8;          ///< added to the divisor, which keeps it above 0; finite, > 0
-    double weight_decay = 0.0;  ///< times value is added to the gradient (L2 regularisation); finite, >= 0
+    double weight_decay = 0.0;  ///< multiple of value that is added to the gradient (L2 regularisation); finite, >= 0
     double momentum = 0.0;      ///< the fraction of b that each step keeps; in [0, 1)
     bool centered = false;      ///< divides by the root of the variance of the gradient, not of its mean square
     static constexpr char const* name = "rmsprop";  ///< of the algorithm; checkpoints keep it

@@ -72,7 +72,7 @@ DDP_KERNEL void sgd_step(E const* gradient, E* value, E* velocity, std::size_t c
 struct sgd {
     double lr = 0.01;           ///< learning rate; finite, >= 0
     double momentum = 0.0;      ///< the fraction of v that each step keeps; in [0, 1)
-    double weight_decay = 0.0;  ///< times value is added to the gradient (L2 regularisation); finite, >= 0
+    double weight_decay = 0.0;  ///< multiple of value that is added to the gradient (L2 regularisation); finite, >= 0
     bool nesterov = false;      ///< uses Nesterov's form, which needs momentum > 0
     static constexpr char const* name = "sgd";  ///< of the algorithm; checkpoints keep it
 

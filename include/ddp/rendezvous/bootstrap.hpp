@@ -23,7 +23,7 @@ namespace ddp {
 /// How connect_tcp connects the ranks of a job.
 struct tcp_options {
     timing times = {};      ///< time limits; `join` is that of connect_tcp as a whole
-    bool insecure = false;  ///< allows addresses that other hosts reach without a secret; also DDP_INSECURE=1
+    bool insecure = false;  ///< without a secret, allows addresses that other hosts reach; also DDP_INSECURE=1
     bool encrypt = false;   ///< TLS 1.3 on all connections, loopback too; needs `security` and a secret; also DDP_TLS=1
     bool prove = false;  ///< proofs on loopback between all ranks, not only with rank 0; needs `security` and a secret
     std::size_t early_bytes = 0;                       ///< see framed_options; the same on every rank
@@ -34,8 +34,8 @@ struct tcp_options {
     /// choice, which may have been made for that network.
     std::string congestion = {};
     /// Where ranks may listen for each other, "20000-20063" or one port, for firewalls; also DDP_PORTS. A rank takes the first
-    /// that is free, so allow as many as the host has ranks of all jobs. Empty: the system chooses. Rank 0 also listens
-    /// at the job's port.
+    /// that is free, so allow one for each rank of every job on the host. Empty: the system chooses. Rank 0 also
+    /// listens at the job's port.
     std::string ports = {};
     /// Ranks of one host exchange messages through memory; DDP_SHARE_MEMORY=0 turns that off too. Pairs of ranks that cannot
     /// do so use TCP, and one line on stderr says that.
@@ -70,14 +70,14 @@ void choose_congestion_control(int fd, std::string const& wanted, bool same_host
 ///         its host. Rank 0 also serves the rendezvous until every rank has its last answer, which may be after this call;
 ///         the transport's destructor waits for that, for at most timing.dead (or timing.handshake, if that is longer).
 /// Secret  the job's (job_secret::from_environment). Between hosts, both sides of every connection prove that they know
-///         it before any other byte is looked at; afterwards no byte can be changed on the way. On loopback, a rank and
-///         rank 0 prove it to each other, and between ranks the number that rank 0 then gives is enough; without
-///         options.security the rank sends the secret itself, unless the launcher has rank 0's port (torchrun), which is an
-///         error then. Without options.security, or without a secret, addresses that other hosts reach need
+///         it before any other byte is looked at; afterwards no byte can be changed on the way. On loopback, each rank
+///         and rank 0 prove it to each other, and between ranks the number that rank 0 then gives them is enough;
+///         without options.security the rank sends the secret itself, unless the launcher has rank 0's port (torchrun),
+///         which is an error then. Without options.security, or without a secret, addresses that other hosts reach need
 ///         options.insecure.
-/// Throws  rendezvous_error (DDP-E201) or environment_error (DDP-E101), on every rank that came, with the same cause, after
-///         timing.join and two timing.handshake at the latest, and then timing.dead if a rank does not take the error (if the
-///         system's resolver answers in time); usage_error unless 0 <= j.rank < j.size.
+/// Throws  rendezvous_error (DDP-E201) or environment_error (DDP-E101), on every rank that took part, with the same
+///         cause, after timing.join and two timing.handshake at the latest, and then timing.dead if a rank does not
+///         take the error (if the system's resolver answers in time); usage_error unless 0 <= j.rank < j.size.
 [[nodiscard]] std::unique_ptr<tcp_transport> connect_tcp(job const& j, tcp_options options = {});
 
 }  // namespace ddp

@@ -56,7 +56,7 @@ namespace detail {
 ///  6. PMI: PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS: MPICH, Intel MPI
 ///
 /// The ranks meet at DDP_MASTER_ADDR or MASTER_ADDR, and DDP_MASTER_PORT or MASTER_PORT. If these are not set: in Slurm,
-/// at the first host of SLURM_STEP_NODELIST and a port made of the job's and the step's number; with 4 to 6, over loopback
+/// at the first host of SLURM_STEP_NODELIST and a port made from the job's and step's numbers; with 4 to 6, over loopback
 /// if all ranks are on one host. A Slurm step on one node meets over loopback, and so do torchrun's workers on one host.
 ///
 /// get      another environment, for tests and launchers: get(name) returns a std::optional<std::string>.

@@ -23,9 +23,9 @@ struct job_secret {
     [[nodiscard]] bool matches(job_secret const& other) const noexcept;
 
     /// Reads it from DDP_SECRET_FD, an inherited descriptor, or DDP_SECRET_FILE, a regular file that only its owner can read
-    /// (a file of root's may be readable for its group): 16 to 64 bytes of any value, not all zero. None if neither is set.
-    /// The descriptor is not passed on to programs that this process starts. Throws environment_error (DDP-E101) for any
-    /// other file.
+    /// (a file owned by root may be readable by its group): 16 to 64 bytes of any value, not all zero. None if neither
+    /// is set. The descriptor is not passed on to programs that this process starts. Throws environment_error
+    /// (DDP-E101) for any other file.
     [[nodiscard]] static job_secret from_environment();
 };
 

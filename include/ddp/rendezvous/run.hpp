@@ -24,7 +24,7 @@ namespace ddp {
 
 /// How to start. Everything has a default: run<threads, tcp>(body) reads the environment.
 struct run_options {
-    std::string transport = {};  ///< "inproc", "tcp" (of secure_tcp too), "mpi"; empty: what the environment says
+    std::string transport = {};  ///< "inproc", "tcp" (also for secure_tcp), "mpi"; empty: what the environment says
     int ranks = 0;               ///< number of threads; for processes it must be the launcher's number, or 0
     timing times = {};           ///< time limits; the environment overrides some of them, see run
     /// Which thread moves messages while the program computes; DDP_COMMUNICATION_THREAD overrides it.
@@ -103,7 +103,7 @@ static_assert(Launch<threads>);
 ///         or options.thread make no sense. rendezvous_error (DDP-E201) if ranks did not find each other; over mpi
 ///         ddp::error with E201, E202 or E205 if they cannot form a job. Otherwise what body throws: with threads the
 ///         lowest rank's own exception, or comm_error if all threw that. Over mpi, if this call has initialised MPI, a
-///         failed job of several ranks ends by MPI_Abort instead, after the error was printed (see mpi).
+///         failed job of several ranks ends with MPI_Abort instead, after the error has been printed (see mpi).
 template <Launch... Launches, class Body>
 void run(run_options const& with, Body body) {
     static_assert(std::is_void_v<std::invoke_result_t<Body&, communicator<>&>>,
@@ -136,8 +136,8 @@ void run(Body body) {
 }
 
 /// Does what run does, for a main function: prints an error to stderr and returns the exit code. That is EXIT_FAILURE after an
-/// error; otherwise EXIT_SUCCESS, or what the body returns if that is an int (with threads: the first that is not 0; as of any
-/// program, the system keeps the lowest 8 bits). Throws nothing.
+/// error; otherwise EXIT_SUCCESS, or what the body returns if that is an int (with threads: the first that is not 0; as
+/// for any program, the system keeps the lowest 8 bits). Throws nothing.
 template <Launch... Launches, class Body>
 [[nodiscard]] int run_main(run_options const& options, Body body) noexcept {
     try {

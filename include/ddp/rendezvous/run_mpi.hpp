@@ -16,7 +16,7 @@
 
 namespace ddp {
 
-/// A communicator of the library over a duplicate of the user's: the start for a program that uses MPI already.
+/// A communicator of the library over a duplicate of the user's, for a program that already uses MPI.
 ///
 ///     boost::mpi::communicator world;
 ///     auto comm = ddp::mpi_communicator(world);
@@ -32,10 +32,10 @@ namespace ddp {
                                               communication_thread thread = communication_thread::automatic);
 
 /// Ranks are the processes of MPI_COMM_WORLD; the library uses a duplicate, so messages of the program and of the library never
-/// match each other. If MPI is not initialised yet, this does so at MPI_THREAD_FUNNELED: the library then calls MPI only on the
-/// thread that calls the library, during hooks and blocking calls, and in comm.progress(). A program that has initialised MPI
-/// at MPI_THREAD_MULTIPLE gets a communication thread, which drives if this host has two cores for each of its ranks, and
-/// otherwise rests (communication_thread).
+/// match each other. If MPI is not initialised yet, this initialises it at MPI_THREAD_FUNNELED: the library then calls
+/// MPI only on the thread that calls the library, during hooks and blocking calls, and in comm.progress(). A program
+/// that has initialised MPI at MPI_THREAD_MULTIPLE gets a communication thread, which drives if this host has two cores
+/// for each of its ranks, and otherwise rests (communication_thread).
 ///
 /// Failure  every rank throws the same verdict. If run has initialised MPI, the job then ends by MPI_Abort, once every rank
 ///          has printed its error, or after a second; otherwise the program has to do that. mpirun ends the job at once when

@@ -19,7 +19,7 @@ namespace ddp {
 ///          before any of them is used. They are not encrypted.
 /// TLS      `encrypts` true: TLS 1.3, TLS_AES_128_GCM_SHA256 with a key exchange for every connection, and a key made from
 ///          the secret in place of certificates.
-/// Cost     20 or 22 bytes a record, and a copy at each end. Memory: 0.5 MiB for each connection.
+/// Cost     20 or 22 bytes per record, and a copy at each end. Memory: 0.5 MiB for each connection.
 /// Throws   environment_error (DDP-E101) if this OpenSSL lacks an algorithm that it needs.
 [[nodiscard]] std::unique_ptr<tcp_security> make_tcp_security(job_secret const& secret, bool encrypts);
 

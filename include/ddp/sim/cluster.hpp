@@ -23,16 +23,16 @@
 
 namespace ddp {
 
-/// What became of one rank's program.
+/// The outcome of one rank's program.
 struct rank_outcome {
     bool finished = false;           ///< it ran to its end without an exception
     bool dead = false;               ///< killed by the script
-    std::exception_ptr error;        ///< what it threw of its own
+    std::exception_ptr error;        ///< what its own code threw
     std::optional<failure> verdict;  ///< if the job failed: what this rank's calls would throw
     nanoseconds ended{-1};           ///< when its program ended, or its verdict was known; from the start
 };
 
-/// What became of the whole cluster.
+/// The outcome for the whole cluster.
 struct cluster_outcome {
     nanoseconds elapsed{0};           ///< virtual time until the last rank's program had ended
     std::vector<rank_outcome> ranks;  ///< of each rank, by number
@@ -66,7 +66,7 @@ public:
     [[nodiscard]] auto compute(int rank, nanoseconds length) { return sleeper{*this, rank, world_->now() + length}; }
 
     /// Runs `program(rank, scheduler)`, a task<>, on every rank until all have ended. Throws ddp::error if the ranks wait
-    /// for things that will never happen. May be called again as long as nothing has failed: the clock goes on.
+    /// for things that will never happen. May be called again as long as nothing has failed: the clock continues.
     template <class Program>
     cluster_outcome run(Program const& program) {
         cluster_outcome outcome;

@@ -26,7 +26,7 @@ struct local_options {
     /// averaged, or left alone.
     ddp::buffers buffers = ddp::buffers::averaged;
 
-    /// The same as options of a data_parallel, which are checked and compared alike.
+    /// The same as options of a data_parallel, which are checked and compared in the same way.
     [[nodiscard]] training_options as_training_options() const {
         training_options all;
         all.clip = clip;

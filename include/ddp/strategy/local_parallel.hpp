@@ -99,8 +99,8 @@ public:
         return {loss, ended.weight, ended.met, ended.stop};
     }
     /// Continues to the next meeting without batches, for a rank that has no more data: `while (trainer.join()) {}`.
-    /// Returns false once all ranks have called it: they have met then, and none of them has stepped since the meeting
-    /// before. With gossip and stale_synchronous, all ranks learn this in the same call, a few meetings or steps later.
+    /// Returns false once all ranks have called it: they have met then, and none of them has stepped since the previous
+    /// one. With gossip and stale_synchronous, all ranks learn this in the same call, a few meetings or steps later.
     bool join() {
         expect_between("join()");
         comm_.check();

@@ -114,7 +114,7 @@ struct slow_momentum {
     static constexpr bool agrees = true;
 
     std::uint64_t period = 48;  ///< local steps from one meeting to the next; at least 1
-    double lr = 1;  ///< "slow learning rate": 1 goes to the mean and on along the momentum; positive, below 10^6
+    double lr = 1;  ///< "slow learning rate": 1 moves to the mean, and further along the momentum; positive, below 10^6
     double momentum = 0.5;  ///< "slow momentum factor"; in [0, 1)
 
     [[nodiscard]] std::uint64_t hash() const { return policy_hash(name, period, lr, momentum); }

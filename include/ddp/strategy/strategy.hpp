@@ -33,8 +33,8 @@ template <Element E>
 struct strategy_plan {
     int rank = 0;   ///< this rank, in the trainer's communicator
     int ranks = 1;  ///< their number
-    /// Of the values. Parameters in local_options::frozen have no elements there. Behind a parameter there may be unused
-    /// elements, up to the next 64 bytes, which hold zeros and have to keep them.
+    /// Of the values. Parameters in local_options::frozen have no elements there. A parameter may be followed by unused
+    /// elements, up to the next multiple of 64 bytes, which must stay zero.
     layout const* where = nullptr;
     std::span<parameter<E> const> parameters = {};  ///< names and shapes, by parameter, frozen ones included
     std::span<E const> values = {};                 ///< as all ranks have them when prepare() is called
@@ -51,7 +51,7 @@ template <Transport T, Element E>
 struct meeting {
     communicator<T> const& comm;  ///< the ranks that meet: the trainer's, or the group that the strategy has named
     std::span<E> values;          ///< this rank's, of all that is trained; on return, those it continues with
-    /// Of this trainer's meetings of all ranks, from 1. In a meeting of a group: of the last one before it; 0 before the first.
+    /// Counts this trainer's meetings of all ranks, from 1. In a meeting of a group: the last one's number; 0 before the first.
     std::uint64_t number = 1;
     std::uint64_t step = 0;  ///< local steps so far, the same on all ranks
     double share = 1;        ///< this rank's part of the samples since these ranks last met; all shares add up to 1
@@ -65,7 +65,7 @@ struct passing {
     std::span<E> values;          ///< this rank's, of all that is trained; on return, those it continues with
     std::uint64_t number = 1;     ///< of this trainer's exchanges, from 1: the same on all ranks
     std::uint64_t step = 0;       ///< local steps so far, the same on all ranks
-    std::uint64_t weight = 0;     ///< its samples since the exchange before
+    std::uint64_t weight = 0;     ///< its samples since the previous exchange
     bool done = false;            ///< it is out of data
     bool stop = false;            ///< it wants training to stop
 };
@@ -98,7 +98,7 @@ concept Passes = requires(S const& policy, std::remove_cvref_t<decltype(policy.p
 ///                           usage_error on all of them for groups that do not fit
 ///  agrees                   a static constant: after each meeting of all ranks their values have the same bits
 ///  due(step)                whether ranks meet after local step number `step`, from 1: the same on all ranks. After
-///                           any step it must become true again some time, because join() runs to the next meeting
+///                           any step it must become true again later, because join() runs to the next meeting
 ///  group(step)              optional: the communicator of the ranks that meet then, all of them ranks of the trainer;
 ///                           null: all of these
 ///  prepare(plan)            returns the state, as it is before the first step; memory for messages comes from plan.array(). Called
@@ -110,9 +110,9 @@ concept Passes = requires(S const& policy, std::remove_cvref_t<decltype(policy.p
 /// Instead of meet, if no rank should wait for what the others do in the same step:
 ///
 ///  pass(state, passing)     after each step that is due: starts an exchange, ends an older one, and returns what the
-///                           `passing`s of that one said. passing.values may stay as they are. Once it has returned
-///                           passed::done, join() returns false; the next call is drain, or pass after more training,
-///                           which must not report the same `done` again
+///                           `passing`s of that exchange reported. passing.values may stay as they are. Once it has
+///                           returned passed::done, join() returns false; the next call is drain, or pass after more
+///                           training, which must not report the same `done` again
 ///  drain(state, meeting)    collective, in synchronise(): ends all exchanges; leaves in meeting.values what all ranks then
 ///                           hold, the same bits. There is none before prepare is called again or the state is destroyed
 ///

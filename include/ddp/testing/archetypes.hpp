@@ -54,7 +54,7 @@ enum class without : std::uint8_t {
     for_each_state,  ///< of the state of an exchange
 };
 
-/// What another transport does, without any of the things it need not do: no timers, no word about threads.
+/// Forwards to another transport, but has no optional members: no timers, nothing about threads.
 template <class Inner, without Missing = without::nothing>
 class transport_archetype {
 public:
@@ -110,13 +110,13 @@ private:
     std::unique_ptr<Inner> inner_;
 };
 
-/// The least that is a batch: it has a size.
+/// The minimal batch: it has a size.
 struct batch_archetype {
-    std::vector<double> numbers;  ///< one a sample
+    std::vector<double> numbers;  ///< one for each sample
     [[nodiscard]] std::size_t size() const { return numbers.size(); }
 };
 
-/// One parameter w that is drawn to the samples: the loss is the mean of (w[i] - x)^2 / 2, summed over i. Cannot be
+/// One parameter w that is fitted to the samples: the loss is the mean of (w[i] - x)^2 / 2, summed over i. Cannot be
 /// bound, copied or made without its size.
 template <Element E, without Missing = without::nothing>
 class model_archetype {
@@ -159,7 +159,7 @@ private:
     batch_archetype const* batch_ = nullptr;
 };
 
-/// Gradient descent without anything.
+/// Plain gradient descent.
 template <without Missing = without::nothing>
 class optimizer_archetype {
 public:
@@ -192,7 +192,7 @@ private:
     double rate_;
 };
 
-/// Says nothing, which means one bucket.
+/// Returns an empty plan, which means one bucket.
 template <without Missing = without::nothing>
 class bucket_policy_archetype {
 public:
@@ -204,7 +204,7 @@ public:
     }
 };
 
-/// Everybody sends everything to everybody, and adds in the order of the ranks: not the canonical one.
+/// Every rank sends all its data to every other rank and adds in the order of the ranks, not in the canonical order.
 template <without Missing = without::nothing>
 class allreduce_archetype {
 public:
@@ -299,7 +299,7 @@ public:
     }
 };
 
-/// Hears one event out of many.
+/// Receives only one of the many events.
 template <without Missing = without::nothing>
 class observer_archetype {
 public:

@@ -287,7 +287,7 @@ private:
 ///  - all of this also holds after bind, when the memory that the model had before is overwritten
 ///
 /// Leaves the model with the values that it had, but bound to other memory: pass a model that is made for this purpose.
-/// Whether gradients depend on where a model's own memory begins, check_model_placement finds.
+/// check_model_placement checks whether gradients depend on where the model's own memory begins.
 /// Cost: about 2 * slopes forward passes for each parameter.
 template <class M, class Batch>
     requires ModelFor<M, Batch>
@@ -296,10 +296,10 @@ template <class M, class Batch>
     return detail::model_checker<M, Batch>(model, batch, options).run();
 }
 
-/// Checks whether gradients depend on where the memory of a model begins, as vectorised code may if this is not a
-/// multiple of 64 bytes: two runs of a program then differ in the last bits. For models without bind. `make()` returns
-/// a model, by value, and always an equal one; it is called nine times, and all nine models are kept, with other memory
-/// between them. Returns what was found; an empty list if gradients are the same.
+/// Checks whether gradients depend on the address at which a model's memory begins, as they may in vectorised code if
+/// it is not a multiple of 64 bytes: two runs of a program then differ in the last bits. For models without bind.
+/// `make()` returns a model by value, an equal one each time; it is called nine times, and all nine models are kept,
+/// with other memory between them. Returns what was found; an empty list if gradients are the same.
 template <class Make, class Batch>
     requires ModelFor<std::remove_cvref_t<std::invoke_result_t<Make const&>>, Batch>
 [[nodiscard]] std::vector<std::string> check_model_placement(Make const& make, Batch const& batch) {

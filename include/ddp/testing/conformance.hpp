@@ -38,8 +38,8 @@ enum class scenario : std::uint8_t {
     fingerprint,          ///< a receive has the fingerprint of the sender, whatever its own
     nothing_inside_post,  ///< no completion runs inside post_send or post_receive
     all_to_all,           ///< all ranks send to all others at once
-    wake,                 ///< wake() ends progress(), before it and during it, and from another thread
-    progress_deadline,    ///< progress() returns at its deadline, and at once if this has passed
+    wake,                 ///< wake() ends progress(), whether called before or during it, also from another thread
+    progress_deadline,    ///< progress() returns at its deadline, and immediately if that has passed
     // each of the others ends the transport
     abort,               ///< abort() ends all operations, and its record reaches the peers
     leave,               ///< a rank that leaves is reported as left, and what it has sent can be received

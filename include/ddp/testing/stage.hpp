@@ -29,7 +29,7 @@ struct conformance_options {
     bool threads = true;                                   ///< whether wake() is also called from another thread
     std::size_t large_bytes = (std::size_t{4} << 20) + 3;  ///< size of the large message
     std::size_t many = 1500;                               ///< messages in flight to one peer
-    /// Total size of messages that are sent before their receive is posted: more than the transport stores of one peer's.
+    /// Total size of messages that are sent before their receive is posted: more than the transport stores from one peer.
     std::size_t early_bytes = std::size_t{24} << 20;
     /// Whether a transport must not accept early_bytes before they are asked for. False if a library below it stores such
     /// messages without a limit that it controls.

@@ -59,7 +59,7 @@ public:
     /// What keeps both arrays alive.
     [[nodiscard]] std::shared_ptr<void> const& owner() const noexcept { return owner_; }
 
-    /// Moves `model` in here, and its list of parameters with it.
+    /// Moves `model` and its list of parameters into this arena.
     template <class M>
     void bind(M& model, std::span<parameter<E>> parameters) const {
         storage<E> memory;

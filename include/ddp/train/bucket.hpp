@@ -39,11 +39,11 @@ struct bucket_plan {
 /// What a policy receives.
 struct bucket_request {
     std::span<std::size_t const> counts;  ///< elements of each parameter, as declared
-    std::size_t element_bytes = 4;        ///< 4 of float, 8 of double
+    std::size_t element_bytes = 4;        ///< 4 for float, 8 for double
     std::size_t grain = 16;               ///< cuts inside a parameter fall on multiples of this many elements
 };
 
-/// Parameters in, a plan out. Pure: every rank computes the same one, which their hash confirms.
+/// Makes a plan from the parameters. Pure: every rank computes the same plan, as its hash confirms.
 template <class B>
 concept BucketPolicy = requires(B const& policy, bucket_request const& request) {
     { policy.plan(request) } -> std::same_as<bucket_plan>;
@@ -70,7 +70,7 @@ private:
     }
 };
 
-/// One bucket a parameter: the finest overlap, the most messages.
+/// One bucket per parameter: the finest overlap, the most messages.
 struct per_parameter_buckets {
     [[nodiscard]] bucket_plan plan(bucket_request const& request) const {
         bucket_plan result;
@@ -79,7 +79,7 @@ struct per_parameter_buckets {
     }
 };
 
-/// Everything in one bucket, so that nothing overlaps with backward: to compare others with.
+/// Everything in one bucket, so that nothing overlaps with backward: for comparison with other policies.
 struct single_bucket {
     [[nodiscard]] bucket_plan plan(bucket_request const& /*request*/) const { return {}; }
 };

@@ -46,15 +46,15 @@ struct step_result {
 ///     ddp::data_parallel trainer{model, ddp::sgd{.lr = 0.1}, comm};
 ///     for (auto const& batch : batches) trainer.step(batch);
 ///
-/// The constructor compares models and settings of all ranks; gives the model memory of the library's to work in, if the
+/// The constructor compares models and settings of all ranks; gives the model the library's memory to work in, if the
 /// model can be bound (otherwise each step copies gradients out and values back, two extra passes over each); and
 /// broadcasts the values of rank 0. Gradients are reduced bucket by bucket while backward is still running.
 ///
 /// The type of a trainer depends only on model and transport: optimizer, exchange, bucket policy and observer are chosen
 /// at run time. A trainer keeps its communicator alive, so model, communicator and trainer may be destroyed in any order.
 /// Only one thread may call it; it can neither be copied nor moved. Several trainers may share a communicator, and their
-/// steps may overlap; all ranks must call them in the same order. A model has one trainer at a time: once another was made
-/// for it, the first throws usage_error.
+/// steps may overlap; all ranks must call them in the same order. A model has one trainer at a time: once another has
+/// been made for it, the first throws usage_error.
 ///
 /// If all ranks of the communicator are on one host, values and gradients are in memory that they share, and only small
 /// messages are sent, unless an allreduce algorithm or exchange was passed on some rank. The bits are the same.
@@ -63,18 +63,18 @@ struct step_result {
 ///         gradients and the optimizer's state (with update::sharded, 1/P of the state). Of a step: the passes of the
 ///         model, one small exchange of weights, one exchange for each bucket (with long buckets, in total 2 (P-1)/P
 ///         times the bytes of the gradient sent per rank, unless memory is shared), and the pass of the optimizer; with
-///         clipping by the norm, a look for values that are not finite, unused::allowed or buffers, a small one for each.
+///         clipping by the norm, a check for non-finite values, unused::allowed or buffers, one small exchange each.
 ///         Bytes sent per rank: weights 32 (P-1); with update::sharded, a norm 8 (P-1) for each block of 4,096 elements of
-///         its slices, and after an exchange that is no allreduce new values, (P-1) sizeof(element) for each element of them.
+///         its slices, and after an exchange that is not an allreduce, new values, (P-1) sizeof(element) for each element.
 /// Throws  comm_error, the same on every rank: errc::model_differs from the constructor if models, optimizers, bucket
 ///         policies or options differ; errc::gradient if backward leaves out a parameter or reports one twice;
 ///         errc::replicas_differ if ranks hold different values; errc::mismatch, errc::deadline, errc::peer_closed,
 ///         errc::peer_silent, errc::remote_exception, errc::transport or errc::frame if ranks or connections fail.
 ///         ddp::error on every rank: errc::no_samples if the batch is empty on all ranks; errc::nonfinite if
-///         training_options::nonfinite asks for it. environment_error on every rank, from the constructor, if one has no
-///         room for memory to share. usage_error, on the rank that is at fault, for settings that make no sense and for
-///         calls in another order than described below; on every rank if the exchange refuses the buckets. An exception of
-///         the user's model, optimizer, exchange or observer is rethrown on that rank.
+///         training_options::nonfinite asks for it. environment_error on every rank, from the constructor, if one
+///         cannot allocate the memory to share. usage_error, on the rank that is at fault, for settings that make no
+///         sense and for calls in an order other than described below; on every rank if the exchange refuses the
+///         buckets. An exception of the user's model, optimizer, exchange or observer is rethrown on that rank.
 ///
 /// After a comm_error the communicator can no longer be used; completed_steps() and torn() say whether the values can be
 /// kept (call them between steps).
@@ -176,8 +176,8 @@ public:
     /// The guard is checked when backward() begins; a step whose backward() was called outside may be finished inside. Throws
     /// usage_error if step(), join(), or finish() without such a step, is called under it.
     [[nodiscard]] no_sync_guard no_sync() noexcept { return no_sync_guard(unsynchronised_); }
-    /// Backward that starts the reductions. Nothing may touch the model's values until finish(). Collective; waits for nobody,
-    /// except for the step before with training_options::overlap_gather. After accumulate(), and without a forward() since, it
+    /// Backward that starts the reductions. Nothing may touch the model's values until finish(). Collective; does not wait,
+    /// except for the previous step with training_options::overlap_gather. After accumulate(), without a forward() since, it
     /// reduces what is accumulated. Throws usage_error without either, or while a step is under way; otherwise as step().
     void backward() {
         if (unsynchronised_ != 0 && !core().begun()) return accumulate();
@@ -206,15 +206,15 @@ public:
         expect_between_steps("set_completed_steps");
         step_.set_progress({.completed_steps = count, .begun_steps = count});
     }
-    /// Where the training stands besides values and state, the same on all ranks. Collective, between steps; cost: an
-    /// all-gather of 8 bytes per rank. Throws comm_error; usage_error, on this rank, unless between_steps().
+    /// The progress of the training, apart from values and state, the same on all ranks. Collective, between steps;
+    /// cost: an all-gather of 8 bytes per rank. Throws comm_error; usage_error, on this rank, unless between_steps().
     [[nodiscard]] training_progress progress() {
         expect_between_steps("progress");
         return step_.progress();
     }
     /// Continues from there, like a trainer that has made these steps: for code that restores values and state, such as
-    /// checkpoints. Pass the same on all ranks; their number may differ from that of the run that made the steps.
-    /// Throws usage_error, on this rank, unless between_steps().
+    /// checkpoints. Pass the same on all ranks; the number of ranks may differ from that of the run that made the
+    /// steps. Throws usage_error, on this rank, unless between_steps().
     void set_progress(training_progress const& at) {
         expect_between_steps("set_progress");
         step_.set_progress(at);
@@ -234,8 +234,8 @@ public:
     /// Freezes every parameter whose name matches the pattern (see name_fits), from the next step on: neither its value
     /// nor its optimizer state changes, not even by weight decay, whatever backward reports, and its gradient counts as 0
     /// in the norm. A bucket that has only frozen parameters is not exchanged: parameters that training_options::frozen
-    /// names have buckets of their own, unless the model is contiguous; others share theirs and are sent as zeros, after
-    /// what an exchange with feedback still holds of them has been sent.
+    /// names have buckets of their own, unless the model is contiguous; others share buckets and are sent as zeros,
+    /// once what an exchange with feedback still holds of them has been sent.
     /// Checkpoints store which parameters are frozen. Collective: ranks compare their arguments before anything changes.
     /// Cost: an all-gather of 8 bytes per rank. Throws comm_error; usage_error on every rank if ranks pass different
     /// patterns, or no name matches, and on this rank unless between_steps().
@@ -286,12 +286,12 @@ public:
     [[nodiscard]] communicator<T> const& comm() const noexcept { return core().comm(); }
     /// Whether gradients are added, and values stored, in memory that all ranks see; otherwise they are sent as messages.
     [[nodiscard]] bool shares_memory() const noexcept { return core().shares_memory(); }
-    /// How long steps have taken on this rank since the trainer was made, or reset_times(), and what of that was waiting.
+    /// How long steps have taken on this rank since the trainer was made, or reset_times(), and how long they waited.
     [[nodiscard]] step_times const& times() const noexcept { return core().times(); }
     void reset_times() noexcept { core().times() = {}; }
-    /// What an exchange with compression has done since the trainer was made: how much less it has sent, how exactly, and
-    /// in what time. All zero if it keeps no statistics, as a plain allreduce. Local. Throws usage_error while a step is under
-    /// way.
+    /// What an exchange with compression has done since the trainer was made: how much less it has sent, how
+    /// accurately, and how long it took. All zero if it keeps no statistics, like a plain allreduce. Local. Throws
+    /// usage_error while a step is under way.
     [[nodiscard]] exchange_statistics statistics() const {
         DDP_EXPECTS(!core().begun(), "a step is under way: finish() it before its exchange's figures are looked at");
         return engine().exchange_statistics();
@@ -305,8 +305,8 @@ public:
 
     /// Calls `visit` for each piece of state that is kept from step to step on this rank, besides values and the number
     /// of steps: first the slots of the optimizer, by parameter, then what the exchange keeps. With update::sharded,
-    /// which ranks that share memory use by default, this rank has slices: each element is visited once on all ranks
-    /// together. With update::replicated every rank visits all of them, with the same bits. What is visited may be
+    /// which ranks that share memory use by default, this rank has slices: each element is visited once across all
+    /// ranks. With update::replicated every rank visits all of them, with the same bits. What is visited may be
     /// written. Local; allocates. Throws usage_error while a step is under way.
     void for_each_state(state_visitor visit) {
         DDP_EXPECTS(!core().begun(), "a step is under way: finish() it before its state is looked at");

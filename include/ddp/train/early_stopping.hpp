@@ -20,7 +20,7 @@
 
 namespace ddp {
 
-/// Which of two metrics is the better one: the lower, as of losses, or the higher, as of accuracies.
+/// Which of two metrics is the better one: the lower, as for losses, or the higher, as for accuracies.
 enum class better : std::uint8_t { lower, higher };
 
 /// When training stops. The same on every rank, or rank 0's decide.
@@ -45,8 +45,8 @@ struct early_stopping_options {
 /// have evaluated nothing. update(metric) decides by itself, without a message: for one rank, or for metrics with the
 /// same bits everywhere, as evaluate and sum_over_ranks return them.
 ///
-/// NaN, and an infinity that is worse than every number, are no improvement: they count against the patience, from the
-/// first update on. Source: Keras' EarlyStopping, for the meaning of patience and min_delta.
+/// NaN, and an infinity that is worse than every number, do not count as improvements: they count against the patience,
+/// from the first update on. Source: Keras' EarlyStopping, for the meaning of patience and min_delta.
 class early_stopping {
 public:
     /// Throws usage_error for a patience of 0 and a min_delta that is negative or not finite.
@@ -91,7 +91,7 @@ public:
 
     /// The best metric; before the first improvement the worst infinity.
     [[nodiscard]] double best() const noexcept { return best_; }
-    /// The update it came with, counted from 1; 0: there was no improvement yet.
+    /// The update that reported it, counted from 1; 0: there was no improvement yet.
     [[nodiscard]] std::size_t best_update() const noexcept { return best_update_; }
     [[nodiscard]] std::size_t updates() const noexcept { return updates_; }
 

@@ -20,13 +20,13 @@ namespace ddp {
 template <class M, class T>
 class data_parallel;
 
-/// Sums that may be added in any grouping: losses, right answers, and the weights that they are divided by. The struct is
-/// sent byte by byte, padding included.
+/// Sums that may be added in any grouping: losses, correct answers, and the weights that they are divided by. The
+/// struct is sent byte by byte, padding included.
 template <class S>
 concept Metrics = std::default_initializable<S> && std::is_trivially_copyable_v<S> &&
                   requires(S& sums, S const& others) { sums += others; };
 
-/// A weighted mean as sums: a loss with the samples as weights, a share of right answers, a mean of anything.
+/// A weighted mean as sums: a loss with the samples as weights, a rate of correct answers, or any other mean.
 ///
 ///     ddp::mean_metric loss;
 ///     while (auto const mine = batches.next())
@@ -66,9 +66,9 @@ template <Transport T, Metrics S>
     return sum;
 }
 
-/// Calls model.evaluate on every batch that `next` hands out until it hands out none, then adds over the ranks. If the
+/// Calls model.evaluate on every batch that `next` returns until it returns none, then adds over the ranks. If the
 /// model has `training(bool)`, it is in evaluation mode meanwhile. Afterwards it returns to its previous mode if it
-/// also has `bool training() const`, otherwise to training mode. Ranks may have different numbers of batches, also
+/// also has `bool training() const`, otherwise to training mode. Ranks may have different numbers of batches, or
 /// none.
 ///
 ///     ddp::sampler order{{.samples = test.size(), .global_batch = 1000, .shuffle = false}, comm};
@@ -80,8 +80,8 @@ template <Transport T, Metrics S>
 /// `next()` returns a std::optional, or a pointer; `load(*next)` the batch. Collective. Returns the sums over all ranks, the
 /// same on each.
 ///
-/// Cost    the model's evaluate() a batch, without communication, then one exchange of ceil(log2 P) messages, in which
-///         ranks wait for the slowest (timing.collective, 120 s by default, bounds that).
+/// Cost    the model's evaluate() per batch, without communication, then one exchange of ceil(log2 P) messages, in
+///         which ranks wait for the slowest (timing.collective, 120 s by default, bounds that).
 /// Sums    of a rank in the order of its batches, then over the ranks in their order: the same bits on every rank, but
 ///         not the same for another number of ranks if sums round.
 /// Throws  comm_error, the same on every rank: errc::deadline, errc::mismatch, errc::peer_closed and so on.

@@ -20,7 +20,7 @@ struct step_times {
     std::chrono::nanoseconds total{};  ///< in step() and join(); loops of your own are not counted
     std::chrono::nanoseconds
         waited{};  ///< in step(), join() or finish(): waiting for communication after backward had ended
-    std::chrono::nanoseconds stepped{};  ///< likewise, in the optimizer; no part of waited
+    std::chrono::nanoseconds stepped{};  ///< likewise, in the optimizer; not included in waited
 };
 
 /// Bucket `bucket` holds the mean gradient (all of it, or this rank's slice with a sharded update). In shared memory this
@@ -32,7 +32,7 @@ struct bucket_reduced {
     std::chrono::nanoseconds elapsed{};  ///< since the bucket was full on this rank
 };
 
-/// All values are new.
+/// All values have been updated.
 struct step_finished {
     std::uint64_t step = 0;      ///< number of the step, from 1: calls of step(), join() or backward()
     std::uint64_t weight = 0;    ///< samples of all ranks
@@ -45,8 +45,8 @@ struct step_finished {
 ///
 /// Bits     Ranks hold the same bits if the new value of an element depends only on this event's numbers, the element's
 ///          place (begin + k) and data that are the same on all ranks, and on no other element: pieces are cut
-///          differently for other numbers of ranks, buckets and transports. Arithmetic belongs into a DDP_KERNEL
-///          function, random numbers into a random_stream that is asked for begin + k.
+///          differently for other numbers of ranks, buckets and transports. Arithmetic belongs in a DDP_KERNEL
+///          function; random numbers come from a random_stream, asked for begin + k.
 /// Cost     of a trainer whose observer has the hook: where ranks share memory, adding and stepping in one pass becomes two.
 template <class E>
 struct mean_gradient {
@@ -63,7 +63,7 @@ template <class Obs, class E>
 concept ChangesGradients = requires(Obs& observer, mean_gradient<E> const& event) { observer.on(event); };
 }  // namespace detail
 
-/// Any of the hooks, so that a misspelt one does not compile; null_observer has none, by name.
+/// Has at least one of the hooks, so that a misspelt one does not compile; only null_observer may have none.
 template <class Obs>
 concept TrainingObserver =
     requires(Obs& observer, bucket_reduced const& event) { observer.on(event); } ||

@@ -21,7 +21,7 @@
 namespace ddp {
 
 /// Which rank steps which values. `replicated`: every rank steps every value. `sharded`: each rank steps its slice of
-/// every bucket, after which new values travel instead of gradients. The same bits either way; sharded divides
+/// every bucket, after which new values are sent instead of gradients. The same bits either way; sharded divides
 /// optimizer state and its arithmetic by the number of ranks, and values are still complete on every rank after each
 /// step. `automatic`: sharded where the ranks see each other's memory, else replicated.
 enum class update : std::uint8_t { replicated, sharded, automatic };
@@ -34,13 +34,13 @@ enum class buffers : std::uint8_t {
     /// local_parallel the mean is over all ranks.
     averaged,
     left_alone,  ///< each rank keeps its own until all call synchronise_buffers()
-    /// Each rank keeps its own until evaluate(trainer, …) begins: rank 0's go to all then, and each continues from them.
+    /// Each rank keeps its own until evaluate(trainer, …) begins: all then get rank 0's, and continue from them.
     /// No collective in a step. In local_parallel as from_rank_0.
     from_rank_0_at_evaluation,
 };
 
 /// What happens to a step whose mean gradient contains a NaN or an infinity, before any value is changed. All ranks
-/// decide alike. With stop and skip each step copies the model's buffers (running statistics), to restore them.
+/// decide the same. With stop and skip each step copies the model's buffers (running statistics), to restore them.
 enum class nonfinite : std::uint8_t {
     unchecked,  ///< nothing: values become NaN
     stop,       ///< nothing is changed, and every rank throws error (errc::nonfinite); training may continue
@@ -83,7 +83,7 @@ struct training_options {
     /// values. Each step reads 1/agreement_steps of all this and sends 8 bytes to each rank. 0: never.
     std::size_t agreement_steps = 256;
     ddp::buffers buffers = ddp::buffers::from_rank_0;  ///< how buffers are kept the same: one small collective per step
-    std::size_t buckets_in_flight = 4;  ///< most buckets that are reduced at the same time, which limits memory
+    std::size_t buckets_in_flight = 4;  ///< the most buckets that are reduced at the same time, which limits memory
     /// For updates that send values after a step (update::sharded, which `automatic` then selects, where no ranks share memory;
     /// no effect elsewhere): finish() returns once this rank has stepped its own slices, and those of other ranks arrive during
     /// the next forward pass, in the order of the parameters. A model with forward(batch, needed), such as sequential,
@@ -120,7 +120,7 @@ struct training_options {
     }
 
     /// Throws usage_error for overlap_gather with update::replicated, for buckets_in_flight = 0, and for a bound of clipping
-    /// that is not a finite number > 0, or that elements of type E do not hold (1e-50 in float).
+    /// that is not a finite number > 0, or that elements of type E cannot represent (1e-50 in float).
     template <class E>
     void validate() const {
         DDP_EXPECTS(!overlap_gather || update != ddp::update::replicated,
@@ -153,7 +153,7 @@ struct training_options {
     }
     /// The values that hashes() are digests of, as text for messages.
     [[nodiscard]] std::array<std::string, 8> hash_words() const;
-    /// Those of `clip`, `schedule`, `nonfinite` and `buffers`, by these names.
+    /// The settings `clip`, `schedule`, `nonfinite` and `buffers` in words, by these names.
     [[nodiscard]] string_map settings_in_words() const;
 
 private:

@@ -28,9 +28,9 @@ struct reduce_on_plateau_options {
     std::size_t patience =
         10;  ///< updates in a row without an improvement that are allowed: the next one lowers the rate
     double threshold = 1e-4;   ///< how much better than the best so far counts as an improvement: more than this
-    bool relative = true;      ///< `threshold` is a part of the best metric; false: it is a difference
+    bool relative = true;      ///< `threshold` is a fraction of the best metric; false: it is a difference
     std::size_t cooldown = 0;  ///< updates after a reduction in which nothing is counted
-    double floor = 0;          ///< the rate's factor is never below; in [0, 1]
+    double floor = 0;          ///< the rate's factor never falls below this; in [0, 1]
     ddp::better better = ddp::better::lower;  ///< which values are better: `lower` for losses
 };
 
@@ -123,7 +123,7 @@ public:
         return factor_;
     }
 
-    /// Of the optimizer's learning rate, for data_parallel::set_rate_factor.
+    /// The factor of the optimizer's learning rate, for data_parallel::set_rate_factor.
     [[nodiscard]] double factor() const noexcept { return factor_; }
     /// Whether the last update lowered the factor, or would have but for the floor.
     [[nodiscard]] bool reduced() const noexcept { return reduced_; }

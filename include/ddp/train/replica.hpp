@@ -31,7 +31,7 @@ struct backward_pass {
     std::uint64_t weight = 1;  ///< samples that the gradients are summed over; 0: there was no batch
     bool empty = false;        ///< the model runs backward for a batch of weight 0 as well
     bool accumulate = false;   ///< add to the gradients instead of assigning them
-    bool last = true;          ///< the last pass of this step: gradients are reported, and then in the arena
+    bool last = true;          ///< the last pass of this step: gradients are reported, and are then in the arena
     ddp::unused unused = ddp::unused::error;    ///< a parameter that backward leaves out
     std::span<std::uint8_t const> frozen = {};  ///< by parameter, not 0: may be left out; empty: none
     char const* owner = "backward_pass";        ///< the type whose `unused` an error says to set
@@ -83,7 +83,7 @@ public:
         fill(memory);
         return memory;
     }
-    /// Gives an arena that was made for it, or another replica of it, the model's values.
+    /// Copies the model's values into an arena that was made for it or for another replica of it.
     void fill(arena<element> const& memory) const {
         for (std::size_t i = 0; i < parameters_.size(); ++i)
             std::copy(parameters_[i].value.begin(), parameters_[i].value.end(), memory.value(i).begin());
@@ -126,7 +126,7 @@ public:
         else
             return false;
     }
-    /// Whether they would be, if the trainer gave the model a rank_sums: this one does not.
+    /// Whether they would be if the trainer gave the model a rank_sums, which this one does not.
     [[nodiscard]] bool would_need_all_ranks() const {
         struct own_sums final : rank_sums {
             void add(std::span<double> /*mine*/) override {}
@@ -173,9 +173,9 @@ public:
     }
 
     /// Goes back through the batch that the model saw in forward. Calls on_ready(i), which never throws, once for each
-    /// parameter in the last pass: gradient i is final, and in the arena. From the model's own threads, one at a time.
-    /// Where on_ready can be called so, on_ready(i, first, count) instead, for each range that the model reports: elements
-    /// [first, first + count) of gradient i are final, and all behind them were before.
+    /// parameter in the last pass: gradient i is final, and in the arena. Calls come from the model's own threads, one
+    /// at a time. If on_ready accepts that, on_ready(i, first, count) is called instead, for each range that the model
+    /// reports: elements [first, first + count) of gradient i are final, and all after them already were.
     ///
     /// Throws  gradient_error once the model's backward has returned; what the model throws.
     template <class Ready>

@@ -14,7 +14,7 @@ namespace ddp {
 
 /// Returns a digest of all numbers that `trainer`, a data_parallel or local_parallel, keeps on this rank from step to step:
 /// how many steps it has completed, values, the model's buffers, and what for_each_state() visits (the optimizer's state, what
-/// an exchange has left out, what a strategy keeps). On one rank of two trainings of the same program it is the same if they
+/// an exchange has left out, what a strategy keeps). On one rank, two trainings of a program have the same digest if they
 /// continue with the same bits. Between the meetings of a local_parallel it leaves out how many samples the ranks have had since
 /// the last one, and the sums that gossip and stale_synchronous have under way: compare where between_steps() is true. Ranks of
 /// one training differ in it if each holds a part of the optimizer's state (update::sharded), or keeps something of its own;

@@ -140,7 +140,7 @@ public:
     }
     /// The optimizer and its settings, for the message about ranks that differ.
     [[nodiscard]] std::string words() const { return optimizer_->hash_words(); }
-    /// Of the optimizer and of how it groups the parameters: ranks compare it.
+    /// A hash of the optimizer and of how it groups the parameters: ranks compare it.
     [[nodiscard]] std::uint64_t hash() const {
         return digest{}.add(optimizer_->hash()).add(std::span<std::size_t const>(groups_)).value();
     }

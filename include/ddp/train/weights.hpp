@@ -130,7 +130,7 @@ void save_weights(communicator<T> const& comm, M& model, std::string const& path
 
 /// Loads parameters and buffers of the model from a safetensors file, which every rank reads, and returns its metadata.
 /// No model is changed before all ranks have read the whole file and compared what they have read. Collective. Gradients
-/// that a trainer has accumulated stay: its next step applies them to the new values.
+/// that a trainer has accumulated are kept: its next step applies them to the new values.
 ///
 /// Cost    two passes over the file on each rank, and two small exchanges.
 /// Throws  the same on every rank: data_error with errc::file if the file is missing or cannot be read, and with
@@ -145,7 +145,7 @@ string_map load_weights(communicator<T> const& comm, M& model, std::string const
 }
 
 /// Like load_weights, from a file whose names and types may differ from those of the model. `options` must be the same
-/// on every rank: if ranks load different tensors, that is an error, as different files are. Collective. See the form
+/// on every rank: it is an error if ranks load different tensors, just as if files differ. Collective. See the form
 /// without a communicator for details.
 template <Transport T, Model M>
 load_report load_weights_as(communicator<T> const& comm, M& model, std::string const& path,
@@ -166,9 +166,9 @@ load_report load_weights_as(communicator<T> const& comm, M& model, std::string c
     return file->report();
 }
 
-/// Saves the model of a trainer, and its number of completed steps as the metadata "ddp.steps". Collective. Throws as the
-/// form with a communicator, and usage_error on all ranks if those of a local_parallel hold different values. After a
-/// step that failed half-way, nothing is written.
+/// Saves the model of a trainer, and its number of completed steps as the metadata "ddp.steps". Collective. Throws like
+/// the form with a communicator, and usage_error on all ranks if the ranks of a local_parallel hold different values.
+/// After a step that failed half-way, nothing is written.
 template <detail::TrainerLike C>
 void save_weights(C& trainer, std::string const& path, string_map metadata = {}) {
     detail::expect_between_steps(trainer.comm());  // a failure may tear values
@@ -179,9 +179,9 @@ void save_weights(C& trainer, std::string const& path, string_map metadata = {})
 }
 
 /// Loads into the model of a trainer, which continues from these values in its next step; the state of the optimizer does
-/// not change, and a local_parallel's strategy starts over (local_parallel::values_replaced). Collective. Throws as the form
-/// with a communicator, and usage_error on all ranks if those of a local_parallel hold different values and `options` may leave
-/// some of these as they are (not strict, or a model_prefix).
+/// not change, and a local_parallel's strategy starts over (local_parallel::values_replaced). Collective. Throws like the
+/// form with a communicator, and usage_error on all ranks if the ranks of a local_parallel hold different values and
+/// `options` may leave some of these unchanged (not strict, or a model_prefix).
 template <detail::TrainerLike C>
 load_report load_weights_as(C& trainer, std::string const& path, load_options const& options) {
     constexpr bool meets = requires { trainer.values_replaced(); };
@@ -195,7 +195,7 @@ load_report load_weights_as(C& trainer, std::string const& path, load_options co
 }
 
 /// Loads a file whose names and types are those of the model into the model of a trainer, as load_weights_as(trainer, …)
-/// does. Collective. Throws as the form with a communicator.
+/// does. Collective. Throws like the form with a communicator.
 template <detail::TrainerLike C>
 string_map load_weights(C& trainer, std::string const& path, safetensors_limits const& limits = {}) {
     return load_weights_as(trainer, path, {.limits = limits}).metadata;

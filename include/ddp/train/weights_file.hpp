@@ -344,7 +344,7 @@ string_map load_weights(M& model, std::string const& path, safetensors_limits co
 ///         ddp::load_weights_as(model, "of_pytorch.safetensors", {.strict = false, .file_prefix = "module."});
 ///     for (std::string const& name : report.missing) std::puts(name.c_str());  // unchanged
 ///
-/// Throws  as load_weights. Errors in any case are a different shape; a different type, unless `cast` converts it; a
+/// Throws  like load_weights. Always an error: a different shape; a different type, unless `cast` converts it; a
 ///         finite number that is too large for a float; and, if not `strict`, a file without any tensor of the model.
 template <Model M>
 load_report load_weights_as(M& model, std::string const& path, load_options const& options) {

@@ -20,7 +20,7 @@ namespace ddp {
 /// Owns a transport of any type and behaves as it does, refinements included. communicator<> uses it, so that code which
 /// takes a communicator is compiled once.
 ///
-/// Cost  one virtual call for each operation: some nanoseconds a message.
+/// Cost  one virtual call for each operation: a few nanoseconds per message.
 class any_transport {
 public:
     template <Transport T>

@@ -27,7 +27,7 @@ class inproc_transport;
 class inproc_world : public std::enable_shared_from_this<inproc_world> {
 public:
     /// `hosts`: the number of each rank's host, so that one process can stand for several hosts; empty: all are on this host.
-    /// Throws usage_error unless there is a rank, and a number for each rank or none.
+    /// Throws usage_error unless there is at least one rank, and a number for each rank or for none.
     [[nodiscard]] static std::shared_ptr<inproc_world> create(int ranks, std::vector<std::uint64_t> hosts = {}) {
         DDP_EXPECTS(ranks >= 1, "an inproc world needs at least one rank");
         DDP_EXPECTS(hosts.empty() || hosts.size() == static_cast<std::size_t>(ranks),
@@ -94,8 +94,8 @@ private:
 
 /// One rank of an inproc_world. A send completes when it has been received: no copy is kept in between.
 ///
-/// Cost    one memcpy for each message, made by the side that posts second. With a core for each rank, a caller that waits
-///         looks for 20 us before it sleeps: an allreduce of a few bytes then takes about 2 us instead of 16.
+/// Cost    one memcpy for each message, made by the side that posts second. With a core for each rank, a waiting caller
+///         polls for 20 us before it sleeps: an allreduce of a few bytes then takes about 2 us instead of 16.
 /// Throws  usage_error if a peer is not another rank of the world.
 class inproc_transport {
 public:

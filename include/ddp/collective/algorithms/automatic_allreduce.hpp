@@ -36,7 +36,7 @@ struct automatic_allreduce {
     direct_allreduce direct = {};                ///< two steps, many messages
     recursive_doubling_allreduce doubling = {};  ///< for short arrays: few messages, everything in each
     halving_doubling_allreduce halving = {};     ///< for many ranks
-    std::optional<network_cost> cost = {};       ///< estimates what each would take
+    std::optional<network_cost> cost = {};       ///< estimates how long each would take
 
     /// The name of the algorithm that is used for `bytes` bytes among `ranks` ranks.
     [[nodiscard]] char const* choice(std::size_t bytes, int ranks) const noexcept {

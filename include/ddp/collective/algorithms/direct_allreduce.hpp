@@ -47,8 +47,8 @@ struct direct_allreduce {
     static task<> reduce(direct_allreduce self, lane<T> over, reduction<E, Op> what) {
         co_await run(self, over, what, nobody);
     }
-    /// The result to one rank only; elsewhere `data` stays as it is. Cost: as for all, but each rank sends its slice of the
-    /// result once, and the root not at all; one more slice of scratch.
+    /// Brings the result to one rank only; elsewhere `data` stays as it is. Cost: as for all, but each rank sends its
+    /// slice of the result once, and the root not at all; one more slice of scratch.
     template <Transport T, Number E, OperationOn<E> Op>
     static task<> combine_at(direct_allreduce self, lane<T> over, std::span<E> data, int root, Op /*op*/) {
         detail::slice_cuts<E> const cuts(data.size(), over.size());

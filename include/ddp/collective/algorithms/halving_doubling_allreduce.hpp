@@ -31,7 +31,7 @@ namespace ddp {
 ///         sent in chunks of chunk_bytes, and not at all if it is empty. Scratch of `window` chunks, or of `window`
 ///         halves of the data if these are shorter.
 /// Halves  reduce sends what goes towards block 0, all_gather what returns. The ranks of block 0 (b of them) then
-///         hold parts that are not the slices of the cuts, so each half has one step more, which moves slices to or
+///         hold parts that are not the slices of the cuts, so each half has one more step, which moves slices to or
 ///         from their owners: in reduce each rank of block 0 sends at most S/b bytes, in all_gather each rank at most
 ///         its slice. With even cuts these are at most 3 messages per rank.
 /// Sums    the canonical tree over ranks; the factor in the last step; other operations likewise.

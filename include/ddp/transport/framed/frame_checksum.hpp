@@ -18,7 +18,7 @@ concept Checksum = std::default_initializable<C> && requires(C& c, const_bytes p
     { c.value() } noexcept -> std::same_as<std::uint64_t>;
 };
 
-/// Checks nothing: for streams that stay on one host. framed throws usage_error for a peer that is `checked` with it.
+/// Checks nothing: for streams that stay on one host. With it, framed throws usage_error for a peer that is `checked`.
 struct no_checksum {
     void reset() noexcept {}
     void update(const_bytes) noexcept {}

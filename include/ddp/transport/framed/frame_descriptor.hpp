@@ -19,7 +19,7 @@
 
 namespace ddp {
 
-/// A connected stream socket as a Stream: one of socketpair(), a Unix domain socket, TCP without Asio. A pipe does not
+/// A connected stream socket as a Stream: from socketpair(), a Unix domain socket, or TCP without Asio. A pipe does not
 /// work: it has one direction only, and recvmsg and sendmsg reject it; use socketpair(AF_UNIX, SOCK_STREAM, 0, two)
 /// instead.
 ///

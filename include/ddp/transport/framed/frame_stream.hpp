@@ -34,7 +34,7 @@ struct stream_result {
 /// What the compiler cannot check:
 ///  1. Order       bytes arrive as they were sent, all of them, until end or error.
 ///  2. Signals     writing to a closed stream is an error, not SIGPIPE.
-///  3. Descriptor  poll() on descriptor() says when read_some or write_some is worth another try.
+///  3. Descriptor  poll() on descriptor() says when read_some or write_some should be tried again.
 ///  4. Ending      shutdown_send() lets what was written arrive, then the other side reads `end`. The destructor closes.
 ///
 /// Optional members:
@@ -42,13 +42,13 @@ struct stream_result {
 /// - `std::uint64_t delivered() const noexcept`: how many bytes the far end has acknowledged. A peer that is silent behind a
 ///   slow link, to which bytes still move, is then not taken for dead.
 /// - `bool buffered() noexcept`, whether read_some would return bytes that poll() does not see, and `stream_result flush()
-///   noexcept`, which is ok once everything that write_some took has been sent: of a stream with buffers of its own.
+///   noexcept`, which is ok once everything that write_some took has been sent: for a stream with buffers of its own.
 /// - `bool in_memory() const noexcept`, whether bytes bypass the descriptor; `bool may_sleep(bool reads, bool writes)
 ///   noexcept`, after which the descriptor becomes readable when there is something to read, or room to write (false: there
 ///   is already); and `void woken(bool readable) noexcept`, called after the sleep: of a stream whose bytes may bypass its
 ///   descriptor. Also `bool quiet() noexcept`, whether read_some need not be called, because nothing has come.
 ///
-/// - `void discard_input() noexcept`, after which read_some throws away what comes, and returns would_block until the stream
+/// - `void discard_input() noexcept`, after which read_some discards what arrives, and returns would_block until the stream
 ///   ends: of a stream that can tell that bytes were changed on the way (std::errc::bad_message), and would say so for ever.
 ///
 /// Models: descriptor_stream, tcp_stream.

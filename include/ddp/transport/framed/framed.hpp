@@ -107,7 +107,7 @@ public:
     /// ends as soon as anything moves.
     void pace(nanoseconds least) noexcept { wait_.pace(least); }
     void wake() noexcept { wait_.wake(); }
-    /// framed_options::looks; 0 where the ranks of this host are more than its cores.
+    /// framed_options::looks; 0 where this host has more ranks than cores.
     [[nodiscard]] int looks() const noexcept { return options_.looks; }
     [[nodiscard]] bool in_memory(int peer) const { return link_to(peer).in_memory(); }  ///< of bytes for this peer
     /// Whether payloads to and from this peer carry a checksum: if they leave the host and nothing else protects them.

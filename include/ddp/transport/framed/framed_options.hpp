@@ -25,7 +25,7 @@ struct framed_peer {
 
 /// Options of a framed transport. `job`, `early_bytes` and `paths` must be the same on all ranks.
 struct framed_options {
-    timing times = {};      ///< of heartbeats, silence and the end
+    timing times = {};      ///< limits for heartbeats, silence and shutdown
     std::uint64_t job = 0;  ///< a number for the job; frames of another job are refused (DDP-E207)
     /// Bytes for each peer, for messages that arrive before their receive. 0: 16 MiB for all together, but at least 1
     /// MiB for each.
@@ -40,7 +40,7 @@ struct framed_options {
     /// A number for this rank's host, so that one machine can stand for several: ranks with equal numbers share a host. 0:
     /// that of the machine.
     std::uint64_t host = 0;
-    /// A number for each rank: ranks with equal ones send each other messages through memory. Empty: none do.
+    /// A number for each rank: ranks with equal numbers send each other messages through memory. Empty: none do.
     std::vector<int> paths = {};
     /// An object that must live until the transport has closed its connections.
     std::shared_ptr<void> keeps = {};

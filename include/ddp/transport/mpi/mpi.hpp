@@ -71,8 +71,8 @@ struct mpi_options {
 /// Construction  collective over the communicator: two small collective calls, each limited by times.join. MPI cannot
 ///               cancel one that has timed out; end the job in this case.
 /// Cost          one MPI message up to 984 bytes, two above. Nothing is allocated once as many operations have been in
-///               flight as the program ever needs. A message that arrives before its receive takes 1 KiB here, with its
-///               contents up to 984 bytes; longer contents stay with MPI until the receive is posted.
+///               flight as the program ever needs. A message that arrives before its receive takes 1 KiB here, with
+///               contents of up to 984 bytes; longer contents stay with MPI until the receive is posted.
 /// Order         as the contract of Transport says; of two messages of one identity, the second may complete first if it
 ///               is shorter.
 /// Destruction   says goodbye and waits for the goodbyes of all ranks, for at most times.shutdown. Must come before
