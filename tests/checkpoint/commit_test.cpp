@@ -28,8 +28,6 @@
 #include <utility>
 #include <vector>
 
-#include <ddp/collective/barrier.hpp>
-
 #include "checkpoint/disk_calls.hpp"
 #include "checkpoint/training.hpp"
 #include "support/catch.hpp"
@@ -256,35 +254,11 @@ TEST_CASE("what fails while a checkpoint becomes one is named, with the system's
     REQUIRE(said == file + "/step-000000000001.tmp/manifest.json: cannot be removed" + failed);
 }
 
-TEST_CASE("a directory in which another trainer saves is refused, with its process", "[checkpoint]") {
+TEST_CASE("a directory in which another process saves is refused, with that process", "[checkpoint]") {
     ::test::scratch_directory const scratch;
     std::string const kept_in = (std::filesystem::canonical(scratch.path()) / "kept").string();
-    std::string const
-        file = "DDP-E301 file: " + kept_in + ": ",
-        why =
-            " saves checkpoints here, and each would remove the other's; give each trainer a directory of its "
-            "own, or end the other job";
-    auto const said = run_ranks(
-        2,
-        [&](auto& comm) {
-            kept_training one(comm, {}), other(comm, {});
-            std::optional<checkpoints> first(kept_in);
-            checkpoints second(kept_in);
-            first->save(one.go_to(2).trainer);
-            other.go_to(1);
-            std::string text = thrown_by([&] { second.save(other.trainer); });
-            first->save(one.go_to(3).trainer);
-            first.reset();
-            barrier(comm);  // rank 0 has no lock any more
-            second.save(other.trainer);
-            return text;
-        },
-        patient());
-    for (std::string const& text : said)
-        CHECK(text == "DDP-E301 file: rank 0: " + kept_in + ": another ddp::checkpoints of this process" + why);
-    CHECK(names_in(kept_in) ==
-          std::vector<std::string>{"latest", "step-000000000001", "step-000000000002", "step-000000000003"});
-
+    using ddp::detail::checkpoint_directory;
+    REQUIRE(std::filesystem::create_directory(kept_in));
     int ready[2];
     REQUIRE(::pipe(ready) == 0);
     pid_t const child = ::fork();
@@ -295,13 +269,42 @@ TEST_CASE("a directory in which another trainer saves is refused, with its proce
     }
     char locked = 0;
     REQUIRE(::read(ready[0], &locked, 1) == 1);
-    std::string const text = thrown_by([&] { ddp::detail::checkpoint_directory(kept_in).begin(4); });
+    auto const saving = [&](auto& comm) {
+        kept_training one(comm, {});
+        checkpoints kept(kept_in);
+        one.go_to(1);
+        return thrown_by([&] { kept.save(one.trainer); });
+    };
+    auto const refused = run_ranks(2, saving, patient());
     ::kill(child, SIGKILL);
     ::waitpid(child, nullptr, 0);
     for (int const end : ready) ::close(end);
     REQUIRE(locked == 'y');
-    CHECK(text == "DDP-E301 file: " + kept_in + ": process " + std::to_string(child) + ", on the same host," + why);
-    CHECK(thrown_by([&] { ddp::detail::checkpoint_directory(kept_in).begin(4); }) == "");
+    for (std::string const& text : refused)
+        CHECK(text == "DDP-E301 file: rank 0: " + kept_in + ": process " + std::to_string(child) +
+                          ", on the same host, saves checkpoints here, and each would remove the other's; give each "
+                          "trainer a directory of its own, or end the other job");
+    CHECK(names_in(kept_in).empty());
+    CHECK(run_ranks(2, saving, patient()) == std::vector<std::string>(2));
+
+    auto const is_free = [&] {
+        int const mine = ::open(kept_in.c_str(), O_RDONLY | O_DIRECTORY);
+        bool const got = ::flock(mine, LOCK_EX | LOCK_NB) == 0;
+        ::close(mine);
+        return got;
+    };
+    CHECK(is_free());
+    std::optional<checkpoint_directory> first(kept_in);
+    checkpoint_directory second(kept_in);
+    first->begin(2);
+    second.begin(3);  // objects of one process share the lock
+    first.reset();
+    CHECK_FALSE(is_free());
+    std::filesystem::remove_all(kept_in);
+    second.begin(4);  // in the directory that has the name now
+    CHECK_FALSE(is_free());
+    second.release();
+    CHECK(is_free());
 }
 
 TEST_CASE("what resume would refuse does not become a checkpoint", "[checkpoint]") {

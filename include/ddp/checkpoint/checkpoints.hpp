@@ -73,7 +73,7 @@ struct resumed_checkpoint {
 ///             state that differs between ranks (residuals of an exchange) starts at zero, and buffers that differ
 ///             start as rank 0's.
 ///  Location   All ranks must see the same directory. Each trainer needs its own: a save removes what is older, whoever
-///             wrote it, and throws if another object, of this job or another one, saves there (not over NFS).
+///             wrote it, and throws if rank 0 of another job saves there (not over NFS).
 ///
 /// All calls are collective, between steps, on the thread that calls the trainer; each rank has its own object, which can
 /// neither be copied nor moved. From a save in the background until poll() has returned true or wait() has returned, the
@@ -99,7 +99,7 @@ public:
     /// Cost    rank 0 writes values and buffers; each rank writes the state that it holds, a part of it with
     ///         update::sharded. One more pass over the files for their digests; flushes; seven small exchanges. All ranks
     ///         wait for the slowest one's disk, for at most timing.collective.
-    /// Throws  data_error (errc::file), the same on every rank, if a rank cannot write, if another object saves into the same
+    /// Throws  data_error (errc::file), the same on every rank, if a rank cannot write, if another job saves into the same
     ///         directory, or if a previous save in the background has failed; earlier checkpoints then remain, and training
     ///         can continue. The new one then does not exist, unless the failure came after its renaming: in flushing
     ///         the directory, or in writing `latest`. usage_error unless trainer.between_steps(), or for texts that are not
@@ -217,6 +217,7 @@ private:
                 one->manifest.identity = detail::identity_of(trainer);
                 directory_.begin(one->manifest.step);
             } else {
+                directory_.release();  // held if this rank was rank 0 before
                 detail::list_buffers(trainer, content);
             }
             return std::uint64_t{0};

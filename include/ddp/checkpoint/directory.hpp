@@ -2,12 +2,16 @@
 /// checkpoint_directory: checkpoints as directories of files, each of which exists in full or not at all.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <ddp/checkpoint/manifest.hpp>
@@ -38,8 +42,8 @@ void expect_there(std::string const& path, int rank);
 ///     step-000000000100.old.tmp/    one that is being replaced, where names cannot be exchanged
 ///     latest                        the name of the newest
 ///
-/// From its first begin() on, an object has a lock on the directory (flock), so that no other one, in this process or another,
-/// saves into it too. Without effect on file systems that lock no directories, such as NFS.
+/// From an object's first begin() on, its process holds a lock on the directory (flock), so that no other process saves into
+/// it too. Without effect on file systems that lock no directories, such as NFS.
 ///
 /// Throws  data_error (errc::file) with the system's reason.
 /// Source  the order of fsync and rename: Pillai et al., "All file systems are not created equal", OSDI 2014.
@@ -48,14 +52,16 @@ public:
     explicit checkpoint_directory(std::string path) : path_(std::move(path)) {}
     checkpoint_directory(checkpoint_directory const&) = delete;
     checkpoint_directory& operator=(checkpoint_directory const&) = delete;
-    ~checkpoint_directory();
+    ~checkpoint_directory() { release(); }
 
     [[nodiscard]] std::string const& path() const noexcept { return path_; }
     [[nodiscard]] std::string of(std::string const& name) const { return path_ + "/" + name; }
 
     /// Makes the directory, if there is none, and in it an empty one for the checkpoint of this step; removes what
-    /// killed jobs have left behind. Throws also if another object saves into this directory.
+    /// killed jobs have left behind. Throws also if another process saves into this directory.
     void begin(std::uint64_t step);
+    /// Another rank is rank 0 now: gives up this object's part in the lock.
+    void release() noexcept;
     /// Writes a rank's file there. Returns when it is on the disk.
     [[nodiscard]] checkpoint_shard write_shard(std::uint64_t step, int rank, int ranks,
                                                std::vector<tensor_view> const& tensors,
@@ -86,7 +92,7 @@ private:
     [[nodiscard]] std::string temporary(std::uint64_t step) const { return of(step_name(step) + ".tmp"); }
 
     std::string path_;
-    int locked_ = -1;  // a descriptor of the directory; -1: begin() has not been called
+    std::optional<std::pair<dev_t, ino_t>> locked_;  // the directory that begin() has found under this name
 };
 
 }  // namespace ddp::detail

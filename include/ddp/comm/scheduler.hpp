@@ -111,10 +111,8 @@ private:
     }
     /// Notices when the oldest wait is another one.
     void watch() noexcept {
-        if (time_point const oldest = oldest_wait(); oldest != watched_) {
-            watched_ = oldest;
-            watched_from_ = driven();
-        }
+        if (time_point const oldest = oldest_wait(); oldest != watched_)
+            watched_ = oldest, watched_from_ = driven(), looks_again_ = {};
     }
     /// Prints the ranks that have not entered the operation that this rank waits in, or, if all have, the rank that it
     /// waits for. Only the lowest rank among those that have entered it prints.

@@ -14,7 +14,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
@@ -162,26 +164,53 @@ constexpr std::string_view replaced_suffix = ".old.tmp";
     return 0;
 }
 
-[[gnu::cold]] DDP_DECL checkpoint_directory::~checkpoint_directory() {
-    if (locked_ >= 0) ::close(locked_);
+/// The directories on which this process holds locks: by device and inode, since all its objects share one lock.
+struct locked_directories {
+    struct one {
+        open_file file;
+        std::size_t users = 0;  ///< objects
+    };
+    std::mutex mutex;
+    std::map<std::pair<dev_t, ino_t>, one> all;
+};
+[[nodiscard, gnu::cold]] inline locked_directories& directories_of_process() {
+    static locked_directories& ours = *new locked_directories;  // outlives objects with static storage duration
+    return ours;
 }
 
 [[gnu::cold]] DDP_DECL void checkpoint_directory::lock() {
-    if (locked_ >= 0) return;
-    int const directory = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (directory < 0) return;  // it may be written but not read
-    if (::flock(directory, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) {
-        locked_ = directory;
-        return;
+    open_file directory;
+    directory.number = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    struct stat there{};
+    if (directory.number < 0 || ::fstat(directory.number, &there) != 0) return;  // listing it says why
+    std::pair const found(there.st_dev, there.st_ino);
+    if (locked_ == found) return;
+    release();  // of a directory that had this name
+    locked_directories& ours = directories_of_process();
+    std::lock_guard const guard(ours.mutex);
+    auto at = ours.all.find(found);
+    if (at == ours.all.end()) {
+        if (::flock(directory.number, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+            long const process = holder_of_lock(directory.number);
+            throw data_error(
+                errc::file,
+                concat({path_, ": ", process > 0 ? concat({"process ", process, ", on the same host,"}) : "another job",
+                        " saves checkpoints here, and each would remove the other's; give each "
+                        "trainer a directory of its own, or end the other job"}));
+        }
+        at = ours.all.emplace(found, locked_directories::one{std::move(directory)}).first;
     }
-    long const process = holder_of_lock(directory);
-    ::close(directory);
-    std::string const who = process == ::getpid() ? "another ddp::checkpoints of this process"
-                            : process > 0         ? concat({"process ", process, ", on the same host,"})
-                                                  : "another job";
-    throw data_error(errc::file, concat({path_, ": ", who,
-                                         " saves checkpoints here, and each would remove the other's; give each "
-                                         "trainer a directory of its own, or end the other job"}));
+    ++at->second.users;
+    locked_ = found;
+}
+
+[[gnu::cold]] DDP_DECL void checkpoint_directory::release() noexcept {
+    if (!locked_) return;
+    locked_directories& ours = directories_of_process();
+    std::lock_guard const guard(ours.mutex);
+    auto const at = ours.all.find(*locked_);
+    if (at != ours.all.end() && --at->second.users == 0) ours.all.erase(at);
+    locked_.reset();
 }
 
 [[gnu::cold]] DDP_DECL void checkpoint_directory::begin(std::uint64_t step) {
