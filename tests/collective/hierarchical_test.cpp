@@ -27,6 +27,7 @@
 #include "support/loopback.hpp"
 #include "support/ranks.hpp"
 #include "support/training_checks.hpp"
+#include "support/virtual_lanes.hpp"
 #include "train/patience.hpp"
 #include "train/scripted_model.hpp"
 
@@ -66,16 +67,6 @@ shape drawn(test_bits& random) {
 }
 
 using on_type = virtual_cluster::scheduler_type;
-using virtual_lane = lane<virtual_transport>;
-
-virtual_lane next(on_type& on) {
-    operation_info what;
-    what.name = "test";
-    what.id = {.group = on.world().id(), .channel = channel::user, .index = on.world().next_call()};
-    what.fingerprint = 77;
-    on.world().enter(what);
-    return {on, on.world(), what.id, on.world().history()};
-}
 hierarchical_allreduce made(shape const& s, on_type& on) {
     hierarchical_allreduce by(on.world(), s.hosts);
     by.chunk_bytes = s.chunk_bytes;
@@ -93,7 +84,7 @@ task<> both_ways(shape const* of, on_type* on, failures* wrong) {
                                                                                                   : values::mixed,
                    of->count, ranks, of->count);
     std::vector<E> expected = reference_reduce<Op>(inputs), whole = inputs[me], halves = inputs[me];
-    virtual_lane const over = next(*on), again = next(*on);
+    virtual_lane const over = next(*on, on->world()), again = next(*on, on->world());
     co_await hierarchical_allreduce::combine(made(*of, *on), over, std::span<E>(whole), Op{});
     note(*wrong, Op::name, compare(whole, expected));
 
@@ -166,7 +157,7 @@ TEST_CASE("a rank that is killed at any message of a sum by hosts is named by al
             cluster.world().kill_at_message(victim, k);
             std::vector<std::vector<float>> data(5, std::vector<float>(s.count, 1));
             auto const outcome = cluster.run([&](int rank, on_type& on) {
-                return hierarchical_allreduce::sum(made(s, on), next(on),
+                return hierarchical_allreduce::sum(made(s, on), next(on, on.world()),
                                                    std::span<float>(data[static_cast<std::size_t>(rank)]));
             });
             std::vector<std::string> said;

@@ -20,6 +20,7 @@
 #include "support/catch.hpp"
 #include "support/collective_checks.hpp"
 #include "support/ranks.hpp"
+#include "support/virtual_lanes.hpp"
 
 using namespace ddp;
 using namespace ddp::test;
@@ -71,12 +72,7 @@ task<> in_virtual_time(on_type* on, std::vector<std::shared_ptr<std::byte>> cons
         auto const terms = addends<E>(values::mixed, repeat, world.size(), count);
         std::span<E> const mine(reinterpret_cast<E*>(memory->mine().get()), count);
         std::ranges::copy(terms[static_cast<std::size_t>(world.rank())], mine.begin());
-        operation_info what;
-        what.name = "test";
-        what.id = {.group = world.id(), .channel = channel::user, .index = world.next_call()};
-        what.fingerprint = 77;
-        world.enter(what);
-        lane<virtual_transport> const over(*on, world, what.id, world.history());
+        virtual_lane const over = next(*on, world);
         co_await memory_allreduce::combine<Op, virtual_transport, E>(over, memory, count);
         note(*wrong, Op::name, compare(std::span<E const>(mine), std::span<E const>(reference_reduce<Op>(terms))));
     }

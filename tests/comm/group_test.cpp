@@ -33,6 +33,7 @@
 #include "support/group_checks.hpp"
 #include "support/on_ranks.hpp"
 #include "support/ranks.hpp"
+#include "support/virtual_lanes.hpp"
 #include "train/patience.hpp"
 
 using namespace ddp;
@@ -51,16 +52,7 @@ timing quick() {
 
 /// Every algorithm and collective of a lane, in virtual time, against the oracle; what is wrong goes to `*wrong`. A public
 /// function is one of these coroutines, called by a communicator, which does not run in virtual time.
-using virtual_lane = lane<virtual_transport>;
-
-virtual_lane next(scheduler<virtual_transport>& on, group& of) {
-    operation_info what;
-    what.name = "test";
-    what.id = {.group = of.id(), .channel = channel::user, .index = of.next_call()};
-    what.fingerprint = 77;
-    of.enter(what);
-    return {on, of, what.id, of.history()};
-}
+using test::next, test::virtual_lane;
 
 /// An allreduce by another operation than a sum.
 template <class Op, class E>

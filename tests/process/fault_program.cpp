@@ -720,8 +720,8 @@ int main(int argc, char** argv) try {
     });
     if (code != 0) std::this_thread::sleep_for(std::chrono::milliseconds(with.linger));
 #if defined(FAULT_PROGRAM_MPI)
-    if (code != 0 &&
-        own) {  // run() ends the job if it has initialised MPI itself; all have said why, but for a frozen rank
+    // run() ends the job if it has initialised MPI itself. All have said why they fail, but for a frozen rank.
+    if (code != 0 && own) {
         MPI_Request everybody = MPI_REQUEST_NULL;
         MPI_Ibarrier(MPI_COMM_WORLD, &everybody);
         for (int done = 0, waits = 0; done == 0 && waits < 500; ++waits) {
