@@ -14,7 +14,7 @@ set -euo pipefail
 demo_packages=(g++ cmake ninja-build libboost-dev libeigen3-dev zlib1g-dev libxxhash-dev libssl-dev libcli11-dev
     dataset-fashion-mnist)
 mpi_packages=(libopenmpi-dev openmpi-bin libboost-mpi-dev)
-tests_packages=(catch2 ccache python3 python3-pip python3-venv strace binutils iproute2 procps pkg-config clang-19 libclang-rt-19-dev doxygen
+tests_packages=(catch2 ccache python3 python3-pip python3-venv strace binutils iproute2 nftables procps pkg-config clang-19 libclang-rt-19-dev doxygen
     doxygen-awesome-css lintian libarmadillo-dev libdlib-dev)
 ci_packages=(clang-format-19 clang-tidy-19 shellcheck)
 slurm_packages=(slurmctld slurmd slurm-client)

@@ -86,6 +86,24 @@ class Scripts(unittest.TestCase):
         self.assertRegex(table[-1], r"^Paths: ddp: TCP\. .*gloo-ring: TCP on lo")
         self.assertRegex(out, r"(?m)^Compiled by (gcc|clang) \d.* Versions: .*Gloo \(of unknown version\)")
 
+    def test_every_library_has_the_systems_congestion_control(self):
+        programs, said = self.at / "programs", self.at / "said"
+        programs.mkdir()
+        for name in ("ddp-perf", "ddprun"):
+            program = programs / name
+            program.write_text(f"""#!/bin/sh
+[ "$1" = --help ] || echo "{name} ${{DDP_TCP_CONGESTION-its own}}" >> "{said}"
+exec "{BUILD}/tools/{name}" "$@"
+""")
+            program.chmod(0o755)
+        command = self.script("sockets steps")
+        command[command.index("--programs") + 1] = programs
+        self.ran(*command)
+        systems = pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+        wanted = {f"ddp-perf {systems}", f"ddprun {systems}"}
+        # The same program measures MPI over TCP, which takes the system's without being told.
+        self.assertEqual(set(said.read_text().splitlines()) - {"ddp-perf its own"}, wanted)
+
     def test_one_rank_beside_plain_eigen(self):
         out, _ = self.ran(*self.peers(EIGEN, "step_eigen-theirs", "alone"))
         table = table_of(out, "One rank")

@@ -570,19 +570,51 @@ class Star(Hosts):
         ip("-n", self.names[side], "route", "del", "blackhole", self.addresses[other] + "/32")
 
 
+class Firewalled(Star):
+    """The same, with rules of nftables in the router: no host sees that its packets are dropped."""
+
+    def nft(self, *words):
+        return subprocess.run(["ip", "netns", "exec", self.router, "nft", *words], stdin=subprocess.DEVNULL, capture_output=True,
+                              text=True, timeout=30, check=False)
+
+    def make(self):
+        super().make()
+        for words in (("add", "table", "inet", "cut"), ("add", "chain inet cut passing { type filter hook forward priority 0; }")):
+            done = self.nft(*words)
+            if done.returncode != 0:
+                raise unittest.SkipTest(f"no nftables here: {done.stderr}")
+
+    def rule(self, side, other, *verdict):
+        done = self.nft("add", "rule", "inet", "cut", "passing", "ip", "saddr", self.addresses[side], "ip", "daddr",
+                        self.addresses[other], *verdict)
+        if done.returncode != 0:
+            raise OSError(done.stderr)
+
+    def sever(self, side, other):
+        self.rule(side, other, "counter", "drop")
+
+    def dropped(self):
+        """How many packets."""
+        return sum(int(n) for n in re.findall(r"counter packets (\d+)", self.nft("list", "table", "inet", "cut").stdout))
+
+    def mend(self, side, other):
+        self.nft("flush", "chain", "inet", "cut", "passing")
+
+
 class Routed(BetweenHosts):
     count = 3
+    kind = Star
 
     def setUp(self):
-        self.hosts = Star(self.count)
+        self.hosts = self.kind(self.count)
         self.addCleanup(self.hosts.remove)
         self.hosts.make()
         self.running = []
         self.addCleanup(self.end_all)
 
-    def cut(self, *ways):
+    def cut(self, *ways, at=None):
         def attempt():
-            ranks = self.endless(range(self.count))
+            ranks = self.endless(range(self.count), at=at)
             struck = time.monotonic()
             for side, other in ways:
                 self.hosts.sever(side, other)
@@ -629,8 +661,42 @@ class Links(Routed):
         self.cut((1, 2), (2, 1))
 
 
+class Firewall(Routed):
+    """A router begins to drop or to refuse what one host sends to another, in a phase of a step of one of the ranks."""
+
+    kind = Firewalled
+
+    def test_in_one_direction(self):
+        for rank, phase, *way in ((0, "forward", 1, 2), (2, "backward", 2, 0), (1, "waiting", 1, 0), (0, "allreduce", 0, 2),
+                                  (1, "between", 0, 1)):
+            with self.subTest(rank=rank, phase=phase, way=way):
+                self.cut(way, at=(rank, phase))
+                self.assertGreater(self.hosts.dropped(), 0)
+                self.hosts.mend(*way)
+
+    def test_in_both_directions(self):
+        for rank, phase, a, b in ((0, "backward", 0, 1), (2, "forward", 1, 2)):
+            with self.subTest(rank=rank, phase=phase, between=(a, b)):
+                self.cut((a, b), (b, a), at=(rank, phase))
+                self.hosts.mend(a, b)
+
+    def test_refused_with_a_reset(self):
+        def attempt():
+            ranks = self.endless(range(3))
+            struck = time.monotonic()
+            self.hosts.rule(1, 2, "meta", "l4proto", "tcp", "reject", "with", "tcp", "reset")
+            self.wait(ranks)
+            errors = {r.error() for r in ranks}
+            self.assertEqual(len(errors), 1, self.story(ranks))
+            self.assertRegex(errors.pop(), r"^DDP-E202 .*the connection between rank (1 and rank 2|2 and rank 1)\b")
+            return struck, ranks
+
+        self.in_time(attempt, lambda: self.hosts.mend(1, 2))
+
+
 class FourHosts(Routed):
     count = 4
+    kind = Firewalled
 
     def test_between_1_and_3(self):
         self.cut((1, 3), (3, 1))
