@@ -7,6 +7,7 @@
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -54,40 +55,58 @@ std::string check(communicator<>& comm, std::size_t count, Op op, bool start = f
         for (std::size_t i = 0; i < count; ++i)
             if (plain[i] != mine[i]) return "element " + std::to_string(i) + " of " + std::to_string(count);
     }
-    std::size_t const by_messages = comm.size() == 2 ? 4 << 10 : 16 << 10;
-    bool const in_place = comm.size() > 1 && count * sizeof(E) > by_messages;
+    bool const in_place = comm.size() > 1 && count > 0;
     return in_memory(comm, mine) == in_place ? "" : "the other way was taken";
+}
+
+constexpr std::size_t flags_at(std::size_t bytes) {
+    constexpr std::size_t line = detail::flag_barrier::line;
+    return (bytes + line - 1) / line * line;
+}
+/// On a line's boundary, as pages are.
+std::shared_ptr<std::byte> zeroed(std::size_t bytes) {
+    struct alignas(detail::flag_barrier::line) line_of {
+        std::byte held[detail::flag_barrier::line];
+    };
+    auto const lines = std::make_shared<std::vector<line_of>>((bytes + sizeof(line_of) - 1) / sizeof(line_of));
+    return {lines, lines->front().held};
 }
 
 using on_type = virtual_cluster::scheduler_type;
 
-/// Twice in virtual time, over memory of all ranks; `table` has a page and then the numbers of each.
+constexpr std::size_t handed_over = 1024;
+
+/// Three times in virtual time, over memory of all ranks; `table` has a page, then the numbers and the flags of each.
 template <Number E, class Op>
 task<> in_virtual_time(on_type* on, std::vector<std::shared_ptr<std::byte>> const* table, std::size_t count,
                        failures* wrong) {
     group& world = on->world();
-    auto const memory = std::make_shared<shared_memory>(nullptr, *table, std::vector<std::size_t>(table->size()),
-                                                        std::as_const(world), 1);
-    for (std::uint64_t repeat = 1; repeat <= 2; ++repeat) {
+    std::size_t const ranks = table->size();
+    auto const memory =
+        std::make_shared<shared_memory>(nullptr, *table, std::vector<std::size_t>(ranks), std::as_const(world), 1);
+    auto const flags = std::make_shared<detail::flag_barrier>(memory, ranks, static_cast<std::size_t>(world.rank()),
+                                                              flags_at(count * sizeof(E)), handed_over);
+    for (std::uint64_t repeat = 1; repeat <= 3; ++repeat) {
         auto const terms = addends<E>(values::mixed, repeat, world.size(), count);
         std::span<E> const mine(reinterpret_cast<E*>(memory->mine().get()), count);
         std::ranges::copy(terms[static_cast<std::size_t>(world.rank())], mine.begin());
         virtual_lane const over = next(*on, world);
-        co_await memory_allreduce::combine<Op, virtual_transport, E>(over, memory, count);
+        co_await memory_allreduce::combine<Op, virtual_transport, E>(over, flags, mine, 0ns);
         note(*wrong, Op::name, compare(std::span<E const>(mine), std::span<E const>(reference_reduce<Op>(terms))));
     }
 }
 template <Number E, class Op>
 void check_in_virtual_time() {
     for (std::uint64_t const seed : {1u, 2u, 3u})
-        for (std::size_t const ranks : {2u, 3u, 6u, 9u})
+        for (std::size_t const ranks : {2u, 3u, 6u, 9u, 50u})
             for (std::size_t const count : {std::size_t{1}, std::size_t{1003}, std::size_t{600'001}}) {
                 if (count > 10'000 && (ranks > 2 || seed > 1)) continue;  // long enough that a rank yields
+                if (ranks > 48 && seed > 1) continue;                     // more than one flag holds marks for
                 CAPTURE(seed, ranks, count, Op::name);
                 std::vector<std::shared_ptr<std::byte>> table;
                 for (std::size_t r = 0; r < ranks; ++r)
-                    table.emplace_back(new std::byte[memory_sharing::header_bytes + count * sizeof(E)],
-                                       std::default_delete<std::byte[]>());
+                    table.push_back(zeroed(memory_sharing::header_bytes + flags_at(count * sizeof(E)) +
+                                           detail::flag_barrier::bytes(ranks, handed_over)));
                 virtual_cluster cluster(static_cast<int>(ranks), {.latency = 20us, .extra_delay = 200us, .seed = seed});
                 std::vector<failures> wrong(ranks);
                 auto const outcome = cluster.run([&](int rank, on_type& on) {
@@ -125,6 +144,54 @@ TEST_CASE("an array in shared memory is combined in the canonical order", "[coll
         return check<double>(half, 20'000, maximum{});
     });
     for (std::string const& one : wrong) CHECK(one == "");
+}
+
+TEST_CASE("ranks that are late, by chance and for long, and an array of every size give the sums", "[collective]") {
+    int const ranks = GENERATE(2, 3, 5, 50);
+    auto const wrong = run_ranks(ranks, [](communicator<>& comm) -> std::string {
+        int const all = comm.size(), rounds = all > 9 ? 40 : 400;
+        shared_array<std::int64_t> const tiny(comm, 1), small(comm, 256), large(comm, 2000);
+        std::uint64_t draws = static_cast<std::uint64_t>(comm.rank()) + 1;
+        for (int round = 0; round < rounds; ++round) {
+            draws = draws * 6364136223846793005u + 1442695040888963407u;
+            // Within the time for which the others look, about at its end, long after it; and all at once.
+            if (draws >> 62 == 0) std::this_thread::sleep_for(std::chrono::microseconds(draws >> 32 & 127));
+            if (draws >> 59 == 8) std::this_thread::sleep_for(1ms);
+            shared_array<std::int64_t> const& array = round % 3 == 0 ? tiny : round % 3 == 1 ? small : large;
+            for (std::size_t i = 0; i < array.size(); ++i)
+                array[i] = comm.rank() * round + static_cast<std::int64_t>(i);
+            if (round % 7 == 0)
+                start_allreduce(comm, array).wait();
+            else
+                allreduce(comm, array);
+            for (std::size_t i = 0; i < array.size(); ++i)
+                if (array[i] != all * (all - 1) / 2 * round + all * static_cast<std::int64_t>(i))
+                    return "round " + std::to_string(round) + ", element " + std::to_string(i);
+        }
+        return "";
+    });
+    for (std::string const& one : wrong) CHECK(one == "");
+}
+
+TEST_CASE("ranks that do different things to an array in memory get a mismatch at once", "[collective]") {
+    std::size_t const count = GENERATE(10u, 5000u);  // handed over, in place
+    int const other = GENERATE(0, 1, 2);
+    CAPTURE(count, other);
+    auto const began = std::chrono::steady_clock::now();
+    auto const errors = errors_of_ranks(3, [&](communicator<>& comm) {
+        shared_array<float> const a(comm, count);
+        for (int i = 0; i < 3; ++i) allreduce(comm, a);
+        if (comm.rank() != 1) return allreduce(comm, a);
+        if (other == 0) return allreduce(comm, a, minimum{});
+        if (other == 1) return barrier(comm);
+        allreduce(comm, a.span());
+    });
+    CHECK(std::chrono::steady_clock::now() - began < 2s);
+    for (std::string const& one : errors) {
+        CAPTURE(one);
+        CHECK(one.find("DDP-E205") == 0);
+        CHECK(one.find("allreduce #5 of " + std::to_string(count)) != std::string::npos);
+    }
 }
 
 TEST_CASE("what the page about collectives does with a shared array", "[collective]") {

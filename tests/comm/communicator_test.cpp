@@ -79,10 +79,12 @@ public:
         inner_->post_receive(peer, what, in, done);
     }
     std::atomic<std::int64_t> pace_now{0}, paced_callers{0};  // in nanoseconds; how often one was
+    std::atomic<int> driven{0};                               // calls of progress
 
     void pace(nanoseconds least) { pace_now = least.count(); }
     bool progress(time_point until) {
         if (std::this_thread::get_id() == maker_ && pace_now != 0) ++paced_callers;
+        ++driven;
         if (throws_after.fetch_sub(1) <= 0) {
             if (throws_a_number) throw 7;
             throw error(errc::frame, "the cable is cut");
@@ -192,6 +194,17 @@ TEST_CASE("one rank alone needs no thread and no peers", "[comm][communicator]")
     CHECK(sum_of_ones(comm) == 1.0f);
     comm.progress();
     comm.check();
+}
+
+TEST_CASE("calls that await nothing drive the transport now and then, for its heartbeats", "[comm][communicator]") {
+    run_odd_ranks(1, false, timing::for_tests(), [](communicator<odd_transport>& comm) {
+        auto const nothing = []() -> task<> { co_return; };
+        int calls = 0;
+        auto const end = std::chrono::steady_clock::now() + 20s;
+        for (; comm.transport().driven < 5 && std::chrono::steady_clock::now() < end; ++calls) comm.run(nothing);
+        CHECK(comm.transport().driven == 5);
+        CHECK(calls > 50);  // every 12 ms: a quarter of the time between heartbeats
+    });
 }
 
 TEST_CASE("blocking calls and the communication thread take turns, thousands of times", "[comm][communicator]") {

@@ -86,7 +86,7 @@ class DdpPerf(unittest.TestCase):
             self.assertTrue(math.isclose(row["bus_GBps"], factor * row["alg_GBps"], rel_tol=1e-4), row)
 
     def test_algorithms(self):
-        for given, printed in (("ring", "ring"), ("auto", "recursive_doubling"), ("naive", "naive"), ("direct", "direct"),
+        for given, printed in (("ring", "ring"), ("auto", "memory"), ("naive", "naive"), ("direct", "direct"),
                                ("halving_doubling", "halving_doubling"), ("hierarchical", "hierarchical")):
             out = self.measured("allreduce", "--transport", "inproc", "--algorithm", given, "-b", 4, "-e", 4,
                                 "--iterations", 1)

@@ -189,7 +189,7 @@ class Struck(unittest.TestCase):
             self.assertEqual({r.said("done")[0]["memory"] for r in job.ranks.values()}, {"shared"}, job.story())
             self.assertEqual({r.said("done")[0]["messages"] for r in job.ranks.values()}, {"memory"}, job.story())
             self.assertEqual(job.left_behind(), [])
-        self.strike_all([((phase,), {}) for phase in self.phases] +
+        self.strike_all([((phase,), {}) for phase in self.phases] + [(("array:2", "array=100"), {})] +
                         [((phase, words), {}) for phase in self.passes for words in self.variants])
 
     def test_killed_or_stopped_on_one_of_two_hosts(self):

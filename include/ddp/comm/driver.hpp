@@ -328,6 +328,7 @@ void driver<T>::fail(function_ref<void()> how) noexcept {
 template <Transport T>
 void driver<T>::drive_until(function_ref<bool()> done) {
     turns_.count_call();
+    if (done() && scheduler_.neglects_transport()) scheduler_.progress(time_point{});
     while (!done()) {
         scheduler_.pump();
         if (!done()) poll();

@@ -117,6 +117,9 @@ public:
     /// Whether a coroutine can continue without the transport.
     [[nodiscard]] bool can_continue() const noexcept { return !ready_.empty() || !yielded_.empty(); }
 
+    /// Whether turns have for a while done without the transport, which has heartbeats to send.
+    [[nodiscard]] bool neglects_transport() const noexcept { return driven_ - moved_ > times_.heartbeat / 4; }
+
     /// Whether any client has mail that has not been collected yet. Called by the thread that adds and removes clients.
     [[nodiscard]] bool has_mail() const noexcept {
         for (mailbox_client const* c = clients_; c != nullptr; c = c->next_)
@@ -155,7 +158,7 @@ protected:
     void goes_away(time_point due) noexcept {
         time_point const at = now();
         if (at - driven_ > times_.verdict) came_back(driven_);  // the process was stopped within a turn
-        driven_ = std::max(driven_, at);
+        moved_ = driven_ = std::max(driven_, at);
         due_ = due;
         polled_ = true;
     }
@@ -209,7 +212,7 @@ private:
     std::uint64_t entered_ = 0;
     std::uint64_t bytes_sent_ = 0;
     std::uint32_t next_context_ = 1;
-    time_point driven_ = {};               // when this was driven last
+    time_point driven_ = {}, moved_ = {};  // when this was driven last, and the transport
     time_point due_ = never;               // when it has to be driven again
     nanoseconds absent_{0};                // in total; an operation's since_ does not count it
     operation const* favoured_ = nullptr;  // the oldest wait when time was given last
