@@ -75,9 +75,10 @@ public:
     /// `patience` at those that have not.
     [[nodiscard]] bool all_here(nanoseconds patience) noexcept {
         if (marked_) return false;
+        time_point end = never;
         for (std::size_t d = 1; d < ranks_; ++d) {
             std::size_t const r = me_ + d < ranks_ ? me_ + d : me_ + d - ranks_;
-            if (!arrived(r) && !arrives(r, patience)) return false;
+            if (!arrived(r) && !arrives(r, patience, end)) return false;
             if (differs(r)) return false;
         }
         look_at_cores();
@@ -160,10 +161,11 @@ private:
                 return true;
         return false;
     }
-    /// Looks again and again, and gives up the core in between: every time if another rank has run on it.
-    [[nodiscard]] bool arrives(std::size_t r, nanoseconds patience) noexcept {
+    /// Looks again and again, and gives up the core in between: every time if another rank has run on it. The first call of
+    /// a round sets `end`.
+    [[nodiscard]] bool arrives(std::size_t r, nanoseconds patience, time_point& end) const noexcept {
         if (patience <= nanoseconds{0}) return false;
-        time_point const end = monotonic_clock::now() + patience;
+        if (end == never) end = monotonic_clock::now() + patience;
         for (int looks = 1; !arrived(r); ++looks) {
             bool const yields = crowded_ || looks % 256 == 0;
             yields ? void(::sched_yield()) : spin_pause();
