@@ -2,8 +2,9 @@
 //
 //   ddprun -n 2 --prefix none -- ./benchmark_checkpoint DIRECTORY
 //
-// The model is train_step's wide (784-4096-4096-4096-10, float, 147 MB; 64 samples a rank), with momentum; WIDTH replaces
-// 4096. DIRECTORY gets the checkpoints, and keeps the last. ROUNDS (5) are counted after one that is not.
+// The model is train_step's wide (784-4096-4096-4096-10, float, 147 MB; 64 samples a rank), with SGD with momentum, or with
+// OPTIMIZER=adam Adam; WIDTH replaces 4096, UPDATE=replicated the update. DIRECTORY gets the checkpoints, and keeps the last.
+// ROUNDS (5) are counted after one that is not.
 //
 // Prints milliseconds on rank 0, medians of rounds, and whether the last checkpoint, resumed, has the values that were saved:
 //   step               a step while nothing is written
@@ -19,6 +20,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <ddp/checkpoint/checkpoints.hpp>
@@ -59,6 +61,10 @@ int main(int argc, char** argv) {
         char const* const text = std::getenv(name);
         return text == nullptr ? otherwise : std::max(1, std::atoi(text));
     };
+    auto const asks = [](char const* name, std::string_view value) {
+        char const* const text = std::getenv(name);
+        return text != nullptr && text == value;
+    };
     int const count = 1 + number("ROUNDS", 5);
     std::size_t const width = static_cast<std::size_t>(number("WIDTH", 4096));
     return ddp::run_main<ddp::threads, ddp::tcp>([&](ddp::communicator<>& comm) {
@@ -66,7 +72,12 @@ int main(int argc, char** argv) {
         auto net = sequential{linear(784, width),   relu(), linear(width, width), relu(),
                               linear(width, width), relu(), linear(width, 10),    softmax_cross_entropy()};
         net.initialize(1);
-        ddp::data_parallel trainer{net, ddp::sgd{.lr = 0.01, .momentum = 0.9}, comm};
+        ddp::any_optimizer const optimizer = asks("OPTIMIZER", "adam")
+                                                 ? ddp::any_optimizer(ddp::adam{.lr = 1e-4})
+                                                 : ddp::any_optimizer(ddp::sgd{.lr = 0.01, .momentum = 0.9});
+        ddp::training_options options;
+        if (asks("UPDATE", "replicated")) options.update = ddp::update::replicated;
+        ddp::data_parallel trainer{net, optimizer, comm, options};
         std::size_t const rows = 64, features = 784;
         std::vector<float> const inputs(rows * features, 0.5F);
         std::vector<std::uint32_t> const labels(rows, 3);

@@ -165,7 +165,8 @@ private:
     /// a round sets `end`.
     [[nodiscard]] bool arrives(std::size_t r, nanoseconds patience, time_point& end) const noexcept {
         if (patience <= nanoseconds{0}) return false;
-        if (end == never) end = monotonic_clock::now() + patience;
+        // Where ranks share cores, each has to run once before all have arrived.
+        if (end == never) end = monotonic_clock::now() + patience * (crowded_ ? 1 + ranks_ / 8 : 1);
         for (int looks = 1; !arrived(r); ++looks) {
             bool const yields = crowded_ || looks % 256 == 0;
             yields ? void(::sched_yield()) : spin_pause();

@@ -174,8 +174,8 @@ auto allreduce_array(communicator<T> const& comm, shared_array<E> const& data, O
 /// Replaces the array on every rank by the sum of the arrays of all ranks, or by another operation.
 ///
 /// Cost    if memory is shared: up to 4 KiB (2 KiB with two ranks), every rank reads the arrays of all; above, two barriers, and every rank reads and
-///         writes each byte once. Flags in memory are the barriers; a rank waits for up to 50 us for the flags of others, and
-///         then, as for any message, asleep. Otherwise the cost of automatic_allreduce.
+///         writes each byte once. Flags in memory are the barriers; a rank waits for up to 50 us for the flags of others
+///         (1 + P/8 times as long if ranks share cores), and then, as for any message, asleep. Otherwise the cost of automatic_allreduce.
 /// Order   the canonical tree over ranks: the bits of any canonical algorithm.
 /// Throws  comm_error (the same verdict on every rank); data is then unspecified.
 template <Transport T, Number E, OperationOn<E> Op = sum>
