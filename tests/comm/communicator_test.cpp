@@ -18,6 +18,8 @@
 #include <ddp/collective/algorithms/recursive_doubling_allreduce.hpp>
 #include <ddp/collective/allreduce.hpp>
 #include <ddp/collective/barrier.hpp>
+#include <ddp/collective/point_to_point.hpp>
+#include <ddp/collective/request.hpp>
 #include <ddp/transport/inproc.hpp>
 
 #include "support/catch.hpp"
@@ -205,6 +207,22 @@ TEST_CASE("calls that await nothing drive the transport now and then, for its he
         CHECK(comm.transport().driven == 5);
         CHECK(calls > 50);  // every 12 ms: a quarter of the time between heartbeats
     });
+}
+
+TEST_CASE("a receive that nobody answers ends in time beside calls that await nothing", "[comm][communicator]") {
+    bool const own_thread = GENERATE(false, true);
+    auto const errors = run_odd_ranks(2, own_thread, quick(), [](communicator<odd_transport>& comm) {
+        auto const nothing = []() -> task<> { co_return; };
+        std::vector<int> in(1);
+        auto const unanswered = comm.rank() == 0 ? start_receive(comm, in, 1) : request();
+        auto const end = std::chrono::steady_clock::now() + 20s;
+        int const before = comm.transport().driven;
+        for (int i = 0; i < 100; ++i) comm.run(nothing);
+        if (comm.rank() == 0 && comm.transport().driven - before < 100) throw std::logic_error("it is not driven");
+        while (std::chrono::steady_clock::now() < end) comm.run(nothing);
+        throw std::logic_error("no deadline");
+    });
+    for (std::string const& one : errors) CHECK(one.find("DDP-E204") == 0);
 }
 
 TEST_CASE("blocking calls and the communication thread take turns, thousands of times", "[comm][communicator]") {

@@ -1,6 +1,8 @@
 #include <ddp/transport/framed/tcp.hpp>
 
+#include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -233,6 +235,45 @@ TEST_CASE("a rank that never sleeps sends heartbeats, and finds who has gone", "
     CHECK(zero->reports()[1].is == report::state::left);
     zero->leave();
     gone.get();
+}
+
+TEST_CASE("a rank that only polls now and then hears at once that another was killed", "[tcp]") {
+    ddp::tcp_options options;
+    // Of a connection through memory the socket is looked at in one of 64 polls, and when it is time to.
+    auto const [memory, first] =
+        GENERATE(table<bool, int>({{false, 0}, {true, 0}, {true, 16}, {true, 32}, {true, 48}}));
+    CAPTURE(memory, first);
+    options.share_memory = memory;
+    boost::asio::ip::tcp::acceptor acceptor(ddp::tcp_context(), {boost::asio::ip::make_address("127.0.0.1"), 0});
+    ddp::job job;
+    job.size = 2;
+    job.master_port = acceptor.local_endpoint().port();
+    ::pid_t const other = ::fork();
+    REQUIRE(other >= 0);
+    if (other == 0) {
+        job.rank = 1;
+        try {
+            auto const one = ddp::connect_tcp(job, options);
+            for (;;) one->progress(ddp::never);
+        } catch (...) {
+        }
+        ::_exit(1);
+    }
+    options.listen_descriptor = ::dup(acceptor.native_handle());
+    auto const zero = ddp::connect_tcp(job, options);
+    CHECK(zero->in_memory(1) == options.share_memory);
+    auto const poll = [&] {
+        std::this_thread::sleep_for(40ms);
+        zero->progress({});
+    };
+    for (int turn = 0; turn < first; ++turn) zero->progress({});
+    for (int turn = 0; turn < 2; ++turn) poll();
+    ::kill(other, SIGKILL);
+    ::waitpid(other, nullptr, 0);
+    int polls = 0;
+    for (; polls < 50 && zero->reports()[1].is == report::state::silent; ++polls) poll();
+    CHECK(zero->reports()[1].is == report::state::closed);
+    CHECK(polls < 10);
 }
 
 TEST_CASE("bytes of a record that is not whole yet are a sign of life, if they are more than heartbeats", "[tcp]") {

@@ -27,7 +27,7 @@ namespace ddp::detail {
 ///
 ///     flags.arrive(over.fingerprint, payload);
 ///     if (!flags.all_here(patience)) co_await flags.exchange(over);
-///     // of(r): the payload of rank r, until this rank arrives in the next round but one
+///     // of(r): the payload of rank r, until this rank arrives in the next round
 ///
 /// Flags   a rank sets its own flag, and looks at those of all others; a round needs no message. A rank that has looked
 ///         for long enough marks the flags of the ranks that are late, and exchanges an empty message with each of them:
@@ -36,7 +36,8 @@ namespace ddp::detail {
 ///         fails with DDP-E205.
 /// Slots   rounds take two in turn. A rank that announces round n + 2 has seen all others in round n + 1, so they have
 ///         read what it announced in round n.
-/// Cost    P - 1 cache lines read, one written, and the payload once on each rank; no messages if no rank is late.
+/// Cost    P - 1 cache lines read, one written (two and more beyond 48 ranks), and the payload once on each rank; no messages
+///         if no rank is late. If all look for no time, or in vain, P - 1 empty messages on each rank.
 class flag_barrier {
 public:
     /// The bytes that it takes of each rank's memory.
@@ -109,7 +110,7 @@ private:
     static constexpr std::size_t marked = 48;
     static constexpr std::uint64_t marks = (std::uint64_t{1} << marked) - 1;
 
-    /// A slot begins with it. Further flags of the same round, for ranks from 48 on, take a line each before the slot.
+    /// A slot begins with it. Further flags of the same round, for ranks from 48 on, take a line each before it.
     struct head {
         std::uint64_t flag;
         std::uint64_t fingerprint;

@@ -102,7 +102,7 @@ private:
 /// Making one is collective: all ranks pass the same count; if they do not, the first allreduce throws E205. Each rank
 /// may destroy its own array at any time.
 ///
-/// Cost    count sizeof(E) bytes of memory per rank, and up to 9 KiB for allreduce. Sharing them: a few small all-gathers.
+/// Cost    count sizeof(E) bytes of memory per rank, and about 9 KiB for allreduce (a few more for more than 100 ranks). Sharing them: a few small all-gathers.
 /// Throws  comm_error (the same verdict on every rank); environment_error, on every rank, if one is out of memory.
 template <Number E>
 class shared_array {
@@ -173,16 +173,18 @@ auto allreduce_array(communicator<T> const& comm, shared_array<E> const& data, O
 
 /// Replaces the array on every rank by the sum of the arrays of all ranks, or by another operation.
 ///
-/// Cost    if memory is shared: up to 4 KiB (2 KiB with two ranks), every rank reads the arrays of all; above, two barriers, and every rank reads and
-///         writes each byte once. Flags in memory are the barriers; a rank waits for up to 50 us for the flags of others
-///         (1 + P/8 times as long if ranks share cores), and then, as for any message, asleep. Otherwise the cost of automatic_allreduce.
+/// Cost    if memory is shared: up to 4 KiB (2 KiB with two ranks), one barrier, and every rank reads the arrays of all; above,
+///         two barriers, and every rank reads and writes each byte once. At a barrier a rank looks at flags in memory for up
+///         to 50 us (1 + P/8 times as long if ranks share cores), and then waits for messages of the ranks that are late.
+///         Otherwise the cost of automatic_allreduce.
 /// Order   the canonical tree over ranks: the bits of any canonical algorithm.
 /// Throws  comm_error (the same verdict on every rank); data is then unspecified.
 template <Transport T, Number E, OperationOn<E> Op = sum>
 void allreduce(communicator<T> const& comm, shared_array<E> const& data, Op op = {}) {
     detail::allreduce_array<detail::blocking>(comm, data, op);
 }
-/// Starts an allreduce of the arrays of all ranks. Data: see request; the array must outlive the request.
+/// Starts an allreduce of the arrays of all ranks. Data: see request; the array must outlive the request. Cost: as above, but a
+/// barrier is an empty message with each rank that has not arrived; that of the last rank to arrive may combine up to 1 MiB.
 template <Transport T, Number E, OperationOn<E> Op = sum>
 [[nodiscard]] request start_allreduce(communicator<T> const& comm, shared_array<E> const& data, Op op = {}) {
     return detail::allreduce_array<detail::starting>(comm, data, op);

@@ -286,7 +286,8 @@ void driver<T>::run(function_ref<task<>()> make, char const* name, std::uint64_t
             name = scheduler_.last_entered().current().name;
             number = scheduler_.last_entered().current().id.index;
         }
-        // Of a collective, which takes a microsecond, the time of the turn is exact enough. Others may run a whole step.
+        // Of a collective the time of the turn is exact enough; only in memory may one turn be all of it (flag_barrier).
+        // Others may run a whole step.
         auto const note = [&](flight what) {
             collective ? scheduler_.note_driven(what, number, in, 0, name) : scheduler_.note(what, number, in, 0, name);
         };
@@ -328,7 +329,8 @@ void driver<T>::fail(function_ref<void()> how) noexcept {
 template <Transport T>
 void driver<T>::drive_until(function_ref<bool()> done) {
     turns_.count_call();
-    if (done() && scheduler_.neglects_transport()) scheduler_.progress(time_point{});
+    if (done() && (scheduler_.busy() || scheduler_.neglects_transport()))  // no message was awaited
+        scheduler_.progress(time_point{}), scheduler_.rests_until(scheduler_.next_deadline());
     while (!done()) {
         scheduler_.pump();
         if (!done()) poll();

@@ -79,9 +79,7 @@ public:
     /// Returns what fail_and_keep() has stored, and forgets it.
     [[nodiscard]] std::exception_ptr take_kept() noexcept { return std::exchange(kept_, nullptr); }
     /// Stores an exception that a noexcept call has caught: the next call throws it.
-    void put_back(std::exception_ptr const& kept) noexcept {
-        if (failed_ && !kept_) kept_ = kept;
-    }
+    void put_back(std::exception_ptr const& kept) noexcept { kept_ = failed_ && !kept_ ? kept : kept_; }
 
     /// A blocking call begins (+1) or ends (-1). Between the two, what this rank entered last is under way.
     void count_calls(int change) noexcept { calls_under_way_ += change; }
@@ -117,8 +115,10 @@ public:
     /// Whether a coroutine can continue without the transport.
     [[nodiscard]] bool can_continue() const noexcept { return !ready_.empty() || !yielded_.empty(); }
 
-    /// Whether turns have for a while done without the transport, which has heartbeats to send.
-    [[nodiscard]] bool neglects_transport() const noexcept { return driven_ - moved_ > times_.heartbeat / 4; }
+    /// Whether turns have for a while done without the transport, which has heartbeats to send and records to hear.
+    [[nodiscard]] bool neglects_transport() const noexcept {
+        return driven_ - moved_ > std::min(times_.heartbeat, times_.verdict) / 4;
+    }
 
     /// Whether any client has mail that has not been collected yet. Called by the thread that adds and removes clients.
     [[nodiscard]] bool has_mail() const noexcept {

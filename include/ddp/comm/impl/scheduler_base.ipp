@@ -91,9 +91,7 @@ DDP_DECL void scheduler_base::turn() {
         failure late = waiting_record(*first_);
         fail(late);
     }
-    while (!ready_.empty()) {
-        resume_ready();
-    }
+    while (!ready_.empty()) resume_ready();
     if (detail::waiter* const next = std::exchange(polled_, false) ? yielded_.pop_front() : nullptr) {
         next->handle.resume();
         while (!ready_.empty()) resume_ready();

@@ -354,6 +354,8 @@ private:
         bool late = false;
         timers_ran_ = at;
         for (auto const& l : links_) {
+            // Its socket says that the far end is gone, and is looked at now and then only.
+            if constexpr (requires { l->stream.woken(true); }) l->stream.woken(true);
             if (l->out_open && at - l->sent >= options_.times.heartbeat) {
                 l->out.beat(mark_);
                 l->sent = at;
