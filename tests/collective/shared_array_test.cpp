@@ -265,7 +265,7 @@ TEST_CASE("an array may go before its request has ended elsewhere, and its commu
 TEST_CASE("flags hold for more rounds than a flag can count, and two arrays at once", "[collective]") {
     auto const wrong = run_ranks(2, [](communicator<>& comm) {
         shared_array<std::int64_t> const a(comm, 1), b(comm, 1);
-        int wrong = 0;
+        int others = 0;
         for (std::int64_t round = 0; round < 70'000; ++round) {
             a[0] = round + comm.rank();
             if (round % 1000 != 0) {
@@ -275,11 +275,11 @@ TEST_CASE("flags hold for more rounds than a flag can count, and two arrays at o
                 request first = start_allreduce(comm, a), second = start_allreduce(comm, b);
                 second.wait();
                 first.wait();
-                wrong += b[0] != -2 * round;
+                others += b[0] != -2 * round;
             }
-            wrong += a[0] != 2 * round + 1;
+            others += a[0] != 2 * round + 1;
         }
-        return wrong;
+        return others;
     });
     for (int const one : wrong) CHECK(one == 0);
 }
