@@ -102,7 +102,8 @@ private:
 /// Making one is collective: all ranks pass the same count; if they do not, the first allreduce throws E205. Each rank
 /// may destroy its own array at any time.
 ///
-/// Cost    count sizeof(E) bytes of memory per rank, and about 9 KiB for allreduce (a few more for more than 100 ranks). Sharing them: a few small all-gathers.
+/// Cost    count sizeof(E) bytes of memory per rank, and up to 9 KiB for allreduce (a little more beyond 100 ranks). Sharing
+///         them: a few small all-gathers.
 /// Throws  comm_error (the same verdict on every rank); environment_error, on every rank, if one is out of memory.
 template <Number E>
 class shared_array {
