@@ -620,8 +620,8 @@ TEST_CASE(
         {3, true, size_capped_buckets{.cap_bytes = 700, .first_bytes = 64}, false, false, false, {7, 7, 4}}};
     using training = kept_training<communicator<>, double>;
     auto const every = every_optimizer();
-    auto const recipe = [](side const& s, any_optimizer const& optimizer) {
-        kept_recipe by{.optimizer = optimizer, .options = options_of(s.sharded, false), .buckets = s.buckets};
+    auto const recipe = [](side const& s, any_optimizer const& optimizer, bool clipped) {
+        kept_recipe by{.optimizer = optimizer, .options = options_of(s.sharded, clipped), .buckets = s.buckets};
         by.options.share_memory = s.memory;
         return by;
     };
@@ -647,17 +647,21 @@ TEST_CASE(
         for (std::size_t to = 0; to < sides.size(); ++to) {
             if ((from + to) % 3 != 0 && sanitizers_leave_out("two of three pairs of sides")) continue;
             auto const& [name, optimizer] = every[(from + to) % every.size()];
-            CAPTURE(from, to, name);
+            bool const clipped = (from + 2 * to) % 4 < 2, changed = (2 * from + to) % 3 == 0;
+            CAPTURE(from, to, name, clipped, changed);
             scratch_directory const scratch;
             auto const undisturbed = both(on(sides[from], [&, &by_this = optimizer](communicator<>& comm) {
-                training one(comm, recipe(sides[from], by_this));
+                training one(comm, recipe(sides[from], by_this, clipped));
+                one.go_to(3);
+                if (changed) one.trainer.freeze("w1");
+                if (changed) one.trainer.set_rate_factor(0.7);
                 one.go_to(5);
                 checkpoints(in(scratch)).save(one.trainer, one.batches);
                 whole_state const kept = state_of(one);
                 return two_states(kept, state_of(one.go_to(8)));
             }));
             auto const resumed = both(on(sides[to], [&, &by_this = optimizer](communicator<>& comm) {
-                training one(comm, recipe(sides[to], by_this));
+                training one(comm, recipe(sides[to], by_this, clipped));
                 one.go_to(1);
                 if (!checkpoints(in(scratch)).resume(one.trainer, one.batches))
                     throw std::logic_error("nothing was found");

@@ -361,6 +361,8 @@ TEST_CASE("where a file system cannot exchange names, a checkpoint that is repla
     REQUIRE(committing(2, 'b', "") == "");
     REQUIRE(committing(2, 'c', "rename step-2.tmp step-2").ends_with(": cannot be put in place: Input/output error"));
     REQUIRE(byte_of(2) == 'b');
+    REQUIRE(committing(2, 'c', "rename step-2 step-2.old.tmp").ends_with(": cannot be replaced: Input/output error"));
+    REQUIRE(byte_of(2) == 'b');
     REQUIRE(committing(2, 'd', "") == "");
     REQUIRE(byte_of(2) == 'd');
     REQUIRE(directory.remove_older(2, 2) == "");

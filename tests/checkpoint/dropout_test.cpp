@@ -1,6 +1,8 @@
 // A network that draws, and whose steps are made of parts, goes on as if it had not been interrupted.
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <numeric>
 #include <span>
 #include <string>
@@ -104,6 +106,87 @@ TEST_CASE("with dropout, batch normalisation and accumulation, a resumed trainin
             ddp::test::patient());
         REQUIRE(got == expected);
         if (ranks > 1 && policy == buffers::left_alone) REQUIRE(got[0] != got[1]);
+    }
+}
+
+namespace {
+
+/// Values and buffers after the steps of [first, last) with the same samples for any number of ranks, in two parts a step.
+template <class Comm>
+std::vector<double> train_shares(Comm& comm, std::size_t first, std::size_t last, checkpoints* kept) {
+    ddp::test::task_data<double> const data(7, 3, 64);
+    nn::batch_norm_options const all_ranks{.statistics = nn::batch_statistics::synchronised};
+    nn::sequential model{nn::dropout<double>(0.1),
+                         nn::linear<double>(7, 24),
+                         nn::batch_norm<double>(24, all_ranks),
+                         nn::relu<double>(),
+                         nn::dropout<double>(0.5),
+                         nn::linear<double>(24, 3),
+                         nn::batch_norm<double>(3, all_ranks),
+                         nn::mean_squared_error<double>()};
+    model.initialize(9);
+    data_parallel trainer{model, adamw{.lr = 0.01}, comm, {.clip = clip_by_global_norm{.max_norm = 0.5}}};
+    std::vector<std::uint32_t> numbers(64);
+    std::iota(numbers.begin(), numbers.end(), 0u);
+    auto const ranks = static_cast<std::size_t>(comm.size()), rank = static_cast<std::size_t>(comm.rank());
+    auto const forward = [&](std::size_t from) {  // this rank's share of six samples
+        std::size_t const begin = from + 6 * rank / ranks, end = from + 6 * (rank + 1) / ranks;
+        auto const part = data.batch(begin, end);
+        trainer.forward(regression_batch<double>{.inputs = part.x,
+                                                 .targets = part.y,
+                                                 .rows = part.rows,
+                                                 .features = 7,
+                                                 .samples = std::span(numbers).subspan(begin, end - begin)});
+    };
+    if (first != 0 && (!kept->resume(trainer) || trainer.completed_steps() != first)) return {};
+    for (std::size_t step = first; step < last; ++step) {
+        forward(4 * step);
+        trainer.accumulate();
+        forward(4 * step + 6);
+        trainer.backward();
+        trainer.finish();
+    }
+    if (kept != nullptr) kept->save(trainer);
+    std::vector<double> all;
+    for (auto const& p : trainer.parameters()) all.insert(all.end(), p.value.begin(), p.value.end());
+    for (model_buffer const& b : model.buffers())
+        for (std::size_t i = 0; i < b.bytes.size(); i += sizeof(double)) {
+            double& next = all.emplace_back();
+            std::memcpy(&next, b.bytes.data() + i, sizeof next);
+        }
+    return all;
+}
+
+}  // namespace
+
+TEST_CASE("with dropout, batch normalisation and accumulation, any number of ranks goes on where another stopped",
+          "[checkpoint]") {
+    auto const [ranks, tcp] = GENERATE(ddp::test::ways_to_run());
+    if (ranks > 4) return;
+    for (int const before : {1, 2, 3, 4}) {
+        CAPTURE(before, ranks, tcp);
+        ::test::scratch_directory const scratch;
+        std::string const in = (scratch.path() / "kept").string();
+        auto const expected = ddp::test::run_ranks(
+            before, [](auto& comm) { return train_shares(comm, 0, 9, nullptr); }, ddp::test::patient());
+        (void)ddp::test::run_ranks(
+            before,
+            [&](auto& comm) {
+                checkpoints kept(in);
+                return train_shares(comm, 0, 4, &kept);
+            },
+            ddp::test::patient());
+        auto const got = ddp::test::ranks_over(
+            tcp, ranks,
+            [&](auto& comm) {
+                checkpoints kept(in);
+                return train_shares(comm, 4, 9, &kept);
+            },
+            ddp::test::patient());
+        for (std::vector<double> const& each : got) {
+            REQUIRE(each.size() == expected[0].size());
+            for (std::size_t i = 0; i < each.size(); ++i) REQUIRE(std::abs(each[i] - expected[0][i]) < 1e-10);
+        }
     }
 }
 

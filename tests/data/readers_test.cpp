@@ -314,7 +314,7 @@ TEST_CASE("what is not an NPY file, or promises too much, is refused", "[data][n
            "is in Fortran order; save numpy.ascontiguousarray(array)");
     header("{'descr': '<f4', 'fortran_order': 0, 'shape': (2, 3)}", "expected True or False");
     header("{'descr': '<f4', 'fortran_order': False}", "the header has no 'shape'");
-    header("{'descr': '<f4', 'descr': '<f4', 'shape': (6,)}", "byte 27 of its header: 'descr' stands there twice");
+    header("{'descr': '<f4', 'descr': '<f4', 'shape': (6,)}", "byte 27 of its header: 'descr' occurs twice");
     header("{'descr': '<f4', 'other': False, 'shape': (6,)}", "unknown key 'other'");
     header("{'descr': '<f4, 'fortran_order': False, 'shape': (6,)}", "expected");
     header("import os", "byte 10 of its header: expected {");

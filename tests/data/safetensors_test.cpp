@@ -186,8 +186,8 @@ TEST_CASE("bad headers are refused, with the place and what was expected", "[dat
         {R"({X,})", "expected '\"'"},
         {R"({,X})", "expected '\"'"},
         {R"({X X})", "expected ',' or '}'"},
-        {R"({X,X})", "tensor 'x' is there twice"},
-        {R"({X,"\u0078":{"dtype":"U8","shape":[0],"data_offsets":[4,4]}})", "tensor 'x' is there twice"},
+        {R"({X,X})", "tensor 'x' occurs twice"},
+        {R"({X,"\u0078":{"dtype":"U8","shape":[0],"data_offsets":[4,4]}})", "tensor 'x' occurs twice"},
         {R"({"x":1})", "tensor 'x': expected '{'"},
         {R"({"x":null})", "tensor 'x': expected '{'"},
         {R"({"x":[[[[[[[[[[]]]]]]]]]]})", "tensor 'x': expected '{'"},
@@ -197,7 +197,7 @@ TEST_CASE("bad headers are refused, with the place and what was expected", "[dat
         {R"({"x":{"dtype":"F32","shape":[1]}})", "is missing"},
         {R"({"x":{"dtype":"F32","data_offsets":[0,4]}})", "is missing"},
         {R"({"x":{"shape":[1],"data_offsets":[0,4]}})", "is missing"},
-        {R"({"x":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "'dtype' is there twice"},
+        {R"({"x":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "'dtype' occurs twice"},
         {R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"colour":"red"}})",
          "expected dtype, shape and data_offsets, found 'colour'"},
         {R"({"x":{"dtype":"f32","shape":[1],"data_offsets":[0,4]}})",
@@ -221,7 +221,7 @@ TEST_CASE("bad headers are refused, with the place and what was expected", "[dat
         {R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}})", "data_offsets are 4 and 0"},
         {R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[18446744073709551612,0]}})", "data_offsets are 18446"},
         {R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[1,5]}})",
-         "tensor 'x' begins at byte 1 of the data, and nothing fills the hole from 0", 5},
+         "tensor 'x' begins at byte 1 of the data; no tensor has the bytes from 0 on", 5},
         {R"({X,"y":{"dtype":"F32","shape":[1],"data_offsets":[8,12]}})", "hole from 4", 12},
         {R"({X,"y":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})",
          "tensor 'y' begins at byte 2 of the data and overlaps the one before it, which ends at 4", 6},
@@ -233,7 +233,7 @@ TEST_CASE("bad headers are refused, with the place and what was expected", "[dat
         {R"({"__metadata__":{"a":1},X})", "expected '\"'"},
         {R"({"__metadata__":{"a":{}},X})", "expected '\"'"},
         {R"({"__metadata__":{"a":"1","a":"2"},X})", "'a' twice"},
-        {R"({"__metadata__":{},"__metadata__":{},X})", "__metadata__ is there twice"},
+        {R"({"__metadata__":{},"__metadata__":{},X})", "__metadata__ occurs twice"},
         {"{\"\x80\":1}", "a string that is not UTF-8"},
         {"{\"\xC0\xAF\":1}", "not UTF-8"},
         {"{\"\xE0\x9F\xBF\":1}", "not UTF-8"},
@@ -396,7 +396,7 @@ TEST_CASE("nothing is written that could not be read again", "[data]") {
         REQUIRE(got.says(says));
     };
     tensor_view const good{"x", element_type::u8, {1}, bytes_of(byte)};
-    refused({good, good}, {}, "tensor 'x' is there twice");
+    refused({good, good}, {}, "tensor 'x' occurs twice");
     refused({good, good}, {}, "these tensors make no safetensors file that could be read again: ");
     refused({{"\xFF", element_type::u8, {1}, bytes_of(byte)}}, {}, "not UTF-8");
     refused({{"__metadata__", element_type::u8, {1}, bytes_of(byte)}}, {},

@@ -20,7 +20,6 @@ UNQUOTED = {
     "names and metadata make a header of": "a header of more than 100 MB",
     "zlib cannot start": "no memory, or two versions of zlib",
     "cannot be closed": "close() of a local file does not fail",
-    "cannot be replaced": "a file system that cannot exchange two names",
     "a trainer ended within a step": "others have heard by then that this rank left a step",
     "rounds once": "a compiler that is told to break what the library says about its kernels",
     "gives no random numbers": "getentropy() of eight bytes does not fail",

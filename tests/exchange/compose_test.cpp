@@ -321,6 +321,24 @@ TEST_CASE("an exchange in a group of some ranks is that of so many ranks", "[exc
         }
 }
 
+TEST_CASE("through memory and among ranks of several hosts every exchange has the bits that it has in one process",
+          "[exchange]") {
+    for (named const& one : all_exchanges())
+        for (bool const sharded : {false, true}) {
+            CAPTURE(one.name, sharded);
+            training const with{
+                .exchange = one.exchange, .buckets = two_buckets, .sharded = sharded, .clipped = sharded};
+            auto const train = [&](auto& comm) { return train_part(comm, with, 0, steps, nullptr); };
+            auto const expected = train_on(5, with);
+            for (auto const& got : {on_ranks(5, train, true), on_hosts({7, 9, 7, 7, 9}, train, patient())})
+                for (std::size_t r = 0; r < expected.size(); ++r) {
+                    REQUIRE(got[r].wrong == "");
+                    REQUIRE(got[r].digests == expected[r].digests);
+                    REQUIRE(got[r].state == expected[r].state);
+                }
+        }
+}
+
 TEST_CASE("two groups train at the same time under every exchange, each to the bits of so many ranks alone",
           "[exchange]") {
     bool const tcp = GENERATE(false, true);

@@ -33,7 +33,6 @@ import shutil
 import signal
 import socket
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
@@ -980,7 +979,8 @@ class Crowd:
     slow = 20  # of those who send a byte a second
 
     def __init__(self, ports, recorded, slow_at=None):
-        claim = struct.pack("<QIIiiQ72s64s", 0x3165726770646421, 1, 0, 1, 2, 0, b"pid 1 on elsewhere", b"")
+        claim = bytes.fromhex(subprocess.run([FAULT_PROGRAM, "claim=1:2"], check=True, capture_output=True,
+                                             text=True).stdout.removeprefix("claim=").strip())
         self.words = [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(4096), recorded, claim, recorded[:40], b"\xff" * 64]
         self.held, self.refused, self.connected, self.answers = collections.deque(), 0, 0, []
         self.let_in = None  # how many were connected when the job began to train

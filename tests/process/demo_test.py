@@ -198,7 +198,7 @@ class SameBits(Demo):
             expected = self.result(inproc(ranks, *self.small()))["parameters"]
             got = self.result(mpi(ranks, *self.small()), env=MPI_ENVIRONMENT)
             self.assertEqual((got["parameters"], got["transport"]), (expected, "mpi"), ranks)
-        for strategy in ("local_sgd", "hierarchical", "diloco", "slow_momentum", "elastic", "gossip", "gossip_ring", "stale"):
+        for strategy in ("local_sgd", "post_local", "hierarchical", "diloco", "slow_momentum", "elastic", "gossip", "gossip_ring", "stale"):
             words = self.small("--strategy", strategy, "--period", "2")
             self.assertEqual(self.result(mpi(3, *words), env=MPI_ENVIRONMENT)["parameters"],
                              self.result(inproc(3, *words))["parameters"], strategy)

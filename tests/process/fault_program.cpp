@@ -27,6 +27,9 @@
 // (chaos_proxy.py); its connection to the rendezvous stays direct. It stands in for a system call, so it works
 // whatever ranks say to each other.
 //
+// claim=RANK:SIZE prints `claim=` and, in hexadecimal, what a rank of this job without the secret would send to the store
+// first, and ends. protect=0: connections prove nothing, as with plain ddp::tcp.
+//
 // BLIND_TO=1,2 keeps from this rank the descriptors of memory that ranks 1 and 2 send it, as a sandbox may; with
 // BLIND_BYTES=N only those of more bytes of memory. BLIND_SEND=1 lets it send none.
 // With a secret (DDP_SECRET_FILE) `start` says how many connections of the rank prove or encrypt. prove=1: all of them
@@ -59,6 +62,8 @@
 #include <ddp/exchange/narrow.hpp>
 #include <ddp/exchange/power_sgd.hpp>
 #include <ddp/exchange/sparse.hpp>
+#include <ddp/rendezvous/environment.hpp>
+#include <ddp/rendezvous/tcp_store_protocol.hpp>
 #include <ddp/strategy/averaging.hpp>
 #include <ddp/strategy/local_parallel.hpp>
 #include <ddp/strategy/loose.hpp>
@@ -208,7 +213,7 @@ struct settings {
 
 // secure_tcp, with a count of the connections that have a channel, and proofs between all ranks if that is asked for.
 struct checked_channels {
-    static inline bool proves = false;
+    static inline bool proves = false, plain = false;
     static inline std::atomic<int> made{0};
 #if defined(FAULT_PROGRAM_MPI)
     using launch = ddp::mpi;
@@ -223,6 +228,7 @@ struct checked_channels {
     };
     struct launch : ddp::secure_tcp {
         static void start(ddp::run_options const& options, ddp::function_ref<void(ddp::communicator<>&)> body) {
+            if (plain) return ddp::tcp::start(options, body);
             ddp::run_options with = options;
             with.encrypt = with.encrypt || proves;  // asks for a channel between all ranks: which, is said here
             ddp::detail::start_tcp(
@@ -243,6 +249,23 @@ int time_scale() {
         return text == nullptr ? 1 : std::stoi(text);
     }();
     return scale;
+}
+
+// The first bytes of a rank of this job, and of this version, that has no secret.
+std::string claim_of(int rank, int size) {
+    ddp::detail::store_hello hello;
+    hello.rank = rank;
+    hello.size = size;
+    auto const job = ddp::job_from_environment();
+    if (job && !job->id.empty()) hello.job = ddp::digest{}.add(std::string_view(job->id)).value();
+    hello.who = ddp::bounded_text<72>("pid 1 on elsewhere");
+    std::string all;
+    for (std::byte const b : ddp::bytes_of(hello)) {
+        char two[3];
+        std::snprintf(two, sizeof two, "%02x", static_cast<unsigned>(b));
+        all += two;
+    }
+    return all;
 }
 
 settings parse(int argc, char** argv) {
@@ -289,7 +312,12 @@ settings parse(int argc, char** argv) {
             with.multiple = true;
         else if (name == "array")
             with.array = std::stoull(value);
-        else if (name == "prove")
+        else if (name == "protect")
+            checked_channels::plain = value == "0";
+        else if (name == "claim") {
+            std::puts(("claim=" + claim_of(std::stoi(value), std::stoi(value.substr(value.find(':') + 1)))).c_str());
+            std::exit(0);
+        } else if (name == "prove")
             checked_channels::proves = value == "1";
         else if (name == "thread" && value == "rests")
             with.run.thread = ddp::communication_thread::rests;

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -147,21 +146,26 @@ class Startup(unittest.TestCase):
 class Strangers(unittest.TestCase):
     """Other users' processes on the machine, against a job that ddprun starts."""
 
-    # What a rank says first (rendezvous/tcp_store_protocol.hpp): magic, version, size of a record, rank, size, job, who, secret.
-    @staticmethod
-    def hello(rank, size):
-        return struct.pack("<QIIiiQ72s64s", 0x3165726770646421, 1, 0, rank, size, 0, b"pid 1 on elsewhere", b"")
+    def test_nobody_takes_a_place_or_ends_the_job_whose_ranks_prove_the_secret(self):
+        self.nobody_takes_a_place_or_ends_the_job("protect=1")
 
-    def test_nobody_takes_a_place_or_ends_the_job(self):
-        script = f"echo port=$MASTER_PORT; [ $RANK = 0 ] || sleep {2 * SCALE}; exec {FAULT_PROGRAM} steps=3 tensors=2"
+    def test_nobody_takes_a_place_or_ends_the_job_whose_ranks_show_the_secret(self):  # ddp::tcp, on loopback
+        self.nobody_takes_a_place_or_ends_the_job("protect=0")
+
+    def nobody_takes_a_place_or_ends_the_job(self, protection):
+        # Claims are those of a rank of this job and version that lacks only the secret.
+        script = (f"[ $RANK = 0 ] && {FAULT_PROGRAM} claim=1:2 && {FAULT_PROGRAM} claim=1:3; echo port=$MASTER_PORT; "
+                  f"[ $RANK = 0 ] || sleep {2 * SCALE}; exec {FAULT_PROGRAM} steps=3 tensors=2 {protection}")
         command = [DDPRUN, "-n", "2", "--prefix", "none", "--", "sh", "-c", script]
         alone = Rank(command, environment(), start_new_session=True)
         disturbed = Rank(command, environment(), start_new_session=True)
         held = []
         try:
             end = time.monotonic() + DEADLINE
-            while "port=" not in disturbed.out and time.monotonic() < end:
+            while disturbed.out.count("port=") < 2 and time.monotonic() < end:
                 time.sleep(0.01)
+            claims = [bytes.fromhex(text) for text in re.findall(r"claim=(\w+)", disturbed.out)]
+            self.assertEqual([len(claim) for claim in claims], [168, 168])
             port = int(re.search(r"port=(\d+)", disturbed.out)[1])
             answers = b""
             for turn in range(300):  # claims of rank 1, of another size, silence, and noise
@@ -170,7 +174,7 @@ class Strangers(unittest.TestCase):
                 except OSError:
                     break  # the job has come together, and nobody listens any more
                 held.append(connection)
-                connection.sendall([self.hello(1, 2), self.hello(1, 3), b"", b"GET / HTTP/1.0\r\n\r\n"][turn % 4] or b"")
+                connection.sendall([*claims, b"", b"GET / HTTP/1.0\r\n\r\n"][turn % 4] or b"")
                 time.sleep(0.005)
             for process in (alone, disturbed):
                 process.process.wait(DEADLINE)
@@ -197,6 +201,8 @@ class Strangers(unittest.TestCase):
         self.assertEqual(digests[0], digests[1])
         self.assertEqual(answers, b"", "a stranger was answered")
         self.assertGreater(len(held), 50)
+        self.assertEqual(disturbed.out.count("start rank="), 2)
+        self.assertEqual("channels=0" in disturbed.out, protection == "protect=0")
 
 
 if __name__ == "__main__":

@@ -101,6 +101,9 @@ std::size_t offset_of(int rank, std::size_t step) {
     return (static_cast<std::size_t>(rank) * 13 + step * 5) % 50;
 }
 
+using clipping = decltype(local_options::clip);
+clipping const by_norm = clip_by_global_norm{.max_norm = 2.0}, by_value = clip_by_value{.limit = 0.05};
+
 /// Of a rank, whose thread must not use the test framework.
 void expect(bool good, char const* what) {
     if (!good) throw std::logic_error(what);
@@ -125,7 +128,7 @@ ddp::schedule down_to_a_fifth() {
 
 template <memory Kind = memory::releasing, Element E = double, class Strategy>
 ending train_on(communicator<>& comm, Strategy const& strategy, grouped const& optimizer,
-                ddp::schedule const& decay = down_to_a_fifth()) {
+                ddp::schedule const& decay = down_to_a_fifth(), clipping const& clip = by_norm) {
     constexpr bool agrees = Strategy::agrees;
     task_data<double> const data(in, out, 64);
     std::uint64_t const seed = 1 + static_cast<std::uint64_t>(comm.rank());  // rank 0's values go everywhere
@@ -137,8 +140,7 @@ ending train_on(communicator<>& comm, Strategy const& strategy, grouped const& o
         for (std::size_t i = 0; i < to.size(); ++i)
             std::ranges::transform(from[i].value, to[i].value.begin(), [](double x) { return static_cast<E>(x); });
     }
-    local_parallel trainer{
-        model, optimizer, comm, strategy, {.clip = clip_by_global_norm{.max_norm = 2.0}, .schedule = decay}};
+    local_parallel trainer{model, optimizer, comm, strategy, {.clip = clip, .schedule = decay}};
     ending end;
     std::uint64_t const before = comm.bytes_sent();
     for (std::size_t step = 1; rows_of(comm.rank(), step) != 0 || step <= 17; ++step) {
@@ -171,8 +173,8 @@ using by_hand = std::function<void(std::vector<numbers_of>& values, numbers_of& 
 
 /// The same, one rank after the other. due: whether ranks meet after a step. weigh: over which ranks shares add up to 1.
 std::vector<numbers_of> simulate(int ranks, grouped const& optimizer, std::function<bool(std::size_t)> const& due,
-                                 by_hand const& meet, std::size_t last,
-                                 ddp::schedule const& decay = down_to_a_fifth()) {
+                                 by_hand const& meet, std::size_t last, ddp::schedule const& decay = down_to_a_fifth(),
+                                 bool clipped_by_value = false) {
     task_data<double> const data(in, out, 64);
     tanh_mlp<double> model(in, hidden, out, 1);
     auto const parameters = model.parameters();
@@ -205,7 +207,7 @@ std::vector<numbers_of> simulate(int ranks, grouped const& optimizer, std::funct
                     squares += g * g;
                 }
             double const clip = std::min(1.0, 2.0 / (std::sqrt(squares) + 1e-6));
-            for (double& g : gradients) g *= clip;
+            for (double& g : gradients) g = clipped_by_value ? std::min(std::max(g, -0.05), 0.05) : g * clip;
             update_info how{.update = ++updates[r], .rate_factor = decay.factor(step - 1)};
             auto const of_each = [&](auto const& body) {
                 for (std::size_t i = 0; i < counts.size(); ++i)
@@ -273,12 +275,11 @@ void compare_in_float(int ranks, bool tcp, Strategy const& strategy, grouped con
     auto const train = [&](auto& comm) { return train_on<memory::releasing, float>(comm, strategy, optimizer); };
     compare(ranks_over(tcp, ranks, train, patient()), expected, 2e-5);
 }
-/// The other transport gives the same bits, of all that is kept too; with seven ranks, a second training.
+/// Another transport gives the same bits, of all that is kept too; with seven ranks, messages through memory.
 template <class Train>
 void repeat_elsewhere(bool tcp, int ranks, Train const& train, std::vector<ending> const& got) {
     if (ranks == 1) return;
-    bool const other = ranks < 7 && !tcp;
-    auto const again = ranks_over(other, ranks, train, patient());
+    auto const again = ranks == 7 ? on_ranks(ranks, train, true) : ranks_over(!tcp, ranks, train, patient());
     for (std::size_t r = 0; r < got.size(); ++r) {
         REQUIRE(again[r].values == got[r].values);
         REQUIRE(again[r].after_meetings == got[r].after_meetings);
@@ -317,9 +318,12 @@ TEST_CASE("local SGD, with warm-up and without, is what plain loops give", "[str
     auto const [ranks, tcp] = GENERATE(ways_to_run());
     for (auto const& [name, optimizer] : some_optimizers(ranks, tcp))
         for (std::size_t const warm_up : {std::size_t{0}, std::size_t{3}}) {
+            bool const values = warm_up != 0;  // are clipped one by one
             CAPTURE(ranks, tcp, name, warm_up);
             local_sgd const strategy{.period = 4, .warm_up_steps = warm_up};
-            auto const train = [&, &by = optimizer](auto& comm) { return train_on(comm, any_strategy(strategy), by); };
+            auto const train = [&, &by = optimizer](auto& comm) {
+                return train_on(comm, any_strategy(strategy), by, down_to_a_fifth(), values ? by_value : by_norm);
+            };
             auto const got = ranks_over(tcp, ranks, train, patient());
             for (ending const& one : got) REQUIRE(one.after_meetings == got[0].after_meetings);
             repeat_elsewhere(tcp, ranks, train, got);
@@ -333,9 +337,9 @@ TEST_CASE("local SGD, with warm-up and without, is what plain loops give", "[str
                     for (auto& one : values) one = mean;
                     std::fill(since.begin(), since.end(), 0.0);
                 },
-                got[0].steps);
+                got[0].steps, down_to_a_fifth(), values);
             compare(got, expected);
-            compare_in_float(ranks, tcp, strategy, optimizer, expected);
+            if (!values) compare_in_float(ranks, tcp, strategy, optimizer, expected);
             REQUIRE(got[0].after_meetings.size() + 1 == meetings);
         }
 }
@@ -798,6 +802,21 @@ TEST_CASE("where ranks meet after each step, local SGD is data-parallel training
     for (double const worst : differences) REQUIRE((ranks == 1 ? worst == 0 : worst < 1e-13));
 }
 
+namespace {
+/// With a running mean of the numbers it has seen.
+struct watchful : scripted_model<> {
+    double seen = 0;
+    watchful() : scripted_model<>({{"a", {2}}}) {}
+    double forward(numbers const& batch) {
+        seen = 0.9 * seen + 0.1 * batch.of[0];
+        return scripted_model<>::forward(batch);
+    }
+    std::vector<model_buffer> buffers() {
+        return {model_buffer{"seen", element_type::f64, {}, as_mutable_bytes(std::span(&seen, 1))}};
+    }
+};
+}  // namespace
+
 TEST_CASE("a meeting sends what its strategy says, counted where messages are posted", "[strategy]") {
     std::size_t const ranks = GENERATE(1u, 2u, 3u, 4u, 7u);
     CAPTURE(ranks);
@@ -880,27 +899,53 @@ TEST_CASE("a meeting sends what its strategy says, counted where messages are po
             return sent;
         });
     };
-    // Two meetings, and the mean at the end; for each meeting a sum of four numbers too.
-    std::string const by = chosen(4 * sizeof(double), static_cast<int>(ranks));
-    auto const messages_of_four = [&](std::size_t r) {
+    // Of an allreduce of few numbers, by the algorithm that is chosen for it.
+    auto const sum_of_few = [&](std::size_t numbers, std::size_t r) {
+        std::string const by = chosen(numbers * sizeof(double), static_cast<int>(ranks));
         if (ranks == 1) return std::size_t{0};
-        if (by == "direct") return r == 0 ? ranks - 1 : 1;  // one slice, which is rank 0's
-        REQUIRE(by == "recursive_doubling");                // as its docstring says
+        if (by == "direct") return sum_of(numbers, ranks, r);
+        REQUIRE(by == "recursive_doubling");  // as its docstring says
         std::size_t first = 0, size = std::bit_floor(ranks), left = 0;
         while (r >= first + size) first += size, left = size, size = std::bit_floor(ranks - first);
         std::size_t const place = r - first, within = static_cast<std::size_t>(std::bit_width(size) - 1);
-        return within + (first > 0 ? (left - place + size - 1) / size : place < ranks - size ? 1 : 0);
+        return (within + (first > 0              ? (left - place + size - 1) / size
+                          : place < ranks - size ? 1
+                                                 : 0)) *
+               numbers * sizeof(double);
     };
+    // Two meetings, and the mean at the end; for each meeting a sum of four numbers too.
     for (gossip_graph const graph : {gossip_graph::exponential, gossip_graph::ring}) {
         auto const sent = sent_in_five(gossip{.graph = graph, .period = 2});
         std::size_t const neighbours = ranks == 1 ? 0 : graph == gossip_graph::ring && ranks > 2 ? 2 : 1;
         for (std::size_t r = 0; r < ranks; ++r)
-            REQUIRE(sent[r] == 2 * (neighbours * values + messages_of_four(r) * 4 * sizeof(double)) + ticket(ranks) +
-                                   sum_of(count, ranks, r));
+            REQUIRE(sent[r] == 2 * (neighbours * values + sum_of_few(4, r)) + ticket(ranks) + sum_of(count, ranks, r));
     }
     auto const late = sent_in_five(stale_synchronous{.staleness = 2});  // an allreduce in each step
     for (std::size_t r = 0; r < ranks; ++r)                             // weight, done and stop lie behind the values
         REQUIRE(late[r] == ticket(ranks) + 5 * sum_of(count + 3, ranks, r));
+
+    // A model of one line of values, and of a buffer of one number.
+    for (buffers const how : {buffers::averaged, buffers::from_rank_0, buffers::left_alone}) {
+        CAPTURE(static_cast<int>(how));
+        auto const sent = counted([&](communicator<>& comm, auto& posted) {
+            watchful net;
+            local_parallel trainer{
+                net, any_optimizer(sgd{}), comm, any_strategy(local_sgd{.period = 2}), {.buffers = how}};
+            trainer.step(numbers{{1}});
+            posted.take_sent();
+            expect(trainer.step(numbers{{2}}).met, "a meeting");
+            return posted.take_sent().bytes;
+        });
+        std::size_t broadcast = 0;  // by all ranks together
+        for (std::size_t r = 0; r < ranks; ++r) {
+            std::size_t const more = sent[r] - ticket(ranks) - sum_of_few(8, r);
+            if (how == buffers::from_rank_0)
+                broadcast += more;
+            else
+                REQUIRE(more == (how == buffers::averaged ? sum_of_few(1, r) : 0));
+        }
+        REQUIRE(broadcast == (how == buffers::from_rank_0 ? (ranks - 1) * sizeof(double) : 0));
+    }
 }
 
 TEST_CASE("what is frozen is neither stepped nor sent, and the rest is trained as if it were alone", "[strategy]") {
@@ -1085,19 +1130,6 @@ TEST_CASE("what is frozen when ranks have met keeps value and state, and goes on
         frozen(ranks, [](auto&) { return stale_synchronous{.staleness = 2}; });
     }
 }
-
-/// With a running mean of the numbers it has seen.
-struct watchful : scripted_model<> {
-    double seen = 0;
-    watchful() : scripted_model<>({{"a", {2}}}) {}
-    double forward(numbers const& batch) {
-        seen = 0.9 * seen + 0.1 * batch.of[0];
-        return scripted_model<>::forward(batch);
-    }
-    std::vector<model_buffer> buffers() {
-        return {model_buffer{"seen", element_type::f64, {}, as_mutable_bytes(std::span(&seen, 1))}};
-    }
-};
 
 TEST_CASE("buffers after a meeting: averaged, rank 0's, or each rank's own", "[strategy]") {
     auto const [ranks, tcp] = GENERATE(ways_to_run());

@@ -10,11 +10,14 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/checkpoint/checkpoints.hpp>
 #include <ddp/core/bytes.hpp>
 #include <ddp/train/data_parallel.hpp>
 #include <ddp/train/evaluate.hpp>
 #include <ddp/train/state_digest.hpp>
+#include <ddp/train/weights.hpp>
 
+#include "data/files.hpp"
 #include "support/catch.hpp"
 #include "support/on_ranks.hpp"
 #include "support/ranks.hpp"
@@ -228,6 +231,49 @@ TEST_CASE("buffers are alike, or each rank's own, as options say, of any type an
         for (auto const& wrong :
              ranks_over(tcp, ranks, [&](communicator<>& comm) { return train(comm, policy, expected); }, patient()))
             CHECK(wrong == std::vector<std::string>{});
+    }
+}
+
+TEST_CASE("buffers of any type come back from weights files, which hold rank 0's, and from checkpoints", "[train]") {
+    auto const [ranks, tcp] = GENERATE(ways_to_run());
+    for (buffers const policy : {buffers::averaged, buffers::left_alone}) {
+        CAPTURE(ranks, tcp, static_cast<int>(policy));
+        ::test::scratch_directory const scratch;
+        std::string const weights = (scratch.path() / "weights.safetensors").string(),
+                          kept = (scratch.path() / "kept").string();
+        auto const expected = by_hand(ranks, policy);
+        auto const wrong = ranks_over(
+            tcp, ranks,
+            [&](communicator<>& comm) {
+                std::vector<std::string> all;
+                auto const expect = [&](moving const& model, int step, int rank, std::string const& what) {
+                    if (!model.state->near(expected[static_cast<std::size_t>(step)][static_cast<std::size_t>(rank)]))
+                        all.push_back(what + ": count " + std::to_string(model.state->count[0]));
+                };
+                auto const go = [&](auto const& then) {
+                    moving model;
+                    data_parallel trainer{model, sgd{.lr = 0.1}, comm, training_options{.buffers = policy}};
+                    then(model, trainer);
+                };
+                go([&](moving&, auto& trainer) {
+                    for (int step = 0; step < 3; ++step) trainer.step(samples(step, comm.rank(), comm.size()));
+                    save_weights(trainer, weights);
+                    checkpoints(kept).save(trainer);
+                });
+                go([&](moving& model, auto& trainer) {
+                    load_weights(trainer, weights);
+                    expect(model, 2, 0, "weights");
+                });
+                go([&](moving& model, auto& trainer) {
+                    if (!checkpoints(kept).resume(trainer)) all.emplace_back("nothing was found");
+                    expect(model, 2, comm.rank(), "checkpoint");
+                    trainer.step(samples(3, comm.rank(), comm.size()));
+                    expect(model, 3, comm.rank(), "the step after it");
+                });
+                return all;
+            },
+            patient());
+        for (auto const& each : wrong) CHECK(each == std::vector<std::string>{});
     }
 }
 

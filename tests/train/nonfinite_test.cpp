@@ -36,11 +36,12 @@ namespace {
 
 constexpr float nan = std::numeric_limits<float>::quiet_NaN(), infinity = std::numeric_limits<float>::infinity();
 
-/// One sample, whose gradient is `all` everywhere, but for one element.
+/// One sample, whose gradient is `all` everywhere, but for one element, or for that and all that come after it.
 struct sample {
     float all = 1;
     std::size_t parameter = 0, element = 0;
     float there = 1;
+    bool and_after = false;
     [[nodiscard]] std::size_t size() const { return 1; }
 };
 
@@ -76,7 +77,9 @@ struct model_of {
     void backward(pass<float> how, Ready const& ready) {
         for (std::size_t i = parts.size(); i-- > 0;) {
             for (std::size_t j = 0; j < gradients[i].size(); ++j) {
-                float const mine = now.parameter == i && now.element == j ? now.there : now.all;
+                bool const at = now.parameter == i && now.element == j;
+                bool const after = now.parameter < i || (now.parameter == i && now.element < j);
+                float const mine = at || (after && now.and_after) ? now.there : now.all;
                 gradients[i][j] = (how.accumulate ? gradients[i][j] : 0) + mine * how.scale;
             }
             ready(i);
@@ -100,17 +103,19 @@ std::vector<training_options> ways(nonfinite decision) {
             }
     return all;
 }
-/// Last rank: NaN. Rank 0: an infinity, in a parameter that comes later, if `both`.
-sample bad_of(int rank, int ranks, bool both = true) {
-    if (rank == ranks - 1) return {.parameter = 1, .element = 5, .there = nan};
-    if (rank == 0 && both) return {.parameter = 2, .element = 29999, .there = -infinity};
+/// Last rank: NaN, once or everywhere from there on. Rank 0: an infinity, in a parameter that comes later, if `both`.
+sample bad_of(int rank, int ranks, bool both = true, bool and_after = false) {
+    if (rank == ranks - 1) return {.parameter = 1, .element = 5, .there = nan, .and_after = and_after};
+    if (rank == 0 && both)
+        return {.parameter = 2, .element = and_after ? 12345u : 29999u, .there = -infinity, .and_after = and_after};
     return {};
 }
-std::string expected_text(int ranks, bool both = true) {
+std::string expected_text(int ranks, bool both = true, bool and_after = false) {
     std::string const last =
         "rank " + std::to_string(ranks - 1) + "'s gradient of parameter \"bias\" is NaN at element 5";
     return ranks == 1 || !both ? last
-                               : "rank 0's gradient of parameter \"head\" is -infinity at element 29999; " + last;
+                               : "rank 0's gradient of parameter \"head\" is -infinity at element " +
+                                     std::string(and_after ? "12345; " : "29999; ") + last;
 }
 
 /// With buffers that lie somewhere else after each forward.
@@ -171,14 +176,14 @@ TEMPLATE_TEST_CASE("a step whose gradient is not finite changes nothing, and the
                     std::string text;
                     bool skipped = false;
                     try {
-                        skipped = one.step(bad_of(comm.rank(), comm.size(), k != 1)).skipped;
+                        skipped = one.step(bad_of(comm.rank(), comm.size(), k != 1, k == 2)).skipped;
                     } catch (error const& e) {
                         text = e.what();
                         expect(e.code() == errc::nonfinite, "another code");
                     }
                     expect(skipped == (decision == nonfinite::skip), "skipped");
                     expect(decision == nonfinite::skip ||
-                               text.find("finite: " + expected_text(comm.size(), k != 1)) != std::string::npos,
+                               text.find("finite: " + expected_text(comm.size(), k != 1, k == 2)) != std::string::npos,
                            text.c_str());
                     expect(one.digest_of_values() == other.digest_of_values(), "changed");
                     expect(one.completed_steps() == other.completed_steps() && !one.torn(), "counted");

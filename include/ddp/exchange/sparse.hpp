@@ -295,7 +295,7 @@ private:
         for (std::size_t j = 0; j < at.size(); ++j) what.data[at[j]] = sums[j];
         if (first_nonfinite(sums) != sums.size()) spread_nonfinite(kept, what, sums);
     }
-    /// A sum that is not finite stands in all of its equal part: what was drawn may be an element that nobody steps or looks at.
+    /// Copies a sum that is not finite to all elements of its part, because the element that was drawn may be one that nobody steps.
     template <Element E>
     [[gnu::cold]] static void spread_nonfinite(state<E> const& kept, bucket_exchange<E> const& what,
                                                std::span<std::type_identity_t<E> const> sums) {

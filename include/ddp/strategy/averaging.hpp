@@ -67,7 +67,8 @@ void expect_division(char const* strategy, communicator<T> const& trainer, commu
 ///
 /// Cost    a meeting: an all-gather of 40 bytes per rank, and an automatic_allreduce of all trained values, S bytes, of which
 ///         each parameter takes whole lines of 64. P-1 times 40 bytes are sent per rank, and where direct_allreduce is chosen,
-///         the slices of all other ranks once and its own P-1 times: 2S(P-1)/P where slices of S are equal.
+///         the slices of all other ranks once and its own P-1 times: 2S(P-1)/P where slices of S are equal. What other
+///         algorithms send stands with them: automatic_allreduce::choice(bytes, P) names the one. Buffers: see local_parallel.
 /// Source  Zinkevich et al., NIPS 2010; Stich, ICLR 2019; warm-up: Lin, Stich, Patel and Jaggi, "Don't use large
 ///         mini-batches, use local SGD", ICLR 2020. Weights as in McMahan et al., AISTATS 2017. PyTorch's
 ///         PeriodicModelAverager takes the plain mean, and averages for the first time after step warmup_steps + 1.

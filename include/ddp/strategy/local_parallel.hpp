@@ -63,12 +63,13 @@ namespace ddp {
 ///
 /// Cost    of the constructor: as for data_parallel. Of a step: the passes of the model and the pass of the optimizer
 ///         over all values, without communication (except for stale_synchronous). Of a meeting: an all-gather of 40 bytes
-///         per rank (except for gossip), and the cost of the strategy.
+///         per rank (except for gossip), and the cost of the strategy. Where all ranks hold the same values afterwards, and in
+///         synchronise(): an allreduce of the model's buffers as double (buffers::averaged), a broadcast of those that are
+///         not float or double, or of all (buffers::from_rank_0).
 /// Throws  as data_parallel: comm_error, the same on all ranks, if models or settings differ, or ranks fail; ddp::error
 ///         (errc::mismatch), the same on all ranks, if they meet or synchronise() after different numbers of steps (gossip,
 ///         stale_synchronous: the job has failed then). usage_error, likewise, for a model that adds over all ranks in its passes
-///         (synchronised batch_norm). An exception of the
-///         user's model is rethrown on that rank, and the others fail in their next meeting.
+///         (synchronised batch_norm). An exception of the user's model is rethrown there; the others fail in their next meeting.
 template <class M, class T>
 class local_parallel {
 public:

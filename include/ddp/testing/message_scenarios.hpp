@@ -130,7 +130,8 @@ task<> many_in_flight(stage<T>* s) {
         s->expect(stage<T>::has_pattern(in[k], k), "of many messages in flight one arrived changed");
 }
 
-/// Far beyond any credit, and with receives in the opposite order: what nobody has asked for may delay, but never block.
+/// Far beyond any credit, and with receives in the opposite order: messages that no receive waits for may cause
+/// delays, but never a deadlock.
 template <Transport T>
 task<> early(stage<T>* s) {
     std::size_t const bytes = 48 << 10;

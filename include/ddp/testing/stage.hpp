@@ -168,7 +168,7 @@ public:
         time_point const limit = self->transport_->now() + length;
         while (self->transport_->now() < limit) co_await self->progress(limit);
     }
-    /// Nobody goes on before everybody among the first `ranks` has come (0: all).
+    /// A barrier among the first `ranks` ranks (0: all).
     static task<bool> together(stage* self, int ranks = 0) {
         tag const with = self->what(++self->meetings_, 1000);
         if (ranks == 0) ranks = self->size_;

@@ -148,8 +148,9 @@ public:
     // The calls behind step, for gradient accumulation and for loops of your own:
     // forward, accumulate (any number of times), then forward, backward, finish.
 
-    /// Returns the mean loss over the batch, and keeps the weight of the batch for the backward that follows. Throws usage_error
-    /// between backward() and finish(); otherwise as the class says.
+    /// Returns the mean loss over the batch, and keeps the weight of the batch for the backward that follows.
+    /// Cost: the model's forward pass; without communication, unless layers synchronise statistics or values still arrive
+    /// (training_options::overlap_gather). Throws usage_error between backward() and finish(); otherwise as the class says.
     template <class Batch>
         requires ModelFor<M, Batch>
     double forward(Batch const& batch) {
@@ -158,8 +159,8 @@ public:
         step_.weigh(batch);
         return step_.forward(batch);
     }
-    /// Backward without communication: adds this batch to the next step's gradient. Local. Throws usage_error without a forward(),
-    /// or between backward() and finish().
+    /// Backward without communication: adds this batch to the next step's gradient. Local. Cost: the model's backward
+    /// pass. Throws usage_error without a forward(), or between backward() and finish().
     void accumulate() {
         DDP_EXPECTS(!core().begun(), "accumulate() comes before the synchronising backward(); finish() the step first");
         DDP_EXPECTS(step_.weighed(), "accumulate() needs a trainer.forward(batch) before it, not the model's own");
@@ -201,7 +202,7 @@ public:
     [[nodiscard]] std::uint64_t completed_steps() const noexcept { return engine().updates(); }
     /// Continues as if `count` steps had been begun and completed: schedules, bias corrections and the step numbers of
     /// observers count from there, and the next step has no previous loss. Pass the same count on all ranks; for code
-    /// that restores values and state. Throws usage_error, on this rank, unless between_steps().
+    /// that restores values and state. Local, constant time. Throws usage_error, on this rank, unless between_steps().
     void set_completed_steps(std::uint64_t count) {
         expect_between_steps("set_completed_steps");
         step_.set_progress({.completed_steps = count, .begun_steps = count});
@@ -214,7 +215,7 @@ public:
     }
     /// Continues from there, like a trainer that has made these steps: for code that restores values and state, such as
     /// checkpoints. Pass the same on all ranks; the number of ranks may differ from that of the run that made the
-    /// steps. Throws usage_error, on this rank, unless between_steps().
+    /// steps. Local, constant time. Throws usage_error, on this rank, unless between_steps().
     void set_progress(training_progress const& at) {
         expect_between_steps("set_progress");
         step_.set_progress(at);
@@ -254,8 +255,8 @@ public:
     }
     /// With training_options::overlap_gather: waits until every value is that of the last step. Functions of the trainer
     /// that read values, including model(), do this themselves; call it before a program reads the memory of the model in
-    /// another way. Not collective: each rank may call it or not. Does nothing without that option. Throws comm_error if
-    /// ranks or connections fail.
+    /// another way. Not collective: each rank may call it or not. Does nothing without that option. Cost: the rest of the
+    /// last step's gather, at most (P-1)/P of the values' bytes received. Throws comm_error if ranks or connections fail.
     void settle() { step_.settle(); }
     /// Whether no step is under way and no gradients are accumulated for the next one. A step is under way from its
     /// backward() until finish() returns; forward() alone begins none (docs/semantics.md).

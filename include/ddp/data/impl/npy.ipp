@@ -33,7 +33,7 @@ public:
             take(':');
             bool const twice =
                 (key == "descr" && type) || (key == "fortran_order" && fortran_) || (key == "shape" && shaped_);
-            if (twice) fail(key_at, concat({in_quotes(key), " stands there twice"}));
+            if (twice) fail(key_at, concat({in_quotes(key), " occurs twice"}));
             if (key == "descr")
                 type = descr();
             else if (key == "fortran_order")

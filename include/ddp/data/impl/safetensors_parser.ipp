@@ -41,7 +41,7 @@ public:
             std::string name = json_.string();
             json_.expect(':');
             if (name == "__metadata__") {
-                if (std::exchange(described, true)) json_.fail("__metadata__ is there twice");
+                if (std::exchange(described, true)) json_.fail("__metadata__ occurs twice");
                 header.metadata = json_.strings("__metadata__");
             } else {
                 header.tensors.push_back(tensor(std::move(name)));
@@ -75,7 +75,7 @@ private:
                           : key == "data_offsets" ? &placed
                                                   : nullptr;
             if (known == nullptr) json_.fail("expected dtype, shape and data_offsets, found " + in_quotes(key));
-            if (std::exchange(*known, true)) json_.fail(in_quotes(key) + " is there twice");
+            if (std::exchange(*known, true)) json_.fail(in_quotes(key) + " occurs twice");
             if (known == &typed) {
                 std::string const type = json_.string();
                 auto const found = element_type_named(type);
@@ -111,7 +111,7 @@ private:
     std::sort(tensors.begin(), tensors.end(), [](auto const& a, auto const& b) { return a.name < b.name; });
     for (std::size_t i = 1; i < tensors.size(); ++i)
         if (tensors[i - 1].name == tensors[i].name)
-            refuse(concat({"tensor ", in_quotes(tensors[i].name), " is there twice"}));
+            refuse(concat({"tensor ", in_quotes(tensors[i].name), " occurs twice"}));
     std::sort(tensors.begin(), tensors.end(), [](auto const& a, auto const& b) {
         return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
     });
@@ -119,7 +119,7 @@ private:
     for (tensor_info const& t : tensors) {
         std::string const which = concat({"tensor ", in_quotes(t.name), " begins at byte ", t.begin, " of the data"});
         if (t.begin < end) refuse(concat({which, " and overlaps the one before it, which ends at ", end}));
-        if (t.begin > end) refuse(concat({which, ", and nothing fills the hole from ", end}));
+        if (t.begin > end) refuse(concat({which, "; no tensor has the bytes from ", end, " on"}));
         end = t.end;
     }
     if (end != data_bytes)
