@@ -979,9 +979,9 @@ class Crowd:
     slow = 20  # of those who send a byte a second
 
     def __init__(self, ports, recorded, slow_at=None):
-        claim = bytes.fromhex(subprocess.run([FAULT_PROGRAM, "claim=1:2"], check=True, capture_output=True,
-                                             text=True).stdout.removeprefix("claim=").strip())
-        self.words = [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(4096), recorded, claim, recorded[:40], b"\xff" * 64]
+        printed = subprocess.run([FAULT_PROGRAM, "claim=1:2"], check=True, capture_output=True, text=True).stdout
+        claims = [bytes.fromhex(text) for text in re.findall(r"claim=(\w+)", printed)]
+        self.words = [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(4096), recorded, *claims, recorded[:40], b"\xff" * 64]
         self.held, self.refused, self.connected, self.answers = collections.deque(), 0, 0, []
         self.let_in = None  # how many were connected when the job began to train
         self.recorded, self.slow_at = recorded, slow_at  # the port where they send slowly; none: nobody does

@@ -27,8 +27,8 @@
 // (chaos_proxy.py); its connection to the rendezvous stays direct. It stands in for a system call, so it works
 // whatever ranks say to each other.
 //
-// claim=RANK:SIZE prints `claim=` and, in hexadecimal, what a rank of this job without the secret would send to the store
-// first, and ends. protect=0: connections prove nothing, as with plain ddp::tcp.
+// claim=RANK:SIZE prints `claim=` and, in hexadecimal, what a rank of this job would send to the store first, once without a
+// secret and once with another than the job's, and ends. protect=0: connections prove nothing, as with plain ddp::tcp.
 //
 // BLIND_TO=1,2 keeps from this rank the descriptors of memory that ranks 1 and 2 send it, as a sandbox may; with
 // BLIND_BYTES=N only those of more bytes of memory. BLIND_SEND=1 lets it send none.
@@ -251,14 +251,15 @@ int time_scale() {
     return scale;
 }
 
-// The first bytes of a rank of this job, and of this version, that has no secret.
-std::string claim_of(int rank, int size) {
+// The first bytes of a rank of this job, and of this version, that does not know the secret.
+std::string claim_of(int rank, int size, bool guesses) {
     ddp::detail::store_hello hello;
     hello.rank = rank;
     hello.size = size;
     auto const job = ddp::job_from_environment();
     if (job && !job->id.empty()) hello.job = ddp::digest{}.add(std::string_view(job->id)).value();
     hello.who = ddp::bounded_text<72>("pid 1 on elsewhere");
+    if (guesses) hello.secret.bytes.fill(std::byte{'0'});
     std::string all;
     for (std::byte const b : ddp::bytes_of(hello)) {
         char two[3];
@@ -315,7 +316,8 @@ settings parse(int argc, char** argv) {
         else if (name == "protect")
             checked_channels::plain = value == "0";
         else if (name == "claim") {
-            std::puts(("claim=" + claim_of(std::stoi(value), std::stoi(value.substr(value.find(':') + 1)))).c_str());
+            int const rank = std::stoi(value), size = std::stoi(value.substr(value.find(':') + 1));
+            for (bool const guesses : {false, true}) std::puts(("claim=" + claim_of(rank, size, guesses)).c_str());
             std::exit(0);
         } else if (name == "prove")
             checked_channels::proves = value == "1";
