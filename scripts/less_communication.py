@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """Accuracy, bytes and time of exchanges and strategies on Fashion-MNIST, as docs/less_communication.md shows them.
 
-usage: scripts/less_communication.py [--out DIRECTORY] [--ranks N…] [--networks NAME…] [--models mlp cnn] [--seeds S…]
+usage: scripts/less_communication.py [--out DIRECTORY] [--ranks N…] [--networks [NAME…]] [--models mlp cnn] [--seeds [S…]]
                                      [--epochs E] [--what NAME…] [--data DIRECTORY] [--build DIRECTORY]
 
 Builds the example in build/less_communication, with all of the processor's instructions, or takes it from another build. Accuracy by epoch is of processes on
 loopback, for every seed, and so are the bytes of strategies. Time and the other bytes are of an epoch of a fifth of the samples on
 each network: loopback, or two network namespaces (which needs root) with half of the ranks in each, joined by a cable of 1 Gbit/s, or
 by one of 100 Mbit/s with a round trip of 20 ms (scripts/relayed_cable.py). Writes results.json, table.md, and for each model and
-number of ranks accuracy over bytes and over seconds as SVG. What is there already in results.json is not measured again. Leave the
-machine alone meanwhile: with the defaults it takes hours, most of them for the CNN's 768 epochs.
+number of ranks accuracy over bytes and over seconds as SVG. What is there already in results.json is not measured again: accuracy,
+which does not depend on what else the machine does, can be measured first (`--networks` without names), and times later, or the other
+way round (`--seeds` without numbers). Leave the machine alone while times are measured, which takes half an hour; accuracy takes hours,
+most of them for the CNN.
 """
 import argparse
 import contextlib
@@ -237,7 +239,7 @@ def main():
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--networks", nargs="*", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--models", nargs="+", choices=DATA, default=list(DATA))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8, 9])
+    parser.add_argument("--seeds", type=int, nargs="*", default=[7, 8, 9])
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--data", type=pathlib.Path, default="/usr/share/datasets/fashion-mnist")
     parser.add_argument("--what", nargs="+", choices=EXCHANGES | STRATEGIES)
@@ -247,7 +249,7 @@ def main():
         build()
         options.build = BUILD
     options.out.mkdir(parents=True, exist_ok=True)
-    results = measure(options)
+    results = [r for r in measure(options) if r["accuracy"]]
     table(results, options.out)
     for model in options.models:
         for ranks in options.ranks:

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <functional>
 #include <future>
+#include <map>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -145,29 +146,36 @@ TEST_CASE("automatic takes what its model of the network says is cheapest", "[co
     CHECK(cost.doubling(1000, 8) == Approx(33.3));
     CHECK(cost.doubling(1000, 7) == Approx(44.4));  // 4 + 2 + 1 ranks
     CHECK(cost.direct(1000, 4) == Approx(2 * 13 + 0.75 * 2.1));
-    CHECK(cost.halving(1000, 4) == Approx(40 + 1.5 + 0.1));
+    CHECK(cost.halving(1000, 4) == Approx(40 + 0.75 * 2.1));
+    CHECK(cost.halving(1000, 7) == Approx(80 + 2.1));
+    CHECK(cost.halving(1000, 2) == cost.direct(1000, 2));
+    CHECK(cost.halving_to_slices(1000, 4) == Approx(40 + 0.75 * 2.1 + 2 * 10.25));
     ddp::automatic_allreduce const by{.cost = cost};
     CHECK(by.choice(100, 4) == std::string("recursive_doubling"));
     CHECK(by.choice(100'000, 4) == std::string("direct"));
     CHECK(by.choice(100'000, 256) == std::string("halving_doubling"));
     for (int const ranks : {2, 3, 4, 8, 100})
-        for (std::size_t bytes = 1; bytes < 1 << 28; bytes *= 3) {
-            std::string const name = by.choice(bytes, ranks);
-            double const chosen = name == "direct"             ? cost.direct(bytes, ranks)
-                                  : name == "halving_doubling" ? cost.halving(bytes, ranks)
-                                                               : cost.doubling(bytes, ranks);
-            CHECK(chosen <= cost.direct(bytes, ranks));
-            CHECK(chosen <= cost.halving(bytes, ranks));
-            CHECK(chosen <= cost.doubling(bytes, ranks));
-            CHECK(by.everywhere(bytes, ranks) == (name == "recursive_doubling"));
-        }
+        for (std::size_t bytes = 1; bytes < 1 << 28; bytes *= 3)
+            for (bool const slices : {false, true}) {
+                std::string const name = slices ? by.choice_for_slices(bytes, ranks) : by.choice(bytes, ranks);
+                double const two = cost.direct(bytes, ranks), all = cost.doubling(bytes, ranks),
+                             halves = slices ? cost.halving_to_slices(bytes, ranks) : cost.halving(bytes, ranks),
+                             chosen = name == "direct"             ? two
+                                      : name == "halving_doubling" ? halves
+                                                                   : all;
+                CHECK(chosen == std::min({two, all, halves}));
+                if (slices) CHECK(by.everywhere(bytes, ranks) == (name == "recursive_doubling"));
+            }
     ddp::automatic_allreduce const usual;  // where these were measured to meet on loopback
     CHECK(usual.choice(256 << 10, 2) == std::string("recursive_doubling"));
     CHECK(usual.choice(320 << 10, 2) == std::string("recursive_doubling"));
     CHECK(usual.choice(1 << 20, 2) == std::string("direct"));
     CHECK(usual.choice(16 << 10, 4) == std::string("recursive_doubling"));
     CHECK(usual.choice(256 << 10, 4) == std::string("halving_doubling"));
-    CHECK(usual.choice(1 << 20, 4) == std::string("direct"));
+    CHECK(usual.choice(16 << 20, 4) == std::string("halving_doubling"));
+    CHECK(usual.choice(16 << 20, 6) == std::string("direct"));
+    CHECK(usual.choice_for_slices(1 << 20, 4) == std::string("direct"));
+    CHECK(usual.choice_for_slices(16 << 10, 4) == std::string("recursive_doubling"));
     CHECK(usual.choice(1 << 20, 64) == std::string("halving_doubling"));
     CHECK(usual.hash() != by.hash());
     // Between ranks whose messages go through memory a message costs less, and two of half the size pay earlier.
@@ -253,6 +261,26 @@ TEST_CASE("halving and doubling send the logarithm's number of messages, and a h
     std::size_t const half = 3 * slice / 2;
     CHECK(text(sent_in(3, [&](communicator& comm) { allreduce(comm, ddp::halving_doubling_allreduce{}, 3 * each); })) ==
           text({{3, 3 * half}, {3, 3 * half}, {2, 2 * half}}));
+}
+
+TEST_CASE("automatic reduces to slices by the algorithm that it names for slices", "[collective][cost]") {
+    ddp::network_cost const sockets;
+    std::map<std::string, int> used;
+    for (int const ranks : {2, 3, 4, 8})
+        for (std::size_t const count : {100u, 20'000u, 60'000u, 1'000'000u}) {
+            CAPTURE(ranks, count);
+            ddp::automatic_allreduce const automatic{.cost = sockets};
+            std::string const name = automatic.choice_for_slices(count * sizeof(float), ranks);
+            ++used[name];
+            auto const reduced = [&](ddp::any_allreduce const& by) {
+                return text(sent_in(ranks, [&](communicator& comm) {
+                    std::vector<float> data(count, 1);
+                    ddp::reduce_scatter(comm, std::span<float>(data), by);
+                }));
+            };
+            CHECK(reduced(automatic) == reduced(ddp::any_allreduce::parse(name)));
+        }
+    CHECK(used.size() == 3);
 }
 
 TEST_CASE("moving collectives send what their pages say", "[collective][cost]") {

@@ -172,7 +172,7 @@ inline void of_shared_array(ddp::communicator<>& comm, std::size_t n, void (&com
 inline void of_automatic_allreduce(ddp::communicator<>& comm) {
     // example: automatic_allreduce
     ddp::automatic_allreduce fitted{.cost = ddp::measure_network(comm)};
-    std::puts(fitted.choice(1 << 20, comm.size()));  // "direct"
+    std::puts(fitted.choice(1 << 20, comm.size()));  // such as "direct"
     // end
 }
 

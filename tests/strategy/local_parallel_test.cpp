@@ -820,18 +820,26 @@ struct watchful : scripted_model<> {
 TEST_CASE("a meeting sends what its strategy says, counted where messages are posted", "[strategy]") {
     std::size_t const ranks = GENERATE(1u, 2u, 3u, 4u, 7u);
     CAPTURE(ranks);
-    // So many that direct_allreduce adds them. Each parameter takes whole lines of 8 numbers, and their gaps are sent too.
+    // So many that direct_allreduce adds them, with four ranks halving_doubling_allreduce. Each parameter takes whole lines of
+    // 8 numbers, and their gaps are sent too.
     std::vector<scripted_model<>::part> const parts = {{"a", {36 * 4096 + 5}}, {"b", {3}}, {"c", {1}}};
     constexpr std::size_t count = (36 * 4096 + 8) + 8 + 8, values = count * sizeof(double);
     constexpr auto ticket = [](std::size_t among) { return 5 * sizeof(std::uint64_t) * (among - 1); };
-    // Slices of whole lines of 8 numbers, the first of them longer: all others to their owners, and its own to all.
+    // Slices of whole lines of 8 numbers, the first of them longer: all others to their owners, and its own to all; with four
+    // ranks those of one half to the neighbour, then one of its own to the next but one, and back the same way.
     constexpr auto sum_of = [](std::size_t numbers, std::size_t among, std::size_t rank) {
         std::size_t const lines = (numbers + 7) / 8;
         auto const begin = [&](std::size_t of) {
             return std::min(numbers, 8 * (lines / among * of + std::min(of, lines % among)));
         };
-        std::size_t const own = begin(rank + 1) - begin(rank);
-        return (numbers - own + (among - 1) * own) * sizeof(double);
+        auto const slice = [&](std::size_t of) { return begin(of + 1) - begin(of); };
+        if (among == 4) {
+            std::size_t const half = rank % 2, quarter = 2 * half + rank / 2;  // what this rank adds first and last
+            std::size_t const given = slice(2 - 2 * half) + slice(3 - 2 * half),
+                              mine = slice(2 * half) + slice(2 * half + 1);
+            return (given + slice(quarter ^ 1) + slice(quarter) + mine) * sizeof(double);
+        }
+        return (numbers - slice(rank) + (among - 1) * slice(rank)) * sizeof(double);
     };
     auto const counted = [&](auto const& body) {
         auto const world = inproc_world::create(static_cast<int>(ranks));
@@ -850,7 +858,7 @@ TEST_CASE("a meeting sends what its strategy says, counted where messages are po
     for (int const among : {2, static_cast<int>(ranks)})
         if (ranks > 1)
             for (std::size_t const bytes : {values, values + 3 * sizeof(double)})
-                REQUIRE(chosen(bytes, among) == "direct");
+                REQUIRE(chosen(bytes, among) == (among == 4 ? "halving_doubling" : "direct"));
     auto const sent_by = [&](auto make, std::uint64_t meets) {
         return counted([&](communicator<>& comm, auto& posted) {
             auto const strategy = make(comm);

@@ -83,9 +83,11 @@ protected:
     [[nodiscard]] std::size_t root(std::size_t k) const { return k % ranks(); }
     [[nodiscard]] std::size_t slice() const { return data.size() / ranks(); }
     /// What the library takes at this size, of an allreduce algorithm.
-    [[nodiscard]] std::string chosen_allreduce() const {
+    [[nodiscard]] std::string chosen_allreduce(bool for_slices = false) const {
         if (how.name != std::string_view(ddp::automatic_allreduce::name)) return how.name;
-        return ddp::automatic_allreduce{}.fitted_to(comm).choice(data.size_bytes(), comm.size());
+        auto const fitted = ddp::automatic_allreduce{}.fitted_to(comm);
+        return for_slices ? fitted.choice_for_slices(data.size_bytes(), comm.size())
+                          : fitted.choice(data.size_bytes(), comm.size());
     }
 
     ddp::communicator<> const& comm;
@@ -157,7 +159,7 @@ struct reduce_scatter : collective {
     static constexpr char const* name = "reduce_scatter";
     static constexpr bool sliced = true;
     [[nodiscard]] static double bus_factor(double n) { return (n - 1) / n; }
-    [[nodiscard]] std::string chosen() const { return chosen_allreduce(); }
+    [[nodiscard]] std::string chosen() const { return chosen_allreduce(true); }
     void fill() const { fill_mine(); }
     void run(std::size_t) const { ddp::reduce_scatter(comm, data, how); }
     [[nodiscard]] std::size_t wrong(std::size_t) const {

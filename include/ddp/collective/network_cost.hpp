@@ -19,7 +19,7 @@ namespace ddp {
 /// Source  the model of Hockney (1994) with the time for posting from LogP (Culler et al., 1993), for the algorithms of
 ///         Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005.
 struct network_cost {
-    double message = 8;      ///< from one rank's send to the other's receive, for a few bytes
+    double message = 7;      ///< from one rank's send to the other's receive, for a few bytes
     double post = 4;         ///< the part of `message` that a rank sending many messages at once needs for each
     double byte = 0.2e-3;    ///< for each byte of a message
     double addition = 5e-5;  ///< for each byte that is added
@@ -38,10 +38,17 @@ struct network_cost {
         double const others = ranks - 1, share = others / ranks;
         return 2 * (message + others * post) + size(bytes) * share * (2 * byte + addition);
     }
-    /// The same for halving_doubling_allreduce.
+    /// The same for halving_doubling_allreduce: between two ranks its messages are those of direct_allreduce, and where `ranks`
+    /// is no power of two some rank sends all data twice.
     [[nodiscard]] double halving(std::size_t bytes, int ranks) const noexcept {
-        double const share = static_cast<double>(ranks - 1) / ranks;
-        return 2 * steps(ranks) * message + size(bytes) * (2 * share * byte + addition);
+        if (ranks == 2) return direct(bytes, ranks);
+        double const share = std::has_single_bit(static_cast<unsigned>(ranks)) ? (ranks - 1.0) / ranks : 1;
+        return 2 * steps(ranks) * message + size(bytes) * share * (2 * byte + addition);
+    }
+    /// The same for a reduction to slices and a gathering of slices by halving_doubling_allreduce, each of which also moves slices
+    /// between the ranks that have added them and their owners.
+    [[nodiscard]] double halving_to_slices(std::size_t bytes, int ranks) const noexcept {
+        return halving(bytes, ranks) + 2 * (message + size(bytes) / ranks * byte);
     }
     friend bool operator==(network_cost const&, network_cost const&) = default;
 

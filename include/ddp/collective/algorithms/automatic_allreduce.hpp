@@ -22,7 +22,7 @@ namespace ddp {
 /// depend on the choice.
 ///
 ///     ddp::automatic_allreduce fitted{.cost = ddp::measure_network(comm)};
-///     std::puts(fitted.choice(1 << 20, comm.size()));  // "direct"
+///     std::puts(fitted.choice(1 << 20, comm.size()));  // such as "direct"
 ///
 /// The choice depends only on the size of the data, the number of ranks and `cost`, so ranks with the same `cost` make the
 /// same choice. If choices differ, every rank throws comm_error with both of them ("auto: direct"): DDP-E205, or DDP-E102 if
@@ -38,32 +38,24 @@ struct automatic_allreduce {
     halving_doubling_allreduce halving = {};     ///< for many ranks
     std::optional<network_cost> cost = {};       ///< estimates how long each would take
 
-    /// The name of the algorithm that is used for `bytes` bytes among `ranks` ranks.
+    /// The name of the algorithm that is used for an allreduce of `bytes` bytes among `ranks` ranks.
     [[nodiscard]] char const* choice(std::size_t bytes, int ranks) const noexcept {
-        switch (chosen(bytes, ranks)) {
-            case by::doubling: return doubling.name;
-            case by::halving: return halving.name;
-            case by::direct: break;
-        }
-        return direct.name;
+        return name_used(bytes, ranks) + 6;  // behind "auto: "
+    }
+    /// The same for a reduce_scatter or a gathering of as many bytes, which end with each rank's slice or begin with it.
+    [[nodiscard]] char const* choice_for_slices(std::size_t bytes, int ranks) const noexcept {
+        return name_of(chosen(bytes, ranks, true)) + 6;
     }
     /// The choice as messages show it and ranks compare it: "auto: direct".
     [[nodiscard]] char const* name_used(std::size_t bytes, int ranks) const noexcept {
-        switch (chosen(bytes, ranks)) {
-            case by::doubling: return "auto: recursive_doubling";
-            case by::halving: return "auto: halving_doubling";
-            case by::direct: break;
-        }
-        return "auto: direct";
+        return name_of(chosen(bytes, ranks));
     }
-    /// The options of the choice, as a digest. Ranks compare it.
+    /// The choices and their options, as a digest. Ranks compare it.
     [[nodiscard]] std::uint64_t hash_used(std::size_t bytes, int ranks) const noexcept {
-        switch (chosen(bytes, ranks)) {
-            case by::doubling: return 0;
-            case by::halving: return halving.hash();
-            case by::direct: break;
-        }
-        return direct.hash();
+        by const sum = chosen(bytes, ranks), slices = chosen(bytes, ranks, true);
+        return policy_hash(name, static_cast<int>(sum), static_cast<int>(slices),
+                           sum == by::halving || slices == by::halving ? halving.hash() : 0,
+                           sum == by::direct || slices == by::direct ? direct.hash() : 0);
     }
     /// A copy with the constants for messages between these ranks, if this one has no `cost` of its own.
     template <class Communicator>
@@ -86,7 +78,7 @@ struct automatic_allreduce {
                                    {"cost.addition", used.addition}});
     }
     [[nodiscard]] bool everywhere(std::size_t bytes, int ranks) const noexcept {
-        return ranks == 1 || chosen(bytes, ranks) == by::doubling;
+        return chosen(bytes, ranks, true) == by::doubling;
     }
 
     template <Transport T, Number E>
@@ -104,7 +96,7 @@ struct automatic_allreduce {
     }
     template <Transport T, Number E, OperationOn<E> Op>
     static task<> reduce(automatic_allreduce self, lane<T> over, reduction<E, Op> what) {
-        switch (self.chosen(what.data.size_bytes(), over.size())) {
+        switch (self.chosen(what.data.size_bytes(), over.size(), true)) {
             case by::doubling: return recursive_doubling_allreduce::reduce(self.doubling, over, what);
             case by::halving: return halving_doubling_allreduce::reduce(self.halving, over, what);
             case by::direct: break;
@@ -114,19 +106,25 @@ struct automatic_allreduce {
     template <Transport T, Number E>
     static task<> all_gather(automatic_allreduce self, lane<T> over, std::span<E> data,
                              std::span<std::size_t const> cuts) {
-        if (self.chosen(data.size_bytes(), over.size()) == by::halving)
+        if (self.chosen(data.size_bytes(), over.size(), true) == by::halving)
             return halving_doubling_allreduce::all_gather(self.halving, over, data, cuts);
         return direct_allreduce::all_gather(self.direct, over, data, cuts);
     }
 
 private:
     enum class by : std::uint8_t { doubling, direct, halving };
-    [[nodiscard]] by chosen(std::size_t bytes, int ranks) const noexcept {
+    [[nodiscard]] by chosen(std::size_t bytes, int ranks, bool to_slices = false) const noexcept {
         if (ranks < 2) return by::doubling;
         network_cost const used = cost.value_or(network_cost{});
         double const all = used.doubling(bytes, ranks), two = used.direct(bytes, ranks),
-                     halves = used.halving(bytes, ranks), least = std::min({all, two, halves});
+                     halves = to_slices ? used.halving_to_slices(bytes, ranks) : used.halving(bytes, ranks),
+                     least = std::min({all, two, halves});
         return all == least ? by::doubling : two == least ? by::direct : by::halving;
+    }
+    [[nodiscard]] static char const* name_of(by which) noexcept {
+        return which == by::doubling  ? "auto: recursive_doubling"
+               : which == by::halving ? "auto: halving_doubling"
+                                      : "auto: direct";
     }
 };
 
