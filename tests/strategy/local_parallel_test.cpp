@@ -318,11 +318,11 @@ TEST_CASE("local SGD, with warm-up and without, is what plain loops give", "[str
     auto const [ranks, tcp] = GENERATE(ways_to_run());
     for (auto const& [name, optimizer] : some_optimizers(ranks, tcp))
         for (std::size_t const warm_up : {std::size_t{0}, std::size_t{3}}) {
-            bool const values = warm_up != 0;  // are clipped one by one
+            bool const one_by_one = warm_up != 0;  // values are clipped
             CAPTURE(ranks, tcp, name, warm_up);
             local_sgd const strategy{.period = 4, .warm_up_steps = warm_up};
             auto const train = [&, &by = optimizer](auto& comm) {
-                return train_on(comm, any_strategy(strategy), by, down_to_a_fifth(), values ? by_value : by_norm);
+                return train_on(comm, any_strategy(strategy), by, down_to_a_fifth(), one_by_one ? by_value : by_norm);
             };
             auto const got = ranks_over(tcp, ranks, train, patient());
             for (ending const& one : got) REQUIRE(one.after_meetings == got[0].after_meetings);
@@ -337,9 +337,9 @@ TEST_CASE("local SGD, with warm-up and without, is what plain loops give", "[str
                     for (auto& one : values) one = mean;
                     std::fill(since.begin(), since.end(), 0.0);
                 },
-                got[0].steps, down_to_a_fifth(), values);
+                got[0].steps, down_to_a_fifth(), one_by_one);
             compare(got, expected);
-            if (!values) compare_in_float(ranks, tcp, strategy, optimizer, expected);
+            if (!one_by_one) compare_in_float(ranks, tcp, strategy, optimizer, expected);
             REQUIRE(got[0].after_meetings.size() + 1 == meetings);
         }
 }
