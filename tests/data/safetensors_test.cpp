@@ -222,7 +222,7 @@ TEST_CASE("bad headers are refused, with the place and what was expected", "[dat
         {R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[18446744073709551612,0]}})", "data_offsets are 18446"},
         {R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[1,5]}})",
          "tensor 'x' begins at byte 1 of the data; no tensor has the bytes from 0 on", 5},
-        {R"({X,"y":{"dtype":"F32","shape":[1],"data_offsets":[8,12]}})", "hole from 4", 12},
+        {R"({X,"y":{"dtype":"F32","shape":[1],"data_offsets":[8,12]}})", "no tensor has the bytes from 4 on", 12},
         {R"({X,"y":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})",
          "tensor 'y' begins at byte 2 of the data and overlaps the one before it, which ends at 4", 6},
         {R"({X,"y":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "overlaps"},
