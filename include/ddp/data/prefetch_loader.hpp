@@ -120,7 +120,7 @@ public:
         std::unique_lock lock(mutex_);
         if (std::exchange(held_, false)) {
             ++taken_;
-            if (made_ - taken_ <= slots_.size() / 2) freed_.notify_one();
+            freed_.notify_one();
         }
         filled_.wait(lock, [&] { return made_ != taken_; });
         slot const& made = slots_[taken_ % slots_.size()];
@@ -175,14 +175,12 @@ private:
         if (thread_.joinable()) thread_.join();
     }
 
-    // Fills all slots, and waits until half of them are free, so that the thread is not woken for each batch.
     void work() noexcept {
         for (bool failed = false; !failed;) {
             slot* next = nullptr;
             {
                 std::unique_lock lock(mutex_);
-                std::size_t const enough = made_ - taken_ < slots_.size() ? slots_.size() - 1 : slots_.size() / 2;
-                freed_.wait(lock, [&] { return stopped_ || made_ - taken_ <= enough; });
+                freed_.wait(lock, [&] { return stopped_ || made_ - taken_ < slots_.size(); });
                 if (stopped_) return;
                 next = &slots_[made_ % slots_.size()];
             }
