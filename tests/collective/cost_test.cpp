@@ -176,6 +176,9 @@ TEST_CASE("automatic takes what its model of the network says is cheapest", "[co
     CHECK(usual.choice(16 << 20, 6) == std::string("direct"));
     CHECK(usual.choice_for_slices(1 << 20, 4) == std::string("direct"));
     CHECK(usual.choice_for_slices(16 << 10, 4) == std::string("recursive_doubling"));
+    CHECK(usual.choice(60 << 10, 8) == std::string("halving_doubling"));
+    CHECK(usual.choice_for_slices(60 << 10, 8) == std::string("recursive_doubling"));
+    CHECK(usual.everywhere(60 << 10, 8));
     CHECK(usual.choice(1 << 20, 64) == std::string("halving_doubling"));
     CHECK(usual.hash() != by.hash());
     // Between ranks whose messages go through memory a message costs less, and two of half the size pay earlier.

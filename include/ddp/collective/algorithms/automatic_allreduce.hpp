@@ -35,14 +35,14 @@ struct automatic_allreduce {
 
     direct_allreduce direct = {};                ///< two steps, many messages
     recursive_doubling_allreduce doubling = {};  ///< for short arrays: few messages, everything in each
-    halving_doubling_allreduce halving = {};     ///< for many ranks
+    halving_doubling_allreduce halving = {};     ///< for long arrays of 4, 8, 16, … ranks
     std::optional<network_cost> cost = {};       ///< estimates how long each would take
 
     /// The name of the algorithm that is used for an allreduce of `bytes` bytes among `ranks` ranks.
     [[nodiscard]] char const* choice(std::size_t bytes, int ranks) const noexcept {
         return name_used(bytes, ranks) + 6;  // behind "auto: "
     }
-    /// The same for a reduce_scatter or a gathering of as many bytes, which end with each rank's slice or begin with it.
+    /// The same for reduce_scatter and for a trainer's buckets, which are reduced to slices and gathered from them.
     [[nodiscard]] char const* choice_for_slices(std::size_t bytes, int ranks) const noexcept {
         return name_of(chosen(bytes, ranks, true)) + 6;
     }
