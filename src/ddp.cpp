@@ -58,6 +58,7 @@
 #include <ddp/train/impl/nonfinite.ipp>
 #include <ddp/train/impl/odd_ranks.ipp>
 #include <ddp/train/impl/options.ipp>
+#include <ddp/train/impl/plan_exchange.ipp>
 #include <ddp/train/impl/ready_reports.ipp>
 #include <ddp/train/impl/step_roots.ipp>
 #include <ddp/transport/impl/inproc.ipp>

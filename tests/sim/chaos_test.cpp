@@ -14,12 +14,16 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include <ddp/collective/algorithms/any_allreduce.hpp>
 #include <ddp/comm/split.hpp>
 #include <ddp/core/digest.hpp>
+#include <ddp/exchange/choice.hpp>
+#include <ddp/optim/sgd.hpp>
+#include <ddp/train/step_engine.hpp>
 
 #include "support/catch.hpp"
 #include "train/patience.hpp"
@@ -33,14 +37,16 @@ namespace {
 using on_type = virtual_cluster::scheduler_type;
 using lane = ddp::lane<ddp::virtual_transport>;
 
-enum class fault { kill, kill_at_message, freeze, hole, cut, throws, late, stall, nap };
-constexpr std::uint64_t fault_kinds = 9;
-constexpr char const* fault_names[fault_kinds] = {
-    "killed", "killed at a message", "stopped", "hole from the first to the second", "cut between", "throws", "late",
-    "stalls", "stops shortly"};
-/// A stall and a nap end before anybody may complain, a nap sooner than timing.verdict.
+enum class fault { kill, kill_at_message, freeze, hole, cut, slow, throws, late, stall, nap };
+constexpr std::uint64_t fault_kinds = 10;
+constexpr char const* fault_names[fault_kinds] = {"killed",      "killed at a message",
+                                                  "stopped",     "hole from the first to the second",
+                                                  "cut between", "slow from the first to the second",
+                                                  "throws",      "late",
+                                                  "stalls",      "stops shortly"};
+/// A stall and a nap end before anybody may complain, a nap sooner than timing.verdict; what a slow link carries arrives by then.
 bool harmless(fault kind) {
-    return kind == fault::stall || kind == fault::nap;
+    return kind == fault::stall || kind == fault::nap || kind == fault::slow;
 }
 
 struct strike {
@@ -60,6 +66,9 @@ struct script {
     std::size_t count = 1;
     std::uint64_t steps = 4;
     grouping groups = grouping::none;
+    bool trains = false;  // the whole job makes steps of a training instead of sums, by an engine with these options:
+    ddp::training_options options;
+    bool late_gather = false;
     ddp::any_allreduce algorithm;
     ddp::network_model network;
     std::vector<strike> strikes;
@@ -105,6 +114,12 @@ script of(std::uint64_t seed) {
         s.strikes.push_back(one);
     }
     s.groups = static_cast<grouping>(draw(3));
+    s.trains = draw(2) == 0;
+    s.options.update = draw(2) == 0 ? ddp::update::sharded : ddp::update::replicated;
+    if (draw(3) == 0) s.options.clip = ddp::clip_by_global_norm{.max_norm = 0.25};
+    if (draw(2) == 0) s.options.nonfinite = ddp::nonfinite::unchecked;
+    s.options.buckets_in_flight = 1 + draw(4);
+    s.late_gather = s.options.update == ddp::update::sharded && draw(2) == 0;
     return s;
 }
 
@@ -122,8 +137,60 @@ lane next(on_type* on, ddp::group* of, char const* name, std::size_t count) {
     return {*on, *of, what.id, of->history()};
 }
 
+using engine = ddp::step_engine<ddp::virtual_transport, float>;
+
+/// What a rank of a training has. It outlives the rank's program: after a failure the engine's coroutines end beside that.
+struct learner {
+    ddp::layout where;
+    ddp::training_options options;
+    std::vector<ddp::parameter<float>> parameters;
+    std::vector<float> gradients, values;
+    std::unique_ptr<engine> work;
+
+    learner(script const& with, on_type& on) : options(with.options) {
+        std::vector<std::size_t> const counts = {with.count, 1, 0, 2 * with.count + 5};
+        for (std::size_t const count : counts)
+            parameters.push_back({"p" + std::to_string(parameters.size()), {count}, {}, {}});
+        std::size_t const grain = engine::slice_grain(options.needs_norm());
+        ddp::bucket_plan const plan =
+            ddp::size_capped_buckets{.cap_bytes = 1024, .first_bytes = 128}.plan({counts, sizeof(float), grain});
+        where = ddp::layout(counts, plan.order, sizeof(float));
+        gradients.resize(where.size());
+        values.assign(where.size(), 1.0f);
+        work = std::make_unique<engine>(
+            on, on.world(),
+            ddp::step_subject<float>{where, ddp::detail::bucket_map(plan, where, grain), parameters, options, false,
+                                     gradients, values, with.late_gather},
+            ddp::step_parts<ddp::virtual_transport, float>{
+                ddp::detail::make_optimizer_model<float>(ddp::sgd{.lr = 0.5, .momentum = 0.5}),
+                ddp::detail::make_exchange_model<ddp::virtual_transport, float>(with.algorithm)});
+    }
+};
+
+ddp::task<> learn(virtual_cluster* cluster, learner* mine, int rank, std::uint64_t step, bool throws) {
+    engine& work = *mine->work;
+    work.begin({.weight = static_cast<std::uint64_t>(rank % 3), .done = 0});  // two ranks have samples
+    work.collect();
+    for (std::size_t i = mine->parameters.size(); i-- > 0;) {
+        co_await cluster->compute(
+            rank, nanoseconds(static_cast<std::int64_t>((static_cast<std::size_t>(rank) * 37 + i * 11) % 50) * 10'000));
+        if (throws && i == 1) throw std::runtime_error("the disk of rank " + std::to_string(rank) + " is full");
+        for (std::size_t k = 0; k < mine->where.count(i); ++k)
+            mine->gradients[mine->where.begin(i) + k] =
+                rank % 3 == 0
+                    ? 0
+                    : static_cast<float>((static_cast<std::size_t>(rank) * 7919 + step * 131 + i * 31 + k) % 101) / 7 -
+                          7;
+        work.ready(i, 0, mine->where.count(i));
+    }
+    work.backward_done();
+    work.collect();
+    co_await work.finished();
+    co_await work.settled();
+}
+
 ddp::task<> train(virtual_cluster* cluster, script const* of, int rank, on_type* on, std::vector<float>* data,
-                  groups_type* groups) {
+                  groups_type* groups, learner* model) {
     std::vector<int> colors;
     if (of->groups == grouping::halves) colors = {rank % 2};
     if (of->groups == grouping::neighbours) colors = {rank / 2, (rank + 1) / 2};
@@ -136,9 +203,12 @@ ddp::task<> train(virtual_cluster* cluster, script const* of, int rank, on_type*
     for (std::uint64_t step = 0; step < of->steps; ++step) {
         nanoseconds compute(static_cast<std::int64_t>(
             (of->seed * 7919 + step * 104729 + static_cast<std::uint64_t>(rank) * 31) % 10'000'000));
+        bool const whole = groups->empty() || step % 2 == 0;
+        bool throws = false;
         for (strike const& s : of->strikes) {
             if (s.victim != rank || s.step != step) continue;
-            if (s.kind == fault::throws)
+            throws |= s.kind == fault::throws;
+            if (s.kind == fault::throws && (model == nullptr || !whole))
                 throw std::runtime_error("the disk of rank " + std::to_string(rank) + " is full");
             if (s.kind == fault::late) compute += 30s;
             if (s.kind == fault::stall) compute += 300ms;
@@ -146,18 +216,20 @@ ddp::task<> train(virtual_cluster* cluster, script const* of, int rank, on_type*
         co_await cluster->compute(rank, compute);
         std::vector<ddp::group*> sums;
         for (auto const& each : *groups) sums.push_back(each.get());
-        if (sums.empty() || step % 2 == 0) sums.push_back(&on->world());
+        if (whole && model == nullptr) sums.push_back(&on->world());
         for (ddp::group* const each : sums) {
             lane const over = next(on, each, "allreduce", data->size());
             co_await ddp::any_allreduce::sum(of->algorithm, over, std::span<float>(*data));
             for (float& v : *data) v *= 0.5f / static_cast<float>(each->size());
         }
+        if (whole && model != nullptr) co_await learn(cluster, model, rank, step, throws);
     }
 }
 
 struct result {
     ddp::cluster_outcome outcome;
     std::vector<std::uint64_t> digests;  // of each rank's values
+    std::set<std::uint64_t> replicas;    // digests of what was trained, of ranks that have finished
     std::uint64_t trace = 0;
 };
 
@@ -172,6 +244,8 @@ result run(script const& with, bool faults) {
         if (s.kind == fault::nap) world.freeze(s.victim, s.when, s.when + 200ms);
         if (s.kind == fault::hole || s.kind == fault::cut) world.blackhole(s.victim, s.other, s.when);
         if (s.kind == fault::cut) world.blackhole(s.other, s.victim, s.when);
+        if (s.kind == fault::slow)
+            world.slow_down(s.victim, s.other, s.when / 4, nanoseconds(s.when.count() % 20'000'000), 1e5);
     }
     script calm = with;
     if (!faults) calm.strikes.clear();
@@ -180,12 +254,20 @@ result run(script const& with, bool faults) {
     for (std::size_t r = 0; r < data.size(); ++r)
         for (std::size_t i = 0; i < with.count; ++i)
             data[r].push_back(static_cast<float>((r * 31 + i * 7 + with.seed) % 1009) / 7);
+    std::vector<std::unique_ptr<learner>> models(data.size());
+    for (std::size_t r = 0; r < data.size(); ++r)
+        if (with.trains) models[r] = std::make_unique<learner>(with, cluster.scheduler_of(static_cast<int>(r)));
     result all;
     all.outcome = cluster.run([&](int rank, on_type& on) {
         std::size_t const r = static_cast<std::size_t>(rank);
-        return train(&cluster, &calm, rank, &on, &data[r], &groups[r]);
+        return train(&cluster, &calm, rank, &on, &data[r], &groups[r], models[r].get());
     });
-    for (auto const& d : data) all.digests.push_back(ddp::digest{}.add(std::span<float const>(d)).value());
+    for (std::size_t r = 0; r < data.size(); ++r) {
+        ddp::digest digest;
+        if (with.trains) digest.add(std::span<float const>(models[r]->values));
+        if (with.trains && all.outcome.ranks[r].finished) all.replicas.insert(digest.value());
+        all.digests.push_back(digest.add(std::span<float const>(data[r])).value());
+    }
     all.trace = cluster.world().trace();
     return all;
 }
@@ -196,6 +278,7 @@ std::string complaint(script const& with, result const& got, result const& expec
     auto const told = [](ddp::rank_outcome const& r) { return std::string(r.verdict->text.view()); };
     std::optional<std::string> first;
     bool const holes = with.any(fault::hole) || with.any(fault::cut);
+    if (got.replicas.size() > 1) return "replicas differ";
     bool const agree = !holes || (with.ranks > 2 && with.strikes.size() == 1);  // else the network may be in parts
     for (std::size_t r = 0; r < got.outcome.ranks.size(); ++r) {
         ddp::rank_outcome const& one = got.outcome.ranks[r];
@@ -226,8 +309,8 @@ TEST_CASE("whatever delays and faults a seed stands for, a job ends as it must",
     std::uint64_t const end = only != nullptr   ? begin + 1
                               : many != nullptr ? std::strtoull(many, nullptr, 10)
                                                 : (ddp::test::fewer > 1 ? 1000 : 20000);
-    std::size_t failed = 0, fine = 0;
-    std::map<std::pair<fault, grouping>, std::size_t> struck;
+    std::size_t failed = 0, fine = 0, trainings = 0, sums = 0;
+    std::map<std::tuple<fault, grouping, bool>, std::size_t> struck;
     for (std::uint64_t seed = begin; seed < end; ++seed) {
         script const with = of(seed);
         CAPTURE(seed, with.ranks, with.strikes.size());
@@ -251,16 +334,17 @@ TEST_CASE("whatever delays and faults a seed stands for, a job ends as it must",
         bool const any = std::any_of(got.outcome.ranks.begin(), got.outcome.ranks.end(),
                                      [](ddp::rank_outcome const& r) { return r.verdict.has_value(); });
         (any ? failed : fine) += 1;
+        (with.trains ? trainings : sums) += 1;
         if (any)
-            for (strike const& s : with.strikes) ++struck[{s.kind, with.groups}];
+            for (strike const& s : with.strikes) ++struck[{s.kind, with.groups, with.trains}];
         if (seed % 100 == 0) REQUIRE(run(with, true).trace == got.trace);  // a seed replays exactly
     }
     if (only != nullptr) return;
-    std::printf("%llu seeds: %zu jobs failed as they must, %zu ended well\n",
-                static_cast<unsigned long long>(end - begin), failed, fine);
+    std::printf("%llu seeds, %zu sums and %zu trainings: %zu jobs failed as they must, %zu ended well\n",
+                static_cast<unsigned long long>(end - begin), sums, trainings, failed, fine);
     CHECK(failed > (end - begin) / 4);
     CHECK(fine > (end - begin) / 4);
-    CHECK(struck.size() == 3 * fault_kinds);  // each in each grouping
+    CHECK(struck.size() == 2 * 3 * fault_kinds);  // each in each grouping, in sums and in trainings
 }
 
 TEST_CASE("ranks that die while the others settle who died first change nothing about one verdict", "[sim][faults]") {

@@ -201,6 +201,31 @@ TEST_CASE("a blackhole swallows one direction from its time on, records included
     CHECK(b[0].reports()[1].is == report::state::spoke);
 }
 
+TEST_CASE("a slow link delays one direction, takes one message after the other, and keeps their order",
+          "[comm][virtual]") {
+    bench b(3, gigabyte);
+    b.world->slow_down(0, 1, 1ms, 7us, 1e8);
+    node const& before = b.receive(1, 0, 5000, 1);
+    b.send(0, 1, 5000, 1);
+    b.run(2ms);
+    CHECK(before.at == 15us);
+    node const& first = b.receive(1, 0, 5000, 2);
+    node const& second = b.receive(1, 0, 2000, 3);
+    node const& back = b.receive(0, 1, 5000, 4);
+    node const& elsewhere = b.receive(2, 0, 5000, 5);
+    b.send(0, 1, 5000, 2);
+    b.send(0, 1, 2000, 3);
+    b.send(1, 0, 5000, 4);
+    b.send(0, 2, 5000, 5);
+    b.run(4ms);
+    CHECK(first.at == 2ms + 50us + 7us + 15us);          // through the link, and then as any other
+    CHECK(second.at == 2ms + 50us + 20us + 7us + 12us);  // waits for the first at the link
+    CHECK(back.at == 2ms + 15us);
+    CHECK(elsewhere.at == 2ms + 7us + 15us);  // 7000 bytes left before it
+    CHECK_THROWS_WITH(b.world->slow_down(0, 1, 0ms, 0us, 0),
+                      Catch::Contains("virtual_world::slow_down: bytes_per_second must be positive"));
+}
+
 TEST_CASE("progress moves the clock to its deadline if nothing happens, and no further", "[comm][virtual]") {
     auto const world = virtual_world::create(2, gigabyte);
     auto const a = world->connect(0), b = world->connect(1);

@@ -69,7 +69,8 @@ struct bucket_exchange {
     std::uint64_t updates = 0;  ///< the trainer's steps that have changed values: identical on all ranks, saved
 };
 
-/// The state of a policy that keeps nothing from step to step.
+/// The state of a policy that keeps nothing from step to step. While parameters at an end of a bucket are frozen, such a
+/// policy receives the rest of that bucket only: in `what`, and in the plan that everywhere() is asked with.
 struct no_exchange_state {
     void for_each_state(state_visitor /*visit*/) const noexcept {}
 };
@@ -177,6 +178,8 @@ public:
     [[nodiscard]] virtual std::string hash_words() const = 0;
     virtual void check_group(group const& ranks) const = 0;
     virtual void validate(std::span<exchange_parameter const> parameters) const = 0;
+    /// Whether it needs no plan: a bucket may then be another part of the arena in the next step.
+    [[nodiscard]] virtual bool keeps_nothing() const = 0;
     /// Called before everything below.
     virtual void prepare(exchange_plan<E> const& plan) = 0;
     /// Why it makes no sense for this plan; empty if it does.
@@ -235,6 +238,7 @@ public:
     void validate([[maybe_unused]] std::span<exchange_parameter const> parameters) const override {
         if constexpr (requires { policy_.validate(parameters); }) policy_.validate(parameters);
     }
+    bool keeps_nothing() const override { return std::same_as<exchange_state<X, E>, no_exchange_state>; }
     void prepare(exchange_plan<E> const& plan) override { state_.emplace(policy_.prepare(plan)); }
     std::string refusal() const override {
         if constexpr (requires(exchange_state<X, E> const& kept) { kept.refusal(); })

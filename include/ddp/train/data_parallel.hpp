@@ -234,9 +234,9 @@ public:
     [[nodiscard]] double rate_factor() const noexcept { return core().optimizer().rate_factor(); }
     /// Freezes every parameter whose name matches the pattern (see name_fits), from the next step on: neither its value
     /// nor its optimizer state changes, not even by weight decay, whatever backward reports, and its gradient counts as 0
-    /// in the norm. A bucket that has only frozen parameters is not exchanged: parameters that training_options::frozen
-    /// names have buckets of their own, unless the model is contiguous; others share buckets and are sent as zeros,
-    /// once what an exchange with feedback still holds of them has been sent.
+    /// in the norm. Those of training_options::frozen have buckets of their own, unless the model is contiguous. A bucket
+    /// without trained parameters is not exchanged; others from their first to their last one, with zeros for frozen ones
+    /// between. An exchange that keeps a state sends whole buckets, and what it still holds of frozen parameters first.
     /// Checkpoints store which parameters are frozen. Collective: ranks compare their arguments before anything changes.
     /// Cost: an all-gather of 8 bytes per rank. Throws comm_error; usage_error on every rank if ranks pass different
     /// patterns, or no name matches, and on this rank unless between_steps().

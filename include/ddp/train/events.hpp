@@ -28,7 +28,7 @@ struct step_times {
 struct bucket_reduced {
     std::uint64_t step = 0;              ///< number of the step, from 1: calls of step(), join() or backward()
     std::size_t bucket = 0;              ///< in the arena's order: the last is reduced first
-    std::size_t bytes = 0;               ///< of the whole bucket
+    std::size_t bytes = 0;               ///< of all ranks' slices, less what is frozen at the bucket's ends
     std::chrono::nanoseconds elapsed{};  ///< since the bucket was full on this rank
 };
 

@@ -81,8 +81,8 @@ protected:
     [[nodiscard]] std::vector<E*> const& gradients_here() const noexcept { return gradients_of_; }
     /// The slice of bucket b that rank r adds up and steps.
     [[nodiscard]] arena_range slice(std::size_t b, std::size_t r) const noexcept {
-        std::size_t const begin = this->range(b).begin;
-        return {begin + this->cuts(b)[r], begin + this->cuts(b)[r + 1]};
+        exchange_bucket const& part = this->sent(b);
+        return {part.begin + part.cuts[r], part.begin + part.cuts[r + 1]};
     }
     [[nodiscard]] std::size_t piece_to(std::size_t from, std::size_t to) const noexcept {
         return this->piece_end(from, to, 64 / sizeof(E), std::min(piece_bytes, this->options().step_piece_bytes));
@@ -103,7 +103,11 @@ protected:
     [[nodiscard]] std::span<E const*> sources(std::size_t count) noexcept { return std::span(sources_).first(count); }
 
 private:
-    void add(std::size_t from, std::size_t to);
+    void add(std::size_t from, std::size_t to) {
+        for (std::size_t r = 0; r < sources_.size(); ++r) sources_[r] = gradients_of_[r] + from;
+        sum_tree_scaled(this->gradients().subspan(from, to - from), std::span<E const* const>(sources_),
+                        this->inverse());
+    }
 
     std::shared_ptr<shared_memory> memory_;
     std::vector<E*> values_of_, gradients_of_;  // by place among the ranks of this host
@@ -159,12 +163,6 @@ task<> memory_engine<T, E>::go_through(std::size_t b, unsigned what) {
     }
     finish_streams();
     if (in_turn) this->end_turn();
-}
-
-template <Transport T, Element E>
-void memory_engine<T, E>::add(std::size_t from, std::size_t to) {
-    for (std::size_t r = 0; r < sources_.size(); ++r) sources_[r] = gradients_of_[r] + from;
-    sum_tree_scaled(this->gradients().subspan(from, to - from), std::span<E const* const>(sources_), this->inverse());
 }
 
 template <Transport T, Element E>

@@ -62,7 +62,7 @@ struct training_options {
     ddp::unused unused = ddp::unused::error;  ///< what to do about a parameter that backward leaves out
     /// Parameters whose names match one of these patterns (see name_fits) are frozen from the start, as by
     /// trainer.freeze(). The trainer's constructor throws usage_error if one matches no name. They get buckets of their
-    /// own, so that nothing is sent for them (unless the model is `contiguous`: see freeze()).
+    /// own, so that nothing is sent for them (unless the model is `contiguous`: then as with freeze()).
     std::vector<std::string> frozen = {};
     /// What to do about NaN and infinities in the mean gradient. Unless they are unchecked, values are stepped after the
     /// last gradient has been reduced, as when clipping by norm, and each rank reads its gradients once more. The message

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include <ddp/core/separate.hpp>
 #include <ddp/exchange/exchange.hpp>
 #include <ddp/model/layout.hpp>
 #include <ddp/model/model.hpp>
@@ -18,10 +20,7 @@ namespace ddp::detail {
 template <Element E>
 exchange_plan<E> plan_exchange(layout const& where, bucket_map const& buckets, std::span<parameter<E> const> parameters,
                                int rank, int ranks, bool sharded, std::size_t grain) {
-    exchange_plan<E> plan;
-    plan.rank = rank;
-    plan.ranks = ranks;
-    plan.sharded = sharded;
+    exchange_plan<E> plan{.rank = rank, .ranks = ranks, .sharded = sharded, .parameters = {}, .buckets = {}};
     for (parameter<E> const& p : parameters) plan.parameters.push_back({p.name, p.shape});
     for (std::size_t b = 0; b < buckets.count(); ++b) {
         exchange_bucket one{.begin = buckets.begin(b), .count = buckets.end(b) - buckets.begin(b)};
@@ -34,6 +33,10 @@ exchange_plan<E> plan_exchange(layout const& where, bucket_map const& buckets, s
     }
     return plan;
 }
+
+/// What has to be exchanged of a bucket while parameters i with frozen[i] != 0 are frozen: from the first to the last
+/// element of the others. Slices are what lies there of those of the whole bucket, which is returned if all are frozen.
+[[nodiscard]] exchange_bucket without_frozen_ends(exchange_bucket const& whole, std::span<std::uint8_t const> frozen);
 
 /// The slices of a bucket, counted in blocks of statistics (layout::block_at) from the first one of the bucket.
 struct block_cuts {
@@ -54,3 +57,7 @@ std::vector<block_cuts> cut_in_blocks(layout const& where, bucket_map const& buc
 }
 
 }  // namespace ddp::detail
+
+#if !defined(DDP_SEPARATE_COMPILATION)
+#include <ddp/train/impl/plan_exchange.ipp>
+#endif

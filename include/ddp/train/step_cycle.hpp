@@ -66,7 +66,10 @@ public:
     [[nodiscard]] bool has_mail() const noexcept override { return !mail_.empty(); }
     [[nodiscard]] bool under_way(group const& ranks) const noexcept override { return under_way_ && &ranks == &of_; }
     /// Ends when all values (if gathered late: those that this rank steps) are new. Call collect() before.
-    task<> finished();
+    task<> finished() {
+        finishing_.set();
+        co_await stepped_;
+    }
     [[nodiscard]] bool idle() const noexcept { return unfinished_.left == 0 && (!late_ || late_->left().left == 0); }
 
     /// If values are gathered after finished(): which have arrived, after a step that changed values. Otherwise null.
@@ -298,11 +301,6 @@ void step_cycle<T, E>::collect() {
         else
             fill(message);
     });
-}
-template <Transport T, Element E>
-task<> step_cycle<T, E>::finished() {
-    finishing_.set();
-    co_await stepped_;
 }
 template <Transport T, Element E>
 void step_cycle<T, E>::begin_step() {

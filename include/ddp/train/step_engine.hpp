@@ -54,6 +54,9 @@ public:
     void freeze(std::span<std::uint8_t const> which) override {
         cycle::freeze(which);
         messages_->statistics.clear();  // frozen parameters count as 0
+        if (exchange().keeps_nothing())
+            for (std::size_t b = 0; b < buckets().count(); ++b)
+                sent_.buckets[b] = detail::without_frozen_ends(plan_.buckets[b], which);
     }
 
     /// Of the last finished step.
@@ -118,6 +121,8 @@ protected:
         return {buckets().begin(b) + cuts(b)[me()], buckets().begin(b) + cuts(b)[me() + 1]};
     }
     [[nodiscard]] std::span<std::size_t const> cuts(std::size_t b) const noexcept { return plan_.buckets[b].cuts; }
+    /// What is exchanged of bucket b.
+    [[nodiscard]] exchange_bucket const& sent(std::size_t b) const noexcept { return sent_.buckets[b]; }
 
 private:
     /// The memory of messages, besides the arenas and the pool.
@@ -131,14 +136,16 @@ private:
                 std::shared_ptr<posted_parts> messages);
 
     void step_begins() override;
-    void step_ended() override;
+    void step_ended() override {
+        if (observer_ != nullptr) observer_->on(step_finished{round(), weight(), norm_});
+    }
     void add_state(digest& all, arena_range part, std::uint64_t step) const noexcept override;
     [[nodiscard]] bool blocking() const noexcept override { return exchange().blocking(); }
     void exchange_blocking() override;
 
     [[nodiscard]] detail::exchange_model<T, E>& exchange() const noexcept { return *messages_->exchange; }
     [[nodiscard]] bucket_exchange<E> exchange_of(std::size_t b) noexcept {
-        return {b,        gradients().subspan(buckets().begin(b), range(b).size()), cuts(b), &this->full(b), &inverse(),
+        return {b,        gradients().subspan(sent(b).begin, sent(b).count), sent(b).cuts, &this->full(b), &inverse(),
                 updates()};
     }
     /// Sends the squares that this rank has added up for its slice of bucket b to all ranks.
@@ -151,7 +158,7 @@ private:
     std::shared_ptr<posted_parts> messages_;
     std::unique_ptr<detail::step_observer> observer_;
     bool changes_gradients_;
-    exchange_plan<E> plan_;
+    exchange_plan<E> plan_, sent_;            // sent_: without frozen parameters, as far as the exchange allows
     std::vector<detail::block_cuts> blocks_;  // by bucket, where norms are asked for
 
     // the communication side's
@@ -184,6 +191,7 @@ step_engine<T, E>::step_engine(scheduler<T>& on, group& of, step_subject<E> subj
     plan_ = detail::plan_exchange(where(), buckets(), this->parameters(), static_cast<int>(me()),
                                   static_cast<int>(ranks()), sharded(), slice_grain(norms));
     if (norms) blocks_ = detail::cut_in_blocks(where(), buckets(), plan_);
+    sent_ = plan_;
     exchange().prepare(plan_);
     exchange().for_each_shared([&](const_bytes one) {
         if (!one.empty()) this->compare_exchange();
@@ -203,10 +211,6 @@ void step_engine<T, E>::step_begins() {
     stepping_.reset();
     ungated_ = unmeasured_ = unreduced_ = this->active_buckets();
     if (options().may_skip()) exchange().save_state();
-}
-template <Transport T, Element E>
-void step_engine<T, E>::step_ended() {
-    if (observer_ != nullptr) observer_->on(step_finished{round(), weight(), norm_});
 }
 template <Transport T, Element E>
 void step_engine<T, E>::add_state(digest& all, arena_range part, std::uint64_t step) const noexcept {
@@ -248,7 +252,7 @@ task<> step_engine<T, E>::exchange_gradients(std::size_t b) {
     co_await exchange().exchange(over, exchange_of(b));
     this->launch();
     if (weight() == 0) co_return;
-    if (!sharded() && !exchange().everywhere(plan_, b)) co_await exchange().gather(over, exchange_of(b));
+    if (!sharded() && !exchange().everywhere(sent_, b)) co_await exchange().gather(over, exchange_of(b));
     reduced(b);
 }
 
@@ -256,8 +260,7 @@ template <Transport T, Element E>
 void step_engine<T, E>::reduced(std::size_t b) {
     if (--unreduced_ == 0) this->on().note(flight::mark, round(), 0, 0, "reduced");
     if (observer_ == nullptr) return;
-    observer_->on(
-        bucket_reduced{round(), b, plan_.buckets[b].count * sizeof(E), this->on().now() - this->full_since(b)});
+    observer_->on(bucket_reduced{round(), b, sent(b).count * sizeof(E), this->on().now() - this->full_since(b)});
     if (!changes_gradients_) return;
     where().for_each_in(own(b).begin, own(b).end, [&](std::size_t i, std::size_t from, std::size_t to) {
         if (!frozen(i))
@@ -375,7 +378,8 @@ template <Transport T, Element E>
 task<> step_engine<T, E>::gather(std::size_t b) {
     // Posting these receives tells the peers that this rank's values may be overwritten.
     co_await direct_allreduce::all_gather({}, lane_of_bucket(b).phase(2),
-                                          values().subspan(buckets().begin(b), range(b).size()), cuts(b));
+                                          values().subspan(sent(b).begin, sent(b).count),
+                                          std::span<std::size_t const>(sent(b).cuts));
 }
 
 #if defined(DDP_SEPARATE_COMPILATION)

@@ -82,7 +82,11 @@ public:
     /// Whether some values of the last step may still be on their way.
     [[nodiscard]] bool late() const noexcept { return late_; }
     /// Waits until all values have arrived. Throws the error of all ranks.
-    void settle();
+    void settle() {
+        if (!late_) return;
+        wait_for_values([&] { return engine_->settled(); });
+        late_ = false;
+    }
     /// The same if the job may have failed: engine().torn() says whether values are torn.
     void settle_quietly() noexcept {
         try {
@@ -93,13 +97,22 @@ public:
         }
     }
     /// Waits until the values of parameter i have arrived.
-    void need(std::size_t i);
-    void set_progress(training_progress const& at);
+    void need(std::size_t i) {
+        if (!late_) return;
+        if (!engine_->late()->current(i)) return wait_for_values([&] { return engine_->late()->made_current(i); });
+        if (!comm_.has_thread()) comm_.progress();
+    }
+    void set_progress(training_progress const& at) {
+        begun_steps_ = at.begun_steps;
+        comm_.exclusively([&] { engine_->set_progress(at); });
+    }
     void set_rate_factor(double factor);
     void set_frozen(char const* what, std::string_view pattern, std::uint8_t frozen);
     void set_frozen(std::span<std::uint8_t const> marks);
     void synchronise_buffers(std::span<model_buffer const> all, buffer_ranks const& of);
-    [[nodiscard]] bool all_alike(std::uint64_t digest);
+    [[nodiscard]] bool all_alike(std::uint64_t digest) {
+        return detail::all_alike(comm_, "replicas_identical", engine_->hash(), digest);
+    }
 
     // A step.
     /// From then on the engine waits for gradients. The values are current.
@@ -108,7 +121,12 @@ public:
     void report(std::size_t i, std::size_t first, std::size_t count) noexcept {
         if (engine_->ready(i, first, count)) move_on();
     }
-    void backward_done(std::span<std::uint8_t const> used);
+    void backward_done(std::span<std::uint8_t const> used) {
+        engine_->use(used);
+        engine_->backward_done();
+        note(flight::phase, "reported");
+        move_on();
+    }
     /// This rank's backward has reported wrongly: throws the error of all ranks.
     void fail_gradient(std::string const& complaint);
     /// Waits for the end of the step, since `since`. Throws the error of all ranks.
@@ -116,9 +134,16 @@ public:
     /// The same on every rank, except that rank 0 prints it.
     void report_nonfinite();
     /// Called when this rank's own code has thrown: fails the step, or the operation between steps, on every rank.
-    void fail(std::exception_ptr thrown);
+    void fail(std::exception_ptr thrown) {
+        leave_step();
+        comm_.fail(thrown);
+        wait_for_verdict();
+    }
     /// Called when the trainer is left within a step.
-    void abandon_step();
+    void abandon_step() {
+        comm_.fail("its program left a training step before the step had ended, perhaps by an exception");
+        wait_for_verdict();  // the model may outlive this
+    }
     /// After a failure: from now on no other rank changes this rank's values.
     void keep_values() const noexcept {
         if (shared_ && comm_.tasks().failed()) engine_->keep_values();
@@ -240,23 +265,6 @@ void trainer_core<T, E>::wait_for_values(Make&& make) {
     times_.waited += monotonic_clock::now() - since;
 }
 template <Transport T, Element E>
-void trainer_core<T, E>::settle() {
-    if (!late_) return;
-    wait_for_values([&] { return engine_->settled(); });
-    late_ = false;
-}
-template <Transport T, Element E>
-void trainer_core<T, E>::need(std::size_t i) {
-    if (!late_) return;
-    if (!engine_->late()->current(i)) return wait_for_values([&] { return engine_->late()->made_current(i); });
-    if (!comm_.has_thread()) comm_.progress();
-}
-template <Transport T, Element E>
-void trainer_core<T, E>::set_progress(training_progress const& at) {
-    begun_steps_ = at.begun_steps;
-    comm_.exclusively([&] { engine_->set_progress(at); });
-}
-template <Transport T, Element E>
 void trainer_core<T, E>::set_rate_factor(double factor) {
     DDP_EXPECTS(!begun_, "set_rate_factor: a step is under way; finish() it first");
     agree_on_factor(comm_, "set_rate_factor", digest{}.add("set_rate_factor").add(engine_->hash()).value(), factor);
@@ -297,10 +305,6 @@ void trainer_core<T, E>::synchronise_buffers(std::span<model_buffer const> all, 
     else
         broadcast_buffers(comm_, all, of.first);
 }
-template <Transport T, Element E>
-bool trainer_core<T, E>::all_alike(std::uint64_t digest) {
-    return detail::all_alike(comm_, "replicas_identical", engine_->hash(), digest);
-}
 
 template <Transport T, Element E>
 void trainer_core<T, E>::begin(step_ticket const& mine) {
@@ -309,13 +313,6 @@ void trainer_core<T, E>::begin(step_ticket const& mine) {
     begun_ = true;
     ++begun_steps_;
     engine_->begin(mine);
-    move_on();
-}
-template <Transport T, Element E>
-void trainer_core<T, E>::backward_done(std::span<std::uint8_t const> used) {
-    engine_->use(used);
-    engine_->backward_done();
-    note(flight::phase, "reported");
     move_on();
 }
 template <Transport T, Element E>
@@ -366,17 +363,6 @@ void trainer_core<T, E>::report_nonfinite() {
     // Reported at the first, second, fourth, … such step, so that the log stays short.
     if (std::has_single_bit(++nonfinite_steps_) && comm_.rank() == 0)
         say_nonfinite(begun_steps_, engine_->skipped(), nonfinite_steps_, what);
-}
-template <Transport T, Element E>
-void trainer_core<T, E>::fail(std::exception_ptr thrown) {
-    leave_step();
-    comm_.fail(thrown);
-    wait_for_verdict();
-}
-template <Transport T, Element E>
-void trainer_core<T, E>::abandon_step() {
-    comm_.fail("its program left a training step before the step had ended, perhaps by an exception");
-    wait_for_verdict();  // the model may outlive this
 }
 /// Until the other ranks know of this failure, they may still write into this rank's values.
 template <Transport T, Element E>

@@ -66,6 +66,12 @@ public:
     /// From this time on, everything that `sender` sends to `receiver` is lost; a record of a failure arrives through a
     /// third rank.
     void blackhole(int sender, int receiver, nanoseconds from) { holes_.push_back({sender, receiver, start() + from}); }
+    /// From this time on, messages from `sender` to `receiver` go one after the other through a link of this bandwidth, and
+    /// take `delay` longer besides; records of failures do not. Throws usage_error unless the bandwidth is positive.
+    void slow_down(int sender, int receiver, nanoseconds from, nanoseconds delay, double bytes_per_second) {
+        DDP_EXPECTS(bytes_per_second > 0, "virtual_world::slow_down: bytes_per_second must be positive");
+        slow_links_.push_back({sender, receiver, start() + from, delay, bytes_per_second, start()});
+    }
 
     [[nodiscard]] bool dead(int rank) const noexcept { return at(rank).dead; }
     [[nodiscard]] bool frozen(int rank) const noexcept { return at(rank).frozen; }
@@ -107,10 +113,11 @@ private:
 
     struct station {
         channel_map channels;
-        completion_list sends;        // posted here, not ended
-        completion_list done;         // ended, to be run by progress()
-        std::vector<report> reports;  // empty as long as no rank has failed or left, which saves memory
-        std::vector<event> missed;    // while frozen
+        completion_list sends;         // posted here, not ended
+        completion_list done;          // ended, to be run by progress()
+        std::vector<report> reports;   // empty as long as no rank has failed or left, which saves memory
+        std::vector<event> missed;     // while frozen
+        std::vector<time_point> told;  // by peer: when the last of this rank's records and ends arrives there, in order
         time_point out_free = {}, in_free = {}, died = never;
         std::uint64_t posted = 0, fatal = std::numeric_limits<std::uint64_t>::max();
         bool dead = false, frozen = false, gone = false, aborted = false;
@@ -119,6 +126,14 @@ private:
     struct hole {
         int from, to;
         time_point since;
+    };
+
+    struct slow_link {
+        int from, to;
+        time_point since;
+        nanoseconds delay;
+        double bytes_per_second;
+        time_point free;  // from then on
     };
 
     virtual_world(int ranks, network_model const& network)
@@ -131,9 +146,12 @@ private:
     [[nodiscard]] station const& at(int rank) const noexcept { return stations_[static_cast<std::size_t>(rank)]; }
 
     void schedule(time_point when, kind what, int rank, std::uint32_t index) { events_.put(when, what, rank, index); }
-    [[nodiscard]] nanoseconds wire(std::size_t bytes) const noexcept {
-        return nanoseconds(static_cast<std::int64_t>(static_cast<double>(bytes) * 1e9 / network_.bytes_per_second));
+    [[nodiscard]] nanoseconds wire(std::size_t bytes) const noexcept { return wire(bytes, network_.bytes_per_second); }
+    [[nodiscard]] static nanoseconds wire(std::size_t bytes, double bytes_per_second) noexcept {
+        return nanoseconds(static_cast<std::int64_t>(static_cast<double>(bytes) * 1e9 / bytes_per_second));
     }
+    /// When what leaves its sender's card then has passed the slow links between these two.
+    [[nodiscard]] time_point passed(int from, int to, std::size_t bytes, time_point leaves) noexcept;
     [[nodiscard]] nanoseconds extra() {
         if (network_.extra_delay <= nanoseconds{0}) return nanoseconds{0};
         return nanoseconds(static_cast<std::int64_t>(
@@ -204,6 +222,7 @@ private:
     std::vector<station> stations_;
     std::vector<report> const silence_;
     std::vector<hole> holes_;
+    std::vector<slow_link> slow_links_;
     detail::virtual_net::message_pool messages_;
     detail::virtual_net::channel_pool channel_nodes_;
     struct published {

@@ -70,8 +70,17 @@ DDP_DECL void virtual_world::send(int from, int to, tag const& what, completion&
     m.sent = here.out_free = leaves + wire(m.size);
     channel& c = channel_of(there, from, what.id)->second;
     ++c.under_way;
-    c.latest = std::max(c.latest, leaves + network_.latency + extra());
+    c.latest = std::max(c.latest, passed(from, to, m.size, leaves) + network_.latency + extra());
     schedule(c.latest, kind::head, to, index);
+}
+
+DDP_DECL time_point virtual_world::passed(int from, int to, std::size_t bytes, time_point leaves) noexcept {
+    for (slow_link& one : slow_links_) {
+        if (one.from != from || one.to != to || one.since > now_) continue;
+        one.free = std::max(one.free, leaves) + wire(bytes, one.bytes_per_second);
+        leaves = one.free + one.delay;
+    }
+    return leaves;
 }
 
 DDP_DECL void virtual_world::receive(int rank, int peer, tag const& what, completion& node) {
@@ -148,8 +157,14 @@ DDP_DECL void virtual_world::withdraw(int rank) {
 }
 
 DDP_DECL void virtual_world::tell_peers(int rank, kind what, std::uint32_t index, nanoseconds after) {
-    for (int peer = 0; peer < size(); ++peer)
-        if (peer != rank) schedule(now_ + after + network_.latency + extra(), what, peer, index);
+    std::vector<time_point>& told = at(rank).told;
+    told.resize(stations_.size(), start());
+    for (int peer = 0; peer < size(); ++peer) {
+        if (peer == rank) continue;
+        time_point& last = told[static_cast<std::size_t>(peer)];
+        last = std::max(last, now_ + after + network_.latency + extra());
+        schedule(last, what, peer, index);
+    }
 }
 
 DDP_DECL void virtual_world::pass_on(int rank, std::uint32_t index) {
