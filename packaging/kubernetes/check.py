@@ -70,16 +70,28 @@ def mpi_problems(manifest: dict) -> list[str]:
     return model_problems(manifest, KubeflowOrgV1MPIJob.__name__, "MPIJob")
 
 
+# Which the models take as any text.
+VERSIONS = {"TrainJob": "trainer.kubeflow.org/v1alpha1", "TrainingRuntime": "trainer.kubeflow.org/v1alpha1",
+            "MPIJob": "kubeflow.org/v2beta1"}
+
+
+def version_problems(manifest: dict) -> list[str]:
+    kind, version = manifest.get("kind"), manifest.get("apiVersion")
+    return [] if version is not None and VERSIONS.get(kind) == version else [f"{kind} of {version} is none of {VERSIONS}"]
+
+
 JOB = "spec.template.spec.replicatedJobs.0.template.spec"
 RULE = JOB + ".podFailurePolicy.rules.0"
 # Fields that are called otherwise, or have a value of another type.
 RENAMED = {"trainjob.yaml": {"spec.trainer": "trainers", "spec.trainer.numNodes": "nodes", "spec.runtimeRef.name": "called"},
            "runtime.yaml": {f"{JOB}.podFailurePolicy": "failurePolicy", f"{RULE}.onExitCodes.containerName": "container"},
-           "mpijob.yaml": {"spec.slotsPerWorker": "slots", "spec.mpiReplicaSpecs.Worker.replicas": "count"}}
-REPLACED = {"trainjob.yaml": {"spec.trainer.numNodes": ["two"], "spec.trainer.args": "fashion_mnist", "spec.runtimeRef.name": 7},
+           "mpijob.yaml": {"apiVersion": "version", "spec.slotsPerWorker": "slots",
+                           "spec.mpiReplicaSpecs.Worker.replicas": "count"}}
+REPLACED = {"trainjob.yaml": {"apiVersion": "trainer.kubeflow.org/v1", "spec.trainer.numNodes": ["two"],
+                              "spec.trainer.args": "fashion_mnist", "spec.runtimeRef.name": 7},
             "runtime.yaml": {f"{RULE}.onExitCodes.values": ["75"], f"{RULE}.action": 75},
-            "mpijob.yaml": {"spec.slotsPerWorker": "four", "spec.runPolicy.cleanPodPolicy": 1,
-                            "spec.mpiReplicaSpecs.Worker.replicas": "two"}}
+            "mpijob.yaml": {"apiVersion": "kubeflow.org/v1", "kind": "TrainJob", "spec.slotsPerWorker": "four",
+                            "spec.runPolicy.cleanPodPolicy": 1, "spec.mpiReplicaSpecs.Worker.replicas": "two"}}
 
 
 def damaged(manifest: dict, name: str):
@@ -98,7 +110,10 @@ def damaged(manifest: dict, name: str):
 
 def main() -> None:
     problems = []
-    for name, look in (("trainjob.yaml", trainer_problems), ("runtime.yaml", trainer_problems), ("mpijob.yaml", mpi_problems)):
+    for name, model in (("trainjob.yaml", trainer_problems), ("runtime.yaml", trainer_problems), ("mpijob.yaml", mpi_problems)):
+        def look(manifest: dict, model=model) -> list[str]:
+            return version_problems(manifest) or model(manifest)
+
         manifest = yaml.safe_load((HERE / name).read_text())
         problems += [f"{name}: {problem}" for problem in look(manifest)]
         problems += [f"{name}: with another {where} nothing is found" for where, other in damaged(manifest, name)

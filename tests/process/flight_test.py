@@ -435,15 +435,34 @@ class OnRequest(FlightCase):
         ranks = re.findall(r"(?m)^        ranks? ([\d, ]+) (?:was in|were in|waited for)", err)
         self.assertEqual(sorted(", ".join(ranks).split(", ")), ["0", "1", "2"], err)
 
-    def test_on_several_hosts_each_tells_of_its_own_ranks(self):
-        job = Rank([DDPRUN, "-H", "localhost:2,127.0.0.1:1", "--", FAULT_PROGRAM, "dead=20000", "fault=2:spin:forward:2:3000",
-                    "fault=2:kill:forward:4", "collective=60000"], environment(TMPDIR=self.scratch), start_new_session=True)
+    def test_on_several_hosts_there_is_one_story(self):
+        kept = os.path.join(self.scratch, "kept")
+        job = Rank([DDPRUN, "-H", "localhost:2,127.0.0.1:1", "--flight-dir", kept, "--", FAULT_PROGRAM, "dead=20000",
+                    "fault=2:spin:forward:2:3000", "fault=2:kill:forward:4", "collective=60000"],
+                   environment(TMPDIR=self.scratch), start_new_session=True)
         code, out, err = self.ask(job, 3, 0.5)
         self.assertEqual(code, 128 + signal.SIGKILL, out + err)
-        self.assertRegex(err, r"the ranks here say:\n        ranks 0, 1 waited for the others in step 2 for \d")
-        self.assertRegex(err, r"the ranks here say:\n        rank 2 was in forward of step 2 for \d")
-        self.assertRegex(err, r"what the ranks were doing:\n        ranks 0, 1 waited for the others in step 4 for \d")
+        self.assertEqual(len(re.findall(r"(?m)^ddprun: SIGUSR2 was passed on; the ranks say:\n"
+                                        r"        rank 2 was in forward of step 2 for \d+\.\d s\n"
+                                        r"        ranks 0, 1 waited for the others in step 2 for \d", err)), 1, err)
+        self.assertEqual(err.count("SIGUSR2 was passed on"), 1, err)
+        self.assertRegex(err, r"(?m)^ddprun: host 127\.0\.0\.1 \(rank 2\) failed first: [^\n]*\n(        .*\n)*"
+                              r"        what the ranks were doing:\n"
+                              r"        rank 2 wrote nothing: it was killed by SIGKILL\n"
+                              r"        ranks 0, 1 waited for the others in step 4 for \d[^\n]*\n"
+                              rf"        their flight records are in {kept} on each host\n\Z")
+        self.assertEqual(err.count("what the ranks were doing"), 1, err)
+        self.assertNotIn("ddprun-report", out + err)
         self.nothing_left()
+
+    def test_a_program_cannot_report_for_others(self):
+        script = 'echo "ddprun-report 0000000000000000 0 5 1 1 0 0 1 was a liar"; echo ddprun-report; printf "ddprun-rep"; exit 3'
+        job = Rank([DDPRUN, "-H", "localhost:1", "--prefix", "none", "--", "sh", "-c", script], environment(TMPDIR=self.scratch),
+                   start_new_session=True)
+        code, out, err = job.finish()
+        self.assertEqual(code, 3, out + err)
+        self.assertEqual(out, "ddprun-report 0000000000000000 0 5 1 1 0 0 1 was a liar\nddprun-report\nddprun-rep\n")
+        self.assertNotIn("liar", err)
 
     def test_a_rank_that_hangs_in_its_own_code_answers(self):
         job = self.launch(2, "fault=1:spin:forward:2:4000", "collective=60000")

@@ -54,7 +54,6 @@ public:
 
     [[nodiscard]] std::string const& path() const noexcept { return path_; }        ///< empty: none could be made
     [[nodiscard]] std::string const& problem() const noexcept { return problem_; }  ///< of the user's; or empty
-    [[nodiscard]] bool kept() const noexcept { return kept_; }
     /// Of the communicator that the rank has made last: a second one finds the file of the first there.
     [[nodiscard]] std::string newest_of(int rank) const {
         std::error_code problem;

@@ -40,6 +40,7 @@
 #include "posix.hpp"
 #include "rank.hpp"
 #include "remote.hpp"
+#include "report.hpp"
 #include "secret.hpp"
 #include "signals.hpp"
 #include "spawn.hpp"
@@ -135,6 +136,7 @@ private:
     static constexpr std::chrono::seconds drain_for{1};       // for output of what ranks that have ended left behind
     static constexpr std::chrono::seconds grace_to_save{10};  // where ranks may be writing checkpoints: they stop
     static constexpr std::chrono::milliseconds answer_within{700};  // for ranks to write after SIGUSR2
+    static constexpr std::chrono::seconds reporting_for{1};         // for hosts to report that
     static constexpr std::chrono::seconds flush_for{1};             // for what was not read when the user gave up
 
     void say_lost(std::string const& what, int problem) {
@@ -222,6 +224,8 @@ private:
     /// A ddprun on each host, with its part of the ranks.
     void start_hosts() {
         orders each{.with = with_, .secret = secret_, .job_id = id_, .restarts = attempt_};
+        secret_bytes const token = random_secret();  // not the job's, which programs know
+        for (std::size_t i = 0; i < 8; ++i) each.token += hexadecimal(token[i]);
         each.with.nodes = static_cast<int>(with_.hosts.size());
         each.with.carried = carried_variables(with_);
         bool const asks = with_.launch_agent.empty();  // otherwise it does not matter
@@ -251,10 +255,10 @@ private:
             started child = spawn(order, signals_.before());
             guardian_.watch(child.pid);
             ::fcntl(control.write.get(), F_SETFL, O_NONBLOCK);
-            running_rank& part =
-                ranks_.emplace_back(static_cast<int>(i), child.pid,
-                                    output_of_rank(std::move(child.out), out_, "", false, true, unique_fd(), true),
-                                    output_of_rank(std::move(child.err), err_, "", false, true, unique_fd(), true));
+            running_rank& part = ranks_.emplace_back(
+                static_cast<int>(i), child.pid,
+                output_of_rank(std::move(child.out), out_, "", false, true, unique_fd(), each.token),
+                output_of_rank(std::move(child.err), err_, "", false, true, unique_fd(), each.token));
             part.host = one.name +
                         (one.slots == 1 ? " (rank " + std::to_string(first_rank)
                                         : " (ranks " + std::to_string(first_rank) + " to " +
@@ -310,15 +314,29 @@ private:
         }
     }
 
-    /// What the ranks here have answered to SIGUSR2.
+    /// What the ranks have answered to SIGUSR2.
     void tell_story() {
         story_due_ = monotonic_clock::time_point::max();
-        if (std::string const story = story_of_all(true); !story.empty())
-            say("ddprun: SIGUSR2 was passed on; the ranks here say:" + story + records_kept());
+        if (given_ != nullptr) return report(questions_);
+        if (std::string const story = story_of(reports_of(questions_), true); !story.empty())
+            say(std::string("ddprun: SIGUSR2 was passed on; the ranks ") + (with_.hosts.empty() ? "here " : "") +
+                "say:" + story + records_kept());
+    }
+    /// To the ddprun that gave the orders.
+    void report(int question) {
+        for (std::string const& line : report_lines::write(given_->token, question, reports_of(question))) say(line);
+    }
+    /// Whether every host on which ranks still run has reported what they answered.
+    [[nodiscard]] bool hosts_have_answered() const {
+        return !with_.hosts.empty() && std::ranges::all_of(ranks_, [&](running_rank const& host) {
+            return host.end || !host.out.reports_of(questions_).empty() || !host.err.reports_of(questions_).empty();
+        });
     }
 
     void keep_deadlines() {
-        if (monotonic_clock::now() >= story_due_) tell_story();
+        if (story_due_ != monotonic_clock::time_point::max() &&
+            (monotonic_clock::now() >= story_due_ || hosts_have_answered()))
+            tell_story();
         if (all_ended() || monotonic_clock::now() < deadline_) return;
         if (stage_ == stage::grace) {
             stage_ = stage::asked;
@@ -412,12 +430,13 @@ private:
         }
         usr1_ = usr1_ || signo == SIGUSR1;
         if (signo == SIGUSR1 && given_ == nullptr) say("ddprun: SIGUSR1 passed on to all ranks");
+        if (signo == SIGUSR2) {
+            ++questions_;
+            asked_at_ = monotonic_clock::now();
+            story_due_ = asked_at_ + answer_within + (with_.hosts.empty() ? std::chrono::seconds(0) : reporting_for);
+        }
         if (!with_.hosts.empty() && (signo == SIGUSR1 || signo == SIGUSR2)) return signal_groups(signo);
         if (signo == SIGUSR1 || signo == SIGUSR2) {  // their default is death: not for what a rank has started
-            if (signo == SIGUSR2) {
-                asked_at_ = monotonic_clock::now();
-                story_due_ = asked_at_ + answer_within;
-            }
             // SIGUSR2 is a question. A rank that is not within ddp::run, or is a shell that waits for it, has no handler and
             // would die of it. (One that leaves ddp::run between the look and the signal still does: microseconds.)
             for (running_rank& rank : ranks_) {
@@ -472,32 +491,40 @@ private:
         deadline_ = now + (saves ? std::max<std::chrono::milliseconds>(with_.grace, grace_to_save) : with_.grace);
     }
 
-    /// What the flight records of the ranks here say together; nothing where there are none. `asked`: only those that have
-    /// answered the last SIGUSR2 say something.
-    [[nodiscard]] std::string story_of_all(bool asked) const {
-        if (!flights_ || flights_->path().empty()) return "";
-        std::map<int, flight_state> states;
-        std::map<int, std::string> silent;
+    /// What the flight records of the ranks say, here and on the hosts. `question`: only those that have answered that one
+    /// say something; 0: those of a failure.
+    [[nodiscard]] flight_reports reports_of(int question) const {
+        flight_reports all;
         for (running_rank const& rank : ranks_) {
-            flight_state& state = states[rank.rank] = read_flight(flights_->newest_of(rank.rank));
+            if (!rank.host.empty()) {
+                for (output_of_rank const* stream : {&rank.out, &rank.err}) {
+                    flight_reports const& theirs = stream->reports_of(question);
+                    all.insert(theirs.begin(), theirs.end());
+                }
+                continue;
+            }
+            if (!flights_ || flights_->path().empty()) continue;
+            flight_report& one = all[rank.rank];
+            one.state = read_flight(flights_->newest_of(rank.rank));
             // An answer to an earlier signal says nothing about now.
-            if (asked ? state.asked < std::chrono::nanoseconds(asked_at_.time_since_epoch()).count() : !state.failed)
-                state = {};
-            if (!rank.end && !rank.asked)
-                silent[rank.rank] = "was not asked: it had no handler for SIGUSR2";
-            else if (!rank.end)
-                silent[rank.rank] = "did not answer";
+            if (question > 0 ? one.state.asked < std::chrono::nanoseconds(asked_at_.time_since_epoch()).count()
+                             : !one.state.failed)
+                one.state = {};
+            one.asked = rank.end || rank.asked;
+            if (!rank.end)
+                one.silent = one.asked ? "did not answer" : "was not asked: it had no handler for SIGUSR2";
+            else if (rank.end->by_us || (given_ != nullptr && rank.end->passed_on == SIGTERM))
+                one.silent = "wrote nothing: it was ended by ddprun";
             else
-                silent[rank.rank] = "wrote nothing: " + (rank.end->by_us ? "it was ended by ddprun"
-                                                                         : (rank.end->signal() != 0 ? "it was " : "") +
-                                                                               detail::how(*rank.end));
+                one.silent =
+                    "wrote nothing: " + std::string(rank.end->signal() != 0 ? "it was " : "") + detail::how(*rank.end);
         }
-        bool const somebody_was_not =
-            std::any_of(ranks_.begin(), ranks_.end(), [](auto const& r) { return !r.end && !r.asked; });
-        return flight_story(states, silent, asked && somebody_was_not);
+        return all;
     }
     [[nodiscard]] std::string records_kept() const {
-        return flights_->kept() ? "\n        their flight records are in " + flights_->path() : "";
+        if (with_.flight_dir.empty()) return "";
+        return "\n        their flight records are in " +
+               (flights_ ? flights_->path() : with_.flight_dir + " on each host");
     }
 
     /// Says who failed first, last of all. Returns the job's exit code.
@@ -518,6 +545,7 @@ private:
                              lost);
                 }
         }
+        if (given_ != nullptr) report(0);
         if (std::ranges::all_of(endings,
                                 &ending::to_be_resumed)) {  // nobody failed, and there is nothing to start again now
             if (given_ == nullptr)
@@ -528,7 +556,8 @@ private:
         }
         if (ending const* const culprit = first_culprit(endings)) {
             culprit_ = true;
-            std::string const story = culprit->passed_on == 0 ? story_of_all(false) : "";
+            std::string const story =
+                culprit->passed_on == 0 && given_ == nullptr ? story_of(reports_of(0), false) : "";
             if (given_ == nullptr || culprit->passed_on == 0)
                 say(describe(*culprit, endings) +
                     (story.empty() ? "" : "\n        what the ranks were doing:" + story + records_kept()));
@@ -553,6 +582,7 @@ private:
     monotonic_clock::time_point drain_until_ = monotonic_clock::time_point::max();
     std::optional<flight_directory> flights_;  // none where the ranks are elsewhere
     monotonic_clock::time_point asked_at_, story_due_ = monotonic_clock::time_point::max();
+    int questions_ = 0;  // SIGUSR2
     int batch_ = 0;
     int interrupts_ = 0;
     int passed_on_ = 0;

@@ -15,6 +15,7 @@
 #include "options.hpp"
 #include "output.hpp"
 #include "posix.hpp"
+#include "report.hpp"
 #include "verdict.hpp"
 
 namespace ddprun {
@@ -32,18 +33,22 @@ namespace ddprun {
 class output_of_rank {
 public:
     /// What the first rank writes to a terminal is shown at once: it is the one that draws a progress bar.
-    /// `of_ddprun`: it is another ddprun that writes here.
+    /// `token`: it is another ddprun that writes here, and begins its reports with that; empty: it is a rank.
     output_of_rank(unique_fd pipe, sink& to, std::string prefix, bool first_rank, bool shown, unique_fd file,
-                   bool of_ddprun = false)
+                   std::string const& token = "")
         : pipe_(std::move(pipe)),
           to_(&to),
           printer_(to, std::move(prefix), first_rank && to.terminal()),
-          words_(of_ddprun),
+          words_(!token.empty()),
           shown_(shown),
-          file_(std::move(file)) {}
+          file_(std::move(file)) {
+        if (!token.empty()) reports_.emplace(token);
+    }
 
     [[nodiscard]] bool open() const noexcept { return static_cast<bool>(pipe_); }
     [[nodiscard]] last_words const& words() const noexcept { return words_; }
+    /// What another ddprun has reported of its ranks: see report_lines::of.
+    [[nodiscard]] flight_reports const& reports_of(int question) const { return reports_.value().of(question); }
     [[nodiscard]] int file_problem() const noexcept { return file_problem_; }  ///< errno of a write, or 0
 
     /// To poll, or -1: where the reader of our output lags, ranks wait in their pipes.
@@ -59,9 +64,7 @@ public:
             return false;
         }
         std::string_view const bytes(buffer, static_cast<std::size_t>(n));
-        if (shown_) printer_.feed(bytes);
-        words_.feed(bytes);
-        keep(bytes);
+        show(reports_ ? std::string_view(others_ = reports_->feed(bytes)) : bytes);
         return true;
     }
 
@@ -70,11 +73,17 @@ public:
         for (int i = 0; i < 32 && pipe_ && move_some(); ++i) {
         }
         pipe_.reset();
+        if (reports_) show(reports_->finish());
         printer_.finish();
         words_.finish();
     }
 
 private:
+    void show(std::string_view bytes) {
+        if (shown_) printer_.feed(bytes);
+        words_.feed(bytes);
+        keep(bytes);
+    }
     void keep(std::string_view bytes) {
         while (file_ && !bytes.empty()) {
             ssize_t const n = ::write(file_.get(), bytes.data(), bytes.size());
@@ -92,6 +101,8 @@ private:
     sink* to_;
     stream_printer printer_;
     last_words words_;
+    std::optional<report_lines> reports_;
+    std::string others_;  // what came between reports
     bool shown_;
     unique_fd file_;
     int file_problem_ = 0;

@@ -120,6 +120,7 @@ struct orders {
     secret_bytes secret{};
     std::string job_id;
     int restarts = 0;
+    std::string token = {};  ///< of reports
 };
 
 /// "ddprun 0.1.0 LENGTH\n", then LENGTH bytes: texts, each ended by a zero byte.
@@ -135,7 +136,8 @@ struct orders {
                                    static_cast<long long>(with.in_files), static_cast<long long>(with.shown),
                                    static_cast<long long>(with.verbose), static_cast<long long>(all.restarts)})
         put(std::to_string(number));
-    for (std::string const& item : {with.master_addr, with.log_dir, with.flight_dir, all.job_id, directory}) put(item);
+    for (std::string const& item : {with.master_addr, with.log_dir, with.flight_dir, all.job_id, all.token, directory})
+        put(item);
     std::string secret;
     for (unsigned char const byte : all.secret) secret += hexadecimal(byte);
     put(secret);
@@ -208,6 +210,7 @@ struct orders {
     with.log_dir = take();
     with.flight_dir = take();
     all.job_id = take();
+    all.token = take();
     std::string const directory = take();
     std::string const secret = take();
     if (secret.size() != 2 * all.secret.size()) throw refuse("the orders are malformed");
