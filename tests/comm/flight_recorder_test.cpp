@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -22,6 +23,7 @@
 
 #include <ddp/collective/barrier.hpp>
 #include <ddp/comm/flight_recorder.hpp>
+#include <ddp/core/random.hpp>
 #include <ddp/rendezvous/flight_signal.hpp>
 #include <ddp/rendezvous/run.hpp>
 
@@ -327,6 +329,46 @@ TEST_CASE("SIGUSR2 writes a flight record, unless the program has a use for that
     }
     CHECK(handler() == own);
     ::signal(SIGUSR2, SIG_DFL);
+}
+
+TEST_CASE("what a process that is gone has left in lasting memory is dumped, whatever stands there", "[comm][flight]") {
+    flight_files files;
+    auto const ring = std::make_unique<detail::flight_ring>();
+    detail::lasting_ring.store(ring.get());
+    {
+        flight_recorder recorder(3, 4, "test");
+        flight_recorder const second(3, 4, "another");  // has memory of its own
+        CHECK(detail::lasting_ring.load() == nullptr);
+        for (std::uint64_t i = 0; i < 1500; ++i) recorder.record(flight::entered, i, 0, 0, "allreduce");
+        CHECK(ring->pid == ::getpid());
+        ring->pid = 4711;  // it is another process's
+    }
+    auto const dump = [&](int rank) {
+        flight_recorder of_it(rank, 4, ring.get(), files.path.c_str());
+        of_it.say_thread("unknown");
+        of_it.dump("gone");
+    };
+    dump(3);
+    std::vector<std::string> const all = files.lines("rank-3.jsonl");
+    REQUIRE(all.size() == flight_recorder::capacity + 2);
+    CHECK(all[0].find("\"rank\":3,\"size\":4,\"pid\":4711,") != std::string::npos);
+    CHECK(text_in(all[0], "transport") == "test");
+    CHECK(number_in(all[0], "t_ns") == static_cast<std::uint64_t>(ring->begun));
+    CHECK(number_in(all[all.size() - 2], "seq") == 1499);
+    CHECK(text_in(all.back(), "why") == "gone");
+    CHECK(count(all, "left") == 0);
+
+    random_stream const random(5, random_use::user);
+    auto* const bytes = reinterpret_cast<unsigned char*>(ring.get());
+    for (std::uint64_t seed = 0; seed < 100; ++seed) {
+        for (std::uint64_t k = 0; k < (seed % 2 == 0 ? 300 : sizeof *ring); ++k) {
+            std::uint64_t const at = seed % 2 == 0 ? random.at(seed << 32 | k).below(sizeof *ring) : k;
+            bytes[at] = static_cast<unsigned char>(random.at(seed << 32 | k | 1u << 31).below(256));
+        }
+        dump(100 + static_cast<int>(seed));
+    }
+    CHECK(files.lines("rank-199.jsonl").size() >= 2);
+    CHECK(files.python() == "");
 }
 
 TEST_CASE("what one entry of the flight recorder costs", "[.][flight][measure]") {

@@ -68,14 +68,50 @@ class Stories(FlightCase):
     def test_a_rank_that_is_killed(self):
         code, out, err = self.run_job(3, "fault=1:kill:backward:3")
         self.assertEqual(code, 128 + signal.SIGKILL, out + err)
-        self.assertRegex(self.story(err), r"\n        rank 1 wrote nothing: it was killed by SIGKILL\n")
+        self.assertRegex(self.story(err), r"\n        rank 1 was in backward of step 3 for \d\.\d s, and was killed by SIGKILL\n")
         self.assertRegex(self.story(err), r"\n        ranks? (0|2|0, 2) waited for the others in step 3 for \d")
         self.nothing_left()
+
+    def test_what_a_rank_that_is_gone_has_left(self):
+        """Its last events are in a file as if it had written them. A program that ends by itself has left some too; one
+        between ddprun and the rank that takes the memory away is told of."""
+        kept = os.path.join(self.scratch, "kept")
+        code, out, err = self.run_job(2, "fault=0:segv:between:3", options=("--flight-dir", kept))
+        self.assertEqual(code, 128 + signal.SIGSEGV, out + err)
+        self.assertRegex(self.story(err), r"\n        rank 0 was in the program's own code after [^\n]* for \d\.\d s, and was killed by SIGSEGV\n")
+        lines = read(os.path.join(kept, "rank-0.jsonl"))
+        pid = int(re.search(r"rank 0 failed first: killed by SIGSEGV \(pid (\d+) on ", err)[1])
+        self.assertEqual((lines[0]["rank"], lines[0]["size"], lines[0]["pid"], lines[0]["transport"]), (0, 2, pid, "tcp"))
+        self.assertEqual(lines[-1]["why"], "gone")
+        numbers = [line["number"] for line in lines if line["event"] == "entered" and line["name"] == "step"]
+        self.assertEqual(numbers, [1, 2], lines)
+        self.assertEqual([line["seq"] for line in lines if "seq" in line], list(range(len(lines) - 2)))
+        self.assertNotIn("left", [line["event"] for line in lines])
+
+        job = Rank([DDPRUN, "-n", "2", "--", "sh", "-c", '"$0" "$@"; [ $RANK != 1 ] || exit 7', FAULT_PROGRAM, "dead=20000",
+                    "fault=1:exit:forward:2"], environment(TMPDIR=self.scratch), start_new_session=True)
+        code, out, err = job.finish()
+        self.assertEqual(code, 7, out + err)
+        self.assertRegex(self.story(err), r"\n        rank 1 was in forward of step 2 for \d\.\d s, and ended with exit code 7\n")
+        self.nothing_left()
+
+        job = Rank([DDPRUN, "-n", "2", "--", "sh", "-c", '"$0" "$@"; exit 3', FAULT_PROGRAM], environment(TMPDIR=self.scratch),
+                   start_new_session=True)
+        code, out, err = job.finish()
+        self.assertEqual(code, 3, out + err)
+        self.assertNotIn("what the ranks were doing", err)  # they had left the job
+
+        job = Rank([DDPRUN, "-n", "2", "--", "sh", "-c", 'eval "exec $DDP_FLIGHT_FD</dev/null"; exec "$0" "$@"', FAULT_PROGRAM],
+                   environment(TMPDIR=self.scratch), start_new_session=True)
+        code, out, err = job.finish()
+        self.assertEqual(code, 0, out + err)
+        self.assertEqual(len(re.findall(r"(?m)^(\[\d\] )?ddp: warning: DDP_FLIGHT_FD is \d+, which is not the memory that ddprun of "
+                                        r"this version hands down: if this rank crashes, nobody can say what it was doing$", err)), 2, err)
 
     def test_restarts_have_stories_of_their_own(self):
         code, out, err = self.run_job(2, "fault=1:kill:forward:2", options=("--max-restarts", "1"))
         self.assertEqual(code, 128 + signal.SIGKILL, out + err)
-        self.assertEqual(err.count("rank 1 wrote nothing: it was killed by SIGKILL"), 2, err)
+        self.assertEqual(len(re.findall(r"rank 1 was in forward of step 2 for \d\.\d s, and was killed by SIGKILL\n", err)), 2, err)
         self.nothing_left()
 
     def test_nothing_is_said_where_nobody_wrote(self):
@@ -448,7 +484,7 @@ class OnRequest(FlightCase):
         self.assertEqual(err.count("SIGUSR2 was passed on"), 1, err)
         self.assertRegex(err, r"(?m)^ddprun: host 127\.0\.0\.1 \(rank 2\) failed first: [^\n]*\n(        .*\n)*"
                               r"        what the ranks were doing:\n"
-                              r"        rank 2 wrote nothing: it was killed by SIGKILL\n"
+                              r"        rank 2 was in forward of step 4 for \d\.\d s, and was killed by SIGKILL\n"
                               r"        ranks 0, 1 waited for the others in step 4 for \d[^\n]*\n"
                               rf"        their flight records are in {kept} on each host\n\Z")
         self.assertEqual(err.count("what the ranks were doing"), 1, err)
@@ -475,7 +511,7 @@ class OnRequest(FlightCase):
         job = self.launch(2, "fault=1:spin:forward:2:2500", "fault=1:kill:forward:3", "collective=60000")
         code, out, err = self.ask(job, 2)
         self.assertEqual(code, 128 + signal.SIGKILL, out + err)
-        self.assertIn("rank 1 wrote nothing: it was killed by SIGKILL", self.story(err))
+        self.assertRegex(self.story(err), r"        rank 1 was in forward of step 3 for \d\.\d s, and was killed by SIGKILL\n")
 
     def wait_until(self, job, condition):
         end = time.monotonic() + DEADLINE

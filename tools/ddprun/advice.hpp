@@ -21,8 +21,9 @@ extern char** environ;
 namespace ddprun {
 
 /// All variables that begin with DDP_ and that the library or ddprun reads.
-inline constexpr std::array<std::string_view, 24> known_variables = {"DDP_COMMUNICATION_THREAD",
+inline constexpr std::array<std::string_view, 25> known_variables = {"DDP_COMMUNICATION_THREAD",
                                                                      "DDP_FLIGHT_DIR",
+                                                                     "DDP_FLIGHT_FD",
                                                                      "DDP_HOST",
                                                                      "DDP_INSECURE",
                                                                      "DDP_JOB_ID",

@@ -77,8 +77,10 @@ struct flight_state {
     bool failed = false;     ///< it wrote because the job failed
     bool threw = false;      ///< its own code did, there
     bool waited = false;     ///< for others
+    bool gone = false;       ///< it did not write this itself: ddprun did, after its end
     std::string doing = {};  ///< "was in forward of step 57"
     double seconds = 0;      ///< since when
+    std::string ended = {};  ///< how, if it is gone: "was killed by SIGKILL"
     std::int64_t asked = 0;  ///< when it wrote because of a signal, in nanoseconds of the monotonic clock
 };
 
@@ -130,17 +132,20 @@ namespace detail {
 [[nodiscard]] inline flight_state state_of_flight(std::string_view rest) {
     flight_state state;
     std::int64_t since = 0, last = 0;
+    bool left = false;
     for (std::size_t end; (end = rest.find('\n')) != std::string_view::npos; rest.remove_prefix(end + 1)) {
         std::string_view const line = rest.substr(0, end);
         std::string const event = detail::text_in(line, "event");
         std::int64_t const at = detail::number_in(line, "t_ns");
         state.wrote = true;
         if (event == "dump" && detail::text_in(line, "why") == "SIGUSR2") state.asked = at;
-        if (state.failed) continue;  // what follows is only how it ended
+        if (state.failed || left) continue;  // what follows is only how it ended
+        left = event == "left";
+        state.gone = state.failed = event == "dump" && detail::text_in(line, "why") == "gone";
         last = std::max(last, at);
         if (event == "start") since = at;
-        state.failed = event == "failed";
-        state.threw = state.failed && detail::text_in(line, "kind") == "threw";
+        state.failed |= event == "failed";
+        state.threw = event == "failed" && detail::text_in(line, "kind") == "threw";
         if (event != "forward" && event != "backward" && event != "reported" && event != "waits" && event != "finished")
             continue;
         since = at;
@@ -166,11 +171,12 @@ namespace detail {
         std::vector<int> ranks;
         double least = 1e9, most = -1;
     };
-    std::map<std::tuple<bool, bool, std::string>, group> groups;
+    std::map<std::tuple<bool, std::string, std::string>, group> groups;  // waited, how it ended, what it did
     bool any = false;
     for (auto const& [rank, state] : ranks) {
         any = any || state.wrote;
-        group& all = groups[{state.waited, state.threw, state.wrote ? state.doing : silent.at(rank)}];
+        group& all = groups[{state.waited, state.threw ? "threw an exception" : state.ended,
+                             state.wrote ? state.doing : silent.at(rank)}];
         all.ranks.push_back(rank);
         if (!state.wrote) continue;
         all.least = std::min(all.least, state.seconds);
@@ -184,19 +190,20 @@ namespace detail {
         for (std::size_t i = 0; i < std::min(shown, all.ranks.size()); ++i)
             text += (i == 0 ? "" : ", ") + std::to_string(all.ranks[i]);
         if (all.ranks.size() > shown) text += " and " + std::to_string(all.ranks.size() - shown) + " more";
-        std::string doing = " " + std::get<2>(what);
+        std::string doing = " " + std::get<2>(what),
+                    ended = std::get<1>(what).empty() ? "" : ", and " + std::get<1>(what);
         if (all.ranks.size() > 1)
-            for (auto const& [one, many] : {std::pair(" was ", " were "), std::pair(" it ", " they ")})
-                if (auto const at = doing.find(one); at != std::string::npos)
-                    doing.replace(at, std::string_view(one).size(), many);
+            for (std::string* const words : {&doing, &ended})
+                for (auto const& [one, many] : {std::pair(" was ", " were "), std::pair(" it ", " they ")})
+                    if (auto const at = words->find(one); at != std::string::npos)
+                        words->replace(at, std::string_view(one).size(), many);
         text += doing;
         char time[64] = "";
         if (all.most >= 0 && all.most - all.least < 0.1)
             std::snprintf(time, sizeof time, " for %.1f s", all.most);
         else if (all.most >= 0)
             std::snprintf(time, sizeof time, " for %.1f to %.1f s", all.least, all.most);
-        text += time;
-        if (std::get<1>(what)) text += ", and threw an exception";
+        text += time + ended;
     }
     return text;
 }

@@ -33,6 +33,7 @@
 #include "cores.hpp"
 #include "descendants.hpp"
 #include "flight.hpp"
+#include "flight_memory.hpp"
 #include "guardian.hpp"
 #include "listener.hpp"
 #include "options.hpp"
@@ -181,12 +182,15 @@ private:
         for (int local = 0; local < with_.local_size; ++local) {
             int const rank = with_.rank_of(local);
             bool const first = rank == 0;
+            flight_memory flight;
+            around.flight_fd = flight.fd();
             start_order order;
             order.command = with_.command;
             order.environment = environment_with(variables_of(with_, around, local), own_secret);
             if (first && given_ == nullptr && ::isatty(STDIN_FILENO) == 0) order.standard_input = STDIN_FILENO;
             if (first && around.listen_fd >= 0) order.inherited.push_back(around.listen_fd);
             if (around.secret_fd >= 0) order.inherited.push_back(around.secret_fd);
+            if (around.flight_fd >= 0) order.inherited.push_back(around.flight_fd);
             order.cores = cores_of(cores, usable, local, with_.local_size);
             unique_fd out_file = log_file(rank, "out", 1), err_file = log_file(rank, "err", 2);
             started child = spawn(order, signals_.before());
@@ -196,6 +200,8 @@ private:
                                                (with_.shown & 1U) != 0, std::move(out_file)),
                                 output_of_rank(std::move(child.err), err_, prefix_for(with_.prefix, rank, err_), first,
                                                (with_.shown & 2U) != 0, std::move(err_file)));
+            flight.handed_down();
+            ranks_.back().flight.emplace(std::move(flight));
             if (with_.verbose)
                 say("ddprun: rank " + std::to_string(rank) + " is pid " + std::to_string(child.pid) +
                     cores_said(order));
@@ -485,6 +491,9 @@ private:
                           .by_us = stage_ == stage::asked || stage_ == stage::killed,
                           .passed_on = passed_on_,
                           .after_usr1 = usr1_};
+        if (rank.flight && flights_ && !flights_->path().empty()) rank.own_record = flights_->newest_of(rank.rank);
+        if (!rank.own_record.empty() && rank.end->failed() && !read_flight(rank.own_record).failed)
+            rank.flight->dump(rank.rank, with_.world_size(), flights_->path());
         if (!rank.end->failed() || stage_ != stage::running) return;
         stage_ = stage::grace;
         bool const saves = passed_on_ != 0 || rank.end->to_be_resumed();
@@ -505,19 +514,25 @@ private:
             }
             if (!flights_ || flights_->path().empty()) continue;
             flight_report& one = all[rank.rank];
-            one.state = read_flight(flights_->newest_of(rank.rank));
+            one.state = read_flight(question > 0 && rank.end ? rank.own_record : flights_->newest_of(rank.rank));
             // An answer to an earlier signal says nothing about now.
             if (question > 0 ? one.state.asked < std::chrono::nanoseconds(asked_at_.time_since_epoch()).count()
                              : !one.state.failed)
                 one.state = {};
             one.asked = rank.end || rank.asked;
-            if (!rank.end)
+            if (!rank.end) {
                 one.silent = one.asked ? "did not answer" : "was not asked: it had no handler for SIGUSR2";
-            else if (rank.end->by_us || (given_ != nullptr && rank.end->passed_on == SIGTERM))
-                one.silent = "wrote nothing: it was ended by ddprun";
-            else
-                one.silent =
-                    "wrote nothing: " + std::string(rank.end->signal() != 0 ? "it was " : "") + detail::how(*rank.end);
+                continue;
+            }
+            bool const ended_by_us = rank.end->by_us || (given_ != nullptr && rank.end->passed_on == SIGTERM);
+            std::string const how = detail::how(*rank.end);
+            one.silent = "wrote nothing: " + std::string(ended_by_us               ? "it was ended by ddprun"
+                                                         : rank.end->signal() != 0 ? "it was " + how
+                                                                                   : how);
+            if (one.state.gone)
+                one.state.ended = ended_by_us               ? "was ended by ddprun"
+                                  : rank.end->signal() != 0 ? "was " + how
+                                                            : "ended with " + how;
         }
         return all;
     }

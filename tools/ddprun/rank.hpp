@@ -12,6 +12,7 @@
 
 #include <unistd.h>
 
+#include "flight_memory.hpp"
 #include "options.hpp"
 #include "output.hpp"
 #include "posix.hpp"
@@ -118,10 +119,12 @@ struct running_rank {
     std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
     output_of_rank out, err;
     std::optional<ending> end;
-    bool group_lives = true;  // some process of its group does
-    bool asked = true;        // it was sent the last SIGUSR2
-    std::string host = {};    // see ending::host
-    unique_fd control = {};   // a host's: what its ddprun is told
+    bool group_lives = true;                   // some process of its group does
+    bool asked = true;                         // it was sent the last SIGUSR2
+    std::string host = {};                     // see ending::host
+    std::optional<flight_memory> flight = {};  // of a rank here
+    std::string own_record = {};               // once it has ended: the file that it may have written itself
+    unique_fd control = {};                    // a host's: what its ddprun is told
     std::string unsent = {};
 };
 

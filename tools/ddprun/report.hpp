@@ -56,7 +56,8 @@ public:
                   static_cast<long long>(s.wrote), static_cast<long long>(s.threw), static_cast<long long>(s.waited),
                   static_cast<long long>(s.seconds * 1e3)})
                 line += " " + std::to_string(number);
-            lines.push_back((line + " " + (s.wrote ? s.doing : one.silent)).substr(0, longest));
+            line += " " + (s.wrote ? s.doing : one.silent);
+            lines.push_back((s.ended.empty() ? line : line + "\t" + s.ended).substr(0, longest));
         }
         return lines;
     }
@@ -94,6 +95,12 @@ public:
     }
 
 private:
+    static std::string plain(std::string_view words) {
+        std::string text(words);
+        for (char& c : text)
+            if (c < ' ' || c > '~') c = '?';
+        return text;
+    }
     void take(std::string_view line) {
         long long numbers[7] = {};
         for (long long& number : numbers) {
@@ -101,15 +108,16 @@ private:
             if (code != std::errc{} || end == line.data() + line.size() || *end != ' ') return;
             line.remove_prefix(static_cast<std::size_t>(end - line.data()) + 1);
         }
-        std::string text(line);
-        for (char& c : text)
-            if (c < ' ' || c > '~') c = '?';
         flight_report one{.asked = numbers[2] != 0};
+        if (auto const tab = line.find('\t'); tab != std::string_view::npos) {
+            one.state.ended = plain(line.substr(tab + 1));
+            line = line.substr(0, tab);
+        }
         one.state.wrote = numbers[3] != 0;
         one.state.threw = numbers[4] != 0;
         one.state.waited = numbers[5] != 0;
         one.state.seconds = static_cast<double>(numbers[6]) * 1e-3;
-        (one.state.wrote ? one.state.doing : one.silent) = text;
+        (one.state.wrote ? one.state.doing : one.silent) = plain(line);
         all_[static_cast<int>(numbers[0])][static_cast<int>(numbers[1])] = one;
     }
 

@@ -34,6 +34,7 @@ struct surroundings {
     std::string port;         ///< MASTER_PORT as text
     int listen_fd = -1;       ///< rank 0's, or -1
     int secret_fd = -1;       ///< every rank's, or -1
+    int flight_fd = -1;       ///< the rank's own, or -1
     int columns = 0;          ///< of the terminal that rank 0's output reaches; 0: none
     int threads = 0;          ///< OMP_NUM_THREADS; 0: the user has set it
     std::string job_id = {};  ///< DDP_JOB_ID; empty: not set by us
@@ -49,6 +50,7 @@ struct surroundings {
                      {"MASTER_ADDR", with.master_addr},     {"MASTER_PORT", around.port}};
     if (around.threads > 0) result.emplace_back("OMP_NUM_THREADS", std::to_string(around.threads));
     if (around.secret_fd >= 0) result.emplace_back("DDP_SECRET_FD", std::to_string(around.secret_fd));
+    if (around.flight_fd >= 0) result.emplace_back("DDP_FLIGHT_FD", std::to_string(around.flight_fd));
     if (!around.job_id.empty()) result.emplace_back("DDP_JOB_ID", around.job_id);
     if (!around.flight_dir.empty()) result.emplace_back("DDP_FLIGHT_DIR", around.flight_dir);
     if (!around.marks.empty()) result.emplace_back(marks_variable, around.marks);
@@ -66,8 +68,8 @@ struct surroundings {
 /// Whether an outer launcher meant this variable for one of its ranks: ours would take it for theirs.
 [[nodiscard]] inline bool is_anothers(std::string_view name, bool own_secret) {
     for (std::string_view const one :
-         {"DDP_LISTEN_FD", "DDP_TTY", "DDP_RANK", "DDP_WORLD_SIZE", "DDP_LOCAL_RANK", "DDP_LOCAL_WORLD_SIZE",
-          "DDP_MASTER_ADDR", "DDP_MASTER_PORT", "DDP_RESTART_COUNT"})
+         {"DDP_LISTEN_FD", "DDP_FLIGHT_FD", "DDP_TTY", "DDP_RANK", "DDP_WORLD_SIZE", "DDP_LOCAL_RANK",
+          "DDP_LOCAL_WORLD_SIZE", "DDP_MASTER_ADDR", "DDP_MASTER_PORT", "DDP_RESTART_COUNT"})
         if (name == one) return true;
     return name.starts_with("TORCHELASTIC_") || (own_secret && name == "DDP_SECRET_FD");
 }

@@ -36,6 +36,18 @@ namespace detail {
     constexpr std::array names{"threw", "broke", "mismatch", "closed", "silent", "waiting", "idle"};
     return static_cast<std::size_t>(kind) < names.size() ? names[static_cast<std::size_t>(kind)] : "unknown";
 }
+
+/// The memory of a recorder, in which another process can read it.
+struct flight_ring {
+    static constexpr std::size_t capacity = 1024;
+    std::array<std::array<std::atomic<std::uint64_t>, 8>, capacity> places{};
+    std::atomic<std::uint64_t> next{0};  // the ticket of the next entry: it stands at ticket % capacity
+    std::int64_t begun = 0;              // when the rank could first record something
+    std::int64_t pid = 0;
+    std::array<char, 16> transport{};
+};
+/// All zero, and for the next recorder of this process: memory that outlives the process.
+inline std::atomic<flight_ring*> lasting_ring{nullptr};
 }  // namespace detail
 
 /// A ring of the last `capacity` entries of one rank, 64 bytes each. Part of a driver; users never see it.
@@ -49,10 +61,12 @@ namespace detail {
 ///          is new. A write that fails is reported once on stderr, and does not fail the job.
 class flight_recorder {
 public:
-    static constexpr std::size_t capacity = 1024;
+    static constexpr std::size_t capacity = detail::flight_ring::capacity;
 
     /// Reads DDP_FLIGHT_DIR and DDP_JOB_ID. `transport` is a name, such as "tcp".
     flight_recorder(int rank, int size, std::string_view transport) noexcept;
+    /// What a process that is gone has left in lasting_ring, to be dumped into this directory (null: nowhere).
+    flight_recorder(int rank, int size, detail::flight_ring* ring, char const* directory) noexcept;
     flight_recorder(flight_recorder const&) = delete;
     flight_recorder& operator=(flight_recorder const&) = delete;
     ~flight_recorder();
@@ -102,12 +116,10 @@ private:
     void flush() noexcept;
     void say() noexcept;
 
-    std::array<std::array<std::atomic<std::uint64_t>, 8>, capacity> ring_{};
-    std::atomic<std::uint64_t> next_{0};  // the ticket of the next entry: it stands at ticket % capacity
+    detail::flight_ring own_;
+    detail::flight_ring* ring_;
     int rank_, size_;
-    std::int64_t begun_;  // when the rank could first record something
     std::atomic<char const*> thread_{"none"};
-    std::array<char, 16> transport_{};
     std::array<char, 64> host_{}, job_{};
     std::array<char, 512> directory_{};                   // absolute; empty: there is none
     std::array<char, sizeof(failure::text) + 1> text_{};  // the verdict's, once has_text_

@@ -134,7 +134,12 @@ protected:
     // What bucket() is made of.
 
     /// Starts the next bucket, if one is left.
-    void launch();
+    void launch() {
+        while (launched_ != buckets_.count() && silent(buckets_.launch()[launched_])) ++launched_;
+        if (launched_ == buckets_.count()) return;
+        std::size_t const b = buckets_.launch()[launched_++];
+        roots_.start(b, bucket(b), unfinished_);
+    }
     /// Awaits that the gradients of bucket b are final, and all weights known.
     [[nodiscard]] event& full(std::size_t b) noexcept { return gates_.of(b); }
     [[nodiscard]] time_point full_since(std::size_t b) const noexcept { return gates_.full_since(b); }
@@ -186,11 +191,20 @@ protected:
 
 private:
     void begin_step();
-    void fill(std::size_t b);
+    void fill(std::size_t b) {
+        if (options_.nonfinite != nonfinite::unchecked)
+            detail::find_nonfinite(where_, std::span<E const>(gradients_), buckets_.begin(b), buckets_.end(b),
+                                   agreements_.place());
+        gates_.fill(b);
+    }
     void over(detail::step_roots::stage const& ended) override { &ended == &unfinished_ ? finish_step() : end_step(); }
     void finish_step() noexcept;
     void end_step() noexcept;
-    task<> gather_late();
+    /// New values are sent after the means of all buckets, so that they do not delay a mean.
+    task<> gather_late() {
+        co_await stepped_;
+        if (weight() != 0 && !skipped()) late_->start();
+    }
     task<> weigh();
     task<> agree_on_used();
 
@@ -325,20 +339,6 @@ void step_cycle<T, E>::begin_step() {
     late_->begin();
     roots_.start(buckets_.count() + 2, gather_late(), late_->left());
 }
-template <Transport T, Element E>
-void step_cycle<T, E>::launch() {
-    while (launched_ != buckets_.count() && silent(buckets_.launch()[launched_])) ++launched_;
-    if (launched_ == buckets_.count()) return;
-    std::size_t const b = buckets_.launch()[launched_++];
-    roots_.start(b, bucket(b), unfinished_);
-}
-template <Transport T, Element E>
-void step_cycle<T, E>::fill(std::size_t b) {
-    if (options_.nonfinite != nonfinite::unchecked)
-        detail::find_nonfinite(where_, std::span<E const>(gradients_), buckets_.begin(b), buckets_.end(b),
-                               agreements_.place());
-    gates_.fill(b);
-}
 /// Every value that this rank steps is new.
 template <Transport T, Element E>
 void step_cycle<T, E>::finish_step() noexcept {
@@ -359,12 +359,6 @@ void step_cycle<T, E>::end_step() noexcept {
     // hold no scratch, and a slot's next coroutine can have the frame of its last.
     if (made() == 1) on_.frames().reserve_counted(std::size_t{16} << 10, options_.buckets_in_flight + 1);
     done_.set();
-}
-/// New values are sent after the means of all buckets, so that they do not delay a mean.
-template <Transport T, Element E>
-task<> step_cycle<T, E>::gather_late() {
-    co_await stepped_;
-    if (weight() != 0 && !skipped()) late_->start();
 }
 
 // What the ranks agree on

@@ -112,7 +112,12 @@ protected:
         return options().needs_norm() || stepper_.needs_norms() || changes_gradients_;
     }
     /// With a sharded update: sends every rank's new slice to all ranks.
-    task<> gather(std::size_t b) override;
+    task<> gather(std::size_t b) override {
+        // Posting these receives tells the peers that this rank's values may be overwritten.
+        co_await direct_allreduce::all_gather({}, lane_of_bucket(b).phase(2),
+                                              values().subspan(sent(b).begin, sent(b).count),
+                                              std::span<std::size_t const>(sent(b).cuts));
+    }
 
     [[nodiscard]] bool sharded() const noexcept { return options().update == update::sharded; }
     /// The part of bucket b that this rank steps.
@@ -141,7 +146,13 @@ private:
     }
     void add_state(digest& all, arena_range part, std::uint64_t step) const noexcept override;
     [[nodiscard]] bool blocking() const noexcept override { return exchange().blocking(); }
-    void exchange_blocking() override;
+    /// Exchanges all buckets before any is stepped: so no user code runs in between, which might throw on one rank only and
+    /// leave the others waiting in a call that has no deadline.
+    void exchange_blocking() override {
+        if (weight() == 0) return;
+        for (std::size_t const b : buckets().launch())
+            if (!this->silent(b)) exchange().exchange_blocking(lane_of_bucket(b), exchange_of(b));
+    }
 
     [[nodiscard]] detail::exchange_model<T, E>& exchange() const noexcept { return *messages_->exchange; }
     [[nodiscard]] bucket_exchange<E> exchange_of(std::size_t b) noexcept {
@@ -224,14 +235,6 @@ void step_engine<T, E>::add_state(digest& all, arena_range part, std::uint64_t s
         if (from < to) all.add(one.subspan(from - begin, to - from));
         begin += one.size();
     });
-}
-/// Exchanges all buckets before any is stepped: so no user code runs in between, which might throw on one rank only and
-/// leave the others waiting in a call that has no deadline.
-template <Transport T, Element E>
-void step_engine<T, E>::exchange_blocking() {
-    if (weight() == 0) return;
-    for (std::size_t const b : buckets().launch())
-        if (!this->silent(b)) exchange().exchange_blocking(lane_of_bucket(b), exchange_of(b));
 }
 
 // The stages of a bucket
@@ -372,14 +375,6 @@ void step_engine<T, E>::step_piece(std::size_t from, std::size_t to) {
     time_point const end = monotonic_clock::now();
     time_point const awaited = this->awaited();
     late_ += std::max(end, awaited) - std::max(since, awaited);
-}
-
-template <Transport T, Element E>
-task<> step_engine<T, E>::gather(std::size_t b) {
-    // Posting these receives tells the peers that this rank's values may be overwritten.
-    co_await direct_allreduce::all_gather({}, lane_of_bucket(b).phase(2),
-                                          values().subspan(sent(b).begin, sent(b).count),
-                                          std::span<std::size_t const>(sent(b).cuts));
 }
 
 #if defined(DDP_SEPARATE_COMPILATION)

@@ -106,17 +106,34 @@ public:
         begun_steps_ = at.begun_steps;
         comm_.exclusively([&] { engine_->set_progress(at); });
     }
-    void set_rate_factor(double factor);
+    void set_rate_factor(double factor) {
+        DDP_EXPECTS(!begun_, "set_rate_factor: a step is under way; finish() it first");
+        agree_on_factor(comm_, "set_rate_factor", digest{}.add("set_rate_factor").add(engine_->hash()).value(), factor);
+        comm_.exclusively([&] { optimizer_->set_rate_factor(factor + 0.0); });  // -0 is 0 on every rank
+    }
     void set_frozen(char const* what, std::string_view pattern, std::uint8_t frozen);
     void set_frozen(std::span<std::uint8_t const> marks);
-    void synchronise_buffers(std::span<model_buffer const> all, buffer_ranks const& of);
+    void synchronise_buffers(std::span<model_buffer const> all, buffer_ranks const& of) {
+        if (all.empty()) return;
+        if (options_.buffers == buffers::averaged)
+            average_buffers(comm_, all, of);
+        else
+            broadcast_buffers(comm_, all, of.first);
+    }
     [[nodiscard]] bool all_alike(std::uint64_t digest) {
         return detail::all_alike(comm_, "replicas_identical", engine_->hash(), digest);
     }
 
     // A step.
     /// From then on the engine waits for gradients. The values are current.
-    void begin(step_ticket const& mine);
+    void begin(step_ticket const& mine) {
+        // Another trainer's step may have begun and not been entered yet: all ranks enter them in the order of the calls.
+        if (comm_.tasks().has_mail()) comm_.exclusively([&] { comm_.tasks().pump(); });
+        begun_ = true;
+        ++begun_steps_;
+        engine_->begin(mine);
+        move_on();
+    }
     /// Reports elements [first, first + count) of gradient i.
     void report(std::size_t i, std::size_t first, std::size_t count) noexcept {
         if (engine_->ready(i, first, count)) move_on();
@@ -128,7 +145,15 @@ public:
         move_on();
     }
     /// This rank's backward has reported wrongly: throws the error of all ranks.
-    void fail_gradient(std::string const& complaint);
+    void fail_gradient(std::string const& complaint) {
+        leave_step();
+        try {
+            detail::fail_gradient(comm_, complaint);
+        } catch (...) {
+            keep_values();
+            throw;
+        }
+    }
     /// Waits for the end of the step, since `since`. Throws the error of all ranks.
     finish_result wait(time_point since);
     /// The same on every rank, except that rank 0 prints it.
@@ -265,12 +290,6 @@ void trainer_core<T, E>::wait_for_values(Make&& make) {
     times_.waited += monotonic_clock::now() - since;
 }
 template <Transport T, Element E>
-void trainer_core<T, E>::set_rate_factor(double factor) {
-    DDP_EXPECTS(!begun_, "set_rate_factor: a step is under way; finish() it first");
-    agree_on_factor(comm_, "set_rate_factor", digest{}.add("set_rate_factor").add(engine_->hash()).value(), factor);
-    comm_.exclusively([&] { optimizer_->set_rate_factor(factor + 0.0); });  // -0 is 0 on every rank
-}
-template <Transport T, Element E>
 void trainer_core<T, E>::set_frozen(char const* what, std::string_view pattern, std::uint8_t frozen) {
     bool const alike =
         comm_.size() == 1 ||
@@ -297,34 +316,7 @@ void trainer_core<T, E>::set_frozen(std::span<std::uint8_t const> marks) {
     std::ranges::transform(marks, frozen_.begin(), [](std::uint8_t mark) { return std::uint8_t{mark != 0}; });
     comm_.exclusively([&] { engine_->freeze(frozen_); });
 }
-template <Transport T, Element E>
-void trainer_core<T, E>::synchronise_buffers(std::span<model_buffer const> all, buffer_ranks const& of) {
-    if (all.empty()) return;
-    if (options_.buffers == buffers::averaged)
-        average_buffers(comm_, all, of);
-    else
-        broadcast_buffers(comm_, all, of.first);
-}
 
-template <Transport T, Element E>
-void trainer_core<T, E>::begin(step_ticket const& mine) {
-    // Another trainer's step may have begun and not been entered yet: all ranks enter them in the order of the calls.
-    if (comm_.tasks().has_mail()) comm_.exclusively([&] { comm_.tasks().pump(); });
-    begun_ = true;
-    ++begun_steps_;
-    engine_->begin(mine);
-    move_on();
-}
-template <Transport T, Element E>
-void trainer_core<T, E>::fail_gradient(std::string const& complaint) {
-    leave_step();
-    try {
-        detail::fail_gradient(comm_, complaint);
-    } catch (...) {
-        keep_values();
-        throw;
-    }
-}
 template <Transport T, Element E>
 finish_result trainer_core<T, E>::wait(time_point since) {
     begun_ = false;

@@ -34,11 +34,17 @@ void keep(std::string_view text, std::array<char, N>& to) noexcept {
 }  // namespace detail
 
 [[gnu::cold]] DDP_DECL flight_recorder::flight_recorder(int rank, int size, std::string_view transport) noexcept
-    : rank_(rank), size_(size), begun_(detail::flight_clock()) {
-    detail::keep(transport, transport_);
-    if (::gethostname(host_.data(), host_.size() - 1) != 0) host_[0] = '\0';
+    : flight_recorder(rank, size, detail::lasting_ring.exchange(nullptr), std::getenv("DDP_FLIGHT_DIR")) {
+    ring_->begun = detail::flight_clock();
+    ring_->pid = ::getpid();
+    detail::keep(transport, ring_->transport);
     if (char const* const job = std::getenv("DDP_JOB_ID")) detail::keep(job, job_);
-    char const* const path = std::getenv("DDP_FLIGHT_DIR");
+}
+[[gnu::cold]] DDP_DECL flight_recorder::flight_recorder(int rank, int size, detail::flight_ring* ring,
+                                                        char const* path) noexcept
+    : ring_(ring != nullptr ? ring : &own_), rank_(rank), size_(size) {
+    ring_->transport.back() = '\0';  // whatever the process has written there
+    if (::gethostname(host_.data(), host_.size() - 1) != 0) host_[0] = '\0';
     if (path != nullptr && *path != '\0') {
         bool const known = *path == '/' || ::getcwd(directory_.data(), directory_.size()) != nullptr;
         put_all(directory_.data(), *path == '/' ? "" : "/", path);
@@ -53,9 +59,10 @@ void keep(std::string_view text, std::array<char, N>& to) noexcept {
     }
 }
 [[gnu::cold]] DDP_DECL flight_recorder::~flight_recorder() {
-    record(flight::left);
-    if (file_ < 0) return;
-    dump("end");
+    if (ring_->pid == ::getpid()) {
+        record(flight::left);
+        if (file_ >= 0) dump("end");
+    }
     if (file_ >= 0) ::close(file_);
 }
 
@@ -72,13 +79,14 @@ DDP_DECL void flight_recorder::record_at(time_point at, flight what, std::uint64
     std::array<char, 24> text{};
     for (std::size_t i = 0; i < text.size() && name[i] != '\0'; ++i) text[i] = name[i];
     std::memcpy(&all[4], text.data(), text.size());
-    std::uint64_t const ticket = next_.fetch_add(1, std::memory_order_relaxed);
+    std::uint64_t const ticket = ring_->next.fetch_add(1, std::memory_order_relaxed);
     all.back() = check_of(ticket, all);
-    auto& place = ring_[ticket % capacity];
+    auto& place = ring_->places[ticket % capacity];
     for (std::size_t i = 0; i < all.size(); ++i) place[i].store(all[i], std::memory_order_relaxed);
 }
 DDP_DECL bool flight_recorder::read(std::uint64_t ticket, words& to) const noexcept {
-    for (std::size_t i = 0; i < to.size(); ++i) to[i] = ring_[ticket % capacity][i].load(std::memory_order_relaxed);
+    for (std::size_t i = 0; i < to.size(); ++i)
+        to[i] = ring_->places[ticket % capacity][i].load(std::memory_order_relaxed);
     return to.back() == check_of(ticket, to) && to[0] >> 32 < detail::flight_names.size();
 }
 [[gnu::cold]] DDP_DECL void flight_recorder::fail(failure const& own) noexcept {
@@ -180,15 +188,16 @@ DDP_DECL bool flight_recorder::read(std::uint64_t ticket, words& to) const noexc
         complain(path.data());
         return false;
     }
-    put_all("{\"event\":\"start\",\"version\":1,\"rank\":", rank_, ",\"size\":", size_, ",\"pid\":", ::getpid(),
-            ",\"host\":", quoted{host_.data()}, ",\"transport\":", quoted{transport_.data()},
-            ",\"thread\":", quoted{thread_.load()}, ",\"job\":", quoted{job_.data()}, ",\"t_ns\":", begun_, "}\n");
+    put_all("{\"event\":\"start\",\"version\":1,\"rank\":", rank_, ",\"size\":", size_, ",\"pid\":", ring_->pid,
+            ",\"host\":", quoted{host_.data()}, ",\"transport\":", quoted{ring_->transport.data()},
+            ",\"thread\":", quoted{thread_.load()}, ",\"job\":", quoted{job_.data()}, ",\"t_ns\":", ring_->begun,
+            "}\n");
     return true;
 }
 [[gnu::cold]] DDP_DECL void flight_recorder::dump_once(char const* why) noexcept {
     if (!open()) return;
     constexpr std::size_t longest_line = 6 * sizeof(failure::text) + 480;  // the verdict's text, each byte escaped
-    std::uint64_t const end = next_.load();
+    std::uint64_t const end = ring_->next.load();
     if (end > capacity) dumped_ = std::max(dumped_, end - capacity);
     words entry;
     auto const written = [&](std::uint64_t ticket) {
@@ -221,7 +230,7 @@ DDP_DECL bool flight_recorder::read(std::uint64_t ticket, words& to) const noexc
 [[gnu::cold]] DDP_DECL void flight_recorder::dump_or_say(char const* why) noexcept {
     if (directory_[0] != '\0') return dump(why);
     if (dumping_.exchange(true)) return;
-    std::uint64_t ticket = next_.load();
+    std::uint64_t ticket = ring_->next.load();
     std::uint64_t const oldest = ticket > capacity ? ticket - capacity : 0;
     words entry{};
     bool found = false;

@@ -35,6 +35,7 @@
 #include <ddp/core/text.hpp>
 #include <ddp/rendezvous/bootstrap.hpp>
 #include <ddp/rendezvous/environment.hpp>
+#include <ddp/rendezvous/flight_memory.hpp>
 #include <ddp/rendezvous/job_secret.hpp>
 #include <ddp/rendezvous/tcp_memory_paths.hpp>
 #include <ddp/rendezvous/tcp_mesh.hpp>
@@ -248,6 +249,7 @@ namespace detail {
 [[gnu::cold]] DDP_DECL std::unique_ptr<tcp_transport> connect_tcp(job const& j, tcp_options options) {
     DDP_EXPECTS(j.size >= 1 && j.rank >= 0 && j.rank < j.size, "connect_tcp: job.rank must be in [0, job.size)");
     options.times.validate();
+    detail::use_flight_memory();
     framed_options framing{.times = options.times, .early_bytes = options.early_bytes, .spin = options.spin};
     std::vector<framed_peer<tcp_stream>> peers;
     auto const variable = [](char const* name) {
