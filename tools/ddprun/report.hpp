@@ -55,8 +55,8 @@ public:
                  {static_cast<long long>(question), static_cast<long long>(rank), static_cast<long long>(one.asked),
                   static_cast<long long>(s.wrote), static_cast<long long>(s.threw), static_cast<long long>(s.waited),
                   static_cast<long long>(s.seconds * 1e3)})
-                line += " " + std::to_string(number);
-            line += " " + (s.wrote ? s.doing : one.silent);
+                line.append(" ").append(std::to_string(number));
+            line.append(" ").append(s.wrote ? s.doing : one.silent);
             lines.push_back((s.ended.empty() ? line : line + "\t" + s.ended).substr(0, longest));
         }
         return lines;
