@@ -368,6 +368,14 @@ TEST_CASE("what a process that is gone has left in lasting memory is dumped, wha
         dump(100 + static_cast<int>(seed));
     }
     CHECK(files.lines("rank-199.jsonl").size() >= 2);
+    detail::lasting_ring.store(ring.get());
+    {
+        flight_recorder recorder(200, 201, "test");  // the next process, in memory that is used already
+        recorder.record(flight::phase, 1, 0, 0, "forward");
+        ring->pid = 4711;
+    }
+    dump(200);
+    CHECK(files.lines("rank-200.jsonl").size() == 3);
     CHECK(files.python() == "");
 }
 

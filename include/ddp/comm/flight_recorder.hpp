@@ -46,7 +46,7 @@ struct flight_ring {
     std::int64_t pid = 0;
     std::array<char, 16> transport{};
 };
-/// All zero, and for the next recorder of this process: memory that outlives the process.
+/// For the next recorder of this process: memory that outlives the process. What stands there is forgotten.
 inline std::atomic<flight_ring*> lasting_ring{nullptr};
 }  // namespace detail
 

@@ -17,7 +17,7 @@
 
 namespace ddp::detail {
 
-/// If DDP_FLIGHT_FD names such memory (ddprun makes it, all zero), the next flight recorder of this process takes it. Only
+/// If DDP_FLIGHT_FD names such memory (ddprun makes it), the next flight recorder of this process takes it. Only
 /// the first call does something. Memory that cannot be used is reported on stderr, and the recorder has its own.
 inline void use_flight_memory() noexcept {
     static std::atomic<bool> called{false};

@@ -35,6 +35,7 @@ void keep(std::string_view text, std::array<char, N>& to) noexcept {
 
 [[gnu::cold]] DDP_DECL flight_recorder::flight_recorder(int rank, int size, std::string_view transport) noexcept
     : flight_recorder(rank, size, detail::lasting_ring.exchange(nullptr), std::getenv("DDP_FLIGHT_DIR")) {
+    ring_->next = 0;  // whatever an earlier process has left there
     ring_->begun = detail::flight_clock();
     ring_->pid = ::getpid();
     detail::keep(transport, ring_->transport);
