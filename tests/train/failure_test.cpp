@@ -641,9 +641,11 @@ TEST_CASE("so do the squares of a norm that it waits for", "[train]") {
         });
         expect_own_and_told(errors, "no more");
     };
-    expect_kept(sgd{.lr = 0.1}, options_of(true, true));
-    expect_kept(lamb{.lr = 0.1}, options_of(true, false));
-    expect_kept(lamb{.lr = 0.1}, options_of(true, true));
+    for (int again = 0; again < 12; ++again) {  // what is in flight when it fails is chance
+        expect_kept(sgd{.lr = 0.1}, options_of(true, true));
+        expect_kept(lamb{.lr = 0.1}, options_of(true, false));
+        expect_kept(lamb{.lr = 0.1}, options_of(true, true));
+    }
 }
 
 TEST_CASE("so does what a failed meeting has posted", "[train]") {
