@@ -167,6 +167,12 @@ void kill_everywhere(A algorithm, int ranks, std::size_t count, ddp::network_mod
             REQUIRE(verdict.peer == victim);
             REQUIRE(verdict.code == ddp::errc::peer_closed);
             REQUIRE(outcome.elapsed < 1s);
+            // The lowest rank that is left publishes the verdict, and nobody else one of its own.
+            for (int r = 0; r < ranks; ++r) {
+                if (r == victim) continue;
+                auto const reports = cluster.scheduler_of(r).transport().reports();
+                REQUIRE(reports[static_cast<std::size_t>(r)].record.is_verdict == (r == (victim == 0 ? 1 : 0)));
+            }
         }
     CHECK(runs > 0);
 }
