@@ -38,7 +38,7 @@ ddp_pkg_config(ddp-secure "ddp between hosts with a secret, by OpenSSL" REQUIRES
 ddp_pkg_config(ddp-nn "ddp's layers, on Eigen" REQUIRES ddp eigen3 CFLAGS -DDDP_WITH_NN)
 ddp_pkg_config(ddp-gzip "ddp's reader of compressed files, on zlib" REQUIRES ddp zlib CFLAGS -DDDP_WITH_GZIP)
 ddp_pkg_config(ddp-mpi "ddp over MPI; compile with MPI's own wrapper, mpicxx" REQUIRES ddp
-  CFLAGS -D${DDP_mpi_DEFINITIONS} -DDDP_WITH_MPI LIBS -lboost_mpi -lboost_serialization)
+  CFLAGS -D${DDP_mpi_DEFINITIONS} -DDDP_WITH_MPI LIBS -lboost_mpi -lboost_serialization -ldl)
 
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}" COMPONENT license)
 

@@ -37,10 +37,10 @@ import time
 import zlib
 
 from chaos_proxy import Proxy
-from chaos_rows import (ENDLESS, FAULT_PROGRAM, FAULT_PROGRAM_MPI, INSIDE, MESSAGES, ROWS, SHAPES, WAYS, Late, Missed, Plan, Wrong,
-                        children_of, running, without)
+from chaos_rows import (ENDLESS, FAULT_PROGRAM, FAULT_PROGRAM_MPI, INSIDE, MESSAGES, OPEN_MPI_5, ROWS, SHAPES, WAYS, Late, Missed,
+                        Plan, Wrong, children_of, running, without)
 from chaos_strangers import MOST_SLOWER, most_beside_silent_ones, secret_in, silence, strangers
-from jobs import DEADLINE, SCALE, Job, check_flight_records, check_process_named
+from jobs import DEADLINE, SCALE, Job, check_flight_records, check_process_named, exit_code_of
 
 MPIEXEC = os.environ.get("MPIEXEC") or "mpiexec"
 OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
@@ -172,7 +172,7 @@ def check_verdicts(job, plan, proxy, records):
             check_process_named(job, next(iter(texts)), plan.mpi)
         if not plan.inproc and not plan.mpi:
             codes = {job.ranks[r].code for r in ranks}
-            if codes != {1}:
+            if codes != {exit_code_of(next(iter(texts)))}:
                 raise Wrong(f"exit codes {codes}\n{job.story()}")
     if any(r.said("done") for r in job.ranks.values()) and "end" not in str(plan.faults):
         raise Wrong(f"a rank ended well\n{job.story()}")
@@ -223,6 +223,10 @@ def inject(plan):
         if plan.mpi:
             started = [MPIEXEC, *plan.launcher, "-n", str(size), FAULT_PROGRAM_MPI, *words]
             variables.update(OPEN_MPI)
+        if plan.ulfm:
+            started[0] = OPEN_MPI_5
+            started[1:1] = ["--oversubscribe", "--bind-to", "none", "--with-ft", "ulfm"]
+            variables["LD_LIBRARY_PATH"] = os.path.join(os.path.dirname(OPEN_MPI_5), "../lib")
         if plan.inproc:
             started += ["transport=inproc", f"ranks={size}"]
         if plan.inproc or plan.mpi:

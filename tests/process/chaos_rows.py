@@ -4,6 +4,7 @@ the number of ranks."""
 import contextlib
 import dataclasses
 import os
+import pathlib
 import shutil
 import signal
 import time
@@ -14,6 +15,8 @@ from jobs import DEADLINE, SCALE, program
 
 FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
 FAULT_PROGRAM_MPI = program("FAULT_PROGRAM_MPI", "DDP_PROGRAMS", "fault_program_mpi")
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+OPEN_MPI_5 = str(ROOT / "build/openmpi/bin/mpirun")  # scripts/setup.sh launchers
 DEAD = 1.5 * SCALE  # ddp::timing::for_tests, which fault_program takes
 DEFAULT_DEAD = 3.0 * SCALE
 SOON = 0.5 * SCALE
@@ -52,6 +55,7 @@ class Plan:
     inproc: bool = False  # ranks are threads
     mpi: bool = False  # under mpiexec
     launcher: tuple = ()  # options of mpiexec
+    ulfm: bool = False  # by Open MPI 5, which says who has failed
     killed: bool = False  # all that MPI promises: the job ends, within the bound, and not well
     tracer: tuple = ()  # a command before the program's, for one rank
     secured: str = ""  # "proof", "tls": all ranks have a secret, and every connection begins with a proof of it or with TLS
@@ -479,6 +483,14 @@ def left_alone(make):
     return plan
 
 
+def by_ulfm(make):
+    """Under Open MPI 5 with ULFM: the others live on, and MPI says who has failed."""
+    def plan(draw, size):
+        made = over_mpi(make, ulfm=True)(draw, size)
+        return made if made is not None and shutil.which(OPEN_MPI_5) else None
+    return plan
+
+
 def running(pids):
     """Those that have not ended."""
     found = []
@@ -548,6 +560,7 @@ class Row:
     share: float = 1.0  # of the injections that are asked for
 
 
+ULFM = " under Open MPI 5 with ULFM"
 RECOVERY = ", and `mpiexec --enable-recovery` leaves the others alone (`collective`: 0.6 s)"
 ROWS = [Row("10", "a rank other than 0 is killed", on_hosts(row_10)),
         Row("11", "rank 0 is killed", on_hosts(row_11)),
@@ -596,4 +609,10 @@ ROWS = [Row("10", "a rank other than 0 is killed", on_hosts(row_10)),
         Row("10r", f"over MPI a rank other than 0 is killed{RECOVERY}", left_alone(row_10), 3, 0.25),
         Row("11r", f"over MPI rank 0 is killed{RECOVERY}", left_alone(row_11), 3, 0.25),
         Row("12r", f"over MPI two or three ranks are killed{RECOVERY}", left_alone(row_12), 3, 0.25),
-        Row("14r", f"over MPI a rank crashes, aborts, or has no memory left{RECOVERY}", left_alone(row_14), 3, 0.25)]
+        Row("14r", f"over MPI a rank crashes, aborts, or has no memory left{RECOVERY}", left_alone(row_14), 3, 0.25),
+        Row("10u", f"a rank other than 0 is killed{ULFM}", by_ulfm(row_10), 1, 0.25),
+        Row("11u", f"rank 0 is killed{ULFM}", by_ulfm(row_11), 1, 0.25),
+        Row("12u", f"two or three ranks are killed{ULFM}", by_ulfm(row_12), 1, 0.25),
+        Row("13u", f"a rank throws{ULFM}", by_ulfm(row_13), 1, 0.25),
+        Row("14u", f"a rank crashes, aborts, or has no memory left{ULFM}", by_ulfm(row_14), 1, 0.25),
+        Row("15u", f"a rank returns early, or exits{ULFM}", by_ulfm(row_15), 1, 0.25)]

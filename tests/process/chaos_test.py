@@ -4,6 +4,7 @@ FAULT_PROGRAM (or DDP_PROGRAMS, its directory) names the binary. DDP_TEST_SEED d
 """
 
 import os
+import shutil
 import unittest
 
 import chaos
@@ -78,6 +79,10 @@ class OverMpi(Sampled):
 
     def test_a_killed_rank_that_the_others_outlive(self):
         self.sample("10r", "11r", "12r", "14r", each=1)
+
+    @unittest.skipUnless(shutil.which(chaos.OPEN_MPI_5), "no Open MPI 5 here (scripts/setup.sh launchers)")
+    def test_ranks_that_end_where_mpi_says_which(self):
+        self.sample("10u", "11u", "12u", "13u", "14u", "15u", each=1)
 
     def test_where_a_thread_of_the_library_calls_mpi(self):
         self.sample("13t", "18t", "19t", "21t", "22t", each=1)

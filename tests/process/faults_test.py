@@ -15,7 +15,8 @@ import time
 import unittest
 
 import jobs
-from jobs import DEADLINE, SCALE, Rank, check_flight_records, check_process_named, environment, listening_ports, program
+from jobs import (DEADLINE, SCALE, Rank, check_flight_records, check_process_named, environment, exit_code_of, listening_ports,
+                  program)
 
 FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
 DDPRUN = os.environ.get("DDPRUN", "")
@@ -75,7 +76,7 @@ class FaultCase(unittest.TestCase):
         self.verdict = next(iter(texts.values()))
         self.assertRegex(self.verdict, pattern, job.story())
         for r in ranks:
-            self.assertEqual(job.ranks[r].code, 1, job.story())
+            self.assertEqual(job.ranks[r].code, exit_code_of(self.verdict), job.story())
             self.assertIn(texts[r], job.ranks[r].err, "run_main says it too")
         check_flight_records(job.records.name, texts)
         check_process_named(job, self.verdict)
@@ -188,7 +189,7 @@ class Killed(FaultCase):
                     os.kill(job.ranks[rank].pid, signal.SIGCONT)
                     job.wait()
                     self.agree(job, rf"^DDP-E203 peer silent: rank {rank} has sent nothing", others, DEAD + SOON)
-                    self.assertEqual(job.ranks[rank].code, 1, job.story())
+                    self.assertEqual(job.ranks[rank].code, 203, job.story())
             with self.subTest(path=path, size=size, rank=rank):
                 self.in_time(attempt)
 
@@ -424,7 +425,7 @@ class Frozen(FaultCase):
                         others = [r for r in range(size) if r != rank]
                         job.wait()
                         self.assertEqual(job.ranks[rank].error(), job.ranks[others[0]].error(), job.story())
-                        self.assertEqual(job.ranks[rank].code, 1)
+                        self.assertEqual(job.ranks[rank].code, 203)
                         self.agree(job, rf"^DDP-E203 peer silent: rank {rank} has sent nothing", others, DEAD + SOON)
                         # It goes on 3.5 s after it was stopped, and finds out that the others have gone on without it.
                         thawed = int(job.ranks[rank].said("fault")[0]["at"]) * 1e-9 + 3.5 * SCALE
@@ -552,7 +553,7 @@ class ComingTogether(FaultCase):
                     time.sleep(0.01)
                 refused, held = (job.ranks[rank], twin) if job.ranks[rank].code is not None else (twin, job.ranks[rank])
                 spent.append(refused.ended - came)
-                self.assertEqual(refused.code, 1, job.story())
+                self.assertEqual(refused.code, 201, job.story())
                 self.assertRegex(refused.error(),
                                  rf"^DDP-E201 .*rank {rank} \(pid {refused.pid} .* connected a second time: pid {held.pid} ")
                 job.start(size - 1)
@@ -568,7 +569,7 @@ class ComingTogether(FaultCase):
                 late = job.start(size - 1, "late")
                 job.wait()
                 self.assertEqual([job.ranks[rank].code for rank in range(size)], [0] * size, job.story())
-                self.assertEqual(late.code, 1, job.story())
+                self.assertEqual(late.code, 201, job.story())
                 self.assertRegex(late.error(), "^DDP-E201 .*cannot reach rank 0")
 
     def test_a_rank_that_dies_while_others_are_awaited(self):
@@ -624,7 +625,7 @@ class ComingTogether(FaultCase):
                 # Before any socket: it need not wait for anybody.
                 done = subprocess.run(command("join=60000"), env=environment(**variables), capture_output=True, text=True,
                                       timeout=DEADLINE / 2, check=False)
-                self.assertEqual(done.returncode, 1)
+                self.assertEqual(done.returncode, 101)
                 self.assertRegex(done.stderr, f"^DDP-E101 environment: .*{pattern}")
 
     def test_an_address_beyond_this_host_wants_to_be_asked_for(self):
@@ -661,7 +662,7 @@ class FewDescriptors(FaultCase):
             self.assertRegex(texts.pop(), rf"^DDP-E201 .*rank {rank} on host .* cannot open .*Too many open files. Its limit is "
                                           rf"{count} descriptors \(ulimit -n\).*needs up to \d+ .*: ulimit -n 1024$", story)
             self.assertNotIn("firewall", limited.error(), story)
-            self.assertEqual({job.ranks[r].code for r in told}, {1}, story)
+            self.assertEqual({job.ranks[r].code for r in told}, {201}, story)
             missing = self.either if (rank, count) == (0, 10) else (self.missing.get((rank, count), ""),)
             self.assertTrue(any(" cannot open " + what in limited.error() for what in missing), story)
             return seconds

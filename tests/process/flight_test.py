@@ -44,7 +44,7 @@ class FlightCase(unittest.TestCase):
 class Stories(FlightCase):
     def test_a_rank_that_hangs_in_its_own_code(self):
         code, out, err = self.run_job(4, "collective=2000", "fault=2:spin:forward:3:60000")
-        self.assertEqual(code, 1, out + err)
+        self.assertEqual(code, 204, out + err)
         story = self.story(err)
         self.assertRegex(story, r"\n        rank 2 was in forward of step 3 for \d+\.\d( to \d+\.\d)? s\n")
         self.assertRegex(story, r"\n        ranks 0, 1, 3 waited for the others in step 3 for \d+\.\d( to \d+\.\d)? s\n")
@@ -55,7 +55,7 @@ class Stories(FlightCase):
 
     def test_a_rank_that_is_late_for_a_collective(self):
         code, out, err = self.run_job(3, "collective=2000", "fault=1:sleep:barrier:2:300", "fault=0:sleep:between:3:60000")
-        self.assertEqual(code, 1, out + err)
+        self.assertEqual(code, 204, out + err)
         self.assertRegex(self.story(err), r"\n        rank 0 was in the program's own code after broadcast #\d+ for \d")
         self.assertRegex(self.story(err), r"\n        ranks 1, 2 waited for the others in step 3 for \d")
 
@@ -309,7 +309,7 @@ class Secrets(FlightCase):
                 file.write(content)
             os.chmod(path, mode)
             code, out, err = self.run_job(2, DDP_SECRET_FILE=path)
-            self.assertEqual(code, 1, out + err)
+            self.assertEqual(code, 101, out + err)
             self.assertIn("DDP_SECRET_FILE", err)
             for form in ways_to_write(secret):
                 if len(form) >= 8:
@@ -323,7 +323,7 @@ class Secrets(FlightCase):
         with Job(2, [FAULT_PROGRAM, "join=1000"], lambda rank: {"DDP_SECRET_FILE": paths[rank]}) as job:
             job.wait()
             for rank in job.ranks.values():
-                self.assertEqual(rank.code, 1)
+                self.assertEqual(rank.code, 201)
                 self.assertRegex(rank.error(), "^DDP-E201 ")
                 for letter in (b"P", b"Q"):
                     self.hidden(letter * 32, (rank.out + rank.err).encode(), "an error")
@@ -337,7 +337,7 @@ class Files(FlightCase):
             earlier.write("from an earlier job\n")
         code, out, err = self.run_job(3, "collective=2000", "fault=0:sleep:backward:3:60000", options=("--flight-dir", kept),
                                       DDP_JOB_ID='a "job"\n', DDP_COMMUNICATION_THREAD="rests")
-        self.assertEqual(code, 1, out + err)
+        self.assertEqual(code, 204, out + err)
         self.assertIn(f"\n        their flight records are in {kept}\n", self.story(err))
         for rank in range(3):
             path = os.path.join(kept, f"rank-{rank}.jsonl")
@@ -365,7 +365,7 @@ class Files(FlightCase):
         os.mkdir(kept)
         with Job(2, [FAULT_PROGRAM, "fault=1:throw:forward:2"], {"DDP_FLIGHT_DIR": kept}) as job:
             job.wait()
-            self.assertEqual([r.code for r in job.ranks.values()], [1, 1], job.story())
+            self.assertEqual([r.code for r in job.ranks.values()], [206, 1], job.story())
         self.assertEqual(sorted(os.listdir(kept)), ["rank-0.jsonl", "rank-1.jsonl"])
         self.assertEqual([e["kind"] for e in read(os.path.join(kept, "rank-1.jsonl")) if e["event"] == "failed"], ["threw"])
 
@@ -395,7 +395,7 @@ class Files(FlightCase):
         try:
             with Job(2, [FAULT_PROGRAM, "steps=50", "fault=1:throw:forward:40"], {"DDP_FLIGHT_DIR": full}) as job:
                 job.wait()
-                self.assertEqual([r.code for r in job.ranks.values()], [1, 1], job.story())
+                self.assertEqual([r.code for r in job.ranks.values()], [206, 1], job.story())
                 self.assertIn("the lamp fell over", job.ranks[1].err)
                 self.assertIn("E206", job.ranks[0].err)
                 self.assertEqual(sum(r.err.count("the flight record cannot be written") for r in job.ranks.values()), 2,

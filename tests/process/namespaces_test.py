@@ -21,7 +21,7 @@ import threading
 import time
 import unittest
 
-from jobs import DEADLINE, SCALE, Rank, environment, program, ways_to_write
+from jobs import DEADLINE, SCALE, Rank, environment, exit_code_of, program, ways_to_write
 
 sys.path.append(str(pathlib.Path(__file__).parents[2] / "scripts"))
 from relayed_cable import CLONE_NEWNET, RelayedCable  # noqa: E402
@@ -292,7 +292,7 @@ class Demo(BetweenHosts):
         ranks = [self.rank(side, side, 2, [FAULT_PROGRAM]) for side in (0, 1)]
         self.wait(ranks)
         for r in ranks:
-            self.assertEqual(r.code, 1, self.story(ranks))
+            self.assertEqual(r.code, 201, self.story(ranks))
             self.assertRegex(r.err, r"^DDP-E201 .*10\.77\.0\.1.*which other hosts can reach.*DDP_INSECURE=1")
 
     def test_ranks_listen_only_where_rank_0_reaches_them(self):
@@ -385,7 +385,7 @@ class Network(BetweenHosts):
             strike()
             self.wait(ranks)
             for r, process in enumerate(ranks):
-                self.assertEqual(process.code, 1, self.story(ranks))
+                self.assertEqual(process.code, exit_code_of(process.error()), self.story(ranks))
                 self.assertRegex(process.error(),
                                  rf"^DDP-E20[23] .*: rank {culprits[r]} (has sent nothing|is gone)", self.story(ranks))
             for side in set(where):
@@ -453,7 +453,7 @@ class Network(BetweenHosts):
             time.sleep(0.02)
         self.wait(usual)
         for r, process in enumerate(usual):
-            self.assertEqual(process.code, 1, self.story(usual))
+            self.assertEqual(process.code, 203, self.story(usual))
             self.assertRegex(process.error(), rf"^DDP-E203 .*: rank {1 - r} has sent nothing", self.story(usual))
             late = int(process.said("error")[-1]["at"]) * 1e-9 - struck
             self.assertTrue(2.5 < late < 4, f"told after {late:.2f} s")

@@ -13,7 +13,7 @@ import tempfile
 import time
 import unittest
 
-from jobs import DEADLINE, SCALE, Job, Rank, environment, program
+from jobs import DEADLINE, SCALE, Job, Rank, environment, exit_code_of, program
 
 NEWCOMER = program("NEWCOMER_PROGRAM", "DDP_PROGRAMS", "newcomer_program")
 DDPRUN = os.environ.get("DDPRUN", "")
@@ -40,7 +40,7 @@ class Case(unittest.TestCase):
 
     def alone(self, *words, **variables):
         done = run(NEWCOMER, *words, **variables)
-        self.assertEqual((done.returncode, done.stdout), (1, ""), done.stderr)
+        self.assertEqual((done.returncode, done.stdout), (exit_code_of(done.stderr), ""), done.stderr)
         self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
         return done.stderr
 
@@ -117,7 +117,7 @@ class Meeting(Case):
         done = subprocess.run(["bash", "-c", 'ulimit -s 65536 -v 1000000; exec "$0" "$@"', NEWCOMER, "threads", "400"],
                               env=environment(MALLOC_ARENA_MAX="1"), stdin=subprocess.DEVNULL, capture_output=True, text=True,
                               timeout=DEADLINE, check=False)
-        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertEqual(done.returncode, 101, done.stderr)
         self.says(done.stderr, "DDP-E101", "does not start the thread of rank", "ulimit -u")
 
     @unittest.skipIf(SCALE > 1, "sanitizers need address space of their own")
@@ -125,7 +125,7 @@ class Meeting(Case):
         done = subprocess.run(["bash", "-c", 'ulimit -s 1000000 -v 1000000; exec "$0" "$@"', NEWCOMER],
                               env=environment(RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port())),
                               stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE, check=False)
-        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertEqual(done.returncode, 101, done.stderr)
         self.says(done.stderr, "DDP-E101", "the thread of the rendezvous store did not start", "ulimit -u")
 
     def test_fewer_ranks_than_world_size_says(self):

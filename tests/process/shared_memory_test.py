@@ -17,7 +17,7 @@ import subprocess
 import time
 import unittest
 
-from jobs import SCALE, Job, environment, program
+from jobs import SCALE, Job, environment, exit_code_of, program
 
 FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
 FAULT_PROGRAM_MPI = program("FAULT_PROGRAM_MPI", "DDP_PROGRAMS", "fault_program_mpi")
@@ -90,7 +90,7 @@ def limited(words, limit, rank=1):
 class NoRoom(unittest.TestCase):
     def refused(self, job, culprit, *patterns, sharing=r"[\d to,and]+"):
         job.wait()
-        self.assertEqual([r.code for r in job.ranks.values()], [1] * job.size, "an error, no signal\n" + job.story())
+        self.assertEqual([r.code for r in job.ranks.values()], [exit_code_of(r.error()) for r in job.ranks.values()], "an error, no signal\n" + job.story())
         texts = {r.error() for r in job.ranks.values()}
         self.assertEqual(len(texts), 1, job.story())
         text = texts.pop()
@@ -123,7 +123,7 @@ class NoRoom(unittest.TestCase):
         # Values that others may still write are copied then, where there is room: 20 MiB on each of these ranks.
         with Container(200 * MIB) as box, Job(2, box.command(*elements(40), "fault=1:throw:reduced:2")) as job:
             job.wait()
-            self.assertEqual([r.code for r in job.ranks.values()], [1, 1], job.story())
+            self.assertEqual([r.code for r in job.ranks.values()], [206, 1], job.story())
             self.assertIn("the lamp fell over", job.ranks[0].error())
 
     def test_too_little_address_space(self):
@@ -170,7 +170,7 @@ class Struck(unittest.TestCase):
             if phase.startswith("array") and len(set(hosts)) == 1:
                 self.assertEqual({r.said("array")[0]["memory"] for r in job.ranks.values()}, {"shared"}, job.story())
             for rank in others:
-                self.assertEqual(job.ranks[rank].code, 1, job.story())
+                self.assertEqual(job.ranks[rank].code, exit_code_of(job.ranks[rank].error()), job.story())
                 self.assertRegex(job.ranks[rank].error(), how, job.story())
             if kind == "stop":  # it still holds all that it had; afterwards it finds that the others are gone
                 self.assertIsNone(job.ranks[struck].poll(), job.story())
@@ -178,7 +178,7 @@ class Struck(unittest.TestCase):
                     self.assertIn("/memfd:", maps.read())
                 os.kill(job.ranks[struck].pid, signal.SIGCONT)
                 job.wait()
-                self.assertEqual(job.ranks[struck].code, 1, job.story())
+                self.assertEqual(job.ranks[struck].code, exit_code_of(job.ranks[struck].error()), job.story())
             else:
                 self.assertEqual(job.ranks[struck].code, -signal.SIGKILL, job.story())
             self.assertEqual(job.left_behind(), [], job.story())

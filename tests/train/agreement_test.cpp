@@ -23,6 +23,10 @@ struct packed : model {
     using model::model;
     static constexpr bool contiguous = true;
 };
+struct releasing : model {
+    using model::model;
+    static constexpr bool ready_releases = true;
+};
 
 /// Everything that ranks agree about.
 struct setup {
@@ -199,10 +203,14 @@ TEST_CASE("what only one rank's bucket policy does is named", "[train]") {
     }
 }
 
-TEST_CASE("a model of which one rank's alone is contiguous is named as that, whatever its bucket plan", "[train]") {
+TEST_CASE(
+    "a model of which one rank's alone is contiguous, or releases values early, is named as that, whatever its bucket "
+    "plan",
+    "[train]") {
+    bool const releases = GENERATE(false, true);
     bool const tcp = GENERATE(false, true), in_memory = GENERATE(false, true);
     int const culprit = GENERATE(0, 2);
-    CAPTURE(tcp, in_memory, culprit);
+    CAPTURE(tcp, in_memory, culprit, releases);
     std::string const other = culprit == 0 ? "1" : "2";
     auto const train = [&](auto& net, auto& comm, training_options const& options) {
         auto trainer = make_trainer(net, comm, options, sgd{.lr = 1}, {}, size_capped_buckets{});
@@ -214,7 +222,10 @@ TEST_CASE("a model of which one rank's alone is contiguous is named as that, wha
             tcp, 3,
             [&](auto& comm) {
                 training_options options{.share_memory = in_memory};
-                if (comm.rank() == culprit) {
+                if (comm.rank() == culprit && releases) {
+                    releasing net(parts);
+                    train(net, comm, options);
+                } else if (comm.rank() == culprit) {
                     packed net(parts);
                     train(net, comm, options);
                 } else {
@@ -225,8 +236,8 @@ TEST_CASE("a model of which one rank's alone is contiguous is named as that, wha
             patient());
         for (std::string const& one : all)
             CHECK(one == "DDP-E102 model differs: rank " + other +
-                             " differs from rank 0: another value of the model's `contiguous` (parameters without "
-                             "gaps). Build the same model with the same trainer settings on all ranks.");
+                             " differs from rank 0: another value of the model's `contiguous` or `ready_releases`. "
+                             "Build the same model with the same trainer settings on all ranks.");
     }
 }
 

@@ -72,6 +72,8 @@ public:
     error(errc code, std::string_view text);
 
     [[nodiscard]] errc code() const noexcept { return code_; }
+    /// What run_main returns after it: the number of its code, 202 for DDP-E202, but 1 where that is above 255.
+    [[nodiscard]] int exit_code() const noexcept { return code_ < errc::file ? static_cast<int>(code_) : 1; }
 
 private:
     errc code_;

@@ -64,8 +64,8 @@ void call_body(function_ref<void(communicator<>&)> body, communicator<>& comm);
 /// alone although several were started.
 void expect_alone(run_options const& options, std::span<std::string_view const> choices);
 
-/// Prints the exception that is being handled to stderr. Returns EXIT_FAILURE.
-[[nodiscard]] int report_exception() noexcept;
+/// Prints the exception that is being handled to stderr, after `who`. Returns the exit code for it.
+[[nodiscard]] int report_exception(char const* who = "") noexcept;
 
 }  // namespace detail
 
@@ -135,9 +135,10 @@ void run(Body body) {
     run<Launches...>(run_options{}, std::move(body));
 }
 
-/// Does what run does, for a main function: prints an error to stderr and returns the exit code. That is EXIT_FAILURE after an
-/// error; otherwise EXIT_SUCCESS, or what the body returns if that is an int (with threads: the first that is not 0; as
-/// for any program, the system keeps the lowest 8 bits). Throws nothing.
+/// Does what run does, for a main function: prints an error to stderr and returns the exit code. After a ddp::error that is
+/// its exit_code() (202 for DDP-E202), after any other exception EXIT_FAILURE; otherwise EXIT_SUCCESS, or what the body
+/// returns if that is an int (with threads: the first that is not 0; as for any program, the system keeps the lowest 8 bits).
+/// Throws nothing.
 template <Launch... Launches, class Body>
 [[nodiscard]] int run_main(run_options const& options, Body body) noexcept {
     try {

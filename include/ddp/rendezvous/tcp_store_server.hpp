@@ -54,7 +54,7 @@ public:
           security_(std::move(security)),
           size_(size),
           job_(job),
-          nonce_(nonce),
+          nonce_(reinterpret_cast<char const*>(&nonce), sizeof nonce),
           secret_(secret),
           times_(times),
           until_(std::min(until, monotonic_clock::now() + times.join)),
@@ -130,7 +130,7 @@ private:
     /// After an early failure, ranks that connect later are told as well, until `nobody_comes`.
     [[nodiscard, gnu::cold]] bool all_told(time_point nobody_comes) const {
         return failure_.empty() || monotonic_clock::now() >= std::min(until_, nobody_comes) ||
-               std::count(came_.begin(), came_.end(), true) == size_;
+               std::find(came_.begin(), came_.end(), false) == came_.end();
     }
     [[gnu::cold]] void turn() {
         bool const full = monotonic_clock::now() < full_until_;
@@ -280,7 +280,8 @@ private:
     [[gnu::cold]] void greet(visitor& v, detail::store_hello const& hello) {
         std::string const who = detail::printable(hello.who.view());
         std::string refusal;
-        if (hello.rank >= 0 && hello.rank < size_) came_[static_cast<std::size_t>(hello.rank)] = true;
+        came_.resize(static_cast<std::size_t>(std::clamp(hello.size, static_cast<int>(came_.size()), 1 << 16)));
+        if (hello.rank >= 0 && hello.rank < std::ssize(came_)) came_[static_cast<std::size_t>(hello.rank)] = true;
         if (hello.version != version_number || hello.record_bytes != sizeof(failure)) {
             refusal = detail::concat({"rank ", hello.rank, " (", who,
                                       ") was built with another version of ddp: ", hello.version, ", rank 0 has ",
@@ -291,6 +292,7 @@ private:
                 {"rank ", hello.rank, " (", who, ") has WORLD_SIZE ", hello.size, ", rank 0 has ", size_,
                  ". All ranks must be started with the same; two jobs at once need different MASTER_PORTs"});
             if (failure_.empty()) failure_ = refusal;
+            refusal = failure_;  // all hear of the first
         } else if (hello.rank < 0 || hello.rank >= size_) {
             refusal = detail::concat({"rank ", hello.rank, " (", who, ") does not exist in a job of ", size_});
         } else if (std::string& holder = present_[static_cast<std::size_t>(hello.rank)]; !holder.empty()) {
@@ -300,9 +302,7 @@ private:
         } else {
             v.rank = hello.rank;
             holder = who.empty() ? "?" : who;
-            std::string nonce;
-            detail::append(nonce, bytes_of(nonce_));
-            if (failure_.empty()) return v.reply(detail::store_op::ok, nonce);
+            if (failure_.empty()) return v.reply(detail::store_op::ok, nonce_);
             refusal = failure_;
         }
         v.done = true;
@@ -374,12 +374,12 @@ private:
     std::shared_ptr<tcp_security const> security_;
     int size_;
     std::uint64_t job_;
-    std::uint64_t nonce_;
+    std::string nonce_;
     job_secret secret_;
     timing times_;
     time_point until_;
     std::vector<std::string> present_;  // by rank: its process and host, or empty
-    std::vector<bool> came_;            // by rank: has sent its hello, accepted or not
+    std::vector<bool> came_;            // by rank, of the largest size that one has said: has sent its hello
     std::map<std::string, std::string> data_;
     std::list<visitor> visitors_;
     std::string failure_, refused_;

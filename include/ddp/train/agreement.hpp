@@ -55,13 +55,12 @@ std::string describe(std::span<parameter<E> const> parameters) {
 
 /// What a rank is about to do, as hashes: each has a name in the error.
 struct agenda {
-    static constexpr std::array<std::string_view, 6> names = {
-        "version of the library",
-        "hash() of the model",
-        "value of the model's `contiguous` (parameters without gaps)",
-        "bucket policy",
-        "allreduce algorithm, exchange or strategy",
-        "optimizer or its settings"};
+    static constexpr std::array<std::string_view, 6> names = {"version of the library",
+                                                              "hash() of the model",
+                                                              "value of the model's `contiguous` or `ready_releases`",
+                                                              "bucket policy",
+                                                              "allreduce algorithm, exchange or strategy",
+                                                              "optimizer or its settings"};
     static constexpr std::size_t model = 1, optimizer = names.size() - 1;
     std::array<std::uint64_t, names.size() + training_options::hash_names.size()> hashes = {};
     /// `options`: the type that the trainer's user sets them in.

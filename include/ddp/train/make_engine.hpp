@@ -82,7 +82,7 @@ engine_made<T, E> make_engine(communicator<T>& comm, trainer_setup<T, E>& with, 
     agenda mine;
     mine.hashes = {version_number,
                    model.hash,
-                   static_cast<std::uint64_t>(model.placed),
+                   static_cast<std::uint64_t>(model.placed) | std::uint64_t{model.ready_releases} << 1,
                    map.hash(where),
                    digest{}.add(exchange).add(with.parts.exchange->hash()).value(),
                    0};

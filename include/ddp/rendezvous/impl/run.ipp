@@ -120,20 +120,18 @@ namespace ddp::detail {
                     " or mpirun -n, or add ddp::threads to ddp::run<...> for ranks that are threads."}));
 }
 
-[[gnu::cold]] DDP_DECL int report_exception() noexcept {
+[[gnu::cold]] DDP_DECL int report_exception(char const* who) noexcept {
+    std::fflush(stdout);
     try {
         throw;
-    } catch (std::bad_alloc const& e) {
-        std::fflush(stdout);
-        std::fprintf(stderr,
-                     "out of memory (%s): an allocation was refused. Ask for a smaller model or batch, fewer ranks on "
-                     "this host, or a higher limit (ulimit -v).\n",
-                     e.what());
+    } catch (std::bad_alloc const&) {
+        std::fprintf(stderr, "%sout of memory: use a smaller model or batch, fewer ranks, or a higher ulimit -v\n",
+                     who);
     } catch (std::exception const& e) {
-        std::fflush(stdout);
-        std::fprintf(stderr, "%s\n", e.what());
+        std::fprintf(stderr, "%s%s\n", who, e.what());
+        if (auto const* const ours = dynamic_cast<error const*>(&e)) return ours->exit_code();
     } catch (...) {
-        std::fprintf(stderr, "an exception that is not a std::exception ended the program\n");
+        std::fprintf(stderr, "%san exception that is not a std::exception ended the program\n", who);
     }
     return EXIT_FAILURE;
 }

@@ -2,6 +2,7 @@
 /// What rendezvous/run_mpi.hpp declares.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -18,6 +19,7 @@
 #include <ddp/rendezvous/run_mpi.hpp>
 #include <ddp/transport/any.hpp>
 #include <ddp/transport/mpi/mpi.hpp>
+#include <ddp/transport/mpi/mpi_failures.hpp>
 
 #include <mpi.h>
 #include <boost/mpi/communicator.hpp>
@@ -37,24 +39,26 @@ namespace detail {
 [[noreturn, gnu::cold]] DDP_DECL void end_job(std::exception_ptr const& thrown) {
     int rank = 0;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    std::fflush(stdout);
+    int code = EXIT_FAILURE, turn = 0;
     try {
         std::rethrow_exception(thrown);
-    } catch (std::exception const& e) {
-        std::fprintf(stderr, "rank %d: %s\n", rank, e.what());
+    } catch (comm_error const&) {  // after the rank that failed, if there is one, whose exit code mpirun then returns
+        turn = 1 + std::min(rank, 49);
+        code = report_exception(concat({"rank ", rank, ": "}).c_str());
     } catch (...) {
-        std::fprintf(stderr, "rank %d: an exception that is not a std::exception\n", rank);
+        code = report_exception(concat({"rank ", rank, ": "}).c_str());
     }
     std::fflush(stderr);
     // MPI_Abort kills all ranks: give the others time to print their errors.
     MPI_Request everybody = MPI_REQUEST_NULL;
     auto const until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
-    if (MPI_Ibarrier(MPI_COMM_WORLD, &everybody) == MPI_SUCCESS)
+    if (mpi::barrier_of_the_living(MPI_COMM_WORLD, &everybody) == MPI_SUCCESS)
         for (int done = 0; done == 0 && std::chrono::steady_clock::now() < until;) {
             if (MPI_Test(&everybody, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) break;
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
-    MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20 * turn));  // of many aborts at once mpirun may hang
+    MPI_Abort(MPI_COMM_WORLD, code);
     std::abort();
 }
 

@@ -20,8 +20,8 @@
 /// if abort() or a peer's departure has ended the operation early; the contract of Transport allows this exception. After a
 /// failure, blocking calls wait up to timing.verdict for still_writes() to become false before they throw.
 ///
-/// Failure. When a rank is killed, mpirun ends the whole job before any peer notices. Errors that MPI returns become
-/// ddp::error, or close the peer concerned. At MPI_THREAD_MULTIPLE ranks send heartbeats every timing.heartbeat, with
+/// Failure. When a rank is killed, mpirun ends the whole job before any peer notices, unless MPI has ULFM (mpi_failures.hpp): then
+/// that peer is closed. Other errors that MPI returns become ddp::error, or close the peer concerned. At MPI_THREAD_MULTIPLE ranks send heartbeats every timing.heartbeat, with
 /// what they have entered; a rank that has sent one and then nothing for timing.dead is overdue. Below that level there
 /// are no heartbeats, because a rank could send none while its program computes.
 #pragma once
@@ -43,6 +43,7 @@
 #include <ddp/core/error.hpp>
 #include <ddp/core/separate.hpp>
 #include <ddp/transport/mpi/mpi_envelope.hpp>
+#include <ddp/transport/mpi/mpi_failures.hpp>
 #include <ddp/transport/mpi/mpi_liveness.hpp>
 #include <ddp/transport/mpi/mpi_matching.hpp>
 #include <ddp/transport/mpi/mpi_requests.hpp>
@@ -172,6 +173,7 @@ private:
     bool take_envelopes();
     void take(int peer, envelope const& what);
     bool test_requests();
+    bool hear_of_failures();
 
     // endings
     void finish(completion& node, op_status how) noexcept {
@@ -198,7 +200,7 @@ private:
     std::vector<report> reports_;
     detail::mpi::liveness life_;
     int overdue_ = -1;
-    std::vector<char> gone_;              // by peer: it left or is unreachable; nothing more arrives
+    std::vector<char> gone_;              // by peer: it left (1) or is unreachable (2); nothing more arrives
     std::vector<std::int32_t> next_tag_;  // by peer
     std::vector<time_point> linger_;      // by peer that left: when unfinished sends to it are closed
     int lingering_ = 0;

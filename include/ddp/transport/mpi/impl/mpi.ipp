@@ -13,6 +13,7 @@
 #include <memory>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include <ddp/comm/cores.hpp>
 #include <ddp/comm/host.hpp>
@@ -60,7 +61,7 @@ DDP_DECL mpi_transport::~mpi_transport() {
             leave();
         } catch (...) {  // MPI is broken: release what is there, and keep the memory
         }
-        clean = session_->close(std::find(gone_.begin(), gone_.end(), char{0}) == gone_.end());
+        clean = session_->close(std::count(gone_.begin(), gone_.end(), char{1}) == size());
     }
     if (!clean) detail::mpi::keep_for_good(std::move(session_));
     for (int peer = 0; peer < size(); ++peer) end_receives(peer, op_status::aborted);
@@ -229,7 +230,7 @@ DDP_DECL void mpi_transport::match(completion& done, envelope const& what) {
     }
 }
 
-/// Tests everything once. Returns whether anything moved.
+/// Tests everything once; returns whether anything moved.
 DDP_DECL bool mpi_transport::pass() {
     bool const finished = test_requests();
     bool const came = take_envelopes();
@@ -252,7 +253,9 @@ DDP_DECL bool mpi_transport::take_envelopes() {
     for (std::size_t taken = 0; taken < session_->ring.size(); ++taken) {
         int ready = 0;
         MPI_Status status;
-        check(MPI_Test(&session_->ring_requests[head_], &ready, &status), "MPI_Test");
+        int const code = MPI_Test(&session_->ring_requests[head_], &ready, &status);
+        if (code != MPI_SUCCESS && hear_of_failures()) return true;  // the receive is still active
+        check(code, "MPI_Test");
         if (ready == 0) return taken > 0;
         take(status.MPI_SOURCE, session_->ring[head_]);
         check(MPI_Start(&session_->ring_requests[head_]), "MPI_Start");
@@ -292,15 +295,22 @@ DDP_DECL bool mpi_transport::test_requests() {
         }
         if (how != MPI_SUCCESS) {
             if (node == nullptr && out == nullptr) return;  // a receive that no operation waits for
-            gone(over.peer, report::state::closed,
-                 detail::mpi::words_of(how).view());  // ends `node` too: it is in active_
+            gone(over.peer, report::state::closed, detail::mpi::words_of(how).view());  // ends `node`, which is active
         } else if (node != nullptr && --node->moved == 0) {
             active_.erase(*node);
             finish(*node, op_status::ok);
         }
     };
-    check(session_->requests.test(session_->comm, options_.piece_bytes, moved, ended), "MPI_Testsome");
+    int const code = session_->requests.test(session_->comm, options_.piece_bytes, moved, ended);
+    if (code == MPI_SUCCESS || !hear_of_failures()) check(code, "MPI_Testsome");
     return moved;
+}
+
+/// Closes the peers whose processes MPI knows to have failed. Returns whether there are any.
+DDP_DECL bool mpi_transport::hear_of_failures() {
+    std::vector<int> const failed = detail::mpi::failed_ranks(session_->comm);
+    for (int const peer : failed) gone(peer, report::state::closed, "MPI reports that its process has failed");
+    return !failed.empty();
 }
 
 /// Ends the operations with `peer` that MPI works on; their requests continue without them.
@@ -332,7 +342,7 @@ DDP_DECL void mpi_transport::gone(int peer, report::state how, std::string_view 
         }
         changed_ = true;
     }
-    gone_[at] = 1;
+    gone_[at] = how == report::state::closed ? 2 : 1;
     end_receives(peer, op_status::closed);
     if (how == report::state::closed) {
         end_active(peer, true, op_status::closed);
