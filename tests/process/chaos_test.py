@@ -33,6 +33,9 @@ class Sampled(unittest.TestCase):
 
 
 class Sample(Sampled):
+    def test_the_start(self):
+        self.sample("1", "2", "3", "4", "5", "6", "7", "8", "9", each=2)
+
     def test_ranks_that_die(self):
         self.sample("10", "11", "12", "13", "14", "15")
 
