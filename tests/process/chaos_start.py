@@ -577,10 +577,12 @@ def compared(draw, size):
     way, memory = drawn_job(draw)
     order = drawn_order(draw, range(size))
     # `automatic` is sharded where ranks share memory, and replicated elsewhere.
-    word, what, usual, other = draw.choice([one for one in COMPARED if one[0] != f"update={'sharded' if memory else 'replicated'}"])
+    same = f"update={'sharded' if memory else 'replicated'}"
+    word, what, usual, other = draw.choice([one for one in COMPARED if one[0] != same])
     named = odd[0] if 0 not in odd else without(size, *odd)[0]
     zero, here = (other, usual) if 0 in odd else (usual, other)
-    pattern = rf"^DDP-E102 model differs: rank {named} differs from rank 0: {what} \({zero} on rank 0, {here} on rank {named}\)\. "
+    pattern = (rf"^DDP-E102 model differs: rank {named} differs from rank 0: {what} "
+               rf"\({zero} on rank 0, {here} on rank {named}\)\. ")
     if word.startswith("strategy"):  # another trainer, which begins with another collective
         pattern = (rf"^DDP-E205 mismatch: ranks disagree about operation #1: rank \d is in ({usual}, rank \d in {other}|"
                    rf"{other}, rank \d in {usual})\. ")
