@@ -30,6 +30,7 @@ WORDS = ("tensors=4", "elements=800", "bucket=4096")
 STEPS = 6
 # A third of the jobs has a secret: proved to rank 0 only, shown to it (ddp::tcp), proved between all ranks, and with TLS.
 WAYS = ("",) * 8 + ("secret", "shown", "proof", "tls")
+PROVEN = ("secret", "proof", "tls")
 HERE = re.escape(socket.gethostname())
 STRANGE = "connections with another secret, DDP_TLS or DDP_JOB_ID"
 
@@ -287,6 +288,8 @@ def row_2(draw, size):
                 for r in range(size):
                     job.wait_for("start", r)
             time.sleep(pause)
+            if when == "late" and any(job.ranks[r].poll() is not None for r in range(size)):
+                raise job.wrong("it ended before anything was injected")
             if when != "together":
                 for name in names:
                     job.begin(rank, name=name)
@@ -454,10 +457,10 @@ def rank_of_another_version(draw, size):
                 took = time.monotonic() - began
             said = (f"rank {rank} (pid 1 on elsewhere) was built with {OURS}: {hello[1]}, rank 0 has {version}. "
                     "All ranks must run the same program")
-            proves = way in ("secret", "proof", "tls")  # nothing is read of who does not
+            proves = way in PROVEN  # nothing is read of who does not
             if not proves and heard != struct.pack("<4I", 5, 0, len(said), 0) + said.encode():
                 raise job.wrong(f"answered {heard}, not: {said}")
-            if proves and heard.find(b"rank") >= 0 or way in ("secret", "proof") and heard != b"":
+            if proves and heard != b"":
                 raise job.wrong(f"who did not prove the secret heard {heard}")
             if mended and rank > 0:
                 job.begin(rank)
@@ -568,7 +571,7 @@ SENSELESS = ({"DDP_SHARE_MEMORY": "yes"}, {"DDP_TLS": "maybe"}, {"DDP_TIMEOUT_DE
 
 def row_6(draw, size):
     """Some ranks have other settings."""
-    return draw.choice((compared, compared, compared, free, senseless, apart))(draw, size)
+    return draw.choice((compared, compared, compared, free, senseless, apart, apart))(draw, size)
 
 
 def compared(draw, size):
@@ -642,9 +645,12 @@ def senseless(draw, size):
 
 
 def apart(draw, size):
-    """Another secret, DDP_TLS or DDP_JOB_ID: ranks of two jobs, which do not meet."""
+    """Another secret, DDP_TLS or DDP_JOB_ID: ranks of two jobs, which do not meet. Or only one rank proves the secret to all
+    others, or does not: rank 0 knows all of them, and their own connections fail."""
     rank = draw.randrange(size)
-    kind = draw.choice(("secret", "no secret", "tls", "job"))
+    kind = draw.choice(("secret", "no secret", "tls", "job", "prove"))
+    if kind == "prove":
+        return proved_by_some(draw, size, rank)
     way = draw.choice({"secret": WAYS[-4:], "no secret": WAYS[-4:-1], "tls": ("", "secret", "tls", "shown"), "job": WAYS}[kind])
     memory = draw.random() < 0.75
     order = drawn_order(draw, range(size))
@@ -677,6 +683,25 @@ def apart(draw, size):
     return planned(size, trial, way, f"another {kind} on rank {rank}", f"{order}", f"memory {memory}")
 
 
+def proved_by_some(draw, size, rank):
+    way, memory = draw.choice(("secret", "proof")), draw.random() < 0.75
+    order = drawn_order(draw, range(size))
+
+    def trial():
+        with Start(size, way, SHORT, memory=memory) as job:
+            for pause, r in order:
+                time.sleep(pause)
+                began = job.begin(r, *((f"prove={int(way == 'secret')}",) if r == rank else ()))
+            job.wait()
+            text, = set(job.told(range(size), r"^DDP-E201 rendezvous: rank \d (\(pid .* closed \d+ connections of rank \d|"
+                                              r"was not reached by rank \d)").values())
+            if not re.search(rf"\brank {rank}\b", text):
+                raise job.wrong(f"rank {rank} is not named: {text}")
+            job.nothing_left()
+            return job.seconds(range(size), began, IN_VAIN)
+    return planned(size, trial, way, f"rank {rank} differs in whether it proves", f"{order}", f"memory {memory}")
+
+
 def row_7(draw, size):
     """Somebody else has rank 0's port."""
     return draw.choice((port_of_another_program, port_of_another_program, port_of_another_job))(draw, size)
@@ -687,7 +712,7 @@ def port_of_another_program(draw, size):
     noise = draw.randbytes(draw.choice((64, 200, 5000)))
     order = drawn_order(draw, range(size))
     way, memory = drawn_job(draw)
-    proves = way in ("secret", "proof", "tls")
+    proves = way in PROVEN
 
     def trial():
         with contextlib.ExitStack() as held:
@@ -713,8 +738,8 @@ def port_of_another_program(draw, size):
                 strange = NO_PROOF if proves else rf"what answers at {place} is not rank 0 of a ddp job\. {choose}"
                 said = {"silent": mute, "a few bytes": f"({mute}|{NO_PROOF})" if proves else mute}.get(kind, strange)
                 job.told(others, "^DDP-E201 rendezvous: " + said, in_chorus=False)
-                if kind in ("silent", "a few bytes"):
-                    for w in others:
+                for w in others:
+                    if re.search(mute, job.ranks[w].error()):
                         job.not_early([w], job.ranks[w].began)
             job.nothing_left()
             job.seconds([0], job.ranks[0].began, SOON)
@@ -743,9 +768,13 @@ def port_of_another_job(draw, size):
                         open(os.path.join(ours.scratch.name, "secret"), "wb") as other:
                     other.write(one.read())
             theirs.begin_all(their_order)
+            if kind == "size":  # before the other job has ended
+                order.sort(key=lambda one: one[1])
             for pause, rank in order:
                 time.sleep(pause)
                 began = ours.begin(rank, **({"DDP_JOB_ID": "ours"} if kind == "job" else {}))
+                if kind == "size" and rank == 0:
+                    ours.wait()
             others = range(1, size)
             ours.wait()
             ours.told([0], "^DDP-E201 rendezvous: " + in_use(theirs.port))
@@ -891,7 +920,7 @@ def row_9(draw, size):
             job.nothing_left()
             for text, answer in [both for crowd in crowds for both in crowd.answers()]:
                 begins = (text[0] if isinstance(text, list) else text).startswith(PROOF)
-                if not (begins and way in ("secret", "proof") and len(answer) == 64) and way != "tls":
+                if not (begins and way in ("secret", "proof") and len(answer) == 64):
                     raise job.wrong(f"a stranger that said {text[:40]} was answered {answer}")
             took = max(int(line["at"]) for r in range(size) for line in job.ranks[r].said("start")) * 1e-9 - began
             bound = SOON + 0.1 * SCALE * (count / 64 + 1)
