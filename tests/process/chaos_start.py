@@ -19,7 +19,7 @@ import time
 
 from chaos_rows import FAULT_PROGRAM, REFERENCES, SOON, Late, Plan, Row, Wrong, without
 from chaos_strangers import PROOF, recorded_hello, secret_in
-from jobs import DEADLINE, SCALE, Job, check_flight_records, check_process_named, environment, listening_ports
+from jobs import DEADLINE, SCALE, Job, check_flight_records, environment, listening_ports
 
 JOIN = 1.5 * SCALE  # of ranks that wait in vain; those that must meet have the 5 s of ddp::timing::for_tests
 SHORT = f"join={round(1000 * JOIN / SCALE)}"
@@ -103,7 +103,6 @@ class Start(Job):
                 raise self.wrong(f"run_main of {w} does not say: {text}")
             if self.ranks[w].said("done") or self.ranks[w].said("step"):
                 raise self.wrong(f"{w} has trained")
-            check_process_named(self, text)
         return texts
 
     def went_on(self, whose):
@@ -166,7 +165,12 @@ def in_use(port):
 
 def planned(size, trial, way, *drawn):
     """drawn: in words, all that the trial will do."""
-    return Plan(size, (), (*drawn, way or "no secret"), secured=way, trial=trial)
+    def guarded():
+        try:
+            return trial()
+        except (OSError, ValueError, LookupError) as problem:  # such as of a socket: the job is not as it should be
+            raise Wrong(f"{type(problem).__name__}: {problem}") from problem
+    return Plan(size, (), (*drawn, way or "no secret"), secured=way, trial=guarded)
 
 
 def drawn_job(draw):
