@@ -441,7 +441,8 @@ def rank_of_another_version(draw, size):
     mended = rank == 0 or draw.random() < 0.5  # the right one comes as well
     field = draw.choice(("version", "version", "record_bytes"))
     change = draw.choice((1, 3, 1 << draw.randrange(32), draw.randrange(1, 1 << 32)))
-    order = drawn_order(draw, without(size, rank) if rank > 0 else range(size))
+    last = rank or draw.randint(1, size - 1)  # until it comes the job waits
+    order = drawn_order(draw, without(size, last))
     way, memory = drawn_job(draw)
 
     def trial():
@@ -466,8 +467,8 @@ def rank_of_another_version(draw, size):
                 raise job.wrong(f"answered {heard}, not: {said}")
             if proves and heard != b"":
                 raise job.wrong(f"who did not prove the secret heard {heard}")
-            if mended and rank > 0:
-                job.begin(rank)
+            if mended:
+                job.begin(last)
             job.wait()
             if mended:
                 job.went_on(range(size))
@@ -479,7 +480,7 @@ def rank_of_another_version(draw, size):
                 raise Late(f"{took:.3f} s instead of {SOON} s until it was refused\n{job.story()}", took)
             return took
     return planned(size, trial, way, f"rank {rank} of another {field}, {change}{', then the right one' if mended else ''}",
-                   f"{order}", f"memory {memory}")
+                   f"{order}, then {last}", f"memory {memory}")
 
 
 def rank_0_of_another_version(draw, size):
