@@ -699,7 +699,8 @@ def proved_by_some(draw, size, rank):
                 began = job.begin(r, *((f"prove={int(way == 'secret')}",) if r == rank else ()))
             job.wait()
             text, = set(job.told(range(size), r"^DDP-E201 rendezvous: rank \d (\(pid .* closed \d+ connections of rank \d|"
-                                              r"was not reached by rank \d)").values())
+                                              r"\(pid .* did not answer rank \d$|was not reached by rank \d|"
+                                              r"reaches rank 0, but not rank \d \(pid )").values())
             if not re.search(rf"\brank {rank}\b", text):
                 raise job.wrong(f"rank {rank} is not named: {text}")
             job.nothing_left()
