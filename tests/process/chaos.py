@@ -3,10 +3,11 @@
     python3 tests/process/chaos.py --injections 200 --ranks 2,3,4 --json chaos.json
     python3 tests/process/chaos.py --rows 31 --ranks 3 --seed 7 --only 12      # one injection again
 
-Rows are those of the fault matrix (chaos_rows.py; docs/faults.md has the table). Ranks are killed, stopped and so on by themselves, at a
-named phase (fault_program.cpp); connections are harmed by a proxy between the ranks (chaos_proxy.py). A sixth of the jobs over
-TCP proves a secret on all connections, and another sixth uses TLS on all. Everything that is drawn depends on seed, row, number
-of ranks and number of the injection only. After each injection:
+Rows are those of the fault matrix (chaos_start.py: those of the start, which check what they say there; chaos_rows.py: all others;
+docs/faults.md has the table). Ranks are killed, stopped and so on by themselves, at a named phase (fault_program.cpp); connections
+are harmed by a proxy between the ranks (chaos_proxy.py). A sixth of the jobs over TCP proves a secret on all connections, and another
+sixth uses TLS on all. Everything that is drawn depends on seed, row, number of ranks and number of the injection only. After each
+injection:
 
   - every rank that still runs has thrown, all the same text, which names the right rank or connection; or, where the fault
     is one that must not end a job, the job has ended with the digest of an undisturbed one
@@ -32,41 +33,21 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import zlib
 
+import chaos_rows
 from chaos_proxy import Proxy
-from chaos_rows import (ENDLESS, FAULT_PROGRAM, FAULT_PROGRAM_MPI, INSIDE, MESSAGES, OPEN_MPI_5, ROWS, SHAPES, WAYS, Late, Missed,
-                        Plan, Wrong, children_of, running, without)
+from chaos_rows import (ENDLESS, FAULT_PROGRAM, FAULT_PROGRAM_MPI, INSIDE, MESSAGES, OPEN_MPI_5, REFERENCES, SHAPES, WAYS, Late,
+                        Missed, Plan, Wrong, children_of, running, without)
+from chaos_start import ROWS_OF_THE_START
 from chaos_strangers import MOST_SLOWER, most_beside_silent_ones, secret_in, silence, strangers
 from jobs import DEADLINE, SCALE, Job, check_flight_records, check_process_named, exit_code_of
 
+ROWS = ROWS_OF_THE_START + chaos_rows.ROWS
 MPIEXEC = os.environ.get("MPIEXEC") or "mpiexec"
 OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
             "OMPI_MCA_hwloc_base_binding_policy": "none", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
-
-
-class References:
-    """Digests of undisturbed jobs, by step."""
-
-    def __init__(self):
-        self.known = {}
-        self.lock = threading.Lock()
-
-    def of(self, size, words):
-        with self.lock:
-            if (size, words) not in self.known:
-                with Job(size, [FAULT_PROGRAM, *words, "steps=40", "digests=1"]) as job:
-                    job.wait()
-                    said = {(line["number"], line["digest"]) for r in job.ranks.values() for line in r.said("step")}
-                    if len(said) != 40 or any(r.code != 0 for r in job.ranks.values()):
-                        raise Wrong(f"an undisturbed job went wrong: {sorted(said)}\n{job.story()}")
-                self.known[size, words] = {int(number): digest for number, digest in said}
-            return self.known[size, words]
-
-
-REFERENCES = References()
 
 
 def owner_finder(job):

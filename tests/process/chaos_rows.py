@@ -7,11 +7,12 @@ import os
 import pathlib
 import shutil
 import signal
+import threading
 import time
 import typing
 
 from chaos_proxy import Harm
-from jobs import DEADLINE, SCALE, program
+from jobs import DEADLINE, SCALE, Job, program
 
 FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
 FAULT_PROGRAM_MPI = program("FAULT_PROGRAM_MPI", "DDP_PROGRAMS", "fault_program_mpi")
@@ -77,6 +78,28 @@ class Late(Exception):
     def __init__(self, text, seconds):
         super().__init__(text)
         self.seconds = seconds
+
+
+class References:
+    """Digests of undisturbed jobs, by step."""
+
+    def __init__(self):
+        self.known = {}
+        self.lock = threading.Lock()
+
+    def of(self, size, words):
+        with self.lock:
+            if (size, words) not in self.known:
+                with Job(size, [FAULT_PROGRAM, *words, "steps=40", "digests=1"]) as job:
+                    job.wait()
+                    said = {(line["number"], line["digest"]) for r in job.ranks.values() for line in r.said("step")}
+                    if len(said) != 40 or any(r.code != 0 for r in job.ranks.values()):
+                        raise Wrong(f"an undisturbed job went wrong: {sorted(said)}\n{job.story()}")
+                self.known[size, words] = {int(number): digest for number, digest in said}
+            return self.known[size, words]
+
+
+REFERENCES = References()
 
 
 def gone(rank):
