@@ -3,7 +3,7 @@
     python3 tests/process/chaos.py --injections 200 --ranks 2,3,4 --json chaos.json
     python3 tests/process/chaos.py --rows 31 --ranks 3 --seed 7 --only 12      # one injection again
 
-Rows are those of the fault matrix (chaos_rows.py; docs/faults.md has the table). Ranks are killed, stopped and so on by themselves, at a
+Rows are those of the fault matrix (chaos_rows.py, chaos_values.py, chaos_launch.py; docs/faults.md has the table). Ranks are killed, stopped and so on by themselves, at a
 named phase (fault_program.cpp); connections are harmed by a proxy between the ranks (chaos_proxy.py). A sixth of the jobs over
 TCP proves a secret on all connections, and another sixth uses TLS on all. Everything that is drawn depends on seed, row, number
 of ranks and number of the injection only. After each injection:
@@ -36,11 +36,18 @@ import threading
 import time
 import zlib
 
+from chaos_launch import ROWS_OF_LAUNCHES
 from chaos_proxy import Proxy
-from chaos_rows import (ENDLESS, FAULT_PROGRAM, FAULT_PROGRAM_MPI, INSIDE, MESSAGES, ROWS, SHAPES, WAYS, Late, Missed, Plan, Wrong,
-                        children_of, running, without)
+from chaos_rows import ROWS as ROWS_OF_TRAINING
+from chaos_rows import (ENDLESS, FAULT_PROGRAM, FAULT_PROGRAM_MPI, INSIDE, MESSAGES, SHAPES, WAYS, Late, Missed, Plan, Wrong,
+                        children_of, exit_code, running, without)
 from chaos_strangers import MOST_SLOWER, most_beside_silent_ones, secret_in, silence, strangers
+from chaos_values import ROWS_OF_VALUES
 from jobs import DEADLINE, SCALE, Job, check_flight_records, check_process_named
+
+# In order of number, those over MPI last.
+ROWS = sorted([*ROWS_OF_TRAINING, *ROWS_OF_LAUNCHES, *ROWS_OF_VALUES],
+              key=lambda row: (row.number[-1] in "mrt", int(row.number.rstrip("dgmrt"))))
 
 MPIEXEC = os.environ.get("MPIEXEC") or "mpiexec"
 OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
@@ -105,12 +112,13 @@ def check_values(job, plan):
     by_steps = {}
     for r in job.ranks.values():
         for line in r.said("values"):
-            if line["torn"] == "0":
+            if line["torn"] == "0" and int(line["rank"]) not in plan.apart:
                 by_steps.setdefault(int(line["steps"]), set()).add(line["digest"])
-    right = REFERENCES.of(plan.size, plan.words)
+    right = REFERENCES.of(plan.size, plan.words + plan.reference)
     for steps, digests in by_steps.items():
-        if len(digests) != 1 or (steps in right and digests != {right[steps]}):
-            raise Wrong(f"after {steps} steps: {digests}, expected {right.get(steps)}\n{job.story()}")
+        differs = plan.alike is not None and steps > plan.alike
+        if len(digests) != 1 or (steps in right and (digests != {right[steps]}) != differs):
+            raise Wrong(f"after {steps} steps: {digests}, expected {'another than ' * differs}{right.get(steps)}\n{job.story()}")
     if by_steps and max(by_steps) - min(by_steps) > 1:
         raise Wrong(f"ranks are more than a step apart: {sorted(by_steps)}\n{job.story()}")
 
@@ -121,9 +129,11 @@ def check_well(job, plan):
     if wrong:
         raise Wrong(f"a false alarm\n{job.story()}")
     digests = {line["digest"] for line in done}
-    right = REFERENCES.of(plan.size, plan.words)[int(plan.steps.partition("=")[2])]
-    if digests != {right} or {line["replicas"] for line in done} != {"identical"}:
-        raise Wrong(f"other weights than without the fault: {digests}, expected {right}\n{job.story()}")
+    steps = int(plan.steps.partition("=")[2])
+    right = REFERENCES.of(plan.size, plan.words + plan.reference)[steps]
+    differs = plan.alike is not None and steps > plan.alike
+    if len(digests) != 1 or (digests != {right}) != differs or {line["replicas"] for line in done} != {"identical"}:
+        raise Wrong(f"weights: {digests}, without the fault {right}\n{job.story()}")
 
 
 def check_channels(job, plan, proxy):
@@ -172,7 +182,7 @@ def check_verdicts(job, plan, proxy, records):
             check_process_named(job, next(iter(texts)), plan.mpi)
         if not plan.inproc and not plan.mpi:
             codes = {job.ranks[r].code for r in ranks}
-            if codes != {1}:
+            if codes != {exit_code(next(iter(texts)))}:
                 raise Wrong(f"exit codes {codes}\n{job.story()}")
     if any(r.said("done") for r in job.ranks.values()) and "end" not in str(plan.faults):
         raise Wrong(f"a rank ended well\n{job.story()}")
@@ -266,6 +276,8 @@ def inject(plan):
                     seconds = check_killed(job, took)
                 else:
                     seconds = check_verdicts(job, plan, proxy, records)
+                if plan.also:
+                    plan.also(job)
                 check_channels(job, plan, proxy)
                 if job.left_behind():
                     raise Wrong(f"processes are left: {job.left_behind()}\n{job.story()}")

@@ -1,0 +1,1 @@
+ROWS_OF_LAUNCHES = []
