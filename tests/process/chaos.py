@@ -16,8 +16,8 @@ of ranks and number of the injection only. After each injection:
   - each of these ranks has written a flight record, whose verdict has the same code and culprit
   - no process and no temporary file is left
 
-FAULT_PROGRAM (or DDP_PROGRAMS, its directory) names the binary. Rows over MPI need fault_program_mpi, which is built where MPI
-is; without it they are left out.
+FAULT_PROGRAM (or DDP_PROGRAMS, its directory) names the binary. Rows 16 and 17 need DDPRUN, and those over MPI fault_program_mpi,
+which is built where MPI is; without it they are left out.
 """
 
 import argparse
