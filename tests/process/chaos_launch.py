@@ -10,12 +10,11 @@ import threading
 import time
 import uuid
 
-from chaos_rows import FAULT_PROGRAM, MESSAGES, SHAPES, SOON, WAYS, Late, Missed, Plan, Row, Wrong, exit_code, running
+from chaos_rows import ENDLESS, FAULT_PROGRAM, MESSAGES, SHAPES, SOON, WAYS, Late, Missed, Plan, Row, Wrong, exit_code, running
 from jobs import DEADLINE, SCALE, Rank, environment, named_memory
 
 DDPRUN = os.environ.get("DDPRUN", "")
 TO_BE_RESUMED = 75
-STEPS = 40
 STOPPED_BY = 1.0 * SCALE  # one step, and a checkpoint on a disk that others use as well
 OUTLIVED = 1.0 * SCALE
 MARK = "CHAOS_LAUNCH"  # an environment variable that is another in every job
@@ -90,11 +89,11 @@ class Launched:
                 raise Wrong(f"not all said '{word}'\n{self.story()}")
             time.sleep(0.002)
 
-    def wait(self):
-        end = time.monotonic() + DEADLINE
+    def wait(self, deadline=DEADLINE):
+        end = time.monotonic() + deadline
         while self.process.poll() is None:
             if time.monotonic() > end:
-                raise Wrong(f"ddprun still runs after {DEADLINE} s\n{self.story()}")
+                raise Wrong(f"ddprun still runs after {deadline} s\n{self.story()}")
             time.sleep(0.002)
         return self.process.code
 
@@ -124,20 +123,21 @@ class Launched:
 
 
 class Undisturbed:
-    """Digests after STEPS steps of jobs that nothing disturbs."""
+    """Digests of jobs that nothing disturbs, by step."""
 
     def __init__(self):
         self.known, self.lock = {}, threading.Lock()
 
-    def of(self, size, words):
+    def of(self, size, words, step):
         with self.lock:
-            if (size, words) not in self.known:
-                with tempfile.TemporaryDirectory(prefix="chaos") as scratch, Launched(size, (*words, f"steps={STEPS}"), scratch) as job:
+            if step not in self.known.get((size, words), {}):
+                words_here = (*words, f"steps={max(60, 2 * step)}", "digests=1")
+                with tempfile.TemporaryDirectory(prefix="chaos") as scratch, Launched(size, words_here, scratch) as job:
                     job.expect(job.wait() == 0, "an undisturbed job went wrong")
-                    digests = {line["digest"] for line in job.process.said("done")}
-                    job.expect(len(digests) == 1, f"an undisturbed job ended with {digests}")
-                self.known[size, words] = digests.pop()
-            return self.known[size, words]
+                    said = {(int(line["number"]), line["digest"]) for line in job.process.said("step")}
+                    job.expect(len(said) == max(60, 2 * step), "ranks of an undisturbed job differ")
+                self.known[size, words] = dict(said)
+            return self.known[size, words][step]
 
 
 UNDISTURBED = Undisturbed()
@@ -167,33 +167,31 @@ def row_16(draw, size):
     name = signo.name
 
     def trial():
-        expected = UNDISTURBED.of(size, words)
         with tempfile.TemporaryDirectory(prefix="chaos") as scratch:
             kept = (f"checkpoint={scratch}/kept", f"every={every}", "stops=1") if stops else ()
-            with Launched(size, (*words, f"steps={STEPS}", "pause=15", *kept), scratch, secured, messages) as job:
+            with Launched(size, (*words, ENDLESS, "pause=15", *kept), scratch, secured, messages) as job:
                 job.wait_for("ready" if stops else "start", size)
                 time.sleep(pause)
                 ranks = job.ranks()
                 job.expect(len(ranks) == size, f"{len(ranks)} ranks run")
                 began = time.monotonic()
                 os.kill(job.pid if victim is None else ranks[victim], signo)
-                code = job.wait()
+                job.wait(10.0 * SCALE)
                 took = job.process.ended - began
-                if code == 0:  # it was at its end
-                    raise Missed
                 stopped = check_asked(job, size) if asks else check_ended(job, signo, victim, size)
                 job.expect_nothing_left(scratch, "kept")
                 job.check_channels(secured)
             if stops:
-                check_resumed(stopped, scratch, expected)
+                check_resumed(stopped, scratch)
         bound = STOPPED_BY if asks else SOON + 0.3 * SCALE
         if took > bound:
             raise Late(f"{took:.3f} s instead of {bound} s from {name} to the end of ddprun\n{job_text}", took)
         return took
 
-    def check_resumed(stopped, scratch, expected):
+    def check_resumed(stopped, scratch):
         saved = last_saved(f"{scratch}/kept")
-        with Launched(size, (*words, f"steps={STEPS}", f"checkpoint={scratch}/kept", "stops=1"), scratch, secured, messages) as job:
+        expected = UNDISTURBED.of(size, words, saved + 5)
+        with Launched(size, (*words, f"steps={saved + 5}", f"checkpoint={scratch}/kept", "stops=1"), scratch, secured, messages) as job:
             job.expect(job.wait() == 0, "the job that was started again has failed")
             begun = {int(line["resumed"]) for line in job.process.said("ready")}
             job.expect(len(begun) == 1, f"ranks were resumed after {begun}")
@@ -259,14 +257,14 @@ def row_17(draw, size):
     words, messages, secured = drawn_job(draw)
     moment = draw.choice(("start", "training", "training", "end"))
     how = draw.choice(("ddprun", "ddprun", "guardian first", "group"))
-    below = how != "guardian first" and draw.random() < 0.4
+    below = how != "guardian first" and draw.random() < 0.5
     pause = draw.uniform(0.0, {"start": 0.06, "training": 0.2, "end": 0.005}[moment]) * SCALE
-    steps = 20 if moment == "end" else 1000000
+    steps = "steps=20" if moment == "end" else ENDLESS
     wrap = ("sh", "-c", '"$@" & wait $!', "sh") if below else ()
 
     def trial():
         with tempfile.TemporaryDirectory(prefix="chaos") as scratch, \
-                Launched(size, (*words, f"steps={steps}", "pause=5"), scratch, secured, messages, wrap) as job:
+                Launched(size, (*words, steps, "pause=5"), scratch, secured, messages, wrap) as job:
             if moment != "start":
                 job.wait_for(*(("start", size) if moment == "training" else ("done", 1)))
             time.sleep(pause)
@@ -274,12 +272,12 @@ def row_17(draw, size):
             if guardian is not None:
                 os.kill(guardian, signal.SIGKILL)
             before = running(job.processes())
-            if job.process.poll() is not None:
-                raise Missed
             began = time.monotonic()
-            os.killpg(job.pid, signal.SIGKILL) if how == "group" else os.kill(job.pid, signal.SIGKILL)
-            if job.wait() != -signal.SIGKILL:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGKILL) if how == "group" else os.kill(job.pid, signal.SIGKILL)
+            if job.wait() != -signal.SIGKILL and moment == "end":
                 raise Missed
+            job.expect(job.process.code == -signal.SIGKILL, "ddprun has ended before it was killed")
             while left := running(job.processes()):
                 if time.monotonic() > began + 10 * SCALE:
                     raise Wrong(f"{len(left)} of {len(before)} processes outlive ddprun: {left}\n{job.story()}")
