@@ -3,10 +3,10 @@
     python3 tests/process/chaos.py --injections 200 --ranks 2,3,4 --json chaos.json
     python3 tests/process/chaos.py --rows 31 --ranks 3 --seed 7 --only 12      # one injection again
 
-Rows are those of the fault matrix (chaos_rows.py, chaos_values.py, chaos_launch.py; docs/faults.md has the table). Ranks are killed, stopped and so on by themselves, at a
-named phase (fault_program.cpp); connections are harmed by a proxy between the ranks (chaos_proxy.py). A sixth of the jobs over
-TCP proves a secret on all connections, and another sixth uses TLS on all. Everything that is drawn depends on seed, row, number
-of ranks and number of the injection only. After each injection:
+Rows are those of the fault matrix (chaos_rows.py, chaos_values.py, chaos_launch.py; docs/faults.md has the table). Ranks are
+killed, stopped and so on by themselves, at a named phase (fault_program.cpp); connections are harmed by a proxy between the
+ranks (chaos_proxy.py). A sixth of the jobs over TCP proves a secret on all connections, and another sixth uses TLS on all.
+Everything that is drawn depends on seed, row, number of ranks and number of the injection only. After each injection:
 
   - every rank that still runs has thrown, all the same text, which names the right rank or connection; or, where the fault
     is one that must not end a job, the job has ended with the digest of an undisturbed one

@@ -119,7 +119,7 @@ class Launched:
         """As in chaos.py; ddprun itself gives a secret, which rank 0's store asks for."""
         least = self.size if secured else 1
         made = [int(line["channels"]) for line in self.process.said("start")]
-        self.expect(all(n >= least for n in made), f"connections that prove or encrypt: {made}, although it is {secured or 'plain'}")
+        self.expect(all(n >= least for n in made), f"connections that prove or encrypt: {made} ({secured or 'plain'})")
 
 
 class Undisturbed:
@@ -156,8 +156,9 @@ def under_ddprun(make):
 
 
 def row_16(draw, size):
-    """A signal to ddprun or to one rank of a job that trains. Where the program stops on request all ranks stop after the same step,
-    save, and the job that is started again ends as if nothing had been; SIGINT, or any signal where it does not, ends the job."""
+    """A signal to ddprun or to one rank of a job that trains. Where the program stops on request all ranks stop after the same
+    step and save, and the job that is started again ends as if nothing had been. SIGINT, or any signal where it does not, ends
+    the job."""
     words, messages, secured = drawn_job(draw)
     signo = draw.choice((signal.SIGTERM, signal.SIGINT, signal.SIGUSR1))
     victim = draw.choice((None, draw.randrange(size)))
@@ -191,12 +192,14 @@ def row_16(draw, size):
     def check_resumed(stopped, scratch):
         saved = last_saved(f"{scratch}/kept")
         expected = UNDISTURBED.of(size, words, saved + 5)
-        with Launched(size, (*words, f"steps={saved + 5}", f"checkpoint={scratch}/kept", "stops=1"), scratch, secured, messages) as job:
+        again = (*words, f"steps={saved + 5}", f"checkpoint={scratch}/kept", "stops=1")
+        with Launched(size, again, scratch, secured, messages) as job:
             job.expect(job.wait() == 0, "the job that was started again has failed")
             begun = {int(line["resumed"]) for line in job.process.said("ready")}
             job.expect(len(begun) == 1, f"ranks were resumed after {begun}")
             begun, = begun
-            job.expect(begun == saved and (not asks or begun == stopped), f"resumed after {begun}; saved {saved}, stopped after {stopped}")
+            job.expect(begun == saved and (not asks or begun == stopped),
+                       f"resumed after {begun}; saved {saved}, stopped after {stopped}")
             done = job.process.said("done")
             job.expect({line["digest"] for line in done} == {expected} and len(done) == size, f"other weights than {expected}")
             job.expect_nothing_left(scratch, "kept")
@@ -233,7 +236,8 @@ def check_ended(job, signo, victim, size):
     job.expect(not job.process.said("done") and not job.process.said("stopped"), "a rank went on")
     everybody = ", ".join(map(str, range(size)))
     if victim is not None:
-        job.expect(f"\nddprun: rank {victim} failed first: killed by {name} (pid " in f"\n{err}", "ddprun names another rank or signal")
+        job.expect(f"\nddprun: rank {victim} failed first: killed by {name} (pid " in f"\n{err}",
+                   "ddprun names another rank or signal")
         job.expect("passed" not in err, "ddprun says that it has passed a signal on")
         others = [r for r in range(size) if r != victim]
         errors = {int(line["rank"]): line["text"] for line in job.process.said("error")}
@@ -244,8 +248,10 @@ def check_ended(job, signo, victim, size):
         whose = f"rank {others[0]}: " if len(others) == 1 else f"ranks {', '.join(map(str, others))}: "
         job.expect(f"the others: {whose}exit code {code}\n" in err, f"the others should have ended with {code}")
     elif signo == signal.SIGUSR1:
-        job.expect(re.search(r"(?m)^ddprun: rank \d failed first: killed by SIGUSR1 \(pid ", err), "ddprun names no rank, or another signal")
-        job.expect("ddprun passed that signal on; it ends a rank that has no handler" in err, "ddprun does not say whose signal it was")
+        job.expect(re.search(r"(?m)^ddprun: rank \d failed first: killed by SIGUSR1 \(pid ", err),
+                   "ddprun names no rank, or another signal")
+        job.expect("ddprun passed that signal on; it ends a rank that has no handler" in err,
+                   "ddprun does not say whose signal it was")
     else:
         job.expect(f"ddprun: {name} ended the job: it was sent to ddprun, which passed it on to all ranks\n"
                    f"        ranks {everybody}: killed by {name}\n" in err, "ddprun does not say what ended the job")
@@ -290,7 +296,7 @@ def row_17(draw, size):
                 job.check_channels(secured)
             job.expect_nothing_left(scratch, r"ddprun-\w+")
             if took > OUTLIVED:
-                raise Late(f"{took:.3f} s instead of {OUTLIVED} s until nothing was left of {len(before)} processes\n{job.story()}", took)
+                raise Late(f"{took:.3f} s instead of {OUTLIVED} s until all had ended\n{job.story()}", took)
             return took
     faults = (f"SIGKILL to {how} at the {moment} after {pause:.3f} s", *(("below a shell",) if below else ()))
     return Plan(size, words, faults, more=(f"messages={messages}",), trial=trial, secured=secured)

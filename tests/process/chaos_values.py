@@ -1,6 +1,6 @@
 """What chaos.py injects into the memory of one rank: a bit that flips (row 35), and a gradient that is not finite (row 36)."""
 
-from chaos_rows import SHAPES, Plan, Row, Wrong, drawn_words, over_mpi, without
+from chaos_rows import SHAPES, WAYS, Plan, Row, Wrong, drawn_words, over_mpi, without
 
 PARTS = {("tensors=8", "elements=20000"): (8, 20000), ("tensors=4", "elements=800"): (4, 800),
          ("tensors=3", "elements=300000"): (3, 300000)}  # parameters, and elements of each
@@ -28,7 +28,8 @@ def expect(right, what, job):
 
 def some_on_hosts(draw, plan):
     """Some of the jobs that have room for it are of two hosts, as on_hosts() makes them."""
-    if plan.size > 2 and not plan.inproc and draw.random() < 0.3 and not any("algorithm=" in word for word in plan.words):
+    plain = not any(word.startswith(("algorithm=", "exchange=")) for word in plan.words)  # bits do not depend on hosts
+    if plan.size > 2 and not plan.inproc and plain and draw.random() < 0.3:
         plan.a_host = 2
     return plan
 
@@ -65,18 +66,19 @@ def row_35(draw, size):
     def part(at):  # what is compared before a step
         k, n = (at - 1) % agreement, tensors * elements
         return n * k // agreement, n * (k + 1) // agreement
-    looked = [at for at in range(made + 1, made + 1 + (agreement if again or not sharded else 1)) if part(at)[0] <= where < part(at)[1]]
+    last = made + (agreement if again or not sharded else 1)
+    looked = [at for at in range(made + 1, last + 1) if part(at)[0] <= where < part(at)[1]]
     plan = some_on_hosts(draw, Plan(size, words, faults, steps="steps=9", more=(f"agreement={agreement}",), inproc=inproc))
     if not looked:  # the step replaces it, or spreads it
         plan.well, plan.alike = True, made
         plan.also = lambda job: expect_injected(job, culprits, len(faults))
         return plan
     found, = looked
-    first, last = part(found)[0] // elements, (part(found)[1] - 1) // elements
+    begin, end = part(found)[0] // elements, (part(found)[1] - 1) // elements
     who = rf"ranks {', '.join(map(str, range(size)))} hold different values \(or optimizer states\), without a majority"
     if size > 2 and len(culprits) == 1:
         who = rf"rank {culprits[0]} holds other values \(or another optimizer state\) than the other {size - 1}"
-    names = f'"w{first}"' + (f' to "w{last}"' if last > first else "")
+    names = f'"w{begin}"' + (f' to "w{end}"' if end > begin else "")
     plan.verdicts = ((tuple(range(size)), rf"^DDP-E106 replicas differ: {who}, seen before step {found} in {names}\."),)
     plan.apart, plan.alike = tuple(culprits), made + (kind == "state")  # it shows in that rank's gradient a step later
 
@@ -94,8 +96,9 @@ def row_35(draw, size):
 
 
 def row_36(draw, size):
-    """A NaN or an infinity in a gradient: all ranks make nothing of that step. They throw and end, throw and go on, or skip it."""
-    words = drawn_words(draw) + draw.choice(((), ("momentum=0.9",))) + draw.choice(((), (), ("clip=1",)))
+    """A NaN or an infinity in a gradient: no rank makes that step. All throw and end, throw and go on, or skip it."""
+    ways = [*WAYS, *((f"exchange={name}",) for name in ("bfloat16", "half", "int8", "top_k", "random_k", "power_sgd"))]
+    words = drawn_words(draw, ways) + draw.choice(((), ("momentum=0.9",))) + draw.choice(((), (), ("clip=1",)))
     more = draw.choice(((), ("slices=333",))) if "elements=300000" not in words else ()
     step, steps, inproc = draw.randint(1, 5), 6, draw.random() < 0.15
     culprits = drawn_culprits(draw, size)

@@ -686,10 +686,11 @@ void collectives(Comm& comm, trouble& ill, std::uint64_t step) {
 // Of the optimizer's momentum.
 template <class Trainer>
 void flip_state(Trainer& trainer, std::size_t where, trouble const& ill) {
-    auto const [i, k] = trainer.model().place(where / 32);
-    trainer.for_each_state([&, i = i, k = k](ddp::state_slice const& s) {
-        if (s.name != "momentum" || s.of != "w" + std::to_string(i) || k < s.begin || k >= s.begin + s.count()) return;
-        flip(s.as<float>()[k - s.begin], where % 32);
+    auto const at = trainer.model().place(where / 32);
+    std::string const name = "w" + std::to_string(at.first);
+    trainer.for_each_state([&](ddp::state_slice const& s) {
+        if (s.name != "momentum" || s.of != name || at.second < s.begin || at.second >= s.begin + s.count()) return;
+        flip(s.as<float>()[at.second - s.begin], where % 32);
         ill.announce();
     });
 }
