@@ -15,5 +15,6 @@ shift || true
 build=build/release
 [[ -f $build/build.ninja ]] || cmake --preset release --log-level=NOTICE > /dev/null
 cmake --build --preset release --target process_programs
-DDP_PROGRAMS=$build/tests/process python3 tests/process/chaos.py --injections "$injections" --table "$build/faults.md" \
-    --json "$build/faults.json" --starve 60 --strangers 5 "$@"
+DDP_PROGRAMS=$build/tests/process DDPRUN=$build/tools/ddprun \
+    python3 tests/process/chaos.py --injections "$injections" --table "$build/faults.md" --json "$build/faults.json" \
+    --starve 60 --strangers 5 "$@"

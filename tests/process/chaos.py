@@ -3,11 +3,11 @@
     python3 tests/process/chaos.py --injections 200 --ranks 2,3,4 --json chaos.json
     python3 tests/process/chaos.py --rows 31 --ranks 3 --seed 7 --only 12      # one injection again
 
-Rows are those of the fault matrix (chaos_start.py: those of the start, which check what they say there; chaos_rows.py: all others;
-docs/faults.md has the table). Ranks are killed, stopped and so on by themselves, at a named phase (fault_program.cpp); connections
-are harmed by a proxy between the ranks (chaos_proxy.py). A sixth of the jobs over TCP proves a secret on all connections, and another
-sixth uses TLS on all. Everything that is drawn depends on seed, row, number of ranks and number of the injection only. After each
-injection:
+Rows are those of the fault matrix (chaos_start.py: those of the start; chaos_launch.py: signals to ddprun; chaos_values.py: flipped bits
+and NaN; chaos_rows.py: all others; docs/faults.md has the table). Ranks are killed, stopped and so on by themselves, at a named phase
+(fault_program.cpp); connections are harmed by a proxy between the ranks (chaos_proxy.py). A sixth of the jobs over TCP proves a secret
+on all connections, and another sixth uses TLS on all. Everything that is drawn depends on seed, row, number of ranks and number of the
+injection only. After each injection:
 
   - every rank that still runs has thrown, all the same text, which names the right rank or connection; or, where the fault
     is one that must not end a job, the job has ended with the digest of an undisturbed one
@@ -17,8 +17,8 @@ injection:
   - each of these ranks has written a flight record, whose verdict has the same code and culprit
   - no process and no temporary file is left
 
-FAULT_PROGRAM (or DDP_PROGRAMS, its directory) names the binary. Rows over MPI need fault_program_mpi, which is built where MPI
-is; without it they are left out.
+FAULT_PROGRAM (or DDP_PROGRAMS, its directory) names the binary. Rows 16 and 17 need DDPRUN, and those over MPI fault_program_mpi,
+which is built where MPI is; without it they are left out.
 """
 
 import argparse
@@ -37,14 +37,18 @@ import time
 import zlib
 
 import chaos_rows
+from chaos_launch import ROWS_OF_LAUNCHES
 from chaos_proxy import Proxy
 from chaos_rows import (ENDLESS, FAULT_PROGRAM, FAULT_PROGRAM_MPI, INSIDE, MESSAGES, OPEN_MPI_5, REFERENCES, SHAPES, WAYS, Late,
                         Missed, Plan, Wrong, children_of, running, without)
 from chaos_start import ROWS_OF_THE_START
 from chaos_strangers import MOST_SLOWER, most_beside_silent_ones, secret_in, silence, strangers
+from chaos_values import ROWS_OF_VALUES
 from jobs import DEADLINE, SCALE, Job, check_flight_records, check_process_named, exit_code_of
 
-ROWS = ROWS_OF_THE_START + chaos_rows.ROWS
+# In order of number, those over MPI last.
+ROWS = sorted([*ROWS_OF_THE_START, *chaos_rows.ROWS, *ROWS_OF_LAUNCHES, *ROWS_OF_VALUES],
+              key=lambda row: (row.number[-1] in "mrtu", int(row.number.rstrip("dgmrtu"))))
 MPIEXEC = os.environ.get("MPIEXEC") or "mpiexec"
 OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
             "OMPI_MCA_hwloc_base_binding_policy": "none", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
@@ -86,12 +90,13 @@ def check_values(job, plan):
     by_steps = {}
     for r in job.ranks.values():
         for line in r.said("values"):
-            if line["torn"] == "0":
+            if line["torn"] == "0" and int(line["rank"]) not in plan.apart:
                 by_steps.setdefault(int(line["steps"]), set()).add(line["digest"])
-    right = REFERENCES.of(plan.size, plan.words)
+    right = REFERENCES.of(plan.size, plan.words + plan.reference)
     for steps, digests in by_steps.items():
-        if len(digests) != 1 or (steps in right and digests != {right[steps]}):
-            raise Wrong(f"after {steps} steps: {digests}, expected {right.get(steps)}\n{job.story()}")
+        differs = plan.alike is not None and steps > plan.alike
+        if len(digests) != 1 or (steps in right and (digests != {right[steps]}) != differs):
+            raise Wrong(f"after {steps} steps: {digests}, expected {'another than ' * differs}{right.get(steps)}\n{job.story()}")
     if by_steps and max(by_steps) - min(by_steps) > 1:
         raise Wrong(f"ranks are more than a step apart: {sorted(by_steps)}\n{job.story()}")
 
@@ -102,9 +107,11 @@ def check_well(job, plan):
     if wrong:
         raise Wrong(f"a false alarm\n{job.story()}")
     digests = {line["digest"] for line in done}
-    right = REFERENCES.of(plan.size, plan.words)[int(plan.steps.partition("=")[2])]
-    if digests != {right} or {line["replicas"] for line in done} != {"identical"}:
-        raise Wrong(f"other weights than without the fault: {digests}, expected {right}\n{job.story()}")
+    steps = int(plan.steps.partition("=")[2])
+    right = REFERENCES.of(plan.size, plan.words + plan.reference)[steps]
+    differs = plan.alike is not None and steps > plan.alike
+    if len(digests) != 1 or (digests != {right}) != differs or {line["replicas"] for line in done} != {"identical"}:
+        raise Wrong(f"weights: {digests}, without the fault {right}\n{job.story()}")
 
 
 def check_channels(job, plan, proxy):
@@ -251,6 +258,8 @@ def inject(plan):
                     seconds = check_killed(job, took)
                 else:
                     seconds = check_verdicts(job, plan, proxy, records)
+                if plan.also:
+                    plan.also(job)
                 check_channels(job, plan, proxy)
                 if job.left_behind():
                     raise Wrong(f"processes are left: {job.left_behind()}\n{job.story()}")

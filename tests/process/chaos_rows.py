@@ -61,6 +61,10 @@ class Plan:
     tracer: tuple = ()  # a command before the program's, for one rank
     secured: str = ""  # "proof", "tls": all ranks have a secret, and every connection begins with a proof of it or with TLS
     count: int = 1  # injections in it
+    reference: tuple = ()  # more options of the undisturbed job that has the same digest
+    apart: tuple = ()  # ranks that hold values of their own
+    alike: int | None = None  # after more steps than these, all values differ from those of an undisturbed job
+    also: typing.Callable | None = None  # (job): raises Wrong where something else is not as it should be
     trial: typing.Callable | None = None  # () → seconds until the last rank said it, or None: the whole injection, instead of all above
 
 

@@ -1,6 +1,6 @@
 """A sample of chaos.py: a few injections of every row at 2, 3 and 4 ranks, and strangers at the ports of a job that trains.
 
-FAULT_PROGRAM (or DDP_PROGRAMS, its directory) names the binary. DDP_TEST_SEED draws other injections.
+FAULT_PROGRAM (or DDP_PROGRAMS, its directory) and DDPRUN name the binaries. DDP_TEST_SEED draws other injections.
 """
 
 import concurrent.futures
@@ -9,6 +9,7 @@ import shutil
 import unittest
 
 import chaos
+from chaos_launch import DDPRUN
 from jobs import SCALE
 
 SEED = int(os.environ.get("DDP_TEST_SEED", "1"))
@@ -65,6 +66,13 @@ class Sample(Sampled):
     def test_connections_that_end(self):
         self.sample("31")
 
+    def test_memory_of_one_rank_that_is_wrong(self):
+        self.sample("35", "36", each=2)
+
+    def test_signals_and_a_launcher_that_is_killed(self):
+        self.assertTrue(os.path.isfile(DDPRUN), "DDPRUN names no launcher")
+        self.sample("16", "17", each=2)
+
     def test_bytes_that_are_not_those_that_were_sent(self):
         self.sample("33", "34", each=EACH + 2)
 
@@ -105,6 +113,9 @@ class OverMpi(Sampled):
 
     def test_a_frozen_rank(self):
         self.sample("18m", "19m", "20m", each=1)
+
+    def test_memory_of_one_rank_that_is_wrong(self):
+        self.sample("35m", "36m", each=1)
 
     def test_ranks_that_end_early_are_late_or_disagree(self):
         self.sample("15m", "21m", "22m", each=1)

@@ -12,6 +12,13 @@
 // slow_momentum and elastic, whose ranks meet after every second step: meeting (inside, while the next rank is late),
 // meet (just before its sum); likewise strategy=hierarchical, whose ranks meet in pairs after every second step, and all
 // after every fourth. Also strategy=gossip, gossip_ring and stale, whose ranks meet in each step. Kinds: see misbehave().
+// fault=RANK:KIND:PHASE:STEP:WHERE. nan, infinity and -infinity (in backward) take the place of an element of the
+// gradient: WHERE counts those of all parameters. flip_value and flip_state (between, just before step STEP) and
+// flip_gradient (reduced: of the mean gradient that this rank steps with) flip a bit: WHERE = 32 * element + bit.
+// momentum=0.9: the optimizer has a state. nonfinite=stop or skip, agreement=N: of training_options; with goes_on=1 a
+// rank that gets E105 goes on with the next step.
+// checkpoint=DIRECTORY: steps alone, resumed from the newest checkpoint there. every=N saves; with stops=1, SIGTERM and
+// SIGUSR1 to any rank make all save, and end with 75.
 // apart=N: after training, all ranks but rank 0 share N doubles each, in a group of their own.
 //
 // Prints, with times of the monotonic clock that all processes share, in nanoseconds:
@@ -20,7 +27,9 @@
 //   values rank=0 steps=… torn=… digest=…   what the rank holds after an error in its loop
 //   array rank=0 memory=…               whether all ranks see the shared_array
 //   done rank=0 digest=… steps=…
-// and with digests=1, after each step:
+//   skipped rank=0 number=…  caught rank=0 number=… text=…   a step that was not made
+//   ready rank=0 resumed=…  stopped rank=0 number=… digest=…   with checkpoint=
+// and with digests=1, after each step, made or not:
 //   step rank=0 number=… took=… digest=…   took: in nanoseconds
 //
 // CHAOS_PROXY=PORT lets the rank reach the others' own ports by way of a proxy at that port of 127.0.0.1
@@ -50,6 +59,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cerrno>
 #include <chrono>
 #include <concepts>
@@ -57,6 +67,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ddp/checkpoint/checkpoints.hpp>
+#include <ddp/checkpoint/stop_signals.hpp>
 #include <ddp/collective/shared_array.hpp>
 #include <ddp/ddp.hpp>
 #include <ddp/exchange/narrow.hpp>
@@ -78,6 +90,7 @@
 #include <ddp/rendezvous/run_secure.hpp>
 #include <ddp/rendezvous/secure_channel.hpp>
 #endif
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -191,6 +204,7 @@ struct fault {
     std::string kind, phase;
     std::uint64_t step = 0;
     int milliseconds = 0;
+    std::size_t where = 0;
 };
 
 struct settings {
@@ -208,6 +222,13 @@ struct settings {
     bool clip = false;
     bool multiple = false;  // over MPI: at MPI_THREAD_MULTIPLE, where a thread of the library's calls MPI
     std::size_t array = 0;  // elements of a shared_array; 0: none
+    double momentum = 0;
+    ddp::nonfinite nonfinite = ddp::nonfinite::unchecked;
+    bool goes_on = false;  // after a step whose gradient was not finite
+    std::size_t agreement = ddp::training_options{}.agreement_steps;
+    std::string checkpoint;   // a directory; empty: none
+    std::uint64_t every = 0;  // steps between two checkpoints; 0: none but the one at a signal
+    bool stops = false;       // on a signal
     std::vector<fault> faults;
 };
 
@@ -313,6 +334,20 @@ settings parse(int argc, char** argv) {
             with.multiple = true;
         else if (name == "array")
             with.array = std::stoull(value);
+        else if (name == "momentum")
+            with.momentum = std::stod(value);
+        else if (name == "nonfinite")
+            with.nonfinite = value == "skip" ? ddp::nonfinite::skip : ddp::nonfinite::stop;
+        else if (name == "goes_on")
+            with.goes_on = value == "1";
+        else if (name == "agreement")
+            with.agreement = std::stoull(value);
+        else if (name == "checkpoint")
+            with.checkpoint = value;
+        else if (name == "every")
+            with.every = std::stoull(value);
+        else if (name == "stops")
+            with.stops = value == "1";
         else if (name == "protect")
             checked_channels::plain = value == "0";
         else if (name == "claim") {
@@ -347,8 +382,8 @@ settings parse(int argc, char** argv) {
                 else
                     parts.back() += c;
             parts.resize(5, "0");
-            with.faults.push_back(
-                {std::stoi(parts[0]), parts[1], parts[2], std::stoull(parts[3]), std::stoi(parts[4])});
+            with.faults.push_back({std::stoi(parts[0]), parts[1], parts[2], std::stoull(parts[3]), std::stoi(parts[4]),
+                                   std::stoull(parts[4])});
             if (parts[2] == "array" && with.array == 0) with.array = 100'000;
         } else {
             throw std::invalid_argument("fault_program: there is no option " + word);
@@ -408,8 +443,9 @@ public:
 
 private:
     void misbehave(fault const& f) const {
-        if (f.kind == "other" || f.kind == "count" || f.kind == "root" || f.kind == "return" || f.kind == "skip")
-            return;
+        for (char const* const done_elsewhere : {"other", "count", "root", "return", "skip", "nan", "infinity",
+                                                 "-infinity", "flip_value", "flip_state", "flip_gradient"})
+            if (f.kind == done_elsewhere) return;
         auto const until = std::chrono::steady_clock::now() + std::chrono::milliseconds(f.milliseconds);
         if (f.kind == "stop" && f.milliseconds > 0) {  // somebody has to wake us
             std::string command = "sleep " + std::to_string(f.milliseconds / 1000) + "." +
@@ -460,6 +496,10 @@ struct samples {
     std::uint64_t first = 0, count = 0;
     [[nodiscard]] std::uint64_t size() const { return count; }
 };
+
+void flip(float& number, std::size_t bit) {
+    number = std::bit_cast<float>(std::bit_cast<std::uint32_t>(number) ^ std::uint32_t{1} << bit);
+}
 
 // Every value is drawn towards a number that depends on parameter, position and sample: loss (v - t)^2 / 2.
 class pulled_values {
@@ -518,6 +558,7 @@ public:
                         sum += share * (values_[i][k] - target(i, k, batch_.first + s));
                     gradients_[i][k] = sum;
                 }
+                spoil(i, first, end);
                 if (with_.slices != 0) ready(i, first, end - first);
                 if (first > 0 && i == values_.size() / 2 && end == values_[i].size()) ill_.at("slice", step_);
                 end = first;
@@ -528,8 +569,28 @@ public:
         if (first_bad != 0) ready(std::size_t{1});
         if (stray) ready(values_.size() + 7);
     }
+    // Element `where` of all parameters: which parameter, and which of its elements.
+    [[nodiscard]] std::pair<std::size_t, std::size_t> place(std::size_t where) const {
+        return {where / count(0), where % count(0)};
+    }
+    void flip_value(std::size_t where) {
+        auto const [i, k] = place(where / 32);
+        flip(values_[i][k], where % 32);
+    }
 
 private:
+    // What is not a number takes the place of an element.
+    void spoil(std::size_t parameter, std::size_t first, std::size_t end) {
+        float const infinity = std::numeric_limits<float>::infinity();
+        for (auto const& [kind, number] : {std::pair("nan", std::numeric_limits<float>::quiet_NaN()),
+                                           std::pair("infinity", infinity), std::pair("-infinity", -infinity)})
+            if (fault const* const f = ill_.due(kind, "backward", step_); f != nullptr) {
+                auto const [i, k] = place(f->where);
+                if (i != parameter || k < first || k >= end) continue;
+                gradients_[i][k] = number;
+                ill_.announce();
+            }
+    }
     [[nodiscard]] std::size_t count(std::size_t i) const { return shapes_[i][0] * shapes_[i][1]; }
     static float target(std::size_t i, std::size_t k, std::uint64_t sample) {
         std::uint64_t x = (sample + 1) * 0x9E3779B97F4A7C15u ^ (i << 40) ^ k;
@@ -564,6 +625,20 @@ struct watcher {
     void on(ddp::bucket_reduced const& event) {
         if (std::exchange(begun, event.step) != event.step) ill->at("first_reduced", event.step);
         if (event.bucket == 0) ill->at("reduced", event.step);
+    }
+};
+
+// Flips a bit of the mean gradient that this rank is about to step with.
+struct flips_gradients : watcher {
+    pulled_values const* model;
+    using watcher::on;
+    void on(ddp::mean_gradient<float> const& event) {
+        fault const* const f = ill->due("flip_gradient", "reduced", event.step);
+        if (f == nullptr) return;
+        auto const [i, k] = model->place(f->where / 32);
+        if (event.parameter != i || k < event.begin || k >= event.begin + event.gradient.size()) return;
+        flip(event.gradient[k - event.begin], f->where % 32);
+        ill->announce();
     }
 };
 
@@ -608,9 +683,38 @@ void collectives(Comm& comm, trouble& ill, std::uint64_t step) {
     ddp::broadcast(comm, std::span<double>(data), root);
 }
 
+// Of the optimizer's momentum.
+template <class Trainer>
+void flip_state(Trainer& trainer, std::size_t where, trouble const& ill) {
+    auto const at = trainer.model().place(where / 32);
+    std::string const name = "w" + std::to_string(at.first);
+    trainer.for_each_state([&](ddp::state_slice const& s) {
+        if (s.name != "momentum" || s.of != name || at.second < s.begin || at.second >= s.begin + s.count()) return;
+        flip(s.as<float>()[at.second - s.begin], where % 32);
+        ill.announce();
+    });
+}
+
+// The samples of this rank in a step.
+template <class Comm>
+samples batch_of(Comm const& comm, std::uint64_t step) {
+    auto const rank = static_cast<std::uint64_t>(comm.rank());
+    return {(step * static_cast<std::uint64_t>(comm.size()) + rank) * 4, 2 + rank % 2};
+}
+
 template <class Comm, class Trainer>
 bool loop(settings const& with, Comm& comm, trouble& ill, Trainer& trainer, auto const& digest) {
-    std::uint64_t const share = 2 + static_cast<std::uint64_t>(comm.rank()) % 2;
+    std::string const me = " rank=" + std::to_string(comm.rank());
+    auto const make = [&](std::uint64_t step, samples const& batch) {
+        try {
+            auto const result = trainer.step(batch);
+            if constexpr (requires { result.skipped; })
+                if (result.skipped) say("skipped" + me + " number=" + std::to_string(step));
+        } catch (ddp::error const& e) {
+            if (!with.goes_on || e.code() != ddp::errc::nonfinite) throw;
+            say("caught" + me + " number=" + std::to_string(step) + " text=" + e.what());
+        }
+    };
     std::unique_ptr<ddp::shared_array<float>> array;
     if (with.array > 0) {
         array = std::make_unique<ddp::shared_array<float>>(comm, with.array);
@@ -623,18 +727,24 @@ bool loop(settings const& with, Comm& comm, trouble& ill, Trainer& trainer, auto
             return false;
         }
         ill.at("between", step);
+        if (fault const* const f = ill.due("flip_value", "between", step); f != nullptr) {
+            trainer.model().flip_value(f->where);
+            ill.announce();
+        }
+        if constexpr (requires { trainer.for_each_state([](ddp::state_slice const&) {}); })
+            if (fault const* const f = ill.due("flip_state", "between", step); f != nullptr)
+                flip_state(trainer, f->where, ill);
+        std::int64_t const began = now_ns();
         if (ill.due("skip", "between", step) == nullptr) {
-            std::uint64_t const first =
-                (step * static_cast<std::uint64_t>(comm.size()) + static_cast<std::uint64_t>(comm.rank())) * 4;
-            bool const empty = ill.due("empty", "between", step) != nullptr;
-            std::int64_t const began = now_ns();
-            trainer.step(samples{first, empty ? 0 : share});
-            if (with.digests)
-                say("step rank=" + std::to_string(comm.rank()) + " number=" + std::to_string(step) +
-                    " took=" + std::to_string(now_ns() - began) + " digest=" + digest());
+            samples batch = batch_of(comm, step);
+            if (ill.due("empty", "between", step) != nullptr) batch.count = 0;
+            make(step, batch);
         } else {
             ill.announce();
         }
+        if (with.digests)
+            say("step" + me + " number=" + std::to_string(step) + " took=" + std::to_string(now_ns() - began) +
+                " digest=" + digest());
         if (with.strategy.empty()) collectives(comm, ill, step);
         if (array) add_up(comm, *array, ill, step);
     }
@@ -651,7 +761,8 @@ void train_by(settings const& with, Comm& comm, trouble& ill, Trainer& trainer) 
     try {
         if (!loop(with, comm, ill, trainer, hex)) return;
         if constexpr (requires { trainer.synchronise(); }) trainer.synchronise();
-    } catch (ddp::comm_error const&) {
+    } catch (ddp::error const& e) {
+        if (e.code() != ddp::errc::nonfinite && dynamic_cast<ddp::comm_error const*>(&e) == nullptr) throw;
         say("values rank=" + std::to_string(comm.rank()) + " steps=" + std::to_string(trainer.completed_steps()) +
             " torn=" + std::to_string(trainer.torn()) + " digest=" + hex());
         throw;
@@ -666,18 +777,49 @@ void train_by(settings const& with, Comm& comm, trouble& ill, Trainer& trainer) 
         " here=" + std::to_string(comm.host().size()) + " host_messages=" + ddp::name_of(comm.host().messages()));
 }
 
+// Returns the exit code.
+template <class Comm, class Trainer>
+int train_with_checkpoints(settings const& with, Comm& comm, Trainer& trainer) {
+    std::optional<ddp::stop_signals> signals;
+    if (with.stops) signals.emplace();
+    ddp::checkpoints kept(with.checkpoint);
+    auto const from = kept.resume(trainer);
+    std::string const me = " rank=" + std::to_string(comm.rank());
+    auto const digest = [&] {
+        char text[40];
+        std::snprintf(text, sizeof text, " digest=%016llx",
+                      static_cast<unsigned long long>(trainer.digest_of_values()));
+        return std::string(text);
+    };
+    say("ready" + me + " resumed=" + std::to_string(from ? from->step : 0));
+    for (std::uint64_t step = (from ? from->step : 0) + 1; step <= with.steps; ++step) {
+        if (signals && signals->received()) trainer.request_stop();
+        bool const stop = trainer.step(batch_of(comm, step)).stop;
+        if (stop || (with.every != 0 && step % with.every == 0)) kept.save(trainer);
+        if (!stop) continue;
+        say("stopped" + me + " number=" + std::to_string(step) + digest());
+        return ddp::exit_to_be_resumed;
+    }
+    say("done" + me + digest() + " steps=" + std::to_string(trainer.completed_steps()) +
+        " replicas=" + (trainer.replicas_identical() ? "identical" : "different"));
+    return EXIT_SUCCESS;
+}
+
 struct releasing_values : pulled_values {
     using pulled_values::pulled_values;
     static constexpr bool ready_releases = true;
 };
 
+// Returns the exit code.
 template <class Comm>
-void train(settings const& with, Comm& comm, trouble& ill) {
+int train(settings const& with, Comm& comm, trouble& ill) {
     pulled_values model(with, ill);
     ddp::training_options options;
     if (with.update == "sharded") options.update = ddp::update::sharded;
     if (with.update == "replicated") options.update = ddp::update::replicated;
     options.share_memory = with.share;
+    options.nonfinite = with.nonfinite;
+    options.agreement_steps = with.agreement;
     if (with.clip) options.clip = ddp::clip_by_global_norm{.max_norm = 1.0};
     float const rate = ill.due("rate", "construct", 0) != nullptr ? 0.2f : 0.1f;
     if (rate != 0.1f || ill.due("model", "construct", 0) != nullptr) ill.announce();
@@ -698,19 +840,22 @@ void train(settings const& with, Comm& comm, trouble& ill) {
             if (with.strategy == "stale") return by(ddp::stale_synchronous{.staleness = 3});
             throw std::invalid_argument("fault_program: there is no strategy " + with.strategy);
         }();
-        return train_by(with, comm, ill, trainer);
+        train_by(with, comm, ill, trainer);
+        return EXIT_SUCCESS;
     }
+    ddp::size_capped_buckets const buckets{.cap_bytes = with.bucket, .first_bytes = with.bucket / 4};
     auto const trainer_of = [&](auto& trained, auto const& exchange) {
-        return ddp::data_parallel{
-            trained,      struck_sgd{{.lr = rate}, &ill},
-            comm,         options,
-            exchange,     ddp::size_capped_buckets{.cap_bytes = with.bucket, .first_bytes = with.bucket / 4},
-            watcher{&ill}};
+        struck_sgd const optimizer{{.lr = rate, .momentum = with.momentum}, &ill};
+        if (std::ranges::any_of(with.faults, [](fault const& f) { return f.kind == "flip_gradient"; }))
+            return ddp::data_parallel{
+                trained, optimizer, comm, options, exchange, buckets, flips_gradients{{.ill = &ill}, &trained}};
+        return ddp::data_parallel{trained, optimizer, comm, options, exchange, buckets, watcher{&ill}};
     };
     if (with.releases) {
         releasing_values own(with, ill);
         auto trainer = trainer_of(own, ddp::any_allreduce::parse(with.algorithm));
-        return train_by(with, comm, ill, trainer);
+        train_by(with, comm, ill, trainer);
+        return EXIT_SUCCESS;
     }
     auto const trainer_with = [&](auto const& exchange) { return trainer_of(model, exchange); };
     auto trainer = with.exchange == "bfloat16"    ? trainer_with(ddp::bfloat16_exchange{})
@@ -720,7 +865,9 @@ void train(settings const& with, Comm& comm, trouble& ill) {
                    : with.exchange == "random_k"  ? trainer_with(ddp::random_k_exchange{})
                    : with.exchange == "power_sgd" ? trainer_with(ddp::power_sgd_exchange{.rank = 1})
                                                   : trainer_with(ddp::any_allreduce::parse(with.algorithm));
+    if (!with.checkpoint.empty()) return train_with_checkpoints(with, comm, trainer);
     train_by(with, comm, ill, trainer);
+    return EXIT_SUCCESS;
 }
 
 }  // namespace
@@ -731,17 +878,18 @@ int main(int argc, char** argv) try {
     std::optional<boost::mpi::environment> own;
     if (with.multiple) own.emplace(boost::mpi::threading::multiple, false);
 #endif
-    int const code = ddp::run_main<ddp::threads, checked_channels::launch>(with.run, [&](auto& comm) {
+    int const code = ddp::run_main<ddp::threads, checked_channels::launch>(with.run, [&](auto& comm) -> int {
         trouble ill(with, comm.rank(), comm.size());
         say("start rank=" + std::to_string(comm.rank()) + " at=" + std::to_string(now_ns()) +
             " channels=" + std::to_string(checked_channels::made));
         try {
-            train(with, comm, ill);
+            int const result = train(with, comm, ill);
             if (with.apart != 0) {
                 auto const group = comm.split(comm.rank() == 0 ? 0 : 1);
                 ddp::shared_array<double> const numbers(group, with.apart);
                 ddp::allreduce(group, numbers);
             }
+            return result;
         } catch (std::exception const& e) {
             say("error rank=" + std::to_string(comm.rank()) + " at=" + std::to_string(now_ns()) +
                 " since=" + std::to_string(ill.since()) + " text=" + e.what());
