@@ -11,7 +11,7 @@ import time
 import uuid
 
 from chaos_rows import ENDLESS, FAULT_PROGRAM, MESSAGES, SHAPES, SOON, WAYS, Late, Missed, Plan, Row, Wrong, exit_code, running
-from jobs import DEADLINE, SCALE, Rank, environment, named_memory
+from jobs import DEADLINE, SCALE, Rank, environment, exit_code_of, named_memory
 
 DDPRUN = os.environ.get("DDPRUN", "")
 TO_BE_RESUMED = 75

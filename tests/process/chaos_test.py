@@ -6,6 +6,7 @@ FAULT_PROGRAM (or DDP_PROGRAMS, its directory) and DDPRUN name the binaries. DDP
 import concurrent.futures
 import os
 import shutil
+import sys
 import unittest
 
 import chaos
@@ -152,6 +153,24 @@ class Strangers(unittest.TestCase):
                 return
             print(f"later, tried again ({left} left)", flush=True)
         self.fail(f"{beside:.3f} s to start beside 1,000 silent connections, {alone:.3f} s without")
+
+
+class SlowLink(unittest.TestCase):
+    """2 MB of gradients at 1 Mbit/s take more than a minute, in which nearly nothing runs: the job starts before all others."""
+
+    job = None
+
+    @unittest.skipUnless(SCALE == 1, "a sanitizer")
+    def test_what_takes_longer_than_dead_is_no_false_alarm(self):
+        result = SlowLink.job.result()
+        self.assertEqual(result["wrong"] or result["late"], "")
+
+
+def setUpModule():
+    cases = [word for word in sys.argv[1:] if not word.startswith("-")]
+    if SCALE == 1 and (not cases or any("SlowLink" in word for word in cases)):
+        row, = (row for row in chaos.ROWS if row.number == "23g")
+        SlowLink.job = concurrent.futures.ThreadPoolExecutor(1).submit(chaos.attempt, row, 3, SEED, 0)
 
 
 class Repeatable(unittest.TestCase):

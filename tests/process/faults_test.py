@@ -189,7 +189,7 @@ class Killed(FaultCase):
                     os.kill(job.ranks[rank].pid, signal.SIGCONT)
                     job.wait()
                     self.agree(job, rf"^DDP-E203 peer silent: rank {rank} has sent nothing", others, DEAD + SOON)
-                    self.assertEqual(job.ranks[rank].code, 203, job.story())
+                    self.assertEqual(job.ranks[rank].code, exit_code_of(job.ranks[rank].error()), job.story())
             with self.subTest(path=path, size=size, rank=rank):
                 self.in_time(attempt)
 

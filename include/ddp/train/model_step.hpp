@@ -131,7 +131,7 @@ public:
             tell_peers([&] { replica_.values_changed(); });
         if (result.weight != 0 && !result.skipped && core_.options().buffers_alike()) synchronise_buffers(true);
         if (result.weight == 0 && (!may_be_empty || !engine.everybody_done())) {
-            until_all_know(core_.comm(), "step");
+            until_all_know(core_.comm(), "error_of_all");
             throw error(errc::no_samples,
                         "the batch is empty on every rank, so there is no mean gradient. Nothing was changed; a "
                         "rank that is out of data calls trainer.join().");

@@ -344,7 +344,7 @@ template <Transport T, Element E>
 void step_cycle<T, E>::finish_step() noexcept {
     bool const changed = weight() != 0 && !skipped();
     if (changed) ++updates_;
-    on_.note(flight::mark, round(), 0, 0, "updated");
+    on_.note(flight::mark, round(), 0, 0, changed ? "updated" : "unchanged");
     if (!late_) end_step();
     stepped_.set();
     try {

@@ -346,7 +346,7 @@ void trainer_core<T, E>::report_nonfinite() {
         detail::describe(engine_->places(), comm_.members().members(),
                          [this](std::size_t i) -> std::string_view { return parameters_[i].name; });
     if (options_.nonfinite == nonfinite::stop) {
-        until_all_know(comm_, "step");
+        until_all_know(comm_, "error_of_all");
         throw error(errc::nonfinite,
                     concat({"step ", begun_steps_, ": the mean gradient is not finite: ", what,
                             ". Nothing was changed. Look at the batch of each rank named, and at the learning rate; "
