@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 
-from chaos_rows import ENDLESS, FAULT_PROGRAM, MESSAGES, SHAPES, SOON, WAYS, Late, Missed, Plan, Row, Wrong, exit_code, running
+from chaos_rows import ENDLESS, FAULT_PROGRAM, MESSAGES, SHAPES, SOON, WAYS, Late, Missed, Plan, Row, Wrong, running
 from jobs import DEADLINE, SCALE, Rank, environment, exit_code_of, named_memory
 
 DDPRUN = os.environ.get("DDPRUN", "")

@@ -390,8 +390,11 @@ def two_sizes(draw, size):
             if odd > 0:
                 job.told(everybody, "^DDP-E201 rendezvous: " + said.format(odd, process(job.ranks[odd]), other, size))
             else:  # each of the others differs from rank 0: all hear of the first that came
-                first = "|".join(said.format(r, process(job.ranks[r]), size, other) for r in range(1, size))
-                job.told(everybody, f"^DDP-E201 rendezvous: ({first})")
+                own = "|".join(said.format(r, process(job.ranks[r]), size, other) for r in range(1, size))
+                first, = job.told([0], f"^DDP-E201 rendezvous: ({own})").values()
+                late = r"|^DDP-E201 rendezvous: rank \d cannot reach rank 0 at " if other < size else ""
+                for r in range(1, size):  # who comes when rank 0 has told all that it expected finds nobody
+                    job.told([r], f"^{re.escape(first)}${late}")
             job.nothing_left()
             # Rank 0 waits for those that it still expects to come.
             bound = SOON if odd > 0 else SOON + LATE_RANK if other > size else IN_VAIN

@@ -130,7 +130,7 @@ private:
     /// After an early failure, ranks that connect later are told as well, until `nobody_comes`.
     [[nodiscard, gnu::cold]] bool all_told(time_point nobody_comes) const {
         return failure_.empty() || monotonic_clock::now() >= std::min(until_, nobody_comes) ||
-               std::find(came_.begin(), came_.end(), false) == came_.end();
+               std::count(came_.begin(), came_.end(), true) == size_;
     }
     [[gnu::cold]] void turn() {
         bool const full = monotonic_clock::now() < full_until_;
@@ -280,8 +280,7 @@ private:
     [[gnu::cold]] void greet(visitor& v, detail::store_hello const& hello) {
         std::string const who = detail::printable(hello.who.view());
         std::string refusal;
-        came_.resize(static_cast<std::size_t>(std::clamp(hello.size, static_cast<int>(came_.size()), 1 << 16)));
-        if (hello.rank >= 0 && hello.rank < std::ssize(came_)) came_[static_cast<std::size_t>(hello.rank)] = true;
+        if (hello.rank >= 0 && hello.rank < size_) came_[static_cast<std::size_t>(hello.rank)] = true;
         if (hello.version != version_number || hello.record_bytes != sizeof(failure)) {
             refusal = detail::concat({"rank ", hello.rank, " (", who,
                                       ") was built with another version of ddp: ", hello.version, ", rank 0 has ",
@@ -379,7 +378,7 @@ private:
     timing times_;
     time_point until_;
     std::vector<std::string> present_;  // by rank: its process and host, or empty
-    std::vector<bool> came_;            // by rank, of the largest size that one has said: has sent its hello
+    std::vector<bool> came_;            // by rank: has sent its hello, accepted or not
     std::map<std::string, std::string> data_;
     std::list<visitor> visitors_;
     std::string failure_, refused_;
