@@ -58,6 +58,8 @@ namespace detail {
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
     std::this_thread::sleep_for(std::chrono::milliseconds(20 * turn));  // of many aborts at once mpirun may hang
+    if (!mpi::failed_ranks(MPI_COMM_WORLD).empty())
+        std::_Exit(code);  // after MPI_Abort, Open MPI's mpirun may return 0
     MPI_Abort(MPI_COMM_WORLD, code);
     std::abort();
 }

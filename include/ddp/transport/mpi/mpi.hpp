@@ -20,10 +20,11 @@
 /// if abort() or a peer's departure has ended the operation early; the contract of Transport allows this exception. After a
 /// failure, blocking calls wait up to timing.verdict for still_writes() to become false before they throw.
 ///
-/// Failure. When a rank is killed, mpirun ends the whole job before any peer notices, unless MPI has ULFM (mpi_failures.hpp): then
-/// that peer is closed. Other errors that MPI returns become ddp::error, or close the peer concerned. At MPI_THREAD_MULTIPLE ranks send heartbeats every timing.heartbeat, with
-/// what they have entered; a rank that has sent one and then nothing for timing.dead is overdue. Below that level there
-/// are no heartbeats, because a rank could send none while its program computes.
+/// Failure. When a rank is killed, mpirun ends the whole job before any peer notices, unless MPI has ULFM
+/// (mpi_failures.hpp): then that peer is closed. Other errors that MPI returns become ddp::error, or close the peer
+/// concerned. At MPI_THREAD_MULTIPLE ranks send heartbeats every timing.heartbeat, with what they have entered; a rank
+/// that has sent one and then nothing for timing.dead is overdue. Below that level there are no heartbeats, because a
+/// rank could send none while its program computes.
 #pragma once
 
 #include <cstddef>
@@ -208,7 +209,8 @@ private:
     completion_list active_;  // operations that MPI works on
     completion_list ended_;   // to be run
     std::size_t ended_count_ = 0;
-    std::size_t head_ = 0;  // of the ring
+    std::size_t head_ = 0;    // of the ring
+    std::size_t failed_ = 0;  // processes that MPI has told of
     std::unique_ptr<detail::mpi::session> session_ = std::make_unique<detail::mpi::session>();
     detail::mpi::waiter waiter_;
 };

@@ -1,5 +1,5 @@
 /// \file
-/// Which processes have failed, as an MPI library with ULFM knows (user-level failure mitigation: Open MPI 5, MPICH).
+/// Which processes have failed, where MPI can say so: ULFM (user-level failure mitigation), which Open MPI 5 has.
 #pragma once
 
 #include <ddp/core/language.hpp>  // first
@@ -9,12 +9,14 @@
 
 #include <cstddef>
 #include <numeric>
+#include <type_traits>
 #include <vector>
 
 namespace ddp::detail::mpi {
 
 /// ULFM's functions of the MPI library that this process has loaded; null where it has none. Looked up by name: a program
-/// that was compiled for Open MPI 4 may run with Open MPI 5.
+/// that was compiled for Open MPI 4 may run with Open MPI 5. Only those of Open MPI: MPICH's do not work with all of its
+/// devices.
 struct ulfm {
     int (*acknowledge)(MPI_Comm) = nullptr;
     int (*acknowledged)(MPI_Comm, MPI_Group*) = nullptr;
@@ -23,18 +25,21 @@ struct ulfm {
     [[nodiscard]] static ulfm const& of_this_process() {
         static ulfm const found = [] {
             ulfm all;
-            all.acknowledge = reinterpret_cast<int (*)(MPI_Comm)>(::dlsym(RTLD_DEFAULT, "MPIX_Comm_failure_ack"));
-            all.acknowledged =
-                reinterpret_cast<int (*)(MPI_Comm, MPI_Group*)>(::dlsym(RTLD_DEFAULT, "MPIX_Comm_failure_get_acked"));
-            all.agree =
-                reinterpret_cast<int (*)(MPI_Comm, int*, MPI_Request*)>(::dlsym(RTLD_DEFAULT, "MPIX_Comm_iagree"));
+#if defined(OPEN_MPI)
+            auto const look_up = [](auto& function, char const* name) {
+                function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(RTLD_DEFAULT, name));
+            };
+            look_up(all.acknowledge, "MPIX_Comm_failure_ack");
+            look_up(all.acknowledged, "MPIX_Comm_failure_get_acked");
+            look_up(all.agree, "MPIX_Comm_iagree");
+#endif
             return all;
         }();
         return found;
     }
 };
 
-/// The ranks of `comm` whose processes have failed. Acknowledges them, so that receives from any source go on without them.
+/// The ranks of `comm` whose processes have failed so far. Acknowledges them: receives from any source go on without them.
 [[nodiscard]] inline std::vector<int> failed_ranks(MPI_Comm comm) {
     ulfm const& with = ulfm::of_this_process();
     MPI_Group failed = MPI_GROUP_NULL, all = MPI_GROUP_NULL;
@@ -42,21 +47,24 @@ struct ulfm {
         with.acknowledged(comm, &failed) != MPI_SUCCESS)
         return {};
     int count = 0;
-    MPI_Group_size(failed, &count);
-    std::vector<int> places(static_cast<std::size_t>(count)), ranks(places.size());
-    std::iota(places.begin(), places.end(), 0);
-    MPI_Comm_group(comm, &all);
-    MPI_Group_translate_ranks(failed, count, places.data(), all, ranks.data());
-    MPI_Group_free(&all);
+    std::vector<int> places, ranks;
+    if (MPI_Group_size(failed, &count) == MPI_SUCCESS && MPI_Comm_group(comm, &all) == MPI_SUCCESS) {
+        places.resize(static_cast<std::size_t>(count));
+        ranks.resize(places.size());
+        std::iota(places.begin(), places.end(), 0);
+        if (MPI_Group_translate_ranks(failed, count, places.data(), all, ranks.data()) != MPI_SUCCESS) ranks.clear();
+        MPI_Group_free(&all);
+    }
     if (failed != MPI_GROUP_EMPTY) MPI_Group_free(&failed);
     return ranks;
 }
 
-/// MPI_Ibarrier, of those ranks that have not failed where the library can tell.
+/// MPI_Ibarrier, of those ranks that have not failed where MPI can say so. For once in a process, at its end.
 [[nodiscard]] inline int barrier_of_the_living(MPI_Comm comm, MPI_Request* request) {
-    static int all = 1;
+    static int all = 1;  // MPI may write to it until the request has ended
     ulfm const& with = ulfm::of_this_process();
-    return with.agree != nullptr ? with.agree(comm, &all, request) : MPI_Ibarrier(comm, request);
+    if (with.agree != nullptr && with.agree(comm, &all, request) == MPI_SUCCESS) return MPI_SUCCESS;
+    return MPI_Ibarrier(comm, request);
 }
 
 }  // namespace ddp::detail::mpi

@@ -257,7 +257,7 @@ DDP_DECL bool mpi_transport::take_envelopes() {
         if (code != MPI_SUCCESS && hear_of_failures()) return true;  // the receive is still active
         check(code, "MPI_Test");
         if (ready == 0) return taken > 0;
-        take(status.MPI_SOURCE, session_->ring[head_]);
+        if (status.MPI_SOURCE >= 0) take(status.MPI_SOURCE, session_->ring[head_]);  // else: it had failed before
         check(MPI_Start(&session_->ring_requests[head_]), "MPI_Start");
         head_ = (head_ + 1) % session_->ring.size();
     }
@@ -306,11 +306,11 @@ DDP_DECL bool mpi_transport::test_requests() {
     return moved;
 }
 
-/// Closes the peers whose processes MPI knows to have failed. Returns whether there are any.
+/// Closes the peers whose processes MPI knows to have failed. Returns whether MPI had not told of all of them before.
 DDP_DECL bool mpi_transport::hear_of_failures() {
     std::vector<int> const failed = detail::mpi::failed_ranks(session_->comm);
     for (int const peer : failed) gone(peer, report::state::closed, "MPI reports that its process has failed");
-    return !failed.empty();
+    return failed.size() > std::exchange(failed_, failed.size());
 }
 
 /// Ends the operations with `peer` that MPI works on; their requests continue without them.
@@ -342,7 +342,7 @@ DDP_DECL void mpi_transport::gone(int peer, report::state how, std::string_view 
         }
         changed_ = true;
     }
-    gone_[at] = how == report::state::closed ? 2 : 1;
+    gone_[at] = how == report::state::closed || gone_[at] == 2 ? 2 : 1;
     end_receives(peer, op_status::closed);
     if (how == report::state::closed) {
         end_active(peer, true, op_status::closed);
