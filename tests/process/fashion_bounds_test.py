@@ -75,7 +75,7 @@ class Bounds(unittest.TestCase):
         self.assertIn("0.weight", said)
 
     def test_more_threads_than_a_process_can_be_ranks(self):
-        said = self.train(1, 100, "--ranks", "65537")
+        said = self.train(101, 100, "--ranks", "65537")
         self.assertIn("run_options.ranks is 65537", said)
         self.assertIn("at most 1024", said)
 
@@ -87,7 +87,7 @@ class Bounds(unittest.TestCase):
 
     def test_layers_for_which_there_is_no_memory(self):
         for hidden, size in (("1000000000", "3.14e+03 GB"), (str(1 << 62), "GB")):
-            said = self.train(1, 100, "--hidden", hidden)
+            said = self.train(100, 100, "--hidden", hidden)
             self.assertIn(f"a layer's 'weight' of {hidden} x 784 elements takes ", said)
             self.assertIn(size, said)
 

@@ -154,7 +154,7 @@ class Slurm(unittest.TestCase):
         pieces = re.split(r"^== (.*) (\d+)\n", said, flags=re.M)
         said = {name: (code, text) for text, name, code in zip(pieces[0::3], pieces[1::3], pieces[2::3])}
         self.assertEqual({name: code for name, (code, _) in said.items()},
-                         {name: "1" if name == "alone" else "0" for name in parts}, said)
+                         {name: "101" if name == "alone" else "0" for name in parts}, said)
         self.assertRegex(said["alone"][1], r"DDP-E101 .*SLURM_NTASKS=4 .*Put srun in front of the program")
         self.trained(said["srun"][1], 4)
         self.assertEqual(sorted(re.findall(r"^done rank=(\d)", said["two steps"][1], re.M)), ["0", "0", "1", "1"], said)
