@@ -60,7 +60,6 @@ cmake --build --preset "$preset" --parallel "$jobs" "${targets[@]}"
 stage test
 again=build/$preset/ctest_again.log
 rm -f "$again"
-case $preset in asan | tsan) jobs=$((jobs * 3 / 2)) ;; esac # their times are longer, and much of them is waiting
 started=$(mktemp)
 trap 'rm -f "$started"' EXIT
 status=0
