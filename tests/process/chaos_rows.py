@@ -402,13 +402,16 @@ def row_31(draw, size):
 
 def row_32(draw, size):
     small = ("tensors=2", "elements=400", "bucket=4096") + draw.choice(MESSAGES)
+    if draw.random() < 0.25:  # no descriptor is left while it trains
+        phase, step = drawn_place(draw, ("forward", "backward", "between", "reduced"))
+        return Plan(size, drawn_words(draw), (f"{draw.randrange(size)}:files:{phase}:{step}",), well=True)
     interrupts = draw.random() >= 0.5
     if interrupts and shutil.which("strace") is None:
         print("not tried: interrupted calls (row 32), because there is no strace", flush=True)
     if not interrupts or shutil.which("strace") is None:
         return Plan(size, small, steps="steps=3", links={"segment": draw.choice((1, 7))}, proxied=True, well=True)
     calls = draw.choice(("sendmsg", "recvmsg", "sendmsg,recvmsg", "poll,ppoll"))
-    error = "EINTR" if "poll" in calls else draw.choice(("EINTR", "EAGAIN"))
+    error = "EINTR" if "poll" in calls else draw.choice(("EINTR", "EAGAIN", "ENOBUFS", "ENOMEM"))
     inject = f"inject={calls}:error={error}:when={draw.randint(20, 60)}+{draw.randint(2, 5)}"
     return Plan(size, small, steps="steps=3", well=True,
                 tracer=(draw.randrange(size), ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={calls}", "-e", inject]))
@@ -611,7 +614,7 @@ ROWS = [Row("10", "a rank other than 0 is killed", on_hosts(row_10)),
         Row("29", "links are down for less than `dead`; delays, jitter", row_29, 2, 0.5),
         Row("30", "a host vanishes", row_30, 4),
         Row("31", "a connection is reset, closed or half-closed", row_31),
-        Row("32", "segments of 1 byte; EINTR, EAGAIN", row_32, 1, 0.5),
+        Row("32", "segments of 1 byte; EINTR, EAGAIN, ENOBUFS, ENOMEM; no descriptor left", row_32, 1, 0.5),
         Row("33", "one bit is flipped", row_33),
         Row("34", "bytes or frames are left out, doubled, swapped, inserted, cut off", row_34),
         Row("10m", "over MPI a rank is killed: the whole job ends", over_mpi(row_10, killed=True, bound=3.0 * SCALE), 1, 0.25),

@@ -465,6 +465,8 @@ private:
             std::abort();
         else if (f.kind == "memory")
             exhaust_memory();
+        else if (f.kind == "files")
+            allow_no_more_files();
         else if (f.kind == "stop")
             ::kill(::getpid(), SIGSTOP);
         else if (f.kind == "exit")
@@ -476,6 +478,11 @@ private:
         else if (f.kind == "spin")
             while (std::chrono::steady_clock::now() < until) {
             }
+    }
+
+    static void allow_no_more_files() {
+        ::rlimit limit{3, 3};
+        ::setrlimit(RLIMIT_NOFILE, &limit);
     }
 
     static void exhaust_memory() {
