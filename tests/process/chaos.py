@@ -172,13 +172,13 @@ def check_verdicts(job, plan, proxy, records):
         if proxy.struck() is None:
             raise Wrong(f"nothing was injected: {proxy.failure}\n{job.story()}")
         struck = [proxy.struck()]
-    if not struck and plan.mpi:  # Open MPI may lose the last words of a rank that is killed
-        return None
     if plan.ulfm:  # the rank that failed, if there is one, is the first to end the job
         own = any(f":{kind}:" in fault for kind in ("throw", "memory") for fault in plan.faults)
         code, = (r.code for r in job.ranks.values())
         if code != (1 if own else exit_code_of(next(iter(errors.values()))["text"])):
             raise Wrong(f"mpirun ends with {code}\n{job.story()}")
+    if not struck and plan.mpi:  # Open MPI may lose the last words of a rank that is killed
+        return None
     measured = [r for ranks, _ in plan.verdicts for r in ranks]
     return max((int(errors[r]["at"]) - max(max(struck), int(errors[r]["since"]))) * 1e-9 for r in measured)
 
