@@ -14,6 +14,7 @@ standard input ends how many packets it has carried and lost.
 import collections
 import ctypes
 import fcntl
+import itertools
 import os
 import random
 import select
@@ -42,9 +43,11 @@ class RelayedCable:
     """
 
     addresses = ("10.77.0.1", "10.77.0.2")
+    made = itertools.count()
 
     def __init__(self, rate, delay=0.0, loss=0.0, seed=1):
-        self.names = tuple(f"ddp-cable-{os.getpid()}-{side}" for side in "ab")
+        number = next(self.made)
+        self.names = tuple(f"ddp-cable-{os.getpid()}-{number}{side}" for side in "ab")
         self.settings = [str(value) for value in (rate, delay, loss, seed)]
         self.relay = None
         self.carried = self.lost = 0

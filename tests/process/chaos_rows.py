@@ -73,7 +73,8 @@ class Wrong(Exception):
 
 
 class Missed(Exception):
-    """The rank had left the call before it was struck: the machine was busy, and nothing was injected."""
+    """The rank had left the call before it was struck: the machine was busy, and nothing was injected. Or: what ranks wrote was
+    lost by Open MPI."""
 
 
 class Late(Exception):

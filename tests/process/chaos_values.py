@@ -41,7 +41,8 @@ def expect_injected(job, culprits, least=1):
 
 def row_35(draw, size):
     """A bit of a value, of the optimizer's state, or of the mean gradient that a rank steps with. It is found before the next
-    step that compares it: with a sharded update only if that is the next one, or if it flips again before each."""
+    step that compares it: with a sharded update only if that is the next one, or if it flips again before each. With `nonfinite`
+    the norms of the mean gradient are compared before it is used."""
     agreement, inproc = draw.randint(1, 3), draw.random() < 0.15
     sharded = draw.random() < 0.3
     kind = "value" if sharded else draw.choice(("value", "state", "gradient"))
@@ -57,6 +58,9 @@ def row_35(draw, size):
     # cancel in the mean gradient.
     lowest = 12 if kind == "value" else 20
     bits = draw.sample(range(lowest, 23), 2) if len(culprits) == 2 else [draw.choice([*range(lowest, 30), 31])]
+    guard = draw.choice(((), ("nonfinite=stop",), ("nonfinite=skip",)))
+    if guard and kind == "gradient" and len(culprits) == 1:
+        bits = [draw.choice(range(lowest, 31))]  # a norm does not depend on a sign, and may become infinite
     again = sharded and draw.random() < 0.5
     times = range(step, step + (agreement if again else 1))
     faults = tuple(f"{rank}:flip_{kind}:{'reduced' if kind == 'gradient' else 'between'}:{at}:{32 * where + bit}"
@@ -68,7 +72,10 @@ def row_35(draw, size):
         return n * k // agreement, n * (k + 1) // agreement
     last = made + (agreement if again or not sharded else 1)
     looked = [at for at in range(made + 1, last + 1) if part(at)[0] <= where < part(at)[1]]
-    plan = some_on_hosts(draw, Plan(size, words, faults, steps="steps=9", more=(f"agreement={agreement}",), inproc=inproc))
+    plan = some_on_hosts(draw, Plan(size, words, faults, steps="steps=9", more=(f"agreement={agreement}", *guard), inproc=inproc))
+    plan.reference = guard  # the ring adds in another order with it
+    if guard and kind == "gradient":
+        return with_other_norms(plan, culprits, step)
     if not looked:  # the step replaces it, or spreads it
         plan.well, plan.alike = True, made
         plan.also = lambda job: expect_injected(job, culprits, len(faults))
@@ -91,6 +98,23 @@ def row_35(draw, size):
         others = {held[r]["digest"] for r in without(size, *culprits)}
         if kind != "state" or found > step:
             expect(others.isdisjoint(held[r]["digest"] for r in culprits), f"nothing has flipped: {held}", job)
+    plan.also = also
+    return plan
+
+
+def with_other_norms(plan, culprits, step):
+    """No rank makes the step before which the norm of the mean gradient has changed on some."""
+    size = plan.size
+    who = rf"ranks {', '.join(map(str, range(size)))} have different mean gradients in step {step}, without a majority: "
+    if size > 2 and len(culprits) == 1:
+        odd, = culprits
+        who = rf"rank {odd} has another mean gradient in step {step} than the other {size - 1}: its norm on rank {odd} is "
+    plan.verdicts = ((tuple(range(size)), rf"^DDP-E106 replicas differ: {who}.*No value was changed\."),)
+
+    def also(job):
+        expect_injected(job, culprits, len(culprits))
+        made = [line["steps"] for line in lines_of(job, "values")]
+        expect(made == [str(step - 1)] * size, f"steps {made} of ranks that should have made {step - 1}", job)
     plan.also = also
     return plan
 

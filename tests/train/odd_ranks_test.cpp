@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -144,5 +145,77 @@ TEST_CASE("with a sharded update a value is found before it is replaced, and a f
         CHECK((rank.text.find(who) != std::string::npos) == (ranks > 1));
         CHECK(rank.steps >= (ranks == 1 ? 12 : 3));
         CHECK(rank.steps <= (ranks == 1 ? 12 : frozen ? 6 : 3));
+    }
+}
+
+TEST_CASE("with a check for NaN, a mean gradient that one rank alone has is found before it is used", "[train]") {
+    struct changes {
+        int rank;
+        std::vector<int> culprits;
+        double factor;
+        void on(mean_gradient<double> const& event) const {
+            if (event.step != 3 || event.parameter != 1) return;
+            if (std::find(culprits.begin(), culprits.end(), rank) != culprits.end())
+                event.gradient[event.gradient.size() / 2] *= factor;
+        }
+    };
+    bool const tcp = GENERATE(false, true), shares = GENERATE(false, true);
+    nonfinite const decision = GENERATE(nonfinite::stop, nonfinite::skip, nonfinite::warn);
+    double const infinite = std::numeric_limits<double>::infinity(), factor = GENERATE_COPY(infinite, -2.0, 1.5);
+    if (tcp && shares) return;
+    CAPTURE(tcp, shares, static_cast<int>(decision), factor);
+    struct example {
+        int ranks;
+        std::vector<int> culprits;
+        std::string who;
+    };
+    std::string const what = factor == infinite ? "not finite" : "",
+                      differ = " have different mean gradients in step 3, without a majority: the norms are ";
+    for (example const& one : std::vector<example>{
+             {1, {0}, ""},
+             {2, {1}, "ranks 0, 1" + differ},
+             {3, {1}, "rank 1 has another mean gradient in step 3 than the other 2: its norm on rank 1 is " + what},
+             {4, {0, 2}, "ranks 0, 1, 2, 3" + differ + what},
+             {5,
+              {2, 3},
+              "ranks 2, 3 have other mean gradients in step 3 than the other 3: its norm on rank 2 is " + what}}) {
+        training_options const options{
+            .update = update::replicated, .nonfinite = decision, .share_memory = shares, .agreement_steps = 0};
+        auto const all = ranks_over(
+            tcp, one.ranks,
+            [&](communicator<>& comm) {
+                scripted_model<> net({{"first", {900}}, {"second", {5}}, {"third", {95}}}, 1.0);
+                data_parallel trainer{net, adam{.lr = 0.1}, comm, options, changes{comm.rank(), one.culprits, factor}};
+                outcome result;
+                std::vector<double> before;
+                try {
+                    for (int step = 0; step < 5; ++step) {
+                        before.assign(net.value(0).begin(), net.value(0).end());
+                        trainer.step(numbers{{1}});
+                        ++result.steps;
+                    }
+                } catch (error const& e) {
+                    result.text = e.what();
+                    if (auto const* const verdict = dynamic_cast<comm_error const*>(&e))
+                        result.culprit = verdict->culprit();
+                    if (!std::ranges::equal(before, net.value(0))) result.text += "; values have changed";
+                }
+                return result;
+            },
+            patient());
+        for (outcome const& rank : all) {
+            CAPTURE(one.ranks, rank.text);
+            if (one.ranks == 1) {  // there is no other to differ from
+                CHECK(rank.steps == (decision == nonfinite::stop && factor == infinite ? 2u : 5u));
+                CHECK(rank.culprit == -2);
+                continue;
+            }
+            CHECK(rank.text == all.front().text);
+            CHECK(rank.text.find("DDP-E106 replicas differ: " + one.who) == 0);
+            CHECK(rank.text.find("No value was changed.") != std::string::npos);
+            CHECK(rank.text.find("values have changed") == std::string::npos);
+            CHECK(rank.culprit == (one.who.find("than the other") != std::string::npos ? one.culprits.front() : -1));
+            CHECK(rank.steps == 2);
+        }
     }
 }

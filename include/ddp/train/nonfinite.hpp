@@ -16,14 +16,15 @@
 
 namespace ddp::detail {
 
-/// The first element of a rank's own gradient that is NaN or infinite.
+/// The first element of a rank's own gradient that is NaN or infinite; and the norm of the mean gradient on that rank.
 struct nonfinite_place {
     std::uint64_t parameter = std::numeric_limits<std::uint64_t>::max();  // this: it has none
     std::uint64_t element = 0;
     double value = 0;
+    double norm = 0;
 };
 static_assert(sizeof(nonfinite_place) == sizeof(nonfinite_place::parameter) + sizeof(nonfinite_place::element) +
-                                             sizeof(nonfinite_place::value),
+                                             sizeof(nonfinite_place::value) + sizeof(nonfinite_place::norm),
               "it travels: no padding");
 
 /// Looks at gradients[from, to) of the arena `where`. Sets `first` to the first such element in the order of
@@ -34,7 +35,7 @@ void find_nonfinite(layout const& where, std::span<E const> gradients, std::size
     where.for_each_in(from, to, [&](std::size_t i, std::size_t a, std::size_t z) {
         std::size_t const at = a + first_nonfinite(gradients.subspan(a, z - a));
         if (at == z) return;
-        nonfinite_place const here{i, at - where.begin(i), static_cast<double>(gradients[at])};
+        nonfinite_place const here{i, at - where.begin(i), static_cast<double>(gradients[at]), first.norm};
         if (here.parameter < first.parameter || (here.parameter == first.parameter && here.element < first.element))
             first = here;
     });

@@ -21,6 +21,9 @@ struct odd_ranks {
 [[nodiscard]] odd_ranks describe_difference(std::span<std::uint64_t const> digests, std::span<int const> ranks,
                                             std::uint64_t step, std::span<std::string_view const> names, bool exchange);
 
+/// Likewise, of the norms of the mean gradient of step `step`, before it has changed anything.
+[[nodiscard]] odd_ranks describe_norms(std::span<double const> norms, std::span<int const> ranks, std::uint64_t step);
+
 }  // namespace ddp::detail
 
 #if !defined(DDP_SEPARATE_COMPILATION)

@@ -2,6 +2,7 @@
 /// step_agreements: what ranks exchange in a step besides gradients and values, and what they conclude from it.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -15,6 +16,7 @@
 #include <ddp/comm/lane.hpp>
 #include <ddp/comm/small_gather.hpp>
 #include <ddp/core/digest.hpp>
+#include <ddp/core/math.hpp>
 #include <ddp/core/separate.hpp>
 #include <ddp/model/layout.hpp>
 #include <ddp/model/model.hpp>
@@ -40,7 +42,8 @@ struct step_messages {
 /// result on all ranks. All of it belongs to the communication side, except hash(), compared() and use().
 ///
 /// Cost  all_gather_small of a step_ticket at the start of each step; of a bit a parameter where parameters may be left out; of
-///       a place where the mean gradient is not finite.
+///       a place and a norm where the mean gradient is not finite, and, where every rank computes the norm by itself, in every
+///       step that looks for that.
 template <Transport T, Element E>
 class step_agreements {
 public:
@@ -131,9 +134,9 @@ public:
     /// The first place where this rank's own gradient is not finite; written until gather_places().
     [[nodiscard]] nonfinite_place& place() noexcept { return messages_->places[me()]; }
     [[nodiscard]] std::span<nonfinite_place const> places() const noexcept { return messages_->places; }
-    [[nodiscard]] task<> gather_places() {
-        return all_gather_small(lane_of(places_channel, hash_), std::span<nonfinite_place>(messages_->places));
-    }
+    /// Gathers all ranks' places, with the norm of the mean gradient on each. If norms differ, fails the job and throws
+    /// collective_aborted.
+    [[nodiscard]] task<> gather_places(double norm);
 
 private:
     // The channels of a trainer's context: these, and from 4 + 4 b on the four phases of bucket b. The index is the step.
@@ -145,6 +148,10 @@ private:
         return {on_, of_, {.group = context_, .channel = channel, .index = round_}, fingerprint};
     }
     void report_difference();
+    [[noreturn]] void report(odd_ranks const& odd) {
+        on_.fail(failure_kind::mismatch, errc::replicas_differ, odd.first, odd.text);
+        throw collective_aborted();
+    }
 
     scheduler<T>& on_;
     group& of_;
@@ -172,6 +179,18 @@ task<> step_agreements<T, E>::gather_used() {
     }
     used.merge();
 }
+template <Transport T, Element E>
+task<> step_agreements<T, E>::gather_places(double norm) {
+    messages_->places[me()].norm = norm;
+    co_await all_gather_small(lane_of(places_channel, hash_), std::span<nonfinite_place>(messages_->places));
+    auto const same = [&](nonfinite_place const& of) {  // of those that are not finite, NaN and infinity count as one
+        return of.norm == norm || (!is_finite(of.norm) && !is_finite(norm));
+    };
+    if (std::ranges::all_of(messages_->places, same)) co_return;
+    std::vector<double> norms;
+    for (nonfinite_place const& of : messages_->places) norms.push_back(of.norm);
+    report(describe_norms(norms, of_.members(), round_));
+}
 /// All ranks find the same and report it alike: the ranks that differ from the majority, or all ranks if there is none.
 template <Transport T, Element E>
 [[gnu::cold]] void step_agreements<T, E>::report_difference() {
@@ -181,9 +200,7 @@ template <Transport T, Element E>
                        [&](std::size_t i, std::size_t, std::size_t) { names.push_back(parameters_[i].name); });
     std::vector<std::uint64_t> digests;
     for (step_ticket const& t : messages_->tickets) digests.push_back(t.digest);
-    odd_ranks const odd = describe_difference(digests, of_.members(), round_, names, exchange_);
-    on_.fail(failure_kind::mismatch, errc::replicas_differ, odd.first, odd.text);
-    throw collective_aborted();
+    report(describe_difference(digests, of_.members(), round_, names, exchange_));
 }
 
 #if defined(DDP_SEPARATE_COMPILATION)

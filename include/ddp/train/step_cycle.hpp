@@ -155,10 +155,10 @@ protected:
             if (steps(i)) f(a, z);
         });
     }
-    /// The mean gradient is not finite on any rank: gathers the place of the first such element of each.
-    task<> agree_on_nonfinite() {
-        nonfinite_ = true;
-        return agreements_.gather_places();
+    /// The norm of the mean gradient is known. Gathers that of all ranks, and where their own gradients are not finite.
+    task<> agree_on_finite(double norm) {
+        nonfinite_ = !detail::is_finite(norm);
+        return agreements_.gather_places(norm);
     }
 
     [[nodiscard]] bool frozen(std::size_t i) const noexcept { return frozen_[i]; }

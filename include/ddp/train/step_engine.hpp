@@ -290,8 +290,9 @@ task<> step_engine<T, E>::pass_gate(std::size_t b) {
         if (--ungated_ == 0) {
             norm_ = messages_->statistics.value();
             if (auto const* const clip = options().norm_clip()) clip_ = clip->factor(norm_);
-            if (options().nonfinite != nonfinite::unchecked && !detail::is_finite(norm_))
-                co_await this->agree_on_nonfinite();  // the norm is the same on every rank
+            // With a sharded update all ranks have it from the same squares; a rank that has its own must not be alone with it.
+            if (options().nonfinite != nonfinite::unchecked && !(sharded() && detail::is_finite(norm_)))
+                co_await this->agree_on_finite(norm_);
             if (skipped()) exchange().restore_state();
             gate_.set();
         }

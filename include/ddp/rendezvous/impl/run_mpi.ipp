@@ -2,8 +2,11 @@
 /// What rendezvous/run_mpi.hpp declares.
 #pragma once
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -37,27 +40,31 @@ namespace detail {
 
 /// Ends the job: MPI_Finalize might wait forever for a message that no rank will receive.
 [[noreturn, gnu::cold]] DDP_DECL void end_job(std::exception_ptr const& thrown) {
+    using std::chrono::milliseconds;
     int rank = 0;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    int code = EXIT_FAILURE, turn = 0;
+    int code = EXIT_FAILURE;
+    milliseconds pause{};  // of many aborts at once mpirun may hang
     try {
         std::rethrow_exception(thrown);
-    } catch (comm_error const&) {  // after the rank that failed, if there is one, whose exit code mpirun then returns
-        turn = 1 + std::min(rank, 49);
+    } catch (comm_error const& e) {  // after a rank that has thrown, which has an exit code of its own for mpirun
+        pause = milliseconds(e.code() == errc::remote_exception ? 300 : 20) + milliseconds(20) * std::min(rank, 49);
         code = report_exception(concat({"rank ", rank, ": "}).c_str());
     } catch (...) {
         code = report_exception(concat({"rank ", rank, ": "}).c_str());
     }
     std::fflush(stderr);
+    std::signal(SIGALRM, SIG_DFL);
+    ::alarm(4);  // MPI_Abort may hang where mpirun has ended
     // MPI_Abort kills all ranks: give the others time to print their errors.
     MPI_Request everybody = MPI_REQUEST_NULL;
     auto const until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
     if (mpi::barrier_of_the_living(MPI_COMM_WORLD, &everybody) == MPI_SUCCESS)
         for (int done = 0; done == 0 && std::chrono::steady_clock::now() < until;) {
             if (MPI_Test(&everybody, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) break;
-            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            std::this_thread::sleep_for(milliseconds(1));
         }
-    std::this_thread::sleep_for(std::chrono::milliseconds(20 * turn));  // of many aborts at once mpirun may hang
+    std::this_thread::sleep_for(pause);
     if (!mpi::failed_ranks(MPI_COMM_WORLD).empty())
         std::_Exit(code);  // after MPI_Abort, Open MPI's mpirun may return 0
     MPI_Abort(MPI_COMM_WORLD, code);
