@@ -60,6 +60,7 @@ class Plan:
     killed: bool = False  # all that MPI promises: the job ends, within the bound, and not well
     tracer: tuple = ()  # a command before the program's, for one rank
     secured: str = ""  # "proof", "tls": all ranks have a secret, and every connection begins with a proof of it or with TLS
+    hung: bool = False  # its launcher did, after all ranks had ended
     count: int = 1  # injections in it
     reference: tuple = ()  # more options of the undisturbed job that has the same digest
     apart: tuple = ()  # ranks that hold values of their own

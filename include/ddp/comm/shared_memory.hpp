@@ -21,6 +21,7 @@
 #include <ddp/comm/host.hpp>
 #include <ddp/comm/small_gather.hpp>
 #include <ddp/comm/transport.hpp>
+#include <ddp/core/interface.hpp>
 #include <ddp/core/task.hpp>
 #include <ddp/core/text.hpp>
 
@@ -55,14 +56,9 @@ static_assert(std::has_unique_object_representations_v<sharing_problem>);
 /// Makes memory of this rank visible to others: one object for each piece of memory, made by the transport.
 ///
 /// Models: memfd_sharing, and one of inproc_transport.
-class memory_sharing {
+class memory_sharing : public detail::interface {
 public:
     static constexpr std::size_t header_bytes = 4096;  ///< of a header before the memory; zero at first
-
-    memory_sharing() = default;
-    memory_sharing(memory_sharing const&) = delete;
-    memory_sharing& operator=(memory_sharing const&) = delete;
-    virtual ~memory_sharing() = default;
 
     /// Allocates header and memory, zeroed, and writes into `mine` how to find them. Throws std::exception if there is
     /// no room. Returns null if the system does not let this rank share; `mine.text` then says why.

@@ -20,6 +20,7 @@
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/core/function_ref.hpp>
+#include <ddp/core/interface.hpp>
 #include <ddp/core/task.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/model/state_slice.hpp>
@@ -166,13 +167,8 @@ namespace detail {
 /// An exchange of the buckets of one trainer behind one virtual call for each bucket and stage, so that the step is compiled
 /// once for all exchanges.
 template <Transport T, Element E>
-class exchange_model {
+class exchange_model : public detail::interface {
 public:
-    exchange_model() = default;
-    exchange_model(exchange_model const&) = delete;
-    exchange_model& operator=(exchange_model const&) = delete;
-    virtual ~exchange_model() = default;
-
     [[nodiscard]] virtual char const* name() const = 0;
     [[nodiscard]] virtual std::uint64_t hash() const = 0;
     [[nodiscard]] virtual std::string hash_words() const = 0;

@@ -125,13 +125,23 @@ struct adam_numbers {
 };
 
 template <std::floating_point E>
-void expect_adam_spans(char const* name, step_info const& at, std::size_t gradients, std::size_t values,
+void expect_adam_spans(std::string const& name, step_info const& at, std::size_t gradients, std::size_t values,
                        slot_spans<E> slots) {
-    DDP_EXPECTS(at.step >= 1, std::string(name) +
-                                  ": step_info::step counts from 1; at 0 the bias correction divides "
-                                  "by zero");
+    DDP_EXPECTS(at.step >= 1, name + ": step_info::step counts from 1; at 0 the bias correction divides by zero");
     DDP_EXPECTS(gradients == values && slots.size() >= 2 && slots[0].size() == values && slots[1].size() == values,
-                std::string(name) + ": step needs as many gradients as values, and two slots of that length");
+                name + ": step needs as many gradients as values, and two slots of that length");
+}
+
+/// A step of adam, or of adamw, whose decay is decoupled.
+template <bool Decoupled, std::floating_point E>
+void step_adam(adam_numbers const& by, char const* name, step_info const& at, std::span<E const> gradient,
+               std::span<E> value, slot_spans<E> slots) {
+    expect_adam_spans(name, at, gradient.size(), value.size(), slots);
+    auto const with = by.constants<E>(at);
+    if (by.weight_decay != 0.0)
+        adam_step<E, !Decoupled, Decoupled>(with, gradient, value, slots);
+    else
+        adam_step<E, false, false>(with, gradient, value, slots);
 }
 
 }  // namespace detail::kernels
@@ -168,12 +178,7 @@ struct adam {
     /// Steps a range; the same bits in one piece or in many. Throws usage_error if lengths differ or at.step is 0.
     template <std::floating_point E>
     void step(step_info const& at, std::span<E const> gradient, std::span<E> value, slot_spans<E> slots) const {
-        detail::kernels::expect_adam_spans("adam", at, gradient.size(), value.size(), slots);
-        auto const with = numbers().constants<E>(at);
-        if (weight_decay != 0.0)
-            detail::kernels::adam_step<E, true, false>(with, gradient, value, slots);
-        else
-            detail::kernels::adam_step<E, false, false>(with, gradient, value, slots);
+        detail::kernels::step_adam<false>(numbers(), name, at, gradient, value, slots);
     }
 
 private:
@@ -214,12 +219,7 @@ struct adamw {
     /// Steps a range; the same bits in one piece or in many. Throws usage_error if lengths differ or at.step is 0.
     template <std::floating_point E>
     void step(step_info const& at, std::span<E const> gradient, std::span<E> value, slot_spans<E> slots) const {
-        detail::kernels::expect_adam_spans("adamw", at, gradient.size(), value.size(), slots);
-        auto const with = numbers().constants<E>(at);
-        if (weight_decay != 0.0)
-            detail::kernels::adam_step<E, false, true>(with, gradient, value, slots);
-        else
-            detail::kernels::adam_step<E, false, false>(with, gradient, value, slots);
+        detail::kernels::step_adam<true>(numbers(), name, at, gradient, value, slots);
     }
 
 private:

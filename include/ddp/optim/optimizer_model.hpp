@@ -12,6 +12,7 @@
 
 #include <ddp/core/contract.hpp>
 #include <ddp/core/digest.hpp>
+#include <ddp/core/interface.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/optim/optimizer.hpp>
 #include <ddp/optim/slot_names.hpp>
@@ -20,13 +21,8 @@ namespace ddp::detail {
 
 /// OptimizerFor<E> with what is optional there filled in.
 template <Element E>
-class optimizer_model {
+class optimizer_model : public detail::interface {
 public:
-    optimizer_model() = default;
-    optimizer_model(optimizer_model const&) = delete;
-    optimizer_model& operator=(optimizer_model const&) = delete;
-    virtual ~optimizer_model() = default;
-
     virtual void validate() const = 0;
     [[nodiscard]] virtual std::uint64_t hash() const = 0;
     [[nodiscard]] virtual std::string hash_words() const = 0;

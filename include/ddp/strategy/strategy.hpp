@@ -20,6 +20,7 @@
 #include <ddp/core/bytes.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/core/element_type.hpp>
+#include <ddp/core/interface.hpp>
 #include <ddp/kernel/combine.hpp>
 #include <ddp/model/layout.hpp>
 #include <ddp/model/model.hpp>
@@ -178,13 +179,8 @@ private:
 
 /// A strategy behind virtual calls, so that a trainer's type does not depend on it.
 template <Transport T, Element E>
-class strategy_model {
+class strategy_model : public detail::interface {
 public:
-    strategy_model() = default;
-    strategy_model(strategy_model const&) = delete;
-    strategy_model& operator=(strategy_model const&) = delete;
-    virtual ~strategy_model() = default;
-
     [[nodiscard]] virtual char const* name() const = 0;
     [[nodiscard]] virtual std::uint64_t hash() const = 0;
     [[nodiscard]] virtual std::string hash_words() const = 0;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <ddp/core/contract.hpp>
+#include <ddp/core/interface.hpp>
 #include <ddp/core/separate.hpp>
 #include <ddp/model/model.hpp>
 #include <ddp/optim/parameter_groups.hpp>
@@ -19,11 +20,7 @@
 namespace ddp::detail {
 
 /// A bucket policy that is asked once.
-struct planner {
-    planner() = default;
-    planner(planner const&) = delete;
-    planner& operator=(planner const&) = delete;
-    virtual ~planner() = default;
+struct planner : detail::interface {
     [[nodiscard]] virtual bucket_plan plan(bucket_request const& request) const = 0;
 };
 template <BucketPolicy B>

@@ -21,7 +21,7 @@ struct nonfinite_place {
     std::uint64_t parameter = std::numeric_limits<std::uint64_t>::max();  // this: it has none
     std::uint64_t element = 0;
     double value = 0;
-    double norm = 0;
+    std::uint64_t norm = std::numeric_limits<std::uint64_t>::max();  // bits; this: it is not finite
 };
 static_assert(sizeof(nonfinite_place) == sizeof(nonfinite_place::parameter) + sizeof(nonfinite_place::element) +
                                              sizeof(nonfinite_place::value) + sizeof(nonfinite_place::norm),

@@ -67,7 +67,8 @@ struct training_options {
     /// What to do about NaN and infinities in the mean gradient. Unless they are unchecked, values are stepped after the
     /// last gradient has been reduced, as when clipping by norm, and each rank reads its gradients once more. The message
     /// names ranks, parameters and elements: it is the text of the error with stop, and a line on rank 0's stderr, at the
-    /// first, second, fourth, … such step, with skip and warn.
+    /// first, second, fourth, … such step, with skip and warn. With update::replicated, ranks also compare the norm of the
+    /// mean gradient, and all throw error (errc::replicas_differ) if it differs.
     ddp::nonfinite nonfinite = ddp::nonfinite::unchecked;
     /// Ranks of one host share the memory of values and gradients. DDP_SHARE_MEMORY=0 turns it off too. Messages are used
     /// if it is off on any rank; does not change any bits.
@@ -80,7 +81,8 @@ struct training_options {
     /// for all ranks. E106 names the ranks that differ. With update::replicated a difference is found within that many
     /// steps. With update::sharded it is found only if it is in the part that the next step compares: that step then
     /// replaces all ranks' values by those of the slice's owner, wrong ones too. 1 finds every difference between
-    /// values. Each step reads 1/agreement_steps of all this and sends 8 bytes to each rank. 0: never.
+    /// values. Each step reads 1/agreement_steps of all this and sends 8 bytes to each rank. 0: never
+    /// (but for whether norms are finite, see nonfinite).
     std::size_t agreement_steps = 256;
     ddp::buffers buffers = ddp::buffers::from_rank_0;  ///< how buffers are kept the same: one small collective per step
     std::size_t buckets_in_flight = 4;  ///< the most buckets that are reduced at the same time, which limits memory

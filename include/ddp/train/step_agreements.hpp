@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -134,8 +135,8 @@ public:
     /// The first place where this rank's own gradient is not finite; written until gather_places().
     [[nodiscard]] nonfinite_place& place() noexcept { return messages_->places[me()]; }
     [[nodiscard]] std::span<nonfinite_place const> places() const noexcept { return messages_->places; }
-    /// Gathers all ranks' places, with the norm of the mean gradient on each. If norms differ, fails the job and throws
-    /// collective_aborted.
+    /// Gathers all ranks' places, with the norm of the mean gradient on each. If norms differ (unless anything is compared:
+    /// if only some are finite), fails the job and throws collective_aborted.
     [[nodiscard]] task<> gather_places(double norm);
 
 private:
@@ -181,15 +182,13 @@ task<> step_agreements<T, E>::gather_used() {
 }
 template <Transport T, Element E>
 task<> step_agreements<T, E>::gather_places(double norm) {
-    messages_->places[me()].norm = norm;
+    if (is_finite(norm)) place().norm = compares() ? std::bit_cast<std::uint64_t>(norm) : 0;
     co_await all_gather_small(lane_of(places_channel, hash_), std::span<nonfinite_place>(messages_->places));
-    auto const same = [&](nonfinite_place const& of) {  // of those that are not finite, NaN and infinity count as one
-        return of.norm == norm || (!is_finite(of.norm) && !is_finite(norm));
-    };
-    if (std::ranges::all_of(messages_->places, same)) co_return;
-    std::vector<double> norms;
+    auto const has_it = [&](nonfinite_place const& of) { return of.norm == place().norm; };
+    if (std::ranges::all_of(messages_->places, has_it)) co_return;
+    std::vector<std::uint64_t> norms;
     for (nonfinite_place const& of : messages_->places) norms.push_back(of.norm);
-    report(describe_norms(norms, of_.members(), round_));
+    report(describe_difference(norms, of_.members(), round_, {}, difference::gradients));
 }
 /// All ranks find the same and report it alike: the ranks that differ from the majority, or all ranks if there is none.
 template <Transport T, Element E>
@@ -200,7 +199,8 @@ template <Transport T, Element E>
                        [&](std::size_t i, std::size_t, std::size_t) { names.push_back(parameters_[i].name); });
     std::vector<std::uint64_t> digests;
     for (step_ticket const& t : messages_->tickets) digests.push_back(t.digest);
-    report(describe_difference(digests, of_.members(), round_, names, exchange_));
+    report(describe_difference(digests, of_.members(), round_, names,
+                               exchange_ ? difference::exchange : difference::values));
 }
 
 #if defined(DDP_SEPARATE_COMPILATION)

@@ -6,18 +6,14 @@
 #include <type_traits>
 #include <utility>
 
+#include <ddp/core/interface.hpp>
 #include <ddp/core/observe.hpp>
 #include <ddp/train/events.hpp>
 
 namespace ddp::detail {
 
-class step_observer {
+class step_observer : public detail::interface {
 public:
-    step_observer() = default;
-    step_observer(step_observer const&) = delete;
-    step_observer& operator=(step_observer const&) = delete;
-    virtual ~step_observer() = default;
-
     virtual void on(bucket_reduced const& event) = 0;
     virtual void on(step_finished const& event) = 0;
     virtual void on(mean_gradient<float> const& event) = 0;

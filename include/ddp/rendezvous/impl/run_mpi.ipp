@@ -54,8 +54,6 @@ namespace detail {
         code = report_exception(concat({"rank ", rank, ": "}).c_str());
     }
     std::fflush(stderr);
-    std::signal(SIGALRM, SIG_DFL);
-    ::alarm(4);  // MPI_Abort may hang where mpirun has ended
     // MPI_Abort kills all ranks: give the others time to print their errors.
     MPI_Request everybody = MPI_REQUEST_NULL;
     auto const until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
@@ -67,6 +65,8 @@ namespace detail {
     std::this_thread::sleep_for(pause);
     if (!mpi::failed_ranks(MPI_COMM_WORLD).empty())
         std::_Exit(code);  // after MPI_Abort, Open MPI's mpirun may return 0
+    std::signal(SIGALRM, SIG_DFL);
+    ::alarm(3);  // MPI_Abort may hang where mpirun has ended
     MPI_Abort(MPI_COMM_WORLD, code);
     std::abort();
 }

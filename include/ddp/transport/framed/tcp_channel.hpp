@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include <ddp/core/bytes.hpp>
+#include <ddp/core/interface.hpp>
 
 namespace ddp {
 
@@ -23,13 +24,8 @@ enum class channel_error : std::uint8_t {
 
 /// Authenticates or encrypts one connection: bytes in, bytes out, no sockets. Both sides prove that they know a secret before
 /// any byte of a user is sent or returned. Not thread-safe.
-class tcp_channel {
+class tcp_channel : public detail::interface {
 public:
-    tcp_channel() = default;
-    tcp_channel(tcp_channel const&) = delete;
-    tcp_channel& operator=(tcp_channel const&) = delete;
-    virtual ~tcp_channel() = default;
-
     /// Memory for bytes from the socket; never empty. Then call arrived() with their number.
     [[nodiscard]] virtual mutable_bytes space() noexcept = 0;
     /// Says that `bytes` bytes from the socket are in space().
@@ -53,12 +49,8 @@ public:
 };
 
 /// Makes the channels of a job, one for each connection.
-class tcp_security {
+class tcp_security : public detail::interface {
 public:
-    tcp_security() = default;
-    tcp_security(tcp_security const&) = delete;
-    tcp_security& operator=(tcp_security const&) = delete;
-    virtual ~tcp_security() = default;
     /// The channel for one connection. `dials`: whether this side has made the connection.
     [[nodiscard]] virtual std::unique_ptr<tcp_channel> channel(bool dials) const = 0;
 };

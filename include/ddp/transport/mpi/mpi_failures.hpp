@@ -39,6 +39,12 @@ struct ulfm {
     }
 };
 
+/// ULFM's error classes in Open MPI: a receive from any source waits until a failure is acknowledged; its process has failed.
+inline constexpr int process_failed = 75, process_failed_pending = 76;
+[[nodiscard]] inline bool tells_of_failure(int code) {
+    return ulfm::of_this_process().acknowledge != nullptr && (code == process_failed || code == process_failed_pending);
+}
+
 /// The ranks of `comm` whose processes have failed so far. Acknowledges them: receives from any source go on without them.
 [[nodiscard]] inline std::vector<int> failed_ranks(MPI_Comm comm) {
     ulfm const& with = ulfm::of_this_process();

@@ -3,10 +3,8 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <exception>
 #include <limits>
@@ -254,14 +252,12 @@ DDP_DECL bool mpi_transport::take_envelopes() {
         int ready = 0;
         MPI_Status status;
         int const code = MPI_Test(&session_->ring_requests[head_], &ready, &status);
-        bool const news = code != MPI_SUCCESS && hear_of_failures();
-        if (ready == 0 && news) return true;  // the receive is still active
-        // A receive that a failure has kept waiting has this code also when Open MPI completes it with a message later.
-        if (ready == 0 || failed_ == 0) check(code, "MPI_Test");
+        if (code != MPI_SUCCESS && hear_of_failures() && ready == 0) return true;  // the receive is still active
+        if (ready == 0 || !detail::mpi::tells_of_failure(code)) check(code, "MPI_Test");
         if (ready == 0) return taken > 0;
-        int const from = status.MPI_SOURCE;  // negative: none
-        if (from >= 0 && (code == MPI_SUCCESS || gone_[static_cast<std::size_t>(from)] != 2))
-            take(from, session_->ring[head_]);
+        // A receive that a failure has kept waiting has that code also when a message completes it later.
+        if (status.MPI_SOURCE >= 0 && code != detail::mpi::process_failed)  // else there is no message
+            take(status.MPI_SOURCE, session_->ring[head_]);
         check(MPI_Start(&session_->ring_requests[head_]), "MPI_Start");
         head_ = (head_ + 1) % session_->ring.size();
     }
