@@ -560,6 +560,20 @@ class Failure(unittest.TestCase):
         self.assertIn("rank 1 failed first: exit code 3", self.block(result))
         self.assertIn("its last error line: bad batch", self.block(result))
 
+    def test_a_rank_of_another_machine_may_be_the_culprit(self):
+        there = ["-n", "2", "--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", "4711"]
+        words = "DDP-E202 peer closed: rank %d is gone while rank 2 was in step #3: its connection closed"
+        result = run(*there, "--grace", "20", *sh(f"echo '{words % 1}' >&2; exit 202"))
+        self.assertEqual(result.code, 202)
+        block = self.block(result)
+        self.assertRegex(block, r"\Addprun: rank 1, on another machine, failed first\. Rank [23] here: exit code 202 \(pid \d+ on ")
+        self.assertIn(f"its last error line: {words % 1}", block)
+        self.assertRegex(block, "the others: rank [23]: exit code 202")
+        result = run(*there, "--grace", "20", *sh(f"[ $RANK = 2 ] || exit 7; echo '{words % 3}' >&2; exit 202"))
+        self.assertIn("rank 3 failed first: exit code 7", self.block(result))
+        result = run(*there, "--grace", "20", *sh(f"echo '{words % 3}' >&2; exit 202"))
+        self.assertRegex(self.block(result), r"\Addprun: rank [23] failed first: exit code 202 ")
+
     def test_who_has_said_that_it_failed_is_the_culprit(self):
         # communicator::fail(): all ranks throw one text, and another one may end first.
         said = "DDP-E206 remote exception: rank 1 failed in its own code after barrier: the solver diverged"

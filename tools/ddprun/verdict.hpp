@@ -3,10 +3,12 @@
 #pragma once
 
 #include <algorithm>
+#include <charconv>
 #include <csignal>
 #include <cstdio>
 #include <map>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -87,6 +89,19 @@ namespace detail {
     return text;
 }
 
+/// The rank that the last words of `culprit` blame, if no rank here is that one: another ddprun has started it. Otherwise -1.
+[[nodiscard]] inline int accused_elsewhere(ending const& culprit, std::vector<ending> const& all) {
+    std::string_view words = culprit.last_words;
+    words.remove_prefix(std::min(words.find("DDP-E"), words.size()));
+    words.remove_prefix(std::min(words.find(": "), words.size()));  // "DDP-E202 peer closed: rank 3 is gone …"
+    constexpr std::string_view before = ": rank ";
+    int rank = -1;
+    if (!culprit.accuses_a_peer || !culprit.host.empty() || !words.starts_with(before)) return -1;
+    words.remove_prefix(before.size());
+    std::from_chars(words.data(), words.data() + words.size(), rank);
+    return std::ranges::find(all, rank, &ending::rank) == all.end() ? rank : -1;
+}
+
 }  // namespace detail
 
 /// The block that ends a failed job's output.
@@ -100,6 +115,9 @@ namespace detail {
     std::string text =
         "ddprun: " + (culprit.host.empty() ? "rank " + std::to_string(culprit.rank) : "host " + culprit.host) +
         (all.size() > 1 ? " failed first: " : " failed: ") + detail::how(culprit) + " (";
+    if (int const elsewhere = detail::accused_elsewhere(culprit, all); elsewhere >= 0)
+        text = "ddprun: rank " + std::to_string(elsewhere) + ", on another machine, failed first. Rank " +
+               std::to_string(culprit.rank) + " here: " + detail::how(culprit) + " (";
     if (culprit.host.empty()) {  // of another host, the process here is only the agent that started it, such as ssh
         char host[256] = "?";
         ::gethostname(host, sizeof host - 1);
