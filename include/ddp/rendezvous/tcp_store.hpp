@@ -80,7 +80,9 @@ public:
             {"rank ", rank, " cannot reach rank 0 at ", tried, " (", attempts, " attempts, the last: ", last.message(),
              "). Check that rank 0 runs, that MASTER_ADDR and MASTER_PORT are right, and that no firewall drops "
              "connections between the hosts. Rank 0 closes the connections of ranks whose secret (DDP_SECRET_FILE, or "
-             "DDP_SECRET_FD from ddprun), DDP_TLS, DDP_JOB_ID or ddprun --max-restarts is not its own"}));
+             "DDP_SECRET_FD from ddprun), DDP_TLS, DDP_JOB_ID or ddprun --max-restarts is not its own. Once all ranks "
+             "have met, it no longer listens: was this rank started twice, or with a larger WORLD_SIZE (",
+             size, ") than rank 0?"}));
     }
     tcp_store(tcp_store const&) = delete;
     tcp_store& operator=(tcp_store const&) = delete;
