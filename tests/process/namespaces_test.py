@@ -500,8 +500,8 @@ class Network(BetweenHosts):
             self.assertRegex(ranks[r].error(), rf"^DDP-E202 .*: rank {1 - r} is gone", self.story(ranks))
 
 
-class Lossy(BetweenHosts):
-    """A cable that loses packets at random, in both directions. Whatever arrives in the end arrives right."""
+class OverRelayedCable(BetweenHosts):
+    """Its hosts are those of a RelayedCable, which the test makes."""
 
     def setUp(self):
         try:
@@ -510,6 +510,10 @@ class Lossy(BetweenHosts):
             self.skipTest(f"no TUN devices here: {problem}")
         self.running = []
         self.addCleanup(self.end_all)
+
+
+class Lossy(OverRelayedCable):
+    """A cable that loses packets at random, in both directions. Whatever arrives in the end arrives right."""
 
     def train(self, loss, *words):
         self.hosts = RelayedCable(rate=100e6, delay=0.001, loss=loss)

@@ -6,7 +6,6 @@ FAULT_PROGRAM (or DDP_PROGRAMS) names the binary.
 
 import contextlib
 import dataclasses
-import os
 import sys
 import time
 import unittest
@@ -31,15 +30,7 @@ def gradients(tensors, elements):
     return {"words": (f"tensors={tensors}", f"elements={elements}"), "bytes_a_step": 4 * tensors * elements}
 
 
-class Links(namespaces_test.BetweenHosts):
-    def setUp(self):
-        try:
-            os.close(os.open("/dev/net/tun", os.O_RDWR))
-        except OSError as problem:
-            self.skipTest(f"no TUN devices here: {problem}")
-        self.running = []
-        self.addCleanup(self.end_all)
-
+class Links(namespaces_test.OverRelayedCable):
     def start_on(self, link, *words):
         self.hosts = link.cable
         command = [FAULT_PROGRAM, "times=default", "digests=1", *link.words, *words]

@@ -135,7 +135,7 @@ public:
     /// The first place where this rank's own gradient is not finite; written until gather_places().
     [[nodiscard]] nonfinite_place& place() noexcept { return messages_->places[me()]; }
     [[nodiscard]] std::span<nonfinite_place const> places() const noexcept { return messages_->places; }
-    /// Gathers all ranks' places, with the norm of the mean gradient on each. If norms differ (unless anything is compared:
+    /// Gathers all ranks' places, with the norm of the mean gradient on each. If norms differ (where nothing is compared:
     /// if only some are finite), fails the job and throws collective_aborted.
     [[nodiscard]] task<> gather_places(double norm);
 

@@ -39,7 +39,7 @@ struct ulfm {
     }
 };
 
-/// ULFM's error classes in Open MPI: a receive from any source waits until a failure is acknowledged; its process has failed.
+/// ULFM's error classes in Open MPI: the process has failed; a receive from any source waits until a failure is acknowledged.
 inline constexpr int process_failed = 75, process_failed_pending = 76;
 [[nodiscard]] inline bool tells_of_failure(int code) {
     return ulfm::of_this_process().acknowledge != nullptr && (code == process_failed || code == process_failed_pending);
