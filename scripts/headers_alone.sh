@@ -1,12 +1,31 @@
 #!/usr/bin/env bash
-# Every public header compiles alone, with what its target brings and nothing else; all of them as separate compilation leaves them,
+# Every public header compiles alone, with what its component brings and nothing else: one that has an .ipp file with it, the others as
+# separate compilation leaves them; all of them together in the latter way,
 # and src/ddp.cpp, for AVX-512 too; and, with Clang, the benchmarks (tests: .ci/run's asan; examples and tools: scripts/tidy.sh). Needs scripts/setup.sh ci.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=${DDP_JOBS:-$(nproc)}
 
-cmake --preset release -B build/headers -DDDP_WERROR=ON --log-level=NOTICE > /dev/null
-cmake --build build/headers --parallel "$jobs" --target all_verify_interface_header_sets
+mkdir -p build/headers
+alone() { # alone HEADER: below include/
+    local definitions flags=(-std=c++20 -fsyntax-only -Iinclude) component pattern directory
+    definitions=include/$(dirname "$1")/impl/$(basename "$1" .hpp).ipp
+    [[ -e $definitions ]] || flags+=(-DDDP_SEPARATE_COMPILATION)
+    while read -r component pattern; do
+        # shellcheck disable=SC2053 # a glob
+        [[ $1 == $pattern ]] || continue
+        case $component in
+            nn) flags+=(-isystem /usr/include/eigen3) ;;
+            mpi)
+                flags+=(-DOMPI_SKIP_MPICXX)
+                for directory in $(mpicxx --showme:incdirs); do flags+=(-isystem "$directory"); done
+                ;;
+        esac
+    done < <(grep -v '^#' cmake/components.txt)
+    printf '#include <%s>\n' "$1" | g++ "${flags[@]}" -x c++ - || { echo "$1 does not compile alone" && return 255; }
+}
+export -f alone
+(cd include && find ddp -name '*.hpp') | xargs -P "$jobs" -I '{}' bash -c 'alone {}'
 (cd include && find ddp -name '*.hpp' | LC_ALL=C sort | sed 's/.*/#include <&>/') > build/headers/every_header.cpp
 warnings=(-Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror)
 includes=()

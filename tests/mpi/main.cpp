@@ -1,8 +1,7 @@
 // The entry point of test programs that run under mpirun: every rank runs every test, and the job fails if any rank
 // does. Rank 0 prints as usual; the others print only what failed.
 // DDP_TEST_MPI_THREADS: single (default), funneled, serialized or multiple. DDP_TEST_LIMIT: seconds, 300 by default.
-#define CATCH_CONFIG_RUNNER
-#include "support/catch.hpp"
+#include "support/run_catch.hpp"
 
 #include <unistd.h>
 
@@ -66,9 +65,7 @@ int main(int argc, char** argv) {
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
 
-    Catch::Session session;
-    int failures = session.applyCommandLine(static_cast<int>(arguments.size()), arguments.data());
-    if (failures == 0) failures = session.run();
+    int const failures = ddp::test::run_catch(static_cast<int>(arguments.size()), arguments.data());
     if (world.rank() != 0) {
         if (failures != 0) {
             std::ostringstream text;

@@ -34,8 +34,9 @@ on_root --verify libddp-dev ddprun ddp-perf
 export PKG_CONFIG_PATH=$root/usr/share/pkgconfig
 flags=()
 eval "flags=($(pkg-config --cflags --libs ddp-tcp ddp-nn))" # pkg-config quotes what the shell would split
-"$compiler" -std=c++20 "$source_dir/examples/quick_start.cpp" "${flags[@]}" -o quick_start
-[[ $("$root/usr/bin/ddprun" -n 2 --prefix none -- ./quick_start) == "y = 2.00 x + 1.00 (ranks: 2)" ]]
+"$compiler" -std=c++20 "$source_dir/tests/package/consumer.cpp" "${flags[@]}" -o by_hand
+printed=$("$root/usr/bin/ddprun" -n 2 --prefix none -- ./by_hand)
+[[ $printed == "ddp "*$'\n'"ddp "* ]]
 "$root/usr/bin/ddp-perf" allreduce -n 2 -e 64 --iterations 2 --check
 cmake -S "$source_dir/tests/package/find_package" -B consumer -DCMAKE_PREFIX_PATH="$root/usr" -DCMAKE_CXX_COMPILER="$compiler"
 cmake --build consumer
