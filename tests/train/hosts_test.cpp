@@ -37,7 +37,7 @@ namespace {
 
 template <class Body>
 auto on_hosts(placement const& hosts, Body const& body) {
-    return test::on_hosts(hosts, body, patient());
+    return ddp::test::on_hosts(hosts, body, patient());
 }
 
 /// The digest of a training of so many ranks with each kind of clipping, by messages between all or as `hierarchy` says.

@@ -186,7 +186,7 @@ std::vector<std::unique_ptr<subject>> on_virtual_time(int ranks, setup const& ho
 
 template <class A>
 std::vector<std::unique_ptr<subject>> over_threads(int ranks, setup const& how, A algorithm) {
-    return test::run_ranks(
+    return ddp::test::run_ranks(
         ranks,
         [&](communicator<>& comm) {
             auto mine = std::make_unique<subject>(how);
@@ -210,7 +210,7 @@ std::vector<std::unique_ptr<subject>> over_threads(int ranks, setup const& how, 
             comm.exclusively([&] { work.reset(); });
             return mine;
         },
-        test::patient());
+        ddp::test::patient());
 }
 
 /// One rank that has the sum of everybody's gradients, and everybody's weight.
