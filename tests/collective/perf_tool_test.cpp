@@ -58,14 +58,14 @@ TEST_CASE("ddp-perf subtracts the time of what comes before each operation", "[c
                 return ddp_perf::measure(
                            comm, {.bytes = std::size_t{16} << 20, .iterations = 3, .prepares = prepares},
                            [] { std::this_thread::sleep_for(100ms); },
-                           [](std::size_t) { std::this_thread::sleep_for(5ms); })
+                           [](std::size_t) { std::this_thread::sleep_for(60ms); })
                     .median;
             };
             return std::vector{median(true), median(false)};
         },
         ddp::test::patient());
     for (double const each : medians.front()) {
-        CHECK(each > 0.003);
-        CHECK(each < 0.09);  // with what is prepared it is 105 ms
+        CHECK(each > 0.02);  // sleeps end late on a busy machine
+        CHECK(each < 0.14);  // with what is prepared it is 160 ms
     }
 }
