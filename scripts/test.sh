@@ -52,7 +52,9 @@ case $preset in
     clang) targets=(--target ddp_base_tests ddp_kernels_object) ;;
     asan) targets=(--target ddp_base_tests ddp_comm_tests ddp_sim_tests ddp_tcp_tests ddp_train_tests ddp_checkpoint_tests ddp_nn_tests ddp_kernels_object) ;;&
     tsan) targets=(--target ddp_base_tests ddp_comm_tests ddp_tcp_tests ddp_train_tests ddp_checkpoint_tests) ;;&
-    asan | tsan) targets+=(ddp_mpi_tests ddp_mpi_leaving_program process_programs) ;;
+    asan | tsan) targets+=(ddp_mpi_tests ddp_mpi_leaving_program) ;;&
+    asan) targets+=(process_programs) ;;
+    tsan) targets+=(ddprun process_newcomer_program) ;;
 esac
 stage "build with $jobs jobs"
 cmake --build --preset "$preset" --parallel "$jobs" "${targets[@]}"
