@@ -7,7 +7,7 @@
 # --build stops before the tests. Presets are CMakePresets.json's. release and debug run everything; release compiles the library, programs, and tests of arithmetic and
 # layers with -O2, other tests with -O0. The others build and run what they can find and these
 # cannot: asan all but examples, pages, packages, messages, the fuzzers, Fashion-MNIST, the launchers and faults in processes,
-# with the middle of the rank counts over MPI; tsan the test files whose threads differ
+# models of other libraries, counted allocations and train/same_bits, with the middle of the rank counts over MPI; tsan the test files whose threads differ
 # (DDP_TEST_FILES), over MPI where ranks have some; clang what depends on an optimizer's choices (arithmetic), while asan
 # compiles all other tests with Clang.
 # Environment: DDP_JOBS (default: the cores), DDP_SETUP=skip, DDP_WERROR=ON, and DDP_SECOND_TRY=N: if at most N tests fail, and
