@@ -73,6 +73,7 @@ TEST_CASE("each story has one culprit", "[comm][verdict]") {
     published.record.is_verdict = true;
     published.record.code = errc::peer_closed;
     published.record.text = std::string_view("as published");
+    report const stopped = said(failure_kind::silent, 1, 1, 3s);
     report frame = closed();
     frame.record.code = errc::frame;
     frame.record.text = std::string_view("bytes that are no frame");
@@ -133,6 +134,16 @@ TEST_CASE("each story has one culprit", "[comm][verdict]") {
          2,
          errc::peer_silent,
          "heartbeat"},
+        {"a rank that was stopped finds its connections closed",
+         {closed(), stopped},
+         1,
+         errc::peer_silent,
+         "rank 1 was stopped for 3.0 s in allreduce"},
+        {"a rank that was stopped, while another died",
+         {said(failure_kind::closed, 0, 2), stopped, closed()},
+         2,
+         errc::peer_closed,
+         "rank 2 is gone"},
         {"a rank called silent that has spoken since",
          {said(failure_kind::silent, 0, 1, 3s), waits(1, 2), silent()},
          2,

@@ -144,10 +144,10 @@ def check_verdicts(job, plan, proxy, records):
     who = list(plan.verdicts)
     if plan.thawed is not None:
         (ranks, pattern), = who
-        if plan.size > 2:
+        if errors.get(plan.thawed, {}).get("text") == errors.get(ranks[0], {}).get("text"):
             who = [((*ranks, plan.thawed), pattern)]
-        else:  # the other has left, perhaps within a message: then its verdict is not read
-            who.append(((plan.thawed,), rf"{pattern}|^DDP-E202 peer closed: rank {1 - plan.thawed} is gone"))
+        else:  # the others have left, each perhaps within a message: then their verdict is not read
+            who.append(((plan.thawed,), rf"^DDP-E203 peer silent: rank {plan.thawed} was stopped for [0-9.]+ s "))
     for ranks, pattern in who:
         missing = [r for r in ranks if r not in errors]
         if missing and plan.ulfm and all(re.search(rf"(?m)^ *rank {r}: {pattern.removeprefix('^')}", job.ranks[0].err) for r in missing):

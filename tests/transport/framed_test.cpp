@@ -770,6 +770,39 @@ TEST_CASE("while the way to a silent peer is full, acknowledged bytes are a sign
     ::close(there);
 }
 
+TEST_CASE("a rank that was stopped reports itself if its connection has ended meanwhile, and only then",
+          "[comm][framed]") {
+    bool const stopped = GENERATE(true, false), meanwhile = GENERATE(true, false);
+    CAPTURE(stopped, meanwhile);
+    framed_options options = quick();
+    auto const [here, there] = connected();
+    std::vector<framed_peer<ddp::descriptor_stream>> peers;
+    peers.push_back({1, ddp::descriptor_stream(here)});
+    ddp::framed<ddp::descriptor_stream> mine(0, 2, std::move(peers), options);
+    mine.progress(ddp::monotonic_clock::now());
+    if (meanwhile) ::close(there);
+    if (stopped) std::this_thread::sleep_for(options.times.dead * 5 / 4);
+    mine.progress(ddp::monotonic_clock::now());
+    if (!meanwhile) {
+        drive(mine, [until = ddp::monotonic_clock::now() + options.times.dead / 2] {
+            return ddp::monotonic_clock::now() > until;
+        });
+        ::close(there);
+    }
+    REQUIRE(drive(mine, [&] { return mine.reports()[1].is == ddp::report::state::closed; }));
+    ddp::failure closed;
+    closed.kind = ddp::failure_kind::closed;
+    closed.rank = 0;
+    closed.peer = 1;
+    mine.abort(closed);
+    ddp::failure const said = mine.reports()[0].record;
+    bool const itself = stopped && meanwhile;
+    CHECK(said.kind == (itself ? ddp::failure_kind::silent : ddp::failure_kind::closed));
+    CHECK(said.peer == (itself ? 0 : 1));
+    CHECK((said.waited_ns >= static_cast<std::uint64_t>(options.times.dead.count())) == itself);
+    if (itself) CHECK(said.text.view().find("the connection to rank 1") == 0);
+}
+
 TEST_CASE("ranks that slept together accuse nobody", "[comm][framed]") {
     pair_of both;
     both.settle();
@@ -1031,9 +1064,9 @@ TEST_CASE("what is half written stays as it was: a heartbeat's mark, and a recor
 
     bare_end c(0, 8, 8), d(1, 8, 8);
     std::string const one(200, '1'), two(200, '2');
-    REQUIRE(c.out.abort(threw(0, one)));
+    c.out.abort(threw(0, one));
     d.read(c.write(150));
-    REQUIRE(c.out.abort(threw(0, two)));
+    c.out.abort(threw(0, two));
     std::vector<std::string> records;
     ddp::failure record;
     for (auto bytes = c.write(10); !bytes.empty(); bytes = c.write(10)) {

@@ -24,6 +24,7 @@ enum class fault_rule : std::uint8_t {
     message,        ///< a message of another length or operation
     left,           ///< the culprit ended cleanly while others still needed it
     closed,         ///< the culprit's connection closed while a rank waited for it
+    stopped,        ///< the culprit was stopped for longer than timing.dead, and its connections were closed meanwhile
     gone,           ///< the culprit's connection closed while no rank waited for it
     silent,         ///< the culprit sends no heartbeats
     late,           ///< the culprit did not take part in time
@@ -48,7 +49,8 @@ struct fault {
 ///
 ///  1. A verdict that a rank has published already is adopted (the least rank's).
 ///  2. Else the first kind present wins: threw, broke, mismatch, closed, silent; within it the least (operation, rank).
-///     A rank that has published a record is alive: records that call it closed or silent do not count. A mismatch of
+///     A rank that has published a record is alive: records that call it closed or silent do not count, except its own
+///     that it was stopped, which counts after records of the kind closed. A mismatch of
 ///     models, gradients or batches is described by its record; for any other, the next rule says more.
 ///  3. Ranks that entered different things under one number of one group: a mismatch, whatever they wait for.
 ///  4. Else, if a rank that was called closed has published a record, the connection is at fault, not either end.

@@ -196,10 +196,7 @@ void scheduler<T>::compare_marks() {
             mark const& theirs = transport_.mark_of(peer);
             group const* const same = theirs.fingerprint == 0 ? nullptr : find(theirs);
             if (same == nullptr || !same->contradicts(theirs)) continue;
-            failure record;
-            record.kind = failure_kind::mismatch;
-            record.code = errc::mismatch;
-            record.peer = peer;
+            failure record{.kind = failure_kind::mismatch, .code = errc::mismatch, .peer = peer};
             record.entered = same->mark_of(theirs.number);
             std::string const text =
                 "rank " + std::to_string(rank()) + (theirs.number == same->number() ? " is in " : " was in ") +

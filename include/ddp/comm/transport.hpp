@@ -203,10 +203,10 @@ struct failure {
     std::int32_t peer = -1;         ///< the rank that it is about (in a verdict: the culprit); -1: none
     bool inside = false;            ///< `rank` was within an operation: what it entered last had not ended
     std::uint8_t reserved[3] = {};  // where padding would be
-    identity operation;             ///< of the message during which it happened
+    identity operation = {};        ///< of the message during which it happened
     std::uint64_t waited_ns = 0;    ///< how long `rank` has been waiting, in nanoseconds
-    mark entered;                   ///< what `rank` has entered last, in the group that the record is about
-    bounded_text<640> text;         ///< what happened, in words
+    mark entered = {};              ///< what `rank` has entered last, in the group that the record is about
+    bounded_text<640> text = {};    ///< what happened, in words
 };
 static_assert(std::is_trivially_copyable_v<failure> && std::has_unique_object_representations_v<failure>,
               "no padding may travel");

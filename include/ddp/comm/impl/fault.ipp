@@ -78,6 +78,8 @@ inline std::string_view without_group(std::string_view words) {
             return {fault_rule::left, *f, f->peer, errc::peer_closed};
         return {fault_rule::closed, *f, f->peer, closing(*f)};
     }
+    if (auto const* f = least(failure_kind::silent, [](failure const& r) { return r.peer == r.rank; }))
+        return {fault_rule::stopped, *f, f->rank, errc::peer_silent};
     for (std::size_t r = 0; r < reports.size(); ++r)
         if (reports[r].is == report::state::closed) {
             failure from = reports[r].record;

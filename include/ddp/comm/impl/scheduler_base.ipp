@@ -30,12 +30,8 @@ namespace ddp {
 }
 [[gnu::cold]] DDP_DECL void scheduler_base::fail(failure_kind kind, errc code, int peer, std::string_view text,
                                                  group const* about) noexcept {
-    failure record;
+    failure record{.kind = kind, .code = code, .peer = peer, .text = text};
     if (about != nullptr) record.entered = about->mark();
-    record.kind = kind;
-    record.code = code;
-    record.peer = peer;
-    record.text = text;
     fail(record);
 }
 [[gnu::cold]] DDP_DECL void scheduler_base::fail(std::exception_ptr const& thrown, failure_kind kind) noexcept {
@@ -187,10 +183,7 @@ DDP_DECL void operation::resume() {
 }
 [[gnu::cold, gnu::noinline]] DDP_DECL void operation::refuse() {
     if (!on_->failed()) {
-        failure record;
-        record.operation = tag.id;
-        record.entered = scheduler_base::mark_of(*this);
-        record.peer = peer;
+        failure record{.peer = peer, .operation = tag.id, .entered = scheduler_base::mark_of(*this)};
         std::string text;
         if (status == op_status::closed) {
             record.kind = failure_kind::closed;

@@ -91,6 +91,10 @@ inline constexpr char const* both_alive =
                            "them; a rank that is out of data calls trainer.join()."});
         case fault_rule::closed:
             return concat({culprit, " is gone while ", speaker, " was in ", during, ": ", reason, look_there, unheard});
+        case fault_rule::stopped:
+            return concat({culprit, " was stopped for ", waited, " in ", during,
+                           ", longer than timing.dead. Meanwhile ", own_words,
+                           ". The others have ended the job without it, or failed: look at their output."});
         case fault_rule::gone: return concat({culprit, " is gone: ", reason, look_there, unheard});
         case fault_rule::silent:
             return concat({culprit, " has sent nothing, not even a heartbeat, for ", waited, " (seen by ", speaker,

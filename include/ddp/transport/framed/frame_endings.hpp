@@ -3,6 +3,8 @@
 #pragma once
 
 #include <array>
+#include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <string_view>
 #include <system_error>
@@ -25,6 +27,22 @@ public:
 
     /// Whether a stream has ended or was shut since this was asked last.
     [[nodiscard]] bool any_new() noexcept { return std::exchange(any_new_, false); }
+
+    /// When this process last continued after it was stopped for longer than its peers wait, and for how long it was.
+    void continues(time_point at, nanoseconds stopped) noexcept {
+        continued_ = at;
+        stopped_ = stopped;
+    }
+    /// What this rank publishes for `record`: it reports itself if the peer has ended the connection while it was stopped.
+    [[nodiscard]] failure own_record(failure record) const noexcept {
+        if (record.kind != failure_kind::closed || !left_behind_) return record;
+        record.kind = failure_kind::silent;
+        record.code = errc::peer_silent;
+        record.text = news_.of(record.peer).record.text;
+        record.peer = rank_;
+        record.waited_ns = static_cast<std::uint64_t>(stopped_.count());
+        return record;
+    }
 
     /// Processes what the peer has just sent about itself and others. `was_clean`: no error had been found in its bytes
     /// before.
@@ -70,6 +88,7 @@ public:
     }
     /// The stream ended without goodbye, and no record of the peer's has come since.
     void close_without_goodbye(Link& l) noexcept {
+        left_behind_ |= stopped_.count() != 0 && l.ended >= continued_ && l.ended - continued_ < soon;
         std::array<char, 128> why{};
         std::snprintf(why.data(), why.size(), "%s%s", l.why ? l.why.message().c_str() : "end of file",
                       l.in.in_frame() ? ", inside a message" : "");
@@ -79,11 +98,7 @@ public:
     void close(Link& l, errc code, std::string_view why) noexcept {
         l.gone = true;
         if (news_.of(l.peer).is == report::state::silent) {
-            failure record;
-            record.kind = failure_kind::closed;
-            record.code = code;
-            record.rank = rank_;
-            record.peer = l.peer;
+            failure record{.kind = failure_kind::closed, .code = code, .rank = rank_, .peer = l.peer};
             std::snprintf(record.text.chars.data(), record.text.chars.size(),
                           "the connection to rank %d%s%s%s %s: %.*s (%u frames were read)", l.peer,
                           l.name.empty() ? "" : " (", l.name.c_str(), l.name.empty() ? "" : ")",
@@ -100,6 +115,7 @@ public:
     }
 
 private:
+    static constexpr std::chrono::milliseconds soon{500};
     void distrust(Link& l) noexcept {
         l.in.discard_input();
         close(l, errc::frame, "a record of a rank that does not exist, or of another than its sender");
@@ -116,6 +132,9 @@ private:
     frame_news<Link>& news_;
     completion_list& ended_;
     bool any_new_ = false;
+    bool left_behind_ = false;  // a connection had ended when this process continued
+    time_point continued_;
+    nanoseconds stopped_{0};
 };
 
 }  // namespace ddp

@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <ddp/comm/transport.hpp>
@@ -101,13 +101,11 @@ public:
     }
 
     /// From now on sends only urgent frames. A half-written frame is finished from a copy, so that no posted memory is
-    /// touched any more. Returns false if there was no memory for that: the stream can then carry nothing more.
-    [[nodiscard]] bool abort(failure const& record) noexcept {
+    /// touched any more.
+    void abort(failure const& record) noexcept {
         record_ = record;
         abort_due_ = true;
-        if (aborted_) return true;
-        aborted_ = true;
-        return keep_only_started();
+        if (!std::exchange(aborted_, true)) keep_only_started();
     }
     /// Forwards the record of rank `subject` to a peer that it may not reach. Sent once abort() has been called, like
     /// lost().
@@ -289,20 +287,17 @@ private:
         slots_[(first_ + count_++) % slots_.size()] = {header, payload.data(), nullptr};
         ahead_ += sizeof(frame_header) + payload.size();
     }
-    bool keep_only_started() noexcept {
+    void keep_only_started() noexcept {
         if (written_ == 0) {
             if (count_ != 0) sequence_ = slots_[first_].header.sequence;
             count_ = ahead_ = 0;
             beating_ = false;
-            return true;
+            return;
         }
         slot& s = slots_[first_];
         std::size_t const left = sizeof(frame_header) + s.header.payload - written_;
         if (s.header.type == frame_type::data && s.header.payload != 0) {
-            std::size_t const size = s.header.payload;
-            copy_.reset(new (std::nothrow) std::byte[size]);
-            if (copy_ == nullptr) return false;
-            std::memcpy(copy_.get(), s.payload, size);
+            std::memcpy(copy_.get(), s.payload, s.header.payload);
             s.payload = copy_.get();
         }
         s.ends = nullptr;
@@ -310,7 +305,6 @@ private:
         count_ = 1;
         ahead_ = left;
         if (s.header.type != frame_type::heartbeat) beating_ = false;
-        return true;
     }
 
     std::uint64_t key_;
@@ -346,8 +340,9 @@ private:
     std::vector<int> losses_;      // to be reported to the peer
     std::vector<relayed> relays_;  // to be passed on, at most one a rank
     relayed sent_relay_ = {};
-    bool relaying_ = false;              // sent_relay_ is being written
-    std::unique_ptr<std::byte[]> copy_;  // of a frame that abort() found half written
+    bool relaying_ = false;  // sent_relay_ is being written
+    /// Of a frame that abort() finds half written. Reserved here: at that moment there may be no memory.
+    std::unique_ptr<std::byte[]> copy_ = std::make_unique_for_overwrite<std::byte[]>(frame_payload_bytes);
 };
 
 }  // namespace ddp

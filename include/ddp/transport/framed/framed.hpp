@@ -145,9 +145,10 @@ public:
         bool fresh = false;  // the links' flags are from a poll just made
         bool slept = false;
         for (time_point spin_until = at + spin();;) {
-            bool const frozen = at - last_turn_ > options_.times.dead / 2;
+            nanoseconds const since = at - last_turn_;
             bool const moved = pump(at, fresh);
-            if (frozen) restart_clocks(at);  // this process was stopped: no peer is late
+            if (since > options_.times.dead / 2) restart_clocks(at);  // this process was stopped: no peer is late
+            if (since > options_.times.dead) endings_.continues(at, since);
             last_turn_ = at;
             bool const late = (std::exchange(slept, false) || at - timers_ran_ >= timer_grain) && run_timers(at);
             if (aborted_) news_.share_losses();
@@ -172,13 +173,14 @@ public:
     }
 
     void abort(failure const& record) noexcept {
+        failure const own = endings_.own_record(record);
         for (auto const& l : links_) {
             if (!aborted_) l->in.discard_messages();
-            if (!l->out.abort(record)) endings_.shut(*l);
+            l->out.abort(own);
             endings_.end_operations(*l, op_status::aborted);
         }
         aborted_ = true;
-        news_.change(rank_) = {report::state::spoke, record};
+        news_.change(rank_) = {report::state::spoke, own};
         try {
             news_.share_losses();          // with the record: a rank that has both may leave
         } catch (std::bad_alloc const&) {  // the next turn tries again
