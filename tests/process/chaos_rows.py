@@ -506,10 +506,15 @@ def left_alone(make):
     """Ranks die, and mpiexec leaves the others alone: these wait until the deadline, and the program ends the job."""
     def plan(draw, size):
         made = over_mpi(make, launcher=("--enable-recovery",), more=("collective=600",))(draw, size)
-        if made is None or any(":memory:" in fault for fault in made.faults):  # that one is alive, and says what it has thrown
+        if made is None:
             return made
         dead = sorted({int(fault.partition(":")[0]) for fault in made.faults})
-        made.verdicts = ((without(size, *dead), rf"^DDP-E204 deadline: rank [{''.join(map(str, dead))}] did not take part in .* in time"),)
+        late = rf"^DDP-E204 deadline: rank [{''.join(map(str, dead))}] did not take part in .* in time"
+        if any(":memory:" in fault for fault in made.faults):  # that one says what it has thrown, unless MPI_Isend waits for memory for ever
+            (others, thrown), = made.verdicts
+            made.verdicts = ((others, f"{thrown}|{late}"),)
+        else:
+            made.verdicts = ((without(size, *dead), late),)
         made.bound = 1.2 * SCALE + SOON
         return made
     return plan
