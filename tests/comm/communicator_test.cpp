@@ -495,6 +495,7 @@ TEST_CASE("times that nobody has set: silence is noticed in seconds, slowness fo
     CHECK(times.heartbeat == 250ms);
     CHECK(times.dead == 3s);
     CHECK(times.collective == 2min);
+    CHECK(times.straggler == 5s);
     CHECK((times.end_of_file == 100ms && times.verdict == 300ms));
     CHECK((times.handshake == 3s && times.join == 30s && times.shutdown == 5s));
 }
@@ -506,9 +507,9 @@ TEST_CASE("a time that is none is refused by its name", "[comm][communicator]") 
     };
     for (auto const& [name, value] :
          {field{"heartbeat", &timing::heartbeat}, field{"dead", &timing::dead},
-          field{"collective", &timing::collective}, field{"end_of_file", &timing::end_of_file},
-          field{"verdict", &timing::verdict}, field{"handshake", &timing::handshake}, field{"join", &timing::join},
-          field{"shutdown", &timing::shutdown}})
+          field{"collective", &timing::collective}, field{"straggler", &timing::straggler},
+          field{"end_of_file", &timing::end_of_file}, field{"verdict", &timing::verdict},
+          field{"handshake", &timing::handshake}, field{"join", &timing::join}, field{"shutdown", &timing::shutdown}})
         for (auto const wrong :
              {timing::milliseconds{0}, timing::milliseconds{-1}, timing::milliseconds{604'800'001}}) {
             timing times;

@@ -182,6 +182,25 @@ TEST_CASE("over MPI a failed call writes nothing into its memory once it has thr
     if (comm.rank() == 0) CHECK(std::count(data.begin(), data.end(), std::uint8_t{7}) == std::ssize(data));
 }
 
+TEST_CASE("over MPI ranks learn long before the deadline that they have called different collectives",
+          "[mpi][faults]") {
+    if (boost::mpi::communicator().size() < 2) return;
+    for (bool const leaves_out : {false, true}) {
+        CAPTURE(leaves_out);
+        ddp::communicator<> comm = ddp::any_communicator(connect(), patient());
+        bool const other = comm.rank() == comm.size() - 1;
+        std::vector<double> ten(10, 1.0);
+        auto const began = ddp::monotonic_clock::now();
+        auto const calls = [&] {
+            if (!other) ddp::barrier(comm);
+            if (other || leaves_out) ddp::allreduce(comm, ten);
+            ddp::barrier(comm);
+        };
+        CHECK_THROWS_WITH(calls(), Catch::StartsWith("DDP-E205 mismatch: ranks disagree about operation #"));
+        CHECK(ddp::monotonic_clock::now() - began < patient().collective / 4);
+    }
+}
+
 TEST_CASE("over MPI groups whose collectives are called in opposite order get one verdict", "[mpi][group]") {
     if (boost::mpi::communicator().size() < 2) return;
     check_one_verdict([](auto& comm, std::string& text) { return ddp::test::check_opposite_order(comm, text); });

@@ -401,6 +401,7 @@ def main():
     words.add_argument("--rows", default="", help="such as 10,31 or 26-30; default: all")
     words.add_argument("--ranks", default="2,3,4", help="numbers of ranks")
     words.add_argument("--injections", type=int, default=6, help="of a row, over all numbers of ranks")
+    words.add_argument("--in-full", action="store_true", help="as many of the rows that take long as of the others")
     words.add_argument("--seed", type=int, default=1)
     words.add_argument("--only", type=int, help="the number of one injection, to repeat it")
     words.add_argument("--starve", type=float, default=0, help="seconds of jobs, and of one job, beside 20 busy processes")
@@ -412,7 +413,7 @@ def main():
     sizes = [int(s) for s in asked.ranks.split(",")]
     all_results, lines, failures = [], [], []
     for row in chosen_rows(asked.rows):
-        cases = cases_of(row, sizes, asked.seed, asked.injections, asked.only)
+        cases = cases_of(row, sizes, asked.seed, asked.injections, asked.only, asked.in_full)
         if not cases:
             print(f"not tried: row {row.number}, for which something is not here, or too few ranks", flush=True)
             continue
@@ -473,10 +474,10 @@ def chosen_rows(text):
     return [row for row in ROWS if row.number in numbers]
 
 
-def cases_of(row, sizes, seed, injections, only=None):
+def cases_of(row, sizes, seed, injections, only=None, in_full=False):
     """(ranks, number): the same share for each number of ranks that the row can have."""
     sizes = [s for s in sizes if plan_of(row, s, seed, 0) is not None]
-    wanted = max(1, round(injections * row.share))
+    wanted = max(1, round(injections * (1 if in_full else row.share)))
     cases, made = [], 0
     if only is not None:
         return [(size, only) for size in sizes]

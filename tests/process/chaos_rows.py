@@ -108,12 +108,15 @@ class References:
 REFERENCES = References()
 
 
+OPERATION = r"(an operation without a name:?|[^(:]* #\d+.*?:?)"  # with its number, if something was entered
+
+
 def gone(rank):
-    return rf"^DDP-E202 peer closed: rank {rank} is gone\b"
+    return rf"^DDP-E202 peer closed: rank {rank} is gone( while rank \d+ was in {OPERATION}|:) "
 
 
 def quiet(rank):
-    return rf"^DDP-E203 peer silent: rank {rank} has sent nothing"
+    return rf"^DDP-E203 peer silent: rank {rank} has sent nothing, not even a heartbeat, for [0-9.]+ s \(seen by rank \d+ in {OPERATION}\)"
 
 
 def drawn_words(draw, ways=WAYS):
@@ -161,7 +164,7 @@ def row_12(draw, size):
         return None
     count = draw.randint(2, size - 1)
     ranks = draw.sample(range(size), count)
-    phase, step = drawn_place(draw, ("forward", "backward", "between", "reduced"))
+    phase, step = drawn_place(draw, ("bind", "forward", "backward", "between", "reduced", *STEPPING, *INSIDE))
     faults = [f"{ranks[0]}:kill:{phase}:{step}"]
     for rank in ranks[1:]:
         if draw.random() < 0.5:  # while the news of the first spreads
@@ -192,7 +195,7 @@ def row_15(draw, size):
     rank = draw.randrange(size)
     kind = draw.choice(("return", "exit"))
     if kind == "return":
-        place, pattern = f"between:{draw.randint(1, 5)}", rf"^DDP-E202 peer closed: rank {rank} exited cleanly"
+        place, pattern = f"between:{draw.randint(1, 5)}", rf"^DDP-E202 peer closed: rank {rank} exited cleanly while rank \d+ was in {OPERATION}"
     else:
         phase, step = drawn_place(draw, ("construct", "bind", "forward", "backward", "between"))
         place, pattern = f"{phase}:{step}", gone(rank)
@@ -243,14 +246,17 @@ def row_21(draw, size):
                 verdicts=((tuple(range(size)), rf"^DDP-E204 deadline: rank {rank} did not take part in .* in time"),))
 
 
+BOTH_NAMED = r"^DDP-E205 mismatch: (ranks disagree about operation #\d+: )?rank \d+ (is in .+ #\d+.*, rank \d+ in .+|and rank \d+ are both in )"
+
+
 def row_22(draw, size):
     rank = draw.randrange(size)
     step = draw.randint(1, 5)
     fault, pattern = draw.choice((
         (f"{rank}:other:barrier:{step}", r"^DDP-E205 mismatch: .*(allreduce.*barrier|barrier.*allreduce)"),
         (f"{rank}:count:allreduce:{step}", r"^DDP-E205 mismatch: .*(9.*10|10.*9) double"),
-        (f"{max(1, rank)}:root:broadcast:{step}", r"^DDP-E205 mismatch: "),
-        (f"{rank}:skip:between:{step}", r"^DDP-E205 mismatch: "),
+        (f"{max(1, rank)}:root:broadcast:{step}", BOTH_NAMED),
+        (f"{rank}:skip:between:{step}", BOTH_NAMED),
         (f"{rank}:rate:construct:0", r"^DDP-E102 model differs: .*optimizer or its settings"),
         (f"{rank}:model:construct:0", r"^DDP-E102 model differs: .*parameter #\d+ is ")))
     # Threads have no heartbeats: what shows in no message of its own is found at the deadline.
@@ -460,11 +466,7 @@ def over_mpi(make, **change):
         made = make(draw, size)
         if made is None or not os.path.exists(FAULT_PROGRAM_MPI):
             return None
-        made = dataclasses.replace(made, mpi=True, inproc=False, **change)
-        # Without heartbeats a mismatch that shows in no message of its own is found at the deadline.
-        if any(word in fault for word in (":skip:", ":root:") for fault in made.faults):
-            made.more, made.bound = ("collective=600",), 1.2 * SCALE + SOON
-        return made
+        return dataclasses.replace(made, mpi=True, inproc=False, **change)
     return plan
 
 
@@ -626,6 +628,8 @@ ROWS = [Row("10", "a rank other than 0 is killed", on_hosts(row_10)),
         Row("34", "bytes or frames are left out, doubled, swapped, inserted, cut off", row_34),
         Row("10m", "over MPI a rank is killed: the whole job ends", over_mpi(row_10, killed=True, bound=3.0 * SCALE), 1, 0.25),
         Row("13m", "over MPI a rank throws", over_mpi(row_13), 1, 0.25),
+        Row("11m", "over MPI rank 0 is killed: the whole job ends", over_mpi(row_11, killed=True, bound=3.0 * SCALE), 1, 0.25),
+        Row("12m", "over MPI two or three ranks are killed: the whole job ends", over_mpi(row_12, killed=True, bound=3.0 * SCALE), 1, 0.25),
         Row("14m", "over MPI a rank crashes, aborts, or has no memory left: the whole job ends",
             over_mpi(row_14, killed=True, bound=3.0 * SCALE), 1, 0.25),
         Row("15m", "over MPI a rank returns early, or exits", over_mpi(row_15_mpi), 1, 0.25),

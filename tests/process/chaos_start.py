@@ -917,6 +917,8 @@ def row_9(draw, size):
                 job.wait_for("start", rank)
             job.wait()
             job.went_on(range(size))
+            if said_by_us := [rank.err for rank in job.ranks.values() if rank.err]:
+                raise job.wrong(f"strangers are reported: {said_by_us}")
             job.nothing_left()
             for text, answer in [both for crowd in crowds for both in crowd.answers()]:
                 begins = (text[0] if isinstance(text, list) else text).startswith(PROOF)

@@ -745,6 +745,20 @@ class Strangers(FaultCase):
             for s in strangers:
                 s.close()
 
+    def test_the_ranks_of_one_machine_listen_on_loopback_only(self):
+        with Job(3, command(), without=[2], inherit=False) as job:
+            end = time.monotonic() + DEADLINE
+            while len(found := listening_ports(job.ranks[0].pid) + listening_ports(job.ranks[1].pid)) < 3 and time.monotonic() < end:
+                time.sleep(0.01)
+            with open("/proc/net/tcp") as tcp, open("/proc/net/tcp6") as tcp6:
+                rows = [line.split() for line in [*tcp.readlines()[1:], *tcp6.readlines()[1:]]]
+            places = [row[1] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) in found]
+            self.assertEqual({place.partition(":")[0] for place in places}, {"0100007F"}, f"{found}: {places}")
+            self.assertEqual(len(places), 3, "the rendezvous, and a port of each rank")
+            job.start(2)
+            job.wait()
+            self.assertEqual([r.code for r in job.ranks.values()], [0, 0, 0], job.story())
+
     def test_nobody_listens_once_all_have_met(self):
         with Job(3, command("fault=0:sleep:between:1:700")) as job:
             job.wait_for("fault", 0)

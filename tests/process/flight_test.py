@@ -59,6 +59,13 @@ class Stories(FlightCase):
         self.assertRegex(self.story(err), r"\n        rank 0 was in the program's own code after broadcast #\d+ for \d")
         self.assertRegex(self.story(err), r"\n        ranks 1, 2 waited for the others in step 3 for \d")
 
+    def test_a_rank_that_is_killed_in_a_collective_of_the_program(self):
+        code, out, err = self.run_job(3, "fault=1:kill:barrier:2")
+        self.assertEqual(code, 128 + signal.SIGKILL, out + err)
+        self.assertRegex(self.story(err), r"\n        rank 2 was in the program's own code after step 2 for \d")
+        self.assertRegex(self.story(err), r"\n        rank 0 waited for the others in barrier #\d+ for \d")
+        self.assertRegex(self.story(err), r"\n        rank 1 waited for the others in barrier #\d+ for \d\.\d s, and was killed by SIGKILL\n")
+
     def test_a_rank_that_throws(self):
         code, out, err = self.run_job(3, "fault=1:throw:backward:2")
         self.assertEqual(code, 1, out + err)

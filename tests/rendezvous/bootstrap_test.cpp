@@ -934,6 +934,10 @@ TEST_CASE("a secret is taken only from a regular file that nobody else can read,
         CHECK(has(refusal(), "no secret of 16 to 64 bytes"));
     }
     {
+        secret_in_a_file const empty("");
+        CHECK(has(refusal(), "no secret of 16 to 64 bytes"));
+    }
+    {
         secret_in_a_file const zeros(std::string(32, '\0'));
         CHECK(has(refusal(), "which holds nothing but zeros"));
     }
@@ -1025,6 +1029,9 @@ TEST_CASE("times come from the environment, in seconds", "[rendezvous][tcp]") {
     CHECK(times.straggler == 60s);
     CHECK(times.join == ddp::timing{}.join);
     times.validate();
+    ::setenv("DDP_TIMEOUT_JOIN", "7.5", 1);
+    CHECK(ddp::detail::with_environment({}).join == 7500ms);
+    ::unsetenv("DDP_TIMEOUT_JOIN");
     for (char const* const wrong : {"0", "-1", "nan", "5s", "1e9", "0x10", "\x1b[2J"}) {
         ::setenv("DDP_TIMEOUT_DEAD", wrong, 1);
         try {

@@ -183,13 +183,49 @@ TEST_CASE("one order of sources: DDP_, torchrun's, Slurm, Open MPI, PMIx, PMI", 
     CHECK(ddp::detail::explain_job(getter(all)).find("ignored: mpirun has started this process") != std::string::npos);
     for (std::string const name : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID", "SLURM_JOB_ID"})
         all.erase(name);
-    CHECK(found() == std::pair(5, 6));
+    CHECK(found() == std::pair(5, 6));  // PMI's, since PMIx has no size
+    all["WORLD_SIZE"] = "11";
+    CHECK(found() == std::pair(4, 11));
+    all.erase("WORLD_SIZE");
     all.erase("PMI_SIZE");
     CHECK(complaint(all).find(
               "PMIX_RANK=4 says which rank this is, but PMIx has no variable for the number of ranks. Set "
               "WORLD_SIZE, MASTER_ADDR and MASTER_PORT for all ranks") != std::string::npos);
-    all["WORLD_SIZE"] = "12";
+    all.insert({{"WORLD_SIZE", "12"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "3"}});
     CHECK(found() == std::pair(4, 12));
+    auto const job = ddp::job_from_environment(getter(all));
+    CHECK(std::pair(job->local_rank, job->local_size) == std::pair(1, 3));
+}
+
+TEST_CASE("each variable of DDP_ comes before the usual one", "[rendezvous]") {
+    auto const job = ddp::job_from_environment(getter(plus(whole, {{"DDP_RANK", "5"},
+                                                                   {"DDP_WORLD_SIZE", "6"},
+                                                                   {"DDP_LOCAL_RANK", "2"},
+                                                                   {"DDP_LOCAL_WORLD_SIZE", "3"},
+                                                                   {"DDP_MASTER_ADDR", "10.0.0.7"},
+                                                                   {"DDP_MASTER_PORT", "4321"}})));
+    REQUIRE(job.has_value());
+    CHECK(std::pair(job->rank, job->size) == std::pair(5, 6));
+    CHECK(std::pair(job->local_rank, job->local_size) == std::pair(2, 3));
+    CHECK(job->master_addr == "10.0.0.7");
+    CHECK(job->master_port == 4321);
+}
+
+TEST_CASE("what variables say is printed without control characters", "[rendezvous]") {
+    std::string const harm = "\x1b]0;x\x07\r";
+    for (auto const& [name, base] : {std::pair{"RANK", whole},
+                                     {"MASTER_PORT", whole},
+                                     {"LOCAL_WORLD_SIZE", whole},
+                                     {"SLURM_PROCID", slurm},
+                                     {"SLURM_STEP_NODELIST", slurm},
+                                     {"SLURM_STEP_TASKS_PER_NODE", slurm}}) {
+        CAPTURE(name);
+        std::string const said = complaint(plus(base, {{name, harm}}));
+        CHECK(said.find(name) != std::string::npos);
+        CHECK(said.find_first_of("\x1b\x07\r") == std::string::npos);
+    }
+    std::string const explained = ddp::detail::explain_job(getter(with("MASTER_ADDR", harm)));
+    CHECK(explained.find_first_of("\x1b\x07\r") == std::string::npos);
 }
 
 TEST_CASE("ranks of mpirun meet over loopback on one host, and need a meeting point on several", "[rendezvous]") {

@@ -255,9 +255,10 @@ void scheduler<T>::name_stragglers() {
         mine.waited_ns = static_cast<std::uint64_t>((driven() - watched_from_).count());
         std::vector<int> absent;
         bool lowest = true;  // of those that have entered it
+        auto const beats = [this](int r) { return transport_.last_heard(r) != time_point{}; };
         group const* const in = mine.entered.number == 0 ? nullptr : find(mine.entered);  // null: a message between two
         for (int const r : in != nullptr ? in->members() : std::span<int const>()) {
-            if (r == rank() || transport_.last_heard(r) == time_point{}) continue;  // one that sends no heartbeats
+            if (r == rank() || !beats(r)) continue;
             mark const theirs = transport_.mark_of(r);
             bool const same = theirs.same_group(mine.entered), here = same && theirs.number >= mine.entered.number;
             lowest = lowest && !(here && r < rank() && r != mine.peer);
@@ -269,11 +270,12 @@ void scheduler<T>::name_stragglers() {
         int const named = absent.empty() ? mine.peer : absent.front();
         patience_ =
             std::max<nanoseconds>(times().straggler, std::min<nanoseconds>(2 * patience_, times().collective / 2));
-        std::fprintf(stderr, "ddp: %s\n",
-                     detail::straggler_text(rank(), mine, absent, named, transport_.mark_of(named), times().collective,
-                                            recorder() != nullptr && recorder()->answers_signal.load(),
-                                            process_of(transport_, named))
-                         .c_str());
+        std::fprintf(
+            stderr, "ddp: %s\n",
+            detail::straggler_text(rank(), mine, absent, named, beats(named) ? transport_.mark_of(named) : mark{},
+                                   times().collective, recorder() != nullptr && recorder()->answers_signal.load(),
+                                   process_of(transport_, named))
+                .c_str());
     }
 }
 

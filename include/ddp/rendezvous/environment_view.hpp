@@ -53,7 +53,7 @@ public:
         std::string all;
         for (std::string_view const name : names)
             if (auto const value = text(name))
-                all += concat({all.empty() ? "" : " ", name, "=", std::string_view(*value).substr(0, 80)});
+                all += concat({all.empty() ? "" : " ", name, "=", printable(std::string_view(*value).substr(0, 80))});
         return all;
     }
 

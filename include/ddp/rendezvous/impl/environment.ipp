@@ -200,7 +200,7 @@ inline constexpr std::size_t torchrun_source = 1, slurm_source = 2;
         std::string meeting;
         job const j = job_of_claim(env, *first, source, &meeting);
         text += concat({"rank ", j.rank, " of ", j.size, "; local rank ", j.local_rank, " of ", j.local_size, "\n"});
-        text += concat({"meeting at ", j.master_addr, ":", j.master_port, " (", meeting, ")\n"});
+        text += concat({"meeting at ", printable(j.master_addr), ":", j.master_port, " (", meeting, ")\n"});
         if (j.port_is_launchers) text += "that port is torchrun's own: rank 0 takes one of the next\n";
         if (!j.id.empty()) text += concat({"job ", j.id, "\n"});
         if (env.has("SLURM_NTASKS_PER_NODE") && env.has("SLURM_STEP_TASKS_PER_NODE") && source == slurm_source &&

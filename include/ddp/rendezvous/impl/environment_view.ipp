@@ -26,7 +26,7 @@ namespace ddp::detail {
     int value = 0;
     auto const [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (error != std::errc{} || end != text.data() + text.size() || value < least || value > most)
-        throw environment_error(concat({name, " is \"", text.substr(0, 80), "\"; expected ", meaning,
+        throw environment_error(concat({name, " is \"", printable(text.substr(0, 80)), "\"; expected ", meaning,
                                         ", a whole number from ", least, " to ", most}));
     return value;
 }

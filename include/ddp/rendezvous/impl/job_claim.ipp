@@ -120,7 +120,7 @@ namespace ddp::detail {
     std::string const text = env.text(name).value_or("");
     auto const nodes = slurm_node_list::parse(text);
     if (!nodes)
-        throw environment_error(concat({name, " is \"", std::string_view(text).substr(0, 80),
+        throw environment_error(concat({name, " is \"", printable(text.substr(0, 80)),
                                         "\"; expected a list of hosts such as node[01-03,07],gpu1"}));
     return nodes;
 }
@@ -156,7 +156,7 @@ namespace ddp::detail {
         int const node = env.number("SLURM_NODEID", 0, most_ranks, "this node's place in the step").value_or(0);
         auto const tasks = slurm_task_counts::parse(*counts, static_cast<std::uint32_t>(node));
         if (!tasks || tasks->tasks != static_cast<std::uint32_t>(claim.size))
-            throw environment_error(concat({"SLURM_STEP_TASKS_PER_NODE is \"", std::string_view(*counts).substr(0, 80),
+            throw environment_error(concat({"SLURM_STEP_TASKS_PER_NODE is \"", printable(counts->substr(0, 80)),
                                             "\"; expected the tasks of each node, ", claim.size, " in all (", size_name,
                                             "), with one for SLURM_NODEID=", node}));
         claim.local_size = static_cast<int>(tasks->here);
@@ -198,8 +198,8 @@ namespace ddp::detail {
 }
 
 [[gnu::cold]] DDP_DECL std::optional<job_claim> pmix_claim(environment_view const& env) {
-    if (!env.has("PMIX_RANK") || env.has("PMI_SIZE")) return std::nullopt;
     std::string_view const size = env.first_of({"DDP_WORLD_SIZE", "WORLD_SIZE"});
+    if (!env.has("PMIX_RANK") || (size.empty() && env.has("PMI_SIZE"))) return std::nullopt;  // PMI says both
     if (size.empty())
         throw environment_error(
             concat({"PMIX_RANK=", env.text("PMIX_RANK").value_or(""), " says which rank this is, but PMIx has no ",

@@ -24,7 +24,8 @@
 /// (mpi_failures.hpp): then that peer is closed. Other errors that MPI returns become ddp::error, or close the peer
 /// concerned. At MPI_THREAD_MULTIPLE ranks send heartbeats every timing.heartbeat, with what they have entered; a rank
 /// that has sent one and then nothing for timing.dead is overdue. Below that level there are no heartbeats, because a
-/// rank could send none while its program computes.
+/// rank could send none while its program computes; a rank that has waited for timing.heartbeat tells its peers once what it has
+/// entered.
 #pragma once
 
 #include <cstddef>
@@ -122,7 +123,7 @@ public:
     [[nodiscard]] std::string_view process_of(int rank) const noexcept { return session_->process_of(rank); }
     /// Sets what this rank's heartbeats report as entered.
     void entered(mark const& last) noexcept { life_.entered(last); }
-    /// What this peer's last heartbeat reported.
+    /// What this peer has reported last, by a heartbeat or while it waited.
     [[nodiscard]] mark const& mark_of(int peer) const { return life_.mark_of(peer); }
     /// When anything last arrived from this peer, or this process last continued after being stopped.
     [[nodiscard]] time_point last_heard(int peer) const {
@@ -165,8 +166,8 @@ private:
         auto const at = static_cast<std::size_t>(peer);
         return life_.beats(peer) && !gone_[at] && reports_[at].is == report::state::silent;
     }
-    void look_at_the_time(time_point at);
-    void beat(int peer);
+    void look_at_the_time(time_point at, bool moved);
+    void beat(int peer, kind as);
 
     // receiving
     void match(completion& done, envelope const& what);

@@ -17,7 +17,8 @@ enum class envelope_kind : std::uint32_t {
     message,
     goodbye,
     record,
-    heartbeat  // id, fingerprint and body: the sender's mark
+    heartbeat,  // id, fingerprint and body: the sender's mark
+    mark        // likewise, of a rank that sends no heartbeats
 };
 
 struct envelope {

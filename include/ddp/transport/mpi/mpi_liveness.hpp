@@ -1,5 +1,5 @@
 /// \file
-/// liveness: heartbeats over MPI, when they are due, and which ranks are late.
+/// liveness: heartbeats and marks over MPI, when they are due, and which ranks are late.
 #pragma once
 
 #include <cstddef>
@@ -34,23 +34,33 @@ public:
         return true;
     }
 
+    /// Of a rank that sends no heartbeats: whether it is to tell its peers what it has entered, since it has waited in that
+    /// for timing.heartbeat and has not said so before. Call it while waiting; `moved`: something has arrived or ended.
+    [[nodiscard]] bool is_to_tell(time_point at, bool moved) noexcept {
+        bool const waited = at - std::exchange(asked_, at) < times_.heartbeat / 4;
+        if (moved || !waited) waits_since_ = at;
+        if (at - waits_since_ < times_.heartbeat || told_ == mark_.fingerprint) return false;
+        told_ = mark_.fingerprint;
+        return true;
+    }
+
     /// Something has arrived from a peer, at the time of the last has_come().
     void heard(int from) noexcept { of(from).heard = asked_; }
-    /// Processes a heartbeat.
+    /// Processes a heartbeat or a mark.
     void heard(int from, envelope const& what) noexcept {
         peer& p = of(from);
-        p.beats = true;
+        p.beats = p.beats || what.kind == envelope_kind::heartbeat;
         p.said.group = what.id.group;
         p.said.leader = static_cast<std::int32_t>(what.id.channel);
         p.said.number = what.id.index;
         p.said.fingerprint = what.fingerprint;
         std::memcpy(p.said.name.chars.data(), what.body.data(), sizeof p.said.name.chars);
     }
-    /// Writes the next heartbeat to a peer, and returns the number of its bytes after the head. Once it has been sent,
-    /// call has_gone().
-    std::size_t write(int to, envelope& what) noexcept {
+    /// Writes the next heartbeat or mark to a peer, and returns the number of its bytes after the head. Once it has been
+    /// sent, call has_gone().
+    std::size_t write(int to, envelope_kind kind, envelope& what) noexcept {
         of(to).under_way = true;
-        what.kind = envelope_kind::heartbeat;
+        what.kind = kind;
         what.id = {.group = mark_.group, .channel = static_cast<std::uint32_t>(mark_.leader), .index = mark_.number};
         what.fingerprint = mark_.fingerprint;
         what.payload = 0;
@@ -82,7 +92,8 @@ private:
     timing times_;
     std::vector<peer> peers_;
     mark mark_;
-    time_point asked_ = {}, due_ = {};
+    time_point asked_ = {}, due_ = {}, waits_since_ = {};
+    std::uint64_t told_ = 0;  // the fingerprint of the mark that peers were told last
 };
 
 }  // namespace ddp::detail::mpi

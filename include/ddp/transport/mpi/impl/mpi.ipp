@@ -122,7 +122,7 @@ DDP_DECL bool mpi_transport::progress(time_point until) {
     time_point since = now();
     for (time_point at = since;; at = now()) {
         bool const moved = pass();
-        if (beats()) look_at_the_time(at);  // after receiving: a rank that was stopped has messages waiting
+        look_at_the_time(at, moved);  // after receiving: a rank that was stopped has messages waiting
         bool const done = !ended_.empty() || changed_;
         run_ended(ended_count_);
         bool const woken = waiter_.take_wake();
@@ -132,21 +132,27 @@ DDP_DECL bool mpi_transport::progress(time_point until) {
     }
 }
 
-/// Sends heartbeats that are due, and finds ranks that are late.
-DDP_DECL void mpi_transport::look_at_the_time(time_point at) {
+/// Sends heartbeats that are due, and finds ranks that are late; without heartbeats, tells what this rank waits in.
+DDP_DECL void mpi_transport::look_at_the_time(time_point at, bool moved) {
+    if (aborted_ || size() == 1) return;
+    if (!may_own_thread()) {
+        if (life_.is_to_tell(at, moved))
+            for (int peer = 0; peer < size(); ++peer) beat(peer, kind::mark);
+        return;
+    }
     if (!life_.has_come(at)) return;
     overdue_ = -1;
     for (int peer = size() - 1; peer >= 0; --peer) {
         if (watched(peer) && life_.late(peer, at)) overdue_ = peer;
-        beat(peer);
+        beat(peer, kind::heartbeat);
     }
 }
 
-DDP_DECL void mpi_transport::beat(int peer) {
+DDP_DECL void mpi_transport::beat(int peer, kind as) {
     if (gone_[static_cast<std::size_t>(peer)] || life_.under_way(peer)) return;
     slot& out = session_->slots.take();
     out.peer = peer;
-    send_envelope(out, life_.write(peer, out.what), nullptr);
+    send_envelope(out, life_.write(peer, as, out.what), nullptr);
 }
 
 DDP_DECL void mpi_transport::pause(time_point until, time_point since) {
@@ -266,8 +272,9 @@ DDP_DECL bool mpi_transport::take_envelopes() {
 
 DDP_DECL void mpi_transport::take(int peer, envelope const& what) {
     life_.heard(peer);
-    if (what.kind == kind::heartbeat) {
+    if (what.kind == kind::heartbeat || what.kind == kind::mark) {
         life_.heard(peer, what);
+        changed_ |= what.kind == kind::mark;
     } else if (what.kind == kind::record) {
         report& told = reports_[static_cast<std::size_t>(peer)];
         told.is = report::state::spoke;
@@ -290,7 +297,7 @@ DDP_DECL bool mpi_transport::test_requests() {
         slot* const out = std::exchange(over.out, nullptr);
         completion* const node = std::exchange(over.node, nullptr);
         if (out != nullptr) {
-            if (out->what.kind == kind::heartbeat) life_.has_gone(over.peer);
+            if (out->what.kind == kind::heartbeat || out->what.kind == kind::mark) life_.has_gone(over.peer);
             session_->slots.give_back(*out);
         }
         if (how != MPI_SUCCESS) {
@@ -333,12 +340,9 @@ DDP_DECL void mpi_transport::gone(int peer, report::state how, std::string_view 
     if (reports_[at].is == report::state::silent) {
         reports_[at].is = how;
         if (how == report::state::closed) {
-            failure& record = reports_[at].record;
-            record.kind = failure_kind::closed;
-            record.code = errc::peer_closed;
-            record.rank = rank();
-            record.peer = peer;
-            record.text = text;
+            reports_[at].record = {
+                .kind = failure_kind::closed, .code = errc::peer_closed, .rank = rank(), .peer = peer};
+            reports_[at].record.text = text;
         }
         changed_ = true;
     }
@@ -371,10 +375,7 @@ DDP_DECL void mpi_transport::run_ended(std::size_t most) noexcept {
 /// rank that has received this goodbye.
 DDP_DECL void mpi_transport::leave() {
     if (std::uncaught_exceptions() > exceptions_ && !aborted_) {
-        failure record;
-        record.kind = failure_kind::threw;
-        record.code = errc::remote_exception;
-        record.rank = rank();
+        failure record{.kind = failure_kind::threw, .code = errc::remote_exception, .rank = rank()};
         record.text = std::string_view("its program left the transport by an exception");
         abort(record);
     }
@@ -388,7 +389,7 @@ DDP_DECL void mpi_transport::leave() {
         }
     };
     drive([&] {
-        if (beats()) look_at_the_time(now());  // no longer after the goodbye
+        if (may_own_thread()) look_at_the_time(now(), true);  // no longer after the goodbye
         return !session_->requests.receives();
     });
     for (int peer = 0; peer < size(); ++peer) tell(peer, kind::goodbye, {});
