@@ -152,6 +152,7 @@ struct learner {
     ddp::training_options options;
     std::vector<ddp::parameter<float>> parameters;
     std::vector<float> gradients, values;
+    std::vector<std::uint64_t> after;  // by step that it has completed: a digest of its values
     std::unique_ptr<engine> work;
 
     learner(script const& with, on_type& on) : options(with.options) {
@@ -194,6 +195,7 @@ ddp::task<> learn(virtual_cluster* cluster, learner* mine, int rank, std::uint64
     work.collect();
     co_await work.finished();
     co_await work.settled();
+    mine->after.push_back(ddp::digest().add(std::span<float const>(mine->values)).value());
 }
 
 ddp::task<> train(virtual_cluster* cluster, script const* of, int rank, on_type* on, std::vector<float>* data,
@@ -236,7 +238,8 @@ ddp::task<> train(virtual_cluster* cluster, script const* of, int rank, on_type*
 struct result {
     ddp::cluster_outcome outcome;
     std::vector<std::uint64_t> digests;  // of each rank's values
-    std::set<std::uint64_t> replicas;    // digests of what was trained, of ranks that have finished
+    std::map<std::size_t, std::set<std::uint64_t>>
+        replicas;  // by step: digests of what was trained, of all ranks that got there
     std::uint64_t trace = 0;
 };
 
@@ -272,7 +275,8 @@ result run(script const& with, bool faults) {
     for (std::size_t r = 0; r < data.size(); ++r) {
         ddp::digest digest;
         if (with.trains) digest.add(std::span<float const>(models[r]->values));
-        if (with.trains && all.outcome.ranks[r].finished) all.replicas.insert(digest.value());
+        for (std::size_t step = 0; with.trains && step < models[r]->after.size(); ++step)
+            all.replicas[step].insert(models[r]->after[step]);
         all.digests.push_back(digest.add(std::span<float const>(data[r])).value());
     }
     all.trace = cluster.world().trace();
@@ -285,7 +289,10 @@ std::string complaint(script const& with, result const& got, result const& expec
     auto const told = [](ddp::rank_outcome const& r) { return std::string(r.verdict->text.view()); };
     std::optional<std::string> first;
     bool const holes = with.any(fault::hole) || with.any(fault::cut);
-    if (got.replicas.size() > 1) return "replicas differ";
+    for (auto const& [step, digests] : got.replicas)
+        if (digests != expected.replicas.at(step)) return "replicas differ after step " + std::to_string(step);
+    for (auto const& [step, digests] : expected.replicas)
+        if (digests.size() != 1) return "replicas differ without faults after step " + std::to_string(step);
     bool const agree = !holes || (with.ranks > 2 && with.strikes.size() == 1);  // else the network may be in parts
     for (std::size_t r = 0; r < got.outcome.ranks.size(); ++r) {
         ddp::rank_outcome const& one = got.outcome.ranks[r];
