@@ -698,6 +698,32 @@ class FewDescriptors(FaultCase):
                     self.assertEqual([(r.code, r.err) for r in job.ranks.values()], [(0, "")] * 3, job.story())
 
 
+@unittest.skipUnless(SCALE == 1, "sanitizers need memory")
+class LittleMemory(FaultCase):
+    def test_a_rank_that_starts_under_a_limit_is_named(self):
+        """One rank starts under `ulimit -v`, less each time, until its libraries cannot be loaded."""
+        failed = 0
+        for mebibytes in range(64, 0, -2):
+            with self.subTest(mebibytes=mebibytes), Job(3, command("steps=2"), without=[1], inherit=False) as job:
+                job.command = ["sh", "-c", f"ulimit -v {mebibytes << 10}; exec {FAULT_PROGRAM} steps=2"]
+                job.start(1)
+                job.wait()
+                codes = [job.ranks[r].code for r in range(3)]
+                if codes[1] == 127:
+                    break
+                texts = {job.ranks[r].error() for r in (0, 2)}
+                self.assertEqual(job.left_behind(), [], "processes are left")
+                if codes == [0, 0, 0]:
+                    continue
+                failed += 1
+                self.assertNotIn(0, codes, job.story())
+                self.assertEqual(len(texts), 1, job.story())
+                self.assertRegex(min(texts), r"^DDP-E\d+ [a-z ]+: rank 1\b", job.story())
+                self.assertNotIn("exited cleanly", min(texts), job.story())
+                self.assertRegex(job.ranks[1].err, "memory", job.story())
+        self.assertGreater(failed, 2)
+
+
 class Strangers(FaultCase):
     """Whoever else connects is dropped; the job comes together all the same, and listens no longer than it must."""
 
