@@ -6,6 +6,7 @@ import pathlib
 import pty
 import re
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -16,7 +17,7 @@ import termios
 import time
 import unittest
 
-import jobs  # noqa: F401  (whose runner says which cases were skipped)
+import jobs  # its runner says which cases were skipped
 
 DDPRUN = os.environ.get("DDPRUN", "")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -126,7 +127,9 @@ class Directory:
 
 class Environment(unittest.TestCase):
     def test_each_rank_knows_its_place(self):
-        result = run("-n", "3", *sh("env"), env=environment(RANK="7", DDP_RANK="7", DDP_LISTEN_FD="9", DDP_TTY="1", TORCHELASTIC_RUN_ID="outer"))
+        outer = dict.fromkeys(("DDP_TTY", "DDP_RANK", "DDP_WORLD_SIZE", "DDP_LOCAL_RANK", "DDP_LOCAL_WORLD_SIZE", "DDP_MASTER_ADDR",
+                               "DDP_MASTER_PORT", "TORCHELASTIC_RUN_ID"), "7")
+        result = run("-n", "3", *sh("env"), env=environment(RANK="7", DDP_LISTEN_FD="9", DDP_RESTART_COUNT="7", **outer))
         self.assertEqual(result.code, 0, result.err)
         ports = set()
         for rank in range(3):
@@ -134,8 +137,8 @@ class Environment(unittest.TestCase):
             self.assertEqual((found["RANK"], found["LOCAL_RANK"]), (str(rank), str(rank)))
             self.assertEqual((found["WORLD_SIZE"], found["LOCAL_WORLD_SIZE"]), ("3", "3"))
             self.assertEqual((found["MASTER_ADDR"], found["OMP_NUM_THREADS"]), ("127.0.0.1", str(max(CORES // 3, 1))))
-            for outer in ("DDP_TTY", "DDP_RANK", "TORCHELASTIC_RUN_ID"):
-                self.assertNotIn(outer, found, "an outer launcher's must not shine through")
+            self.assertEqual(outer.keys() & found.keys(), set(), "an outer launcher's must not shine through")
+            self.assertNotEqual(found.get("DDP_RESTART_COUNT"), "7")
             self.assertEqual("DDP_LISTEN_FD" in found, rank == 0)
             ports.add(int(found["MASTER_PORT"]))
         self.assertEqual(len(ports), 1)
@@ -822,6 +825,23 @@ class Hosts(unittest.TestCase):
             self.assertEqual(len({f[name] for f in found}), 1, name)
         self.assertEqual(len(found[0]["SECRET"]), 64)
         self.assertNotIn(found[0]["SECRET"], self.notes.note("agents"), "never in a list of processes")
+
+    def test_a_launcher_whose_path_a_shell_would_take_apart(self):
+        place = os.path.join(self.notes.path, "it's $(here); `now`")
+        os.mkdir(place)
+        copy = shutil.copy(DDPRUN, place)
+        job = jobs.Rank([copy, "-H", "a,b", "--launch-agent", self.agent, "--master-addr", "127.0.0.1", *sh("echo RANK=$RANK")],
+                   self.notes.env(), start_new_session=True)
+        code, out, err = job.finish()
+        self.assertEqual((code, sorted(re.findall(r"RANK=(\d)", out))), (0, ["0", "1"]), out + err)
+
+    def test_a_restart_on_several_hosts(self):
+        script = "echo COUNT=$DDP_RESTART_COUNT JOB=$DDP_JOB_ID; [ $RANK != 2 ] || [ $DDP_RESTART_COUNT = 1 ] || exit 7"
+        result = finish(self.start("a:2,b", "--max-restarts", "1", *sh(script)))
+        self.assertEqual(result.code, 0, result.err)
+        lines = [line for rank in range(3) for line in result.lines(rank) if line.startswith("COUNT=1")]
+        self.assertEqual(len(lines), 3, result.out + result.err)
+        self.assertEqual(len(set(lines)), 1, "one job on both hosts")
 
     def test_a_file_of_hosts(self):
         path = os.path.join(self.notes.path, "hosts")
